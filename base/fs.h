@@ -1,0 +1,41 @@
+/*
+ * Files. Blocking: call from start-up code, from a worker thread or from programs without a loop;
+ * never from the agent's loop for anything larger than a few kB.
+ */
+#ifndef MOBULA_BASE_FS_H
+#define MOBULA_BASE_FS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include "base/buf.h"
+#include "base/err.h"
+
+/* "a/b" with one slash, owned by the caller; NULL when memory is out. An absolute b wins. */
+char *mb_path_join(const char *a, const char *b);
+
+/* mkdir -p. Existing directories are fine. */
+int mb_fs_mkdir_p(const char *path, mode_t mode, struct mb_err *err);
+
+/* Append the whole file to out, at most max_bytes (MB_EFULL beyond). */
+int mb_fs_read(const char *path, size_t max_bytes, struct mb_buf *out, struct mb_err *err);
+
+/* The file appears whole or not at all: temporary name in the same directory, write, fsync,
+ * rename, fsync of the directory. */
+int mb_fs_write_atomic(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err);
+
+/* fsync of a directory, so that names in it survive power loss. */
+int mb_fs_sync_dir(const char *path, struct mb_err *err);
+
+/* write(2) until done. */
+int mb_fs_write_all(int fd, const void *p, size_t n, struct mb_err *err);
+
+/* rm -rf, never following links; a missing path is success. */
+int mb_fs_remove_tree(const char *path, struct mb_err *err);
+
+int mb_fs_exists(const char *path); /* 1 or 0 */
+
+/* Directory of the running executable, owned by the caller: sibling programs are found by it. */
+char *mb_fs_self_dir(struct mb_err *err);
+
+#endif

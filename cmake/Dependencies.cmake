@@ -1,0 +1,28 @@
+# System packages, found through pkg-config and published as imported targets that rooms link by name.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED)
+
+pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
+pkg_check_modules(PBC REQUIRED IMPORTED_TARGET libprotobuf-c)
+pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
+pkg_check_modules(SQLITE REQUIRED IMPORTED_TARGET sqlite3)
+pkg_check_modules(MHD REQUIRED IMPORTED_TARGET libmicrohttpd)
+pkg_check_modules(WSLAY REQUIRED IMPORTED_TARGET libwslay)
+pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl)
+pkg_check_modules(EXPAT REQUIRED IMPORTED_TARGET expat)
+pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
+pkg_check_modules(ARCHIVE REQUIRED IMPORTED_TARGET libarchive)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(BLAS REQUIRED IMPORTED_TARGET openblas)
+find_program(PROTOC_C protoc-c REQUIRED)
+
+# gRPC core only: its pkg-config and CMake packages pull in absl and C++, which a C program does not need.
+find_library(MOBULA_GRPC_LIB grpc REQUIRED)
+find_library(MOBULA_GPR_LIB gpr REQUIRED)
+add_library(grpc_core INTERFACE)
+target_link_libraries(grpc_core INTERFACE ${MOBULA_GRPC_LIB} ${MOBULA_GPR_LIB})
+
+if(MOBULA_TESTS)
+    pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+endif()

@@ -1,0 +1,61 @@
+/*
+ * What the job table needs from whoever can run a driver process: implemented by agent/, so that
+ * gcs/ knows nothing of supervisors and files. Loop-thread only.
+ */
+#ifndef MOBULA_GCS_RUNNER_H
+#define MOBULA_GCS_RUNNER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+/* Everything a driver is started with. Borrowed for the call. */
+struct mb_job_spec {
+    const char *submission_id;
+    const char *entrypoint;             /* run as /bin/sh -c ENTRYPOINT */
+    const char *runtime_env_json;       /* "{}" if none: env_vars, working_dir are honoured */
+    const char *metadata_json;          /* "{}" if none */
+    const char *ray_address;            /* host:port of the GCS for RAY_ADDRESS */
+    /* Absolute path of the package named by runtime_env.working_dir, already on disk; NULL: none. */
+    const char *working_dir_package;
+};
+
+enum mb_job_event_kind {
+    MB_JOB_EVENT_RUNNING,     /* the driver process exists: pid */
+    MB_JOB_EVENT_EXITED,      /* exit_code (negative signal number when killed) */
+    MB_JOB_EVENT_START_FAILED /* text says why (runtime_env: text starts with "runtime_env setup failed") */
+};
+
+struct mb_job_event {
+    const char *submission_id;
+    enum mb_job_event_kind kind;
+    int64_t pid;
+    int exit_code;
+    const char *text;     /* borrowed; "" if none */
+    const char *log_tail; /* EXITED with a failure: the last 10 lines, at most 20,000 characters */
+};
+
+/* Given to the runner when the head starts; may be called at any time from the loop. */
+typedef void (*mb_job_event_cb)(void *arg, const struct mb_job_event *event);
+
+enum mb_job_adopt { MB_JOB_ADOPT_RUNNING, MB_JOB_ADOPT_EXITED, MB_JOB_ADOPT_UNKNOWN };
+
+struct mb_job_runner {
+    void *self;
+    void (*set_listener)(void *self, mb_job_event_cb cb, void *arg);
+    /* Begin to start it; RUNNING or START_FAILED follows as an event. */
+    int (*start)(void *self, const struct mb_job_spec *spec, struct mb_err *err);
+    /* Ask it to end: stop signal, grace period, SIGKILL; EXITED follows. MB_ENOENT if unknown. */
+    int (*stop)(void *self, const char *submission_id, struct mb_err *err);
+    /* After a restart: is the driver of this job still there? EXITED and RUNNING are followed by
+     * the matching event. */
+    enum mb_job_adopt (*adopt)(void *self, const char *submission_id);
+    /* Path of the driver's log, owned by the caller; MB_ENOENT while there is none. */
+    int (*log_path)(void *self, const char *submission_id, char **out, struct mb_err *err);
+    /* Address of the agent that serves this job's logs, e.g. "http://10.0.0.1:52365"; borrowed. */
+    const char *(*http_address)(void *self);
+    /* Hex id of the node it runs drivers on; borrowed. */
+    const char *(*node_id_hex)(void *self);
+};
+
+#endif

@@ -8,7 +8,12 @@ pkg_check_modules(PBC REQUIRED IMPORTED_TARGET libprotobuf-c)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(SQLITE REQUIRED IMPORTED_TARGET sqlite3)
 pkg_check_modules(MHD REQUIRED IMPORTED_TARGET libmicrohttpd)
-pkg_check_modules(WSLAY REQUIRED IMPORTED_TARGET libwslay)
+
+# Debian's libwslay-dev carries no pkg-config file.
+find_library(MOBULA_WSLAY_LIB wslay REQUIRED)
+add_library(PkgConfig::WSLAY INTERFACE IMPORTED)
+target_link_libraries(PkgConfig::WSLAY INTERFACE ${MOBULA_WSLAY_LIB})
+
 pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl)
 pkg_check_modules(EXPAT REQUIRED IMPORTED_TARGET expat)
 pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)

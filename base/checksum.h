@@ -20,4 +20,7 @@ int mb_sha256_hex(const void *p, size_t n, char out[65]);
 /* Standard base64 with padding of n bytes into out[4*((n+2)/3)+1]. */
 void mb_base64(const void *p, size_t n, char *out);
 
+/* Tests: 1 makes the CRCs take the portable path, 0 the best one this CPU has. */
+void mb_checksum_force_portable(int on);
+
 #endif

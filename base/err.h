@@ -54,7 +54,12 @@ void mb_err_clear(struct mb_err *err);
 /* "EINVAL" for MB_EINVAL and so on; "?" for a number that is no code. */
 const char *mb_code_name(int code);
 
-/* Process exit status for a code, as docs/operations.md lists them (sysexits style, 64..78). */
+/*
+ * Process exit status for a code, as docs/operations.md lists them (sysexits style): OK 0,
+ * EINVAL 64, ECORRUPT 65, ENOENT 66, EUNAVAIL 69, ENOMEM 70, ESTATE 71, EEXIST 72, EFULL 73,
+ * EIO 74, ETIMEOUT 75, EPROTO 76, EDENIED 77, EUNSUPPORTED 78, ECANCELED 130; 70 (internal) for a
+ * number that is no code.
+ */
 int mb_exit_status(int code);
 
 #endif

@@ -1,0 +1,67 @@
+# Shared by tools/quickstart and tools/test. Sourced, never run; expects `set -eu` and $root.
+# shellcheck shell=bash
+
+say() { printf '==> %s\n' "$*"; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Where set-up keeps what it fetched or built from packages: wheels, servers, vocabularies, corpora.
+export MOBULA_CACHE="${MOBULA_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/mobula}"
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "installing packages needs root: run as root, or install sudo (missing: $*)"
+    fi
+}
+
+# Package names of a list file for this release; "name:codename" lines count on that release only.
+packages_of() {
+    local codename line
+    # shellcheck disable=SC1091
+    codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+    while read -r line; do
+        case $line in
+        '' | '#'*) ;;
+        *:*) if [ "${line#*:}" = "$codename" ]; then printf '%s\n' "${line%%:*}"; fi ;;
+        *) printf '%s\n' "$line" ;;
+        esac
+    done <"$1"
+}
+
+# Install whatever of the given list files is missing, in one apt-get call.
+install_packages() {
+    command -v apt-get >/dev/null || die "this needs apt-get (Debian 12 or Ubuntu 24.04); see CONTRIBUTING.md for the package list"
+    local missing=() name
+    for name in $(for list in "$@"; do packages_of "$list"; done | sort -u); do
+        if ! dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null | grep -q '^installed$'; then
+            missing+=("$name")
+        fi
+    done
+    if [ ${#missing[@]} -eq 0 ]; then
+        return 0
+    fi
+    say "installing ${#missing[@]} packages: ${missing[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# A virtual environment in the cache, made once per (name, requirements): prints its python.
+# The stamp is written last, so that an interrupted installation is made again.
+cached_venv() {
+    local name=$1 requirements=$2 dir stamp
+    dir=$MOBULA_CACHE/$name
+    stamp=$dir/.requirements.$(sha256sum <"$requirements" | cut -c1-16)
+    if [ ! -e "$stamp" ]; then
+        say "installing $(basename "$requirements") into $dir" >&2
+        python3 -m venv "$dir" >&2
+        "$dir/bin/pip" install -q --disable-pip-version-check -r "$requirements" >&2
+        : >"$stamp"
+    fi
+    printf '%s\n' "$dir/bin/python"
+}

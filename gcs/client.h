@@ -1,0 +1,173 @@
+/*
+ * Client of a Ray GCS, a real one or our embedded head: handshake, nodes, resource sync, internal
+ * KV, placement groups, jobs.
+ *
+ * Loop-thread only. Requests are asynchronous: a function returns 0 and its callback runs exactly
+ * once later, never from inside the call (also after cancel and close, then with MB_ECANCELED); or
+ * it returns a negative code, fills err, and the callback does not run. Everything passed in is
+ * copied or encoded before the call returns; everything given to a callback is borrowed for its
+ * duration. `err` in callbacks is never NULL; err->code MB_OK is success.
+ *
+ * timeout_ms is the whole time a request may take (0: 30 s). While the GCS is unreachable, requests
+ * that may be repeated are repeated inside that time, with jittered back-off. Typical codes:
+ * MB_EUNAVAIL, MB_ETIMEOUT, MB_EDENIED (token), MB_ESTATE (not connected), MB_EINVAL (refused
+ * before sending because a real GCS would abort on it), MB_ENOENT, MB_EEXIST, MB_ECANCELED.
+ */
+#ifndef MOBULA_GCS_CLIENT_H
+#define MOBULA_GCS_CLIENT_H
+
+#include <uv.h>
+#include "base/err.h"
+#include "base/grpc/grpc.h"
+#include "gcs/types.h"
+
+struct mb_gcs;    /* a connection */
+struct mb_gcs_op; /* one request in flight; the handle is valid until its callback has run */
+
+/* ---- connection ---- */
+enum mb_gcs_event {
+    MB_GCS_CONNECTED,       /* handshake done: requests are accepted */
+    MB_GCS_CONNECT_FAILED,  /* no handshake within connect_timeout_ms, or the token was refused:
+                               mb_gcs_connect() may be called again */
+    MB_GCS_CLUSTER_CHANGED, /* another cluster answers at this address (WrongClusterID): state is as
+                               before connect; call mb_gcs_connect(), register under a new node id
+                             */
+    MB_GCS_NODE_DEAD,       /* the watched node is declared DEAD: register under a new node id */
+    MB_GCS_UNREACHABLE,     /* the watch found no GCS for 5 s; it goes on trying */
+    MB_GCS_REACHABLE        /* ... and found it again, same cluster */
+};
+typedef void (*mb_gcs_event_cb)(void *arg, struct mb_gcs *c, enum mb_gcs_event event,
+                                const struct mb_err *err);
+
+struct mb_gcs_opts {
+    const char *address;         /* "host:port" */
+    const char *token;           /* NULL: none; copied */
+    uint64_t connect_timeout_ms; /* 0: 30 s */
+};
+
+int mb_gcs_create(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opts *opts,
+                  mb_gcs_event_cb cb, void *arg, struct mb_gcs **out, struct mb_err *err);
+/* Starts the handshake; CONNECTED or CONNECT_FAILED follows. MB_ESTATE when under way or done. */
+int mb_gcs_connect(struct mb_gcs *c, struct mb_err *err);
+/* Cancels everything (callbacks run first), frees c, then calls cb (may be NULL). No event after
+ * this call. c NULL: cb is not called. */
+void mb_gcs_close(struct mb_gcs *c, void (*cb)(void *arg), void *arg);
+void mb_gcs_op_cancel(struct mb_gcs_op *op);
+
+int mb_gcs_connected(const struct mb_gcs *c); /* 1 or 0 */
+const char *mb_gcs_address(const struct mb_gcs *c);
+const char *mb_gcs_ray_version(const struct mb_gcs *c); /* "2.60.0"; "" before the handshake */
+const char *mb_gcs_cluster_id(const struct mb_gcs *c);  /* 56 hex digits; "" before */
+
+typedef void (*mb_gcs_done_cb)(void *arg, const struct mb_err *err);
+
+/* ---- internal KV; ns "" is the global namespace, keys are text, values bytes ---- */
+typedef void (*mb_gcs_value_cb)(void *arg, const struct mb_err *err, const void *value, size_t n);
+typedef void (*mb_gcs_count_cb)(void *arg, const struct mb_err *err, int64_t count);
+typedef void (*mb_gcs_keys_cb)(void *arg, const struct mb_err *err, const char *const *keys,
+                               size_t n);
+/* MB_ENOENT when absent. A NUL follows the value. */
+int mb_gcs_kv_get(struct mb_gcs *c, const char *ns, const char *key, uint64_t timeout_ms,
+                  mb_gcs_value_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* count: 1 if the key is new. With overwrite 0 an existing key stays, count 0, and the request is
+ * never repeated by itself. */
+int mb_gcs_kv_put(struct mb_gcs *c, const char *ns, const char *key, const void *value, size_t n,
+                  int overwrite, uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg,
+                  struct mb_gcs_op **op, struct mb_err *err);
+/* count: keys deleted. */
+int mb_gcs_kv_del(struct mb_gcs *c, const char *ns, const char *key, int by_prefix,
+                  uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op,
+                  struct mb_err *err);
+/* count: 1 or 0. */
+int mb_gcs_kv_exists(struct mb_gcs *c, const char *ns, const char *key, uint64_t timeout_ms,
+                     mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+int mb_gcs_kv_keys(struct mb_gcs *c, const char *ns, const char *prefix, uint64_t timeout_ms,
+                   mb_gcs_keys_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+
+/* ---- nodes ---- */
+typedef void (*mb_gcs_nodes_cb)(void *arg, const struct mb_err *err,
+                                const struct mb_gcs_node *nodes, size_t n);
+int mb_gcs_register_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
+                         mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* A real GCS never answers for an id that is gone already: MB_ETIMEOUT then means just that, so
+ * give it a short timeout_ms. */
+int mb_gcs_unregister_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                           enum mb_gcs_death reason, const char *text, uint64_t timeout_ms,
+                           mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* count: 1 if the GCS has the node as ALIVE. Not on Ray before 2.60 (MB_EUNSUPPORTED). */
+int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                       uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op,
+                       struct mb_err *err);
+/* Every node, the dead ones too. */
+int mb_gcs_nodes(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_nodes_cb cb, void *arg,
+                 struct mb_gcs_op **op, struct mb_err *err);
+/* Poll the verdict on this node every 5 s; NODE_DEAD, CLUSTER_CHANGED, UNREACHABLE and REACHABLE
+ * come as events. The watch ends by itself after NODE_DEAD and CLUSTER_CHANGED. */
+int mb_gcs_watch_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                      struct mb_err *err);
+void mb_gcs_unwatch(struct mb_gcs *c);
+
+/* ---- resource sync: at once on change and every 2 s; keeps the node alive ---- */
+struct mb_gcs_view {
+    const struct mb_gcs_resource *available;
+    size_t n_available;
+    const struct mb_gcs_resource *total;
+    size_t n_total;
+    const struct mb_gcs_label *labels;
+    size_t n_labels;
+    int64_t idle_ms; /* 0: active */
+    int is_draining;
+    int64_t draining_deadline_unix_ms; /* 0: none */
+};
+/* One stream per client; reconnects after 2 s by itself until stop or CLUSTER_CHANGED. */
+int mb_gcs_sync_start(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                      const struct mb_gcs_view *view, struct mb_err *err);
+int mb_gcs_sync_set(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err);
+void mb_gcs_sync_stop(struct mb_gcs *c);
+
+/* ---- placement groups ---- */
+typedef void (*mb_gcs_pgs_cb)(void *arg, const struct mb_err *err, const struct mb_gcs_pg *groups,
+                              size_t n);
+/* A fresh id: random bytes, then the job's. */
+void mb_gcs_pg_new_id(const uint8_t job_id[MB_JOB_ID_BYTES], uint8_t out[MB_PG_ID_BYTES]);
+/* Checks first that the GCS knows the job (MB_ENOENT). Repeating with the same id is harmless;
+ * a name that is taken is MB_EEXIST. */
+int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* Done when every bundle is committed; MB_ETIMEOUT while it is not, MB_ENOENT when the group is
+ * unknown or was removed. Long waits are fine. */
+int mb_gcs_pg_wait(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                   mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* One group, or MB_ENOENT. */
+int mb_gcs_pg_get(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                  mb_gcs_pgs_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* Every group, the removed ones too. */
+int mb_gcs_pg_list(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_pgs_cb cb, void *arg,
+                   struct mb_gcs_op **op, struct mb_err *err);
+int mb_gcs_pg_remove(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+
+/* ---- jobs ---- */
+typedef void (*mb_gcs_job_id_cb)(void *arg, const struct mb_err *err,
+                                 const uint8_t job_id[MB_JOB_ID_BYTES]);
+typedef void (*mb_gcs_jobs_cb)(void *arg, const struct mb_err *err, const struct mb_gcs_job *jobs,
+                               size_t n);
+typedef void (*mb_gcs_actor_cb)(void *arg, const struct mb_err *err,
+                                const uint8_t actor_id[MB_ACTOR_ID_BYTES]);
+int mb_gcs_next_job_id(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_job_id_cb cb, void *arg,
+                       struct mb_gcs_op **op, struct mb_err *err);
+/* The worker id that a real GCS insists on is made here. */
+int mb_gcs_add_job(struct mb_gcs *c, const struct mb_gcs_job *job, uint64_t timeout_ms,
+                   mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+int mb_gcs_finish_job(struct mb_gcs *c, const uint8_t job_id[MB_JOB_ID_BYTES], uint64_t timeout_ms,
+                      mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+int mb_gcs_jobs(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_jobs_cb cb, void *arg,
+                struct mb_gcs_op **op, struct mb_err *err);
+/* Id of a named actor, e.g. Ray's supervisor of a submission: name
+ * "_ray_internal_job_actor_<submission id>", namespace "SUPERVISOR_ACTOR_RAY_NAMESPACE". MB_ENOENT
+ * when there is none (also on the embedded head, which has no actors). */
+int mb_gcs_named_actor(struct mb_gcs *c, const char *name, const char *ray_namespace,
+                       uint64_t timeout_ms, mb_gcs_actor_cb cb, void *arg, struct mb_gcs_op **op,
+                       struct mb_err *err);
+
+#endif

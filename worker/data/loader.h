@@ -1,0 +1,74 @@
+/*
+ * What the trainer calls: from Megatron-LM's data arguments to micro batches.
+ *
+ * mb_loaders_build() opens the data once and makes the loaders of train, valid and test; a split
+ * for which zero samples are asked has none (out[] NULL). Every rank builds the same indices from
+ * the same arguments: nothing is exchanged. mb_loader_next() fills one micro batch of this rank.
+ * Threads: one thread per loader at a time; loaders of one build may run on different threads, but
+ * are built and destroyed by one.
+ */
+#ifndef MOBULA_WORKER_DATA_LOADER_H
+#define MOBULA_WORKER_DATA_LOADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
+
+/* --data-path items: prefixes, or weight prefix weight prefix .... */
+struct mb_data_paths {
+    const char *const *items;
+    size_t n_items;
+};
+
+struct mb_data_options {
+    struct mb_data_paths data_path; /* --data-path; or per split, then --split does not apply: */
+    struct mb_data_paths split_path[MB_N_SPLITS]; /* --train-, --valid-, --test-data-path */
+    const char *split; /* --split; NULL: "969, 30, 1". Mock forces "1,1,1". */
+    int mock;          /* --mock-data, exclusive with paths */
+    uint64_t seq_length;
+    uint32_t seed;
+    uint64_t n_samples[MB_N_SPLITS]; /* asked for, over all ranks; mb_data_sizes() computes them */
+    uint64_t consumed_samples[MB_N_SPLITS];
+    uint32_t micro_batch_size;
+    uint32_t dp_rank;
+    uint32_t dp_size;
+    enum mb_sampler_type dataloader_type;
+    int no_data_sharding;
+    int eod_mask_loss;      /* loss mask 0 where the input token is eod */
+    int reset_position_ids; /* positions start again after an eod */
+    uint64_t vocab_size;    /* unpadded; every id read is checked against it; 0: unchecked */
+    int32_t eod;            /* -1: the tokenizer has none */
+};
+
+/* Sizes as Megatron-LM asks for them. train_samples > 0 stands for train_iters. */
+struct mb_data_schedule {
+    uint64_t train_iters;
+    uint64_t train_samples;
+    uint64_t global_batch_size;
+    uint64_t eval_interval;
+    uint64_t eval_iters;
+};
+/* train = iters * gbs (or samples); valid = (iters / eval_interval + 1) * eval_iters * gbs;
+ * test = eval_iters * gbs. MB_EINVAL on overflow or eval_interval 0 with eval_iters > 0. */
+int mb_data_sizes(const struct mb_data_schedule *s, uint64_t out[MB_N_SPLITS], struct mb_err *err);
+
+struct mb_loader;
+
+int mb_loaders_build(const struct mb_data_options *o, struct mb_loader *out[MB_N_SPLITS],
+                     struct mb_err *err);
+void mb_loader_destroy(struct mb_loader *l); /* NULL is legal */
+
+/* One micro batch, row-major [micro_batch_size, seq_length]: tokens and labels (the next token),
+ * loss_mask 1 or 0, position_ids. Any pointer may be NULL. */
+int mb_loader_next(struct mb_loader *l, int32_t *tokens, int32_t *labels, float *loss_mask,
+                   int32_t *position_ids, struct mb_err *err);
+
+uint64_t mb_loader_n_samples(const struct mb_loader *l); /* in the dataset */
+uint64_t mb_loader_consumed(const struct mb_loader *l);  /* over all ranks, this loader's */
+/* The sample numbers of the last micro batch, micro_batch_size of them, borrowed; for tests. */
+const uint64_t *mb_loader_last_samples(const struct mb_loader *l);
+const struct mb_dataset *mb_loader_dataset(const struct mb_loader *l); /* borrowed */
+
+#endif

@@ -1,0 +1,117 @@
+/*
+ * The GPT-2 style model as Megatron trains it: pre-LayerNorm blocks, learned positions, biases,
+ * GELU, causal attention, tied or untied output, cross entropy over the padded vocabulary.
+ *
+ * All memory is planned and taken in mb_gpt_create(); a step allocates nothing. A micro batch has
+ * always micro_batch samples of seq tokens, row = sample * seq + position. Calls enqueue on the
+ * device's stream and return; failures and results surface in mb_gpt_take_loss() or the backend's
+ * synchronize(). Host arrays given to a call are read before it returns. Threads: one at a time.
+ *
+ * Initial weights are a pure function of (seed, parameter name, element), dropout one of (seed,
+ * iteration, place, global element): a seed means one model, whatever the number of ranks.
+ */
+#ifndef MOBULA_WORKER_MODEL_GPT_H
+#define MOBULA_WORKER_MODEL_GPT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/param.h"
+
+struct mb_gpt_config {
+    size_t n_layers;
+    size_t hidden;
+    size_t ffn_hidden;    /* 0: 4 * hidden */
+    size_t n_heads;       /* divides hidden */
+    size_t n_groups;      /* query groups, divides n_heads; 0: n_heads */
+    size_t seq;           /* tokens of a sample */
+    size_t max_positions; /* rows of the position table, >= seq */
+    size_t vocab;         /* true size: tokens and labels lie below it */
+    size_t
+        padded_vocab; /* rows of the embedding and of the output, >= vocab (mb_gpt_padded_vocab) */
+    int untie_output; /* 1: output_layer.weight of its own */
+    enum mb_gelu_form gelu;
+    float norm_eps;          /* 1e-5 */
+    float init_std;          /* 0.02; residual projections get init_std / sqrt(2 n_layers) */
+    float hidden_dropout;    /* [0, 1) */
+    float attention_dropout; /* [0, 1) */
+    uint64_t seed;
+};
+
+/* Megatron's defaults for everything but the sizes, which stay zero. */
+void mb_gpt_config_init(struct mb_gpt_config *c);
+
+/* The smallest multiple of divisible_by * tensor_parallel that is >= vocab. */
+size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_parallel);
+
+/* MB_EINVAL with a text such as "number of attention heads (5) must divide hidden size (128)". */
+int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err);
+
+/* Floating point operations of one sample's forward and backward as Megatron's --log-throughput
+ * counts. */
+double mb_gpt_flops_per_sample(const struct mb_gpt_config *c);
+
+struct mb_gpt;
+
+/* dev is borrowed and must outlive the model. Parameters hold their initial weights, gradients
+ * zeros. Errors: MB_EINVAL (config, micro_batch 0), MB_ENOMEM naming the size that the plan needs.
+ */
+int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                  struct mb_gpt **out, struct mb_err *err);
+void mb_gpt_destroy(struct mb_gpt *m);
+
+const struct mb_gpt_config *mb_gpt_config(const struct mb_gpt *m); /* with the defaults filled in */
+
+/* The plan of device memory as a text table, one line per part with its bytes and a total. */
+int mb_gpt_print_plan(const struct mb_gpt *m, struct mb_buf *out);
+
+/* The parameter table, in the order of the flat buffers; borrowed. */
+const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);
+/* Length of the flat buffers in elements, gaps included, and the buffers (device memory, borrowed).
+ */
+size_t mb_gpt_n_elements(const struct mb_gpt *m);
+float *mb_gpt_weights(struct mb_gpt *m);
+float *mb_gpt_grads(struct mb_gpt *m);
+/* True number of parameters, without the gaps. */
+size_t mb_gpt_n_parameters(const struct mb_gpt *m);
+
+/* One micro batch, host memory, [micro_batch, seq] each. */
+struct mb_gpt_batch {
+    const int32_t *tokens;  /* in [0, vocab) */
+    const int32_t *labels;  /* in [0, vocab) */
+    const float *loss_mask; /* 0 or 1, or NULL: all ones */
+};
+
+/* Called while gradients are being enqueued: no later operation of this backward writes the flat
+ * range [begin, end). Ranges are disjoint, come from the end of the buffer to its start and cover
+ * all of it. */
+typedef void mb_gpt_grads_final_cb(void *arg, size_t begin, size_t end);
+
+struct mb_gpt_step {
+    double
+        grad_scale; /* factor of the micro batch's SUM of losses: for Megatron's mean over tokens,
+                       micro batches and ranks 1 / (mask sum * micro batches * data parallel) */
+    int64_t iteration;     /* dropout: the training iteration */
+    uint64_t first_sample; /* dropout: index of sample 0 of this micro batch in the global batch */
+    mb_gpt_grads_final_cb
+        *grads_final; /* or NULL; give it with the last micro batch of a step only */
+    void *arg;
+};
+
+void mb_gpt_zero_grads(struct mb_gpt *m);
+
+/* Forward with dropout, then backward; adds to the gradients and to the loss sum. MB_EINVAL for a
+ * token or label outside the vocabulary, and then nothing was enqueued. */
+int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
+                            const struct mb_gpt_step *step, struct mb_err *err);
+
+/* Forward without dropout; adds to the loss sum only. */
+int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err);
+
+/* Waits for the device, gives sum(mask * loss) and sum(mask) since the last call and starts both
+ * anew. lm loss = sum of the first / sum of the second over micro batches and ranks. */
+int mb_gpt_take_loss(struct mb_gpt *m, double *loss_sum, double *n_tokens, struct mb_err *err);
+
+#endif

@@ -1,0 +1,54 @@
+/*
+ * Adam with decoupled weight decay (Megatron's FusedAdam, adam_w_mode) over a flat range [begin,
+ * end) of a model's buffers: the whole model, or one rank's shard. States are fp32 device memory of
+ * end - begin elements. For one layout the result is bitwise deterministic. Threads: that of the
+ * device.
+ *
+ * A step of a gang: norm2 = all-reduce(mb_optimizer_squared_norm()) when gradients are sharded,
+ * coefficient = mb_optimizer_clip(), mb_optimizer_step(). A step with a non-finite norm must be
+ * skipped by the caller; a skipped step does not advance the step count.
+ */
+#ifndef MOBULA_WORKER_MODEL_OPTIMIZER_H
+#define MOBULA_WORKER_MODEL_OPTIMIZER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/param.h"
+
+struct mb_optimizer_config {
+    double beta1; /* 0.9, [0, 1) */
+    double beta2; /* 0.999, [0, 1) */
+    double eps;   /* 1e-8, > 0 */
+};
+
+void mb_optimizer_config_init(struct mb_optimizer_config *c);
+
+struct mb_optimizer;
+
+/* dev, weights and grads are borrowed and must outlive the optimizer; params is copied. States
+ * start at 0. */
+int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config *c,
+                        const struct mb_param *params, size_t n_params, float *weights,
+                        const float *grads, size_t begin, size_t end, struct mb_optimizer **out,
+                        struct mb_err *err);
+void mb_optimizer_destroy(struct mb_optimizer *o);
+
+/* Sum of squared gradients of [begin, end); waits for the device. */
+int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err *err);
+
+/* Clipping coefficient: clip / (norm + 1e-6) if below 1, else 1; clip 0 is off (spec 2.6). Pure. */
+double mb_optimizer_clip(double norm, double clip);
+
+/* Enqueue one update with gradients * grad_coefficient; advances the step count. */
+void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,
+                       double grad_coefficient);
+
+/* For checkpoints: device memory of end - begin elements each, and the number of steps taken. */
+float *mb_optimizer_exp_avg(struct mb_optimizer *o);
+float *mb_optimizer_exp_avg_sq(struct mb_optimizer *o);
+int64_t mb_optimizer_steps(const struct mb_optimizer *o);
+void mb_optimizer_set_steps(struct mb_optimizer *o, int64_t steps);
+
+#endif

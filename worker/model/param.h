@@ -1,0 +1,24 @@
+/*
+ * The table of a model's parameters. All parameters lie in one flat fp32 buffer, all gradients in
+ * another of the same layout, so that all-reduce, optimizer shards and checkpoints are work on flat
+ * ranges. Offsets are multiples of MB_PARAM_ALIGN elements; the gaps hold zeros in both buffers,
+ * always.
+ */
+#ifndef MOBULA_WORKER_MODEL_PARAM_H
+#define MOBULA_WORKER_MODEL_PARAM_H
+
+#include <stddef.h>
+
+enum { MB_PARAM_ALIGN = 16, MB_PARAM_NAME_MAX = 80 };
+
+struct mb_param {
+    char name[MB_PARAM_NAME_MAX]; /* Megatron's, Transformer Engine style:
+                                     decoder.layers.0.mlp.linear_fc1.weight */
+    size_t shape[2];              /* row-major; 1-D parameters have n_dims 1 and shape[1] 1 */
+    int n_dims;
+    size_t offset;       /* elements from the start of the flat buffer */
+    size_t n;            /* elements */
+    int no_weight_decay; /* 1 for biases and all 1-D parameters */
+};
+
+#endif

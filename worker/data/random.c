@@ -20,7 +20,7 @@ void mb_mt19937_seed(struct mb_mt19937 *mt, uint32_t seed)
 static uint32_t twist_word(uint32_t high, uint32_t low, uint32_t far)
 {
     uint32_t y = (high & 0x80000000u) | (low & 0x7fffffffu);
-    return far ^ (y >> 1) ^ (0u - (y & 1u) & 0x9908b0dfu);
+    return far ^ (y >> 1) ^ ((0u - (y & 1u)) & 0x9908b0dfu);
 }
 
 static void twist(struct mb_mt19937 *mt)

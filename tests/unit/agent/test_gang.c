@@ -1,0 +1,154 @@
+/* The state machine of an attempt: the paths of its story, leases, and a seeded random walk. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include "agent/gang.h"
+
+static unsigned step(struct mb_gang *g, enum mb_gang_event e)
+{
+    unsigned actions = 99;
+    struct mb_err err;
+
+    if (mb_gang_step(g, e, &actions, &err) != MB_OK)
+        fail_msg("%s", err.text);
+    assert_null(mb_gang_invariant(g));
+    return actions;
+}
+
+static void refuse(struct mb_gang *g, enum mb_gang_event e, const char *text)
+{
+    struct mb_gang before = *g;
+    struct mb_err err;
+    unsigned actions;
+
+    assert_int_equal(mb_gang_step(g, e, &actions, &err), MB_ESTATE);
+    assert_string_equal(err.text, text);
+    assert_int_equal(actions, 0);
+    assert_memory_equal(g, &before, sizeof(before));
+}
+
+static void test_happy_path(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    refuse(&g, MB_GANG_EV_START, "start is not possible while the gang is CREATED");
+    assert_int_equal(step(&g, MB_GANG_EV_LAUNCH), MB_GANG_ACT_LAUNCH);
+    refuse(&g, MB_GANG_EV_LAUNCH, "launch is not possible while the gang is LAUNCHING");
+    assert_int_equal(step(&g, MB_GANG_EV_WORKERS_UP), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_START), MB_GANG_ACT_SEND_START);
+    assert_int_equal(step(&g, MB_GANG_EV_START), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_UPLOADS_BUSY), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_ALL_EXITED), MB_GANG_ACT_FREE_NODE);
+    assert_int_equal(step(&g, MB_GANG_EV_END), 0);
+    assert_int_equal(g.state, MB_GANG_DRAINING);
+    assert_int_equal(step(&g, MB_GANG_EV_UPLOADS_IDLE), MB_GANG_ACT_RELEASE);
+    assert_int_equal(g.state, MB_GANG_ENDED);
+    assert_string_equal(g.cause, "");
+    assert_int_equal(step(&g, MB_GANG_EV_END), 0);
+}
+
+static void test_rank_failure(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    step(&g, MB_GANG_EV_LAUNCH);
+    assert_int_equal(step(&g, MB_GANG_EV_COMMANDS_UP), MB_GANG_ACT_SEND_START);
+    assert_int_equal(step(&g, MB_GANG_EV_RANK_FAILED), MB_GANG_ACT_STOP_RANKS);
+    assert_int_equal(step(&g, MB_GANG_EV_RANK_FAILED), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_ALL_EXITED), MB_GANG_ACT_FREE_NODE);
+    assert_string_equal(g.cause, "a rank failed");
+    assert_int_equal(g.state, MB_GANG_DRAINING); /* until the driver has heard of it */
+    assert_int_equal(step(&g, MB_GANG_EV_END), MB_GANG_ACT_RELEASE);
+}
+
+static void test_stop_before_processes(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    assert_int_equal(step(&g, MB_GANG_EV_BUNDLES_REMOVED),
+                     MB_GANG_ACT_FREE_NODE | MB_GANG_ACT_RELEASE);
+    mb_gang_init(&g);
+    step(&g, MB_GANG_EV_LAUNCH);
+    assert_int_equal(step(&g, MB_GANG_EV_STOP), MB_GANG_ACT_STOP_RANKS);
+    assert_int_equal(step(&g, MB_GANG_EV_COMMANDS_UP), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_ALL_EXITED), MB_GANG_ACT_FREE_NODE | MB_GANG_ACT_RELEASE);
+    mb_gang_init(&g);
+    step(&g, MB_GANG_EV_LAUNCH);
+    assert_int_equal(step(&g, MB_GANG_EV_LAUNCH_FAILED), MB_GANG_ACT_FREE_NODE);
+    assert_int_equal(step(&g, MB_GANG_EV_END), MB_GANG_ACT_RELEASE);
+    assert_string_equal(g.cause, "launch failed");
+}
+
+static void test_lease(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    assert_false(mb_gang_lease_is_over(&g, UINT64_MAX));
+    mb_gang_lease(&g, 5, 100);
+    assert_false(mb_gang_lease_is_over(&g, 1099));
+    mb_gang_renew(&g, 1000);
+    assert_false(mb_gang_lease_is_over(&g, 1999));
+    assert_true(mb_gang_lease_is_over(&g, 2000));
+    assert_false(mb_gang_lease_is_over(&g, 3000));
+    mb_gang_lease(&g, UINT64_MAX, 0);
+    assert_true(mb_gang_lease_is_over(&g, 3600000));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    for (int s = 0; s < MB_GANG_N_STATES; s++)
+        assert_int_equal(mb_gang_state_parse(mb_gang_state_name((enum mb_gang_state)s)), s);
+    assert_int_equal(mb_gang_state_parse("NONE"), MB_GANG_N_STATES);
+    assert_string_equal(mb_gang_event_name(MB_GANG_EV_DRAINED), "drained");
+    assert_string_equal(mb_gang_event_name(MB_GANG_N_EVENTS), "?");
+}
+
+/* Any order of events keeps the invariant; after a release and the end of processes and uploads
+ * every attempt ends, whatever happened before. */
+static void test_random(void **state)
+{
+    (void)state;
+    for (unsigned first = 1; first <= 2000; first++) {
+        unsigned seed = first, actions;
+        struct mb_gang g;
+
+        mb_gang_init(&g);
+        for (int i = 0; i < 40; i++) {
+            mb_gang_step(&g, (enum mb_gang_event)(rand_r(&seed) % MB_GANG_N_EVENTS), &actions,
+                         NULL);
+            if (mb_gang_invariant(&g) != NULL)
+                fail_msg("seed %u: %s", first, mb_gang_invariant(&g));
+        }
+        mb_gang_step(&g, MB_GANG_EV_END, &actions, NULL);
+        mb_gang_step(&g, MB_GANG_EV_ALL_EXITED, &actions, NULL);
+        mb_gang_step(&g, MB_GANG_EV_UPLOADS_IDLE, &actions, NULL);
+        if (g.state != MB_GANG_ENDED)
+            fail_msg("seed %u: left in %s", first, mb_gang_state_name(g.state));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_happy_path),
+        cmocka_unit_test(test_rank_failure),
+        cmocka_unit_test(test_stop_before_processes),
+        cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_random),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

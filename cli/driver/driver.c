@@ -1,0 +1,566 @@
+/*
+ * Shell around state.c: the GCS requests, the signals, the clock.
+ *  1. Connect. Inside a job of a real Ray head its supervisor actor owns the placement group;
+ *     elsewhere we add a job of our own, bound to a live node.
+ *  2. Create the group, wait until it is CREATED (saying every 10 s what it waits for), look up the
+ *     nodes of its bundles: bundle i is node i of the gang.
+ *  3. The streams (node.c) run the gang; once a second leases are renewed and the record is
+ * written.
+ *  4. Release: remove the group, finish our job, write the last record, leave.
+ *  5. A signal: the state machine stops the gang and lets it save; a second signal abandons
+ * uploads.
+ */
+#include "cli/driver/internal.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/str.h"
+
+enum {
+    TICK_MS = 1000,
+    WAITING_LINE_MS = 10000,
+    REQUEST_TIMEOUT_MS = 20000,
+    RELEASE_TIMEOUT_MS = 5000
+};
+
+static void do_actions(struct driver *d, int actions);
+
+void drv_event(struct driver *d, const struct mb_drv_event *e)
+{
+    enum mb_drv_phase before = mb_drv_phase(d->state);
+    int had_verdict = mb_drv_verdict(d->state)[0] != '\0';
+    int actions = mb_drv_step(d->state, e);
+
+    if (actions < 0) {
+        fprintf(stderr, "mobula: event %s does not belong into phase %s\n",
+                mb_drv_event_name(e->kind), mb_drv_phase_name(before));
+        return;
+    }
+    if (!had_verdict && mb_drv_verdict(d->state)[0])
+        fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
+    if (mb_drv_phase(d->state) != before)
+        d->record_dirty = 1;
+    do_actions(d, actions);
+}
+
+static void failed(struct driver *d, const struct mb_err *err)
+{
+    if (d->closing || err->code == MB_ECANCELED)
+        return;
+    drv_event(d,
+              &(struct mb_drv_event){.kind = MB_DRV_FAILED, .code = err->code, .text = err->text});
+}
+
+static void happened(struct driver *d, enum mb_drv_event_kind kind)
+{
+    drv_event(d, &(struct mb_drv_event){.kind = kind});
+}
+
+/* ---- owning ---- */
+
+static void on_job_added(void *arg, const struct mb_err *err)
+{
+    struct driver *d = arg;
+
+    if (err->code) {
+        failed(d, err);
+        return;
+    }
+    d->own_job = 1;
+    happened(d, MB_DRV_OWNED);
+}
+
+static void on_job_id(void *arg, const struct mb_err *err, const uint8_t job_id[MB_JOB_ID_BYTES])
+{
+    struct driver *d = arg;
+    struct mb_gcs_job job = {0};
+    struct mb_err e = {0};
+
+    if (err->code) {
+        failed(d, err);
+        return;
+    }
+    memcpy(d->job_id, job_id, sizeof(d->job_id));
+    memcpy(job.job_id, job_id, sizeof(job.job_id));
+    memcpy(job.node_id, d->owner.node_id, sizeof(job.node_id));
+    job.entrypoint = d->opts->entrypoint;
+    job.submission_id = d->opts->submission_id;
+    job.driver_ip = "127.0.0.1";
+    job.driver_pid = getpid();
+    job.node_port = d->owner.port;
+    if (mb_gcs_add_job(d->gcs, &job, REQUEST_TIMEOUT_MS, on_job_added, d, NULL, &e) < 0)
+        failed(d, &e);
+}
+
+/* Our job is bound to a live node, so that it ends with that node; the head's own is preferred. */
+static void on_owner_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
+                           size_t n)
+{
+    struct driver *d = arg;
+    const struct mb_gcs_node *best = NULL;
+    struct mb_err e = {0};
+
+    if (err->code) {
+        failed(d, err);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!nodes[i].is_dead && (!best || (nodes[i].is_head && !best->is_head)))
+            best = &nodes[i];
+    if (!best) {
+        mb_err_set(&e, MB_EUNAVAIL,
+                   "the cluster at %s has no live node; start one with: mobula "
+                   "start --address %s",
+                   d->opts->address, d->opts->address);
+        failed(d, &e);
+        return;
+    }
+    memcpy(d->owner.node_id, best->node_id, sizeof(best->node_id));
+    d->owner.port = best->port;
+    if (mb_gcs_next_job_id(d->gcs, REQUEST_TIMEOUT_MS, on_job_id, d, NULL, &e) < 0)
+        failed(d, &e);
+}
+
+static void own_by_job(struct driver *d)
+{
+    struct mb_err e = {0};
+
+    if (mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_owner_nodes, d, NULL, &e) < 0)
+        failed(d, &e);
+}
+
+static void on_actor(void *arg, const struct mb_err *err, const uint8_t actor_id[MB_ACTOR_ID_BYTES])
+{
+    struct driver *d = arg;
+
+    if (err->code == MB_ENOENT) {
+        own_by_job(d);
+        return;
+    }
+    if (err->code) {
+        failed(d, err);
+        return;
+    }
+    memcpy(d->actor_id, actor_id, sizeof(d->actor_id));
+    memcpy(d->job_id, actor_id + MB_ACTOR_ID_BYTES - MB_JOB_ID_BYTES, sizeof(d->job_id));
+    d->has_actor = 1;
+    happened(d, MB_DRV_OWNED);
+}
+
+static void do_own(struct driver *d)
+{
+    struct mb_err e = {0};
+    char name[300];
+
+    if (!d->opts->submission_id) {
+        own_by_job(d);
+        return;
+    }
+    snprintf(name, sizeof(name), "_ray_internal_job_actor_%s", d->opts->submission_id);
+    if (mb_gcs_named_actor(d->gcs, name, "SUPERVISOR_ACTOR_RAY_NAMESPACE", REQUEST_TIMEOUT_MS,
+                           on_actor, d, NULL, &e) < 0)
+        failed(d, &e);
+}
+
+/* ---- reserving ---- */
+
+static const struct mb_gcs_node *find_node(const struct mb_gcs_node *nodes, size_t n,
+                                           const uint8_t id[MB_NODE_ID_BYTES])
+{
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(nodes[i].node_id, id, MB_NODE_ID_BYTES) == 0)
+            return &nodes[i];
+    return NULL;
+}
+
+struct bundle_nodes { /* node ids by bundle, between two requests */
+    struct driver *d;
+    size_t n;
+    uint8_t ids[][MB_NODE_ID_BYTES];
+};
+
+static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
+                          size_t n)
+{
+    struct bundle_nodes *b = arg;
+    struct driver *d = b->d;
+    struct mb_err e = *err;
+
+    for (size_t i = 0; !e.code && i < b->n; i++) {
+        const struct mb_gcs_node *node = find_node(nodes, n, b->ids[i]);
+
+        if (!node)
+            mb_err_set(&e, MB_EPROTO, "the GCS placed bundle %zu on a node it does not list", i);
+        else
+            drv_node_init(d, (uint32_t)i, node->ip, node->port, &e);
+    }
+    mb_free(b);
+    if (e.code)
+        failed(d, &e);
+    else
+        happened(d, MB_DRV_RESERVED);
+}
+
+static void on_group(void *arg, const struct mb_err *err, const struct mb_gcs_pg *groups, size_t n)
+{
+    struct driver *d = arg;
+    struct mb_err e = *err;
+    struct bundle_nodes *b = NULL;
+
+    if (!e.code && (n != 1 || groups[0].n_bundles != d->opts->num_nodes))
+        mb_err_set(&e, MB_EPROTO,
+                   "the GCS answers with another placement group than was asked for");
+    for (uint32_t i = 0; !e.code && i < d->opts->num_nodes; i++)
+        if (!groups[0].bundles[i].has_node)
+            mb_err_set(&e, MB_EUNAVAIL,
+                       "a node of the placement group was lost right after it was "
+                       "created");
+    if (!e.code) {
+        b = mb_alloc(sizeof(*b) + d->opts->num_nodes * sizeof(b->ids[0]));
+        if (!b)
+            mb_err_set(&e, MB_ENOMEM, "out of memory");
+    }
+    if (!e.code) {
+        b->d = d;
+        b->n = d->opts->num_nodes;
+        for (size_t i = 0; i < b->n; i++)
+            memcpy(b->ids[i], groups[0].bundles[i].node_id, MB_NODE_ID_BYTES);
+        mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_gang_nodes, b, NULL, &e);
+    }
+    if (e.code) {
+        mb_free(b);
+        failed(d, &e);
+    }
+}
+
+static void on_created(void *arg, const struct mb_err *err)
+{
+    struct driver *d = arg;
+    struct mb_err e = *err;
+
+    d->wait_op = NULL;
+    if (mb_drv_phase(d->state) != MB_DRV_RESERVE)
+        return;
+    if (e.code == MB_ETIMEOUT)
+        mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s; see: mobula status",
+                   d->opts->num_nodes, (unsigned long long)(d->opts->reserve_timeout_ms / 1000));
+    if (!e.code)
+        mb_gcs_pg_get(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_group, d, NULL, &e);
+    if (e.code)
+        failed(d, &e);
+}
+
+static void on_requested(void *arg, const struct mb_err *err)
+{
+    struct driver *d = arg;
+    struct mb_err e = *err;
+
+    if (!e.code && mb_drv_phase(d->state) == MB_DRV_RESERVE)
+        mb_gcs_pg_wait(d->gcs, d->pg_id, d->opts->reserve_timeout_ms, on_created, d, &d->wait_op,
+                       &e);
+    if (e.code)
+        failed(d, &e);
+}
+
+static void do_reserve(struct driver *d)
+{
+    const struct mb_gcs_resource resources[] = {
+        {"mobula_slot", d->opts->ranks_per_node},
+        {"mobula_gpu", d->opts->ranks_per_node},
+    };
+    struct mb_gcs_bundle *bundles = mb_calloc(d->opts->num_nodes, sizeof(*bundles));
+    struct mb_gcs_pg pg = {0};
+    struct mb_err e = {0};
+    char name[200];
+
+    if (!bundles) {
+        mb_err_set(&e, MB_ENOMEM, "out of memory");
+        failed(d, &e);
+        return;
+    }
+    for (uint32_t i = 0; i < d->opts->num_nodes; i++) {
+        bundles[i].resources = resources;
+        bundles[i].n_resources = d->opts->use_gpu ? 2 : 1;
+    }
+    mb_gcs_pg_new_id(d->job_id, d->pg_id);
+    memcpy(pg.id, d->pg_id, sizeof(pg.id));
+    memcpy(pg.job_id, d->job_id, sizeof(pg.job_id));
+    memcpy(pg.actor_id, d->actor_id, sizeof(pg.actor_id));
+    snprintf(name, sizeof(name), "mobula-%s", d->opts->job_id);
+    pg.name = name;
+    pg.has_actor = d->has_actor;
+    pg.bundles = bundles;
+    pg.n_bundles = d->opts->num_nodes;
+    pg.strategy = d->opts->num_nodes > 1 ? MB_PG_STRICT_SPREAD : MB_PG_PACK;
+    d->reserved = 1;
+    if (mb_gcs_pg_create(d->gcs, &pg, REQUEST_TIMEOUT_MS, on_requested, d, NULL, &e) < 0) {
+        d->reserved = 0;
+        failed(d, &e);
+    }
+    mb_free(bundles);
+}
+
+static double amount(const struct mb_gcs_node *node, const char *name)
+{
+    for (size_t i = 0; i < node->n_resources; i++)
+        if (strcmp(node->resources[i].name, name) == 0)
+            return node->resources[i].amount;
+    return 0;
+}
+
+static void on_waiting_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
+                             size_t n)
+{
+    struct driver *d = arg;
+    const char *what = d->opts->use_gpu ? "mobula_gpu" : "mobula_slot";
+    uint32_t fit = 0;
+
+    if (err->code || mb_drv_phase(d->state) != MB_DRV_RESERVE)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (!nodes[i].is_dead && amount(&nodes[i], what) >= d->opts->ranks_per_node)
+            fit++;
+    fprintf(stderr, "mobula: waiting for %u nodes with %u %s each: %u such nodes are alive%s\n",
+            d->opts->num_nodes, d->opts->ranks_per_node, what, fit,
+            fit >= d->opts->num_nodes ? ", some are busy" : "");
+}
+
+/* ---- the end ---- */
+
+static void on_signal_closed(uv_handle_t *h)
+{
+    struct driver *d = h->data;
+
+    d->handles_open--;
+}
+
+static void finish(struct driver *d)
+{
+    if (d->closing)
+        return;
+    d->closing = 1;
+    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+        drv_node_close(&d->nodes[i]);
+    uv_close((uv_handle_t *)&d->sigint, on_signal_closed);
+    uv_close((uv_handle_t *)&d->sigterm, on_signal_closed);
+    uv_close((uv_handle_t *)&d->tick, on_signal_closed);
+    mb_gcs_close(d->gcs, NULL, NULL);
+    d->gcs = NULL;
+}
+
+static void on_job_finished(void *arg, const struct mb_err *err)
+{
+    if (err->code && err->code != MB_ECANCELED)
+        fprintf(stderr, "mobula: marking the run as finished: %s\n", err->text);
+    happened(arg, MB_DRV_RELEASED);
+}
+
+static void finish_job(struct driver *d)
+{
+    struct mb_err e = {0};
+
+    if (!d->own_job ||
+        mb_gcs_finish_job(d->gcs, d->job_id, RELEASE_TIMEOUT_MS, on_job_finished, d, NULL, &e) < 0)
+        happened(d, MB_DRV_RELEASED);
+}
+
+static void on_group_removed(void *arg, const struct mb_err *err)
+{
+    if (err->code && err->code != MB_ENOENT && err->code != MB_ECANCELED)
+        fprintf(stderr, "mobula: removing the placement group: %s\n", err->text);
+    finish_job(arg);
+}
+
+static void do_release(struct driver *d)
+{
+    struct mb_err e = {0};
+
+    d->releasing = 1;
+    d->record_busy = 0; /* the last record counts: an older put in flight may be overtaken */
+    drv_record_put(d);
+    if (d->wait_op)
+        mb_gcs_op_cancel(d->wait_op);
+    if (!d->reserved ||
+        mb_gcs_pg_remove(d->gcs, d->pg_id, RELEASE_TIMEOUT_MS, on_group_removed, d, NULL, &e) < 0)
+        finish_job(d);
+}
+
+static void do_actions(struct driver *d, int actions)
+{
+    if (actions & MB_DRV_DO_OWN)
+        do_own(d);
+    if (actions & MB_DRV_DO_RESERVE)
+        do_reserve(d);
+    for (uint32_t i = 0; i < d->opts->num_nodes; i++) {
+        struct drv_node *n = &d->nodes[i];
+
+        if (!n->driver || mb_drv_node_ended(d->state, i))
+            continue;
+        if (actions & MB_DRV_DO_DIAL)
+            drv_node_dial(n);
+        if (actions & MB_DRV_DO_LAUNCH)
+            drv_node_launch(n);
+        if (actions & MB_DRV_DO_START)
+            drv_node_start(n);
+        if (actions & MB_DRV_DO_STOP)
+            drv_node_stop(n, mb_drv_verdict(d->state));
+        if (actions & MB_DRV_DO_END)
+            drv_node_end(n, 0);
+    }
+    if (actions & MB_DRV_DO_RELEASE)
+        do_release(d);
+    if (actions & MB_DRV_DO_FINISH)
+        finish(d);
+}
+
+/* ---- events of the shell ---- */
+
+static void on_gcs(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err)
+{
+    struct driver *d = arg;
+    struct mb_err e = *err;
+
+    (void)c;
+    switch (event) {
+    case MB_GCS_CONNECTED:
+        happened(d, MB_DRV_CONNECTED);
+        break;
+    case MB_GCS_CONNECT_FAILED:
+        mb_err_wrap(&e, "cannot reach a cluster at %s", d->opts->address);
+        failed(d, &e);
+        break;
+    case MB_GCS_CLUSTER_CHANGED:
+        mb_err_set(&e, MB_EUNAVAIL,
+                   "another cluster answers at %s: the head was restarted without "
+                   "its store",
+                   d->opts->address);
+        failed(d, &e);
+        break;
+    default:
+        break;
+    }
+}
+
+static void on_signal(uv_signal_t *h, int signum)
+{
+    struct driver *d = h->data;
+
+    if (++d->interrupts == 1) {
+        fprintf(stderr,
+                "mobula: signal %d: stopping the gang, saving what --save asks for; a second "
+                "signal abandons uploads\n",
+                signum);
+        drv_event(d, &(struct mb_drv_event){.kind = MB_DRV_INTERRUPTED, .signal = signum});
+        return;
+    }
+    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+        if (d->nodes[i].driver && !mb_drv_node_ended(d->state, i))
+            drv_node_end(&d->nodes[i], 1);
+}
+
+static void on_tick(uv_timer_t *t)
+{
+    struct driver *d = t->data;
+    uint64_t now = mb_mono_ms();
+
+    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+        if (d->nodes[i].driver)
+            drv_node_renew(&d->nodes[i]);
+    if (d->record_dirty && mb_drv_phase(d->state) > MB_DRV_OWN)
+        drv_record_put(d);
+    if (mb_drv_phase(d->state) == MB_DRV_RESERVE && now - d->waiting_said_ms >= WAITING_LINE_MS) {
+        d->waiting_said_ms = now;
+        mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_waiting_nodes, d, NULL, NULL);
+    }
+}
+
+static void on_grpc_stopped(void *arg)
+{
+    *(int *)arg = 1;
+}
+
+static int setup(struct driver *d, struct mb_err *err)
+{
+    const struct mb_driver_opts *o = d->opts;
+    const struct mb_drv_config config = {.n_nodes = o->num_nodes,
+                                         .ranks_per_node = o->ranks_per_node,
+                                         .is_worker = o->is_worker,
+                                         .has_url = o->checkpoint_url != NULL};
+    const struct mb_gcs_opts gcs_opts = {.address = o->address, .token = o->token};
+    int rc;
+
+    d->state = mb_drv_create(&config);
+    d->nodes = mb_calloc(o->num_nodes, sizeof(*d->nodes));
+    d->endpoints = mb_calloc(drv_world_size(d), sizeof(*d->endpoints));
+    d->output = mb_calloc(drv_world_size(d), sizeof(*d->output));
+    if (!d->state || !d->nodes || !d->endpoints || !d->output)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    rc = mb_grpc_create(&d->loop, &d->grpc, err);
+    if (rc < 0)
+        return rc;
+    rc = mb_gcs_create(&d->loop, d->grpc, &gcs_opts, on_gcs, d, &d->gcs, err);
+    if (rc < 0)
+        return rc;
+    uv_signal_init(&d->loop, &d->sigint);
+    uv_signal_init(&d->loop, &d->sigterm);
+    uv_timer_init(&d->loop, &d->tick);
+    d->sigint.data = d->sigterm.data = d->tick.data = d;
+    d->handles_open += 3;
+    uv_signal_start(&d->sigint, on_signal, SIGINT);
+    uv_signal_start(&d->sigterm, on_signal, SIGTERM);
+    uv_timer_start(&d->tick, on_tick, TICK_MS, TICK_MS);
+    d->started_ms = d->waiting_said_ms = mb_mono_ms();
+    return mb_gcs_connect(d->gcs, err);
+}
+
+static void teardown(struct driver *d)
+{
+    int stopped = 0;
+
+    if (!d->closing && d->tick.data)
+        finish(d);
+    else if (d->gcs)
+        mb_gcs_close(d->gcs, NULL, NULL);
+    if (d->grpc) {
+        mb_grpc_stop(d->grpc, on_grpc_stopped, &stopped);
+        while (!stopped)
+            uv_run(&d->loop, UV_RUN_ONCE);
+        mb_grpc_destroy(d->grpc);
+    }
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+    drv_output_flush(d);
+    for (uint32_t r = 0; d->endpoints && r < drv_world_size(d); r++)
+        mb_free(d->endpoints[r]);
+    mb_free(d->endpoints);
+    mb_free(d->output);
+    mb_free(d->nodes);
+    mb_drv_destroy(d->state);
+    uv_loop_close(&d->loop);
+}
+
+int mb_driver_run(const struct mb_driver_opts *opts)
+{
+    struct driver d = {.opts = opts};
+    struct mb_err err = {0};
+    int status;
+
+    if (uv_loop_init(&d.loop) < 0) {
+        fprintf(stderr, "mobula: out of memory\n");
+        return mb_exit_status(MB_ENOMEM);
+    }
+    if (setup(&d, &err) < 0) {
+        fprintf(stderr, "mobula: %s\n", err.text);
+        teardown(&d);
+        return mb_exit_status(err.code);
+    }
+    while (!d.closing)
+        uv_run(&d.loop, UV_RUN_ONCE);
+    status = mb_drv_exit_status(d.state);
+    teardown(&d);
+    return status;
+}

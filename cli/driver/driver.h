@@ -1,0 +1,39 @@
+/*
+ * The driver of a gang: reserves a placement group, launches one process per rank through the
+ * agents of its nodes, relays what they report, and ends when everything that was saved is durable.
+ * A plain process: a job's entrypoint, or typed in a shell. Blocking; owns its loop.
+ */
+#ifndef MOBULA_CLI_DRIVER_H
+#define MOBULA_CLI_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_driver_opts {
+    const char *address;       /* GCS host:port */
+    const char *token;         /* NULL: none */
+    const char *job_id;        /* name of the run: the submission id inside a job */
+    const char *submission_id; /* NULL when not inside a submitted job */
+    const char *entrypoint;    /* for people */
+    uint32_t num_nodes;
+    uint32_t ranks_per_node;
+    int use_gpu;                /* bundles ask mobula_gpu too */
+    const char *const *argv;    /* what every rank runs; NULL-terminated */
+    const char *const *env;     /* "NAME=value"; NULL-terminated */
+    const char *cwd;            /* "" = the agent's own */
+    int is_worker;              /* the ranks are mobula-worker */
+    int tag_ranks;              /* prefix every line of output with its rank */
+    const char *save_dir;       /* NULL: one is chosen when checkpoint_url or load_url is given */
+    const char *checkpoint_url; /* NULL: local only */
+    const char *load_url;       /* NULL: nothing is pulled */
+    uint64_t reserve_timeout_ms;
+    uint64_t stop_grace_ms;
+    uint64_t lease_ms;
+};
+
+/* Returns the exit status of the process: 0 only if every rank exited 0 and everything saved with a
+ * checkpoint_url is committed. Prints the first failure as one line to stderr. */
+int mb_driver_run(const struct mb_driver_opts *opts);
+
+#endif

@@ -1,0 +1,111 @@
+/* Shared by the files of this folder only: the driver's shell and its per-node streams. */
+#ifndef MOBULA_CLI_DRIVER_INTERNAL_H
+#define MOBULA_CLI_DRIVER_INTERNAL_H
+
+#include <uv.h>
+#include "base/buf.h"
+#include "base/grpc/grpc.h"
+#include "cli/driver/driver.h"
+#include "cli/driver/state.h"
+#include "gcs/client.h"
+#include "proto/mobula/agent.pb-c.h"
+
+enum { MB_DRIVER_PROTOCOL_VERSION = 1 };
+
+struct driver;
+
+/* One node of the gang and the control stream to its agent. */
+struct drv_node {
+    struct driver *driver;
+    uint32_t index;
+    char *ip;
+    int port;
+    struct mb_grpc_channel *channel;
+    struct mb_grpc_stream *stream; /* NULL between streams */
+    uv_timer_t redial;
+    unsigned attempts;        /* re-dials since the last hello */
+    uint64_t silent_since_ms; /* monotonic; 0 while a stream is up */
+    char *local_dir;          /* checkpoint directory on that node, NULL: none */
+    uint32_t rendezvous_port;
+    unsigned hello : 1; /* the present stream has said hello */
+    unsigned launched : 1;
+    unsigned stop_asked : 1;
+    unsigned end_asked : 1;
+    unsigned started : 1; /* Start was sent on some stream */
+};
+
+/* Output of one rank: whole lines to stdout, nothing twice after a re-dial. */
+struct drv_rank_output {
+    uint64_t next_offset;
+    struct mb_buf partial; /* a line whose end has not come yet; bounded */
+};
+
+/* The newest facts, for the KV record and people. */
+struct drv_report {
+    int64_t iteration;
+    int64_t train_iters;
+    int64_t consumed_samples;
+    double loss;
+    double validation_loss;
+    double tokens_per_s;
+    uint64_t upload_done_bytes;
+    uint64_t upload_total_bytes;
+};
+
+struct driver {
+    const struct mb_driver_opts *opts;
+    uv_loop_t loop;
+    struct mb_grpc *grpc;
+    struct mb_gcs *gcs;
+    struct mb_drv *state;
+    uv_signal_t sigint, sigterm;
+    uv_timer_t tick; /* once a second: renew leases, the KV record, waiting lines */
+    uint64_t started_ms;
+    uint64_t waiting_said_ms;
+    uint8_t pg_id[MB_PG_ID_BYTES];
+    uint8_t job_id[MB_JOB_ID_BYTES];
+    uint8_t actor_id[MB_ACTOR_ID_BYTES];
+    struct mb_gcs_node owner; /* node our job is bound to; only id and port are used */
+    int has_actor;
+    int own_job;  /* AddJob was ours: MarkJobFinished at the end */
+    int reserved; /* CreatePlacementGroup was sent: remove it at the end */
+    int releasing;
+    int interrupts;
+    int closing;
+    int handles_open;
+    struct mb_gcs_op *wait_op; /* pg_wait in flight */
+    struct drv_node *nodes;    /* [num_nodes] */
+    char **endpoints;          /* [world size] */
+    struct drv_rank_output *output;
+    struct drv_report report;
+    int record_dirty;
+    int record_busy;
+};
+
+static inline uint32_t drv_world_size(const struct driver *d)
+{
+    return d->opts->num_nodes * d->opts->ranks_per_node;
+}
+
+/* driver.c: feed one event to the state machine and do what it says. */
+void drv_event(struct driver *d, const struct mb_drv_event *e);
+
+/* node.c */
+int drv_node_init(struct driver *d, uint32_t index, const char *ip, int port, struct mb_err *err);
+void drv_node_dial(struct drv_node *n);
+void drv_node_launch(struct drv_node *n);
+void drv_node_start(struct drv_node *n);
+void drv_node_stop(struct drv_node *n, const char *reason);
+void drv_node_end(struct drv_node *n, int abandon_uploads);
+void drv_node_renew(struct drv_node *n);
+void drv_node_close(struct drv_node *n); /* stream, channel, timer */
+
+/* output.c */
+void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);
+void drv_output_flush(struct driver *d);
+
+/* record.c: the KV record that `mobula status` shows; NULL when memory is out. */
+char *drv_record_json(const struct driver *d);
+void drv_record_put(struct driver *d);
+
+#endif

@@ -1,0 +1,448 @@
+/*
+ * One node of the gang.
+ *  1. dial: open Control, say Hello. HelloReply -> HELLO. Launch, Endpoint, Start, Progress, ...
+ * are translated one to one into events of the state machine.
+ *  2. The stream breaks: dial again with back-off. After the hello, what was asked before is asked
+ *     again (Stop, End); the agent still has the gang.
+ *  3. The agent came back without the gang: NODE_FAILED.
+ *  4. No hello for the length of the lease: NODE_LOST; by then the agent has ended the gang itself.
+ */
+#include "cli/driver/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+
+static const char CONTROL[] = "/mobula.v1.NodeAgent/Control";
+
+static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg);
+static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *detail);
+
+static const struct mb_grpc_stream_ops stream_ops = {
+    .on_message = on_message,
+    .on_end = on_end,
+};
+
+static void fail(struct drv_node *n, enum mb_drv_event_kind kind, int code, const char *text)
+{
+    drv_event(n->driver,
+              &(struct mb_drv_event){.kind = kind, .node = n->index, .code = code, .text = text});
+}
+
+static int over(const struct drv_node *n)
+{
+    return n->driver->closing || mb_drv_node_ended(n->driver->state, n->index);
+}
+
+static void on_redial(uv_timer_t *t)
+{
+    drv_node_dial(t->data);
+}
+
+int drv_node_init(struct driver *d, uint32_t index, const char *ip, int port, struct mb_err *err)
+{
+    struct drv_node *n = &d->nodes[index];
+    const struct mb_grpc_channel_opts opts = {.token = d->opts->token};
+    const char *temp = getenv("MOBULA_TEMP_DIR");
+    char target[280];
+
+    n->driver = d;
+    n->index = index;
+    n->port = port;
+    n->ip = mb_strdup(ip);
+    if (!n->ip)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    uv_timer_init(&d->loop, &n->redial);
+    n->redial.data = n;
+    d->handles_open++;
+    if (d->opts->save_dir)
+        n->local_dir = mb_strdup(d->opts->save_dir);
+    else if (d->opts->checkpoint_url || d->opts->load_url)
+        n->local_dir = mb_asprintf("%s/checkpoints/%s/node-%u", temp ? temp : "/tmp/mobula",
+                                   d->opts->job_id, index);
+    snprintf(target, sizeof(target), strchr(ip, ':') ? "[%s]:%d" : "%s:%d", ip, port);
+    return mb_grpc_channel_create(d->grpc, target, &opts, &n->channel, err);
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct drv_node *n = h->data;
+
+    n->driver->handles_open--;
+}
+
+void drv_node_close(struct drv_node *n)
+{
+    if (!n->driver)
+        return;
+    if (n->stream)
+        mb_grpc_stream_cancel(n->stream);
+    n->stream = NULL;
+    mb_grpc_channel_destroy(n->channel);
+    n->channel = NULL;
+    if (!uv_is_closing((uv_handle_t *)&n->redial))
+        uv_close((uv_handle_t *)&n->redial, on_timer_closed);
+    mb_free(n->ip);
+    n->ip = NULL;
+    mb_free(n->local_dir);
+    n->local_dir = NULL;
+}
+
+/* A message that cannot be queued means a stream that does not move: break it, the re-dial asks
+ * again for what matters. */
+static void say(struct drv_node *n, const Mobula__V1__DriverMessage *m)
+{
+    struct mb_err err = {0};
+
+    if (!n->stream || mb_grpc_stream_send(n->stream, &m->base, &err) == 0)
+        return;
+    fprintf(stderr, "mobula: control stream to node %u (%s): %s\n", n->index, n->ip, err.text);
+    mb_grpc_stream_cancel(n->stream);
+}
+
+static void schedule_redial(struct drv_node *n, const char *why)
+{
+    uint64_t now = mb_mono_ms();
+    char text[512];
+
+    if (!n->silent_since_ms)
+        n->silent_since_ms = now;
+    if (now - n->silent_since_ms >= n->driver->opts->lease_ms) {
+        snprintf(text, sizeof(text), "no answer from its agent %s:%d for %llu s (%s)", n->ip,
+                 n->port, (unsigned long long)(n->driver->opts->lease_ms / 1000), why);
+        fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, text);
+        return;
+    }
+    if (n->attempts == 1)
+        fprintf(stderr, "mobula: lost the agent of node %u (%s:%d): %s; dialling again\n", n->index,
+                n->ip, n->port, why);
+    uv_timer_start(&n->redial, on_redial,
+                   100 + mb_backoff_ms(n->attempts, 100, 2000, mb_random_u64()), 0);
+    n->attempts++;
+}
+
+void drv_node_dial(struct drv_node *n)
+{
+    struct driver *d = n->driver;
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Hello hello = MOBULA__V1__HELLO__INIT;
+    struct mb_err err = {0};
+
+    if (over(n) || n->stream)
+        return;
+    n->hello = 0;
+    if (!n->silent_since_ms)
+        n->silent_since_ms = mb_mono_ms();
+    if (mb_grpc_stream_open(n->channel, CONTROL, &mobula__v1__agent_message__descriptor, NULL, 0, 0,
+                            &stream_ops, n, &n->stream, &err) < 0) {
+        n->stream = NULL;
+        schedule_redial(n, err.text);
+        return;
+    }
+    hello.protocol_version = MB_DRIVER_PROTOCOL_VERSION;
+    hello.placement_group_id.data = d->pg_id;
+    hello.placement_group_id.len = sizeof(d->pg_id);
+    hello.attempt = 1;
+    hello.job_id = (char *)(uintptr_t)d->opts->job_id;
+    hello.lease_ms = d->opts->lease_ms;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_HELLO;
+    m.hello = &hello;
+    say(n, &m);
+}
+
+static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *detail)
+{
+    struct drv_node *n = arg;
+    char why[300];
+
+    if (n->stream != s)
+        return;
+    n->stream = NULL;
+    if (over(n))
+        return;
+    snprintf(why, sizeof(why), "%s: %s", mb_grpc_status_name(status), detail ? detail : "");
+    /* A refusal will not get better by asking again. */
+    if (status == MB_GRPC_PERMISSION_DENIED || status == MB_GRPC_UNAUTHENTICATED ||
+        status == MB_GRPC_FAILED_PRECONDITION || status == MB_GRPC_INVALID_ARGUMENT ||
+        status == MB_GRPC_UNIMPLEMENTED || status == MB_GRPC_NOT_FOUND) {
+        fail(n, n->launched ? MB_DRV_NODE_LOST : MB_DRV_NODE_FAILED, mb_grpc_status_code(status),
+             why);
+        if (!over(n) && !n->launched) /* nothing runs there that could say Ended */
+            fail(n, MB_DRV_NODE_ENDED, 0, NULL);
+        return;
+    }
+    schedule_redial(n, why);
+}
+
+static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
+{
+    n->hello = 1;
+    n->silent_since_ms = 0;
+    if (n->attempts > 1)
+        fprintf(stderr, "mobula: the agent of node %u (%s:%d) is back\n", n->index, n->ip, n->port);
+    n->attempts = 0;
+    if (n->launched && !r->running) {
+        fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, "its agent came back without the gang");
+        return;
+    }
+    n->rendezvous_port = r->rendezvous_port;
+    if (n->stop_asked)
+        drv_node_stop(n, "asked again after a re-dial");
+    if (n->end_asked)
+        drv_node_end(n, 0);
+    if (n->started)
+        drv_node_start(n);
+    drv_event(n->driver, &(struct mb_drv_event){.kind = MB_DRV_HELLO, .node = n->index});
+}
+
+static char *node_argv(const struct drv_node *n, size_t *n_argv, char **out)
+{
+    const struct mb_driver_opts *o = n->driver->opts;
+    size_t k = 0;
+
+    for (; o->argv[k]; k++)
+        out[k] = (char *)(uintptr_t)o->argv[k];
+    if (o->is_worker && n->local_dir && !o->save_dir && o->checkpoint_url) {
+        out[k++] = (char *)(uintptr_t) "--save";
+        out[k++] = n->local_dir;
+    }
+    if (o->is_worker && o->load_url) {
+        out[k++] = (char *)(uintptr_t) "--load";
+        out[k++] = n->local_dir;
+    }
+    *n_argv = k;
+    return n->local_dir;
+}
+
+static size_t count(const char *const *list)
+{
+    size_t k = 0;
+
+    while (list && list[k])
+        k++;
+    return k;
+}
+
+void drv_node_launch(struct drv_node *n)
+{
+    struct driver *d = n->driver;
+    const struct mb_driver_opts *o = d->opts;
+    uint32_t per_node = o->ranks_per_node;
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Launch launch = MOBULA__V1__LAUNCH__INIT;
+    Mobula__V1__Checkpoint checkpoint = MOBULA__V1__CHECKPOINT__INIT;
+    Mobula__V1__Rank *ranks = mb_calloc(per_node, sizeof(*ranks));
+    Mobula__V1__Rank **rank_list = mb_calloc(per_node, sizeof(*rank_list));
+    char **argv = mb_calloc(count(o->argv) + 5, sizeof(*argv));
+    size_t n_env = count(o->env);
+    char **env = mb_calloc(n_env + 2, sizeof(*env));
+    char *master_addr = mb_asprintf("MASTER_ADDR=%s", d->nodes[0].ip);
+    char *master_port = mb_asprintf("MASTER_PORT=%u", d->nodes[0].rendezvous_port);
+
+    if (!ranks || !rank_list || !argv || !env || !master_addr || !master_port) {
+        fail(n, MB_DRV_NODE_FAILED, MB_ENOMEM, "out of memory");
+        goto out;
+    }
+    for (uint32_t i = 0; i < per_node; i++) {
+        mobula__v1__rank__init(&ranks[i]);
+        ranks[i].rank = n->index * per_node + i;
+        ranks[i].local_rank = i;
+        ranks[i].bundle_index = n->index;
+        rank_list[i] = &ranks[i];
+    }
+    for (size_t i = 0; i < n_env; i++)
+        env[i] = (char *)(uintptr_t)o->env[i];
+    env[n_env] = master_addr;
+    env[n_env + 1] = master_port;
+    launch.world_size = drv_world_size(d);
+    launch.num_nodes = o->num_nodes;
+    launch.node_rank = n->index;
+    launch.ranks = rank_list;
+    launch.n_ranks = per_node;
+    launch.env = env;
+    launch.n_env = n_env + 2;
+    launch.cwd = (char *)(uintptr_t)o->cwd;
+    launch.is_worker = o->is_worker;
+    launch.stop_grace_ms = o->stop_grace_ms;
+    launch.argv = argv;
+    checkpoint.local_dir = node_argv(n, &launch.n_argv, argv);
+    if (n->local_dir) {
+        checkpoint.url = (char *)(uintptr_t)(o->checkpoint_url ? o->checkpoint_url : "");
+        checkpoint.load_url = (char *)(uintptr_t)(o->load_url ? o->load_url : "");
+        checkpoint.watch_tracker = !o->is_worker;
+        launch.checkpoint = &checkpoint;
+    }
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_LAUNCH;
+    m.launch = &launch;
+    n->launched = 1;
+    say(n, &m);
+out:
+    mb_free(master_port);
+    mb_free(master_addr);
+    mb_free(env);
+    mb_free(argv);
+    mb_free(rank_list);
+    mb_free(ranks);
+}
+
+void drv_node_start(struct drv_node *n)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Start start = MOBULA__V1__START__INIT;
+
+    start.endpoints = n->driver->endpoints;
+    start.n_endpoints = drv_world_size(n->driver);
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_START;
+    m.start = &start;
+    n->started = 1;
+    say(n, &m);
+}
+
+void drv_node_stop(struct drv_node *n, const char *reason)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Stop stop = MOBULA__V1__STOP__INIT;
+
+    n->stop_asked = 1;
+    stop.reason = (char *)(uintptr_t)reason;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_STOP;
+    m.stop = &stop;
+    if (n->hello)
+        say(n, &m);
+}
+
+void drv_node_end(struct drv_node *n, int abandon_uploads)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__End end = MOBULA__V1__END__INIT;
+
+    n->end_asked = 1;
+    end.abandon_uploads = abandon_uploads;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_END;
+    m.end = &end;
+    if (n->hello)
+        say(n, &m);
+}
+
+void drv_node_renew(struct drv_node *n)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Renew renew = MOBULA__V1__RENEW__INIT;
+
+    if (!n->hello || over(n))
+        return;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_RENEW;
+    m.renew = &renew;
+    say(n, &m);
+}
+
+static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
+{
+    struct driver *d = n->driver;
+    struct mb_drv_event e = {.node = n->index, .iteration = u->iteration};
+
+    d->report.upload_done_bytes = u->done_bytes;
+    d->report.upload_total_bytes = u->total_bytes;
+    d->record_dirty = 1;
+    if (u->error && u->error[0]) {
+        e.kind = MB_DRV_UPLOAD_FAILED;
+        e.text = u->error;
+        drv_event(d, &e);
+    } else if (u->committed) {
+        if (u->iteration > mb_drv_committed(d->state))
+            printf("checkpoint of iteration %lld is durable in %s\n", (long long)u->iteration,
+                   d->opts->checkpoint_url ? d->opts->checkpoint_url : "");
+        fflush(stdout);
+        e.kind = MB_DRV_COMMITTED;
+        drv_event(d, &e);
+    }
+}
+
+static void on_progress(struct driver *d, const Mobula__V1__Progress *p)
+{
+    struct drv_report *r = &d->report;
+
+    r->iteration = p->iteration;
+    r->train_iters = p->train_iters;
+    r->consumed_samples = p->consumed_samples;
+    r->loss = p->loss;
+    r->tokens_per_s = p->tokens_per_s;
+    if (p->validation_loss > 0)
+        r->validation_loss = p->validation_loss;
+    d->record_dirty = 1;
+}
+
+static void on_endpoint(struct drv_node *n, const Mobula__V1__Endpoint *p)
+{
+    struct driver *d = n->driver;
+    char *copy;
+
+    if (p->rank >= drv_world_size(d))
+        return;
+    copy = mb_strdup(p->endpoint);
+    if (!copy) {
+        fail(n, MB_DRV_NODE_FAILED, MB_ENOMEM, "out of memory");
+        return;
+    }
+    mb_free(d->endpoints[p->rank]);
+    d->endpoints[p->rank] = copy;
+    drv_event(d, &(struct mb_drv_event){.kind = MB_DRV_ENDPOINT, .rank = p->rank});
+}
+
+static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg)
+{
+    struct drv_node *n = arg;
+    struct driver *d = n->driver;
+    const Mobula__V1__AgentMessage *m = (const Mobula__V1__AgentMessage *)msg;
+    struct mb_drv_event e = {.node = n->index};
+
+    if (n->stream != s || d->closing)
+        return;
+    switch (m->body_case) {
+    case MOBULA__V1__AGENT_MESSAGE__BODY_HELLO_REPLY:
+        on_hello_reply(n, m->hello_reply);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_LAUNCHED:
+        e.kind = MB_DRV_LAUNCHED;
+        drv_event(d, &e);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_ENDPOINT:
+        on_endpoint(n, m->endpoint);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_PROGRESS:
+        on_progress(d, m->progress);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_LOG:
+        if (m->log->rank < drv_world_size(d))
+            drv_output(d, m->log->rank, m->log->offset, m->log->data.data, m->log->data.len);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_RANK_EXIT:
+        e.kind = MB_DRV_RANK_EXIT;
+        e.rank = m->rank_exit->rank;
+        e.exit_code = m->rank_exit->exit_code;
+        e.signal = m->rank_exit->signal;
+        e.text = m->rank_exit->cause;
+        drv_event(d, &e);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_SAVED:
+        e.kind = MB_DRV_SAVED;
+        e.iteration = m->saved->iteration;
+        drv_event(d, &e);
+        d->record_dirty = 1;
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_UPLOAD:
+        on_upload(n, m->upload);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_FAILURE:
+        fail(n, MB_DRV_NODE_FAILED, m->failure->code, m->failure->text);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_ENDED:
+        e.kind = MB_DRV_NODE_ENDED;
+        drv_event(d, &e);
+        break;
+    default:
+        break; /* a newer agent may say more; what we do not know does not concern us */
+    }
+}

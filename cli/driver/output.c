@@ -1,0 +1,74 @@
+/*
+ * What the ranks print goes to our stdout: line by line, so that lines of two ranks never mix.
+ * A line longer than the bound is passed on in pieces rather than kept.
+ */
+#include "cli/driver/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { LINE_MAX_BYTES = 64 * 1024 };
+
+static void put(const struct driver *d, uint32_t rank, const void *p, size_t n)
+{
+    if (d->opts->tag_ranks)
+        printf("[rank %u] ", rank);
+    fwrite(p, 1, n, stdout);
+}
+
+void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n)
+{
+    struct drv_rank_output *o = &d->output[rank];
+    const char *bytes = p;
+
+    /* After a re-dial an agent may repeat what we printed already. */
+    if (offset < o->next_offset) {
+        uint64_t known = o->next_offset - offset;
+
+        if (known >= n)
+            return;
+        bytes += known;
+        n -= (size_t)known;
+    } else {
+        if (offset > o->next_offset)
+            fprintf(stderr, "mobula: %llu bytes of the output of rank %u were not received\n",
+                    (unsigned long long)(offset - o->next_offset), rank);
+        o->next_offset = offset;
+    }
+    o->next_offset += n;
+
+    while (n) {
+        const char *end = memchr(bytes, '\n', n);
+        size_t take = end ? (size_t)(end - bytes) + 1 : n;
+
+        if (end && o->partial.len == 0) {
+            put(d, rank, bytes, take);
+        } else {
+            if (mb_buf_add(&o->partial, bytes, take) < 0) {
+                put(d, rank, o->partial.data, o->partial.len);
+                put(d, rank, bytes, take);
+                mb_buf_reset(&o->partial);
+            } else if (end || o->partial.len > LINE_MAX_BYTES) {
+                put(d, rank, o->partial.data, o->partial.len);
+                mb_buf_reset(&o->partial);
+            }
+        }
+        bytes += take;
+        n -= take;
+    }
+    fflush(stdout);
+}
+
+void drv_output_flush(struct driver *d)
+{
+    for (uint32_t r = 0; d->output && r < drv_world_size(d); r++) {
+        struct mb_buf *partial = &d->output[r].partial;
+
+        if (partial->len) {
+            put(d, r, partial->data, partial->len);
+            putchar('\n');
+        }
+        mb_buf_close(partial);
+    }
+    fflush(stdout);
+}

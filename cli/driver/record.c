@@ -1,0 +1,72 @@
+/* The record of a running gang in the internal KV: namespace "mobula", key "gang:<job id>". */
+#include "cli/driver/internal.h"
+
+#include <jansson.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/str.h"
+
+enum { RECORD_TIMEOUT_MS = 10000 };
+
+static const char *state_word(const struct driver *d)
+{
+    if (mb_drv_phase(d->state) == MB_DRV_OVER || d->releasing)
+        return mb_drv_exit_status(d->state) ? "FAILED" : "SUCCEEDED";
+    return mb_drv_phase_name(mb_drv_phase(d->state));
+}
+
+char *drv_record_json(const struct driver *d)
+{
+    const struct drv_report *r = &d->report;
+    char pg[2 * MB_PG_ID_BYTES + 1];
+    char *text = NULL;
+    json_t *checkpoint, *root;
+
+    mb_hex(d->pg_id, sizeof(d->pg_id), pg);
+    checkpoint = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I}", "url", d->opts->checkpoint_url ? d->opts->checkpoint_url : "",
+        "saved_iteration", (json_int_t)mb_drv_saved(d->state), "durable_iteration",
+        (json_int_t)mb_drv_committed(d->state), "uploading_bytes", (json_int_t)r->upload_done_bytes,
+        "total_bytes", (json_int_t)r->upload_total_bytes);
+    root = json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:o*}",
+                     "submission_id", d->opts->submission_id ? d->opts->submission_id : "",
+                     "placement_group_id", pg, "attempt", 1, "world_size", (int)drv_world_size(d),
+                     "num_nodes", (int)d->opts->num_nodes, "state", state_word(d), "error",
+                     mb_drv_verdict(d->state), "iteration", (json_int_t)r->iteration, "train_iters",
+                     (json_int_t)r->train_iters, "consumed_samples",
+                     (json_int_t)r->consumed_samples, "loss", r->loss, "validation_loss",
+                     r->validation_loss, "tokens_per_s", r->tokens_per_s, "updated_unix_ms",
+                     (json_int_t)mb_unix_ms(), "checkpoint", checkpoint);
+    if (root)
+        text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    return text;
+}
+
+static void on_put(void *arg, const struct mb_err *err, int64_t count)
+{
+    struct driver *d = arg;
+
+    (void)count;
+    d->record_busy = 0;
+    if (err->code && err->code != MB_ECANCELED)
+        d->record_dirty = 1; /* the next tick tries again with newer facts */
+}
+
+void drv_record_put(struct driver *d)
+{
+    char key[256];
+    char *json;
+
+    if (!d->gcs || !mb_gcs_connected(d->gcs) || d->record_busy)
+        return;
+    snprintf(key, sizeof(key), "gang:%s", d->opts->job_id);
+    json = drv_record_json(d);
+    if (json && mb_gcs_kv_put(d->gcs, "mobula", key, json, strlen(json), 1, RECORD_TIMEOUT_MS,
+                              on_put, d, NULL, NULL) == 0) {
+        d->record_busy = 1;
+        d->record_dirty = 0;
+    }
+    mb_free(json);
+}

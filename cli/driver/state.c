@@ -1,0 +1,374 @@
+/*
+ * Happy path, one event a line:
+ *  1. CONNECTED: own a job. OWNED: reserve. RESERVED: dial. HELLO from all: launch.
+ *  2. LAUNCHED from all: workers go to RENDEZVOUS, other commands straight to RUN.
+ *  3. ENDPOINT from all ranks: start. Every RANK_EXIT with 0: end. NODE_ENDED from all: release.
+ *  4. RELEASED: finish.
+ * Failure paths:
+ *  5. A rank exits otherwise, a node fails or is lost, a request fails: the verdict is set once.
+ *     Before anything was launched: release. After: stop every node, then go on at 3.
+ *  6. INTERRUPTED: the same way, with the signal's exit status.
+ *  7. At the end something saved is not committed: that is the verdict.
+ */
+#include "cli/driver/state.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+
+enum { EXIT_RANK_FAILED = 1 };
+
+struct node {
+    unsigned hello : 1;
+    unsigned launched : 1;
+    unsigned ended : 1;
+};
+
+struct rank {
+    unsigned endpoint : 1;
+    unsigned exited : 1;
+};
+
+struct mb_drv {
+    struct mb_drv_config config;
+    enum mb_drv_phase phase;
+    struct node *nodes; /* [n_nodes] */
+    struct rank *ranks; /* [n_nodes * ranks_per_node], rank = node * ranks_per_node + local rank */
+    int64_t saved;
+    int64_t committed;
+    int exit_status;
+    char verdict[MB_ERR_TEXT_MAX];
+};
+
+static const char *const phase_names[MB_DRV_N_PHASES] = {
+    "connect", "own",      "reserve", "dial",    "launch", "rendezvous",
+    "run",     "stopping", "end",     "release", "over",
+};
+
+static const char *const event_names[MB_DRV_N_EVENTS] = {
+    "connected",  "owned",  "reserved",    "hello",         "launched",    "endpoint",
+    "rank-exit",  "saved",  "committed",   "upload-failed", "node-failed", "node-lost",
+    "node-ended", "failed", "interrupted", "released",
+};
+
+#define P(phase) (1u << MB_DRV_##phase)
+#define P_GANG   (P(DIAL) | P(LAUNCH) | P(RENDEZVOUS) | P(RUN) | P(STOPPING) | P(END) | P(RELEASE))
+
+/* event -> phases that know it. Reports of a node may come late, after the driver decided to end.
+ */
+static const unsigned legal[MB_DRV_N_EVENTS] = {
+    [MB_DRV_CONNECTED] = P(CONNECT),
+    [MB_DRV_OWNED] = P(OWN) | P(RELEASE),
+    [MB_DRV_RESERVED] = P(RESERVE) | P(RELEASE),
+    [MB_DRV_HELLO] = P_GANG,
+    [MB_DRV_LAUNCHED] = P_GANG,
+    [MB_DRV_ENDPOINT] = P_GANG,
+    [MB_DRV_RANK_EXIT] = P_GANG,
+    [MB_DRV_SAVED] = P_GANG,
+    [MB_DRV_COMMITTED] = P_GANG,
+    [MB_DRV_UPLOAD_FAILED] = P_GANG,
+    [MB_DRV_NODE_FAILED] = P_GANG,
+    [MB_DRV_NODE_LOST] = P_GANG,
+    [MB_DRV_NODE_ENDED] = P_GANG,
+    [MB_DRV_FAILED] = ~0u,
+    [MB_DRV_INTERRUPTED] = ~0u,
+    [MB_DRV_RELEASED] = P(RELEASE),
+};
+
+struct mb_drv *mb_drv_create(const struct mb_drv_config *config)
+{
+    struct mb_drv *d = mb_calloc(1, sizeof(*d));
+
+    if (!d)
+        return NULL;
+    d->config = *config;
+    d->saved = -1;
+    d->committed = -1;
+    d->nodes = mb_calloc(config->n_nodes, sizeof(*d->nodes));
+    d->ranks = mb_calloc((size_t)config->n_nodes * config->ranks_per_node, sizeof(*d->ranks));
+    if (!d->nodes || !d->ranks) {
+        mb_drv_destroy(d);
+        return NULL;
+    }
+    return d;
+}
+
+void mb_drv_destroy(struct mb_drv *d)
+{
+    if (!d)
+        return;
+    mb_free(d->nodes);
+    mb_free(d->ranks);
+    mb_free(d);
+}
+
+static uint32_t n_ranks(const struct mb_drv *d)
+{
+    return d->config.n_nodes * d->config.ranks_per_node;
+}
+
+static void set_verdict(struct mb_drv *d, int exit_status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void set_verdict(struct mb_drv *d, int exit_status, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (d->exit_status)
+        return;
+    d->exit_status = exit_status;
+    va_start(ap, fmt);
+    vsnprintf(d->verdict, sizeof(d->verdict), fmt, ap);
+    va_end(ap);
+}
+
+static int all_nodes(const struct mb_drv *d, int (*test)(const struct node *))
+{
+    for (uint32_t i = 0; i < d->config.n_nodes; i++)
+        if (!test(&d->nodes[i]))
+            return 0;
+    return 1;
+}
+
+static int node_hello(const struct node *n)
+{
+    return n->hello;
+}
+
+static int node_launched(const struct node *n)
+{
+    return n->launched;
+}
+
+static int node_ended(const struct node *n)
+{
+    return n->ended;
+}
+
+static int all_ranks_exited(const struct mb_drv *d)
+{
+    for (uint32_t i = 0; i < n_ranks(d); i++)
+        if (!d->ranks[i].exited && !d->nodes[i / d->config.ranks_per_node].ended)
+            return 0;
+    return 1;
+}
+
+static int all_endpoints(const struct mb_drv *d)
+{
+    for (uint32_t i = 0; i < n_ranks(d); i++)
+        if (!d->ranks[i].endpoint)
+            return 0;
+    return 1;
+}
+
+static int release(struct mb_drv *d)
+{
+    if (d->config.has_url && d->saved > d->committed)
+        set_verdict(d, mb_exit_status(MB_EIO),
+                    "iteration %lld was saved but is not durable in the checkpoint store (newest "
+                    "durable: %lld); its files are still on the nodes",
+                    (long long)d->saved, (long long)d->committed);
+    d->phase = MB_DRV_RELEASE;
+    return MB_DRV_DO_RELEASE;
+}
+
+/* Wherever the gang stands: bring it to its end. */
+static int wind_down(struct mb_drv *d)
+{
+    switch (d->phase) {
+    case MB_DRV_CONNECT:
+        d->phase = MB_DRV_OVER;
+        return MB_DRV_DO_FINISH;
+    case MB_DRV_OWN:
+    case MB_DRV_RESERVE:
+        return release(d);
+    case MB_DRV_DIAL:
+        d->phase = MB_DRV_END;
+        return all_nodes(d, node_ended) ? release(d) : MB_DRV_DO_END;
+    case MB_DRV_LAUNCH:
+    case MB_DRV_RENDEZVOUS:
+    case MB_DRV_RUN:
+        d->phase = MB_DRV_STOPPING;
+        return MB_DRV_DO_STOP;
+    default:
+        return 0;
+    }
+}
+
+/* What follows from the new facts in this phase; runs until nothing follows. */
+static int advance(struct mb_drv *d)
+{
+    int actions = 0;
+
+    if (d->phase == MB_DRV_DIAL && all_nodes(d, node_hello)) {
+        d->phase = MB_DRV_LAUNCH;
+        actions |= MB_DRV_DO_LAUNCH;
+    }
+    if (d->phase == MB_DRV_LAUNCH && all_nodes(d, node_launched))
+        d->phase = d->config.is_worker ? MB_DRV_RENDEZVOUS : MB_DRV_RUN;
+    if (d->phase == MB_DRV_RENDEZVOUS && all_endpoints(d)) {
+        d->phase = MB_DRV_RUN;
+        actions |= MB_DRV_DO_START;
+    }
+    if ((d->phase == MB_DRV_RUN || d->phase == MB_DRV_STOPPING) && all_ranks_exited(d)) {
+        d->phase = MB_DRV_END;
+        actions |= MB_DRV_DO_END;
+    }
+    if (d->phase == MB_DRV_END && all_nodes(d, node_ended))
+        actions |= release(d);
+    return actions;
+}
+
+static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    const char *cause = e->text ? e->text : "";
+    const char *sep = cause[0] ? ": " : "";
+
+    if (e->rank >= n_ranks(d))
+        return MB_ESTATE;
+    d->ranks[e->rank].exited = 1;
+    if (e->exit_code == 0 && e->signal == 0)
+        return 0;
+    if (e->signal)
+        set_verdict(d, EXIT_RANK_FAILED, "rank %u was killed by signal %d (%s)%s%s", e->rank,
+                    e->signal, strsignal(e->signal), sep, cause);
+    else
+        set_verdict(d, EXIT_RANK_FAILED, "rank %u exited with status %d%s%s", e->rank, e->exit_code,
+                    sep, cause);
+    return wind_down(d);
+}
+
+static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    struct node *n;
+
+    if (e->node >= d->config.n_nodes)
+        return MB_ESTATE;
+    n = &d->nodes[e->node];
+    switch (e->kind) {
+    case MB_DRV_HELLO:
+        n->hello = 1;
+        return 0;
+    case MB_DRV_LAUNCHED:
+        n->launched = 1;
+        return 0;
+    case MB_DRV_NODE_ENDED:
+        n->ended = 1;
+        if (d->phase < MB_DRV_STOPPING && !all_ranks_exited(d)) {
+            set_verdict(d, EXIT_RANK_FAILED, "node %u ended the gang before its ranks were done",
+                        e->node);
+            return wind_down(d);
+        }
+        return 0;
+    case MB_DRV_NODE_LOST:
+        n->ended = 1;
+        set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u was lost: %s", e->node,
+                    e->text ? e->text : "no answer");
+        return wind_down(d);
+    default:
+        set_verdict(d, e->code ? mb_exit_status(e->code) : EXIT_RANK_FAILED, "node %u: %s", e->node,
+                    e->text ? e->text : "failed");
+        return wind_down(d);
+    }
+}
+
+static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    switch (e->kind) {
+    case MB_DRV_CONNECTED:
+        d->phase = MB_DRV_OWN;
+        return MB_DRV_DO_OWN;
+    case MB_DRV_OWNED:
+        if (d->phase != MB_DRV_OWN)
+            return 0;
+        d->phase = MB_DRV_RESERVE;
+        return MB_DRV_DO_RESERVE;
+    case MB_DRV_RESERVED:
+        if (d->phase != MB_DRV_RESERVE)
+            return 0;
+        d->phase = MB_DRV_DIAL;
+        return MB_DRV_DO_DIAL;
+    case MB_DRV_ENDPOINT:
+        if (e->rank >= n_ranks(d))
+            return MB_ESTATE;
+        d->ranks[e->rank].endpoint = 1;
+        return 0;
+    case MB_DRV_RANK_EXIT:
+        return on_rank_exit(d, e);
+    case MB_DRV_SAVED:
+        if (e->iteration > d->saved)
+            d->saved = e->iteration;
+        return 0;
+    case MB_DRV_COMMITTED:
+        if (e->iteration > d->committed)
+            d->committed = e->iteration;
+        return 0;
+    case MB_DRV_UPLOAD_FAILED:
+        set_verdict(d, mb_exit_status(MB_EIO), "%s", e->text ? e->text : "upload failed");
+        return 0;
+    case MB_DRV_FAILED:
+        set_verdict(d, mb_exit_status(e->code), "%s", e->text ? e->text : "failed");
+        return wind_down(d);
+    case MB_DRV_INTERRUPTED:
+        set_verdict(d, 128 + e->signal, "stopped by signal %d (%s)", e->signal,
+                    strsignal(e->signal));
+        return wind_down(d);
+    case MB_DRV_RELEASED:
+        d->phase = MB_DRV_OVER;
+        return MB_DRV_DO_FINISH;
+    default:
+        return on_node(d, e);
+    }
+}
+
+int mb_drv_step(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    int actions;
+
+    if ((unsigned)e->kind >= MB_DRV_N_EVENTS || !(legal[e->kind] & (1u << d->phase)))
+        return MB_ESTATE;
+    actions = on_event(d, e);
+    if (actions < 0)
+        return actions;
+    return actions | advance(d);
+}
+
+enum mb_drv_phase mb_drv_phase(const struct mb_drv *d)
+{
+    return d->phase;
+}
+
+const char *mb_drv_phase_name(enum mb_drv_phase phase)
+{
+    return (unsigned)phase < MB_DRV_N_PHASES ? phase_names[phase] : "?";
+}
+
+const char *mb_drv_event_name(enum mb_drv_event_kind kind)
+{
+    return (unsigned)kind < MB_DRV_N_EVENTS ? event_names[kind] : "?";
+}
+
+int64_t mb_drv_saved(const struct mb_drv *d)
+{
+    return d->saved;
+}
+
+int64_t mb_drv_committed(const struct mb_drv *d)
+{
+    return d->committed;
+}
+
+int mb_drv_node_ended(const struct mb_drv *d, uint32_t node)
+{
+    return node < d->config.n_nodes && d->nodes[node].ended;
+}
+
+const char *mb_drv_verdict(const struct mb_drv *d)
+{
+    return d->verdict;
+}
+
+int mb_drv_exit_status(const struct mb_drv *d)
+{
+    return d->exit_status;
+}

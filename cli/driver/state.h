@@ -1,0 +1,102 @@
+/*
+ * The life of a gang as its driver sees it: a pure state machine. Events in, a set of actions out;
+ * no clock, socket or file. The shell is driver.c.
+ *
+ *   connect -> own -> reserve -> dial -> launch -> rendezvous -> run -> end -> release -> over
+ *
+ * The first failure is kept as the verdict; whatever happens later, every node is told to end, what
+ * was saved is given time to become durable, and the placement group is released.
+ */
+#ifndef MOBULA_CLI_DRIVER_STATE_H
+#define MOBULA_CLI_DRIVER_STATE_H
+
+#include <stdint.h>
+#include "base/err.h"
+
+enum mb_drv_phase {
+    MB_DRV_CONNECT,    /* handshake with the GCS */
+    MB_DRV_OWN,        /* a job (or Ray's supervisor actor) that owns the group */
+    MB_DRV_RESERVE,    /* the placement group becomes CREATED, its nodes are looked up */
+    MB_DRV_DIAL,       /* a control stream to every node */
+    MB_DRV_LAUNCH,     /* every node starts its ranks */
+    MB_DRV_RENDEZVOUS, /* workers only: every rank reports its endpoint */
+    MB_DRV_RUN,        /* ranks work */
+    MB_DRV_STOPPING,   /* ranks were asked to stop: a failure, or a signal to us */
+    MB_DRV_END,        /* no rank is left; agents make durable what was saved */
+    MB_DRV_RELEASE,    /* the placement group is removed, our job marked finished */
+    MB_DRV_OVER,
+    MB_DRV_N_PHASES
+};
+
+enum mb_drv_event_kind {
+    MB_DRV_CONNECTED,
+    MB_DRV_OWNED,
+    MB_DRV_RESERVED,
+    MB_DRV_HELLO,         /* node */
+    MB_DRV_LAUNCHED,      /* node */
+    MB_DRV_ENDPOINT,      /* rank */
+    MB_DRV_RANK_EXIT,     /* rank, exit_code, signal, text = cause */
+    MB_DRV_SAVED,         /* iteration */
+    MB_DRV_COMMITTED,     /* iteration */
+    MB_DRV_UPLOAD_FAILED, /* text */
+    MB_DRV_NODE_FAILED,   /* node, code, text: the attempt cannot go on there */
+    MB_DRV_NODE_LOST,     /* node, text: no stream for the length of the lease */
+    MB_DRV_NODE_ENDED,    /* node: nothing of the attempt is left there */
+    MB_DRV_FAILED,        /* code, text: a request of the driver itself failed */
+    MB_DRV_INTERRUPTED,   /* signal: somebody wants us to stop */
+    MB_DRV_RELEASED,
+    MB_DRV_N_EVENTS
+};
+
+struct mb_drv_event {
+    enum mb_drv_event_kind kind;
+    uint32_t node;
+    uint32_t rank;
+    int code; /* MB_E* */
+    int exit_code;
+    int signal;
+    int64_t iteration;
+    const char *text; /* borrowed; NULL: none */
+};
+
+/* Bits of the result of mb_drv_step(). */
+enum mb_drv_action {
+    MB_DRV_DO_OWN = 1,
+    MB_DRV_DO_RESERVE = 2,
+    MB_DRV_DO_DIAL = 4,
+    MB_DRV_DO_LAUNCH = 8,
+    MB_DRV_DO_START = 16, /* broadcast the endpoints */
+    MB_DRV_DO_STOP = 32,  /* every node: stop your ranks */
+    MB_DRV_DO_END = 64,   /* every node: drain, release, say Ended */
+    MB_DRV_DO_RELEASE = 128,
+    MB_DRV_DO_FINISH = 256 /* the loop may end: see mb_drv_exit_status() */
+};
+
+struct mb_drv_config {
+    uint32_t n_nodes;
+    uint32_t ranks_per_node;
+    int is_worker; /* ranks report endpoints and want a start message */
+    int has_url;   /* what is saved must be committed */
+};
+
+struct mb_drv; /* opaque */
+
+struct mb_drv *mb_drv_create(const struct mb_drv_config *config); /* NULL: memory is out */
+void mb_drv_destroy(struct mb_drv *d);
+
+/* One event. Returns actions (bits), or MB_ESTATE for an event that this phase does not know: a
+ * broken promise from inside, nothing was changed. */
+int mb_drv_step(struct mb_drv *d, const struct mb_drv_event *e);
+
+enum mb_drv_phase mb_drv_phase(const struct mb_drv *d);
+const char *mb_drv_phase_name(enum mb_drv_phase phase);
+const char *mb_drv_event_name(enum mb_drv_event_kind kind);
+int64_t mb_drv_saved(const struct mb_drv *d);     /* newest iteration on local disk, -1: none */
+int64_t mb_drv_committed(const struct mb_drv *d); /* newest durable iteration, -1: none */
+int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
+/* "" while all is well; else the first thing that went wrong, one line. */
+const char *mb_drv_verdict(const struct mb_drv *d);
+/* 0 only if every rank exited 0 and all that had to be durable is. */
+int mb_drv_exit_status(const struct mb_drv *d);
+
+#endif

@@ -1,0 +1,240 @@
+/*
+ * 1. Who we are: inside a submitted job the submission id and its env_vars come from
+ *    RAY_JOB_CONFIG_JSON_ENV_VAR; elsewhere the run gets a name of its own.
+ * 2. What the ranks get: variables of the communication and math libraries that this process has,
+ *    then the job's env_vars. Nothing else: credentials never travel by accident.
+ * 3. The cluster's token as Ray finds it: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, or
+ *    ~/.ray/auth_token, when RAY_AUTH_MODE is token.
+ */
+#include "cli/launch.h"
+
+#include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "cli/driver/driver.h"
+
+enum { TOKEN_MAX_BYTES = 64 * 1024 };
+
+extern char **environ;
+
+static const char *const forwarded_prefixes[] = {
+    "NCCL_",    "RCCL_",     "GLOO_", "TORCH_", "FI_",         "UCX_",      "HSA_", "HIP_",
+    "PYTORCH_", "MEGATRON_", "OMP_",  "NVTE_",  "TOKENIZERS_", "OPENBLAS_", NULL,
+};
+
+static const char *const forwarded_names[] = {
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GPU_MAX_HW_QUEUES",
+    "LOGLEVEL",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "HOME",
+    "MOBULA_CPU_THREADS",
+    NULL,
+};
+
+/* Everything that must outlive the driver's run. */
+struct context {
+    json_t *config; /* RAY_JOB_CONFIG_JSON_ENV_VAR, or NULL */
+    const char *submission_id;
+    char name[80];
+    char *cwd;
+    char *save_dir; /* absolute: agents do not share our working directory */
+    struct mb_buf token;
+    char **env; /* owned strings, NULL-terminated */
+    size_t n_env;
+};
+
+void mb_launch_defaults(struct mb_launch *l)
+{
+    memset(l, 0, sizeof(*l));
+    l->num_nodes = 1;
+    l->wait_timeout_ms = 3600000;
+    l->stop_grace_ms = 60000;
+    l->lease_ms = 60000;
+}
+
+int mb_launch_is_url(const char *s)
+{
+    return mb_starts_with(s, "s3://") || mb_starts_with(s, "gs://") || mb_starts_with(s, "file://");
+}
+
+static int name_is_forwarded(const char *entry, size_t name_len)
+{
+    for (size_t i = 0; forwarded_prefixes[i]; i++)
+        if (mb_starts_with(entry, forwarded_prefixes[i]))
+            return 1;
+    for (size_t i = 0; forwarded_names[i]; i++)
+        if (strlen(forwarded_names[i]) == name_len &&
+            strncmp(entry, forwarded_names[i], name_len) == 0)
+            return 1;
+    return 0;
+}
+
+static int add_env(struct context *c, char *entry, struct mb_err *err)
+{
+    char **grown = entry ? mb_reallocarray(c->env, c->n_env + 2, sizeof(*grown)) : NULL;
+
+    if (!grown) {
+        mb_free(entry);
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    c->env = grown;
+    c->env[c->n_env++] = entry;
+    c->env[c->n_env] = NULL;
+    return 0;
+}
+
+static int collect_env(struct context *c, struct mb_err *err)
+{
+    json_t *env_vars = json_object_get(json_object_get(c->config, "runtime_env"), "env_vars");
+    const char *name;
+    json_t *value;
+    int rc = 0;
+
+    for (char **e = environ; !rc && *e; e++) {
+        const char *eq = strchr(*e, '=');
+
+        if (eq && name_is_forwarded(*e, (size_t)(eq - *e)))
+            rc = add_env(c, mb_strdup(*e), err);
+    }
+    json_object_foreach(env_vars, name, value)
+    {
+        if (rc)
+            break;
+        if (json_is_string(value))
+            rc = add_env(c, mb_asprintf("%s=%s", name, json_string_value(value)), err);
+    }
+    return rc;
+}
+
+static int read_token(struct context *c, struct mb_err *err)
+{
+    const char *mode = getenv("RAY_AUTH_MODE");
+    const char *token = getenv("RAY_AUTH_TOKEN");
+    const char *path = getenv("RAY_AUTH_TOKEN_PATH");
+    const char *home = getenv("HOME");
+    char *found;
+    int rc;
+
+    if (token && token[0])
+        return mb_buf_puts(&c->token, token) < 0 ? mb_err_set(err, MB_ENOMEM, "out of memory") : 0;
+    if (!path && (!mode || strcmp(mode, "token") != 0))
+        return 0;
+    found = path ? mb_strdup(path) : mb_path_join(home ? home : "/", ".ray/auth_token");
+    if (!found)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    rc = mb_fs_read(found, TOKEN_MAX_BYTES, &c->token, err);
+    if (rc < 0)
+        mb_err_wrap(err, "reading the cluster's token");
+    while (!rc && c->token.len && isspace(c->token.data[c->token.len - 1]))
+        c->token.data[--c->token.len] = '\0';
+    mb_free(found);
+    return rc;
+}
+
+static int identify(struct context *c, const struct mb_launch *l, struct mb_err *err)
+{
+    const char *config = getenv("RAY_JOB_CONFIG_JSON_ENV_VAR");
+    struct tm now;
+    time_t t = time(NULL);
+
+    if (config) {
+        c->config = json_loads(config, 0, NULL);
+        if (!c->config)
+            return mb_err_set(err, MB_EINVAL, "RAY_JOB_CONFIG_JSON_ENV_VAR is not JSON");
+        c->submission_id = json_string_value(
+            json_object_get(json_object_get(c->config, "metadata"), "job_submission_id"));
+    }
+    if (l->name || c->submission_id) {
+        const char *name = l->name ? l->name : c->submission_id;
+
+        /* The name becomes part of paths and keys. */
+        if (!name[0] || strlen(name) >= 200 || strchr(name, '/') || name[0] == '.')
+            return mb_err_set(err, MB_EINVAL, "--name %s: must be a plain name without slashes",
+                              name);
+        return 0;
+    }
+    localtime_r(&t, &now);
+    strftime(c->name, sizeof(c->name), "run-%Y%m%d-%H%M%S", &now);
+    snprintf(c->name + strlen(c->name), sizeof(c->name) - strlen(c->name), "-%d", (int)getpid());
+    return 0;
+}
+
+static const char *gcs_address(const struct mb_launch *l, struct mb_err *err)
+{
+    const char *address = l->address ? l->address : getenv("RAY_ADDRESS");
+
+    if (!address || !address[0] || strcmp(address, "auto") == 0)
+        return "127.0.0.1:6379";
+    if (strstr(address, "://")) {
+        mb_err_set(err, MB_EINVAL,
+                   "--address %s: a gang needs the GCS as HOST:PORT (6379 by default), not a URL; "
+                   "to run it there, use: mobula job submit --address %s -- mobula train ...",
+                   address, address);
+        return NULL;
+    }
+    return address;
+}
+
+static void close_context(struct context *c)
+{
+    for (size_t i = 0; i < c->n_env; i++)
+        mb_free(c->env[i]);
+    mb_free(c->env);
+    mb_buf_close(&c->token);
+    mb_free(c->save_dir);
+    mb_free(c->cwd);
+    json_decref(c->config);
+}
+
+int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
+{
+    struct context c = {0};
+    struct mb_driver_opts o = {0};
+    struct mb_err err = {0};
+    int status;
+
+    o.address = gcs_address(l, &err);
+    if (!o.address || identify(&c, l, &err) < 0 || read_token(&c, &err) < 0 ||
+        collect_env(&c, &err) < 0) {
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
+    c.cwd = getcwd(NULL, 0);
+    c.save_dir = l->save_dir ? mb_path_join(c.cwd ? c.cwd : "/", l->save_dir) : NULL;
+    o.token = c.token.len ? mb_buf_str(&c.token) : NULL;
+    o.submission_id = c.submission_id;
+    o.job_id = l->name ? l->name : c.submission_id ? c.submission_id : c.name;
+    o.entrypoint = l->entrypoint;
+    o.num_nodes = (uint32_t)l->num_nodes;
+    o.ranks_per_node = (uint32_t)(l->gpus_per_node    ? l->gpus_per_node
+                                  : l->ranks_per_node ? l->ranks_per_node
+                                                      : 1);
+    o.use_gpu = l->use_gpu;
+    o.argv = l->argv;
+    o.env = (const char *const *)c.env;
+    o.cwd = c.cwd ? c.cwd : "";
+    o.is_worker = l->is_worker;
+    o.tag_ranks = l->tag_ranks && l->num_nodes * o.ranks_per_node > 1;
+    o.save_dir = c.save_dir;
+    o.checkpoint_url = l->checkpoint_url;
+    o.load_url = l->load_url;
+    o.reserve_timeout_ms = l->wait_timeout_ms;
+    o.stop_grace_ms = l->stop_grace_ms;
+    o.lease_ms = l->lease_ms;
+    status = mb_driver_run(&o);
+out:
+    close_context(&c);
+    return status;
+}

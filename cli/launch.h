@@ -1,0 +1,104 @@
+/*
+ * What `train` and `run` share: the options of a gang, who we are (inside a submitted job or not),
+ * the environment that ranks get, and the call of the driver.
+ */
+#ifndef MOBULA_CLI_LAUNCH_H
+#define MOBULA_CLI_LAUNCH_H
+
+#include <stdint.h>
+#include "base/err.h"
+#include "cli/options.h"
+
+struct mb_launch {
+    const char *address;
+    const char *name;
+    int64_t num_nodes;
+    int64_t gpus_per_node;
+    int64_t ranks_per_node; /* without GPUs; 0: not given */
+    const char *checkpoint_url;
+    const char *load_url;
+    const char *save_dir;
+    uint64_t wait_timeout_ms;
+    uint64_t stop_grace_ms;
+    uint64_t lease_ms;
+    /* Filled by the verb, not by options. */
+    const char *const *argv; /* of a rank; NULL-terminated */
+    const char *entrypoint;
+    int use_gpu;
+    int is_worker;
+    int tag_ranks;
+};
+
+/* Rows of an option table for the common part; `type` is the verb's struct, `field` its member of
+ * type struct mb_launch. */
+#define MB_LAUNCH_OPTIONS(type, field)                                                             \
+    {"num-nodes",                                                                                  \
+     0,                                                                                            \
+     "N",                                                                                          \
+     MB_OPTION_INT,                                                                                \
+     offsetof(type, field.num_nodes),                                                              \
+     "nodes of the gang (1)",                                                                      \
+     1,                                                                                            \
+     65536},                                                                                       \
+        {"gpus-per-node",                                                                          \
+         0,                                                                                        \
+         "N",                                                                                      \
+         MB_OPTION_INT,                                                                            \
+         offsetof(type, field.gpus_per_node),                                                      \
+         "ranks on each node, one GPU each",                                                       \
+         1,                                                                                        \
+         1024},                                                                                    \
+        {"checkpoint-url",                                                                         \
+         0,                                                                                        \
+         "URL",                                                                                    \
+         MB_OPTION_STRING,                                                                         \
+         offsetof(type, field.checkpoint_url),                                                     \
+         "s3://bucket/prefix or file:///dir that checkpoints are made durable in",                 \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"address",                                                                                \
+         0,                                                                                        \
+         "HOST:PORT",                                                                              \
+         MB_OPTION_STRING,                                                                         \
+         offsetof(type, field.address),                                                            \
+         "GCS of the cluster ($RAY_ADDRESS, else 127.0.0.1:6379)",                                 \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"name",                                                                                   \
+         0,                                                                                        \
+         "NAME",                                                                                   \
+         MB_OPTION_STRING,                                                                         \
+         offsetof(type, field.name),                                                               \
+         "name of the run (the submission id inside a job)",                                       \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"wait-timeout",                                                                           \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_DURATION,                                                                       \
+         offsetof(type, field.wait_timeout_ms),                                                    \
+         "how long to wait for free nodes (1h)",                                                   \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"stop-grace",                                                                             \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_DURATION,                                                                       \
+         offsetof(type, field.stop_grace_ms),                                                      \
+         "between SIGTERM and SIGKILL of a rank (60s)",                                            \
+         0,                                                                                        \
+         0},                                                                                       \
+    {                                                                                              \
+        "lease", 0, "TIME", MB_OPTION_DURATION, offsetof(type, field.lease_ms),                    \
+            "how long agents keep the gang without its driver (60s)", 0, 0                         \
+    }
+
+void mb_launch_defaults(struct mb_launch *l);
+
+/* Runs the gang to its end; returns the exit status. Errors are printed. */
+int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l);
+
+/* s3://, gs://, file:// - what the object store understands. */
+int mb_launch_is_url(const char *s);
+
+#endif

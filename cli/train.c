@@ -1,0 +1,173 @@
+/*
+ * mobula train: a gang of native workers with Megatron-LM's own arguments.
+ *  1. Our own options are taken out of the command line; everything else goes to the workers as it
+ *     stands, in order, so that Megatron's rules (last wins, lists) hold there.
+ *  2. --load with a URL is pulled by the agents before the ranks start; --save and
+ *     --distributed-backend are read, not taken.
+ *  3. --help prints our options, then the workers' argument groups.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "cli/launch.h"
+#include "cli/options.h"
+
+struct train {
+    struct mb_launch launch;
+};
+
+static const struct mb_option options[] = {
+    MB_LAUNCH_OPTIONS(struct train, launch),
+    {0},
+};
+
+/* Length of an option's words at argv[i] if it is ours: 0, 1 (flag, --x=v) or 2. */
+static int own_words(const char *const word, int has_next)
+{
+    size_t len;
+
+    if (!mb_starts_with(word, "--"))
+        return 0;
+    len = strcspn(word + 2, "=");
+    for (const struct mb_option *o = options; o->name; o++)
+        if (strlen(o->name) == len && strncmp(o->name, word + 2, len) == 0)
+            return word[2 + len] == '=' || o->kind == MB_OPTION_FLAG || !has_next ? 1 : 2;
+    return 0;
+}
+
+/* Value of the last --name in words[0..n), NULL if absent; with index of its first word. */
+static const char *find_value(char **words, int n, const char *name, int *at)
+{
+    size_t len = strlen(name);
+    const char *found = NULL;
+
+    for (int i = 0; i < n; i++) {
+        if (strncmp(words[i], name, len) != 0)
+            continue;
+        if (words[i][len] == '=') {
+            found = words[i] + len + 1;
+            *at = i;
+        } else if (words[i][len] == '\0' && i + 1 < n) {
+            found = words[i + 1];
+            *at = i;
+        }
+    }
+    return found;
+}
+
+static int remove_words(char **words, int n, int at)
+{
+    int k = strchr(words[at], '=') ? 1 : 2;
+
+    memmove(words + at, words + at + k, (size_t)(n - at - k + 1) * sizeof(*words));
+    return n - k;
+}
+
+static int worker_help(struct mb_cli *cli, const struct mb_verb *verb)
+{
+    struct mb_err err = {0};
+    char *dir = mb_fs_self_dir(&err);
+    char *path = dir ? mb_path_join(dir, "mobula-worker") : NULL;
+    int status = 0;
+    pid_t pid;
+
+    mb_options_help(cli, verb, stdout);
+    printf("\nArguments of the trainer (Megatron-LM's names):\n");
+    fflush(stdout);
+    if (!path) {
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
+    pid = fork();
+    if (pid == 0) {
+        execl(path, path, "--help", (char *)NULL);
+        fprintf(stderr, "mobula: cannot run %s\n", path);
+        _exit(127);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) < 0 || !WIFEXITED(status))
+        status = mb_exit_status(MB_EIO);
+    else
+        status = WEXITSTATUS(status);
+out:
+    mb_free(path);
+    mb_free(dir);
+    return status;
+}
+
+static void read_megatron(struct train *t, char **words, int *n)
+{
+    int at = 0;
+    const char *backend = find_value(words, *n, "--distributed-backend", &at);
+    const char *load;
+
+    t->launch.use_gpu = !backend || strcmp(backend, "gloo") != 0;
+    t->launch.save_dir = find_value(words, *n, "--save", &at);
+    load = find_value(words, *n, "--load", &at);
+    if (load && mb_launch_is_url(load)) {
+        t->launch.load_url = load;
+        *n = remove_words(words, *n, at);
+    }
+}
+
+static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct train t;
+    struct mb_err err = {0};
+    char **own = mb_calloc((size_t)argc + 1, sizeof(*own));
+    char **words = mb_calloc((size_t)argc + 1, sizeof(*words));
+    int n_own = 0, n_words = 0, unused = 0, status;
+
+    mb_launch_defaults(&t.launch);
+    if (!own || !words) {
+        mb_err_set(&err, MB_ENOMEM, "out of memory");
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
+    own[n_own++] = argv[0];
+    words[n_words++] = (char *)(uintptr_t) "mobula-worker";
+    for (int i = 1; i < argc; i++) {
+        int k = own_words(argv[i], i + 1 < argc);
+
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            status = worker_help(cli, verb);
+            goto out;
+        }
+        if (k == 0)
+            words[n_words++] = argv[i];
+        for (; k > 0; k--, i += k > 0)
+            own[n_own++] = argv[i];
+    }
+    if (mb_options_parse(cli, verb, n_own, own, 0, &t, &unused, &err) < 0) {
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
+    read_megatron(&t, words, &n_words);
+    t.launch.argv = (const char *const *)words;
+    t.launch.entrypoint = "mobula train";
+    t.launch.is_worker = 1;
+    status = mb_launch_run(cli, &t.launch);
+out:
+    mb_free(words);
+    mb_free(own);
+    return status;
+}
+
+const struct mb_verb mb_verb_train = {
+    .name = "train",
+    .summary = "train a model: a gang of native workers with Megatron-LM's arguments",
+    .synopsis = "[options] MEGATRON-ARGUMENTS...",
+    .examples =
+        "  mobula train --num-nodes 2 --gpus-per-node 8 --checkpoint-url s3://bucket/run1 \\\n"
+        "      --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 \\\n"
+        "      --max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 512 \\\n"
+        "      --train-iters 1000 --lr 6e-4 --data-path data/corpus_text_document \\\n"
+        "      --vocab-file vocab.json --merge-file merges.txt --save-interval 100\n"
+        "  mobula train --distributed-backend gloo --mock-data ...     # on the CPU\n",
+    .options = options,
+    .run = train_run,
+};

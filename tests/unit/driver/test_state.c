@@ -1,0 +1,253 @@
+/* The driver's state machine: happy path, every kind of failure in every phase, random walks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include "base/alloc.h"
+#include "cli/driver/state.h"
+
+enum { NODES = 2, PER_NODE = 2, RANKS = NODES * PER_NODE };
+
+static struct mb_drv *make(int is_worker, int has_url)
+{
+    const struct mb_drv_config c = {
+        .n_nodes = NODES, .ranks_per_node = PER_NODE, .is_worker = is_worker, .has_url = has_url};
+    struct mb_drv *d = mb_drv_create(&c);
+
+    assert_non_null(d);
+    return d;
+}
+
+static int say(struct mb_drv *d, struct mb_drv_event e)
+{
+    return mb_drv_step(d, &e);
+}
+
+#define SAY(d, k, ...) say(d, (struct mb_drv_event){.kind = MB_DRV_##k, __VA_ARGS__})
+
+/* Everything up to the phase where ranks run. */
+static void bring_up(struct mb_drv *d)
+{
+    assert_int_equal(SAY(d, CONNECTED), MB_DRV_DO_OWN);
+    assert_int_equal(SAY(d, OWNED), MB_DRV_DO_RESERVE);
+    assert_int_equal(SAY(d, RESERVED), MB_DRV_DO_DIAL);
+    assert_int_equal(SAY(d, HELLO, .node = 1), 0);
+    assert_int_equal(SAY(d, HELLO, .node = 0), MB_DRV_DO_LAUNCH);
+    SAY(d, LAUNCHED, .node = 0);
+    SAY(d, LAUNCHED, .node = 1);
+    for (uint32_t r = 0; r < RANKS && mb_drv_phase(d) == MB_DRV_RENDEZVOUS; r++)
+        assert_int_equal(SAY(d, ENDPOINT, .rank = r), r + 1 == RANKS ? MB_DRV_DO_START : 0);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_RUN);
+}
+
+static void wind_down(struct mb_drv *d)
+{
+    SAY(d, NODE_ENDED, .node = 0);
+    assert_true(SAY(d, NODE_ENDED, .node = 1) & MB_DRV_DO_RELEASE);
+    assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_OVER);
+}
+
+static void test_happy(void **state)
+{
+    (void)state;
+    for (int worker = 0; worker < 2; worker++) {
+        struct mb_drv *d = make(worker, 1);
+
+        bring_up(d);
+        SAY(d, SAVED, .iteration = 10);
+        for (uint32_t r = 0; r < RANKS; r++)
+            assert_int_equal(SAY(d, RANK_EXIT, .rank = r), r + 1 == RANKS ? MB_DRV_DO_END : 0);
+        SAY(d, COMMITTED, .iteration = 10);
+        wind_down(d);
+        assert_int_equal(mb_drv_exit_status(d), 0);
+        assert_string_equal(mb_drv_verdict(d), "");
+        mb_drv_destroy(d);
+    }
+}
+
+static void test_saved_but_not_durable(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, COMMITTED, .iteration = 5);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    wind_down(d);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
+    assert_non_null(strstr(mb_drv_verdict(d), "iteration 10"));
+    mb_drv_destroy(d);
+}
+
+static void test_rank_killed(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+
+    (void)state;
+    bring_up(d);
+    assert_int_equal(
+        SAY(d, RANK_EXIT, .rank = 3, .exit_code = 137, .signal = 9, .text = "all-reduce"),
+        MB_DRV_DO_STOP);
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 3"));
+    assert_non_null(strstr(mb_drv_verdict(d), "signal 9"));
+    assert_non_null(strstr(mb_drv_verdict(d), "all-reduce"));
+    /* The first verdict stays. */
+    SAY(d, RANK_EXIT, .rank = 0, .exit_code = 1);
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 3"));
+    SAY(d, RANK_EXIT, .rank = 1, .exit_code = 1);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 2), MB_DRV_DO_END);
+    wind_down(d);
+    assert_int_equal(mb_drv_exit_status(d), 1);
+    mb_drv_destroy(d);
+}
+
+static void test_interrupted_in_every_phase(void **state)
+{
+    const enum mb_drv_event_kind path[] = {MB_DRV_CONNECTED, MB_DRV_OWNED, MB_DRV_RESERVED,
+                                           MB_DRV_HELLO,     MB_DRV_HELLO, MB_DRV_LAUNCHED,
+                                           MB_DRV_LAUNCHED};
+
+    (void)state;
+    for (size_t steps = 0; steps <= sizeof(path) / sizeof(path[0]); steps++) {
+        struct mb_drv *d = make(1, 1);
+        uint32_t node[MB_DRV_N_EVENTS] = {0};
+
+        for (size_t i = 0; i < steps; i++)
+            assert_true(say(d, (struct mb_drv_event){.kind = path[i], .node = node[path[i]]++}) >=
+                        0);
+        assert_true(SAY(d, INTERRUPTED, .signal = 15) >= 0);
+        for (uint32_t n = 0; n < NODES && mb_drv_phase(d) < MB_DRV_RELEASE; n++)
+            SAY(d, NODE_ENDED, .node = n);
+        if (mb_drv_phase(d) != MB_DRV_OVER) {
+            assert_int_equal(mb_drv_phase(d), MB_DRV_RELEASE);
+            assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
+        }
+        assert_int_equal(mb_drv_exit_status(d), 128 + 15);
+        mb_drv_destroy(d);
+    }
+}
+
+static void test_node_lost_and_launch_failure(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+
+    (void)state;
+    bring_up(d);
+    assert_int_equal(SAY(d, NODE_LOST, .node = 1, .text = "no answer"), MB_DRV_DO_STOP);
+    SAY(d, RANK_EXIT, .rank = 0);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 1), MB_DRV_DO_END);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 0), MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EUNAVAIL));
+    mb_drv_destroy(d);
+
+    d = make(1, 0);
+    SAY(d, CONNECTED);
+    SAY(d, OWNED);
+    SAY(d, RESERVED);
+    SAY(d, HELLO, .node = 0);
+    SAY(d, HELLO, .node = 1);
+    SAY(d, LAUNCHED, .node = 0);
+    assert_int_equal(SAY(d, NODE_FAILED, .node = 1, .code = MB_ENOENT, .text = "no such program"),
+                     MB_DRV_DO_STOP);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 1), 0);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 0), MB_DRV_DO_END | MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_ENOENT));
+    mb_drv_destroy(d);
+}
+
+static void test_illegal_events_change_nothing(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+
+    (void)state;
+    assert_int_equal(SAY(d, OWNED), MB_ESTATE);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 0), MB_ESTATE);
+    assert_int_equal(SAY(d, RELEASED), MB_ESTATE);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_CONNECT);
+    bring_up(d);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = RANKS), MB_ESTATE);
+    assert_int_equal(SAY(d, HELLO, .node = NODES), MB_ESTATE);
+    mb_drv_destroy(d);
+}
+
+/* Random events for many seeds: the machine always ends, releases once and finishes once. */
+static void test_random_walks(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 20000; seed++) {
+        struct mb_drv *d = make((int)seed & 1, (int)(seed >> 1) & 1);
+        uint32_t x = seed * 2654435761u;
+        int releases = 0, finishes = 0, steps = 0;
+
+        while (mb_drv_phase(d) != MB_DRV_OVER && steps++ < 100000) {
+            struct mb_drv_event e = {.text = "x"};
+            int actions;
+
+            x ^= x << 13;
+            x ^= x >> 17;
+            x ^= x << 5;
+            e.kind = (enum mb_drv_event_kind)((x >> 8) % MB_DRV_N_EVENTS);
+            e.node = (x >> 16) % NODES;
+            e.rank = (x >> 18) % RANKS;
+            e.iteration = (x >> 20) % 8;
+            e.exit_code = (x >> 24) % 16 == 0;
+            e.code = MB_EIO;
+            e.signal = 15;
+            if ((e.kind == MB_DRV_FAILED || e.kind == MB_DRV_INTERRUPTED ||
+                 e.kind == MB_DRV_NODE_FAILED || e.kind == MB_DRV_NODE_LOST) &&
+                (x >> 27) != 0)
+                continue;
+            actions = mb_drv_step(d, &e);
+            if (actions < 0)
+                continue;
+            releases += !!(actions & MB_DRV_DO_RELEASE);
+            finishes += !!(actions & MB_DRV_DO_FINISH);
+        }
+        if (mb_drv_phase(d) != MB_DRV_OVER || finishes != 1 || releases > 1) {
+            print_error("seed %u: phase %s, %d releases, %d finishes\n", seed,
+                        mb_drv_phase_name(mb_drv_phase(d)), releases, finishes);
+            fail();
+        }
+        mb_drv_destroy(d);
+    }
+}
+
+static void test_memory_out(void **state)
+{
+    (void)state;
+    for (unsigned long nth = 1;; nth++) {
+        const struct mb_drv_config c = {.n_nodes = 1, .ranks_per_node = 1};
+        struct mb_drv *d;
+
+        mb_alloc_fail_nth(nth);
+        d = mb_drv_create(&c);
+        if (!mb_alloc_did_fail()) {
+            mb_alloc_fail_nth(0);
+            mb_drv_destroy(d);
+            break;
+        }
+        assert_null(d);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_happy),
+        cmocka_unit_test(test_saved_but_not_durable),
+        cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_interrupted_in_every_phase),
+        cmocka_unit_test(test_node_lost_and_launch_failure),
+        cmocka_unit_test(test_illegal_events_change_nothing),
+        cmocka_unit_test(test_random_walks),
+        cmocka_unit_test(test_memory_out),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -4,8 +4,10 @@ target_compile_options(mobula_compile INTERFACE
     -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
     $<$<BOOL:${MOBULA_WERROR}>:-Werror>
     -fno-common -fstack-protector-strong)
-target_compile_definitions(mobula_compile INTERFACE _GNU_SOURCE
-    $<$<NOT:$<BOOL:${MOBULA_SANITIZE}>>:_FORTIFY_SOURCE=2>)
+target_compile_definitions(mobula_compile INTERFACE _GNU_SOURCE)
+if(NOT MOBULA_SANITIZE)
+    target_compile_definitions(mobula_compile INTERFACE _FORTIFY_SOURCE=2)
+endif()
 target_include_directories(mobula_compile INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
 if(MOBULA_SANITIZE)
     target_compile_options(mobula_compile INTERFACE

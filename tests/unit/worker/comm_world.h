@@ -1,0 +1,18 @@
+/* A gang inside one test program: every rank is a thread with its own communicator. */
+#ifndef MOBULA_TESTS_COMM_WORLD_H
+#define MOBULA_TESTS_COMM_WORLD_H
+
+#include "worker/parallel/comm.h"
+
+struct comm_world {
+    uint32_t n;
+    uint64_t timeout_ms;
+    uint64_t tcp_only; /* bit per rank */
+    void (*body)(struct mb_comm *c, void *arg);
+    void *arg;
+};
+
+/* Runs body on every rank at once; returns 0, or -1 if a rank could not join. */
+int comm_world_run(const struct comm_world *w);
+
+#endif

@@ -1,0 +1,384 @@
+/* Collectives: right, bit for bit the same on every rank and carrier, and loud when ranks disagree.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "tests/unit/worker/comm_world.h"
+#include "worker/parallel/comm_rendezvous.h"
+
+/* cmocka's asserts longjmp, which only its own thread may do: ranks count what is wrong instead. */
+static atomic_int wrong;
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            atomic_fetch_add(&wrong, 1);                                                           \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
+        }                                                                                          \
+    } while (0)
+
+static const size_t SIZES[] = {1, 2, 3, 5, 7, 64, 1001, 700001};
+enum { N_SIZES = sizeof SIZES / sizeof SIZES[0] };
+
+/* Values whose sum depends on the order of adding. */
+static float value(uint32_t rank, size_t i)
+{
+    uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15ULL + i * 0xBF58476D1CE4E5B9ULL;
+    x ^= x >> 31;
+    return (float)((double)(x % 2000003) / 7.0 - 142857.0);
+}
+
+static float expected_sum(size_t n, uint32_t world, size_t i)
+{
+    for (uint32_t owner = 0; owner < world; owner++) {
+        size_t begin, end;
+        mb_comm_range(n, world, owner, &begin, &end);
+        if (i >= begin && i < end) {
+            float sum = value((owner + 1) % world, i);
+            for (uint32_t k = 2; k <= world; k++) {
+                sum = value((owner + k) % world, i) + sum;
+            }
+            return sum;
+        }
+    }
+    return 0;
+}
+
+static void sums(struct mb_comm *c, void *arg)
+{
+    (void)arg;
+    uint32_t w = mb_comm_world_size(c), rank = mb_comm_rank(c);
+    struct mb_err err;
+    for (int s = 0; s < N_SIZES; s++) {
+        size_t n = SIZES[s], begin, end;
+        float *a = mb_calloc(n, sizeof *a), *b = mb_calloc(n, sizeof *b);
+        for (size_t i = 0; i < n; i++) {
+            a[i] = b[i] = value(rank, i);
+        }
+        mb_comm_allreduce(c, NULL, a, n, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_reduce_scatter(c, NULL, b, n, MB_COMM_F32, MB_COMM_SUM);
+        CHECK(mb_comm_synchronize(c, &err) == 0);
+        mb_comm_range(n, w, rank, &begin, &end);
+        CHECK(memcmp(a + begin, b + begin, (end - begin) * sizeof *a) == 0);
+        mb_comm_allgather(c, NULL, b, n, MB_COMM_F32);
+        CHECK(mb_comm_synchronize(c, &err) == 0);
+        CHECK(memcmp(a, b, n * sizeof *a) == 0);
+        size_t bad = 0;
+        for (size_t i = 0; i < n; i++) {
+            float e = expected_sum(n, w, i);
+            bad += memcmp(&a[i], &e, sizeof e) != 0;
+        }
+        CHECK(bad == 0);
+        mb_free(a);
+        mb_free(b);
+    }
+}
+
+static void others(struct mb_comm *c, void *arg)
+{
+    (void)arg;
+    uint32_t w = mb_comm_world_size(c), rank = mb_comm_rank(c);
+    struct mb_err err;
+    int64_t flag[3] = {(int64_t)rank, -(int64_t)rank - 1, rank == w - 1};
+    mb_comm_allreduce(c, NULL, flag, 3, MB_COMM_I64, MB_COMM_MAX);
+    double d[2] = {rank + 0.5, 1};
+    mb_comm_allreduce(c, NULL, d, 2, MB_COMM_F64, MB_COMM_SUM);
+    mb_comm_barrier(c);
+    CHECK(mb_comm_synchronize(c, &err) == 0);
+    CHECK(flag[0] == (int64_t)w - 1 && flag[1] == -1 && flag[2] == 1);
+    CHECK(d[1] == w && d[0] == w * (w - 1) / 2.0 + 0.5 * w);
+
+    size_t n = 400003;
+    int64_t *buf = mb_calloc(n, sizeof *buf);
+    for (uint32_t root = 0; root < w; root++) {
+        for (size_t i = 0; i < n; i++) {
+            buf[i] = rank == root ? (int64_t)(i * 3 + root) : -1;
+        }
+        mb_comm_broadcast(c, NULL, buf, n, MB_COMM_I64, root);
+        CHECK(mb_comm_synchronize(c, &err) == 0);
+        size_t bad = 0;
+        for (size_t i = 0; i < n; i++) {
+            bad += buf[i] != (int64_t)(i * 3 + root);
+        }
+        CHECK(bad == 0);
+    }
+    /* Rank 0 sends to everybody and hears back. */
+    for (uint32_t r = 1; r < w; r++) {
+        int64_t x = 1000 + r;
+        if (rank == 0) {
+            mb_comm_send(c, NULL, &x, 1, MB_COMM_I64, r);
+            mb_comm_recv(c, NULL, buf, n, MB_COMM_I64, r);
+            CHECK(mb_comm_synchronize(c, &err) == 0);
+            CHECK(buf[0] == 1000 + r && buf[n - 1] == r);
+        } else if (rank == r) {
+            mb_comm_recv(c, NULL, &x, 1, MB_COMM_I64, 0);
+            CHECK(mb_comm_synchronize(c, &err) == 0);
+            buf[0] = x;
+            buf[n - 1] = r;
+            mb_comm_send(c, NULL, buf, n, MB_COMM_I64, 0);
+            CHECK(mb_comm_synchronize(c, &err) == 0);
+        }
+    }
+    /* More operations at once than the queue holds. */
+    int64_t *many = mb_calloc(2 * MB_COMM_QUEUE_MAX, sizeof *many);
+    for (int i = 0; i < 2 * MB_COMM_QUEUE_MAX; i++) {
+        many[i] = i;
+        mb_comm_allreduce(c, NULL, &many[i], 1, MB_COMM_I64, MB_COMM_SUM);
+    }
+    CHECK(mb_comm_synchronize(c, &err) == 0);
+    for (int i = 0; i < 2 * MB_COMM_QUEUE_MAX; i++) {
+        CHECK(many[i] == (int64_t)w * i);
+    }
+    mb_free(many);
+    mb_free(buf);
+}
+
+static void on_worlds(void (*body)(struct mb_comm *, void *))
+{
+    static const uint64_t TCP_ONLY[] = {0, ~0ULL, 2}; /* shared memory, TCP, both in one ring */
+    for (uint32_t w = 1; w <= 4; w++) {
+        for (size_t k = 0; k < (w == 1 ? 1 : 3); k++) {
+            struct comm_world world = {
+                .n = w, .timeout_ms = 60000, .tcp_only = TCP_ONLY[k], .body = body};
+            assert_int_equal(comm_world_run(&world), 0);
+            assert_int_equal(atomic_load(&wrong), 0);
+        }
+    }
+}
+
+static void sums_have_one_order_on_every_carrier(void **state)
+{
+    (void)state;
+    on_worlds(sums);
+}
+
+static void the_other_operations_are_right(void **state)
+{
+    (void)state;
+    on_worlds(others);
+}
+
+static void ranges_cover_without_overlap(void **state)
+{
+    (void)state;
+    for (uint32_t w = 1; w <= 9; w++) {
+        for (size_t n = 0; n < 40; n++) {
+            size_t at = 0, begin, end;
+            for (uint32_t r = 0; r < w; r++) {
+                mb_comm_range(n, w, r, &begin, &end);
+                assert_int_equal(begin, at);
+                assert_true(end - begin <= n / w + 1);
+                at = end;
+            }
+            assert_int_equal(at, n);
+        }
+    }
+}
+
+static void disagree(struct mb_comm *c, void *arg)
+{
+    (void)arg;
+    struct mb_err err;
+    float x[4] = {0};
+    if (mb_comm_rank(c) == 0) {
+        mb_comm_allreduce(c, NULL, x, 4, MB_COMM_F32, MB_COMM_SUM);
+    } else {
+        mb_comm_broadcast(c, NULL, x, 4, MB_COMM_F32, 1);
+    }
+    int rc = mb_comm_synchronize(c, &err);
+    /* Who notices says so; the other hears of it, as soon as it waits for something. */
+    if (rc == 0) {
+        mb_comm_barrier(c);
+        rc = mb_comm_synchronize(c, &err);
+    }
+    CHECK(rc == MB_EPROTO || rc == MB_EUNAVAIL);
+    CHECK(strstr(err.text, "ranks do not call the same operations") != NULL);
+    CHECK(mb_comm_synchronize(c, &err) == rc); /* the failure stays */
+}
+
+static void ranks_that_disagree_are_told(void **state)
+{
+    (void)state;
+    struct comm_world world = {.n = 2, .timeout_ms = 20000, .body = disagree};
+    assert_int_equal(comm_world_run(&world), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
+static void give_up(struct mb_comm *c, void *arg)
+{
+    (void)arg;
+    struct mb_err err;
+    if (mb_comm_rank(c) == 1) {
+        mb_comm_abort(c, "the disk is full");
+        mb_comm_barrier(c);
+        CHECK(mb_comm_synchronize(c, &err) != 0);
+    } else {
+        mb_comm_barrier(c);
+        CHECK(mb_comm_synchronize(c, &err) == MB_EUNAVAIL);
+        CHECK(strstr(err.text, "rank 1 gave up: the disk is full") != NULL ||
+              strstr(err.text, "rank 0 gave up: ") != NULL ||
+              strstr(err.text, "rank 2 gave up: ") != NULL);
+        CHECK(strstr(err.text, "the disk is full") != NULL);
+    }
+}
+
+static void a_reason_reaches_every_rank(void **state)
+{
+    (void)state;
+    for (int tcp = 0; tcp < 2; tcp++) {
+        struct comm_world world = {
+            .n = 3, .timeout_ms = 20000, .tcp_only = tcp ? ~0ULL : 0, .body = give_up};
+        assert_int_equal(comm_world_run(&world), 0);
+        assert_int_equal(atomic_load(&wrong), 0);
+    }
+}
+
+static void hang(struct mb_comm *c, void *arg)
+{
+    atomic_int *done = arg;
+    struct mb_err err;
+    if (mb_comm_rank(c) == 0) {
+        mb_comm_barrier(c);
+        CHECK(mb_comm_synchronize(c, &err) == MB_ETIMEOUT);
+        CHECK(strstr(err.text, "barrier 1") != NULL && strstr(err.text, "rank 1") != NULL);
+        atomic_store(done, 1);
+    } else {
+        while (mb_comm_synchronize(c, &err) == 0) {
+            usleep(1000); /* this rank computes; it hears of the failure between operations */
+        }
+        CHECK(strstr(err.text, "rank 0 gave up: barrier 1: timeout") != NULL);
+    }
+}
+
+static void a_rank_that_hangs_is_named(void **state)
+{
+    (void)state;
+    atomic_int done = 0;
+    struct comm_world world = {.n = 2, .timeout_ms = 300, .body = hang, .arg = &done};
+    assert_int_equal(comm_world_run(&world), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
+static int stranger(const struct mb_endpoint *e, const void *bytes, size_t n)
+{
+    int fd = socket(e->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&e->address, e->address_len), 0);
+    assert_int_equal(send(fd, bytes, n, 0), (ssize_t)n);
+    return fd;
+}
+
+struct pair {
+    struct mb_comm_listener *l;
+    const char *const *endpoints;
+    struct mb_comm *c;
+    int rc;
+};
+
+static void *join_pair(void *arg)
+{
+    struct pair *p = arg;
+    struct mb_err err;
+    p->rc = mb_comm_connect(p->l, p->endpoints, 2, &p->c, &err);
+    return NULL;
+}
+
+static void strangers_stay_outside_and_do_not_disturb(void **state)
+{
+    (void)state;
+    struct mb_comm_options o = {.rank = 0, .world_size = 2, .timeout_ms = 20000};
+    struct pair pairs[2];
+    const char *endpoints[2];
+    struct mb_err err;
+    for (uint32_t r = 0; r < 2; r++) {
+        o.rank = r;
+        assert_int_equal(mb_comm_listen(&o, &pairs[r].l, &err), 0);
+        endpoints[r] = mb_comm_listener_endpoint(pairs[r].l);
+        pairs[r].endpoints = endpoints;
+    }
+    struct mb_endpoint e;
+    assert_int_equal(mb_endpoint_parse(endpoints[0], &e, &err), 0);
+    uint8_t hello[80] = {'M', 'B', 'C', 'O', 'M', 'M', '0', '1'};
+    hello[12] = 1; /* rank 1 of 2, and the right port: only the cookies are missing */
+    hello[16] = 2;
+    int fds[100];
+    for (int i = 0; i < 100; i++) { /* more than there are places */
+        fds[i] = stranger(&e, hello, i % 2 == 0 ? sizeof hello : 10);
+    }
+    pthread_t threads[2];
+    for (int r = 0; r < 2; r++) {
+        pthread_create(&threads[r], NULL, join_pair, &pairs[r]);
+    }
+    for (int r = 0; r < 2; r++) {
+        pthread_join(threads[r], NULL);
+        assert_int_equal(pairs[r].rc, 0);
+    }
+    mb_comm_barrier(pairs[0].c);
+    mb_comm_barrier(pairs[1].c);
+    assert_int_equal(mb_comm_synchronize(pairs[0].c, &err), 0);
+    assert_int_equal(mb_comm_synchronize(pairs[1].c, &err), 0);
+    for (int r = 0; r < 2; r++) {
+        mb_comm_destroy(pairs[r].c);
+        mb_comm_listener_destroy(pairs[r].l);
+    }
+    for (int i = 0; i < 100; i++) {
+        close(fds[i]);
+    }
+}
+
+static void a_wrong_endpoint_is_no_rank(void **state)
+{
+    (void)state;
+    struct mb_comm_options o = {.rank = 1, .world_size = 2, .timeout_ms = 300};
+    struct mb_comm_listener *l, *other;
+    struct mb_comm *c;
+    struct mb_err err;
+    assert_int_equal(mb_comm_listen(&o, &l, &err), 0);
+    assert_int_equal(mb_comm_listen(&o, &other, &err), 0);
+    const char *mine = mb_comm_listener_endpoint(l);
+    const char *bad[][2] = {{"", mine},
+                            {"mobula-tcp/1 127.0.0.1 99999 h 00", mine},
+                            {"mobula-tcp/2 127.0.0.1 1 h 00112233445566778899aabbccddeeff", mine},
+                            {mb_comm_listener_endpoint(other), mb_comm_listener_endpoint(other)},
+                            /* Nobody listens on port 1. */
+                            {"mobula-tcp/1 127.0.0.1 1 h 00112233445566778899aabbccddeeff", mine},
+                            /* Somebody listens, but never answers. */
+                            {mb_comm_listener_endpoint(other), mine}};
+    const int expected[] = {MB_EPROTO, MB_EPROTO, MB_EPROTO, MB_EPROTO, MB_EUNAVAIL, MB_ETIMEOUT};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        assert_int_equal(mb_comm_connect(l, bad[i], 2, &c, &err), expected[i]);
+        assert_non_null(strstr(err.text, "rank "));
+    }
+    assert_int_equal(mb_comm_connect(l, bad[0], 1, &c, &err), MB_EPROTO);
+    mb_comm_listener_destroy(l);
+    mb_comm_listener_destroy(other);
+    o.world_size = 0;
+    assert_int_equal(mb_comm_listen(&o, &l, &err), MB_EINVAL);
+    o.world_size = 2;
+    o.address = "localhost";
+    assert_int_equal(mb_comm_listen(&o, &l, &err), MB_EINVAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranges_cover_without_overlap),
+        cmocka_unit_test(sums_have_one_order_on_every_carrier),
+        cmocka_unit_test(the_other_operations_are_right),
+        cmocka_unit_test(ranks_that_disagree_are_told),
+        cmocka_unit_test(a_reason_reaches_every_rank),
+        cmocka_unit_test(a_rank_that_hangs_is_named),
+        cmocka_unit_test(strangers_stay_outside_and_do_not_disturb),
+        cmocka_unit_test(a_wrong_endpoint_is_no_rank),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

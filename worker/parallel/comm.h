@@ -1,0 +1,94 @@
+/*
+ * Collectives between the ranks of one gang.
+ *
+ * Every call takes the device whose stream produced the buffer, enqueues and returns: the operation
+ * starts after all that was enqueued on that stream before, runs on the communicator's own stream
+ * in the order of the calls, and the buffer belongs to it until mb_comm_synchronize(). Failures are
+ * kept and returned there; after the first one every later operation fails the same way. Ranks call
+ * the same collectives in the same order with the same counts; a difference is found and named.
+ *
+ * Sums are deterministic: every element is added in one order that depends on the number of ranks
+ * and on the element's place only, so all ranks hold the same bits, run after run, whatever the
+ * network. all-reduce gives the bits of reduce-scatter followed by all-gather.
+ *
+ * A rank that dies, or that says mb_comm_abort(), fails the operation of every other rank at once;
+ * one that hangs fails it after timeout_ms. The text names operation and rank.
+ * Threads: one thread calls; the carrier has threads of its own.
+ */
+#ifndef MOBULA_WORKER_PARALLEL_COMM_H
+#define MOBULA_WORKER_PARALLEL_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "worker/kernels/backend.h"
+
+enum mb_comm_type { MB_COMM_F32, MB_COMM_F64, MB_COMM_I64 };
+enum mb_comm_reduce { MB_COMM_SUM, MB_COMM_MAX };
+
+enum { MB_COMM_WORLD_MAX = 256, MB_COMM_ENDPOINT_MAX = 256, MB_COMM_QUEUE_MAX = 256 };
+
+struct mb_comm_options {
+    uint32_t rank;
+    uint32_t world_size;  /* 1 .. MB_COMM_WORLD_MAX */
+    const char *address;  /* numeric address that peers can reach; NULL: 127.0.0.1 */
+    uint64_t timeout_ms;  /* one operation, and the rendezvous, may take this long */
+    int no_shared_memory; /* 1: TCP also between ranks of one host */
+};
+
+/*
+ * Rendezvous: each rank listens and hands its endpoint, a text, to all others by a way of its own;
+ * with all endpoints in hand it connects. The endpoint carries a random cookie that a peer must
+ * show: who has not been given the endpoint cannot join. Keep endpoints out of logs.
+ */
+struct mb_comm_listener;
+
+int mb_comm_listen(const struct mb_comm_options *o, struct mb_comm_listener **out,
+                   struct mb_err *err);
+const char *mb_comm_listener_endpoint(const struct mb_comm_listener *l); /* borrowed */
+void mb_comm_listener_destroy(struct mb_comm_listener *l);               /* NULL is legal */
+
+struct mb_comm;
+
+/* endpoints[0 .. world_size), by rank. The listener stays the caller's and may be destroyed after.
+ * MB_EUNAVAIL or MB_ETIMEOUT name the rank that could not be met. */
+int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, size_t n_endpoints,
+                    struct mb_comm **out, struct mb_err *err);
+/* A world of one: every collective is the identity. */
+int mb_comm_create_single(struct mb_comm **out, struct mb_err *err);
+
+/* Says goodbye to the peers and frees; operations still queued are cancelled. NULL is legal. */
+void mb_comm_destroy(struct mb_comm *c);
+
+uint32_t mb_comm_rank(const struct mb_comm *c);
+uint32_t mb_comm_world_size(const struct mb_comm *c);
+/* One line for the log: carriers to the ring's neighbours. Valid until destroy. */
+const char *mb_comm_describe(const struct mb_comm *c);
+
+/* The part [begin, end) of n elements that belongs to a rank: n * rank / world. */
+void mb_comm_range(size_t n, uint32_t world_size, uint32_t rank, size_t *begin, size_t *end);
+
+/* dev may be NULL: the buffer is host memory and complete now. */
+void mb_comm_allreduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                       enum mb_comm_type type, enum mb_comm_reduce reduce);
+/* In place: afterwards this rank's mb_comm_range() holds the result, the rest is undefined. */
+void mb_comm_reduce_scatter(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                            enum mb_comm_type type, enum mb_comm_reduce reduce);
+/* In place: every rank gives its mb_comm_range() and gets the others'. */
+void mb_comm_allgather(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                       enum mb_comm_type type);
+void mb_comm_broadcast(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                       enum mb_comm_type type, uint32_t root);
+void mb_comm_barrier(struct mb_comm *c);
+void mb_comm_send(struct mb_comm *c, struct mb_device *dev, const void *buf, size_t n,
+                  enum mb_comm_type type, uint32_t to);
+void mb_comm_recv(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                  enum mb_comm_type type, uint32_t from);
+
+/* Wait for everything enqueued. */
+int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err);
+
+/* Tell the peers that this rank ends and why; their operations fail with that text. */
+void mb_comm_abort(struct mb_comm *c, const char *reason);
+
+#endif

@@ -1,0 +1,584 @@
+/*
+ * Membership of the cluster.
+ *
+ * Happy path: connect -> (an old id: unregister it) -> register -> sync and watch -> leave.
+ *
+ *  1. The head is not reachable within the connect timeout: progress is logged every 5 s, then
+ *     on_failed. Later losses of the head are waited out: the client reconnects by itself.
+ *  2. An old id of this directory that is ALIVE, with the same cluster and port, is resumed: no
+ *     registration, only sync and watch.
+ *  3. Any other old id is unregistered first. A real GCS gives no answer for an id it has removed,
+ *     so that call has 2 s and its outcome does not matter.
+ *  4. Declared dead, or another cluster at the address: on_reset, a fresh id, register again.
+ * Failures then are retried every 2 s for as long as the agent runs.
+ *  5. Leaving while unregistered or unreachable ends after 2 s at the latest.
+ */
+#include "agent/node.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/client.h"
+
+enum {
+    PROGRESS_MS = 5000,
+    RETRY_MS = 2000,
+    LEAVE_MS = 2000,
+    CALL_MS = 10000,
+    IDLE_REFRESH_MS = 5000,
+    IDENTITY_MAX = 4096,
+    LABELS_MAX = 64
+};
+
+enum phase {
+    PH_NEW,
+    PH_CONNECTING,
+    PH_CHECKING,
+    PH_UNREGISTERING,
+    PH_REGISTERING,
+    PH_ALIVE,
+    PH_GONE
+};
+
+struct mb_node {
+    uv_loop_t *loop;
+    struct mb_ledger *ledger;
+    struct mb_node_opts opts;
+    const struct mb_node_ops *ops;
+    void *arg;
+    struct mb_gcs *gcs;
+    struct mb_grpc *grpc;
+    enum phase phase;
+    uint8_t id[MB_NODE_ID_BYTES];
+    char id_hex[2 * MB_NODE_ID_BYTES + 1];
+    int has_former;
+    uint8_t former_id[MB_NODE_ID_BYTES];
+    char former_cluster[2 * MB_NODE_ID_BYTES + 1];
+    int former_port;
+    int grpc_port;
+    int http_port;
+    int was_alive;
+    uint64_t start_unix_ms;
+    uint64_t wait_since_ms;
+    uint64_t idle_since_ms; /* 0: busy */
+    int is_draining;
+    int64_t drain_deadline_unix_ms;
+    struct mb_gcs_label labels[LABELS_MAX];
+    size_t n_labels;
+    uv_timer_t timer; /* progress, retry or idle refresh, by phase */
+    void (*leave_cb)(void *arg);
+    void *leave_arg;
+    void (*close_cb)(void *arg);
+    void *close_arg;
+    int closing; /* parts that are not closed yet */
+};
+
+static void begin_registration(struct mb_node *n);
+static void on_timer(uv_timer_t *t);
+
+/* ---- identity on disk ---- */
+
+static char *identity_path(const struct mb_node *n)
+{
+    return mb_path_join(n->opts.node_dir, "identity.json");
+}
+
+static void load_identity(struct mb_node *n)
+{
+    char *path = identity_path(n);
+    struct mb_buf text = {0};
+    const char *id = NULL, *cluster = NULL;
+    json_t *o = NULL;
+    int port = 0;
+
+    if (path != NULL && mb_fs_exists(path) && mb_fs_read(path, IDENTITY_MAX, &text, NULL) == MB_OK)
+        o = json_loads(mb_buf_str(&text), 0, NULL);
+    if (json_unpack(o, "{s:s, s:s, s:i}", "node_id", &id, "cluster_id", &cluster, "port", &port) ==
+            0 &&
+        mb_unhex(id, n->former_id, sizeof(n->former_id)) == MB_OK &&
+        strlen(cluster) < sizeof(n->former_cluster)) {
+        snprintf(n->former_cluster, sizeof(n->former_cluster), "%s", cluster);
+        n->former_port = port;
+        n->has_former = 1;
+    }
+    json_decref(o);
+    mb_buf_close(&text);
+    mb_free(path);
+}
+
+static void save_identity(struct mb_node *n)
+{
+    char *path = identity_path(n);
+    char text[512];
+    struct mb_err err = {0};
+    int len = snprintf(text, sizeof(text),
+                       "{\"node_id\": \"%s\", \"cluster_id\": \"%s\", \"port\": %d}\n", n->id_hex,
+                       mb_gcs_cluster_id(n->gcs), n->grpc_port);
+
+    if (path == NULL || mb_fs_write_atomic(path, text, (size_t)len, 0644, &err) != MB_OK)
+        mb_warn("node", "cannot keep the node id for a restart: %s", err.text);
+    mb_free(path);
+}
+
+static void set_id(struct mb_node *n, const uint8_t id[MB_NODE_ID_BYTES])
+{
+    memcpy(n->id, id, sizeof(n->id));
+    mb_hex(n->id, sizeof(n->id), n->id_hex);
+}
+
+static void set_fresh_id(struct mb_node *n)
+{
+    uint8_t id[MB_NODE_ID_BYTES];
+
+    mb_random_bytes(id, sizeof(id));
+    set_id(n, id);
+}
+
+/* ---- what the cluster is told ---- */
+
+struct view {
+    struct mb_gcs_resource available[MB_LEDGER_KINDS_MAX];
+    struct mb_gcs_resource total[MB_LEDGER_KINDS_MAX];
+    struct mb_gcs_view v;
+};
+
+static void build_labels(struct mb_node *n)
+{
+    n->n_labels = 0;
+    n->labels[n->n_labels++] = (struct mb_gcs_label){"ray.io/node-id", n->id_hex};
+    n->labels[n->n_labels++] = (struct mb_gcs_label){"mobula.io/version", MOBULA_VERSION};
+    if (n->opts.accelerator[0] != '\0')
+        n->labels[n->n_labels++] =
+            (struct mb_gcs_label){"ray.io/accelerator-type", n->opts.accelerator};
+    for (size_t i = 0; i < n->opts.n_labels && n->n_labels < LABELS_MAX; i++)
+        n->labels[n->n_labels++] = n->opts.labels[i];
+}
+
+static void build_view(struct mb_node *n, struct view *out)
+{
+    size_t kinds = mb_ledger_kinds(n->ledger);
+
+    for (size_t k = 0; k < kinds; k++) {
+        const struct mb_resource *total = mb_ledger_total(n->ledger, k);
+
+        out->total[k] = (struct mb_gcs_resource){total->name, (double)total->units};
+        out->available[k] =
+            (struct mb_gcs_resource){total->name, (double)mb_ledger_available(n->ledger, k)};
+    }
+    out->v = (struct mb_gcs_view){
+        .available = out->available,
+        .n_available = kinds,
+        .total = out->total,
+        .n_total = kinds,
+        .labels = n->labels,
+        .n_labels = n->n_labels,
+        .idle_ms = (int64_t)mb_node_idle_ms(n),
+        .is_draining = n->is_draining,
+        .draining_deadline_unix_ms = n->drain_deadline_unix_ms,
+    };
+}
+
+void mb_node_changed(struct mb_node *n)
+{
+    struct view view;
+    struct mb_err err;
+
+    if (mb_ledger_count(n->ledger) > 0)
+        n->idle_since_ms = 0;
+    else if (n->idle_since_ms == 0)
+        n->idle_since_ms = mb_mono_ms();
+    if (n->phase != PH_ALIVE)
+        return;
+    build_view(n, &view);
+    if (mb_gcs_sync_set(n->gcs, &view.v, &err) != MB_OK)
+        mb_warn("node", "cannot report resources: %s", err.text);
+}
+
+void mb_node_drain(struct mb_node *n, int64_t deadline_unix_ms)
+{
+    n->is_draining = 1;
+    n->drain_deadline_unix_ms = deadline_unix_ms;
+    mb_node_changed(n);
+}
+
+/* ---- becoming ALIVE ---- */
+
+static void failed(struct mb_node *n, const struct mb_err *err)
+{
+    if (!n->was_alive) {
+        n->phase = PH_GONE;
+        uv_timer_stop(&n->timer);
+        n->ops->on_failed(n->arg, err);
+        return;
+    }
+    mb_warn("node", "registration failed, trying again: %s", err->text);
+    n->phase = PH_CONNECTING;
+    uv_timer_start(&n->timer, on_timer, RETRY_MS, 0);
+}
+
+static void now_alive(struct mb_node *n)
+{
+    struct view view;
+    struct mb_err err;
+
+    build_view(n, &view);
+    if (mb_gcs_sync_start(n->gcs, n->id, &view.v, &err) != MB_OK ||
+        mb_gcs_watch_node(n->gcs, n->id, &err) != MB_OK) {
+        failed(n, &err);
+        return;
+    }
+    n->phase = PH_ALIVE;
+    n->was_alive = 1;
+    save_identity(n);
+    uv_timer_start(&n->timer, on_timer, IDLE_REFRESH_MS, IDLE_REFRESH_MS);
+    n->ops->on_alive(n->arg);
+}
+
+static void on_registered(void *arg, const struct mb_err *err)
+{
+    struct mb_node *n = arg;
+
+    if (n->phase != PH_REGISTERING)
+        return;
+    if (err->code != MB_OK)
+        failed(n, err);
+    else
+        now_alive(n);
+}
+
+static void register_now(struct mb_node *n)
+{
+    char hostname[256] = "";
+    struct view view;
+    struct mb_gcs_node node;
+    struct mb_err err;
+
+    gethostname(hostname, sizeof(hostname) - 1);
+    set_fresh_id(n);
+    build_labels(n);
+    build_view(n, &view);
+    node = (struct mb_gcs_node){
+        .ip = n->opts.ip,
+        .port = n->grpc_port,
+        .hostname = hostname,
+        .node_name = n->opts.node_name,
+        .node_type_name = "mobula",
+        .temp_dir = n->opts.temp_dir,
+        .session_dir = n->opts.session_dir,
+        .agent_http_port = n->http_port,
+        .metrics_port = n->http_port,
+        .is_head = n->opts.is_head,
+        .start_unix_ms = n->start_unix_ms,
+        .resources = view.total,
+        .n_resources = view.v.n_total,
+        .labels = n->labels,
+        .n_labels = n->n_labels,
+    };
+    memcpy(node.node_id, n->id, sizeof(node.node_id));
+    n->phase = PH_REGISTERING;
+    if (mb_gcs_register_node(n->gcs, &node, CALL_MS, on_registered, n, NULL, &err) != MB_OK)
+        failed(n, &err);
+}
+
+static void on_former_gone(void *arg, const struct mb_err *err)
+{
+    struct mb_node *n = arg;
+
+    if (n->phase != PH_UNREGISTERING)
+        return;
+    if (err->code != MB_OK && err->code != MB_ETIMEOUT)
+        mb_info("node", "the former node id could not be unregistered: %s", err->text);
+    register_now(n);
+}
+
+static void unregister_former(struct mb_node *n)
+{
+    struct mb_err err;
+
+    n->has_former = 0;
+    n->ops->on_reset(n->arg, "this agent's former node id is not in use any more");
+    n->phase = PH_UNREGISTERING;
+    if (mb_gcs_unregister_node(n->gcs, n->former_id, MB_GCS_DEATH_EXPECTED,
+                               "the agent was restarted", LEAVE_MS, on_former_gone, n, NULL,
+                               &err) != MB_OK)
+        on_former_gone(n, &err);
+}
+
+static void on_former_checked(void *arg, const struct mb_err *err, int64_t count)
+{
+    struct mb_node *n = arg;
+
+    if (n->phase != PH_CHECKING)
+        return;
+    if (err->code == MB_OK && count == 1) {
+        n->has_former = 0;
+        set_id(n, n->former_id);
+        build_labels(n);
+        mb_info("node", "resuming as the node that this agent was before its restart id=%.8s",
+                n->id_hex);
+        now_alive(n);
+        return;
+    }
+    unregister_former(n);
+}
+
+static void begin_registration(struct mb_node *n)
+{
+    struct mb_err err;
+
+    uv_timer_stop(&n->timer);
+    if (!n->has_former) {
+        register_now(n);
+        return;
+    }
+    if (strcmp(n->former_cluster, mb_gcs_cluster_id(n->gcs)) != 0) {
+        n->has_former = 0;
+        n->ops->on_reset(n->arg, "the cluster is another one than before the restart");
+        register_now(n);
+        return;
+    }
+    if (n->former_port != n->grpc_port) {
+        unregister_former(n);
+        return;
+    }
+    n->phase = PH_CHECKING;
+    if (mb_gcs_check_alive(n->gcs, n->former_id, CALL_MS, on_former_checked, n, NULL, &err) !=
+        MB_OK)
+        unregister_former(n);
+}
+
+static void reconnect(struct mb_node *n)
+{
+    struct mb_err err;
+
+    n->phase = PH_CONNECTING;
+    if (mb_gcs_connected(n->gcs))
+        begin_registration(n);
+    else if (mb_gcs_connect(n->gcs, &err) != MB_OK)
+        failed(n, &err);
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    struct mb_node *n = t->data;
+
+    if (n->phase == PH_ALIVE) {
+        if (n->idle_since_ms != 0)
+            mb_node_changed(n);
+    } else if (n->was_alive) {
+        reconnect(n);
+    } else if (n->phase == PH_CONNECTING) {
+        mb_info("node", "waiting for the head at %s waited_s=%llu", n->opts.gcs_address,
+                (unsigned long long)((mb_mono_ms() - n->wait_since_ms) / 1000));
+    }
+}
+
+static void reset(struct mb_node *n, const char *why)
+{
+    mb_warn("node", "%s: registering under a new id", why);
+    mb_gcs_unwatch(n->gcs);
+    mb_gcs_sync_stop(n->gcs);
+    n->phase = PH_CONNECTING;
+    n->ops->on_reset(n->arg, why);
+    reconnect(n);
+}
+
+static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const struct mb_err *err)
+{
+    struct mb_node *n = arg;
+
+    (void)gcs;
+    switch (event) {
+    case MB_GCS_CONNECTED:
+        if (n->phase == PH_CONNECTING)
+            begin_registration(n);
+        break;
+    case MB_GCS_CONNECT_FAILED:
+        if (n->phase == PH_CONNECTING)
+            failed(n, err);
+        break;
+    case MB_GCS_CLUSTER_CHANGED:
+        if (n->phase != PH_GONE)
+            reset(n, "another cluster answers at the head's address");
+        break;
+    case MB_GCS_NODE_DEAD:
+        if (n->phase == PH_ALIVE)
+            reset(n, "the head declared this node dead");
+        break;
+    case MB_GCS_UNREACHABLE:
+        mb_warn("node", "the head at %s does not answer; gangs go on", n->opts.gcs_address);
+        break;
+    case MB_GCS_REACHABLE:
+        mb_info("node", "the head at %s answers again", n->opts.gcs_address);
+        mb_node_changed(n);
+        break;
+    }
+}
+
+/* ---- life ---- */
+
+int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledger,
+                   const struct mb_node_opts *opts, const struct mb_node_ops *ops, void *arg,
+                   struct mb_node **out, struct mb_err *err)
+{
+    struct mb_node *n = mb_calloc(1, sizeof(*n));
+
+    if (n == NULL)
+        return mb_err_set(err, MB_ENOMEM, "no memory for the node");
+    n->loop = loop;
+    n->grpc = grpc;
+    n->ledger = ledger;
+    n->opts = *opts;
+    n->ops = ops;
+    n->arg = arg;
+    n->start_unix_ms = mb_unix_ms();
+    n->idle_since_ms = mb_mono_ms();
+    uv_timer_init(loop, &n->timer);
+    n->timer.data = n;
+    load_identity(n);
+    *out = n;
+    return MB_OK;
+}
+
+int mb_node_former_port(const struct mb_node *n)
+{
+    return n->has_former ? n->former_port : 0;
+}
+
+int mb_node_start(struct mb_node *n, int grpc_port, int http_port, struct mb_err *err)
+{
+    struct mb_gcs_opts opts = {.address = n->opts.gcs_address,
+                               .token = n->opts.token,
+                               .connect_timeout_ms = n->opts.connect_timeout_ms};
+    int rc;
+
+    n->grpc_port = grpc_port;
+    n->http_port = http_port;
+    rc = mb_gcs_create(n->loop, n->grpc, &opts, on_gcs, n, &n->gcs, err);
+    if (rc == MB_OK)
+        rc = mb_gcs_connect(n->gcs, err);
+    if (rc != MB_OK)
+        return rc;
+    n->phase = PH_CONNECTING;
+    n->wait_since_ms = mb_mono_ms();
+    uv_timer_start(&n->timer, on_timer, PROGRESS_MS, PROGRESS_MS);
+    return MB_OK;
+}
+
+static void on_left(void *arg, const struct mb_err *err)
+{
+    struct mb_node *n = arg;
+    void (*cb)(void *) = n->leave_cb;
+
+    if (err->code != MB_OK)
+        mb_warn("node", "could not unregister: %s", err->text);
+    else
+        mb_info("node", "unregistered id=%.8s", n->id_hex);
+    n->leave_cb = NULL;
+    if (cb != NULL)
+        cb(n->leave_arg);
+}
+
+void mb_node_leave(struct mb_node *n, enum mb_gcs_death reason, const char *text,
+                   void (*cb)(void *arg), void *arg)
+{
+    int registered = n->phase == PH_ALIVE;
+    struct mb_err err;
+
+    n->phase = PH_GONE;
+    uv_timer_stop(&n->timer);
+    n->leave_cb = cb;
+    n->leave_arg = arg;
+    if (registered) {
+        mb_gcs_unwatch(n->gcs);
+        mb_gcs_sync_stop(n->gcs);
+        if (mb_gcs_unregister_node(n->gcs, n->id, reason, text, LEAVE_MS, on_left, n, NULL, &err) ==
+            MB_OK)
+            return;
+        mb_warn("node", "could not unregister: %s", err.text);
+    }
+    n->leave_cb = NULL;
+    if (cb != NULL)
+        cb(arg);
+}
+
+static void part_closed(struct mb_node *n)
+{
+    if (--n->closing > 0)
+        return;
+    void (*cb)(void *) = n->close_cb;
+    void *arg = n->close_arg;
+
+    mb_free(n);
+    if (cb != NULL)
+        cb(arg);
+}
+
+static void on_gcs_closed(void *arg)
+{
+    part_closed(arg);
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    part_closed(h->data);
+}
+
+void mb_node_close(struct mb_node *n, void (*cb)(void *arg), void *arg)
+{
+    n->phase = PH_GONE;
+    n->leave_cb = NULL;
+    n->close_cb = cb;
+    n->close_arg = arg;
+    n->closing = n->gcs != NULL ? 2 : 1;
+    if (n->gcs != NULL)
+        mb_gcs_close(n->gcs, on_gcs_closed, n);
+    uv_close((uv_handle_t *)&n->timer, on_timer_closed);
+}
+
+int mb_node_is_alive(const struct mb_node *n)
+{
+    return n->phase == PH_ALIVE;
+}
+
+int mb_node_is_draining(const struct mb_node *n)
+{
+    return n->is_draining;
+}
+
+int64_t mb_node_drain_deadline_ms(const struct mb_node *n)
+{
+    return n->drain_deadline_unix_ms;
+}
+
+const uint8_t *mb_node_id(const struct mb_node *n)
+{
+    return n->id;
+}
+
+const char *mb_node_id_hex(const struct mb_node *n)
+{
+    return n->id_hex;
+}
+
+const struct mb_gcs_label *mb_node_labels(const struct mb_node *n, size_t *count)
+{
+    *count = n->n_labels;
+    return n->labels;
+}
+
+uint64_t mb_node_idle_ms(const struct mb_node *n)
+{
+    return n->idle_since_ms == 0 ? 0 : mb_mono_ms() - n->idle_since_ms + 1;
+}
+
+struct mb_gcs *mb_node_gcs(struct mb_node *n)
+{
+    return n->gcs;
+}

@@ -1,0 +1,137 @@
+/*
+ * Counting devices.
+ *
+ *  1. libnvidia-ml.so.1 is opened at run time, so that the agent runs where there is no driver. No
+ *     library: no NVIDIA devices. A library whose nvmlInit says "driver not loaded" (9) or "no
+ *     device" (6): none either. Any other failure is an error, because a node that silently comes
+ *     up without its GPUs is worse than one that says why.
+ *  2. Without NVIDIA devices the nodes of the AMD kernel driver's topology are counted; entries
+ *     whose gpu_id is 0 are CPUs.
+ */
+#include "agent/resources.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NVML_OK = 0, NVML_NOT_FOUND = 6, NVML_NO_DRIVER = 9, NVML_NO_LIBRARY = 12 };
+
+#define KFD_NODES "/sys/class/kfd/kfd/topology/nodes"
+
+struct nvml {
+    void *library;
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *);
+    int (*handle)(unsigned, void **);
+    int (*name)(void *, char *, unsigned);
+};
+
+static int nvml_open(struct nvml *n)
+{
+    n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (n->library == NULL)
+        return 0;
+    *(void **)&n->init = dlsym(n->library, "nvmlInit_v2");
+    *(void **)&n->shutdown = dlsym(n->library, "nvmlShutdown");
+    *(void **)&n->count = dlsym(n->library, "nvmlDeviceGetCount_v2");
+    *(void **)&n->handle = dlsym(n->library, "nvmlDeviceGetHandleByIndex_v2");
+    *(void **)&n->name = dlsym(n->library, "nvmlDeviceGetName");
+    return 1;
+}
+
+static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
+{
+    struct nvml n = {0};
+    void *device = NULL;
+    int rc = MB_OK;
+    int status;
+
+    if (!nvml_open(&n))
+        return MB_OK;
+    if (!n.init || !n.shutdown || !n.count || !n.handle || !n.name) {
+        rc = mb_err_set(err, MB_EIO, "libnvidia-ml.so.1 lacks functions that every driver has");
+        goto out;
+    }
+    status = n.init();
+    if (status == NVML_NO_DRIVER || status == NVML_NOT_FOUND || status == NVML_NO_LIBRARY)
+        goto out;
+    if (status != NVML_OK) {
+        rc = mb_err_set(err, MB_EIO, "NVML cannot start (status %d); is the NVIDIA driver healthy?",
+                        status);
+        goto out;
+    }
+    status = n.count(&out->count);
+    if (status != NVML_OK)
+        rc = mb_err_set(err, MB_EIO, "NVML cannot count the GPUs (status %d)", status);
+    if (rc == MB_OK && out->count > 0) {
+        out->vendor = MB_GPU_NVIDIA;
+        if (n.handle(0, &device) != NVML_OK ||
+            n.name(device, out->model, sizeof(out->model)) != NVML_OK)
+            out->model[0] = '\0';
+    }
+    n.shutdown();
+out:
+    dlclose(n.library);
+    return rc;
+}
+
+unsigned mb_gpus_count_kfd(const char *topology_nodes_dir)
+{
+    DIR *dir = opendir(topology_nodes_dir);
+    unsigned count = 0;
+    struct dirent *e;
+
+    if (dir == NULL)
+        return 0;
+    while ((e = readdir(dir)) != NULL) {
+        char path[512], id[32] = "";
+        FILE *f;
+
+        if (e->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof(path), "%.200s/%.200s/gpu_id", topology_nodes_dir, e->d_name);
+        f = fopen(path, "re");
+        if (f == NULL)
+            continue;
+        if (fgets(id, sizeof(id), f) != NULL && strtoull(id, NULL, 10) != 0)
+            count++;
+        fclose(f);
+    }
+    closedir(dir);
+    return count;
+}
+
+int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err)
+{
+    int rc;
+
+    *out = (struct mb_gpus){0};
+    rc = detect_nvidia(out, err);
+    if (rc != MB_OK || out->count > 0)
+        return rc;
+    out->count = mb_gpus_count_kfd(KFD_NODES);
+    if (out->count > 0) {
+        out->vendor = MB_GPU_AMD;
+        snprintf(out->model, sizeof(out->model), "AMD");
+    }
+    return MB_OK;
+}
+
+unsigned mb_cpus_detect(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0)
+        return (unsigned)CPU_COUNT(&set);
+    return 1;
+}
+
+const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor)
+{
+    return vendor == MB_GPU_AMD ? "HIP_VISIBLE_DEVICES" : "CUDA_VISIBLE_DEVICES";
+}

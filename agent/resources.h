@@ -1,0 +1,28 @@
+/*
+ * What this machine has: accelerators (NVIDIA through NVML, loaded at run time; AMD through the
+ * topology files of its kernel driver) and CPUs. Blocking, start-up only.
+ */
+#ifndef MOBULA_AGENT_RESOURCES_H
+#define MOBULA_AGENT_RESOURCES_H
+
+#include "base/err.h"
+
+enum mb_gpu_vendor { MB_GPU_NONE, MB_GPU_NVIDIA, MB_GPU_AMD };
+
+struct mb_gpus {
+    enum mb_gpu_vendor vendor;
+    unsigned count;
+    char model[96]; /* of the first one, for the accelerator label; "" if unknown */
+};
+
+/* No driver means no devices, which is no error; a driver that is there and fails is (MB_EIO). */
+int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
+/* CPUs this process may run on, at least 1. */
+unsigned mb_cpus_detect(void);
+/* The environment variable that limits a process to devices of this vendor. */
+const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor);
+
+/* For the test: AMD devices below a topology directory. */
+unsigned mb_gpus_count_kfd(const char *topology_nodes_dir);
+
+#endif

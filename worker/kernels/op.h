@@ -9,10 +9,10 @@
  * read before the call returns; the memory it points to must stay until the stream is synchronised.
  *
  * Pointers in argument structs are device memory from alloc() unless a comment says host. Matrices
- * are row-major and dense. "+=" in a comment means that the operation adds to what is there.
- * A token is a row: row = sample * seq + position. Shapes are the caller's promise (assert), sizes
- * that come from people are checked where the model is created.
- * Threads: a context is used by one thread at a time.
+ * are row-major and dense. A token or label outside the vocabulary makes the operation fail, not
+ * fault. "+=" in a comment means that the operation adds to what is there. A token is a row: row =
+ * sample * seq + position. Shapes are the caller's promise (assert), sizes that come from people
+ * are checked where the model is created. Threads: a context is used by one thread at a time.
  */
 #ifndef MOBULA_WORKER_KERNELS_OP_H
 #define MOBULA_WORKER_KERNELS_OP_H
@@ -45,7 +45,7 @@ struct mb_embedding_forward {
     const float *token_weight;    /* [vocab, hidden] */
     const float *position_weight; /* [>= seq, hidden] */
     float *out;                   /* [n_tokens, hidden] */
-    size_t n_tokens, seq, hidden;
+    size_t n_tokens, seq, hidden, vocab;
 };
 
 struct mb_embedding_backward {
@@ -53,7 +53,7 @@ struct mb_embedding_backward {
     const float *d_out;       /* [n_tokens, hidden] */
     float *d_token_weight;    /* += [vocab, hidden] */
     float *d_position_weight; /* += [>= seq, hidden] */
-    size_t n_tokens, seq, hidden;
+    size_t n_tokens, seq, hidden, vocab;
 };
 
 /* LayerNorm over the last dimension: biased variance, eps inside the root. */

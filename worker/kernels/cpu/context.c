@@ -1,0 +1,138 @@
+/*
+ * Context, memory and stream of the CPU backend. Operations run during the call, which the contract
+ * allows; what fails is kept in the stream until synchronize(), as on a device that runs later.
+ *  - alloc() gives zeroed memory on a 64-byte boundary and remembers it, so that close() leaves
+ * nothing.
+ *  - The first failure of a stream wins: what follows is usually its consequence.
+ */
+#include "worker/kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+
+enum { ALIGN = 64 };
+
+int mb_cpu_open(int device_index, struct mb_context **out, struct mb_err *err)
+{
+    if (device_index != 0)
+        return mb_err_set(err, MB_EINVAL, "device %d does not exist: the CPU is device 0",
+                          device_index);
+    struct mb_context *ctx = mb_calloc(1, sizeof(*ctx));
+    if (ctx == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory opening the device");
+    int rc = mb_blas_open(&ctx->blas, err);
+    if (rc != 0) {
+        mb_free(ctx);
+        return rc;
+    }
+    snprintf(ctx->describe, sizeof(ctx->describe),
+             "CPU, %s operations, OpenBLAS %s kernels, %d thread%s", mb_cpu_isa(),
+             ctx->blas.corename(), ctx->blas.n_threads, ctx->blas.n_threads == 1 ? "" : "s");
+    *out = ctx;
+    return 0;
+}
+
+void mb_cpu_close(struct mb_context *ctx)
+{
+    if (ctx == NULL)
+        return;
+    for (size_t i = 0; i < ctx->n_blocks; i++)
+        mb_free(ctx->blocks[i]);
+    mb_free(ctx->blocks);
+    mb_blas_close(&ctx->blas);
+    mb_free(ctx);
+}
+
+const char *mb_cpu_describe(struct mb_context *ctx)
+{
+    return ctx->describe;
+}
+
+static void *align_up(void *p)
+{
+    uintptr_t v = (uintptr_t)p;
+    return (char *)p + (ALIGN - v % ALIGN) % ALIGN;
+}
+
+int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err)
+{
+    if (ctx->n_blocks == ctx->cap_blocks) {
+        size_t cap = ctx->cap_blocks ? 2 * ctx->cap_blocks : 8;
+        void **blocks = mb_reallocarray(ctx->blocks, cap, sizeof(*blocks));
+        if (blocks == NULL)
+            return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
+        ctx->blocks = blocks;
+        ctx->cap_blocks = cap;
+    }
+    void *block = size_bytes <= SIZE_MAX - ALIGN ? mb_calloc(1, size_bytes + ALIGN) : NULL;
+    if (block == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
+    ctx->blocks[ctx->n_blocks++] = block;
+    *out = align_up(block);
+    return 0;
+}
+
+void mb_cpu_free(struct mb_context *ctx, void *p)
+{
+    for (size_t i = 0; p != NULL && i < ctx->n_blocks; i++) {
+        if (align_up(ctx->blocks[i]) != p)
+            continue;
+        mb_free(ctx->blocks[i]);
+        ctx->blocks[i] = ctx->blocks[--ctx->n_blocks];
+        return;
+    }
+}
+
+int mb_cpu_stream_create(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err)
+{
+    (void)ctx;
+    *out = mb_calloc(1, sizeof(**out));
+    return *out ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory creating a stream");
+}
+
+void mb_cpu_stream_destroy(struct mb_context *ctx, struct mb_stream *stream)
+{
+    (void)ctx;
+    mb_free(stream);
+}
+
+int mb_cpu_synchronize(struct mb_context *ctx, struct mb_stream *stream, struct mb_err *err)
+{
+    (void)ctx;
+    int code = stream->err.code;
+    if (code != 0) {
+        mb_err_set(err, code, "%s", stream->err.text);
+        mb_err_clear(&stream->err);
+    }
+    return code;
+}
+
+void mb_cpu_copy(struct mb_context *ctx, struct mb_stream *stream, void *dst, const void *src,
+                 size_t size_bytes)
+{
+    (void)ctx;
+    (void)stream;
+    memcpy(dst, src, size_bytes);
+}
+
+void mb_cpu_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst, size_t size_bytes)
+{
+    (void)ctx;
+    (void)stream;
+    memset(dst, 0, size_bytes);
+}
+
+int mb_cpu_check_ids(struct mb_stream *stream, const char *what, const int32_t *id, size_t n,
+                     size_t vocab)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (id[i] >= 0 && (size_t)id[i] < vocab)
+            continue;
+        if (stream->err.code == 0)
+            mb_err_set(&stream->err, MB_EINVAL, "%s %d at row %zu is outside the vocabulary of %zu",
+                       what, id[i], i, vocab);
+        return MB_EINVAL;
+    }
+    return 0;
+}

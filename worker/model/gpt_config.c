@@ -1,0 +1,104 @@
+/*
+ * The configuration: defaults, checks, counts. Every check names the two numbers that do not fit,
+ * in the words of Megatron's arguments.
+ */
+#include <math.h>
+#include "worker/model/gpt.h"
+
+void mb_gpt_config_init(struct mb_gpt_config *c)
+{
+    *c = (struct mb_gpt_config){.gelu = MB_GELU_TANH,
+                                .norm_eps = 1e-5f,
+                                .init_std = 0.02f,
+                                .hidden_dropout = 0.1f,
+                                .attention_dropout = 0.1f,
+                                .seed = 1234};
+}
+
+size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_parallel)
+{
+    size_t multiple = divisible_by * tensor_parallel;
+    return (vocab + multiple - 1) / multiple * multiple;
+}
+
+static int check_sizes(const struct mb_gpt_config *c, struct mb_err *err)
+{
+    const struct {
+        size_t value;
+        const char *what;
+    } sizes[] = {{c->n_layers, "number of layers"},
+                 {c->hidden, "hidden size"},
+                 {c->n_heads, "number of attention heads"},
+                 {c->seq, "sequence length"},
+                 {c->max_positions, "max position embeddings"},
+                 {c->vocab, "vocabulary size"}};
+    /* Below this bound products of two sizes fit a size_t, and every size fits BLAS's and the ids'
+     * int. */
+    const size_t limit = (size_t)1 << 30;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (sizes[i].value == 0 || sizes[i].value > limit)
+            return mb_err_set(err, MB_EINVAL, "%s is %zu and must lie in [1, %zu]", sizes[i].what,
+                              sizes[i].value, limit);
+    if (c->ffn_hidden > limit || c->padded_vocab > limit)
+        return mb_err_set(err, MB_EINVAL,
+                          "ffn hidden size (%zu) and padded vocabulary (%zu) must be at most %zu",
+                          c->ffn_hidden, c->padded_vocab, limit);
+    return 0;
+}
+
+static int check_rates(const struct mb_gpt_config *c, struct mb_err *err)
+{
+    const struct {
+        float value;
+        const char *what;
+    } rates[] = {{c->hidden_dropout, "hidden dropout"},
+                 {c->attention_dropout, "attention dropout"}};
+    for (size_t i = 0; i < 2; i++)
+        if (!(rates[i].value >= 0 && rates[i].value < 1))
+            return mb_err_set(err, MB_EINVAL, "%s is %g and must lie in [0, 1)", rates[i].what,
+                              (double)rates[i].value);
+    if (!(c->norm_eps > 0))
+        return mb_err_set(err, MB_EINVAL, "norm epsilon is %g and must be positive",
+                          (double)c->norm_eps);
+    if (!(c->init_std >= 0) || !isfinite(c->init_std))
+        return mb_err_set(err, MB_EINVAL, "init method std is %g and must not be negative",
+                          (double)c->init_std);
+    return 0;
+}
+
+int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
+{
+    int rc = check_sizes(c, err);
+    if (rc == 0)
+        rc = check_rates(c, err);
+    if (rc != 0)
+        return rc;
+    if (c->hidden % c->n_heads != 0)
+        return mb_err_set(err, MB_EINVAL,
+                          "number of attention heads (%zu) must divide hidden size (%zu)",
+                          c->n_heads, c->hidden);
+    if (c->n_groups != 0 && c->n_heads % c->n_groups != 0)
+        return mb_err_set(
+            err, MB_EINVAL,
+            "number of query groups (%zu) must divide number of attention heads (%zu)", c->n_groups,
+            c->n_heads);
+    if (c->max_positions < c->seq)
+        return mb_err_set(
+            err, MB_EINVAL,
+            "max position embeddings (%zu) must be at least the sequence length (%zu)",
+            c->max_positions, c->seq);
+    if (c->padded_vocab < c->vocab)
+        return mb_err_set(err, MB_EINVAL,
+                          "padded vocabulary (%zu) must be at least the vocabulary (%zu)",
+                          c->padded_vocab, c->vocab);
+    return 0;
+}
+
+double mb_gpt_flops_per_sample(const struct mb_gpt_config *c)
+{
+    double s = (double)c->seq, layers = (double)c->n_layers, h = (double)c->hidden;
+    double ffn = c->ffn_hidden ? (double)c->ffn_hidden : 4 * h;
+    double groups = (double)(c->n_groups ? c->n_groups : c->n_heads) / (double)c->n_heads;
+    return 12 * s * layers * h * h *
+           (1 + groups + s / h + ffn / h + (double)c->padded_vocab / (2 * layers * h));
+}

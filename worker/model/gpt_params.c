@@ -1,0 +1,144 @@
+/*
+ * The parameter table and the initial weights.
+ *
+ * Order in the flat buffers is the order of use: embeddings, layers, final norm, output. So
+ * gradients become final from the end of the buffer to its start. Element e of a parameter takes
+ * normal e % 4 of Philox block e / 4 under (seed, hash of the name): four words give four normals
+ * by Box-Muller in double. Weights of embeddings, qkv, fc1 and output have the given deviation;
+ * those that write to the residual stream have it divided by sqrt(2 layers); norms are 1, biases 0.
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "worker/kernels/philox.h"
+#include "worker/model/gpt_internal.h"
+
+enum { PARAMS_PER_LAYER = 12, PARAMS_OUTSIDE = 5, DRAW_PIECE = 1 << 14 };
+
+static const uint32_t INIT_DOMAIN = 0x696e6974; /* keeps these draws apart from dropout's sites */
+
+/* Append a parameter; columns 0 makes it 1-D. Returns its flat offset. */
+__attribute__((format(printf, 4, 5))) static size_t add(struct mb_gpt *m, size_t rows,
+                                                        size_t columns, const char *name, ...)
+{
+    struct mb_param *p = &m->params[m->n_params++];
+    va_list ap;
+    va_start(ap, name);
+    vsnprintf(p->name, sizeof(p->name), name, ap);
+    va_end(ap);
+    p->shape[0] = rows;
+    p->shape[1] = columns ? columns : 1;
+    p->n_dims = columns ? 2 : 1;
+    p->no_weight_decay = columns == 0;
+    p->n = rows * p->shape[1];
+    p->offset = m->n_elements;
+    m->n_elements += (p->n + MB_PARAM_ALIGN - 1) / MB_PARAM_ALIGN * MB_PARAM_ALIGN;
+    m->n_parameters += p->n;
+    return p->offset;
+}
+
+static void add_layer(struct mb_gpt *m, size_t l)
+{
+    const struct mb_gpt_config *c = &m->c;
+    struct mb_gpt_layer *y = &m->layers[l];
+    const size_t h = c->hidden, qkv = h + 2 * c->n_groups * (h / c->n_heads);
+    const char *attention = "self_attention", *mlp = "mlp";
+    y->begin = m->n_elements;
+    y->norm1.weight =
+        add(m, h, 0, "decoder.layers.%zu.%s.linear_qkv.layer_norm_weight", l, attention);
+    y->norm1.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_qkv.layer_norm_bias", l, attention);
+    y->qkv.weight = add(m, qkv, h, "decoder.layers.%zu.%s.linear_qkv.weight", l, attention);
+    y->qkv.bias = add(m, qkv, 0, "decoder.layers.%zu.%s.linear_qkv.bias", l, attention);
+    y->proj.weight = add(m, h, h, "decoder.layers.%zu.%s.linear_proj.weight", l, attention);
+    y->proj.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_proj.bias", l, attention);
+    y->norm2.weight = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc1.layer_norm_weight", l, mlp);
+    y->norm2.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc1.layer_norm_bias", l, mlp);
+    y->fc1.weight = add(m, c->ffn_hidden, h, "decoder.layers.%zu.%s.linear_fc1.weight", l, mlp);
+    y->fc1.bias = add(m, c->ffn_hidden, 0, "decoder.layers.%zu.%s.linear_fc1.bias", l, mlp);
+    y->fc2.weight = add(m, h, c->ffn_hidden, "decoder.layers.%zu.%s.linear_fc2.weight", l, mlp);
+    y->fc2.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc2.bias", l, mlp);
+    y->end = m->n_elements;
+}
+
+int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err)
+{
+    const struct mb_gpt_config *c = &m->c;
+    m->layers = mb_calloc(c->n_layers, sizeof(*m->layers));
+    m->params = mb_calloc(c->n_layers * PARAMS_PER_LAYER + PARAMS_OUTSIDE, sizeof(*m->params));
+    if (m->layers == NULL || m->params == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory for the parameter table of %zu layers",
+                          c->n_layers);
+    m->word_embedding = add(m, c->padded_vocab, c->hidden, "embedding.word_embeddings.weight");
+    m->position_embedding =
+        add(m, c->max_positions, c->hidden, "embedding.position_embeddings.weight");
+    for (size_t l = 0; l < c->n_layers; l++)
+        add_layer(m, l);
+    m->layers_end = m->n_elements;
+    m->final_norm.weight = add(m, c->hidden, 0, "decoder.final_layernorm.weight");
+    m->final_norm.bias = add(m, c->hidden, 0, "decoder.final_layernorm.bias");
+    m->output_weight = c->untie_output ? add(m, c->padded_vocab, c->hidden, "output_layer.weight")
+                                       : m->word_embedding;
+    return 0;
+}
+
+/* FNV-1a: the parameter's share of the counter. */
+static uint32_t hash_name(const char *name)
+{
+    uint32_t h = 2166136261u;
+    for (; *name != '\0'; name++)
+        h = (h ^ (uint8_t)*name) * 16777619u;
+    return h;
+}
+
+static void draw_normals(uint64_t seed, uint32_t stream, size_t first_block, size_t n_blocks,
+                         double std, float *out)
+{
+    const double to_unit = 1.0 / 4294967296.0, two_pi = 6.283185307179586;
+    for (size_t b = 0; b < n_blocks; b++) {
+        struct mb_philox r = mb_philox(seed, first_block + b, stream, INIT_DOMAIN);
+        for (size_t i = 0; i < 4; i += 2) {
+            double radius = std * sqrt(-2 * log(((double)r.word[i] + 0.5) * to_unit));
+            double angle = two_pi * ((double)r.word[i + 1] + 0.5) * to_unit;
+            out[4 * b + i] = (float)(radius * cos(angle));
+            out[4 * b + i + 1] = (float)(radius * sin(angle));
+        }
+    }
+}
+
+static int ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), n_end = strlen(end);
+    return n >= n_end && strcmp(s + n - n_end, end) == 0;
+}
+
+static void draw_param(struct mb_gpt *m, const struct mb_param *p, float *piece)
+{
+    double std = (double)m->c.init_std;
+    if (ends_with(p->name, "linear_proj.weight") || ends_with(p->name, "linear_fc2.weight"))
+        std /= sqrt(2.0 * (double)m->c.n_layers);
+    uint32_t stream = hash_name(p->name);
+    if (p->n_dims == 1) /* a norm's weight; what stays out of here are biases, already zero */
+        for (size_t i = 0; i < DRAW_PIECE; i++)
+            piece[i] = 1;
+    for (size_t first = 0; first < p->n; first += DRAW_PIECE) {
+        size_t n = p->n - first < DRAW_PIECE ? p->n - first : DRAW_PIECE;
+        if (p->n_dims == 2)
+            draw_normals(m->c.seed, stream, first / 4, (n + 3) / 4, std, piece);
+        m->dev->ops->copy_in(m->dev->ctx, m->dev->stream, m->weights + p->offset + first, piece,
+                             n * sizeof(float));
+    }
+}
+
+int mb_gpt_params_draw(struct mb_gpt *m, struct mb_err *err)
+{
+    float *piece = mb_calloc(DRAW_PIECE, sizeof(*piece));
+    if (piece == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory drawing the initial weights");
+    for (size_t i = 0; i < m->n_params; i++)
+        if (!ends_with(m->params[i].name, "bias"))
+            draw_param(m, &m->params[i], piece);
+    mb_free(piece);
+    return m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
+}

@@ -1,0 +1,67 @@
+/*
+ * What makes a checkpoint visible in a store. Pure: structs to JSON and back.
+ *
+ * Below the store's prefix:
+ *   iter_0000020/<file>                          the shards, written first
+ *   iter_0000020/.mobula/part-0-of-2.json        one per node, after that node's shards
+ *   iter_0000020/.mobula/manifest.json           all parts together, written once (if absent)
+ *   latest_checkpointed_iteration.txt            "20", moved last, never backwards
+ * A reader trusts nothing that the manifest does not list. docs/formats.md has the fields.
+ */
+#ifndef MOBULA_AGENT_UPLOAD_MANIFEST_H
+#define MOBULA_AGENT_UPLOAD_MANIFEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+enum { MB_MANIFEST_VERSION = 1, MB_MANIFEST_MAX_BYTES = 64 << 20 };
+
+#define MB_LATEST_KEY "latest_checkpointed_iteration.txt"
+
+struct mb_manifest_file {
+    char *path; /* relative to iter_NNNNNNN/, no "..", no leading slash */
+    uint64_t size_bytes;
+    uint64_t crc64nvme;
+};
+
+/* A part (node_rank of num_nodes) or a manifest (node_rank is -1: the files of all nodes). */
+struct mb_manifest {
+    int64_t iteration;
+    int32_t node_rank;
+    uint32_t num_nodes;
+    char *job_id;
+    uint32_t attempt;
+    struct mb_manifest_file *files; /* sorted by path, each path once */
+    size_t n_files;
+};
+
+void mb_manifest_close(struct mb_manifest *m);
+
+/* Takes a copy of path. A path that leaves the directory is MB_EINVAL; one that is there already
+ * with other contents is MB_EEXIST, with the same contents it is left as it is. */
+int mb_manifest_add(struct mb_manifest *m, const char *path, uint64_t size_bytes,
+                    uint64_t crc64nvme, struct mb_err *err);
+
+/* Compact JSON, owned by the caller; the same bytes for the same contents. */
+int mb_manifest_encode(const struct mb_manifest *m, char **out, struct mb_err *err);
+/* what: name for texts. Anything missing, of a wrong type, negative or out of place is MB_ECORRUPT.
+ */
+int mb_manifest_decode(const void *json, size_t n, const char *what, struct mb_manifest *out,
+                       struct mb_err *err);
+
+/* All parts 0..num_nodes-1 of one iteration, job and attempt into one manifest; MB_ECORRUPT when
+ * they do not belong together, MB_ENOENT when one is missing. */
+int mb_manifest_merge(const struct mb_manifest *parts, size_t n, struct mb_manifest *out,
+                      struct mb_err *err);
+
+/* Keys, into out. Returns out. */
+enum { MB_CHECKPOINT_KEY_MAX = 128 };
+char *mb_iteration_dir(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX]); /* iter_0000020 */
+char *mb_manifest_key(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX]);
+char *mb_part_key(int64_t iteration, uint32_t node_rank, uint32_t num_nodes,
+                  char out[MB_CHECKPOINT_KEY_MAX]);
+/* Contents of the latest pointer: digits only (white space at the end is forgiven). MB_ECORRUPT. */
+int mb_latest_parse(const void *p, size_t n, int64_t *out, struct mb_err *err);
+
+#endif

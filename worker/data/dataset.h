@@ -71,12 +71,18 @@ int mb_dataset_get(const struct mb_dataset *d, uint64_t i, int32_t *out, struct 
 
 enum { MB_MOCK_DOCUMENTS = 100000 };
 
+/* Where a sample begins: a position in the document index and a token offset in that sequence. */
+struct mb_sample_start {
+    uint32_t position;
+    uint32_t offset;
+};
+
 /* The indices as Megatron-LM would cache them, borrowed; for tests and for the dump tool. */
 struct mb_dataset_indices {
     const int32_t *document_index;
     uint64_t n_documents;
-    const int64_t *sample_index; /* pairs (position in document_index, token offset) */
-    uint64_t n_samples;          /* sample_index has one pair more */
+    const struct mb_sample_start *sample_index; /* n_samples + 1 of them */
+    uint64_t n_samples;
     const uint32_t *shuffle_index;
     uint64_t n_epochs;
     int separate_final_epoch;

@@ -5,8 +5,10 @@
  *   cyclic  every epoch a torch.randperm seeded by the epoch number, for ever; with data sharding
  *           each rank permutes its own contiguous bucket, without it all share one permutation
  *
- * The position is consumed_samples alone, over all ranks: a resumed run goes on exactly.
- * Source: Megatron-LM megatron/legacy/data/data_samplers.py.
+ * The position is consumed_samples alone, over all ranks: a resumed run goes on exactly. (One quirk
+ * is kept from the source: without sharding, ranks may find one more batch in an epoch's dropped
+ * rest, so a run resumed exactly at the end of an epoch takes that batch from the next epoch
+ * instead.) Source: Megatron-LM megatron/legacy/data/data_samplers.py.
  */
 #ifndef MOBULA_WORKER_DATA_SAMPLER_H
 #define MOBULA_WORKER_DATA_SAMPLER_H

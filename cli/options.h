@@ -70,6 +70,7 @@ extern const struct mb_verb *const mb_verbs[];
 
 /* One per file of this room. */
 extern const struct mb_verb mb_verb_start, mb_verb_stop, mb_verb_status, mb_verb_job,
-    mb_verb_preprocess, mb_verb_version, mb_verb_health_check, mb_verb_train, mb_verb_run;
+    mb_verb_preprocess, mb_verb_version, mb_verb_health_check, mb_verb_train, mb_verb_run,
+    mb_verb_checkpoint;
 
 #endif

@@ -1,0 +1,17 @@
+/* `mobula-init agent`: the front process of a node (PID 1 in a pod). */
+#ifndef MOBULA_AGENT_SUPERVISE_FRONT_H
+#define MOBULA_AGENT_SUPERVISE_FRONT_H
+
+#include <stdint.h>
+
+struct mb_front_opts {
+    const char *run_dir; /* init.pid, and agent.log when daemonized */
+    int daemonize;
+    uint32_t grace_ms;       /* for the agent after SIGTERM, then again for its supervisors */
+    char *const *agent_argv; /* NULL-terminated */
+};
+
+/* The exit status of the process. */
+int mb_front_main(const struct mb_front_opts *opts);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * mobula-init: two roles in one tiny program.
+ *   mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] -- PROGRAM ARGS...
+ *   mobula-init supervise SPEC
+ * Exit status: that of its role, 64 for a wrong command line.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "agent/supervise/front.h"
+#include "agent/supervise/supervise.h"
+
+enum { STATUS_USAGE = 64, GRACE_MS = 30 * 1000, GRACE_MAX_MS = 24 * 3600 * 1000 };
+
+static int usage(void)
+{
+    fputs("usage: mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] -- PROGRAM ARGS...\n"
+          "       mobula-init supervise SPEC\n",
+          stderr);
+    return STATUS_USAGE;
+}
+
+static int agent(int argc, char **argv)
+{
+    struct mb_front_opts opts = {.grace_ms = GRACE_MS};
+    int i;
+
+    for (i = 2; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--daemonize") == 0) {
+            opts.daemonize = 1;
+        } else if (strcmp(argv[i], "--run-dir") == 0 && i + 1 < argc) {
+            opts.run_dir = argv[++i];
+        } else if (strcmp(argv[i], "--grace-ms") == 0 && i + 1 < argc) {
+            char *end;
+            unsigned long n = strtoul(argv[++i], &end, 10);
+
+            if (*argv[i] < '0' || *argv[i] > '9' || *end != '\0' || n > GRACE_MAX_MS)
+                return usage();
+            opts.grace_ms = (uint32_t)n;
+        } else {
+            return usage();
+        }
+    }
+    if (opts.run_dir == NULL || i + 1 >= argc)
+        return usage();
+    opts.agent_argv = argv + i + 1;
+    return mb_front_main(&opts);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc >= 2 && strcmp(argv[1], "agent") == 0)
+        return agent(argc, argv);
+    if (argc == 3 && strcmp(argv[1], "supervise") == 0)
+        return mb_supervise_main(argv[2]);
+    return usage();
+}

@@ -1,0 +1,20 @@
+/*
+ * The processes below this one, as /proc shows them. libc only. With PR_SET_CHILD_SUBREAPER set,
+ * "below" includes what was double-forked or moved to another session: only the parent chain
+ * counts.
+ */
+#ifndef MOBULA_AGENT_SUPERVISE_PROCS_H
+#define MOBULA_AGENT_SUPERVISE_PROCS_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+/* One signal to every live descendant of this process, each at most once, also to those that were
+ * born while the first pass looked. The number signalled, or -1 when /proc or memory fails. */
+int mb_procs_signal_tree(int signal);
+
+/* SIGKILL to every descendant that is there now, but for the processes in keep and what is below
+ * them. The number killed, or -1; call again until it is 0 and waitpid() says ECHILD. */
+int mb_procs_kill_tree(const pid_t *keep, size_t n_keep);
+
+#endif

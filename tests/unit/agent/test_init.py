@@ -1,0 +1,384 @@
+#!/usr/bin/env python3
+"""mobula-init from outside: real processes, a stand-in agent that speaks the two socket protocols.
+
+Usage: test_init.py PATH-OF-MOBULA-INIT
+Every wait is for a fact (a file, a packet, a pid that is gone) with a deadline.
+"""
+import array
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+INIT = sys.argv.pop(1)
+DEADLINE_S = 30.0
+
+
+def record(key, value):
+    data = value.encode()
+    return b"%s %d\n%s\n" % (key.encode(), len(data), data)
+
+
+def write_spec(path, directory, children, **numbers):
+    values = dict(stop_signal=signal.SIGTERM, stop_grace_ms=2000, end_peers_after_ms=-1,
+                  end_peers_grace_ms=0, leftover_grace_ms=300)
+    values.update(numbers)
+    out = b"mobula-supervise 1\n" + record("dir", directory)
+    for key, value in values.items():
+        out += record(key, str(int(value)))
+    for i, child in enumerate(children):
+        out += record("child", "")
+        for word in child["argv"]:
+            out += record("arg", word)
+        out += record("env", "PATH=" + os.environ["PATH"])
+        out += record("log", os.path.join(directory, "log%d" % i))
+        if child.get("report"):
+            out += record("report", "1")
+    with open(path, "wb") as f:
+        f.write(out)
+
+
+def wait_for(check, what):
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        value = check()
+        if value:
+            return value
+        time.sleep(0.005)
+    raise AssertionError("not within %g s: %s" % (DEADLINE_S, what))
+
+
+def alive(pid):
+    try:
+        with open("/proc/%d/stat" % pid) as f:
+            return f.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children_of(pid):
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/%s/stat" % name) as f:
+                    rest = f.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(rest[1]) == pid:
+                found.append((int(name), rest[0]))
+    return found
+
+
+def read_number(path):
+    def look():
+        try:
+            with open(path) as f:
+                text = f.read()
+        except OSError:
+            return None
+        return int(text) if text.endswith("\n") else None
+    return wait_for(look, path)
+
+
+class Supervisor:
+    """One connection of an agent to a supervisor."""
+
+    def __init__(self, directory):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here = os.getcwd()
+        os.chdir(directory)
+        try:
+            self.sock.connect("s")
+        finally:
+            os.chdir(here)
+        self.sock.settimeout(DEADLINE_S)
+        self.send("hello 1 0 0 0")
+
+    def send(self, text):
+        self.sock.send(text.encode())
+
+    def next(self):
+        data, control, _, _ = self.sock.recvmsg(8192, socket.CMSG_SPACE(4))
+        fds = array.array("i")
+        for _, _, payload in control:
+            fds.frombytes(payload)
+        return data.decode(), (fds[0] if fds else -1)
+
+    def until(self, word):
+        seen = []
+        while True:
+            text, fd = self.next()
+            if not text:
+                raise AssertionError("closed before %r: %r" % (word, seen))
+            seen.append(text)
+            if text.startswith(word):
+                return seen, fd
+
+    def end(self):
+        self.send("release")
+        self.sock.close()
+
+
+class InitTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="mobula-init-")
+        self.addCleanup(shutil.rmtree, self.dir)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(os.path.join(self.dir, "hand"))
+        self.listener.listen(8)
+        self.listener.settimeout(DEADLINE_S)
+        self.addCleanup(self.listener.close)
+        self.init = None
+
+    def tearDown(self):
+        if self.init is not None and self.init.poll() is None:
+            self.init.send_signal(signal.SIGTERM)
+            self.init.wait(DEADLINE_S)
+
+    # The stand-in agent hands its init socket to this test and waits for orders: "exit N".
+    AGENT = r"""
+import array, os, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+sock.connect(sys.argv[1])
+fd = int(os.environ["MOBULA_INIT_FD"])
+sock.sendmsg([b"%d" % os.getpid()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+order = sock.recv(64)
+os._exit(int(order) if order else 0)
+"""
+
+    def start_init(self, grace_ms=5000):
+        self.init = subprocess.Popen(
+            [INIT, "agent", "--run-dir", self.dir, "--grace-ms", str(grace_ms), "--",
+             sys.executable, "-c", self.AGENT, os.path.join(self.dir, "hand")])
+        self.take_agent()
+
+    def take_agent(self):
+        self.agent, _ = self.listener.accept()
+        data, control, _, _ = self.agent.recvmsg(64, socket.CMSG_SPACE(4))
+        fds = array.array("i")
+        fds.frombytes(control[0][2])
+        self.agent_pid = int(data)
+        self.to_init = socket.socket(fileno=fds[0])
+        self.to_init.settimeout(DEADLINE_S)
+        self.addCleanup(self.agent.close)
+        self.addCleanup(self.to_init.close)
+
+    def spawn(self, name, children, **numbers):
+        directory = os.path.join(self.dir, name)
+        os.mkdir(directory)
+        spec = os.path.join(directory, "spec")
+        write_spec(spec, directory, children, **numbers)
+        self.to_init.send(("spawn " + spec).encode())
+        reply = self.to_init.recv(8192).decode()
+        self.assertTrue(reply.startswith("ok "), reply)
+        return directory, int(reply.split()[1])
+
+    def state(self, directory):
+        with open(os.path.join(directory, "state")) as f:
+            return f.read()
+
+    def test_exit_code_signal_and_log(self):
+        self.start_init()
+        directory, _ = self.spawn("a", [
+            {"argv": ["/bin/sh", "-c", "echo out; echo err >&2; exit 3"]},
+            {"argv": ["/bin/sh", "-c", "kill -9 $$"]},
+            {"argv": ["/nonexistent/program"]}])
+        s = Supervisor(directory)
+        seen, _ = s.until("all-exited")
+        self.assertIn("exit 0 3 0", seen)
+        self.assertIn("exit 1 0 9", seen)
+        self.assertIn("exit 2 127 0", seen)
+        self.assertTrue(any(t.startswith("failed 2 cannot run /nonexistent/program") for t in seen))
+        state = self.state(directory)
+        self.assertRegex(state, r"child 0 exited \d+ \d+ 3 0\n")
+        self.assertRegex(state, r"child 1 exited \d+ \d+ 0 9\n")
+        self.assertRegex(state, r"child 2 failed 0 0 127 0\n")
+        self.assertIn("all-exited", state)
+        with open(os.path.join(directory, "log0")) as f:
+            self.assertEqual(f.read(), "out\nerr\n")
+        s.end()
+        wait_for(lambda: children_of(self.init.pid) == [(self.agent_pid, "S")],
+                 "only the agent is left, no zombie")
+        self.assertFalse(os.path.exists(os.path.join(directory, "s")))
+
+    def test_stop_ends_daemons_sessions_and_deaf_trees(self):
+        self.start_init()
+        directory = os.path.join(self.dir, "a")
+        script = (
+            "cd %s; "
+            "(setsid sh -c 'echo $$ > session; exec sleep 1000' &) ; "
+            "(trap '' TERM; sh -c 'echo $$ > deaf; while :; do sleep 1; done' &) ; "
+            "python3 -c 'import os\n"
+            "if os.fork() == 0:\n"
+            "  os.setsid()\n"
+            "  if os.fork() == 0:\n"
+            "    open(\"daemon.tmp\", \"w\").write(\"%%d\\n\" %% os.getpid())\n"
+            "    os.rename(\"daemon.tmp\", \"daemon\")\n"
+            "    import signal; signal.signal(15, signal.SIG_IGN)\n"
+            "    while True: signal.pause()\n"
+            "  os._exit(0)\n"
+            "os.wait()'; "
+            "echo $$ > main; sleep 1000; echo over") % directory
+        _, supervisor = self.spawn("a", [{"argv": ["/bin/sh", "-c", script]}])
+        pids = [read_number(os.path.join(directory, n)) for n in
+                ("session", "deaf", "daemon", "main")]
+        self.assertTrue(all(alive(p) for p in pids))
+        s = Supervisor(directory)
+        s.until("replayed")
+        started = time.monotonic()
+        s.send("stop 500 15")
+        seen, _ = s.until("all-exited")
+        self.assertIn("all-exited stop requested", seen[-1])
+        self.assertGreaterEqual(time.monotonic() - started, 0.4)
+        self.assertEqual([p for p in pids if alive(p)], [])
+        self.assertEqual(children_of(supervisor), [])
+        s.end()
+        wait_for(lambda: not alive(supervisor), "the supervisor ends after release")
+
+    def test_leftovers_of_a_finished_child_are_ended(self):
+        self.start_init()
+        directory, _ = self.spawn("a", [{"argv": [
+            "/bin/sh", "-c", "cd %s/a; setsid sh -c 'trap \"\" TERM; echo $$ > left; sleep 1000' & "
+            "while ! test -s left; do sleep 0.01; done; exit 0" % self.dir]}])
+        left = read_number(os.path.join(directory, "left"))
+        s = Supervisor(directory)
+        seen, _ = s.until("all-exited")
+        self.assertIn("exit 0 0 0", seen)
+        self.assertFalse(alive(left))
+        s.end()
+
+    def test_failed_child_ends_its_peers(self):
+        self.start_init()
+        directory, _ = self.spawn(
+            "a", [{"argv": ["/bin/sh", "-c", "trap '' TERM; sleep 1000"]},
+                  {"argv": ["/bin/sh", "-c", "exit 5"]}], end_peers_after_ms=100)
+        s = Supervisor(directory)
+        seen, _ = s.until("all-exited")
+        self.assertEqual(seen[-1], "all-exited child 1 failed")
+        self.assertIn("exit 0 0 9", seen)
+        s.end()
+
+    def test_agent_killed_children_go_on_and_a_new_agent_adopts(self):
+        self.start_init()
+        self.to_init.send(b"ready")
+        child = ("import os, time\n"
+                 "fd = int(os.environ['MOBULA_REPORT_FD'])\n"
+                 "for i in range(200):\n"
+                 "    print(i, flush=True)\n"
+                 "    os.write(fd, b'%d\\n' % i)\n"
+                 "    time.sleep(0.005)\n"
+                 "print(os.read(fd, 16).decode(), flush=True)\n")
+        directory, supervisor = self.spawn(
+            "a", [{"argv": [sys.executable, "-c", child], "report": True}])
+        first = Supervisor(directory)
+        first.until("replayed")
+        first.send("fds")
+        _, fd = first.until("fd 0")
+        got = b""
+        while len(got.splitlines()) < 5:
+            got += os.read(fd, 4096)
+        os.kill(self.agent_pid, signal.SIGKILL)
+        first.sock.close()
+        os.close(fd)
+        self.to_init.close()
+        self.take_agent()  # restarted by init
+        self.assertTrue(alive(supervisor))
+        second = Supervisor(directory)
+        seen, _ = second.until("replayed")
+        self.assertTrue(any(t.startswith("started 0 ") for t in seen))
+        second.send("fds")
+        _, fd = second.until("fd 0")
+        while not got.endswith(b"199\n"):
+            got += os.read(fd, 4096)
+        self.assertEqual(got, b"".join(b"%d\n" % i for i in range(200)))
+        os.write(fd, b"durable")
+        second.until("all-exited")
+        with open(os.path.join(directory, "log0")) as f:
+            self.assertEqual(f.read(), "".join("%d\n" % i for i in range(200)) + "durable\n")
+        os.close(fd)
+        second.end()
+        wait_for(lambda: not alive(supervisor), "the supervisor ends after release")
+
+    def test_events_wait_for_an_agent_that_is_away(self):
+        self.start_init()
+        directory, supervisor = self.spawn("a", [{"argv": [
+            "/bin/sh", "-c", "printf last >&$MOBULA_REPORT_FD; exit 4"], "report": True}])
+        wait_for(lambda: "all-exited" in self.state(directory), "all exited without an agent")
+        self.assertTrue(alive(supervisor))
+        s = Supervisor(directory)
+        seen, _ = s.until("replayed")
+        self.assertIn("exit 0 4 0", seen)
+        s.send("fds")
+        _, fd = s.until("fd 0")
+        self.assertEqual(os.read(fd, 64), b"last")
+        os.close(fd)
+        s.end()
+        wait_for(lambda: not alive(supervisor), "the supervisor ends after release")
+
+    def test_init_killed_ends_everything(self):
+        self.start_init()
+        directory, supervisor = self.spawn("a", [{"argv": [
+            "/bin/sh", "-c", "trap '' TERM; echo $$ > %s/a/main; while :; do sleep 1; done"
+            % self.dir]}], stop_grace_ms=200)
+        main = read_number(os.path.join(directory, "main"))
+        agent = self.agent_pid
+        self.init.kill()
+        self.init.wait()
+        for pid in (agent, main, supervisor):
+            wait_for(lambda: not alive(pid), "process %d is gone" % pid)
+        self.assertIn("all-exited init died", self.state(directory))
+
+    def test_supervisor_killed_leaves_nothing(self):
+        self.start_init()
+        directory, supervisor = self.spawn("a", [{"argv": [
+            "/bin/sh", "-c", "setsid sh -c 'echo $$ > %s/a/deep; sleep 1000' & echo $$ > %s/a/main; wait"
+            % (self.dir, self.dir)]}])
+        _, other = self.spawn("b", [{"argv": ["sleep", "1000"]}])
+        pids = [read_number(os.path.join(directory, n)) for n in ("main", "deep")]
+        os.kill(supervisor, signal.SIGKILL)
+        for pid in pids:
+            wait_for(lambda: not alive(pid), "process %d is gone" % pid)
+        self.assertTrue(alive(other))
+        self.assertTrue(alive(self.agent_pid))
+
+    def test_term_ends_agent_then_supervisors(self):
+        self.start_init()
+        directory, supervisor = self.spawn("a", [{"argv": ["sleep", "1000"]}])
+        self.init.send_signal(signal.SIGTERM)
+        self.assertEqual(self.init.wait(DEADLINE_S), 128 + signal.SIGTERM)
+        self.assertFalse(alive(supervisor))
+        self.assertFalse(alive(self.agent_pid))
+        self.assertIn("all-exited supervisor was told to end", self.state(directory))
+        self.assertFalse(os.path.exists(os.path.join(self.dir, "init.pid")))
+
+    def test_bad_argument_status_is_passed_on_and_crash_is_not(self):
+        self.start_init()
+        self.agent.send(b"1")
+        self.to_init.close()
+        self.take_agent()  # status 1 is a crash: started again
+        self.agent.send(b"64")
+        self.assertEqual(self.init.wait(DEADLINE_S), 64)
+
+    def test_program_that_is_not_there(self):
+        done = subprocess.run([INIT, "agent", "--run-dir", self.dir, "--", "/nonexistent/agent"],
+                              stderr=subprocess.PIPE, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 66)
+        self.assertIn(b"/nonexistent/agent", done.stderr)
+
+    def test_bad_spec_is_refused_with_its_reason(self):
+        self.start_init()
+        self.to_init.send(b"spawn /nonexistent/spec")
+        reply = self.to_init.recv(8192).decode()
+        self.assertTrue(reply.startswith("error /nonexistent/spec\n"), reply)
+        self.assertIn("No such file", reply)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -87,7 +87,8 @@ void mb_grpc_call_cancel(struct mb_grpc_call *call); /* cb still runs once */
 struct mb_grpc_stream_ops {
     /* A message arrived. The next one is read when this returns. */
     void (*on_message)(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg);
-    /* The peer will send no more (half-close); NULL allowed. */
+    /* Server: the client will send no more (half-close); NULL allowed. A server has no half-close:
+     * at a client the end of its messages is on_end. */
     void (*on_peer_done)(void *arg, struct mb_grpc_stream *s);
     /* The stream is over, for whatever reason; runs exactly once, last; the handle dies with it. */
     void (*on_end)(void *arg, struct mb_grpc_stream *s, int status, const char *detail);
@@ -154,8 +155,8 @@ void mb_grpc_stream_accept(struct mb_grpc_stream *s, const ProtobufCMessageDescr
 void mb_grpc_reply(struct mb_grpc_req *req, const ProtobufCMessage *reply);
 void mb_grpc_reply_error(struct mb_grpc_req *req, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* For handlers that answer later: runs once if the client went away first; answering stays a duty
- * (it frees the request), the answer goes nowhere. */
+/* For handlers that answer later: runs once if the client went away first or unary_deadline_ms
+ * passed; answering stays a duty (it frees the request), the answer goes nowhere. */
 void mb_grpc_req_on_cancel(struct mb_grpc_req *req, void (*cb)(void *arg), void *arg);
 const char *mb_grpc_req_metadata(const struct mb_grpc_req *req, const char *key); /* or NULL */
 const char *mb_grpc_req_peer(const struct mb_grpc_req *req); /* "ipv4:1.2.3.4:5", borrowed */

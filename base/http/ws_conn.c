@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <wslay/wslay.h>
@@ -48,6 +49,9 @@ struct mb_ws_conn {
     size_t turn_bytes;
     int tell_writable;
     int ping_outstanding;
+    int close_pending; /* the close frame waits: wslay would send it before queued text */
+    uint16_t close_status;
+    char close_reason[121];
     int peer_status;
     uint64_t sent_bytes; /* progress marks of a closing connection */
     uint64_t sent_at_tick;
@@ -247,7 +251,17 @@ static void settle(struct mb_ws_conn *c)
 
 static void write_some(struct mb_ws_conn *c)
 {
-    if (c->state != WS_DEAD && c->fd >= 0 && wslay_event_send(c->ws) != 0)
+    if (c->state == WS_DEAD || c->fd < 0)
+        return;
+    int rc = wslay_event_send(c->ws);
+    if (rc == 0 && c->close_pending && !wslay_event_want_write(c->ws)) {
+        c->close_pending = 0;
+        /* Refused when the peer was faster: its close frame is answered already. */
+        if (wslay_event_queue_close(c->ws, c->close_status, (const uint8_t *)c->close_reason,
+                                    strlen(c->close_reason)) == 0)
+            rc = wslay_event_send(c->ws);
+    }
+    if (rc != 0)
         abort_conn(c);
 }
 
@@ -362,14 +376,13 @@ void mb_ws_conn_close(struct mb_ws_conn *c, int status_code, const char *reason)
 {
     if (c->state == WS_DEAD || c->state == WS_CLOSING)
         return;
-    size_t n = reason ? strlen(reason) : 0;
-    if (n > 120)
-        n = 120;
-    if (mb_ws_text_flush(&c->send_text, queue_frame, c) != 0 ||
-        wslay_event_queue_close(c->ws, (uint16_t)status_code, (const uint8_t *)reason, n) != 0) {
+    if (mb_ws_text_flush(&c->send_text, queue_frame, c) != 0) {
         abort_conn(c);
         return;
     }
+    c->close_pending = 1;
+    c->close_status = (uint16_t)status_code;
+    snprintf(c->close_reason, sizeof c->close_reason, "%s", reason ? reason : "");
     c->state = WS_CLOSING;
     c->sent_at_tick = c->sent_bytes;
     uv_timer_start(&c->timer, on_timer, MB_WS_CLOSE_TIMEOUT_MS, MB_WS_CLOSE_TIMEOUT_MS);

@@ -1,0 +1,586 @@
+/*
+ * HTTP client: libcurl's multi interface, its sockets and its one deadline watched by the loop.
+ *
+ * 1. fetch: everything is copied into an easy handle; libcurl arms its timer, nothing runs yet.
+ * 2. The loop tells libcurl about sockets and time; it asks for body bytes (memory or pread) and
+ *    hands over header lines and body bytes (the sink of a 2xx answer, or a bounded buffer).
+ * 3. A finished transfer is taken out of libcurl first, then its callback runs, then it is freed.
+ * Failures: libcurl's result becomes an MB_E* code and a text that names no credential; a sink or a
+ * bound that refuses keeps its own code. Cancelling only marks the request: its callback comes from
+ * the loop, with MB_ECANCELED. stop cancels all, waits for that, then gives everything back.
+ */
+#include "base/http/client.h"
+
+#include <curl/curl.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+#include "base/alloc.h"
+
+enum {
+    DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024,
+    DEFAULT_TIMEOUT_MS = 60000,
+    DEFAULT_STALL_TIMEOUT_MS = 30000,
+    CONNECT_TIMEOUT_MS = 10000,
+    MIN_BYTES_PER_S = 1000,
+    MAX_HEADER_BYTES = 256 * 1024,
+    UPLOAD_BUFFER_BYTES = 256 * 1024,
+    DOWNLOAD_BUFFER_BYTES = 128 * 1024
+};
+
+/* One socket of libcurl's. */
+struct watch {
+    uv_poll_t poll;
+    struct mb_http_client *client;
+    curl_socket_t fd;
+    struct watch *prev;
+    struct watch *next;
+};
+
+struct mb_http_client {
+    uv_loop_t *loop;
+    CURLM *multi;
+    uv_timer_t timer;        /* libcurl's deadline */
+    uv_timer_t cancel_timer; /* turns marks of cancellation into callbacks */
+    unsigned n_handles;
+    struct watch *watches;
+    struct mb_http_fetch *fetches;
+    const char *ca_file; /* borrowed from the environment */
+    int stopping;
+    void (*stop_cb)(void *arg);
+    void *stop_arg;
+};
+
+struct mb_http_fetch {
+    struct mb_http_client *client;
+    struct mb_http_fetch *prev;
+    struct mb_http_fetch *next;
+    CURL *easy;
+    struct curl_slist *headers;
+    int canceled;
+    int failure; /* MB_E* of our own, decided inside a callback of libcurl */
+    uint8_t *body;
+    int body_fd;
+    uint64_t body_offset;
+    size_t body_len;
+    size_t body_pos;
+    int (*sink)(void *arg, const void *p, size_t n);
+    void *sink_arg;
+    size_t max_body_bytes;
+    struct mb_buf answer_headers; /* name NUL value NUL ... of the last header block */
+    struct mb_buf answer;
+    mb_http_response_cb cb;
+    void *arg;
+    char detail[CURL_ERROR_SIZE];
+};
+
+/* ---- callbacks of a transfer ---- */
+
+static size_t on_read(char *buf, size_t size, size_t n, void *arg)
+{
+    struct mb_http_fetch *f = arg;
+    size_t left = f->body_len - f->body_pos;
+    size_t want = size * n < left ? size * n : left;
+    if (f->canceled)
+        return CURL_READFUNC_ABORT;
+    if (f->body_fd < 0) {
+        if (want > 0)
+            memcpy(buf, f->body + f->body_pos, want);
+    } else if (want > 0) {
+        ssize_t got;
+        do {
+            got = pread(f->body_fd, buf, want, (off_t)(f->body_offset + f->body_pos));
+        } while (got < 0 && errno == EINTR);
+        if (got <= 0) {
+            /* 0: the file is shorter than promised. */
+            f->failure = got < 0 ? MB_EIO : MB_ESTATE;
+            return CURL_READFUNC_ABORT;
+        }
+        want = (size_t)got;
+    }
+    f->body_pos += want;
+    return want;
+}
+
+static int on_seek(void *arg, curl_off_t offset, int origin)
+{
+    struct mb_http_fetch *f = arg;
+    if (origin != SEEK_SET || offset < 0 || (size_t)offset > f->body_len)
+        return CURL_SEEKFUNC_FAIL;
+    f->body_pos = (size_t)offset;
+    return CURL_SEEKFUNC_OK;
+}
+
+static long status_of(struct mb_http_fetch *f)
+{
+    long status = 0;
+    curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
+    return status;
+}
+
+static size_t on_write(char *p, size_t size, size_t n, void *arg)
+{
+    struct mb_http_fetch *f = arg;
+    n *= size;
+    if (f->canceled)
+        return 0;
+    if (f->sink && status_of(f) / 100 == 2) {
+        int rc = f->sink(f->sink_arg, p, n);
+        if (rc < 0)
+            f->failure = rc;
+    } else if (n > f->max_body_bytes - f->answer.len) {
+        f->failure = MB_EFULL;
+    } else if (mb_buf_add(&f->answer, p, n) != 0) {
+        f->failure = MB_ENOMEM;
+    }
+    return f->failure ? 0 : n;
+}
+
+static size_t on_header(char *line, size_t size, size_t n, void *arg)
+{
+    struct mb_http_fetch *f = arg;
+    struct mb_buf *out = &f->answer_headers;
+    size_t len = n * size;
+    n = len;
+    while (n > 0 && (line[n - 1] == '\r' || line[n - 1] == '\n' || line[n - 1] == ' '))
+        n--;
+    if (n >= 5 && strncmp(line, "HTTP/", 5) == 0) { /* a new block: after 100, redirects */
+        mb_buf_reset(out);
+        return len;
+    }
+    char *colon = memchr(line, ':', n);
+    if (!colon)
+        return len;
+    char *value = colon + 1;
+    while (value < line + n && (*value == ' ' || *value == '\t'))
+        value++;
+    if (out->len + n > MAX_HEADER_BYTES)
+        f->failure = MB_EFULL;
+    else if (mb_buf_add(out, line, (size_t)(colon - line)) != 0 || mb_buf_add(out, "", 1) != 0 ||
+             mb_buf_add(out, value, (size_t)(line + n - value)) != 0 || mb_buf_add(out, "", 1) != 0)
+        f->failure = MB_ENOMEM;
+    return f->failure ? 0 : len;
+}
+
+static const char *find_header(const struct mb_http_response *r, const char *name)
+{
+    const struct mb_http_fetch *f = r->impl;
+    const char *p = mb_buf_str(&f->answer_headers);
+    const char *end = p + f->answer_headers.len;
+    while (p < end) {
+        const char *value = p + strlen(p) + 1;
+        if (strcasecmp(p, name) == 0)
+            return value;
+        p = value + strlen(value) + 1;
+    }
+    return NULL;
+}
+
+/* ---- the end of a transfer ---- */
+
+static int code_of(CURLcode rc)
+{
+    switch (rc) {
+    case CURLE_OK:
+        return 0;
+    case CURLE_OPERATION_TIMEDOUT:
+        return MB_ETIMEOUT;
+    case CURLE_OUT_OF_MEMORY:
+        return MB_ENOMEM;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+        return MB_EINVAL;
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        return MB_EDENIED;
+    case CURLE_TOO_MANY_REDIRECTS:
+    case CURLE_WEIRD_SERVER_REPLY:
+    case CURLE_BAD_CONTENT_ENCODING:
+        return MB_EPROTO;
+    default:
+        return MB_EUNAVAIL;
+    }
+}
+
+static const char *failure_text(int code)
+{
+    switch (code) {
+    case MB_ECANCELED:
+        return "the request was cancelled";
+    case MB_EFULL:
+        return "the answer is larger than allowed";
+    case MB_ENOMEM:
+        return "out of memory";
+    case MB_EIO:
+        return "the file to send cannot be read";
+    case MB_ESTATE:
+        return "the file to send became shorter";
+    default:
+        return "the receiver of the answer refused it";
+    }
+}
+
+static void fetch_free(struct mb_http_fetch *f)
+{
+    if (f->easy)
+        curl_easy_cleanup(f->easy);
+    curl_slist_free_all(f->headers);
+    mb_buf_close(&f->answer_headers);
+    mb_buf_close(&f->answer);
+    mb_free(f->body);
+    mb_free(f);
+}
+
+static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
+{
+    struct mb_http_client *c = f->client;
+    struct mb_http_response r = {.detail = "", .header = find_header, .impl = f};
+    curl_multi_remove_handle(c->multi, f->easy);
+    if (f->prev)
+        f->prev->next = f->next;
+    else
+        c->fetches = f->next;
+    if (f->next)
+        f->next->prev = f->prev;
+    r.error = f->canceled ? MB_ECANCELED : f->failure ? f->failure : code_of(rc);
+    if (r.error == 0) {
+        r.status = status_of(f);
+        r.body = (const uint8_t *)mb_buf_str(&f->answer);
+        r.body_len = f->answer.len;
+    } else if (f->canceled || f->failure) {
+        r.detail = failure_text(r.error);
+    } else {
+        r.detail = f->detail[0] ? f->detail : curl_easy_strerror(rc);
+    }
+    f->cb(f->arg, &r);
+    fetch_free(f);
+}
+
+static void reap(struct mb_http_client *c)
+{
+    CURLMsg *msg;
+    int left;
+    while (c->multi && (msg = curl_multi_info_read(c->multi, &left))) {
+        if (msg->msg != CURLMSG_DONE)
+            continue;
+        struct mb_http_fetch *f = NULL;
+        CURLcode rc = msg->data.result;
+        curl_easy_getinfo(msg->easy_handle, CURLINFO_PRIVATE, (char **)&f);
+        fetch_finish(f, rc);
+    }
+}
+
+/* ---- libcurl and the loop ---- */
+
+static void on_cancel(uv_timer_t *timer);
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+    struct watch *w = poll->data;
+    struct mb_http_client *c = w->client;
+    int flags = 0;
+    int running;
+    if (status < 0)
+        flags = CURL_CSELECT_ERR;
+    if (events & UV_READABLE)
+        flags |= CURL_CSELECT_IN;
+    if (events & UV_WRITABLE)
+        flags |= CURL_CSELECT_OUT;
+    curl_multi_socket_action(c->multi, w->fd, flags, &running);
+    reap(c);
+}
+
+static void on_timeout(uv_timer_t *timer)
+{
+    struct mb_http_client *c = timer->data;
+    int running;
+    curl_multi_socket_action(c->multi, CURL_SOCKET_TIMEOUT, 0, &running);
+    reap(c);
+}
+
+static int set_timer(CURLM *multi, long timeout_ms, void *arg)
+{
+    struct mb_http_client *c = arg;
+    (void)multi;
+    if (timeout_ms < 0)
+        uv_timer_stop(&c->timer);
+    else if (!uv_is_closing((uv_handle_t *)&c->timer))
+        uv_timer_start(&c->timer, on_timeout, (uint64_t)timeout_ms, 0);
+    return 0;
+}
+
+static void finish_stop(struct mb_http_client *c)
+{
+    if (c->n_handles == 0 && c->stop_cb)
+        c->stop_cb(c->stop_arg);
+}
+
+static void on_watch_closed(uv_handle_t *h)
+{
+    struct watch *w = h->data;
+    struct mb_http_client *c = w->client;
+    mb_free(w);
+    c->n_handles--;
+    finish_stop(c);
+}
+
+static void watch_close(struct watch *w)
+{
+    if (w->prev)
+        w->prev->next = w->next;
+    else
+        w->client->watches = w->next;
+    if (w->next)
+        w->next->prev = w->prev;
+    uv_close((uv_handle_t *)&w->poll, on_watch_closed);
+}
+
+static struct watch *watch_open(struct mb_http_client *c, curl_socket_t fd)
+{
+    struct watch *w = mb_calloc(1, sizeof *w);
+    if (!w || uv_poll_init_socket(c->loop, &w->poll, fd) != 0) {
+        mb_free(w);
+        return NULL;
+    }
+    w->poll.data = w;
+    w->client = c;
+    w->fd = fd;
+    w->next = c->watches;
+    if (c->watches)
+        c->watches->prev = w;
+    c->watches = w;
+    c->n_handles++;
+    return w;
+}
+
+/* A socket cannot be watched: end its transfer. An error code would end the whole multi handle. */
+static int give_up(struct mb_http_client *c, CURL *easy)
+{
+    struct mb_http_fetch *f = NULL;
+    curl_easy_getinfo(easy, CURLINFO_PRIVATE, (char **)&f);
+    if (f) {
+        f->failure = MB_ENOMEM;
+        uv_timer_start(&c->cancel_timer, on_cancel, 0, 0);
+    }
+    return 0;
+}
+
+static int set_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *socket_arg)
+{
+    struct mb_http_client *c = arg;
+    struct watch *w = socket_arg;
+    (void)easy;
+    if (what == CURL_POLL_REMOVE) {
+        if (w) {
+            watch_close(w);
+            curl_multi_assign(c->multi, fd, NULL);
+        }
+        return 0;
+    }
+    if (!w) {
+        w = watch_open(c, fd);
+        if (!w)
+            return give_up(c, easy);
+        curl_multi_assign(c->multi, fd, w);
+    }
+    int events = (what & CURL_POLL_IN ? UV_READABLE : 0) | (what & CURL_POLL_OUT ? UV_WRITABLE : 0);
+    return uv_poll_start(&w->poll, events, on_poll) == 0 ? 0 : give_up(c, easy);
+}
+
+/* ---- client ---- */
+
+static void global_init(void)
+{
+    curl_global_init(CURL_GLOBAL_ALL);
+}
+
+int mb_http_client_create(uv_loop_t *loop, unsigned max_connections, struct mb_http_client **out,
+                          struct mb_err *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, global_init);
+    struct mb_http_client *c = mb_calloc(1, sizeof *c);
+    if (!c || !(c->multi = curl_multi_init())) {
+        mb_free(c);
+        return mb_err_set(err, MB_ENOMEM, "http client: out of memory");
+    }
+    c->loop = loop;
+    c->ca_file = getenv("AWS_CA_BUNDLE");
+    if (!c->ca_file || !*c->ca_file)
+        c->ca_file = getenv("SSL_CERT_FILE");
+    uv_timer_init(loop, &c->timer);
+    uv_timer_init(loop, &c->cancel_timer);
+    c->timer.data = c;
+    c->cancel_timer.data = c;
+    c->n_handles = 2;
+    curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
+    curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
+    curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
+    curl_multi_setopt(c->multi, CURLMOPT_TIMERDATA, c);
+    curl_multi_setopt(c->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)max_connections);
+    curl_multi_setopt(c->multi, CURLMOPT_MAXCONNECTS, (long)max_connections);
+    *out = c;
+    return 0;
+}
+
+static void on_handle_closed(uv_handle_t *h)
+{
+    struct mb_http_client *c = h->data;
+    c->n_handles--;
+    finish_stop(c);
+}
+
+static void on_cancel(uv_timer_t *timer)
+{
+    struct mb_http_client *c = timer->data;
+    struct mb_http_fetch *f = c->fetches;
+    while (f) {
+        if (f->canceled || f->failure || c->stopping) {
+            f->canceled |= f->failure == 0;
+            fetch_finish(f, CURLE_ABORTED_BY_CALLBACK);
+            f = c->fetches; /* the callback may have changed the list */
+        } else {
+            f = f->next;
+        }
+    }
+    if (!c->stopping)
+        return;
+    curl_multi_cleanup(c->multi);
+    c->multi = NULL;
+    while (c->watches)
+        watch_close(c->watches);
+    uv_close((uv_handle_t *)&c->timer, on_handle_closed);
+    uv_close((uv_handle_t *)&c->cancel_timer, on_handle_closed);
+}
+
+void mb_http_client_stop(struct mb_http_client *c, void (*cb)(void *arg), void *arg)
+{
+    if (c->stopping)
+        return;
+    c->stopping = 1;
+    c->stop_cb = cb;
+    c->stop_arg = arg;
+    uv_timer_start(&c->cancel_timer, on_cancel, 0, 0);
+}
+
+void mb_http_client_destroy(struct mb_http_client *c)
+{
+    mb_free(c);
+}
+
+/* ---- fetch ---- */
+
+static int copy_request(struct mb_http_fetch *f, const struct mb_http_request *request)
+{
+    f->body_fd = request->body_fd;
+    f->body_offset = request->body_offset;
+    f->body_len = request->body_len;
+    f->sink = request->sink;
+    f->sink_arg = request->sink_arg;
+    f->max_body_bytes = request->max_body_bytes ? request->max_body_bytes : DEFAULT_MAX_BODY_BYTES;
+    if (f->body_fd < 0 && f->body_len > 0) {
+        f->body = mb_alloc(f->body_len);
+        if (!f->body)
+            return MB_ENOMEM;
+        memcpy(f->body, request->body, f->body_len);
+    }
+    for (const char *const *h = request->headers; h && *h; h++) {
+        struct curl_slist *grown = curl_slist_append(f->headers, *h);
+        if (!grown)
+            return MB_ENOMEM;
+        f->headers = grown;
+    }
+    /* The server's 100 costs a round trip and some servers never send it. */
+    struct curl_slist *grown = curl_slist_append(f->headers, "Expect:");
+    if (!grown)
+        return MB_ENOMEM;
+    f->headers = grown;
+    return 0;
+}
+
+static CURLcode set_method(struct mb_http_fetch *f, const struct mb_http_request *request)
+{
+    const char *method = request->method;
+    CURLcode rc = curl_easy_setopt(f->easy, CURLOPT_CUSTOMREQUEST, method);
+    if (strcmp(method, "HEAD") == 0)
+        return rc | curl_easy_setopt(f->easy, CURLOPT_NOBODY, 1L);
+    if (f->body_len == 0 && strcmp(method, "PUT") != 0 && strcmp(method, "POST") != 0)
+        return rc;
+    rc |= curl_easy_setopt(f->easy, CURLOPT_UPLOAD, 1L);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)f->body_len);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_READFUNCTION, on_read);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_READDATA, f);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_SEEKFUNCTION, on_seek);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_SEEKDATA, f);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_UPLOAD_BUFFERSIZE, (long)UPLOAD_BUFFER_BYTES);
+    return rc;
+}
+
+static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_request *request)
+{
+    CURL *e = f->easy;
+    uint64_t timeout_ms = request->timeout_ms ? request->timeout_ms : DEFAULT_TIMEOUT_MS;
+    uint64_t stall_ms =
+        request->stall_timeout_ms ? request->stall_timeout_ms : DEFAULT_STALL_TIMEOUT_MS;
+    CURLcode rc = set_method(f, request);
+    rc |= curl_easy_setopt(e, CURLOPT_URL, request->url);
+    rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+    rc |= curl_easy_setopt(e, CURLOPT_PRIVATE, f);
+    rc |= curl_easy_setopt(e, CURLOPT_ERRORBUFFER, f->detail);
+    rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
+    rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
+    rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
+    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MIN_BYTES_PER_S);
+    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((stall_ms + 999) / 1000));
+    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)DOWNLOAD_BUFFER_BYTES);
+    rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
+    rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, f);
+    rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_write);
+    rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, f);
+    if (request->follow_redirects) {
+        rc |= curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 1L);
+        rc |= curl_easy_setopt(e, CURLOPT_MAXREDIRS, 5L);
+    }
+    if (f->client->ca_file && *f->client->ca_file)
+        rc |= curl_easy_setopt(e, CURLOPT_CAINFO, f->client->ca_file);
+    return rc;
+}
+
+int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *request,
+                  mb_http_response_cb cb, void *arg, struct mb_http_fetch **out, struct mb_err *err)
+{
+    if (c->stopping)
+        return mb_err_set(err, MB_ESTATE, "http client: stopped");
+    struct mb_http_fetch *f = mb_calloc(1, sizeof *f);
+    if (!f)
+        goto nomem;
+    f->client = c;
+    f->cb = cb;
+    f->arg = arg;
+    f->easy = curl_easy_init();
+    if (!f->easy || copy_request(f, request) != 0 || set_options(f, request) != CURLE_OK ||
+        curl_multi_add_handle(c->multi, f->easy) != CURLM_OK)
+        goto nomem;
+    f->next = c->fetches;
+    if (c->fetches)
+        c->fetches->prev = f;
+    c->fetches = f;
+    if (out)
+        *out = f;
+    return 0;
+nomem:
+    if (f)
+        fetch_free(f);
+    return mb_err_set(err, MB_ENOMEM, "http client: out of memory");
+}
+
+void mb_http_fetch_cancel(struct mb_http_fetch *f)
+{
+    f->canceled = 1;
+    uv_timer_start(&f->client->cancel_timer, on_cancel, 0, 0);
+}

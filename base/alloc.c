@@ -52,11 +52,12 @@ void *mb_alloc(size_t size_bytes)
 
 void *mb_calloc(size_t n, size_t size_bytes)
 {
-    if (should_fail())
+    size_t total_bytes;
+
+    /* calloc() checks as well, but sanitizers take an overflow there for a bug of the program. */
+    if (__builtin_mul_overflow(n, size_bytes, &total_bytes) || should_fail())
         return NULL;
-    if (n == 0 || size_bytes == 0)
-        return calloc(1, 1);
-    return calloc(n, size_bytes);
+    return calloc(1, total_bytes == 0 ? 1 : total_bytes);
 }
 
 void *mb_realloc(void *p, size_t size_bytes)

@@ -1,0 +1,124 @@
+"""A real Ray head in a temporary directory, for as long as a `with` block lasts.
+
+Run by the Python of an environment that has ray. The head gets free ports, no dashboard and no
+resources. It is ended by signalling the process that was started here and whatever of its session
+is left; never by `ray stop`, which would end every Ray on the machine.
+"""
+
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class RayHead:
+    """`address` is the GCS's host:port; `temp_dir` holds the session directory and its logs."""
+
+    START_TIMEOUT_S = 90
+    STOP_TIMEOUT_S = 20
+
+    def __init__(self, env=None, args=()):
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        self._env.update(env or {})
+        self._args = list(args)
+        self.temp_dir = None
+        self.address = None
+        self._process = None
+
+    def __enter__(self):
+        self.temp_dir = tempfile.mkdtemp(prefix="mb-ray-", dir="/tmp")
+        ray = pathlib.Path(sys.executable).parent / "ray"
+        command = [
+            str(ray), "start", "--head", "--block", "--port=0", "--num-cpus=0",
+            "--node-ip-address=127.0.0.1", "--include-dashboard=false",
+            "--include-log-monitor=false", "--disable-usage-stats",
+            "--object-store-memory=80000000", f"--temp-dir={self.temp_dir}",
+            f"--ray-client-server-port={free_port()}",
+            f"--dashboard-agent-listen-port={free_port()}",
+            f"--metrics-export-port={free_port()}",
+            *self._args,
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            self.address = self._wait_started()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._stop()
+
+    def _wait_started(self):
+        deadline = time.monotonic() + self.START_TIMEOUT_S
+        out = self._process.stdout.fileno()
+        text = b""
+        while b"Ray runtime started" not in text:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([out], [], [], left)[0]:
+                raise TimeoutError(f"ray start said only:\n{text.decode()}")
+            part = os.read(out, 65536)
+            if not part:
+                raise RuntimeError(f"ray start ended:\n{text.decode()}")
+            text += part
+        # The address is part of the hint that is printed with it.
+        while not (found := re.search(rb"address='([0-9.]+:[0-9]+)'", text)):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([out], [], [], left)[0]:
+                raise TimeoutError(f"no address in:\n{text.decode()}")
+            text += os.read(out, 65536)
+        return found.group(1).decode()
+
+    def _own_pids(self):
+        """Live processes of our session, or working in our temporary directory."""
+        pids = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            ours = int(stat[3]) == self._process.pid or self.temp_dir.encode() in words
+            if ours and stat[0] not in "ZX":
+                pids.append(int(entry.name))
+        return pids
+
+    def _signal_own(self, number):
+        for pid in self._own_pids():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _stop(self):
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=self.STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._signal_own(signal.SIGKILL)
+        self._process.stdout.close()
+        shutil.rmtree(self.temp_dir, ignore_errors=True)

@@ -1,7 +1,7 @@
 /*
  * The embedded head: Ray's control plane (NodeInfo, InternalKV, JobInfo, placement groups, resource
- * syncer, health checks) on one gRPC port and the Jobs REST API on one HTTP port, with its tables in
- * a store. Loop-thread only; lives in the agent's process.
+ * syncer, health checks) on one gRPC port and the Jobs REST API on one HTTP port, with its tables
+ * in a store. Loop-thread only; lives in the agent's process.
  */
 #ifndef MOBULA_GCS_HEAD_H
 #define MOBULA_GCS_HEAD_H
@@ -14,22 +14,23 @@
 struct mb_head;
 
 struct mb_head_opts {
-    const char *bind_addr;     /* of both ports; default 127.0.0.1 */
-    const char *node_ip;       /* what other nodes dial */
-    int gcs_port;              /* 6379; 0 picks one */
-    int http_port;             /* 8265; 0 picks one */
-    const char *store_path;    /* SQLite file, created when absent */
-    int store_sync_full;       /* 1: survives power loss, not only SIGKILL */
-    const char *session_name;  /* "session_2026-..." */
+    const char *bind_addr;    /* of both ports; default 127.0.0.1 */
+    const char *node_ip;      /* what other nodes dial */
+    int gcs_port;             /* 6379; 0 picks one */
+    int http_port;            /* 8265; 0 picks one */
+    const char *store_path;   /* SQLite file, created when absent */
+    int store_sync_full;      /* 1: survives power loss, not only SIGKILL */
+    const char *session_name; /* "session_2026-..." */
     const char *session_dir;
     const char *temp_dir;
-    const char *packages_dir;  /* uploaded working_dir packages */
-    const char *token;         /* NULL: no authentication */
-    const char *ray_version;   /* what /api/version and CheckAlive say; NULL: 2.60.0 */
-    const char *ray_commit;    /* NULL: our own */
+    const char *packages_dir; /* uploaded working_dir packages */
+    const char *token;        /* NULL: no authentication */
+    const char *ray_version;  /* what /api/version and CheckAlive say; NULL: 2.60.0 */
+    const char *ray_commit;   /* NULL: our own */
 };
 
-/* The runner is borrowed and must outlive the head. Re-adopts jobs that the store says are running. */
+/* The runner is borrowed and must outlive the head. Re-adopts jobs that the store says are running.
+ */
 int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_opts *opts,
                   const struct mb_job_runner *runner, struct mb_head **out, struct mb_err *err);
 int mb_head_gcs_port(const struct mb_head *h);

@@ -12,18 +12,20 @@
 /* Everything a driver is started with. Borrowed for the call. */
 struct mb_job_spec {
     const char *submission_id;
-    const char *entrypoint;             /* run as /bin/sh -c ENTRYPOINT */
-    const char *runtime_env_json;       /* "{}" if none: env_vars, working_dir are honoured */
-    const char *metadata_json;          /* "{}" if none */
-    const char *ray_address;            /* host:port of the GCS for RAY_ADDRESS */
-    /* Absolute path of the package named by runtime_env.working_dir, already on disk; NULL: none. */
+    const char *entrypoint;       /* run as /bin/sh -c ENTRYPOINT */
+    const char *runtime_env_json; /* "{}" if none: env_vars, working_dir are honoured */
+    const char *metadata_json;    /* "{}" if none */
+    const char *ray_address;      /* host:port of the GCS for RAY_ADDRESS */
+    /* Absolute path of the package named by runtime_env.working_dir, already on disk; NULL: none.
+     */
     const char *working_dir_package;
 };
 
 enum mb_job_event_kind {
     MB_JOB_EVENT_RUNNING,     /* the driver process exists: pid */
     MB_JOB_EVENT_EXITED,      /* exit_code (negative signal number when killed) */
-    MB_JOB_EVENT_START_FAILED /* text says why (runtime_env: text starts with "runtime_env setup failed") */
+    MB_JOB_EVENT_START_FAILED /* text says why (runtime_env: text starts with "runtime_env setup
+                                 failed") */
 };
 
 struct mb_job_event {

@@ -1,0 +1,486 @@
+/*
+ * The connection and its requests.
+ *
+ * Happy path:
+ *  1. connect: GetClusterId (without cluster metadata), CheckAlive for the version; CONNECTED.
+ *  2. A request is copied, sent with the rest of its deadline, its reply's status looked at, its
+ *     callback run.
+ *  3. close: every request is cancelled; when the last callback, the sync stream and the timers are
+ *     gone, the channel and the client are freed.
+ * Failure paths:
+ *  4. Handshake fails: again after a jittered back-off until connect_timeout_ms; a refused token
+ *     fails at once.
+ *  5. UNAVAILABLE on a request that may be repeated: again after a jittered back-off, inside its
+ *     deadline. Everything else goes to the callback.
+ *  6. WrongClusterID on any request: all state of this cluster is dropped, CLUSTER_CHANGED.
+ *  7. Cancel while no call is in flight: the timer carries the callback out of the caller's stack.
+ */
+#include "gcs/client.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/client_internal.h"
+
+static void send_op(struct mb_gcs_op *op);
+static void handshake_begin(struct mb_gcs *c);
+
+int gcs_no_memory(struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+int gcs_is_modern(const struct mb_gcs *c)
+{
+    char *end;
+    long major = strtol(c->ray_version, &end, 10);
+    long minor = *end == '.' ? strtol(end + 1, NULL, 10) : 0;
+
+    return major > 2 || (major == 2 && minor >= 60);
+}
+
+void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err)
+{
+    struct mb_err ok = {0};
+
+    if (c->state != GCS_CLOSING)
+        c->cb(c->cb_arg, c, event, err ? err : &ok);
+}
+
+/* ---- requests ---- */
+
+ProtobufCMessage *gcs_copy_message(const ProtobufCMessage *m)
+{
+    size_t n = protobuf_c_message_get_packed_size(m);
+    uint8_t *bytes = mb_alloc(n);
+
+    if (!bytes)
+        return NULL;
+    protobuf_c_message_pack(m, bytes);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, n, bytes);
+    mb_free(bytes);
+    return copy;
+}
+
+static void op_closed(uv_handle_t *handle)
+{
+    struct mb_gcs_op *op = handle->data;
+    struct mb_gcs *c = op->c;
+
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        c->ops = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    protobuf_c_message_free_unpacked(op->request, NULL);
+    if (op->second)
+        protobuf_c_message_free_unpacked(op->second, NULL);
+    mb_free(op);
+    gcs_maybe_closed(c);
+}
+
+/* Runs complete, and frees the operation unless complete made it go on. */
+static void op_finish(struct mb_gcs_op *op, const struct mb_err *err, const ProtobufCMessage *reply)
+{
+    gcs_complete complete = op->complete;
+
+    op->complete = NULL;
+    complete(op, err, reply);
+    /* A step that gcs_continue() could not even send has finished, and closed, inside complete. */
+    if (!op->complete && !uv_is_closing((uv_handle_t *)&op->timer))
+        uv_close((uv_handle_t *)&op->timer, op_closed);
+}
+
+void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *request,
+                  const ProtobufCMessageDescriptor *reply_desc, gcs_complete complete)
+{
+    protobuf_c_message_free_unpacked(op->request, NULL);
+    op->method = method;
+    op->request = request;
+    op->reply_desc = reply_desc;
+    op->complete = complete;
+    op->attempt = 0;
+    send_op(op);
+}
+
+/* The embedded status that every reply starts with, or NULL. */
+static const Ray__Rpc__GcsStatus *embedded_status(const ProtobufCMessage *reply)
+{
+    const ProtobufCFieldDescriptor *f =
+        protobuf_c_message_descriptor_get_field_by_name(reply->descriptor, "status");
+
+    if (!f || f->type != PROTOBUF_C_TYPE_MESSAGE)
+        return NULL;
+    const Ray__Rpc__GcsStatus *status;
+    memcpy(&status, (const char *)reply + f->offset, sizeof status);
+    return status;
+}
+
+/* GcsStatus codes are Ray's StatusCode: 17 NotFound; the rest is told apart by its text. */
+static int status_code(const Ray__Rpc__GcsStatus *status)
+{
+    if (status->code == 17)
+        return MB_ENOENT;
+    if (strstr(status->message, "already exists"))
+        return MB_EEXIST;
+    return MB_ESTATE;
+}
+
+/* Another cluster answers here: what was agreed with the old one is void. */
+static void cluster_changed(struct mb_gcs *c, const char *detail)
+{
+    struct mb_err err = {0};
+
+    if (c->state != GCS_CONNECTED)
+        return;
+    mb_err_set(&err, MB_ESTATE, "another cluster answers at %s: %s", c->address, detail);
+    c->state = GCS_IDLE;
+    c->cluster_id[0] = '\0';
+    c->ray_version[0] = '\0';
+    mb_grpc_channel_metadata(c->channel, "ray_cluster_id", NULL);
+    mb_gcs_unwatch(c);
+    mb_gcs_sync_stop(c);
+    mb_warn("gcs", "%s", err.text);
+    gcs_emit(c, MB_GCS_CLUSTER_CHANGED, &err);
+}
+
+static void op_fail(struct mb_gcs_op *op, int status, const char *detail)
+{
+    struct mb_err err = {0};
+    struct mb_gcs *c = op->c;
+
+    if (op->canceled) {
+        mb_err_set(&err, MB_ECANCELED, "%s: cancelled", op->method);
+    } else {
+        mb_err_set(&err, mb_grpc_status_code(status), "GCS %s: %s: %s", c->address,
+                   mb_grpc_status_name(status), detail);
+        if (status == MB_GRPC_UNAUTHENTICATED && strstr(detail, "WrongClusterID")) {
+            err.code = MB_EUNAVAIL;
+            cluster_changed(c, detail);
+        }
+    }
+    op_finish(op, &err, NULL);
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+    send_op(timer->data);
+}
+
+static void on_unary(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+{
+    struct mb_gcs_op *op = arg;
+    uint64_t now = mb_mono_ms();
+    struct mb_err err = {0};
+
+    op->call = NULL;
+    if (status == MB_GRPC_UNAVAILABLE && op->repeatable && !op->canceled && now < op->deadline_ms) {
+        uint64_t wait =
+            mb_backoff_ms(op->attempt++, GCS_BACKOFF_BASE_MS, GCS_BACKOFF_CAP_MS, mb_random_u64());
+        if (wait > op->deadline_ms - now)
+            wait = op->deadline_ms - now;
+        uv_timer_start(&op->timer, on_retry, wait + 1, 0);
+        return;
+    }
+    if (status != MB_GRPC_OK || op->canceled) {
+        op_fail(op, status, detail ? detail : "");
+        return;
+    }
+    const Ray__Rpc__GcsStatus *st = embedded_status(reply);
+    if (st && st->code != 0) {
+        mb_err_set(&err, status_code(st), "%s (GCS status %d)", st->message, st->code);
+        reply = NULL;
+    }
+    op_finish(op, &err, reply);
+}
+
+static void send_op(struct mb_gcs_op *op)
+{
+    uint64_t now = mb_mono_ms();
+    struct mb_err err = {0};
+
+    if (op->canceled) {
+        op_fail(op, MB_GRPC_CANCELLED, "");
+    } else if (now >= op->deadline_ms) {
+        mb_err_set(&err, MB_EUNAVAIL, "GCS %s cannot be reached", op->c->address);
+        op_finish(op, &err, NULL);
+    } else if (mb_grpc_unary(op->c->channel, op->method, op->request, op->reply_desc,
+                             op->deadline_ms - now, on_unary, op, &op->call, &err) != 0) {
+        op->call = NULL;
+        op_finish(op, &err, NULL);
+    }
+}
+
+int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **out,
+              struct mb_err *err)
+{
+    struct mb_gcs_op *op;
+
+    if (c->state == GCS_CLOSING || (c->state != GCS_CONNECTED && !call->internal))
+        return mb_err_set(err, MB_ESTATE, "not connected to the GCS at %s", c->address);
+    if (!call->request)
+        return gcs_no_memory(err);
+    op = mb_calloc(1, sizeof *op);
+    if (!op || !(op->request = gcs_copy_message(call->request))) {
+        mb_free(op);
+        return gcs_no_memory(err);
+    }
+    op->c = c;
+    op->method = call->method;
+    op->reply_desc = call->reply_desc;
+    op->deadline_ms = mb_mono_ms() + (call->timeout_ms ? call->timeout_ms : GCS_TIMEOUT_MS);
+    op->repeatable = call->repeatable;
+    op->internal = call->internal;
+    op->complete = call->complete;
+    op->cb = call->cb;
+    op->cb_arg = call->cb_arg;
+    int rc = mb_grpc_unary(c->channel, op->method, op->request, op->reply_desc,
+                           op->deadline_ms - mb_mono_ms(), on_unary, op, &op->call, err);
+    if (rc != 0) {
+        protobuf_c_message_free_unpacked(op->request, NULL);
+        mb_free(op);
+        return rc;
+    }
+    uv_timer_init(c->loop, &op->timer);
+    op->timer.data = op;
+    op->next = c->ops;
+    if (c->ops)
+        c->ops->prev = op;
+    c->ops = op;
+    if (out)
+        *out = op;
+    return 0;
+}
+
+void mb_gcs_op_cancel(struct mb_gcs_op *op)
+{
+    if (op->canceled)
+        return;
+    op->canceled = 1;
+    if (op->call)
+        mb_grpc_call_cancel(op->call);
+    else if (op->complete)
+        uv_timer_start(&op->timer, on_retry, 0, 0);
+}
+
+void gcs_complete_done(struct mb_gcs_op *op, const struct mb_err *err,
+                       const ProtobufCMessage *reply)
+{
+    (void)reply;
+    ((mb_gcs_done_cb)op->cb)(op->cb_arg, err);
+}
+
+/* ---- handshake ---- */
+
+static void on_connect_timer(uv_timer_t *timer)
+{
+    handshake_begin(timer->data);
+}
+
+static void handshake_failed(struct mb_gcs *c, const struct mb_err *cause)
+{
+    uint64_t now = mb_mono_ms();
+
+    c->connect_op = NULL;
+    if (c->state != GCS_CONNECTING)
+        return;
+    if (cause->code == MB_EDENIED || cause->code == MB_ENOMEM || now >= c->connect_deadline_ms) {
+        struct mb_err err = *cause;
+        c->state = GCS_IDLE;
+        mb_err_wrap(&err, "no connection to the GCS at %s", c->address);
+        gcs_emit(c, MB_GCS_CONNECT_FAILED, &err);
+        return;
+    }
+    uint64_t wait = mb_backoff_ms(c->connect_attempt++, GCS_BACKOFF_BASE_MS, GCS_BACKOFF_CAP_MS,
+                                  mb_random_u64());
+    uv_timer_start(&c->connect_timer, on_connect_timer, wait + 1, 0);
+}
+
+static void on_version(struct mb_gcs_op *op, const struct mb_err *err,
+                       const ProtobufCMessage *reply)
+{
+    struct mb_gcs *c = op->c;
+
+    if (err->code != 0) {
+        handshake_failed(c, err);
+        return;
+    }
+    c->connect_op = NULL;
+    if (c->state != GCS_CONNECTING)
+        return;
+    const Ray__Rpc__CheckAliveReply *m = (const Ray__Rpc__CheckAliveReply *)reply;
+    size_t n = strlen(m->ray_version);
+    if (n >= sizeof c->ray_version)
+        n = sizeof c->ray_version - 1;
+    memcpy(c->ray_version, m->ray_version, n);
+    c->ray_version[n] = '\0';
+    if (mb_grpc_channel_metadata(c->channel, "ray_cluster_id", c->cluster_id) != 0) {
+        struct mb_err e = {0};
+        gcs_no_memory(&e);
+        handshake_failed(c, &e);
+        return;
+    }
+    c->state = GCS_CONNECTED;
+    gcs_emit(c, MB_GCS_CONNECTED, NULL);
+}
+
+static uint64_t try_timeout(const struct mb_gcs *c)
+{
+    uint64_t now = mb_mono_ms();
+    uint64_t left = now < c->connect_deadline_ms ? c->connect_deadline_ms - now : 1;
+
+    return left < GCS_HANDSHAKE_TRY_MS ? left : GCS_HANDSHAKE_TRY_MS;
+}
+
+static void on_cluster_id(struct mb_gcs_op *op, const struct mb_err *err,
+                          const ProtobufCMessage *reply)
+{
+    struct mb_gcs *c = op->c;
+    struct mb_err e = *err;
+
+    if (e.code == 0) {
+        const Ray__Rpc__GetClusterIdReply *m = (const Ray__Rpc__GetClusterIdReply *)reply;
+        if (m->cluster_id.len != MB_NODE_ID_BYTES)
+            mb_err_set(&e, MB_EPROTO, "cluster id of %zu bytes", m->cluster_id.len);
+        else
+            mb_hex(m->cluster_id.data, MB_NODE_ID_BYTES, c->cluster_id);
+    }
+    if (e.code == 0 && c->state == GCS_CONNECTING) {
+        Ray__Rpc__CheckAliveRequest req = RAY__RPC__CHECK_ALIVE_REQUEST__INIT;
+        struct gcs_call call = {.method = "/ray.rpc.NodeInfoGcsService/CheckAlive",
+                                .request = &req.base,
+                                .reply_desc = &ray__rpc__check_alive_reply__descriptor,
+                                .timeout_ms = try_timeout(c),
+                                .internal = 1,
+                                .complete = on_version};
+        if (gcs_start(c, &call, &c->connect_op, &e) == 0)
+            return;
+    }
+    handshake_failed(c, &e);
+}
+
+static void handshake_begin(struct mb_gcs *c)
+{
+    struct mb_err err = {0};
+    Ray__Rpc__GetClusterIdRequest req = RAY__RPC__GET_CLUSTER_ID_REQUEST__INIT;
+    struct gcs_call call = {.method = "/ray.rpc.NodeInfoGcsService/GetClusterId",
+                            .request = &req.base,
+                            .reply_desc = &ray__rpc__get_cluster_id_reply__descriptor,
+                            .timeout_ms = try_timeout(c),
+                            .internal = 1,
+                            .complete = on_cluster_id};
+
+    if (gcs_start(c, &call, &c->connect_op, &err) != 0)
+        handshake_failed(c, &err);
+}
+
+int mb_gcs_connect(struct mb_gcs *c, struct mb_err *err)
+{
+    if (c->state != GCS_IDLE || c->connect_op)
+        return mb_err_set(err, MB_ESTATE, "connecting to %s already", c->address);
+    c->state = GCS_CONNECTING;
+    c->connect_deadline_ms = mb_mono_ms() + c->connect_timeout_ms;
+    c->connect_attempt = 0;
+    /* Through the timer: an immediate failure must not call back from inside this call. */
+    uv_timer_start(&c->connect_timer, on_connect_timer, 0, 0);
+    return 0;
+}
+
+/* ---- life cycle ---- */
+
+int mb_gcs_create(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opts *opts,
+                  mb_gcs_event_cb cb, void *arg, struct mb_gcs **out, struct mb_err *err)
+{
+    struct mb_gcs *c = mb_calloc(1, sizeof *c);
+    struct mb_grpc_channel_opts copts = {.token = opts->token};
+    int rc;
+
+    *out = NULL;
+    if (!c || !(c->address = mb_strdup(opts->address))) {
+        mb_free(c);
+        return gcs_no_memory(err);
+    }
+    rc = mb_grpc_channel_create(grpc, opts->address, &copts, &c->channel, err);
+    if (rc != 0) {
+        mb_free(c->address);
+        mb_free(c);
+        return rc;
+    }
+    c->loop = loop;
+    c->grpc = grpc;
+    c->cb = cb;
+    c->cb_arg = arg;
+    c->connect_timeout_ms = opts->connect_timeout_ms ? opts->connect_timeout_ms : GCS_TIMEOUT_MS;
+    uv_timer_init(loop, &c->connect_timer);
+    c->connect_timer.data = c;
+    c->timers_open = 1;
+    gcs_sync_init(c);
+    gcs_watch_init(c);
+    *out = c;
+    return 0;
+}
+
+void gcs_maybe_closed(struct mb_gcs *c)
+{
+    if (c->state != GCS_CLOSING || c->ops || c->sync.stream || c->timers_open > 0)
+        return;
+    void (*cb)(void *) = c->closed_cb;
+    void *arg = c->closed_arg;
+
+    mb_grpc_channel_destroy(c->channel);
+    mb_buf_close(&c->sync.view);
+    mb_free(c->address);
+    mb_free(c);
+    if (cb)
+        cb(arg);
+}
+
+void gcs_timer_closed(uv_handle_t *handle)
+{
+    struct mb_gcs *c = handle->data;
+
+    c->timers_open--;
+    gcs_maybe_closed(c);
+}
+
+void mb_gcs_close(struct mb_gcs *c, void (*cb)(void *arg), void *arg)
+{
+    if (!c)
+        return;
+    assert(c->state != GCS_CLOSING);
+    c->state = GCS_CLOSING;
+    c->closed_cb = cb;
+    c->closed_arg = arg;
+    mb_gcs_unwatch(c);
+    gcs_sync_close(c);
+    for (struct mb_gcs_op *op = c->ops; op; op = op->next)
+        mb_gcs_op_cancel(op);
+    uv_close((uv_handle_t *)&c->watch.timer, gcs_timer_closed);
+    uv_close((uv_handle_t *)&c->connect_timer, gcs_timer_closed);
+}
+
+int mb_gcs_connected(const struct mb_gcs *c)
+{
+    return c->state == GCS_CONNECTED;
+}
+
+const char *mb_gcs_address(const struct mb_gcs *c)
+{
+    return c->address;
+}
+
+const char *mb_gcs_ray_version(const struct mb_gcs *c)
+{
+    return c->ray_version;
+}
+
+const char *mb_gcs_cluster_id(const struct mb_gcs *c)
+{
+    return c->cluster_id;
+}

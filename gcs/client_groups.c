@@ -1,0 +1,221 @@
+/*
+ * Placement groups. A real GCS aborts on an unknown job id, on a group without bundles and on ids
+ * of another length; so those are refused here, and create asks for the job first.
+ */
+#include <string.h>
+#include "base/clock.h"
+#include "gcs/client_internal.h"
+
+static const char *const create_method =
+    "/ray.rpc.PlacementGroupInfoGcsService/CreatePlacementGroup";
+
+void mb_gcs_pg_new_id(const uint8_t job_id[MB_JOB_ID_BYTES], uint8_t out[MB_PG_ID_BYTES])
+{
+    mb_random_bytes(out, MB_PG_ID_BYTES - MB_JOB_ID_BYTES);
+    memcpy(out + MB_PG_ID_BYTES - MB_JOB_ID_BYTES, job_id, MB_JOB_ID_BYTES);
+}
+
+static int check_group(const struct mb_gcs_pg *pg, struct mb_err *err)
+{
+    if (pg->n_bundles == 0)
+        return mb_err_set(err, MB_EINVAL, "a placement group needs at least one bundle");
+    for (size_t i = 0; i < pg->n_bundles; i++)
+        if (pg->bundles[i].n_resources == 0)
+            return mb_err_set(err, MB_EINVAL, "bundle %zu of the placement group asks for nothing",
+                              i);
+    if (memcmp(pg->id + MB_PG_ID_BYTES - MB_JOB_ID_BYTES, pg->job_id, MB_JOB_ID_BYTES) != 0)
+        return mb_err_set(err, MB_EINVAL, "the placement group's id does not end with its job id");
+    return 0;
+}
+
+/* The job table answered: send the group, or say that its job is unknown. */
+static void complete_job_check(struct mb_gcs_op *op, const struct mb_err *err,
+                               const ProtobufCMessage *reply)
+{
+    const Ray__Rpc__GetAllJobInfoReply *m = (const Ray__Rpc__GetAllJobInfoReply *)reply;
+    struct mb_err e = *err;
+    int known = 0;
+
+    for (size_t i = 0; m && i < m->n_job_info_list; i++) {
+        ProtobufCBinaryData id = m->job_info_list[i]->job_id;
+        known |= id.len == MB_JOB_ID_BYTES && memcmp(id.data, op->job_id, MB_JOB_ID_BYTES) == 0;
+    }
+    if (e.code == 0 && !known)
+        mb_err_set(&e, MB_ENOENT, "the GCS does not know the placement group's job");
+    if (e.code != 0) {
+        gcs_complete_done(op, &e, NULL);
+        return;
+    }
+    ProtobufCMessage *create = op->second;
+    op->second = NULL;
+    gcs_continue(op, create_method, create, &ray__rpc__create_placement_group_reply__descriptor,
+                 gcs_complete_done);
+}
+
+int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__CreatePlacementGroupRequest req = RAY__RPC__CREATE_PLACEMENT_GROUP_REQUEST__INIT;
+    Ray__Rpc__GetAllJobInfoRequest jobs = RAY__RPC__GET_ALL_JOB_INFO_REQUEST__INIT;
+    struct mb_arena a = {0};
+    ProtobufCMessage *second = NULL;
+    struct mb_gcs_op *started = NULL;
+    int rc = check_group(pg, err);
+
+    if (rc != 0)
+        return rc;
+    req.placement_group_spec = mb_wire_pg_spec(&a, pg);
+    if (req.placement_group_spec)
+        second = gcs_copy_message(&req.base);
+    mb_arena_close(&a);
+    if (!second)
+        return gcs_no_memory(err);
+    /* Without these two the GCS would ask every live driver whether it is busy. */
+    jobs._skip_submission_job_info_field_case =
+        RAY__RPC__GET_ALL_JOB_INFO_REQUEST___SKIP_SUBMISSION_JOB_INFO_FIELD_SKIP_SUBMISSION_JOB_INFO_FIELD;
+    jobs.skip_submission_job_info_field = 1;
+    jobs._skip_is_running_tasks_field_case =
+        RAY__RPC__GET_ALL_JOB_INFO_REQUEST___SKIP_IS_RUNNING_TASKS_FIELD_SKIP_IS_RUNNING_TASKS_FIELD;
+    jobs.skip_is_running_tasks_field = 1;
+    rc = gcs_start(c,
+                   &(struct gcs_call){.method = "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
+                                      .request = &jobs.base,
+                                      .reply_desc = &ray__rpc__get_all_job_info_reply__descriptor,
+                                      .timeout_ms = timeout_ms,
+                                      .repeatable = 1,
+                                      .complete = complete_job_check,
+                                      .cb = (void (*)(void))cb,
+                                      .cb_arg = arg},
+                   &started, err);
+    if (rc != 0) {
+        protobuf_c_message_free_unpacked(second, NULL);
+        return rc;
+    }
+    started->second = second;
+    memcpy(started->job_id, pg->job_id, MB_JOB_ID_BYTES);
+    if (op)
+        *op = started;
+    return 0;
+}
+
+int mb_gcs_pg_wait(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                   mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__WaitPlacementGroupUntilReadyRequest req =
+        RAY__RPC__WAIT_PLACEMENT_GROUP_UNTIL_READY_REQUEST__INIT;
+
+    req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
+    return gcs_start(
+        c,
+        &(struct gcs_call){
+            .method = "/ray.rpc.PlacementGroupInfoGcsService/WaitPlacementGroupUntilReady",
+            .request = &req.base,
+            .reply_desc = &ray__rpc__wait_placement_group_until_ready_reply__descriptor,
+            .timeout_ms = timeout_ms,
+            .repeatable = 1,
+            .complete = gcs_complete_done,
+            .cb = (void (*)(void))cb,
+            .cb_arg = arg},
+        op, err);
+}
+
+static void give_groups(struct mb_gcs_op *op, const struct mb_err *err,
+                        Ray__Rpc__PlacementGroupTableData *const *rows, size_t n)
+{
+    mb_gcs_pgs_cb cb = (mb_gcs_pgs_cb)op->cb;
+    struct mb_arena a = {0};
+    struct mb_err e = *err;
+    struct mb_gcs_pg *groups = mb_arena_calloc(&a, n + 1, sizeof *groups);
+
+    if (!groups)
+        gcs_no_memory(&e);
+    for (size_t i = 0; e.code == 0 && i < n; i++) {
+        int rc = mb_wire_get_pg(&a, rows[i], &groups[i]);
+        if (rc != 0)
+            mb_err_set(&e, rc, "placement group %zu of the reply cannot be read", i);
+    }
+    cb(op->cb_arg, &e, e.code == 0 ? groups : NULL, e.code == 0 ? n : 0);
+    mb_arena_close(&a);
+}
+
+static void complete_get(struct mb_gcs_op *op, const struct mb_err *err,
+                         const ProtobufCMessage *reply)
+{
+    const Ray__Rpc__GetPlacementGroupReply *m = (const Ray__Rpc__GetPlacementGroupReply *)reply;
+    struct mb_err e = *err;
+
+    /* A real GCS answers OK without a row for an id it does not know. */
+    if (e.code == 0 && (!m->placement_group_table_data ||
+                        m->placement_group_table_data->placement_group_id.len == 0))
+        mb_err_set(&e, MB_ENOENT, "the GCS does not know this placement group");
+    if (e.code != 0)
+        give_groups(op, &e, NULL, 0);
+    else
+        give_groups(op, &e, &m->placement_group_table_data, 1);
+}
+
+int mb_gcs_pg_get(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                  mb_gcs_pgs_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__GetPlacementGroupRequest req = RAY__RPC__GET_PLACEMENT_GROUP_REQUEST__INIT;
+
+    req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
+    return gcs_start(
+        c,
+        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/GetPlacementGroup",
+                           .request = &req.base,
+                           .reply_desc = &ray__rpc__get_placement_group_reply__descriptor,
+                           .timeout_ms = timeout_ms,
+                           .repeatable = 1,
+                           .complete = complete_get,
+                           .cb = (void (*)(void))cb,
+                           .cb_arg = arg},
+        op, err);
+}
+
+static void complete_list(struct mb_gcs_op *op, const struct mb_err *err,
+                          const ProtobufCMessage *reply)
+{
+    const Ray__Rpc__GetAllPlacementGroupReply *m =
+        (const Ray__Rpc__GetAllPlacementGroupReply *)reply;
+
+    give_groups(op, err, m ? m->placement_group_table_data : NULL,
+                m ? m->n_placement_group_table_data : 0);
+}
+
+int mb_gcs_pg_list(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_pgs_cb cb, void *arg,
+                   struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__GetAllPlacementGroupRequest req = RAY__RPC__GET_ALL_PLACEMENT_GROUP_REQUEST__INIT;
+
+    return gcs_start(
+        c,
+        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/GetAllPlacementGroup",
+                           .request = &req.base,
+                           .reply_desc = &ray__rpc__get_all_placement_group_reply__descriptor,
+                           .timeout_ms = timeout_ms,
+                           .repeatable = 1,
+                           .complete = complete_list,
+                           .cb = (void (*)(void))cb,
+                           .cb_arg = arg},
+        op, err);
+}
+
+int mb_gcs_pg_remove(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__RemovePlacementGroupRequest req = RAY__RPC__REMOVE_PLACEMENT_GROUP_REQUEST__INIT;
+
+    req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
+    return gcs_start(
+        c,
+        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/RemovePlacementGroup",
+                           .request = &req.base,
+                           .reply_desc = &ray__rpc__remove_placement_group_reply__descriptor,
+                           .timeout_ms = timeout_ms,
+                           .repeatable = 1,
+                           .complete = gcs_complete_done,
+                           .cb = (void (*)(void))cb,
+                           .cb_arg = arg},
+        op, err);
+}

@@ -1,0 +1,121 @@
+/* The inside of mb_gcs, shared by the client's source files only. */
+#ifndef MOBULA_GCS_CLIENT_INTERNAL_H
+#define MOBULA_GCS_CLIENT_INTERNAL_H
+
+#include "base/buf.h"
+#include "gcs/client.h"
+#include "gcs/wire.h"
+
+enum {
+    GCS_TIMEOUT_MS = 30000,
+    GCS_BACKOFF_BASE_MS = 100,
+    GCS_BACKOFF_CAP_MS = 2000,
+    GCS_HANDSHAKE_TRY_MS = 5000,
+    GCS_WATCH_MS = 5000,
+    GCS_SYNC_MS = 2000
+};
+
+/* A request and what becomes of its reply. reply is NULL exactly when err->code is not 0. */
+typedef void (*gcs_complete)(struct mb_gcs_op *op, const struct mb_err *err,
+                             const ProtobufCMessage *reply);
+
+struct mb_gcs_op {
+    struct mb_gcs_op *prev, *next;
+    struct mb_gcs *c;
+    const char *method;
+    ProtobufCMessage *request; /* owned */
+    const ProtobufCMessageDescriptor *reply_desc;
+    uint64_t deadline_ms; /* mb_mono_ms() */
+    unsigned attempt;
+    int repeatable;
+    int canceled;
+    int internal; /* of the client itself: allowed before the handshake is done */
+    struct mb_grpc_call *call;
+    uv_timer_t timer; /* waits between attempts; also carries cancel out of the caller's stack */
+    gcs_complete complete;
+    void (*cb)(void); /* the user's, of the type that complete knows */
+    void *cb_arg;
+    /* pg_create: sent after the job was found. */
+    ProtobufCMessage *second;
+    uint8_t job_id[MB_JOB_ID_BYTES];
+};
+
+enum gcs_state { GCS_IDLE, GCS_CONNECTING, GCS_CONNECTED, GCS_CLOSING };
+
+struct gcs_sync {
+    int on;
+    struct mb_grpc_stream *stream;
+    uv_timer_t timer;
+    uint8_t node_id[MB_NODE_ID_BYTES];
+    int64_t version;
+    struct mb_buf view; /* packed ResourceViewSyncMessage */
+};
+
+struct gcs_watch {
+    int on;
+    int unreachable;
+    uint8_t node_id[MB_NODE_ID_BYTES];
+    uv_timer_t timer;
+    struct mb_gcs_op *op;
+};
+
+struct mb_gcs {
+    uv_loop_t *loop;
+    struct mb_grpc *grpc;
+    struct mb_grpc_channel *channel;
+    char *address;
+    mb_gcs_event_cb cb;
+    void *cb_arg;
+    enum gcs_state state;
+    char ray_version[32];
+    char cluster_id[2 * MB_NODE_ID_BYTES + 1];
+
+    uint64_t connect_timeout_ms;
+    uint64_t connect_deadline_ms;
+    unsigned connect_attempt;
+    struct mb_gcs_op *connect_op;
+    uv_timer_t connect_timer;
+
+    struct mb_gcs_op *ops;
+    struct gcs_sync sync;
+    struct gcs_watch watch;
+    int timers_open;
+    void (*closed_cb)(void *arg);
+    void *closed_arg;
+};
+
+struct gcs_call {
+    const char *method;
+    const ProtobufCMessage *request;
+    const ProtobufCMessageDescriptor *reply_desc;
+    uint64_t timeout_ms;
+    int repeatable;
+    int internal;
+    gcs_complete complete;
+    void (*cb)(void);
+    void *cb_arg;
+};
+
+/* Checks the state, copies the request, sends. */
+int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **op,
+              struct mb_err *err);
+/* A private copy of a message. */
+ProtobufCMessage *gcs_copy_message(const ProtobufCMessage *m);
+/* The same operation goes on with another request; the deadline stays. Only from complete. */
+void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *request,
+                  const ProtobufCMessageDescriptor *reply_desc, gcs_complete complete);
+/* Completion for replies that carry nothing but a status; cb is mb_gcs_done_cb. */
+void gcs_complete_done(struct mb_gcs_op *op, const struct mb_err *err,
+                       const ProtobufCMessage *reply);
+int gcs_no_memory(struct mb_err *err);
+/* 1 if the head speaks Ray 2.60's messages (batched sync, CheckAlive by node id). */
+int gcs_is_modern(const struct mb_gcs *c);
+void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err);
+
+void gcs_sync_init(struct mb_gcs *c);
+void gcs_sync_close(struct mb_gcs *c); /* timer and stream; gcs_maybe_closed() when gone */
+void gcs_watch_init(struct mb_gcs *c);
+void gcs_timer_closed(uv_handle_t *handle); /* handle->data is the client */
+void gcs_maybe_closed(struct mb_gcs *c);
+
+#endif

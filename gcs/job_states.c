@@ -1,0 +1,142 @@
+/*
+ *  1. PENDING -> RUNNING -> SUCCEEDED | FAILED, by the driver's exit status.
+ *  2. Stop in PENDING is STOPPED at once; in RUNNING it is STOPPING until the driver is gone, and
+ *     then STOPPED whatever its exit status says.
+ *  3. A driver that cannot start, or that nobody knows after a restart, makes the job FAILED.
+ *  4. A driver started although the job was stopped while PENDING must be stopped by the caller:
+ *     STARTED in STOPPED is refused.
+ */
+#include "gcs/job_states.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int terminal;
+} states[MB_JOB_STATES] = {
+    [MB_JOB_PENDING] = {"PENDING", 0},  [MB_JOB_RUNNING] = {"RUNNING", 0},
+    [MB_JOB_STOPPING] = {"RUNNING", 0}, [MB_JOB_SUCCEEDED] = {"SUCCEEDED", 1},
+    [MB_JOB_FAILED] = {"FAILED", 1},    [MB_JOB_STOPPED] = {"STOPPED", 1},
+};
+
+static const char *const input_names[MB_JOB_INPUTS] = {
+    [MB_JOB_STARTED] = "started",  [MB_JOB_START_FAILED] = "start failed",
+    [MB_JOB_EXIT_ZERO] = "exit 0", [MB_JOB_EXIT_NONZERO] = "exit not 0",
+    [MB_JOB_STOP] = "stop",        [MB_JOB_LOST] = "lost",
+};
+
+/* 0 means: not possible. States are stored plus one. */
+#define TO(s) ((s) + 1)
+static const unsigned char table[MB_JOB_STATES][MB_JOB_INPUTS] = {
+    [MB_JOB_PENDING] =
+        {
+            [MB_JOB_STARTED] = TO(MB_JOB_RUNNING),
+            [MB_JOB_START_FAILED] = TO(MB_JOB_FAILED),
+            [MB_JOB_STOP] = TO(MB_JOB_STOPPED),
+            [MB_JOB_LOST] = TO(MB_JOB_FAILED),
+        },
+    [MB_JOB_RUNNING] =
+        {
+            [MB_JOB_START_FAILED] = TO(MB_JOB_FAILED),
+            [MB_JOB_EXIT_ZERO] = TO(MB_JOB_SUCCEEDED),
+            [MB_JOB_EXIT_NONZERO] = TO(MB_JOB_FAILED),
+            [MB_JOB_STOP] = TO(MB_JOB_STOPPING),
+            [MB_JOB_LOST] = TO(MB_JOB_FAILED),
+            [MB_JOB_STARTED] = TO(MB_JOB_RUNNING),
+        },
+    [MB_JOB_STOPPING] =
+        {
+            [MB_JOB_STARTED] = TO(MB_JOB_STOPPING),
+            [MB_JOB_START_FAILED] = TO(MB_JOB_STOPPED),
+            [MB_JOB_EXIT_ZERO] = TO(MB_JOB_STOPPED),
+            [MB_JOB_EXIT_NONZERO] = TO(MB_JOB_STOPPED),
+            [MB_JOB_STOP] = TO(MB_JOB_STOPPING),
+            [MB_JOB_LOST] = TO(MB_JOB_STOPPED),
+        },
+};
+
+int mb_job_next(enum mb_job_state from, enum mb_job_input input, enum mb_job_state *to,
+                struct mb_err *err)
+{
+    unsigned char next = table[from][input];
+
+    if (next == 0)
+        return mb_err_set(err, MB_ESTATE, "job event \"%s\" is not possible in state %s",
+                          input_names[input], states[from].name);
+    *to = (enum mb_job_state)(next - 1);
+    return 0;
+}
+
+const char *mb_job_state_name(enum mb_job_state s)
+{
+    return states[s].name;
+}
+
+int mb_job_state_parse(const char *name, enum mb_job_state *out)
+{
+    for (int s = 0; s < MB_JOB_STATES; s++) {
+        if (s != MB_JOB_STOPPING && strcmp(states[s].name, name) == 0) {
+            *out = (enum mb_job_state)s;
+            return 0;
+        }
+    }
+    return MB_EINVAL;
+}
+
+int mb_job_is_terminal(enum mb_job_state s)
+{
+    return states[s].terminal;
+}
+
+static int failed_message(enum mb_job_input input, const struct mb_job_facts *f, struct mb_buf *out)
+{
+    if (input == MB_JOB_EXIT_NONZERO)
+        return mb_buf_printf(out,
+                             "Job entrypoint command failed with exit code %d, last available "
+                             "logs (truncated to 20,000 chars):\n%s",
+                             f->exit_code, f->log_tail ? f->log_tail : "");
+    if (f->text && *f->text)
+        return mb_buf_puts(out, f->text);
+    return mb_buf_puts(out, input == MB_JOB_LOST
+                                ? "The driver was lost: it was not found after a restart."
+                                : "The driver could not be started.");
+}
+
+int mb_job_message(enum mb_job_state s, enum mb_job_input input, const struct mb_job_facts *f,
+                   struct mb_buf *out)
+{
+    switch (s) {
+    case MB_JOB_PENDING:
+        return mb_buf_printf(
+            out, "Job has not started yet.%s%s",
+            f->asks_resources ? " It may be waiting for resources (CPUs, GPUs, memory, custom "
+                                "resources) to become available."
+                              : "",
+            f->has_runtime_env ? " It may be waiting for the runtime environment to be set up."
+                               : "");
+    case MB_JOB_RUNNING:
+    case MB_JOB_STOPPING:
+        return mb_buf_puts(out, "Job is currently running.");
+    case MB_JOB_SUCCEEDED:
+        return mb_buf_puts(out, "Job finished successfully.");
+    case MB_JOB_STOPPED:
+        return mb_buf_puts(out, "Job was intentionally stopped.");
+    case MB_JOB_FAILED:
+    case MB_JOB_STATES:
+        break;
+    }
+    return failed_message(input, f, out);
+}
+
+const char *mb_job_error_type(enum mb_job_state s, enum mb_job_input input, const char *text)
+{
+    if (s != MB_JOB_FAILED)
+        return NULL;
+    if (input == MB_JOB_EXIT_NONZERO)
+        return "JOB_ENTRYPOINT_COMMAND_ERROR";
+    if (input == MB_JOB_LOST)
+        return "JOB_SUPERVISOR_ACTOR_DIED";
+    if (text && strncmp(text, "runtime_env setup failed", 24) == 0)
+        return "RUNTIME_ENV_SETUP_FAILURE";
+    return "JOB_ENTRYPOINT_COMMAND_START_ERROR";
+}

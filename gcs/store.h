@@ -1,0 +1,73 @@
+/*
+ * The head's tables behind one interface: every record is (table, namespace, key) -> bytes.
+ *
+ * Reads come from a mirror in memory that is loaded at open; writes change the mirror at once and
+ * reach the disk in batches on a writer thread. The callback of a write runs on the loop after the
+ * commit: what was acknowledged survives SIGKILL, and power loss too when the store was opened with
+ * sync_full. When a batch cannot be committed, every write that was not acknowledged yet is undone
+ * in the mirror and its callback gets the error.
+ * Loop-thread only. Bounds: MB_STORE_QUEUE_MAX writes and MB_STORE_QUEUE_BYTES_MAX bytes may wait
+ * (MB_EFULL beyond).
+ */
+#ifndef MOBULA_GCS_STORE_H
+#define MOBULA_GCS_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+#include "base/err.h"
+
+enum mb_store_table {
+    MB_STORE_META,   /* cluster id, next job number */
+    MB_STORE_KV,     /* internal KV, by namespace */
+    MB_STORE_NODES,  /* node id -> GcsNodeInfo */
+    MB_STORE_JOBS,   /* job id -> JobTableData */
+    MB_STORE_GROUPS, /* placement group id -> PlacementGroupTableData */
+    MB_STORE_TABLES
+};
+
+enum { MB_STORE_QUEUE_MAX = 100000, MB_STORE_QUEUE_BYTES_MAX = 512 << 20 };
+
+struct mb_store;
+
+/* Borrowed bytes. */
+struct mb_blob {
+    const void *p;
+    size_t n;
+};
+struct mb_blob mb_blob_str(const char *s); /* the text without its NUL */
+
+/* Opens or creates the file and loads it; blocks. MB_ECORRUPT: the file is no store of ours or is
+ * damaged (it is left as it is); MB_EEXIST: another head has it open; MB_EUNSUPPORTED: written by a
+ * newer version. */
+int mb_store_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struct mb_store **out,
+                         struct mb_err *err);
+
+/* Commits what waits, runs its callbacks, then cb; s is freed. */
+void mb_store_close(struct mb_store *s, void (*cb)(void *arg), void *arg);
+
+/* err->code MB_OK: committed. Never NULL. */
+typedef void (*mb_store_cb)(void *arg, const struct mb_err *err);
+
+/* Insert or replace. On a negative return nothing changed and cb does not run; cb may be NULL. */
+int mb_store_put(struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
+                 struct mb_blob key, struct mb_blob value, mb_store_cb cb, void *arg,
+                 struct mb_err *err);
+/* Deleting what is not there is a success. */
+int mb_store_del(struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
+                 struct mb_blob key, mb_store_cb cb, void *arg, struct mb_err *err);
+/* cb runs when everything written so far is committed. */
+int mb_store_barrier(struct mb_store *s, mb_store_cb cb, void *arg, struct mb_err *err);
+
+/* 1 and the value (borrowed until the next write), or 0. value may be NULL. */
+int mb_store_get(const struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
+                 struct mb_blob key, struct mb_blob *value);
+
+/* Every record of a namespace whose key starts with prefix, in key order, until visit returns
+ * non-zero. visit must not write. Returns the last value of visit. */
+typedef int (*mb_store_visit)(void *arg, struct mb_blob key, struct mb_blob value);
+int mb_store_each(const struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
+                  struct mb_blob prefix, mb_store_visit visit, void *arg);
+size_t mb_store_count(const struct mb_store *s, enum mb_store_table table);
+
+#endif

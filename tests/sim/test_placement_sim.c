@@ -212,7 +212,10 @@ static void send_action(struct sim *s, const struct mb_place_action *a)
     for (size_t i = 0; i < MAX_MSGS && !m; i++)
         if (!s->msgs[i].used)
             m = &s->msgs[i];
-    assert_non_null(m);
+    if (!m) {
+        fail_seed(s, "more messages in flight than the simulation has room for");
+        return;
+    }
     memset(m, 0, sizeof *m);
     m->used = 1;
     m->kind = a->kind;

@@ -116,6 +116,8 @@ void mb_grpc_stream_finish(struct mb_grpc_stream *s, int status,   /* server: af
 void mb_grpc_stream_cancel(struct mb_grpc_stream *s);              /* on_end runs with CANCELLED */
 /* Server side: value of a metadata key the client sent, or NULL. Borrowed. */
 const char *mb_grpc_stream_metadata(const struct mb_grpc_stream *s, const char *key);
+/* Server side: who dialled, "ipv4:1.2.3.4:5". Borrowed. */
+const char *mb_grpc_stream_peer(const struct mb_grpc_stream *s);
 
 /* ---- server ---- */
 typedef void (*mb_grpc_unary_handler)(void *arg, struct mb_grpc_req *req,

@@ -14,6 +14,7 @@
  *     server. A stream that this end cancelled or finished delivers no more messages.
  *  6. A server stream that its handler neither accepts nor finishes is refused as UNIMPLEMENTED.
  */
+#include <grpc/support/alloc.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -37,6 +38,7 @@ struct mb_grpc_stream {
     const ProtobufCMessageDescriptor *recv_desc;
     struct mb_grpc_stream_ops ops;
     void *arg;
+    char *peer;                 /* server: the library's allocation */
     struct mb_grpc_pair *pairs; /* server: what the client sent */
     size_t n_pairs;
 
@@ -108,6 +110,7 @@ static void stream_free(struct mb_grpc_stream *s)
     if (s->received != NULL)
         grpc_byte_buffer_destroy(s->received);
     mb_grpc_metadata_free(s->sent, s->n_sent);
+    gpr_free(s->peer);
     mb_grpc_pairs_free(s->pairs, s->n_pairs);
     grpc_metadata_array_destroy(&s->initial);
     grpc_metadata_array_destroy(&s->trailing);
@@ -317,6 +320,11 @@ const char *mb_grpc_stream_metadata(const struct mb_grpc_stream *s, const char *
     return mb_grpc_pairs_find(s->pairs, s->n_pairs, key);
 }
 
+const char *mb_grpc_stream_peer(const struct mb_grpc_stream *s)
+{
+    return s->peer != NULL ? s->peer : "";
+}
+
 void mb_grpc_streams_cancel(struct mb_grpc *g, const struct mb_grpc_channel *only)
 {
     for (struct mb_grpc_link *l = g->streams.next; l != &g->streams; l = l->next) {
@@ -480,6 +488,7 @@ void mb_grpc_stream_serve(struct mb_grpc *g, grpc_call *call, struct mb_grpc_pai
     }
     s->is_server = 1;
     s->core = call;
+    s->peer = grpc_call_get_peer(call);
     s->pairs = pairs;
     s->n_pairs = n_pairs;
     memset(&op, 0, sizeof(op));

@@ -1,0 +1,98 @@
+/*
+ * Log files to the driver: the supervisor writes each rank's output straight to a file; here it is
+ * read behind and sent as chunks with offsets.
+ *
+ *  1. Back-pressure: nothing is read while more than MB_GANG_LOG_QUEUE_MAX bytes wait in the
+ * stream. The file holds what the driver has not taken; nothing is dropped.
+ *  2. Chunks end at a line end where there is one. A line without end is sent when it has not
+ *     grown for half a second, or its rank is gone.
+ *  3. No driver: nothing is read; a new Hello says where to go on.
+ */
+#include "agent/gang_run.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/str.h"
+
+enum { PARTIAL_LINE_MS = 500, CHUNKS_PER_TICK = 16 };
+
+static int open_log(struct mb_gang_rank *rank)
+{
+    char *path;
+
+    if (rank->log_fd >= 0)
+        return 1;
+    path = mb_gang_log_path(rank->run, rank->rank);
+    if (path != NULL)
+        rank->log_fd = open(path, O_RDONLY | O_CLOEXEC);
+    mb_free(path);
+    return rank->log_fd >= 0;
+}
+
+/* How many of the n bytes to send now. */
+static size_t whole_lines(struct mb_gang_rank *rank, const uint8_t *p, size_t n, uint64_t now_ms)
+{
+    const uint8_t *end = memrchr(p, '\n', n);
+    uint64_t size = rank->log_offset + n;
+
+    if (end == NULL)
+        end = memrchr(p, '\r', n);
+    if (end != NULL)
+        return (size_t)(end - p) + 1;
+    if (rank->exited || now_ms == UINT64_MAX)
+        return n;
+    if (n == MB_GANG_LOG_CHUNK_MAX)
+        return mb_utf8_floor(p, n);
+    if (size != rank->log_seen_size) {
+        rank->log_seen_size = size;
+        rank->log_seen_ms = now_ms;
+        return 0;
+    }
+    return now_ms - rank->log_seen_ms >= PARTIAL_LINE_MS ? n : 0;
+}
+
+/* One chunk; 1 if there may be more. */
+static int pump_one(struct mb_gang_rank *rank, uint64_t now_ms)
+{
+    struct mb_gang_run *r = rank->run;
+    uint8_t *p = r->owner->scratch;
+    ssize_t got = pread(rank->log_fd, p, MB_GANG_LOG_CHUNK_MAX, (off_t)rank->log_offset);
+    size_t n;
+
+    if (got <= 0)
+        return 0;
+    n = whole_lines(rank, p, (size_t)got, now_ms);
+    if (n == 0 || mb_control_log(r, rank->rank, rank->log_offset, p, n) != MB_OK)
+        return 0;
+    rank->log_offset += n;
+    return 1;
+}
+
+void mb_gang_logs_pump(struct mb_gang_run *r, uint64_t now_ms)
+{
+    if (r->stream == NULL)
+        return;
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        struct mb_gang_rank *rank = &r->ranks[i];
+        int left = CHUNKS_PER_TICK;
+
+        if (!open_log(rank))
+            continue;
+        while (left-- > 0 && r->stream != NULL &&
+               mb_grpc_stream_queued_bytes(r->stream) < MB_GANG_LOG_QUEUE_MAX &&
+               pump_one(rank, now_ms))
+            ;
+    }
+}
+
+int mb_gang_logs_drained(const struct mb_gang_rank *rank)
+{
+    struct stat st;
+
+    return rank->log_fd < 0 || fstat(rank->log_fd, &st) != 0 ||
+           (uint64_t)st.st_size <= rank->log_offset;
+}

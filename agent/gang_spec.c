@@ -1,0 +1,298 @@
+/*
+ * What a Launch means on this node: ranks, environments, devices, the supervisor's spec.
+ *
+ *  1. Every rank must name a bundle of the group that is committed here, no rank twice.
+ *  2. Devices: the ranks of a bundle share its devices evenly by their order; a bundle with as many
+ *     ranks as devices gives one to each. A bundle without devices hides them all.
+ *  3. Environment: a few variables of the agent, then Launch.env, then what the rank is, then the
+ *     rank's own. Later ones win. The agent's store keys are not among them.
+ */
+#include "agent/gang_run.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/str.h"
+
+enum { ENV_MAX = 4096, PEERS_GRACE_MS = 200, LEFTOVER_GRACE_MS = 500, STOP_GRACE_MS = 30000 };
+
+extern char **environ;
+
+static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=",
+                                        "LANG=",         "LC_",           "TZ=",
+                                        "TMPDIR=",       "NCCL_",         "LD_LIBRARY_PATH=",
+                                        "SHELL=",        "OMP_",          "OPENBLAS_",
+                                        "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG="};
+
+char *mb_gang_log_path(const struct mb_gang_run *r, uint32_t rank)
+{
+    return mb_asprintf("%s/rank-%u.log", r->dir, rank);
+}
+
+/* ---- what is kept of a launch ---- */
+
+static int check_ranks(const struct mb_gang_run *r, const Mobula__V1__Launch *l, struct mb_err *err)
+{
+    if (l->n_ranks == 0 || l->n_ranks > MB_GANG_RANKS_MAX)
+        return mb_err_set(err, MB_EINVAL, "a launch of %zu ranks on one node; 1 to %d are possible",
+                          l->n_ranks, MB_GANG_RANKS_MAX);
+    if (l->n_argv == 0 || l->argv[0][0] == '\0')
+        return mb_err_set(err, MB_EINVAL, "a launch without a command");
+    if (l->num_nodes == 0 || l->node_rank >= l->num_nodes)
+        return mb_err_set(err, MB_EINVAL, "node rank %u of %u nodes", l->node_rank, l->num_nodes);
+    for (size_t i = 0; i < l->n_ranks; i++) {
+        const struct mb_bundle *b =
+            mb_ledger_find(r->owner->ledger, &r->pg, (int32_t)l->ranks[i]->bundle_index);
+
+        if (b == NULL || b->state != MB_BUNDLE_COMMITTED)
+            return mb_err_set(err, MB_ESTATE, "rank %u: bundle %u is not committed on this node",
+                              l->ranks[i]->rank, l->ranks[i]->bundle_index);
+        if (l->ranks[i]->rank >= l->world_size)
+            return mb_err_set(err, MB_EINVAL, "rank %u in a world of %u", l->ranks[i]->rank,
+                              l->world_size);
+        for (size_t j = 0; j < i; j++)
+            if (l->ranks[j]->rank == l->ranks[i]->rank)
+                return mb_err_set(err, MB_EINVAL, "rank %u is launched twice", l->ranks[i]->rank);
+    }
+    return MB_OK;
+}
+
+static int keep_checkpoint(struct mb_gang_run *r, const Mobula__V1__Checkpoint *c)
+{
+    if (c == NULL)
+        return MB_OK;
+    if (c->local_dir[0] != '\0')
+        r->checkpoint_dir = mb_strdup(c->local_dir);
+    else
+        r->checkpoint_dir = mb_asprintf("%s/checkpoints", r->dir);
+    r->url = mb_strdup(c->url);
+    r->load_url = mb_strdup(c->load_url);
+    r->watch_tracker = c->watch_tracker;
+    return r->checkpoint_dir != NULL && r->url != NULL && r->load_url != NULL ? MB_OK : MB_ENOMEM;
+}
+
+int mb_gang_spec_ranks(struct mb_gang_run *r, const Mobula__V1__Launch *l, struct mb_err *err)
+{
+    int rc = check_ranks(r, l, err);
+
+    if (rc != MB_OK)
+        return rc;
+    r->ranks = mb_calloc(l->n_ranks, sizeof(*r->ranks));
+    if (r->ranks == NULL || keep_checkpoint(r, l->checkpoint) != MB_OK) {
+        mb_free(r->ranks);
+        r->ranks = NULL;
+        return mb_err_set(err, MB_ENOMEM, "no memory for %zu ranks", l->n_ranks);
+    }
+    r->n_ranks = l->n_ranks;
+    for (size_t i = 0; i < l->n_ranks; i++)
+        r->ranks[i] = (struct mb_gang_rank){.run = r,
+                                            .rank = l->ranks[i]->rank,
+                                            .local_rank = l->ranks[i]->local_rank,
+                                            .bundle_index = l->ranks[i]->bundle_index,
+                                            .progress = {.iteration = -1},
+                                            .fd = -1,
+                                            .log_fd = -1};
+    r->world_size = l->world_size;
+    r->num_nodes = l->num_nodes;
+    r->node_rank = l->node_rank;
+    r->is_worker = l->is_worker;
+    r->stop_grace_ms = l->stop_grace_ms > 0 && l->stop_grace_ms < UINT32_MAX
+                           ? (uint32_t)l->stop_grace_ms
+                           : STOP_GRACE_MS;
+    return MB_OK;
+}
+
+/* ---- environments ---- */
+
+struct env {
+    char **list; /* owned strings, NULL-terminated */
+    size_t n;
+};
+
+static void env_free(struct env *e)
+{
+    for (size_t i = 0; i < e->n; i++)
+        mb_free(e->list[i]);
+    mb_free(e->list);
+}
+
+/* Takes text (NULL: out of memory); a later value of a name replaces the former. */
+static int env_put(struct env *e, char *text)
+{
+    const char *eq = text != NULL ? strchr(text, '=') : NULL;
+    size_t name;
+
+    if (eq == NULL) {
+        mb_free(text);
+        return text == NULL ? MB_ENOMEM : MB_EINVAL;
+    }
+    name = (size_t)(eq - text) + 1;
+    for (size_t i = 0; i < e->n; i++)
+        if (strncmp(e->list[i], text, name) == 0) {
+            mb_free(e->list[i]);
+            e->list[i] = text;
+            return MB_OK;
+        }
+    if (e->n == ENV_MAX) {
+        mb_free(text);
+        return MB_EFULL;
+    }
+    e->list[e->n++] = text;
+    return MB_OK;
+}
+
+/* The devices of this rank within its bundle: "0,3", or "" for none. */
+static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank *rank)
+{
+    const struct mb_bundle *b =
+        mb_ledger_find(r->owner->ledger, &r->pg, (int32_t)rank->bundle_index);
+    struct mb_buf text = {0};
+    size_t peers = 0, place = 0, first, last;
+    char *out;
+
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].bundle_index == rank->bundle_index) {
+            if (&r->ranks[i] == rank)
+                place = peers;
+            peers++;
+        }
+    if (b == NULL) /* given back meanwhile: the stop is on its way */
+        return mb_strdup("");
+    first = b->n_gpus * place / peers;
+    last = b->n_gpus * (place + 1) / peers;
+    if (last == first && b->n_gpus > 0) { /* more ranks than devices: they share */
+        first = place % b->n_gpus;
+        last = first + 1;
+    }
+    for (size_t i = first; i < last; i++)
+        if (mb_buf_printf(&text, "%s%u", i > first ? "," : "", b->gpus[i]) != MB_OK)
+            break;
+    out = mb_strdup(mb_buf_str(&text));
+    mb_buf_close(&text);
+    return out;
+}
+
+static int put_identity(struct env *e, const struct mb_gang_run *r, const struct mb_gang_rank *rank)
+{
+    char *devices = device_list(r, rank);
+    int rc = devices != NULL ? MB_OK : MB_ENOMEM;
+    char *const lines[] = {
+        mb_asprintf("RANK=%u", rank->rank),
+        mb_asprintf("LOCAL_RANK=%u", rank->local_rank),
+        mb_asprintf("WORLD_SIZE=%u", r->world_size),
+        mb_asprintf("LOCAL_WORLD_SIZE=%zu", r->n_ranks),
+        mb_asprintf("NODE_RANK=%u", r->node_rank),
+        mb_asprintf("GROUP_RANK=%u", r->node_rank),
+        mb_asprintf("MOBULA_JOB_ID=%s", r->job_id),
+        mb_asprintf("MOBULA_ATTEMPT=%u", r->attempt),
+        mb_asprintf("%s=%s", mb_gpu_visible_env(r->owner->opts.gpu_vendor),
+                    devices != NULL ? devices : ""),
+    };
+
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+        int one = env_put(e, lines[i]);
+
+        if (rc == MB_OK)
+            rc = one;
+    }
+    mb_free(devices);
+    return rc;
+}
+
+static int build_env(struct env *e, const struct mb_gang_run *r, size_t at)
+{
+    const Mobula__V1__Launch *l = r->launch;
+    int rc = MB_OK;
+
+    e->list = mb_calloc(ENV_MAX + 1, sizeof(*e->list));
+    if (e->list == NULL)
+        return MB_ENOMEM;
+    for (char **v = environ; *v != NULL && rc == MB_OK; v++)
+        for (size_t k = 0; k < sizeof(inherited) / sizeof(inherited[0]); k++)
+            if (mb_starts_with(*v, inherited[k])) {
+                rc = env_put(e, mb_strdup(*v));
+                break;
+            }
+    for (size_t i = 0; i < l->n_env && rc == MB_OK; i++)
+        rc = env_put(e, mb_strdup(l->env[i]));
+    if (rc == MB_OK)
+        rc = put_identity(e, r, &r->ranks[at]);
+    for (size_t i = 0; i < l->ranks[at]->n_env && rc == MB_OK; i++)
+        rc = env_put(e, mb_strdup(l->ranks[at]->env[i]));
+    return rc;
+}
+
+/* ---- the spec ---- */
+
+static char **build_argv(const struct mb_gang_run *r, char **program)
+{
+    const Mobula__V1__Launch *l = r->launch;
+    char **argv = mb_calloc(l->n_argv + 1, sizeof(*argv));
+
+    *program = NULL;
+    if (argv == NULL)
+        return NULL;
+    memcpy(argv, l->argv, l->n_argv * sizeof(*argv));
+    if (strcmp(l->argv[0], "mobula-worker") == 0) {
+        *program = mb_path_join(r->owner->opts.self_dir, "mobula-worker");
+        argv[0] = *program;
+    }
+    return argv;
+}
+
+int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *ops,
+                       struct mb_err *err)
+{
+    size_t n = r->n_ranks;
+    struct mb_sup_child *children = mb_calloc(n, sizeof(*children));
+    struct env *envs = mb_calloc(n, sizeof(*envs));
+    char **logs = mb_calloc(n, sizeof(*logs));
+    char *program = NULL, *cwd = getcwd(NULL, 0);
+    char **argv = build_argv(r, &program);
+    struct mb_sup_spec spec = {.dir = r->dir,
+                               .stop_signal = SIGTERM,
+                               .stop_grace_ms = r->stop_grace_ms,
+                               .end_peers_after_ms = 0,
+                               .end_peers_grace_ms = PEERS_GRACE_MS,
+                               .leftover_grace_ms = LEFTOVER_GRACE_MS,
+                               .n_children = n,
+                               .children = children};
+    int rc = MB_OK;
+
+    if (!children || !envs || !logs || !argv || !argv[0])
+        rc = MB_ENOMEM;
+    for (size_t i = 0; i < n && rc == MB_OK; i++) {
+        logs[i] = mb_gang_log_path(r, r->ranks[i].rank);
+        rc = logs[i] != NULL ? build_env(&envs[i], r, i) : MB_ENOMEM;
+        children[i] = (struct mb_sup_child){
+            .argv = (const char *const *)argv,
+            .env = (const char *const *)envs[i].list,
+            .cwd = r->launch->cwd[0] != '\0' ? r->launch->cwd : cwd,
+            .log_path = logs[i],
+            .want_report = r->is_worker,
+        };
+    }
+    if (rc == MB_OK)
+        rc = mb_supervisor_start(r->owner->init, &spec, ops, r, &r->sup, err);
+    else
+        mb_err_set(err, rc,
+                   rc == MB_ENOMEM  ? "no memory to launch %zu ranks"
+                   : rc == MB_EFULL ? "more than 4096 environment variables for %zu ranks"
+                                    : "an environment entry without '=' (%zu ranks)",
+                   n);
+    for (size_t i = 0; envs != NULL && i < n; i++)
+        env_free(&envs[i]);
+    for (size_t i = 0; logs != NULL && i < n; i++)
+        mb_free(logs[i]);
+    free(cwd);
+    mb_free(program);
+    mb_free(argv);
+    mb_free(logs);
+    mb_free(envs);
+    mb_free(children);
+    return rc;
+}

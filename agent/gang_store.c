@@ -1,0 +1,173 @@
+/*
+ * What an attempt must not forget when its agent dies: DIR/gang.json, replaced as a whole at every
+ * transition. It holds no environment and no command, so no secrets.
+ *
+ *  1. Writing fails (disk full): the gang goes on; the log says that a restart would lose it.
+ *  2. A damaged file: the attempt is not adopted, named in the log, and left on disk for people.
+ */
+#include "agent/gang_run.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+
+enum { STORE_MAX = 1 << 20, VERSION = 1 };
+
+static const char *text_of(const char *s)
+{
+    return s != NULL ? s : "";
+}
+
+static json_t *ranks_json(const struct mb_gang_run *r)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        const struct mb_gang_rank *k = &r->ranks[i];
+
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:s}", "rank", (json_int_t)k->rank,
+                                              "local_rank", (json_int_t)k->local_rank,
+                                              "bundle_index", (json_int_t)k->bundle_index,
+                                              "endpoint", text_of(k->endpoint)));
+    }
+    return list;
+}
+
+void mb_gang_store_save(const struct mb_gang_run *r)
+{
+    json_t *o = json_pack(
+        "{s:i, s:s, s:I, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}", "version",
+        VERSION, "placement_group_id", r->pg_hex, "attempt", (json_int_t)r->attempt, "job_id",
+        r->job_id, "state", mb_gang_state_name(r->fsm.state), "released", r->fsm.released,
+        "lease_ms", (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size,
+        "num_nodes", (json_int_t)r->num_nodes, "node_rank", (json_int_t)r->node_rank, "is_worker",
+        r->is_worker, "stop_grace_ms", (json_int_t)r->stop_grace_ms, "watch_tracker",
+        r->watch_tracker, "loaded_iteration", (json_int_t)r->loaded_iteration, "ranks",
+        ranks_json(r));
+    char *path = mb_path_join(r->dir, "gang.json");
+    char *text = NULL;
+    struct mb_err err = {.text = "no memory"};
+
+    if (o != NULL && r->checkpoint_dir != NULL)
+        json_object_set_new(
+            o, "checkpoint",
+            json_pack("{s:s, s:s}", "local_dir", r->checkpoint_dir, "url", text_of(r->url)));
+    if (o != NULL)
+        text = json_dumps(o, JSON_INDENT(1));
+    if (path == NULL || text == NULL ||
+        mb_fs_write_atomic(path, text, strlen(text), 0600, &err) != MB_OK)
+        mb_warn("gang", "job=%s: a restarted agent would not know this gang: %s", r->job_id,
+                err.text);
+    json_decref(o);
+    mb_free(text);
+    mb_free(path);
+}
+
+static int load_ranks(struct mb_gang_run *r, json_t *list)
+{
+    json_t *item;
+    size_t i;
+
+    if (!json_is_array(list) || json_array_size(list) > MB_GANG_RANKS_MAX)
+        return MB_ECORRUPT;
+    r->ranks = mb_calloc(json_array_size(list), sizeof(*r->ranks));
+    if (r->ranks == NULL)
+        return MB_ENOMEM;
+    json_array_foreach(list, i, item)
+    {
+        json_int_t rank, local, bundle;
+        const char *endpoint;
+
+        if (json_unpack(item, "{s:I, s:I, s:I, s:s}", "rank", &rank, "local_rank", &local,
+                        "bundle_index", &bundle, "endpoint", &endpoint) != 0)
+            return MB_ECORRUPT;
+        r->ranks[i] = (struct mb_gang_rank){.run = r,
+                                            .rank = (uint32_t)rank,
+                                            .local_rank = (uint32_t)local,
+                                            .bundle_index = (uint32_t)bundle,
+                                            .progress = {.iteration = -1},
+                                            .fd = -1,
+                                            .log_fd = -1};
+        if (endpoint[0] != '\0')
+            r->ranks[i].endpoint = mb_strdup(endpoint);
+        r->n_ranks = i + 1;
+    }
+    return MB_OK;
+}
+
+/* The run is registered with g before its fields are known: its key comes from the file. */
+static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
+{
+    const char *pg_hex, *job_id, *state, *dir = NULL, *url = NULL;
+    json_int_t attempt, lease, world, nodes, node, grace, loaded;
+    int version, released, is_worker, watch;
+    json_t *ranks;
+    struct mb_pg_id pg;
+    struct mb_gang_run *r;
+    enum mb_gang_state s;
+
+    if (json_unpack(o,
+                    "{s:i, s:s, s:I, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
+                    "version", &version, "placement_group_id", &pg_hex, "attempt", &attempt,
+                    "job_id", &job_id, "state", &state, "released", &released, "lease_ms", &lease,
+                    "world_size", &world, "num_nodes", &nodes, "node_rank", &node, "is_worker",
+                    &is_worker, "stop_grace_ms", &grace, "watch_tracker", &watch,
+                    "loaded_iteration", &loaded, "ranks", &ranks) != 0 ||
+        version != VERSION || mb_unhex(pg_hex, pg.bytes, sizeof(pg.bytes)) != MB_OK)
+        return mb_err_set(err, MB_ECORRUPT, "gang.json is damaged or of another version");
+    s = mb_gang_state_parse(state);
+    if (s == MB_GANG_N_STATES)
+        return mb_err_set(err, MB_ECORRUPT, "gang.json names the state %s", state);
+    if (s == MB_GANG_ENDED)
+        return MB_OK;
+    r = mb_gangs_new_run(g, &pg, (uint32_t)attempt, job_id, err);
+    if (r == NULL)
+        return err->code;
+    r->fsm.state = s;
+    r->fsm.released = released;
+    r->world_size = (uint32_t)world;
+    r->num_nodes = (uint32_t)nodes;
+    r->node_rank = (uint32_t)node;
+    r->is_worker = is_worker;
+    r->stop_grace_ms = (uint32_t)grace;
+    r->watch_tracker = watch;
+    r->loaded_iteration = loaded;
+    mb_gang_lease(&r->fsm, (uint64_t)lease, mb_mono_ms());
+    if (json_unpack(o, "{s:{s:s, s:s}}", "checkpoint", "local_dir", &dir, "url", &url) == 0) {
+        r->checkpoint_dir = mb_strdup(dir);
+        r->url = mb_strdup(url);
+    }
+    *out = r;
+    if (load_ranks(r, ranks) != MB_OK)
+        return mb_err_set(err, MB_ECORRUPT, "gang.json: its ranks are damaged");
+    return MB_OK;
+}
+
+struct mb_gang_run *mb_gang_store_load(struct mb_gangs *g, const char *dir, struct mb_err *err)
+{
+    char *path = mb_path_join(dir, "gang.json");
+    struct mb_buf text = {0};
+    struct mb_gang_run *r = NULL;
+    json_t *o = NULL;
+    int rc = MB_ENOMEM;
+
+    if (path != NULL)
+        rc = mb_fs_read(path, STORE_MAX, &text, err);
+    if (rc == MB_OK) {
+        o = json_loads(mb_buf_str(&text), 0, NULL);
+        rc = load(g, o, &r, err);
+    }
+    if (rc != MB_OK && r != NULL) {
+        mb_gang_run_close(r);
+        r = NULL;
+    }
+    json_decref(o);
+    mb_buf_close(&text);
+    mb_free(path);
+    return r;
+}

@@ -1,0 +1,277 @@
+/*
+ * The registry of attempts on this node and their common clock.
+ *
+ *  1. Adoption: every NODE_DIR/gangs/ directory whose gang.json is not ENDED becomes a run again,
+ * in the state it was in; what cannot be read is named in the log and left alone.
+ *  2. One timer of 50 ms drives log files, leases and waiting launches, only while runs exist.
+ *  3. stop_all ends every attempt as if its driver had said Stop; when the last one is forgotten,
+ *     on_all_ended.
+ *  4. A run is freed from the loop, never inside a call that may still use it.
+ */
+#include "agent/gangs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <string.h>
+#include "agent/gang_run.h"
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+
+static void on_tick(uv_timer_t *t)
+{
+    struct mb_gangs *g = t->data;
+    uint64_t now_ms = mb_mono_ms();
+
+    for (size_t i = g->n_runs; i-- > 0;)
+        if (i < g->n_runs)
+            mb_gang_run_tick(g->runs[i], now_ms);
+    if (g->n_runs == 0)
+        uv_timer_stop(&g->tick);
+}
+
+int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,
+                    const struct mb_gangs_opts *opts, const struct mb_gangs_ops *ops, void *arg,
+                    struct mb_gangs **out, struct mb_err *err)
+{
+    struct mb_gangs *g = mb_calloc(1, sizeof(*g));
+
+    if (g != NULL)
+        g->scratch = mb_alloc(MB_REPORT_FRAME_MAX + 4);
+    if (g == NULL || g->scratch == NULL) {
+        mb_free(g);
+        return mb_err_set(err, MB_ENOMEM, "no memory for the gangs");
+    }
+    g->loop = loop;
+    g->ledger = ledger;
+    g->init = init;
+    g->opts = *opts;
+    g->ops = ops;
+    g->arg = arg;
+    g->start_ms = mb_mono_ms();
+    uv_timer_init(loop, &g->tick);
+    g->tick.data = g;
+    *out = g;
+    return MB_OK;
+}
+
+int mb_gangs_serve(struct mb_gangs *g, struct mb_grpc_server *srv, const uint8_t *node_id,
+                   struct mb_err *err)
+{
+    g->node_id = node_id;
+    return mb_control_add(g, srv, err);
+}
+
+struct mb_gang_run *mb_gangs_find(struct mb_gangs *g, const struct mb_pg_id *pg, uint32_t attempt)
+{
+    for (size_t i = 0; i < g->n_runs; i++)
+        if (g->runs[i]->attempt == attempt && !g->runs[i]->is_closing &&
+            memcmp(&g->runs[i]->pg, pg, sizeof(*pg)) == 0)
+            return g->runs[i];
+    return NULL;
+}
+
+struct mb_gang_run *mb_gangs_older_with_processes(struct mb_gangs *g, const struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < g->n_runs; i++)
+        if (g->runs[i]->attempt < r->attempt && mb_gang_has_processes(&g->runs[i]->fsm) &&
+            memcmp(&g->runs[i]->pg, &r->pg, sizeof(r->pg)) == 0)
+            return g->runs[i];
+    return NULL;
+}
+
+static void free_run(struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        mb_free(r->ranks[i].cause);
+        mb_free(r->ranks[i].endpoint);
+    }
+    if (r->launch != NULL)
+        mobula__v1__launch__free_unpacked(r->launch, NULL);
+    mb_free(r->ranks);
+    mb_free(r->job_id);
+    mb_free(r->dir);
+    mb_free(r->checkpoint_dir);
+    mb_free(r->url);
+    mb_free(r->load_url);
+    mb_free(r->failure);
+    mb_free(r);
+}
+
+struct mb_gang_run *mb_gangs_new_run(struct mb_gangs *g, const struct mb_pg_id *pg,
+                                     uint32_t attempt, const char *job_id, struct mb_err *err)
+{
+    struct mb_gang_run *r;
+
+    if (g->n_runs == MB_GANGS_MAX) {
+        mb_err_set(err, MB_EFULL, "this node knows %d gangs already", MB_GANGS_MAX);
+        return NULL;
+    }
+    r = mb_calloc(1, sizeof(*r));
+    if (r == NULL)
+        goto nomem;
+    r->owner = g;
+    mb_gang_init(&r->fsm);
+    r->pg = *pg;
+    mb_hex(pg->bytes, sizeof(pg->bytes), r->pg_hex);
+    r->attempt = attempt;
+    r->loaded_iteration = -1;
+    r->first_failed_rank = -1;
+    r->job_id = mb_strdup(job_id);
+    r->dir = mb_asprintf("%s/gangs/%.8s-%u", g->opts.node_dir, r->pg_hex, attempt);
+    if (r->job_id == NULL || r->dir == NULL) {
+        free_run(r);
+        goto nomem;
+    }
+    if (mb_fs_mkdir_p(r->dir, 0755, err) != MB_OK) {
+        free_run(r);
+        return NULL;
+    }
+    g->runs[g->n_runs++] = r;
+    if (!uv_is_active((uv_handle_t *)&g->tick))
+        uv_timer_start(&g->tick, on_tick, MB_GANG_TICK_MS, MB_GANG_TICK_MS);
+    return r;
+nomem:
+    mb_err_set(err, MB_ENOMEM, "no memory for a gang");
+    return NULL;
+}
+
+static void maybe_closed(struct mb_gangs *g)
+{
+    void (*cb)(void *) = g->close_cb;
+    void *arg = g->close_arg;
+
+    if (cb == NULL || g->n_runs > 0 || !g->timer_closed)
+        return;
+    mb_free(g->scratch);
+    mb_free(g);
+    cb(arg);
+}
+
+void mb_gangs_run_closed(struct mb_gang_run *r)
+{
+    struct mb_gangs *g = r->owner;
+    size_t at = 0;
+
+    while (g->runs[at] != r)
+        at++;
+    memmove(&g->runs[at], &g->runs[at + 1], (g->n_runs - at - 1) * sizeof(g->runs[0]));
+    g->n_runs--;
+    free_run(r);
+    if (g->stopping && g->n_runs == 0 && g->close_cb == NULL)
+        g->ops->on_all_ended(g->arg);
+    maybe_closed(g);
+}
+
+void mb_gangs_adopt(struct mb_gangs *g)
+{
+    char *root = mb_path_join(g->opts.node_dir, "gangs");
+    DIR *dir = root != NULL ? opendir(root) : NULL;
+    struct dirent *e;
+
+    while (dir != NULL && (e = readdir(dir)) != NULL) {
+        struct mb_err err = {0};
+        struct mb_gang_run *r;
+        char *path;
+
+        if (e->d_name[0] == '.')
+            continue;
+        path = mb_path_join(root, e->d_name);
+        r = path != NULL ? mb_gang_store_load(g, path, &err) : NULL;
+        if (r != NULL)
+            mb_gang_run_adopt(r);
+        else if (err.code != MB_OK && err.code != MB_ENOENT)
+            mb_error("gang", "%s is not adopted: %s", path, err.text);
+        mb_free(path);
+    }
+    if (dir != NULL)
+        closedir(dir);
+    mb_free(root);
+}
+
+void mb_gangs_bundles_removed(struct mb_gangs *g, const struct mb_pg_id *pg)
+{
+    for (size_t i = g->n_runs; i-- > 0;) {
+        struct mb_gang_run *r = g->runs[i];
+
+        if (!r->is_closing && r->fsm.state != MB_GANG_ENDED && !r->fsm.released &&
+            memcmp(&r->pg, pg, sizeof(*pg)) == 0)
+            mb_gang_run_event(r, MB_GANG_EV_BUNDLES_REMOVED, NULL);
+    }
+}
+
+void mb_gangs_stop_all(struct mb_gangs *g)
+{
+    g->stopping = 1;
+    for (size_t i = g->n_runs; i-- > 0;) {
+        struct mb_gang_run *r = g->runs[i];
+
+        if (r->is_closing)
+            continue;
+        if (r->fsm.state == MB_GANG_ENDED)
+            mb_gang_run_close(r);
+        else
+            mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
+    }
+    if (g->n_runs == 0)
+        g->ops->on_all_ended(g->arg);
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct mb_gangs *g = h->data;
+
+    g->timer_closed = 1;
+    maybe_closed(g);
+}
+
+void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg)
+{
+    g->close_cb = cb;
+    g->close_arg = arg;
+    for (size_t i = g->n_runs; i-- > 0;) {
+        mb_control_unbind(g->runs[i]);
+        mb_gang_run_close(g->runs[i]);
+    }
+    uv_close((uv_handle_t *)&g->tick, on_timer_closed);
+}
+
+size_t mb_gangs_count(const struct mb_gangs *g)
+{
+    return g->n_runs;
+}
+
+void mb_gangs_info(const struct mb_gangs *g, size_t i, struct mb_gang_info *out)
+{
+    const struct mb_gang_run *r = g->runs[i];
+
+    *out = (struct mb_gang_info){.pg = &r->pg,
+                                 .attempt = r->attempt,
+                                 .job_id = r->job_id,
+                                 .state = r->fsm.state,
+                                 .ranks = (unsigned)r->n_ranks,
+                                 .iteration = -1};
+    for (size_t k = 0; k < r->n_ranks; k++) {
+        if (r->ranks[k].pid != 0 && !r->ranks[k].exited)
+            out->ranks_running++;
+        if (r->ranks[k].progress.iteration > out->iteration)
+            out->iteration = r->ranks[k].progress.iteration;
+    }
+}
+
+uint64_t mb_gangs_sent_bytes(const struct mb_gangs *g)
+{
+    uint64_t sum = g->sent_bytes_before;
+
+    for (size_t i = 0; i < g->n_runs; i++)
+        if (g->runs[i]->upload != NULL)
+            sum += mb_upload_sent_bytes(g->runs[i]->upload);
+    return sum;
+}
+
+unsigned mb_gangs_rank_failures(const struct mb_gangs *g)
+{
+    return g->rank_failures;
+}

@@ -1,0 +1,64 @@
+/*
+ * The gangs of this node: every attempt the drivers launched here, from Hello to Ended, across
+ * restarts of the agent. Loop-thread only.
+ */
+#ifndef MOBULA_AGENT_GANGS_H
+#define MOBULA_AGENT_GANGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+#include "agent/gang.h"
+#include "agent/ledger.h"
+#include "agent/resources.h"
+#include "agent/supervisor.h"
+#include "base/err.h"
+#include "base/grpc/grpc.h"
+
+struct mb_gangs;
+
+struct mb_gangs_opts {    /* borrowed for the life of the gangs */
+    const char *node_dir; /* gangs live in NODE_DIR/gangs/<placement group>-<attempt>/ */
+    const char *node_ip;
+    const char *self_dir; /* where the sibling programs are */
+    enum mb_gpu_vendor gpu_vendor;
+    /* Launching is remote code execution: 1 if every caller has shown the cluster's token. Without
+     * it only callers on this machine may launch. */
+    int callers_are_authenticated;
+};
+
+struct mb_gangs_ops {
+    void (*on_changed)(void *arg);   /* the ledger changed: report it */
+    void (*on_all_ended)(void *arg); /* after mb_gangs_stop_all(): none is left */
+};
+
+int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,
+                    const struct mb_gangs_opts *opts, const struct mb_gangs_ops *ops, void *arg,
+                    struct mb_gangs **out, struct mb_err *err);
+/* Take over what a former agent of this node directory left behind; call before listening. */
+void mb_gangs_adopt(struct mb_gangs *g);
+/* Serve mobula.v1.NodeAgent. */
+int mb_gangs_serve(struct mb_gangs *g, struct mb_grpc_server *srv, const uint8_t *node_id,
+                   struct mb_err *err);
+/* The placement group is gone: its attempts are stopped. */
+void mb_gangs_bundles_removed(struct mb_gangs *g, const struct mb_pg_id *pg);
+/* Stop every attempt; on_all_ended follows (also when there is none). */
+void mb_gangs_stop_all(struct mb_gangs *g);
+void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg);
+
+/* For status and metrics. */
+struct mb_gang_info {
+    const struct mb_pg_id *pg;
+    uint32_t attempt;
+    const char *job_id;
+    enum mb_gang_state state;
+    unsigned ranks;
+    unsigned ranks_running;
+    int64_t iteration; /* -1: none yet */
+};
+size_t mb_gangs_count(const struct mb_gangs *g);
+void mb_gangs_info(const struct mb_gangs *g, size_t i, struct mb_gang_info *out);
+uint64_t mb_gangs_sent_bytes(const struct mb_gangs *g);    /* uploads */
+unsigned mb_gangs_rank_failures(const struct mb_gangs *g); /* since the agent started */
+
+#endif

@@ -18,17 +18,21 @@ int mb_cpu_open(int device_index, struct mb_context **out, struct mb_err *err)
     if (device_index != 0)
         return mb_err_set(err, MB_EINVAL, "device %d does not exist: the CPU is device 0",
                           device_index);
+    const char *isa;
+    int rc = mb_cpu_isa(&isa, err);
+    if (rc != 0)
+        return rc;
     struct mb_context *ctx = mb_calloc(1, sizeof(*ctx));
     if (ctx == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory opening the device");
-    int rc = mb_blas_open(&ctx->blas, err);
+    rc = mb_blas_open(&ctx->blas, err);
     if (rc != 0) {
         mb_free(ctx);
         return rc;
     }
     snprintf(ctx->describe, sizeof(ctx->describe),
-             "CPU, %s operations, OpenBLAS %s kernels, %d thread%s", mb_cpu_isa(),
-             ctx->blas.corename(), ctx->blas.n_threads, ctx->blas.n_threads == 1 ? "" : "s");
+             "CPU, %s operations, OpenBLAS %s kernels, %d thread%s", isa, ctx->blas.corename(),
+             ctx->blas.n_threads, ctx->blas.n_threads == 1 ? "" : "s");
     *out = ctx;
     return 0;
 }

@@ -24,9 +24,9 @@ struct mb_stream {
     struct mb_err err; /* first failure since the last synchronize() */
 };
 
-/* The instruction set of the table that this machine gets: "baseline", "AVX2", "AVX-512" (entry.c).
- */
-const char *mb_cpu_isa(void);
+/* The instruction set of the table that this process gets (entry.c); MB_EINVAL if MOBULA_CPU_ISA is
+ * wrong. */
+int mb_cpu_isa(const char **name, struct mb_err *err);
 
 /* Life, memory and movement, the same for every instruction set (context.c). */
 int mb_cpu_open(int device_index, struct mb_context **out, struct mb_err *err);

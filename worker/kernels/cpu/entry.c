@@ -1,14 +1,12 @@
 /*
  * The exported symbol: the best table that this machine can run. MB_HAS_X86_LEVELS is set by the
  * build when the tables of the x86-64 levels v3 (AVX2, FMA) and v4 (AVX-512) were compiled besides
- * the baseline.
+ * the baseline. MOBULA_CPU_ISA (baseline, v3, v4) asks for no more than that level, so that
+ * machines of different age can give the same bits and every level can be tested on one machine.
  */
+#include <stdlib.h>
+#include <string.h>
 #include "worker/kernels/cpu/cpu.h"
-
-struct level {
-    const char *name;
-    const struct mb_backend *table;
-};
 
 extern const struct mb_backend mb_cpu_table_baseline;
 
@@ -32,23 +30,52 @@ static int runs_v4(void)
 }
 #endif
 
-static struct level best_level(void)
-{
+struct level {
+    const char *name;
+    const struct mb_backend *table;
+    int (*runs)(void);
+};
+
+/* Best first; the last one runs everywhere. */
+static const struct level LEVELS[] = {
 #ifdef MB_HAS_X86_LEVELS
-    if (runs_v4())
-        return (struct level){"AVX-512", &mb_cpu_table_v4};
-    if (runs_v3())
-        return (struct level){"AVX2", &mb_cpu_table_v3};
+    {"v4", &mb_cpu_table_v4, runs_v4},
+    {"v3", &mb_cpu_table_v3, runs_v3},
 #endif
-    return (struct level){"baseline", &mb_cpu_table_baseline};
+    {"baseline", &mb_cpu_table_baseline, NULL},
+};
+enum { N_LEVELS = sizeof(LEVELS) / sizeof(LEVELS[0]) };
+
+/* Index of the level that MOBULA_CPU_ISA names, 0 without it, N_LEVELS if there is none of that
+ * name. */
+static int asked_level(void)
+{
+    const char *name = getenv("MOBULA_CPU_ISA");
+    int i = 0;
+    while (name != NULL && i < N_LEVELS && strcmp(LEVELS[i].name, name) != 0)
+        i++;
+    return i;
 }
 
-const char *mb_cpu_isa(void)
+static const struct level *best_level(void)
 {
-    return best_level().name;
+    int i = asked_level() % N_LEVELS;
+    while (LEVELS[i].runs != NULL && !LEVELS[i].runs())
+        i++;
+    return &LEVELS[i];
+}
+
+int mb_cpu_isa(const char **name, struct mb_err *err)
+{
+    if (asked_level() == N_LEVELS)
+        return mb_err_set(err, MB_EINVAL,
+                          "MOBULA_CPU_ISA is '%s' and must be one of baseline, v3, v4",
+                          getenv("MOBULA_CPU_ISA"));
+    *name = best_level()->name;
+    return 0;
 }
 
 __attribute__((visibility("default"))) const struct mb_backend *mb_backend_table(void)
 {
-    return best_level().table;
+    return best_level()->table;
 }

@@ -1,0 +1,590 @@
+/*
+ * The model. Loss and gradients of every parameter tensor against a model written in double from
+ * the same reference operations, by central differences over every element (tolerances: loss 1e-5
+ * absolute, gradients 2e-5 of the largest of the tensor); start values, determinism, independence
+ * of the spread over ranks, learning, refusals.
+ */
+#include "fixture.h"
+#include "reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "worker/model/gpt.h"
+#include "worker/model/optimizer.h"
+
+enum {
+    SEQ = 5,
+    HIDDEN = 8,
+    SAMPLES = 2,
+    TOKENS = SEQ * SAMPLES,
+    VOCAB = 11,
+    PADDED = 16,
+    LAYERS = 2
+};
+
+static struct mb_gpt_config tiny(void)
+{
+    struct mb_gpt_config c;
+    mb_gpt_config_init(&c);
+    c.n_layers = LAYERS;
+    c.hidden = HIDDEN;
+    c.ffn_hidden = 12;
+    c.n_heads = 4;
+    c.seq = SEQ;
+    c.max_positions = SEQ + 1;
+    c.vocab = VOCAB;
+    c.padded_vocab = PADDED;
+    c.init_std = 0.3f; /* large enough that every part of the model matters to the loss */
+    c.hidden_dropout = c.attention_dropout = 0;
+    return c;
+}
+
+static struct mb_gpt *gpt_new(struct fixture *f, const struct mb_gpt_config *c, size_t micro_batch)
+{
+    struct mb_gpt *m = NULL;
+    struct mb_err err = {0};
+    if (mb_gpt_create(&f->dev, c, micro_batch, &m, &err) != 0)
+        fail_msg("%s", err.text);
+    return m;
+}
+
+static const struct mb_param *param_named(const struct mb_gpt *m, const char *name)
+{
+    size_t n;
+    const struct mb_param *p = mb_gpt_params(m, &n);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(p[i].name, name) == 0)
+            return &p[i];
+    fail_msg("no parameter %s", name);
+    return NULL;
+}
+
+/* --- the model in double --- */
+
+struct reference {
+    const struct mb_gpt *m;
+    const double *w; /* the flat buffer */
+    const int32_t *tokens, *labels;
+    const double *mask;
+    const struct mb_gpt_step *step; /* NULL: no dropout */
+    double grad_scale;
+};
+
+/* fmt is a parameter's name with # for the number of the layer. */
+static const double *weight_of(const struct reference *r, const char *fmt, size_t layer)
+{
+    char name[MB_PARAM_NAME_MAX];
+    const char *mark = strchr(fmt, '#');
+    if (mark == NULL)
+        snprintf(name, sizeof(name), "%s", fmt);
+    else
+        snprintf(name, sizeof(name), "%.*s%zu%s", (int)(mark - fmt), fmt, layer, mark + 1);
+    return r->w + param_named(r->m, name)->offset;
+}
+
+static struct mb_dropout site(const struct reference *r, float probability, uint32_t number,
+                              size_t elements_per_sample)
+{
+    if (r->step == NULL)
+        return (struct mb_dropout){0};
+    return (struct mb_dropout){.seed = mb_gpt_config(r->m)->seed,
+                               .iteration = (uint32_t)r->step->iteration,
+                               .site = number,
+                               .first_element = r->step->first_sample * elements_per_sample,
+                               .probability = probability};
+}
+
+static void add_dropped(const struct reference *r, double *x, const double *branch, uint32_t number)
+{
+    struct mb_dropout d = site(r, mb_gpt_config(r->m)->hidden_dropout, number, SEQ * HIDDEN);
+    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
+        x[i] += branch[i] * ref_dropout(&d, i);
+}
+
+static void reference_layer(const struct reference *r, double *x, size_t l)
+{
+    const struct mb_gpt_config *c = mb_gpt_config(r->m);
+    double norm[TOKENS * HIDDEN], out[TOKENS * HIDDEN], wide[TOKENS * 4 * HIDDEN];
+    const size_t qkv = HIDDEN + 2 * c->n_groups * (HIDDEN / c->n_heads);
+    const struct mb_attention_shape shape = {SAMPLES, SEQ, c->n_heads, c->n_groups,
+                                             HIDDEN / c->n_heads};
+    struct mb_dropout d =
+        site(r, c->attention_dropout, (uint32_t)(3 * l + 1), c->n_heads * SEQ * SEQ);
+
+    ref_layernorm(x,
+                  weight_of(r, "decoder.layers.#.self_attention.linear_qkv.layer_norm_weight", l),
+                  weight_of(r, "decoder.layers.#.self_attention.linear_qkv.layer_norm_bias", l),
+                  norm, TOKENS, HIDDEN, 1e-5);
+    ref_linear(norm, weight_of(r, "decoder.layers.#.self_attention.linear_qkv.weight", l),
+               weight_of(r, "decoder.layers.#.self_attention.linear_qkv.bias", l), wide, TOKENS,
+               HIDDEN, qkv);
+    ref_attention(&shape, wide, norm, &d);
+    ref_linear(norm, weight_of(r, "decoder.layers.#.self_attention.linear_proj.weight", l),
+               weight_of(r, "decoder.layers.#.self_attention.linear_proj.bias", l), out, TOKENS,
+               HIDDEN, HIDDEN);
+    add_dropped(r, x, out, (uint32_t)(3 * l + 2));
+
+    ref_layernorm(x, weight_of(r, "decoder.layers.#.mlp.linear_fc1.layer_norm_weight", l),
+                  weight_of(r, "decoder.layers.#.mlp.linear_fc1.layer_norm_bias", l), norm, TOKENS,
+                  HIDDEN, 1e-5);
+    ref_linear(norm, weight_of(r, "decoder.layers.#.mlp.linear_fc1.weight", l),
+               weight_of(r, "decoder.layers.#.mlp.linear_fc1.bias", l), wide, TOKENS, HIDDEN,
+               c->ffn_hidden);
+    for (size_t i = 0; i < TOKENS * c->ffn_hidden; i++)
+        wide[i] = ref_gelu(wide[i], c->gelu);
+    ref_linear(wide, weight_of(r, "decoder.layers.#.mlp.linear_fc2.weight", l),
+               weight_of(r, "decoder.layers.#.mlp.linear_fc2.bias", l), out, TOKENS, c->ffn_hidden,
+               HIDDEN);
+    add_dropped(r, x, out, (uint32_t)(3 * l + 3));
+}
+
+static double reference_loss(const struct reference *r)
+{
+    const struct mb_gpt_config *c = mb_gpt_config(r->m);
+    double embedded[TOKENS * HIDDEN], x[TOKENS * HIDDEN] = {0};
+    ref_embedding(r->tokens, weight_of(r, "embedding.word_embeddings.weight", 0),
+                  weight_of(r, "embedding.position_embeddings.weight", 0), embedded, TOKENS, SEQ,
+                  HIDDEN);
+    add_dropped(r, x, embedded, 0);
+    for (size_t l = 0; l < LAYERS; l++)
+        reference_layer(r, x, l);
+    ref_layernorm(x, weight_of(r, "decoder.final_layernorm.weight", 0),
+                  weight_of(r, "decoder.final_layernorm.bias", 0), embedded, TOKENS, HIDDEN, 1e-5);
+    const char *output =
+        c->untie_output ? "output_layer.weight" : "embedding.word_embeddings.weight";
+    return ref_cross_entropy(embedded, weight_of(r, output, 0), r->labels, r->mask, TOKENS, HIDDEN,
+                             PADDED);
+}
+
+static double scaled_loss(void *arg)
+{
+    const struct reference *r = arg;
+    return r->grad_scale * reference_loss(r);
+}
+
+/* --- loss and gradients --- */
+
+/* Norm weights and biases start at 1 and 0: move everything off its start. */
+static struct tensor shake_weights(struct fixture *f, struct mb_gpt *m)
+{
+    struct tensor w = tensor_new(f, mb_gpt_n_elements(m), 0);
+    size_t n_params;
+    const struct mb_param *p = mb_gpt_params(m, &n_params);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, w.host, mb_gpt_weights(m), w.n * sizeof(float));
+    synchronize(f);
+    for (size_t k = 0; k < n_params; k++)
+        for (size_t i = p[k].offset; i < p[k].offset + p[k].n; i++) {
+            w.host[i] += (float)(0.2 * (random_unit(f) - 0.5));
+            w.ref[i] = (double)w.host[i];
+        }
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, mb_gpt_weights(m), w.host, w.n * sizeof(float));
+    return w;
+}
+
+static void check_model(struct fixture *f, const struct mb_gpt_config *c)
+{
+    struct mb_gpt *m = gpt_new(f, c, SAMPLES);
+    struct tensor w = shake_weights(f, m), mask = tensor_new(f, TOKENS, 0),
+                  g = tensor_new(f, w.n, 0);
+    int32_t *unused;
+    const int32_t *tokens = ids_new(f, TOKENS, VOCAB, &unused),
+                  *labels = ids_new(f, TOKENS, VOCAB, &unused);
+    for (size_t i = 0; i < TOKENS; i++)
+        mask.ref[i] = mask.host[i] = i % 5 != 2;
+    struct mb_gpt_step step = {.grad_scale = 0.125, .iteration = 17, .first_sample = 6};
+    struct mb_gpt_batch batch = {.tokens = tokens, .labels = labels, .loss_mask = mask.host};
+    struct reference r = {.m = m,
+                          .w = w.ref,
+                          .tokens = tokens,
+                          .labels = labels,
+                          .mask = mask.ref,
+                          .grad_scale = 0.125};
+    double loss, n;
+
+    assert_int_equal(mb_gpt_forward(m, &batch, NULL), 0);
+    assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
+    assert_true(n == 8);
+    if (!(fabs(loss - reference_loss(&r)) <= 1e-5 * n))
+        fail_msg("loss without dropout is %.9g, expected %.9g", loss, reference_loss(&r));
+
+    r.step = &step;
+    assert_int_equal(mb_gpt_forward_backward(m, &batch, &step, NULL), 0);
+    assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
+    if (!(fabs(loss - reference_loss(&r)) <= 1e-5 * n))
+        fail_msg("loss of the step is %.9g, expected %.9g", loss, reference_loss(&r));
+
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, g.host, mb_gpt_grads(m), g.n * sizeof(float));
+    synchronize(f);
+    size_t n_params;
+    const struct mb_param *p = mb_gpt_params(m, &n_params);
+    for (size_t k = 0; k < n_params; k++)
+        assert_gradient(p[k].name, g.host + p[k].offset, w.ref + p[k].offset, p[k].n, scaled_loss,
+                        &r, 2e-5);
+    mb_gpt_destroy(m);
+}
+
+static void test_gradients(void **state)
+{
+    struct mb_gpt_config c = tiny();
+    check_model(*state, &c);
+}
+
+static void test_gradients_dropout(void **state)
+{
+    struct mb_gpt_config c = tiny();
+    c.hidden_dropout = 0.2f;
+    c.attention_dropout = 0.3f;
+    check_model(*state, &c);
+}
+
+static void test_gradients_untied_groups_erf(void **state)
+{
+    struct mb_gpt_config c = tiny();
+    c.untie_output = 1;
+    c.n_groups = 2;
+    c.gelu = MB_GELU_ERF;
+    check_model(*state, &c);
+}
+
+/* --- the parameter table and the start --- */
+
+static void test_params(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    struct mb_gpt *m = gpt_new(f, &c, 1);
+    size_t n, next = 0, total = 0;
+    const struct mb_param *p = mb_gpt_params(m, &n);
+    assert_int_equal(n, 2 + LAYERS * 12 + 2);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(p[i].offset, next);
+        assert_int_equal(p[i].offset % MB_PARAM_ALIGN, 0);
+        assert_int_equal(p[i].n, p[i].shape[0] * p[i].shape[1]);
+        assert_int_equal(p[i].no_weight_decay, p[i].n_dims == 1);
+        next = (p[i].offset + p[i].n + MB_PARAM_ALIGN - 1) / MB_PARAM_ALIGN * MB_PARAM_ALIGN;
+        total += p[i].n;
+    }
+    assert_int_equal(next, mb_gpt_n_elements(m));
+    assert_int_equal(total, mb_gpt_n_parameters(m));
+    const struct mb_param *qkv =
+        param_named(m, "decoder.layers.1.self_attention.linear_qkv.weight");
+    assert_int_equal(qkv->shape[0], 3 * HIDDEN);
+    assert_int_equal(qkv->shape[1], HIDDEN);
+    assert_int_equal(param_named(m, "decoder.layers.0.mlp.linear_fc2.bias")->n, HIDDEN);
+    mb_gpt_destroy(m);
+}
+
+/* The count of a published model: 7.5B of the GPT-3 size table, without creating it (spec: 7 467
+ * 786 240). */
+static void test_counts(void **state)
+{
+    (void)state;
+    assert_int_equal(mb_gpt_padded_vocab(50257, 128, 1), 50304);
+    assert_int_equal(mb_gpt_padded_vocab(50257, 128, 2), 50432);
+    assert_int_equal(mb_gpt_padded_vocab(50257, 128, 8), 51200);
+    assert_int_equal(mb_gpt_padded_vocab(128256, 128, 1), 128256);
+    struct mb_gpt_config c = tiny(); /* 7.5B: 2.853e16 a step of 288 samples */
+    c.n_layers = 36;
+    c.hidden = 4096;
+    c.ffn_hidden = 0;
+    c.n_heads = 32;
+    c.seq = 2048;
+    c.padded_vocab = 51200;
+    assert_true(fabs(mb_gpt_flops_per_sample(&c) * 288 / 2.853e16 - 1) < 1e-3);
+}
+
+static double deviation(const float *x, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    return sqrt(sum / (double)n);
+}
+
+static void test_start(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    c.hidden = 64;
+    c.ffn_hidden = 0;
+    c.vocab = c.padded_vocab = 1000;
+    c.init_std = 0.02f;
+    struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
+    struct tensor w = tensor_new(f, mb_gpt_n_elements(m), 0);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, w.host, mb_gpt_weights(m), w.n * sizeof(float));
+    synchronize(f);
+    size_t n_params;
+    const struct mb_param *p = mb_gpt_params(m, &n_params);
+    for (size_t k = 0; k < n_params; k++) {
+        const char *name = p[k].name;
+        double want = 0.02, got = deviation(w.host + p[k].offset, p[k].n);
+        if (strstr(name, "linear_proj.weight") || strstr(name, "linear_fc2.weight"))
+            want = 0.02 / 2; /* sqrt(2 * 2 layers) */
+        if (p[k].n_dims == 1)
+            want = strstr(name, "bias") ? 0 : 1;
+        double slack = p[k].n_dims == 1 ? 0 : 5 * want / sqrt(2.0 * (double)p[k].n);
+        if (fabs(got - want) > slack)
+            fail_msg("%s starts with deviation %g, expected %g", name, got, want);
+    }
+    int32_t *unused;
+    struct mb_gpt_batch batch = {.tokens = ids_new(f, TOKENS, c.vocab, &unused),
+                                 .labels = ids_new(f, TOKENS, c.vocab, &unused)};
+    double loss, n;
+    assert_int_equal(mb_gpt_forward(m, &batch, NULL), 0);
+    assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
+    assert_true(n == TOKENS);
+    assert_true(fabs(loss / n - log(1000)) < 0.1);
+    mb_gpt_destroy(m);
+}
+
+/* Rows that a padded vocabulary adds change no other weight: a seed means one model. */
+static void test_start_layout(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny(), wide = tiny();
+    wide.padded_vocab = 2 * PADDED;
+    struct mb_gpt *a = gpt_new(f, &c, 1), *b = gpt_new(f, &wide, 2);
+    size_t n_params;
+    const struct mb_param *p = mb_gpt_params(a, &n_params);
+    struct tensor wa = tensor_new(f, mb_gpt_n_elements(a), 0),
+                  wb = tensor_new(f, mb_gpt_n_elements(b), 0);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, wa.host, mb_gpt_weights(a),
+                         wa.n * sizeof(float));
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, wb.host, mb_gpt_weights(b),
+                         wb.n * sizeof(float));
+    synchronize(f);
+    for (size_t k = 0; k < n_params; k++)
+        assert_memory_equal(wa.host + p[k].offset, wb.host + param_named(b, p[k].name)->offset,
+                            p[k].n * sizeof(float));
+    mb_gpt_destroy(a);
+    mb_gpt_destroy(b);
+}
+
+/* --- training --- */
+
+struct run {
+    double losses[40];
+    float weights[4096];
+    size_t n_weights;
+};
+
+static void train(struct fixture *f, int steps, struct run *out)
+{
+    struct mb_gpt_config c = tiny();
+    c.hidden_dropout = 0.1f;
+    struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
+    struct mb_optimizer_config oc;
+    struct mb_optimizer *o = NULL;
+    size_t n_params;
+    const struct mb_param *p = mb_gpt_params(m, &n_params);
+    mb_optimizer_config_init(&oc);
+    assert_int_equal(mb_optimizer_create(&f->dev, &oc, p, n_params, mb_gpt_weights(m),
+                                         mb_gpt_grads(m), 0, mb_gpt_n_elements(m), &o, NULL),
+                     0);
+    static const int32_t ids[TOKENS + 1] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
+    struct mb_gpt_batch batch = {.tokens = ids, .labels = ids + 1};
+    for (int i = 0; i < steps; i++) {
+        struct mb_gpt_step step = {.grad_scale = 1.0 / TOKENS, .iteration = i + 1};
+        double sum, n, norm2;
+        mb_gpt_zero_grads(m);
+        assert_int_equal(mb_gpt_forward_backward(m, &batch, &step, NULL), 0);
+        assert_int_equal(mb_gpt_take_loss(m, &sum, &n, NULL), 0);
+        assert_int_equal(mb_optimizer_squared_norm(o, &norm2, NULL), 0);
+        mb_optimizer_step(o, 0.01, 0.01, mb_optimizer_clip(sqrt(norm2), 1));
+        out->losses[i] = sum / n;
+    }
+    out->n_weights = mb_gpt_n_elements(m);
+    assert_true(out->n_weights <= 4096);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, out->weights, mb_gpt_weights(m),
+                         out->n_weights * sizeof(float));
+    synchronize(f);
+    mb_optimizer_destroy(o);
+    mb_gpt_destroy(m);
+}
+
+/* A fixed batch is learned, and a second run gives the same bits. */
+static void test_training(void **state)
+{
+    static struct run a, b;
+    train(*state, 40, &a);
+    train(*state, 40, &b);
+    if (!(a.losses[39] < 0.5 * a.losses[0]))
+        fail_msg("loss went from %g to %g only", a.losses[0], a.losses[39]);
+    assert_memory_equal(&a, &b, sizeof(a));
+}
+
+/* Two micro batches of one sample give what one of two gives, dropout included; grads_final covers
+ * the buffer once, from its end to its start. */
+struct ranges {
+    size_t n_calls, at;
+};
+
+static void note_range(void *arg, size_t begin, size_t end)
+{
+    struct ranges *r = arg;
+    assert_true(begin < end);
+    assert_int_equal(end, r->at);
+    r->at = begin;
+    r->n_calls++;
+}
+
+static void test_micro_batches(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    c.hidden_dropout = c.attention_dropout = 0.25f;
+    struct mb_gpt *whole = gpt_new(f, &c, 2), *half = gpt_new(f, &c, 1);
+    struct tensor g = tensor_new(f, mb_gpt_n_elements(whole), 0), h = tensor_new(f, g.n, 0);
+    int32_t *unused;
+    const int32_t *tokens = ids_new(f, TOKENS, VOCAB, &unused),
+                  *labels = ids_new(f, TOKENS, VOCAB, &unused);
+    struct ranges ranges = {.at = g.n};
+    double sum[2], n[2];
+    for (size_t i = 0; i < 2; i++) {
+        struct mb_gpt_batch b = {.tokens = tokens + i * SEQ, .labels = labels + i * SEQ};
+        struct mb_gpt_step s = {.grad_scale = 0.1, .iteration = 3, .first_sample = 4 + i};
+        assert_int_equal(mb_gpt_forward_backward(half, &b, &s, NULL), 0);
+    }
+    struct mb_gpt_batch b = {.tokens = tokens, .labels = labels};
+    struct mb_gpt_step s = {.grad_scale = 0.1,
+                            .iteration = 3,
+                            .first_sample = 4,
+                            .grads_final = note_range,
+                            .arg = &ranges};
+    assert_int_equal(mb_gpt_forward_backward(whole, &b, &s, NULL), 0);
+    assert_int_equal(ranges.at, 0);
+    assert_int_equal(ranges.n_calls, LAYERS + 2);
+    assert_int_equal(mb_gpt_take_loss(whole, &sum[0], &n[0], NULL), 0);
+    assert_int_equal(mb_gpt_take_loss(half, &sum[1], &n[1], NULL), 0);
+    assert_true(n[0] == n[1] && fabs(sum[0] - sum[1]) < 1e-5);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, g.host, mb_gpt_grads(whole),
+                         g.n * sizeof(float));
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, h.host, mb_gpt_grads(half),
+                         g.n * sizeof(float));
+    synchronize(f);
+    for (size_t i = 0; i < g.n; i++)
+        g.ref[i] = (double)g.host[i];
+    assert_close("gradients of two micro batches", h.host, g.ref, g.n, 1e-5);
+    mb_gpt_destroy(whole);
+    mb_gpt_destroy(half);
+}
+
+/* --- refusals --- */
+
+static void expect_refused(struct fixture *f, const struct mb_gpt_config *c, size_t micro_batch,
+                           const char *text)
+{
+    struct mb_gpt *m = NULL;
+    struct mb_err err = {0};
+    assert_int_equal(mb_gpt_create(&f->dev, c, micro_batch, &m, &err), MB_EINVAL);
+    assert_null(m);
+    if (strstr(err.text, text) == NULL)
+        fail_msg("'%s' does not say '%s'", err.text, text);
+}
+
+#define REFUSED(field, value, text)                                                                \
+    do {                                                                                           \
+        struct mb_gpt_config c_ = tiny();                                                          \
+        c_.field = value;                                                                          \
+        expect_refused(*state, &c_, 1, text);                                                      \
+    } while (0)
+
+static void test_refusals(void **state)
+{
+    REFUSED(n_heads, 5, "number of attention heads (5) must divide hidden size (8)");
+    REFUSED(n_groups, 3, "number of query groups (3) must divide number of attention heads (4)");
+    REFUSED(n_layers, 0, "number of layers is 0");
+    REFUSED(hidden, 0, "hidden size is 0");
+    REFUSED(n_heads, 0, "number of attention heads is 0");
+    REFUSED(vocab, 0, "vocabulary size is 0");
+    REFUSED(seq, (size_t)1 << 40, "sequence length is 1099511627776");
+    REFUSED(seq, 7, "max position embeddings (6) must be at least the sequence length (7)");
+    REFUSED(padded_vocab, 10, "padded vocabulary (10) must be at least the vocabulary (11)");
+    REFUSED(hidden_dropout, 1, "hidden dropout is 1");
+    REFUSED(attention_dropout, -0.1f, "attention dropout is -0.1");
+    REFUSED(norm_eps, 0, "norm epsilon is 0");
+    REFUSED(init_std, NAN, "init method std is nan");
+    struct mb_gpt_config c = tiny();
+    expect_refused(*state, &c, 0, "micro batch size is 0");
+}
+
+static void test_bad_batch(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
+    int32_t ids[TOKENS] = {0}, bad[TOKENS] = {0};
+    struct mb_err err = {0};
+    double loss, n;
+    bad[7] = VOCAB; /* a row of the padding: no token of the tokenizer */
+    struct mb_gpt_batch b = {.tokens = ids, .labels = bad};
+    assert_int_equal(mb_gpt_forward(m, &b, &err), MB_EINVAL);
+    assert_string_equal(err.text,
+                        "label 11 at sample 1, position 2 is outside the vocabulary of 11");
+    b = (struct mb_gpt_batch){.tokens = bad, .labels = ids};
+    bad[7] = -1;
+    assert_int_equal(mb_gpt_forward(m, &b, &err), MB_EINVAL);
+    assert_int_equal(mb_gpt_take_loss(m, &loss, &n, &err), 0);
+    assert_true(loss == 0 && n == 0);
+    mb_gpt_destroy(m);
+}
+
+static void test_plan(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    struct mb_gpt *m = gpt_new(f, &c, 1);
+    struct mb_buf text = {0};
+    assert_int_equal(mb_gpt_print_plan(m, &text), 0);
+    assert_non_null(strstr(mb_buf_str(&text), "weights"));
+    assert_non_null(strstr(mb_buf_str(&text), "scratch: output and loss"));
+    assert_non_null(strstr(mb_buf_str(&text), "total"));
+    mb_buf_close(&text);
+    mb_gpt_destroy(m);
+}
+
+static void test_allocation_failures(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    for (unsigned long nth = 1;; nth++) {
+        struct mb_gpt *m = NULL;
+        struct mb_err err = {0};
+        mb_alloc_fail_nth(nth);
+        int rc = mb_gpt_create(&f->dev, &c, 1, &m, &err);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            mb_gpt_destroy(m);
+            assert_true(nth > 4);
+            break;
+        }
+        assert_int_equal(rc, MB_ENOMEM);
+        assert_null(m);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_gradients),
+        TEST(test_gradients_dropout),
+        TEST(test_gradients_untied_groups_erf),
+        TEST(test_params),
+        cmocka_unit_test(test_counts),
+        TEST(test_start),
+        TEST(test_start_layout),
+        TEST(test_training),
+        TEST(test_micro_batches),
+        TEST(test_refusals),
+        TEST(test_bad_batch),
+        TEST(test_plan),
+        TEST(test_allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

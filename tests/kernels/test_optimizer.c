@@ -1,0 +1,209 @@
+/*
+ * The optimizer against Adam in double. Tolerance after ten steps: 2e-6 of the largest weight, and
+ * the same for the states.
+ */
+#include "fixture.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "worker/model/optimizer.h"
+
+/* 2-D, 1-D, 2-D, 1-D, 1-D; gaps behind the second and the fourth. */
+enum { N_ELEMENTS = 128, N_PARAMS = 5 };
+static const struct mb_param PARAMS[N_PARAMS] = {
+    {.name = "a.weight", .shape = {4, 8}, .n_dims = 2, .offset = 0, .n = 32},
+    {.name = "a.bias", .shape = {9, 1}, .n_dims = 1, .offset = 32, .n = 9, .no_weight_decay = 1},
+    {.name = "b.weight", .shape = {4, 4}, .n_dims = 2, .offset = 48, .n = 16},
+    {.name = "b.bias", .shape = {17, 1}, .n_dims = 1, .offset = 64, .n = 17, .no_weight_decay = 1},
+    {.name = "norm.weight",
+     .shape = {32, 1},
+     .n_dims = 1,
+     .offset = 96,
+     .n = 32,
+     .no_weight_decay = 1},
+};
+
+static struct mb_optimizer *optimizer_new(struct fixture *f, struct tensor *w, struct tensor *g,
+                                          size_t begin, size_t end)
+{
+    struct mb_optimizer_config c;
+    struct mb_optimizer *o = NULL;
+    struct mb_err err = {0};
+    mb_optimizer_config_init(&c);
+    c.beta2 = 0.95;
+    if (mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, w->dev, g->dev, begin, end, &o, &err) !=
+        0)
+        fail_msg("%s", err.text);
+    return o;
+}
+
+static int decayed(size_t i)
+{
+    return i < 32 || (i >= 48 && i < 64);
+}
+
+static void reference_step(struct tensor *w, const struct tensor *g, double *m, double *v, int t,
+                           double lr, double wd, double coefficient)
+{
+    for (size_t i = 0; i < w->n; i++) {
+        double grad = g->ref[i] * coefficient;
+        m[i] = 0.9 * m[i] + 0.1 * grad;
+        v[i] = 0.95 * v[i] + 0.05 * grad * grad;
+        double update = m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.95, t))) + 1e-8);
+        w->ref[i] -= lr * (update + (decayed(i) ? wd : 0) * w->ref[i]);
+    }
+}
+
+/* Fresh gradients for step t; gaps stay zero. */
+static void draw_gradients(struct fixture *f, struct tensor *g)
+{
+    for (size_t p = 0; p < N_PARAMS; p++)
+        for (size_t i = PARAMS[p].offset; i < PARAMS[p].offset + PARAMS[p].n; i++) {
+            g->host[i] = (float)(random_unit(f) - 0.5);
+            g->ref[i] = (double)g->host[i];
+        }
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, g->dev, g->host, g->n * sizeof(float));
+}
+
+static void test_reference(void **state)
+{
+    struct fixture *f = *state;
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    double m[N_ELEMENTS] = {0}, v[N_ELEMENTS] = {0};
+    struct mb_optimizer *o = optimizer_new(f, &w, &g, 0, N_ELEMENTS);
+    for (int t = 1; t <= 10; t++) {
+        double lr = 1e-2 / t, coefficient = t % 2 ? 1 : 0.25;
+        draw_gradients(f, &g);
+        reference_step(&w, &g, m, v, t, lr, 0.1, coefficient);
+        mb_optimizer_step(o, lr, 0.1, coefficient);
+    }
+    assert_close("weights", tensor_download(f, &w), w.ref, w.n, 2e-6);
+    struct tensor s = tensor_new(f, N_ELEMENTS, 0);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, s.host, mb_optimizer_exp_avg(o),
+                         sizeof(float) * s.n);
+    synchronize(f);
+    assert_close("exp_avg", s.host, m, s.n, 2e-6);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, s.host, mb_optimizer_exp_avg_sq(o),
+                         sizeof(float) * s.n);
+    synchronize(f);
+    assert_close("exp_avg_sq", s.host, v, s.n, 2e-6);
+    assert_int_equal(mb_optimizer_steps(o), 10);
+    mb_optimizer_destroy(o);
+}
+
+/* Two shards that cut a parameter give bit for bit what one optimizer gives; so does a step count
+ * and a state carried over to another optimizer. */
+static void test_shards(void **state)
+{
+    struct fixture *f = *state;
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    struct tensor copy = tensor_new(f, N_ELEMENTS, 0);
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, copy.dev, w.host, N_ELEMENTS * sizeof(float));
+    struct mb_optimizer *whole = optimizer_new(f, &w, &g, 0, N_ELEMENTS);
+    struct mb_optimizer *low = optimizer_new(f, &copy, &g, 0, 50);
+    struct mb_optimizer *high = optimizer_new(f, &copy, &g, 50, N_ELEMENTS);
+    for (int t = 1; t <= 3; t++) {
+        double all, a, b;
+        draw_gradients(f, &g);
+        assert_int_equal(mb_optimizer_squared_norm(whole, &all, NULL), 0);
+        assert_int_equal(mb_optimizer_squared_norm(low, &a, NULL), 0);
+        assert_int_equal(mb_optimizer_squared_norm(high, &b, NULL), 0);
+        assert_true(fabs(all - a - b) < 1e-12 * all);
+        mb_optimizer_step(whole, 1e-2, 0.1, 0.5);
+        mb_optimizer_step(low, 1e-2, 0.1, 0.5);
+        if (t == 2) { /* as a checkpoint does */
+            struct mb_optimizer *next = optimizer_new(f, &copy, &g, 50, N_ELEMENTS);
+            float states[2][N_ELEMENTS - 50];
+            const size_t size = sizeof(states[0]);
+            f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, states[0], mb_optimizer_exp_avg(high),
+                                 size);
+            f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, states[1],
+                                 mb_optimizer_exp_avg_sq(high), size);
+            synchronize(f);
+            f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, mb_optimizer_exp_avg(next), states[0],
+                                size);
+            f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, mb_optimizer_exp_avg_sq(next), states[1],
+                                size);
+            mb_optimizer_set_steps(next, mb_optimizer_steps(high));
+            mb_optimizer_destroy(high);
+            high = next;
+        }
+        mb_optimizer_step(high, 1e-2, 0.1, 0.5);
+    }
+    tensor_download(f, &w);
+    assert_memory_equal(w.host, tensor_download(f, &copy), N_ELEMENTS * sizeof(float));
+    mb_optimizer_destroy(whole);
+    mb_optimizer_destroy(low);
+    mb_optimizer_destroy(high);
+}
+
+static void test_clip(void **state)
+{
+    (void)state;
+    assert_true(mb_optimizer_clip(10, 0) == 1);
+    assert_true(mb_optimizer_clip(0.5, 1) == 1);
+    assert_true(mb_optimizer_clip(0, 1) == 1);
+    assert_true(fabs(mb_optimizer_clip(4, 1) - 1 / 4.000001) < 1e-15);
+}
+
+static void expect_refused(struct fixture *f, struct mb_optimizer_config c, size_t begin,
+                           size_t end, const char *text)
+{
+    struct mb_optimizer *o = NULL;
+    struct mb_err err = {0};
+    float x[1] = {0};
+    assert_int_equal(mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, x, x, begin, end, &o, &err),
+                     MB_EINVAL);
+    assert_null(o);
+    if (strstr(err.text, text) == NULL)
+        fail_msg("'%s' does not say '%s'", err.text, text);
+}
+
+static void test_refusals(void **state)
+{
+    struct fixture *f = *state;
+    expect_refused(f, (struct mb_optimizer_config){1, 0.999, 1e-8}, 0, 8, "--adam-beta1 is 1");
+    expect_refused(f, (struct mb_optimizer_config){0.9, -1, 1e-8}, 0, 8, "--adam-beta2 is -1");
+    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 0}, 0, 8, "--adam-eps is 0");
+    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 1e-8}, 8, 8,
+                   "range [8, 8) is empty");
+}
+
+/* Every allocation of create fails once: nothing is left behind, nothing half made is returned. */
+static void test_allocation_failures(void **state)
+{
+    struct fixture *f = *state;
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    struct mb_optimizer_config c;
+    mb_optimizer_config_init(&c);
+    for (unsigned long nth = 1;; nth++) {
+        struct mb_optimizer *o = NULL;
+        struct mb_err err = {0};
+        mb_alloc_fail_nth(nth);
+        int rc = mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, w.dev, g.dev, 0, N_ELEMENTS, &o,
+                                     &err);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            mb_optimizer_destroy(o);
+            assert_true(nth > 1);
+            break;
+        }
+        assert_int_equal(rc, MB_ENOMEM);
+        assert_null(o);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_reference),           TEST(test_shards),
+        cmocka_unit_test(test_clip),    TEST(test_refusals),
+        TEST(test_allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

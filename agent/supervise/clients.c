@@ -3,7 +3,8 @@
  *  2. "hello" (any version up to ours) makes greeting, log and "replayed" due; everything before
  *     it, and whatever is not a message, closes the connection;
  *  3. flush: greeting, events in order, "replayed" once at the end of the log, then fds if asked;
- *  4. EAGAIN: the rest waits for POLLOUT. Any other error or EOF: the client is forgotten.
+ *  4. EAGAIN: the rest waits for POLLOUT; on any other error nothing more is sent, but what the
+ *     client asked before it went (release, stop) is still read. EOF: the client is forgotten.
  */
 #include "agent/supervise/clients.h"
 
@@ -69,8 +70,9 @@ void mb_sup_clients_event(struct mb_sup_clients *c, const struct mb_sup_msg *m)
 
 static int is_due(const struct mb_sup_clients *c, const struct mb_sup_client *client)
 {
-    return client->greeted && (client->greeting_due || client->next_event < c->n_events ||
-                               !client->replayed || client->next_fd < c->state->n_children);
+    return client->greeted && !client->deaf &&
+           (client->greeting_due || client->next_event < c->n_events || !client->replayed ||
+            client->next_fd <= c->state->n_children);
 }
 
 nfds_t mb_sup_clients_poll(const struct mb_sup_clients *c, struct pollfd *fds)
@@ -110,7 +112,7 @@ static void take(struct mb_sup_clients *c, struct mb_sup_client *client, const s
 {
     if (m->type == MB_SUP_MSG_HELLO && !client->greeted && m->version <= MB_SUP_PROTOCOL) {
         client->greeted = client->greeting_due = 1;
-        client->next_fd = c->state->n_children;
+        client->next_fd = c->state->n_children + 1;
     } else if (!client->greeted) {
         forget(client);
     } else if (m->type == MB_SUP_MSG_FDS) {
@@ -130,7 +132,8 @@ static void read_one(struct mb_sup_clients *c, struct mb_sup_client *client)
     struct mb_sup_msg m;
     ssize_t n = recv(client->fd, packet, sizeof(packet), MSG_DONTWAIT);
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    /* ECONNRESET says once that it closed with our news unread; its last requests follow. */
+    if (n < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNRESET))
         return;
     if (n <= 0 || mb_sup_msg_parse(packet, (size_t)n, &m) != 0)
         forget(client);
@@ -157,7 +160,7 @@ int mb_sup_clients_next(struct mb_sup_clients *c, struct mb_sup_msg *out)
     return 1;
 }
 
-/* 1: sent; 0: the socket is full; the client is forgotten on any other error (also 0). */
+/* 1: sent; 0: the socket is full, or nobody reads any more: what it asked before still counts. */
 static int send_one(struct mb_sup_client *client, const struct mb_sup_msg *m, int pass_fd)
 {
     char packet[MB_SUP_PACKET_MAX];
@@ -182,7 +185,7 @@ static int send_one(struct mb_sup_client *client, const struct mb_sup_msg *m, in
     if (sendmsg(client->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
         return 1;
     if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
-        forget(client);
+        client->deaf = 1;
     return 0;
 }
 
@@ -211,6 +214,9 @@ static void flush_one(struct mb_sup_clients *c, struct mb_sup_client *client, co
         if (report_fds[client->next_fd] >= 0 && !send_one(client, &m, report_fds[client->next_fd]))
             return;
     }
+    m = (struct mb_sup_msg){.type = MB_SUP_MSG_FDS};
+    if (client->next_fd == c->state->n_children && send_one(client, &m, -1))
+        client->next_fd++;
 }
 
 void mb_sup_clients_flush(struct mb_sup_clients *c, const int *report_fds)

@@ -21,8 +21,9 @@ enum {
 struct mb_sup_client {
     int fd; /* -1: free */
     int greeted, greeting_due, replayed;
+    int deaf;          /* it cannot be sent to any more */
     size_t next_event; /* index into the log */
-    size_t next_fd;    /* children below this got their fd sent; n_children: none is due */
+    size_t next_fd;    /* children below this got their fd sent; n_children: the end mark is due */
 };
 
 struct mb_sup_clients {

@@ -52,13 +52,9 @@ static char *read_stat(long long pid, char buf[STAT_MAX_BYTES])
     return close_paren != NULL && close_paren[1] == ' ' ? close_paren + 2 : NULL;
 }
 
-uint64_t mb_sup_start_ticks(int64_t pid)
+/* From the state letter on. */
+static uint64_t ticks_of(const char *p)
 {
-    char buf[STAT_MAX_BYTES];
-    char *p = read_stat((long long)pid, buf);
-
-    if (p == NULL || *p == 'Z' || *p == 'X')
-        return 0;
     for (int field = 3; field < TICKS_FIELD; field++) {
         p = strchr(p, ' ');
         if (p == NULL)
@@ -66,6 +62,22 @@ uint64_t mb_sup_start_ticks(int64_t pid)
         p++;
     }
     return strtoull(p, NULL, 10);
+}
+
+uint64_t mb_sup_start_ticks(int64_t pid)
+{
+    char buf[STAT_MAX_BYTES];
+    const char *p = read_stat((long long)pid, buf);
+
+    return p != NULL ? ticks_of(p) : 0;
+}
+
+int mb_sup_is_running(int64_t pid, uint64_t start_ticks)
+{
+    char buf[STAT_MAX_BYTES];
+    const char *p = read_stat((long long)pid, buf);
+
+    return p != NULL && *p != 'Z' && *p != 'X' && ticks_of(p) == start_ticks;
 }
 
 static int by_pid(const void *a, const void *b)

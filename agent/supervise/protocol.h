@@ -9,7 +9,7 @@
  * agent -> supervisor (socket DIR/s)        supervisor -> agent
  *   hello 1                                   hello 1 PID TICKS N, then the replay: per child
  *                                             started/failed/exit, ending/all-exited, replayed
- *   fds                                       fd I (SCM_RIGHTS) for each report socket
+ *   fds                                       fd I (SCM_RIGHTS) for each report socket, then fds
  *   stop GRACE_MS SIGNAL                      ending REASON
  *   kill                                      ending REASON
  *   release                                   (closes: the agent has everything it needs)

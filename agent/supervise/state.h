@@ -39,8 +39,9 @@ struct mb_sup_state {
 int mb_sup_state_write(const struct mb_sup_state *state, int dir_fd, char *text);
 int mb_sup_state_read(int dir_fd, struct mb_sup_state *out, char *text);
 
-/* Start time of a process in clock ticks since boot; 0 when there is no such process (a zombie
- * counts as none). */
+/* Start time of a process in clock ticks since boot, zombies included; 0: there is none. */
 uint64_t mb_sup_start_ticks(int64_t pid);
+/* 1 if this very process still runs (a zombie does not). */
+int mb_sup_is_running(int64_t pid, uint64_t start_ticks);
 
 #endif

@@ -165,7 +165,10 @@ static void test_start_ticks_name_a_process(void **state)
     (void)state;
     assert_true(mb_sup_start_ticks(getpid()) > 0);
     assert_int_equal(mb_sup_start_ticks(getpid()), mb_sup_start_ticks(getpid()));
+    assert_true(mb_sup_is_running(getpid(), mb_sup_start_ticks(getpid())));
+    assert_false(mb_sup_is_running(getpid(), mb_sup_start_ticks(getpid()) + 1));
     assert_int_equal(mb_sup_start_ticks(1 << 30), 0);
+    assert_false(mb_sup_is_running(1 << 30, 0));
 }
 
 static void test_messages_round_trip(void **state)

@@ -1,0 +1,303 @@
+/* Checkpoints between gangs of different size, and everything that can be wrong with them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "tests/unit/worker/comm_world.h"
+#include "worker/checkpoint/checkpoint.h"
+
+enum { N = 1003 }; /* odd: no world divides it; two tensors and a gap */
+
+static const struct mb_checkpoint_tensor TENSORS[] = {
+    {"decoder.a.weight", 2, {20, 30}, 0, 600},
+    {"decoder.a.bias", 1, {395, 1}, 608, 395},
+};
+
+static char root[] = "/tmp/mobula-ck-XXXXXX";
+static char dir[64];
+static atomic_int wrong;
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            atomic_fetch_add(&wrong, 1);                                                           \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
+        }                                                                                          \
+    } while (0)
+
+/* Host memory as a device: the three operations that a checkpoint uses. */
+static void copy(struct mb_context *c, struct mb_stream *s, void *dst, const void *src, size_t n)
+{
+    (void)c;
+    (void)s;
+    memcpy(dst, src, n);
+}
+
+static int synchronize(struct mb_context *c, struct mb_stream *s, struct mb_err *err)
+{
+    (void)c;
+    (void)s;
+    (void)err;
+    return 0;
+}
+
+static const struct mb_backend HOST = {
+    .name = "host", .copy_in = copy, .copy_out = copy, .synchronize = synchronize};
+
+struct job {
+    int sharded;        /* the rank holds its range of the optimizer only */
+    int save;           /* else load and compare */
+    int expected;       /* of save or load on the rank at fault */
+    int fault_rank;     /* -1: all well */
+    const char *expect; /* in the text of the rank at fault */
+    char *per_rank_dir; /* NULL: all share dir */
+};
+
+static float weight(size_t i)
+{
+    return (i >= 600 && i < 608) ? 0.0f : (float)i * 0.25f;
+}
+
+static void fill(struct mb_checkpoint_model *m, int with_values)
+{
+    for (size_t i = 0; i < N; i++) {
+        m->weights[i] = with_values ? weight(i) : -1;
+    }
+    for (size_t i = m->state_begin; i < m->state_end; i++) {
+        m->exp_avg[i - m->state_begin] = with_values ? (float)i + 0.5f : -1;
+        m->exp_avg_sq[i - m->state_begin] = with_values ? (float)i * 3.0f : -1;
+    }
+}
+
+static void compare(const struct mb_checkpoint_model *m)
+{
+    size_t bad = 0;
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t i = TENSORS[k].offset; i < TENSORS[k].offset + TENSORS[k].n; i++) {
+            bad += m->weights[i] != weight(i);
+        }
+    }
+    for (size_t i = m->state_begin; i < m->state_end; i++) {
+        bad += m->exp_avg[i - m->state_begin] != (float)i + 0.5f;
+        bad += m->exp_avg_sq[i - m->state_begin] != (float)i * 3.0f;
+    }
+    CHECK(bad == 0);
+}
+
+static void body(struct mb_comm *c, void *arg)
+{
+    const struct job *j = arg;
+    struct mb_device dev = {.ops = &HOST};
+    struct mb_checkpoint_model m = {.dev = &dev,
+                                    .comm = c,
+                                    .tensors = TENSORS,
+                                    .n_tensors = 2,
+                                    .n_elements = N,
+                                    .state_begin = 0,
+                                    .state_end = N};
+    if (j->sharded) {
+        mb_comm_range(N, mb_comm_world_size(c), mb_comm_rank(c), &m.state_begin, &m.state_end);
+    }
+    m.weights = mb_calloc(N, sizeof(float));
+    m.exp_avg = mb_calloc(N, sizeof(float));
+    m.exp_avg_sq = mb_calloc(N, sizeof(float));
+    struct mb_err err = {0};
+    char mine[96];
+    snprintf(mine, sizeof mine, "%s", dir);
+    if (j->per_rank_dir != NULL) {
+        snprintf(mine, sizeof mine, "%s/%s%u", dir, j->per_rank_dir, mb_comm_rank(c));
+    }
+    struct mb_checkpoint_state s = {.iteration = 12,
+                                    .consumed_train_samples = 192,
+                                    .consumed_valid_samples = 7,
+                                    .optimizer_steps = 11,
+                                    .skipped_iterations = 1,
+                                    .args_json = (char *)"{\"num_layers\":2}"};
+    int rc;
+    fill(&m, j->save);
+    if (j->save) {
+        struct mb_checkpoint_saved saved;
+        rc = mb_checkpoint_save(&m, mine, &s, &saved, &err);
+        if (rc == 0) {
+            CHECK(saved.n_files == (mb_comm_rank(c) == 0 ? 3 : 1));
+            CHECK(strstr(saved.dir, "/iter_0000012") != NULL);
+            mb_checkpoint_saved_close(&saved);
+        }
+    } else {
+        struct mb_checkpoint_state got;
+        int64_t iteration = -1;
+        rc = mb_checkpoint_find(c, mine, &iteration, &err);
+        if (rc == 0) {
+            CHECK(iteration == 12);
+            rc = mb_checkpoint_load_state(c, mine, iteration, &got, &err);
+        }
+        if (rc == 0) {
+            CHECK(got.consumed_train_samples == 192 && got.consumed_valid_samples == 7);
+            CHECK(got.optimizer_steps == 11 && got.skipped_iterations == 1 && got.has_optimizer);
+            CHECK(strcmp(got.args_json, "{\"num_layers\":2}") == 0);
+            mb_checkpoint_state_close(&got);
+            rc = mb_checkpoint_load(&m, mine, iteration, &err);
+        }
+        if (rc == 0) {
+            compare(&m);
+        }
+    }
+    if (j->fault_rank < 0) {
+        CHECK(rc == 0);
+    } else if (j->fault_rank == (int)mb_comm_rank(c)) {
+        CHECK(rc == j->expected);
+        CHECK(strstr(err.text, j->expect) != NULL);
+    } else {
+        CHECK(rc == MB_EUNAVAIL && strstr(err.text, "failed") != NULL);
+    }
+    if (rc != 0 && j->fault_rank != (int)mb_comm_rank(c) && j->fault_rank < 0) {
+        fprintf(stderr, "%s\n", err.text);
+    }
+    mb_free(m.weights);
+    mb_free(m.exp_avg);
+    mb_free(m.exp_avg_sq);
+}
+
+static void run(uint32_t world, struct job j)
+{
+    struct comm_world w = {.n = world, .timeout_ms = 20000, .body = body, .arg = &j};
+    assert_int_equal(comm_world_run(&w), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    snprintf(dir, sizeof dir, "%s/save", root);
+    return 0;
+}
+
+static int clear_dir(void **state)
+{
+    (void)state;
+    return mb_fs_remove_tree(dir, NULL);
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    return mb_fs_remove_tree(root, NULL);
+}
+
+static void any_gang_reads_what_any_gang_saved(void **state)
+{
+    (void)state;
+    for (uint32_t saved_by = 1; saved_by <= 3; saved_by++) {
+        run(saved_by, (struct job){.save = 1, .sharded = saved_by % 2, .fault_rank = -1});
+        for (uint32_t loaded_by = 1; loaded_by <= 3; loaded_by++) {
+            run(loaded_by, (struct job){.sharded = loaded_by != 2, .fault_rank = -1});
+        }
+        mb_fs_remove_tree(dir, NULL);
+    }
+}
+
+static void an_older_save_of_the_iteration_is_replaced(void **state)
+{
+    (void)state;
+    char stale[160];
+    struct mb_err err;
+    snprintf(stale, sizeof stale, "%s/.iter_0000012.tmp/optim_dp_000_of_002.safetensors", dir);
+    run(2, (struct job){.save = 1, .fault_rank = -1});
+    assert_int_equal(mb_fs_mkdir_p(stale, 0755, &err), 0); /* left by a killed attempt */
+    run(2, (struct job){.save = 1, .fault_rank = -1});
+    run(2, (struct job){.fault_rank = -1});
+    char command[128];
+    snprintf(command, sizeof command, "test \"$(ls -A %s | wc -l)\" = 2", dir);
+    assert_int_equal(system(command), 0); /* the directory and the tracker, nothing hidden */
+}
+
+static void ranks_may_keep_their_parts_apart(void **state)
+{
+    (void)state;
+    char part[] = "node";
+    run(2, (struct job){.save = 1, .per_rank_dir = part, .fault_rank = -1});
+    run(2, (struct job){.sharded = 1, .per_rank_dir = part, .fault_rank = -1});
+}
+
+static void write_text(const char *name, const char *text)
+{
+    char path[160];
+    struct mb_err err;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    assert_int_equal(mb_fs_write_atomic(path, text, strlen(text), 0644, &err), 0);
+}
+
+static void damage_is_named(void **state)
+{
+    (void)state;
+    char path[160];
+    run(2, (struct job){.save = 1, .fault_rank = -1});
+
+    write_text("latest_checkpointed_iteration.txt", "soon");
+    run(2, (struct job){.expected = MB_ECORRUPT, .expect = "latest_checkpointed_iteration.txt"});
+    write_text("latest_checkpointed_iteration.txt", "release");
+    run(2, (struct job){.expected = MB_EUNSUPPORTED, .expect = "release"});
+    write_text("latest_checkpointed_iteration.txt", "12\n");
+
+    snprintf(path, sizeof path, "%s/iter_0000012/optim_dp_001_of_002.safetensors", dir);
+    assert_int_equal(truncate(path, 1000), 0);
+    run(1, (struct job){.expected = MB_ECORRUPT, .expect = "optim_dp_001_of_002.safetensors"});
+    assert_int_equal(unlink(path), 0);
+    run(2, (struct job){
+               .sharded = 1, .fault_rank = 1, .expected = MB_ENOENT, .expect = "element 501"});
+
+    snprintf(path, sizeof path, "%s/iter_0000012/model_tp00_pp00.safetensors", dir);
+    assert_int_equal(truncate(path, 2000), 0);
+    run(2, (struct job){.expected = MB_ECORRUPT, .expect = "model_tp00_pp00.safetensors"});
+    assert_int_equal(unlink(path), 0);
+    run(2, (struct job){.expected = MB_ENOENT, .expect = "model_tp00_pp00.safetensors"});
+
+    write_text("iter_0000012/state.json", "{\"version\": 99}");
+    run(1, (struct job){.expected = MB_EUNSUPPORTED, .expect = "version 99"});
+    write_text("iter_0000012/state.json", "{\"version\": 1}");
+    run(1, (struct job){.expected = MB_ECORRUPT, .expect = "state.json"});
+    write_text("iter_0000012/state.json", "{");
+    run(1, (struct job){.expected = MB_ECORRUPT, .expect = "state.json"});
+}
+
+static void a_save_that_fails_leaves_the_last_one(void **state)
+{
+    (void)state;
+    char part[] = "node";
+    struct mb_err err;
+    run(2, (struct job){.save = 1, .per_rank_dir = part, .fault_rank = -1});
+    /* Rank 1 cannot make its directory: a file is in the way. */
+    char path[128];
+    snprintf(path, sizeof path, "%s/node1", dir);
+    assert_int_equal(mb_fs_remove_tree(path, &err), 0);
+    write_text("node1", "a file");
+    run(2, (struct job){.save = 1,
+                        .per_rank_dir = part,
+                        .fault_rank = 1,
+                        .expected = MB_EEXIST,
+                        .expect = "node1"});
+    snprintf(path, sizeof path, "%s/node0/iter_0000012/model_tp00_pp00.safetensors", dir);
+    assert_int_equal(access(path, F_OK), 0);
+    snprintf(path, sizeof path, "%s/node0/.iter_0000012.tmp", dir);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(any_gang_reads_what_any_gang_saved, clear_dir),
+        cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),
+        cmocka_unit_test_teardown(ranks_may_keep_their_parts_apart, clear_dir),
+        cmocka_unit_test_teardown(damage_is_named, clear_dir),
+        cmocka_unit_test_teardown(a_save_that_fails_leaves_the_last_one, clear_dir),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

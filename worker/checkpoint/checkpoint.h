@@ -1,0 +1,91 @@
+/*
+ * Checkpoints as mobula writes them, below a directory DIR:
+ *
+ *   DIR/iter_0000010/model_tp00_pp00.safetensors     weights by name, written by rank 0
+ *   DIR/iter_0000010/optim_dp_000_of_002.safetensors one per rank: exp_avg and exp_avg_sq of the
+ * range [begin, end) of the flat parameter buffer DIR/iter_0000010/state.json counters, layout,
+ * arguments DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last
+ * of all
+ *
+ * The weights are fp32, so the optimizer has no master copy of its own to save. A run with any
+ * number of ranks reads the ranges that it needs from whichever files hold them. Rank 0 alone reads
+ * state and weights and hands them on; every other rank needs in its own DIR only the shards it
+ * reads. So ranks may share DIR or have one each.
+ *
+ * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
+ * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every
+ * rank has finished; a kill at any moment leaves the tracker at a whole checkpoint.
+ */
+#ifndef MOBULA_WORKER_CHECKPOINT_CHECKPOINT_H
+#define MOBULA_WORKER_CHECKPOINT_CHECKPOINT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "worker/kernels/backend.h"
+#include "worker/parallel/comm.h"
+
+#define MB_CHECKPOINT_TRACKER "latest_checkpointed_iteration.txt"
+
+enum { MB_CHECKPOINT_VERSION = 1 };
+
+struct mb_checkpoint_tensor {
+    const char *name;
+    int n_dims;
+    size_t shape[2];
+    size_t offset, n; /* elements of the flat buffer */
+};
+
+/* What lives on the device. Everything is borrowed. */
+struct mb_checkpoint_model {
+    struct mb_device *dev;
+    struct mb_comm *comm;
+    const struct mb_checkpoint_tensor *tensors;
+    size_t n_tensors;
+    float *weights; /* [n_elements], device */
+    size_t n_elements;
+    float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer */
+    size_t state_begin, state_end;
+};
+
+struct mb_checkpoint_state {
+    int64_t iteration;
+    int64_t consumed_train_samples;
+    int64_t consumed_valid_samples;
+    int64_t optimizer_steps;
+    int64_t skipped_iterations;
+    int has_optimizer;
+    char *args_json; /* one JSON object of the run's arguments by name; owned */
+};
+
+void mb_checkpoint_state_close(struct mb_checkpoint_state *s);
+
+struct mb_checkpoint_file {
+    char *path; /* relative to dir */
+    uint64_t size_bytes;
+    uint64_t crc64nvme;
+};
+
+/* What this rank wrote. */
+struct mb_checkpoint_saved {
+    char *dir; /* DIR/iter_NNNNNNN */
+    struct mb_checkpoint_file files[3];
+    size_t n_files;
+};
+
+void mb_checkpoint_saved_close(struct mb_checkpoint_saved *s);
+
+int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *s, struct mb_checkpoint_saved *out,
+                       struct mb_err *err);
+
+/* The tracker's iteration on every rank: > 0, or 0 when rank 0's DIR has no tracker. */
+int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration,
+                       struct mb_err *err);
+int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iteration,
+                             struct mb_checkpoint_state *out, struct mb_err *err);
+/* Weights; and exp_avg, exp_avg_sq of [state_begin, state_end) unless m has none. */
+int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int64_t iteration,
+                       struct mb_err *err);
+
+#endif

@@ -1,0 +1,347 @@
+/*
+ * Loading.
+ *
+ *  1. find: rank 0 reads the tracker and tells the others.
+ *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it.
+ *  3. load: rank 0 reads the weights, checks every name and shape against the model, and broadcasts
+ *     the flat buffer. Each rank looks through the optimizer files of its own directory and reads
+ * the parts that cover its range. Failures: a tracker that holds no positive number, a missing or
+ * damaged file, a tensor that is missing, unknown or of another shape, a range that no file covers:
+ * the text names the file, the tensor and both shapes. All ranks return together.
+ */
+#include "worker/checkpoint/common.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "worker/checkpoint/safetensors.h"
+
+static const char WHAT[] = "loading the checkpoint";
+
+static int no_memory(struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "checkpoint: out of memory");
+}
+
+/* ---- tracker ---- */
+
+static int read_tracker(const char *dir, int64_t *iteration, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    char *path = mb_path_join(dir, MB_CHECKPOINT_TRACKER);
+    int rc = path != NULL ? mb_fs_read(path, 64, &text, err) : no_memory(err);
+    *iteration = 0;
+    if (rc == MB_ENOENT) {
+        rc = 0;
+    } else if (rc == 0) {
+        while (text.len > 0 && isspace(text.data[text.len - 1])) {
+            text.data[--text.len] = '\0';
+        }
+        if (strcmp(mb_buf_str(&text), "release") == 0) {
+            rc = mb_err_set(err, MB_EUNSUPPORTED,
+                            "%s: release checkpoints are not provided by this version", path);
+        } else if (mb_parse_i64(mb_buf_str(&text), 1, INT64_MAX, "iteration", iteration, NULL) !=
+                   0) {
+            rc = mb_err_set(err, MB_ECORRUPT,
+                            "ERROR: Invalid metadata file %s: \"%s\" is no iteration", path,
+                            mb_buf_str(&text));
+        }
+    }
+    mb_buf_close(&text);
+    mb_free(path);
+    return rc;
+}
+
+int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration,
+                       struct mb_err *err)
+{
+    *iteration = 0;
+    int rc = mb_comm_rank(comm) == 0 ? read_tracker(dir, iteration, err) : 0;
+    rc = mb_checkpoint_agree(comm, rc, WHAT, err);
+    if (rc != 0) {
+        return rc;
+    }
+    mb_comm_broadcast(comm, NULL, iteration, 1, MB_COMM_I64, 0);
+    return mb_comm_synchronize(comm, err);
+}
+
+/* ---- state ---- */
+
+static char *file_path(const char *dir, int64_t iteration, const char *name)
+{
+    char iter[32];
+    mb_checkpoint_iter_name(iteration, iter);
+    return mb_asprintf("%s/%s/%s", dir, iter, name);
+}
+
+/* On rank 0: the text; elsewhere buf is empty. */
+static int broadcast_text(struct mb_comm *comm, struct mb_buf *text, struct mb_err *err)
+{
+    int64_t n = (int64_t)text->len;
+    mb_comm_broadcast(comm, NULL, &n, 1, MB_COMM_I64, 0);
+    int rc = mb_comm_synchronize(comm, err);
+    if (rc != 0) {
+        return rc;
+    }
+    size_t words = ((size_t)n + 7) / 8; /* buffers travel in 8-byte elements */
+    int64_t *copy = mb_calloc(words + 1, sizeof *copy);
+    rc = mb_checkpoint_agree(comm, copy != NULL ? 0 : no_memory(err), WHAT, err);
+    if (rc == 0) {
+        memcpy(copy, mb_buf_str(text), text->len);
+        mb_comm_broadcast(comm, NULL, copy, words, MB_COMM_I64, 0);
+        rc = mb_comm_synchronize(comm, err);
+    }
+    if (rc == 0) {
+        mb_buf_reset(text);
+        rc = mb_buf_add(text, copy, (size_t)n) == 0 ? 0 : no_memory(err);
+    }
+    mb_free(copy);
+    return rc;
+}
+
+int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iteration,
+                             struct mb_checkpoint_state *out, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    char *path = file_path(dir, iteration, MB_CHECKPOINT_STATE_FILE);
+    int rc = path != NULL ? 0 : no_memory(err);
+    memset(out, 0, sizeof *out);
+    if (rc == 0 && mb_comm_rank(comm) == 0) {
+        rc = mb_fs_read(path, MB_CHECKPOINT_STATE_MAX, &text, err);
+    }
+    rc = mb_checkpoint_agree(comm, rc, WHAT, err);
+    if (rc == 0) {
+        rc = broadcast_text(comm, &text, err);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_state_decode(path, text.data, text.len, out, err);
+    }
+    if (rc == 0 && out->iteration != iteration) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s: says iteration %" PRId64 ", the directory %" PRId64,
+                        path, out->iteration, iteration);
+        mb_checkpoint_state_close(out);
+    }
+    mb_buf_close(&text);
+    mb_free(path);
+    return rc;
+}
+
+/* ---- weights ---- */
+
+/* Floats of a tensor, from element `from` on, into device memory. */
+static int read_floats(struct mb_device *d, struct mb_st_reader *r, const struct mb_st_tensor *t,
+                       size_t from, float *dst, size_t n, float *piece, struct mb_err *err)
+{
+    while (n > 0) {
+        size_t k = n < MB_CHECKPOINT_PIECE ? n : MB_CHECKPOINT_PIECE;
+        int rc = mb_st_read(r, t, from * sizeof *dst, piece, k * sizeof *dst, err);
+        if (rc != 0) {
+            return rc;
+        }
+        d->ops->copy_in(d->ctx, d->stream, dst, piece, k * sizeof *dst);
+        from += k;
+        dst += k;
+        n -= k;
+    }
+    return 0;
+}
+
+static int check_tensor(const char *path, const struct mb_checkpoint_tensor *want,
+                        const struct mb_st_tensor *have, struct mb_err *err)
+{
+    if (have == NULL) {
+        return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", path, want->name);
+    }
+    uint64_t s1 = have->n_dims > 1 ? have->shape[1] : 1;
+    if (have->dtype != MB_ST_F32 || have->n_dims != want->n_dims ||
+        have->shape[0] != want->shape[0] || s1 != (want->n_dims > 1 ? want->shape[1] : 1)) {
+        return mb_err_set(err, MB_EINVAL,
+                          "%s: tensor %s: %d dimensions [%" PRIu64 ", %" PRIu64
+                          "] in the checkpoint, %d [%zu, %zu] in the model (fp32 expected)",
+                          path, want->name, have->n_dims, have->shape[0], s1, want->n_dims,
+                          want->shape[0], want->shape[1]);
+    }
+    return 0;
+}
+
+static int read_model(const struct mb_checkpoint_model *m, const char *path, float *piece,
+                      struct mb_err *err)
+{
+    struct mb_st_reader *r = NULL;
+    int rc = mb_st_open(path, &r, err);
+    for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
+        rc = check_tensor(path, &m->tensors[i], mb_st_find(r, m->tensors[i].name), err);
+    }
+    if (rc == 0 && mb_st_n_tensors(r) != m->n_tensors) {
+        rc = mb_err_set(err, MB_EINVAL, "%s: %zu tensors, the model has %zu", path,
+                        mb_st_n_tensors(r), m->n_tensors);
+    }
+    for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
+        const struct mb_checkpoint_tensor *t = &m->tensors[i];
+        rc = read_floats(m->dev, r, mb_st_find(r, t->name), 0, m->weights + t->offset, t->n, piece,
+                         err);
+    }
+    if (rc == 0) {
+        rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
+    }
+    mb_st_close(r);
+    return rc;
+}
+
+/* ---- optimizer ---- */
+
+struct cover {
+    size_t begin, end; /* of the flat buffer */
+};
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct cover *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+static int shard_range(const char *path, const struct mb_st_reader *r, size_t flat_elements,
+                       struct cover *out, struct mb_err *err)
+{
+    static const char *const KEYS[] = {"begin", "end", "flat_elements"};
+    int64_t v[3];
+    for (int i = 0; i < 3; i++) {
+        const char *text = mb_st_metadata(r, KEYS[i]);
+        if (text == NULL || mb_parse_i64(text, 0, INT64_MAX, KEYS[i], &v[i], NULL) != 0) {
+            return mb_err_set(err, MB_ECORRUPT, "%s: metadata \"%s\" is missing or no number", path,
+                              KEYS[i]);
+        }
+    }
+    if ((size_t)v[2] != flat_elements || v[0] > v[1] || v[1] > v[2]) {
+        return mb_err_set(err, MB_EINVAL,
+                          "%s: holds [%" PRId64 ", %" PRId64 ") of %" PRId64
+                          " elements, the model has %zu",
+                          path, v[0], v[1], v[2], flat_elements);
+    }
+    *out = (struct cover){(size_t)v[0], (size_t)v[1]};
+    for (int i = 0; i < 2; i++) {
+        const struct mb_st_tensor *t = mb_st_find(r, i == 0 ? "exp_avg" : "exp_avg_sq");
+        if (t == NULL || t->dtype != MB_ST_F32 || t->n_dims != 1 ||
+            t->shape[0] != out->end - out->begin) {
+            return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s does not fit its range", path,
+                              i == 0 ? "exp_avg" : "exp_avg_sq");
+        }
+    }
+    return 0;
+}
+
+/* Reads what the shard has of our range; *part says what that was. */
+static int read_shard(const struct mb_checkpoint_model *m, const char *path, float *piece,
+                      struct cover *part, struct mb_err *err)
+{
+    struct mb_st_reader *r = NULL;
+    struct cover has = {0, 0};
+    int rc = mb_st_open(path, &r, err);
+    if (rc == 0) {
+        rc = shard_range(path, r, m->n_elements, &has, err);
+    }
+    if (rc == 0) {
+        size_t begin = has.begin > m->state_begin ? has.begin : m->state_begin;
+        size_t end = has.end < m->state_end ? has.end : m->state_end;
+        *part = (struct cover){begin, end > begin ? end : begin};
+        size_t n = part->end - part->begin, from = part->begin - has.begin;
+        if (n > 0) {
+            rc = read_floats(m->dev, r, mb_st_find(r, "exp_avg"), from,
+                             m->exp_avg + (begin - m->state_begin), n, piece, err);
+        }
+        if (n > 0 && rc == 0) {
+            rc = read_floats(m->dev, r, mb_st_find(r, "exp_avg_sq"), from,
+                             m->exp_avg_sq + (begin - m->state_begin), n, piece, err);
+        }
+    }
+    mb_st_close(r);
+    return rc;
+}
+
+static int is_shard(const struct dirent *e)
+{
+    return mb_starts_with(e->d_name, "optim_dp_") && mb_ends_with(e->d_name, ".safetensors");
+}
+
+static int check_covered(const struct mb_checkpoint_model *m, const char *dir, struct cover *parts,
+                         size_t n_parts, struct mb_err *err)
+{
+    size_t at = m->state_begin;
+    qsort(parts, n_parts, sizeof *parts, by_begin);
+    for (size_t i = 0; i < n_parts; i++) {
+        if (parts[i].begin > at) {
+            break;
+        }
+        at = parts[i].end > at ? parts[i].end : at;
+    }
+    if (at < m->state_end) {
+        return mb_err_set(
+            err, MB_ENOENT,
+            "%s: no file optim_dp_*.safetensors holds the optimizer state from element "
+            "%zu of [%zu, %zu)",
+            dir, at, m->state_begin, m->state_end);
+    }
+    return 0;
+}
+
+static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, float *piece,
+                          struct mb_err *err)
+{
+    struct dirent **list = NULL;
+    int n = scandir(dir, &list, is_shard, alphasort);
+    if (n < 0) {
+        return mb_err_sys(err, errno, "%s", dir);
+    }
+    struct cover *parts = mb_calloc((size_t)n + 1, sizeof *parts);
+    size_t n_parts = 0;
+    int rc = parts != NULL ? 0 : no_memory(err);
+    for (int i = 0; i < n && rc == 0; i++) {
+        char *path = mb_path_join(dir, list[i]->d_name);
+        rc = path != NULL ? read_shard(m, path, piece, &parts[n_parts++], err) : no_memory(err);
+        mb_free(path);
+    }
+    if (rc == 0) {
+        rc = check_covered(m, dir, parts, n_parts, err);
+    }
+    if (rc == 0) {
+        rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
+    }
+    for (int i = 0; i < n; i++) {
+        free(list[i]); /* scandir's own */
+    }
+    free(list);
+    mb_free(parts);
+    return rc;
+}
+
+int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int64_t iteration,
+                       struct mb_err *err)
+{
+    char *model = file_path(dir, iteration, MB_CHECKPOINT_MODEL_FILE);
+    char *iter_dir = file_path(dir, iteration, "");
+    float *piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *piece);
+    int rc = model != NULL && iter_dir != NULL && piece != NULL ? 0 : no_memory(err);
+    if (rc == 0 && mb_comm_rank(m->comm) == 0) {
+        rc = read_model(m, model, piece, err);
+    }
+    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
+    if (rc == 0) {
+        mb_comm_broadcast(m->comm, m->dev, m->weights, m->n_elements, MB_COMM_F32, 0);
+        rc = mb_comm_synchronize(m->comm, err);
+    }
+    if (rc == 0 && m->exp_avg != NULL) {
+        iter_dir[strlen(iter_dir) - 1] = '\0';
+        rc = mb_checkpoint_agree(m->comm, read_optimizer(m, iter_dir, piece, err), WHAT, err);
+    }
+    mb_free(piece);
+    mb_free(iter_dir);
+    mb_free(model);
+    return rc;
+}

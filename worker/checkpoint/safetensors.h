@@ -1,0 +1,76 @@
+/*
+ * safetensors files: u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, data.
+ * The format is https://github.com/huggingface/safetensors as of its 0.4 series: offsets count from
+ * the end of the header, tensors cover the data without gap or overlap, "__metadata__" maps strings
+ * to strings. Only little-endian hosts are supported (the bytes are the tensors').
+ *
+ * The writer knows all shapes before the first byte and streams; the reader checks the whole header
+ * against the file's size before it says yes, so that reads cannot leave the data. Threads: one at
+ * a time per object.
+ */
+#ifndef MOBULA_WORKER_CHECKPOINT_SAFETENSORS_H
+#define MOBULA_WORKER_CHECKPOINT_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+enum {
+    MB_ST_DIMS_MAX = 8,
+    MB_ST_HEADER_MAX = 100 * 1000 * 1000 /* bytes, as the format's own implementation has it */
+};
+
+enum mb_st_dtype { MB_ST_F32, MB_ST_F16, MB_ST_BF16, MB_ST_F64, MB_ST_I64, MB_ST_I32, MB_ST_U8 };
+
+size_t mb_st_dtype_size(enum mb_st_dtype dtype);
+
+struct mb_st_tensor {
+    const char *name; /* reader: owned by the reader; writer: borrowed for the call */
+    enum mb_st_dtype dtype;
+    int n_dims;
+    uint64_t shape[MB_ST_DIMS_MAX];
+    uint64_t begin, end; /* bytes in the data section; filled in by reader and writer */
+};
+
+struct mb_st_meta {
+    const char *key, *value;
+};
+
+/* ---- reading ---- */
+
+struct mb_st_reader;
+
+/* MB_ENOENT, or MB_ECORRUPT naming the file and what is wrong with it. */
+int mb_st_open(const char *path, struct mb_st_reader **out, struct mb_err *err);
+void mb_st_close(struct mb_st_reader *r); /* NULL is legal */
+
+size_t mb_st_n_tensors(const struct mb_st_reader *r);
+const struct mb_st_tensor *mb_st_tensor(const struct mb_st_reader *r, size_t i);
+const struct mb_st_tensor *mb_st_find(const struct mb_st_reader *r, const char *name);
+const char *mb_st_metadata(const struct mb_st_reader *r, const char *key); /* NULL: absent */
+/* Bytes [offset, offset + n) of a tensor; the range is the caller's promise. MB_ECORRUPT if the
+ * file has become shorter. */
+int mb_st_read(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t offset, void *buf,
+               size_t n, struct mb_err *err);
+
+/* The pure part, for fuzzing: a header of n bytes against a data section of data_bytes. */
+int mb_st_parse(const char *name, const void *header, size_t n, uint64_t data_bytes,
+                struct mb_st_reader **out, struct mb_err *err);
+
+/* ---- writing ---- */
+
+struct mb_st_writer;
+
+/* Creates path (it must not exist) and writes the header; fills in begin and end of the tensors. */
+int mb_st_create(const char *path, struct mb_st_tensor *tensors, size_t n_tensors,
+                 const struct mb_st_meta *meta, size_t n_meta, struct mb_st_writer **out,
+                 struct mb_err *err);
+/* The next bytes of the data section, in the order of the tensors. */
+int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *err);
+/* fsync and close; MB_ESTATE if bytes are missing. Frees the writer whatever it returns. */
+int mb_st_finish(struct mb_st_writer *w, uint64_t *size_bytes, uint64_t *crc64nvme,
+                 struct mb_err *err);
+/* Closes and removes the unfinished file. NULL is legal. */
+void mb_st_abandon(struct mb_st_writer *w);
+
+#endif

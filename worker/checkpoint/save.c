@@ -1,0 +1,267 @@
+/*
+ * Saving. Steps between which all ranks agree that nobody has failed:
+ *
+ *  1. Remove what a killed attempt left under the temporary name, make the directory.
+ *  2. Write: rank 0 weights and state.json, every rank its part of the optimizer. Each file is
+ *     checksummed on its way and fsynced.
+ *  3. Move an older directory of this iteration aside.
+ *  4. Rename the temporary directory; of ranks that share it one succeeds and the others find the
+ *     work done. fsync of the parent.
+ *  5. Rank 0 writes the tracker. Remove what step 3 moved.
+ * Failures: a rank that fails in 1 to 3 makes all fail; each removes the temporary directory. The
+ * tracker still names the checkpoint before. A kill leaves at most hidden directories, which the
+ * next save of that iteration removes.
+ */
+#include "worker/checkpoint/common.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/checksum.h"
+#include "base/fs.h"
+#include "worker/checkpoint/safetensors.h"
+
+struct saving {
+    const struct mb_checkpoint_model *m;
+    const struct mb_checkpoint_state *state;
+    struct mb_checkpoint_saved *out;
+    const char *dir;
+    char *tmp;   /* DIR/.iter_0000010.tmp */
+    char *final; /* DIR/iter_0000010 */
+    char *aside; /* DIR/.iter_0000010.old-RANK */
+    float *piece;
+};
+
+static int no_memory(struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "checkpoint: out of memory");
+}
+
+static int note_file(struct saving *s, const char *name, uint64_t size_bytes, uint64_t crc,
+                     struct mb_err *err)
+{
+    struct mb_checkpoint_file *f = &s->out->files[s->out->n_files];
+    f->path = mb_strdup(name);
+    f->size_bytes = size_bytes;
+    f->crc64nvme = crc;
+    s->out->n_files += f->path != NULL;
+    return f->path != NULL ? 0 : no_memory(err);
+}
+
+/* n floats of device memory into the file, through the piece buffer. */
+static int write_floats(struct saving *s, struct mb_st_writer *w, const float *p, size_t n,
+                        struct mb_err *err)
+{
+    struct mb_device *d = s->m->dev;
+    while (n > 0) {
+        size_t k = n < MB_CHECKPOINT_PIECE ? n : MB_CHECKPOINT_PIECE;
+        d->ops->copy_out(d->ctx, d->stream, s->piece, p, k * sizeof *p);
+        int rc = d->ops->synchronize(d->ctx, d->stream, err);
+        if (rc == 0) {
+            rc = mb_st_write(w, s->piece, k * sizeof *p, err);
+        }
+        if (rc != 0) {
+            return rc;
+        }
+        p += k;
+        n -= k;
+    }
+    return 0;
+}
+
+static int finish_file(struct saving *s, struct mb_st_writer *w, int rc, const char *name,
+                       struct mb_err *err)
+{
+    uint64_t size = 0, crc = 0;
+    if (rc != 0) {
+        mb_st_abandon(w);
+        return rc;
+    }
+    rc = mb_st_finish(w, &size, &crc, err);
+    return rc != 0 ? rc : note_file(s, name, size, crc, err);
+}
+
+static int write_model(struct saving *s, struct mb_err *err)
+{
+    const struct mb_checkpoint_model *m = s->m;
+    struct mb_st_meta meta = {"format", "pt"};
+    struct mb_st_writer *w = NULL;
+    char *path = mb_path_join(s->tmp, MB_CHECKPOINT_MODEL_FILE);
+    struct mb_st_tensor *tensors = mb_calloc(m->n_tensors + 1, sizeof *tensors);
+    if (path == NULL || tensors == NULL) {
+        mb_free(path);
+        mb_free(tensors);
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        tensors[i].name = m->tensors[i].name;
+        tensors[i].dtype = MB_ST_F32;
+        tensors[i].n_dims = m->tensors[i].n_dims;
+        tensors[i].shape[0] = m->tensors[i].shape[0];
+        tensors[i].shape[1] = m->tensors[i].shape[1];
+    }
+    int rc = mb_st_create(path, tensors, m->n_tensors, &meta, 1, &w, err);
+    if (rc == 0) {
+        for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
+            rc = write_floats(s, w, m->weights + m->tensors[i].offset, m->tensors[i].n, err);
+        }
+        rc = finish_file(s, w, rc, MB_CHECKPOINT_MODEL_FILE, err);
+    }
+    mb_free(tensors);
+    mb_free(path);
+    return rc;
+}
+
+static int write_optimizer(struct saving *s, struct mb_err *err)
+{
+    const struct mb_checkpoint_model *m = s->m;
+    uint32_t rank = mb_comm_rank(m->comm), world = mb_comm_world_size(m->comm);
+    size_t begin, end;
+    mb_comm_range(m->n_elements, world, rank, &begin, &end);
+    char name[48], begin_text[24], end_text[24], total_text[24];
+    snprintf(begin_text, sizeof begin_text, "%zu", begin);
+    snprintf(end_text, sizeof end_text, "%zu", end);
+    snprintf(total_text, sizeof total_text, "%zu", m->n_elements);
+    struct mb_st_meta meta[] = {
+        {"begin", begin_text}, {"end", end_text}, {"flat_elements", total_text}};
+    struct mb_st_tensor tensors[2] = {
+        {.name = "exp_avg", .dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}},
+        {.name = "exp_avg_sq", .dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}}};
+    mb_checkpoint_optim_name(rank, world, name);
+    char *path = mb_path_join(s->tmp, name);
+    struct mb_st_writer *w = NULL;
+    int rc = path != NULL ? 0 : no_memory(err);
+    if (rc == 0) {
+        rc = mb_st_create(path, tensors, 2, meta, 3, &w, err);
+    }
+    if (rc == 0) {
+        rc = write_floats(s, w, m->exp_avg + (begin - m->state_begin), end - begin, err);
+        if (rc == 0) {
+            rc = write_floats(s, w, m->exp_avg_sq + (begin - m->state_begin), end - begin, err);
+        }
+        rc = finish_file(s, w, rc, name, err);
+    }
+    mb_free(path);
+    return rc;
+}
+
+static int write_state(struct saving *s, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    char *path = mb_path_join(s->tmp, MB_CHECKPOINT_STATE_FILE);
+    int rc = path != NULL ? 0 : no_memory(err);
+    if (rc == 0) {
+        rc = mb_checkpoint_state_encode(s->m, s->state, &text, err);
+    }
+    if (rc == 0) {
+        rc = mb_fs_write_atomic(path, text.data, text.len, 0644, err);
+    }
+    if (rc == 0) {
+        rc = note_file(s, MB_CHECKPOINT_STATE_FILE, text.len, mb_crc64nvme(0, text.data, text.len),
+                       err);
+    }
+    mb_buf_close(&text);
+    mb_free(path);
+    return rc;
+}
+
+static int write_files(struct saving *s, struct mb_err *err)
+{
+    int rc = mb_fs_mkdir_p(s->tmp, 0755, err);
+    if (rc == 0 && mb_comm_rank(s->m->comm) == 0) {
+        rc = write_model(s, err);
+        if (rc == 0) {
+            rc = write_state(s, err);
+        }
+    }
+    if (rc == 0 && s->m->exp_avg != NULL) {
+        rc = write_optimizer(s, err);
+    }
+    return rc == 0 ? mb_fs_sync_dir(s->tmp, err) : rc;
+}
+
+static int move_old_aside(struct saving *s, struct mb_err *err)
+{
+    if (rename(s->final, s->aside) != 0 && errno != ENOENT) {
+        return mb_err_sys(err, errno, "%s: moving the older checkpoint aside", s->final);
+    }
+    return 0;
+}
+
+static int move_into_place(struct saving *s, struct mb_err *err)
+{
+    /* ENOENT: another rank that shares the directory was first. */
+    if (rename(s->tmp, s->final) != 0 && !(errno == ENOENT && mb_fs_exists(s->final))) {
+        return mb_err_sys(err, errno, "%s: renaming it to %s", s->tmp, s->final);
+    }
+    return mb_fs_sync_dir(s->dir, err);
+}
+
+static int write_tracker(struct saving *s, struct mb_err *err)
+{
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRId64, s->state->iteration);
+    char *path = mb_path_join(s->dir, MB_CHECKPOINT_TRACKER);
+    int rc = path != NULL ? mb_fs_write_atomic(path, digits, (size_t)n, 0644, err) : no_memory(err);
+    mb_free(path);
+    return rc;
+}
+
+static int names(struct saving *s, struct mb_err *err)
+{
+    char iter[32];
+    mb_checkpoint_iter_name(s->state->iteration, iter);
+    s->final = mb_path_join(s->dir, iter);
+    s->tmp = mb_asprintf("%s/.%s.tmp", s->dir, iter);
+    s->aside = mb_asprintf("%s/.%s.old-%u", s->dir, iter, mb_comm_rank(s->m->comm));
+    s->piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *s->piece);
+    s->out->dir = mb_strdup(s->final);
+    if (s->final == NULL || s->tmp == NULL || s->aside == NULL || s->piece == NULL ||
+        s->out->dir == NULL) {
+        return no_memory(err);
+    }
+    int rc = mb_fs_mkdir_p(s->dir, 0755, err);
+    if (rc == 0) {
+        rc = mb_fs_remove_tree(s->tmp, err);
+    }
+    return rc == 0 ? mb_fs_remove_tree(s->aside, err) : rc;
+}
+
+int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *state, struct mb_checkpoint_saved *out,
+                       struct mb_err *err)
+{
+    static const char WHAT[] = "saving a checkpoint";
+    struct saving s = {.m = m, .state = state, .out = out, .dir = dir};
+    memset(out, 0, sizeof *out);
+    int rc = mb_checkpoint_agree(m->comm, names(&s, err), WHAT, err);
+    if (rc == 0) {
+        rc = mb_checkpoint_agree(m->comm, write_files(&s, err), WHAT, err);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_agree(m->comm, move_old_aside(&s, err), WHAT, err);
+    }
+    if (rc != 0 && s.tmp != NULL) {
+        mb_fs_remove_tree(s.tmp, NULL);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_agree(m->comm, move_into_place(&s, err), WHAT, err);
+    }
+    if (rc == 0) {
+        int own = mb_comm_rank(m->comm) == 0 ? write_tracker(&s, err) : 0;
+        rc = mb_checkpoint_agree(m->comm, own, WHAT, err);
+    }
+    if (rc == 0) {
+        mb_fs_remove_tree(s.aside, NULL);
+    } else {
+        mb_checkpoint_saved_close(out);
+    }
+    mb_free(s.tmp);
+    mb_free(s.final);
+    mb_free(s.aside);
+    mb_free(s.piece);
+    return rc;
+}

@@ -1,0 +1,20 @@
+"""tiktoken's encoding made from GPT-2's own vocab.json and merges.txt."""
+
+import json
+
+import tiktoken
+
+PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+
+def encoding(vocab_file):
+    shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    hidden = [b for b in range(256) if b not in shown]
+    byte_of = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+    ranks, special = {}, {}
+    for text, i in json.load(open(vocab_file, encoding="utf-8")).items():
+        if text == "<|endoftext|>":
+            special[text] = i
+        else:
+            ranks[bytes(byte_of[c] for c in text)] = i
+    return tiktoken.Encoding("gpt2-files", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)

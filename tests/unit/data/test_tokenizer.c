@@ -130,7 +130,7 @@ static void test_cuts(void **state)
     expect_cuts("Hello| world|,| it|'s| we|'ll| don|'t|!");
     expect_cuts("'ve|'re|'d|'m|'| x|'|l|'|l|'|S");
     expect_cuts("a|  | b|\n\n|\n|c|   ");
-    expect_cuts("x|\t|1|a|2| 3|\xc2\xbd");
+    expect_cuts("x|\t|1|a|2| 3\xc2\xbd");
     expect_cuts(" \xd0\xb4\xd0\xb0|\xe3\x80\x82|\xe3\x80\x80|\xe6\xbc\xa2|\xc2\xa0|x");
     expect_cuts("a|\xff\xfe|b|\xed\xa0\x80|c|\xf0\x9f|d"); /* no UTF-8: others */
     expect_cuts("");

@@ -43,7 +43,7 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.ln(x) @ self.wte.weight.t()
-        return F.cross_entropy(logits.view(-1, VOCAB), labels.view(-1))
+        return F.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))
 
 
 def main():

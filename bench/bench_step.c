@@ -133,6 +133,7 @@ static void report(const struct bench *b, int steps, double ms, double loss)
            "steps\n",
            b->n_tokens, ms, (double)b->n_tokens / ms * 1e3,
            mb_gpt_flops_per_sample(c) * samples / ms * 1e-6, loss, steps);
+    struct mb_buf plan = {0};
     double rest = ms;
     for (int i = 0; i < OP_COUNT; i++) {
         double op_ms = (double)spent_us[i] / 1e3 / steps;
@@ -140,6 +141,9 @@ static void report(const struct bench *b, int steps, double ms, double loss)
         printf("  %-20s %9.2f ms %6.1f %%\n", OP_NAMES[i], op_ms, 100 * op_ms / ms);
     }
     printf("  %-20s %9.2f ms %6.1f %%\n", "rest", rest, 100 * rest / ms);
+    if (mb_gpt_print_plan(b->model, &plan) == 0)
+        fputs(mb_buf_str(&plan), stdout);
+    mb_buf_close(&plan);
 }
 
 int main(int argc, char **argv)

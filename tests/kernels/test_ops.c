@@ -10,6 +10,7 @@
 #include "reference.h"
 
 #include <math.h>
+#include "worker/kernels/philox.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -20,6 +21,34 @@ static double contract(const double *out, const struct tensor *d_out)
     for (size_t i = 0; i < d_out->n; i++)
         sum += out[i] * d_out->ref[i];
     return sum;
+}
+
+/* --- the random numbers under dropout and initial weights --- */
+
+/* Known answers of philox4x32-10, as the authors' Random123 library publishes them. */
+static void test_philox(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t key, block;
+        uint32_t c2, c3, want[4];
+    } known[] = {
+        {0, 0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {UINT64_MAX,
+         UINT64_MAX,
+         UINT32_MAX,
+         UINT32_MAX,
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {0x299f31d0a4093822,
+         0x85a308d3243f6a88,
+         0x13198a2e,
+         0x03707344,
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < COUNT(known); i++) {
+        struct mb_philox r = mb_philox(known[i].key, known[i].block, known[i].c2, known[i].c3);
+        assert_memory_equal(r.word, known[i].want, sizeof(r.word));
+    }
 }
 
 /* --- embedding --- */
@@ -499,11 +528,17 @@ static void test_flat(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_embedding),     TEST(test_embedding_outside),
-        TEST(test_layernorm),     TEST(test_linear),
-        TEST(test_gelu),          TEST(test_dropout_add),
-        TEST(test_dropout_rate),  TEST(test_attention),
-        TEST(test_cross_entropy), TEST(test_cross_entropy_nan),
+        cmocka_unit_test(test_philox),
+        TEST(test_embedding),
+        TEST(test_embedding_outside),
+        TEST(test_layernorm),
+        TEST(test_linear),
+        TEST(test_gelu),
+        TEST(test_dropout_add),
+        TEST(test_dropout_rate),
+        TEST(test_attention),
+        TEST(test_cross_entropy),
+        TEST(test_cross_entropy_nan),
         TEST(test_flat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -501,6 +501,8 @@ static void test_refusals(void **state)
     REFUSED(vocab, 0, "vocabulary size is 0");
     REFUSED(seq, (size_t)1 << 40, "sequence length is 1099511627776");
     REFUSED(seq, 7, "max position embeddings (6) must be at least the sequence length (7)");
+    REFUSED(n_layers, 100000, "number of layers is 100000 and must lie in [1, 65536]");
+    REFUSED(hidden, (size_t)1 << 28, "parameters: at most");
     REFUSED(padded_vocab, 10, "padded vocabulary (10) must be at least the vocabulary (11)");
     REFUSED(hidden_dropout, 1, "hidden dropout is 1");
     REFUSED(attention_dropout, -0.1f, "attention dropout is -0.1");
@@ -529,6 +531,27 @@ static void test_bad_batch(void **state)
     assert_int_equal(mb_gpt_take_loss(m, &loss, &n, &err), 0);
     assert_true(loss == 0 && n == 0);
     mb_gpt_destroy(m);
+}
+
+/* What cannot fit is refused with its size before anything is taken. */
+static void test_too_large(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt *m = NULL;
+    struct mb_err err = {0};
+    struct mb_gpt_config c = tiny();
+    c.hidden = 1 << 20;
+    assert_int_equal(mb_gpt_create(&f->dev, &c, 1, &m, &err), MB_ENOMEM);
+    assert_non_null(strstr(err.text, "the model needs "));
+    assert_non_null(strstr(err.text, "the machine has "));
+    c = tiny();
+    c.hidden = c.n_heads = 1;
+    c.n_layers = 1 << 16;
+    c.ffn_hidden = 1 << 30;
+    assert_int_equal(mb_gpt_create(&f->dev, &c, ((size_t)1 << 30) / SEQ, &m, &err), MB_ENOMEM);
+    assert_non_null(
+        strstr(err.text, "bytes of device memory with micro batches of 214748364 samples"));
+    assert_null(m);
 }
 
 static void test_plan(void **state)
@@ -583,6 +606,7 @@ int main(void)
         TEST(test_micro_batches),
         TEST(test_refusals),
         TEST(test_bad_batch),
+        TEST(test_too_large),
         TEST(test_plan),
         TEST(test_allocation_failures),
     };

@@ -55,6 +55,11 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     m->c.n_groups = c->n_groups ? c->n_groups : c->n_heads;
     m->micro_batch = micro_batch;
     m->n_tokens = micro_batch * c->seq;
+    rc = mb_gpt_params_create(m, err);
+    if (rc == 0)
+        rc = mb_gpt_plan_create(m, err);
+    if (rc != 0)
+        goto out;
     m->host_ones = mb_calloc(m->n_tokens, sizeof(float));
     if (m->host_ones == NULL) {
         rc = mb_err_set(err, MB_ENOMEM, "out of memory for a batch of %zu tokens", m->n_tokens);
@@ -62,11 +67,6 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     }
     for (size_t i = 0; i < m->n_tokens; i++)
         m->host_ones[i] = 1;
-    rc = mb_gpt_params_create(m, err);
-    if (rc == 0)
-        rc = mb_gpt_plan_create(m, err);
-    if (rc != 0)
-        goto out;
     dev->ops->zero(dev->ctx, dev->stream, m->arena, m->arena_bytes);
     rc = mb_gpt_params_draw(m, err);
 out:

@@ -21,28 +21,37 @@ size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_para
     return (vocab + multiple - 1) / multiple * multiple;
 }
 
+/* Bounds that people never reach and below which no count of elements or bytes overflows. */
+static const size_t MAX_LAYERS = 1 << 16, MAX_SIZE = (size_t)1 << 30;
+static const double MAX_PARAMETERS = 1125899906842624.0; /* 2^50 */
+
 static int check_sizes(const struct mb_gpt_config *c, struct mb_err *err)
 {
     const struct {
-        size_t value;
+        size_t value, min, max;
         const char *what;
-    } sizes[] = {{c->n_layers, "number of layers"},
-                 {c->hidden, "hidden size"},
-                 {c->n_heads, "number of attention heads"},
-                 {c->seq, "sequence length"},
-                 {c->max_positions, "max position embeddings"},
-                 {c->vocab, "vocabulary size"}};
-    /* Below this bound products of two sizes fit a size_t, and every size fits BLAS's and the ids'
-     * int. */
-    const size_t limit = (size_t)1 << 30;
+    } sizes[] = {{c->n_layers, 1, MAX_LAYERS, "number of layers"},
+                 {c->hidden, 1, MAX_SIZE, "hidden size"},
+                 {c->ffn_hidden, 0, MAX_SIZE, "ffn hidden size"},
+                 {c->n_heads, 1, MAX_SIZE, "number of attention heads"},
+                 {c->n_groups, 0, MAX_SIZE, "number of query groups"},
+                 {c->seq, 1, MAX_SIZE, "sequence length"},
+                 {c->max_positions, 1, MAX_SIZE, "max position embeddings"},
+                 {c->vocab, 1, MAX_SIZE, "vocabulary size"},
+                 {c->padded_vocab, 1, MAX_SIZE, "padded vocabulary size"}};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
-        if (sizes[i].value == 0 || sizes[i].value > limit)
-            return mb_err_set(err, MB_EINVAL, "%s is %zu and must lie in [1, %zu]", sizes[i].what,
-                              sizes[i].value, limit);
-    if (c->ffn_hidden > limit || c->padded_vocab > limit)
-        return mb_err_set(err, MB_EINVAL,
-                          "ffn hidden size (%zu) and padded vocabulary (%zu) must be at most %zu",
-                          c->ffn_hidden, c->padded_vocab, limit);
+        if (sizes[i].value < sizes[i].min || sizes[i].value > sizes[i].max)
+            return mb_err_set(err, MB_EINVAL, "%s is %zu and must lie in [%zu, %zu]", sizes[i].what,
+                              sizes[i].value, sizes[i].min, sizes[i].max);
+    double h = (double)c->hidden, ffn = c->ffn_hidden ? (double)c->ffn_hidden : 4 * h;
+    double n = h * (2 * (double)c->padded_vocab + (double)c->max_positions) +
+               (double)c->n_layers * h * (4 * h + 2 * ffn);
+    if (n > MAX_PARAMETERS)
+        return mb_err_set(
+            err, MB_EINVAL,
+            "a model of %zu layers, hidden size %zu and ffn hidden size %.0f has about %.2g "
+            "parameters: at most %.2g can be addressed",
+            c->n_layers, c->hidden, ffn, n, MAX_PARAMETERS);
     return 0;
 }
 

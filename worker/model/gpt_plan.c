@@ -11,10 +11,13 @@
 
 enum { ALIGN_BYTES = 64 };
 
+static const double MAX_BYTES = 1152921504606846976.0; /* 2^60 */
+
 struct cursor {
     struct mb_gpt *m;
     char *base; /* NULL: only measure */
     size_t used_bytes;
+    double exact_bytes; /* the same without overflow */
 };
 
 static void *take(struct cursor *c, const char *name, size_t n, size_t element_bytes)
@@ -22,6 +25,7 @@ static void *take(struct cursor *c, const char *name, size_t n, size_t element_b
     size_t size = (n * element_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
     void *p = c->base ? c->base + c->used_bytes : NULL;
     c->used_bytes += size;
+    c->exact_bytes += (double)n * (double)element_bytes;
     if (c->base != NULL)
         return p;
     struct mb_gpt *m = c->m;
@@ -96,6 +100,11 @@ int mb_gpt_plan_create(struct mb_gpt *m, struct mb_err *err)
 {
     struct cursor measure = {.m = m};
     lay_out(&measure);
+    if (measure.exact_bytes > MAX_BYTES)
+        return mb_err_set(
+            err, MB_ENOMEM,
+            "the model needs %.2g bytes of device memory with micro batches of %zu samples",
+            measure.exact_bytes, m->micro_batch);
     m->arena_bytes = measure.used_bytes;
     int rc = m->dev->ops->alloc(m->dev->ctx, m->arena_bytes, &m->arena, err);
     if (rc != 0) {

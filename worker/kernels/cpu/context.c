@@ -3,13 +3,16 @@
  * allows; what fails is kept in the stream until synchronize(), as on a device that runs later.
  *  - alloc() gives zeroed memory on a 64-byte boundary and remembers it, so that close() leaves
  * nothing.
+ *  - alloc() refuses at once what is larger than the machine.
  *  - The first failure of a stream wins: what follows is usually its consequence.
  */
 #include "worker/kernels/cpu/cpu.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/alloc.h"
+#include "base/str.h"
 
 enum { ALIGN = 64 };
 
@@ -59,6 +62,18 @@ static void *align_up(void *p)
     return (char *)p + (ALIGN - v % ALIGN) % ALIGN;
 }
 
+/* The kernel promises more memory than there is and kills whoever takes it: refuse what cannot fit.
+ */
+static int check_size(size_t size_bytes, struct mb_err *err)
+{
+    char size[16], have[16];
+    size_t machine_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    if (size_bytes <= machine_bytes)
+        return 0;
+    return mb_err_set(err, MB_ENOMEM, "%s are asked for, the machine has %s",
+                      mb_human_bytes(size_bytes, size), mb_human_bytes(machine_bytes, have));
+}
+
 int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err)
 {
     if (ctx->n_blocks == ctx->cap_blocks) {
@@ -69,6 +84,9 @@ int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct m
         ctx->blocks = blocks;
         ctx->cap_blocks = cap;
     }
+    int rc = check_size(size_bytes, err);
+    if (rc != 0)
+        return rc;
     void *block = size_bytes <= SIZE_MAX - ALIGN ? mb_calloc(1, size_bytes + ALIGN) : NULL;
     if (block == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);

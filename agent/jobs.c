@@ -1,0 +1,633 @@
+/*
+ * A driver, from submission to exit.
+ *
+ *  1. start: check the id, build the environment, make a fresh job directory;
+ *  2. a working_dir package is unpacked by a pool thread into JOB_DIR/working_dir; it becomes the
+ *     driver's directory and the front of its PYTHONPATH;
+ *  3. the log gets its first line, "Running entrypoint for job ID: ...", and a supervisor starts
+ *     /bin/sh -c ENTRYPOINT that appends to it;
+ *  4. started -> RUNNING; everything the driver started is gone -> EXITED with the shell's status
+ *     and, unless it is 0, the end of the log; the supervisor is released.
+ *
+ *  Package bad, directory or log not writable, shell not executable: START_FAILED with the reason.
+ *  Stop before 3: nothing is started, EXITED with the negative stop signal.
+ *  Agent restarted: adopt() connects to the supervisor, or reads how the driver ended.
+ *  The supervisor was killed, or cannot be reached any more: EXITED -9, with that as its text.
+ */
+#include "agent/jobs.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "agent/job_env.h"
+#include "agent/job_log.h"
+#include "agent/supervise/protocol.h"
+#include "agent/supervise/state.h"
+#include "agent/unpack.h"
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+
+enum { ID_MAX_BYTES = 128, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
+
+enum phase { PREPARING, SUPERVISED, OVER };
+
+struct job {
+    struct job *next;
+    struct mb_jobs *jobs;
+    char *id, *dir, *log_path, *working_dir;
+    char *entrypoint;
+    char *package; /* NULL: none */
+    struct mb_job_env env;
+    enum phase phase;
+    uv_work_t work;
+    struct mb_err work_err;
+    struct mb_supervisor *supervisor;
+    int stop_asked, started;
+    int exit_code;
+    char start_error[MB_SUP_TEXT_MAX];
+};
+
+struct mb_jobs {
+    uv_loop_t *loop;
+    struct mb_init *init;
+    struct mb_job_runner runner;
+    struct job *list;
+    size_t n_jobs;
+    char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
+    mb_job_event_cb listener;
+    void *listener_arg;
+    int closing;
+    uv_timer_t closer; /* gives the callback of close a turn of its own */
+    void (*on_closed)(void *arg);
+    void *on_closed_arg;
+};
+
+/* ---- memory ---- */
+
+static void free_job(struct job *job)
+{
+    mb_free(job->id);
+    mb_free(job->dir);
+    mb_free(job->log_path);
+    mb_free(job->working_dir);
+    mb_free(job->entrypoint);
+    mb_free(job->package);
+    mb_job_env_close(&job->env);
+    mb_free(job);
+}
+
+static void on_closer_closed(uv_handle_t *handle)
+{
+    struct mb_jobs *jobs = handle->data;
+    void (*cb)(void *arg) = jobs->on_closed;
+    void *arg = jobs->on_closed_arg;
+
+    mb_free(jobs->node_dir);
+    mb_free(jobs->bin_dir);
+    mb_free(jobs->cwd);
+    mb_free(jobs->http_address);
+    mb_free(jobs->node_id_hex);
+    mb_free(jobs);
+    if (cb != NULL)
+        cb(arg);
+}
+
+static void finish_close(struct mb_jobs *jobs)
+{
+    if (jobs->closing && jobs->list == NULL && !uv_is_closing((uv_handle_t *)&jobs->closer))
+        uv_close((uv_handle_t *)&jobs->closer, on_closer_closed);
+}
+
+/* The job is forgotten; its files stay. */
+static void drop_job(void *arg)
+{
+    struct job *job = arg;
+    struct mb_jobs *jobs = job->jobs;
+
+    for (struct job **at = &jobs->list; *at != NULL; at = &(*at)->next) {
+        if (*at == job) {
+            *at = job->next;
+            break;
+        }
+    }
+    jobs->n_jobs--;
+    free_job(job);
+    finish_close(jobs);
+}
+
+static struct job *find_job(struct mb_jobs *jobs, const char *id)
+{
+    for (struct job *job = jobs->list; job != NULL; job = job->next) {
+        if (job->phase != OVER && strcmp(job->id, id) == 0)
+            return job;
+    }
+    return NULL;
+}
+
+static char *log_path_of(const struct mb_jobs *jobs, const char *id)
+{
+    return mb_asprintf("%s/logs/job-driver-%s.log", jobs->node_dir, id);
+}
+
+/* The id becomes part of file names. */
+static int check_id(const char *id, struct mb_err *err)
+{
+    size_t n = strlen(id);
+
+    for (const char *p = id; *p != '\0'; p++) {
+        if (!isalnum((unsigned char)*p) && strchr("._-:@+=", *p) == NULL)
+            return mb_err_set(err, MB_EINVAL,
+                              "submission id %.128s: only letters, digits and ._-:@+= are possible",
+                              id);
+    }
+    if (n == 0 || n > ID_MAX_BYTES || id[0] == '.')
+        return mb_err_set(err, MB_EINVAL, "submission id: 1 to %d characters, not beginning with .",
+                          ID_MAX_BYTES);
+    return 0;
+}
+
+static struct job *new_job(struct mb_jobs *jobs, const char *id)
+{
+    struct job *job = mb_calloc(1, sizeof(*job));
+
+    if (job == NULL)
+        return NULL;
+    job->jobs = jobs;
+    job->id = mb_strdup(id);
+    job->dir = mb_asprintf("%s/jobs/%s", jobs->node_dir, id);
+    job->log_path = log_path_of(jobs, id);
+    if (job->id == NULL || job->dir == NULL || job->log_path == NULL) {
+        free_job(job);
+        return NULL;
+    }
+    return job;
+}
+
+static void add_job(struct mb_jobs *jobs, struct job *job)
+{
+    job->next = jobs->list;
+    jobs->list = job;
+    jobs->n_jobs++;
+}
+
+/* ---- events ---- */
+
+static void tell(const struct job *job, const struct mb_job_event *event)
+{
+    if (!job->jobs->closing && job->jobs->listener != NULL)
+        job->jobs->listener(job->jobs->listener_arg, event);
+}
+
+/* Last event of a job; the supervisor, if there is one, is let go. */
+static void end_job(struct job *job, const struct mb_job_event *event)
+{
+    job->phase = OVER;
+    tell(job, event);
+    if (job->supervisor == NULL) {
+        drop_job(job);
+        return;
+    }
+    mb_supervisor_release(job->supervisor);
+    mb_supervisor_close(job->supervisor, drop_job, job);
+}
+
+static void start_failed(struct job *job, const char *text)
+{
+    struct mb_job_event event = {
+        .submission_id = job->id, .kind = MB_JOB_EVENT_START_FAILED, .text = text, .log_tail = ""};
+
+    mb_warn("jobs", "job=%s could not be started: %s", job->id, text);
+    end_job(job, &event);
+}
+
+static void exited(struct job *job, int code, const char *text)
+{
+    struct mb_job_event event = {.submission_id = job->id,
+                                 .kind = MB_JOB_EVENT_EXITED,
+                                 .exit_code = code,
+                                 .text = text,
+                                 .log_tail = ""};
+    struct mb_buf tail = {0};
+    struct mb_err err;
+
+    if (code != 0) {
+        if (mb_job_log_tail(job->log_path, &tail, &err) != 0)
+            mb_warn("jobs", "job=%s: %s", job->id, err.text);
+        event.log_tail = mb_buf_str(&tail);
+    }
+    mb_info("jobs", "job=%s driver ended exit_code=%d %s", job->id, code, text);
+    end_job(job, &event);
+    mb_buf_close(&tail);
+}
+
+/* ---- the supervisor speaks ---- */
+
+static void on_error(void *arg, const struct mb_err *err)
+{
+    struct job *job = arg;
+
+    if (job->started)
+        exited(job, -SIGKILL, err->text);
+    else
+        start_failed(job, err->text);
+}
+
+static void on_started(void *arg, unsigned child, int64_t pid, uint64_t start_ticks)
+{
+    struct job *job = arg;
+    struct mb_job_event event = {.submission_id = job->id,
+                                 .kind = MB_JOB_EVENT_RUNNING,
+                                 .pid = pid,
+                                 .text = "",
+                                 .log_tail = ""};
+
+    (void)child;
+    (void)start_ticks;
+    job->started = 1;
+    mb_info("jobs", "job=%s driver runs pid=%lld", job->id, (long long)pid);
+    tell(job, &event);
+}
+
+static void on_start_failed(void *arg, unsigned child, const char *text)
+{
+    struct job *job = arg;
+
+    (void)child;
+    snprintf(job->start_error, sizeof(job->start_error), "%s", text);
+}
+
+static void on_exit_cb(void *arg, unsigned child, int code, int sig)
+{
+    struct job *job = arg;
+
+    (void)child;
+    job->exit_code = sig != 0 ? -sig : code;
+}
+
+static void on_all_exited(void *arg, const char *reason)
+{
+    struct job *job = arg;
+
+    if (job->start_error[0] != '\0')
+        start_failed(job, job->start_error);
+    else
+        exited(job, job->exit_code, reason);
+}
+
+static const struct mb_supervisor_ops supervisor_ops = {.on_error = on_error,
+                                                        .on_started = on_started,
+                                                        .on_start_failed = on_start_failed,
+                                                        .on_exit = on_exit_cb,
+                                                        .on_all_exited = on_all_exited};
+
+/* ---- start ---- */
+
+/* The pool thread: a fresh directory, the package, the log's first line. */
+static int prepare(struct job *job, struct mb_err *err)
+{
+    int rc = 0;
+
+    if (job->package != NULL) {
+        rc = mb_fs_mkdir_p(job->working_dir, 0755, err);
+        if (rc == 0)
+            rc = mb_unpack(job->package, job->working_dir, err);
+    } else if (job->working_dir != NULL && !mb_fs_exists(job->working_dir)) {
+        rc = mb_err_set(err, MB_ENOENT, "working_dir %s does not exist on this node",
+                        job->working_dir);
+    }
+    if (rc != 0) {
+        char text[MB_ERR_TEXT_MAX];
+
+        snprintf(text, sizeof(text), "%s", err->text);
+        return mb_err_set(err, rc,
+                          "runtime_env setup failed: Failed to set up runtime environment. %.800s",
+                          text);
+    }
+    return mb_job_log_begin(job->log_path, job->id, job->entrypoint, err);
+}
+
+static void do_prepare(uv_work_t *work)
+{
+    struct job *job = work->data;
+
+    prepare(job, &job->work_err);
+}
+
+static int supervise(struct job *job, struct mb_err *err)
+{
+    const char *argv[] = {"/bin/sh", "-c", job->entrypoint, NULL};
+    struct mb_sup_child child = {.argv = argv,
+                                 .env = (const char *const *)job->env.vars,
+                                 .cwd =
+                                     job->working_dir != NULL ? job->working_dir : job->jobs->cwd,
+                                 .log_path = job->log_path};
+    struct mb_sup_spec spec = {.dir = job->dir,
+                               .stop_signal = job->env.stop_signal,
+                               .stop_grace_ms = job->env.stop_grace_ms,
+                               .end_peers_after_ms = -1,
+                               .leftover_grace_ms = LEFTOVER_GRACE_MS,
+                               .n_children = 1,
+                               .children = &child};
+
+    return mb_supervisor_start(job->jobs->init, &spec, &supervisor_ops, job, &job->supervisor, err);
+}
+
+static void on_prepared(uv_work_t *work, int status)
+{
+    struct job *job = work->data;
+    struct mb_err err;
+
+    (void)status;
+    if (job->jobs->closing) {
+        drop_job(job);
+    } else if (job->work_err.code != 0) {
+        start_failed(job, job->work_err.text);
+    } else if (job->stop_asked) {
+        exited(job, -job->env.stop_signal, "stopped before it started");
+    } else if (supervise(job, &err) != 0) {
+        start_failed(job, err.text);
+    } else {
+        job->phase = SUPERVISED;
+    }
+}
+
+/* Where the driver runs and imports from. */
+static int set_working_dir(struct job *job, const char *package)
+{
+    const char *old = mb_job_env_get(&job->env, "PYTHONPATH");
+    char *path;
+    int rc;
+
+    if (package != NULL) {
+        job->package = mb_strdup(package);
+        job->working_dir = mb_path_join(job->dir, "working_dir");
+        if (job->package == NULL || job->working_dir == NULL)
+            return MB_ENOMEM;
+    } else if (job->env.working_dir != NULL) {
+        const char *dir = job->env.working_dir;
+
+        job->working_dir = mb_strdup(mb_starts_with(dir, "file://") ? dir + 7 : dir);
+        if (job->working_dir == NULL)
+            return MB_ENOMEM;
+    } else {
+        return 0;
+    }
+    path = old != NULL && *old != '\0' ? mb_asprintf("%s:%s", job->working_dir, old)
+                                       : mb_strdup(job->working_dir);
+    rc = path != NULL ? mb_job_env_set(&job->env, "PYTHONPATH", path) : MB_ENOMEM;
+    mb_free(path);
+    return rc;
+}
+
+/* A former job of this id may have left its directory; a living one must not be touched. */
+static int fresh_dir(const struct job *job, struct mb_err *err)
+{
+    char text[MB_SUP_TEXT_MAX];
+    static struct mb_sup_state state; /* loop thread only */
+    int dir_fd = open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = dir_fd >= 0 ? mb_sup_state_read(dir_fd, &state, text) : -1;
+
+    if (dir_fd >= 0)
+        close(dir_fd);
+    if (rc == 0 && mb_sup_is_running(state.supervisor_pid, state.supervisor_ticks))
+        return mb_err_set(err, MB_EEXIST, "a driver of job %s still runs on this node", job->id);
+    rc = mb_fs_remove_tree(job->dir, err);
+    return rc != 0 ? rc : mb_fs_mkdir_p(job->dir, 0700, err);
+}
+
+static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
+{
+    struct mb_jobs *jobs = self;
+    struct job *job;
+    int rc = check_id(spec->submission_id, err);
+
+    if (rc != 0)
+        return rc;
+    if (find_job(jobs, spec->submission_id) != NULL)
+        return mb_err_set(err, MB_EEXIST, "job %s runs already", spec->submission_id);
+    if (jobs->n_jobs >= JOBS_MAX)
+        return mb_err_set(err, MB_EFULL, "%d drivers run on this node already", JOBS_MAX);
+    job = new_job(jobs, spec->submission_id);
+    if (job == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    rc = mb_job_env_build(spec, environ, jobs->bin_dir, &job->env, err);
+    if (rc == 0) {
+        job->entrypoint = mb_strdup(spec->entrypoint);
+        if (job->entrypoint == NULL || set_working_dir(job, spec->working_dir_package) != 0)
+            rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    if (rc == 0)
+        rc = fresh_dir(job, err);
+    if (rc != 0) {
+        free_job(job);
+        return rc;
+    }
+    job->work.data = job;
+    add_job(jobs, job);
+    uv_queue_work(jobs->loop, &job->work, do_prepare, on_prepared);
+    return 0;
+}
+
+/* ---- the rest of the runner ---- */
+
+static int stop(void *self, const char *submission_id, struct mb_err *err)
+{
+    struct job *job = find_job(self, submission_id);
+
+    if (job == NULL)
+        return mb_err_set(err, MB_ENOENT, "no driver of job %s runs on this node", submission_id);
+    job->stop_asked = 1;
+    if (job->supervisor != NULL)
+        mb_supervisor_stop(job->supervisor, job->env.stop_signal, job->env.stop_grace_ms);
+    return 0;
+}
+
+/* How it is to be stopped stands in the spec of its supervisor. */
+static void read_stop(struct job *job)
+{
+    char text[MB_SUP_TEXT_MAX], *path = mb_path_join(job->dir, "spec");
+    struct mb_sup_spec spec;
+
+    job->env.stop_signal = SIGTERM;
+    job->env.stop_grace_ms = 30 * 1000;
+    if (path != NULL && mb_sup_spec_read(path, &spec, text) == 0) {
+        job->env.stop_signal = spec.stop_signal;
+        job->env.stop_grace_ms = spec.stop_grace_ms;
+        mb_sup_spec_close(&spec);
+    }
+    mb_free(path);
+}
+
+static int has_ended(const struct job *job)
+{
+    static struct mb_sup_state state; /* loop thread only */
+    char text[MB_SUP_TEXT_MAX];
+    int dir_fd = open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
+
+    if (dir_fd < 0)
+        return 0;
+    rc = mb_sup_state_read(dir_fd, &state, text);
+    close(dir_fd);
+    return rc == 0 && state.all_exited;
+}
+
+static enum mb_job_adopt adopt(void *self, const char *submission_id)
+{
+    struct mb_jobs *jobs = self;
+    struct mb_err err;
+    struct job *job;
+
+    if (check_id(submission_id, &err) != 0)
+        return MB_JOB_ADOPT_UNKNOWN;
+    if (find_job(jobs, submission_id) != NULL)
+        return MB_JOB_ADOPT_RUNNING;
+    job = new_job(jobs, submission_id);
+    if (job == NULL)
+        return MB_JOB_ADOPT_UNKNOWN;
+    read_stop(job);
+    if (mb_supervisor_adopt(jobs->loop, job->dir, &supervisor_ops, job, &job->supervisor, &err) !=
+        0) {
+        mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
+        free_job(job);
+        return MB_JOB_ADOPT_UNKNOWN;
+    }
+    job->phase = SUPERVISED;
+    add_job(jobs, job);
+    return has_ended(job) ? MB_JOB_ADOPT_EXITED : MB_JOB_ADOPT_RUNNING;
+}
+
+static int log_path(void *self, const char *submission_id, char **out, struct mb_err *err)
+{
+    char *path;
+
+    if (check_id(submission_id, err) != 0)
+        return MB_EINVAL;
+    path = log_path_of(self, submission_id);
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (!mb_fs_exists(path)) {
+        mb_err_set(err, MB_ENOENT, "job %s has no log yet", submission_id);
+        mb_free(path);
+        return MB_ENOENT;
+    }
+    *out = path;
+    return 0;
+}
+
+static void set_listener(void *self, mb_job_event_cb cb, void *arg)
+{
+    struct mb_jobs *jobs = self;
+
+    jobs->listener = cb;
+    jobs->listener_arg = arg;
+}
+
+static const char *http_address(void *self)
+{
+    return ((struct mb_jobs *)self)->http_address;
+}
+
+static const char *node_id_hex(void *self)
+{
+    return ((struct mb_jobs *)self)->node_id_hex;
+}
+
+int mb_jobs_set_address(struct mb_jobs *jobs, const char *address, const char *node_id,
+                        struct mb_err *err)
+{
+    char *new_address = mb_strdup(address), *new_id = mb_strdup(node_id);
+
+    if (new_address == NULL || new_id == NULL) {
+        mb_free(new_address);
+        mb_free(new_id);
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    mb_free(jobs->http_address);
+    mb_free(jobs->node_id_hex);
+    jobs->http_address = new_address;
+    jobs->node_id_hex = new_id;
+    return 0;
+}
+
+const struct mb_job_runner *mb_jobs_runner(struct mb_jobs *jobs)
+{
+    return &jobs->runner;
+}
+
+static int make_dirs(const struct mb_jobs *jobs, struct mb_err *err)
+{
+    static const char *const names[] = {"jobs", "logs"};
+    int rc = 0;
+
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        char *path = mb_path_join(jobs->node_dir, names[i]);
+
+        rc = path != NULL ? mb_fs_mkdir_p(path, 0755, err)
+                          : mb_err_set(err, MB_ENOMEM, "out of memory");
+        mb_free(path);
+    }
+    return rc;
+}
+
+int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct mb_err *err)
+{
+    struct mb_jobs *jobs = mb_calloc(1, sizeof(*jobs));
+    int rc;
+
+    if (jobs == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    jobs->loop = opts->loop;
+    jobs->init = opts->init;
+    jobs->node_dir = mb_strdup(opts->node_dir);
+    jobs->bin_dir = mb_strdup(opts->bin_dir);
+    jobs->cwd = mb_strdup(opts->cwd);
+    jobs->http_address = mb_strdup("");
+    jobs->node_id_hex = mb_strdup("");
+    jobs->runner = (struct mb_job_runner){.self = jobs,
+                                          .set_listener = set_listener,
+                                          .start = start,
+                                          .stop = stop,
+                                          .adopt = adopt,
+                                          .log_path = log_path,
+                                          .http_address = http_address,
+                                          .node_id_hex = node_id_hex};
+    if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->http_address == NULL ||
+        jobs->node_id_hex == NULL || (opts->cwd != NULL && jobs->cwd == NULL))
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    else
+        rc = make_dirs(jobs, err);
+    if (rc != 0) {
+        mb_free(jobs->node_dir);
+        mb_free(jobs->bin_dir);
+        mb_free(jobs->cwd);
+        mb_free(jobs->http_address);
+        mb_free(jobs->node_id_hex);
+        mb_free(jobs);
+        return rc;
+    }
+    uv_timer_init(jobs->loop, &jobs->closer);
+    jobs->closer.data = jobs;
+    *out = jobs;
+    return 0;
+}
+
+void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
+{
+    jobs->closing = 1;
+    jobs->on_closed = cb;
+    jobs->on_closed_arg = arg;
+    for (struct job *job = jobs->list; job != NULL; job = job->next) {
+        if (job->phase == SUPERVISED) {
+            job->phase = OVER;
+            mb_supervisor_close(job->supervisor, drop_job, job);
+        }
+    }
+    finish_close(jobs);
+}

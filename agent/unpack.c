@@ -1,0 +1,134 @@
+/*
+ *  1. resolve dir, so that links above it are no matter; 2. for each entry: check its name and the
+ *  target of a hard link, put dir in front; 3. libarchive writes it, never through a link
+ *  (SECURE_SYMLINKS) and never setuid; 4. directory times and modes at the end.
+ */
+#include "agent/unpack.h"
+
+#include <limits.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <errno.h>
+#include <archive.h>
+#include <archive_entry.h>
+#include "base/alloc.h"
+
+enum { ENTRIES_MAX = 1000 * 1000, BLOCK_BYTES = 64 * 1024 };
+static const int64_t UNPACKED_MAX_BYTES = (int64_t)64 << 30;
+
+static int is_inside(const char *name)
+{
+    if (name == NULL || name[0] == '/' || name[0] == '\0')
+        return 0;
+    for (const char *p = name; p != NULL; p = strchr(p, '/')) {
+        p += *p == '/';
+        if (strncmp(p, "..", 2) == 0 && (p[2] == '/' || p[2] == '\0'))
+            return 0;
+    }
+    return 1;
+}
+
+/* Puts dir in front of the entry's name and of its hard link's target. */
+static int place(struct archive_entry *entry, const char *dir, struct mb_err *err)
+{
+    const char *name = archive_entry_pathname(entry);
+    const char *link = archive_entry_hardlink(entry);
+    char *path;
+
+    if (!is_inside(name) || (link != NULL && !is_inside(link)))
+        return mb_err_set(err, MB_EDENIED, "entry %s leaves the directory",
+                          name != NULL ? name : "without a name");
+    path = mb_asprintf("%s/%s", dir, name);
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    archive_entry_set_pathname(entry, path);
+    mb_free(path);
+    if (link == NULL)
+        return 0;
+    path = mb_asprintf("%s/%s", dir, link);
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    archive_entry_set_hardlink(entry, path);
+    mb_free(path);
+    return 0;
+}
+
+static int archive_err(struct mb_err *err, struct archive *a, int code)
+{
+    const char *text = archive_error_string(a);
+
+    if (archive_errno(a) == ENOSPC)
+        code = MB_EFULL;
+    return mb_err_set(err, code, "%s", text != NULL ? text : "libarchive gives no reason");
+}
+
+static int copy_data(struct archive *in, struct archive *out, int64_t *total, struct mb_err *err)
+{
+    const void *block;
+    size_t n;
+    int64_t offset;
+    int rc;
+
+    while ((rc = archive_read_data_block(in, &block, &n, &offset)) == ARCHIVE_OK) {
+        *total += (int64_t)n;
+        if (*total > UNPACKED_MAX_BYTES)
+            return mb_err_set(err, MB_EFULL, "more than %lld bytes unpacked",
+                              (long long)UNPACKED_MAX_BYTES);
+        if (archive_write_data_block(out, block, n, offset) < ARCHIVE_OK)
+            return archive_err(err, out, MB_EIO);
+    }
+    return rc == ARCHIVE_EOF ? 0 : archive_err(err, in, MB_ECORRUPT);
+}
+
+static int unpack_all(struct archive *in, struct archive *out, const char *dir, struct mb_err *err)
+{
+    struct archive_entry *entry;
+    int64_t total = 0;
+    int rc;
+
+    for (int n = 0; (rc = archive_read_next_header(in, &entry)) == ARCHIVE_OK; n++) {
+        if (n >= ENTRIES_MAX)
+            return mb_err_set(err, MB_EFULL, "more than %d entries", ENTRIES_MAX);
+        rc = place(entry, dir, err);
+        if (rc != 0)
+            return rc;
+        if (archive_write_header(out, entry) != ARCHIVE_OK)
+            return archive_err(err, out, MB_EDENIED);
+        rc = copy_data(in, out, &total, err);
+        if (rc != 0)
+            return rc;
+        if (archive_write_finish_entry(out) != ARCHIVE_OK)
+            return archive_err(err, out, MB_EIO);
+    }
+    return rc == ARCHIVE_EOF ? 0 : archive_err(err, in, MB_ECORRUPT);
+}
+
+int mb_unpack(const char *package, const char *dir, struct mb_err *err)
+{
+    struct archive *in = archive_read_new(), *out = archive_write_disk_new();
+    char *real_dir = realpath(dir, NULL);
+    int rc;
+
+    if (real_dir == NULL) {
+        rc = mb_err_sys(err, errno, "%s", dir);
+    } else if (in == NULL || out == NULL) {
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    } else {
+        archive_read_support_filter_all(in);
+        archive_read_support_format_all(in);
+        archive_write_disk_set_options(out, ARCHIVE_EXTRACT_PERM | ARCHIVE_EXTRACT_TIME |
+                                                ARCHIVE_EXTRACT_SECURE_SYMLINKS |
+                                                ARCHIVE_EXTRACT_SECURE_NODOTDOT);
+        if (archive_read_open_filename(in, package, BLOCK_BYTES) != ARCHIVE_OK)
+            rc = archive_err(err, in, MB_ECORRUPT);
+        else
+            rc = unpack_all(in, out, real_dir, err);
+        if (rc == 0 && archive_write_close(out) != ARCHIVE_OK)
+            rc = archive_err(err, out, MB_EIO);
+    }
+    archive_read_free(in);
+    archive_write_free(out);
+    free(real_dir);
+    return rc == 0 ? 0 : mb_err_wrap(err, "package %s", package);
+}

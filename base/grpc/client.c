@@ -59,6 +59,7 @@ static grpc_channel *connect_core(const char *target, size_t max_message_bytes)
     grpc_arg list[] = {
         mb_grpc_int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         mb_grpc_int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
+        mb_grpc_int_arg(GRPC_ARG_ENABLE_RETRIES, 0),
         mb_grpc_int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max),
         mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, max),
         mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),

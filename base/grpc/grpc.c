@@ -20,6 +20,10 @@
  *    released only when that tag and the answer's are back.
  *  - Callback completion queues are not polled by themselves: hence a thread.
  *  - Channels to one target share a connection and its back-off unless told otherwise.
+ *  - With the library's retries on, a stream cancelled in the middle of traffic sometimes (2 in
+ * 100) never ends: its status does not come back. Retries are off; who wants them decides above.
+ *  - A read without a message means half-close or cancellation; only
+ *    grpc_call_failed_before_recv_message() tells them apart.
  *  - The library aborts when malloc() fails; only our own allocations fail softly.
  */
 #include <grpc/support/log.h>

@@ -48,7 +48,7 @@ struct mb_grpc_channel; /* client connection to one target, reconnects by itself
 struct mb_grpc_call;    /* one unary client call in flight */
 struct mb_grpc_stream;  /* one end of a streaming call, client or server */
 struct mb_grpc_server;
-struct mb_grpc_req;     /* one unary request being served; must be answered exactly once */
+struct mb_grpc_req; /* one unary request being served; must be answered exactly once */
 
 /* ---- runtime ---- */
 int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err);
@@ -61,7 +61,7 @@ void mb_grpc_destroy(struct mb_grpc *g); /* after the stopped callback; NULL is 
 /* ---- client ---- */
 struct mb_grpc_channel_opts {
     size_t max_message_bytes; /* 0: 512 MiB, what Ray uses */
-    const char *token;        /* "authorization: Bearer <token>" on every call; NULL: none; copied */
+    const char *token; /* "authorization: Bearer <token>" on every call; NULL: none; copied */
 };
 /* target "host:port"; connects when first used. opts may be NULL. */
 int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
@@ -110,10 +110,10 @@ int mb_grpc_stream_open(struct mb_grpc_channel *ch, const char *method,
  * queued, and the sender must slow down. MB_ESTATE after close_send, finish or cancel. */
 int mb_grpc_stream_send(struct mb_grpc_stream *s, const ProtobufCMessage *msg, struct mb_err *err);
 size_t mb_grpc_stream_queued_bytes(const struct mb_grpc_stream *s);
-void mb_grpc_stream_close_send(struct mb_grpc_stream *s);          /* client half-close */
-void mb_grpc_stream_finish(struct mb_grpc_stream *s, int status,   /* server: after what is queued */
+void mb_grpc_stream_close_send(struct mb_grpc_stream *s);        /* client half-close */
+void mb_grpc_stream_finish(struct mb_grpc_stream *s, int status, /* server: after what is queued */
                            const char *detail);
-void mb_grpc_stream_cancel(struct mb_grpc_stream *s);              /* on_end runs with CANCELLED */
+void mb_grpc_stream_cancel(struct mb_grpc_stream *s); /* on_end runs with CANCELLED */
 /* Server side: value of a metadata key the client sent, or NULL. Borrowed. */
 const char *mb_grpc_stream_metadata(const struct mb_grpc_stream *s, const char *key);
 /* Server side: who dialled, "ipv4:1.2.3.4:5". Borrowed. */
@@ -127,11 +127,11 @@ typedef void (*mb_grpc_unary_handler)(void *arg, struct mb_grpc_req *req,
 typedef void (*mb_grpc_stream_handler)(void *arg, struct mb_grpc_stream *s);
 
 struct mb_grpc_method {
-    const char *name;                              /* "/package.Service/Method", borrowed for ever */
+    const char *name; /* "/package.Service/Method", borrowed for ever */
     const ProtobufCMessageDescriptor *request_desc;
-    mb_grpc_unary_handler unary;                   /* exactly one of unary, stream */
+    mb_grpc_unary_handler unary; /* exactly one of unary, stream */
     mb_grpc_stream_handler stream;
-    int is_public;                                 /* 1: served without the token (health) */
+    int is_public; /* 1: served without the token (health) */
 };
 
 struct mb_grpc_server_opts {

@@ -486,8 +486,11 @@ static int explain_listen(const char *addr, struct mb_err *err)
 
     if (colon == NULL || (size_t)(colon - addr) >= sizeof(host))
         return mb_err_set(err, MB_EINVAL, "cannot listen on \"%s\": expected host:port", addr);
-    memcpy(host, addr, (size_t)(colon - addr));
-    host[colon - addr] = '\0';
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - addr), addr);
+    if (host[0] == '[' && mb_ends_with(host, "]")) { /* an IPv6 address */
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = '\0';
+    }
     if (getaddrinfo(host, colon + 1, &hints, &info) != 0)
         return mb_err_set(err, MB_EINVAL, "cannot listen on %s: no such address", addr);
     fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

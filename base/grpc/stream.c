@@ -167,7 +167,8 @@ static void on_read(struct mb_grpc_tag *tag, int ok)
             s->received = NULL;
         }
         start_read(s);
-    } else if (s->is_server && !s->ended && !s->cancelled && s->ops.on_peer_done != NULL) {
+    } else if (s->is_server && !grpc_call_failed_before_recv_message(s->core) && !s->ended &&
+               !s->cancelled && s->ops.on_peer_done != NULL) {
         s->ops.on_peer_done(s->arg, s);
     }
     op_back(s);

@@ -307,6 +307,7 @@ static void test_client_cancels(void **state)
     assert_int_equal(client.n_messages, 5);
     fixture_wait(&f, &server.n_ended, 1);
     assert_int_equal(server.status, MB_GRPC_CANCELLED);
+    assert_int_equal(server.n_peer_done, 0);
     fixture_end(&f);
 }
 
@@ -324,6 +325,7 @@ static void test_server_cancels(void **state)
     fixture_wait(&f, &server.n_ended, 1);
     assert_int_equal(server.n_messages, 5);
     assert_int_equal(server.status, MB_GRPC_CANCELLED);
+    assert_int_equal(server.n_peer_done, 0);
     fixture_wait(&f, &client.n_ended, 1);
     assert_int_equal(client.status, MB_GRPC_CANCELLED);
     fixture_end(&f);
@@ -341,6 +343,7 @@ static void test_deadline(void **state)
     assert_int_equal(client.status, MB_GRPC_DEADLINE_EXCEEDED);
     fixture_wait(&f, &server.n_ended, 1);
     assert_int_equal(server.status, MB_GRPC_CANCELLED);
+    assert_int_equal(server.n_peer_done, 0);
     fixture_end(&f);
 }
 
@@ -356,6 +359,7 @@ static void test_client_gone(void **state)
     mb_grpc_channel_destroy(f.ch);
     fixture_wait(&f, &server.n_ended, 1);
     assert_int_equal(server.status, MB_GRPC_CANCELLED);
+    assert_int_equal(server.n_peer_done, 0);
     fixture_wait(&f, &client.n_ended, 1);
     assert_int_equal(client.status, MB_GRPC_CANCELLED);
     fixture_end(&f);
@@ -385,6 +389,7 @@ static void test_stops(void **state)
         fixture_end(&f);
         assert_int_equal(client.n_ended, 1);
         assert_int_equal(server.n_ended, 1);
+        assert_int_equal(server.n_peer_done, 0);
     }
 }
 

@@ -296,9 +296,43 @@ static void test_port_in_use(void **state)
     assert_int_equal(mb_grpc_server_listen(second, f.target, &port, &err), MB_EEXIST);
     assert_non_null(strstr(err.text, "the port is in use"));
     assert_int_equal(mb_grpc_server_listen(second, "nonsense", &port, &err), MB_EINVAL);
+    assert_int_equal(mb_grpc_server_listen(second, "127.0.0.1:x", &port, &err), MB_EINVAL);
+    assert_int_equal(mb_grpc_server_listen(second, "192.0.2.77:0", &port, &err), MB_EIO);
     assert_int_equal(mb_grpc_server_listen(second, "127.0.0.1:0", &port, &err), 0);
     assert_int_equal(mb_grpc_server_listen(second, "127.0.0.1:0", &port, &err), MB_ESTATE);
     assert_int_equal(mb_grpc_server_add(second, methods, 1, NULL, &err), MB_ESTATE);
+    fixture_end(&f);
+}
+
+/* The server goes away and another takes its port: the channel finds it by itself. */
+static void test_reconnect(void **state)
+{
+    struct server_state st = {0};
+    struct mb_err err = {0};
+    struct result r = {0};
+    struct fixture f;
+
+    (void)state;
+    fixture_start(&f, NULL, methods, N_METHODS, &st);
+    fixture_dial(&f, NULL);
+    call_check(&f, CHECK, "", 10000, &r, NULL);
+    fixture_wait(&f, &r.n, 1);
+    assert_int_equal(r.status, MB_GRPC_OK);
+    fixture_stop_server(&f);
+    call_check(&f, CHECK, "", 10000, &r, NULL);
+    fixture_wait(&f, &r.n, 2);
+    assert_int_equal(r.status, MB_GRPC_UNAVAILABLE);
+
+    assert_int_equal(mb_grpc_create(&f.loop, &f.server_g, &err), 0);
+    assert_int_equal(mb_grpc_server_create(f.server_g, NULL, &f.srv, &err), 0);
+    assert_int_equal(mb_grpc_server_add(f.srv, methods, N_METHODS, &st, &err), 0);
+    assert_int_equal(mb_grpc_server_listen(f.srv, f.target, NULL, &err), 0);
+    do {
+        call_check(&f, CHECK, "", 10000, &r, NULL);
+        fixture_wait(&f, &r.n, r.n + 1);
+    } while (r.status == MB_GRPC_UNAVAILABLE && r.n < 1000000);
+    assert_int_equal(r.status, MB_GRPC_OK);
+    f.server_stopped = 0;
     fixture_end(&f);
 }
 
@@ -452,6 +486,7 @@ int main(void)
         cmocka_unit_test(test_token),
         cmocka_unit_test(test_no_server),
         cmocka_unit_test(test_port_in_use),
+        cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_message_too_large),
         cmocka_unit_test(test_server_stops),
         cmocka_unit_test(test_client_stops),

@@ -53,7 +53,8 @@ struct mb_grpc_req; /* one unary request being served; must be answered exactly 
 /* ---- runtime ---- */
 int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err);
 /* Stops servers, cancels every call and stream (their callbacks run with CANCELLED), drains, then
- * calls stopped_cb on the loop. After that only mb_grpc_destroy() is legal. */
+ * calls stopped_cb on the loop. After that only mb_grpc_destroy() is legal. What is still open is
+ * freed: channels, servers, requests that were never answered. A second stop does nothing. */
 typedef void (*mb_grpc_stopped_cb)(void *arg);
 void mb_grpc_stop(struct mb_grpc *g, mb_grpc_stopped_cb stopped_cb, void *arg);
 void mb_grpc_destroy(struct mb_grpc *g); /* after the stopped callback; NULL is legal */
@@ -107,7 +108,8 @@ int mb_grpc_stream_open(struct mb_grpc_channel *ch, const char *method,
                         uint64_t timeout_ms, const struct mb_grpc_stream_ops *ops, void *arg,
                         struct mb_grpc_stream **out, struct mb_err *err);
 /* Queue one message (encoded at once). MB_EFULL when more than 64 MiB wait to be sent: nothing was
- * queued, and the sender must slow down. MB_ESTATE after close_send, finish or cancel. */
+ * queued, and the sender must slow down. MB_ESTATE after close_send, finish or cancel,
+ * and before accept. */
 int mb_grpc_stream_send(struct mb_grpc_stream *s, const ProtobufCMessage *msg, struct mb_err *err);
 size_t mb_grpc_stream_queued_bytes(const struct mb_grpc_stream *s);
 void mb_grpc_stream_close_send(struct mb_grpc_stream *s);        /* client half-close */

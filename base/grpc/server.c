@@ -222,7 +222,7 @@ static void on_req_closed(struct mb_grpc_tag *tag, int ok)
     struct mb_grpc_req *req = MB_GRPC_ENTRY(tag, struct mb_grpc_req, close_tag);
 
     (void)ok;
-    if (req->core_cancelled)
+    if (req->core_cancelled || !req->replied)
         req_give_up(req);
     req_op_back(req);
 }

@@ -1,0 +1,86 @@
+/*
+ * Megatron-LM's command line, from one table (args_table.c).
+ *
+ * Every argument of the table is one of: implemented; accepted, with one note line saying that it
+ * has no effect here; refused by name with the reason (only when it asks for something else than
+ * its default). What the table does not know is an error. Syntax as Python's argparse without
+ * abbreviations: `--k v`, `--k=v`, the last one wins, lists end at the next option.
+ * Texts and their order follow Megatron-LM's arguments.py (core 0.10). Pure: no I/O; any thread.
+ */
+#ifndef MOBULA_WORKER_ARGS_H
+#define MOBULA_WORKER_ARGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/err.h"
+
+#define MB_ARGS_NONE INT64_MIN /* an int argument that is None; a float is NaN, a text NULL */
+
+struct mb_args_list {
+    char **items; /* owned */
+    size_t n;     /* 0: None */
+};
+
+/* Implemented arguments by Megatron's names; sizes as counts of what they name. */
+struct mb_args {
+    /* network size */
+    int64_t num_layers, hidden_size, ffn_hidden_size, num_attention_heads, kv_channels;
+    int64_t num_query_groups, max_position_embeddings, make_vocab_size_divisible_by, vocab_size;
+    int64_t group_query_attention, untie_embeddings_and_output_weights, bias_gelu_fusion;
+    double norm_epsilon, init_method_std;
+    /* training */
+    int64_t seq_length, micro_batch_size, global_batch_size, train_iters, train_samples;
+    int64_t seed, calculate_per_token_loss, check_for_nan_in_loss_and_grad;
+    double attention_dropout, hidden_dropout, clip_grad;
+    double weight_decay, start_weight_decay, end_weight_decay;
+    char *weight_decay_incr_style;
+    double adam_beta1, adam_beta2, adam_eps;
+    int64_t exit_interval, exit_duration_in_mins, exit_signal_handler;
+    /* learning rate */
+    double lr, min_lr, lr_warmup_init, lr_warmup_fraction;
+    char *lr_decay_style, *lr_wsd_decay_style;
+    int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
+    int64_t lr_wsd_decay_iters, lr_wsd_decay_samples, override_opt_param_scheduler;
+    /* distributed */
+    char *distributed_backend;
+    int64_t distributed_timeout_minutes, use_distributed_optimizer;
+    int64_t overlap_grad_reduce, overlap_param_gather;
+    /* data */
+    struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
+    char *split, *dataloader_type, *tokenizer_type, *vocab_file, *merge_file;
+    int64_t mock_data, data_sharding, eod_mask_loss;
+    /* checkpoints */
+    char *save, *load;
+    int64_t save_interval, no_save_optim, no_load_optim, finetune, exit_on_missing_checkpoint;
+    /* validation, logging */
+    int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
+
+    /* Not arguments: set by mb_args_validate() and by the trainer, shown in the dump. */
+    int64_t rank, world_size, data_parallel_size, padded_vocab_size;
+    int64_t consumed_train_samples, consumed_valid_samples;
+
+    struct mb_args_raw *raw; /* what was given, by row; owned */
+    struct mb_buf notes;     /* lines for rank 0 to print, each ending in a newline */
+};
+
+enum mb_args_outcome { MB_ARGS_OK = 0, MB_ARGS_HELP = 1 };
+
+/* argv without the program's name. MB_ARGS_HELP when --help is there; MB_EINVAL with argparse's
+ * text for a line that cannot be parsed (exit status 2). args is to be closed in every case. */
+int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err);
+void mb_args_close(struct mb_args *args);
+
+/* Refusals, then Megatron's checks in Megatron's order; fills in what derives from other arguments
+ * (ffn_hidden_size, global_batch_size, train_iters, split, ...). MB_EUNSUPPORTED for a refusal,
+ * MB_EINVAL for a check; exit status by mb_exit_status(). */
+int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, struct mb_err *err);
+
+/* The help text, by groups. */
+int mb_args_help(struct mb_buf *out);
+/* Lines "  name ...... value" of all arguments, sorted as Megatron sorts them. */
+int mb_args_dump(const struct mb_args *args, struct mb_buf *out);
+/* The same as a JSON object, for checkpoints. */
+char *mb_args_json(const struct mb_args *args);
+
+#endif

@@ -1,0 +1,271 @@
+/*
+ * The table of Megatron-LM's arguments. Names, types and defaults are Megatron-LM's (core 0.10);
+ * what differs is said in the text. Group by group, each row: what it is here, then why.
+ */
+#include "worker/args_table.h"
+
+#define FIELD(f) offsetof(struct mb_args, f)
+#define I(n, t, d, f, h)                                                                           \
+    {                                                                                              \
+        n, NULL, MB_ARG_##t, MB_ARG_IMPLEMENTED, d, NULL, GROUP, h, FIELD(f)                       \
+    }
+#define I_DEST(n, dest, t, d, f, h)                                                                \
+    {                                                                                              \
+        n, dest, MB_ARG_##t, MB_ARG_IMPLEMENTED, d, NULL, GROUP, h, FIELD(f)                       \
+    }
+#define I_CHOICE(n, d, c, f, h)                                                                    \
+    {                                                                                              \
+        n, NULL, MB_ARG_TEXT, MB_ARG_IMPLEMENTED, d, c, GROUP, h, FIELD(f)                         \
+    }
+#define NOTED(n, t, d, h)                                                                          \
+    {                                                                                              \
+        n, NULL, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
+    }
+#define NOTED_DEST(n, dest, t, d, h)                                                               \
+    {                                                                                              \
+        n, dest, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
+    }
+#define REFUSED(n, t, d, h)                                                                        \
+    {                                                                                              \
+        n, NULL, MB_ARG_##t, MB_ARG_REFUSED, d, NULL, GROUP, h, SIZE_MAX                           \
+    }
+#define REFUSED_CHOICE(n, d, c, h)                                                                 \
+    {                                                                                              \
+        n, NULL, MB_ARG_TEXT, MB_ARG_REFUSED, d, c, GROUP, h, SIZE_MAX                             \
+    }
+#define COMPUTED(n, f)                                                                             \
+    {                                                                                              \
+        n, NULL, MB_ARG_COMPUTED, MB_ARG_IMPLEMENTED, NULL, NULL, NULL, NULL, FIELD(f)             \
+    }
+
+/* clang-format off */
+const struct mb_arg_row MB_ARG_ROWS[] = {
+#define GROUP "network size"
+    I("num-layers", INT, NULL, num_layers, "number of transformer layers"),
+    I("hidden-size", INT, NULL, hidden_size, "width of the residual stream"),
+    I("ffn-hidden-size", INT, NULL, ffn_hidden_size, "width of the MLP; None: 4 * hidden size"),
+    I("num-attention-heads", INT, NULL, num_attention_heads, "heads; they divide the hidden size"),
+    I("kv-channels", INT, NULL, kv_channels, "width of a head; only hidden size / heads here"),
+    I("group-query-attention", FLAG, NULL, group_query_attention, "share keys and values between heads"),
+    I("num-query-groups", INT, "1", num_query_groups, "groups with --group-query-attention"),
+    I("max-position-embeddings", INT, NULL, max_position_embeddings, "rows of the position table"),
+    I("make-vocab-size-divisible-by", INT, "128", make_vocab_size_divisible_by, "pads the vocabulary"),
+    I("vocab-size", INT, NULL, vocab_size, "size of the NullTokenizer's vocabulary"),
+    I("norm-epsilon", FLOAT, "1e-05", norm_epsilon, "epsilon of LayerNorm"),
+    I("init-method-std", FLOAT, "0.02", init_method_std, "standard deviation of initial weights"),
+    I("untie-embeddings-and-output-weights", FLAG, NULL, untie_embeddings_and_output_weights, "own weights for the output layer"),
+    I_DEST("no-bias-gelu-fusion", "bias_gelu_fusion", FLAG_OFF, NULL, bias_gelu_fusion, "GELU by erf instead of tanh"),
+    REFUSED_CHOICE("position-embedding-type", "learned_absolute", "learned_absolute|rope|none|mrope|relative|yarn", "positions are learned and absolute"),
+    REFUSED("no-position-embedding", FLAG, NULL, "positions are learned and absolute"),
+    REFUSED("use-rotary-position-embeddings", FLAG, NULL, "positions are learned and absolute"),
+    REFUSED("rotary-base", INT, "10000", "there are no rotary positions"),
+    REFUSED("rotary-percent", FLOAT, "1.0", "there are no rotary positions"),
+    REFUSED("rotary-interleaved", FLAG, NULL, "there are no rotary positions"),
+    REFUSED("rotary-seq-len-interpolation-factor", INT, NULL, "there are no rotary positions"),
+    REFUSED("use-rope-scaling", FLAG, NULL, "there are no rotary positions"),
+    REFUSED("rope-scaling-factor", FLOAT, "8.0", "there are no rotary positions"),
+    REFUSED_CHOICE("normalization", "LayerNorm", "LayerNorm|RMSNorm", "the norm is LayerNorm"),
+    REFUSED("apply-layernorm-1p", FLAG, NULL, "LayerNorm stores its weight as it is"),
+    REFUSED("swiglu", FLAG, NULL, "the MLP is GELU"),
+    REFUSED("squared-relu", FLAG, NULL, "the MLP is GELU"),
+    REFUSED("openai-gelu", FLAG, NULL, "the MLP is GELU; --no-bias-gelu-fusion chooses the erf form"),
+    REFUSED("disable-bias-linear", FLAG, NULL, "linear layers have biases"),
+    REFUSED("add-qkv-bias", FLAG, NULL, "all linear layers have biases already"),
+    REFUSED("qk-layernorm", FLAG, NULL, "queries and keys are not normalised"),
+    REFUSED("num-experts", INT, NULL, "there are no experts"),
+    REFUSED("expert-model-parallel-size", INT, "1", "there are no experts"),
+#undef GROUP
+#define GROUP "training"
+    I("seq-length", INT, NULL, seq_length, "tokens of a sample"),
+    I("micro-batch-size", INT, NULL, micro_batch_size, "samples of one forward and backward pass of a rank"),
+    I("global-batch-size", INT, NULL, global_batch_size, "samples of an iteration; None: micro batch * data parallel size"),
+    I("train-iters", INT, NULL, train_iters, "iterations of the whole training"),
+    I("train-samples", INT, NULL, train_samples, "samples of the whole training, instead of --train-iters"),
+    I("exit-interval", INT, NULL, exit_interval, "end after an iteration that this divides"),
+    I("exit-duration-in-mins", INT, NULL, exit_duration_in_mins, "save and end after so many minutes"),
+    I("exit-signal-handler", FLAG, NULL, exit_signal_handler, "save and end on SIGTERM (always done here)"),
+    I("seed", INT, "1234", seed, "of weights, data order and dropout"),
+    I("attention-dropout", FLOAT, "0.1", attention_dropout, "after the softmax"),
+    I("hidden-dropout", FLOAT, "0.1", hidden_dropout, "on the residual branches"),
+    I("weight-decay", FLOAT, "0.01", weight_decay, "of weights with two dimensions"),
+    I("start-weight-decay", FLOAT, NULL, start_weight_decay, "with --weight-decay-incr-style"),
+    I("end-weight-decay", FLOAT, NULL, end_weight_decay, "with --weight-decay-incr-style"),
+    I_CHOICE("weight-decay-incr-style", "constant", "constant|linear|cosine", weight_decay_incr_style, "how it grows"),
+    I("clip-grad", FLOAT, "1.0", clip_grad, "largest norm of the gradient; 0: no limit"),
+    I("adam-beta1", FLOAT, "0.9", adam_beta1, "Adam's first moment"),
+    I("adam-beta2", FLOAT, "0.999", adam_beta2, "Adam's second moment"),
+    I("adam-eps", FLOAT, "1e-08", adam_eps, "Adam's epsilon"),
+    I("calculate-per-token-loss", FLAG, NULL, calculate_per_token_loss, "divide gradients by all tokens of the global batch"),
+    I_DEST("no-check-for-nan-in-loss-and-grad", "check_for_nan_in_loss_and_grad", FLAG_OFF, NULL, check_for_nan_in_loss_and_grad, "skip such an iteration instead of ending"),
+    REFUSED_CHOICE("optimizer", "adam", "adam|sgd|hybridadam", "the optimizer is Adam"),
+    REFUSED("rampup-batch-size", TRIPLE, NULL, "the global batch size is constant"),
+    REFUSED("data-parallel-random-init", FLAG, NULL, "one seed makes one model on all ranks"),
+    REFUSED("recompute-activations", FLAG, NULL, "activations are kept"),
+    REFUSED("recompute-granularity", TEXT, NULL, "activations are kept"),
+    REFUSED("recompute-method", TEXT, NULL, "activations are kept"),
+    REFUSED("recompute-num-layers", INT, NULL, "activations are kept"),
+    REFUSED("yaml-cfg", TEXT, NULL, "give the arguments on the command line"),
+    NOTED("deterministic-mode", FLAG, NULL, "every run is deterministic"),
+    NOTED("use-flash-attn", FLAG, NULL, "attention is always fused"),
+    NOTED("attention-backend", TEXT, "auto", "there is one attention"),
+    NOTED("transformer-impl", TEXT, "transformer_engine", "there is one implementation, with the names of transformer_engine"),
+    NOTED("use-mcore-models", FLAG, NULL, "there is one model"),
+    NOTED_DEST("use-legacy-models", NULL, FLAG, NULL, "there is one model"),
+    NOTED_DEST("no-masked-softmax-fusion", "masked_softmax_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
+    NOTED_DEST("no-bias-swiglu-fusion", "bias_swiglu_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
+    NOTED_DEST("no-bias-dropout-fusion", "bias_dropout_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
+    NOTED_DEST("no-rope-fusion", "apply_rope_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
+    NOTED_DEST("no-gradient-accumulation-fusion", "gradient_accumulation_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
+    NOTED_DEST("no-persist-layer-norm", "no_persist_layer_norm", FLAG, NULL, "kernels decide this themselves"),
+    NOTED("cross-entropy-loss-fusion", FLAG, NULL, "the loss is always fused"),
+    NOTED_DEST("no-async-tensor-model-parallel-allreduce", NULL, FLAG, NULL, "Megatron-LM ignores it, too"),
+    NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
+    NOTED("manual-gc", FLAG, NULL, "there is no garbage collector"),
+    NOTED("manual-gc-interval", INT, "0", "there is no garbage collector"),
+    NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
+    NOTED("profile", FLAG, NULL, "there is no profiler to start"),
+    NOTED("profile-step-start", INT, "10", "there is no profiler to start"),
+    NOTED("profile-step-end", INT, "12", "there is no profiler to start"),
+    NOTED("profile-ranks", LIST, "[0]", "there is no profiler to start"),
+    NOTED("use-pytorch-profiler", FLAG, NULL, "there is no profiler to start"),
+#undef GROUP
+#define GROUP "learning rate"
+    I("lr", FLOAT, NULL, lr, "largest learning rate"),
+    I("min-lr", FLOAT, "0.0", min_lr, "learning rate after the decay"),
+    I_CHOICE("lr-decay-style", "linear", "constant|linear|cosine|inverse-square-root|WSD", lr_decay_style, "shape of the decay"),
+    I("lr-decay-iters", INT, NULL, lr_decay_iters, "length of the schedule; None: the training"),
+    I("lr-decay-samples", INT, NULL, lr_decay_samples, "the same in samples"),
+    I("lr-warmup-fraction", FLOAT, NULL, lr_warmup_fraction, "share of the schedule that warms up"),
+    I("lr-warmup-iters", INT, "0", lr_warmup_iters, "iterations that warm up"),
+    I("lr-warmup-samples", INT, "0", lr_warmup_samples, "samples that warm up"),
+    I("lr-warmup-init", FLOAT, "0.0", lr_warmup_init, "learning rate at the start of the warmup"),
+    I_CHOICE("lr-wsd-decay-style", "exponential", "exponential|linear|cosine|minus_sqrt", lr_wsd_decay_style, "shape of WSD's decay"),
+    I("lr-wsd-decay-iters", INT, NULL, lr_wsd_decay_iters, "length of WSD's decay"),
+    I("lr-wsd-decay-samples", INT, NULL, lr_wsd_decay_samples, "the same in samples"),
+    I("override-opt_param-scheduler", FLAG, NULL, override_opt_param_scheduler, "the schedule of the command line, whatever the checkpoint's was"),
+    REFUSED("use-checkpoint-opt_param-scheduler", FLAG, NULL, "repeat the schedule's arguments"),
+    REFUSED("decoupled-lr", FLOAT, NULL, "there is one learning rate"),
+    REFUSED("decoupled-min-lr", FLOAT, NULL, "there is one learning rate"),
+#undef GROUP
+#define GROUP "mixed precision"
+    REFUSED("bf16", FLAG, NULL, "training is in fp32"),
+    REFUSED("fp16", FLAG, NULL, "training is in fp32"),
+    REFUSED("grad-reduce-in-bf16", FLAG, NULL, "gradients are reduced in fp32"),
+    NOTED("accumulate-allreduce-grads-in-fp32", FLAG, NULL, "gradients are always fp32"),
+    NOTED("attention-softmax-in-fp32", FLAG, NULL, "the softmax is always fp32"),
+    NOTED("loss-scale", FLOAT, NULL, "fp32 needs no loss scale"),
+    NOTED("initial-loss-scale", FLOAT, "4294967296", "fp32 needs no loss scale"),
+    NOTED("min-loss-scale", FLOAT, "1.0", "fp32 needs no loss scale"),
+    NOTED("loss-scale-window", FLOAT, "1000", "fp32 needs no loss scale"),
+    NOTED("hysteresis", INT, "2", "fp32 needs no loss scale"),
+#undef GROUP
+#define GROUP "distributed"
+    I_CHOICE("distributed-backend", "nccl", "nccl|gloo", distributed_backend, "gloo: the CPU backend; nccl: CUDA"),
+    I("distributed-timeout-minutes", INT, "10", distributed_timeout_minutes, "a collective may take this long"),
+    I("use-distributed-optimizer", FLAG, NULL, use_distributed_optimizer, "each rank keeps and updates its share of the optimizer"),
+    I("overlap-grad-reduce", FLAG, NULL, overlap_grad_reduce, "allowed; gradients are reduced after the backward pass"),
+    I("overlap-param-gather", FLAG, NULL, overlap_param_gather, "allowed with the distributed optimizer; weights are gathered after the update"),
+    REFUSED("tensor-model-parallel-size", INT, "1", "ranks are data parallel only"),
+    REFUSED("pipeline-model-parallel-size", INT, "1", "ranks are data parallel only"),
+    REFUSED("context-parallel-size", INT, "1", "ranks are data parallel only"),
+    REFUSED("num-layers-per-virtual-pipeline-stage", INT, NULL, "ranks are data parallel only"),
+    REFUSED("use-torch-fsdp2", FLAG, NULL, "use --use-distributed-optimizer"),
+    NOTED("sequence-parallel", FLAG, NULL, "it means nothing without tensor parallelism"),
+    NOTED("local-rank", INT, NULL, "LOCAL_RANK of the environment counts"),
+#undef GROUP
+#define GROUP "data and tokenizer"
+    I("data-path", LIST, NULL, data_path, "PREFIX..., or WEIGHT PREFIX WEIGHT PREFIX..."),
+    I("split", TEXT, NULL, split, "shares of train, valid, test; None: 969, 30, 1"),
+    I("train-data-path", LIST, NULL, train_data_path, "instead of --data-path and --split"),
+    I("valid-data-path", LIST, NULL, valid_data_path, "instead of --data-path and --split"),
+    I("test-data-path", LIST, NULL, test_data_path, "instead of --data-path and --split"),
+    I("mock-data", FLAG, NULL, mock_data, "made-up documents"),
+    I_CHOICE("dataloader-type", NULL, "single|cyclic|external", dataloader_type, "None: single"),
+    I_DEST("no-data-sharding", "data_sharding", FLAG_OFF, NULL, data_sharding, "cyclic: one order for all ranks"),
+    I("eod-mask-loss", FLAG, NULL, eod_mask_loss, "no loss at the end of documents"),
+    I_CHOICE("tokenizer-type", NULL, "GPT2BPETokenizer|NullTokenizer|HuggingFaceTokenizer|Llama2Tokenizer|BertWordPieceLowerCase|BertWordPieceCase|SentencePieceTokenizer|GPTSentencePieceTokenizer|Llama3Tokenizer|MistralTokenizer|TikTokenizer|MultimodalTokenizer", tokenizer_type, "None: GPT2BPETokenizer"),
+    I("vocab-file", TEXT, NULL, vocab_file, "vocab.json of GPT2BPETokenizer"),
+    I("merge-file", TEXT, NULL, merge_file, "merges.txt of GPT2BPETokenizer"),
+    REFUSED("tokenizer-model", TEXT, NULL, "tokenizers are GPT2BPETokenizer and NullTokenizer"),
+    REFUSED("data-args-path", TEXT, NULL, "give --data-path itself"),
+    REFUSED("reset-position-ids", FLAG, NULL, "positions count from the start of the sample"),
+    REFUSED("reset-attention-mask", FLAG, NULL, "attention sees the whole sample"),
+    NOTED("data-cache-path", TEXT, NULL, "indices are built anew, which is fast"),
+    NOTED("num-workers", INT, "2", "micro batches are made where they are used"),
+    NOTED_DEST("no-mmap-bin-files", "mmap_bin_files", FLAG_OFF, NULL, "data is always mapped"),
+    NOTED_DEST("no-create-attention-mask-in-dataloader", "create_attention_mask_in_dataloader", FLAG_OFF, NULL, "attention needs no mask"),
+    NOTED("num-dataset-builder-threads", INT, "1", "one thread is enough"),
+    NOTED("tiktoken-pattern", TEXT, NULL, "there is no tiktoken tokenizer"),
+#undef GROUP
+#define GROUP "checkpoints"
+    I("save", TEXT, NULL, save, "directory to save into"),
+    I("save-interval", INT, NULL, save_interval, "iterations between saves"),
+    I("load", TEXT, NULL, load, "directory to load from"),
+    I("no-save-optim", FLAG, NULL, no_save_optim, "weights only"),
+    I("no-load-optim", FLAG, NULL, no_load_optim, "weights only"),
+    I("finetune", FLAG, NULL, finetune, "take the weights, start at iteration 0"),
+    I("exit-on-missing-checkpoint", FLAG, NULL, exit_on_missing_checkpoint, "nothing to load is an error"),
+    REFUSED_CHOICE("ckpt-format", "safetensors", "safetensors|torch|torch_dist|zarr|torch_dcp|fsdp_dtensor", "checkpoints are safetensors"),
+    REFUSED("use-checkpoint-args", FLAG, NULL, "repeat the model's arguments"),
+    REFUSED("use-mp-args-from-checkpoint-args", FLAG, NULL, "ranks are data parallel only"),
+    NOTED_DEST("no-use-tokenizer-model-from-checkpoint-args", "use_tokenizer_model_from_checkpoint_args", FLAG_OFF, NULL, "the command line's tokenizer counts"),
+    NOTED("no-save-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
+    NOTED("no-load-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
+    NOTED("auto-detect-ckpt-format", FLAG, NULL, "there is one format"),
+    NOTED("async-save", FLAG, NULL, "saves are synchronous"),
+    NOTED_DEST("no-ckpt-fully-parallel-save", "ckpt_fully_parallel_save", FLAG_OFF, NULL, "every rank saves its share"),
+#undef GROUP
+#define GROUP "validation and logging"
+    I("eval-iters", INT, "100", eval_iters, "iterations of an evaluation; 0: none"),
+    I("eval-interval", INT, "1000", eval_interval, "iterations between evaluations"),
+    I("log-interval", INT, "100", log_interval, "iterations between log lines"),
+    I("log-throughput", FLAG, NULL, log_throughput, "log TFLOP/s"),
+    I("log-params-norm", FLAG, NULL, log_params_norm, "log the norm of the weights"),
+    REFUSED("log-num-zeros-in-grad", FLAG, NULL, "zeros are not counted"),
+    REFUSED("tensorboard-dir", TEXT, NULL, "there are no TensorBoard events; the log lines hold the numbers"),
+    NOTED("tensorboard-log-interval", INT, "1", "there are no TensorBoard events"),
+    NOTED("tensorboard-queue-size", INT, "1000", "there are no TensorBoard events"),
+    NOTED("log-timers-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
+    NOTED_DEST("no-log-loss-scale-to-tensorboard", "log_loss_scale_to_tensorboard", FLAG_OFF, NULL, "there are no TensorBoard events"),
+    NOTED("log-validation-ppl-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
+    NOTED("log-memory-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
+    NOTED("log-world-size-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
+    NOTED("log-progress", FLAG, NULL, "`mobula status` shows progress"),
+    NOTED("timing-log-level", INT, "0", "the timers of level 0 are logged"),
+    NOTED("timing-log-option", TEXT, "minmax", "timers are logged as (min, max)"),
+    NOTED("wandb-project", TEXT, NULL, "nothing is sent to Weights & Biases"),
+    NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
+    NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),
+#undef GROUP
+    COMPUTED("rank", rank),
+    COMPUTED("world-size", world_size),
+    COMPUTED("data-parallel-size", data_parallel_size),
+    COMPUTED("padded-vocab-size", padded_vocab_size),
+    COMPUTED("consumed-train-samples", consumed_train_samples),
+    COMPUTED("consumed-valid-samples", consumed_valid_samples),
+};
+/* clang-format on */
+
+const size_t MB_ARG_N_ROWS = sizeof MB_ARG_ROWS / sizeof MB_ARG_ROWS[0];
+
+const struct mb_arg_family MB_ARG_FAMILIES[] = {
+    {"fp8-", "FP8 is not supported"},
+    {"moe-", "there are no experts"},
+    {"expert-", "there are no experts"},
+    {"retro-", "Retro is not provided"},
+    {"vision-", "vision models are not provided"},
+    {"img-", "vision models are not provided"},
+    {"dino-", "vision models are not provided"},
+    {"bert-", "BERT is not provided"},
+    {"ict-", "biencoders are not provided"},
+    {"biencoder-", "biencoders are not provided"},
+    {"mamba-", "Mamba is not provided"},
+    {"hybrid-", "Mamba is not provided"},
+    {"rl-", "reinforcement learning is not provided"},
+    {"encoder-", "encoder-decoder models are not provided"},
+    {"decoder-", "encoder-decoder models are not provided"},
+    {"inference-", "inference is not provided"},
+    {"rerun-", "there is no rerun machine"},
+    {"tp-comm-", "ranks are data parallel only"},
+    {NULL, NULL},
+};

@@ -1,0 +1,52 @@
+/* The table behind args.h. Only args*.c and its test include this. */
+#ifndef MOBULA_WORKER_ARGS_TABLE_H
+#define MOBULA_WORKER_ARGS_TABLE_H
+
+#include "worker/args.h"
+
+enum mb_arg_type {
+    MB_ARG_FLAG,     /* given: 1 */
+    MB_ARG_FLAG_OFF, /* --no-x: given: 0, default 1 */
+    MB_ARG_INT,
+    MB_ARG_FLOAT,
+    MB_ARG_TEXT,
+    MB_ARG_LIST,    /* any number of values */
+    MB_ARG_TRIPLE,  /* three values */
+    MB_ARG_COMPUTED /* no argument: an int that only the dump shows */
+};
+
+enum mb_arg_use { MB_ARG_IMPLEMENTED, MB_ARG_NOTED, MB_ARG_REFUSED };
+
+struct mb_arg_row {
+    const char *name; /* without the dashes */
+    const char *dest; /* Megatron's attribute when it is not the name with underscores, else NULL */
+    enum mb_arg_type type;
+    enum mb_arg_use use;
+    const char *def;     /* default as Python prints it; NULL: None (flags: False) */
+    const char *choices; /* "a|b|c", or NULL */
+    const char *group;
+    const char *text; /* help; noted: the note; refused: the reason */
+    size_t offset;    /* of the field in struct mb_args; SIZE_MAX: none */
+};
+
+extern const struct mb_arg_row MB_ARG_ROWS[];
+extern const size_t MB_ARG_N_ROWS;
+
+/* Families of arguments that are refused by the beginning of their names. */
+struct mb_arg_family {
+    const char *prefix;
+    const char *what;
+};
+extern const struct mb_arg_family MB_ARG_FAMILIES[]; /* ends with prefix NULL */
+
+/* What was given for a row. */
+struct mb_args_raw {
+    int given;
+    char **values; /* owned */
+    size_t n_values;
+};
+
+/* "num_layers" for --num-layers. */
+void mb_arg_dest(const struct mb_arg_row *row, char out[64]);
+
+#endif

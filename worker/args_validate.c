@@ -1,0 +1,400 @@
+/*
+ * Checks of arguments (args.h), in the order of Megatron-LM's validate_args().
+ *
+ *  1. Refused rows that ask for something else than their default; notes of noted ones.
+ *  2. World size, batch sizes, data sources, what depends on each other.
+ *  3. Iterations or samples, never both; schedule; required sizes; shapes.
+ *  4. What derives from others is filled in.
+ * Failure: the first check that does not hold, with Megatron's text where it has one.
+ */
+#include "worker/args_table.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/str.h"
+
+static int invalid(struct mb_err *err, const char *text)
+{
+    return mb_err_set(err, MB_EINVAL, "%s", text);
+}
+
+static int none(int64_t v)
+{
+    return v == MB_ARGS_NONE;
+}
+
+/* ---- refusals and notes ---- */
+
+static int is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw)
+{
+    if (!raw->given || row->type == MB_ARG_FLAG || row->type == MB_ARG_FLAG_OFF ||
+        raw->n_values != 1 || row->def == NULL) {
+        return !raw->given;
+    }
+    double a, b;
+    if (row->type != MB_ARG_TEXT && mb_parse_double(raw->values[0], "", &a, NULL) == 0 &&
+        mb_parse_double(row->def, "", &b, NULL) == 0) {
+        return a == b;
+    }
+    return strcmp(raw->values[0], row->def) == 0;
+}
+
+static int refuse(struct mb_args *a, struct mb_err *err)
+{
+    for (size_t i = 0; i < MB_ARG_N_ROWS; i++) {
+        const struct mb_arg_row *row = &MB_ARG_ROWS[i];
+        if (row->use == MB_ARG_REFUSED && !is_default(row, &a->raw[i])) {
+            const char *value = a->raw[i].n_values > 0 ? a->raw[i].values[0] : "";
+            return mb_err_set(err, MB_EUNSUPPORTED, "--%s%s%s: not provided by this version; %s",
+                              row->name, value[0] ? " " : "", value, row->text);
+        }
+        if (row->use == MB_ARG_NOTED && !is_default(row, &a->raw[i]) &&
+            mb_buf_printf(&a->notes, "note: --%s has no effect: %s\n", row->name, row->text) != 0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
+    }
+    if (strcmp(a->distributed_backend, "nccl") == 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--distributed-backend nccl: this build has no CUDA backend; "
+                          "--distributed-backend gloo trains on the CPU");
+    }
+    return 0;
+}
+
+/* ---- sizes of the world and of batches ---- */
+
+static int check_batches(struct mb_args *a, struct mb_err *err)
+{
+    if (none(a->micro_batch_size)) {
+        return invalid(err, "micro_batch_size argument is None");
+    }
+    if (a->micro_batch_size <= 0) {
+        return invalid(err, "micro-batch-size must be positive");
+    }
+    int64_t slice = a->micro_batch_size * a->data_parallel_size;
+    if (none(a->global_batch_size)) {
+        a->global_batch_size = slice;
+    }
+    if (a->global_batch_size <= 0) {
+        return invalid(err, "global-batch-size must be positive");
+    }
+    if (a->micro_batch_size > INT32_MAX || a->global_batch_size % slice != 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "global batch size (%lld) is not divisible by micro batch size (%lld) "
+                          "times data parallel size (%lld)",
+                          (long long)a->global_batch_size, (long long)a->micro_batch_size,
+                          (long long)a->data_parallel_size);
+    }
+    return 0;
+}
+
+static int check_data(struct mb_args *a, struct mb_err *err)
+{
+    int per_split = a->train_data_path.n > 0 || a->valid_data_path.n > 0 || a->test_data_path.n > 0;
+    int sources = (a->data_path.n > 0) + per_split + (a->mock_data != 0);
+    if (sources > 1) {
+        return invalid(err, "A single data source must be provided in training mode, else None");
+    }
+    if (sources == 0) {
+        return invalid(err, "no data to train on: give --data-path PREFIX, or --mock-data");
+    }
+    if (a->dataloader_type == NULL && (a->dataloader_type = mb_strdup("single")) == NULL) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+    }
+    if (strcmp(a->dataloader_type, "external") == 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--dataloader-type external: not provided by this version; use single "
+                          "or cyclic");
+    }
+    if (a->split == NULL && !per_split) {
+        /* Mock data is split evenly whatever is asked. */
+        a->split = mb_strdup(a->mock_data ? "1,1,1" : "969, 30, 1");
+        if (a->split == NULL ||
+            (!a->mock_data &&
+             mb_buf_puts(&a->notes, "WARNING: Please specify --split when using --data-path. Using "
+                                    "legacy default value of \"969, 30, 1\"\n") != 0)) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+        }
+    }
+    if (a->tokenizer_type == NULL && (a->tokenizer_type = mb_strdup("GPT2BPETokenizer")) == NULL) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+    }
+    if (strcmp(a->tokenizer_type, "GPT2BPETokenizer") != 0 &&
+        strcmp(a->tokenizer_type, "NullTokenizer") != 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--tokenizer-type %s: not provided by this version; use "
+                          "GPT2BPETokenizer or NullTokenizer",
+                          a->tokenizer_type);
+    }
+    return 0;
+}
+
+/* ---- iterations or samples ---- */
+
+static int check_iterations(struct mb_args *a, struct mb_err *err)
+{
+    if (!none(a->train_samples)) {
+        return mb_err_set(err, MB_EINVAL,
+                          "expected iteration-based training: --train-iters and --train-samples "
+                          "exclude each other");
+    }
+    if (a->train_iters < 0) {
+        return invalid(err, "train-iters must not be negative");
+    }
+    if (!none(a->lr_decay_samples)) {
+        return invalid(err, "expected iteration-based learning rate decay");
+    }
+    if (a->lr_warmup_samples != 0) {
+        return invalid(err, "expected iteration-based learning rate warmup");
+    }
+    if (!none(a->lr_wsd_decay_samples)) {
+        return invalid(err, "expected iteration-based learning rate WSD decay");
+    }
+    if (!isnan(a->lr_warmup_fraction) && a->lr_warmup_iters != 0) {
+        return invalid(err, "can only specify one of lr-warmup-fraction and lr-warmup-iters");
+    }
+    return 0;
+}
+
+static int check_samples(struct mb_args *a, struct mb_err *err)
+{
+    if (a->train_samples <= 0) {
+        return invalid(err, "train-samples must be positive");
+    }
+    if (!none(a->lr_decay_iters)) {
+        return invalid(err, "expected sample-based learning rate decay");
+    }
+    if (a->lr_warmup_iters != 0) {
+        return invalid(err, "expected sample-based learning rate warmup");
+    }
+    if (!none(a->lr_wsd_decay_iters)) {
+        return invalid(err, "expected sample-based learning rate WSD decay");
+    }
+    if (!isnan(a->lr_warmup_fraction) && a->lr_warmup_samples != 0) {
+        return invalid(err, "can only specify one of lr-warmup-fraction and lr-warmup-samples");
+    }
+    return 0;
+}
+
+/* ---- the model ---- */
+
+static int check_required(const struct mb_args *a, struct mb_err *err)
+{
+    const struct {
+        int64_t value;
+        const char *name;
+    } required[] = {
+        {a->num_layers, "num_layers"},
+        {a->hidden_size, "hidden_size"},
+        {a->num_attention_heads, "num_attention_heads"},
+        {a->max_position_embeddings, "max_position_embeddings"},
+        {a->seq_length, "seq_length"},
+    };
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
+        if (none(required[i].value)) {
+            return mb_err_set(err, MB_EINVAL, "%s argument is None", required[i].name);
+        }
+        if (required[i].value <= 0 || required[i].value > INT32_MAX) {
+            return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be from 1 to %d",
+                              required[i].name, (long long)required[i].value, INT32_MAX);
+        }
+    }
+    return 0;
+}
+
+static int check_shape(struct mb_args *a, struct mb_err *err)
+{
+    if (none(a->ffn_hidden_size)) {
+        a->ffn_hidden_size = 4 * a->hidden_size;
+    }
+    if (a->hidden_size % a->num_attention_heads != 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "hidden size (%lld) is not divisible by the number of attention heads "
+                          "(%lld)",
+                          (long long)a->hidden_size, (long long)a->num_attention_heads);
+    }
+    int64_t head = a->hidden_size / a->num_attention_heads;
+    if (none(a->kv_channels)) {
+        a->kv_channels = head;
+    }
+    if (a->kv_channels != head) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--kv-channels %lld: not provided by this version; only hidden size / "
+                          "heads (%lld)",
+                          (long long)a->kv_channels, (long long)head);
+    }
+    if (!a->group_query_attention) {
+        a->num_query_groups = a->num_attention_heads;
+    }
+    if (a->num_query_groups <= 0 || a->num_attention_heads % a->num_query_groups != 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "The number of attention heads (%lld) must be divisible by the number "
+                          "of query groups (%lld)",
+                          (long long)a->num_attention_heads, (long long)a->num_query_groups);
+    }
+    if (a->max_position_embeddings < a->seq_length) {
+        return mb_err_set(err, MB_EINVAL,
+                          "max_position_embeddings (%lld) must not be below seq_length (%lld)",
+                          (long long)a->max_position_embeddings, (long long)a->seq_length);
+    }
+    if (a->ffn_hidden_size <= 0 || a->make_vocab_size_divisible_by <= 0) {
+        return invalid(err, "ffn-hidden-size and make-vocab-size-divisible-by must be positive");
+    }
+    return 0;
+}
+
+/* ---- numbers ---- */
+
+static int check_ranges(const struct mb_args *a, struct mb_err *err)
+{
+    const struct {
+        double value, low, high; /* [low, high) */
+        const char *name;
+    } ranges[] = {
+        {a->attention_dropout, 0, 1, "attention-dropout"},
+        {a->hidden_dropout, 0, 1, "hidden-dropout"},
+        {a->adam_beta1, 0, 1, "adam-beta1"},
+        {a->adam_beta2, 0, 1, "adam-beta2"},
+        {a->adam_eps, 1e-300, INFINITY, "adam-eps"},
+        {a->norm_epsilon, 1e-300, INFINITY, "norm-epsilon"},
+        {a->init_method_std, 0, INFINITY, "init-method-std"},
+        {a->clip_grad, 0, INFINITY, "clip-grad"},
+        {a->weight_decay, 0, INFINITY, "weight-decay"},
+        {a->lr, 0, INFINITY, "lr"},
+        {a->min_lr, 0, INFINITY, "min-lr"},
+        {a->lr_warmup_init, 0, INFINITY, "lr-warmup-init"},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        if (!(ranges[i].value >= ranges[i].low && ranges[i].value < ranges[i].high)) {
+            return mb_err_set(err, MB_EINVAL, "%s is %g: it must be at least %g and below %g",
+                              ranges[i].name, ranges[i].value, ranges[i].low, ranges[i].high);
+        }
+    }
+    if (a->min_lr > a->lr || a->lr_warmup_init > a->lr) {
+        return invalid(err, "min-lr and lr-warmup-init must not exceed lr");
+    }
+    if (a->seed <= 0 || a->seed > UINT32_MAX) {
+        return mb_err_set(err, MB_EINVAL, "Seed (%lld) should be a positive integer.",
+                          (long long)a->seed);
+    }
+    return 0;
+}
+
+static int check_positive(const struct mb_args *a, struct mb_err *err)
+{
+    const struct {
+        int64_t value;
+        const char *name;
+        int optional;
+        int64_t low;
+    } counts[] = {
+        {a->distributed_timeout_minutes, "distributed-timeout-minutes", 0, 1},
+        {a->log_interval, "log-interval", 0, 1},
+        {a->eval_iters, "eval-iters", 0, 0},
+        {a->eval_interval, "eval-interval", 0, 1},
+        {a->save_interval, "save-interval", 1, 1},
+        {a->exit_interval, "exit-interval", 1, 1},
+        {a->exit_duration_in_mins, "exit-duration-in-mins", 1, 0},
+        {a->lr_warmup_iters, "lr-warmup-iters", 0, 0},
+        {a->lr_warmup_samples, "lr-warmup-samples", 0, 0},
+        {a->lr_decay_iters, "lr-decay-iters", 1, 1},
+        {a->lr_decay_samples, "lr-decay-samples", 1, 1},
+        {a->lr_wsd_decay_iters, "lr-wsd-decay-iters", 1, 0},
+        {a->lr_wsd_decay_samples, "lr-wsd-decay-samples", 1, 0},
+        {a->vocab_size, "vocab-size", 1, 1},
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        if (!(counts[i].optional && none(counts[i].value)) &&
+            (counts[i].value < counts[i].low || counts[i].value > INT32_MAX)) {
+            return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be at least %lld",
+                              counts[i].name, (long long)counts[i].value, (long long)counts[i].low);
+        }
+    }
+    return 0;
+}
+
+static int check_weight_decay(struct mb_args *a, struct mb_err *err)
+{
+    if (strcmp(a->weight_decay_incr_style, "constant") == 0) {
+        if (!isnan(a->start_weight_decay) || !isnan(a->end_weight_decay)) {
+            return invalid(err, "start-weight-decay and end-weight-decay need "
+                                "--weight-decay-incr-style linear or cosine");
+        }
+        a->start_weight_decay = a->end_weight_decay = a->weight_decay;
+        return 0;
+    }
+    if (isnan(a->start_weight_decay) || isnan(a->end_weight_decay)) {
+        return invalid(err, "--weight-decay-incr-style needs --start-weight-decay and "
+                            "--end-weight-decay");
+    }
+    return 0;
+}
+
+static int check_length(struct mb_args *a, struct mb_err *err)
+{
+    int rc = 0;
+    if (!none(a->train_iters)) {
+        rc = check_iterations(a, err);
+    } else if (!none(a->train_samples)) {
+        rc = check_samples(a, err);
+    } else {
+        return invalid(err, "either train-iters or train-samples should be provided.");
+    }
+    if (rc == 0 && !isnan(a->lr_warmup_fraction) &&
+        !(a->lr_warmup_fraction >= 0 && a->lr_warmup_fraction <= 1)) {
+        rc = invalid(err, "lr-warmup-fraction must be from 0 to 1");
+    }
+    return rc;
+}
+
+int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, struct mb_err *err)
+{
+    a->rank = rank;
+    a->world_size = a->data_parallel_size = world_size;
+    int rc = refuse(a, err);
+    if (rc == 0) {
+        rc = check_batches(a, err);
+    }
+    if (rc == 0 && a->overlap_param_gather && !a->use_distributed_optimizer) {
+        rc = invalid(err, "--overlap-param-gather only supported with distributed optimizer");
+    }
+    if (rc == 0 && a->overlap_param_gather && !a->overlap_grad_reduce) {
+        rc = invalid(err, "Must use --overlap-param-gather with --overlap-grad-reduce");
+    }
+    if (rc == 0) {
+        rc = check_data(a, err);
+    }
+    if (rc == 0) {
+        rc = check_length(a, err);
+    }
+    if (rc == 0) {
+        rc = check_required(a, err);
+    }
+    if (rc == 0) {
+        rc = check_shape(a, err);
+    }
+    if (rc == 0 && isnan(a->lr)) {
+        rc = invalid(err, "lr argument is None");
+    }
+    if (rc == 0 && a->save != NULL && none(a->save_interval)) {
+        rc = invalid(err, "--save needs --save-interval");
+    }
+    if (rc == 0) {
+        rc = check_ranges(a, err);
+    }
+    if (rc == 0) {
+        rc = check_positive(a, err);
+    }
+    if (rc == 0) {
+        rc = check_weight_decay(a, err);
+    }
+    if (rc == 0 && none(a->train_iters)) {
+        /* Megatron drops the samples that do not fill a batch. */
+        a->train_iters = a->train_samples / a->global_batch_size;
+        if (a->train_iters == 0) {
+            rc = invalid(err, "train-samples is less than one global batch");
+        }
+    }
+    return rc;
+}

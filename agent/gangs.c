@@ -145,9 +145,16 @@ static void maybe_closed(struct mb_gangs *g)
 
     if (cb == NULL || g->n_runs > 0 || !g->timer_closed)
         return;
+    g->close_cb = NULL;
+    cb(arg);
+}
+
+void mb_gangs_destroy(struct mb_gangs *g)
+{
+    if (g == NULL)
+        return;
     mb_free(g->scratch);
     mb_free(g);
-    cb(arg);
 }
 
 void mb_gangs_run_closed(struct mb_gang_run *r)
@@ -229,6 +236,7 @@ static void on_timer_closed(uv_handle_t *h)
 
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg)
 {
+    g->stopping = 1;
     g->close_cb = cb;
     g->close_arg = arg;
     for (size_t i = g->n_runs; i-- > 0;) {

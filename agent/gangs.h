@@ -44,7 +44,10 @@ int mb_gangs_serve(struct mb_gangs *g, struct mb_grpc_server *srv, const uint8_t
 void mb_gangs_bundles_removed(struct mb_gangs *g, const struct mb_pg_id *pg);
 /* Stop every attempt; on_all_ended follows (also when there is none). */
 void mb_gangs_stop_all(struct mb_gangs *g);
+/* Lets go of every attempt without ending it. After cb only new streams may come, and are refused,
+ * until mb_gangs_destroy(). */
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg);
+void mb_gangs_destroy(struct mb_gangs *g); /* NULL is legal */
 
 /* For status and metrics. */
 struct mb_gang_info {

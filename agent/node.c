@@ -515,7 +515,6 @@ static void part_closed(struct mb_node *n)
     void (*cb)(void *) = n->close_cb;
     void *arg = n->close_arg;
 
-    mb_free(n);
     if (cb != NULL)
         cb(arg);
 }
@@ -540,6 +539,11 @@ void mb_node_close(struct mb_node *n, void (*cb)(void *arg), void *arg)
     if (n->gcs != NULL)
         mb_gcs_close(n->gcs, on_gcs_closed, n);
     uv_close((uv_handle_t *)&n->timer, on_timer_closed);
+}
+
+void mb_node_destroy(struct mb_node *n)
+{
+    mb_free(n);
 }
 
 int mb_node_is_alive(const struct mb_node *n)

@@ -58,7 +58,9 @@ void mb_node_drain(struct mb_node *n, int64_t deadline_unix_ms);
  * inside this call. */
 void mb_node_leave(struct mb_node *n, enum mb_gcs_death reason, const char *text,
                    void (*cb)(void *arg), void *arg);
+/* After cb no callback runs; questions are still answered until mb_node_destroy(). */
 void mb_node_close(struct mb_node *n, void (*cb)(void *arg), void *arg);
+void mb_node_destroy(struct mb_node *n); /* NULL is legal */
 
 int mb_node_is_alive(const struct mb_node *n);
 int mb_node_is_draining(const struct mb_node *n);

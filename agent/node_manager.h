@@ -35,7 +35,4 @@ struct mb_node_manager { /* embedded by its owner, who fills it before mb_node_m
 
 int mb_node_manager_add(struct mb_grpc_server *srv, struct mb_node_manager *m, struct mb_err *err);
 
-/* LogService: files below root, borrowed for the life of the server. */
-int mb_log_service_add(struct mb_grpc_server *srv, const char *root, struct mb_err *err);
-
 #endif

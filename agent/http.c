@@ -1,0 +1,217 @@
+/*
+ * Serving the node's state.
+ *
+ *  1. The wanted port is taken: any free one, said in the log. Only an address that cannot be bound
+ *     at all is an error.
+ *  2. Health is "success" with 200 while the node is ALIVE in its cluster, else 503 with the
+ * reason; both health paths need no token, since Kubernetes probes send none.
+ */
+#include "agent/http.h"
+
+#include <dirent.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "agent/metrics.h"
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/str.h"
+
+static void on_health(void *arg, struct mb_http_req *req)
+{
+    const struct mb_agent_http *h = arg;
+
+    if (mb_node_is_alive(h->node))
+        mb_http_reply_text(req, 200, "success");
+    else
+        mb_http_reply_text(req, 503, "the node is not registered with its head");
+}
+
+/* ---- metrics ---- */
+
+static double open_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    double n = -3; /* ".", ".." and the directory itself */
+
+    if (dir == NULL)
+        return 0;
+    while (readdir(dir) != NULL)
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static double rss_bytes(void)
+{
+    unsigned long long size = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%llu %llu", &size, &resident) != 2)
+        resident = 0;
+    fclose(f);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+}
+
+static void put_resources(const struct mb_agent_http *h, struct mb_buf *out)
+{
+    mb_metric_family(out, "mobula_resource_total", MB_METRIC_GAUGE, "Units this node has.");
+    for (size_t k = 0; k < mb_ledger_kinds(h->ledger); k++) {
+        const struct mb_resource *r = mb_ledger_total(h->ledger, k);
+        const char *labels[] = {"resource", r->name, NULL};
+
+        mb_metric_sample(out, "mobula_resource_total", labels, r->units);
+    }
+    mb_metric_family(out, "mobula_resource_available", MB_METRIC_GAUGE,
+                     "Units no placement group holds.");
+    for (size_t k = 0; k < mb_ledger_kinds(h->ledger); k++) {
+        const char *labels[] = {"resource", mb_ledger_total(h->ledger, k)->name, NULL};
+
+        mb_metric_sample(out, "mobula_resource_available", labels,
+                         mb_ledger_available(h->ledger, k));
+    }
+}
+
+static void put_gangs(const struct mb_agent_http *h, struct mb_buf *out)
+{
+    unsigned by_state[MB_GANG_N_STATES] = {0};
+    unsigned ranks = 0;
+
+    for (size_t i = 0; i < mb_gangs_count(h->gangs); i++) {
+        struct mb_gang_info info;
+
+        mb_gangs_info(h->gangs, i, &info);
+        by_state[info.state]++;
+        ranks += info.ranks_running;
+    }
+    mb_metric_family(out, "mobula_gangs", MB_METRIC_GAUGE, "Gang attempts on this node by state.");
+    for (int s = 0; s < MB_GANG_N_STATES; s++) {
+        const char *labels[] = {"state", mb_gang_state_name((enum mb_gang_state)s), NULL};
+
+        mb_metric_sample(out, "mobula_gangs", labels, by_state[s]);
+    }
+    mb_metric_family(out, "mobula_ranks", MB_METRIC_GAUGE, "Rank processes running on this node.");
+    mb_metric_sample(out, "mobula_ranks", NULL, ranks);
+    mb_metric_family(out, "mobula_rank_failures_total", MB_METRIC_COUNTER,
+                     "Gangs that ended because a rank of this node failed.");
+    mb_metric_sample(out, "mobula_rank_failures_total", NULL, mb_gangs_rank_failures(h->gangs));
+    mb_metric_family(out, "mobula_upload_bytes_total", MB_METRIC_COUNTER,
+                     "Checkpoint bytes sent to the store.");
+    mb_metric_sample(out, "mobula_upload_bytes_total", NULL, (double)mb_gangs_sent_bytes(h->gangs));
+}
+
+static void on_metrics(void *arg, struct mb_http_req *req)
+{
+    const struct mb_agent_http *h = arg;
+    const char *info[] = {"version", MOBULA_VERSION, "node_id", mb_node_id_hex(h->node), NULL};
+    struct mb_buf out = {0};
+
+    mb_metric_family(&out, "mobula_node_info", MB_METRIC_GAUGE, "This node.");
+    mb_metric_sample(&out, "mobula_node_info", info, 1);
+    mb_metric_family(&out, "mobula_node_up", MB_METRIC_GAUGE, "1 while registered as ALIVE.");
+    mb_metric_sample(&out, "mobula_node_up", NULL, mb_node_is_alive(h->node));
+    put_resources(h, &out);
+    put_gangs(h, &out);
+    mb_metric_family(&out, "process_resident_memory_bytes", MB_METRIC_GAUGE,
+                     "Resident memory of the agent.");
+    mb_metric_sample(&out, "process_resident_memory_bytes", NULL, rss_bytes());
+    mb_metric_family(&out, "process_open_fds", MB_METRIC_GAUGE, "Open files of the agent.");
+    mb_metric_sample(&out, "process_open_fds", NULL, open_fds());
+    mb_http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
+    mb_buf_close(&out);
+}
+
+/* ---- the node as JSON ---- */
+
+static json_t *gangs_json(const struct mb_agent_http *h)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < mb_gangs_count(h->gangs); i++) {
+        struct mb_gang_info info;
+        char pg[2 * MB_PG_ID_BYTES + 1];
+
+        mb_gangs_info(h->gangs, i, &info);
+        json_array_append_new(list,
+                              json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:I}", "placement_group_id",
+                                        mb_hex(info.pg->bytes, sizeof(info.pg->bytes), pg),
+                                        "attempt", (int)info.attempt, "job_id", info.job_id,
+                                        "state", mb_gang_state_name(info.state), "ranks",
+                                        (int)info.ranks, "ranks_running", (int)info.ranks_running,
+                                        "iteration", (json_int_t)info.iteration));
+    }
+    return list;
+}
+
+static json_t *bundles_json(const struct mb_agent_http *h)
+{
+    char *text = mb_ledger_dump(h->ledger);
+    json_t *list = text != NULL ? json_loads(text, 0, NULL) : NULL;
+
+    mb_free(text);
+    return list != NULL ? list : json_array();
+}
+
+static void on_node(void *arg, struct mb_http_req *req)
+{
+    const struct mb_agent_http *h = arg;
+    json_t *total = json_object(), *available = json_object();
+
+    for (size_t k = 0; k < mb_ledger_kinds(h->ledger); k++) {
+        const struct mb_resource *r = mb_ledger_total(h->ledger, k);
+
+        json_object_set_new(total, r->name, json_integer(r->units));
+        json_object_set_new(available, r->name, json_integer(mb_ledger_available(h->ledger, k)));
+    }
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o}", "node_id",
+                                 mb_node_id_hex(h->node), "node_name", h->node_name, "ip", h->ip,
+                                 "version", MOBULA_VERSION, "state",
+                                 mb_node_is_alive(h->node) ? "ALIVE" : "CONNECTING", "draining",
+                                 mb_node_is_draining(h->node), "resources_total", total,
+                                 "resources_available", available, "bundles", bundles_json(h),
+                                 "gangs", gangs_json(h)));
+}
+
+static const struct mb_http_route routes[] = {
+    {"GET", "/api/healthz", on_health, MB_HTTP_PUBLIC},
+    {"GET", "/api/local_raylet_healthz", on_health, MB_HTTP_PUBLIC},
+    {"GET", "/metrics", on_metrics, 0},
+    {"GET", "/api/mobula/node", on_node, 0},
+};
+
+static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
+                     const char *token, int port, struct mb_err *err)
+{
+    struct mb_http_server_opts opts = {
+        .bind_addr = bind_addr, .port = port, .token = token, .browser_guard_status = 403};
+    int rc = mb_http_server_create(loop, &opts, &h->server, err);
+
+    if (rc != MB_OK)
+        return rc;
+    rc = mb_http_server_add(h->server, routes, sizeof(routes) / sizeof(routes[0]), h, err);
+    if (rc == MB_OK)
+        rc = mb_http_server_listen(h->server, &h->port, err);
+    if (rc != MB_OK) {
+        mb_http_server_destroy(h->server);
+        h->server = NULL;
+    }
+    return rc;
+}
+
+int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
+                        const char *token, int port, struct mb_err *err)
+{
+    int rc = listen_on(loop, h, bind_addr, token, port >= 0 ? port : MB_AGENT_HTTP_PORT, err);
+
+    if (rc == MB_EEXIST) {
+        rc = listen_on(loop, h, bind_addr, token, 0, err);
+        if (rc == MB_OK)
+            mb_info("http", "the usual port is taken, using another port=%d", h->port);
+    }
+    return rc;
+}

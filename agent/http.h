@@ -1,0 +1,31 @@
+/*
+ * The node's own HTTP port: health for probes, Prometheus metrics, and the node as JSON.
+ * A port that is taken is no failure: another one is used. Loop-thread only.
+ */
+#ifndef MOBULA_AGENT_HTTP_H
+#define MOBULA_AGENT_HTTP_H
+
+#include <uv.h>
+#include "agent/gangs.h"
+#include "agent/ledger.h"
+#include "agent/node.h"
+#include "base/err.h"
+#include "base/http/server.h"
+
+enum { MB_AGENT_HTTP_PORT = 52365 }; /* where Ray's own agents listen, and Kubernetes probes look */
+
+struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers first */
+    struct mb_node *node;
+    struct mb_ledger *ledger;
+    struct mb_gangs *gangs;
+    const char *ip;
+    const char *node_name;
+    struct mb_http_server *server;
+    int port;
+};
+
+/* bind_addr and token as in mb_http_server_opts; port -1: the usual one if it is free, else any. */
+int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
+                        const char *token, int port, struct mb_err *err);
+
+#endif

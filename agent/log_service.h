@@ -1,0 +1,22 @@
+/*
+ * Ray's LogService: `ray logs cluster --node-id ID [file]` lists and reads this node's log files.
+ * Only names that end in .log below the root, never through "..". Loop-thread only.
+ */
+#ifndef MOBULA_AGENT_LOG_SERVICE_H
+#define MOBULA_AGENT_LOG_SERVICE_H
+
+#include <uv.h>
+#include "base/err.h"
+#include "base/grpc/grpc.h"
+
+struct mb_log_service { /* embedded by its owner, who fills it; lives as long as the server */
+    uv_loop_t *loop;
+    const char *root;
+};
+
+int mb_log_service_add(struct mb_grpc_server *srv, struct mb_log_service *s, struct mb_err *err);
+
+/* For tests: 1 if the name may be served. */
+int mb_log_name_is_safe(const char *name);
+
+#endif

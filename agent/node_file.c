@@ -1,0 +1,30 @@
+/* One JSON object, written atomically; readers ignore fields they do not know. */
+#include "agent/node_file.h"
+
+#include <jansson.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+
+int mb_node_file_write(const char *node_dir, const struct mb_node_file *f, struct mb_err *err)
+{
+    json_t *o =
+        json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:i}", "state",
+                  f->state, "error", f->error, "pid_init", (json_int_t)f->pid_init, "start_ticks",
+                  (json_int_t)f->init_start_ticks, "pid_agent", (json_int_t)f->pid_agent, "node_id",
+                  f->node_id, "node_name", f->node_name, "node_ip", f->node_ip, "gcs_address",
+                  f->gcs_address, "grpc_port", f->grpc_port, "http_port", f->http_port, "is_head",
+                  f->is_head, "dashboard_port", f->head_http_port);
+    char *text = o != NULL ? json_dumps(o, JSON_INDENT(1)) : NULL;
+    char *path = mb_path_join(node_dir, "node.json");
+    int rc = MB_ENOMEM;
+
+    if (text != NULL && path != NULL)
+        rc = mb_fs_write_atomic(path, text, strlen(text), 0644, err);
+    else
+        mb_err_set(err, rc, "no memory for node.json");
+    mb_free(path);
+    mb_free(text);
+    json_decref(o);
+    return rc;
+}

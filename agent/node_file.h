@@ -1,0 +1,27 @@
+/* NODE_DIR/node.json: what `mobula start`, `status` and `stop` know of a node without asking it. */
+#ifndef MOBULA_AGENT_NODE_FILE_H
+#define MOBULA_AGENT_NODE_FILE_H
+
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_node_file {
+    const char *state; /* ALIVE | FAILED | ENDED */
+    const char *error; /* "" or why it failed */
+    int64_t pid_init;
+    uint64_t init_start_ticks;
+    int64_t pid_agent;
+    const char *node_id;
+    const char *node_name;
+    const char *node_ip;
+    const char *gcs_address;
+    int grpc_port;
+    int http_port;
+    int is_head;
+    int head_http_port; /* 0: not a head */
+};
+
+/* Replaces the file as a whole. */
+int mb_node_file_write(const char *node_dir, const struct mb_node_file *f, struct mb_err *err);
+
+#endif

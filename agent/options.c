@@ -1,0 +1,178 @@
+/*
+ * One table of flags: parsing, help and the suggestion for a mistyped one.
+ *
+ *  1. An unknown flag, a missing value, a bad number: one line that names the flag.
+ *  2. Labels are a JSON object of strings; anything else is refused with the key named.
+ *  3. Exactly one of --head and --address.
+ */
+#include "agent/options.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/str.h"
+
+enum kind { KIND_FLAG, KIND_TEXT, KIND_NUMBER };
+
+struct option {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+    int64_t min, max;
+    const char *help;
+};
+
+#define AT(field) offsetof(struct mb_agent_options, field)
+
+static const struct option options[] = {
+    {"head", KIND_FLAG, AT(is_head), 0, 0, "be the head of a new cluster"},
+    {"address", KIND_TEXT, AT(address), 0, 0, "HOST:PORT of the head to join"},
+    {"node-dir", KIND_TEXT, AT(node_dir), 0, 0, "directory of this node's files"},
+    {"num-gpus", KIND_NUMBER, AT(num_gpus), 0, 1024, "devices to offer (default: those found)"},
+    {"node-ip-address", KIND_TEXT, AT(node_ip), 0, 0, "address that other nodes dial"},
+    {"port", KIND_NUMBER, AT(port), 0, 65535, "gRPC port of the head (6379; 0: any)"},
+    {"dashboard-port", KIND_NUMBER, AT(dashboard_port), 0, 65535,
+     "HTTP port of the head (8265; 0: any)"},
+    {"node-manager-port", KIND_NUMBER, AT(agent_port), 0, 65535, "gRPC port of this node"},
+    {"dashboard-agent-listen-port", KIND_NUMBER, AT(http_port), 0, 65535, "HTTP port of this node"},
+    {"temp-dir", KIND_TEXT, AT(temp_dir), 0, 0, "directory of all nodes of this machine"},
+    {"node-name", KIND_TEXT, AT(node_name), 0, 0, "name shown in lists of nodes"},
+    {"labels", KIND_TEXT, AT(labels_json), 0, 0, "JSON object of labels"},
+    {"store-sync", KIND_TEXT, AT(store_sync), 0, 0, "normal | full: survive power loss too"},
+    {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
+    {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
+};
+
+enum { N_OPTIONS = sizeof(options) / sizeof(options[0]) };
+
+static void print_help(void)
+{
+    printf("usage: mobula-agent (--head | --address HOST:PORT) --node-dir DIR [options]\n"
+           "Started by `mobula start` through mobula-init; not meant to be typed.\n\n");
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        printf("  --%-28s %s\n", options[i].name, options[i].help);
+}
+
+static const struct option *find(const char *name, size_t n)
+{
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        if (strlen(options[i].name) == n && memcmp(options[i].name, name, n) == 0)
+            return &options[i];
+    return NULL;
+}
+
+static int unknown(const char *arg, struct mb_err *err)
+{
+    const char *names[N_OPTIONS + 1] = {NULL};
+    const char *near = NULL;
+
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        names[i] = options[i].name;
+    if (mb_starts_with(arg, "--"))
+        near = mb_nearest(arg + 2, names);
+    return near != NULL
+               ? mb_err_set(err, MB_EINVAL, "unknown option %s, did you mean --%s?", arg, near)
+               : mb_err_set(err, MB_EINVAL, "unknown option %s", arg);
+}
+
+static int parse_labels(struct mb_agent_options *o, struct mb_err *err)
+{
+    json_t *json = json_loads(o->labels_json, 0, NULL);
+    const char *key;
+    json_t *value;
+    int rc = MB_OK;
+
+    if (!json_is_object(json))
+        rc = mb_err_set(err, MB_EINVAL, "--labels: expected a JSON object of strings");
+    json_object_foreach(json, key, value)
+    {
+        char *k, *v;
+
+        if (rc != MB_OK)
+            break;
+        if (!json_is_string(value) || o->n_labels == MB_AGENT_LABELS_MAX) {
+            rc = mb_err_set(err, MB_EINVAL, "--labels: \"%s\" is %s", key,
+                            json_is_string(value) ? "one too many (32 are possible)"
+                                                  : "not a string");
+            break;
+        }
+        k = mb_strdup(key);
+        v = mb_strdup(json_string_value(value));
+        o->labels[o->n_labels++] = (struct mb_gcs_label){k, v};
+        if (k == NULL || v == NULL)
+            rc = mb_err_set(err, MB_ENOMEM, "no memory for --labels");
+    }
+    json_decref(json);
+    return rc;
+}
+
+static int check(struct mb_agent_options *o, struct mb_err *err)
+{
+    if (o->node_dir == NULL || o->node_dir[0] != '/')
+        return mb_err_set(err, MB_EINVAL, "--node-dir: an absolute directory is needed");
+    if (o->is_head == (o->address != NULL))
+        return mb_err_set(err, MB_EINVAL, "give exactly one of --head and --address HOST:PORT");
+    if (o->address != NULL && strchr(o->address, ':') == NULL)
+        return mb_err_set(err, MB_EINVAL, "--address %s: expected HOST:PORT, e.g. 10.0.0.1:6379",
+                          o->address);
+    if (strcmp(o->store_sync, "full") != 0 && strcmp(o->store_sync, "normal") != 0)
+        return mb_err_set(err, MB_EINVAL, "--store-sync %s: expected normal or full",
+                          o->store_sync);
+    return o->labels_json != NULL ? parse_labels(o, err) : MB_OK;
+}
+
+int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, struct mb_err *err)
+{
+    *out = (struct mb_agent_options){.num_gpus = -1,
+                                     .port = 6379,
+                                     .dashboard_port = 8265,
+                                     .http_port = -1,
+                                     .store_sync = "normal",
+                                     .log_level = "info"};
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        const char *eq = strchr(arg, '=');
+        size_t n = eq != NULL ? (size_t)(eq - arg) : strlen(arg);
+        const struct option *o;
+        const char *value = eq != NULL ? eq + 1 : NULL;
+
+        if (strcmp(arg, "--help") == 0) {
+            print_help();
+            return 1;
+        }
+        o = n > 2 && mb_starts_with(arg, "--") ? find(arg + 2, n - 2) : NULL;
+        if (o == NULL)
+            return unknown(arg, err);
+        if (o->kind == KIND_FLAG) {
+            *(int *)(void *)((char *)out + o->offset) = 1;
+            continue;
+        }
+        if (value == NULL && i + 1 < argc)
+            value = argv[++i];
+        if (value == NULL)
+            return mb_err_set(err, MB_EINVAL, "--%s needs a value", o->name);
+        if (o->kind == KIND_TEXT) {
+            *(const char **)(void *)((char *)out + o->offset) = value;
+        } else {
+            char what[64];
+            int rc;
+
+            snprintf(what, sizeof(what), "--%s", o->name);
+            rc = mb_parse_i64(value, o->min, o->max, what,
+                              (int64_t *)(void *)((char *)out + o->offset), err);
+            if (rc != MB_OK)
+                return rc;
+        }
+    }
+    return check(out, err);
+}
+
+void mb_agent_options_close(struct mb_agent_options *o)
+{
+    for (size_t i = 0; i < o->n_labels; i++) {
+        mb_free((void *)(uintptr_t)o->labels[i].key);
+        mb_free((void *)(uintptr_t)o->labels[i].value);
+    }
+    o->n_labels = 0;
+}

@@ -1,0 +1,36 @@
+/* The agent's command line: what `mobula start` passes on, plus the node directory. */
+#ifndef MOBULA_AGENT_OPTIONS_H
+#define MOBULA_AGENT_OPTIONS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "gcs/types.h"
+
+enum { MB_AGENT_LABELS_MAX = 32 };
+
+struct mb_agent_options {
+    const char *node_dir;
+    const char *address; /* host:port of the head; NULL with is_head */
+    int is_head;
+    int64_t num_gpus; /* -1: count them */
+    const char *node_ip;
+    int64_t port;           /* of the embedded head */
+    int64_t dashboard_port; /* its HTTP */
+    int64_t agent_port;     /* gRPC of the node; 0: any */
+    int64_t http_port;      /* HTTP of the node; -1: the usual one or any */
+    const char *temp_dir;
+    const char *node_name;
+    const char *labels_json;
+    const char *store_sync; /* "normal" or "full" */
+    const char *token_file;
+    const char *log_level;
+    struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */
+    size_t n_labels;
+};
+
+/* Strings are borrowed from argv. MB_EINVAL: a line that names the flag. 1: --help was printed. */
+int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, struct mb_err *err);
+void mb_agent_options_close(struct mb_agent_options *o);
+
+#endif

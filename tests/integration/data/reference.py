@@ -6,12 +6,10 @@ torch.randperm.
 
 import math
 import re
-import struct
 
 import numpy as np
 
-DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-
+from reference_files import read_index, write_index  # noqa: F401
 
 class Twister:
     """MT19937 as torch seeds and draws it."""
@@ -45,45 +43,6 @@ def randperm(n, seed):
         j = i + twister.draw() % (n - i)
         order[i], order[j] = order[j], order[i]
     return order
-
-
-def write_index(prefix, documents, vocab_size):
-    """documents: a list of documents, each a list of sequences, each a list of ids."""
-    dtype = np.uint16 if vocab_size < 65500 else np.int32
-    sequences = [s for d in documents for s in d]
-    lengths = [len(s) for s in sequences]
-    width = np.dtype(dtype).itemsize
-    offsets = [0]
-    for n in lengths:
-        offsets.append(offsets[-1] + n * width)
-    entries = [0]
-    for d in documents:
-        entries.append(entries[-1] + len(d))
-    with open(prefix + ".bin", "wb") as f:
-        for s in sequences:
-            f.write(np.array(s, dtype=dtype).tobytes())
-    with open(prefix + ".idx", "wb") as f:
-        f.write(b"MMIDIDX\x00\x00" + struct.pack("<QB", 1, 8 if dtype is np.uint16 else 4))
-        f.write(struct.pack("<QQ", len(lengths), len(entries)))
-        f.write(np.array(lengths, dtype=np.int32).tobytes())
-        f.write(np.array(offsets[:-1], dtype=np.int64).tobytes())
-        f.write(np.array(entries, dtype=np.int64).tobytes())
-
-
-def read_index(prefix):
-    data = open(prefix + ".idx", "rb").read()
-    raw = open(prefix + ".bin", "rb").read()
-    assert data[:9] == b"MMIDIDX\x00\x00"
-    version, code, n, entries = struct.unpack_from("<QBQQ", data, 9)
-    assert version == 1
-    lengths = np.frombuffer(data, np.int32, n, 34)
-    offsets = np.frombuffer(data, np.int64, n, 34 + 4 * n)
-    documents = np.frombuffer(data, np.int64, entries, 34 + 12 * n)
-    assert len(data) == 34 + 12 * n + 8 * entries
-    sequences = [
-        np.frombuffer(raw, DTYPES[code], lengths[i], offsets[i]).tolist() for i in range(n)
-    ]
-    return [sequences[documents[i] : documents[i + 1]] for i in range(entries - 1)]
 
 
 def bookends(split):

@@ -17,7 +17,8 @@ void mb_class_table_make(struct mb_class_table *t)
             t->packed[c >> 2] |= (uint8_t)((unsigned)r->class << (2 * (c & 3)));
     }
     for (unsigned c = 0; c < 256; c++)
-        t->ascii[c] = c < 128 ? (t->packed[c >> 2] >> (2 * (c & 3)) & 3) : MB_CLASS_TABLE_WIDE;
+        t->ascii[c] = c < 128 ? (uint8_t)(t->packed[c >> 2] >> (2 * (c & 3)) & 3)
+                              : (uint8_t)MB_CLASS_TABLE_WIDE;
 }
 
 static int is_tail(uint8_t byte)

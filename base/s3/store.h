@@ -21,7 +21,8 @@ struct mb_store_op;
 
 /* url: "s3://bucket/prefix", "file:///dir" or a plain absolute path. Keys are relative to it.
  * Credentials and endpoint come from the environment: BUCKET_STORAGE_HOST, _ACCESS_KEY, _SECRET_KEY,
- * then AWS_* . Nothing is contacted yet. */
+ * then AWS_* . Nothing is contacted yet. Keys are at most 1024 bytes of UTF-8 without control
+ * characters and without empty, "." or ".." segments: they then mean the same in both stores. */
 int mb_store_open(uv_loop_t *loop, const char *url, struct mb_store **out, struct mb_err *err);
 /* Ends operations in flight with MB_ECANCELED, then cb. */
 void mb_store_close(struct mb_store *s, void (*cb)(void *arg), void *arg);
@@ -40,15 +41,15 @@ struct mb_store_result {
     const void *data;   /* get: the bytes (NULL when written to a file) */
     size_t data_len;
     uint64_t size_bytes; /* head, get: of the object */
-    uint64_t crc64nvme;  /* put_file: of the bytes sent */
-    const char *etag;    /* put, get, head: opaque, "" if none */
+    uint64_t crc64nvme;  /* put_file, get_file: of the bytes */
+    const char *etag;    /* put, get, head, *_file: opaque, "" if none */
     const struct mb_store_entry *entries; /* list: sorted by key */
     size_t n_entries;
 };
 struct mb_store_entry {
     const char *key; /* relative to the store's prefix */
     uint64_t size_bytes;
-    const char *etag;
+    const char *etag; /* "" in a file:// listing: head tells it */
 };
 typedef void (*mb_store_cb)(void *arg, const struct mb_store_result *r);
 /* Progress of long transfers; may be NULL. */
@@ -60,7 +61,10 @@ int mb_store_put(struct mb_store *s, const char *key, const void *p, size_t n,
 
 /* Whole file as one object: a single PUT below 64 MiB, multipart above. upload_id_io, when not
  * NULL, is a multipart upload to resume (only parts the server lacks are sent). on_upload_id tells
- * the id as soon as it is known, so that the caller can journal it. */
+ * the id as soon as it is known, so that the caller can journal it. A failed upload is aborted, its
+ * parts deleted, unless the caller knows the id and the failure is MB_EUNAVAIL, MB_ETIMEOUT or
+ * MB_ECANCELED: then it can be resumed. An id the server does not know any more is no error: if the
+ * object is there with these bytes that is success, else a new upload begins (on_upload_id). */
 struct mb_store_put_file {
     const char *key;
     const char *path; /* read with pread; must not change while it is sent (size is checked) */

@@ -1,0 +1,435 @@
+/*
+ * One S3 request.
+ *
+ * 1. start: what the request needs is copied; the first attempt follows at once.
+ * 2. attempt: date, host and payload hash are added, all is signed, the HTTP request goes out with
+ *    what is left of the operation's deadline.
+ * 3. The answer is judged: success, a refusal, or a fault worth another attempt after a back-off
+ *    with jitter. A wrong clock (the server's Date is taken), a wrong region (the server names its
+ *    own) and refused checksum headers are each corrected once.
+ * 4. done runs once, from the loop; then the timer closes and the call is freed.
+ * Failures: what the deadline cuts off reports the last fault. Texts carry S3's code and message,
+ * never a key. An attempt whose answer was lost marks the call ambiguous: a later failed condition
+ * may be our own success, which the caller must check.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "base/alloc.h"
+#include "base/checksum.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/s3/s3.h"
+#include "base/s3/sigv4.h"
+#include "base/str.h"
+
+enum {
+    BACKOFF_BASE_MS = 100,
+    BACKOFF_CAP_MS = 20000,
+    STALL_MS = 30000,
+    LONG_STALL_MS = 600000,
+    MAX_CHECKSUM_ATTEMPTS =
+        3 /* a transfer that arrives broken is repeated, a changed file is not */
+};
+
+struct s3_call {
+    struct s3 *s3;
+    struct mb_store_op *op;
+    struct s3_request request;
+    char *path;  /* encoded: "/bucket/prefix/key" or "/prefix/key" */
+    char *query; /* "" when none */
+    uv_timer_t timer;
+    struct mb_http_fetch *fetch;
+    unsigned attempt;
+    unsigned n_bad_checksums;
+    int canceled;
+    int clock_corrected;
+    int region_corrected;
+    struct s3_answer answer;
+    s3_done_cb done;
+    void *arg;
+};
+
+void s3_request_header(struct s3_request *r, const char *name, const char *value)
+{
+    struct s3_header *h = &r->headers[r->n_headers++];
+    h->name = name;
+    snprintf(h->value, sizeof h->value, "%s", value);
+}
+
+void s3_checksum_text(uint64_t crc, char out[16])
+{
+    uint8_t bytes[8];
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (uint8_t)(crc >> (56 - 8 * i));
+    mb_base64(bytes, sizeof bytes, out);
+}
+
+void s3_request_checksum(const struct s3 *s, struct s3_request *r, uint64_t crc)
+{
+    char text[16];
+    if (s->no_checksum)
+        return;
+    s3_checksum_text(crc, text);
+    s3_request_header(r, S3_CHECKSUM_HEADER, text);
+}
+
+void s3_op_fail(struct mb_store_op *op, const struct s3_answer *a)
+{
+    if (op->err.code == 0)
+        mb_err_set(&op->err, a->error, "%s", a->text);
+}
+
+void s3_answer_etag(const struct s3_answer *a, char *out, size_t size)
+{
+    const char *etag = a->http ? a->http->header(a->http, "ETag") : NULL;
+    snprintf(out, size, "%s", etag ? etag : "");
+}
+
+/* ---- the end ---- */
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct s3_call *call = h->data;
+    struct s3 *s = call->s3;
+    mb_free(call->path);
+    mb_free(call->query);
+    mb_free(call);
+    s3_call_ended(s);
+}
+
+static void finish(struct s3_call *call)
+{
+    uv_close((uv_handle_t *)&call->timer, on_timer_closed);
+    call->done(call->arg, &call->answer);
+}
+
+/* ---- one attempt ---- */
+
+static void on_response(void *arg, const struct mb_http_response *r);
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct mb_sigv4_header *)a)->name,
+                  ((const struct mb_sigv4_header *)b)->name);
+}
+
+/* Header lines for the HTTP client, each owned; freed by free_lines. */
+struct lines {
+    char *line[S3_MAX_HEADERS + 6];
+    size_t n;
+};
+
+static void free_lines(struct lines *lines)
+{
+    for (size_t i = 0; i < lines->n; i++)
+        mb_free(lines->line[i]);
+}
+
+static int add_line(struct lines *lines, const char *name, const char *value)
+{
+    char *line = mb_asprintf("%s: %s", name, value);
+    if (!line)
+        return MB_ENOMEM;
+    lines->line[lines->n++] = line;
+    return 0;
+}
+
+static int sign(struct s3_call *call, struct lines *lines)
+{
+    struct s3 *s = call->s3;
+    struct mb_sigv4_header headers[S3_MAX_HEADERS + 4];
+    struct mb_buf authorization = {0};
+    char date[17];
+    size_t n = 0;
+    const char *hash = MB_SIGV4_UNSIGNED;
+    if (call->request.body_len == 0) /* some servers insist on the hash of nothing */
+        hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    mb_sigv4_date((uint64_t)((int64_t)mb_unix_ms() + s->skew_ms), date);
+    headers[n++] = (struct mb_sigv4_header){"host", s->host};
+    headers[n++] = (struct mb_sigv4_header){"x-amz-content-sha256", hash};
+    headers[n++] = (struct mb_sigv4_header){"x-amz-date", date};
+    if (s->session_token)
+        headers[n++] = (struct mb_sigv4_header){"x-amz-security-token", s->session_token};
+    for (size_t i = 0; i < call->request.n_headers; i++)
+        headers[n++] =
+            (struct mb_sigv4_header){call->request.headers[i].name, call->request.headers[i].value};
+    qsort(headers, n, sizeof *headers, by_name);
+    struct mb_sigv4_request request = {.method = call->request.method,
+                                       .path = call->path,
+                                       .query = call->query,
+                                       .headers = headers,
+                                       .n_headers = n,
+                                       .payload_hash = hash,
+                                       .amz_date = date,
+                                       .region = s->region,
+                                       .access_key = s->access_key,
+                                       .secret_key = s->secret_key};
+    int rc = mb_sigv4_authorization(&request, &authorization);
+    if (rc == 0)
+        rc = add_line(lines, "Authorization", mb_buf_str(&authorization));
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        if (strcmp(headers[i].name, "host") != 0)
+            rc = add_line(lines, headers[i].name, headers[i].value);
+    }
+    mb_buf_close(&authorization);
+    return rc;
+}
+
+static int attempt(struct s3_call *call, struct mb_err *err)
+{
+    struct s3 *s = call->s3;
+    struct lines lines = {.n = 0};
+    uint64_t now = mb_mono_ms();
+    char *url =
+        mb_asprintf("%s%s%s%s", s->endpoint, call->path, call->query[0] ? "?" : "", call->query);
+    int rc = url ? sign(call, &lines) : MB_ENOMEM;
+    if (rc != 0) {
+        mb_err_set(err, rc, "s3: out of memory");
+    } else {
+        struct mb_http_request request = {
+            .method = call->request.method,
+            .url = url,
+            .headers = (const char *const *)lines.line,
+            .body = call->request.body,
+            .body_len = call->request.body_len,
+            .body_fd = call->request.body_fd,
+            .body_offset = call->request.body_offset,
+            .max_body_bytes = call->request.max_body_bytes,
+            .timeout_ms = call->op->deadline_ms > now ? call->op->deadline_ms - now : 1,
+            .stall_timeout_ms = call->request.long_answer ? LONG_STALL_MS : STALL_MS};
+        rc = mb_http_fetch(s->http, &request, on_response, call, &call->fetch, err);
+    }
+    free_lines(&lines);
+    mb_free(url);
+    return rc;
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+    struct s3_call *call = timer->data;
+    struct mb_err err;
+    if (call->canceled) {
+        call->answer.error = MB_ECANCELED;
+        snprintf(call->answer.text, sizeof call->answer.text, "cancelled");
+    } else if (attempt(call, &err) == 0) {
+        return;
+    } else {
+        call->answer.error = err.code;
+        snprintf(call->answer.text, sizeof call->answer.text, "%.300s", err.text);
+    }
+    finish(call);
+}
+
+static void retry_after(struct s3_call *call, uint64_t delay_ms)
+{
+    uv_timer_start(&call->timer, on_retry, delay_ms, 0);
+}
+
+/* ---- judging an answer ---- */
+
+static int code_is(const struct s3_call *call, const char *code)
+{
+    return strcmp(call->answer.code, code) == 0;
+}
+
+static int error_of_status(const struct s3_call *call, long status)
+{
+    if (status == 404)
+        return MB_ENOENT;
+    if (status == 412)
+        return MB_EEXIST;
+    if (status == 401 || status == 403)
+        return MB_EDENIED;
+    if (status == 501)
+        return MB_EUNSUPPORTED;
+    if (status >= 500 || status == 429 || code_is(call, "SlowDown") ||
+        code_is(call, "InternalError") || code_is(call, "ServiceUnavailable"))
+        return MB_EUNAVAIL;
+    if (code_is(call, "BadDigest") || code_is(call, "XAmzContentChecksumMismatch"))
+        return MB_ECORRUPT;
+    return MB_EPROTO;
+}
+
+/* Fills the answer from the HTTP result; the XML of an error is looked at when there is one. */
+static void read_answer(struct s3_call *call, const struct mb_http_response *r,
+                        struct mb_s3_xml_error *xml)
+{
+    struct s3_answer *a = &call->answer;
+    memset(xml, 0, sizeof *xml);
+    a->http = NULL;
+    a->code[0] = '\0';
+    if (r->error != 0) {
+        a->error = call->canceled ? MB_ECANCELED : r->error;
+        snprintf(a->text, sizeof a->text, "%s", r->detail);
+        return;
+    }
+    int is_error = r->status / 100 != 2;
+    if (is_error || call->request.long_answer)
+        is_error |= mb_s3_xml_error_parse(r->body, r->body_len, xml);
+    if (!is_error) {
+        a->error = 0;
+        a->text[0] = '\0';
+        a->http = r;
+        return;
+    }
+    snprintf(a->code, sizeof a->code, "%s", xml->code);
+    a->error = error_of_status(call, r->status);
+    snprintf(a->text, sizeof a->text, "S3 answered %ld%s%s%s%.200s", r->status,
+             xml->code[0] ? " " : "", xml->code, xml->message[0] ? ": " : "", xml->message);
+}
+
+/* 1 if something about us was put right and the request should go out again at once. */
+static int correct_ourselves(struct s3_call *call, const struct mb_http_response *r,
+                             const struct mb_s3_xml_error *xml)
+{
+    struct s3 *s = call->s3;
+    const char *date = r->header(r, "Date");
+    if (code_is(call, "RequestTimeTooSkewed") && !call->clock_corrected && date) {
+        struct tm tm = {0};
+        if (!strptime(date, "%a, %d %b %Y %H:%M:%S", &tm)) /* RFC 9110 section 5.6.7 */
+            return 0;
+        time_t server = timegm(&tm);
+        call->clock_corrected = 1;
+        s->skew_ms = (int64_t)server * 1000 - (int64_t)mb_unix_ms();
+        mb_warn("s3", "clock differs from the server's skew_ms=%lld", (long long)s->skew_ms);
+        return 1;
+    }
+    const char *region = r->header(r, "x-amz-bucket-region");
+    if (!region || !*region)
+        region = xml->region;
+    if ((r->status == 301 || r->status == 307 || r->status == 400) && *region &&
+        strcmp(region, s->region) != 0 && !call->region_corrected) {
+        call->region_corrected = 1;
+        return s3_use_region(s, region) == 0;
+    }
+    return 0;
+}
+
+static int worth_retrying(struct s3_call *call, const struct mb_http_response *r)
+{
+    if (r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT || r->error == MB_EPROTO)
+        return 1;
+    if (r->error != 0)
+        return 0;
+    if (call->answer.error == MB_ECORRUPT)
+        return ++call->n_bad_checksums < MAX_CHECKSUM_ATTEMPTS;
+    return call->answer.error == MB_EUNAVAIL || code_is(call, "RequestTimeout") ||
+           code_is(call, "ConditionalRequestConflict") || code_is(call, "OperationAborted");
+}
+
+static void slow_down(struct s3 *s)
+{
+    if (s->parallel > 1)
+        s->parallel /= 2;
+}
+
+/* Takes the checksum headers out, once and for this store. */
+static int drop_checksum(struct s3_call *call)
+{
+    struct s3_request *r = &call->request;
+    size_t kept = 0;
+    for (size_t i = 0; i < r->n_headers; i++) {
+        if (!mb_starts_with(r->headers[i].name, "x-amz-checksum-"))
+            r->headers[kept++] = r->headers[i];
+    }
+    if (kept == r->n_headers)
+        return 0;
+    r->n_headers = kept;
+    call->s3->no_checksum = 1;
+    mb_warn("s3", "%s takes no CRC64NVME checksums: uploads go without", call->s3->host);
+    return 1;
+}
+
+static void on_response(void *arg, const struct mb_http_response *r)
+{
+    struct s3_call *call = arg;
+    struct mb_s3_xml_error xml;
+    call->fetch = NULL;
+    read_answer(call, r, &xml);
+    if (call->answer.error == 0 || call->canceled) {
+        finish(call);
+        return;
+    }
+    if (r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT || r->status >= 500)
+        call->answer.ambiguous = 1;
+    if (r->error == 0 && (correct_ourselves(call, r, &xml) ||
+                          (call->answer.error == MB_EUNSUPPORTED && drop_checksum(call)))) {
+        retry_after(call, 0);
+        return;
+    }
+    if (r->status == 503 || r->status == 429)
+        slow_down(call->s3);
+    uint64_t now = mb_mono_ms();
+    uint64_t delay =
+        mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
+    if (worth_retrying(call, r) && now + delay < call->op->deadline_ms) {
+        mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
+        retry_after(call, delay);
+        return;
+    }
+    if (call->answer.error == MB_EUNAVAIL && now >= call->op->deadline_ms)
+        call->answer.error = MB_ETIMEOUT;
+    finish(call);
+}
+
+/* ---- start ---- */
+
+static int encode_path(struct s3 *s, const char *key, struct mb_buf *out)
+{
+    int rc = mb_buf_puts(out, "/");
+    if (rc == 0 && s->path_style)
+        rc = mb_sigv4_encode(s->bucket, 0, out);
+    if (rc == 0 && key && s->path_style)
+        rc = mb_buf_puts(out, "/");
+    if (rc == 0 && key)
+        rc = mb_sigv4_encode(s->prefix, 1, out);
+    return rc == 0 && key ? mb_sigv4_encode(key, 1, out) : rc;
+}
+
+int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_done_cb done,
+                  void *arg, struct s3_call **out, struct mb_err *err)
+{
+    struct s3 *s = op->store->impl;
+    struct mb_buf path = {0};
+    struct s3_call *call = mb_calloc(1, sizeof *call);
+    if (!call)
+        return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
+    call->s3 = s;
+    call->op = op;
+    call->request = *request;
+    call->done = done;
+    call->arg = arg;
+    call->query = mb_strdup(request->query ? request->query : "");
+    int rc = call->query ? encode_path(s, request->key, &path) : MB_ENOMEM;
+    call->path = rc == 0 ? mb_buf_take(&path) : NULL;
+    mb_buf_close(&path);
+    if (!call->path)
+        rc = mb_err_set(err, MB_ENOMEM, "s3: out of memory");
+    else
+        rc = attempt(call, err);
+    if (rc != 0) {
+        mb_free(call->path);
+        mb_free(call->query);
+        mb_free(call);
+        return rc;
+    }
+    uv_timer_init(s->loop, &call->timer);
+    call->timer.data = call;
+    s->n_calls++;
+    if (out)
+        *out = call;
+    return 0;
+}
+
+void s3_call_cancel(struct s3_call *call)
+{
+    if (call->canceled)
+        return;
+    call->canceled = 1;
+    if (call->fetch)
+        mb_http_fetch_cancel(call->fetch);
+    else if (uv_is_active((uv_handle_t *)&call->timer))
+        retry_after(call, 0);
+}

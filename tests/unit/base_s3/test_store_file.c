@@ -1,0 +1,293 @@
+/* The file store: contents, conditions, listings, whole files, and kills in the middle of a write.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/checksum.h"
+#include "base/fs.h"
+#include "store_run.h"
+
+struct world {
+    uv_loop_t loop;
+    char dir[64];
+    struct store_run r;
+};
+
+static void world_open(struct world *w)
+{
+    char url[128];
+    snprintf(w->dir, sizeof w->dir, "/tmp/mobula-store-XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+    uv_loop_init(&w->loop);
+    snprintf(url, sizeof url, "file://%s/bucket/", w->dir);
+    char *bucket = mb_path_join(w->dir, "bucket");
+    assert_int_equal(mkdir(bucket, 0755), 0);
+    mb_free(bucket);
+    run_open(&w->r, &w->loop, url);
+}
+
+static void world_close(struct world *w)
+{
+    run_close(&w->r);
+    assert_int_equal(uv_loop_close(&w->loop), 0);
+    assert_int_equal(mb_fs_remove_tree(w->dir, NULL), 0);
+}
+
+static void test_put_get_delete(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w);
+    assert_int_equal(run_put(&w.r, "iter_0000010/a b+c=d:e@f\xc3\xa9", "hello", 0, NULL), 0);
+    assert_int_equal(run_get(&w.r, "iter_0000010/a b+c=d:e@f\xc3\xa9", 100), 0);
+    assert_string_equal(mb_buf_str(&w.r.data), "hello");
+    assert_int_equal(w.r.size_bytes, 5);
+    assert_int_equal(run_get(&w.r, "iter_0000010/a b+c=d:e@f\xc3\xa9", 4), MB_EFULL);
+    assert_int_equal(run_head(&w.r, "iter_0000010/a b+c=d:e@f\xc3\xa9"), 0);
+    assert_int_equal(w.r.size_bytes, 5);
+    assert_int_equal(run_put(&w.r, "empty", "", 0, NULL), 0);
+    assert_int_equal(run_get(&w.r, "empty", 0), 0);
+    assert_int_equal(run_get(&w.r, "none", 100), MB_ENOENT);
+    assert_int_equal(run_head(&w.r, "none/none"), MB_ENOENT);
+    assert_int_equal(run_get(&w.r, "iter_0000010", 100), MB_ENOENT); /* a directory is no object */
+    assert_int_equal(run_delete(&w.r, "empty"), 0);
+    assert_int_equal(run_delete(&w.r, "empty"), 0);
+    assert_int_equal(run_head(&w.r, "empty"), MB_ENOENT);
+    assert_non_null(strstr(w.r.text, "key \"empty\""));
+    world_close(&w);
+}
+
+static void test_bad_keys(void **state)
+{
+    static const char *const bad[] = {"", "/a", "a/", "a//b", "../a", "a/../b", "a/.", "a\nb"};
+    struct world w;
+    (void)state;
+    world_open(&w);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(run_put(&w.r, bad[i], "x", 0, NULL), MB_EINVAL);
+    world_close(&w);
+}
+
+static void test_conditions(void **state)
+{
+    struct world w;
+    char etag[200];
+    (void)state;
+    world_open(&w);
+    assert_int_equal(run_put(&w.r, "latest", "10", MB_STORE_IF_MATCH, "x"), MB_EEXIST);
+    assert_int_equal(run_put(&w.r, "latest", "10", MB_STORE_IF_ABSENT, NULL), 0);
+    snprintf(etag, sizeof etag, "%s", w.r.etag);
+    assert_int_equal(run_put(&w.r, "latest", "11", MB_STORE_IF_ABSENT, NULL), MB_EEXIST);
+    assert_int_equal(run_head(&w.r, "latest"), 0);
+    assert_string_equal(w.r.etag, etag);
+    assert_int_equal(run_put(&w.r, "latest", "20", MB_STORE_IF_MATCH, etag), 0);
+    assert_int_equal(run_put(&w.r, "latest", "30", MB_STORE_IF_MATCH, etag), MB_EEXIST);
+    assert_int_equal(run_get(&w.r, "latest", 100), 0);
+    assert_string_equal(mb_buf_str(&w.r.data), "20");
+    /* Refused writes leave nothing behind. */
+    assert_int_equal(run_list(&w.r, ""), 0);
+    assert_string_equal(mb_buf_str(&w.r.keys), "latest\n");
+    world_close(&w);
+}
+
+/* Many writers on one key: exactly one wins If-None-Match. */
+static void test_race(void **state)
+{
+    struct world w;
+    struct store_run runs[16];
+    struct mb_err err;
+    int won = 0;
+    (void)state;
+    world_open(&w);
+    memset(runs, 0, sizeof runs);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(mb_store_put(w.r.store, "manifest", &i, sizeof i, MB_STORE_IF_ABSENT, NULL,
+                                      0, run_on_result, &runs[i], &err),
+                         0);
+    for (int i = 0; i < 16; i++) {
+        while (!runs[i].n_calls)
+            uv_run(&w.loop, UV_RUN_ONCE);
+        won += runs[i].error == 0;
+        assert_true(runs[i].error == 0 || runs[i].error == MB_EEXIST);
+        mb_buf_close(&runs[i].data);
+        mb_buf_close(&runs[i].keys);
+    }
+    assert_int_equal(won, 1);
+    world_close(&w);
+}
+
+static void test_list(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w);
+    assert_int_equal(run_list(&w.r, ""), 0);
+    assert_int_equal(w.r.n_keys, 0);
+    run_put(&w.r, "iter_2/b", "x", 0, NULL);
+    run_put(&w.r, "iter_1/z", "x", 0, NULL);
+    run_put(&w.r, "iter_1/a/deep", "x", 0, NULL);
+    run_put(&w.r, "iter_10", "x", 0, NULL);
+    assert_int_equal(run_list(&w.r, ""), 0);
+    assert_string_equal(mb_buf_str(&w.r.keys), "iter_1/a/deep\niter_1/z\niter_10\niter_2/b\n");
+    assert_int_equal(run_list(&w.r, "iter_1"), 0);
+    assert_string_equal(mb_buf_str(&w.r.keys), "iter_1/a/deep\niter_1/z\niter_10\n");
+    assert_int_equal(run_list(&w.r, "iter_1/"), 0);
+    assert_string_equal(mb_buf_str(&w.r.keys), "iter_1/a/deep\niter_1/z\n");
+    assert_int_equal(run_list(&w.r, "nope/"), 0);
+    assert_int_equal(w.r.n_keys, 0);
+    world_close(&w);
+}
+
+static void test_files(void **state)
+{
+    struct world w;
+    struct mb_buf data = {0};
+    (void)state;
+    world_open(&w);
+    char *source = mb_path_join(w.dir, "source");
+    char *copy = mb_path_join(w.dir, "copy");
+    for (int i = 0; i < 6000000; i++)
+        mb_buf_printf(&data, "%07d", i);
+    assert_int_equal(mb_fs_write_atomic(source, data.data, data.len, 0644, NULL), 0);
+    uint64_t crc = mb_crc64nvme(0, data.data, data.len);
+    assert_int_equal(run_put_file(&w.r, "shard", source, NULL), 0);
+    assert_int_equal(w.r.size_bytes, data.len);
+    assert_true(w.r.crc64nvme == crc);
+    assert_int_equal(w.r.progress_bytes, data.len);
+    assert_int_equal(run_get_file(&w.r, "shard", copy), 0);
+    assert_true(w.r.crc64nvme == crc);
+    struct mb_buf back = {0};
+    assert_int_equal(mb_fs_read(copy, data.len, &back, NULL), 0);
+    assert_memory_equal(back.data, data.data, data.len);
+    assert_int_equal(run_put_file(&w.r, "shard", "/nope", NULL), MB_ENOENT);
+    assert_int_equal(run_get_file(&w.r, "nope", copy), MB_ENOENT);
+    /* A store that closes ends what runs. */
+    struct mb_err err;
+    struct mb_store_put_file req = {.key = "again", .path = source};
+    int before = w.r.n_calls;
+    assert_int_equal(mb_store_put_file(w.r.store, &req, run_on_result, &w.r, &err), 0);
+    mb_buf_close(&back);
+    mb_buf_close(&data);
+    mb_free(source);
+    mb_free(copy);
+    world_close(&w);
+    assert_int_equal(w.r.n_calls, before + 1);
+    assert_int_equal(w.r.error, MB_ECANCELED);
+}
+
+/* A child rewrites one object over and over and is killed at random: the object is always whole. */
+static void child_writes(const char *url)
+{
+    uv_loop_t loop;
+    struct store_run r;
+    static char block[300001];
+    uv_loop_init(&loop);
+    run_open(&r, &loop, url);
+    for (int i = 0;; i++) {
+        memset(block, 'a' + i % 26, sizeof block - 1);
+        if (run_put(&r, "object", block, 0, NULL) != 0)
+            _exit(1);
+    }
+}
+
+static void test_kill(void **state)
+{
+    struct world w;
+    char url[128];
+    (void)state;
+    world_open(&w);
+    snprintf(url, sizeof url, "file://%s/bucket", w.dir);
+    assert_int_equal(run_put(&w.r, "object", "first", 0, NULL), 0);
+    int rewritten = 0;
+    srand(7);
+    for (int round = 0; round < 15; round++) {
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0)
+            child_writes(url);
+        usleep(
+            (useconds_t)(3000 + rand() % 20000)); /* the moment of the kill, no synchronisation */
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        assert_int_equal(run_get(&w.r, "object", 1000000), 0);
+        assert_true(w.r.data.len == 5 || w.r.data.len == 300000);
+        rewritten += w.r.data.len > 5;
+        for (size_t i = 1; i < w.r.data.len && w.r.data.len > 5; i++)
+            assert_int_equal(w.r.data.data[i], w.r.data.data[0]);
+        assert_int_equal(run_list(&w.r, ""), 0);
+        assert_string_equal(mb_buf_str(&w.r.keys), "object\n");
+    }
+    assert_true(rewritten > 0);
+    world_close(&w);
+}
+
+static void test_open_errors(void **state)
+{
+    uv_loop_t loop;
+    struct mb_store *s;
+    struct mb_err err;
+    (void)state;
+    uv_loop_init(&loop);
+    assert_int_equal(mb_store_open(&loop, "ftp://x/y", &s, &err), MB_EUNSUPPORTED);
+    assert_int_equal(mb_store_open(&loop, "relative/path", &s, &err), MB_EINVAL);
+    unsetenv("BUCKET_STORAGE_ACCESS_KEY");
+    unsetenv("AWS_ACCESS_KEY_ID");
+    assert_int_equal(mb_store_open(&loop, "s3://bucket/x", &s, &err), MB_EDENIED);
+    assert_non_null(strstr(err.text, "AWS_ACCESS_KEY_ID"));
+    assert_int_equal(mb_store_open(&loop, "s3://", &s, &err), MB_EINVAL);
+    setenv("AWS_ACCESS_KEY_ID", "k", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "s", 1);
+    setenv("BUCKET_STORAGE_HOST", "minio:9000", 1);
+    assert_int_equal(mb_store_open(&loop, "s3://bucket/x", &s, &err), MB_EINVAL);
+    assert_non_null(strstr(err.text, "BUCKET_STORAGE_HOST"));
+    unsetenv("BUCKET_STORAGE_HOST");
+    assert_int_equal(uv_loop_close(&loop), 0);
+}
+
+static void test_allocation_failures(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w);
+    mb_buf_reserve(&w.r.data, 100);
+    for (unsigned long nth = 1;; nth++) {
+        mb_alloc_fail_nth(nth);
+        int rc = run_put(&w.r, "a/b", "x", MB_STORE_ALWAYS, NULL);
+        if (rc == 0)
+            rc = run_get(&w.r, "a/b", 10);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            break;
+        }
+    }
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_put_get_delete),
+        cmocka_unit_test(test_bad_keys),
+        cmocka_unit_test(test_conditions),
+        cmocka_unit_test(test_race),
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_open_errors),
+        cmocka_unit_test(test_allocation_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,319 @@
+/*
+ * What the S3 backend does when a server misbehaves. The peer is our own HTTP server, which answers
+ * each request with the next line of a script: the answers are those S3 documents for these faults.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/fs.h"
+#include "base/http/server.h"
+#include "base/str.h"
+#include "store_run.h"
+
+struct answer {
+    int status; /* 0: the connection breaks after the request was taken */
+    const char *body;
+    const char *header; /* "Name: value", or NULL */
+};
+
+struct world {
+    uv_loop_t loop;
+    struct mb_http_server *srv;
+    struct store_run r;
+    const struct answer *script;
+    size_t n_script;
+    size_t n_requests;
+    char seen[64][160]; /* "METHOD path?uploads" and what the test looks at */
+    char authorization[300];
+    int stopped;
+};
+
+/* Breaks the connection: a streaming answer that fails at its first byte. */
+static long pull_break(void *arg, void *buf, size_t max)
+{
+    (void)arg;
+    (void)buf;
+    (void)max;
+    return MB_EIO;
+}
+
+static int take_part(void *arg, struct mb_http_req *req, const void *p, size_t n, int error_code)
+{
+    struct world *w = arg;
+    (void)p;
+    if (n > 0)
+        return 0;
+    (void)error_code;
+    assert_true(w->n_requests < w->n_script); /* no request beyond the script */
+    const struct answer *a = &w->script[w->n_requests];
+    const char *auth = mb_http_req_header(req, "Authorization");
+    const char *query = mb_http_req_query(req, "partNumber");
+    snprintf(w->authorization, sizeof w->authorization, "%s", auth ? auth : "");
+    snprintf(w->seen[w->n_requests++], sizeof *w->seen, "%s %s%s%s%s%s", mb_http_req_method(req),
+             mb_http_req_path(req), query ? " part " : "", query ? query : "",
+             mb_http_req_query(req, "uploads") ? " uploads" : "",
+             mb_http_req_header(req, "x-amz-checksum-crc64nvme") ? " sum" : "");
+    if (a->status == 0) {
+        mb_http_reply_stream(req, 200, "text/plain", pull_break, NULL, NULL);
+        return 0;
+    }
+    if (a->header) {
+        char name[64];
+        const char *colon = strchr(a->header, ':');
+        snprintf(name, sizeof name, "%.*s", (int)(colon - a->header), a->header);
+        mb_http_reply_header(req, name, colon + 2);
+    }
+    mb_http_reply(req, a->status, "application/xml", a->body, strlen(a->body));
+    return 0;
+}
+
+static void on_request(void *arg, struct mb_http_req *req)
+{
+    mb_http_req_body_cb(req, take_part, arg);
+}
+
+static void world_open(struct world *w, const struct answer *script, size_t n)
+{
+    static const struct mb_http_route routes[] = {
+        {"GET", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
+        {"PUT", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
+        {"POST", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
+        {"DELETE", "/{path*}", on_request, MB_HTTP_BODY_STREAM}};
+    struct mb_http_server_opts opts = {0};
+    struct mb_err err;
+    char url[64];
+    int port;
+    memset(w, 0, sizeof *w);
+    w->script = script;
+    w->n_script = n;
+    uv_loop_init(&w->loop);
+    assert_int_equal(mb_http_server_create(&w->loop, &opts, &w->srv, &err), 0);
+    assert_int_equal(mb_http_server_add(w->srv, routes, 4, w, &err), 0);
+    assert_int_equal(mb_http_server_listen(w->srv, &port, &err), 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", port);
+    setenv("BUCKET_STORAGE_HOST", url, 1);
+    setenv("BUCKET_STORAGE_ACCESS_KEY", "key", 1);
+    setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
+    setenv("NO_PROXY", "127.0.0.1", 1);
+    run_open(&w->r, &w->loop, "s3://bucket/p");
+}
+
+static void on_stopped(void *arg)
+{
+    struct world *w = arg;
+    w->stopped = 1;
+}
+
+static void world_close(struct world *w)
+{
+    assert_int_equal(w->n_requests, w->n_script);
+    mb_http_server_stop(w->srv, on_stopped, w);
+    run_close(&w->r);
+    uv_run(&w->loop, UV_RUN_DEFAULT);
+    assert_true(w->stopped);
+    mb_http_server_destroy(w->srv);
+    assert_int_equal(uv_loop_close(&w->loop), 0);
+}
+
+#define SCRIPT(...)                                                                                \
+    static const struct answer script[] = {__VA_ARGS__};                                           \
+    struct world w;                                                                                \
+    (void)state;                                                                                   \
+    world_open(&w, script, sizeof script / sizeof *script)
+
+#define ERROR(code) "<Error><Code>" code "</Code><Message>m</Message></Error>"
+
+static void test_retries(void **state)
+{
+    SCRIPT({503, ERROR("SlowDown"), NULL}, {500, "", NULL}, {0, "", NULL}, {429, "", NULL},
+           {400, ERROR("RequestTimeout"), NULL}, {200, "", "ETag: \"e\""});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.r.etag, "\"e\"");
+    assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
+    world_close(&w);
+}
+
+static void test_final_errors(void **state)
+{
+    SCRIPT({403, ERROR("AccessDenied"), NULL}, {400, ERROR("InvalidRequest"), NULL},
+           {404, ERROR("NoSuchKey"), NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EDENIED);
+    assert_non_null(strstr(w.r.text, "AccessDenied: m"));
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EPROTO);
+    assert_int_equal(run_get(&w.r, "k", 10), MB_ENOENT);
+    world_close(&w);
+}
+
+static void test_conflict_is_no_failed_condition(void **state)
+{
+    SCRIPT({409, ERROR("ConditionalRequestConflict"), NULL}, {200, "", NULL},
+           {412, ERROR("PreconditionFailed"), NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), 0);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EEXIST);
+    world_close(&w);
+}
+
+/* The first answer was lost; the failed condition of the second attempt is our own success. */
+static void test_lost_answer(void **state)
+{
+    SCRIPT({0, "", NULL}, {412, ERROR("PreconditionFailed"), NULL}, {200, "mine", "ETag: \"e\""},
+           {0, "", NULL}, {412, ERROR("PreconditionFailed"), NULL}, {200, "other", NULL});
+    assert_int_equal(run_put(&w.r, "k", "mine", MB_STORE_IF_ABSENT, NULL), 0);
+    assert_string_equal(w.r.etag, "\"e\"");
+    assert_int_equal(run_put(&w.r, "k", "mine", MB_STORE_IF_ABSENT, NULL), MB_EEXIST);
+    world_close(&w);
+}
+
+static void test_region_and_clock(void **state)
+{
+    SCRIPT({301, ERROR("PermanentRedirect"), "x-amz-bucket-region: eu-west-1"},
+           {403, ERROR("RequestTimeTooSkewed"), "Date: Fri, 24 May 2013 00:00:00 GMT"},
+           {200, "", NULL},
+           {400,
+            "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-2</Region></Error>",
+            NULL},
+           {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_non_null(strstr(w.authorization, "/20130524/eu-west-1/s3/"));
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_non_null(strstr(w.authorization, "/20130524/eu-west-2/s3/"));
+    world_close(&w);
+}
+
+static void test_no_checksums(void **state)
+{
+    SCRIPT({501, ERROR("NotImplemented"), NULL}, {200, "", NULL}, {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
+    assert_string_equal(w.seen[1], "PUT /bucket/p/k");
+    assert_string_equal(w.seen[2], "PUT /bucket/p/k");
+    world_close(&w);
+}
+
+static void make_file(char path[32])
+{
+    snprintf(path, 32, "/tmp/mobula-part-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 65 * 1024 * 1024), 0); /* five parts, all zeros */
+    close(fd);
+}
+
+#define CREATED                                                                                    \
+    {                                                                                              \
+        200,                                                                                       \
+            "<InitiateMultipartUploadResult><UploadId>u1</UploadId></"                             \
+            "InitiateMultipartUploadResult>",                                                      \
+            NULL                                                                                   \
+    }
+#define PART_OK                                                                                    \
+    {                                                                                              \
+        200, "", "ETag: \"p\""                                                                     \
+    }
+#define COMPLETED                                                                                  \
+    {                                                                                              \
+        200,                                                                                       \
+            "\n "                                                                                  \
+            "\n<CompleteMultipartUploadResult><ETag>\"all\"</ETag></"                              \
+            "CompleteMultipartUploadResult>",                                                      \
+            NULL                                                                                   \
+    }
+
+/* An error inside a 200 is an error; InternalError is worth another attempt. */
+static void test_error_in_200(void **state)
+{
+    SCRIPT(CREATED, PART_OK, PART_OK, PART_OK, PART_OK, PART_OK,
+           {200, "\n\n" ERROR("InternalError"), NULL}, COMPLETED);
+    char path[32];
+    make_file(path);
+    assert_int_equal(run_put_file(&w.r, "k", path, NULL), 0);
+    assert_string_equal(w.r.etag, "\"all\"");
+    assert_string_equal(w.r.upload_id, "u1");
+    assert_string_equal(w.seen[0], "POST /bucket/p/k uploads");
+    assert_int_equal(strncmp(w.seen[1], "PUT /bucket/p/k part ", 21), 0);
+    unlink(path);
+    world_close(&w);
+}
+
+/* A refusal for good aborts the upload. */
+static void test_abort(void **state)
+{
+    SCRIPT(CREATED, PART_OK, PART_OK, PART_OK, PART_OK, PART_OK, {400, ERROR("InvalidPart"), NULL},
+           {204, "", NULL});
+    char path[32];
+    make_file(path);
+    assert_int_equal(run_put_file(&w.r, "k", path, NULL), MB_EPROTO);
+    assert_non_null(strstr(w.r.text, "InvalidPart"));
+    assert_string_equal(w.seen[7], "DELETE /bucket/p/k");
+    unlink(path);
+    world_close(&w);
+}
+
+/* The server lists two good parts and one of another size: three are sent. */
+static void test_resume_sends_what_lacks(void **state)
+{
+    SCRIPT({200,
+            "<ListPartsResult><IsTruncated>true</IsTruncated>"
+            "<NextPartNumberMarker>2</NextPartNumberMarker>"
+            "<Part><PartNumber>1</PartNumber><ETag>\"1\"</ETag><Size>16777216</Size></Part>"
+            "<Part><PartNumber>2</PartNumber><ETag>\"2\"</ETag><Size>5</Size></Part>"
+            "</ListPartsResult>",
+            NULL},
+           {200,
+            "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>5</PartNumber>"
+            "<ETag>\"5\"</ETag><Size>1048576</Size></Part></ListPartsResult>",
+            NULL},
+           PART_OK, PART_OK, PART_OK, COMPLETED);
+    char path[32];
+    make_file(path);
+    assert_int_equal(run_put_file(&w.r, "k", path, "u0"), 0);
+    for (int i = 2; i < 5; i++) {
+        char n = w.seen[i][strlen("PUT /bucket/p/k part ")];
+        assert_true(n >= '2' && n <= '4');
+    }
+    unlink(path);
+    world_close(&w);
+}
+
+static void test_deadline(void **state)
+{
+    static const struct answer down = {503, "", NULL};
+    struct answer script[64];
+    struct world w;
+    struct mb_err err;
+    (void)state;
+    for (size_t i = 0; i < 64; i++)
+        script[i] = down;
+    world_open(&w, script, 64);
+    assert_int_equal(
+        mb_store_put(w.r.store, "k", "x", 1, MB_STORE_ALWAYS, NULL, 300, run_on_result, &w.r, &err),
+        0);
+    run_wait(&w.r, 1);
+    assert_true(w.r.error == MB_EUNAVAIL || w.r.error == MB_ETIMEOUT);
+    w.n_script = w.n_requests;
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_retries),
+        cmocka_unit_test(test_final_errors),
+        cmocka_unit_test(test_conflict_is_no_failed_condition),
+        cmocka_unit_test(test_lost_answer),
+        cmocka_unit_test(test_region_and_clock),
+        cmocka_unit_test(test_no_checksums),
+        cmocka_unit_test(test_error_in_200),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_resume_sends_what_lacks),
+        cmocka_unit_test(test_deadline),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

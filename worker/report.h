@@ -1,11 +1,11 @@
 /*
- * What a rank and its node agent say to each other, over one inherited stream socket whose number is
- * in the environment variable MOBULA_REPORT_FD. Agent and worker meet here and nowhere else.
+ * What a rank and its node agent say to each other, over one inherited stream socket whose number
+ * is in the environment variable MOBULA_REPORT_FD. Agent and worker meet here and nowhere else.
  *
  * A frame is a little-endian u32 length (at most MB_REPORT_FRAME_MAX) and that many bytes of one
- * JSON object whose field "t" names the message. The functions below are pure: bytes in, struct out.
- * The supervisor keeps the socket open across an agent restart, so a worker must never treat a slow
- * reader as an error: it drops progress (only the newest counts) and keeps the other messages.
+ * JSON object whose field "t" names the message. The functions below are pure: bytes in, struct
+ * out. The supervisor keeps the socket open across an agent restart, so a worker must never treat a
+ * slow reader as an error: it drops progress (only the newest counts) and keeps the other messages.
  *
  *   worker -> agent   hello, endpoint, progress, saved, done, failed
  *   agent -> worker   start, save_now, stop, durable
@@ -24,8 +24,8 @@ enum mb_report_type {
     MB_REPORT_HELLO,    /* abi, rank, pid */
     MB_REPORT_ENDPOINT, /* rank, text = endpoint, opaque to everybody but workers */
     MB_REPORT_PROGRESS, /* iteration .. validation_loss */
-    MB_REPORT_SAVED,    /* iteration, text = directory of the iteration, files: this rank's, fsynced */
-    MB_REPORT_DONE,     /* iteration: training ended as asked */
+    MB_REPORT_SAVED, /* iteration, text = directory of the iteration, files: this rank's, fsynced */
+    MB_REPORT_DONE,  /* iteration: training ended as asked */
     MB_REPORT_FAILED,   /* text = one line: what failed, naming the operation and the peer */
     MB_REPORT_START,    /* endpoints by rank */
     MB_REPORT_SAVE_NOW, /* text = reason */

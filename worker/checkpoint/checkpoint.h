@@ -54,6 +54,8 @@ struct mb_checkpoint_state {
     int64_t consumed_valid_samples;
     int64_t optimizer_steps;
     int64_t skipped_iterations;
+    /* The learning rate's schedule, in samples: how far it has come, and what it was. */
+    int64_t schedule_samples, warmup_samples, decay_samples;
     int has_optimizer;
     char *args_json; /* one JSON object of the run's arguments by name; owned */
 };

@@ -67,6 +67,9 @@ static const struct {
     {"consumed_valid_samples", offsetof(struct mb_checkpoint_state, consumed_valid_samples)},
     {"optimizer_steps", offsetof(struct mb_checkpoint_state, optimizer_steps)},
     {"skipped_iterations", offsetof(struct mb_checkpoint_state, skipped_iterations)},
+    {"schedule_samples", offsetof(struct mb_checkpoint_state, schedule_samples)},
+    {"warmup_samples", offsetof(struct mb_checkpoint_state, warmup_samples)},
+    {"decay_samples", offsetof(struct mb_checkpoint_state, decay_samples)},
 };
 
 enum { N_COUNTERS = sizeof COUNTERS / sizeof COUNTERS[0] };

@@ -1,0 +1,417 @@
+/*
+ * From arguments to a trainer that can take its first step; the lines are Megatron-LM's, in its
+ * order.
+ *
+ *  1. Say what the run is: sizes, arguments, tokenizer.
+ *  2. Meet the other ranks: listen, report the endpoint, wait for start, connect. Alone, nothing.
+ *  3. Open the backend beside the executable, build the model and print its memory.
+ *  4. Build the optimizer (the rank's share of it with --use-distributed-optimizer) and the
+ * schedule.
+ *  5. Load a checkpoint, which decides how many samples are consumed; then build the data.
+ * Failures: any step's error text names what was wrong; mb_trainer_close() undoes what was done.
+ */
+#include "worker/trainer.h"
+
+#include <arpa/inet.h>
+#include <inttypes.h>
+#include <math.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "worker/data/tokenizer/tokenizer.h"
+
+enum { MINUTE_MS = 60 * 1000 };
+
+static int no_memory(struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "out of memory building the trainer");
+}
+
+/* ---- what the run is ---- */
+
+static int say_arguments(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    struct mb_buf dump = {0};
+    mb_trainer_say(t,
+                   "using world size: %u, data-parallel size: %u, context-parallel size: 1, "
+                   "hierarchical context-parallel sizes: None"
+                   "tensor-model-parallel size: 1, encoder-tensor-model-parallel size: 0, "
+                   "pipeline-model-parallel size: 1, encoder-pipeline-model-parallel size: 0, "
+                   "pipeline-model-parallel size: 1 \n",
+                   t->world_size, t->world_size);
+    mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
+    mb_trainer_say(t, "using torch.float32 for parameters ...\n");
+    if (mb_args_dump(a, &dump) != 0) {
+        mb_buf_close(&dump);
+        return no_memory(err);
+    }
+    mb_trainer_say(t,
+                   "------------------------ arguments ------------------------\n%s"
+                   "-------------------- end of arguments ---------------------\n",
+                   mb_buf_str(&dump));
+    mb_buf_close(&dump);
+    if (a->train_samples != MB_ARGS_NONE) {
+        mb_trainer_say(t, "setting training iterations to %" PRId64 "\n", a->train_iters);
+    }
+    t->n_micro = a->global_batch_size / (a->micro_batch_size * a->data_parallel_size);
+    mb_trainer_say(t,
+                   "INFO:megatron.core.num_microbatches_calculator:setting number of microbatches "
+                   "to constant %" PRId64 "\n",
+                   t->n_micro);
+    return 0;
+}
+
+static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
+{
+    struct mb_args *a = &t->args;
+    struct mb_tokenizer *tokenizer = NULL;
+    struct mb_tokenizer_options o = {.type = a->tokenizer_type,
+                                     .vocab_file = a->vocab_file,
+                                     .merge_file = a->merge_file,
+                                     .vocab_size =
+                                         a->vocab_size != MB_ARGS_NONE ? a->vocab_size : 0};
+    mb_trainer_say(t, "> building %s tokenizer ...\n", a->tokenizer_type);
+    int rc = mb_tokenizer_create(&o, &tokenizer, err);
+    if (rc != 0) {
+        return rc;
+    }
+    t->vocab_size = mb_tokenizer_vocab_size(tokenizer);
+    t->eod = mb_tokenizer_eod(tokenizer);
+    mb_tokenizer_destroy(tokenizer);
+    a->padded_vocab_size =
+        (int64_t)mb_gpt_padded_vocab(t->vocab_size, (size_t)a->make_vocab_size_divisible_by, 1);
+    mb_trainer_say(t,
+                   " > padded vocab (size: %" PRIu64 ") with %" PRIu64
+                   " dummy tokens (new size: %" PRId64 ")\n",
+                   t->vocab_size, (uint64_t)a->padded_vocab_size - t->vocab_size,
+                   a->padded_vocab_size);
+    return 0;
+}
+
+/* ---- meeting the other ranks ---- */
+
+/* The address by which this host reaches MASTER_ADDR: peers reach us by it, too. */
+static void own_address(char out[INET6_ADDRSTRLEN])
+{
+    const char *given = getenv("MOBULA_NODE_IP"), *master = getenv("MASTER_ADDR");
+    snprintf(out, INET6_ADDRSTRLEN, "%s", given != NULL ? given : "127.0.0.1");
+    if (given != NULL || master == NULL) {
+        return;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    struct sockaddr_storage own;
+    socklen_t len = sizeof own;
+    if (getaddrinfo(master, "9", &hints, &list) != 0) {
+        return;
+    }
+    int fd = socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    /* Connecting a datagram socket sends nothing: it only chooses the route. */
+    if (fd >= 0 && connect(fd, list->ai_addr, list->ai_addrlen) == 0 &&
+        getsockname(fd, (struct sockaddr *)&own, &len) == 0) {
+        const void *address = own.ss_family == AF_INET6
+                                  ? (const void *)&((struct sockaddr_in6 *)&own)->sin6_addr
+                                  : (const void *)&((struct sockaddr_in *)&own)->sin_addr;
+        inet_ntop(own.ss_family, address, out, INET6_ADDRSTRLEN);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    freeaddrinfo(list);
+}
+
+static int meet_through_agent(struct mb_trainer *t, struct mb_err *err)
+{
+    char address[INET6_ADDRSTRLEN];
+    struct mb_comm_listener *l = NULL;
+    struct mb_report start = {0};
+    own_address(address);
+    struct mb_comm_options o = {.rank = t->rank,
+                                .world_size = t->world_size,
+                                .address = address,
+                                .timeout_ms =
+                                    (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS};
+    int rc = mb_comm_listen(&o, &l, err);
+    if (rc != 0) {
+        return rc;
+    }
+    struct mb_report endpoint = {.type = MB_REPORT_ENDPOINT,
+                                 .text = (char *)(uintptr_t)mb_comm_listener_endpoint(l)};
+    rc = mb_report_client_send(t->report, &endpoint, err);
+    if (rc == 0) {
+        rc = mb_report_client_wait_start(t->report, o.timeout_ms, &start, err);
+    }
+    if (rc == 0) {
+        rc = mb_comm_connect(l, (const char *const *)start.endpoints, start.n_endpoints, &t->comm,
+                             err);
+    }
+    mb_report_close(&start);
+    mb_comm_listener_destroy(l);
+    return rc;
+}
+
+static int meet(struct mb_trainer *t, struct mb_err *err)
+{
+    mb_trainer_say(t, "> initializing torch distributed ...\n");
+    int rc = t->report != NULL ? meet_through_agent(t, err) : mb_comm_create_single(&t->comm, err);
+    if (rc != 0) {
+        return mb_err_wrap(err, "rank %u", t->rank);
+    }
+    mb_trainer_say(t, "> initialized tensor model parallel with size 1\n"
+                      "> initialized pipeline model parallel with size 1\n");
+    mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
+    mb_trainer_say(t, "> setting random seeds to %" PRId64 " ...\n", t->args.seed);
+    return 0;
+}
+
+/* ---- device and model ---- */
+
+static int open_backend(struct mb_trainer *t, struct mb_err *err)
+{
+    static const char *const PLACES[] = {"../lib/libmobula_cpu.so", "libmobula_cpu.so",
+                                         "../lib/mobula/libmobula_cpu.so"};
+    char *dir = mb_fs_self_dir(err);
+    int rc = dir != NULL ? MB_ENOENT : MB_EIO;
+    for (size_t i = 0; i < sizeof PLACES / sizeof PLACES[0] && rc == MB_ENOENT; i++) {
+        char *path = mb_path_join(dir, PLACES[i]);
+        rc = path != NULL ? mb_backend_open(path, 0, &t->dev, err) : no_memory(err);
+        mb_free(path);
+    }
+    mb_free(dir);
+    return rc;
+}
+
+static int list_tensors(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_param *p = mb_gpt_params(t->gpt, &t->n_tensors);
+    t->tensors = mb_calloc(t->n_tensors, sizeof *t->tensors);
+    if (t->tensors == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < t->n_tensors; i++) {
+        t->tensors[i] = (struct mb_checkpoint_tensor){
+            p[i].name, p[i].n_dims, {p[i].shape[0], p[i].shape[1]}, p[i].offset, p[i].n};
+    }
+    t->n_elements = mb_gpt_n_elements(t->gpt);
+    mb_comm_range(t->n_elements, t->world_size, t->rank, &t->begin, &t->end);
+    return 0;
+}
+
+static int build_model(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    struct mb_gpt_config c;
+    struct mb_buf plan = {0};
+    void *norm = NULL;
+    mb_gpt_config_init(&c);
+    c.n_layers = (size_t)a->num_layers;
+    c.hidden = (size_t)a->hidden_size;
+    c.ffn_hidden = (size_t)a->ffn_hidden_size;
+    c.n_heads = (size_t)a->num_attention_heads;
+    c.n_groups = (size_t)a->num_query_groups;
+    c.seq = (size_t)a->seq_length;
+    c.max_positions = (size_t)a->max_position_embeddings;
+    c.vocab = t->vocab_size;
+    c.padded_vocab = (size_t)a->padded_vocab_size;
+    c.untie_output = a->untie_embeddings_and_output_weights != 0;
+    c.gelu = a->bias_gelu_fusion ? MB_GELU_TANH : MB_GELU_ERF;
+    c.norm_eps = (float)a->norm_epsilon;
+    c.init_std = (float)a->init_method_std;
+    c.hidden_dropout = (float)a->hidden_dropout;
+    c.attention_dropout = (float)a->attention_dropout;
+    c.seed = (uint64_t)a->seed;
+    mb_trainer_say(t, "building GPT model ...\n");
+    int rc = mb_gpt_create(&t->dev, &c, (size_t)a->micro_batch_size, &t->gpt, err);
+    if (rc != 0) {
+        return rc;
+    }
+    mb_trainer_say(
+        t, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %zu\n",
+        mb_gpt_n_parameters(t->gpt));
+    mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
+    if (mb_gpt_print_plan(t->gpt, &plan) == 0) {
+        mb_trainer_say(t, "%s", mb_buf_str(&plan));
+    }
+    mb_buf_close(&plan);
+    rc = t->dev.ops->alloc(t->dev.ctx, sizeof(double), &norm, err);
+    t->norm_device = norm;
+    return rc == 0 ? list_tensors(t, err) : rc;
+}
+
+/* ---- optimizer and schedule ---- */
+
+static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    struct mb_optimizer_config c = {a->adam_beta1, a->adam_beta2, a->adam_eps};
+    size_t n_params = 0;
+    const struct mb_param *params = mb_gpt_params(t->gpt, &n_params);
+    size_t begin = a->use_distributed_optimizer ? t->begin : 0;
+    size_t end = a->use_distributed_optimizer ? t->end : t->n_elements;
+    return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_weights(t->gpt),
+                               mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
+}
+
+static int64_t in_samples(int64_t iterations, int64_t samples, int64_t fallback, int64_t batch)
+{
+    if (iterations != MB_ARGS_NONE) {
+        return iterations * batch;
+    }
+    return samples != MB_ARGS_NONE ? samples : fallback;
+}
+
+static int build_schedule(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    struct mb_schedule *s = &t->schedule;
+    int64_t batch = a->global_batch_size;
+    int64_t length = a->train_samples != MB_ARGS_NONE ? a->train_samples : a->train_iters * batch;
+    int rc = mb_lr_style_parse(a->lr_decay_style, &s->lr_style, err);
+    if (rc == 0) {
+        rc = mb_wsd_style_parse(a->lr_wsd_decay_style, &s->wsd_style, err);
+    }
+    if (rc == 0) {
+        rc = mb_wd_style_parse(a->weight_decay_incr_style, &s->wd_style, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    s->init_lr = a->lr_warmup_init;
+    s->max_lr = a->lr;
+    s->min_lr = a->min_lr;
+    s->decay_samples = in_samples(a->lr_decay_iters, a->lr_decay_samples, length, batch);
+    s->wsd_decay_samples = in_samples(a->lr_wsd_decay_iters, a->lr_wsd_decay_samples, 0, batch);
+    s->warmup_samples = a->lr_warmup_iters * batch + a->lr_warmup_samples;
+    if (!isnan(a->lr_warmup_fraction)) {
+        s->warmup_samples = (int64_t)(a->lr_warmup_fraction * (double)s->decay_samples);
+    }
+    s->start_wd = a->start_weight_decay;
+    s->end_wd = a->end_weight_decay;
+    s->wd_incr_samples = length;
+    return a->train_iters == 0 ? 0 : mb_schedule_check(s, err);
+}
+
+/* ---- data ---- */
+
+static struct mb_data_paths paths_of(const struct mb_args_list *l)
+{
+    return (struct mb_data_paths){(const char *const *)l->items, l->n};
+}
+
+static int build_data(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    struct mb_data_schedule s = {
+        .train_iters = (uint64_t)a->train_iters,
+        .train_samples = a->train_samples != MB_ARGS_NONE ? (uint64_t)a->train_samples : 0,
+        .global_batch_size = (uint64_t)a->global_batch_size,
+        .eval_interval = (uint64_t)a->eval_interval,
+        .eval_iters = (uint64_t)a->eval_iters};
+    struct mb_data_options o = {.data_path = paths_of(&a->data_path),
+                                .split_path = {paths_of(&a->train_data_path),
+                                               paths_of(&a->valid_data_path),
+                                               paths_of(&a->test_data_path)},
+                                .split = a->split,
+                                .mock = a->mock_data != 0,
+                                .seq_length = (uint64_t)a->seq_length,
+                                .seed = (uint32_t)a->seed,
+                                .consumed_samples = {(uint64_t)a->consumed_train_samples,
+                                                     (uint64_t)a->consumed_valid_samples, 0},
+                                .micro_batch_size = (uint32_t)a->micro_batch_size,
+                                .dp_rank = t->rank,
+                                .dp_size = t->world_size,
+                                .no_data_sharding = !a->data_sharding,
+                                .eod_mask_loss = a->eod_mask_loss != 0,
+                                .vocab_size = t->vocab_size,
+                                .eod = t->eod};
+    size_t n = (size_t)a->micro_batch_size * (size_t)a->seq_length;
+    int rc = mb_sampler_type_parse(a->dataloader_type, &o.dataloader_type, err);
+    if (rc == 0) {
+        rc = mb_data_sizes(&s, o.n_samples, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    mb_trainer_say(
+        t,
+        "> building train, validation, and test datasets ...\n"
+        " > datasets target sizes (minimum size):\n"
+        "    train:      %" PRIu64 "\n    validation: %" PRIu64 "\n    test:       %" PRIu64 "\n"
+        "> building train, validation, and test datasets for GPT ...\n",
+        o.n_samples[MB_SPLIT_TRAIN], o.n_samples[MB_SPLIT_VALID], o.n_samples[MB_SPLIT_TEST]);
+    rc = mb_loaders_build(&o, t->loaders, err);
+    if (rc != 0) {
+        return rc;
+    }
+    mb_trainer_say(t, "> finished creating GPT datasets ...\n");
+    t->tokens = mb_calloc(n, sizeof *t->tokens);
+    t->labels = mb_calloc(n, sizeof *t->labels);
+    t->loss_mask = mb_calloc(n, sizeof *t->loss_mask);
+    return t->tokens != NULL && t->labels != NULL && t->loss_mask != NULL ? 0 : no_memory(err);
+}
+
+int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
+{
+    uint64_t from_us = mb_mono_us();
+    t->last_saved = -1;
+    int rc = build_tokenizer(t, err);
+    if (rc == 0) {
+        rc = say_arguments(t, err);
+    }
+    if (rc == 0) {
+        rc = meet(t, err);
+    }
+    if (rc == 0) {
+        rc = open_backend(t, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    mb_trainer_say(t, "time to initialize megatron (seconds): %.3f\n",
+                   (double)(mb_mono_us() - from_us) / 1e6);
+    mb_trainer_say_datetime(t, "after megatron is initialized");
+    rc = build_model(t, err);
+    if (rc == 0) {
+        rc = build_optimizer(t, err);
+    }
+    if (rc == 0) {
+        rc = build_schedule(t, err);
+    }
+    if (rc == 0 && t->args.load != NULL) {
+        rc = mb_trainer_load(t, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    mb_trainer_say_datetime(t, "after model, optimizer, and learning rate scheduler are built");
+    rc = build_data(t, err);
+    if (rc == 0) {
+        mb_trainer_say_datetime(t, "after dataloaders are built");
+        mb_trainer_say(t, "done with setup ...\n");
+    }
+    return rc;
+}
+
+void mb_trainer_close(struct mb_trainer *t)
+{
+    for (int i = 0; i < MB_N_SPLITS; i++) {
+        mb_loader_destroy(t->loaders[i]);
+    }
+    mb_free(t->tokens);
+    mb_free(t->labels);
+    mb_free(t->loss_mask);
+    mb_free(t->tensors);
+    mb_optimizer_destroy(t->optimizer);
+    mb_gpt_destroy(t->gpt);
+    if (t->norm_device != NULL) {
+        t->dev.ops->free(t->dev.ctx, t->norm_device);
+    }
+    mb_backend_close(&t->dev);
+    mb_comm_destroy(t->comm);
+}

@@ -1,0 +1,376 @@
+/*
+ * The training loop.
+ *
+ *  1. A step: micro batches forward and backward; gradients reduced over ranks (all-reduce, or
+ *     reduce-scatter with the distributed optimizer: the same bits); one small all-reduce carries
+ * the loss, the gradient's norm and what each rank wishes; clip, Adam, and with the distributed
+ *     optimizer all-gather of the weights.
+ *  2. After a step: log line, progress to the agent, evaluation, save, and the decision to go on.
+ *  3. After the last: save unless just saved, evaluate on validation and test data.
+ * A wish (SIGTERM, stop or save_now of the agent, the run's allowed time) is any rank's; the sum of
+ * all wishes is known to all after the small all-reduce, so all save and leave at the same
+ * iteration. Failures: a collective that fails, data that ends, a save that fails end the run with
+ * their text. A loss or norm that is not finite is fatal, or, with
+ * --no-check-for-nan-in-loss-and-grad, the step changes nothing and is counted.
+ */
+#include "worker/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/log.h"
+
+volatile sig_atomic_t mb_trainer_signal;
+
+/* What ranks tell each other once an iteration. Doubles, since most of it are sums of doubles. */
+struct shared {
+    double loss_sum, n_tokens; /* over micro batches; sum of losses for the log */
+    double norm2;              /* of this rank's range of the reduced gradient */
+    double stop, save_now, time_is_up;
+};
+
+enum { SHARED_DOUBLES = sizeof(struct shared) / sizeof(double), MINUTE_US = 60 * 1000 * 1000 };
+
+static int share(struct mb_trainer *t, struct shared *s, struct mb_err *err)
+{
+    mb_comm_allreduce(t->comm, NULL, s, SHARED_DOUBLES, MB_COMM_F64, MB_COMM_SUM);
+    return mb_comm_synchronize(t->comm, err);
+}
+
+static void add_wishes(struct mb_trainer *t, struct shared *s)
+{
+    char reason[MB_REPORT_REASON_MAX];
+    int64_t minutes = t->args.exit_duration_in_mins;
+    s->stop = mb_trainer_signal != 0;
+    if (t->report != NULL) {
+        if (!s->stop && mb_report_client_stopping(t->report, reason)) {
+            s->stop = 1;
+        }
+        s->save_now = mb_report_client_take_save_now(t->report, reason);
+    }
+    s->time_is_up =
+        minutes != MB_ARGS_NONE && mb_mono_us() - t->started_us > (uint64_t)minutes * MINUTE_US;
+}
+
+/* ---- one step ---- */
+
+static double mask_sum(const struct mb_trainer *t)
+{
+    size_t n = (size_t)t->args.micro_batch_size * (size_t)t->args.seq_length;
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)t->loss_mask[i];
+    }
+    return sum;
+}
+
+static int next_batch(struct mb_trainer *t, enum mb_split split, struct mb_err *err)
+{
+    int rc = mb_loader_next(t->loaders[split], t->tokens, t->labels, t->loss_mask, NULL, err);
+    return rc != 0 ? mb_err_wrap(err, "%s data", mb_split_name(split)) : 0;
+}
+
+static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_err *err)
+{
+    int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
+    double parts = (double)t->n_micro * (double)t->args.data_parallel_size;
+    double per_micro = (double)(t->args.micro_batch_size * t->args.seq_length);
+    mb_gpt_zero_grads(t->gpt);
+    for (int64_t k = 0; k < t->n_micro; k++) {
+        int rc = next_batch(t, MB_SPLIT_TRAIN, err);
+        if (rc != 0) {
+            return rc;
+        }
+        double tokens = t->args.calculate_per_token_loss ? per_micro : mask_sum(t);
+        struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
+        struct mb_gpt_step step = {
+            .grad_scale = tokens > 0 ? 1.0 / (tokens * parts) : 0,
+            .iteration = t->iteration + 1,
+            .first_sample = (uint64_t)(k * slice + t->args.micro_batch_size * (int64_t)t->rank)};
+        rc = mb_gpt_forward_backward(t->gpt, &batch, &step, err);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);
+}
+
+static int squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
+                        struct mb_err *err)
+{
+    struct mb_device *d = &t->dev;
+    d->ops->zero(d->ctx, d->stream, t->norm_device, sizeof *out);
+    d->ops->squared_norm(d->ctx, d->stream, p, n, t->norm_device);
+    d->ops->copy_out(d->ctx, d->stream, out, t->norm_device, sizeof *out);
+    return d->ops->synchronize(d->ctx, d->stream, err);
+}
+
+static int reduce_gradients(struct mb_trainer *t, struct shared *s, struct mb_err *err)
+{
+    float *grads = mb_gpt_grads(t->gpt);
+    if (t->args.use_distributed_optimizer) {
+        mb_comm_reduce_scatter(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+    } else {
+        mb_comm_allreduce(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+    }
+    int rc = mb_comm_synchronize(t->comm, err);
+    /* Each rank its range in both cases, so that both give the same norm. */
+    return rc != 0 ? rc : squared_norm(t, grads + t->begin, t->end - t->begin, &s->norm2, err);
+}
+
+static int update(struct mb_trainer *t, double grad_factor, struct mb_err *err)
+{
+    double lr = mb_schedule_lr(&t->schedule, t->schedule_samples);
+    double wd = mb_schedule_weight_decay(&t->schedule, t->schedule_samples);
+    mb_optimizer_step(t->optimizer, lr, wd,
+                      grad_factor * mb_optimizer_clip(t->grad_norm, t->args.clip_grad));
+    t->schedule_samples += t->args.global_batch_size;
+    if (!t->args.use_distributed_optimizer) {
+        return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
+    }
+    mb_comm_allgather(t->comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
+    return mb_comm_synchronize(t->comm, err);
+}
+
+static int not_finite(struct mb_trainer *t, const char *what, struct mb_err *err)
+{
+    if (t->args.check_for_nan_in_loss_and_grad) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "iteration %" PRId64 ": the %s is not finite; lower --lr, or see "
+                          "--no-check-for-nan-in-loss-and-grad",
+                          t->iteration + 1, what);
+    }
+    t->skipped_iterations++;
+    return 0;
+}
+
+/* *s holds afterwards what all ranks said; *loss the iteration's loss. */
+static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_err *err)
+{
+    memset(s, 0, sizeof *s);
+    int rc = forward_backward(t, s, err);
+    if (rc == 0) {
+        rc = reduce_gradients(t, s, err);
+    }
+    if (rc == 0) {
+        add_wishes(t, s);
+        rc = share(t, s, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    double nominal = (double)(t->args.global_batch_size * t->args.seq_length);
+    double factor = t->args.calculate_per_token_loss && s->n_tokens > 0 ? nominal / s->n_tokens : 1;
+    *loss = s->n_tokens > 0 ? s->loss_sum / s->n_tokens : 0;
+    t->grad_norm = sqrt(s->norm2) * factor;
+    if (!isfinite(*loss)) {
+        t->window.n_nan++;
+        rc = not_finite(t, "loss", err);
+    } else if (!isfinite(t->grad_norm)) {
+        t->window.n_skipped++;
+        rc = not_finite(t, "norm of the gradient", err);
+    } else {
+        t->window.n_iterations++;
+        t->window.loss_sum += *loss;
+        rc = update(t, factor, err);
+    }
+    if (rc == 0) {
+        t->iteration++;
+        t->args.consumed_train_samples += t->args.global_batch_size;
+    }
+    return rc;
+}
+
+/* ---- between steps ---- */
+
+static int log_iteration(struct mb_trainer *t, struct mb_err *err)
+{
+    double norm2 = 0;
+    if (t->iteration % t->args.log_interval != 0) {
+        return 0;
+    }
+    if (t->args.log_params_norm) {
+        int rc = squared_norm(t, mb_gpt_weights(t->gpt), t->n_elements, &norm2, err);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    mb_trainer_say_iteration(t, sqrt(norm2));
+    t->window = (struct mb_log_window){0};
+    return 0;
+}
+
+static void report_progress(struct mb_trainer *t, double loss, uint64_t elapsed_us)
+{
+    struct mb_err err;
+    double tokens = (double)(t->args.global_batch_size * t->args.seq_length);
+    struct mb_report r = {.type = MB_REPORT_PROGRESS,
+                          .iteration = t->iteration,
+                          .train_iters = t->args.train_iters,
+                          .consumed_samples = t->args.consumed_train_samples,
+                          .loss = loss,
+                          .learning_rate = mb_schedule_lr(&t->schedule, t->schedule_samples),
+                          .grad_norm = t->grad_norm,
+                          .tokens_per_s = elapsed_us > 0 ? tokens * 1e6 / (double)elapsed_us : 0,
+                          .validation_loss = t->validation_loss};
+    if (t->report != NULL) {
+        /* Progress may be lost: a socket that ended has already become a wish to stop. */
+        (void)mb_report_client_send(t->report, &r, &err);
+    }
+}
+
+/* Forward passes over eval_iters global batches. *stopped: a rank wants to stop, there is no loss.
+ */
+static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, double *loss,
+                    int *stopped, struct mb_err *err)
+{
+    double loss_sum = 0, n_tokens = 0;
+    uint64_t from_us = mb_mono_us();
+    if (verbose) {
+        mb_trainer_say(t, "Evaluating on %" PRId64 " samples\n",
+                       t->args.eval_iters * t->args.global_batch_size);
+    }
+    *stopped = 0;
+    for (int64_t i = 1; i <= t->args.eval_iters && !*stopped; i++) {
+        struct shared s = {0};
+        if (verbose) {
+            mb_trainer_say(t, "Evaluating iter %" PRId64 "/%" PRId64 "\n", i, t->args.eval_iters);
+        }
+        int rc = 0;
+        for (int64_t k = 0; k < t->n_micro && rc == 0; k++) {
+            rc = next_batch(t, split, err);
+            if (rc == 0) {
+                struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
+                rc = mb_gpt_forward(t->gpt, &batch, err);
+            }
+        }
+        if (rc == 0) {
+            rc = mb_gpt_take_loss(t->gpt, &s.loss_sum, &s.n_tokens, err);
+        }
+        if (rc == 0) {
+            s.stop = mb_trainer_signal != 0;
+            rc = share(t, &s, err);
+        }
+        if (rc != 0) {
+            return rc;
+        }
+        loss_sum += s.loss_sum;
+        n_tokens += s.n_tokens;
+        *stopped = s.stop > 0;
+        if (split == MB_SPLIT_VALID) {
+            t->args.consumed_valid_samples += t->args.global_batch_size;
+        }
+    }
+    *loss = n_tokens > 0 ? loss_sum / n_tokens : 0;
+    return mb_trainer_say_timer(t, "evaluate", (double)(mb_mono_us() - from_us) / 1000, err);
+}
+
+static int evaluate_and_say(struct mb_trainer *t, enum mb_split split, const char *prefix,
+                            int verbose, struct mb_err *err)
+{
+    double loss = 0;
+    int stopped = 0;
+    if (t->args.eval_iters == 0 || t->loaders[split] == NULL) {
+        return 0;
+    }
+    int rc = evaluate(t, split, verbose, &loss, &stopped, err);
+    if (rc != 0 || stopped) {
+        return rc;
+    }
+    if (split == MB_SPLIT_VALID) {
+        t->validation_loss = loss;
+    }
+    mb_trainer_say_validation(t, prefix, loss);
+    return 0;
+}
+
+static int save_if_needed(struct mb_trainer *t, struct mb_err *err)
+{
+    return t->args.save != NULL && t->last_saved != t->iteration ? mb_trainer_save(t, err) : 0;
+}
+
+/* Megatron's order: signal, interval, duration, exit interval. *exiting: the loop ends here. */
+static int save_and_decide(struct mb_trainer *t, const struct shared *s, int *exiting,
+                           struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    char line[96] = "";
+    int save = s->save_now > 0 ||
+               (a->save_interval != MB_ARGS_NONE && t->iteration % a->save_interval == 0);
+    if (s->stop > 0) {
+        snprintf(line, sizeof line, "exiting program after receiving SIGTERM.");
+    } else if (s->time_is_up > 0) {
+        snprintf(line, sizeof line, "exiting program after %" PRId64 " minutes",
+                 (int64_t)((mb_mono_us() - t->started_us) / MINUTE_US));
+    } else if (a->exit_interval != MB_ARGS_NONE && t->iteration % a->exit_interval == 0) {
+        snprintf(line, sizeof line, "exiting program at iteration %" PRId64, t->iteration);
+    }
+    *exiting = line[0] != '\0';
+    int rc = save || *exiting ? save_if_needed(t, err) : 0;
+    if (rc == 0 && *exiting) {
+        mb_trainer_say_datetime(t, line);
+    }
+    return rc;
+}
+
+/* ---- the run ---- */
+
+static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
+{
+    struct shared s;
+    double loss = 0;
+    uint64_t from_us = mb_mono_us();
+    int rc = step(t, &s, &loss, err);
+    if (rc != 0) {
+        return rc;
+    }
+    uint64_t elapsed_us = mb_mono_us() - from_us;
+    t->window.elapsed_us += elapsed_us;
+    rc = log_iteration(t, err);
+    if (rc == 0 && t->iteration % t->args.eval_interval == 0) {
+        char prefix[64];
+        snprintf(prefix, sizeof prefix, "iteration %" PRId64, t->iteration);
+        rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 0, err);
+    }
+    if (rc == 0) {
+        report_progress(t, loss, elapsed_us);
+        rc = save_and_decide(t, &s, exiting, err);
+    }
+    return rc;
+}
+
+static int finish(struct mb_trainer *t, struct mb_err *err)
+{
+    char prefix[64];
+    mb_trainer_say_datetime(t, "after training is done");
+    int rc = t->iteration != 0 ? save_if_needed(t, err) : 0;
+    snprintf(prefix, sizeof prefix, "iteration %" PRId64 " on validation set", t->iteration);
+    if (rc == 0) {
+        rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 1, err);
+    }
+    snprintf(prefix, sizeof prefix, "iteration %" PRId64 " on test set", t->iteration);
+    return rc == 0 ? evaluate_and_say(t, MB_SPLIT_TEST, prefix, 1, err) : rc;
+}
+
+int mb_trainer_run(struct mb_trainer *t, struct mb_err *err)
+{
+    int rc = 0, exiting = 0;
+    t->started_us = mb_mono_us();
+    mb_trainer_say(t, "training ...\n");
+    mb_trainer_say_datetime(t, "before the start of training step");
+    while (rc == 0 && !exiting && t->iteration < t->args.train_iters) {
+        rc = run_iteration(t, &exiting, err);
+    }
+    if (rc == 0 && !exiting) {
+        rc = finish(t, err);
+    }
+    if (rc == 0) {
+        /* Nobody leaves before all have come this far: a goodbye is then never taken for a death.
+         */
+        mb_comm_barrier(t->comm);
+        rc = mb_comm_synchronize(t->comm, err);
+    }
+    return rc;
+}

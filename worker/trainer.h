@@ -1,0 +1,85 @@
+/*
+ * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
+ * it, train.c runs it, trainer_checkpoint.c saves and loads it, trainer_log.c prints it.
+ *
+ * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
+ * effect only after a collective has told all. Every function that says "collective" is called by
+ * all ranks.
+ */
+#ifndef MOBULA_WORKER_TRAINER_H
+#define MOBULA_WORKER_TRAINER_H
+
+#include <signal.h>
+#include "worker/args.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/data/loader.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/gpt.h"
+#include "worker/model/optimizer.h"
+#include "worker/model/schedule.h"
+#include "worker/parallel/comm.h"
+#include "worker/report_client.h"
+
+/* What is summed between two log lines. */
+struct mb_log_window {
+    double loss_sum; /* of the iterations' losses */
+    int64_t n_iterations, n_skipped, n_nan;
+    uint64_t elapsed_us; /* without checkpoints and evaluations */
+};
+
+struct mb_trainer {
+    struct mb_args args;
+    uint32_t rank, world_size;
+    struct mb_report_client *report; /* NULL: nobody to report to */
+    struct mb_comm *comm;
+    struct mb_device dev;
+    struct mb_gpt *gpt;
+    struct mb_optimizer *optimizer;
+    struct mb_schedule schedule;
+    struct mb_loader *loaders[MB_N_SPLITS];
+    struct mb_checkpoint_tensor *tensors; /* of the model, for checkpoints */
+    size_t n_tensors;
+    size_t n_elements;
+    size_t begin,
+        end; /* this rank's range of the flat buffers, for norms and the sharded optimizer */
+    double *norm_device; /* one double of device memory */
+    int32_t *tokens, *labels;
+    float *loss_mask;
+    int64_t n_micro; /* micro batches of an iteration */
+    uint64_t vocab_size;
+    int32_t eod;
+
+    int64_t iteration, skipped_iterations, schedule_samples, last_saved;
+    double grad_norm, validation_loss;
+    uint64_t started_us;
+    struct mb_log_window window;
+};
+
+/* Set by the signal handler. */
+extern volatile sig_atomic_t mb_trainer_signal;
+
+/* Meets the other ranks and builds model, data and optimizer; loads a checkpoint. Collective. */
+int mb_trainer_create(struct mb_trainer *t, struct mb_err *err);
+/* Trains until the end or until it is asked to stop; evaluates, saves. Collective. */
+int mb_trainer_run(struct mb_trainer *t, struct mb_err *err);
+void mb_trainer_close(struct mb_trainer *t);
+
+/* ---- checkpoints ---- */
+int mb_trainer_save(struct mb_trainer *t, struct mb_err *err); /* collective */
+int mb_trainer_load(struct mb_trainer *t,
+                    struct mb_err *err); /* collective; also when nothing is there */
+
+/* ---- lines ---- */
+int mb_trainer_is_last(const struct mb_trainer *t);
+/* printf on rank 0 only, flushed. */
+void mb_trainer_say(const struct mb_trainer *t, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+void mb_trainer_say_datetime(const struct mb_trainer *t,
+                             const char *what); /* "[what] datetime: .." */
+void mb_trainer_now(char out[32]);              /* "2025-04-25 10:11:12" */
+/* Megatron's timer lines: (min, max) over ranks, printed by the last. Collective. */
+int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err);
+void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm);
+void mb_trainer_say_validation(struct mb_trainer *t, const char *prefix, double loss);
+
+#endif

@@ -1,0 +1,132 @@
+/*
+ * The lines of a run, as Megatron-LM (core 0.10) prints them; other programs read them. Rank 0
+ * tells what happens once, the last rank the numbers. Nothing here fails but the timer's
+ * collective.
+ */
+#include "worker/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int mb_trainer_is_last(const struct mb_trainer *t)
+{
+    return t->rank + 1 == t->world_size;
+}
+
+void mb_trainer_say(const struct mb_trainer *t, const char *fmt, ...)
+{
+    if (t->rank != 0) {
+        return;
+    }
+    va_list ap;
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    fflush(stdout);
+}
+
+void mb_trainer_now(char out[32])
+{
+    time_t now = time(NULL);
+    struct tm tm;
+    localtime_r(&now, &tm);
+    strftime(out, 32, "%Y-%m-%d %H:%M:%S", &tm);
+}
+
+void mb_trainer_say_datetime(const struct mb_trainer *t, const char *what)
+{
+    char now[32];
+    mb_trainer_now(now);
+    mb_trainer_say(t, "[%s] datetime: %s \n", what, now);
+}
+
+int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err)
+{
+    static const char DOTS[] = "................................................";
+    double extremes[2] = {ms, -ms};
+    mb_comm_allreduce(t->comm, NULL, extremes, 2, MB_COMM_F64, MB_COMM_MAX);
+    int rc = mb_comm_synchronize(t->comm, err);
+    if (rc == 0 && mb_trainer_is_last(t)) {
+        int n = (int)strlen(name) + 1;
+        printf("(min, max) time across ranks (ms):\n    %s %.*s: (%.2f, %.2f)\n", name,
+               n < 48 ? 48 - n : 0, DOTS, -extremes[1], extremes[0]);
+        fflush(stdout);
+    }
+    return rc;
+}
+
+/* Share of the host's memory that this process uses: what "mem usages" means without a GPU. */
+static double memory_share(void)
+{
+    unsigned long pages = 0, total_kib = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f != NULL) {
+        if (fscanf(f, "%*u %lu", &pages) != 1) {
+            pages = 0;
+        }
+        fclose(f);
+    }
+    f = fopen("/proc/meminfo", "re");
+    if (f != NULL) {
+        if (fscanf(f, "MemTotal: %lu", &total_kib) != 1) {
+            total_kib = 0;
+        }
+        fclose(f);
+    }
+    double used = (double)pages * (double)sysconf(_SC_PAGESIZE);
+    return total_kib > 0 ? used / ((double)total_kib * 1024) : 0;
+}
+
+void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
+{
+    const struct mb_log_window *w = &t->window;
+    int64_t ran = w->n_iterations + w->n_skipped + w->n_nan;
+    double elapsed_ms = ran > 0 ? (double)w->elapsed_us / 1000 / (double)ran : 0;
+    double loss = w->n_iterations > 0 ? w->loss_sum / (double)w->n_iterations : 0;
+    char now[32];
+    if (!mb_trainer_is_last(t)) {
+        return;
+    }
+    mb_trainer_now(now);
+    printf(" [%s] iteration %8lld/%8lld | consumed samples: %12lld |", now, (long long)t->iteration,
+           (long long)t->args.train_iters, (long long)t->args.consumed_train_samples);
+    printf(" elapsed time per iteration (ms): %.1f | mem usages: %.4f |", elapsed_ms,
+           memory_share());
+    if (t->args.log_throughput) {
+        double flops =
+            mb_gpt_flops_per_sample(mb_gpt_config(t->gpt)) * (double)t->args.global_batch_size;
+        printf(" throughput per GPU (TFLOP/s/GPU): %.1f |",
+               flops / (elapsed_ms / 1000 * 1e12 * (double)t->world_size));
+    }
+    printf(" learning rate: %.6E | global batch size: %5lld |",
+           mb_schedule_lr(&t->schedule, t->schedule_samples), (long long)t->args.global_batch_size);
+    if (loss > 0) {
+        printf(" lm loss: %.6E |", loss);
+    }
+    printf(" loss scale: 1.0 | grad norm: %.3f |", t->grad_norm);
+    if (t->args.log_params_norm) {
+        printf(" params norm: %.3f |", params_norm);
+    }
+    printf(" number of skipped iterations: %3lld | number of nan iterations: %3lld |\n",
+           (long long)w->n_skipped, (long long)w->n_nan);
+    fflush(stdout);
+}
+
+void mb_trainer_say_validation(struct mb_trainer *t, const char *prefix, double loss)
+{
+    char line[256], dashes[257];
+    if (!mb_trainer_is_last(t)) {
+        return;
+    }
+    int n = snprintf(line, sizeof line,
+                     " validation loss at %s | lm loss value: %.6E | lm loss PPL: %.6E | ", prefix,
+                     loss, exp(loss < 20 ? loss : 20));
+    size_t len = n > 0 && (size_t)n < sizeof line ? (size_t)n + 1 : sizeof line;
+    memset(dashes, '-', len);
+    dashes[len] = '\0';
+    printf("%s\n%s\n%s\n", dashes, line, dashes);
+    fflush(stdout);
+}

@@ -54,19 +54,6 @@ void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *er
 
 /* ---- requests ---- */
 
-ProtobufCMessage *gcs_copy_message(const ProtobufCMessage *m)
-{
-    size_t n = protobuf_c_message_get_packed_size(m);
-    uint8_t *bytes = mb_alloc(n);
-
-    if (!bytes)
-        return NULL;
-    protobuf_c_message_pack(m, bytes);
-    ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, n, bytes);
-    mb_free(bytes);
-    return copy;
-}
-
 static void op_closed(uv_handle_t *handle)
 {
     struct mb_gcs_op *op = handle->data;
@@ -227,7 +214,7 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     if (!call->request)
         return gcs_no_memory(err);
     op = mb_calloc(1, sizeof *op);
-    if (!op || !(op->request = gcs_copy_message(call->request))) {
+    if (!op || !(op->request = mb_wire_copy(call->request))) {
         mb_free(op);
         return gcs_no_memory(err);
     }

@@ -66,7 +66,7 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
         return rc;
     req.placement_group_spec = mb_wire_pg_spec(&a, pg);
     if (req.placement_group_spec)
-        second = gcs_copy_message(&req.base);
+        second = mb_wire_copy(&req.base);
     mb_arena_close(&a);
     if (!second)
         return gcs_no_memory(err);

@@ -99,8 +99,6 @@ struct gcs_call {
 /* Checks the state, copies the request, sends. */
 int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **op,
               struct mb_err *err);
-/* A private copy of a message. */
-ProtobufCMessage *gcs_copy_message(const ProtobufCMessage *m);
 /* The same operation goes on with another request; the deadline stays. Only from complete. */
 void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *request,
                   const ProtobufCMessageDescriptor *reply_desc, gcs_complete complete);

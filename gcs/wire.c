@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <string.h>
+#include "base/alloc.h"
 #include "base/err.h"
 
 struct double_entry {
@@ -106,6 +107,28 @@ const struct mb_gcs_label *mb_wire_get_labels(struct mb_arena *a, const void *en
     for (size_t i = 0; out && i < n; i++)
         out[i] = (struct mb_gcs_label){in[i]->key, in[i]->value};
     return out;
+}
+
+void *mb_wire_pack(const ProtobufCMessage *m, size_t *n)
+{
+    *n = protobuf_c_message_get_packed_size(m);
+    uint8_t *bytes = mb_alloc(*n);
+
+    if (bytes)
+        protobuf_c_message_pack(m, bytes);
+    return bytes;
+}
+
+ProtobufCMessage *mb_wire_copy(const ProtobufCMessage *m)
+{
+    size_t n;
+    uint8_t *bytes = mb_wire_pack(m, &n);
+
+    if (!bytes)
+        return NULL;
+    ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, n, bytes);
+    mb_free(bytes);
+    return copy;
 }
 
 Ray__Rpc__GcsNodeInfo *mb_wire_node(struct mb_arena *a, const struct mb_gcs_node *node)

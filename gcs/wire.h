@@ -28,6 +28,11 @@ char *mb_wire_str(const char *s); /* s or the empty string, as protobuf-c wants 
 /* Copies exactly n bytes; -1 (zeroed) when the length differs. */
 int mb_wire_get_id(ProtobufCBinaryData b, uint8_t *out, size_t n);
 
+/* A private copy, freed with protobuf_c_message_free_unpacked(m, NULL). NULL: out of memory. */
+ProtobufCMessage *mb_wire_copy(const ProtobufCMessage *m);
+/* The packed bytes, freed with mb_free(); NULL when memory is out. */
+void *mb_wire_pack(const ProtobufCMessage *m, size_t *n);
+
 /* NULL when memory is out. */
 Ray__Rpc__GcsNodeInfo *mb_wire_node(struct mb_arena *a, const struct mb_gcs_node *node);
 int mb_wire_get_node(struct mb_arena *a, const Ray__Rpc__GcsNodeInfo *in, struct mb_gcs_node *out);

@@ -1,8 +1,8 @@
 /*
  * Placement under random nodes, deaths, refusals, lost answers and delays, in virtual time.
- * Each seed is one cluster's life; after it, the faults end, everything settles, and then every node
- * must hold exactly the bundles that groups believe to have there.
- * MOBULA_SIM_SEED replays one seed, MOBULA_SIM_SEEDS sets how many are run.
+ * Each seed is one cluster's life; after it, the faults end, everything settles, and then every
+ * node must hold exactly the bundles that groups believe to have there. MOBULA_SIM_SEED replays one
+ * seed, MOBULA_SIM_SEEDS sets how many are run.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +35,7 @@ struct sim_node {
 struct msg {
     int used;
     int arrived;
-    uint64_t at_ms;       /* arrival at the node, then of the answer */
+    uint64_t at_ms; /* arrival at the node, then of the answer */
     size_t node, group;
     enum mb_place_kind kind;
     uint64_t ticket;
@@ -75,8 +75,8 @@ static uint64_t below(struct sim *s, uint64_t n)
 
 static void fail_seed(const struct sim *s, const char *what)
 {
-    fail_msg("seed %llu at %llu ms: %s", (unsigned long long)s->seed,
-             (unsigned long long)s->now_ms, what);
+    fail_msg("seed %llu at %llu ms: %s", (unsigned long long)s->seed, (unsigned long long)s->now_ms,
+             what);
 }
 
 static void check(struct sim *s)

@@ -1,0 +1,341 @@
+/*
+ * The rest of the head's HTTP: version, health, what Ray's state CLI and dashboard clients ask
+ * about nodes and jobs, and /api/mobula/status, the one answer that `mobula status` needs.
+ */
+#include <string.h>
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "gcs/services.h"
+
+static void version(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:s, s:s, s:s, s:s}", "version", "4", "ray_version",
+                                 h->ray_version, "ray_commit", h->ray_commit, "session_name",
+                                 h->session_name));
+}
+
+static void authentication_mode(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:s}", "authentication_mode", h->token ? "token" : "disabled"));
+}
+
+static void healthz(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    if (h->stopping)
+        mb_http_reply_text(req, 503, "stopping");
+    else
+        mb_http_reply(req, 200, "application/text", "success", 7);
+}
+
+/* ---- nodes ---- */
+
+static json_t *amounts_json(const void *entries, size_t n)
+{
+    struct mb_arena a = {0};
+    const struct mb_gcs_resource *r = mb_wire_get_resources(&a, entries, n);
+    json_t *out = json_object();
+
+    for (size_t i = 0; r && i < n; i++)
+        json_object_set_new(out, r[i].name, json_real(r[i].amount));
+    mb_arena_close(&a);
+    return out;
+}
+
+static json_t *labels_json(const struct head_node *n)
+{
+    json_t *out = json_object();
+
+    for (size_t i = 0; i < n->info->n_labels; i++)
+        json_object_set_new(out, n->info->labels[i]->key, json_string(n->info->labels[i]->value));
+    return out;
+}
+
+static json_t *total_json(const struct head_node *n)
+{
+    if (n->view)
+        return amounts_json(n->view->resources_total, n->view->n_resources_total);
+    return amounts_json(n->info->resources_total, n->info->n_resources_total);
+}
+
+static json_t *available_json(const struct head_node *n)
+{
+    if (n->view)
+        return amounts_json(n->view->resources_available, n->view->n_resources_available);
+    return amounts_json(n->info->resources_total, n->info->n_resources_total);
+}
+
+static const char *state_name(const struct head_node *n)
+{
+    return head_node_alive(n) ? "ALIVE" : "DEAD";
+}
+
+json_t *head_node_json(const struct head_node *n)
+{
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:s, s:i, s:I}", "node_id",
+                     mb_hex(n->id, MB_NODE_ID_BYTES, hex), "node_name", n->info->node_name, "ip",
+                     n->info->node_manager_address, "state", state_name(n), "is_head",
+                     n->info->is_head_node, "resources_total", total_json(n), "resources_available",
+                     available_json(n), "labels", labels_json(n), "death_reason",
+                     n->info->death_info ? n->info->death_info->reason_message : "",
+                     "agent_http_port", n->info->dashboard_agent_listen_port, "start_time_ms",
+                     (json_int_t)n->info->start_time_ms);
+}
+
+/* The envelope of Ray's state API. Takes rows. */
+static json_t *state_reply(json_t *rows, size_t total)
+{
+    json_int_t n = (json_int_t)json_array_size(rows);
+
+    return json_pack("{s:b, s:s, s:{s:{s:I, s:I, s:I, s:o, s:s, s:n}}}", "result", 1, "msg", "",
+                     "data", "result", "total", (json_int_t)total, "num_after_truncation",
+                     (json_int_t)total, "num_filtered", n, "result", rows,
+                     "partial_failure_warning", "", "warnings");
+}
+
+/* One filter "key = value" or "key != value", as the CLI sends it. */
+static int passes(struct mb_http_req *req, const json_t *row)
+{
+    const char *key = mb_http_req_query(req, "filter_keys");
+    const char *predicate = mb_http_req_query(req, "filter_predicates");
+    const char *value = mb_http_req_query(req, "filter_values");
+
+    if (!key || !predicate || !value)
+        return 1;
+    json_t *v = json_object_get(row, key);
+    const char *text =
+        json_is_boolean(v) ? (json_is_true(v) ? "true" : "false") : json_string_value(v);
+    int equal = text && strcasecmp(text, value) == 0;
+    return strcmp(predicate, "!=") == 0 ? !equal : equal;
+}
+
+static size_t row_limit(struct mb_http_req *req)
+{
+    const char *text = mb_http_req_query(req, "limit");
+    int64_t limit = 100;
+
+    if (text && mb_parse_i64(text, 0, 10000, "limit", &limit, NULL) != 0)
+        limit = 100;
+    return (size_t)limit;
+}
+
+static void state_nodes(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    json_t *rows = json_array();
+    size_t limit = row_limit(req);
+
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        const struct head_node *n = h->nodes[i];
+        char hex[2 * MB_NODE_ID_BYTES + 1];
+        json_t *row = json_pack(
+            "{s:s, s:s, s:b, s:s, s:s?, s:s, s:o, s:o, s:I, s:I}", "node_id",
+            mb_hex(n->id, MB_NODE_ID_BYTES, hex), "node_ip", n->info->node_manager_address,
+            "is_head_node", n->info->is_head_node, "state", state_name(n), "state_message",
+            n->info->death_info ? n->info->death_info->reason_message : NULL, "node_name",
+            n->info->node_name, "resources_total", total_json(n), "labels", labels_json(n),
+            "start_time_ms", (json_int_t)n->info->start_time_ms, "end_time_ms",
+            (json_int_t)n->info->end_time_ms);
+        if (row && passes(req, row) && json_array_size(rows) < limit)
+            json_array_append(rows, row);
+        json_decref(row);
+    }
+    mb_http_reply_json(req, 200, state_reply(rows, h->n_nodes));
+}
+
+static void state_jobs(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    if (h->stopping) {
+        mb_http_reply_text(req, 503, "the head is stopping");
+        return;
+    }
+    json_t *all = head_jobs_json(h, mb_http_req_is_browser(req)), *rows = json_array(), *row;
+    size_t i, limit = row_limit(req), total = json_array_size(all);
+
+    json_array_foreach(all, i, row) if (passes(req, row) && json_array_size(rows) < limit)
+        json_array_append(rows, row);
+    json_decref(all);
+    mb_http_reply_json(req, 200, state_reply(rows, total));
+}
+
+static void nodes_summary(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    json_t *rows = json_array();
+
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        const struct head_node *n = h->nodes[i];
+        char hex[2 * MB_NODE_ID_BYTES + 1];
+        mb_hex(n->id, MB_NODE_ID_BYTES, hex);
+        json_array_append_new(
+            rows,
+            json_pack("{s:s, s:s, s:{s:s, s:s, s:i, s:s, s:s, s:b, s:o, s:o, s:I}}", "ip",
+                      n->info->node_manager_address, "hostname", n->info->node_manager_hostname,
+                      "raylet", "nodeId", hex, "nodeManagerAddress", n->info->node_manager_address,
+                      "nodeManagerPort", n->info->node_manager_port, "nodeName", n->info->node_name,
+                      "state", state_name(n), "isHeadNode", n->info->is_head_node, "resourcesTotal",
+                      total_json(n), "labels", labels_json(n), "startTimeMs",
+                      (json_int_t)n->info->start_time_ms));
+    }
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:b, s:s, s:{s:o}}", "result", 1, "msg", "Node summary fetched.",
+                                 "data", "summary", rows));
+}
+
+/* ---- cluster ---- */
+
+static double amount(json_t *o, const char *name)
+{
+    return json_number_value(json_object_get(o, name));
+}
+
+/* Sums over the nodes that live. */
+static void sum_up(struct mb_head *h, json_t *total, json_t *available)
+{
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        if (!head_node_alive(h->nodes[i]))
+            continue;
+        json_t *t = total_json(h->nodes[i]), *a = available_json(h->nodes[i]), *v;
+        const char *name;
+        json_object_foreach(t, name, v)
+            json_object_set_new(total, name, json_real(amount(total, name) + json_number_value(v)));
+        json_object_foreach(a, name, v) json_object_set_new(
+            available, name, json_real(amount(available, name) + json_number_value(v)));
+        json_decref(t);
+        json_decref(a);
+    }
+}
+
+static size_t count_nodes(const struct mb_head *h, int alive)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < h->n_nodes; i++)
+        n += head_node_alive(h->nodes[i]) == alive;
+    return n;
+}
+
+static void cluster_status(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    json_t *total = json_object(), *available = json_object(), *v;
+    struct mb_buf text = {0};
+    const char *name;
+    int rc;
+
+    sum_up(h, total, available);
+    rc = mb_buf_printf(&text,
+                       "======== Cluster status ========\nNode status\n"
+                       "---------------------------------------------------------------\n"
+                       "Active:\n %zu node(s)\nDead:\n %zu node(s)\n\nResources\n"
+                       "---------------------------------------------------------------\n"
+                       "Total Usage:\n",
+                       count_nodes(h, 1), count_nodes(h, 0));
+    json_object_foreach(total, name, v) rc |=
+        mb_buf_printf(&text, " %.1f/%.1f %s\n", json_number_value(v) - amount(available, name),
+                      json_number_value(v), name);
+    if (rc == 0)
+        mb_http_reply_json(req, 200,
+                           json_pack("{s:b, s:s, s:{s:s}}", "result", 1, "msg",
+                                     "Got formatted cluster status.", "data", "clusterStatus",
+                                     mb_buf_str(&text)));
+    else
+        mb_http_reply_text(req, 500, "out of memory");
+    json_decref(total);
+    json_decref(available);
+    mb_buf_close(&text);
+}
+
+static void component_activities(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    size_t live = 0;
+    char reason[64];
+
+    for (size_t i = 0; i < h->n_jobs; i++)
+        live += !mb_job_is_terminal(h->jobs[i]->state);
+    snprintf(reason, sizeof reason, "Number of active drivers: %zu", live);
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:{s:s, s:s?, s:f, s:n}}", "driver", "is_active",
+                                 live ? "ACTIVE" : "INACTIVE", "reason", live ? reason : NULL,
+                                 "timestamp", (double)mb_unix_ms() / 1000.0, "last_activity_at"));
+}
+
+/* The record that a gang's driver keeps in the KV, or null. */
+static json_t *gang_of(struct mb_head *h, const char *id)
+{
+    char key[300];
+    struct mb_blob value;
+    json_t *record = NULL;
+
+    snprintf(key, sizeof key, "gang:%s", id ? id : "");
+    if (mb_store_get(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
+        record = json_loadb(value.p, value.n, 0, NULL);
+    return record ? record : json_null();
+}
+
+static void mobula_status(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    json_t *total, *available, *nodes, *jobs, *job;
+    size_t i;
+
+    if (h->stopping) {
+        mb_http_reply_text(req, 503, "the head is stopping");
+        return;
+    }
+    total = json_object();
+    available = json_object();
+    nodes = json_array();
+    jobs = head_jobs_json(h, mb_http_req_is_browser(req));
+    sum_up(h, total, available);
+    for (i = 0; i < h->n_nodes; i++)
+        json_array_append_new(nodes, head_node_json(h->nodes[i]));
+    json_array_foreach(jobs, i, job)
+    {
+        const char *id = json_string_value(json_object_get(job, "submission_id"));
+        json_t *gang = gang_of(h, id);
+        if (json_is_null(gang))
+            gang = gang_of(h, json_string_value(json_object_get(job, "job_id")));
+        json_object_set_new(job, "gang", gang);
+    }
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o}, s:o, s:o}",
+                                 "cluster", "cluster_id", h->cluster_hex, "session_name",
+                                 h->session_name, "ray_version", h->ray_version, "now_unix_ms",
+                                 (json_int_t)mb_unix_ms(), "nodes_alive",
+                                 (json_int_t)count_nodes(h, 1), "nodes_dead",
+                                 (json_int_t)count_nodes(h, 0), "resources_total", total,
+                                 "resources_available", available, "nodes", nodes, "jobs", jobs));
+}
+
+int head_cluster_routes(struct mb_head *h, struct mb_err *err)
+{
+    static const struct mb_http_route routes[] = {
+        {"GET", "/api/version", version, 0},
+        {"GET", "/api/authentication_mode", authentication_mode, MB_HTTP_PUBLIC},
+        {"GET", "/api/gcs_healthz", healthz, MB_HTTP_PUBLIC},
+        {"GET", "/api/local_raylet_healthz", healthz, MB_HTTP_PUBLIC},
+        {"GET", "/api/healthz", healthz, MB_HTTP_PUBLIC},
+        {"GET", "/api/v0/nodes", state_nodes, 0},
+        {"GET", "/api/v0/jobs", state_jobs, 0},
+        {"GET", "/api/cluster_status", cluster_status, 0},
+        {"GET", "/nodes", nodes_summary, 0},
+        {"GET", "/api/component_activities", component_activities, 0},
+        {"GET", "/api/mobula/status", mobula_status, 0},
+    };
+
+    return mb_http_server_add(h->http, routes, sizeof routes / sizeof routes[0], h, err);
+}

@@ -1,0 +1,118 @@
+/*
+ * One table: field, type, and the words of the error. Ray drops nulls, then complains about unknown
+ * fields, the missing entrypoint, and types, in this order.
+ */
+#include "gcs/job_request.h"
+
+#include <string.h>
+
+enum type { STRING, NUMBER, INTEGER, DICT, DICT_OF_STRING, DICT_OF_NUMBER };
+
+static const struct {
+    const char *name;
+    enum type type;
+    const char *expected;
+} fields[] = {
+    {"entrypoint", STRING, "a string"},
+    {"submission_id", STRING, "a string if provided"},
+    {"job_id", STRING, "a string if provided"},
+    {"runtime_env", DICT, "a dict"},
+    {"metadata", DICT_OF_STRING, "strings"},
+    {"entrypoint_num_cpus", NUMBER, "a number"},
+    {"entrypoint_num_gpus", NUMBER, "a number"},
+    {"entrypoint_memory", INTEGER, "an integer"},
+    {"entrypoint_resources", DICT_OF_NUMBER, "numbers"},
+    {"entrypoint_label_selector", DICT_OF_STRING, "strings"},
+};
+enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+static const char *python_type(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "dict";
+    case JSON_ARRAY:
+        return "list";
+    case JSON_STRING:
+        return "str";
+    case JSON_INTEGER:
+        return "int";
+    case JSON_REAL:
+        return "float";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "bool";
+    case JSON_NULL:
+        break;
+    }
+    return "NoneType";
+}
+
+static int field_of(const char *name)
+{
+    for (int i = 0; i < N_FIELDS; i++)
+        if (strcmp(fields[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static int check_type(int i, json_t *v, struct mb_err *err)
+{
+    const char *name = fields[i].name, *key;
+    enum type type = fields[i].type;
+    json_t *item;
+    int ok = type == STRING    ? json_is_string(v)
+             : type == NUMBER  ? json_is_number(v)
+             : type == INTEGER ? json_is_integer(v)
+                               : json_is_object(v);
+
+    if (!ok)
+        return mb_err_set(err, MB_EINVAL, "%s must be %s, got <class '%s'>", name,
+                          type >= DICT ? "a dict" : fields[i].expected, python_type(v));
+    if (type != DICT_OF_STRING && type != DICT_OF_NUMBER)
+        return 0;
+    json_object_foreach(
+        v, key,
+        item) if (type == DICT_OF_STRING
+                      ? !json_is_string(item)
+                      : !json_is_number(
+                            item)) return mb_err_set(err, MB_EINVAL,
+                                                     "%s values must be %s, got <class '%s'>", name,
+                                                     fields[i].expected, python_type(item));
+    return 0;
+}
+
+int mb_job_request_check(json_t *request, struct mb_err *err)
+{
+    const char *key;
+    json_t *value;
+    void *tmp;
+
+    json_object_foreach_safe(request, tmp, key, value) if (json_is_null(value))
+        json_object_del(request, key);
+    json_object_foreach(request, key, value) if (field_of(key) < 0) return mb_err_set(
+        err, MB_EINVAL,
+        "JobSubmitRequest.__init__() got an unexpected keyword argument "
+        "'%s'",
+        key);
+    if (!json_object_get(request, "entrypoint"))
+        return mb_err_set(err, MB_EINVAL,
+                          "JobSubmitRequest.__init__() missing 1 required positional argument: "
+                          "'entrypoint'");
+    for (int i = 0; i < N_FIELDS; i++) {
+        json_t *v = json_object_get(request, fields[i].name);
+        int rc = v ? check_type(i, v, err) : 0;
+        if (rc != 0)
+            return rc;
+    }
+    const char *names[] = {"submission_id", "job_id"};
+    for (int i = 0; i < 2; i++) {
+        const char *id = json_string_value(json_object_get(request, names[i]));
+        if (id && (*id == '\0' || strlen(id) > 200 || strpbrk(id, "/\n\r") || *id == '.'))
+            return mb_err_set(err, MB_EINVAL,
+                              "%s must be 1 to 200 characters without '/' or line breaks, and "
+                              "not start with '.'",
+                              names[i]);
+    }
+    return 0;
+}

@@ -1,0 +1,588 @@
+/*
+ * Submitted jobs: the table behind the Jobs REST API. The truth is Ray's JobInfo JSON in the KV
+ * (namespace "job"), so that Ray's own readers see our jobs; states follow job_states.h.
+ *
+ * Happy path:
+ *  1. submit: the record is written as PENDING; after its commit the runner is asked to start.
+ *  2. The runner reports RUNNING, later EXITED; each change is written; after the commit followers
+ *     of the log hear of it, and a terminal job's drivers and placement groups end.
+ *  3. stop: PENDING becomes STOPPED at once; RUNNING is asked to end and becomes STOPPED then. That
+ *     a stop was asked for is remembered in the store.
+ * Failure paths:
+ *  4. A package that is not there, or a runner that cannot start, makes the job FAILED, with a
+ * text.
+ *  5. After a restart the runner is asked for every job that had not ended: RUNNING and EXITED are
+ *     adopted, a PENDING one it does not know is started, a RUNNING one is FAILED: its driver is
+ * lost.
+ *  6. A driver that starts although its job was stopped meanwhile is stopped.
+ */
+#include <string.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/services.h"
+#include "gcs/text.h"
+
+#define KEY_PREFIX "_ray_internal_job_info_"
+static const char *const stopping_prefix = "job_stopping:"; /* in our own namespace */
+
+static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                  struct mb_job_facts *facts);
+
+struct head_job *head_job_find(struct mb_head *h, const char *id)
+{
+    for (size_t i = 0; i < h->n_jobs; i++)
+        if (strcmp(h->jobs[i]->id, id) == 0)
+            return h->jobs[i];
+    return NULL;
+}
+
+static void free_job(struct head_job *job)
+{
+    if (!job)
+        return;
+    json_decref(job->info);
+    mb_free(job->id);
+    mb_free(job);
+}
+
+void head_jobs_free(struct mb_head *h)
+{
+    for (size_t i = 0; i < h->n_jobs; i++)
+        free_job(h->jobs[i]);
+    mb_free(h->jobs);
+}
+
+/* Takes info. */
+static struct head_job *add_job(struct mb_head *h, const char *id, enum mb_job_state state,
+                                json_t *info)
+{
+    struct head_job **jobs = mb_reallocarray(h->jobs, h->n_jobs + 1, sizeof *jobs);
+    struct head_job *job = mb_calloc(1, sizeof *job);
+
+    if (jobs)
+        h->jobs = jobs;
+    if (!jobs || !job || !(job->id = mb_strdup(id))) {
+        mb_free(job);
+        json_decref(info);
+        return NULL;
+    }
+    job->state = state;
+    job->info = info;
+    h->jobs[h->n_jobs++] = job;
+    return job;
+}
+
+static void drop_job(struct mb_head *h, struct head_job *job)
+{
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        if (h->jobs[i] != job)
+            continue;
+        memmove(h->jobs + i, h->jobs + i + 1, (h->n_jobs - i - 1) * sizeof *h->jobs);
+        h->n_jobs--;
+        break;
+    }
+    free_job(job);
+}
+
+/* ---- writing ---- */
+
+struct written {
+    struct mb_head *h;
+    int first; /* the PENDING record: start the driver now */
+    char id[];
+};
+
+static void start_driver(struct mb_head *h, struct head_job *job);
+
+static void on_written(void *arg, const struct mb_err *err)
+{
+    struct written *w = arg;
+    struct mb_head *h = w->h;
+    struct head_job *job = head_job_find(h, w->id);
+
+    if (err->code != 0)
+        mb_error("jobs", "job=%s record not stored: %s", w->id, err->text);
+    if (err->code != 0 && w->first && job) {
+        drop_job(h, job); /* its submitter gets the error: it never existed */
+        job = NULL;
+    }
+    if (job && w->first && !h->stopping && job->state == MB_JOB_PENDING)
+        start_driver(h, job);
+    if (job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
+        head_jobinfo_finish_submission(h, w->id);
+    head_logs_job_changed(h, w->id);
+    mb_free(w);
+}
+
+static int write_job(struct mb_head *h, const struct head_job *job, int first, struct mb_err *err)
+{
+    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
+    char *text = json_dumps(job->info, JSON_COMPACT);
+    struct written *w = mb_alloc(sizeof *w + strlen(job->id) + 1);
+    int rc = MB_ENOMEM;
+
+    if (key && text && w) {
+        w->h = h;
+        w->first = first;
+        memcpy(w->id, job->id, strlen(job->id) + 1);
+        rc = mb_store_put(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(key),
+                          mb_blob_str(text), on_written, w, err);
+    } else {
+        mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    if (rc != 0)
+        mb_free(w);
+    mb_free(key);
+    free(text); /* jansson's allocation */
+    return rc;
+}
+
+static void remember_stopping(struct mb_head *h, const char *id, int on)
+{
+    struct mb_err err = {0};
+    char *key = mb_asprintf("%s%s", stopping_prefix, id);
+    int rc = MB_ENOMEM;
+
+    if (key && on)
+        rc = mb_store_put(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key),
+                          mb_blob_str("1"), NULL, NULL, &err);
+    else if (key)
+        rc = mb_store_del(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
+                          NULL, &err);
+    if (rc != 0)
+        mb_warn("jobs", "job=%s stop request not stored: %s", id, err.text);
+    mb_free(key);
+}
+
+/* ---- states ---- */
+
+static int set_or_null(json_t *o, const char *key, const char *text)
+{
+    return json_object_set_new(o, key, text ? json_string(text) : json_null());
+}
+
+static const char *runtime_env_text(const struct head_job *job)
+{
+    const char *text = json_string_value(json_object_get(job->info, "runtime_env_json"));
+
+    return text ? text : "{}";
+}
+
+static int asks_resources(const struct head_job *job)
+{
+    json_t *resources = json_object_get(job->info, "entrypoint_resources");
+
+    return json_number_value(json_object_get(job->info, "entrypoint_num_cpus")) > 0 ||
+           json_number_value(json_object_get(job->info, "entrypoint_num_gpus")) > 0 ||
+           json_number_value(json_object_get(job->info, "entrypoint_memory")) > 0 ||
+           json_object_size(resources) > 0;
+}
+
+/* JobInfo's fields for the state; memory running out leaves the old value and is said. */
+static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                     struct mb_job_facts *facts)
+{
+    struct mb_buf raw = {0}, message = {0};
+    int rc = 0;
+
+    facts->asks_resources = asks_resources(job);
+    facts->has_runtime_env = strcmp(runtime_env_text(job), "{}") != 0;
+    rc |= mb_job_message(job->state, input, facts, &raw);
+    rc |= mb_text_clean(mb_buf_str(&raw), raw.len, &message); /* it may quote log bytes */
+    rc |= set_or_null(job->info, "status", mb_job_state_name(job->state));
+    rc |=
+        json_object_set_new(job->info, "message", json_stringn(mb_buf_str(&message), message.len));
+    rc |= set_or_null(job->info, "error_type", mb_job_error_type(job->state, input, facts->text));
+    if (job->state == MB_JOB_RUNNING) {
+        rc |= set_or_null(job->info, "driver_agent_http_address",
+                          h->runner->http_address(h->runner->self));
+        rc |= set_or_null(job->info, "driver_node_id", h->runner->node_id_hex(h->runner->self));
+    }
+    if (mb_job_is_terminal(job->state)) {
+        rc |= json_object_set_new(job->info, "end_time", json_integer((json_int_t)mb_unix_ms()));
+        if (job->state != MB_JOB_STOPPED &&
+            (input == MB_JOB_EXIT_ZERO || input == MB_JOB_EXIT_NONZERO))
+            rc |=
+                json_object_set_new(job->info, "driver_exit_code", json_integer(facts->exit_code));
+    }
+    if (rc != 0)
+        mb_error("jobs", "job=%s description incomplete: out of memory", job->id);
+    mb_buf_close(&raw);
+    mb_buf_close(&message);
+}
+
+static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                  struct mb_job_facts *facts)
+{
+    struct mb_err err = {0};
+    enum mb_job_state from = job->state, to;
+
+    if (mb_job_next(from, input, &to, &err) != 0) {
+        mb_info("jobs", "job=%s %s", job->id, err.text);
+        return;
+    }
+    job->state = to;
+    if (from == to)
+        return;
+    mb_info("jobs", "job=%s %s -> %s%s", job->id, mb_job_state_name(from), mb_job_state_name(to),
+            to == MB_JOB_STOPPING ? " (stopping)" : "");
+    if (to == MB_JOB_STOPPING) {
+        remember_stopping(h, job->id, 1);
+        return;
+    }
+    describe(h, job, input, facts);
+    if (from == MB_JOB_STOPPING)
+        remember_stopping(h, job->id, 0);
+    if (write_job(h, job, 0, &err) != 0)
+        mb_error("jobs", "job=%s state not stored: %s", job->id, err.text);
+}
+
+/* ---- the runner ---- */
+
+/* Path of the package that runtime_env.working_dir names. 0 with *out NULL: there is none. */
+static int package_of(struct mb_head *h, const struct head_job *job, char **out, struct mb_err *err)
+{
+    static const char *const remote[] = {"s3://", "gs://", "http://", "https://", "hdfs://", NULL};
+    json_t *env = json_loads(runtime_env_text(job), 0, NULL);
+    const char *dir = json_string_value(json_object_get(env, "working_dir"));
+    int rc = 0;
+
+    *out = NULL;
+    if (dir && mb_starts_with(dir, "gcs://")) {
+        *out = mb_path_join(h->packages_dir, dir + 6);
+        if (!*out)
+            rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+        else if (strchr(dir + 6, '/') || !mb_fs_exists(*out))
+            rc = mb_err_set(err, MB_ENOENT,
+                            "runtime_env setup failed: Failed to set up runtime environment.\n"
+                            "The package %s of working_dir is not on this head.",
+                            dir);
+    }
+    for (size_t i = 0; dir && remote[i] && rc == 0; i++)
+        if (mb_starts_with(dir, remote[i]))
+            rc = mb_err_set(err, MB_EUNSUPPORTED,
+                            "runtime_env setup failed: Failed to set up runtime environment.\n"
+                            "working_dir %s: this head takes uploaded packages only.",
+                            dir);
+    json_decref(env);
+    return rc;
+}
+
+static void start_driver(struct mb_head *h, struct head_job *job)
+{
+    char address[300];
+    char *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
+    char *package = NULL;
+    struct mb_err err = {0};
+    int rc = package_of(h, job, &package, &err);
+
+    snprintf(address, sizeof address, "%s:%d", h->node_ip, h->gcs_port);
+    if (rc == 0) {
+        struct mb_job_spec spec = {.submission_id = job->id,
+                                   .entrypoint =
+                                       json_string_value(json_object_get(job->info, "entrypoint")),
+                                   .runtime_env_json = runtime_env_text(job),
+                                   .metadata_json = metadata ? metadata : "{}",
+                                   .ray_address = address,
+                                   .working_dir_package = package};
+        rc = h->runner->start(h->runner->self, &spec, &err);
+    }
+    if (rc != 0) {
+        struct mb_job_facts facts = {.text = err.text};
+        apply(h, job, MB_JOB_START_FAILED, &facts);
+    }
+    mb_free(package);
+    free(metadata);
+}
+
+static void stop_driver(struct mb_head *h, struct head_job *job)
+{
+    struct mb_err err = {0};
+    struct mb_job_facts facts = {0};
+    int rc = h->runner->stop(h->runner->self, job->id, &err);
+
+    if (rc == MB_ENOENT)
+        apply(h, job, MB_JOB_LOST, &facts);
+    else if (rc != 0)
+        mb_error("jobs", "job=%s could not be told to stop: %s", job->id, err.text);
+}
+
+static void on_event(void *arg, const struct mb_job_event *e)
+{
+    struct mb_head *h = arg;
+    struct head_job *job = h->stopping ? NULL : head_job_find(h, e->submission_id);
+    struct mb_job_facts facts = {
+        .exit_code = e->exit_code, .log_tail = e->log_tail, .text = e->text};
+
+    if (!job)
+        return;
+    switch (e->kind) {
+    case MB_JOB_EVENT_RUNNING:
+        if (mb_job_is_terminal(job->state)) {
+            struct mb_err err = {0};
+            mb_info("jobs", "job=%s started after it had ended: stopping its driver", job->id);
+            if (h->runner->stop(h->runner->self, job->id, &err) != 0)
+                mb_warn("jobs", "job=%s %s", job->id, err.text);
+            return;
+        }
+        apply(h, job, MB_JOB_STARTED, &facts);
+        break;
+    case MB_JOB_EVENT_EXITED:
+        if (job->state == MB_JOB_PENDING)
+            apply(h, job, MB_JOB_STARTED, &facts); /* it began and ended between two looks */
+        apply(h, job, e->exit_code == 0 ? MB_JOB_EXIT_ZERO : MB_JOB_EXIT_NONZERO, &facts);
+        break;
+    case MB_JOB_EVENT_START_FAILED:
+        apply(h, job, MB_JOB_START_FAILED, &facts);
+        break;
+    }
+}
+
+/* ---- load ---- */
+
+static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    struct mb_head *h = arg;
+    json_t *info = json_loadb(value.p, value.n, 0, NULL);
+    const char *status = json_string_value(json_object_get(info, "status"));
+    enum mb_job_state state;
+    char *id = mb_strndup((const char *)key.p + strlen(KEY_PREFIX), key.n - strlen(KEY_PREFIX));
+    int rc = 0;
+
+    if (!id) {
+        rc = MB_ENOMEM;
+    } else if (!status || mb_job_state_parse(status, &state) != 0) {
+        mb_error("jobs", "job=%s its record in the store is no JobInfo; it is left alone", id);
+    } else {
+        char *mark = mb_asprintf("%s%s", stopping_prefix, id);
+        if (mark && state == MB_JOB_RUNNING &&
+            mb_store_get(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(mark), NULL))
+            state = MB_JOB_STOPPING;
+        mb_free(mark);
+        if (!add_job(h, id, state, json_incref(info)))
+            rc = MB_ENOMEM;
+    }
+    mb_free(id);
+    json_decref(info);
+    return rc;
+}
+
+static void adopt(struct mb_head *h, struct head_job *job)
+{
+    struct mb_job_facts facts = {0};
+
+    switch (h->runner->adopt(h->runner->self, job->id)) {
+    case MB_JOB_ADOPT_RUNNING:
+        mb_info("jobs", "job=%s adopted, its driver runs", job->id);
+        if (job->state == MB_JOB_STOPPING)
+            stop_driver(h, job);
+        break;
+    case MB_JOB_ADOPT_EXITED:
+        mb_info("jobs", "job=%s adopted, its driver has ended", job->id);
+        break;
+    case MB_JOB_ADOPT_UNKNOWN:
+        if (job->state == MB_JOB_PENDING)
+            start_driver(h, job);
+        else
+            apply(h, job, MB_JOB_LOST, &facts);
+        break;
+    }
+}
+
+void head_jobs_adopt(struct mb_head *h)
+{
+    h->runner->set_listener(h->runner->self, on_event, h);
+    for (size_t i = 0; i < h->n_jobs; i++)
+        if (!mb_job_is_terminal(h->jobs[i]->state))
+            adopt(h, h->jobs[i]);
+}
+
+int head_jobs_load(struct mb_head *h, struct mb_err *err)
+{
+    int rc = mb_store_each(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
+                           load_one, h);
+
+    return rc == 0 ? 0 : mb_err_set(err, rc, "the store's jobs cannot be read: out of memory");
+}
+
+/* ---- the verbs ---- */
+
+/* "raysubmit_" and 16 characters without those that look alike. */
+static void new_id(char out[27])
+{
+    static const char alphabet[] = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz123456789";
+
+    memcpy(out, "raysubmit_", 10);
+    for (int i = 10; i < 26; i++) {
+        uint8_t byte;
+        do
+            mb_random_bytes(&byte, 1);
+        while (byte >= 256 / (sizeof alphabet - 1) * (sizeof alphabet - 1));
+        out[i] = alphabet[byte % (sizeof alphabet - 1)];
+    }
+    out[26] = '\0';
+}
+
+static json_t *number_or_zero(const json_t *request, const char *key)
+{
+    json_t *v = json_object_get(request, key);
+
+    return json_is_number(v) ? json_incref(v) : json_integer(0);
+}
+
+static json_t *new_info(const json_t *request)
+{
+    json_t *env = json_object_get(request, "runtime_env");
+    json_t *metadata = json_object_get(request, "metadata");
+    json_t *resources = json_object_get(request, "entrypoint_resources");
+    json_t *info = json_pack(
+        "{s:s, s:O, s:s, s:n, s:I, s:n, s:o, s:o, s:o, s:o, s:o, s:n, s:n, s:n}", "status",
+        "PENDING", "entrypoint", json_object_get(request, "entrypoint"), "message", "",
+        "error_type", "start_time", (json_int_t)mb_unix_ms(), "end_time", "metadata",
+        json_is_object(metadata) ? json_deep_copy(metadata) : json_object(), "entrypoint_num_cpus",
+        number_or_zero(request, "entrypoint_num_cpus"), "entrypoint_num_gpus",
+        number_or_zero(request, "entrypoint_num_gpus"), "entrypoint_memory",
+        number_or_zero(request, "entrypoint_memory"), "entrypoint_resources",
+        json_is_object(resources) ? json_deep_copy(resources) : json_null(),
+        "driver_agent_http_address", "driver_node_id", "driver_exit_code");
+
+    if (info && json_is_object(env)) {
+        char *text = json_dumps(env, JSON_COMPACT);
+        if (!text || set_or_null(info, "runtime_env_json", text) != 0) {
+            json_decref(info);
+            info = NULL;
+        }
+        free(text);
+    }
+    return info;
+}
+
+int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
+                    struct mb_err *err)
+{
+    const char *id = json_string_value(json_object_get(request, "submission_id"));
+    struct mb_job_facts facts = {0};
+    char generated[27];
+    json_t *info;
+
+    if (!id)
+        id = json_string_value(json_object_get(request, "job_id"));
+    if (!id) {
+        new_id(generated);
+        id = generated;
+    }
+    if (head_job_find(h, id))
+        return mb_err_set(err, MB_EEXIST,
+                          "Job with submission_id %s already exists. Please use a different "
+                          "submission_id.",
+                          id);
+    info = new_info(request);
+    struct head_job *job = info ? add_job(h, id, MB_JOB_PENDING, info) : NULL;
+    if (!job)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    describe(h, job, MB_JOB_STARTED, &facts);
+    int rc = write_job(h, job, 1, err);
+    if (rc != 0) {
+        drop_job(h, job);
+        return rc;
+    }
+    mb_info("jobs", "job=%s submitted", id);
+    *out = job;
+    return 0;
+}
+
+int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err)
+{
+    struct mb_job_facts facts = {0};
+    enum mb_job_state before = job->state;
+
+    (void)err;
+    *stopped = !mb_job_is_terminal(before);
+    if (!*stopped)
+        return 0;
+    apply(h, job, MB_JOB_STOP, &facts);
+    if (before == MB_JOB_PENDING) {
+        struct mb_err e = {0};
+        int rc = h->runner->stop(h->runner->self, job->id, &e); /* a start may be under way */
+        if (rc != 0 && rc != MB_ENOENT)
+            mb_warn("jobs", "job=%s %s", job->id, e.text);
+    } else {
+        stop_driver(h, job);
+    }
+    return 0;
+}
+
+int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
+{
+    if (!mb_job_is_terminal(job->state))
+        return mb_err_set(err, MB_ESTATE,
+                          "Attempted to delete job '%s', but it is in a non-terminal state %s.",
+                          job->id, mb_job_state_name(job->state));
+    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
+    if (!key)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    int rc =
+        mb_store_del(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(key), NULL, NULL, err);
+    mb_free(key);
+    if (rc == 0)
+        drop_job(h, job);
+    return rc;
+}
+
+/* ---- reading ---- */
+
+static json_t *driver_info(struct mb_head *h, const char *id, char *hex)
+{
+    Ray__Rpc__JobTableData *driver = head_jobinfo_driver(h, id);
+    char pid[24];
+    json_t *out = NULL;
+
+    if (driver && driver->job_id.len == MB_JOB_ID_BYTES) {
+        mb_hex(driver->job_id.data, MB_JOB_ID_BYTES, hex);
+        snprintf(pid, sizeof pid, "%lld", (long long)driver->driver_pid);
+        out = json_pack("{s:s, s:s, s:s}", "id", hex, "node_ip_address", driver->driver_ip_address,
+                        "pid", pid);
+    }
+    if (driver)
+        ray__rpc__job_table_data__free_unpacked(driver, NULL);
+    return out;
+}
+
+static json_t *runtime_env_of(const struct head_job *job, int redact)
+{
+    json_t *env = json_loads(runtime_env_text(job), 0, NULL);
+    json_t *vars = redact ? json_object_get(env, "env_vars") : NULL;
+    const char *key;
+    json_t *value;
+    void *tmp;
+
+    json_object_foreach_safe(vars, tmp, key, value)
+        json_object_set_new(vars, key, json_string("<redacted>"));
+    return env ? env : json_object();
+}
+
+json_t *head_job_details(struct mb_head *h, const struct head_job *job, int redact)
+{
+    static const char *const copied[] = {
+        "status",         "entrypoint",       "message",  "error_type",
+        "start_time",     "end_time",         "metadata", "driver_agent_http_address",
+        "driver_node_id", "driver_exit_code", NULL};
+    char hex[2 * MB_JOB_ID_BYTES + 1] = "";
+    json_t *driver = driver_info(h, job->id, hex);
+    json_t *out = json_pack("{s:s, s:s?, s:s, s:o?, s:o}", "type", "SUBMISSION", "job_id",
+                            *hex ? hex : NULL, "submission_id", job->id, "driver_info", driver,
+                            "runtime_env", runtime_env_of(job, redact));
+
+    for (size_t i = 0; out && copied[i]; i++) {
+        json_t *v = json_object_get(job->info, copied[i]);
+        if (json_object_set_new(out, copied[i], v ? json_incref(v) : json_null()) != 0) {
+            json_decref(out);
+            return NULL;
+        }
+    }
+    return out;
+}

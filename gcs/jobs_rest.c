@@ -1,0 +1,253 @@
+/*
+ * The Jobs REST API. Error texts and statuses are Ray's, because its clients and KubeRay branch on
+ * them: a duplicate id is 500 with a traceback-like text, an unknown job 404, and so on.
+ */
+#include <string.h>
+#include "base/alloc.h"
+#include "base/str.h"
+#include "gcs/job_request.h"
+#include "gcs/services.h"
+
+/* An answer that waits for the commit of what the request wrote. */
+struct answer {
+    struct mb_http_req *req;
+    json_t *body;
+};
+
+static void on_committed(void *arg, const struct mb_err *err)
+{
+    struct answer *a = arg;
+
+    if (err->code == 0)
+        mb_http_reply_json(a->req, 200, json_incref(a->body));
+    else
+        mb_http_reply_text(a->req, 500, "%s", err->text);
+    json_decref(a->body);
+    mb_free(a);
+}
+
+/* Takes body. */
+static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *body)
+{
+    struct answer *a = mb_calloc(1, sizeof *a);
+    struct mb_err err = {0};
+
+    mb_err_set(&err, MB_ENOMEM, "out of memory");
+    if (a && body) {
+        a->req = req;
+        a->body = body;
+        if (mb_store_barrier(h->store, on_committed, a, &err) == 0)
+            return;
+    }
+    mb_free(a);
+    json_decref(body);
+    mb_http_reply_text(req, 500, "%s", err.text);
+}
+
+static int is_running(struct mb_head *h, struct mb_http_req *req)
+{
+    if (h->stopping)
+        mb_http_reply_text(req, 503, "the head is stopping");
+    return !h->stopping;
+}
+
+/* The submission of the path, or NULL after the answer was given. `verb` completes Ray's sentence
+ * for a driver, which is a job but cannot be told anything. */
+static struct head_job *find_job(struct mb_head *h, struct mb_http_req *req, const char *verb)
+{
+    const char *id = mb_http_req_param(req, "id");
+    uint8_t raw[MB_JOB_ID_BYTES];
+
+    if (!is_running(h, req))
+        return NULL;
+    struct head_job *job = head_job_find(h, id);
+    if (job)
+        return job;
+    if (strlen(id) == 2 * sizeof raw && mb_unhex(id, raw, sizeof raw) == 0 &&
+        head_jobinfo_known(h, mb_wire_bytes(raw, sizeof raw)))
+        mb_http_reply_text(req, 400, "Can only %s submission type jobs", verb);
+    else
+        mb_http_reply_text(req, 404, "Job %s does not exist", id);
+    return NULL;
+}
+
+static void submit(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    size_t n;
+    const char *body = mb_http_req_body(req, &n);
+    json_t *request = json_loadb(body ? body : "", n, JSON_REJECT_DUPLICATES, NULL);
+    struct head_job *job;
+    struct mb_err err = {0};
+
+    if (!is_running(h, req)) {
+        json_decref(request);
+        return;
+    }
+    if (!json_is_object(request))
+        mb_http_reply_text(req, 500, "500 Internal Server Error\n\nServer got itself in trouble");
+    else if (mb_job_request_check(request, &err) != 0)
+        mb_http_reply_text(req, 400, "Traceback (most recent call last):\nTypeError: %s", err.text);
+    else if (head_job_submit(h, request, &job, &err) == 0)
+        reply_committed(h, req,
+                        json_pack("{s:s, s:s}", "job_id", job->id, "submission_id", job->id));
+    else if (err.code == MB_EEXIST)
+        mb_http_reply_text(req, 500,
+                           "Traceback (most recent call last):\nRuntimeError: Request failed with "
+                           "status code 400: ValueError: %s",
+                           err.text);
+    else
+        mb_http_reply_text(req, 500, "%s", err.text);
+    json_decref(request);
+}
+
+/* ---- reading ---- */
+
+static json_t *driver_details(const Ray__Rpc__JobTableData *job)
+{
+    char hex[2 * MB_JOB_ID_BYTES + 1], pid[24];
+
+    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
+    snprintf(pid, sizeof pid, "%lld", (long long)job->driver_pid);
+    return json_pack(
+        "{s:s, s:s, s:n, s:{s:s, s:s, s:s}, s:s, s:s, s:s, s:n, s:I, s:o, s:{}, "
+        "s:{}, s:n, s:n, s:n}",
+        "type", "DRIVER", "job_id", hex, "submission_id", "driver_info", "id", hex,
+        "node_ip_address", job->driver_ip_address, "pid", pid, "status",
+        job->is_dead ? "SUCCEEDED" : "RUNNING", "entrypoint", job->entrypoint, "message", "",
+        "error_type", "start_time", (json_int_t)job->start_time, "end_time",
+        job->end_time ? json_integer((json_int_t)job->end_time) : json_null(), "metadata",
+        "runtime_env", "driver_agent_http_address", "driver_node_id", "driver_exit_code");
+}
+
+struct drivers {
+    json_t *list;
+    const char *wanted; /* hex id or NULL */
+};
+
+static int has_submission(const Ray__Rpc__JobTableData *job)
+{
+    for (size_t i = 0; job->config && i < job->config->n_metadata; i++)
+        if (strcmp(job->config->metadata[i]->key, "job_submission_id") == 0)
+            return 1;
+    return 0;
+}
+
+/* Drivers of submissions are shown inside those. */
+static void add_driver(void *arg, const Ray__Rpc__JobTableData *job)
+{
+    struct drivers *d = arg;
+    char hex[2 * MB_JOB_ID_BYTES + 1];
+
+    if (job->job_id.len != MB_JOB_ID_BYTES ||
+        (job->config && mb_starts_with(job->config->ray_namespace, "_ray_internal_")))
+        return;
+    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
+    if (d->wanted ? strcmp(hex, d->wanted) == 0 : !has_submission(job))
+        json_array_append_new(d->list, driver_details(job));
+}
+
+json_t *head_jobs_json(struct mb_head *h, int redact)
+{
+    struct drivers d = {.list = json_array()};
+
+    for (size_t i = 0; i < h->n_jobs; i++)
+        json_array_append_new(d.list, head_job_details(h, h->jobs[i], redact));
+    head_jobinfo_each(h, add_driver, &d);
+    return d.list;
+}
+
+static void list(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    if (is_running(h, req))
+        mb_http_reply_json(req, 200, head_jobs_json(h, mb_http_req_is_browser(req)));
+}
+
+static void get(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    const char *id = mb_http_req_param(req, "id");
+
+    if (!is_running(h, req))
+        return;
+    struct head_job *job = head_job_find(h, id);
+    if (job) {
+        mb_http_reply_json(req, 200, head_job_details(h, job, mb_http_req_is_browser(req)));
+        return;
+    }
+    struct drivers d = {.list = json_array(), .wanted = id};
+    head_jobinfo_each(h, add_driver, &d);
+    json_t *found = json_array_get(d.list, 0);
+    if (found)
+        mb_http_reply_json(req, 200, json_incref(found));
+    else
+        mb_http_reply_text(req, 404, "Job %s does not exist", id);
+    json_decref(d.list);
+}
+
+/* ---- verbs ---- */
+
+static void stop(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    struct head_job *job = find_job(h, req, "stop");
+    struct mb_err err = {0};
+    int stopped;
+
+    if (!job)
+        return;
+    if (head_job_stop(h, job, &stopped, &err) == 0)
+        reply_committed(h, req, json_pack("{s:b}", "stopped", stopped));
+    else
+        mb_http_reply_text(req, 500, "%s", err.text);
+}
+
+static void delete (void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    struct head_job *job = find_job(h, req, "delete");
+    struct mb_err err = {0};
+
+    if (!job)
+        return;
+    if (head_job_delete(h, job, &err) == 0)
+        reply_committed(h, req, json_pack("{s:b}", "deleted", 1));
+    else if (err.code == MB_ESTATE)
+        mb_http_reply_text(req, 500, "Traceback (most recent call last):\nRuntimeError: %s",
+                           err.text);
+    else
+        mb_http_reply_text(req, 500, "%s", err.text);
+}
+
+static void logs(void *arg, struct mb_http_req *req)
+{
+    struct head_job *job = find_job(arg, req, "get logs of");
+
+    if (job)
+        head_logs_reply(arg, req, job);
+}
+
+static void tail(void *arg, struct mb_http_req *req)
+{
+    struct head_job *job = find_job(arg, req, "get logs of");
+
+    if (job)
+        head_logs_follow(arg, req, job);
+}
+
+int head_jobs_routes(struct mb_head *h, struct mb_err *err)
+{
+    static const struct mb_http_route routes[] = {
+        {"POST", "/api/jobs/", submit, 0},
+        {"GET", "/api/jobs/", list, 0},
+        {"GET", "/api/jobs/{id}", get, 0},
+        {"DELETE", "/api/jobs/{id}", delete, 0},
+        {"POST", "/api/jobs/{id}/stop", stop, 0},
+        {"GET", "/api/jobs/{id}/logs", logs, 0},
+        {"GET", "/api/jobs/{id}/logs/tail", tail, MB_HTTP_WEBSOCKET},
+    };
+
+    return mb_http_server_add(h->http, routes, sizeof routes / sizeof routes[0], h, err);
+}

@@ -1,0 +1,589 @@
+/*
+ * NodeInfoGcsService and the life of nodes.
+ *
+ *  1. RegisterNode: into the table and the store; answered after the commit; placement may use it.
+ *  2. Sync messages keep it alive (syncer.c). Silence: Health/Check every 3 s, by the rule of
+ *     health.h, and GetResourceLoad with it, so that the view is not older than the check.
+ *  3. UnregisterNode, or the verdict: DEAD with a reason; its bundles, its drivers end.
+ * Failure paths:
+ *  4. An id of wrong length is INVALID_ARGUMENT (a real GCS aborts).
+ *  5. A restarted head finds its nodes in the store, alive until the health rule says otherwise,
+ * and gives them nothing until their unused bundles are released (placement_service.c).
+ */
+#include <string.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/services.h"
+#include "proto/ray/health.pb-c.h"
+#include "proto/ray/node_manager.pb-c.h"
+
+#define STATE_ALIVE RAY__RPC__GCS_NODE_INFO__GCS_NODE_STATE__ALIVE
+#define STATE_DEAD  RAY__RPC__GCS_NODE_INFO__GCS_NODE_STATE__DEAD
+
+struct head_node *head_node_find_id(struct mb_head *h, const uint8_t id[MB_NODE_ID_BYTES])
+{
+    for (size_t i = 0; i < h->n_nodes; i++)
+        if (memcmp(h->nodes[i]->id, id, MB_NODE_ID_BYTES) == 0)
+            return h->nodes[i];
+    return NULL;
+}
+
+struct head_node *head_node_find(struct mb_head *h, ProtobufCBinaryData id)
+{
+    return id.len == MB_NODE_ID_BYTES ? head_node_find_id(h, id.data) : NULL;
+}
+
+int head_node_alive(const struct head_node *n)
+{
+    return n->info->state == STATE_ALIVE;
+}
+
+int head_node_fresh(const struct head_node *n)
+{
+    return n->view && mb_mono_ms() - n->heard_ms < 2 * MB_HEALTH_PERIOD_MS;
+}
+
+static void free_node(struct head_node *n)
+{
+    if (!n)
+        return;
+    mb_grpc_channel_destroy(n->channel);
+    if (n->info)
+        ray__rpc__gcs_node_info__free_unpacked(n->info, NULL);
+    if (n->view)
+        ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
+    mb_free(n);
+}
+
+/* Oldest dead node out, so that nodes that come and go do not fill memory and store. */
+static void forget_old_dead(struct mb_head *h)
+{
+    size_t dead = 0, oldest = 0;
+
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        if (head_node_alive(h->nodes[i]))
+            continue;
+        if (dead++ == 0 || h->nodes[i]->info->end_time_ms < h->nodes[oldest]->info->end_time_ms)
+            oldest = i;
+    }
+    if (dead <= HEAD_DEAD_NODES_MAX)
+        return;
+    struct mb_err err = {0};
+    if (mb_store_del(h->store, MB_STORE_NODES, mb_blob_str(""),
+                     head_blob(h->nodes[oldest]->id, MB_NODE_ID_BYTES), NULL, NULL, &err) != 0) {
+        mb_warn("gcs", "an old dead node stays in the table: %s", err.text);
+        return;
+    }
+    free_node(h->nodes[oldest]);
+    memmove(h->nodes + oldest, h->nodes + oldest + 1, (h->n_nodes - oldest - 1) * sizeof *h->nodes);
+    h->n_nodes--;
+}
+
+/* Takes info. */
+static struct head_node *add_node(struct mb_head *h, Ray__Rpc__GcsNodeInfo *info)
+{
+    struct head_node *n = head_node_find(h, info->node_id);
+
+    if (n) {
+        ray__rpc__gcs_node_info__free_unpacked(n->info, NULL);
+        if (n->view)
+            ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
+        mb_grpc_channel_destroy(n->channel); /* the address may be another */
+        n->view = NULL;
+        n->channel = NULL;
+    } else {
+        struct head_node **nodes = mb_reallocarray(h->nodes, h->n_nodes + 1, sizeof *nodes);
+        if (nodes)
+            h->nodes = nodes;
+        n = nodes ? mb_calloc(1, sizeof *n) : NULL;
+        if (!n)
+            return NULL;
+        h->nodes[h->n_nodes++] = n;
+        memcpy(n->id, info->node_id.data, MB_NODE_ID_BYTES);
+    }
+    n->info = info;
+    mb_health_init(&n->health, mb_mono_ms());
+    return n;
+}
+
+static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    struct mb_head *h = arg;
+    Ray__Rpc__GcsNodeInfo *info = ray__rpc__gcs_node_info__unpack(NULL, value.n, value.p);
+
+    (void)key;
+    if (!info || info->node_id.len != MB_NODE_ID_BYTES) {
+        if (info)
+            ray__rpc__gcs_node_info__free_unpacked(info, NULL);
+        return MB_ECORRUPT;
+    }
+    if (!add_node(h, info)) {
+        ray__rpc__gcs_node_info__free_unpacked(info, NULL);
+        return MB_ENOMEM;
+    }
+    return 0;
+}
+
+int head_nodes_load(struct mb_head *h, struct mb_err *err)
+{
+    int rc = mb_store_each(h->store, MB_STORE_NODES, mb_blob_str(""), mb_blob_str(""), load_one, h);
+
+    if (rc != 0)
+        return mb_err_set(err, rc, "the store's node table cannot be read");
+    for (size_t i = 0; i < h->n_nodes; i++)
+        if (head_node_alive(h->nodes[i]))
+            head_placement_node_up(h, h->nodes[i]);
+    return 0;
+}
+
+void head_nodes_close(struct mb_head *h)
+{
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        mb_grpc_channel_destroy(h->nodes[i]->channel);
+        h->nodes[i]->channel = NULL;
+    }
+}
+
+void head_nodes_free(struct mb_head *h)
+{
+    for (size_t i = 0; i < h->n_nodes; i++)
+        free_node(h->nodes[i]);
+    mb_free(h->nodes);
+}
+
+struct mb_grpc_channel *head_node_channel(struct mb_head *h, struct head_node *n,
+                                          struct mb_err *err)
+{
+    struct mb_grpc_channel_opts opts = {.token = h->token};
+    char target[300];
+
+    if (n->channel)
+        return n->channel;
+    snprintf(target, sizeof target, "%s:%d", n->info->node_manager_address,
+             n->info->node_manager_port);
+    if (mb_grpc_channel_create(h->grpc, target, &opts, &n->channel, err) != 0)
+        n->channel = NULL;
+    return n->channel;
+}
+
+/* ---- death ---- */
+
+static void set_death(struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reason, const char *text)
+{
+    Ray__Rpc__NodeDeathInfo tmp = RAY__RPC__NODE_DEATH_INFO__INIT;
+
+    tmp.reason = reason;
+    tmp.reason_message = mb_wire_str(text);
+    if (n->info->death_info)
+        ray__rpc__node_death_info__free_unpacked(n->info->death_info, NULL);
+    n->info->death_info = (Ray__Rpc__NodeDeathInfo *)mb_wire_copy(&tmp.base);
+    n->info->state = STATE_DEAD;
+    n->info->end_time_ms = mb_unix_ms();
+}
+
+void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reason,
+                    const char *text)
+{
+    struct mb_err err = {0};
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+
+    if (!head_node_alive(n))
+        return;
+    set_death(n, reason, text);
+    mb_info("gcs", "node dead node_id=%s ip=%s: %s", mb_hex(n->id, MB_NODE_ID_BYTES, hex),
+            n->info->node_manager_address, text);
+    if (head_put_message(h, MB_STORE_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &n->info->base,
+                         &err) != 0)
+        mb_error("gcs", "node death not stored: %s", err.text);
+    mb_placement_node_dead(h->placement, n->id);
+    head_jobinfo_node_dead(h, n->id);
+    mb_grpc_channel_destroy(n->channel);
+    n->channel = NULL;
+    head_placement_pump(h);
+    forget_old_dead(h);
+}
+
+/* ---- health ---- */
+
+struct check {
+    struct mb_head *h;
+    uint8_t id[MB_NODE_ID_BYTES]; /* the node may be gone when the answer comes */
+};
+
+static void on_checked(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+{
+    struct check *c = arg;
+    struct head_node *n = head_node_find_id(c->h, c->id);
+    const Grpc__Health__V1__HealthCheckResponse *m =
+        (const Grpc__Health__V1__HealthCheckResponse *)reply;
+    int ok = status == MB_GRPC_OK &&
+             m->status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
+
+    if (n && !c->h->stopping) {
+        mb_health_result(&n->health, ok, mb_mono_ms());
+        if (!ok)
+            mb_info("gcs", "health check of %s failed, %u in a row: %s",
+                    n->info->node_manager_address, n->health.failures, detail ? detail : "");
+    }
+    mb_free(c);
+}
+
+static void on_load(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+{
+    struct check *c = arg;
+    struct head_node *n = head_node_find_id(c->h, c->id);
+    const Ray__Rpc__ResourcesData *r =
+        reply ? ((const Ray__Rpc__GetResourceLoadReply *)reply)->resources : NULL;
+
+    (void)status;
+    (void)detail;
+    if (n && r && !c->h->stopping && head_node_alive(n)) {
+        struct mb_arena a = {0};
+        Ray__Rpc__Syncer__ResourceViewSyncMessage view =
+            RAY__RPC__SYNCER__RESOURCE_VIEW_SYNC_MESSAGE__INIT;
+        const struct mb_gcs_resource *avail =
+            mb_wire_get_resources(&a, r->resources_available, r->n_resources_available);
+        const struct mb_gcs_resource *total =
+            mb_wire_get_resources(&a, r->resources_total, r->n_resources_total);
+        if (avail && total) {
+            view.n_resources_available = r->n_resources_available;
+            view.resources_available = mb_wire_resources(
+                &a,
+                &ray__rpc__syncer__resource_view_sync_message__resources_available_entry__descriptor,
+                avail, r->n_resources_available);
+            view.n_resources_total = r->n_resources_total;
+            view.resources_total = mb_wire_resources(
+                &a,
+                &ray__rpc__syncer__resource_view_sync_message__resources_total_entry__descriptor,
+                total, r->n_resources_total);
+            view.idle_duration_ms = r->idle_duration_ms;
+            view.is_draining = r->is_draining;
+            ProtobufCMessage *copy =
+                view.resources_available && view.resources_total ? mb_wire_copy(&view.base) : NULL;
+            if (copy) {
+                if (n->view)
+                    ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
+                n->view = (Ray__Rpc__Syncer__ResourceViewSyncMessage *)copy;
+                n->heard_ms = mb_mono_ms();
+                head_placement_view(c->h, n);
+            }
+        }
+        mb_arena_close(&a);
+    }
+    mb_free(c);
+}
+
+static struct check *new_check(struct mb_head *h, const struct head_node *n)
+{
+    struct check *c = mb_alloc(sizeof *c);
+
+    if (c) {
+        c->h = h;
+        memcpy(c->id, n->id, MB_NODE_ID_BYTES);
+    }
+    return c;
+}
+
+static void ask_load(struct mb_head *h, struct head_node *n)
+{
+    Ray__Rpc__GetResourceLoadRequest req = RAY__RPC__GET_RESOURCE_LOAD_REQUEST__INIT;
+    struct mb_err err = {0};
+    struct mb_grpc_channel *ch = head_node_channel(h, n, &err);
+    struct check *c = ch ? new_check(h, n) : NULL;
+
+    if (c && mb_grpc_unary(ch, "/ray.rpc.NodeManagerService/GetResourceLoad", &req.base,
+                           &ray__rpc__get_resource_load_reply__descriptor, MB_HEALTH_TIMEOUT_MS,
+                           on_load, c, NULL, &err) != 0)
+        mb_free(c);
+}
+
+static void ask_health(struct mb_head *h, struct head_node *n)
+{
+    Grpc__Health__V1__HealthCheckRequest req = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+    struct mb_err err = {0};
+    struct mb_grpc_channel *ch = head_node_channel(h, n, &err);
+    struct check *c = ch ? new_check(h, n) : NULL;
+
+    req.service = mb_hex(n->id, MB_NODE_ID_BYTES, hex);
+    if (!c || mb_grpc_unary(ch, "/grpc.health.v1.Health/Check", &req.base,
+                            &grpc__health__v1__health_check_response__descriptor,
+                            MB_HEALTH_TIMEOUT_MS, on_checked, c, NULL, &err) != 0) {
+        /* Our own shortage says nothing about the node. */
+        mb_warn("gcs", "health check not sent: %s", err.text);
+        mb_health_result(&n->health, 1, mb_mono_ms());
+        mb_free(c);
+        return;
+    }
+    ask_load(h, n);
+}
+
+void head_nodes_tick(struct mb_head *h, uint64_t now_ms)
+{
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        struct head_node *n = h->nodes[i];
+
+        if (!head_node_alive(n))
+            continue;
+        if (!n->reconciled)
+            head_placement_reconcile(h, n);
+        switch (mb_health_tick(&n->health, now_ms)) {
+        case MB_HEALTH_CHECK:
+            ask_health(h, n);
+            break;
+        case MB_HEALTH_DEAD:
+            head_node_dead(h, n, RAY__RPC__NODE_DEATH_INFO__REASON__UNEXPECTED_TERMINATION,
+                           "health check failed due to missing too many heartbeats");
+            return; /* the array may have moved; the others have their turn at the next tick */
+        case MB_HEALTH_WAIT:
+            break;
+        }
+    }
+}
+
+/* ---- calls ---- */
+
+static void get_cluster_id(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    Ray__Rpc__GetClusterIdReply reply = RAY__RPC__GET_CLUSTER_ID_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+
+    (void)request;
+    reply.status = &ok;
+    reply.cluster_id = mb_wire_bytes(h->cluster_id, MB_NODE_ID_BYTES);
+    mb_grpc_reply(req, &reply.base);
+}
+
+/* A new head node ends the one before: Ray's rule. */
+static void retire_old_heads(struct mb_head *h, const struct head_node *new_head)
+{
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        struct head_node *n = h->nodes[i];
+        if (n != new_head && n->info->is_head_node && head_node_alive(n)) {
+            head_node_dead(h, n, RAY__RPC__NODE_DEATH_INFO__REASON__UNEXPECTED_TERMINATION,
+                           "another head node registered");
+            i = (size_t)-1; /* the array may have moved */
+        }
+    }
+}
+
+static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Ray__Rpc__RegisterNodeRequest *m = (const Ray__Rpc__RegisterNodeRequest *)request;
+    Ray__Rpc__RegisterNodeReply reply = RAY__RPC__REGISTER_NODE_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+    struct mb_err err = {0};
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+
+    if (!head_admits(h, req))
+        return;
+    if (!m->node_info || m->node_info->node_id.len != MB_NODE_ID_BYTES) {
+        mb_grpc_reply_error(req, MB_GRPC_INVALID_ARGUMENT, "a node id has %d bytes",
+                            MB_NODE_ID_BYTES);
+        return;
+    }
+    Ray__Rpc__GcsNodeInfo *info = (Ray__Rpc__GcsNodeInfo *)mb_wire_copy(&m->node_info->base);
+    struct head_node *n = info ? add_node(h, info) : NULL;
+    if (!n) {
+        if (info)
+            ray__rpc__gcs_node_info__free_unpacked(info, NULL);
+        mb_grpc_reply_error(req, MB_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+        return;
+    }
+    info->state = STATE_ALIVE;
+    n->reconciled = 1;
+    if (head_put_message(h, MB_STORE_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &info->base,
+                         &err) != 0) {
+        head_reply_err(req, &err);
+        return;
+    }
+    mb_info("gcs", "node registered node_id=%s address=%s:%d", mb_hex(n->id, MB_NODE_ID_BYTES, hex),
+            info->node_manager_address, info->node_manager_port);
+    head_placement_node_up(h, n);
+    if (info->is_head_node)
+        retire_old_heads(h, n);
+    head_placement_pump(h);
+    reply.status = &ok;
+    head_reply_committed(h, req, &reply.base);
+}
+
+static void unregister_node(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Ray__Rpc__UnregisterNodeRequest *m = (const Ray__Rpc__UnregisterNodeRequest *)request;
+    Ray__Rpc__UnregisterNodeReply reply = RAY__RPC__UNREGISTER_NODE_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+
+    if (!head_admits(h, req))
+        return;
+    struct head_node *n = head_node_find(h, m->node_id);
+    if (n && m->node_death_info)
+        head_node_dead(h, n, m->node_death_info->reason, m->node_death_info->reason_message);
+    else if (n)
+        head_node_dead(h, n, RAY__RPC__NODE_DEATH_INFO__REASON__EXPECTED_TERMINATION, "");
+    reply.status = &ok;
+    head_reply_committed(h, req, &reply.base);
+}
+
+static int selected(const struct head_node *n, const Ray__Rpc__GetAllNodeInfoRequest *m)
+{
+    if (m->_state_filter_case != RAY__RPC__GET_ALL_NODE_INFO_REQUEST___STATE_FILTER__NOT_SET &&
+        n->info->state != m->state_filter)
+        return 0;
+    for (size_t i = 0; i < m->n_node_selectors; i++) {
+        const Ray__Rpc__GetAllNodeInfoRequest__NodeSelector *s = m->node_selectors[i];
+        switch (s->node_selector_case) {
+        case RAY__RPC__GET_ALL_NODE_INFO_REQUEST__NODE_SELECTOR__NODE_SELECTOR_NODE_ID:
+            if (s->node_id.len == MB_NODE_ID_BYTES &&
+                memcmp(s->node_id.data, n->id, MB_NODE_ID_BYTES) == 0)
+                return 1;
+            break;
+        case RAY__RPC__GET_ALL_NODE_INFO_REQUEST__NODE_SELECTOR__NODE_SELECTOR_NODE_NAME:
+            if (strcmp(s->node_name, n->info->node_name) == 0)
+                return 1;
+            break;
+        case RAY__RPC__GET_ALL_NODE_INFO_REQUEST__NODE_SELECTOR__NODE_SELECTOR_NODE_IP_ADDRESS:
+            if (strcmp(s->node_ip_address, n->info->node_manager_address) == 0)
+                return 1;
+            break;
+        case RAY__RPC__GET_ALL_NODE_INFO_REQUEST__NODE_SELECTOR__NODE_SELECTOR_IS_HEAD_NODE:
+            if (s->is_head_node == n->info->is_head_node)
+                return 1;
+            break;
+        default:
+            break;
+        }
+    }
+    return m->n_node_selectors == 0;
+}
+
+static void get_all_node_info(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Ray__Rpc__GetAllNodeInfoRequest *m = (const Ray__Rpc__GetAllNodeInfoRequest *)request;
+    Ray__Rpc__GetAllNodeInfoReply reply = RAY__RPC__GET_ALL_NODE_INFO_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+    struct mb_arena a = {0};
+    size_t limit = h->n_nodes;
+
+    if (!head_admits(h, req))
+        return;
+    if (m->_limit_case != RAY__RPC__GET_ALL_NODE_INFO_REQUEST___LIMIT__NOT_SET && m->limit >= 0 &&
+        (size_t)m->limit < limit)
+        limit = (size_t)m->limit;
+    reply.node_info_list = mb_arena_calloc(&a, h->n_nodes + 1, sizeof *reply.node_info_list);
+    if (!reply.node_info_list) {
+        mb_grpc_reply_error(req, MB_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < h->n_nodes; i++) {
+        if (!selected(h->nodes[i], m))
+            reply.num_filtered++;
+        else if (reply.n_node_info_list < limit)
+            reply.node_info_list[reply.n_node_info_list++] = h->nodes[i]->info;
+    }
+    reply.status = &ok;
+    reply.total = (int64_t)h->n_nodes;
+    mb_grpc_reply(req, &reply.base);
+    mb_arena_close(&a);
+}
+
+static int named(const Ray__Rpc__GetAllNodeAddressAndLivenessRequest *m, const struct head_node *n)
+{
+    for (size_t i = 0; i < m->n_node_ids; i++)
+        if (m->node_ids[i].len == MB_NODE_ID_BYTES &&
+            memcmp(m->node_ids[i].data, n->id, MB_NODE_ID_BYTES) == 0)
+            return 1;
+    return m->n_node_ids == 0;
+}
+
+static void get_liveness(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Ray__Rpc__GetAllNodeAddressAndLivenessRequest *m =
+        (const Ray__Rpc__GetAllNodeAddressAndLivenessRequest *)request;
+    Ray__Rpc__GetAllNodeAddressAndLivenessReply reply =
+        RAY__RPC__GET_ALL_NODE_ADDRESS_AND_LIVENESS_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+    struct mb_arena a = {0};
+
+    if (!head_admits(h, req))
+        return;
+    Ray__Rpc__GcsNodeAddressAndLiveness *rows = mb_arena_calloc(&a, h->n_nodes + 1, sizeof *rows);
+    reply.node_info_list = mb_arena_calloc(&a, h->n_nodes + 1, sizeof *reply.node_info_list);
+    for (size_t i = 0; rows && reply.node_info_list && i < h->n_nodes; i++) {
+        const Ray__Rpc__GcsNodeInfo *info = h->nodes[i]->info;
+        Ray__Rpc__GcsNodeAddressAndLiveness *row = &rows[reply.n_node_info_list];
+        if (!named(m, h->nodes[i]) ||
+            (m->_state_filter_case !=
+                 RAY__RPC__GET_ALL_NODE_ADDRESS_AND_LIVENESS_REQUEST___STATE_FILTER__NOT_SET &&
+             info->state != m->state_filter))
+            continue;
+        ray__rpc__gcs_node_address_and_liveness__init(row);
+        row->node_id = info->node_id;
+        row->node_manager_address = info->node_manager_address;
+        row->node_manager_port = info->node_manager_port;
+        row->object_manager_port = info->object_manager_port;
+        row->state = info->state;
+        row->death_info = info->death_info;
+        reply.node_info_list[reply.n_node_info_list++] = row;
+    }
+    reply.status = &ok;
+    if (rows && reply.node_info_list)
+        mb_grpc_reply(req, &reply.base);
+    else
+        mb_grpc_reply_error(req, MB_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+    mb_arena_close(&a);
+}
+
+static void check_alive(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Ray__Rpc__CheckAliveRequest *m = (const Ray__Rpc__CheckAliveRequest *)request;
+    Ray__Rpc__CheckAliveReply reply = RAY__RPC__CHECK_ALIVE_REPLY__INIT;
+    Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+    struct mb_arena a = {0};
+
+    if (!head_admits(h, req))
+        return;
+    reply.raylet_alive = mb_arena_calloc(&a, m->n_node_ids + 1, sizeof *reply.raylet_alive);
+    if (!reply.raylet_alive) {
+        mb_grpc_reply_error(req, MB_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < m->n_node_ids; i++) {
+        struct head_node *n = head_node_find(h, m->node_ids[i]);
+        reply.raylet_alive[i] = n && head_node_alive(n);
+    }
+    reply.status = &ok;
+    reply.n_raylet_alive = m->n_node_ids;
+    reply.ray_version = h->ray_version;
+    reply._is_leader_case = RAY__RPC__CHECK_ALIVE_REPLY___IS_LEADER_IS_LEADER;
+    reply.is_leader = 1;
+    mb_grpc_reply(req, &reply.base);
+    mb_arena_close(&a);
+}
+
+int head_nodes_methods(struct mb_head *h, struct mb_err *err)
+{
+#define SERVICE "/ray.rpc.NodeInfoGcsService/"
+    static const struct mb_grpc_method methods[] = {
+        {SERVICE "GetClusterId", &ray__rpc__get_cluster_id_request__descriptor, get_cluster_id,
+         NULL, 0},
+        {SERVICE "RegisterNode", &ray__rpc__register_node_request__descriptor, register_node, NULL,
+         0},
+        {SERVICE "UnregisterNode", &ray__rpc__unregister_node_request__descriptor, unregister_node,
+         NULL, 0},
+        {SERVICE "GetAllNodeInfo", &ray__rpc__get_all_node_info_request__descriptor,
+         get_all_node_info, NULL, 0},
+        {SERVICE "GetAllNodeAddressAndLiveness",
+         &ray__rpc__get_all_node_address_and_liveness_request__descriptor, get_liveness, NULL, 0},
+        {SERVICE "CheckAlive", &ray__rpc__check_alive_request__descriptor, check_alive, NULL, 0},
+    };
+#undef SERVICE
+    return mb_grpc_server_add(h->server, methods, sizeof methods / sizeof methods[0], h, err);
+}

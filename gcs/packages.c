@@ -1,0 +1,180 @@
+/*
+ * Uploaded working_dir packages: files below packages_dir, named as in their URI gcs://NAME.
+ *
+ *  1. GET: is it there?
+ *  2. PUT: the body goes piece by piece into a temporary file; then fsync on the thread pool,
+ * rename, answer. A package appears whole or not at all, and memory does not grow with it. Failure
+ * paths:
+ *  3. A name with anything but [A-Za-z0-9._-], another protocol: refused before the body is taken.
+ *  4. More than 100 MiB: 413, as Ray says it. A client that goes away, a full disk: the temporary
+ *     file is removed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "gcs/services.h"
+
+enum { PACKAGE_BYTES_MAX = 104857600 };
+
+struct upload {
+    struct mb_http_req *req;
+    uv_loop_t *loop;
+    int fd;
+    uint64_t size_bytes;
+    char *temp;
+    char *final;
+    uv_fs_t fs;
+};
+
+static int name_is_fine(const char *name)
+{
+    size_t n = strlen(name);
+
+    return n > 0 && n <= 200 && name[0] != '.' &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
+}
+
+/* The path of the package, or NULL after the refusal was answered. */
+static char *package_path(struct mb_head *h, struct mb_http_req *req)
+{
+    const char *protocol = mb_http_req_param(req, "protocol");
+    const char *name = mb_http_req_param(req, "name");
+    char *path;
+
+    if (strcmp(protocol, "gcs") != 0) {
+        mb_http_reply_text(req, 500,
+                           "Traceback (most recent call last):\nValueError: "
+                           "upload_package_to_gcs should not be called with a remote path.");
+        return NULL;
+    }
+    if (!name_is_fine(name)) {
+        mb_http_reply_text(req, 400,
+                           "a package name has 1 to 200 of the characters A-Z a-z 0-9 . _ -");
+        return NULL;
+    }
+    path = mb_path_join(h->packages_dir, name);
+    if (!path)
+        mb_http_reply_text(req, 500, "out of memory");
+    return path;
+}
+
+static void get_package(void *arg, struct mb_http_req *req)
+{
+    char *path = package_path(arg, req);
+
+    if (!path)
+        return;
+    if (mb_fs_exists(path))
+        mb_http_reply(req, 200, "application/octet-stream", "", 0);
+    else
+        mb_http_reply_text(req, 404, "Package gcs://%s does not exist",
+                           mb_http_req_param(req, "name"));
+    mb_free(path);
+}
+
+static void free_upload(struct upload *u)
+{
+    if (u->fd >= 0)
+        close(u->fd);
+    if (u->temp)
+        unlink(u->temp); /* gone already when it was renamed */
+    mb_free(u->temp);
+    mb_free(u->final);
+    mb_free(u);
+}
+
+static void fail_upload(struct upload *u, int status, const char *text)
+{
+    mb_http_reply_text(u->req, status, "%s", text);
+    free_upload(u);
+}
+
+static void on_synced(uv_fs_t *fs)
+{
+    struct upload *u = fs->data;
+    long result = (long)fs->result;
+
+    uv_fs_req_cleanup(fs);
+    if (result < 0) {
+        fail_upload(u, 500, uv_strerror((int)result));
+    } else if (rename(u->temp, u->final) != 0) {
+        fail_upload(u, 500, strerror(errno));
+    } else {
+        mb_info("jobs", "package stored path=%s bytes=%llu", u->final,
+                (unsigned long long)u->size_bytes);
+        mb_http_reply(u->req, 200, "application/octet-stream", "", 0);
+        free_upload(u);
+    }
+}
+
+static int on_piece(void *arg, struct mb_http_req *req, const void *p, size_t n, int error_code)
+{
+    struct upload *u = arg;
+    struct mb_err err = {0};
+
+    (void)req;
+    if (n > 0) {
+        u->size_bytes += n;
+        if (u->size_bytes > PACKAGE_BYTES_MAX) {
+            fail_upload(u, 413, "Maximum request body size 104857600 exceeded.");
+            return MB_EFULL;
+        }
+        if (mb_fs_write_all(u->fd, p, n, &err) != 0) {
+            fail_upload(u, 500, err.text);
+            return err.code;
+        }
+        return 0;
+    }
+    if (error_code != 0) {
+        fail_upload(u, 500, "the upload was broken off");
+        return 0;
+    }
+    u->fs.data = u;
+    int rc = uv_fs_fsync(u->loop, &u->fs, u->fd, on_synced);
+    if (rc != 0)
+        fail_upload(u, 500, uv_strerror(rc));
+    return 0;
+}
+
+static void put_package(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+    char *path = package_path(h, req);
+    struct upload *u;
+
+    if (!path)
+        return;
+    u = mb_calloc(1, sizeof *u);
+    if (!u) {
+        mb_free(path);
+        mb_http_reply_text(req, 500, "out of memory");
+        return;
+    }
+    u->req = req;
+    u->loop = h->loop;
+    u->final = path;
+    u->fd = -1;
+    u->temp = mb_asprintf("%s.%016llx.part", path, (unsigned long long)mb_random_u64());
+    if (u->temp)
+        u->fd = open(u->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (u->fd < 0)
+        fail_upload(u, 500, u->temp ? strerror(errno) : "out of memory");
+    else
+        mb_http_req_body_cb(req, on_piece, u);
+}
+
+int head_packages_routes(struct mb_head *h, struct mb_err *err)
+{
+    static const struct mb_http_route routes[] = {
+        {"GET", "/api/packages/{protocol}/{name}", get_package, 0},
+        {"PUT", "/api/packages/{protocol}/{name}", put_package, MB_HTTP_BODY_STREAM},
+    };
+
+    return mb_http_server_add(h->http, routes, sizeof routes / sizeof routes[0], h, err);
+}

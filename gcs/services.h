@@ -1,0 +1,182 @@
+/* The inside of the embedded head, shared by its services (one file each) only. */
+#ifndef MOBULA_GCS_SERVICES_H
+#define MOBULA_GCS_SERVICES_H
+
+#include <jansson.h>
+#include "base/grpc/grpc.h"
+#include "base/http/server.h"
+#include "gcs/head.h"
+#include "gcs/health.h"
+#include "gcs/job_states.h"
+#include "gcs/placement.h"
+#include "gcs/store.h"
+#include "gcs/wire.h"
+#include "proto/ray/autoscaler.pb-c.h"
+#include "proto/ray/ray_syncer.pb-c.h"
+
+enum {
+    HEAD_TICK_MS = 500,
+    HEAD_NODE_RPC_MS = 5000,
+    HEAD_DEAD_NODES_MAX = 100,     /* dead nodes remembered */
+    HEAD_REMOVED_GROUPS_MAX = 100, /* removed groups remembered */
+    HEAD_POLLS_MAX = 1024,
+    HEAD_STATUS_NOT_FOUND = 17, /* Ray's GcsStatus codes */
+    HEAD_STATUS_INVALID = 5,
+    HEAD_STATUS_EXISTS = 4
+};
+
+struct head_node {
+    uint8_t id[MB_NODE_ID_BYTES];
+    Ray__Rpc__GcsNodeInfo *info;                     /* owned */
+    Ray__Rpc__Syncer__ResourceViewSyncMessage *view; /* owned; NULL before the first sync */
+    uint64_t heard_ms;                               /* last sync, mb_mono_ms() */
+    struct mb_health health;
+    struct mb_grpc_channel *channel; /* opened when first needed */
+    int reconciled; /* after a restart: its unused bundles are released; before, it gets nothing */
+    int reconciling;
+};
+
+struct head_wait { /* somebody waits for a group to be CREATED */
+    struct head_wait *next;
+    struct mb_grpc_req *req;
+    struct mb_head *h;
+    uint8_t pg_id[MB_PG_ID_BYTES];
+    int gone; /* the client went away */
+};
+
+struct head_poll { /* a long poll of a subscriber */
+    struct head_poll *next;
+    struct mb_grpc_req *req;
+    uint64_t until_ms;
+};
+
+struct head_job;    /* jobs.c */
+struct head_follow; /* job_logs.c */
+
+struct mb_head {
+    uv_loop_t *loop;
+    struct mb_grpc *grpc;
+    struct mb_grpc_server *server;
+    struct mb_http_server *http;
+    struct mb_store *store; /* NULL once stopped */
+    const struct mb_job_runner *runner;
+    uv_timer_t tick;
+    uv_timer_t place_timer;
+    int stopping;
+    int closing; /* what still has to close */
+    void (*stopped_cb)(void *arg);
+    void *stopped_arg;
+
+    char *node_ip, *session_name, *session_dir, *temp_dir, *packages_dir, *token;
+    char *ray_version, *ray_commit;
+    char head_node_hex[2 * MB_NODE_ID_BYTES + 1];
+    uint8_t cluster_id[MB_NODE_ID_BYTES];
+    char cluster_hex[2 * MB_NODE_ID_BYTES + 1];
+    int gcs_port;
+    int http_port;
+
+    struct head_node **nodes;
+    size_t n_nodes;
+
+    struct mb_placement *placement;
+    struct head_wait *waits;
+    int pumping;
+
+    struct head_poll *polls;
+    size_t n_polls;
+
+    struct head_job **jobs;
+    size_t n_jobs;
+    struct head_follow *follows;
+};
+
+/* ---- head.c ---- */
+/* 1 if the call may be served: the head runs, the cluster id (if sent) is ours. Else answered. */
+int head_admits(struct mb_head *h, struct mb_grpc_req *req);
+/* The status of a failed store write. */
+void head_reply_err(struct mb_grpc_req *req, const struct mb_err *err);
+/* Answers when everything written so far is committed: reply is packed now, sent then. */
+void head_reply_committed(struct mb_head *h, struct mb_grpc_req *req,
+                          const ProtobufCMessage *reply);
+int head_put_message(struct mb_head *h, enum mb_store_table table, struct mb_blob key,
+                     const ProtobufCMessage *m, struct mb_err *err);
+struct mb_blob head_blob(const void *p, size_t n);
+
+/* ---- nodes.c ---- */
+int head_nodes_load(struct mb_head *h, struct mb_err *err);
+int head_nodes_methods(struct mb_head *h, struct mb_err *err);
+void head_nodes_tick(struct mb_head *h, uint64_t now_ms);
+void head_nodes_close(struct mb_head *h); /* channels; calls in flight end */
+void head_nodes_free(struct mb_head *h);
+struct head_node *head_node_find(struct mb_head *h, ProtobufCBinaryData id);
+struct head_node *head_node_find_id(struct mb_head *h, const uint8_t id[MB_NODE_ID_BYTES]);
+int head_node_alive(const struct head_node *n);
+/* NULL and err when it cannot be made. */
+struct mb_grpc_channel *head_node_channel(struct mb_head *h, struct head_node *n,
+                                          struct mb_err *err);
+void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reason,
+                    const char *text);
+/* 1 if the last sync is so young that its view can be trusted. */
+int head_node_fresh(const struct head_node *n);
+
+/* ---- the other services ---- */
+int head_kv_methods(struct mb_head *h, struct mb_err *err);
+int head_jobinfo_methods(struct mb_head *h, struct mb_err *err);
+void head_jobinfo_finish_submission(struct mb_head *h, const char *submission_id);
+void head_jobinfo_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES]);
+/* The driver that belongs to a submission, unpacked and owned by the caller, or NULL. */
+Ray__Rpc__JobTableData *head_jobinfo_driver(struct mb_head *h, const char *submission_id);
+typedef void (*head_job_visit)(void *arg, const Ray__Rpc__JobTableData *job);
+void head_jobinfo_each(struct mb_head *h, head_job_visit visit, void *arg);
+int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData job_id);
+
+int head_placement_load(struct mb_head *h, struct mb_err *err);
+int head_placement_methods(struct mb_head *h, struct mb_err *err);
+void head_placement_pump(struct mb_head *h);
+void head_placement_view(struct mb_head *h, struct head_node *n);
+void head_placement_node_up(struct mb_head *h, struct head_node *n);
+void head_placement_job_finished(struct mb_head *h, ProtobufCBinaryData job_id);
+void head_placement_reconcile(struct mb_head *h, struct head_node *n);
+void head_placement_close(struct mb_head *h); /* waiters are answered */
+
+int head_syncer_methods(struct mb_head *h, struct mb_err *err);
+int head_pubsub_methods(struct mb_head *h, struct mb_err *err);
+void head_pubsub_tick(struct mb_head *h, uint64_t now_ms);
+void head_pubsub_close(struct mb_head *h);
+int head_status_methods(struct mb_head *h, struct mb_err *err);
+
+/* ---- REST ---- */
+int head_cluster_routes(struct mb_head *h, struct mb_err *err);
+int head_jobs_routes(struct mb_head *h, struct mb_err *err);
+int head_packages_routes(struct mb_head *h, struct mb_err *err);
+json_t *head_node_json(const struct head_node *n);
+json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
+
+/* ---- jobs.c: submissions ---- */
+struct head_job {
+    char *id;
+    enum mb_job_state state;
+    json_t *info; /* Ray's JobInfo; what the KV holds */
+    int deleting;
+};
+int head_jobs_load(struct mb_head *h, struct mb_err *err);
+void head_jobs_free(struct mb_head *h);
+/* Listen to the runner and ask it for every job that had not ended. */
+void head_jobs_adopt(struct mb_head *h);
+struct head_job *head_job_find(struct mb_head *h, const char *id);
+/* request: a checked JobSubmitRequest (borrowed). MB_EEXIST: duplicate id. The job is in the
+ * store's queue and its start is under way when this returns 0. */
+int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
+                    struct mb_err *err);
+int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err);
+int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err);
+json_t *head_job_details(struct mb_head *h, const struct head_job *job, int redact);
+
+/* ---- job_logs.c ---- */
+void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
+void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
+void head_logs_close(struct mb_head *h);
+/* The job's state changed, and the change is committed. */
+void head_logs_job_changed(struct mb_head *h, const char *id);
+
+#endif

@@ -1,0 +1,22 @@
+/* Log bytes as text: what is no UTF-8 becomes U+FFFD. Pure. */
+#ifndef MOBULA_GCS_TEXT_H
+#define MOBULA_GCS_TEXT_H
+
+#include <stddef.h>
+#include "base/buf.h"
+
+enum { MB_TEXT_ESCAPE_MAX = 6 }; /* bytes that one input byte can become in a JSON string */
+
+/* Length of the valid UTF-8 sequence at p (1 to 4), 0 if there is none; -1 if it is cut off by the
+ * end of the n bytes but valid so far. */
+int mb_text_sequence(const void *p, size_t n);
+
+/* Writes as much of in[0..n) as the inside of a JSON string into out (MB_TEXT_ESCAPE_MAX * n bytes
+ * are enough). A sequence cut off at the end is left for the next call unless at_end. Returns the
+ * bytes written; *used says how many input bytes they stand for. */
+size_t mb_text_json(const void *in, size_t n, int at_end, char *out, size_t *used);
+
+/* Appends in with everything that is no UTF-8 replaced. 0 or MB_ENOMEM. */
+int mb_text_clean(const char *in, size_t n, struct mb_buf *out);
+
+#endif

@@ -1,6 +1,6 @@
 """run_preprocess against Python's json, tiktoken and reference.py's writer, byte for byte.
 
-Usage: test_preprocess.py RUN_PREPROCESS VOCAB_DIR
+Usage: test_preprocess.py RUN_PREPROCESS
 """
 
 import gzip
@@ -15,8 +15,9 @@ import tempfile
 import gpt2
 import reference_files as reference
 
-RUN, VOCAB = sys.argv[1:3]
-ENCODING = gpt2.encoding(f"{VOCAB}/vocab.json")
+RUN = sys.argv[1]
+VOCAB = gpt2.VOCAB
+ENCODING = gpt2.encoding()
 EOD = 50256
 
 

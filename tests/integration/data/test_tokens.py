@@ -1,4 +1,4 @@
-"""dump_tokens against tiktoken, id by id. Usage: test_tokens.py DUMP_TOKENS VOCAB_DIR [CORPUS.jsonl]"""
+"""dump_tokens against tiktoken, id by id. Usage: test_tokens.py DUMP_TOKENS"""
 
 import json
 import os
@@ -9,8 +9,10 @@ import sys
 
 import gpt2
 
-DUMP, VOCAB = sys.argv[1:3]
-ENCODING = gpt2.encoding(f"{VOCAB}/vocab.json")
+DUMP = sys.argv[1]
+VOCAB = gpt2.VOCAB
+CORPUS = gpt2.CACHE + "/corpus-24mb.jsonl"  # made by tools/make-corpus
+ENCODING = gpt2.encoding()
 total = 0
 
 
@@ -86,6 +88,8 @@ random_texts(rng)
 long_pieces(rng)
 raw_bytes(rng)
 code_points()
-if len(sys.argv) > 3 and os.path.exists(sys.argv[3]):
-    corpus(sys.argv[3])
+if os.path.exists(CORPUS):
+    corpus(CORPUS)
+else:
+    print(f"left out: the corpus {CORPUS} (tools/make-corpus makes it)")
 print(f"{total} bytes of text: every token equal to tiktoken's")

@@ -7,11 +7,10 @@
 
 /* A slot of the pair table is left symbol, right symbol, rank in 20 + 20 + 24 bits. */
 enum { MB_BPE_SYMBOL_BITS = 20, MB_BPE_RANK_BITS = 24 };
-#define MB_BPE_MAX_SYMBOLS ((1u << MB_BPE_SYMBOL_BITS) - 1) /* the last value marks an empty slot  \
-                                                             */
-#define MB_BPE_MAX_RANKS (1u << MB_BPE_RANK_BITS)
-#define MB_BPE_RANK_MASK ((uint64_t)MB_BPE_MAX_RANKS - 1)
-#define MB_BPE_NO_ENTRY  UINT64_MAX
+#define MB_BPE_MAX_SYMBOLS ((1u << MB_BPE_SYMBOL_BITS) - 1) /* the last value marks no entry */
+#define MB_BPE_MAX_RANKS   (1u << MB_BPE_RANK_BITS)
+#define MB_BPE_RANK_MASK   ((uint64_t)MB_BPE_MAX_RANKS - 1)
+#define MB_BPE_NO_ENTRY    UINT64_MAX
 
 struct mb_bpe_text {
     uint32_t start; /* in text */

@@ -102,7 +102,8 @@ struct mb_grpc_server {
     uint64_t unary_deadline_ms;
     struct mb_grpc_server_method *methods;
     size_t n_methods;
-    struct mb_grpc_link reqs; /* in order of arrival, which is the order of their deadlines */
+    struct mb_grpc_link reqs;      /* in order of arrival, which is the order of their deadlines */
+    struct mb_grpc_link abandoned; /* nobody waits for them, their handlers have not answered */
     struct mb_grpc_slot *slots;
     struct mb_grpc_tag shutdown_tag;
 };

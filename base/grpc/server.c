@@ -109,9 +109,8 @@ static void req_give_up(struct mb_grpc_req *req)
         return;
     req->gone = 1;
     mb_grpc_link_remove(&req->link);
-    /* Still in a list, so that stopping finds it, but without a deadline. */
-    req->deadline_ms = UINT64_MAX;
-    mb_grpc_link_append(&req->srv->reqs, &req->link);
+    /* Still in a list, so that stopping finds it, but not among those that have a deadline. */
+    mb_grpc_link_append(&req->srv->abandoned, &req->link);
     req->cancel_cb = NULL;
     if (cb != NULL && !req->answered)
         cb(req->cancel_arg);
@@ -445,6 +444,7 @@ int mb_grpc_server_create(struct mb_grpc *g, const struct mb_grpc_server_opts *o
     srv->unary_deadline_ms =
         opts->unary_deadline_ms == 0 ? MB_GRPC_UNARY_DEADLINE_MS : opts->unary_deadline_ms;
     mb_grpc_link_init(&srv->reqs);
+    mb_grpc_link_init(&srv->abandoned);
     if (opts->token != NULL) {
         srv->authorization = mb_grpc_bearer(opts->token);
         if (srv->authorization == NULL) {
@@ -581,6 +581,8 @@ void mb_grpc_server_free(struct mb_grpc_server *srv)
 {
     while (srv->reqs.next != &srv->reqs)
         req_free(MB_GRPC_ENTRY(srv->reqs.next, struct mb_grpc_req, link));
+    while (srv->abandoned.next != &srv->abandoned)
+        req_free(MB_GRPC_ENTRY(srv->abandoned.next, struct mb_grpc_req, link));
     mb_grpc_link_remove(&srv->link);
     mb_free(srv->slots);
     mb_free(srv->methods);

@@ -204,6 +204,32 @@ static void test_own_deadline(void **state)
     fixture_end(&f);
 }
 
+/* A request that nobody waits for any more does not hide the deadlines of those behind it. */
+static void test_deadline_behind_an_abandoned_request(void **state)
+{
+    const struct mb_grpc_server_opts opts = {.unary_deadline_ms = 100};
+    struct server_state st = {0};
+    struct mb_grpc_req *abandoned;
+    struct result r = {0};
+    struct fixture f;
+
+    (void)state;
+    fixture_start(&f, &opts, methods, N_METHODS, &st);
+    fixture_dial(&f, NULL);
+    assert_int_equal(call_check(&f, "/t.T/Hold", "", 30000, &r, NULL), 0);
+    fixture_wait(&f, &r.n, 1);
+    abandoned = st.held;
+    assert_int_equal(call_check(&f, "/t.T/Hold", "", 30000, &r, NULL), 0);
+    fixture_wait(&f, &r.n, 2);
+    assert_int_equal(r.status, MB_GRPC_DEADLINE_EXCEEDED);
+    assert_string_equal(r.detail, "the handler did not answer in time");
+    assert_int_equal(st.n_cancelled, 2);
+    answer_held(&st);
+    st.held = abandoned;
+    answer_held(&st);
+    fixture_end(&f);
+}
+
 static void test_metadata(void **state)
 {
     struct server_state st = {0};
@@ -482,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_deadline_and_cancel),
         cmocka_unit_test(test_late_registration),
         cmocka_unit_test(test_own_deadline),
+        cmocka_unit_test(test_deadline_behind_an_abandoned_request),
         cmocka_unit_test(test_metadata),
         cmocka_unit_test(test_token),
         cmocka_unit_test(test_no_server),

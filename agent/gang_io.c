@@ -92,7 +92,12 @@ static void on_upload_idle(void *arg)
     mb_gang_run_event(arg, MB_GANG_EV_UPLOADS_IDLE, NULL);
 }
 
-static const struct mb_upload_ops upload_ops = {on_upload_status, on_upload_idle};
+static void on_upload_busy(void *arg)
+{
+    mb_gang_run_event(arg, MB_GANG_EV_UPLOADS_BUSY, NULL);
+}
+
+static const struct mb_upload_ops upload_ops = {on_upload_status, on_upload_busy, on_upload_idle};
 
 static int open_upload(struct mb_gang_run *r, struct mb_err *err)
 {

@@ -49,6 +49,7 @@ struct mb_upload_opts {    /* copied */
 
 struct mb_upload_ops {
     void (*on_status)(void *arg, const struct mb_upload_status *status);
+    void (*on_busy)(void *arg); /* the tracker file sealed an iteration */
     void (*on_idle)(void *arg); /* nothing is left to do, for now */
 };
 

@@ -1,0 +1,33 @@
+/*
+ * The last two steps of an iteration: its manifest, once every node's part is in the store, and the
+ * latest pointer. Any node may do it, several may try at once; one of them wins and the others see
+ * it. Loop-thread only.
+ */
+#ifndef MOBULA_AGENT_UPLOAD_COMMIT_H
+#define MOBULA_AGENT_UPLOAD_COMMIT_H
+
+#include <stdint.h>
+#include <uv.h>
+#include "base/err.h"
+#include "base/s3/store.h"
+
+struct mb_commit;
+
+struct mb_commit_opts { /* copied */
+    int64_t iteration;
+    uint32_t num_nodes;
+    const char *job_id;
+    uint32_t attempt;
+    uint64_t give_up_at_ms; /* monotonic; 0: wait for the other parts for ever */
+};
+
+/* err->code MB_OK: manifest and pointer are there. Runs once, never from inside a call. */
+typedef void (*mb_commit_cb)(void *arg, const struct mb_err *err);
+
+/* store is borrowed until cb or cancel. */
+int mb_commit_start(uv_loop_t *loop, struct mb_store *store, const struct mb_commit_opts *opts,
+                    mb_commit_cb cb, void *arg, struct mb_commit **out, struct mb_err *err);
+void mb_commit_give_up_at(struct mb_commit *c, uint64_t give_up_at_ms); /* NULL is legal */
+void mb_commit_cancel(struct mb_commit *c); /* cb does not run any more; NULL is legal */
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * The uploader's memory across a SIGKILL: an append-only file of records, each with its length and
+ * CRC32C, flushed to disk before the step it notes counts.
+ *
+ * File: "mobula-journal 1\n", then per record u32 length, u32 CRC32C of the payload
+ * (little-endian), payload: one JSON object whose "r" names it: saved     iteration, rank, dir,
+ * files [{path, size, crc, has_crc}] begin     iteration, path, upload_id     a multipart upload is
+ * open under this id done      iteration, path, crc           the file is in the store part
+ * iteration                      this node's part file is in the store committed iteration manifest
+ * and pointer are there dropped   iteration, error Blocking, a few kB at a time.
+ */
+#ifndef MOBULA_AGENT_UPLOAD_JOURNAL_H
+#define MOBULA_AGENT_UPLOAD_JOURNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "agent/upload/plan.h"
+#include "base/buf.h"
+#include "base/err.h"
+
+enum { MB_JOURNAL_RECORD_MAX = 16 << 20 };
+
+/* ---- pure ---- */
+typedef int (*mb_journal_record_cb)(void *arg, const void *payload, size_t n, struct mb_err *err);
+/* Hands every whole record to cb, in order. *valid_bytes: where the next record belongs; bytes
+ * after it are a torn tail (the write the kill interrupted). MB_ECORRUPT, naming the offset: a
+ * record that is not the last one fails its check. A negative return of cb ends the scan with it.
+ */
+int mb_journal_scan(const void *p, size_t n, mb_journal_record_cb cb, void *arg,
+                    size_t *valid_bytes, struct mb_err *err);
+/* Append one framed record. */
+int mb_journal_frame(struct mb_buf *out, const void *payload, size_t n);
+/* Apply one record to a plan. */
+int mb_journal_apply(struct mb_plan *plan, const void *payload, size_t n, struct mb_err *err);
+
+/* ---- the file ---- */
+struct mb_journal;
+
+/* Opens or creates; replays into plan; a torn tail is cut off. */
+int mb_journal_open(const char *path, struct mb_plan *plan, struct mb_journal **out,
+                    struct mb_err *err);
+void mb_journal_close(struct mb_journal *j); /* NULL is legal */
+
+int mb_journal_saved(struct mb_journal *j, int64_t iteration, uint32_t rank, const char *dir,
+                     const struct mb_upload_file *files, size_t n, struct mb_err *err);
+int mb_journal_begin(struct mb_journal *j, int64_t iteration, const char *path,
+                     const char *upload_id, struct mb_err *err);
+int mb_journal_done(struct mb_journal *j, int64_t iteration, const char *path, uint64_t crc64nvme,
+                    struct mb_err *err);
+int mb_journal_part(struct mb_journal *j, int64_t iteration, struct mb_err *err);
+int mb_journal_committed(struct mb_journal *j, int64_t iteration, struct mb_err *err);
+int mb_journal_dropped(struct mb_journal *j, int64_t iteration, const char *error,
+                       struct mb_err *err);
+
+#endif

@@ -1,0 +1,27 @@
+/*
+ * Watches latest_checkpointed_iteration.txt of a checkpoint directory that a foreign trainer writes
+ * (Megatron-LM). The file is written with plain open and write, so it may be seen empty or half:
+ * only a whole integer counts, and only an iteration whose directory is there. Loop-thread only.
+ */
+#ifndef MOBULA_AGENT_UPLOAD_TRACKER_H
+#define MOBULA_AGENT_UPLOAD_TRACKER_H
+
+#include <stdint.h>
+#include <uv.h>
+#include "agent/upload/upload.h"
+#include "base/err.h"
+
+struct mb_tracker;
+
+/* A newly sealed iteration: its directory and all files in it, borrowed. */
+typedef void (*mb_tracker_cb)(void *arg, int64_t iteration, const char *dir,
+                              const struct mb_upload_file *files, size_t n);
+
+/* What the tracker said when the watch was started first is old and not reported; state_path
+ * remembers it across restarts of the agent. */
+int mb_tracker_start(uv_loop_t *loop, const char *dir, const char *state_path, mb_tracker_cb cb,
+                     void *arg, struct mb_tracker **out, struct mb_err *err);
+void mb_tracker_look(struct mb_tracker *t); /* now, calls cb; NULL is legal */
+void mb_tracker_stop(struct mb_tracker *t); /* NULL is legal */
+
+#endif

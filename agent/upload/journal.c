@@ -73,8 +73,10 @@ int mb_journal_scan(const void *p, size_t n, mb_journal_record_cb cb, void *arg,
             return mb_err_set(err, MB_ECORRUPT, "offset %zu: the record fails its checksum", at);
         }
         rc = cb(arg, bytes + at + HEAD_LEN, len, err);
-        if (rc != MB_OK)
-            return mb_err_wrap(err, "offset %zu", at);
+        if (rc != MB_OK) {
+            mb_err_wrap(err, "offset %zu", at);
+            return rc;
+        }
         at += HEAD_LEN + len;
     }
 }
@@ -157,7 +159,9 @@ static int apply_file(struct mb_plan_iteration *it, json_t *o, int is_done, stru
         if (!is_done && upload_id != NULL) {
             mb_free(f->upload_id);
             f->upload_id = mb_strdup(upload_id);
-            return MB_OK;
+            return f->upload_id != NULL
+                       ? MB_OK
+                       : mb_err_set(err, MB_ENOMEM, "no memory to replay a record");
         }
     }
     return mb_err_set(err, MB_ECORRUPT,

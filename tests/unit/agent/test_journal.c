@@ -1,0 +1,236 @@
+/* The journal: replay, a kill at every byte, damage at every byte, allocation sweep. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "agent/upload/journal.h"
+#include "base/alloc.h"
+#include "base/fs.h"
+
+static const uint32_t ranks[] = {0};
+static const struct mb_upload_file files[] = {{"a", 10, 1, 1}, {"b/c", 20, 0, 0}};
+
+struct fixture {
+    char dir[64];
+    char path[96];
+};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+
+    strcpy(f->dir, "/tmp/mobula-journal-XXXXXX");
+    assert_non_null(mkdtemp(f->dir));
+    snprintf(f->path, sizeof(f->path), "%s/j", f->dir);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+
+    mb_fs_remove_tree(f->dir, NULL);
+    free(f);
+    return 0;
+}
+
+static struct mb_plan *plan(void)
+{
+    struct mb_plan *p = NULL;
+
+    assert_int_equal(mb_plan_create(ranks, 1, &p, NULL), MB_OK);
+    return p;
+}
+
+static int apply(void *arg, const void *payload, size_t n, struct mb_err *err)
+{
+    return mb_journal_apply(arg, payload, n, err);
+}
+
+/* Nine records: two iterations, one committed, one half done. */
+static void write_story(const char *path)
+{
+    struct mb_plan *p = plan();
+    struct mb_journal *j;
+    struct mb_err err;
+
+    assert_int_equal(mb_journal_open(path, p, &j, &err), MB_OK);
+    assert_int_equal(mb_journal_saved(j, 10, 0, "/d10", files, 2, &err), MB_OK);
+    assert_int_equal(mb_journal_begin(j, 10, "b/c", "upload-1", &err), MB_OK);
+    assert_int_equal(mb_journal_done(j, 10, "a", 0xABCDEF0123456789u, &err), MB_OK);
+    assert_int_equal(mb_journal_done(j, 10, "b/c", 2, &err), MB_OK);
+    assert_int_equal(mb_journal_part(j, 10, &err), MB_OK);
+    assert_int_equal(mb_journal_committed(j, 10, &err), MB_OK);
+    assert_int_equal(mb_journal_saved(j, 20, 0, "/d20", files, 2, &err), MB_OK);
+    assert_int_equal(mb_journal_begin(j, 20, "b/c", "upload-2", &err), MB_OK);
+    assert_int_equal(mb_journal_done(j, 20, "a", 3, &err), MB_OK);
+    mb_journal_close(j);
+    mb_plan_destroy(p);
+}
+
+static void test_replay(void **state)
+{
+    const struct fixture *f = *state;
+    struct mb_plan *p = plan();
+    struct mb_plan_iteration *it;
+    struct mb_plan_file *file;
+    struct mb_journal *j;
+    struct mb_err err;
+
+    write_story(f->path);
+    assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+    assert_int_equal(mb_plan_count(p), 2);
+    assert_int_equal(mb_plan_find(p, 10)->state, MB_PLAN_COMMITTED);
+    assert_true(mb_plan_find(p, 10)->files[0].crc64nvme == 0xABCDEF0123456789u);
+    assert_true(mb_plan_next(p, &it, &file));
+    assert_int_equal(it->iteration, 20);
+    assert_string_equal(file->path, "b/c");
+    assert_string_equal(file->upload_id, "upload-2");
+    assert_string_equal(it->dir, "/d20");
+    assert_false(mb_plan_next(p, &it, &file));
+    assert_int_equal(mb_journal_dropped(j, 20, "test", &err), MB_OK);
+    mb_journal_close(j);
+    mb_plan_destroy(p);
+    p = plan();
+    assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+    assert_int_equal(mb_plan_find(p, 20)->state, MB_PLAN_DROPPED);
+    assert_string_equal(mb_plan_find(p, 20)->error, "test");
+    mb_journal_close(j);
+    mb_plan_destroy(p);
+}
+
+/* The file cut at every byte: what is whole counts, the rest is cut off, and writing goes on. */
+static void test_torn_at_every_byte(void **state)
+{
+    const struct fixture *f = *state;
+    struct mb_buf whole = {0};
+    struct mb_err err;
+    size_t last_valid = 0;
+
+    write_story(f->path);
+    assert_int_equal(mb_fs_read(f->path, 1 << 20, &whole, &err), MB_OK);
+    for (size_t cut = 0; cut <= whole.len; cut++) {
+        struct mb_plan *p = plan();
+        size_t valid = 0, again = 0;
+        struct mb_buf longer = {0};
+
+        assert_int_equal(mb_journal_scan(whole.data, cut, apply, p, &valid, &err), MB_OK);
+        assert_true(valid <= cut && valid >= last_valid);
+        last_valid = valid;
+        assert_int_equal(mb_buf_add(&longer, whole.data, valid), MB_OK);
+        if (valid > 0) {
+            struct mb_plan *q = plan();
+
+            assert_int_equal(mb_journal_scan(longer.data, longer.len, apply, q, &again, &err),
+                             MB_OK);
+            assert_int_equal(again, valid);
+            assert_int_equal(mb_plan_count(q), mb_plan_count(p));
+            mb_plan_destroy(q);
+        }
+        mb_buf_close(&longer);
+        mb_plan_destroy(p);
+    }
+    assert_int_equal(last_valid, whole.len);
+    for (size_t cut = 0; cut <= whole.len; cut += 37) {
+        struct mb_plan *p = plan();
+        struct mb_journal *j;
+
+        assert_int_equal(mb_fs_write_atomic(f->path, whole.data, cut, 0600, &err), MB_OK);
+        assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+        assert_int_equal(mb_journal_saved(j, 99, 0, "/d99", files, 2, &err), MB_OK);
+        mb_journal_close(j);
+        mb_plan_destroy(p);
+        p = plan();
+        assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+        assert_non_null(mb_plan_find(p, 99));
+        mb_journal_close(j);
+        mb_plan_destroy(p);
+    }
+    mb_buf_close(&whole);
+}
+
+/* One byte changed anywhere: either an error, or only the last record is lost; never another plan.
+ */
+static void test_damage_at_every_byte(void **state)
+{
+    const struct fixture *f = *state;
+    struct mb_buf whole = {0};
+    struct mb_err err;
+    unsigned errors = 0;
+
+    write_story(f->path);
+    assert_int_equal(mb_fs_read(f->path, 1 << 20, &whole, &err), MB_OK);
+    for (size_t at = 0; at < whole.len; at++) {
+        struct mb_plan *p = plan();
+        size_t valid = 0;
+        int rc;
+
+        whole.data[at] ^= 0x20;
+        rc = mb_journal_scan(whole.data, whole.len, apply, p, &valid, &err);
+        if (rc != MB_OK) {
+            assert_int_equal(rc, MB_ECORRUPT);
+            errors++;
+        } else {
+            assert_true(valid <= at);
+        }
+        whole.data[at] ^= 0x20;
+        mb_plan_destroy(p);
+    }
+    assert_true(errors > whole.len / 2);
+    mb_buf_close(&whole);
+}
+
+static void test_foreign_file(void **state)
+{
+    const struct fixture *f = *state;
+    struct mb_plan *p = plan();
+    struct mb_journal *j;
+    struct mb_err err;
+
+    assert_int_equal(
+        mb_fs_write_atomic(f->path, "hello, world, this is no journal", 32, 0600, &err), MB_OK);
+    assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "does not begin with"));
+    mb_plan_destroy(p);
+}
+
+static void test_allocation_sweep(void **state)
+{
+    const struct fixture *f = *state;
+    unsigned long n = 0;
+
+    write_story(f->path);
+    do {
+        struct mb_plan *p = plan();
+        struct mb_journal *j = NULL;
+
+        mb_alloc_fail_nth(++n);
+        if (mb_journal_open(f->path, p, &j, NULL) == MB_OK)
+            assert_int_equal(mb_plan_count(p), 2);
+        else
+            assert_true(mb_alloc_did_fail());
+        mb_journal_close(j);
+        mb_plan_destroy(p);
+    } while (mb_alloc_did_fail());
+    mb_alloc_fail_nth(0);
+    assert_true(n > 5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_replay, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_torn_at_every_byte, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_damage_at_every_byte, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_foreign_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_allocation_sweep, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -90,9 +90,9 @@ static int map_file(const char *path, struct mapping *out, struct mb_err *err)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0) {
-        int saved = errno;
-        rc = mb_err_sys(err, saved, "cannot open %s", path);
-        if (saved == ENOENT && err != NULL)
+        if (errno != ENOENT)
+            rc = mb_err_sys(err, errno, "cannot open %s", path);
+        else
             rc = mb_err_set(err, MB_ENOENT,
                             "cannot open %s: no such file; give --data-path the prefix without "
                             ".bin or .idx, and both files must exist",

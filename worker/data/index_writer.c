@@ -51,10 +51,11 @@ static int stream_flush(struct stream *s, struct mb_err *err)
 {
     int rc = mb_fs_write_all(s->fd, s->buffer.data, s->buffer.len, err);
 
-    if (rc != 0)
-        return mb_err_wrap(err, "%s", s->path);
-    mb_buf_reset(&s->buffer);
-    return 0;
+    if (rc == 0)
+        mb_buf_reset(&s->buffer);
+    else
+        mb_err_wrap(err, "%s", s->path);
+    return rc;
 }
 
 static int stream_add(struct stream *s, const void *p, size_t n, struct mb_err *err)
@@ -68,7 +69,9 @@ static int stream_add(struct stream *s, const void *p, size_t n, struct mb_err *
     }
     if (n >= BUFFER_BYTES) {
         int rc = mb_fs_write_all(s->fd, p, n, err);
-        return rc == 0 ? 0 : mb_err_wrap(err, "%s", s->path);
+        if (rc != 0)
+            mb_err_wrap(err, "%s", s->path);
+        return rc;
     }
     if (mb_buf_add(&s->buffer, p, n) != 0)
         return mb_err_set(err, MB_ENOMEM, "%s: out of memory", s->path);
@@ -223,8 +226,10 @@ int mb_index_writer_add(struct mb_index_writer *w, const int32_t *ids, size_t n,
     for (size_t done = 0; done < n;) {
         size_t part = n - done < PLACE_ITEMS ? n - done : PLACE_ITEMS;
         int rc = place_ids(w->dtype, ids + done, part, placed, err);
-        if (rc != 0)
-            return mb_err_wrap(err, "%s", w->bin_path);
+        if (rc != 0) {
+            mb_err_wrap(err, "%s", w->bin_path);
+            return rc;
+        }
         rc = stream_add(&w->bin, placed, part * token_bytes, err);
         if (rc != 0)
             return rc;

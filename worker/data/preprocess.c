@@ -120,8 +120,10 @@ static int open_outputs(struct run *r, struct mb_err *err)
             return mb_err_set(err, MB_ENOMEM, "preprocess: out of memory");
         rc = mb_index_writer_create(prefix, dtype, &r->writers[k], err);
         mb_free(prefix);
-        if (rc != 0)
-            return mb_err_wrap(err, "--output-prefix");
+        if (rc != 0) {
+            mb_err_wrap(err, "--output-prefix");
+            return rc;
+        }
     }
     return 0;
 }

@@ -66,8 +66,10 @@ static int parse_numbers(const char *text, double out[MB_N_SPLITS], struct mb_er
             return mb_err_set(err, MB_EINVAL, "--split: a number is too long");
         memcpy(word, p, length);
         word[length] = '\0';
-        if (mb_parse_double(word, "--split", &out[n], err) != 0)
-            return mb_err_wrap(err, "--split %s", text);
+        if (mb_parse_double(word, "--split", &out[n], err) != 0) {
+            mb_err_wrap(err, "--split %s", text);
+            return MB_EINVAL;
+        }
         n++;
         p += length;
     }

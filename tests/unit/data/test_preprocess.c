@@ -275,6 +275,34 @@ static void test_write_failure_leaves_nothing(void **state)
     mb_buf_close(&lines);
 }
 
+/* Whichever allocation fails, on whichever thread: MB_ENOMEM and nothing left. */
+static void test_allocation_failures(void **state)
+{
+    static const char lines[] = "{\"text\": \"1 2\"}\n{\"text\": [\"3\"]}\n";
+    struct mb_preprocess_options o = options();
+    char other[128];
+
+    (void)state;
+    snprintf(other, sizeof(other), "%s/outsweep", dir);
+    o.output_prefix = other;
+    o.workers = 1;
+    write_file(input, lines, strlen(lines));
+    for (unsigned long n = 1;; n++) {
+        int before = count_outputs();
+        int rc;
+
+        mb_alloc_fail_nth(n);
+        rc = mb_preprocess_run(&o, NULL, NULL);
+        if (!mb_alloc_did_fail()) {
+            mb_alloc_fail_nth(0);
+            assert_int_equal(rc, 0);
+            break;
+        }
+        assert_int_equal(rc, MB_ENOMEM);
+        assert_int_equal(count_outputs(), before);
+    }
+}
+
 static void test_repr(void **state)
 {
     static const struct {
@@ -309,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_gzip),
         cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_write_failure_leaves_nothing),
+        cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_repr),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

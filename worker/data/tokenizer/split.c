@@ -16,9 +16,9 @@ void mb_class_table_make(struct mb_class_table *t)
         for (uint32_t c = r->first; c <= r->last; c++)
             t->packed[c >> 2] |= (uint8_t)((unsigned)r->class << (2 * (c & 3)));
     }
-    for (unsigned c = 0; c < 256; c++)
-        t->ascii[c] = c < 128 ? (uint8_t)(t->packed[c >> 2] >> (2 * (c & 3)) & 3)
-                              : (uint8_t)MB_CLASS_TABLE_WIDE;
+    memset(t->ascii, MB_CLASS_TABLE_WIDE, sizeof(t->ascii));
+    for (unsigned c = 0; c < 128; c++)
+        t->ascii[c] = t->packed[c >> 2] >> (2 * (c & 3)) & 3;
 }
 
 static int is_tail(uint8_t byte)

@@ -281,7 +281,7 @@ static json_t *gang_of(struct mb_head *h, const char *id)
     json_t *record = NULL;
 
     snprintf(key, sizeof key, "gang:%s", id ? id : "");
-    if (mb_store_get(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
+    if (mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
         record = json_loadb(value.p, value.n, 0, NULL);
     return record ? record : json_null();
 }

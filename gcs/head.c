@@ -77,7 +77,7 @@ void head_reply_committed(struct mb_head *h, struct mb_grpc_req *req, const Prot
     if (c) {
         c->req = req;
         c->reply = mb_wire_copy(reply);
-        if (c->reply && mb_store_barrier(h->store, on_committed, c, &err) == 0)
+        if (c->reply && mb_tables_barrier(h->store, on_committed, c, &err) == 0)
             return;
         if (c->reply)
             protobuf_c_message_free_unpacked(c->reply, NULL);
@@ -86,7 +86,7 @@ void head_reply_committed(struct mb_head *h, struct mb_grpc_req *req, const Prot
     head_reply_err(req, &err);
 }
 
-int head_put_message(struct mb_head *h, enum mb_store_table table, struct mb_blob key,
+int head_put_message(struct mb_head *h, enum mb_tables_table table, struct mb_blob key,
                      const ProtobufCMessage *m, struct mb_err *err)
 {
     size_t n;
@@ -95,7 +95,7 @@ int head_put_message(struct mb_head *h, enum mb_store_table table, struct mb_blo
     if (!bytes)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     int rc =
-        mb_store_put(h->store, table, mb_blob_str(""), key, head_blob(bytes, n), NULL, NULL, err);
+        mb_tables_put(h->store, table, mb_blob_str(""), key, head_blob(bytes, n), NULL, NULL, err);
     mb_free(bytes);
     return rc;
 }
@@ -107,14 +107,15 @@ static int load_cluster_id(struct mb_head *h, struct mb_err *err)
     struct mb_blob value;
     int rc = 0;
 
-    if (mb_store_get(h->store, MB_STORE_META, mb_blob_str(""), mb_blob_str("cluster_id"), &value)) {
+    if (mb_tables_get(h->store, MB_TABLES_META, mb_blob_str(""), mb_blob_str("cluster_id"),
+                      &value)) {
         if (value.n != MB_NODE_ID_BYTES)
             return mb_err_set(err, MB_ECORRUPT, "the store's cluster id has %zu bytes", value.n);
         memcpy(h->cluster_id, value.p, MB_NODE_ID_BYTES);
     } else {
         mb_random_bytes(h->cluster_id, MB_NODE_ID_BYTES);
-        rc = mb_store_put(h->store, MB_STORE_META, mb_blob_str(""), mb_blob_str("cluster_id"),
-                          head_blob(h->cluster_id, MB_NODE_ID_BYTES), NULL, NULL, err);
+        rc = mb_tables_put(h->store, MB_TABLES_META, mb_blob_str(""), mb_blob_str("cluster_id"),
+                           head_blob(h->cluster_id, MB_NODE_ID_BYTES), NULL, NULL, err);
     }
     mb_hex(h->cluster_id, MB_NODE_ID_BYTES, h->cluster_hex);
     return rc;
@@ -123,8 +124,8 @@ static int load_cluster_id(struct mb_head *h, struct mb_err *err)
 static int put_kv(struct mb_head *h, const char *ns, const char *key, struct mb_blob value,
                   struct mb_err *err)
 {
-    return mb_store_put(h->store, MB_STORE_KV, mb_blob_str(ns), mb_blob_str(key), value, NULL, NULL,
-                        err);
+    return mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str(ns), mb_blob_str(key), value, NULL,
+                         NULL, err);
 }
 
 /* What `ray start`, `ray status` and drivers look up before they do anything. */
@@ -265,7 +266,7 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     if (rc == 0 && *h->packages_dir)
         rc = mb_fs_mkdir_p(h->packages_dir, 0700, err);
     if (rc == 0)
-        rc = mb_store_open_sqlite(loop, opts->store_path, opts->store_sync_full, &h->store, err);
+        rc = mb_tables_open_sqlite(loop, opts->store_path, opts->store_sync_full, &h->store, err);
     if (rc == 0)
         rc = load_cluster_id(h, err);
     if (rc == 0)
@@ -338,10 +339,10 @@ static void on_http_stopped(void *arg)
 
     /* Handlers may still write until here; from now on nobody does. */
     if (h->store) {
-        struct mb_store *s = h->store;
+        struct mb_tables *s = h->store;
         h->store = NULL;
         h->closing++;
-        mb_store_close(s, on_store_closed, h);
+        mb_tables_close(s, on_store_closed, h);
     }
     part_closed(h);
 }

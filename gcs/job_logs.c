@@ -294,7 +294,7 @@ void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_jo
     f->next = h->follows;
     h->follows = f;
     uv_timer_start(&f->timer, on_follow_timer, 0, POLL_MS);
-    if (!terminal || mb_store_barrier(h->store, on_open_committed, o, &err) != 0)
+    if (!terminal || mb_tables_barrier(h->store, on_open_committed, o, &err) != 0)
         mb_free(o);
 }
 

@@ -25,11 +25,11 @@ static void get_next_job_id(void *arg, struct mb_grpc_req *req, const ProtobufCM
     (void)request;
     if (!head_admits(h, req))
         return;
-    if (mb_store_get(h->store, MB_STORE_META, mb_blob_str(""), mb_blob_str(next_key), &value))
+    if (mb_tables_get(h->store, MB_TABLES_META, mb_blob_str(""), mb_blob_str(next_key), &value))
         next = atoi(value.p); /* the store's values end with a NUL */
     snprintf(text, sizeof text, "%d", next + 1);
-    if (mb_store_put(h->store, MB_STORE_META, mb_blob_str(""), mb_blob_str(next_key),
-                     mb_blob_str(text), NULL, NULL, &err) != 0) {
+    if (mb_tables_put(h->store, MB_TABLES_META, mb_blob_str(""), mb_blob_str(next_key),
+                      mb_blob_str(text), NULL, NULL, &err) != 0) {
         head_reply_err(req, &err);
         return;
     }
@@ -56,7 +56,7 @@ static void add_job(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     Ray__Rpc__JobTableData job = *m->data; /* shallow: only numbers are changed */
     job.start_time = mb_unix_ms();
     job.timestamp = (int64_t)job.start_time;
-    if (head_put_message(h, MB_STORE_JOBS, head_blob(job.job_id.data, MB_JOB_ID_BYTES), &job.base,
+    if (head_put_message(h, MB_TABLES_JOBS, head_blob(job.job_id.data, MB_JOB_ID_BYTES), &job.base,
                          &err) != 0) {
         head_reply_err(req, &err);
         return;
@@ -69,16 +69,16 @@ static Ray__Rpc__JobTableData *load_job(struct mb_head *h, ProtobufCBinaryData i
 {
     struct mb_blob value;
 
-    if (id.len != MB_JOB_ID_BYTES ||
-        !mb_store_get(h->store, MB_STORE_JOBS, mb_blob_str(""), head_blob(id.data, id.len), &value))
+    if (id.len != MB_JOB_ID_BYTES || !mb_tables_get(h->store, MB_TABLES_JOBS, mb_blob_str(""),
+                                                    head_blob(id.data, id.len), &value))
         return NULL;
     return ray__rpc__job_table_data__unpack(NULL, value.n, value.p);
 }
 
 int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData id)
 {
-    return id.len == MB_JOB_ID_BYTES &&
-           mb_store_get(h->store, MB_STORE_JOBS, mb_blob_str(""), head_blob(id.data, id.len), NULL);
+    return id.len == MB_JOB_ID_BYTES && mb_tables_get(h->store, MB_TABLES_JOBS, mb_blob_str(""),
+                                                      head_blob(id.data, id.len), NULL);
 }
 
 static int finish(struct mb_head *h, Ray__Rpc__JobTableData *job, struct mb_err *err)
@@ -88,7 +88,7 @@ static int finish(struct mb_head *h, Ray__Rpc__JobTableData *job, struct mb_err 
     job->is_dead = 1;
     job->end_time = mb_unix_ms();
     job->timestamp = (int64_t)job->end_time;
-    int rc = head_put_message(h, MB_STORE_JOBS, head_blob(job->job_id.data, job->job_id.len),
+    int rc = head_put_message(h, MB_TABLES_JOBS, head_blob(job->job_id.data, job->job_id.len),
                               &job->base, err);
     if (rc == 0)
         head_placement_job_finished(h, job->job_id);
@@ -140,7 +140,8 @@ void head_jobinfo_each(struct mb_head *h, head_job_visit visit, void *arg)
 {
     struct walk w = {visit, arg};
 
-    if (mb_store_each(h->store, MB_STORE_JOBS, mb_blob_str(""), mb_blob_str(""), walk_one, &w) != 0)
+    if (mb_tables_each(h->store, MB_TABLES_JOBS, mb_blob_str(""), mb_blob_str(""), walk_one, &w) !=
+        0)
         mb_error("gcs", "the job table cannot be read to its end");
 }
 

@@ -129,8 +129,8 @@ static int write_job(struct mb_head *h, const struct head_job *job, int first, s
         w->h = h;
         w->first = first;
         memcpy(w->id, job->id, strlen(job->id) + 1);
-        rc = mb_store_put(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(key),
-                          mb_blob_str(text), on_written, w, err);
+        rc = mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key),
+                           mb_blob_str(text), on_written, w, err);
     } else {
         mb_err_set(err, MB_ENOMEM, "out of memory");
     }
@@ -148,11 +148,11 @@ static void remember_stopping(struct mb_head *h, const char *id, int on)
     int rc = MB_ENOMEM;
 
     if (key && on)
-        rc = mb_store_put(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key),
-                          mb_blob_str("1"), NULL, NULL, &err);
+        rc = mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key),
+                           mb_blob_str("1"), NULL, NULL, &err);
     else if (key)
-        rc = mb_store_del(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
-                          NULL, &err);
+        rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
+                           NULL, &err);
     if (rc != 0)
         mb_warn("jobs", "job=%s stop request not stored: %s", id, err.text);
     mb_free(key);
@@ -360,7 +360,7 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
     } else {
         char *mark = mb_asprintf("%s%s", stopping_prefix, id);
         if (mark && state == MB_JOB_RUNNING &&
-            mb_store_get(h->store, MB_STORE_KV, mb_blob_str("mobula"), mb_blob_str(mark), NULL))
+            mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(mark), NULL))
             state = MB_JOB_STOPPING;
         mb_free(mark);
         if (!add_job(h, id, state, json_incref(info)))
@@ -403,8 +403,8 @@ void head_jobs_adopt(struct mb_head *h)
 
 int head_jobs_load(struct mb_head *h, struct mb_err *err)
 {
-    int rc = mb_store_each(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
-                           load_one, h);
+    int rc = mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
+                            load_one, h);
 
     return rc == 0 ? 0 : mb_err_set(err, rc, "the store's jobs cannot be read: out of memory");
 }
@@ -525,8 +525,8 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
     char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
     if (!key)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    int rc =
-        mb_store_del(h->store, MB_STORE_KV, mb_blob_str("job"), mb_blob_str(key), NULL, NULL, err);
+    int rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL, NULL,
+                           err);
     mb_free(key);
     if (rc == 0)
         drop_job(h, job);

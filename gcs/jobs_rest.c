@@ -36,7 +36,7 @@ static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *
     if (a && body) {
         a->req = req;
         a->body = body;
-        if (mb_store_barrier(h->store, on_committed, a, &err) == 0)
+        if (mb_tables_barrier(h->store, on_committed, a, &err) == 0)
             return;
     }
     mb_free(a);

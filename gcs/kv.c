@@ -22,7 +22,7 @@ static void kv_get(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *r
     if (!head_admits(h, req))
         return;
     reply.status = &status;
-    if (mb_store_get(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), &value)) {
+    if (mb_tables_get(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), &value)) {
         reply.value = mb_wire_bytes(value.p, value.n);
     } else {
         status.code = HEAD_STATUS_NOT_FOUND;
@@ -47,7 +47,7 @@ static void kv_multi_get(void *arg, struct mb_grpc_req *req, const ProtobufCMess
     for (size_t i = 0; rows && reply.results && i < m->n_keys; i++) {
         struct mb_blob value;
         Ray__Rpc__MapFieldEntry *row = &rows[reply.n_results];
-        if (!mb_store_get(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->keys[i]), &value))
+        if (!mb_tables_get(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->keys[i]), &value))
             continue;
         ray__rpc__map_field_entry__init(row);
         row->key = m->keys[i];
@@ -72,10 +72,10 @@ static void kv_put(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *r
 
     if (!head_admits(h, req))
         return;
-    int exists = mb_store_get(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), NULL);
+    int exists = mb_tables_get(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), NULL);
     if ((!exists || m->overwrite) &&
-        mb_store_put(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), blob(m->value), NULL,
-                     NULL, &err) != 0) {
+        mb_tables_put(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), blob(m->value),
+                      NULL, NULL, &err) != 0) {
         head_reply_err(req, &err);
         return;
     }
@@ -126,14 +126,14 @@ static void kv_del(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *r
     if (!head_admits(h, req))
         return;
     if (m->del_by_prefix)
-        rc = mb_store_each(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), collect, &k);
-    else if (mb_store_get(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), NULL))
+        rc = mb_tables_each(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), collect, &k);
+    else if (mb_tables_get(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), NULL))
         rc = collect(&k, blob(m->key), head_blob(NULL, 0));
     if (rc != 0)
         mb_err_set(&err, rc, "out of memory");
     for (size_t i = 0; rc == 0 && i < k.n; i++)
-        rc = mb_store_del(h->store, MB_STORE_KV, blob(m->namespace_), blob(k.keys[i]), NULL, NULL,
-                          &err);
+        rc = mb_tables_del(h->store, MB_TABLES_KV, blob(m->namespace_), blob(k.keys[i]), NULL, NULL,
+                           &err);
     reply.status = &status;
     reply.deleted_num = (int32_t)k.n;
     if (rc == 0)
@@ -153,7 +153,7 @@ static void kv_exists(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
     if (!head_admits(h, req))
         return;
     reply.status = &status;
-    reply.exists = mb_store_get(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->key), NULL);
+    reply.exists = mb_tables_get(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->key), NULL);
     mb_grpc_reply(req, &reply.base);
 }
 
@@ -168,7 +168,7 @@ static void kv_keys(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     if (!head_admits(h, req))
         return;
     int rc =
-        mb_store_each(h->store, MB_STORE_KV, blob(m->namespace_), blob(m->prefix), collect, &k);
+        mb_tables_each(h->store, MB_TABLES_KV, blob(m->namespace_), blob(m->prefix), collect, &k);
     reply.status = &status;
     reply.n_results = k.n;
     reply.results = k.keys;

@@ -71,8 +71,8 @@ static void forget_old_dead(struct mb_head *h)
     if (dead <= HEAD_DEAD_NODES_MAX)
         return;
     struct mb_err err = {0};
-    if (mb_store_del(h->store, MB_STORE_NODES, mb_blob_str(""),
-                     head_blob(h->nodes[oldest]->id, MB_NODE_ID_BYTES), NULL, NULL, &err) != 0) {
+    if (mb_tables_del(h->store, MB_TABLES_NODES, mb_blob_str(""),
+                      head_blob(h->nodes[oldest]->id, MB_NODE_ID_BYTES), NULL, NULL, &err) != 0) {
         mb_warn("gcs", "an old dead node stays in the table: %s", err.text);
         return;
     }
@@ -128,7 +128,8 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
 
 int head_nodes_load(struct mb_head *h, struct mb_err *err)
 {
-    int rc = mb_store_each(h->store, MB_STORE_NODES, mb_blob_str(""), mb_blob_str(""), load_one, h);
+    int rc =
+        mb_tables_each(h->store, MB_TABLES_NODES, mb_blob_str(""), mb_blob_str(""), load_one, h);
 
     if (rc != 0)
         return mb_err_set(err, rc, "the store's node table cannot be read");
@@ -194,7 +195,7 @@ void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathI
     set_death(n, reason, text);
     mb_info("gcs", "node dead node_id=%s ip=%s: %s", mb_hex(n->id, MB_NODE_ID_BYTES, hex),
             n->info->node_manager_address, text);
-    if (head_put_message(h, MB_STORE_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &n->info->base,
+    if (head_put_message(h, MB_TABLES_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &n->info->base,
                          &err) != 0)
         mb_error("gcs", "node death not stored: %s", err.text);
     mb_placement_node_dead(h->placement, n->id);
@@ -396,7 +397,7 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
     }
     info->state = STATE_ALIVE;
     n->reconciled = 1;
-    if (head_put_message(h, MB_STORE_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &info->base,
+    if (head_put_message(h, MB_TABLES_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &info->base,
                          &err) != 0) {
         head_reply_err(req, &err);
         return;

@@ -55,7 +55,7 @@ static int store_group(struct mb_head *h, const uint8_t *id, struct mb_err *err)
     struct mb_arena a = {0};
     Ray__Rpc__PlacementGroupTableData *row = pg ? row_of(&a, pg, &info) : NULL;
     int rc =
-        row ? head_put_message(h, MB_STORE_GROUPS, head_blob(id, MB_PG_ID_BYTES), &row->base, err)
+        row ? head_put_message(h, MB_TABLES_GROUPS, head_blob(id, MB_PG_ID_BYTES), &row->base, err)
             : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     mb_arena_close(&a);
@@ -215,8 +215,8 @@ static void forget_removed(struct mb_head *h)
             continue;
         memcpy(id, pg->id, sizeof id);
         if (mb_placement_forget(h->placement, id) &&
-            mb_store_del(h->store, MB_STORE_GROUPS, mb_blob_str(""), head_blob(id, sizeof id), NULL,
-                         NULL, &err) != 0)
+            mb_tables_del(h->store, MB_TABLES_GROUPS, mb_blob_str(""), head_blob(id, sizeof id),
+                          NULL, NULL, &err) != 0)
             mb_warn("gcs", "a removed placement group stays in the store: %s", err.text);
     }
 }
@@ -243,7 +243,7 @@ void head_placement_pump(struct mb_head *h)
     if (changed) {
         struct mb_err err = {0};
         forget_removed(h);
-        if (mb_store_barrier(h->store, on_group_stored, h, &err) != 0)
+        if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)
             on_group_stored(h, &err);
     }
     h->pumping = 0;
@@ -397,7 +397,7 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
 int head_placement_load(struct mb_head *h, struct mb_err *err)
 {
     int rc =
-        mb_store_each(h->store, MB_STORE_GROUPS, mb_blob_str(""), mb_blob_str(""), load_one, h);
+        mb_tables_each(h->store, MB_TABLES_GROUPS, mb_blob_str(""), mb_blob_str(""), load_one, h);
 
     return rc == 0 ? 0 : mb_err_set(err, rc, "the store's placement groups cannot be read");
 }
@@ -519,7 +519,7 @@ static void wait_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessag
     h->waits = w;
     mb_grpc_req_on_cancel(req, on_wait_gone, w);
     struct mb_err err = {0};
-    if (mb_store_barrier(h->store, on_group_stored, h, &err) != 0)
+    if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)
         on_group_stored(h, &err);
 }
 

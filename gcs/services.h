@@ -58,7 +58,7 @@ struct mb_head {
     struct mb_grpc *grpc;
     struct mb_grpc_server *server;
     struct mb_http_server *http;
-    struct mb_store *store; /* NULL once stopped */
+    struct mb_tables *store; /* NULL once stopped */
     const struct mb_job_runner *runner;
     uv_timer_t tick;
     uv_timer_t place_timer;
@@ -98,7 +98,7 @@ void head_reply_err(struct mb_grpc_req *req, const struct mb_err *err);
 /* Answers when everything written so far is committed: reply is packed now, sent then. */
 void head_reply_committed(struct mb_head *h, struct mb_grpc_req *req,
                           const ProtobufCMessage *reply);
-int head_put_message(struct mb_head *h, enum mb_store_table table, struct mb_blob key,
+int head_put_message(struct mb_head *h, enum mb_tables_table table, struct mb_blob key,
                      const ProtobufCMessage *m, struct mb_err *err);
 struct mb_blob head_blob(const void *p, size_t n);
 

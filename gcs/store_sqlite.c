@@ -26,8 +26,8 @@
 
 enum { SCHEMA_VERSION = 1, APPLICATION_ID = 0x6d6f6275 /* "mobu" */ };
 
-static const char *const table_names[MB_STORE_TABLES] = {"meta", "kv", "nodes", "jobs",
-                                                         "placement_groups"};
+static const char *const table_names[MB_TABLES_TABLES] = {"meta", "kv", "nodes", "jobs",
+                                                          "placement_groups"};
 
 enum write_kind { WRITE_PUT, WRITE_DEL, WRITE_BARRIER };
 
@@ -36,11 +36,11 @@ enum write_kind { WRITE_PUT, WRITE_DEL, WRITE_BARRIER };
 struct write {
     struct write *next;
     enum write_kind kind;
-    enum mb_store_table table;
+    enum mb_tables_table table;
     struct mb_record *record; /* PUT: the new one (borrowed); DEL: the deleted one (owned) */
     struct mb_record *old;    /* PUT: the replaced one or NULL (owned) */
     size_t size_bytes;
-    mb_store_cb cb;
+    mb_tables_cb cb;
     void *cb_arg;
 };
 
@@ -50,11 +50,11 @@ struct queue {
     size_t size_bytes;
 };
 
-struct mb_store {
+struct mb_tables {
     sqlite3 *db; /* the writer thread's, after open */
-    sqlite3_stmt *put[MB_STORE_TABLES];
-    sqlite3_stmt *del[MB_STORE_TABLES];
-    struct mb_mirror mirror[MB_STORE_TABLES];
+    sqlite3_stmt *put[MB_TABLES_TABLES];
+    sqlite3_stmt *del[MB_TABLES_TABLES];
+    struct mb_mirror mirror[MB_TABLES_TABLES];
     char *path;
 
     uv_async_t async;
@@ -124,7 +124,7 @@ static int sqlite_code(int rc)
     }
 }
 
-static int sqlite_fail(struct mb_err *err, const struct mb_store *s, const char *what, int rc)
+static int sqlite_fail(struct mb_err *err, const struct mb_tables *s, const char *what, int rc)
 {
     int code = sqlite_code(rc);
 
@@ -134,7 +134,7 @@ static int sqlite_fail(struct mb_err *err, const struct mb_store *s, const char 
                       s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(rc));
 }
 
-static int exec(struct mb_store *s, const char *sql, struct mb_err *err)
+static int exec(struct mb_tables *s, const char *sql, struct mb_err *err)
 {
     int rc = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
 
@@ -142,7 +142,7 @@ static int exec(struct mb_store *s, const char *sql, struct mb_err *err)
 }
 
 /* First column of the first row of a query, as an integer or as text compared with `expect`. */
-static int query_int(struct mb_store *s, const char *sql, int *out, struct mb_err *err)
+static int query_int(struct mb_tables *s, const char *sql, int *out, struct mb_err *err)
 {
     sqlite3_stmt *st = NULL;
     int rc = sqlite3_prepare_v2(s->db, sql, -1, &st, NULL);
@@ -155,7 +155,7 @@ static int query_int(struct mb_store *s, const char *sql, int *out, struct mb_er
     return rc == SQLITE_OK ? 0 : sqlite_fail(err, s, sql, rc);
 }
 
-static int check_integrity(struct mb_store *s, struct mb_err *err)
+static int check_integrity(struct mb_tables *s, struct mb_err *err)
 {
     sqlite3_stmt *st = NULL;
     int rc = sqlite3_prepare_v2(s->db, "PRAGMA quick_check(1)", -1, &st, NULL);
@@ -175,7 +175,7 @@ static int check_integrity(struct mb_store *s, struct mb_err *err)
     return result;
 }
 
-static int load_table(struct mb_store *s, enum mb_store_table t, struct mb_err *err)
+static int load_table(struct mb_tables *s, enum mb_tables_table t, struct mb_err *err)
 {
     char sql[96];
     sqlite3_stmt *st = NULL;
@@ -206,7 +206,7 @@ static int load_table(struct mb_store *s, enum mb_store_table t, struct mb_err *
     return result;
 }
 
-static int prepare_schema(struct mb_store *s, struct mb_err *err)
+static int prepare_schema(struct mb_tables *s, struct mb_err *err)
 {
     int version = 0, app = 0, n_tables = 0;
     int rc = query_int(s, "PRAGMA user_version", &version, err);
@@ -227,7 +227,7 @@ static int prepare_schema(struct mb_store *s, struct mb_err *err)
     if (version == SCHEMA_VERSION)
         return 0;
     rc = exec(s, "BEGIN IMMEDIATE", err);
-    for (int t = 0; rc == 0 && t < MB_STORE_TABLES; t++) {
+    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++) {
         char sql[160];
         snprintf(sql, sizeof sql,
                  "CREATE TABLE %s(ns BLOB NOT NULL, k BLOB NOT NULL, v BLOB NOT NULL, "
@@ -242,12 +242,12 @@ static int prepare_schema(struct mb_store *s, struct mb_err *err)
     return rc == 0 ? exec(s, "COMMIT", err) : rc;
 }
 
-static int prepare_statements(struct mb_store *s, struct mb_err *err)
+static int prepare_statements(struct mb_tables *s, struct mb_err *err)
 {
     char sql[160];
     int rc = SQLITE_OK;
 
-    for (int t = 0; rc == SQLITE_OK && t < MB_STORE_TABLES; t++) {
+    for (int t = 0; rc == SQLITE_OK && t < MB_TABLES_TABLES; t++) {
         snprintf(sql, sizeof sql,
                  "INSERT INTO %s(ns,k,v) VALUES(?1,?2,?3) "
                  "ON CONFLICT(ns,k) DO UPDATE SET v=excluded.v",
@@ -261,7 +261,7 @@ static int prepare_statements(struct mb_store *s, struct mb_err *err)
     return rc == SQLITE_OK ? 0 : sqlite_fail(err, s, "preparing statements", rc);
 }
 
-static int open_db(struct mb_store *s, int sync_full, struct mb_err *err)
+static int open_db(struct mb_tables *s, int sync_full, struct mb_err *err)
 {
     int rc = sqlite3_open_v2(
         s->path, &s->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
@@ -279,8 +279,8 @@ static int open_db(struct mb_store *s, int sync_full, struct mb_err *err)
         rc = prepare_schema(s, err);
     if (rc == 0)
         rc = check_integrity(s, err);
-    for (int t = 0; rc == 0 && t < MB_STORE_TABLES; t++)
-        rc = load_table(s, (enum mb_store_table)t, err);
+    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++)
+        rc = load_table(s, (enum mb_tables_table)t, err);
     return rc == 0 ? prepare_statements(s, err) : rc;
 }
 
@@ -291,7 +291,7 @@ static int bind_blob(sqlite3_stmt *st, int i, struct mb_blob b)
     return sqlite3_bind_blob64(st, i, b.n > 0 ? b.p : "", b.n, SQLITE_STATIC);
 }
 
-static int apply(struct mb_store *s, const struct write *w)
+static int apply(struct mb_tables *s, const struct write *w)
 {
     if (w->kind == WRITE_BARRIER)
         return SQLITE_OK;
@@ -309,7 +309,7 @@ static int apply(struct mb_store *s, const struct write *w)
     return rc == SQLITE_DONE ? SQLITE_OK : rc;
 }
 
-static int commit_batch(struct mb_store *s, const struct queue *batch, struct mb_err *err)
+static int commit_batch(struct mb_tables *s, const struct queue *batch, struct mb_err *err)
 {
     int rc = sqlite3_exec(s->db, "BEGIN IMMEDIATE", NULL, NULL, NULL);
 
@@ -327,7 +327,7 @@ static int commit_batch(struct mb_store *s, const struct queue *batch, struct mb
 
 static void *writer_main(void *arg)
 {
-    struct mb_store *s = arg;
+    struct mb_tables *s = arg;
 
     pthread_mutex_lock(&s->lock);
     for (;;) {
@@ -380,7 +380,7 @@ static void run_finished(struct queue *q)
 }
 
 /* Newest first, so that each write finds the mirror as it left it. */
-static void undo(struct mb_store *s, const struct queue *q)
+static void undo(struct mb_tables *s, const struct queue *q)
 {
     struct write *stack = NULL;
 
@@ -418,11 +418,11 @@ static void undo(struct mb_store *s, const struct queue *q)
 
 static void on_closed(uv_handle_t *handle)
 {
-    struct mb_store *s = handle->data;
+    struct mb_tables *s = handle->data;
     void (*cb)(void *) = s->closed_cb;
     void *arg = s->closed_arg;
 
-    for (int t = 0; t < MB_STORE_TABLES; t++)
+    for (int t = 0; t < MB_TABLES_TABLES; t++)
         mb_mirror_close(&s->mirror[t]);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->wake);
@@ -432,9 +432,9 @@ static void on_closed(uv_handle_t *handle)
         cb(arg);
 }
 
-static void close_db(struct mb_store *s)
+static void close_db(struct mb_tables *s)
 {
-    for (int t = 0; t < MB_STORE_TABLES; t++) {
+    for (int t = 0; t < MB_TABLES_TABLES; t++) {
         sqlite3_finalize(s->put[t]);
         sqlite3_finalize(s->del[t]);
     }
@@ -444,7 +444,7 @@ static void close_db(struct mb_store *s)
 
 static void on_async(uv_async_t *async)
 {
-    struct mb_store *s = async->data;
+    struct mb_tables *s = async->data;
     struct queue finished, failed = {0};
     int stopped;
 
@@ -475,13 +475,13 @@ static void on_async(uv_async_t *async)
     }
 }
 
-static int enqueue(struct mb_store *s, struct write *w, struct mb_err *err)
+static int enqueue(struct mb_tables *s, struct write *w, struct mb_err *err)
 {
     int rc = 0;
 
     pthread_mutex_lock(&s->lock);
-    if (s->waiting.n + s->busy >= MB_STORE_QUEUE_MAX ||
-        s->waiting.size_bytes + w->size_bytes > MB_STORE_QUEUE_BYTES_MAX) {
+    if (s->waiting.n + s->busy >= MB_TABLES_QUEUE_MAX ||
+        s->waiting.size_bytes + w->size_bytes > MB_TABLES_QUEUE_BYTES_MAX) {
         rc = mb_err_set(err, MB_EFULL, "store %s: too many writes wait for the disk", s->path);
     } else {
         queue_push(&s->waiting, w);
@@ -491,7 +491,7 @@ static int enqueue(struct mb_store *s, struct write *w, struct mb_err *err)
     return rc;
 }
 
-static struct write *new_write(enum write_kind kind, enum mb_store_table table, mb_store_cb cb,
+static struct write *new_write(enum write_kind kind, enum mb_tables_table table, mb_tables_cb cb,
                                void *arg)
 {
     struct write *w = mb_calloc(1, sizeof *w);
@@ -505,9 +505,9 @@ static struct write *new_write(enum write_kind kind, enum mb_store_table table, 
     return w;
 }
 
-int mb_store_put(struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
-                 struct mb_blob key, struct mb_blob value, mb_store_cb cb, void *arg,
-                 struct mb_err *err)
+int mb_tables_put(struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
+                  struct mb_blob key, struct mb_blob value, mb_tables_cb cb, void *arg,
+                  struct mb_err *err)
 {
     struct mb_mirror *m = &s->mirror[table];
     struct mb_record *r = mb_record_new(ns, key, value);
@@ -534,8 +534,8 @@ fail:
     return rc;
 }
 
-int mb_store_del(struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
-                 struct mb_blob key, mb_store_cb cb, void *arg, struct mb_err *err)
+int mb_tables_del(struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
+                  struct mb_blob key, mb_tables_cb cb, void *arg, struct mb_err *err)
 {
     struct write *w = new_write(WRITE_DEL, table, cb, arg);
 
@@ -553,9 +553,9 @@ int mb_store_del(struct mb_store *s, enum mb_store_table table, struct mb_blob n
     return rc;
 }
 
-int mb_store_barrier(struct mb_store *s, mb_store_cb cb, void *arg, struct mb_err *err)
+int mb_tables_barrier(struct mb_tables *s, mb_tables_cb cb, void *arg, struct mb_err *err)
 {
-    struct write *w = new_write(WRITE_BARRIER, MB_STORE_META, cb, arg);
+    struct write *w = new_write(WRITE_BARRIER, MB_TABLES_META, cb, arg);
 
     if (!w)
         return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
@@ -565,8 +565,8 @@ int mb_store_barrier(struct mb_store *s, mb_store_cb cb, void *arg, struct mb_er
     return rc;
 }
 
-int mb_store_get(const struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
-                 struct mb_blob key, struct mb_blob *value)
+int mb_tables_get(const struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
+                  struct mb_blob key, struct mb_blob *value)
 {
     int found;
     size_t i = mb_mirror_find(&s->mirror[table], ns, key, &found);
@@ -576,8 +576,8 @@ int mb_store_get(const struct mb_store *s, enum mb_store_table table, struct mb_
     return found;
 }
 
-int mb_store_each(const struct mb_store *s, enum mb_store_table table, struct mb_blob ns,
-                  struct mb_blob prefix, mb_store_visit visit, void *arg)
+int mb_tables_each(const struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
+                   struct mb_blob prefix, mb_tables_visit visit, void *arg)
 {
     const struct mb_mirror *m = &s->mirror[table];
     int found, rc = 0;
@@ -592,15 +592,15 @@ int mb_store_each(const struct mb_store *s, enum mb_store_table table, struct mb
     return rc;
 }
 
-size_t mb_store_count(const struct mb_store *s, enum mb_store_table table)
+size_t mb_tables_count(const struct mb_tables *s, enum mb_tables_table table)
 {
     return s->mirror[table].n;
 }
 
-int mb_store_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struct mb_store **out,
-                         struct mb_err *err)
+int mb_tables_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struct mb_tables **out,
+                          struct mb_err *err)
 {
-    struct mb_store *s = mb_calloc(1, sizeof *s);
+    struct mb_tables *s = mb_calloc(1, sizeof *s);
     int rc;
 
     *out = NULL;
@@ -629,14 +629,14 @@ int mb_store_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struc
         return rc;
     }
     close_db(s);
-    for (int t = 0; t < MB_STORE_TABLES; t++)
+    for (int t = 0; t < MB_TABLES_TABLES; t++)
         mb_mirror_close(&s->mirror[t]);
     mb_free(s->path);
     mb_free(s);
     return rc;
 }
 
-void mb_store_close(struct mb_store *s, void (*cb)(void *arg), void *arg)
+void mb_tables_close(struct mb_tables *s, void (*cb)(void *arg), void *arg)
 {
     s->closed_cb = cb;
     s->closed_arg = arg;

@@ -1,0 +1,663 @@
+/*
+ * Start and stop of a node.
+ *
+ * Start: directories, ledger -> front process -> gRPC -> (head) -> gangs of a former agent ->
+ * servers -> registration -> node.json, ready. Stop, in reverse: gangs end (they save and upload),
+ * the node unregisters, everything closes.
+ *
+ *  1. Anything that fails before ALIVE ends the process: one line, also in node.json, and the exit
+ *     status of its code. Nothing is left behind but the log.
+ *  2. SIGTERM or SIGINT: gangs get the grace they asked for, at most STOP_GANGS_MS altogether; then
+ *     the node unregisters as "received SIGTERM" whatever is left. A second signal skips the wait.
+ *  3. Declared dead, or a new cluster: every bundle is void, gangs are stopped, the node registers
+ *     anew.
+ *  4. A drain for preemption is accepted: gangs are told to stop, and when they have ended the node
+ *     unregisters as preempted. An idle drain is refused while a gang is here.
+ *  5. The front process is gone: its supervisors end by themselves, so the agent ends too.
+ */
+#include "agent/agent.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <uv.h>
+#include "agent/gangs.h"
+#include "agent/http.h"
+#include "agent/jobs.h"
+#include "agent/ledger.h"
+#include "agent/log_service.h"
+#include "agent/node.h"
+#include "agent/node_file.h"
+#include "agent/node_manager.h"
+#include "agent/resources.h"
+#include "agent/supervisor.h"
+#include "agent/token.h"
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/grpc/grpc.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/head.h"
+
+enum { STOP_GANGS_MS = 120000, LEDGER_MAX = 1 << 20 };
+
+enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
+
+struct agent {
+    const struct mb_agent_options *opts;
+    uv_loop_t loop;
+    enum stage stage;
+    struct mb_err failure; /* why the node could not come up */
+    char *token;
+    char *self_dir;
+    char ip[64];
+    char bind_addr[64];
+    char gcs_address[320];
+    char http_address[96];
+    char *node_name;
+    struct mb_gpus gpus;
+    struct mb_ledger *ledger;
+    struct mb_init *init;
+    struct mb_grpc *grpc;
+    struct mb_grpc_server *server;
+    int grpc_port;
+    struct mb_jobs *jobs;
+    struct mb_head *head;
+    struct mb_node *node;
+    struct mb_node_manager manager;
+    struct mb_log_service logs;
+    struct mb_gangs *gangs;
+    struct mb_agent_http http;
+    uv_signal_t sigterm, sigint;
+    uv_timer_t stop_timer;
+    enum mb_gcs_death leave_reason;
+    const char *leave_text;
+    unsigned closing; /* parts that are not closed yet */
+};
+
+static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text);
+static void begin_leave(struct agent *a);
+static void begin_close(struct agent *a);
+
+/* ---- what is on disk ---- */
+
+static void write_node_file(struct agent *a, const char *state)
+{
+    struct mb_node_file f = {.state = state,
+                             .error = a->failure.code != MB_OK ? a->failure.text : "",
+                             .pid_agent = getpid(),
+                             .node_id = a->node != NULL ? mb_node_id_hex(a->node) : "",
+                             .node_name = a->node_name != NULL ? a->node_name : "",
+                             .node_ip = a->ip,
+                             .gcs_address = a->gcs_address,
+                             .grpc_port = a->grpc_port,
+                             .http_port = a->http.port,
+                             .is_head = a->opts->is_head,
+                             .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : 0};
+    struct mb_err err;
+
+    if (a->init != NULL)
+        mb_init_identity(a->init, &f.pid_init, &f.init_start_ticks);
+    if (mb_node_file_write(a->opts->node_dir, &f, &err) != MB_OK)
+        mb_error("agent", "%s", err.text);
+}
+
+static char *ledger_path(const struct agent *a)
+{
+    return mb_path_join(a->opts->node_dir, "ledger.json");
+}
+
+static void keep_ledger(struct agent *a)
+{
+    char *path = ledger_path(a);
+    char *text = mb_ledger_dump(a->ledger);
+    struct mb_err err = {.text = "no memory"};
+
+    if (path == NULL || text == NULL ||
+        mb_fs_write_atomic(path, text, strlen(text), 0644, &err) != MB_OK)
+        mb_warn("agent", "a restarted agent would not know its bundles: %s", err.text);
+    mb_free(text);
+    mb_free(path);
+}
+
+static void load_ledger(struct agent *a)
+{
+    char *path = ledger_path(a);
+    struct mb_buf text = {0};
+    struct mb_err err = {0};
+
+    if (path != NULL && mb_fs_exists(path) &&
+        (mb_fs_read(path, LEDGER_MAX, &text, &err) != MB_OK ||
+         mb_ledger_load(a->ledger, mb_buf_str(&text), &err) != MB_OK))
+        mb_error("agent", "%s: %s; starting with an empty one", path, err.text);
+    mb_buf_close(&text);
+    mb_free(path);
+}
+
+/* ---- events of the parts ---- */
+
+static void on_ledger_changed(void *arg)
+{
+    struct agent *a = arg;
+
+    keep_ledger(a);
+    mb_node_changed(a->node);
+}
+
+static void on_bundles_removed(void *arg, const struct mb_pg_id *pg)
+{
+    struct agent *a = arg;
+
+    mb_gangs_bundles_removed(a->gangs, pg);
+}
+
+static int on_drain(void *arg, int is_preemption, const char *reason, int64_t deadline_unix_ms,
+                    char *text, size_t size)
+{
+    struct agent *a = arg;
+
+    (void)reason;
+    if (!is_preemption && mb_ledger_count(a->ledger) > 0) {
+        snprintf(text, size, "the node is not idle: %zu bundles are held",
+                 mb_ledger_count(a->ledger));
+        return 0;
+    }
+    mb_node_drain(a->node, deadline_unix_ms);
+    begin_stop(a, is_preemption ? MB_GCS_DEATH_PREEMPTED : MB_GCS_DEATH_IDLE,
+               is_preemption ? "preempted" : "idle");
+    return 1;
+}
+
+static void on_shutdown(void *arg)
+{
+    begin_stop(arg, MB_GCS_DEATH_EXPECTED, "asked to shut down");
+}
+
+static const struct mb_node_manager_ops manager_ops = {on_ledger_changed, on_bundles_removed,
+                                                       on_drain, on_shutdown};
+
+static void on_all_gangs_ended(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->stage == ENDING_GANGS)
+        begin_leave(a);
+}
+
+static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_all_gangs_ended};
+
+static void on_alive(void *arg)
+{
+    struct agent *a = arg;
+    struct mb_err err;
+    char words[32];
+
+    snprintf(words, sizeof(words), "node=%.8s", mb_node_id_hex(a->node));
+    mb_log_context(words);
+    mb_info("agent", "ALIVE gcs=%s ip=%s port=%d http_port=%d", a->gcs_address, a->ip, a->grpc_port,
+            a->http.port);
+    if (a->head != NULL) {
+        if (mb_jobs_set_address(a->jobs, a->http_address, mb_node_id_hex(a->node), &err) != MB_OK)
+            mb_error("agent", "%s", err.text);
+        mb_head_set_node(a->head, mb_node_id_hex(a->node));
+    }
+    write_node_file(a, "ALIVE");
+    if (a->stage == STARTING)
+        a->stage = SERVING;
+    if (mb_init_ready(a->init, &err) != MB_OK)
+        mb_error("agent", "the front process cannot be told that the node is up: %s", err.text);
+}
+
+static void fail(struct agent *a, const struct mb_err *err)
+{
+    if (a->failure.code == MB_OK)
+        a->failure = *err;
+    mb_error("agent", "%s", err->text);
+    begin_close(a);
+}
+
+static void on_node_failed(void *arg, const struct mb_err *err)
+{
+    fail(arg, err);
+}
+
+static void on_node_reset(void *arg, const char *why)
+{
+    struct agent *a = arg;
+
+    for (size_t i = mb_ledger_count(a->ledger); i-- > 0;) {
+        struct mb_pg_id pg = mb_ledger_at(a->ledger, i)->pg;
+
+        mb_info("agent", "a bundle is void: %s", why);
+        mb_gangs_bundles_removed(a->gangs, &pg);
+    }
+    mb_ledger_release_unused(a->ledger, NULL, 0);
+    keep_ledger(a);
+}
+
+static const struct mb_node_ops node_ops = {on_alive, on_node_failed, on_node_reset};
+
+static void on_init_lost(void *arg)
+{
+    struct agent *a = arg;
+
+    mb_error("agent", "the front process is gone, ending");
+    begin_stop(a, MB_GCS_DEATH_EXPECTED, "the front process is gone");
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+    struct agent *a = handle->data;
+
+    mb_info("agent", "received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
+    if (a->stage == ENDING_GANGS)
+        begin_leave(a);
+    else
+        begin_stop(a, MB_GCS_DEATH_EXPECTED,
+                   signum == SIGTERM ? "received SIGTERM" : "received SIGINT");
+}
+
+/* ---- start, piece by piece ---- */
+
+static int split_address(const char *address, char *host, size_t size)
+{
+    const char *colon = strrchr(address, ':');
+    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
+
+    if (n >= size)
+        n = size - 1;
+    memcpy(host, address, n);
+    host[n] = '\0';
+    return colon != NULL;
+}
+
+/* The address this machine uses towards the head. */
+static int find_ip(struct agent *a, struct mb_err *err)
+{
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_DGRAM};
+    struct addrinfo *found = NULL;
+    struct sockaddr_in self;
+    socklen_t len = sizeof(self);
+    char host[256];
+    int fd, rc;
+
+    if (a->opts->node_ip != NULL || a->opts->is_head) {
+        snprintf(a->ip, sizeof(a->ip), "%s",
+                 a->opts->node_ip != NULL ? a->opts->node_ip : "127.0.0.1");
+        return MB_OK;
+    }
+    split_address(a->opts->address, host, sizeof(host));
+    rc = getaddrinfo(host, "9", &hints, &found);
+    if (rc != 0)
+        return mb_err_set(err, MB_ENOENT, "--address %s: host %s is not known (%s)",
+                          a->opts->address, host, gai_strerror(rc));
+    fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    rc = MB_OK;
+    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        getsockname(fd, (struct sockaddr *)&self, &len) != 0 ||
+        inet_ntop(AF_INET, &self.sin_addr, a->ip, sizeof(a->ip)) == NULL)
+        rc = mb_err_set(err, MB_EUNAVAIL, "no route to the head at %s; give --node-ip-address",
+                        a->opts->address);
+    if (fd >= 0)
+        close(fd);
+    freeaddrinfo(found);
+    return rc;
+}
+
+static int make_dirs(const struct agent *a, struct mb_err *err)
+{
+    static const char *const names[] = {"logs", "jobs", "gangs", "packages"};
+    int rc = mb_fs_mkdir_p(a->opts->node_dir, 0755, err);
+
+    for (size_t i = 0; rc == MB_OK && i < sizeof(names) / sizeof(names[0]); i++) {
+        char *path = mb_path_join(a->opts->node_dir, names[i]);
+
+        rc = path != NULL ? mb_fs_mkdir_p(path, 0755, err)
+                          : mb_err_set(err, MB_ENOMEM, "no memory for a path");
+        mb_free(path);
+    }
+    return rc;
+}
+
+static int make_ledger(struct agent *a, struct mb_err *err)
+{
+    struct mb_resource totals[2];
+    unsigned gpus;
+    size_t n = 0;
+    int rc = mb_gpus_detect(&a->gpus, err);
+
+    if (rc != MB_OK && a->opts->num_gpus < 0)
+        return mb_err_wrap(err, "counting the GPUs (--num-gpus N overrides)");
+    gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
+    if (gpus > 0)
+        totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
+    totals[n++] = (struct mb_resource){MB_RESOURCE_SLOT, gpus > 0 ? gpus : mb_cpus_detect()};
+    mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
+            totals[n - 1].units);
+    rc = mb_ledger_create(totals, n, &a->ledger, err);
+    if (rc == MB_OK)
+        load_ledger(a);
+    return rc;
+}
+
+static int start_jobs(struct agent *a, struct mb_err *err)
+{
+    char *cwd = getcwd(NULL, 0);
+    struct mb_jobs_opts opts = {.loop = &a->loop,
+                                .init = a->init,
+                                .node_dir = a->opts->node_dir,
+                                .bin_dir = a->self_dir,
+                                .cwd = cwd != NULL ? cwd : "/"};
+    int rc = mb_jobs_create(&opts, &a->jobs, err);
+
+    free(cwd);
+    return rc;
+}
+
+static int start_head(struct agent *a, struct mb_err *err)
+{
+    const char *session = strrchr(a->opts->node_dir, '/') + 1;
+    char *store = mb_path_join(a->opts->node_dir, "gcs.sqlite");
+    char *packages = mb_path_join(a->opts->node_dir, "packages");
+    struct mb_head_opts opts = {.bind_addr = a->bind_addr,
+                                .node_ip = a->ip,
+                                .gcs_port = (int)a->opts->port,
+                                .http_port = (int)a->opts->dashboard_port,
+                                .store_path = store,
+                                .store_sync_full = strcmp(a->opts->store_sync, "full") == 0,
+                                .session_name = session,
+                                .session_dir = a->opts->node_dir,
+                                .temp_dir = a->opts->temp_dir,
+                                .packages_dir = packages,
+                                .token = a->token};
+    int rc = MB_ENOMEM;
+
+    if (store != NULL && packages != NULL)
+        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &a->head, err);
+    else
+        mb_err_set(err, rc, "no memory for the head");
+    mb_free(store);
+    mb_free(packages);
+    if (rc != MB_OK)
+        return rc;
+    snprintf(a->gcs_address, sizeof(a->gcs_address), "%s:%d", a->ip, mb_head_gcs_port(a->head));
+    if (a->token == NULL && strcmp(a->bind_addr, "127.0.0.1") != 0)
+        mb_warn("agent",
+                "the head listens beyond this machine WITHOUT authentication: whoever "
+                "reaches %s may run programs here; use --token-file",
+                a->gcs_address);
+    return MB_OK;
+}
+
+static int make_parts(struct agent *a, struct mb_err *err)
+{
+    struct mb_gangs_opts gangs = {.node_dir = a->opts->node_dir,
+                                  .node_ip = a->ip,
+                                  .self_dir = a->self_dir,
+                                  .gpu_vendor = a->gpus.vendor,
+                                  .callers_are_authenticated = a->token != NULL};
+    struct mb_node_opts node = {.node_dir = a->opts->node_dir,
+                                .gcs_address = a->gcs_address,
+                                .token = a->token,
+                                .ip = a->ip,
+                                .node_name = a->node_name,
+                                .temp_dir = a->opts->temp_dir,
+                                .session_dir = a->opts->node_dir,
+                                .accelerator = a->gpus.model,
+                                .labels = a->opts->labels,
+                                .n_labels = a->opts->n_labels,
+                                .is_head = a->opts->is_head};
+    int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &gangs_ops, a, &a->gangs, err);
+
+    if (rc == MB_OK)
+        rc = mb_node_create(&a->loop, a->grpc, a->ledger, &node, &node_ops, a, &a->node, err);
+    if (rc == MB_OK)
+        mb_gangs_adopt(a->gangs);
+    return rc;
+}
+
+static int listen_at(struct agent *a, int port, struct mb_err *err)
+{
+    struct mb_grpc_server_opts opts = {.token = a->token};
+    char addr[96];
+    int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
+
+    a->manager = (struct mb_node_manager){
+        .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &manager_ops, .arg = a};
+    a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
+    snprintf(addr, sizeof(addr), "%s:%d", a->bind_addr, port);
+    if (rc == MB_OK)
+        rc = mb_node_manager_add(a->server, &a->manager, err);
+    if (rc == MB_OK)
+        rc = mb_log_service_add(a->server, &a->logs, err);
+    if (rc == MB_OK)
+        rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
+    if (rc == MB_OK)
+        rc = mb_grpc_server_listen(a->server, addr, &a->grpc_port, err);
+    return rc;
+}
+
+static int start_servers(struct agent *a, struct mb_err *err)
+{
+    int wanted = a->opts->agent_port != 0 ? (int)a->opts->agent_port : mb_node_former_port(a->node);
+    int rc = listen_at(a, wanted, err);
+
+    if (rc == MB_EEXIST && a->opts->agent_port == 0 && wanted != 0) {
+        mb_warn("agent", "the port of the former agent is taken: %s", err->text);
+        rc = listen_at(a, 0, err); /* the unbound server goes with the runtime */
+    }
+    if (rc != MB_OK)
+        return rc;
+    a->http.node = a->node;
+    a->http.ledger = a->ledger;
+    a->http.gangs = a->gangs;
+    a->http.ip = a->ip;
+    a->http.node_name = a->node_name;
+    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
+                             err);
+    snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
+    return rc;
+}
+
+static int make_name(struct agent *a)
+{
+    char hostname[256] = "node";
+
+    gethostname(hostname, sizeof(hostname) - 1);
+    a->node_name = mb_strdup(a->opts->node_name != NULL ? a->opts->node_name : hostname);
+    return a->node_name != NULL ? MB_OK : MB_ENOMEM;
+}
+
+static int start(struct agent *a, struct mb_err *err)
+{
+    int rc = make_dirs(a, err);
+
+    if (rc == MB_OK)
+        rc = mb_init_open(&a->loop, on_init_lost, a, &a->init, err);
+    if (rc == MB_OK)
+        rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
+    if (rc == MB_OK)
+        rc = mb_token_load(a->opts->token_file, &a->token, err);
+    if (rc == MB_OK)
+        rc = find_ip(a, err);
+    if (rc != MB_OK)
+        return rc;
+    snprintf(a->bind_addr, sizeof(a->bind_addr), "%s",
+             mb_starts_with(a->ip, "127.") ? "127.0.0.1" : "0.0.0.0");
+    if (a->opts->address != NULL)
+        snprintf(a->gcs_address, sizeof(a->gcs_address), "%s", a->opts->address);
+    a->self_dir = mb_fs_self_dir(err);
+    if (a->self_dir == NULL)
+        return err->code;
+    rc = make_ledger(a, err);
+    if (rc == MB_OK)
+        rc = mb_grpc_create(&a->loop, &a->grpc, err);
+    if (rc == MB_OK && a->opts->is_head)
+        rc = start_jobs(a, err);
+    if (rc == MB_OK && a->opts->is_head)
+        rc = start_head(a, err);
+    if (rc == MB_OK)
+        rc = make_parts(a, err);
+    if (rc == MB_OK)
+        rc = start_servers(a, err);
+    if (rc == MB_OK)
+        rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
+    return rc;
+}
+
+/* ---- stop ---- */
+
+static void on_stop_timer(uv_timer_t *t)
+{
+    struct agent *a = t->data;
+
+    mb_warn("agent", "gangs did not end in time, leaving without them");
+    begin_leave(a);
+}
+
+static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text)
+{
+    if (a->stage >= ENDING_GANGS)
+        return;
+    a->leave_reason = reason;
+    a->leave_text = text;
+    if (a->stage == STARTING) {
+        a->stage = LEAVING;
+        begin_close(a);
+        return;
+    }
+    a->stage = ENDING_GANGS;
+    uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
+    mb_node_drain(a->node, 0);
+    mb_gangs_stop_all(a->gangs);
+}
+
+static void on_left(void *arg)
+{
+    begin_close(arg);
+}
+
+static void begin_leave(struct agent *a)
+{
+    if (a->stage >= LEAVING)
+        return;
+    a->stage = LEAVING;
+    uv_timer_stop(&a->stop_timer);
+    mb_node_leave(a->node, a->leave_reason, a->leave_text, on_left, a);
+}
+
+/* In waves, since parts use each other: what serves and decides; what runs the drivers; the front
+ * process; last the gRPC runtime, because the others still cancel calls on it. */
+static void on_grpc_stopped(void *arg)
+{
+    struct agent *a = arg;
+
+    uv_close((uv_handle_t *)&a->sigterm, NULL);
+    uv_close((uv_handle_t *)&a->sigint, NULL);
+    uv_close((uv_handle_t *)&a->stop_timer, NULL);
+}
+
+static void on_init_closed(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->grpc != NULL)
+        mb_grpc_stop(a->grpc, on_grpc_stopped, a);
+    else
+        on_grpc_stopped(a);
+}
+
+static void on_jobs_closed(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->init != NULL)
+        mb_init_close(a->init, on_init_closed, a);
+    else
+        on_init_closed(a);
+}
+
+static void part_closed(void *arg)
+{
+    struct agent *a = arg;
+
+    if (--a->closing > 0)
+        return;
+    if (a->jobs != NULL)
+        mb_jobs_close(a->jobs, on_jobs_closed, a);
+    else
+        on_jobs_closed(a);
+}
+
+static void begin_close(struct agent *a)
+{
+    if (a->stage == CLOSING)
+        return;
+    a->stage = CLOSING;
+    write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
+    a->closing = 1;
+    if (a->head != NULL) {
+        a->closing++;
+        mb_head_stop(a->head, part_closed, a);
+    }
+    if (a->http.server != NULL) {
+        a->closing++;
+        mb_http_server_stop(a->http.server, part_closed, a);
+    }
+    if (a->gangs != NULL) {
+        a->closing++;
+        mb_gangs_close(a->gangs, part_closed, a);
+    }
+    if (a->node != NULL) {
+        a->closing++;
+        mb_node_close(a->node, part_closed, a);
+    }
+    part_closed(a);
+}
+
+static void free_parts(struct agent *a)
+{
+    mb_grpc_destroy(a->grpc);
+    mb_head_destroy(a->head);
+    mb_http_server_destroy(a->http.server);
+    mb_gangs_destroy(a->gangs);
+    mb_node_destroy(a->node);
+    mb_ledger_destroy(a->ledger);
+    mb_free(a->token);
+    mb_free(a->self_dir);
+    mb_free(a->node_name);
+}
+
+int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
+{
+    struct agent *a = mb_calloc(1, sizeof(*a));
+    struct mb_err failure = {0};
+    int rc;
+
+    if (a == NULL)
+        return mb_err_set(err, MB_ENOMEM, "no memory for the agent");
+    a->opts = opts;
+    uv_loop_init(&a->loop);
+    uv_signal_init(&a->loop, &a->sigterm);
+    uv_signal_init(&a->loop, &a->sigint);
+    uv_timer_init(&a->loop, &a->stop_timer);
+    a->sigterm.data = a->sigint.data = a->stop_timer.data = a;
+    uv_signal_start(&a->sigterm, on_signal, SIGTERM);
+    uv_signal_start(&a->sigint, on_signal, SIGINT);
+    if (start(a, &failure) != MB_OK)
+        fail(a, &failure);
+    uv_run(&a->loop, UV_RUN_DEFAULT);
+    rc = a->failure.code;
+    if (rc != MB_OK)
+        *err = a->failure;
+    free_parts(a);
+    uv_loop_close(&a->loop);
+    mb_free(a);
+    return rc;
+}

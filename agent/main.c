@@ -1,0 +1,34 @@
+/*
+ * mobula-agent: the node daemon. Started by mobula-init, which gives it its socket and its log.
+ *
+ *  1. Bad flags: one line on stderr, status 64. --help: the table of flags, status 0.
+ *  2. A node that cannot come up: one line, the status of its code (docs/operations.md).
+ */
+#include <signal.h>
+#include <stdio.h>
+#include "agent/agent.h"
+#include "agent/options.h"
+#include "base/log.h"
+
+int main(int argc, char **argv)
+{
+    struct mb_agent_options opts;
+    enum mb_log_level level = MB_LOG_INFO;
+    struct mb_err err = {0};
+    int rc = mb_agent_options_parse(argc, argv, &opts, &err);
+
+    if (rc == 1)
+        return 0;
+    if (rc == MB_OK && mb_log_level_parse(opts.log_level, &level) != MB_OK)
+        rc = mb_err_set(&err, MB_EINVAL, "--log-level %s: expected debug, info, warn or error",
+                        opts.log_level);
+    if (rc == MB_OK) {
+        signal(SIGPIPE, SIG_IGN);
+        mb_log_init(2, level);
+        rc = mb_agent_run(&opts, &err);
+    }
+    if (rc != MB_OK)
+        fprintf(stderr, "mobula-agent: %s\n", err.text);
+    mb_agent_options_close(&opts);
+    return mb_exit_status(rc);
+}

@@ -365,6 +365,20 @@ static void test_streamed_answer(void **state)
     world_close(&w);
 }
 
+/* A client that sends half a request and then nothing is cut off. */
+static void test_idle_connection(void **state)
+{
+    struct world w;
+    struct raw_client c;
+    static const char half[] = "GET /hello/x HTTP/1.1\r\nHost";
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 1000});
+    raw_client_start(&w.loop, &c, w.port, half, sizeof half - 1);
+    raw_client_finish(&c);
+    raw_client_free(&c);
+    world_close(&w);
+}
+
 static void test_port_in_use(void **state)
 {
     struct world w;
@@ -486,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_stop_with_unanswered),
         cmocka_unit_test(test_streamed_upload),
         cmocka_unit_test(test_streamed_answer),
+        cmocka_unit_test(test_idle_connection),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_refusals),

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "base/fs.h"
+#include "base/alloc.h"
 #include "base/http/server.h"
 #include "base/str.h"
 #include "store_run.h"
@@ -29,7 +29,7 @@ struct world {
     const struct answer *script;
     size_t n_script;
     size_t n_requests;
-    char seen[64][160]; /* "METHOD path?uploads" and what the test looks at */
+    char seen[1024][160]; /* "METHOD path?uploads" and what the test looks at */
     char authorization[300];
     int stopped;
 };
@@ -301,6 +301,39 @@ static void test_deadline(void **state)
     world_close(&w);
 }
 
+/* Any allocation of the client or of the peer fails once: the operation ends, and nothing leaks. */
+static void test_allocation_failures(void **state)
+{
+    static const struct answer page = {
+        200,
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/k</Key><Size>1</Size>"
+        "</Contents></ListBucketResult>",
+        NULL};
+    static struct answer script[1024];
+    struct world w;
+    (void)state;
+    for (size_t i = 0; i < 1024; i++)
+        script[i] = page;
+    world_open(&w, script, 1024);
+    mb_buf_reserve(&w.r.keys, 4096);
+    mb_buf_reserve(&w.r.data, 4096);
+    for (unsigned long nth = 1;; nth++) {
+        mb_alloc_fail_nth(nth);
+        int rc = run_list(&w.r, "");
+        if (rc == 0 && w.r.n_keys == 1)
+            rc = run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            break;
+        }
+        assert_true(rc == 0 || rc == MB_ENOMEM || rc == MB_EPROTO);
+    }
+    w.n_script = w.n_requests;
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_resume_sends_what_lacks),
         cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,8 @@
  * 5. close: queue, close frame, then wait for the peer's close frame or its end of stream.
  * Failures: a socket error, a protocol error (wslay queues the close frame with the right status),
  * memory running out, or a closing peer that makes no progress for 10 s: on_close with the status
- * received, 1006 if none. A read is bounded per turn of the loop so that no peer can own it.
+ * received, 1006 if none. A read is bounded per turn of the loop so that no peer can own it,
+ * and stops while too much waits to be sent.
  */
 #include "base/http/ws_conn.h"
 
@@ -26,7 +27,10 @@
 #include "base/clock.h"
 #include "base/http/ws_text.h"
 
-enum { READ_BYTES_PER_TURN = 256 * 1024 };
+enum {
+    READ_BYTES_PER_TURN = 256 * 1024,
+    FRAME_COST_BYTES = 128 /* what a queued frame takes beside its payload */
+};
 
 enum ws_state { WS_IDLE, WS_OPEN, WS_CLOSING, WS_DEAD };
 
@@ -59,6 +63,19 @@ struct mb_ws_conn {
 
 static void abort_conn(struct mb_ws_conn *c);
 
+/* What waits for the peer, in memory rather than in payload: a million frames of one byte count. */
+static size_t queued_bytes(const struct mb_ws_conn *c)
+{
+    return wslay_event_get_queued_msg_length(c->ws) +
+           FRAME_COST_BYTES * wslay_event_get_queued_msg_count(c->ws);
+}
+
+/* A peer that asks for answers (pongs) and reads none of them is not listened to. */
+static int listens(const struct mb_ws_conn *c)
+{
+    return queued_bytes(c) <= MB_WS_HIGH_WATER_BYTES;
+}
+
 /* ---- wslay callbacks ---- */
 
 static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, int flags, void *arg)
@@ -71,7 +88,7 @@ static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, in
         c->extra_pos += n;
         return (ssize_t)n;
     }
-    if (c->turn_bytes >= READ_BYTES_PER_TURN) {
+    if (c->turn_bytes >= READ_BYTES_PER_TURN || !listens(c)) {
         wslay_event_set_error(ctx, WSLAY_ERR_WOULDBLOCK);
         return -1;
     }
@@ -241,7 +258,8 @@ static void settle(struct mb_ws_conn *c)
     if (c->state == WS_DEAD || c->fd < 0)
         return;
     int events = 0;
-    if (wslay_event_want_read(c->ws))
+    /* Who is not listened to has something to read, so one of the two is always wanted. */
+    if (wslay_event_want_read(c->ws) && listens(c))
         events |= UV_READABLE;
     if (wslay_event_want_write(c->ws))
         events |= UV_WRITABLE;
@@ -276,8 +294,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     if ((events & UV_READABLE) && wslay_event_recv(c->ws) != 0)
         abort_conn(c);
     write_some(c);
-    if (c->tell_writable && c->state == WS_OPEN &&
-        wslay_event_get_queued_msg_length(c->ws) < MB_WS_LOW_WATER_BYTES) {
+    if (c->tell_writable && c->state == WS_OPEN && queued_bytes(c) < MB_WS_LOW_WATER_BYTES) {
         c->tell_writable = 0;
         if (c->ops.on_writable)
             c->ops.on_writable(c->arg);
@@ -352,7 +369,7 @@ int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct m
 {
     if ((c->state != WS_OPEN && c->state != WS_IDLE) || wslay_event_get_close_received(c->ws))
         return mb_err_set(err, MB_ESTATE, "websocket: the connection is closing");
-    size_t queued = wslay_event_get_queued_msg_length(c->ws);
+    size_t queued = queued_bytes(c);
     if (queued > 0 && queued + n > MB_WS_HIGH_WATER_BYTES) {
         c->tell_writable = 1;
         return mb_err_set(err, MB_EFULL, "websocket: %zu bytes wait for the peer", queued);
@@ -367,7 +384,7 @@ int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct m
         write_some(c);
         settle(c);
     }
-    if (c->state != WS_DEAD && wslay_event_get_queued_msg_length(c->ws) >= MB_WS_LOW_WATER_BYTES)
+    if (c->state != WS_DEAD && queued_bytes(c) >= MB_WS_LOW_WATER_BYTES)
         c->tell_writable = 1;
     return 0;
 }

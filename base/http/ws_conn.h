@@ -10,7 +10,8 @@
 #include "base/err.h"
 
 enum {
-    MB_WS_HIGH_WATER_BYTES = 1024 * 1024, /* sends are refused above */
+    /* Of what waits for the peer, each frame counted with 128 bytes more than its payload. */
+    MB_WS_HIGH_WATER_BYTES = 1024 * 1024, /* sends are refused above, the peer is not read */
     MB_WS_LOW_WATER_BYTES = 256 * 1024,   /* on_writable below */
     MB_WS_MAX_MESSAGE_BYTES = 64 * 1024,  /* received by a server; larger ends with status 1009 */
     MB_WS_PING_INTERVAL_MS = 20000,

@@ -56,6 +56,11 @@ void raw_client_send(struct raw_client *c, const void *p, size_t n)
     assert_int_equal(uv_try_write((uv_stream_t *)&c->tcp, &buf, 1), (int)n);
 }
 
+void raw_client_read_on(struct raw_client *c)
+{
+    uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
+}
+
 void raw_client_finish(struct raw_client *c)
 {
     while (!c->done)

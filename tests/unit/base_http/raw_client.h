@@ -19,6 +19,8 @@ struct raw_client {
 void raw_client_start(uv_loop_t *loop, struct raw_client *c, int port, const void *p, size_t n);
 /* More bytes on the same connection. */
 void raw_client_send(struct raw_client *c, const void *p, size_t n);
+/* After uv_read_stop() on its tcp. */
+void raw_client_read_on(struct raw_client *c);
 /* Runs the loop until the peer ended the stream. */
 void raw_client_finish(struct raw_client *c);
 void raw_client_free(struct raw_client *c); /* ends the connection if it is open */

@@ -20,6 +20,8 @@ struct world {
     uv_timer_t timer;
     struct mb_ws *ws;
     int ws_closed;
+    int ws_fill; /* queue short texts until they are refused */
+    size_t ws_queued;
     struct mb_buf ws_text;
     size_t streamed; /* bytes of the streaming answer */
     unsigned stream_turn;
@@ -134,6 +136,11 @@ static void on_ws(void *arg, struct mb_http_req *req)
     struct mb_err err;
     int rc = mb_http_upgrade(req, &ops, w, &w->ws, &err);
     assert_true((rc == 0) == (w->ws != NULL));
+    if (!w->ws_fill)
+        return;
+    while ((rc = mb_ws_send_text(w->ws, "x", 1, &err)) == 0)
+        w->ws_queued++;
+    assert_int_equal(rc, MB_EFULL);
 }
 
 static const struct mb_http_route routes[] = {
@@ -445,6 +452,60 @@ static void test_websocket(void **state)
     world_free(&w);
 }
 
+#define WS_REQUEST                                                                                 \
+    WS_HEAD "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+
+/* What waits is bounded in memory, however short the texts are. */
+static void test_websocket_short_texts(void **state)
+{
+    struct world w;
+    struct raw_client c;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){0});
+    w.ws_fill = 1;
+    raw_client_start(&w.loop, &c, w.port, WS_REQUEST, sizeof WS_REQUEST - 1);
+    while (w.ws_queued == 0)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    assert_in_range(w.ws_queued, 1000, 16384);
+    raw_client_free(&c);
+    world_close(&w);
+}
+
+/* A peer that asks for pongs and reads none of them is not read any more. */
+static void test_websocket_pings_unread(void **state)
+{
+    enum { PING_BYTES = 131, N_PINGS = 500, LIMIT_BYTES = 64 * 1024 * 1024, QUIET_TURNS = 200 };
+    static char pings[N_PINGS * PING_BYTES]; /* masked with zeroes, 125 bytes each */
+    struct world w;
+    struct raw_client c;
+    size_t sent = 0;
+    int quiet = 0;
+    (void)state;
+    for (size_t i = 0; i < N_PINGS; i++)
+        memcpy(pings + i * PING_BYTES, "\x89\xfd", 2);
+    world_open(&w, &(struct mb_http_server_opts){0});
+    raw_client_start(&w.loop, &c, w.port, WS_REQUEST, sizeof WS_REQUEST - 1);
+    while (c.in.len == 0)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    uv_read_stop((uv_stream_t *)&c.tcp);
+    while (sent < LIMIT_BYTES && quiet < QUIET_TURNS) {
+        size_t at = sent % sizeof pings;
+        uv_buf_t buf = uv_buf_init(pings + at, (unsigned)(sizeof pings - at));
+        int n = uv_try_write((uv_stream_t *)&c.tcp, &buf, 1);
+        quiet = n > 0 ? 0 : quiet + 1;
+        sent += n > 0 ? (size_t)n : 0;
+        uv_run(&w.loop, UV_RUN_NOWAIT);
+    }
+    assert_true(sent < LIMIT_BYTES);
+    /* It reads again, and is answered again. */
+    size_t before = c.in.len;
+    raw_client_read_on(&c);
+    while (c.in.len < before + sent / PING_BYTES * 127)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    raw_client_free(&c);
+    world_close(&w);
+}
+
 static void test_websocket_refusals(void **state)
 {
     struct world w;
@@ -503,6 +564,8 @@ int main(void)
         cmocka_unit_test(test_idle_connection),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_websocket),
+        cmocka_unit_test(test_websocket_short_texts),
+        cmocka_unit_test(test_websocket_pings_unread),
         cmocka_unit_test(test_websocket_refusals),
         cmocka_unit_test(test_allocation_failures),
     };

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
 
@@ -112,6 +113,14 @@ static int on_seek(void *arg, curl_off_t offset, int origin)
         return CURL_SEEKFUNC_FAIL;
     f->body_pos = (size_t)offset;
     return CURL_SEEKFUNC_OK;
+}
+
+/* As libcurl would, but not for the programs that this one starts. */
+static curl_socket_t on_open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *a)
+{
+    (void)arg;
+    (void)purpose;
+    return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
 }
 
 static long status_of(struct mb_http_fetch *f)
@@ -533,6 +542,7 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
     rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_open_socket);
     rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
     rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MIN_BYTES_PER_S);

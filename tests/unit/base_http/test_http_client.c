@@ -4,9 +4,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/http/client.h"
@@ -254,6 +256,32 @@ static void test_file_body_and_sink(void **state)
     world_close(&w);
 }
 
+/* No socket of client or server reaches a program that this one starts. */
+static void test_sockets_close_at_exec(void **state)
+{
+    struct world w;
+    struct mb_err err;
+    char url[64];
+    int n_inet = 0;
+    (void)state;
+    world_open(&w);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/hold", w.port);
+    struct mb_http_request request = {.method = "GET", .url = url, .body_fd = -1};
+    assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err), 0);
+    while (!w.held)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_storage addr;
+        socklen_t len = sizeof addr;
+        if (getsockname(fd, (struct sockaddr *)&addr, &len) != 0 || addr.ss_family != AF_INET)
+            continue;
+        n_inet++;
+        assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    assert_true(n_inet >= 3); /* listening, and both ends of the request */
+    world_close(&w);
+}
+
 static void test_failures(void **state)
 {
     struct world w;
@@ -409,6 +437,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_file_body_and_sink),
+        cmocka_unit_test(test_sockets_close_at_exec),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_closed_early),

@@ -13,6 +13,7 @@
 #include "worker/trainer.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <netdb.h>
@@ -356,11 +357,25 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
     return t->tokens != NULL && t->labels != NULL && t->loss_mask != NULL ? 0 : no_memory(err);
 }
 
+/* Better now than after hours of training. */
+static int check_save_dir(const struct mb_trainer *t, struct mb_err *err)
+{
+    const char *dir = t->args.save;
+    int rc = dir != NULL ? mb_fs_mkdir_p(dir, 0755, err) : 0;
+    if (rc == 0 && dir != NULL && access(dir, W_OK | X_OK) != 0) {
+        rc = mb_err_sys(err, errno, "%s", dir);
+    }
+    return rc != 0 ? mb_err_wrap(err, "--save") : 0;
+}
+
 int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
 {
     uint64_t from_us = mb_mono_us();
     t->last_saved = -1;
-    int rc = build_tokenizer(t, err);
+    int rc = check_save_dir(t, err);
+    if (rc == 0) {
+        rc = build_tokenizer(t, err);
+    }
     if (rc == 0) {
         rc = say_arguments(t, err);
     }

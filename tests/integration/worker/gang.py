@@ -1,0 +1,112 @@
+"""Plays the node agent: starts ranks with a report socket each and speaks worker/report.h with them."""
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+DEADLINE_S = 60
+
+MODEL = (
+    "--distributed-backend gloo --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 8 --lr 1e-3 --lr-decay-style cosine "
+    "--lr-warmup-iters 2 --log-interval 1 --eval-interval 5 --eval-iters 2 --log-params-norm"
+).split()
+MOCK = "--mock-data --tokenizer-type NullTokenizer --vocab-size 100".split()
+
+
+class Rank:
+    def __init__(self, worker, rank, world, args, cwd):
+        ours, theirs = socket.socketpair()
+        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+               "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno())}
+        self.log_path = os.path.join(cwd, f"rank-{rank}.log")
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([worker, *args], env=env, cwd=cwd, stdout=log,
+                                            stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.socket, self.buffer, self.messages = ours, b"", []
+
+    def read(self):
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = self.socket.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        self.buffer += data
+        while len(self.buffer) >= 4:
+            n = struct.unpack_from("<I", self.buffer)[0]
+            if len(self.buffer) < 4 + n:
+                break
+            self.messages.append(json.loads(self.buffer[4:4 + n]))
+            self.buffer = self.buffer[4 + n:]
+        return bool(data)
+
+    def tell(self, **message):
+        text = json.dumps(message).encode()
+        self.socket.sendall(struct.pack("<I", len(text)) + text)
+
+    def of(self, kind):
+        return [m for m in self.messages if m["t"] == kind]
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as log:
+            return log.read()
+
+
+class Gang:
+    def __init__(self, worker, world, args, cwd):
+        os.makedirs(cwd, exist_ok=True)
+        self.ranks = [Rank(worker, r, world, args, cwd) for r in range(world)]
+        self.open = list(self.ranks)
+
+    def wait(self, condition):
+        """Read reports until condition() holds; the deadline is an error with all logs."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            left = deadline - time.monotonic()
+            if left < 0 or not self.open:
+                raise AssertionError("the gang did not come so far:\n" + "\n".join(r.log() for r in self.ranks))
+            for s in select.select([r.socket for r in self.open], [], [], min(left, 1))[0]:
+                rank = next(r for r in self.ranks if r.socket is s)
+                if not rank.read():
+                    self.open.remove(rank)
+
+    def start(self):
+        self.wait(lambda: all(r.of("endpoint") for r in self.ranks))
+        endpoints = [r.of("endpoint")[0]["text"] for r in self.ranks]
+        for r in self.ranks:
+            r.tell(t="start", endpoints=endpoints)
+        return self
+
+    def reached(self, iteration):
+        self.wait(lambda: all(any(m["iteration"] >= iteration for m in r.of("progress")) for r in self.ranks))
+
+    def finish(self):
+        """Exit statuses, when all have ended and all their reports are read."""
+        self.wait(lambda: not self.open)
+        codes = [r.process.wait(DEADLINE_S) for r in self.ranks]
+        for r in self.ranks:
+            r.socket.close()
+        return codes
+
+    def kill(self):
+        for r in self.ranks:
+            if r.process.poll() is None:
+                r.process.send_signal(signal.SIGKILL)
+                r.process.wait()
+
+
+def run(worker, world, args, cwd):
+    gang = Gang(worker, world, args, cwd)
+    try:
+        codes = gang.start().finish()
+    finally:
+        gang.kill()
+    if any(codes):
+        raise AssertionError(f"exit statuses {codes}:\n" + "\n".join(r.log() for r in gang.ranks))
+    return gang

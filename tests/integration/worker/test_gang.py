@@ -1,0 +1,172 @@
+"""A gang of ranks trains, saves, resumes bit for bit, stops when asked, and fails loudly. Usage: test_gang.py WORKER"""
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import unittest
+
+from gang import MOCK, MODEL, Gang, run
+
+WORKER = os.path.abspath(sys.argv.pop(1))
+
+
+def content(directory):
+    out = {}
+    for name in os.listdir(directory):
+        with open(os.path.join(directory, name), "rb") as f:
+            out[name] = f.read()
+    return out
+
+
+def iterations(rank):
+    """What a run logs of each iteration, without its times."""
+    lines = re.findall(r"iteration +(\d+)/.*?(\| learning rate.*)", rank.log())
+    return {int(i): text for i, text in lines}
+
+
+class GangTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="mobula-gang-")
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, *parts):
+        return os.path.join(self.folder.name, *parts)
+
+    def train(self, world, name, *extra, iters=20):
+        return run(WORKER, world, [*MODEL, *MOCK, "--train-iters", str(iters), *extra], self.path(name))
+
+    def test_resume_is_bit_for_bit(self):
+        for extra in ([], ["--use-distributed-optimizer"]):
+            save = ["--save-interval", "10", *extra]
+            tag = str(len(extra))
+            whole = self.train(2, "whole" + tag, "--save", self.path("w" + tag), *save)
+            first = self.train(2, "first" + tag, "--save", self.path("r" + tag), "--exit-interval", "10", *save)
+            rest = self.train(2, "rest" + tag, "--save", self.path("r" + tag), "--load", self.path("r" + tag), *save)
+            self.assertIn("[exiting program at iteration 10]", first.ranks[0].log())
+            logged = iterations(whole.ranks[1])
+            self.assertEqual(sorted(logged), list(range(1, 21)))
+            self.assertEqual(logged, {**iterations(first.ranks[1]), **iterations(rest.ranks[1])})
+            a, b = content(self.path("w" + tag, "iter_0000020")), content(self.path("r" + tag, "iter_0000020"))
+            self.assertEqual(sorted(a), ["model_tp00_pp00.safetensors", "optim_dp_000_of_002.safetensors",
+                                         "optim_dp_001_of_002.safetensors", "state.json"])
+            for name in a:
+                if name.endswith(".safetensors"):
+                    self.assertEqual(a[name], b[name], name)
+        # The sharded optimizer computes the same bits as the plain one.
+        a, b = content(self.path("w0", "iter_0000020")), content(self.path("w1", "iter_0000020"))
+        for name in a:
+            if name.endswith(".safetensors"):
+                self.assertEqual(a[name], b[name], name)
+
+    def test_runs_repeat_and_learn(self):
+        a, b = self.train(2, "a"), self.train(2, "b")
+        self.assertEqual(iterations(a.ranks[1]), iterations(b.ranks[1]))
+        losses = [m["loss"] for m in a.ranks[0].of("progress")]
+        self.assertLess(abs(losses[0] - math.log(128)), 0.3)
+        self.assertLess(losses[-1], losses[0] - 0.3)
+        self.assertEqual(a.ranks[0].of("done")[0]["iteration"], 20)
+        self.assertIn("validation loss at iteration 20 on test set", a.ranks[1].log())
+
+    def test_other_numbers_of_ranks_go_on(self):
+        save = ["--save-interval", "10", "--use-distributed-optimizer"]
+        first = self.train(3, "three", "--save", self.path("s"), "--exit-interval", "10", "--global-batch-size", "6",
+                           *save)
+        for world in (1, 2):
+            rest = self.train(world, f"w{world}", "--load", self.path("s"), "--global-batch-size", "6" if world == 1
+                              else "12", *(["--override-opt_param-scheduler"] if world == 2 else []))
+            self.assertEqual(min(iterations(rest.ranks[-1])), 11)
+        self.assertEqual(max(iterations(first.ranks[-1])), 10)
+
+    def test_reports_of_a_save(self):
+        gang = self.train(2, "run", "--save", self.path("s"), "--save-interval", "15")
+        for rank in gang.ranks:
+            self.assertEqual([m["iteration"] for m in rank.of("saved")], [15, 20])
+            for message in rank.of("saved"):
+                for f in message["files"]:
+                    size = os.path.getsize(os.path.join(message["text"], f["path"]))
+                    self.assertEqual(size, f["size"])
+        names = [f["path"] for r in gang.ranks for f in r.of("saved")[0]["files"]]
+        self.assertEqual(sorted(names), sorted(os.listdir(self.path("s", "iter_0000015"))))
+        with open(self.path("s", "latest_checkpointed_iteration.txt"), encoding="ascii") as f:
+            self.assertEqual(f.read(), "20")
+
+    def endless(self, *extra):
+        args = [*MODEL, *MOCK, "--train-iters", "1000000", "--eval-interval", "1000000", *extra]
+        gang = Gang(WORKER, 2, args, self.path("run"))
+        self.addCleanup(gang.kill)
+        gang.start().reached(3)
+        return gang
+
+    def test_sigterm_saves_and_exits(self):
+        gang = self.endless("--save", self.path("s"), "--save-interval", "100000000")
+        gang.ranks[1].process.send_signal(signal.SIGTERM)
+        self.assertEqual(gang.finish(), [0, 0])
+        done = gang.ranks[0].of("done")[0]["iteration"]
+        self.assertEqual([m["iteration"] for r in gang.ranks for m in r.of("saved")], [done, done])
+        self.assertIn("[exiting program after receiving SIGTERM.] datetime: ", gang.ranks[0].log())
+
+    def test_stop_and_save_now_of_the_agent(self):
+        gang = self.endless("--save", self.path("s"), "--save-interval", "100000000")
+        gang.ranks[0].tell(t="save_now", text="a deadline")
+        gang.wait(lambda: all(r.of("saved") for r in gang.ranks))
+        at = gang.ranks[0].of("saved")[0]["iteration"]
+        gang.ranks[1].tell(t="durable", iteration=at)
+        gang.reached(at + 2)
+        gang.ranks[0].tell(t="stop", text="the user")
+        self.assertEqual(gang.finish(), [0, 0])
+        self.assertEqual(len(gang.ranks[1].of("saved")), 2)
+
+    def test_an_agent_that_is_gone_ends_the_run(self):
+        gang = self.endless("--save", self.path("s"), "--save-interval", "100000000")
+        gang.ranks[0].socket.close()
+        gang.open.remove(gang.ranks[0])
+        self.assertEqual(gang.finish(), [0, 0])
+
+    def test_a_killed_rank_ends_the_others(self):
+        for victim in (0, 1):
+            gang = self.endless()
+            gang.ranks[victim].process.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            codes = gang.finish()
+            self.assertLess(time.monotonic() - killed, 2)
+            self.assertEqual(codes[victim], -signal.SIGKILL)
+            other = gang.ranks[1 - victim]
+            self.assertEqual(codes[1 - victim], 69)
+            text = other.of("failed")[0]["text"]
+            self.assertRegex(text, rf"rank {victim} went away")
+            self.assertIn(text, other.log())
+
+    def test_a_damaged_checkpoint_is_named_by_all(self):
+        self.train(2, "a", "--save", self.path("s"), "--save-interval", "10", "--exit-interval", "10")
+        shard = self.path("s", "iter_0000010", "optim_dp_001_of_002.safetensors")
+        os.truncate(shard, os.path.getsize(shard) // 2)
+        gang = Gang(WORKER, 2, [*MODEL, *MOCK, "--train-iters", "20", "--load", self.path("s")], self.path("b"))
+        self.addCleanup(gang.kill)
+        self.assertEqual(gang.start().finish(), [65, 65])
+        for rank in gang.ranks:
+            self.assertIn("optim_dp_001_of_002.safetensors", rank.of("failed")[0]["text"])
+
+    def test_strict_schedule(self):
+        self.train(1, "a", "--save", self.path("s"), "--save-interval", "10", "--exit-interval", "10")
+        gang = Gang(WORKER, 1, [*MODEL, *MOCK, "--train-iters", "30", "--load", self.path("s")], self.path("b"))
+        self.addCleanup(gang.kill)
+        self.assertEqual(gang.start().finish(), [64])
+        self.assertIn("--override-opt_param-scheduler", gang.ranks[0].of("failed")[0]["text"])
+
+    def test_state_is_json_with_the_arguments(self):
+        self.train(1, "a", "--save", self.path("s"), "--save-interval", "20")
+        with open(self.path("s", "iter_0000020", "state.json"), encoding="utf-8") as f:
+            state = json.load(f)
+        self.assertEqual(state["args"]["hidden_size"], 64)
+        self.assertEqual(state["consumed_train_samples"], 160)
+        # Evaluations at 5, 10, 15, 20; the last save comes before the final one.
+        self.assertEqual(state["consumed_valid_samples"], 4 * 2 * 8)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

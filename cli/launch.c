@@ -3,12 +3,10 @@
  *    RAY_JOB_CONFIG_JSON_ENV_VAR; elsewhere the run gets a name of its own.
  * 2. What the ranks get: variables of the communication and math libraries that this process has,
  *    then the job's env_vars. Nothing else: credentials never travel by accident.
- * 3. The cluster's token as Ray finds it: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, or
- *    ~/.ray/auth_token, when RAY_AUTH_MODE is token.
+ * 3. The cluster's token, when it has one.
  */
 #include "cli/launch.h"
 
-#include <ctype.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +18,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/driver/driver.h"
-
-enum { TOKEN_MAX_BYTES = 64 * 1024 };
+#include "cli/token.h"
 
 extern char **environ;
 
@@ -118,31 +115,6 @@ static int collect_env(struct context *c, struct mb_err *err)
     return rc;
 }
 
-static int read_token(struct context *c, struct mb_err *err)
-{
-    const char *mode = getenv("RAY_AUTH_MODE");
-    const char *token = getenv("RAY_AUTH_TOKEN");
-    const char *path = getenv("RAY_AUTH_TOKEN_PATH");
-    const char *home = getenv("HOME");
-    char *found;
-    int rc;
-
-    if (token && token[0])
-        return mb_buf_puts(&c->token, token) < 0 ? mb_err_set(err, MB_ENOMEM, "out of memory") : 0;
-    if (!path && (!mode || strcmp(mode, "token") != 0))
-        return 0;
-    found = path ? mb_strdup(path) : mb_path_join(home ? home : "/", ".ray/auth_token");
-    if (!found)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    rc = mb_fs_read(found, TOKEN_MAX_BYTES, &c->token, err);
-    if (rc < 0)
-        mb_err_wrap(err, "reading the cluster's token");
-    while (!rc && c->token.len && isspace(c->token.data[c->token.len - 1]))
-        c->token.data[--c->token.len] = '\0';
-    mb_free(found);
-    return rc;
-}
-
 static int identify(struct context *c, const struct mb_launch *l, struct mb_err *err)
 {
     const char *config = getenv("RAY_JOB_CONFIG_JSON_ENV_VAR");
@@ -206,7 +178,7 @@ int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
     int status;
 
     o.address = gcs_address(l, &err);
-    if (!o.address || identify(&c, l, &err) < 0 || read_token(&c, &err) < 0 ||
+    if (!o.address || identify(&c, l, &err) < 0 || mb_cli_token(&c.token, &err) < 0 ||
         collect_env(&c, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;

@@ -35,6 +35,7 @@ struct mb_cli {
     const char *program; /* "mobula" or "ray", for texts */
     int ray_mode;        /* argv[0] was ray: unknown flags are passed over with one warning */
     int warned;          /* that warning is out */
+    const char *parent;  /* "job" while a subverb of it runs; NULL */
 };
 
 struct mb_verb {
@@ -44,6 +45,7 @@ struct mb_verb {
     const char *examples;                  /* whole lines, each ends with \n */
     const struct mb_option *options;       /* NULL: the verb reads its arguments itself */
     const struct mb_verb *const *subverbs; /* NULL-terminated; then run is NULL */
+    int no_words;                          /* 1: a word that is no option is an error */
     /* argv[0] is the verb's name. Returns the exit status of the process (docs/operations.md). */
     int (*run)(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv);
 };
@@ -64,6 +66,17 @@ void mb_options_help(const struct mb_cli *cli, const struct mb_verb *verb, FILE 
 
 /* Prints "PROGRAM: TEXT" to stderr and returns the exit status of the code. */
 int mb_cli_fail(const struct mb_cli *cli, const struct mb_err *err);
+
+/* Help of everything: the list of verbs. */
+void mb_options_help_all(const struct mb_cli *cli, const struct mb_verb *const *verbs, FILE *out);
+
+/* The verb of that name in a NULL-terminated list. NULL: none, and err names the nearest one. */
+const struct mb_verb *mb_options_find_verb(const struct mb_verb *const *verbs, const char *name,
+                                           struct mb_err *err);
+
+/* Prints, one a line, what may follow words[0..n) (the last one is being typed): verbs, subverbs
+ * or options. */
+void mb_options_complete(const struct mb_verb *const *verbs, char *const *words, int n, FILE *out);
 
 /* Every verb, NULL-terminated: main.c. */
 extern const struct mb_verb *const mb_verbs[];

@@ -1,0 +1,311 @@
+/* mobula job: what `ray job` does, over the same REST API, with exit statuses that tell the truth.
+ */
+#include "cli/job.h"
+
+#include <ctype.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/buf.h"
+
+enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200 };
+
+/* ---- shared ---- */
+
+const char *mb_job_text(const json_t *job, const char *name)
+{
+    const char *s = json_string_value(json_object_get(job, name));
+
+    return s != NULL ? s : "";
+}
+
+int mb_job_is_terminal(const json_t *job)
+{
+    const char *status = mb_job_text(job, "status");
+
+    return strcmp(status, "SUCCEEDED") == 0 || strcmp(status, "FAILED") == 0 ||
+           strcmp(status, "STOPPED") == 0;
+}
+
+int mb_job_exit_status(const struct mb_cli *cli, const json_t *job)
+{
+    const char *status = mb_job_text(job, "status");
+
+    if (strcmp(status, "SUCCEEDED") == 0)
+        return 0;
+    if (strcmp(status, "STOPPED") == 0)
+        return cli->ray_mode ? 0 : STATUS_STOPPED;
+    return STATUS_FAILED;
+}
+
+void mb_job_print_end(const char *id, const json_t *job)
+{
+    const char *status = mb_job_text(job, "status");
+
+    if (strcmp(status, "SUCCEEDED") == 0)
+        printf("\nJob '%s' succeeded\n", id);
+    else if (strcmp(status, "STOPPED") == 0)
+        printf("\nJob '%s' was stopped\n", id);
+    else
+        printf("\nJob '%s' failed: %s\n", id, mb_job_text(job, "message"));
+    fflush(stdout);
+}
+
+void mb_job_print_json(const json_t *j)
+{
+    json_dumpf(j, stdout, JSON_INDENT(2));
+    putchar('\n');
+}
+
+char *mb_job_path(const char *id, const char *suffix)
+{
+    struct mb_buf b = {0};
+    int rc = mb_buf_puts(&b, "/api/jobs/");
+
+    for (; *id != '\0' && rc == 0; id++) {
+        if (isalnum((unsigned char)*id) || strchr("-_.~", *id) != NULL)
+            rc = mb_buf_add(&b, id, 1);
+        else
+            rc = mb_buf_printf(&b, "%%%02X", (unsigned)(unsigned char)*id);
+    }
+    if (rc == 0 && mb_buf_puts(&b, suffix) == 0)
+        return mb_buf_take(&b);
+    mb_buf_close(&b);
+    return NULL;
+}
+
+static int call(struct mb_rest *rest, const char *method, const char *id, const char *suffix,
+                json_t **out, struct mb_err *err)
+{
+    char *path = mb_job_path(id, suffix);
+    int rc = path != NULL ? mb_rest_json(rest, method, path, NULL, out, err)
+                          : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    mb_free(path);
+    return rc;
+}
+
+int mb_job_get(struct mb_rest *rest, const char *id, json_t **out, struct mb_err *err)
+{
+    return call(rest, "GET", id, "", out, err);
+}
+
+/* ---- subverbs: parse, open, act, close ---- */
+
+struct job_args {
+    struct mb_job_common common;
+    int follow, no_wait;
+};
+
+typedef int (*act_fn)(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                      const char *id, int *status, struct mb_err *err);
+
+/* id: the one word that the verb takes; NULL when it takes none. */
+static int run_with(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv,
+                    act_fn act)
+{
+    struct job_args args = {.follow = 0};
+    struct mb_rest rest;
+    struct mb_err err;
+    int n_words, status = 0;
+    int rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
+
+    if (rc == 1)
+        return 0;
+    if (rc == 0 && !verb->no_words && n_words != 1)
+        rc = mb_err_set(&err, MB_EINVAL, "job %s: expected one submission id", verb->name);
+    if (rc == 0)
+        rc = mb_rest_open(&rest, cli, args.common.address, &err);
+    if (rc != 0)
+        return mb_cli_fail(cli, &err);
+    rc = act(cli, &rest, &args, verb->no_words ? NULL : argv[1], &status, &err);
+    mb_rest_close(&rest);
+    return rc != 0 ? mb_cli_fail(cli, &err) : status;
+}
+
+static int act_list(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                    const char *id, int *status, struct mb_err *err)
+{
+    json_t *jobs, *job;
+    size_t i;
+    int rc = mb_rest_json(rest, "GET", "/api/jobs/", NULL, &jobs, err);
+
+    (void)cli;
+    (void)id;
+    (void)status;
+    if (rc != 0)
+        return rc;
+    if (args->common.json) {
+        mb_job_print_json(jobs);
+    } else {
+        printf("%-10s %-28s %s\n", "STATUS", "SUBMISSION ID", "ENTRYPOINT");
+        json_array_foreach(jobs, i, job)
+        {
+            const char *submission = mb_job_text(job, "submission_id");
+
+            printf("%-10s %-28s %s\n", mb_job_text(job, "status"),
+                   *submission != '\0' ? submission : mb_job_text(job, "job_id"),
+                   mb_job_text(job, "entrypoint"));
+        }
+    }
+    json_decref(jobs);
+    return 0;
+}
+
+static int act_status(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                      const char *id, int *status, struct mb_err *err)
+{
+    json_t *job;
+    int rc = mb_job_get(rest, id, &job, err);
+
+    (void)cli;
+    (void)status; /* it exists: 0, also when it failed, as KubeRay expects */
+    if (rc != 0)
+        return rc;
+    if (args->common.json) {
+        mb_job_print_json(job);
+    } else if (mb_job_is_terminal(job)) {
+        mb_job_print_end(id, job);
+    } else {
+        printf("Status for job '%s': %s\nStatus message: %s\n", id, mb_job_text(job, "status"),
+               mb_job_text(job, "message"));
+    }
+    json_decref(job);
+    return 0;
+}
+
+static int act_logs(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                    const char *id, int *status, struct mb_err *err)
+{
+    json_t *answer;
+    int rc;
+
+    if (args->follow) {
+        rc = mb_job_follow(rest, id, &answer, err);
+        if (rc == 0) {
+            mb_job_print_end(id, answer);
+            *status = cli->ray_mode ? 0 : mb_job_exit_status(cli, answer);
+        }
+    } else {
+        rc = call(rest, "GET", id, "/logs", &answer, err);
+        if (rc == 0)
+            fputs(mb_job_text(answer, "logs"), stdout);
+    }
+    if (rc == 0)
+        json_decref(answer);
+    return rc;
+}
+
+static int act_stop(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                    const char *id, int *status, struct mb_err *err)
+{
+    json_t *answer, *job = NULL;
+    int rc = call(rest, "POST", id, "/stop", &answer, err);
+
+    (void)cli;
+    (void)status;
+    if (rc != 0)
+        return rc;
+    json_decref(answer);
+    if (args->no_wait) {
+        printf("Attempting to stop job '%s'\n", id);
+        return 0;
+    }
+    while ((rc = mb_job_get(rest, id, &job, err)) == 0 && !mb_job_is_terminal(job)) {
+        json_decref(job);
+        poll(NULL, 0, POLL_MS); /* the head's stop grace bounds this */
+    }
+    if (rc != 0)
+        return rc;
+    if (args->common.json)
+        mb_job_print_json(job);
+    else
+        mb_job_print_end(id, job);
+    json_decref(job);
+    return 0;
+}
+
+static int act_delete(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
+                      const char *id, int *status, struct mb_err *err)
+{
+    json_t *answer;
+    int rc = call(rest, "DELETE", id, "", &answer, err);
+
+    (void)cli;
+    (void)args;
+    (void)status;
+    if (rc != 0)
+        return rc;
+    json_decref(answer);
+    printf("Job '%s' deleted successfully\n", id);
+    return 0;
+}
+
+#define SUBVERB_RUN(name_)                                                                         \
+    static int run_##name_(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)  \
+    {                                                                                              \
+        return run_with(cli, verb, argc, argv, act_##name_);                                       \
+    }
+
+SUBVERB_RUN(list)
+SUBVERB_RUN(status)
+SUBVERB_RUN(logs)
+SUBVERB_RUN(stop)
+SUBVERB_RUN(delete)
+
+static const struct mb_option plain_options[] = {MB_JOB_COMMON_OPTIONS(struct job_args), {0}};
+static const struct mb_option logs_options[] = {
+    MB_JOB_COMMON_OPTIONS(struct job_args),
+    MB_JOB_OPTION("follow", 'f', NULL, MB_OPTION_FLAG, struct job_args, follow,
+                  "until the job ends; the exit status is the job's"),
+    {0}};
+static const struct mb_option stop_options[] = {
+    MB_JOB_COMMON_OPTIONS(struct job_args),
+    MB_JOB_OPTION("no-wait", 0, NULL, MB_OPTION_FLAG, struct job_args, no_wait,
+                  "return at once, the job may still be saving"),
+    {0}};
+
+static const struct mb_verb verb_list = {.name = "list",
+                                         .summary = "list the jobs",
+                                         .synopsis = "[--json]",
+                                         .examples = "  mobula job list\n",
+                                         .options = plain_options,
+                                         .no_words = 1,
+                                         .run = run_list};
+static const struct mb_verb verb_job_status = {.name = "status",
+                                               .summary = "show the state of a job",
+                                               .synopsis = "[--json] ID",
+                                               .examples = "  mobula job status raysubmit_x\n",
+                                               .options = plain_options,
+                                               .run = run_status};
+static const struct mb_verb verb_logs = {.name = "logs",
+                                         .summary = "print the output of a job",
+                                         .synopsis = "[--follow] ID",
+                                         .examples = "  mobula job logs -f raysubmit_x\n",
+                                         .options = logs_options,
+                                         .run = run_logs};
+static const struct mb_verb verb_job_stop = {.name = "stop",
+                                             .summary = "end a job; it may save first",
+                                             .synopsis = "[--no-wait] ID",
+                                             .examples = "  mobula job stop raysubmit_x\n",
+                                             .options = stop_options,
+                                             .run = run_stop};
+static const struct mb_verb verb_delete = {.name = "delete",
+                                           .summary = "forget a job that has ended",
+                                           .synopsis = "ID",
+                                           .examples = "  mobula job delete raysubmit_x\n",
+                                           .options = plain_options,
+                                           .run = run_delete};
+
+static const struct mb_verb *const subverbs[] = {
+    &mb_verb_job_submit, &verb_list, &verb_job_status, &verb_logs, &verb_job_stop,
+    &verb_delete,        NULL};
+
+const struct mb_verb mb_verb_job = {
+    .name = "job",
+    .summary = "submit jobs and look after them",
+    .synopsis = "VERB [OPTIONS]",
+    .examples = "  mobula job submit -- mobula train --num-nodes 2 ...\n  mobula job list\n",
+    .subverbs = subverbs,
+};

@@ -1,0 +1,341 @@
+/*
+ * mobula job submit.
+ *  1. the request is built from the flags; --working-dir becomes runtime_env.working_dir;
+ *  2. a directory is hashed; if the head does not have the package yet, it is zipped into a
+ *     temporary file (unlinked at once) and sent;
+ *  3. POST; 4. unless --no-wait, the log is followed; the exit status is the job's.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "cli/job.h"
+#include "cli/package.h"
+
+enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };
+
+struct submit_args {
+    struct mb_job_common common;
+    const char *submission_id, *job_id, *runtime_env, *runtime_env_json, *working_dir, *metadata;
+    const char *resources, *labels;
+    double num_cpus, num_gpus;
+    int64_t memory;
+    int no_wait;
+};
+
+#define OPTION(name_, arg_, kind_, field_, help_)                                                  \
+    MB_JOB_OPTION(name_, 0, arg_, kind_, struct submit_args, field_, help_)
+
+static const struct mb_option options[] = {
+    MB_JOB_COMMON_OPTIONS(struct submit_args),
+    OPTION("submission-id", "ID", MB_OPTION_STRING, submission_id, "name of the job (chosen)"),
+    OPTION("job-id", "ID", MB_OPTION_STRING, job_id, NULL),
+    OPTION("working-dir", "DIR", MB_OPTION_STRING, working_dir,
+           "uploaded, the job's working directory; or a URL of a package"),
+    OPTION("runtime-env", "FILE", MB_OPTION_STRING, runtime_env, "runtime environment, JSON"),
+    OPTION("runtime-env-json", "JSON", MB_OPTION_STRING, runtime_env_json,
+           "runtime environment, e.g. {\"env_vars\": {\"A\": \"1\"}}"),
+    OPTION("metadata-json", "JSON", MB_OPTION_STRING, metadata, "strings kept with the job"),
+    OPTION("entrypoint-num-cpus", "N", MB_OPTION_DOUBLE, num_cpus, "CPUs for the entrypoint"),
+    OPTION("entrypoint-num-gpus", "N", MB_OPTION_DOUBLE, num_gpus, "GPUs for the entrypoint"),
+    OPTION("entrypoint-memory", "BYTES", MB_OPTION_INT, memory, "memory for the entrypoint"),
+    OPTION("entrypoint-resources", "JSON", MB_OPTION_STRING, resources,
+           "other resources for the entrypoint"),
+    OPTION("entrypoint-label-selector", "JSON", MB_OPTION_STRING, labels,
+           "labels of the node for the entrypoint"),
+    OPTION("no-wait", NULL, MB_OPTION_FLAG, no_wait, "do not follow the log"),
+    {0},
+};
+
+/* ---- the request ---- */
+
+static json_t *parse_object(const char *text, const char *flag, struct mb_err *err)
+{
+    json_error_t why;
+    json_t *j = json_loads(text, 0, &why);
+
+    if (json_is_object(j))
+        return j;
+    mb_err_set(err, MB_EINVAL, "job submit: %s must be a JSON object%s%s", flag,
+               j == NULL ? ": " : "", j == NULL ? why.text : "");
+    json_decref(j);
+    return NULL;
+}
+
+static json_t *read_runtime_env(const struct submit_args *a, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    json_t *env;
+
+    if (a->runtime_env != NULL && a->runtime_env_json != NULL) {
+        mb_err_set(err, MB_EINVAL, "job submit: either --runtime-env or --runtime-env-json");
+        return NULL;
+    }
+    if (a->runtime_env_json != NULL)
+        return parse_object(a->runtime_env_json, "--runtime-env-json", err);
+    if (a->runtime_env == NULL)
+        return json_object();
+    if (mb_fs_read(a->runtime_env, RUNTIME_ENV_MAX_BYTES, &text, err) != 0)
+        return NULL;
+    env = parse_object(mb_buf_str(&text), "--runtime-env (YAML is not read here)", err);
+    mb_buf_close(&text);
+    return env;
+}
+
+/* As a shell would read it back: words with anything special in single quotes. */
+static char *join_words(char *const *words, int n)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "@%_-+=:,./";
+    struct mb_buf b = {0};
+    int rc = 0;
+
+    for (int i = 0; i < n && rc == 0; i++) {
+        const char *w = words[i];
+
+        if (i > 0)
+            rc = mb_buf_add(&b, " ", 1);
+        if (rc == 0 && *w != '\0' && w[strspn(w, plain)] == '\0') {
+            rc = mb_buf_puts(&b, w);
+            continue;
+        }
+        rc = rc != 0 ? rc : mb_buf_add(&b, "'", 1);
+        for (; *w != '\0' && rc == 0; w++)
+            rc = *w == '\'' ? mb_buf_puts(&b, "'\"'\"'") : mb_buf_add(&b, w, 1);
+        rc = rc != 0 ? rc : mb_buf_add(&b, "'", 1);
+    }
+    if (rc == 0)
+        return mb_buf_take(&b);
+    mb_buf_close(&b);
+    return NULL;
+}
+
+static int add_object(json_t *request, const char *field, const char *text, const char *flag,
+                      struct mb_err *err)
+{
+    json_t *j;
+
+    if (text == NULL)
+        return 0;
+    j = parse_object(text, flag, err);
+    if (j == NULL)
+        return MB_EINVAL;
+    json_object_set_new(request, field, j);
+    return 0;
+}
+
+static json_t *build_request(const struct submit_args *a, char *const *words, int n_words,
+                             struct mb_err *err)
+{
+    char *entrypoint = join_words(words, n_words);
+    json_t *request = json_object(), *env = read_runtime_env(a, err);
+    const char *id = a->submission_id != NULL ? a->submission_id : a->job_id;
+
+    if (env == NULL || add_object(request, "metadata", a->metadata, "--metadata-json", err) != 0 ||
+        add_object(request, "entrypoint_resources", a->resources, "--entrypoint-resources", err) !=
+            0 ||
+        add_object(request, "entrypoint_label_selector", a->labels, "--entrypoint-label-selector",
+                   err) != 0) {
+        json_decref(env);
+        json_decref(request);
+        mb_free(entrypoint);
+        return NULL;
+    }
+    if (a->working_dir != NULL)
+        json_object_set_new(env, "working_dir", json_string(a->working_dir));
+    json_object_set_new(request, "runtime_env", env);
+    if (entrypoint != NULL)
+        json_object_set_new(request, "entrypoint", json_string(entrypoint));
+    if (id != NULL)
+        json_object_set_new(request, "submission_id", json_string(id));
+    if (a->num_cpus >= 0)
+        json_object_set_new(request, "entrypoint_num_cpus", json_real(a->num_cpus));
+    if (a->num_gpus >= 0)
+        json_object_set_new(request, "entrypoint_num_gpus", json_real(a->num_gpus));
+    if (a->memory >= 0)
+        json_object_set_new(request, "entrypoint_memory", json_integer(a->memory));
+    mb_free(entrypoint);
+    return request;
+}
+
+/* ---- the working directory ---- */
+
+static int put_package(struct mb_rest *rest, const struct mb_package *p, const char *dir,
+                       const char *path, struct mb_err *err)
+{
+    const char *tmp = getenv("TMPDIR");
+    char *name = mb_asprintf("%s/mobula-package-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    int fd = name != NULL ? mkostemp(name, O_CLOEXEC) : -1, rc;
+    struct mb_rest_answer answer;
+    struct stat st;
+
+    if (fd < 0) {
+        rc = mb_err_sys(err, errno, "%s", name != NULL ? name : "package");
+        mb_free(name);
+        return rc;
+    }
+    unlink(name);
+    rc = mb_package_zip(p, dir, fd, err);
+    if (rc == 0 && fstat(fd, &st) != 0)
+        rc = mb_err_sys(err, errno, "%s", name);
+    if (rc == 0)
+        rc = mb_rest_put_file(rest, path, fd, (size_t)st.st_size, &answer, err);
+    if (rc == 0) {
+        if (answer.status != 200)
+            rc = mb_err_set(err, MB_ESTATE,
+                            "working_dir %s: the head refused it: status %ld: %.200s", dir,
+                            answer.status, mb_buf_str(&answer.body));
+        mb_buf_close(&answer.body);
+    }
+    close(fd);
+    mb_free(name);
+    return rc;
+}
+
+static int has_package(struct mb_rest *rest, const char *path, int *has, struct mb_err *err)
+{
+    struct mb_rest_answer answer;
+    int rc = mb_rest_call(rest, "GET", path, NULL, &answer, err);
+
+    if (rc != 0)
+        return rc;
+    *has = answer.status == 200;
+    if (answer.status != 200 && answer.status != 404)
+        rc = mb_err_set(err, MB_ESTATE, "%s: status %ld", path, answer.status);
+    mb_buf_close(&answer.body);
+    return rc;
+}
+
+/* runtime_env.excludes as a NULL-terminated list borrowed from env; NULL when memory is out. */
+static const char **list_excludes(const json_t *env)
+{
+    json_t *list = json_object_get(env, "excludes"), *item;
+    const char **out = mb_calloc(json_array_size(list) + 1, sizeof(*out));
+    size_t i, n = 0;
+
+    json_array_foreach(list, i, item)
+    {
+        if (out != NULL && json_is_string(item))
+            out[n++] = json_string_value(item);
+    }
+    return out;
+}
+
+/* A directory in runtime_env.working_dir is uploaded and replaced by its gcs:// URI. */
+static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *err)
+{
+    const char *dir = json_string_value(json_object_get(env, "working_dir"));
+    const char **excludes;
+    struct mb_package p;
+    char path[96], uri[64];
+    struct stat st;
+    int has = 0, rc;
+
+    if (dir == NULL || strstr(dir, "://") != NULL)
+        return 0;
+    if (stat(dir, &st) != 0)
+        return mb_err_sys(err, errno, "working_dir %s", dir);
+    if (!S_ISDIR(st.st_mode))
+        return mb_err_set(err, MB_EINVAL, "working_dir %s is not a directory", dir);
+    excludes = list_excludes(env);
+    if (excludes == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    rc = mb_package_scan(dir, excludes, &p, err);
+    mb_free(excludes);
+    if (rc != 0)
+        return rc;
+    snprintf(path, sizeof(path), "/api/packages/gcs/%s", p.name);
+    snprintf(uri, sizeof(uri), "gcs://%s", p.name);
+    rc = has_package(rest, path, &has, err);
+    if (rc == 0 && !has)
+        rc = put_package(rest, &p, dir, path, err);
+    mb_package_close(&p);
+    if (rc == 0)
+        json_object_set_new(env, "working_dir", json_string(uri));
+    return rc;
+}
+
+/* ---- submit ---- */
+
+static void print_submitted(const struct mb_cli *cli, const char *id)
+{
+    printf("Job '%s' submitted successfully\n\n"
+           "Next steps\n"
+           "  Query the logs of the job:     %s job logs %s\n"
+           "  Query the status of the job:   %s job status %s\n"
+           "  Request the job to be stopped: %s job stop %s\n",
+           id, cli->program, id, cli->program, id, cli->program, id);
+    fflush(stdout);
+}
+
+static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
+                  const json_t *request, int *status, struct mb_err *err)
+{
+    json_t *answer, *job;
+    const char *id;
+    int rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
+
+    if (rc == 0)
+        rc = mb_rest_json(rest, "POST", "/api/jobs/", request, &answer, err);
+    if (rc != 0)
+        return rc;
+    id = mb_job_text(answer, "submission_id");
+    if (a->common.json && a->no_wait)
+        mb_job_print_json(answer);
+    else
+        print_submitted(cli, id);
+    if (!a->no_wait) {
+        puts("\nTailing logs until the job exits (disable with --no-wait):");
+        fflush(stdout);
+        rc = mb_job_follow(rest, id, &job, err);
+        if (rc == 0) {
+            mb_job_print_end(id, job);
+            *status = mb_job_exit_status(cli, job);
+            json_decref(job);
+        } else {
+            mb_err_wrap(err, "job %s goes on, but", id);
+        }
+    }
+    json_decref(answer);
+    return rc;
+}
+
+static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct submit_args args = {.num_cpus = -1, .num_gpus = -1, .memory = -1};
+    json_t *request = NULL;
+    struct mb_rest rest;
+    struct mb_err err;
+    int n_words, status = 0;
+    int rc = mb_options_parse(cli, verb, argc, argv, 1, &args, &n_words, &err);
+
+    if (rc == 1)
+        return 0;
+    if (rc == 0 && n_words == 0)
+        rc = mb_err_set(&err, MB_EINVAL, "job submit: what is to run? ... submit [OPTIONS] -- CMD");
+    if (rc == 0) {
+        request = build_request(&args, argv + 1, n_words, &err);
+        rc = request != NULL ? mb_rest_open(&rest, cli, args.common.address, &err) : err.code;
+    }
+    if (rc == 0) {
+        rc = submit(cli, &rest, &args, request, &status, &err);
+        mb_rest_close(&rest);
+    }
+    json_decref(request);
+    return rc != 0 ? mb_cli_fail(cli, &err) : status;
+}
+
+const struct mb_verb mb_verb_job_submit = {
+    .name = "submit",
+    .summary = "run a command as a job and follow its output",
+    .synopsis = "[OPTIONS] -- COMMAND...",
+    .examples = "  mobula job submit -- mobula train --num-nodes 2 --gpus-per-node 8 ...\n"
+                "  mobula job submit --no-wait --working-dir . -- python main.py\n",
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,38 @@
+/*
+ * The mobula nodes of this machine: directories TEMP_DIR/node_XXXXXXXX, each with the pid file of
+ * its front process (mobula-init) and, once the agent is up or failed, node.json.
+ */
+#ifndef MOBULA_CLI_LOCAL_H
+#define MOBULA_CLI_LOCAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_local_node {
+    char *dir; /* owned */
+    int64_t init_pid;
+    uint64_t init_ticks; /* start time: with the pid it names one process for ever */
+};
+
+/* --temp-dir, else MOBULA_TEMP_DIR, else /tmp/mobula; borrowed. */
+const char *mb_local_temp_dir(const char *flag);
+
+/* Nodes below temp_dir whose front process runs; *out is owned, ended by mb_local_nodes_free(). A
+ * missing temp_dir has none. */
+int mb_local_nodes(const char *temp_dir, struct mb_local_node **out, size_t *n, struct mb_err *err);
+void mb_local_nodes_free(struct mb_local_node *nodes, size_t n);
+
+/* The front process of one node directory. MB_ENOENT: there is none, or it ended. */
+int mb_local_find(const char *dir, struct mb_local_node *out, struct mb_err *err);
+int mb_local_is_running(const struct mb_local_node *node);
+
+/*
+ * SIGTERM; after grace_ms a second one (mobula-init then kills what is left), and after
+ * MB_LOCAL_KILL_MS more SIGKILL. 0: it ended by the first signal; MB_ETIMEOUT: it had to be pushed,
+ * and is gone; MB_EIO: it could not be ended.
+ */
+enum { MB_LOCAL_KILL_MS = 5000 };
+int mb_local_stop(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * mobula VERB ...: finds the verb and runs it. Called as `ray` (a link of that name), it answers
+ * the part of Ray's command line that KubeRay and scripts use, and passes over flags it does not
+ * know with one warning.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include "cli/options.h"
+
+const struct mb_verb *const mb_verbs[] = {&mb_verb_start,
+                                          &mb_verb_stop,
+                                          &mb_verb_status,
+                                          &mb_verb_job,
+                                          &mb_verb_train,
+                                          &mb_verb_run,
+                                          &mb_verb_preprocess,
+                                          &mb_verb_checkpoint,
+                                          &mb_verb_health_check,
+                                          &mb_verb_version,
+                                          NULL};
+
+/* What `ray` has too. */
+static const struct mb_verb *const ray_verbs[] = {
+    &mb_verb_start, &mb_verb_stop, &mb_verb_status, &mb_verb_job, &mb_verb_health_check, NULL};
+
+static int run_verb(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct mb_err err;
+    const struct mb_verb *sub;
+
+    if (verb->subverbs == NULL)
+        return verb->run(cli, verb, argc, argv);
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        mb_options_help(cli, verb, argc < 2 ? stderr : stdout);
+        return argc < 2 ? mb_exit_status(MB_EINVAL) : 0;
+    }
+    sub = mb_options_find_verb(verb->subverbs, argv[1], &err);
+    if (sub == NULL) {
+        mb_err_wrap(&err, "%s", verb->name);
+        return mb_cli_fail(cli, &err);
+    }
+    cli->parent = verb->name;
+    return run_verb(cli, sub, argc - 1, argv + 1);
+}
+
+static int is_ray(const char *argv0)
+{
+    const char *slash = argv0 != NULL ? strrchr(argv0, '/') : NULL;
+
+    return argv0 != NULL && strcmp(slash != NULL ? slash + 1 : argv0, "ray") == 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct mb_cli cli = {.program = "mobula"};
+    const struct mb_verb *const *verbs = mb_verbs;
+    const struct mb_verb *verb;
+    struct mb_err err;
+
+    signal(SIGPIPE, SIG_IGN); /* a peer that went away is an error code, not an end */
+    if (is_ray(argv[0])) {
+        cli.program = "ray";
+        cli.ray_mode = 1;
+        verbs = ray_verbs;
+    }
+    if (argc < 2) {
+        mb_options_help_all(&cli, verbs, stderr);
+        return mb_exit_status(MB_EINVAL);
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        (strcmp(argv[1], "help") == 0 && argc == 2)) {
+        mb_options_help_all(&cli, verbs, stdout);
+        return 0;
+    }
+    if (strcmp(argv[1], "--version") == 0)
+        return mb_verb_version.run(&cli, &mb_verb_version, 1, argv + 1);
+    if (strcmp(argv[1], "__complete") == 0) { /* cli/completion.bash asks */
+        mb_options_complete(verbs, argv + 2, argc - 2, stdout);
+        return 0;
+    }
+    if (strcmp(argv[1], "help") == 0) {
+        char *help[] = {argv[2], (char[]){"--help"}, NULL};
+
+        verb = mb_options_find_verb(verbs, argv[2], &err);
+        return verb != NULL ? run_verb(&cli, verb, 2, help) : mb_cli_fail(&cli, &err);
+    }
+    verb = mb_options_find_verb(verbs, argv[1], &err);
+    return verb != NULL ? run_verb(&cli, verb, argc - 1, argv + 1) : mb_cli_fail(&cli, &err);
+}

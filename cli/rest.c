@@ -1,0 +1,201 @@
+/*
+ * 1. find the address and the token; 2. send one request, run the loop until its callback; 3. map
+ * the status: 200 is JSON, 404 and 401/403 have codes of their own, everything else is MB_ESTATE
+ * with the last line of what the server said (Ray's servers answer with whole tracebacks).
+ */
+#include "cli/rest.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/str.h"
+#include "cli/token.h"
+
+enum { CONNECTIONS_MAX = 2, API_PORT = 8265 };
+static const size_t BODY_MAX_BYTES = (size_t)256 << 20;
+static const uint64_t CALL_TIMEOUT_MS = 120 * 1000;
+
+/* ---- address ---- */
+
+static const char *pick_address(const struct mb_cli *cli, const char *flag)
+{
+    const char *api = getenv("RAY_API_SERVER_ADDRESS"), *ray = getenv("RAY_ADDRESS");
+    const char *from_env = api != NULL && *api != '\0' ? api : ray;
+
+    if (from_env != NULL && (*from_env == '\0' || strcmp(from_env, "auto") == 0))
+        from_env = NULL;
+    if (cli->ray_mode && from_env != NULL)
+        return from_env; /* as Ray does, even against an explicit --address */
+    return flag != NULL ? flag : from_env;
+}
+
+static char *url_of(const char *address)
+{
+    const char *host;
+    size_t n;
+
+    if (address == NULL)
+        return mb_asprintf("http://127.0.0.1:%d", API_PORT);
+    if (mb_starts_with(address, "http://") || mb_starts_with(address, "https://")) {
+        n = strlen(address);
+        while (n > 0 && address[n - 1] == '/')
+            n--;
+        return mb_strndup(address, n);
+    }
+    host = mb_starts_with(address, "ray://") ? address + 6 : address;
+    n = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    return mb_asprintf("http://%.*s:%d", (int)n, host, API_PORT);
+}
+
+int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *address,
+                 struct mb_err *err)
+{
+    struct mb_buf token = {0};
+    int rc;
+
+    memset(rest, 0, sizeof(*rest));
+    if (uv_loop_init(&rest->loop) != 0)
+        return mb_err_set(err, MB_ENOMEM, "no event loop");
+    rest->base_url = url_of(pick_address(cli, address));
+    rc = mb_cli_token(&token, err);
+    if (rc == 0 && (rest->base_url == NULL ||
+                    (token.len > 0 && mb_buf_printf(&rest->auth, "Authorization: Bearer %s",
+                                                    mb_buf_str(&token)) != 0)))
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (rc == 0)
+        rc = mb_http_client_create(&rest->loop, CONNECTIONS_MAX, &rest->http, err);
+    mb_buf_close(&token);
+    rest->headers[0] = "Content-Type: application/json";
+    rest->headers[1] = rest->auth.len > 0 ? mb_buf_str(&rest->auth) : NULL;
+    if (rc != 0)
+        mb_rest_close(rest);
+    return rc;
+}
+
+static void on_stopped(void *arg)
+{
+    *(int *)arg = 1;
+}
+
+void mb_rest_close(struct mb_rest *rest)
+{
+    int stopped = 0;
+
+    if (rest->http != NULL) {
+        mb_http_client_stop(rest->http, on_stopped, &stopped);
+        while (!stopped)
+            uv_run(&rest->loop, UV_RUN_ONCE);
+        mb_http_client_destroy(rest->http);
+    }
+    uv_run(&rest->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&rest->loop);
+    mb_free(rest->base_url);
+    mb_buf_close(&rest->auth);
+    memset(rest, 0, sizeof(*rest));
+}
+
+/* ---- calls ---- */
+
+struct pending {
+    struct mb_rest_answer *answer;
+    struct mb_err *err;
+    const char *base_url;
+    int done, rc;
+};
+
+static void on_response(void *arg, const struct mb_http_response *r)
+{
+    struct pending *p = arg;
+
+    p->done = 1;
+    if (r->error != 0) {
+        p->rc = mb_err_set(p->err, r->error, "%s: %s", p->base_url, r->detail);
+        return;
+    }
+    p->answer->status = r->status;
+    if (mb_buf_add(&p->answer->body, r->body, r->body_len) != 0)
+        p->rc = mb_err_set(p->err, MB_ENOMEM, "out of memory");
+}
+
+static int fetch(struct mb_rest *rest, struct mb_http_request *request, const char *path,
+                 struct mb_rest_answer *answer, struct mb_err *err)
+{
+    struct pending p = {.answer = answer, .err = err, .base_url = rest->base_url};
+    char *url = mb_asprintf("%s%s", rest->base_url, path);
+    int rc;
+
+    memset(answer, 0, sizeof(*answer));
+    if (url == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    request->url = url;
+    request->headers = rest->headers;
+    request->timeout_ms = CALL_TIMEOUT_MS;
+    request->max_body_bytes = BODY_MAX_BYTES;
+    rc = mb_http_fetch(rest->http, request, on_response, &p, NULL, err);
+    while (rc == 0 && !p.done)
+        uv_run(&rest->loop, UV_RUN_ONCE);
+    mb_free(url);
+    if (rc == 0)
+        rc = p.rc;
+    if (rc != 0)
+        mb_buf_close(&answer->body);
+    return rc;
+}
+
+int mb_rest_call(struct mb_rest *rest, const char *method, const char *path,
+                 const json_t *body_json, struct mb_rest_answer *answer, struct mb_err *err)
+{
+    char *text = body_json != NULL ? json_dumps(body_json, JSON_COMPACT) : NULL;
+    struct mb_http_request request = {
+        .method = method, .body = text, .body_len = text != NULL ? strlen(text) : 0, .body_fd = -1};
+    int rc = fetch(rest, &request, path, answer, err);
+
+    free(text);
+    return rc;
+}
+
+int mb_rest_put_file(struct mb_rest *rest, const char *path, int fd, size_t n,
+                     struct mb_rest_answer *answer, struct mb_err *err)
+{
+    struct mb_http_request request = {.method = "PUT", .body_fd = fd, .body_len = n};
+
+    return fetch(rest, &request, path, answer, err);
+}
+
+/* The last line of the body that is not empty. */
+static const char *last_line(struct mb_buf *body)
+{
+    char *text = (char *)body->data;
+    char *newline;
+
+    while (body->len > 0 && (text[body->len - 1] == '\n' || text[body->len - 1] == '\r'))
+        text[--body->len] = '\0';
+    newline = body->len > 0 ? strrchr(text, '\n') : NULL;
+    return newline != NULL ? newline + 1 : mb_buf_str(body);
+}
+
+int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
+                 const json_t *body_json, json_t **out, struct mb_err *err)
+{
+    struct mb_rest_answer answer;
+    json_error_t why;
+    int rc = mb_rest_call(rest, method, path, body_json, &answer, err);
+
+    if (rc != 0)
+        return rc;
+    if (answer.status == 200) {
+        *out = json_loadb(mb_buf_str(&answer.body), answer.body.len, JSON_DECODE_ANY, &why);
+        if (*out == NULL)
+            rc = mb_err_set(err, MB_EPROTO, "%s%s: the answer is not JSON: %s", rest->base_url,
+                            path, why.text);
+    } else if (answer.status == 404) {
+        rc = mb_err_set(err, MB_ENOENT, "%s", last_line(&answer.body));
+    } else if (answer.status == 401 || answer.status == 403) {
+        rc = mb_err_set(err, MB_EDENIED, "%s: %s", rest->base_url, last_line(&answer.body));
+    } else {
+        rc = mb_err_set(err, MB_ESTATE, "%s%s: status %ld: %s", rest->base_url, path, answer.status,
+                        last_line(&answer.body));
+    }
+    mb_buf_close(&answer.body);
+    return rc;
+}

@@ -1,0 +1,359 @@
+/*
+ * mobula start: a node on this machine.
+ *
+ *  1. make TEMP_DIR/node_XXXXXXXX; 2. run `mobula-init agent -- mobula-agent FLAGS` in it, with
+ *  --block in this very process; 3. else wait until the agent's node.json says ALIVE and print what
+ *  to type next.
+ *  The agent writes an error into node.json, or its front process ends, or 30 s are over: one line
+ *  with the cause and the path of the log, and what was started is ended again.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "cli/local.h"
+#include "cli/options.h"
+
+enum { NODE_JSON_MAX_BYTES = 64 * 1024, CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64 };
+
+struct start_args {
+    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store_sync, *token_file;
+    const char *log_level;
+    int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
+    int head, block;
+};
+
+#define OPTION(name_, arg_, kind_, field_, help_, min_, max_)                                      \
+    {                                                                                              \
+        name_, 0, arg_, kind_, offsetof(struct start_args, field_), help_, min_, max_              \
+    }
+
+static const struct mb_option options[] = {
+    OPTION("head", NULL, MB_OPTION_FLAG, head, "be the cluster: the embedded head and a node", 0,
+           0),
+    OPTION("address", "HOST:PORT", MB_OPTION_STRING, address, "join the cluster of this GCS", 0, 0),
+    OPTION("num-gpus", "N", MB_OPTION_INT, num_gpus, "GPUs to offer (all that are found)", 0, 1024),
+    OPTION("node-ip-address", "IP", MB_OPTION_STRING, node_ip, "what other nodes dial", 0, 0),
+    OPTION("port", "PORT", MB_OPTION_INT, port, "of the embedded GCS (6379; 0 picks one)", 0,
+           65535),
+    OPTION("dashboard-port", "PORT", MB_OPTION_INT, dashboard_port,
+           "of the Jobs API (8265; 0 picks one)", 0, 65535),
+    OPTION("node-manager-port", "PORT", MB_OPTION_INT, node_manager_port,
+           "gRPC port of this node (0 picks one)", 0, 65535),
+    OPTION("dashboard-agent-listen-port", "PORT", MB_OPTION_INT, http_port,
+           "HTTP port of this node: metrics, health, logs (0 picks one)", 0, 65535),
+    OPTION("temp-dir", "DIR", MB_OPTION_STRING, temp_dir,
+           "logs and state (MOBULA_TEMP_DIR, /tmp/mobula)", 0, 0),
+    OPTION("node-name", "NAME", MB_OPTION_STRING, node_name, "shown in status (the host's name)", 0,
+           0),
+    OPTION("labels", "JSON", MB_OPTION_STRING, labels, "labels of the node, {\"zone\": \"a\"}", 0,
+           0),
+    OPTION("store-sync", "MODE", MB_OPTION_STRING, store_sync,
+           "full: the head's store survives power loss", 0, 0),
+    OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
+    OPTION("log-level", "LEVEL", MB_OPTION_STRING, log_level, "debug, info, warn or error (info)",
+           0, 0),
+    OPTION("block", NULL, MB_OPTION_FLAG, block, "stay in front until the node ends", 0, 0),
+    {0},
+};
+
+/* ---- the command line of mobula-init ---- */
+
+struct command {
+    char *argv[ARGS_MAX + 1]; /* owned */
+    int n, failed;
+};
+
+static void add(struct command *c, const char *word)
+{
+    char *copy = c->n < ARGS_MAX ? mb_strdup(word) : NULL;
+
+    c->failed |= copy == NULL;
+    if (copy != NULL)
+        c->argv[c->n++] = copy;
+}
+
+static void add_text(struct command *c, const char *flag, const char *value)
+{
+    if (value == NULL)
+        return;
+    add(c, flag);
+    add(c, value);
+}
+
+static void add_number(struct command *c, const char *flag, int64_t value)
+{
+    char number[24];
+
+    if (value < 0)
+        return; /* not given */
+    snprintf(number, sizeof(number), "%lld", (long long)value);
+    add_text(c, flag, number);
+}
+
+static void close_command(struct command *c)
+{
+    for (int i = 0; i < c->n; i++)
+        mb_free(c->argv[i]);
+}
+
+static int build(struct command *c, const struct start_args *a, const char *temp_dir,
+                 const char *node_dir, struct mb_err *err)
+{
+    char *self = mb_fs_self_dir(err);
+    char *init, *agent;
+
+    if (self == NULL)
+        return err->code;
+    init = mb_path_join(self, "mobula-init");
+    agent = mb_path_join(self, "mobula-agent");
+    if (init != NULL && agent != NULL) {
+        add(c, init);
+        add(c, "agent");
+        add_text(c, "--run-dir", node_dir);
+        if (!a->block)
+            add(c, "--daemonize");
+        add(c, "--");
+        add(c, agent);
+        if (a->head)
+            add(c, "--head");
+        add_text(c, "--node-dir", node_dir);
+        add_text(c, "--temp-dir", temp_dir);
+        add_text(c, "--address", a->address);
+        add_number(c, "--num-gpus", a->num_gpus);
+        add_text(c, "--node-ip-address", a->node_ip);
+        add_number(c, "--port", a->port);
+        add_number(c, "--dashboard-port", a->dashboard_port);
+        add_number(c, "--node-manager-port", a->node_manager_port);
+        add_number(c, "--dashboard-agent-listen-port", a->http_port);
+        add_text(c, "--node-name", a->node_name);
+        add_text(c, "--labels", a->labels);
+        add_text(c, "--store-sync", a->store_sync);
+        add_text(c, "--token-file", a->token_file);
+        add_text(c, "--log-level", a->log_level);
+    }
+    c->failed |= init == NULL || agent == NULL;
+    mb_free(init);
+    mb_free(agent);
+    mb_free(self);
+    return c->failed ? mb_err_set(err, MB_ENOMEM, "out of memory") : 0;
+}
+
+/* ---- waiting ---- */
+
+/* 1: ALIVE, *node is the file's content; 0: not yet; negative: the agent said why it failed. */
+static int read_node(const char *dir, json_t **node, struct mb_err *err)
+{
+    char *path = mb_path_join(dir, "node.json");
+    struct mb_buf b = {0};
+    const char *state, *failure;
+    int rc = 0;
+
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (mb_fs_read(path, NODE_JSON_MAX_BYTES, &b, NULL) == 0)
+        *node = json_loads(mb_buf_str(&b), 0, NULL);
+    mb_free(path);
+    mb_buf_close(&b);
+    if (*node == NULL)
+        return 0;
+    state = json_string_value(json_object_get(*node, "state"));
+    failure = json_string_value(json_object_get(*node, "error"));
+    if (failure != NULL && *failure != '\0')
+        rc = mb_err_set(err, MB_ESTATE, "%s", failure);
+    else if (state != NULL && strcmp(state, "ALIVE") == 0)
+        return 1;
+    json_decref(*node);
+    *node = NULL;
+    return rc;
+}
+
+/* 0: ALIVE. */
+static int wait_alive(const char *dir, json_t **node, struct mb_err *err)
+{
+    uint64_t deadline_ms = mb_mono_ms() + START_TIMEOUT_MS;
+    struct mb_local_node init = {0};
+
+    for (;;) {
+        int rc = read_node(dir, node, err);
+
+        if (rc != 0)
+            return rc > 0 ? 0 : rc;
+        if (mb_local_find(dir, &init, NULL) != 0) {
+            /* It may have written its reason and ended between the two looks. */
+            rc = read_node(dir, node, err);
+            return rc < 0 ? rc : mb_err_set(err, MB_ESTATE, "the agent ended at once");
+        }
+        mb_free(init.dir);
+        if (mb_mono_ms() >= deadline_ms)
+            return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s",
+                              START_TIMEOUT_MS / 1000);
+        poll(NULL, 0, CHECK_MS);
+    }
+}
+
+static int spawn_and_wait(char *const *argv, struct mb_err *err)
+{
+    pid_t pid = fork();
+    int status;
+
+    if (pid < 0)
+        return mb_err_sys(err, errno, "fork");
+    if (pid == 0) {
+        execv(argv[0], argv);
+        fprintf(stderr, "mobula: cannot run %s: %s\n", argv[0], strerror(errno));
+        _exit(127);
+    }
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    return mb_err_set(err, MB_ESTATE, "%s could not start the node", argv[0]);
+}
+
+static const char *text(const json_t *node, const char *name)
+{
+    const char *s = json_string_value(json_object_get(node, name));
+
+    return s != NULL ? s : "";
+}
+
+static void print_next_steps(const struct start_args *a, const char *dir, const json_t *node)
+{
+    json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
+    const char *gcs = text(node, "gcs_address");
+
+    printf("node %.12s is ALIVE\nlogs: %s\n", text(node, "node_id"), dir);
+    if (!a->head) {
+        printf("\nnext:\n  mobula stop\n");
+        return;
+    }
+    if (http_port == 0)
+        http_port = 8265;
+    printf("\nnext:\n  on other machines:  mobula start --address %s\n"
+           "  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
+           "mobula train ...\n"
+           "  look:               mobula status --address http://127.0.0.1:%lld\n"
+           "  end:                mobula stop\n",
+           *gcs != '\0' ? gcs : "HOST:6379", (long long)http_port, (long long)http_port);
+}
+
+/* ---- start ---- */
+
+static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
+{
+    if (a->head && a->address != NULL)
+        return mb_err_set(err, MB_EINVAL, "start: either --head or --address, not both");
+    if (!a->head && a->address == NULL)
+        return mb_err_set(
+            err, MB_EINVAL,
+            "start: say --head to be the cluster, or --address HOST:PORT to join one");
+    if (a->address != NULL &&
+        (strstr(a->address, "://") != NULL || strchr(a->address, ':') == NULL))
+        return mb_err_set(err, MB_EINVAL,
+                          "start: --address %s: expected HOST:PORT of the GCS, e.g. head:6379",
+                          a->address);
+    if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
+        strcmp(a->store_sync, "normal") != 0)
+        return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);
+    return 0;
+}
+
+/* The temporary directory, made and absolute: the agent runs elsewhere. */
+static char *make_temp_dir(const char *temp_dir, struct mb_err *err)
+{
+    char *absolute = NULL;
+
+    if (mb_fs_mkdir_p(temp_dir, 0755, err) != 0)
+        return NULL;
+    absolute = realpath(temp_dir, NULL);
+    if (absolute == NULL)
+        mb_err_sys(err, errno, "--temp-dir %s", temp_dir);
+    return absolute;
+}
+
+static char *make_node_dir(const char *temp_dir, struct mb_err *err)
+{
+    uint64_t random = mb_random_u64();
+    char *dir = mb_asprintf("%s/node_%08x", temp_dir, (unsigned)(random & 0xffffffffu));
+
+    if (dir == NULL)
+        mb_err_set(err, MB_ENOMEM, "out of memory");
+    else if (mb_fs_mkdir_p(dir, 0700, err) == 0)
+        return dir;
+    mb_free(dir);
+    return NULL;
+}
+
+/* What failed is ended before the error is told. */
+static int start_daemon(const struct start_args *a, const char *dir, char *const *argv,
+                        struct mb_err *err)
+{
+    struct mb_local_node init;
+    json_t *node = NULL;
+    int rc = spawn_and_wait(argv, err);
+
+    if (rc == 0)
+        rc = wait_alive(dir, &node, err);
+    if (rc == 0) {
+        print_next_steps(a, dir, node);
+    } else if (mb_local_find(dir, &init, NULL) == 0) {
+        mb_local_stop(&init, MB_LOCAL_KILL_MS, NULL);
+        mb_free(init.dir);
+    }
+    json_decref(node);
+    return rc;
+}
+
+static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct start_args args = {
+        .num_gpus = -1, .port = -1, .dashboard_port = -1, .node_manager_port = -1, .http_port = -1};
+    struct command command = {.n = 0};
+    struct mb_err err;
+    char *temp_dir = NULL, *dir = NULL;
+    int n_words, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
+
+    if (rc == 1)
+        return 0;
+    if (rc == 0)
+        rc = check(&args, cli->ray_mode, &err);
+    if (rc == 0) {
+        temp_dir = make_temp_dir(mb_local_temp_dir(args.temp_dir), &err);
+        dir = temp_dir != NULL ? make_node_dir(temp_dir, &err) : NULL;
+        rc = dir != NULL ? build(&command, &args, temp_dir, dir, &err) : err.code;
+    }
+    if (rc == 0 && args.block) {
+        execv(command.argv[0], command.argv);
+        rc = mb_err_sys(&err, errno, "cannot run %s", command.argv[0]);
+    } else if (rc == 0) {
+        rc = start_daemon(&args, dir, command.argv, &err);
+        if (rc != 0)
+            mb_err_wrap(&err, "log %s/agent.log", dir);
+    }
+    close_command(&command);
+    mb_free(temp_dir);
+    mb_free(dir);
+    return rc != 0 ? mb_cli_fail(cli, &err) : 0;
+}
+
+const struct mb_verb mb_verb_start = {
+    .name = "start",
+    .summary = "start a node on this machine",
+    .synopsis = "--head | --address HOST:PORT [OPTIONS]",
+    .examples = "  mobula start --head                     # a whole cluster on this machine\n"
+                "  mobula start --address head:6379        # join one, Ray's or mobula's\n"
+                "  mobula start --address head:6379 --block --num-gpus 8\n",
+    .options = options,
+    .no_words = 1,
+    .run = run,
+};

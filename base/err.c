@@ -118,7 +118,7 @@ int mb_err_wrap(struct mb_err *err, const char *fmt, ...)
     va_list ap;
 
     if (err == NULL)
-        return MB_OK;
+        return MB_EIO;
     va_start(ap, fmt);
     if (vsnprintf(what, sizeof(what), fmt, ap) < 0)
         what[0] = '\0';

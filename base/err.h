@@ -46,7 +46,8 @@ int mb_err_vset(struct mb_err *err, int code, const char *fmt, va_list ap)
 int mb_err_sys(struct mb_err *err, int errno_value, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Prepend "fmt: " to the text; the code stays and is returned. */
+/* Prepend "fmt: " to the text; the code stays and is returned. Without err the code is not known
+ * here: MB_EIO, so that `return mb_err_wrap(...)` never turns a failure into success. */
 int mb_err_wrap(struct mb_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 void mb_err_clear(struct mb_err *err);

@@ -16,8 +16,8 @@
  * lost.
  *  6. A driver that starts although its job was stopped meanwhile is stopped.
  */
+#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
@@ -401,11 +401,22 @@ void head_jobs_adopt(struct mb_head *h)
             adopt(h, h->jobs[i]);
 }
 
+static int by_start(const void *a, const void *b)
+{
+    struct head_job *const *x = a, *const *y = b;
+    json_int_t tx = json_integer_value(json_object_get((*x)->info, "start_time"));
+    json_int_t ty = json_integer_value(json_object_get((*y)->info, "start_time"));
+
+    return (tx > ty) - (tx < ty);
+}
+
 int head_jobs_load(struct mb_head *h, struct mb_err *err)
 {
     int rc = mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
                             load_one, h);
 
+    if (h->n_jobs > 1)
+        qsort(h->jobs, h->n_jobs, sizeof *h->jobs, by_start);
     return rc == 0 ? 0 : mb_err_set(err, rc, "the store's jobs cannot be read: out of memory");
 }
 

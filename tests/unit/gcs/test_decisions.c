@@ -1,0 +1,366 @@
+/* The small pure modules: job states, health, job requests, text, plans. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "gcs/health.h"
+#include "gcs/job_request.h"
+#include "gcs/job_states.h"
+#include "gcs/placement.h"
+#include "gcs/placement_plan.h"
+#include "gcs/text.h"
+
+/* ---- job states ---- */
+
+static enum mb_job_state after(enum mb_job_state s, enum mb_job_input input)
+{
+    enum mb_job_state to = s;
+    struct mb_err err = {0};
+
+    if (mb_job_next(s, input, &to, &err) != 0)
+        return MB_JOB_STATES;
+    return to;
+}
+
+static void job_paths(void **state)
+{
+    (void)state;
+    assert_int_equal(after(MB_JOB_PENDING, MB_JOB_STARTED), MB_JOB_RUNNING);
+    assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_EXIT_ZERO), MB_JOB_SUCCEEDED);
+    assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_EXIT_NONZERO), MB_JOB_FAILED);
+    assert_int_equal(after(MB_JOB_PENDING, MB_JOB_STOP), MB_JOB_STOPPED);
+    assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_STOP), MB_JOB_STOPPING);
+    assert_int_equal(after(MB_JOB_STOPPING, MB_JOB_EXIT_ZERO), MB_JOB_STOPPED);
+    assert_int_equal(after(MB_JOB_STOPPING, MB_JOB_LOST), MB_JOB_STOPPED);
+    assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_LOST), MB_JOB_FAILED);
+}
+
+static void terminal_jobs_never_change(void **state)
+{
+    (void)state;
+    for (int s = 0; s < MB_JOB_STATES; s++)
+        for (int i = 0; i < MB_JOB_INPUTS; i++)
+            if (mb_job_is_terminal((enum mb_job_state)s))
+                assert_int_equal(after((enum mb_job_state)s, (enum mb_job_input)i), MB_JOB_STATES);
+    assert_string_equal(mb_job_state_name(MB_JOB_STOPPING), "RUNNING");
+}
+
+static void job_messages_are_rays(void **state)
+{
+    struct mb_job_facts f = {.asks_resources = 1, .exit_code = -9, .log_tail = "boom"};
+    struct mb_buf b = {0};
+
+    (void)state;
+    assert_int_equal(mb_job_message(MB_JOB_PENDING, MB_JOB_STARTED, &f, &b), 0);
+    assert_string_equal(mb_buf_str(&b),
+                        "Job has not started yet. It may be waiting for resources (CPUs, GPUs, "
+                        "memory, custom resources) to become available.");
+    mb_buf_reset(&b);
+    assert_int_equal(mb_job_message(MB_JOB_FAILED, MB_JOB_EXIT_NONZERO, &f, &b), 0);
+    assert_string_equal(mb_buf_str(&b),
+                        "Job entrypoint command failed with exit code -9, last available logs "
+                        "(truncated to 20,000 chars):\nboom");
+    mb_buf_close(&b);
+    assert_string_equal(
+        mb_job_error_type(MB_JOB_FAILED, MB_JOB_START_FAILED, "runtime_env setup failed: x"),
+        "RUNTIME_ENV_SETUP_FAILURE");
+    assert_null(mb_job_error_type(MB_JOB_STOPPED, MB_JOB_EXIT_NONZERO, ""));
+}
+
+/* ---- health ---- */
+
+static void a_node_that_sends_is_never_asked(void **state)
+{
+    struct mb_health h;
+
+    (void)state;
+    mb_health_init(&h, 0);
+    for (uint64_t t = 0; t < 100000; t += 500) {
+        if (t % 2000 == 0)
+            mb_health_heard(&h, t);
+        assert_int_equal(mb_health_tick(&h, t), MB_HEALTH_WAIT);
+    }
+}
+
+static void five_failures_are_death(void **state)
+{
+    struct mb_health h;
+    unsigned asked = 0;
+    uint64_t t;
+
+    (void)state;
+    mb_health_init(&h, 0);
+    for (t = 0; t < 60000; t += 100) {
+        enum mb_health_action a = mb_health_tick(&h, t);
+        if (a == MB_HEALTH_CHECK) {
+            asked++;
+            mb_health_result(&h, 0, t + 50);
+        }
+        if (a == MB_HEALTH_DEAD)
+            break;
+    }
+    assert_int_equal(asked, 5);
+    assert_true(t >= 17000 && t <= 17200); /* 5 s of grace, then every 3 s */
+    assert_int_equal(mb_health_tick(&h, t + 100), MB_HEALTH_WAIT); /* said once */
+}
+
+static void one_success_clears_the_failures(void **state)
+{
+    struct mb_health h;
+    unsigned asked = 0;
+
+    (void)state;
+    mb_health_init(&h, 0);
+    for (uint64_t t = 0; t < 100000; t += 100) {
+        enum mb_health_action a = mb_health_tick(&h, t);
+        assert_int_not_equal(a, MB_HEALTH_DEAD);
+        if (a == MB_HEALTH_CHECK)
+            mb_health_result(&h, ++asked % 5 == 0, t + 50);
+    }
+    assert_true(asked > 20);
+}
+
+/* ---- job requests ---- */
+
+static void expect_request(const char *text, const char *error)
+{
+    json_t *o = json_loads(text, 0, NULL);
+    struct mb_err err = {0};
+    int rc = mb_job_request_check(o, &err);
+
+    assert_non_null(o);
+    if (error) {
+        assert_int_equal(rc, MB_EINVAL);
+        assert_string_equal(err.text, error);
+    } else {
+        assert_int_equal(rc, 0);
+    }
+    json_decref(o);
+}
+
+static void job_requests(void **state)
+{
+    (void)state;
+    expect_request("{\"entrypoint\": \"true\", \"job_id\": null, \"metadata\": {\"a\": \"b\"}, "
+                   "\"entrypoint_num_gpus\": 0.5, \"entrypoint_resources\": {\"x\": 1}}",
+                   NULL);
+    expect_request("{}", "JobSubmitRequest.__init__() missing 1 required positional argument: "
+                         "'entrypoint'");
+    expect_request("{\"entrypoint\": 1}", "entrypoint must be a string, got <class 'int'>");
+    expect_request("{\"entrypoint\": \"x\", \"bogus\": 1}",
+                   "JobSubmitRequest.__init__() got an unexpected keyword argument 'bogus'");
+    expect_request("{\"entrypoint\": \"x\", \"metadata\": {\"a\": 1}}",
+                   "metadata values must be strings, got <class 'int'>");
+    expect_request("{\"entrypoint\": \"x\", \"runtime_env\": []}",
+                   "runtime_env must be a dict, got <class 'list'>");
+    expect_request("{\"entrypoint\": \"x\", \"entrypoint_memory\": 1.5}",
+                   "entrypoint_memory must be an integer, got <class 'float'>");
+    expect_request("{\"entrypoint\": \"x\", \"submission_id\": 7}",
+                   "submission_id must be a string if provided, got <class 'int'>");
+    expect_request("{\"entrypoint\": \"x\", \"submission_id\": \"../etc\"}",
+                   "submission_id must be 1 to 200 characters without '/' or line breaks, and "
+                   "not start with '.'");
+}
+
+/* ---- text ---- */
+
+static void expect_json(const char *in, size_t n, int at_end, const char *out, size_t used)
+{
+    char buf[256];
+    size_t got, len = mb_text_json(in, n, at_end, buf, &got);
+
+    assert_int_equal(got, used);
+    assert_int_equal(len, strlen(out));
+    assert_memory_equal(buf, out, len);
+}
+
+static void log_bytes_as_json(void **state)
+{
+    (void)state;
+    expect_json("a\"\\\n\t\r\x01\x0b", 8, 1, "a\\\"\\\\\\n\\t\\r\\u0001\\u000b", 8);
+    expect_json("gr\xc3\xbc\xc3\x9f", 6, 0, "gr\xc3\xbc\xc3\x9f", 6);
+    expect_json("x\xe2\x82", 3, 0, "x", 1);                         /* cut: later */
+    expect_json("x\xe2\x82", 3, 1, "x\xef\xbf\xbd\xef\xbf\xbd", 3); /* cut for good */
+    expect_json("\xff\xc0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3);
+    expect_json("\xed\xa0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3); /* surrogate */
+}
+
+/* ---- plans ---- */
+
+static const struct mb_gcs_resource four[] = {{"gpu", 4}}, two[] = {{"gpu", 2}};
+
+static void a_plan_moves_bundles_to_make_room(void **state)
+{
+    /* The big bundle comes last and fits one node only, which the first one would take. */
+    struct mb_gcs_bundle small = {.resources = two, .n_resources = 1};
+    struct mb_gcs_bundle big = {.resources = four, .n_resources = 1};
+    const struct mb_gcs_bundle *bundles[] = {&small, &big};
+    struct mb_gcs_resource f0[] = {{"gpu", 4}}, f1[] = {{"gpu", 2}};
+    struct mb_plan_node nodes[] = {{f0, 1, 0}, {f1, 1, 0}};
+    size_t out[2];
+
+    (void)state;
+    assert_int_equal(mb_plan_bundles(MB_PG_STRICT_SPREAD, bundles, 2, nodes, 2, out), 1);
+    assert_int_equal(out[0], 1);
+    assert_int_equal(out[1], 0);
+}
+
+static void strategies(void **state)
+{
+    struct mb_gcs_bundle b = {.resources = two, .n_resources = 1};
+    const struct mb_gcs_bundle *bundles[] = {&b, &b, &b};
+    size_t out[3];
+
+    (void)state;
+    for (int s = 0; s < 4; s++) {
+        struct mb_gcs_resource f0[] = {{"gpu", 4}}, f1[] = {{"gpu", 4}};
+        struct mb_plan_node nodes[] = {{f0, 1, 0}, {f1, 1, 0}};
+        int rc = mb_plan_bundles((enum mb_pg_strategy)s, bundles, 3, nodes, 2, out);
+        assert_int_equal(rc, s == MB_PG_PACK || s == MB_PG_SPREAD);
+        f0[0].amount = f1[0].amount = 4;
+        rc = mb_plan_bundles((enum mb_pg_strategy)s, bundles, 2, nodes, 2, out);
+        assert_int_equal(rc, 1);
+        if (s == MB_PG_PACK || s == MB_PG_STRICT_PACK)
+            assert_int_equal(out[0], out[1]);
+        else
+            assert_int_not_equal(out[0], out[1]);
+    }
+}
+
+/* ---- placement: the walks that the simulation does not name ---- */
+
+static struct mb_gcs_pg group_of(struct mb_gcs_bundle *bundles, size_t n, uint8_t id)
+{
+    struct mb_gcs_pg pg = {.bundles = bundles, .n_bundles = n, .strategy = MB_PG_STRICT_SPREAD};
+
+    pg.id[0] = id;
+    for (size_t i = 0; i < n; i++)
+        bundles[i] = (struct mb_gcs_bundle){.resources = two, .n_resources = 1};
+    return pg;
+}
+
+/* Answers everything with yes until there is nothing to do. */
+static void agree(struct mb_placement *p, uint64_t now_ms)
+{
+    struct mb_place_action a;
+
+    while (mb_placement_next(p, now_ms, &a))
+        if (a.kind != MB_PLACE_CHANGED)
+            mb_placement_result(p, a.pg_id, a.ticket, MB_PLACE_OK, now_ms);
+}
+
+static void a_hung_node_holds_up_nobody_else(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    uint8_t hung[MB_NODE_ID_BYTES] = {1}, fine[MB_NODE_ID_BYTES] = {2};
+    struct mb_gcs_bundle b1[1], b2[1];
+    struct mb_gcs_pg g1 = group_of(b1, 1, 1), g2 = group_of(b2, 1, 2);
+    struct mb_place_action a;
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_placement_node_up(p, hung, two, 1, &err), 0);
+    assert_int_equal(mb_placement_add(p, &g1, &err), 0);
+    while (mb_placement_next(p, 0, &a))
+        continue; /* the Prepare is never answered */
+    assert_int_equal(mb_placement_node_up(p, fine, two, 1, &err), 0);
+    assert_int_equal(mb_placement_add(p, &g2, &err), 0);
+    agree(p, 1);
+    assert_int_equal(mb_placement_get(p, g2.id, NULL)->state, MB_PG_CREATED);
+    assert_int_equal(mb_placement_get(p, g1.id, NULL)->state, MB_PG_PENDING);
+    mb_placement_node_dead(p, hung);
+    mb_placement_remove(p, g2.id);
+    agree(p, 2);
+    assert_int_equal(mb_placement_get(p, g1.id, NULL)->state, MB_PG_CREATED);
+    mb_placement_destroy(p);
+}
+
+static void names_are_unique_and_ids_repeatable(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    struct mb_gcs_bundle b[1];
+    struct mb_gcs_pg g = group_of(b, 1, 1), other = group_of(b, 1, 2), none = {.id = {3}};
+    struct mb_err err = {0};
+
+    (void)state;
+    g.name = other.name = "det";
+    assert_int_equal(mb_placement_add(p, &g, &err), 0);
+    assert_int_equal(mb_placement_add(p, &g, &err), 0);
+    assert_int_equal(mb_placement_count(p), 1);
+    assert_int_equal(mb_placement_add(p, &other, &err), MB_EEXIST);
+    assert_int_equal(mb_placement_add(p, &none, &err), MB_EINVAL);
+    mb_placement_remove(p, g.id);
+    assert_int_equal(mb_placement_add(p, &other, &err), 0);
+    mb_placement_destroy(p);
+}
+
+static void why_a_group_waits(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    uint8_t id[MB_NODE_ID_BYTES] = {1};
+    struct mb_gcs_bundle b[1], b2[1];
+    struct mb_gcs_pg g = group_of(b, 1, 1), g2 = group_of(b2, 1, 2);
+    struct mb_place_info info;
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_placement_add(p, &g, &err), 0);
+    agree(p, 0);
+    mb_placement_get(p, g.id, &info);
+    assert_int_equal(info.wait, MB_PLACE_INFEASIBLE);
+    assert_int_equal(mb_placement_node_up(p, id, two, 1, &err), 0);
+    agree(p, 0);
+    assert_int_equal(mb_placement_add(p, &g2, &err), 0);
+    agree(p, 0);
+    mb_placement_get(p, g2.id, &info);
+    assert_int_equal(info.wait, MB_PLACE_NO_RESOURCES);
+    mb_placement_destroy(p);
+}
+
+static void a_restored_group_keeps_its_places(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    uint8_t here[MB_NODE_ID_BYTES] = {1}, gone[MB_NODE_ID_BYTES] = {2};
+    struct mb_gcs_bundle b[2];
+    struct mb_gcs_pg g = group_of(b, 2, 1);
+    struct mb_err err = {0};
+
+    (void)state;
+    g.state = MB_PG_CREATED;
+    b[0].has_node = b[1].has_node = 1;
+    memcpy(b[0].node_id, here, sizeof here);
+    memcpy(b[1].node_id, gone, sizeof gone);
+    assert_int_equal(mb_placement_node_up(p, here, two, 1, &err), 0);
+    assert_int_equal(mb_placement_restore(p, &g, &err), 0);
+    assert_int_equal(mb_placement_check(p, &err), 0);
+    const struct mb_gcs_pg *now = mb_placement_get(p, g.id, NULL);
+    assert_int_equal(now->state, MB_PG_RESCHEDULING);
+    assert_true(now->bundles[0].has_node);
+    assert_false(now->bundles[1].has_node);
+    mb_placement_destroy(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(job_paths),
+        cmocka_unit_test(terminal_jobs_never_change),
+        cmocka_unit_test(job_messages_are_rays),
+        cmocka_unit_test(a_node_that_sends_is_never_asked),
+        cmocka_unit_test(five_failures_are_death),
+        cmocka_unit_test(one_success_clears_the_failures),
+        cmocka_unit_test(job_requests),
+        cmocka_unit_test(log_bytes_as_json),
+        cmocka_unit_test(a_plan_moves_bundles_to_make_room),
+        cmocka_unit_test(strategies),
+        cmocka_unit_test(a_hung_node_holds_up_nobody_else),
+        cmocka_unit_test(names_are_unique_and_ids_repeatable),
+        cmocka_unit_test(why_a_group_waits),
+        cmocka_unit_test(a_restored_group_keeps_its_places),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -18,6 +18,7 @@ struct mb_http_server {
     struct MHD_Daemon *daemon; /* NULL before listen and after stop */
     uv_poll_t poll;            /* on the daemon's epoll descriptor */
     uv_timer_t timer;          /* the daemon's next deadline; one-shot for the stop */
+    uv_timer_t watch;          /* see watch.c; runs while there are connections */
     unsigned n_handles;
     int resumed; /* a connection was resumed since the daemon last ran */
     int stopping;
@@ -31,8 +32,9 @@ struct mb_http_server {
     int browser_guard_status;
     struct mb_http_server_route *routes;
     size_t n_routes;
-    struct mb_http_req *reqs; /* every request whose connection lives */
-    unsigned n_ws;            /* WebSockets whose on_close is still to come */
+    struct mb_http_req *reqs;   /* every request whose connection lives */
+    struct mb_http_conn *conns; /* every connection, see watch.c */
+    unsigned n_ws;              /* WebSockets whose on_close is still to come */
     void (*stop_cb)(void *arg);
     void *stop_arg;
 };
@@ -54,10 +56,11 @@ struct mb_http_req {
 
     int started; /* the header block was seen */
     int dispatched;
-    int owed;      /* a handler ran and has not answered */
-    int suspended; /* inside libmicrohttpd, waiting for resume */
-    int pinned;    /* being detached: not freed yet */
-    int discard;   /* the rest of the body is read and dropped */
+    int owed;        /* a handler ran and has not answered */
+    int suspended;   /* inside libmicrohttpd, waiting for resume */
+    int client_gone; /* resumed only to end */
+    int pinned;      /* being detached: not freed yet */
+    int discard;     /* the rest of the body is read and dropped */
     int body_ended;
     mb_http_body_cb body_cb;
     void *body_arg;
@@ -94,6 +97,12 @@ void mb_http_req_answer(struct mb_http_req *req, int status, struct MHD_Response
 void mb_http_req_resume_connection(struct mb_http_req *req);
 void mb_http_server_wake(struct mb_http_server *srv);     /* run the daemon in the next turn */
 void mb_http_server_ws_ended(struct mb_http_server *srv); /* after on_close of one of n_ws */
+
+/* watch.c: libmicrohttpd's MHD_OPTION_NOTIFY_CONNECTION. */
+void mb_http_watch_connection(void *arg, struct MHD_Connection *conn, void **context,
+                              enum MHD_ConnectionNotificationCode what);
+/* The connection waits for a header block (1) or has brought one (0). */
+void mb_http_watch_waits(struct mb_http_server *srv, struct MHD_Connection *conn, int waits);
 
 /* ws_server.c: the connection of an upgrade ended before or after the switch. */
 void mb_ws_connection_gone(struct mb_ws *ws);

@@ -104,7 +104,7 @@ static ssize_t on_pull(void *arg, uint64_t pos, char *buf, size_t max)
     struct mb_http_req *req = arg;
     long n;
     (void)pos;
-    if (req->srv->stopping)
+    if (req->srv->stopping || req->client_gone)
         return MHD_CONTENT_READER_END_WITH_ERROR;
     do {
         req->resume_in_pull = 0;

@@ -194,6 +194,7 @@ static enum MHD_Result first_call(struct mb_http_req *req, struct MHD_Connection
                                   const char *method)
 {
     req->started = 1;
+    mb_http_watch_waits(req->srv, conn, 0);
     int rc = mb_http_req_load(req, conn, method);
     if (rc == MB_ENOMEM)
         return MHD_NO;
@@ -243,6 +244,8 @@ static enum MHD_Result last_call(struct mb_http_req *req)
     }
     if (req->status != 0)
         return queue_answer(req);
+    if (req->client_gone)
+        return MHD_NO;
     req->suspended = 1;
     MHD_suspend_connection(req->conn);
     return MHD_YES;
@@ -278,9 +281,8 @@ static void on_completed(void *arg, struct MHD_Connection *conn, void **con_cls,
                          enum MHD_RequestTerminationCode how)
 {
     struct mb_http_req *req = *con_cls;
-    (void)arg;
-    (void)conn;
     (void)how;
+    mb_http_watch_waits(arg, conn, 1);
     *con_cls = NULL;
     if (req)
         mb_http_req_detach(req);
@@ -409,7 +411,8 @@ int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_e
         MHD_USE_EPOLL | MHD_ALLOW_UPGRADE | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL,
         NULL, on_request, srv, MHD_OPTION_EXTERNAL_LOGGER, on_daemon_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, srv,
-        MHD_OPTION_URI_LOG_CALLBACK, on_uri, srv, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
+        MHD_OPTION_NOTIFY_CONNECTION, mb_http_watch_connection, srv, MHD_OPTION_URI_LOG_CALLBACK,
+        on_uri, srv, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY_BYTES,
         MHD_OPTION_CONNECTION_LIMIT, srv->max_connections, MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
         MHD_OPTION_END);
@@ -426,9 +429,11 @@ int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_e
         return mb_err_set(err, MB_EIO, "http server: uv_poll_init: %s", uv_strerror(rc));
     }
     uv_timer_init(srv->loop, &srv->timer);
+    uv_timer_init(srv->loop, &srv->watch);
     srv->poll.data = srv;
     srv->timer.data = srv;
-    srv->n_handles = 2;
+    srv->watch.data = srv;
+    srv->n_handles = 3;
     uv_poll_start(&srv->poll, UV_READABLE, on_ready);
     srv->port = port;
     if (out_port)
@@ -476,6 +481,7 @@ static void on_stop(uv_timer_t *timer)
         MHD_stop_daemon(srv->daemon);
         srv->daemon = NULL;
         uv_close((uv_handle_t *)&srv->poll, on_handle_closed);
+        uv_close((uv_handle_t *)&srv->watch, on_handle_closed);
     }
     uv_close((uv_handle_t *)&srv->timer, on_handle_closed);
 }

@@ -3,8 +3,9 @@
  *
  * Loop-thread only. A handler gets the request when its body is complete (or part by part with
  * body_cb) and must answer it exactly once, now or later, with one of the mb_http_reply functions.
- * Limits: header block 64 KiB, body max_body_bytes (413), idle connections closed after
- * idle_timeout_ms, at most max_connections (further ones wait in the kernel's queue of 511).
+ * Limits: header block 64 KiB, to be brought within twice idle_timeout_ms, body max_body_bytes
+ * (413), idle connections closed after idle_timeout_ms, at most max_connections (further ones wait
+ * in the kernel's queue of 511).
  * PUBLIC routes also pass the browser guard of status 405 (POST /api/authenticate needs it).
  */
 #ifndef MOBULA_BASE_HTTP_SERVER_H
@@ -86,7 +87,8 @@ void mb_http_reply_header(struct mb_http_req *req, const char *name, const char 
 /* Stream a body of unknown length with constant memory: pull is called from the loop whenever the
  * connection can take more; it fills buf and returns the count, 0 for "not now" (then call
  * mb_http_resume()), MB_HTTP_PULL_END, or a negative MB_E* to break the connection. free_cb runs
- * once when the connection is done with arg (at once if the client is gone); req is dead then. */
+ * once when the connection is done with arg (a few seconds after the client went away, too); req
+ * is dead then. */
 enum { MB_HTTP_PULL_END = -1000 };
 typedef long (*mb_http_pull_cb)(void *arg, void *buf, size_t max);
 void mb_http_reply_stream(struct mb_http_req *req, int status, const char *content_type,

@@ -26,7 +26,8 @@ struct world {
     size_t streamed; /* bytes of the streaming answer */
     unsigned stream_turn;
     int stream_freed;
-    struct mb_buf body; /* of a streamed upload */
+    int stream_is_silent; /* it never has a byte to give */
+    struct mb_buf body;   /* of a streamed upload */
     int body_error;
     int body_refuse_after;
 };
@@ -88,6 +89,10 @@ static void on_wake(uv_timer_t *t)
 static long pull_some(void *arg, void *buf, size_t max)
 {
     struct world *w = arg;
+    if (w->stream_is_silent) {
+        w->stream_turn++;
+        return 0;
+    }
     if (w->streamed == STREAM_BYTES)
         return MB_HTTP_PULL_END;
     if (w->stream_turn++ % 2 == 1) {
@@ -386,6 +391,56 @@ static void test_idle_connection(void **state)
     world_close(&w);
 }
 
+/* Nothing is sent, so that only looking at the socket tells that its client is gone. */
+static void test_client_goes_away(void **state)
+{
+    static const char stream[] = "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n";
+    static const char hold[] = "GET /hold HTTP/1.1\r\nHost: x\r\n\r\n";
+    struct world w;
+    struct raw_client c;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 100});
+    w.stream_is_silent = 1;
+    raw_client_start(&w.loop, &c, w.port, stream, sizeof stream - 1);
+    while (!w.stream_turn)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    raw_client_free(&c);
+    while (!w.stream_freed)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    raw_client_start(&w.loop, &c, w.port, hold, sizeof hold - 1);
+    while (!w.held)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    raw_client_free(&c);
+    world_close(&w);
+    mb_http_reply_text(w.held, 200, "too late"); /* the answer is owed all the same */
+    assert_int_equal(w.stream_freed, 1);
+}
+
+static void on_drip(uv_timer_t *t)
+{
+    struct raw_client *c = t->data;
+    uv_buf_t buf = uv_buf_init("a", 1);
+    if (!uv_is_closing((uv_handle_t *)&c->tcp))
+        (void)uv_try_write((uv_stream_t *)&c->tcp, &buf, 1);
+}
+
+/* A byte now and then is no request: the connection ends. */
+static void test_slow_header(void **state)
+{
+    static const char begin[] = "GET /hello/x HTTP/1.1\r\nX-Slow: ";
+    struct world w;
+    struct raw_client c;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 200});
+    raw_client_start(&w.loop, &c, w.port, begin, sizeof begin - 1);
+    w.timer.data = &c;
+    uv_timer_start(&w.timer, on_drip, 20, 20);
+    raw_client_finish(&c);
+    uv_timer_stop(&w.timer);
+    raw_client_free(&c);
+    world_close(&w);
+}
+
 static void test_port_in_use(void **state)
 {
     struct world w;
@@ -562,6 +617,8 @@ int main(void)
         cmocka_unit_test(test_streamed_upload),
         cmocka_unit_test(test_streamed_answer),
         cmocka_unit_test(test_idle_connection),
+        cmocka_unit_test(test_client_goes_away),
+        cmocka_unit_test(test_slow_header),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_short_texts),

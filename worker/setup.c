@@ -305,6 +305,23 @@ static struct mb_data_paths paths_of(const struct mb_args_list *l)
     return (struct mb_data_paths){(const char *const *)l->items, l->n};
 }
 
+/* Validation and test data that were given no share or no path are absent, as in Megatron. */
+static int drop_absent_splits(const struct mb_args *a, struct mb_data_options *o,
+                              struct mb_err *err)
+{
+    struct mb_split_matrix m = {0};
+    int rc = o->data_path.n_items > 0 ? mb_split_parse(a->split, &m, err) : 0;
+    if (rc != 0 || o->mock) {
+        return rc;
+    }
+    for (int i = MB_SPLIT_VALID; i < MB_N_SPLITS; i++) {
+        if (o->data_path.n_items > 0 ? !m.present[i] : o->split_path[i].n_items == 0) {
+            o->n_samples[i] = 0;
+        }
+    }
+    return 0;
+}
+
 static int build_data(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
@@ -335,6 +352,9 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
     int rc = mb_sampler_type_parse(a->dataloader_type, &o.dataloader_type, err);
     if (rc == 0) {
         rc = mb_data_sizes(&s, o.n_samples, err);
+    }
+    if (rc == 0) {
+        rc = drop_absent_splits(a, &o, err);
     }
     if (rc != 0) {
         return rc;

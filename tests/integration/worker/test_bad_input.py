@@ -77,6 +77,10 @@ def main():
         ("nothing to load", [*GOOD, "--load", "s", "--exit-on-missing-checkpoint"], 66, ["s"]),
         ("cannot save", [*GOOD, "--save", "few.idx/x", "--save-interval", "1"], None, ["few.idx"]),
     ]
+    # A split without a share is absent, not empty.
+    subprocess.run([WORKER, *on("big"), "--split", "98,2,0", "--eval-interval", "2", "--eval-iters", "0"],
+                   capture_output=True, timeout=60, check=True)
+    subprocess.run([WORKER, *on("big"), "--split", "90,10,0"], capture_output=True, timeout=60, check=True)
     for name, args, status, words in cases:
         before = sorted(os.listdir("."))
         done = subprocess.run([WORKER, *args], capture_output=True, text=True, timeout=60, check=False)

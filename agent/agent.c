@@ -61,6 +61,7 @@ struct agent {
     char gcs_address[320];
     char http_address[96];
     char *node_name;
+    struct mb_node_ports former;
     struct mb_gpus gpus;
     struct mb_ledger *ledger;
     struct mb_init *init;
@@ -365,17 +366,19 @@ static int start_head(struct agent *a, struct mb_err *err)
     const char *session = strrchr(a->opts->node_dir, '/') + 1;
     char *store = mb_path_join(a->opts->node_dir, "gcs.sqlite");
     char *packages = mb_path_join(a->opts->node_dir, "packages");
-    struct mb_head_opts opts = {.bind_addr = a->bind_addr,
-                                .node_ip = a->ip,
-                                .gcs_port = (int)a->opts->port,
-                                .http_port = (int)a->opts->dashboard_port,
-                                .store_path = store,
-                                .store_sync_full = strcmp(a->opts->store_sync, "full") == 0,
-                                .session_name = session,
-                                .session_dir = a->opts->node_dir,
-                                .temp_dir = a->opts->temp_dir,
-                                .packages_dir = packages,
-                                .token = a->token};
+    struct mb_head_opts opts = {
+        .bind_addr = a->bind_addr,
+        .node_ip = a->ip,
+        .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
+        .http_port =
+            a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
+        .store_path = store,
+        .store_sync_full = strcmp(a->opts->store_sync, "full") == 0,
+        .session_name = session,
+        .session_dir = a->opts->node_dir,
+        .temp_dir = a->opts->temp_dir,
+        .packages_dir = packages,
+        .token = a->token};
     int rc = MB_ENOMEM;
 
     if (store != NULL && packages != NULL)
@@ -459,7 +462,10 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
     a->http.node_name = a->node_name;
-    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
+    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token,
+                             a->opts->http_port < 0 && a->former.http_port > 0
+                                 ? a->former.http_port
+                                 : (int)a->opts->http_port,
                              err);
     snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
     return rc;
@@ -488,6 +494,7 @@ static int start(struct agent *a, struct mb_err *err)
         rc = find_ip(a, err);
     if (rc != MB_OK)
         return rc;
+    mb_node_file_former_ports(a->opts->node_dir, &a->former);
     snprintf(a->bind_addr, sizeof(a->bind_addr), "%s",
              mb_starts_with(a->ip, "127.") ? "127.0.0.1" : "0.0.0.0");
     if (a->opts->address != NULL)

@@ -1,0 +1,171 @@
+"""Gangs on agents below an embedded head, driven with plain grpcio: test_gang.py BIN_DIR"""
+
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import cluster
+
+
+def case_environment_and_logs(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    reply = d.expect("hello_reply")
+    assert reply.node_ip == "127.0.0.1" and reply.rendezvous_port > 0 and not reply.running
+    d.launch(["/bin/sh", "-c", 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK '
+              '$MASTER_PORT [$CUDA_VISIBLE_DEVICES] $OWN"; seq 1 20000; printf "no line end"'],
+             ranks=(0, 1), env=["MASTER_PORT=77", "OWN=x y"])
+    assert len(d.expect("launched").pids) == 2
+    exits = sorted((d.expect("rank_exit") for _ in range(2)), key=lambda e: e.rank)
+    assert [(e.rank, e.exit_code, e.signal) for e in exits] == [(0, 0, 0), (1, 0, 0)]
+    d.send(end={})
+    d.expect("ended")
+    for rank in (0, 1):
+        text = d.logs[rank].decode()
+        assert text.startswith(f"{rank} {rank} 2 2 0 77 [] x y\n1\n2\n"), text[:80]
+        assert text.endswith("\n20000\nno line end"), text[-80:]
+    d.close()
+
+
+def case_a_failed_rank_ends_its_peers(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=2)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap '' TERM; [ $RANK = 1 ] && sleep 0.3 && exit 7; "
+              "sleep 1000 & wait; wait"], ranks=(0, 1))
+    d.expect("launched")
+    first = d.expect("rank_exit")
+    began = time.monotonic()
+    assert (first.rank, first.exit_code, first.cause) == (1, 7, ""), first
+    second = d.expect("rank_exit", deadline_s=2)
+    took_s = time.monotonic() - began
+    assert second.rank == 0 and second.signal == signal.SIGKILL, second
+    assert second.cause == "ended because rank 1 failed", second
+    assert took_s < 1.5, f"the peer lived for {took_s:.2f} s"
+    print(f"     the peer was gone after {took_s:.2f} s", flush=True)
+    d.send(stop={"reason": "test"})
+    d.expect("ended")
+    d.close()
+
+
+def case_a_killed_rank_is_named(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=3)
+    d.expect("hello_reply")
+    d.launch(["sleep", "1000"], ranks=(0, 1))
+    pids = d.expect("launched").pids
+    os.kill(pids[0], signal.SIGKILL)
+    e = d.expect("rank_exit", deadline_s=5)
+    assert (e.rank, e.pid, e.exit_code, e.signal) == (0, pids[0], 137, 9), e
+    d.expect("rank_exit")
+    d.send(end={})
+    d.expect("ended")
+    d.close()
+
+
+def case_refusals(s, gcs, node, pg):
+    import grpc
+
+    d = cluster.Driver(s, node.grpc_address(), os.urandom(18))
+    assert d.expect("error").code() == grpc.StatusCode.FAILED_PRECONDITION
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=1)
+    e = d.expect("error")
+    assert e.code() == grpc.StatusCode.ABORTED and "older than attempt 3" in e.details(), e
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=4)
+    d.expect("hello_reply")
+    d.launch(["true"], bundle=9)
+    assert "bundle 9 is not committed" in d.expect("failure").text
+    d.send(end={})
+    d.expect("ended")
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=5)
+    d.expect("hello_reply")
+    d.launch(["/no/such/program"])
+    d.expect("launched")
+    e = d.expect("rank_exit")
+    assert e.exit_code == 127 and "/no/such/program" in e.cause, e
+    d.send(end={})
+    d.expect("ended")
+
+
+def case_redial_and_lease(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=6)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "echo one; trap 'echo bye; exit 3' TERM; sleep 1000 & wait"])
+    pids = list(d.expect("launched").pids)
+    d.close()
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=6, lease_ms=1000)
+    assert d.expect("hello_reply").running
+    assert list(d.expect("launched").pids) == pids
+    e = d.expect("rank_exit")  # nobody renews: the lease runs out, SIGTERM
+    assert e.exit_code == 3, e
+    d.expect("ended")
+    assert d.logs[0] == b"one\nbye\n", d.logs
+
+
+def case_agent_killed(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=7)
+    d.expect("hello_reply")
+    go = pathlib.Path(s.dir, "go")
+    d.launch(["/bin/sh", "-c", f"echo before; while [ ! -e {go} ]; do sleep 0.05; done; "
+              "echo after; exit 5"])
+    pids = list(d.expect("launched").pids)
+    node_id = node.info["node_id"]
+    killed = node.kill_agent()
+    node.wait_alive(other_than_pid=killed)
+    assert node.info["node_id"] == node_id, "it did not resume its id"
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=7)
+    assert d.expect("hello_reply").running
+    assert list(d.expect("launched").pids) == pids
+    go.touch()
+    e = d.expect("rank_exit")
+    assert (e.exit_code, e.pid) == (5, pids[0]), e
+    d.send(end={})
+    d.expect("ended")
+    assert d.logs[0] == b"before\nafter\n", d.logs
+
+
+def case_group_removed(s, gcs, node, pg):
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=8)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
+    d.expect("launched")
+    assert node.state()["resources_available"]["mobula_slot"] == 2
+    gcs.remove_group(pg)
+    d.expect("rank_exit")
+    d.expect("ended")
+    cluster.wait_for("units given back",
+                     lambda: node.state()["resources_available"]["mobula_slot"] == 4)
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=9)
+    d.expect("error")
+
+
+def case_metrics(s, gcs, node, pg):
+    text = node.http("/metrics")
+    assert re.search(r'^mobula_node_up 1$', text, re.M)
+    assert re.search(r'^mobula_resource_total\{resource="mobula_slot"\} 4$', text, re.M), text
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) [a-z_]+ .+|[a-z_]+(\{.*\})? [-+0-9.e]+', line), line
+    assert node.http("/api/healthz") == "success"
+
+
+def main():
+    with cluster.Sandbox() as s:
+        # Four devices that do not exist: their numbers are only handed out.
+        node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0",
+                      "--num-gpus", "4")
+        info = node.wait_alive()
+        gcs = cluster.Gcs(s, info["gcs_address"])
+        pg = gcs.create_group([{"mobula_slot": 2}])
+        gcs.wait_created(pg)
+        for case in (case_environment_and_logs, case_a_failed_rank_ends_its_peers,
+                     case_a_killed_rank_is_named, case_refusals, case_redial_and_lease,
+                     case_agent_killed, case_group_removed, case_metrics):
+            case(s, gcs, node, pg)
+            print(f"ok   {case.__name__[5:]}", flush=True)
+        assert node.stop() == 0
+        assert node.file()["state"] == "ENDED"
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -136,32 +136,59 @@ static int wait_end(int pid_fd, uint64_t timeout_ms)
     }
 }
 
-int mb_local_stop(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err)
+/* A pidfd of the very process; -1 when it is gone (*rc 0) or cannot be had. */
+static int open_process(const struct mb_local_node *node, int *rc, struct mb_err *err)
 {
-    static const int signals[] = {SIGTERM, SIGTERM, SIGKILL};
-    const uint64_t waits_ms[] = {grace_ms, MB_LOCAL_KILL_MS, MB_LOCAL_KILL_MS};
     int pid_fd = (int)syscall(SYS_pidfd_open, (pid_t)node->init_pid, 0);
 
-    if (pid_fd < 0 && errno == ESRCH)
-        return 0;
-    if (pid_fd < 0)
-        return mb_err_sys(err, errno, "process %lld", (long long)node->init_pid);
-    for (int i = 0; i < 3 && mb_local_is_running(node); i++) {
-        if (syscall(SYS_pidfd_send_signal, pid_fd, signals[i], NULL, 0) != 0 && errno != ESRCH) {
-            int saved = errno;
-
-            close(pid_fd);
-            return mb_err_sys(err, saved, "process %lld", (long long)node->init_pid);
-        }
-        if (!wait_end(pid_fd, waits_ms[i]))
-            continue;
+    *rc = 0;
+    if (pid_fd >= 0 && mb_local_is_running(node))
+        return pid_fd;
+    if (pid_fd >= 0)
         close(pid_fd);
-        return i == 0 ? 0
-                      : mb_err_set(err, MB_ETIMEOUT, "%s did not end by itself and was killed",
-                                   node->dir);
+    else if (errno != ESRCH)
+        *rc = mb_err_sys(err, errno, "process %lld", (long long)node->init_pid);
+    return -1;
+}
+
+static int send_signal(const struct mb_local_node *node, int pid_fd, int signal, struct mb_err *err)
+{
+    if (syscall(SYS_pidfd_send_signal, pid_fd, signal, NULL, 0) == 0 || errno == ESRCH)
+        return 0;
+    return mb_err_sys(err, errno, "process %lld", (long long)node->init_pid);
+}
+
+int mb_local_ask_to_end(const struct mb_local_node *node, struct mb_err *err)
+{
+    int rc, pid_fd = open_process(node, &rc, err);
+
+    if (pid_fd < 0)
+        return rc;
+    rc = send_signal(node, pid_fd, SIGTERM, err);
+    close(pid_fd);
+    return rc;
+}
+
+int mb_local_wait_end(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err)
+{
+    static const int signals[] = {0, SIGTERM, SIGKILL};
+    const uint64_t waits_ms[] = {grace_ms, MB_LOCAL_KILL_MS, MB_LOCAL_KILL_MS};
+    int rc, pid_fd = open_process(node, &rc, err);
+
+    if (pid_fd < 0)
+        return rc;
+    for (int i = 0; i < 3 && rc == 0; i++) {
+        if (signals[i] != 0)
+            rc = send_signal(node, pid_fd, signals[i], err);
+        if (rc == 0 && wait_end(pid_fd, waits_ms[i])) {
+            close(pid_fd);
+            return i == 0 ? 0
+                          : mb_err_set(err, MB_ETIMEOUT, "%s did not end by itself and was killed",
+                                       node->dir);
+        }
     }
     close(pid_fd);
-    return mb_local_is_running(node)
-               ? mb_err_set(err, MB_EIO, "process %lld does not end", (long long)node->init_pid)
-               : 0;
+    return rc != 0
+               ? rc
+               : mb_err_set(err, MB_EIO, "process %lld does not end", (long long)node->init_pid);
 }

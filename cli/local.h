@@ -27,12 +27,15 @@ void mb_local_nodes_free(struct mb_local_node *nodes, size_t n);
 int mb_local_find(const char *dir, struct mb_local_node *out, struct mb_err *err);
 int mb_local_is_running(const struct mb_local_node *node);
 
+/* SIGTERM, without waiting. A process that is gone already is success. */
+int mb_local_ask_to_end(const struct mb_local_node *node, struct mb_err *err);
+
 /*
- * SIGTERM; after grace_ms a second one (mobula-init then kills what is left), and after
- * MB_LOCAL_KILL_MS more SIGKILL. 0: it ended by the first signal; MB_ETIMEOUT: it had to be pushed,
- * and is gone; MB_EIO: it could not be ended.
+ * Waits for a node that was asked; after grace_ms it is asked a second time (mobula-init then kills
+ * what is left), and after MB_LOCAL_KILL_MS more it is killed. 0: it ended within the grace;
+ * MB_ETIMEOUT: it had to be pushed, and is gone; MB_EIO: it could not be ended.
  */
 enum { MB_LOCAL_KILL_MS = 5000 };
-int mb_local_stop(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err);
+int mb_local_wait_end(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err);
 
 #endif

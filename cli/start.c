@@ -23,7 +23,13 @@
 #include "cli/local.h"
 #include "cli/options.h"
 
-enum { NODE_JSON_MAX_BYTES = 64 * 1024, CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64 };
+enum {
+    NODE_JSON_MAX_BYTES = 64 * 1024,
+    CHECK_MS = 10,
+    START_TIMEOUT_MS = 30000,
+    ARGS_MAX = 64,
+    LOG_LINE_MAX_BYTES = 512
+};
 
 struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store_sync, *token_file;
@@ -177,11 +183,30 @@ static int read_node(const char *dir, json_t **node, struct mb_err *err)
     return rc;
 }
 
+/* What the agent said last; "" when nothing can be read. */
+static void last_log_line(const char *dir, char line[LOG_LINE_MAX_BYTES])
+{
+    char *path = mb_path_join(dir, "agent.log");
+    FILE *f = path != NULL ? fopen(path, "re") : NULL;
+    char text[LOG_LINE_MAX_BYTES];
+
+    line[0] = '\0';
+    while (f != NULL && fgets(text, LOG_LINE_MAX_BYTES, f) != NULL) {
+        text[strcspn(text, "\n")] = '\0';
+        if (text[0] != '\0')
+            memcpy(line, text, sizeof(text));
+    }
+    if (f != NULL)
+        fclose(f);
+    mb_free(path);
+}
+
 /* 0: ALIVE. */
 static int wait_alive(const char *dir, json_t **node, struct mb_err *err)
 {
     uint64_t deadline_ms = mb_mono_ms() + START_TIMEOUT_MS;
     struct mb_local_node init = {0};
+    char line[LOG_LINE_MAX_BYTES];
 
     for (;;) {
         int rc = read_node(dir, node, err);
@@ -191,12 +216,15 @@ static int wait_alive(const char *dir, json_t **node, struct mb_err *err)
         if (mb_local_find(dir, &init, NULL) != 0) {
             /* It may have written its reason and ended between the two looks. */
             rc = read_node(dir, node, err);
-            return rc < 0 ? rc : mb_err_set(err, MB_ESTATE, "the agent ended at once");
+            last_log_line(dir, line);
+            return rc < 0 ? rc : mb_err_set(err, MB_ESTATE, "the agent ended: %s", line);
         }
         mb_free(init.dir);
-        if (mb_mono_ms() >= deadline_ms)
-            return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s",
-                              START_TIMEOUT_MS / 1000);
+        if (mb_mono_ms() >= deadline_ms) {
+            last_log_line(dir, line);
+            return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s: %s",
+                              START_TIMEOUT_MS / 1000, line);
+        }
         poll(NULL, 0, CHECK_MS);
     }
 }
@@ -307,7 +335,9 @@ static int start_daemon(const struct start_args *a, const char *dir, char *const
     if (rc == 0) {
         print_next_steps(a, dir, node);
     } else if (mb_local_find(dir, &init, NULL) == 0) {
-        mb_local_stop(&init, MB_LOCAL_KILL_MS, NULL);
+        if (mb_local_ask_to_end(&init, NULL) != 0 ||
+            mb_local_wait_end(&init, MB_LOCAL_KILL_MS, NULL) == MB_EIO)
+            fprintf(stderr, "mobula: process %lld could not be ended\n", (long long)init.init_pid);
         mb_free(init.dir);
     }
     json_decref(node);

@@ -1,6 +1,6 @@
 /*
  * mobula stop: ends every node that was started here (below the temporary directory), together with
- * the jobs and ranks on it. All are asked at once by a process each waits for; logs are kept.
+ * the jobs and ranks on it. All are asked first, then waited for one by one; logs are kept.
  */
 #include <stdio.h>
 #include "cli/local.h"
@@ -41,7 +41,11 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     if (rc != 0)
         return mb_cli_fail(cli, &err);
     for (size_t i = 0; i < n; i++) {
-        rc = mb_local_stop(&nodes[i], args.force ? 0 : args.grace_ms, &err);
+        if (mb_local_ask_to_end(&nodes[i], &err) != 0)
+            status = mb_cli_fail(cli, &err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        rc = mb_local_wait_end(&nodes[i], args.force ? 0 : args.grace_ms, &err);
         if (rc == 0 || (rc == MB_ETIMEOUT && args.force))
             printf("stopped %s\n", nodes[i].dir);
         else

@@ -107,9 +107,9 @@ int mb_grpc_stream_open(struct mb_grpc_channel *ch, const char *method,
                         const struct mb_grpc_metadata *metadata, size_t n_metadata,
                         uint64_t timeout_ms, const struct mb_grpc_stream_ops *ops, void *arg,
                         struct mb_grpc_stream **out, struct mb_err *err);
-/* Queue one message (encoded at once). MB_EFULL when more than 64 MiB wait to be sent: nothing was
- * queued, and the sender must slow down. MB_ESTATE after close_send, finish or cancel,
- * and before accept. */
+/* Queue one message (encoded at once). MB_EFULL when more than 64 MiB wait to be sent (each message
+ * counts 512 bytes more than its size): nothing was queued, and the sender must slow down.
+ * MB_ESTATE after close_send, finish or cancel, and before accept. */
 int mb_grpc_stream_send(struct mb_grpc_stream *s, const ProtobufCMessage *msg, struct mb_err *err);
 size_t mb_grpc_stream_queued_bytes(const struct mb_grpc_stream *s);
 void mb_grpc_stream_close_send(struct mb_grpc_stream *s);        /* client half-close */

@@ -14,6 +14,7 @@ enum {
     MB_GRPC_DETAIL_MAX = 1024,            /* longest status text kept, NUL included */
     MB_GRPC_MESSAGE_MAX = 512 << 20,      /* default bound of a message in bytes, Ray's */
     MB_GRPC_STREAM_QUEUE_MAX = 64 << 20,  /* bytes waiting to be sent on one stream */
+    MB_GRPC_STREAM_MESSAGE_COST = 512,    /* what a waiting message takes beside its payload */
     MB_GRPC_SERVER_SLOTS = 32,            /* calls the library may hand over before we ask again */
     MB_GRPC_SERVER_CONCURRENT_MAX = 1000, /* calls of one connection at a time */
     MB_GRPC_UNARY_DEADLINE_MS = 60000     /* default bound on a handler */

@@ -266,7 +266,7 @@ int mb_grpc_stream_send(struct mb_grpc_stream *s, const ProtobufCMessage *msg, s
 
     if (s->closing || s->cancelled || s->ended || !s->accepted || s->g->stopping)
         return mb_err_set(err, MB_ESTATE, "the stream is closed for sending");
-    size_bytes = protobuf_c_message_get_packed_size(msg);
+    size_bytes = protobuf_c_message_get_packed_size(msg) + MB_GRPC_STREAM_MESSAGE_COST;
     if (s->queued_bytes > 0 && s->queued_bytes + size_bytes > MB_GRPC_STREAM_QUEUE_MAX)
         return mb_err_set(err, MB_EFULL, "the stream has %zu bytes waiting to be sent",
                           s->queued_bytes);

@@ -201,6 +201,30 @@ static void test_back_pressure(void **state)
     fixture_end(&f);
 }
 
+/* The bound is on memory: messages without a byte fill the queue as well. */
+static void test_back_pressure_of_empty_messages(void **state)
+{
+    enum { LIMIT = 1000000 };
+    chunk empty = RAY__RPC__INTERNAL_KVPUT_REQUEST__INIT;
+    struct end server, client;
+    struct mb_err err = {0};
+    struct fixture f;
+    int n = 0;
+
+    (void)state;
+    begin(&f, &server, &client);
+    server.finish_on_done = MB_GRPC_OK;
+    open_stream(&f, "/t.T/Stream", 0, &client);
+    while (n < LIMIT && mb_grpc_stream_send(client.s, &empty.base, &err) == 0)
+        n++;
+    assert_int_equal(err.code, MB_EFULL);
+    mb_grpc_stream_close_send(client.s);
+    fixture_wait(&f, &client.n_ended, 1);
+    assert_int_equal(client.status, MB_GRPC_OK);
+    assert_int_equal(server.n_messages, n);
+    fixture_end(&f);
+}
+
 static void test_finish(void **state)
 {
     struct end server, client;
@@ -453,6 +477,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_thousand),
         cmocka_unit_test(test_back_pressure),
+        cmocka_unit_test(test_back_pressure_of_empty_messages),
         cmocka_unit_test(test_finish),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_token),

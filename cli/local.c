@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "agent/supervise/protocol.h"
@@ -40,12 +41,17 @@ int mb_local_find(const char *dir, struct mb_local_node *out, struct mb_err *err
     struct mb_local_node node = {0};
     char *path = mb_path_join(dir, MB_INIT_PID_FILE);
     struct mb_buf text = {0};
+    struct stat st;
     long long pid = 0;
     unsigned long long ticks = 0;
     int rc;
 
     if (path == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (stat(dir, &st) != 0 || st.st_uid != geteuid()) {
+        mb_free(path);
+        return mb_err_set(err, MB_EDENIED, "%s belongs to somebody else", dir);
+    }
     rc = mb_fs_read(path, PID_FILE_MAX_BYTES, &text, err);
     if (rc == 0 && sscanf(mb_buf_str(&text), "%lld %llu", &pid, &ticks) != 2)
         rc = mb_err_set(err, MB_ECORRUPT, "%s: not a pid file", path);

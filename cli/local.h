@@ -38,4 +38,7 @@ int mb_local_ask_to_end(const struct mb_local_node *node, struct mb_err *err);
 enum { MB_LOCAL_KILL_MS = 5000 };
 int mb_local_wait_end(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err);
 
+/* Kills what nobody owns any more below temp_dir; *n_killed counts them. */
+int mb_local_end_orphans(const char *temp_dir, size_t *n_killed, struct mb_err *err);
+
 #endif

@@ -30,7 +30,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     struct stop_args args = {.grace_ms = 70 * 1000};
     struct mb_local_node *nodes;
     struct mb_err err;
-    size_t n;
+    size_t n, n_orphans = 0;
     int n_words, status = 0;
     int rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
 
@@ -51,7 +51,11 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         else
             status = mb_cli_fail(cli, &err);
     }
-    if (n == 0)
+    if (mb_local_end_orphans(mb_local_temp_dir(args.temp_dir), &n_orphans, &err) != 0)
+        status = mb_cli_fail(cli, &err);
+    if (n_orphans > 0)
+        printf("killed %zu processes that nobody owned any more\n", n_orphans);
+    if (n == 0 && n_orphans == 0)
         printf("nothing runs below %s\n", mb_local_temp_dir(args.temp_dir));
     mb_local_nodes_free(nodes, n);
     return status;

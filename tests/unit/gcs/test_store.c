@@ -14,7 +14,7 @@ struct fixture {
     uv_loop_t loop;
     char dir[64];
     char path[96];
-    struct mb_store *s;
+    struct mb_tables *s;
 };
 
 static int setup(void **state)
@@ -53,7 +53,7 @@ static void open_store(struct fixture *f)
 {
     struct mb_err err = {0};
 
-    if (mb_store_open_sqlite(&f->loop, f->path, 0, &f->s, &err) != 0)
+    if (mb_tables_open_sqlite(&f->loop, f->path, 0, &f->s, &err) != 0)
         fail_msg("%s", err.text);
 }
 
@@ -61,7 +61,7 @@ static void close_store(struct fixture *f)
 {
     int closed = 0;
 
-    mb_store_close(f->s, set_flag, &closed);
+    mb_tables_close(f->s, set_flag, &closed);
     loop_until(&f->loop, &closed);
 }
 
@@ -75,7 +75,7 @@ static void put(struct fixture *f, const char *ns, const char *k, const char *v)
     struct mb_err err = {0};
     int done = 0;
 
-    assert_int_equal(mb_store_put(f->s, MB_STORE_KV, b(ns), b(k), b(v), on_done, &done, &err), 0);
+    assert_int_equal(mb_tables_put(f->s, MB_STORE_KV, b(ns), b(k), b(v), on_done, &done, &err), 0);
     loop_until(&f->loop, &done);
     assert_int_equal(done, 1);
 }
@@ -84,7 +84,7 @@ static const char *get(struct fixture *f, const char *ns, const char *k)
 {
     struct mb_blob v;
 
-    return mb_store_get(f->s, MB_STORE_KV, b(ns), b(k), &v) ? v.p : NULL;
+    return mb_tables_get(f->s, MB_STORE_KV, b(ns), b(k), &v) ? v.p : NULL;
 }
 
 static int count_one(void *arg, struct mb_blob key, struct mb_blob value)
@@ -106,7 +106,7 @@ static void values_survive_a_reopen(void **state)
     put(f, "ab", "k1", "other");
     put(f, "a", "k1", "newer");
     assert_string_equal(get(f, "a", "k1"), "newer");
-    assert_int_equal(mb_store_del(f->s, MB_STORE_KV, b("a"), b("k2"), on_done, &done, NULL), 0);
+    assert_int_equal(mb_tables_del(f->s, MB_STORE_KV, b("a"), b("k2"), on_done, &done, NULL), 0);
     assert_null(get(f, "a", "k2"));
     loop_until(&f->loop, &done);
     close_store(f);
@@ -114,7 +114,7 @@ static void values_survive_a_reopen(void **state)
     assert_string_equal(get(f, "a", "k1"), "newer");
     assert_null(get(f, "a", "k2"));
     assert_string_equal(get(f, "ab", "k1"), "other");
-    mb_store_each(f->s, MB_STORE_KV, b("a"), b("k"), count_one, &n);
+    mb_tables_each(f->s, MB_STORE_KV, b("a"), b("k"), count_one, &n);
     assert_int_equal(n, 1);
     close_store(f);
 }
@@ -126,15 +126,15 @@ static void keys_are_bytes_and_tables_are_apart(void **state)
     struct mb_blob key = {"a\0b", 3}, v;
 
     open_store(f);
-    assert_int_equal(mb_store_put(f->s, MB_STORE_NODES, b(""), key, b(""), on_done, &done, NULL),
+    assert_int_equal(mb_tables_put(f->s, MB_STORE_NODES, b(""), key, b(""), on_done, &done, NULL),
                      0);
     loop_until(&f->loop, &done);
     close_store(f);
     open_store(f);
-    assert_true(mb_store_get(f->s, MB_STORE_NODES, b(""), key, &v));
+    assert_true(mb_tables_get(f->s, MB_STORE_NODES, b(""), key, &v));
     assert_int_equal(v.n, 0);
-    assert_false(mb_store_get(f->s, MB_STORE_NODES, b(""), b("a"), NULL));
-    assert_false(mb_store_get(f->s, MB_STORE_JOBS, b(""), key, NULL));
+    assert_false(mb_tables_get(f->s, MB_STORE_NODES, b(""), b("a"), NULL));
+    assert_false(mb_tables_get(f->s, MB_STORE_JOBS, b(""), key, NULL));
     close_store(f);
 }
 
@@ -187,11 +187,11 @@ static void a_damaged_file_is_named_and_left_alone(void **state)
     struct fixture *f = *state;
     struct mb_err err = {0};
     struct mb_buf after = {0};
-    struct mb_store *s;
+    struct mb_tables *s;
 
     assert_int_equal(
         mb_fs_write_atomic(f->path, "this is no database, it is a text", 33, 0600, &err), 0);
-    assert_int_equal(mb_store_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
+    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
     assert_non_null(strstr(err.text, f->path));
     assert_int_equal(mb_fs_read(f->path, 100, &after, NULL), 0);
     assert_string_equal(mb_buf_str(&after), "this is no database, it is a text");
@@ -202,7 +202,7 @@ static void torn_pages_are_found(void **state)
 {
     struct fixture *f = *state;
     struct mb_err err = {0};
-    struct mb_store *s;
+    struct mb_tables *s;
     char big[4096];
 
     open_store(f);
@@ -222,17 +222,17 @@ static void torn_pages_are_found(void **state)
         fwrite(big, 1, sizeof big, file);
     }
     fclose(file);
-    assert_int_equal(mb_store_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
+    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
 }
 
 static void a_second_head_is_refused(void **state)
 {
     struct fixture *f = *state;
     struct mb_err err = {0};
-    struct mb_store *second;
+    struct mb_tables *second;
 
     open_store(f);
-    assert_int_equal(mb_store_open_sqlite(&f->loop, f->path, 0, &second, &err), MB_EEXIST);
+    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &second, &err), MB_EEXIST);
     close_store(f);
 }
 
@@ -246,13 +246,13 @@ static void close_commits_what_waits(void **state)
         char key[16];
         snprintf(key, sizeof key, "%d", i);
         assert_int_equal(
-            mb_store_put(f->s, MB_STORE_KV, b("n"), b(key), b("v"), on_done, &done[i], NULL), 0);
+            mb_tables_put(f->s, MB_STORE_KV, b("n"), b(key), b("v"), on_done, &done[i], NULL), 0);
     }
     close_store(f);
     for (int i = 0; i < 500; i++)
         assert_int_equal(done[i], 1);
     open_store(f);
-    assert_int_equal(mb_store_count(f->s, MB_STORE_KV), 500);
+    assert_int_equal(mb_tables_count(f->s, MB_STORE_KV), 500);
     close_store(f);
 }
 
@@ -266,7 +266,7 @@ static void running_out_of_memory_changes_nothing(void **state)
     put(f, "n", "k", "old");
     for (unsigned long nth = 1;; nth++) {
         mb_alloc_fail_nth(nth);
-        int rc = mb_store_put(f->s, MB_STORE_KV, b("n"), b("k"), b("new"), on_done, &done, &err);
+        int rc = mb_tables_put(f->s, MB_STORE_KV, b("n"), b("k"), b("new"), on_done, &done, &err);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {
@@ -280,7 +280,7 @@ static void running_out_of_memory_changes_nothing(void **state)
     close_store(f);
     for (unsigned long nth = 1;; nth++) {
         mb_alloc_fail_nth(nth);
-        int rc = mb_store_open_sqlite(&f->loop, f->path, 0, &f->s, &err);
+        int rc = mb_tables_open_sqlite(&f->loop, f->path, 0, &f->s, &err);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {

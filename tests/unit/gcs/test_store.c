@@ -75,7 +75,7 @@ static void put(struct fixture *f, const char *ns, const char *k, const char *v)
     struct mb_err err = {0};
     int done = 0;
 
-    assert_int_equal(mb_tables_put(f->s, MB_STORE_KV, b(ns), b(k), b(v), on_done, &done, &err), 0);
+    assert_int_equal(mb_tables_put(f->s, MB_TABLES_KV, b(ns), b(k), b(v), on_done, &done, &err), 0);
     loop_until(&f->loop, &done);
     assert_int_equal(done, 1);
 }
@@ -84,7 +84,7 @@ static const char *get(struct fixture *f, const char *ns, const char *k)
 {
     struct mb_blob v;
 
-    return mb_tables_get(f->s, MB_STORE_KV, b(ns), b(k), &v) ? v.p : NULL;
+    return mb_tables_get(f->s, MB_TABLES_KV, b(ns), b(k), &v) ? v.p : NULL;
 }
 
 static int count_one(void *arg, struct mb_blob key, struct mb_blob value)
@@ -106,7 +106,7 @@ static void values_survive_a_reopen(void **state)
     put(f, "ab", "k1", "other");
     put(f, "a", "k1", "newer");
     assert_string_equal(get(f, "a", "k1"), "newer");
-    assert_int_equal(mb_tables_del(f->s, MB_STORE_KV, b("a"), b("k2"), on_done, &done, NULL), 0);
+    assert_int_equal(mb_tables_del(f->s, MB_TABLES_KV, b("a"), b("k2"), on_done, &done, NULL), 0);
     assert_null(get(f, "a", "k2"));
     loop_until(&f->loop, &done);
     close_store(f);
@@ -114,7 +114,7 @@ static void values_survive_a_reopen(void **state)
     assert_string_equal(get(f, "a", "k1"), "newer");
     assert_null(get(f, "a", "k2"));
     assert_string_equal(get(f, "ab", "k1"), "other");
-    mb_tables_each(f->s, MB_STORE_KV, b("a"), b("k"), count_one, &n);
+    mb_tables_each(f->s, MB_TABLES_KV, b("a"), b("k"), count_one, &n);
     assert_int_equal(n, 1);
     close_store(f);
 }
@@ -126,15 +126,15 @@ static void keys_are_bytes_and_tables_are_apart(void **state)
     struct mb_blob key = {"a\0b", 3}, v;
 
     open_store(f);
-    assert_int_equal(mb_tables_put(f->s, MB_STORE_NODES, b(""), key, b(""), on_done, &done, NULL),
+    assert_int_equal(mb_tables_put(f->s, MB_TABLES_NODES, b(""), key, b(""), on_done, &done, NULL),
                      0);
     loop_until(&f->loop, &done);
     close_store(f);
     open_store(f);
-    assert_true(mb_tables_get(f->s, MB_STORE_NODES, b(""), key, &v));
+    assert_true(mb_tables_get(f->s, MB_TABLES_NODES, b(""), key, &v));
     assert_int_equal(v.n, 0);
-    assert_false(mb_tables_get(f->s, MB_STORE_NODES, b(""), b("a"), NULL));
-    assert_false(mb_tables_get(f->s, MB_STORE_JOBS, b(""), key, NULL));
+    assert_false(mb_tables_get(f->s, MB_TABLES_NODES, b(""), b("a"), NULL));
+    assert_false(mb_tables_get(f->s, MB_TABLES_JOBS, b(""), key, NULL));
     close_store(f);
 }
 
@@ -246,13 +246,13 @@ static void close_commits_what_waits(void **state)
         char key[16];
         snprintf(key, sizeof key, "%d", i);
         assert_int_equal(
-            mb_tables_put(f->s, MB_STORE_KV, b("n"), b(key), b("v"), on_done, &done[i], NULL), 0);
+            mb_tables_put(f->s, MB_TABLES_KV, b("n"), b(key), b("v"), on_done, &done[i], NULL), 0);
     }
     close_store(f);
     for (int i = 0; i < 500; i++)
         assert_int_equal(done[i], 1);
     open_store(f);
-    assert_int_equal(mb_tables_count(f->s, MB_STORE_KV), 500);
+    assert_int_equal(mb_tables_count(f->s, MB_TABLES_KV), 500);
     close_store(f);
 }
 
@@ -266,7 +266,7 @@ static void running_out_of_memory_changes_nothing(void **state)
     put(f, "n", "k", "old");
     for (unsigned long nth = 1;; nth++) {
         mb_alloc_fail_nth(nth);
-        int rc = mb_tables_put(f->s, MB_STORE_KV, b("n"), b("k"), b("new"), on_done, &done, &err);
+        int rc = mb_tables_put(f->s, MB_TABLES_KV, b("n"), b("k"), b("new"), on_done, &done, &err);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {

@@ -98,9 +98,9 @@ static int print_help(void)
 
 static int train(struct mb_trainer *t, struct mb_err *err)
 {
-    catch_signals();
     int rc = mb_trainer_create(t, err);
     if (rc == 0) {
+        catch_signals(); /* until here there is nothing to save: a signal simply ends the process */
         rc = mb_trainer_run(t, err);
     }
     if (rc == 0 && t->report != NULL) {

@@ -39,15 +39,19 @@ static int share(struct mb_trainer *t, struct shared *s, struct mb_err *err)
     return mb_comm_synchronize(t->comm, err);
 }
 
+static int wants_stop(struct mb_trainer *t)
+{
+    char reason[MB_REPORT_REASON_MAX];
+    return mb_trainer_signal != 0 ||
+           (t->report != NULL && mb_report_client_stopping(t->report, reason));
+}
+
 static void add_wishes(struct mb_trainer *t, struct shared *s)
 {
     char reason[MB_REPORT_REASON_MAX];
     int64_t minutes = t->args.exit_duration_in_mins;
-    s->stop = mb_trainer_signal != 0;
+    s->stop = wants_stop(t);
     if (t->report != NULL) {
-        if (!s->stop && mb_report_client_stopping(t->report, reason)) {
-            s->stop = 1;
-        }
         s->save_now = mb_report_client_take_save_now(t->report, reason);
     }
     s->time_is_up =
@@ -250,7 +254,7 @@ static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, doub
             rc = mb_gpt_take_loss(t->gpt, &s.loss_sum, &s.n_tokens, err);
         }
         if (rc == 0) {
-            s.stop = mb_trainer_signal != 0;
+            s.stop = wants_stop(t);
             rc = share(t, &s, err);
         }
         if (rc != 0) {

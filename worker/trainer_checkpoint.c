@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -49,14 +50,16 @@ static void report_saved(struct mb_trainer *t, const struct mb_checkpoint_saved 
         files[i] = (struct mb_report_file){saved->files[i].path, saved->files[i].size_bytes,
                                            saved->files[i].crc64nvme};
     }
+    char *absolute = realpath(saved->dir, NULL); /* the agent has another working directory */
     struct mb_report r = {.type = MB_REPORT_SAVED,
                           .iteration = t->iteration,
-                          .text = saved->dir,
+                          .text = absolute != NULL ? absolute : saved->dir,
                           .files = files,
                           .n_files = saved->n_files};
     if (mb_report_client_send(t->report, &r, &err) != 0) {
         mb_error("trainer", "the agent does not know of %s: %s", saved->dir, err.text);
     }
+    mb_free(absolute);
 }
 
 int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)

@@ -141,6 +141,14 @@ class GangTest(unittest.TestCase):
             self.assertRegex(text, rf"rank {victim} went away")
             self.assertIn(text, other.log())
 
+    def test_before_the_start_a_stop_is_an_end(self):
+        gang = Gang(WORKER, 2, [*MODEL, *MOCK, "--train-iters", "20"], self.path("run"))
+        self.addCleanup(gang.kill)
+        gang.wait(lambda: all(r.of("endpoint") for r in gang.ranks))
+        gang.ranks[0].tell(t="stop", text="the user")
+        gang.ranks[1].process.send_signal(signal.SIGTERM)
+        self.assertEqual(gang.finish(), [130, -signal.SIGTERM])
+
     def test_a_damaged_checkpoint_is_named_by_all(self):
         self.train(2, "a", "--save", self.path("s"), "--save-interval", "10", "--exit-interval", "10")
         shard = self.path("s", "iter_0000010", "optim_dp_001_of_002.safetensors")

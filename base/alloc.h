@@ -10,12 +10,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 
-void *mb_alloc(size_t size_bytes);              /* NULL when memory is out; size 0 gives 1 byte */
-void *mb_calloc(size_t n, size_t size_bytes);   /* zeroed; overflow of the product gives NULL */
-void *mb_realloc(void *p, size_t size_bytes);   /* on NULL the old block is untouched */
+void *mb_alloc(size_t size_bytes);            /* NULL when memory is out; size 0 gives 1 byte */
+void *mb_calloc(size_t n, size_t size_bytes); /* zeroed; overflow of the product gives NULL */
+void *mb_realloc(void *p, size_t size_bytes); /* on NULL the old block is untouched */
 void *mb_reallocarray(void *p, size_t n, size_t size_bytes);
-void mb_free(void *p);                          /* NULL is legal */
-char *mb_strdup(const char *s);                 /* NULL in, NULL out */
+void mb_free(void *p);          /* NULL is legal */
+char *mb_strdup(const char *s); /* NULL in, NULL out */
 char *mb_strndup(const char *s, size_t n);
 char *mb_asprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *mb_vasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));

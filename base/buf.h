@@ -17,8 +17,8 @@ struct mb_buf {
 };
 
 void mb_buf_close(struct mb_buf *b);
-void mb_buf_reset(struct mb_buf *b);                   /* length 0, memory kept */
-int mb_buf_reserve(struct mb_buf *b, size_t extra);    /* room for extra more bytes */
+void mb_buf_reset(struct mb_buf *b);                /* length 0, memory kept */
+int mb_buf_reserve(struct mb_buf *b, size_t extra); /* room for extra more bytes */
 int mb_buf_add(struct mb_buf *b, const void *p, size_t n);
 int mb_buf_puts(struct mb_buf *b, const char *s);
 int mb_buf_printf(struct mb_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -26,8 +26,8 @@ int mb_buf_vprintf(struct mb_buf *b, const char *fmt, va_list ap)
     __attribute__((format(printf, 2, 0)));
 int mb_buf_u32le(struct mb_buf *b, uint32_t v);
 int mb_buf_u64le(struct mb_buf *b, uint64_t v);
-void mb_buf_consume(struct mb_buf *b, size_t n);       /* drop the first n bytes, n <= len */
-const char *mb_buf_str(const struct mb_buf *b);        /* "" when empty */
-char *mb_buf_take(struct mb_buf *b);                   /* moves the bytes out; NULL when out of memory */
+void mb_buf_consume(struct mb_buf *b, size_t n); /* drop the first n bytes, n <= len */
+const char *mb_buf_str(const struct mb_buf *b);  /* "" when empty */
+char *mb_buf_take(struct mb_buf *b);             /* moves the bytes out; NULL when out of memory */
 
 #endif

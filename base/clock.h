@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-uint64_t mb_mono_ms(void);  /* monotonic milliseconds; deadlines are made of this */
+uint64_t mb_mono_ms(void); /* monotonic milliseconds; deadlines are made of this */
 uint64_t mb_mono_us(void);
-uint64_t mb_unix_ms(void);  /* wall clock, for people and for wire formats */
+uint64_t mb_unix_ms(void); /* wall clock, for people and for wire formats */
 
 /* Cryptographic random bytes from getrandom(2); aborts only if the kernel has none. */
 void mb_random_bytes(void *p, size_t n);

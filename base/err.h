@@ -36,7 +36,8 @@ struct mb_err {
     char text[MB_ERR_TEXT_MAX]; /* one line, UTF-8, cut at the bound, never a secret */
 };
 
-/* Fill err and return code, so that `return mb_err_set(err, MB_EINVAL, "...")` reads as one thought. */
+/* Fill err and return code, so that `return mb_err_set(err, MB_EINVAL, "...")` reads as one
+ * thought. */
 int mb_err_set(struct mb_err *err, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 int mb_err_vset(struct mb_err *err, int code, const char *fmt, va_list ap)

@@ -50,7 +50,7 @@ struct mb_upload_opts {    /* copied */
 struct mb_upload_ops {
     void (*on_status)(void *arg, const struct mb_upload_status *status);
     void (*on_busy)(void *arg); /* the tracker file sealed an iteration */
-    void (*on_idle)(void *arg); /* nothing is left to do, for now */
+    void (*on_idle)(void *arg); /* nothing is left to do at present */
 };
 
 /* Replays the journal when there is one. MB_ECORRUPT: the journal is damaged, and the text says

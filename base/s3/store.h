@@ -4,9 +4,10 @@
  * data and tests speak of keys and conditions only.
  *
  * Loop-thread only; blocking file work goes to the libuv pool. Exactly one callback per operation,
- * never from inside the call. Operations retry transient faults inside their deadline (back-off with
- * jitter, fewer connections on SlowDown); what comes back is final. Errors name bucket and key,
- * never a credential. Source of the S3 rules: the measured list in docs/formats.md, "Object store".
+ * never from inside the call. Operations retry transient faults inside their deadline (back-off
+ * with jitter, fewer connections on SlowDown); what comes back is final. Errors name bucket and
+ * key, never a credential. Source of the S3 rules: the measured list in docs/formats.md, "Object
+ * store".
  */
 #ifndef MOBULA_BASE_S3_STORE_H
 #define MOBULA_BASE_S3_STORE_H
@@ -20,9 +21,10 @@ struct mb_store;
 struct mb_store_op;
 
 /* url: "s3://bucket/prefix", "file:///dir" or a plain absolute path. Keys are relative to it.
- * Credentials and endpoint come from the environment: BUCKET_STORAGE_HOST, _ACCESS_KEY, _SECRET_KEY,
- * then AWS_* . Nothing is contacted yet. Keys are at most 1024 bytes of UTF-8 without control
- * characters and without empty, "." or ".." segments: they then mean the same in both stores. */
+ * Credentials and endpoint come from the environment: BUCKET_STORAGE_HOST, _ACCESS_KEY,
+ * _SECRET_KEY, then AWS_* . Nothing is contacted yet. Keys are at most 1024 bytes of UTF-8 without
+ * control characters and without empty, "." or ".." segments: they then mean the same in both
+ * stores. */
 int mb_store_open(uv_loop_t *loop, const char *url, struct mb_store **out, struct mb_err *err);
 /* Ends operations in flight with MB_ECANCELED, then cb. */
 void mb_store_close(struct mb_store *s, void (*cb)(void *arg), void *arg);
@@ -36,13 +38,13 @@ enum mb_store_if {
 };
 
 struct mb_store_result {
-    int error;          /* 0; MB_ENOENT; MB_EEXIST = the condition failed; MB_EDENIED; ... */
-    const char *text;   /* for people; "" on success */
-    const void *data;   /* get: the bytes (NULL when written to a file) */
+    int error;        /* 0; MB_ENOENT; MB_EEXIST = the condition failed; MB_EDENIED; ... */
+    const char *text; /* for people; "" on success */
+    const void *data; /* get: the bytes (NULL when written to a file) */
     size_t data_len;
-    uint64_t size_bytes; /* head, get: of the object */
-    uint64_t crc64nvme;  /* put_file, get_file: of the bytes */
-    const char *etag;    /* put, get, head, *_file: opaque, "" if none */
+    uint64_t size_bytes;                  /* head, get: of the object */
+    uint64_t crc64nvme;                   /* put_file, get_file: of the bytes */
+    const char *etag;                     /* put, get, head, *_file: opaque, "" if none */
     const struct mb_store_entry *entries; /* list: sorted by key */
     size_t n_entries;
 };

@@ -26,6 +26,14 @@ static void authentication_mode(void *arg, struct mb_http_req *req)
                        json_pack("{s:s}", "authentication_mode", h->token ? "token" : "disabled"));
 }
 
+/* Whoever gets here has shown a valid token, or none is needed. */
+static void authenticate(void *arg, struct mb_http_req *req)
+{
+    (void)arg;
+    mb_http_reply_json(
+        req, 200, json_pack("{s:s, s:s}", "status", "authenticated", "message", "Token is valid"));
+}
+
 static void healthz(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
@@ -326,6 +334,7 @@ int head_cluster_routes(struct mb_head *h, struct mb_err *err)
     static const struct mb_http_route routes[] = {
         {"GET", "/api/version", version, 0},
         {"GET", "/api/authentication_mode", authentication_mode, MB_HTTP_PUBLIC},
+        {"POST", "/api/authenticate", authenticate, 0},
         {"GET", "/api/gcs_healthz", healthz, MB_HTTP_PUBLIC},
         {"GET", "/api/local_raylet_healthz", healthz, MB_HTTP_PUBLIC},
         {"GET", "/api/healthz", healthz, MB_HTTP_PUBLIC},

@@ -224,6 +224,7 @@ static void on_tick(uv_timer_t *timer)
 
     head_nodes_tick(h, now);
     head_pubsub_tick(h, now);
+    head_jobs_tick(h);
 }
 
 static void free_head(struct mb_head *h)

@@ -81,6 +81,36 @@ int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData id)
                                                       head_blob(id.data, id.len), NULL);
 }
 
+struct oldest {
+    uint8_t id[MB_JOB_ID_BYTES];
+    uint64_t end_ms; /* 0: none found */
+};
+
+static void find_oldest(void *arg, const Ray__Rpc__JobTableData *job)
+{
+    struct oldest *o = arg;
+
+    if (!job->is_dead || job->job_id.len != MB_JOB_ID_BYTES || job->end_time == 0 ||
+        (o->end_ms != 0 && job->end_time >= o->end_ms))
+        return;
+    o->end_ms = job->end_time;
+    memcpy(o->id, job->job_id.data, MB_JOB_ID_BYTES);
+}
+
+/* The driver that ended first leaves the table when it is full. */
+static void forget_oldest(struct mb_head *h)
+{
+    struct oldest o = {.end_ms = 0};
+    struct mb_err err = {0};
+
+    if (mb_tables_count(h->store, MB_TABLES_JOBS) <= HEAD_DRIVERS_MAX)
+        return;
+    head_jobinfo_each(h, find_oldest, &o);
+    if (o.end_ms != 0 && mb_tables_del(h->store, MB_TABLES_JOBS, mb_blob_str(""),
+                                       head_blob(o.id, sizeof o.id), NULL, NULL, &err) != 0)
+        mb_warn("gcs", "an old driver stays in the table: %s", err.text);
+}
+
 static int finish(struct mb_head *h, Ray__Rpc__JobTableData *job, struct mb_err *err)
 {
     if (job->is_dead)
@@ -90,8 +120,10 @@ static int finish(struct mb_head *h, Ray__Rpc__JobTableData *job, struct mb_err 
     job->timestamp = (int64_t)job->end_time;
     int rc = head_put_message(h, MB_TABLES_JOBS, head_blob(job->job_id.data, job->job_id.len),
                               &job->base, err);
-    if (rc == 0)
+    if (rc == 0) {
         head_placement_job_finished(h, job->job_id);
+        forget_oldest(h);
+    }
     return rc;
 }
 
@@ -145,7 +177,7 @@ void head_jobinfo_each(struct mb_head *h, head_job_visit visit, void *arg)
         mb_error("gcs", "the job table cannot be read to its end");
 }
 
-static const char *submission_of(const Ray__Rpc__JobTableData *job)
+const char *head_jobinfo_submission(const Ray__Rpc__JobTableData *job)
 {
     for (size_t i = 0; job->config && i < job->config->n_metadata; i++)
         if (strcmp(job->config->metadata[i]->key, "job_submission_id") == 0)
@@ -170,7 +202,7 @@ static void find_doomed(void *arg, const Ray__Rpc__JobTableData *job)
 
     if (job->is_dead || job->job_id.len != MB_JOB_ID_BYTES)
         return;
-    if (d->submission_id && strcmp(submission_of(job), d->submission_id) != 0)
+    if (d->submission_id && strcmp(head_jobinfo_submission(job), d->submission_id) != 0)
         return;
     if (d->node_id && !(at && at->node_id.len == MB_NODE_ID_BYTES &&
                         memcmp(at->node_id.data, d->node_id, MB_NODE_ID_BYTES) == 0))
@@ -217,30 +249,6 @@ void head_jobinfo_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_
     finish_doomed(h, &d);
 }
 
-struct driver_search {
-    const char *submission_id;
-    Ray__Rpc__JobTableData *found;
-};
-
-static void match_driver(void *arg, const Ray__Rpc__JobTableData *job)
-{
-    struct driver_search *s = arg;
-
-    if (strcmp(submission_of(job), s->submission_id) != 0)
-        return;
-    if (s->found)
-        ray__rpc__job_table_data__free_unpacked(s->found, NULL);
-    s->found = (Ray__Rpc__JobTableData *)mb_wire_copy(&job->base); /* the newest one counts */
-}
-
-Ray__Rpc__JobTableData *head_jobinfo_driver(struct mb_head *h, const char *submission_id)
-{
-    struct driver_search s = {.submission_id = submission_id};
-
-    head_jobinfo_each(h, match_driver, &s);
-    return s.found;
-}
-
 struct listing {
     struct mb_arena a;
     Ray__Rpc__JobTableData **rows; /* owned copies */
@@ -256,7 +264,8 @@ static void list_one(void *arg, const Ray__Rpc__JobTableData *job)
 
     if (job->job_id.len == MB_JOB_ID_BYTES)
         mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
-    if (l->wanted && strcmp(l->wanted, hex) != 0 && strcmp(l->wanted, submission_of(job)) != 0)
+    if (l->wanted && strcmp(l->wanted, hex) != 0 &&
+        strcmp(l->wanted, head_jobinfo_submission(job)) != 0)
         return;
     if (l->n == l->cap) {
         Ray__Rpc__JobTableData **bigger = mb_arena_calloc(&l->a, l->cap * 2 + 16, sizeof *bigger);

@@ -14,7 +14,9 @@
  *  5. After a restart the runner is asked for every job that had not ended: RUNNING and EXITED are
  *     adopted, a PENDING one it does not know is started, a RUNNING one is FAILED: its driver is
  * lost.
- *  6. A driver that starts although its job was stopped meanwhile is stopped.
+ *  6. A state that the store refuses is written again at every tick; followers and drivers hear of
+ * it only after the commit.
+ *  7. A driver that starts although its job was stopped meanwhile is stopped.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -106,15 +108,18 @@ static void on_written(void *arg, const struct mb_err *err)
 
     if (err->code != 0)
         mb_error("jobs", "job=%s record not stored: %s", w->id, err->text);
+    if (err->code != 0 && job && !w->first)
+        job->unwritten = 1;
     if (err->code != 0 && w->first && job) {
         drop_job(h, job); /* its submitter gets the error: it never existed */
         job = NULL;
     }
     if (job && w->first && !h->stopping && job->state == MB_JOB_PENDING)
         start_driver(h, job);
-    if (job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
+    if (err->code == 0 && job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
         head_jobinfo_finish_submission(h, w->id);
-    head_logs_job_changed(h, w->id);
+    if (err->code == 0)
+        head_logs_job_changed(h, w->id);
     mb_free(w);
 }
 
@@ -237,8 +242,19 @@ static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input inp
     describe(h, job, input, facts);
     if (from == MB_JOB_STOPPING)
         remember_stopping(h, job->id, 0);
-    if (write_job(h, job, 0, &err) != 0)
-        mb_error("jobs", "job=%s state not stored: %s", job->id, err.text);
+    if (write_job(h, job, 0, &err) != 0) {
+        mb_error("jobs", "job=%s state not stored yet: %s", job->id, err.text);
+        job->unwritten = 1;
+    }
+}
+
+void head_jobs_tick(struct mb_head *h)
+{
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        struct mb_err err = {0};
+        if (h->jobs[i]->unwritten)
+            h->jobs[i]->unwritten = write_job(h, h->jobs[i], 0, &err) != 0;
+    }
 }
 
 /* ---- the runner ---- */
@@ -546,21 +562,30 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
 
 /* ---- reading ---- */
 
-static json_t *driver_info(struct mb_head *h, const char *id, char *hex)
+static void index_driver(void *arg, const Ray__Rpc__JobTableData *job)
 {
-    Ray__Rpc__JobTableData *driver = head_jobinfo_driver(h, id);
-    char pid[24];
-    json_t *out = NULL;
+    json_t *index = arg;
+    const char *submission = head_jobinfo_submission(job);
+    char hex[2 * MB_JOB_ID_BYTES + 1], pid[24];
 
-    if (driver && driver->job_id.len == MB_JOB_ID_BYTES) {
-        mb_hex(driver->job_id.data, MB_JOB_ID_BYTES, hex);
-        snprintf(pid, sizeof pid, "%lld", (long long)driver->driver_pid);
-        out = json_pack("{s:s, s:s, s:s}", "id", hex, "node_ip_address", driver->driver_ip_address,
-                        "pid", pid);
-    }
-    if (driver)
-        ray__rpc__job_table_data__free_unpacked(driver, NULL);
-    return out;
+    json_t *known = json_object_get(index, submission);
+    if (*submission == '\0' || job->job_id.len != MB_JOB_ID_BYTES ||
+        (known && json_integer_value(json_array_get(known, 0)) > (json_int_t)job->start_time))
+        return;
+    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
+    snprintf(pid, sizeof pid, "%lld", (long long)job->driver_pid);
+    json_object_set_new(index, submission,
+                        json_pack("[I, {s:s, s:s, s:s}]", (json_int_t)job->start_time, "id", hex,
+                                  "node_ip_address", job->driver_ip_address, "pid", pid));
+}
+
+json_t *head_job_drivers(struct mb_head *h)
+{
+    json_t *index = json_object();
+
+    if (index)
+        head_jobinfo_each(h, index_driver, index);
+    return index;
 }
 
 static json_t *runtime_env_of(const struct head_job *job, int redact)
@@ -576,17 +601,17 @@ static json_t *runtime_env_of(const struct head_job *job, int redact)
     return env ? env : json_object();
 }
 
-json_t *head_job_details(struct mb_head *h, const struct head_job *job, int redact)
+json_t *head_job_details(const struct head_job *job, const json_t *drivers, int redact)
 {
     static const char *const copied[] = {
         "status",         "entrypoint",       "message",  "error_type",
         "start_time",     "end_time",         "metadata", "driver_agent_http_address",
         "driver_node_id", "driver_exit_code", NULL};
-    char hex[2 * MB_JOB_ID_BYTES + 1] = "";
-    json_t *driver = driver_info(h, job->id, hex);
-    json_t *out = json_pack("{s:s, s:s?, s:s, s:o?, s:o}", "type", "SUBMISSION", "job_id",
-                            *hex ? hex : NULL, "submission_id", job->id, "driver_info", driver,
-                            "runtime_env", runtime_env_of(job, redact));
+    json_t *driver = json_array_get(json_object_get(drivers, job->id), 1);
+    json_t *out =
+        json_pack("{s:s, s:s?, s:s, s:O?, s:o}", "type", "SUBMISSION", "job_id",
+                  json_string_value(json_object_get(driver, "id")), "submission_id", job->id,
+                  "driver_info", driver, "runtime_env", runtime_env_of(job, redact));
 
     for (size_t i = 0; out && copied[i]; i++) {
         json_t *v = json_object_get(job->info, copied[i]);

@@ -125,14 +125,6 @@ struct drivers {
     const char *wanted; /* hex id or NULL */
 };
 
-static int has_submission(const Ray__Rpc__JobTableData *job)
-{
-    for (size_t i = 0; job->config && i < job->config->n_metadata; i++)
-        if (strcmp(job->config->metadata[i]->key, "job_submission_id") == 0)
-            return 1;
-    return 0;
-}
-
 /* Drivers of submissions are shown inside those. */
 static void add_driver(void *arg, const Ray__Rpc__JobTableData *job)
 {
@@ -143,16 +135,18 @@ static void add_driver(void *arg, const Ray__Rpc__JobTableData *job)
         (job->config && mb_starts_with(job->config->ray_namespace, "_ray_internal_")))
         return;
     mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
-    if (d->wanted ? strcmp(hex, d->wanted) == 0 : !has_submission(job))
+    if (d->wanted ? strcmp(hex, d->wanted) == 0 : *head_jobinfo_submission(job) == '\0')
         json_array_append_new(d->list, driver_details(job));
 }
 
 json_t *head_jobs_json(struct mb_head *h, int redact)
 {
     struct drivers d = {.list = json_array()};
+    json_t *index = head_job_drivers(h);
 
     for (size_t i = 0; i < h->n_jobs; i++)
-        json_array_append_new(d.list, head_job_details(h, h->jobs[i], redact));
+        json_array_append_new(d.list, head_job_details(h->jobs[i], index, redact));
+    json_decref(index);
     head_jobinfo_each(h, add_driver, &d);
     return d.list;
 }
@@ -174,7 +168,9 @@ static void get(void *arg, struct mb_http_req *req)
         return;
     struct head_job *job = head_job_find(h, id);
     if (job) {
-        mb_http_reply_json(req, 200, head_job_details(h, job, mb_http_req_is_browser(req)));
+        json_t *index = head_job_drivers(h);
+        mb_http_reply_json(req, 200, head_job_details(job, index, mb_http_req_is_browser(req)));
+        json_decref(index);
         return;
     }
     struct drivers d = {.list = json_array(), .wanted = id};

@@ -40,11 +40,6 @@ int head_node_alive(const struct head_node *n)
     return n->info->state == STATE_ALIVE;
 }
 
-int head_node_fresh(const struct head_node *n)
-{
-    return n->view && mb_mono_ms() - n->heard_ms < 2 * MB_HEALTH_PERIOD_MS;
-}
-
 static void free_node(struct head_node *n)
 {
     if (!n)
@@ -231,47 +226,54 @@ static void on_checked(void *arg, int status, const char *detail, const Protobuf
     mb_free(c);
 }
 
+/* The answer to GetResourceLoad as a view. NULL: out of memory. */
+static Ray__Rpc__Syncer__ResourceViewSyncMessage *view_of(const Ray__Rpc__ResourcesData *r)
+{
+    struct mb_arena a = {0};
+    Ray__Rpc__Syncer__ResourceViewSyncMessage view =
+        RAY__RPC__SYNCER__RESOURCE_VIEW_SYNC_MESSAGE__INIT;
+    ProtobufCMessage *copy = NULL;
+    const struct mb_gcs_resource *avail =
+        mb_wire_get_resources(&a, r->resources_available, r->n_resources_available);
+    const struct mb_gcs_resource *total =
+        mb_wire_get_resources(&a, r->resources_total, r->n_resources_total);
+
+    if (avail && total) {
+        view.n_resources_available = r->n_resources_available;
+        view.resources_available = mb_wire_resources(
+            &a,
+            &ray__rpc__syncer__resource_view_sync_message__resources_available_entry__descriptor,
+            avail, r->n_resources_available);
+        view.n_resources_total = r->n_resources_total;
+        view.resources_total = mb_wire_resources(
+            &a, &ray__rpc__syncer__resource_view_sync_message__resources_total_entry__descriptor,
+            total, r->n_resources_total);
+        view.idle_duration_ms = r->idle_duration_ms;
+        view.is_draining = r->is_draining;
+        if (view.resources_available && view.resources_total)
+            copy = mb_wire_copy(&view.base);
+    }
+    mb_arena_close(&a);
+    return (Ray__Rpc__Syncer__ResourceViewSyncMessage *)copy;
+}
+
 static void on_load(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
 {
     struct check *c = arg;
     struct head_node *n = head_node_find_id(c->h, c->id);
     const Ray__Rpc__ResourcesData *r =
         reply ? ((const Ray__Rpc__GetResourceLoadReply *)reply)->resources : NULL;
+    Ray__Rpc__Syncer__ResourceViewSyncMessage *view = NULL;
 
-    (void)status;
+    (void)status; /* the health check beside this call judges the node */
     (void)detail;
-    if (n && r && !c->h->stopping && head_node_alive(n)) {
-        struct mb_arena a = {0};
-        Ray__Rpc__Syncer__ResourceViewSyncMessage view =
-            RAY__RPC__SYNCER__RESOURCE_VIEW_SYNC_MESSAGE__INIT;
-        const struct mb_gcs_resource *avail =
-            mb_wire_get_resources(&a, r->resources_available, r->n_resources_available);
-        const struct mb_gcs_resource *total =
-            mb_wire_get_resources(&a, r->resources_total, r->n_resources_total);
-        if (avail && total) {
-            view.n_resources_available = r->n_resources_available;
-            view.resources_available = mb_wire_resources(
-                &a,
-                &ray__rpc__syncer__resource_view_sync_message__resources_available_entry__descriptor,
-                avail, r->n_resources_available);
-            view.n_resources_total = r->n_resources_total;
-            view.resources_total = mb_wire_resources(
-                &a,
-                &ray__rpc__syncer__resource_view_sync_message__resources_total_entry__descriptor,
-                total, r->n_resources_total);
-            view.idle_duration_ms = r->idle_duration_ms;
-            view.is_draining = r->is_draining;
-            ProtobufCMessage *copy =
-                view.resources_available && view.resources_total ? mb_wire_copy(&view.base) : NULL;
-            if (copy) {
-                if (n->view)
-                    ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
-                n->view = (Ray__Rpc__Syncer__ResourceViewSyncMessage *)copy;
-                n->heard_ms = mb_mono_ms();
-                head_placement_view(c->h, n);
-            }
-        }
-        mb_arena_close(&a);
+    if (n && r && !c->h->stopping && head_node_alive(n))
+        view = view_of(r);
+    if (view) {
+        if (n->view)
+            ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
+        n->view = view;
+        head_placement_view(c->h, n);
     }
     mb_free(c);
 }

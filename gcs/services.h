@@ -19,6 +19,7 @@ enum {
     HEAD_NODE_RPC_MS = 5000,
     HEAD_DEAD_NODES_MAX = 100,     /* dead nodes remembered */
     HEAD_REMOVED_GROUPS_MAX = 100, /* removed groups remembered */
+    HEAD_DRIVERS_MAX = 1000,       /* drivers remembered; live ones are never forgotten */
     HEAD_POLLS_MAX = 1024,
     HEAD_STATUS_NOT_FOUND = 17, /* Ray's GcsStatus codes */
     HEAD_STATUS_INVALID = 5,
@@ -29,7 +30,6 @@ struct head_node {
     uint8_t id[MB_NODE_ID_BYTES];
     Ray__Rpc__GcsNodeInfo *info;                     /* owned */
     Ray__Rpc__Syncer__ResourceViewSyncMessage *view; /* owned; NULL before the first sync */
-    uint64_t heard_ms;                               /* last sync, mb_mono_ms() */
     struct mb_health health;
     struct mb_grpc_channel *channel; /* opened when first needed */
     int reconciled; /* after a restart: its unused bundles are released; before, it gets nothing */
@@ -116,16 +116,14 @@ struct mb_grpc_channel *head_node_channel(struct mb_head *h, struct head_node *n
                                           struct mb_err *err);
 void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reason,
                     const char *text);
-/* 1 if the last sync is so young that its view can be trusted. */
-int head_node_fresh(const struct head_node *n);
 
 /* ---- the other services ---- */
 int head_kv_methods(struct mb_head *h, struct mb_err *err);
 int head_jobinfo_methods(struct mb_head *h, struct mb_err *err);
 void head_jobinfo_finish_submission(struct mb_head *h, const char *submission_id);
 void head_jobinfo_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES]);
-/* The driver that belongs to a submission, unpacked and owned by the caller, or NULL. */
-Ray__Rpc__JobTableData *head_jobinfo_driver(struct mb_head *h, const char *submission_id);
+/* The submission a driver belongs to, or "". Borrowed. */
+const char *head_jobinfo_submission(const Ray__Rpc__JobTableData *job);
 typedef void (*head_job_visit)(void *arg, const Ray__Rpc__JobTableData *job);
 void head_jobinfo_each(struct mb_head *h, head_job_visit visit, void *arg);
 int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData job_id);
@@ -156,13 +154,14 @@ json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
 struct head_job {
     char *id;
     enum mb_job_state state;
-    json_t *info; /* Ray's JobInfo; what the KV holds */
-    int deleting;
+    json_t *info;  /* Ray's JobInfo; what the KV holds */
+    int unwritten; /* the store refused the newest state: again at the next tick */
 };
 int head_jobs_load(struct mb_head *h, struct mb_err *err);
 void head_jobs_free(struct mb_head *h);
 /* Listen to the runner and ask it for every job that had not ended. */
 void head_jobs_adopt(struct mb_head *h);
+void head_jobs_tick(struct mb_head *h);
 struct head_job *head_job_find(struct mb_head *h, const char *id);
 /* request: a checked JobSubmitRequest (borrowed). MB_EEXIST: duplicate id. The job is in the
  * store's queue and its start is under way when this returns 0. */
@@ -170,7 +169,9 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
                     struct mb_err *err);
 int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err);
 int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err);
-json_t *head_job_details(struct mb_head *h, const struct head_job *job, int redact);
+/* Submission id -> [start_time, driver_info] of its newest driver, for head_job_details(). */
+json_t *head_job_drivers(struct mb_head *h);
+json_t *head_job_details(const struct head_job *job, const json_t *drivers, int redact);
 
 /* ---- job_logs.c ---- */
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);

@@ -32,8 +32,7 @@ static void take_view(struct mb_head *h, const Ray__Rpc__Syncer__RaySyncMessage 
     if (n->view)
         ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
     n->view = view;
-    n->heard_ms = mb_mono_ms();
-    mb_health_heard(&n->health, n->heard_ms);
+    mb_health_heard(&n->health, mb_mono_ms());
     head_placement_view(h, n);
 }
 

@@ -212,6 +212,8 @@ class Driver:
         self.received = queue.Queue()
         self.logs = {}
         self.uploads = []
+        self.gate = threading.Event()  # cleared: nothing is read from the stream
+        self.gate.set()
         self.channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
         self.call = self.channel.stream_stream(
             "/mobula.v1.NodeAgent/Control",
@@ -225,6 +227,7 @@ class Driver:
         try:
             for message in self.call:
                 self.received.put(message)
+                self.gate.wait()
             self.received.put(None)
         except grpc.RpcError as e:
             self.received.put(e)

@@ -4,10 +4,13 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import sys
 import time
 
 import cluster
+
+HERE = pathlib.Path(__file__).resolve().parent
 
 
 def case_environment_and_logs(s, gcs, node, pg):
@@ -139,6 +142,73 @@ def case_group_removed(s, gcs, node, pg):
     d.expect("error")
 
 
+def case_a_report_larger_than_its_socket(s, gcs, node, pg):
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.send(launch={"world_size": 1, "num_nodes": 1, "is_worker": True, "stop_grace_ms": 5000,
+                   "ranks": [{}], "argv": [sys.executable, str(HERE / "worker.py"), s.dir, "1",
+                                           "5000"]})
+    d.expect("launched")
+    d.send(start={"endpoints": [d.expect("endpoint").endpoint]})
+    assert d.expect("saved").bytes == 5000 * 400 * len("rank 0 ")
+    d.send(stop={"reason": "enough"})
+    d.expect("rank_exit")
+    d.expect("ended")
+    gcs.remove_group(pg)
+
+
+def case_a_driver_that_does_not_read(s, gcs, node, pg):
+    """The agent's memory stays bounded, and nothing of the log is lost."""
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.gate.clear()
+    d.launch(["/bin/sh", "-c", "seq 1 4000000"])
+    log = next(pathlib.Path(node.dir, "gangs").glob(f"{pg.hex()[:8]}-1")) / "rank-0.log"
+    size = 30888896
+    cluster.wait_for("the whole log", lambda: log.exists() and log.stat().st_size == size)
+    rss = float(re.search(r"^process_resident_memory_bytes (\d+)", node.http("/metrics"),
+                          re.M).group(1))
+    assert rss < 200e6, rss
+    d.gate.set()
+    d.expect("launched")
+    d.expect("rank_exit")
+    d.send(end={})
+    d.expect("ended")
+    assert len(d.logs[0]) == size and d.logs[0].endswith(b"\n4000000\n"), len(d.logs[0])
+    gcs.remove_group(pg)
+
+
+def case_end_with_a_gang(s, gcs, node, pg):
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap 'echo saved; exit 0' TERM; sleep 1000 & wait"])
+    pid = d.expect("launched").pids[0]
+    node.process.terminate()
+    d.expect("rank_exit")
+    d.expect("ended")
+    assert d.logs[0] == b"saved\n"
+    assert node.process.wait(cluster.DEADLINE_S) == 0
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+    assert node.file()["state"] == "ENDED"
+
+
+def case_port_in_use(s, bin_dir):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        node = s.node(bin_dir, "--head", "--port", str(port), "--dashboard-port", "0")
+        assert node.process.wait(cluster.DEADLINE_S) == 72, node.log()
+    assert str(port) in node.file()["error"], node.file()
+    assert node.file()["state"] == "FAILED"
+
+
 def case_metrics(s, gcs, node, pg):
     text = node.http("/metrics")
     assert re.search(r'^mobula_node_up 1$', text, re.M)
@@ -159,11 +229,13 @@ def main():
         gcs.wait_created(pg)
         for case in (case_environment_and_logs, case_a_failed_rank_ends_its_peers,
                      case_a_killed_rank_is_named, case_refusals, case_redial_and_lease,
-                     case_agent_killed, case_group_removed, case_metrics):
+                     case_agent_killed, case_group_removed, case_metrics,
+                     case_a_report_larger_than_its_socket, case_a_driver_that_does_not_read,
+                     case_end_with_a_gang):
             case(s, gcs, node, pg)
             print(f"ok   {case.__name__[5:]}", flush=True)
-        assert node.stop() == 0
-        assert node.file()["state"] == "ENDED"
+        case_port_in_use(s, sys.argv[1])
+        print("ok   port_in_use", flush=True)
     return 0
 
 

@@ -282,6 +282,9 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
 
     if (rc == 0)
         rc = mb_rest_json(rest, "POST", "/api/jobs/", request, &answer, err);
+    if (rc == MB_ESTATE && strstr(err->text, "Please use a different submission_id") != NULL)
+        return mb_err_set(err, MB_EEXIST, "job %s exists already",
+                          mb_job_text(request, "submission_id"));
     if (rc != 0)
         return rc;
     id = mb_job_text(answer, "submission_id");

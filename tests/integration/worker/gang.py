@@ -99,6 +99,7 @@ class Gang:
             if r.process.poll() is None:
                 r.process.send_signal(signal.SIGKILL)
                 r.process.wait()
+            r.socket.close()
 
 
 def run(worker, world, args, cwd):

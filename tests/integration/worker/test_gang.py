@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import signal
 import sys
@@ -96,7 +97,7 @@ class GangTest(unittest.TestCase):
             self.assertEqual(f.read(), "20")
 
     def endless(self, *extra):
-        args = [*MODEL, *MOCK, "--train-iters", "1000000", "--eval-interval", "1000000", *extra]
+        args = [*MODEL, *MOCK, "--train-iters", "20000", "--eval-interval", "20000", *extra]
         gang = Gang(WORKER, 2, args, self.path("run"))
         self.addCleanup(gang.kill)
         gang.start().reached(3)
@@ -141,6 +142,26 @@ class GangTest(unittest.TestCase):
             self.assertRegex(text, rf"rank {victim} went away")
             self.assertIn(text, other.log())
 
+    def test_killed_while_saving_it_resumes(self):
+        """Whenever the gang is killed, the tracker names a whole checkpoint, and never an older one."""
+        args = [*MODEL, *MOCK, "--train-iters", "20000", "--eval-interval", "20000", "--save", self.path("s"),
+                "--save-interval", "1", "--load", self.path("s")]
+        rng = random.Random(20261121)
+        saved = 0
+        for attempt in range(6):
+            gang = Gang(WORKER, 2, args, self.path(f"run{attempt}"))
+            self.addCleanup(gang.kill)
+            gang.start().reached(saved + 2)
+            time.sleep(rng.uniform(0, 0.05))  # the moment of the kill is the subject of this test
+            gang.kill()
+            if saved:
+                found = int(re.search(r"successfully loaded checkpoint from \S+ .* at iteration (\d+)",
+                                      gang.ranks[0].log()).group(1))
+                self.assertEqual(found, saved)
+            with open(self.path("s", "latest_checkpointed_iteration.txt"), encoding="ascii") as f:
+                saved = int(f.read())
+        run(WORKER, 1, [*args, "--exit-interval", "1"], self.path("last"))
+
     def test_before_the_start_a_stop_is_an_end(self):
         gang = Gang(WORKER, 2, [*MODEL, *MOCK, "--train-iters", "20"], self.path("run"))
         self.addCleanup(gang.kill)
@@ -158,6 +179,34 @@ class GangTest(unittest.TestCase):
         self.assertEqual(gang.start().finish(), [65, 65])
         for rank in gang.ranks:
             self.assertIn("optim_dp_001_of_002.safetensors", rank.of("failed")[0]["text"])
+
+    def test_samples_and_tokens_say_the_same(self):
+        a = self.train(1, "a")
+        b = run(WORKER, 1, [*MODEL, *MOCK, "--train-samples", "160", "--lr-warmup-iters", "0", "--lr-warmup-samples",
+                            "16", "--calculate-per-token-loss"], self.path("b"))
+        self.assertIn("setting training iterations to 20", b.ranks[0].log())
+        self.assertEqual(iterations(a.ranks[0]), iterations(b.ranks[0]))
+
+    def test_time_is_up(self):
+        gang = self.train(2, "a", "--exit-duration-in-mins", "0", "--save", self.path("s"), "--save-interval", "100")
+        self.assertIn("[exiting program after 0 minutes] datetime: ", gang.ranks[0].log())
+        self.assertEqual(gang.ranks[1].of("saved")[0]["iteration"], 1)
+
+    def test_weights_without_the_optimizer(self):
+        save = ["--save", self.path("s"), "--save-interval", "10"]
+        self.train(1, "a", "--exit-interval", "10", "--no-save-optim", *save)
+        self.assertEqual(sorted(os.listdir(self.path("s", "iter_0000010"))),
+                         ["model_tp00_pp00.safetensors", "state.json"])
+        gang = Gang(WORKER, 1, [*MODEL, *MOCK, "--train-iters", "20", "--load", self.path("s")], self.path("b"))
+        self.addCleanup(gang.kill)
+        self.assertEqual(gang.start().finish(), [66])
+        self.assertIn("Unable to load optimizer from checkpoint", gang.ranks[0].of("failed")[0]["text"])
+        rest = self.train(1, "c", "--load", self.path("s"), "--no-load-optim")
+        self.assertEqual(min(iterations(rest.ranks[0])), 11)
+        tuned = self.train(2, "d", "--load", self.path("s"), "--finetune")
+        self.assertEqual(min(iterations(tuned.ranks[1])), 1)
+        losses = [m["loss"] for m in tuned.ranks[0].of("progress")]
+        self.assertLess(losses[0], math.log(128) - 0.2)
 
     def test_strict_schedule(self):
         self.train(1, "a", "--save", self.path("s"), "--save-interval", "10", "--exit-interval", "10")

@@ -63,7 +63,7 @@ struct mb_upload {
     struct mb_plan_iteration *commit_it;
     struct mb_plan_iteration *preparing; /* whose foreign manifest is looked for */
     struct mb_plan_iteration *prepared;  /* ... and was: its files may go */
-    int part_in_flight;
+    struct mb_plan_iteration *part_it;   /* whose part file is in flight */
     struct transfer transfers[IN_FLIGHT_MAX];
     uv_timer_t timer;
     uint64_t not_before_ms; /* back-off after a failure */
@@ -289,13 +289,12 @@ static void prepare(struct mb_upload *u, struct mb_plan_iteration *it)
 static void on_part_sent(void *arg, const struct mb_store_result *result)
 {
     struct mb_upload *u = arg;
-    struct mb_plan_iteration *it = u->commit_it;
+    struct mb_plan_iteration *it = u->part_it;
     struct mb_err err = {0};
 
-    u->part_in_flight = 0;
+    u->part_it = NULL;
     if (u->closing)
         return;
-    u->commit_it = NULL;
     if (result->error != MB_OK) {
         mb_warn("upload", "part file of iteration %lld: %s", (long long)it->iteration,
                 result->text);
@@ -347,8 +346,7 @@ static void send_part(struct mb_upload *u, struct mb_plan_iteration *it)
             u->store, mb_part_key(it->iteration, u->opts.node_rank, u->opts.num_nodes, key), text,
             strlen(text), MB_STORE_ALWAYS, NULL, SMALL_TIMEOUT_MS, on_part_sent, u, &err);
     if (rc == MB_OK) {
-        u->part_in_flight = 1;
-        u->commit_it = it;
+        u->part_it = it;
     } else {
         mb_warn("upload", "%s", err.text);
         back_off(u, 1);
@@ -430,19 +428,14 @@ static void kick(struct mb_upload *u)
     if (u->closing || mb_mono_ms() < u->not_before_ms)
         return;
     start_transfers(u);
-    if (u->commit_it != NULL)
-        return;
+    /* A part goes out while an older iteration still waits for the parts of other nodes. */
     for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
         struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
 
-        if (mb_plan_files_done(it)) {
+        if (u->part_it == NULL && mb_plan_files_done(it))
             send_part(u, it);
-            return;
-        }
-        if (it->state == MB_PLAN_PART) {
+        if (u->commit_it == NULL && it->state == MB_PLAN_PART)
             begin_commit(u, it);
-            return;
-        }
     }
 }
 

@@ -84,7 +84,8 @@ def case_agent_killed_while_uploading(s, gcs, nodes, store, local):
     killed = victim.kill_agent()
     part = store / "iter_0000020/.mobula/part-1-of-2.json"
     assert not part.exists(), "the upload was over before the kill"
-    journal = next(pathlib.Path(victim.dir, "gangs").glob("*/upload.journal")).read_bytes()
+    attempt_dir = pathlib.Path(victim.dir, "gangs", f"{gang.pg.hex()[:8]}-1")
+    journal = (attempt_dir / "upload.journal").read_bytes()
     done = {p.name: p.stat().st_ino for p in there.iterdir()
             if b'"r":"done","iteration":20,"path":"rank1/' + p.name.encode() in journal}
     victim.wait_alive(other_than_pid=killed)

@@ -7,7 +7,9 @@
  *  and leaves the old target as it was; a failure in 5 reports, with the new file in place.
  *
  *  Remove: directories are opened with O_NOFOLLOW relative to their parent, so that nobody can
- *  swap a directory for a link between look and step; links themselves are unlinked.
+ *  swap a directory for a link between look and step; links themselves are unlinked. A directory
+ *  below REMOVE_MAX_DEPTH others is moved to the root of the tree first, so that neither
+ * descriptors nor stack grow with a tree that somebody else made.
  */
 #include "base/fs.h"
 
@@ -22,7 +24,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 
-enum { READ_CHUNK_BYTES = 64 * 1024 };
+enum { READ_CHUNK_BYTES = 64 * 1024, REMOVE_MAX_DEPTH = 64 };
 
 char *mb_path_join(const char *a, const char *b)
 {
@@ -206,9 +208,16 @@ int mb_fs_sync_dir(const char *path, struct mb_err *err)
     return rc;
 }
 
-static int remove_at(int parent_fd, const char *name, struct mb_err *err);
+/* A directory tree on its way out. */
+struct removal {
+    int top_fd;     /* of the tree's root; -1 before it is open */
+    unsigned depth; /* directories open now */
+    unsigned moved; /* up to the root since it was last listed */
+};
 
-static int remove_entries(DIR *dir, const char *name, struct mb_err *err)
+static int remove_at(struct removal *r, int parent_fd, const char *name, struct mb_err *err);
+
+static int remove_entries(struct removal *r, DIR *dir, const char *name, struct mb_err *err)
 {
     for (;;) {
         struct dirent *entry;
@@ -220,7 +229,7 @@ static int remove_entries(DIR *dir, const char *name, struct mb_err *err)
             return errno == 0 ? 0 : mb_err_sys(err, errno, "read directory %s", name);
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        rc = remove_at(dirfd(dir), entry->d_name, err);
+        rc = remove_at(r, dirfd(dir), entry->d_name, err);
         if (rc != 0) {
             mb_err_wrap(err, "%s", name);
             return rc;
@@ -228,12 +237,28 @@ static int remove_entries(DIR *dir, const char *name, struct mb_err *err)
     }
 }
 
-static int remove_dir_at(int parent_fd, const char *name, struct mb_err *err)
+/* Each level holds a descriptor: what lies too deep continues at the root of the tree. */
+static int move_up(struct removal *r, int parent_fd, const char *name, struct mb_err *err)
 {
-    int fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    char moved[32];
+
+    snprintf(moved, sizeof(moved), ".removed-%016llx", (unsigned long long)mb_random_u64());
+    if (renameat(parent_fd, name, r->top_fd, moved) != 0)
+        return errno == ENOENT ? 0 : mb_err_sys(err, errno, "move %s", name);
+    r->moved++;
+    return 0;
+}
+
+static int remove_dir_at(struct removal *r, int parent_fd, const char *name, struct mb_err *err)
+{
+    int is_top = r->depth == 0;
     DIR *dir;
     int rc;
+    int fd;
 
+    if (r->depth == REMOVE_MAX_DEPTH)
+        return move_up(r, parent_fd, name, err);
+    fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT ? 0 : mb_err_sys(err, errno, "open directory %s", name);
     dir = fdopendir(fd);
@@ -242,26 +267,36 @@ static int remove_dir_at(int parent_fd, const char *name, struct mb_err *err)
         close(fd);
         return rc;
     }
-    rc = remove_entries(dir, name, err);
+    if (is_top)
+        r->top_fd = fd;
+    r->depth++;
+    do {
+        r->moved = is_top ? 0 : r->moved;
+        rewinddir(dir);
+        rc = remove_entries(r, dir, name, err);
+    } while (rc == 0 && is_top && r->moved > 0);
+    r->depth--;
     closedir(dir);
     if (rc == 0 && unlinkat(parent_fd, name, AT_REMOVEDIR) != 0 && errno != ENOENT)
         rc = mb_err_sys(err, errno, "rmdir %s", name);
     return rc;
 }
 
-static int remove_at(int parent_fd, const char *name, struct mb_err *err)
+static int remove_at(struct removal *r, int parent_fd, const char *name, struct mb_err *err)
 {
     if (unlinkat(parent_fd, name, 0) == 0 || errno == ENOENT)
         return 0;
     /* Linux says EISDIR for a directory; POSIX also allows EPERM. */
     if (errno == EISDIR || errno == EPERM)
-        return remove_dir_at(parent_fd, name, err);
+        return remove_dir_at(r, parent_fd, name, err);
     return mb_err_sys(err, errno, "unlink %s", name);
 }
 
 int mb_fs_remove_tree(const char *path, struct mb_err *err)
 {
-    return remove_at(AT_FDCWD, path, err);
+    struct removal r = {.top_fd = -1};
+
+    return remove_at(&r, AT_FDCWD, path, err);
 }
 
 int mb_fs_exists(const char *path)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -171,6 +172,38 @@ static void test_remove(void **state)
     assert_int_equal(mb_fs_exists(path("keep/f")), 0);
 }
 
+/* Deeper than a process may have descriptors. */
+static void test_remove_deep(void **state)
+{
+    enum { LEVELS = 300, MAX_FDS = 128 };
+    struct rlimit old, few;
+    struct mb_err err = {0};
+    int fd, rc;
+
+    (void)state;
+    assert_int_equal(mkdir(path("deep"), 0700), 0);
+    fd = open(path("deep"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int i = 0; i < LEVELS; i++) {
+        int next;
+
+        assert_int_equal(mkdirat(fd, "beside", 0700), 0);
+        assert_int_equal(mkdirat(fd, "below", 0700), 0);
+        next = openat(fd, "below", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        assert_true(next >= 0);
+        close(fd);
+        fd = next;
+    }
+    close(fd);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    few = old;
+    few.rlim_cur = MAX_FDS;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    rc = mb_fs_remove_tree(path("deep"), &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(rc, 0);
+    assert_false(mb_fs_exists(path("deep")));
+}
+
 static void test_self_dir(void **state)
 {
     struct mb_err err = {0};
@@ -194,7 +227,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_join),           cmocka_unit_test(test_mkdir),
         cmocka_unit_test(test_read_and_write), cmocka_unit_test(test_write_failures),
-        cmocka_unit_test(test_remove),         cmocka_unit_test(test_self_dir),
+        cmocka_unit_test(test_remove),         cmocka_unit_test(test_remove_deep),
+        cmocka_unit_test(test_self_dir),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -11,7 +11,7 @@ import gpt2
 
 DUMP = sys.argv[1]
 VOCAB = gpt2.VOCAB
-CORPUS = gpt2.CACHE + "/corpus-24mb.jsonl"  # made by tools/make-corpus
+CORPUS = gpt2.CACHE + "/corpus-en-24mb.jsonl"  # made by tools/make-corpus
 ENCODING = gpt2.encoding()
 total = 0
 

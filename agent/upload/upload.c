@@ -36,6 +36,7 @@ enum {
     TRIES_MAX = 5,
     RETRY_BASE_MS = 1000,
     SMALL_TIMEOUT_MS = 60000,
+    FILE_TIMEOUT_MS = 1800000, /* then the next try goes on from the parts that are there */
     RELEASED_WAIT_MS = 30000
 };
 

@@ -43,9 +43,10 @@
 #include "base/grpc/grpc.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "gcs/client.h"
 #include "gcs/head.h"
 
-enum { STOP_GANGS_MS = 120000, LEDGER_MAX = 1 << 20 };
+enum { STOP_GANGS_MS = 120000, ABANDONED_TIMEOUT_MS = 30000, LEDGER_MAX = 1 << 20 };
 
 enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
 
@@ -191,7 +192,28 @@ static void on_all_gangs_ended(void *arg)
         begin_leave(a);
 }
 
-static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_all_gangs_ended};
+static void on_given_back(void *arg, const struct mb_err *err)
+{
+    (void)arg;
+    if (err->code != MB_OK && err->code != MB_ENOENT && err->code != MB_ECANCELED)
+        mb_warn("agent", "giving back what a lost driver held: %s", err->text);
+}
+
+/* Nobody is left who would give the group back, so we do; the answer changes nothing here. */
+static void on_abandoned(void *arg, const struct mb_pg_id *pg, const uint8_t *job_id)
+{
+    struct agent *a = arg;
+    struct mb_gcs *gcs = mb_node_gcs(a->node);
+    struct mb_err err = {0};
+
+    if (gcs == NULL ||
+        mb_gcs_pg_remove(gcs, pg->bytes, ABANDONED_TIMEOUT_MS, on_given_back, a, NULL, &err) < 0 ||
+        (job_id != NULL &&
+         mb_gcs_finish_job(gcs, job_id, ABANDONED_TIMEOUT_MS, on_given_back, a, NULL, &err) < 0))
+        mb_warn("agent", "a gang without a driver keeps its placement group: %s", err.text);
+}
+
+static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_all_gangs_ended, on_abandoned};
 
 static void on_alive(void *arg)
 {

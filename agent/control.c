@@ -338,6 +338,9 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     r->stream = c->stream;
     r->control = c;
     c->run = r;
+    r->has_own_job = hello->own_job_id.len == sizeof(r->own_job);
+    if (r->has_own_job)
+        memcpy(r->own_job, hello->own_job_id.data, sizeof(r->own_job));
     if (r->fsm.state != MB_GANG_ENDED)
         mb_gang_lease(&r->fsm, hello->lease_ms, mb_mono_ms());
     mb_info("control", "job=%s attempt=%u: driver connected from %s state=%s", r->job_id,
@@ -399,6 +402,13 @@ static void on_save_now(struct mb_gang_run *r, const char *reason)
         mb_gang_report_send(&r->ranks[i], &m);
 }
 
+static void on_stop(struct mb_gang_run *r, uint64_t grace_ms)
+{
+    if (grace_ms > 0 && grace_ms < r->stop_grace_ms)
+        r->stop_grace_ms = (uint32_t)grace_ms;
+    mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
+}
+
 static void on_end(struct mb_gang_run *r, int abandon_uploads)
 {
     if (abandon_uploads && r->upload != NULL)
@@ -432,7 +442,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_save_now(r, m->save_now->reason);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_STOP:
-        mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
+        on_stop(r, m->stop->grace_ms);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_END:
         on_end(r, m->end->abandon_uploads);

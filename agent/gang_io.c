@@ -361,6 +361,8 @@ static void say_ended(struct mb_gang_run *r, uint64_t now_ms)
 static void release(struct mb_gang_run *r)
 {
     r->ended_by_ms = mb_mono_ms() + LOG_DRAIN_MS;
+    if (r->is_abandoned && r->stream == NULL)
+        r->owner->ops->on_abandoned(r->owner->arg, &r->pg, r->has_own_job ? r->own_job : NULL);
     if (r->stream != NULL)
         say_ended(r, mb_mono_ms());
     else if (r->owner->stopping)
@@ -407,10 +409,12 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
     mb_gang_logs_pump(r, now_ms);
     if (!mb_gang_lease_is_over(&r->fsm, now_ms))
         return;
-    if (r->fsm.state == MB_GANG_ENDED)
+    if (r->fsm.state == MB_GANG_ENDED) {
         mb_gang_run_close(r);
-    else
+    } else {
+        r->is_abandoned = 1;
         mb_gang_run_event(r, MB_GANG_EV_LEASE_EXPIRED, NULL);
+    }
 }
 
 /* ---- across a restart ---- */

@@ -58,6 +58,8 @@ struct mb_gang_run {
     char pg_hex[2 * MB_PG_ID_BYTES + 1];
     uint32_t attempt;
     char *job_id;
+    uint8_t own_job[MB_JOB_ID_BYTES]; /* the driver's own entry in the job table */
+    int has_own_job;
     char *dir;
     uint32_t world_size;
     uint32_t num_nodes;
@@ -84,6 +86,7 @@ struct mb_gang_run {
     struct mb_control *control;    /* ... and its end in control.c */
     uint64_t ended_by_ms;          /* ENDED: log lines are waited for until then */
     int close_pending;             /* parts still closing after ENDED */
+    int is_abandoned;              /* the lease ran out */
     int is_closing;
 };
 

@@ -40,15 +40,17 @@ static json_t *ranks_json(const struct mb_gang_run *r)
 
 void mb_gang_store_save(const struct mb_gang_run *r)
 {
+    char own_job[2 * MB_JOB_ID_BYTES + 1];
     json_t *o = json_pack(
-        "{s:i, s:s, s:I, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}", "version",
-        VERSION, "placement_group_id", r->pg_hex, "attempt", (json_int_t)r->attempt, "job_id",
-        r->job_id, "state", mb_gang_state_name(r->fsm.state), "released", r->fsm.released,
-        "lease_ms", (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size,
-        "num_nodes", (json_int_t)r->num_nodes, "node_rank", (json_int_t)r->node_rank, "is_worker",
-        r->is_worker, "stop_grace_ms", (json_int_t)r->stop_grace_ms, "watch_tracker",
-        r->watch_tracker, "loaded_iteration", (json_int_t)r->loaded_iteration, "ranks",
-        ranks_json(r));
+        "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
+        "version", VERSION, "placement_group_id", r->pg_hex, "attempt", (json_int_t)r->attempt,
+        "job_id", r->job_id, "own_job_id",
+        r->has_own_job ? mb_hex(r->own_job, sizeof(r->own_job), own_job) : "", "state",
+        mb_gang_state_name(r->fsm.state), "released", r->fsm.released, "lease_ms",
+        (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size, "num_nodes",
+        (json_int_t)r->num_nodes, "node_rank", (json_int_t)r->node_rank, "is_worker", r->is_worker,
+        "stop_grace_ms", (json_int_t)r->stop_grace_ms, "watch_tracker", r->watch_tracker,
+        "loaded_iteration", (json_int_t)r->loaded_iteration, "ranks", ranks_json(r));
     char *path = mb_path_join(r->dir, "gang.json");
     char *text = NULL;
     struct mb_err err = {.text = "no memory"};
@@ -103,7 +105,7 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
 /* The run is registered with g before its fields are known: its key comes from the file. */
 static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
 {
-    const char *pg_hex, *job_id, *state, *dir = NULL, *url = NULL;
+    const char *pg_hex, *job_id, *own_job, *state, *dir = NULL, *url = NULL;
     json_int_t attempt, lease, world, nodes, node, grace, loaded;
     int version, released, is_worker, watch;
     json_t *ranks;
@@ -111,13 +113,13 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
     struct mb_gang_run *r;
     enum mb_gang_state s;
 
-    if (json_unpack(o,
-                    "{s:i, s:s, s:I, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
-                    "version", &version, "placement_group_id", &pg_hex, "attempt", &attempt,
-                    "job_id", &job_id, "state", &state, "released", &released, "lease_ms", &lease,
-                    "world_size", &world, "num_nodes", &nodes, "node_rank", &node, "is_worker",
-                    &is_worker, "stop_grace_ms", &grace, "watch_tracker", &watch,
-                    "loaded_iteration", &loaded, "ranks", &ranks) != 0 ||
+    if (json_unpack(
+            o, "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
+            "version", &version, "placement_group_id", &pg_hex, "attempt", &attempt, "job_id",
+            &job_id, "own_job_id", &own_job, "state", &state, "released", &released, "lease_ms",
+            &lease, "world_size", &world, "num_nodes", &nodes, "node_rank", &node, "is_worker",
+            &is_worker, "stop_grace_ms", &grace, "watch_tracker", &watch, "loaded_iteration",
+            &loaded, "ranks", &ranks) != 0 ||
         version != VERSION || mb_unhex(pg_hex, pg.bytes, sizeof(pg.bytes)) != MB_OK)
         return mb_err_set(err, MB_ECORRUPT, "gang.json is damaged or of another version");
     s = mb_gang_state_parse(state);
@@ -128,6 +130,7 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
     r = mb_gangs_new_run(g, &pg, (uint32_t)attempt, job_id, err);
     if (r == NULL)
         return err->code;
+    r->has_own_job = mb_unhex(own_job, r->own_job, sizeof(r->own_job)) == MB_OK;
     r->fsm.state = s;
     r->fsm.released = released;
     r->world_size = (uint32_t)world;

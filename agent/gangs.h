@@ -30,6 +30,9 @@ struct mb_gangs_opts {    /* borrowed for the life of the gangs */
 struct mb_gangs_ops {
     void (*on_changed)(void *arg);   /* the ledger changed: report it */
     void (*on_all_ended)(void *arg); /* after mb_gangs_stop_all(): none is left */
+    /* A lease ran out and nothing of the gang is left here: its driver will not give the group
+     * back. job_id: a job that the driver added itself, or NULL. */
+    void (*on_abandoned)(void *arg, const struct mb_pg_id *pg, const uint8_t *job_id);
 };
 
 int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,

@@ -22,6 +22,7 @@
 #include "base/str.h"
 
 enum {
+    PEERS_GRACE_MS = 2000, /* of ranks whose peer died */
     TICK_MS = 1000,
     WAITING_LINE_MS = 10000,
     REQUEST_TIMEOUT_MS = 20000,
@@ -408,7 +409,8 @@ static void do_actions(struct driver *d, int actions)
         if (actions & MB_DRV_DO_START)
             drv_node_start(n);
         if (actions & MB_DRV_DO_STOP)
-            drv_node_stop(n, mb_drv_verdict(d->state));
+            /* Peers of a rank that died have nobody to finish a step with. */
+            drv_node_stop(n, mb_drv_verdict(d->state), d->interrupts ? 0 : PEERS_GRACE_MS);
         if (actions & MB_DRV_DO_END)
             drv_node_end(n, 0);
     }

@@ -27,7 +27,8 @@ struct drv_node {
     uint64_t silent_since_ms; /* monotonic; 0 while a stream is up */
     char *local_dir;          /* checkpoint directory on that node, NULL: none */
     uint32_t rendezvous_port;
-    unsigned hello : 1; /* the present stream has said hello */
+    uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
+    unsigned hello : 1;     /* the present stream has said hello */
     unsigned launched : 1;
     unsigned stop_asked : 1;
     unsigned end_asked : 1;
@@ -95,7 +96,7 @@ int drv_node_init(struct driver *d, uint32_t index, const char *ip, int port, st
 void drv_node_dial(struct drv_node *n);
 void drv_node_launch(struct drv_node *n);
 void drv_node_start(struct drv_node *n);
-void drv_node_stop(struct drv_node *n, const char *reason);
+void drv_node_stop(struct drv_node *n, const char *reason, uint64_t grace_ms);
 void drv_node_end(struct drv_node *n, int abandon_uploads);
 void drv_node_renew(struct drv_node *n);
 void drv_node_close(struct drv_node *n); /* stream, channel, timer */

@@ -147,6 +147,10 @@ void drv_node_dial(struct drv_node *n)
     hello.attempt = 1;
     hello.job_id = (char *)(uintptr_t)d->opts->job_id;
     hello.lease_ms = d->opts->lease_ms;
+    if (d->own_job) {
+        hello.own_job_id.data = d->job_id;
+        hello.own_job_id.len = sizeof(d->job_id);
+    }
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_HELLO;
     m.hello = &hello;
     say(n, &m);
@@ -189,7 +193,7 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
     }
     n->rendezvous_port = r->rendezvous_port;
     if (n->stop_asked)
-        drv_node_stop(n, "asked again after a re-dial");
+        drv_node_stop(n, "asked again after a re-dial", n->stop_grace_ms);
     if (n->end_asked)
         drv_node_end(n, 0);
     if (n->started)
@@ -300,13 +304,14 @@ void drv_node_start(struct drv_node *n)
     say(n, &m);
 }
 
-void drv_node_stop(struct drv_node *n, const char *reason)
+void drv_node_stop(struct drv_node *n, const char *reason, uint64_t grace_ms)
 {
     Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
     Mobula__V1__Stop stop = MOBULA__V1__STOP__INIT;
 
     n->stop_asked = 1;
     stop.reason = (char *)(uintptr_t)reason;
+    stop.grace_ms = n->stop_grace_ms = grace_ms;
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_STOP;
     m.stop = &stop;
     if (n->hello)

@@ -1,0 +1,210 @@
+"""Jobs of an embedded head, by REST, by `mobula job`, and by Ray's own client and command line."""
+
+import json
+import os
+import pathlib
+import re
+import time
+import unittest
+
+import ray
+from cluster import Cluster, is_alive, wait_until
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+# A tree of a shell, a child that is deaf to SIGTERM, and a daemon in a session of its own.
+TREE = ("cd $DIR; (trap '' TERM; echo $$ > shell; exec sleep 1000) & "
+        "setsid sh -c 'echo $$ > daemon.new; mv daemon.new daemon; exec sleep 1000' & "
+        "(trap '' TERM; sh -c 'echo $PPID > deaf; exec sleep 1000') & "
+        "echo here we are; wait")
+
+
+class JobsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        os.environ.pop("RAY_ADDRESS", None)
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2))
+        cls.client = JobSubmissionClient(cls.cluster.address)
+
+    def scratch(self, name):
+        path = pathlib.Path(self.cluster.dir, name)
+        path.mkdir()
+        return path
+
+    def pid_in(self, path):
+        def look():
+            text = path.read_text() if path.exists() else ""
+            return int(text) if text.endswith("\n") else None
+
+        return wait_until(look, f"{path} has a process id")
+
+    # ---- mobula job ----
+
+    def test_mobula_submit_follows_and_succeeds(self):
+        began = time.monotonic()
+        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address,
+                                   "--submission-id", "follow-1", "--", "sh", "-c",
+                                   "echo first; echo 'second line' >&2")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("first\n", done.stdout)
+        self.assertIn("second line\n", done.stdout)
+        self.assertIn("follow-1", done.stdout)
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(self.cluster.job("follow-1")["status"], "SUCCEEDED")
+
+    def test_mobula_failing_exit_code(self):
+        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address,
+                                   "--submission-id", "fails-3", "--", "sh", "-c",
+                                   "echo about to fail; exit 3")
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("about to fail", done.stdout)
+        job = self.cluster.job("fails-3")
+        self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
+        self.assertIn("about to fail", job["message"])
+        shown = self.cluster.mobula("job", "status", "--address", self.cluster.address, "--json",
+                                    "fails-3")
+        self.assertEqual(shown.returncode, 0, shown.stdout)
+        self.assertEqual(json.loads(shown.stdout)["status"], "FAILED")
+
+    def test_mobula_list_logs_stop_delete(self):
+        address = ("--address", self.cluster.address)
+        scratch = self.scratch("tree-1")
+        sent = self.cluster.mobula("job", "submit", *address, "--submission-id", "tree-1",
+                                   "--no-wait", "--runtime-env-json",
+                                   json.dumps({"env_vars": {"DIR": str(scratch),
+                                                            "RAY_JOB_STOP_WAIT_TIME_S": "1"}}),
+                                   "--", "sh", "-c", TREE)
+        self.assertEqual(sent.returncode, 0, sent.stdout)
+        pids = [self.pid_in(scratch / n) for n in ("shell", "daemon", "deaf")]
+        self.assertTrue(all(is_alive(p) for p in pids))
+
+        refused = self.cluster.mobula("job", "delete", *address, "tree-1")
+        self.assertNotEqual(refused.returncode, 0, refused.stdout)
+        self.assertIn("tree-1", self.cluster.mobula("job", "list", *address).stdout)
+        wait_until(lambda: "here we are" in self.cluster.logs("tree-1"), "the log's line")
+        logs = self.cluster.mobula("job", "logs", *address, "tree-1")
+        self.assertIn("here we are", logs.stdout)
+        self.assertEqual(logs.stdout.count("Running entrypoint for job tree-1"), 1, logs.stdout)
+
+        stopped = self.cluster.mobula("job", "stop", *address, "tree-1")
+        self.assertEqual(stopped.returncode, 0, stopped.stdout)
+        job = self.cluster.wait_job("tree-1", timeout_s=15)
+        self.assertEqual((job["status"], job["driver_exit_code"]), ("STOPPED", None))
+        for pid in pids:
+            wait_until(lambda p=pid: not is_alive(p), f"process {pid} of the stopped job ends", 5)
+
+        gone = self.cluster.mobula("job", "delete", *address, "tree-1")
+        self.assertEqual(gone.returncode, 0, gone.stdout)
+        self.assertEqual(self.cluster.call("GET", "/api/jobs/tree-1"),
+                         (404, "Job tree-1 does not exist"))
+        again = self.cluster.mobula("job", "status", *address, "tree-1")
+        self.assertNotEqual(again.returncode, 0, again.stdout)
+        self.assertIn("tree-1", again.stdout)
+
+    def test_pending_stop_is_stopped_at_once(self):
+        """Ray answers yes and leaves such a job PENDING."""
+        self.cluster.submit("true", submission_id="pending-1",
+                            entrypoint_resources={"nothing_has_this": 1})
+        job = self.cluster.job("pending-1")
+        self.assertEqual(job["status"], "PENDING")
+        self.assertIn("waiting for resources", job["message"])
+        self.cluster.call("POST", "/api/jobs/pending-1/stop")
+        self.assertEqual(self.cluster.wait_job("pending-1", timeout_s=5)["status"], "STOPPED")
+
+    # ---- Ray's client ----
+
+    def test_client_life_of_a_job(self):
+        self.assertGreater(tuple(map(int, self.client.get_version().split("."))), (0,))
+        work = self.scratch("wd")
+        (work / "hello.py").write_text(
+            "import os, helper\nprint('hello', helper.NAME, os.environ['COLOUR'], os.getcwd())\n")
+        (work / "helper.py").write_text("NAME = 'whale'\n")
+        job_id = self.client.submit_job(
+            entrypoint="python3 hello.py", submission_id="client-1",
+            runtime_env={"working_dir": str(work), "env_vars": {"COLOUR": "blue"}},
+            metadata={"team": "sea"})
+        self.assertEqual(job_id, "client-1")
+        self.cluster.wait_job(job_id)
+        self.assertEqual(self.client.get_job_status(job_id), JobStatus.SUCCEEDED,
+                         self.client.get_job_logs(job_id))
+        self.assertRegex(self.client.get_job_logs(job_id), r"hello whale blue /\S+")
+        info = self.client.get_job_info(job_id)
+        self.assertEqual(info.metadata, {"team": "sea"})
+        self.assertEqual(info.entrypoint, "python3 hello.py")
+        self.assertGreaterEqual(info.end_time, info.start_time)
+        self.assertIn(job_id, [j.submission_id for j in self.client.list_jobs()])
+        self.assertTrue(self.client.delete_job(job_id))
+        self.assertNotIn(job_id, [j.submission_id for j in self.client.list_jobs()])
+
+    def test_client_duplicate_id(self):
+        self.client.submit_job(entrypoint="true", submission_id="twice")
+        with self.assertRaises(RuntimeError) as caught:
+            self.client.submit_job(entrypoint="true", submission_id="twice")
+        self.assertIn("status code 500", str(caught.exception))
+        self.assertIn("Please use a different submission_id", str(caught.exception))
+
+    def test_client_unknown_job(self):
+        for call in (self.client.get_job_status, self.client.get_job_logs, self.client.stop_job,
+                     self.client.delete_job):
+            with self.assertRaisesRegex(RuntimeError, "404.*Job nobody does not exist"):
+                call("nobody")
+
+    # ---- Ray's command line ----
+
+    def test_ray_submit_follows(self):
+        done = self.cluster.ray("job", "submit", "--address", self.cluster.address,
+                                "--submission-id", "ray-follow", "--", "sh", "-c",
+                                "for i in 1 2 3; do echo line $i; done")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+        self.assertRegex(plain, r"Job 'ray-follow' submitted successfully")
+        for i in (1, 2, 3):
+            self.assertEqual(plain.count(f"line {i}\n"), 1, plain)
+        self.assertRegex(plain, r"Job 'ray-follow' succeeded")
+
+    def test_ray_submit_fails_with_1(self):
+        done = self.cluster.ray("job", "submit", "--address", self.cluster.address,
+                                "--submission-id", "ray-fails", "--", "sh", "-c", "exit 3")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("failed", done.stdout)
+        job = self.cluster.job("ray-fails")
+        self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
+
+    def test_ray_no_wait_status_stop_list_delete(self):
+        address = ("--address", self.cluster.address)
+        sent = self.cluster.ray("job", "submit", *address, "--submission-id", "ray-sleeps",
+                                "--no-wait", "--", "sleep", "1000")
+        self.assertEqual(sent.returncode, 0, sent.stdout)
+        self.cluster.wait_job("ray-sleeps", ("RUNNING",))
+        self.assertIn("RUNNING", self.cluster.ray("job", "status", *address, "ray-sleeps").stdout)
+        stopped = self.cluster.ray("job", "stop", *address, "ray-sleeps")
+        self.assertEqual(stopped.returncode, 0, stopped.stdout)
+        self.assertIn("was stopped", stopped.stdout)
+        self.assertEqual(self.cluster.job("ray-sleeps")["status"], "STOPPED")
+        listed = self.cluster.ray("job", "list", *address)
+        self.assertEqual(listed.returncode, 0, listed.stdout)
+        self.assertIn("ray-sleeps", listed.stdout)
+        deleted = self.cluster.ray("job", "delete", *address, "ray-sleeps")
+        self.assertEqual(deleted.returncode, 0, deleted.stdout)
+        self.assertEqual(self.cluster.call("GET", "/api/jobs/ray-sleeps")[0], 404)
+
+
+class ClusterViewTest(unittest.TestCase):
+    def test_ray_status_and_list_nodes(self):
+        """Ray's tools replace a loopback address by the machine's own, so that is what we listen on."""
+        ip = ray.util.get_node_ip_address()
+        with Cluster(nodes=2, start_args=["--node-ip-address", ip]) as cluster:
+            status = cluster.ray("status", "--address", cluster.gcs)
+            self.assertEqual(status.returncode, 0, status.stdout)
+            self.assertIn("mobula_slot", status.stdout)
+            listed = cluster.ray("list", "nodes", "--address", cluster.address)
+            self.assertEqual(listed.returncode, 0, listed.stdout)
+            self.assertEqual(listed.stdout.count("ALIVE"), 2, listed.stdout)
+            health = cluster.ray("health-check", "--address", cluster.gcs)
+            self.assertEqual(health.returncode, 0, health.stdout)
+            ran = cluster.mobula("run", "--address", cluster.gcs, "--num-nodes", "2", "--", "echo",
+                                 "together")
+            self.assertEqual((ran.returncode, ran.stdout.count("together\n")), (0, 2), ran.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

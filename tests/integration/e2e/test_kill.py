@@ -1,0 +1,125 @@
+"""SIGKILL of a worker, of an agent in the middle of an upload, and of the head."""
+
+import os
+import pathlib
+import signal
+import tempfile
+import time
+import unittest
+
+import checkpoints
+import s3
+from cluster import Cluster, is_alive, train_command, wait_until
+from ray._raylet import GcsClient
+
+
+class KillWorker(unittest.TestCase):
+    def test_gang_ends_job_fails_checkpoint_stays(self):
+        with Cluster(nodes=2) as cluster:
+            directory = f"{cluster.dir}/store"
+            cluster.submit(train_command(f"file://{directory}", 100000, "--save-interval", "20"),
+                           submission_id="victim")
+            wait_until(lambda: os.path.exists(f"{directory}/latest_checkpointed_iteration.txt"),
+                       lambda: cluster.logs("victim")[-3000:], 60)
+            ranks = cluster.rank_pids("mobula-worker")
+            self.assertEqual(sorted(ranks), [0, 1])
+            killed = time.monotonic()
+            os.kill(ranks[1], signal.SIGKILL)
+            wait_until(lambda: not is_alive(ranks[0]), "the peer of the killed rank ends", 10)
+            job = cluster.wait_job("victim", timeout_s=20)
+            self.assertLess(time.monotonic() - killed, 20)
+            self.assertEqual(job["status"], "FAILED")
+            self.assertIn("rank 1 was killed by signal 9", cluster.logs("victim"))
+            self.assertIn("rank 1 was killed by signal 9", job["message"])
+            newest = checkpoints.latest(directory)
+            checkpoints.assert_complete(directory, newest)
+            done = cluster.mobula("checkpoint", "verify", f"file://{directory}")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            cluster.assert_all_free()
+            # And it goes on from there.
+            cluster.submit(train_command(f"file://{directory}", 100000, "--load",
+                                         f"file://{directory}", "--exit-interval",
+                                         str(newest + 20), "--save-interval", "20"),
+                           submission_id="again")
+            self.assertEqual(cluster.wait_job("again", timeout_s=120)["status"], "SUCCEEDED",
+                             cluster.logs("again"))
+            self.assertGreater(checkpoints.latest(directory), newest)
+
+
+class KillAgentDuringUpload(unittest.TestCase):
+    def test_restart_finishes_and_repeats_nothing(self):
+        with tempfile.TemporaryDirectory(prefix="mb-s3-") as directory, \
+                s3.server(directory) as port, \
+                s3.Gate(port, r"\.mobula/part-") as gate, \
+                Cluster(nodes=2, env=s3.environment(gate.port)) as cluster:
+            url = f"s3://{s3.BUCKET}/run"
+            cluster.submit(train_command(url, 6, "--save-interval", "6"), submission_id="upload")
+            # Every file is in the store, both parts are on their way: nothing counts yet.
+            wait_until(lambda: len(gate.held) == 2, lambda: (gate.held, gate.acknowledged,
+                                                              cluster.logs("upload")[-3000:]), 60)
+            before = list(gate.acknowledged)
+            self.assertTrue(all(".safetensors" in p or p.endswith("state.json") for p in before))
+            self.assertEqual(cluster.job("upload")["status"], "RUNNING")
+            node = cluster.node("node-1")
+            os.kill(node["pid_agent"], signal.SIGKILL)
+            restarted = wait_until(
+                lambda: cluster.node("node-1")["pid_agent"] != node["pid_agent"] and
+                cluster.node("node-1")["state"] == "ALIVE" and cluster.node("node-1"),
+                "init starts the agent again", 30)
+            self.assertEqual(restarted["pid_init"], node["pid_init"])
+            gate.open()
+            job = cluster.wait_job("upload", timeout_s=90)
+            self.assertEqual(job["status"], "SUCCEEDED", cluster.logs("upload"))
+            self.assertEqual([p for p in set(before) if gate.acknowledged.count(p) > 1], [],
+                             "sent again although it was acknowledged")
+            run = pathlib.Path(directory, "s3", s3.BUCKET, "run")
+            self.assertEqual(checkpoints.latest(run), 6)
+            checkpoints.assert_complete(run, 6)
+            done = cluster.mobula("checkpoint", "verify", url)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            cluster.assert_all_free()
+
+
+class KillHead(unittest.TestCase):
+    def test_restarted_head_knows_nodes_kv_and_jobs(self):
+        with Cluster(nodes=2) as cluster:
+            done = cluster.submit("echo before", submission_id="before")
+            self.assertEqual(cluster.wait_job(done)["status"], "SUCCEEDED")
+            marker = f"{cluster.dir}/go-on"
+            running = cluster.submit(f"echo started; until test -e {marker}; do sleep 0.1; done; "
+                                     "echo ended", submission_id="running")
+            cluster.wait_job(running, ("RUNNING",))
+            gcs = GcsClient(address=cluster.gcs)
+            gcs.internal_kv_put(b"the key", b"the value", True, namespace=b"test")
+            head = cluster.node("node-0")
+            ids = {n["node_id"] for n in cluster.status()["nodes"]}
+            self.assertEqual(len(ids), 2)
+            os.kill(head["pid_agent"], signal.SIGKILL)
+
+            def back():
+                try:
+                    nodes = cluster.status()["nodes"]
+                except (OSError, AssertionError):
+                    return False
+                return sum(n["state"] == "ALIVE" for n in nodes) == 2 and nodes
+
+            nodes = wait_until(back, "the head is back with both nodes ALIVE", 60)
+            self.assertNotEqual(cluster.node("node-0")["pid_agent"], head["pid_agent"])
+            other = cluster.node("node-1")["node_id"]
+            self.assertIn(other, {n["node_id"] for n in nodes})
+            self.assertIn(other, ids, "the second node keeps its id")
+            gcs = GcsClient(address=cluster.gcs)
+            self.assertEqual(gcs.internal_kv_get(b"the key", namespace=b"test"), b"the value")
+            self.assertEqual(cluster.job("before")["status"], "SUCCEEDED")
+            self.assertEqual(cluster.job("running")["status"], "RUNNING")
+            open(marker, "w").close()
+            job = cluster.wait_job("running", timeout_s=20)
+            self.assertEqual(job["status"], "SUCCEEDED", job)
+            self.assertIn("ended", cluster.logs("running"))
+            new = cluster.submit("mobula run --num-nodes 2 -- echo both of us")
+            self.assertEqual(cluster.wait_job(new)["status"], "SUCCEEDED", cluster.logs(new))
+            self.assertEqual(cluster.logs(new).count("both of us\n"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,172 @@
+"""Gangs of ordinary commands over two nodes: `mobula run -- CMD`."""
+
+import os
+import re
+import signal
+import time
+import unittest
+
+from cluster import Cluster, is_alive, wait_until
+
+SHOW = ('echo "I am $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK '
+        '$MASTER_ADDR $MASTER_PORT"')
+SHOWN = re.compile(r"I am (\d+) (\d+) (\d+) (\d+) (\d+) (\S+) (\d+)")
+
+
+class RunTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2))
+
+    def tearDown(self):
+        self.cluster.assert_all_free()
+        wait_until(lambda: not self.cluster.rank_pids(),
+                   lambda: f"ranks are left: {self.cluster.rank_pids()}", 10)
+
+    def test_environment_of_ranks(self):
+        ports = []
+        for ranks_per_node in (1, 2):
+            done = self.cluster.mobula("run", "--num-nodes", "2", "--ranks-per-node",
+                                       ranks_per_node, "--", "sh", "-c", SHOW)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            seen = sorted(tuple(map(int, (r, lr, ws, lws, nr))) + (addr, port)
+                          for r, lr, ws, lws, nr, addr, port in SHOWN.findall(done.stdout))
+            world = 2 * ranks_per_node
+            self.assertEqual([s[:5] for s in seen],
+                             [(r, r % ranks_per_node, world, ranks_per_node, r // ranks_per_node)
+                              for r in range(world)], done.stdout)
+            self.assertEqual(len({s[5:] for s in seen}), 1, "one master for all")
+            ports.append(seen[0][6])
+        self.assertNotEqual(ports[0], ports[1], "a fresh port for every attempt")
+        self.assertTrue(all(1024 < int(p) < 65536 for p in ports))
+
+    def test_ranks_run_at_the_same_time(self):
+        """Each waits for the other's file: run one after the other they would never end."""
+        done = self.cluster.mobula(
+            "run", "--num-nodes", "2", "--", "sh", "-c",
+            f": > {self.cluster.dir}/here-$RANK; "
+            f"until test -e {self.cluster.dir}/here-0 && test -e {self.cluster.dir}/here-1; "
+            "do sleep 0.05; done; echo met $RANK", timeout=30)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(sorted(re.findall(r"met (\d)", done.stdout)), ["0", "1"])
+
+    def test_output_is_whole_lines_and_complete(self):
+        done = self.cluster.mobula("run", "--num-nodes", "2", "--", "sh", "-c",
+                                   "i=0; while [ $i -lt 3000 ]; do echo rank $RANK line $i; "
+                                   "i=$((i+1)); done")
+        self.assertEqual(done.returncode, 0)
+        for rank in (0, 1):
+            lines = re.findall(rf"^(?:\[rank {rank}\] )?rank {rank} line (\d+)$", done.stdout, re.M)
+            self.assertEqual(lines, [str(i) for i in range(3000)])
+
+    def test_a_failing_rank_ends_the_gang(self):
+        began = time.monotonic()
+        done = self.cluster.mobula("run", "--num-nodes", "2", "--", "sh", "-c",
+                                   "if [ $RANK = 1 ]; then exit 7; fi; sleep 1000")
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        verdicts = [line for line in done.stdout.splitlines() if "rank 1 exited with status 7" in line]
+        self.assertEqual(len(verdicts), 1, done.stdout)
+
+    def test_a_deaf_peer_of_a_failing_rank_is_killed(self):
+        began = time.monotonic()
+        done = self.cluster.mobula("run", "--num-nodes", "2", "--", "sh", "-c",
+                                   "if [ $RANK = 0 ]; then exit 7; fi; trap '' TERM; "
+                                   "while :; do sleep 1; done")
+        self.assertLess(time.monotonic() - began, 15)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("rank 0 exited with status 7", done.stdout)
+
+    def test_a_command_that_is_not_there(self):
+        done = self.cluster.mobula("run", "--num-nodes", "2", "--", "/nonexistent/program")
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("/nonexistent/program", done.stdout)
+
+    def test_as_a_submitted_job(self):
+        good = self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", SHOW])
+        job = self.cluster.wait_job(good)
+        self.assertEqual(job["status"], "SUCCEEDED", self.cluster.logs(good))
+        self.assertEqual(sorted(s[0] for s in SHOWN.findall(self.cluster.logs(good))), ["0", "1"])
+        bad = self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c",
+                                   "[ $RANK = 0 ] || exit 7; sleep 1000"])
+        job = self.cluster.wait_job(bad, timeout_s=20)
+        self.assertEqual(job["status"], "FAILED")
+        self.assertIn("rank 1 exited with status 7", job["message"])
+
+    def test_env_vars_and_working_directory_reach_the_ranks(self):
+        job_id = self.cluster.submit(
+            ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo $COLOUR in $PWD"],
+            runtime_env={"env_vars": {"COLOUR": "green"}, "working_dir": "/usr/share"})
+        self.assertEqual(self.cluster.wait_job(job_id)["status"], "SUCCEEDED",
+                         self.cluster.logs(job_id))
+        self.assertEqual(self.cluster.logs(job_id).count("green in /usr/share"), 2)
+
+    def test_two_gangs_that_do_not_fit_run_one_after_the_other(self):
+        slots = int(self.cluster.total()) // 2
+        command = ["mobula", "run", "--num-nodes", "2", "--ranks-per-node", slots, "--", "sh", "-c"]
+        first = self.cluster.submit([*command, f"until test -e {self.cluster.dir}/go; do sleep 0.1; "
+                                               "done; date +%s.%N"])
+        wait_until(lambda: len(self.cluster.rank_pids()) == 2 * slots, "the first gang runs")
+        second = self.cluster.submit([*command, "date +%s.%N"])
+        wait_until(lambda: "waiting for 2 nodes" in self.cluster.logs(second),
+                   lambda: f"the reason of the wait in: {self.cluster.logs(second)}", 40)
+        self.assertIn("busy", self.cluster.logs(second))
+        self.assertEqual(self.cluster.job(second)["status"], "RUNNING")
+        self.assertEqual(self.cluster.available(), 0)
+        open(f"{self.cluster.dir}/go", "w").close()
+        for job_id in (first, second):
+            self.assertEqual(self.cluster.wait_job(job_id)["status"], "SUCCEEDED",
+                             self.cluster.logs(job_id))
+        times = [[float(t) for t in re.findall(r"\d{9,}\.\d+", self.cluster.logs(j))]
+                 for j in (first, second)]
+        self.assertEqual([len(t) for t in times], [2 * slots, 2 * slots])
+        self.assertLess(max(times[0]), min(times[1]))
+
+    def test_driver_killed_gang_ends_with_its_lease(self):
+        with self.cluster.running("run", "--num-nodes", "2", "--lease", "3s", "--", "sleep",
+                                  "1000") as driver:
+            pids = wait_until(lambda: len(self.cluster.rank_pids("sleep")) == 2 and
+                              self.cluster.rank_pids("sleep"), "two ranks run")
+            driver.kill()
+            driver.wait()
+            wait_until(lambda: not any(is_alive(p) for p in pids.values()),
+                       "the ranks of a dead driver end", 15)
+
+    def test_job_driver_killed_gang_ends_with_its_job(self):
+        """The head knows that the driver is gone: nobody waits for the lease."""
+        job_id = self.cluster.submit("exec mobula run --num-nodes 2 --lease 600s -- sleep 1000")
+        pids = wait_until(lambda: len(self.cluster.rank_pids("sleep")) == 2 and
+                          self.cluster.rank_pids("sleep"), "two ranks run")
+        driver = int(self.cluster.job(job_id)["driver_info"]["pid"]) if self.cluster.job(
+            job_id)["driver_info"] else self.driver_pid()
+        os.kill(driver, signal.SIGKILL)
+        self.assertEqual(self.cluster.wait_job(job_id, timeout_s=10)["status"], "FAILED")
+        wait_until(lambda: not any(is_alive(p) for p in pids.values()),
+                   "the ranks of a dead driver end", 10)
+
+    def driver_pid(self):
+        from cluster import command_of
+        return next(p for p in self.cluster.own_pids()
+                    if command_of(p).startswith("mobula run --num-nodes 2 --lease 600s"))
+
+    def test_sigterm_of_the_driver_stops_the_ranks(self):
+        with self.cluster.running(
+            "run", "--num-nodes", "2", "--", "sh", "-c",
+            "trap 'echo rank $RANK was told; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+        ) as driver:
+            wait_until(lambda: driver.output().count("up\n") == 2, driver.output)
+            driver.send_signal(signal.SIGTERM)
+            self.assertEqual(driver.wait(20), 128 + signal.SIGTERM, driver.output())
+            for rank in (0, 1):
+                self.assertIn(f"rank {rank} was told", driver.output())
+
+    def test_more_nodes_than_there_are(self):
+        began = time.monotonic()
+        done = self.cluster.mobula("run", "--num-nodes", "3", "--wait-timeout", "2s", "--", "true")
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(done.returncode, 75, done.stdout)
+        self.assertIn("no 3 nodes were free within 2 s", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,63 @@
+"""The main job with its checkpoints on a real S3 server, from text to resumed training."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+import s3
+from cluster import Cluster, iterations_of, train_command
+
+URL = f"s3://{s3.BUCKET}/run"
+
+
+class S3Test(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="mb-s3-"))
+        port = cls.enterClassContext(s3.server(cls.directory))
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2, env=s3.environment(port)))
+
+    def train(self, name, *more):
+        self.cluster.submit(train_command(URL, 8, "--save-interval", "2", *more), submission_id=name)
+        job = self.cluster.wait_job(name, timeout_s=120)
+        self.assertEqual(job["status"], "SUCCEEDED", self.cluster.logs(name))
+        return iterations_of(self.cluster.logs(name))
+
+    def test_save_verify_resume(self):
+        run = pathlib.Path(self.directory, "s3", s3.BUCKET, "run")
+        first = self.train("s3-1", "--exit-interval", "4")
+        self.assertEqual([i for i, _, _ in first], [1, 2, 3, 4])
+        self.assertEqual((run / "latest_checkpointed_iteration.txt").read_text().strip(), "4")
+        for iteration in (2, 4):
+            manifest = json.loads((run / f"iter_{iteration:07d}/.mobula/manifest.json").read_text())
+            for f in manifest["files"]:
+                self.assertEqual((run / f"iter_{iteration:07d}" / f["path"]).stat().st_size, f["size"])
+        verified = self.cluster.mobula("checkpoint", "verify", URL)
+        self.assertEqual(verified.returncode, 0, verified.stdout)
+        second = self.train("s3-2", "--load", URL)
+        self.assertEqual([i for i, _, _ in second], [5, 6, 7, 8])
+        verified = self.cluster.mobula("checkpoint", "verify", "--json", URL)
+        self.assertEqual(json.loads(verified.stdout)["iteration"], 8, verified.stdout)
+
+    def test_damage_is_found(self):
+        self.train("s3-3", "--exit-interval", "2", "--checkpoint-url", URL + "-damaged")
+        victim = next(pathlib.Path(self.directory, "s3", s3.BUCKET).glob(
+            "run-damaged/iter_0000002/model*.safetensors"))
+        data = bytearray(victim.read_bytes())
+        data[-1] ^= 1
+        victim.write_bytes(data)
+        verified = self.cluster.mobula("checkpoint", "verify", URL + "-damaged")
+        self.assertEqual(verified.returncode, 65, verified.stdout)
+        self.assertIn(victim.name, verified.stdout)
+
+    def test_keys_reach_neither_jobs_nor_logs(self):
+        job_id = self.cluster.submit("env; echo done")
+        self.cluster.wait_job(job_id)
+        self.assertNotIn(s3.SECRET_KEY, self.cluster.logs(job_id))
+        for log in pathlib.Path(self.cluster.temp).rglob("*.log"):
+            self.assertNotIn(s3.SECRET_KEY, log.read_text(errors="replace"), str(log))
+
+
+if __name__ == "__main__":
+    unittest.main()

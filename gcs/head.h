@@ -38,8 +38,10 @@ int mb_head_http_port(const struct mb_head *h);
 /* The node id of the head's own node: KV head_node_id and the driver's node. Call when its agent
  * has registered. */
 void mb_head_set_node(struct mb_head *h, const char *node_id_hex);
-/* Stops listening, flushes the store, then cb; jobs are left to the runner. */
+/* Ends HTTP, flushes and closes the store, then cb; jobs are left to the runner. gRPC calls are
+ * answered UNAVAILABLE from now on, until the runtime itself is stopped. */
 void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg);
+/* After both the callback above and that of mb_grpc_stop(): calls may arrive until then. */
 void mb_head_destroy(struct mb_head *h);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -236,6 +237,45 @@ static void a_second_head_is_refused(void **state)
     close_store(f);
 }
 
+/* The disk takes no more: what is not committed is undone, newest first, and later it works again.
+ */
+static void a_full_disk_undoes_what_it_cannot_keep(void **state)
+{
+    struct fixture *f = *state;
+    struct rlimit old, tight;
+    static char big[1 << 20];
+    int done[4] = {0};
+
+    open_store(f);
+    put(f, "n", "k", "old");
+    put(f, "n", "gone", "v");
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    tight = old;
+    tight.rlim_cur = 65536; /* no file may grow beyond it: the write-ahead log cannot take big */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    memset(big, 'x', sizeof big - 1);
+    mb_tables_put(f->s, MB_TABLES_KV, b("n"), b("k"), b(big), on_done, &done[0], NULL);
+    mb_tables_put(f->s, MB_TABLES_KV, b("n"), b("k"), b("newer"), on_done, &done[1], NULL);
+    mb_tables_put(f->s, MB_TABLES_KV, b("n"), b("new"), b(big), on_done, &done[2], NULL);
+    mb_tables_del(f->s, MB_TABLES_KV, b("n"), b("gone"), on_done, &done[3], NULL);
+    for (int i = 0; i < 4; i++)
+        loop_until(&f->loop, &done[i]);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(done[0], -1);
+    /* A write that waited behind the failed batch fails with it, or came after it and succeeded. */
+    assert_string_equal(get(f, "n", "k"), done[1] == 1 ? "newer" : "old");
+    assert_true(done[2] == -1 && get(f, "n", "new") == NULL);
+    assert_int_equal(get(f, "n", "gone") != NULL, done[3] == -1);
+    put(f, "n", "k", "later");
+    close_store(f);
+    open_store(f);
+    assert_string_equal(get(f, "n", "k"), "later");
+    assert_null(get(f, "n", "new"));
+    assert_int_equal(get(f, "n", "gone") != NULL, done[3] == -1);
+    close_store(f);
+}
+
 static void close_commits_what_waits(void **state)
 {
     struct fixture *f = *state;
@@ -302,6 +342,7 @@ int main(void)
         T(a_damaged_file_is_named_and_left_alone),
         T(torn_pages_are_found),
         T(a_second_head_is_refused),
+        T(a_full_disk_undoes_what_it_cannot_keep),
         T(close_commits_what_waits),
         T(running_out_of_memory_changes_nothing),
     };

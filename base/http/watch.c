@@ -8,7 +8,9 @@
  * away.
  * 4. A suspended connection is watched by nobody. If its client is gone it is resumed, and ends:
  *    a streaming answer breaks off, a request that a handler owes an answer is detached.
- * Failure: without memory to note a connection it is shut down at once.
+ * 5. At its limit of connections, or of descriptors, libmicrohttpd stops listening, and begins
+ * again only when it runs after one was closed: so it is run once more then. Failure: without
+ * memory to note a connection it is shut down at once.
  */
 #include <poll.h>
 #include <sys/socket.h>
@@ -90,6 +92,7 @@ static void forget(struct mb_http_server *srv, struct mb_http_conn *c)
     mb_free(c);
     if (!srv->conns)
         uv_timer_stop(&srv->watch);
+    mb_http_server_wake(srv);
 }
 
 void mb_http_watch_connection(void *arg, struct MHD_Connection *conn, void **context,

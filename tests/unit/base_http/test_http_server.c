@@ -441,6 +441,41 @@ static void test_slow_header(void **state)
     world_close(&w);
 }
 
+static void on_too_late(uv_timer_t *t)
+{
+    (void)t;
+    fail_msg("the waiting client was not served");
+}
+
+/* Who waited for a place gets it when another leaves, without anything else happening. */
+static void test_connection_limit(void **state)
+{
+    static const char request[] = "GET /hello/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n";
+    struct world w;
+    struct raw_client quiet[2];
+    struct raw_client waiting;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.max_connections = 2});
+    for (int i = 0; i < 2; i++) {
+        static const char first[] = "GET /hello/x HTTP/1.1\r\nHost: x\r\n\r\n";
+        raw_client_start(&w.loop, &quiet[i], w.port, first, sizeof first - 1);
+        while (!strstr(mb_buf_str(&quiet[i].in), "hello x"))
+            uv_run(&w.loop, UV_RUN_ONCE);
+    }
+    raw_client_start(&w.loop, &waiting, w.port, request, sizeof request - 1);
+    for (int i = 0; i < 20; i++)
+        uv_run(&w.loop, UV_RUN_NOWAIT);
+    assert_int_equal(waiting.in.len, 0);
+    raw_client_free(&quiet[0]);
+    uv_timer_start(&w.timer, on_too_late, 20000, 0);
+    raw_client_finish(&waiting);
+    uv_timer_stop(&w.timer);
+    assert_non_null(strstr(mb_buf_str(&waiting.in), "hello x"));
+    raw_client_free(&waiting);
+    raw_client_free(&quiet[1]);
+    world_close(&w);
+}
+
 static void test_port_in_use(void **state)
 {
     struct world w;
@@ -619,6 +654,7 @@ int main(void)
         cmocka_unit_test(test_idle_connection),
         cmocka_unit_test(test_client_goes_away),
         cmocka_unit_test(test_slow_header),
+        cmocka_unit_test(test_connection_limit),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_short_texts),

@@ -4,13 +4,13 @@
  * 1. Every connection is noted when it is accepted and forgotten when it is closed.
  * 2. While there are any, a timer looks at all of them a few times per idle timeout.
  * 3. A connection that has not brought a whole header block within two idle timeouts of its start
- *    or of its last answer is shut down: a byte now and then keeps libmicrohttpd's own timeout
- * away.
+ *    or of its last answer is shut down: libmicrohttpd's own timeout starts anew with each byte.
  * 4. A suspended connection is watched by nobody. If its client is gone it is resumed, and ends:
  *    a streaming answer breaks off, a request that a handler owes an answer is detached.
- * 5. At its limit of connections, or of descriptors, libmicrohttpd stops listening, and begins
- * again only when it runs after one was closed: so it is run once more then. Failure: without
- * memory to note a connection it is shut down at once.
+ * 5. At its limit of connections or descriptors libmicrohttpd stops listening, and looks again
+ *    only when it runs after one was closed: so it is run once more then.
+ *
+ * Failure: without memory to note a connection it is shut down at once.
  */
 #include <poll.h>
 #include <sys/socket.h>

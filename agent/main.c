@@ -6,6 +6,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include "agent/agent.h"
 #include "agent/options.h"
 #include "base/log.h"
@@ -24,6 +25,11 @@ int main(int argc, char **argv)
                         opts.log_level);
     if (rc == MB_OK) {
         signal(SIGPIPE, SIG_IGN);
+        /* Drivers inherit it: checkpoints they choose a place for lie beside this node's files. */
+        if (opts.temp_dir && setenv("MOBULA_TEMP_DIR", opts.temp_dir, 1) < 0)
+            rc = mb_err_set(&err, MB_ENOMEM, "out of memory");
+    }
+    if (rc == MB_OK) {
         mb_log_init(2, level);
         rc = mb_agent_run(&opts, &err);
     }

@@ -438,6 +438,11 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
             mb_gang_run_event(r, MB_GANG_EV_UPLOADS_IDLE, NULL);
         return;
     }
+    r->is_launched = 0;
+    for (size_t i = 0; i < r->n_ranks; i++) { /* its supervisor tells all of it again */
+        r->ranks[i].pid = 0;
+        r->ranks[i].exited = 0;
+    }
     mb_ledger_hold(r->owner->ledger, &r->pg);
     rc = mb_supervisor_adopt(r->owner->loop, r->dir, &supervisor_ops, r, &r->sup, &err);
     if (rc == MB_OK) {

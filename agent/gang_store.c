@@ -16,6 +16,12 @@
 #include "base/log.h"
 #include "base/str.h"
 
+/* One format for writing and reading, so that they cannot drift apart. */
+#define RANK_FORMAT "{s:I, s:I, s:I, s:s, s:I, s:b, s:i, s:i, s:s}"
+#define GANG_FORMAT                                                                                \
+    "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:b, s:i, s:s, "  \
+    "s:o}"
+
 enum { STORE_MAX = 1 << 20, VERSION = 1 };
 
 static const char *text_of(const char *s)
@@ -30,10 +36,12 @@ static json_t *ranks_json(const struct mb_gang_run *r)
     for (size_t i = 0; i < r->n_ranks; i++) {
         const struct mb_gang_rank *k = &r->ranks[i];
 
-        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:s}", "rank", (json_int_t)k->rank,
-                                              "local_rank", (json_int_t)k->local_rank,
-                                              "bundle_index", (json_int_t)k->bundle_index,
-                                              "endpoint", text_of(k->endpoint)));
+        json_array_append_new(
+            list,
+            json_pack(RANK_FORMAT, "rank", (json_int_t)k->rank, "local_rank",
+                      (json_int_t)k->local_rank, "bundle_index", (json_int_t)k->bundle_index,
+                      "endpoint", text_of(k->endpoint), "pid", (json_int_t)k->pid, "exited",
+                      k->exited, "code", k->code, "signal", k->signal, "cause", text_of(k->cause)));
     }
     return list;
 }
@@ -42,15 +50,15 @@ void mb_gang_store_save(const struct mb_gang_run *r)
 {
     char own_job[2 * MB_JOB_ID_BYTES + 1];
     json_t *o = json_pack(
-        "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
-        "version", VERSION, "placement_group_id", r->pg_hex, "attempt", (json_int_t)r->attempt,
-        "job_id", r->job_id, "own_job_id",
+        GANG_FORMAT, "version", VERSION, "placement_group_id", r->pg_hex, "attempt",
+        (json_int_t)r->attempt, "job_id", r->job_id, "own_job_id",
         r->has_own_job ? mb_hex(r->own_job, sizeof(r->own_job), own_job) : "", "state",
         mb_gang_state_name(r->fsm.state), "released", r->fsm.released, "lease_ms",
         (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size, "num_nodes",
         (json_int_t)r->num_nodes, "node_rank", (json_int_t)r->node_rank, "is_worker", r->is_worker,
         "stop_grace_ms", (json_int_t)r->stop_grace_ms, "watch_tracker", r->watch_tracker,
-        "loaded_iteration", (json_int_t)r->loaded_iteration, "ranks", ranks_json(r));
+        "loaded_iteration", (json_int_t)r->loaded_iteration, "is_launched", r->is_launched,
+        "failure_code", r->failure_code, "failure", text_of(r->failure), "ranks", ranks_json(r));
     char *path = mb_path_join(r->dir, "gang.json");
     char *text = NULL;
     struct mb_err err = {.text = "no memory"};
@@ -82,21 +90,29 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
         return MB_ENOMEM;
     json_array_foreach(list, i, item)
     {
-        json_int_t rank, local, bundle;
-        const char *endpoint;
+        json_int_t rank, local, bundle, pid;
+        const char *endpoint, *cause;
+        int exited, code, sig;
 
-        if (json_unpack(item, "{s:I, s:I, s:I, s:s}", "rank", &rank, "local_rank", &local,
-                        "bundle_index", &bundle, "endpoint", &endpoint) != 0)
+        if (json_unpack(item, RANK_FORMAT, "rank", &rank, "local_rank", &local, "bundle_index",
+                        &bundle, "endpoint", &endpoint, "pid", &pid, "exited", &exited, "code",
+                        &code, "signal", &sig, "cause", &cause) != 0)
             return MB_ECORRUPT;
         r->ranks[i] = (struct mb_gang_rank){.run = r,
                                             .rank = (uint32_t)rank,
                                             .local_rank = (uint32_t)local,
                                             .bundle_index = (uint32_t)bundle,
+                                            .pid = pid,
+                                            .exited = exited,
+                                            .code = code,
+                                            .signal = sig,
                                             .progress = {.iteration = -1},
                                             .fd = -1,
                                             .log_fd = -1};
         if (endpoint[0] != '\0')
             r->ranks[i].endpoint = mb_strdup(endpoint);
+        if (cause[0] != '\0')
+            r->ranks[i].cause = mb_strdup(cause);
         r->n_ranks = i + 1;
     }
     return MB_OK;
@@ -105,21 +121,21 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
 /* The run is registered with g before its fields are known: its key comes from the file. */
 static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
 {
-    const char *pg_hex, *job_id, *own_job, *state, *dir = NULL, *url = NULL;
+    const char *pg_hex, *job_id, *own_job, *state, *failure, *dir = NULL, *url = NULL;
     json_int_t attempt, lease, world, nodes, node, grace, loaded;
-    int version, released, is_worker, watch;
+    int version, released, is_worker, watch, is_launched, failure_code;
     json_t *ranks;
     struct mb_pg_id pg;
     struct mb_gang_run *r;
     enum mb_gang_state s;
 
-    if (json_unpack(
-            o, "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:o}",
-            "version", &version, "placement_group_id", &pg_hex, "attempt", &attempt, "job_id",
-            &job_id, "own_job_id", &own_job, "state", &state, "released", &released, "lease_ms",
-            &lease, "world_size", &world, "num_nodes", &nodes, "node_rank", &node, "is_worker",
-            &is_worker, "stop_grace_ms", &grace, "watch_tracker", &watch, "loaded_iteration",
-            &loaded, "ranks", &ranks) != 0 ||
+    if (json_unpack(o, GANG_FORMAT, "version", &version, "placement_group_id", &pg_hex, "attempt",
+                    &attempt, "job_id", &job_id, "own_job_id", &own_job, "state", &state,
+                    "released", &released, "lease_ms", &lease, "world_size", &world, "num_nodes",
+                    &nodes, "node_rank", &node, "is_worker", &is_worker, "stop_grace_ms", &grace,
+                    "watch_tracker", &watch, "loaded_iteration", &loaded, "is_launched",
+                    &is_launched, "failure_code", &failure_code, "failure", &failure, "ranks",
+                    &ranks) != 0 ||
         version != VERSION || mb_unhex(pg_hex, pg.bytes, sizeof(pg.bytes)) != MB_OK)
         return mb_err_set(err, MB_ECORRUPT, "gang.json is damaged or of another version");
     s = mb_gang_state_parse(state);
@@ -140,6 +156,10 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
     r->stop_grace_ms = (uint32_t)grace;
     r->watch_tracker = watch;
     r->loaded_iteration = loaded;
+    r->is_launched = is_launched;
+    r->failure_code = failure_code;
+    if (failure[0] != '\0')
+        r->failure = mb_strdup(failure);
     mb_gang_lease(&r->fsm, (uint64_t)lease, mb_mono_ms());
     if (json_unpack(o, "{s:{s:s, s:s}}", "checkpoint", "local_dir", &dir, "url", &url) == 0) {
         r->checkpoint_dir = mb_strdup(dir);

@@ -99,8 +99,9 @@ static void put_gangs(const struct mb_agent_http *h, struct mb_buf *out)
     mb_metric_family(out, "mobula_rank_failures_total", MB_METRIC_COUNTER,
                      "Gangs that ended because a rank of this node failed.");
     mb_metric_sample(out, "mobula_rank_failures_total", NULL, mb_gangs_rank_failures(h->gangs));
-    mb_metric_family(out, "mobula_upload_bytes_total", MB_METRIC_COUNTER,
-                     "Checkpoint bytes sent to the store.");
+    mb_metric_family(
+        out, "mobula_upload_bytes_total", MB_METRIC_COUNTER,
+        "Checkpoint bytes that reached the store; parts found there after a restart count too.");
     mb_metric_sample(out, "mobula_upload_bytes_total", NULL, (double)mb_gangs_sent_bytes(h->gangs));
 }
 

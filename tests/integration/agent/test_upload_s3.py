@@ -1,0 +1,117 @@
+"""A multipart upload to a real S3 server survives the agent's SIGKILL: test_upload_s3.py BIN_DIR
+
+Skipped (77) without versitygw ($MOBULA_VERSITYGW or ~/.cache/mobula/bin/versitygw).
+"""
+
+import filecmp
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import cluster
+
+SIZE = 400 << 20
+PROGRAM = os.environ.get("MOBULA_VERSITYGW",
+                         os.path.expanduser("~/.cache/mobula/bin/versitygw"))
+
+
+def connects(port):
+    with socket.socket() as c:
+        return c.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Server:
+    def __init__(self, directory):
+        self.root = pathlib.Path(directory, "s3")
+        (self.root / "bucket").mkdir(parents=True)
+        with socket.socket() as c:
+            c.bind(("127.0.0.1", 0))
+            self.port = c.getsockname()[1]
+        self.process = subprocess.Popen(
+            [PROGRAM, "--port", f"127.0.0.1:{self.port}", "--access", "testkey", "--secret",
+             "testsecret123", "--keep-alive", "--quiet", "posix", str(self.root)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cluster.wait_for("the S3 server", lambda: connects(self.port))
+
+    def env(self):
+        return {"BUCKET_STORAGE_HOST": f"http://127.0.0.1:{self.port}",
+                "BUCKET_STORAGE_ACCESS_KEY": "testkey",
+                "BUCKET_STORAGE_SECRET_KEY": "testsecret123", "NO_PROXY": "127.0.0.1"}
+
+    def parts(self):
+        """Part files of unfinished uploads: name -> (inode, size, time of the last change)."""
+        found = {}
+        for p in (self.root / "bucket" / ".sgwtmp").rglob("*"):
+            try:
+                st = p.stat()
+            except FileNotFoundError:
+                continue
+            if p.is_file():
+                found[str(p)] = (st.st_ino, st.st_size, st.st_mtime_ns)
+        return found
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def run(s, server):
+    node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", env=server.env())
+    gcs = cluster.Gcs(s, node.wait_alive()["gcs_address"])
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    local = pathlib.Path(s.dir, "local")
+    checkpoint = {"local_dir": str(local), "url": "s3://bucket/run", "watch_tracker": True}
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", f"mkdir -p $D/iter_0000001 && head -c {SIZE} /dev/urandom > "
+              "$D/iter_0000001/big.pt && printf 1 > $D/latest_checkpointed_iteration.txt"],
+             env=[f"D={local}"], checkpoint=checkpoint)
+    d.expect("launched")
+    cluster.wait_for("parts on the server", lambda: len(server.parts()) > 6)
+    killed = node.kill_agent()
+    whole = {n: p for n, p in server.parts().items() if p[1] >= 16 << 20}
+    assert len(whole) > 3, whole
+    target = server.root / "bucket/run/iter_0000001/big.pt"
+    assert not target.exists(), "the upload was over before the kill"
+    node.wait_alive(other_than_pid=killed)
+    again = set()
+
+    def finished():
+        again.update(n for n, p in server.parts().items() if n in whole and p != whole[n])
+        return target.exists()
+
+    cluster.wait_for("the object", finished)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    assert d.expect("hello_reply").running
+    d.expect("launched")
+    assert d.expect("rank_exit").exit_code == 0
+    d.send(end={})
+    d.expect("ended")
+    assert d.uploads[-1].committed, d.uploads
+    assert filecmp.cmp(local / "iter_0000001/big.pt", target, shallow=False)
+    latest = server.root / "bucket/run/latest_checkpointed_iteration.txt"
+    assert latest.read_text() == "1"
+    assert not again, f"parts were sent again: {again}"
+    print(f"     {len(whole)} parts were there at the kill, none was sent again", flush=True)
+    assert node.stop() == 0
+
+
+def main():
+    if not os.access(PROGRAM, os.X_OK):
+        print("skipped: no versitygw")
+        return 77
+    with cluster.Sandbox() as s:
+        server = Server(s.dir)
+        try:
+            run(s, server)
+        finally:
+            server.stop()
+    print("ok   multipart_upload_resumed", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

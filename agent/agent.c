@@ -93,6 +93,7 @@ static void write_node_file(struct agent *a, const char *state)
 {
     struct mb_node_file f = {.state = state,
                              .error = a->failure.code != MB_OK ? a->failure.text : "",
+                             .code = a->failure.code,
                              .pid_agent = getpid(),
                              .node_id = a->node != NULL ? mb_node_id_hex(a->node) : "",
                              .node_name = a->node_name != NULL ? a->node_name : "",

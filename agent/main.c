@@ -25,6 +25,7 @@ int main(int argc, char **argv)
                         opts.log_level);
     if (rc == MB_OK) {
         signal(SIGPIPE, SIG_IGN);
+        signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
         /* Drivers inherit it: checkpoints they choose a place for lie beside this node's files. */
         if (opts.temp_dir && setenv("MOBULA_TEMP_DIR", opts.temp_dir, 1) < 0)
             rc = mb_err_set(&err, MB_ENOMEM, "out of memory");

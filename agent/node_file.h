@@ -8,6 +8,7 @@
 struct mb_node_file {
     const char *state; /* ALIVE | FAILED | ENDED */
     const char *error; /* "" or why it failed */
+    int code;          /* MB_E* of it */
     int64_t pid_init;
     uint64_t init_start_ticks;
     int64_t pid_agent;

@@ -11,7 +11,8 @@
  *   c. it is dead: init kills what it left; wait until the recorded pids are gone (after
  *      ORPHANS_MS kill them here too), then report them as killed and "supervisor died".
  *
- *  on_all_exited is held back until the report sockets arrived, because release loses them.
+ *  on_exit and on_all_exited are held back until the report sockets arrived: a child that ended
+ *  before we connected may have said why, and release loses the sockets.
  */
 #include "agent/supervisor.h"
 
@@ -58,6 +59,9 @@ struct mb_supervisor {
     unsigned char told_start[MB_SUP_CHILDREN_MAX];
     unsigned char told_exit[MB_SUP_CHILDREN_MAX];
     unsigned char told_report[MB_SUP_CHILDREN_MAX];
+    unsigned char heard_exit[MB_SUP_CHILDREN_MAX];
+    unsigned exits[MB_SUP_CHILDREN_MAX]; /* children in the order they ended */
+    size_t n_exits, n_exits_told;
     int fds_complete;
     int stop_due, kill_due, stop_signal; /* asked while there was no connection */
     uint32_t stop_grace_ms;
@@ -107,11 +111,24 @@ static void tell_exit(struct mb_supervisor *s, unsigned child, int code, int sig
     s->ops->on_exit(s->arg, child, code, sig);
 }
 
+static int is_held(const struct mb_supervisor *s)
+{
+    return s->phase == CONNECTED && s->ops->on_report != NULL && !s->fds_complete;
+}
+
+/* Who failed first matters, so the order stays. */
+static void tell_exits(struct mb_supervisor *s)
+{
+    while (!is_held(s) && s->n_exits_told < s->n_exits) {
+        unsigned child = s->exits[s->n_exits_told++];
+
+        tell_exit(s, child, s->state.children[child].code, s->state.children[child].signal);
+    }
+}
+
 static void tell_all_exited(struct mb_supervisor *s)
 {
-    if (is_over(s) || !s->state.all_exited)
-        return;
-    if (s->phase == CONNECTED && s->ops->on_report != NULL && !s->fds_complete)
+    if (is_over(s) || !s->state.all_exited || is_held(s))
         return;
     s->phase = FINISHED;
     uv_timer_stop(&s->timer);
@@ -121,6 +138,7 @@ static void tell_all_exited(struct mb_supervisor *s)
 /* Everything s->state holds that was not told yet. */
 static void tell_state(struct mb_supervisor *s)
 {
+    tell_exits(s);
     for (unsigned i = 0; i < s->state.n_children; i++) {
         const struct mb_sup_child_state *c = &s->state.children[i];
 
@@ -178,7 +196,10 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
             c->phase = MB_SUP_EXITED;
         c->code = m->code;
         c->signal = m->signal;
-        tell_exit(s, m->child, m->code, m->signal);
+        if (!s->heard_exit[m->child])
+            s->exits[s->n_exits++] = m->child;
+        s->heard_exit[m->child] = 1;
+        tell_exits(s);
         break;
     case MB_SUP_MSG_ALL_EXITED:
         s->state.all_exited = 1;
@@ -196,6 +217,7 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
         break;
     case MB_SUP_MSG_FDS:
         s->fds_complete = 1;
+        tell_exits(s);
         tell_all_exited(s);
         break;
     default: /* ending, replayed: facts without a callback */

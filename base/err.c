@@ -73,6 +73,7 @@ static int code_of_errno(int errno_value)
         return MB_EDENIED;
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
     case EMFILE:
     case ENFILE:
         return MB_EFULL;

@@ -51,6 +51,8 @@ static int verify(const char *url, const char *scratch, struct outcome *o)
             mb_store_close(o->store, NULL, NULL);
         uv_run(&loop, UV_RUN_DEFAULT);
         rc = o->err.code;
+        if (rc != 0 && strstr(o->err.text, url) == NULL)
+            mb_err_wrap(&o->err, "%s", url);
     }
     uv_loop_close(&loop);
     return rc;

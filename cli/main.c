@@ -59,6 +59,7 @@ int main(int argc, char **argv)
     struct mb_err err;
 
     signal(SIGPIPE, SIG_IGN); /* a peer that went away is an error code, not an end */
+    signal(SIGXFSZ, SIG_IGN); /* and so is a file that may not grow */
     if (is_ray(argv[0])) {
         cli.program = "ray";
         cli.ray_mode = 1;

@@ -162,7 +162,7 @@ static int read_node(const char *dir, json_t **node, struct mb_err *err)
     char *path = mb_path_join(dir, "node.json");
     struct mb_buf b = {0};
     const char *state, *failure;
-    int rc = 0;
+    int code, rc = 0;
 
     if (path == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
@@ -174,8 +174,9 @@ static int read_node(const char *dir, json_t **node, struct mb_err *err)
         return 0;
     state = json_string_value(json_object_get(*node, "state"));
     failure = json_string_value(json_object_get(*node, "error"));
+    code = (int)json_integer_value(json_object_get(*node, "code"));
     if (failure != NULL && *failure != '\0')
-        rc = mb_err_set(err, MB_ESTATE, "%s", failure);
+        rc = mb_err_set(err, code < 0 ? code : MB_ESTATE, "%s", failure);
     else if (state != NULL && strcmp(state, "ALIVE") == 0)
         return 1;
     json_decref(*node);
@@ -202,7 +203,8 @@ static void last_log_line(const char *dir, char line[LOG_LINE_MAX_BYTES])
 }
 
 /* 0: ALIVE. */
-static int wait_alive(const char *dir, json_t **node, struct mb_err *err)
+static int wait_alive(const struct start_args *a, const char *dir, json_t **node,
+                      struct mb_err *err)
 {
     uint64_t deadline_ms = mb_mono_ms() + START_TIMEOUT_MS;
     struct mb_local_node init = {0};
@@ -221,6 +223,11 @@ static int wait_alive(const char *dir, json_t **node, struct mb_err *err)
         }
         mb_free(init.dir);
         if (mb_mono_ms() >= deadline_ms) {
+            if (!a->head) /* whatever else goes wrong, the agent says so itself */
+                return mb_err_set(err, MB_EUNAVAIL,
+                                  "no head answered at %s within %d s; is it up, and is this its "
+                                  "GCS port? (mobula start --head prints it)",
+                                  a->address, START_TIMEOUT_MS / 1000);
             last_log_line(dir, line);
             return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s: %s",
                               START_TIMEOUT_MS / 1000, line);
@@ -277,6 +284,24 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
 
 /* ---- start ---- */
 
+static int check_labels(const char *text, struct mb_err *err)
+{
+    json_t *labels = json_loads(text, 0, NULL), *value;
+    const char *name;
+    int good = json_is_object(labels);
+
+    json_object_foreach(labels, name, value)
+    {
+        good &= json_is_string(value);
+    }
+    json_decref(labels);
+    return good ? 0
+                : mb_err_set(err, MB_EINVAL,
+                             "start: --labels %.80s: expected a JSON object of strings, "
+                             "e.g. '{\"zone\": \"a\"}'",
+                             text);
+}
+
 static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
 {
     if (a->head && a->address != NULL)
@@ -290,6 +315,8 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL,
                           "start: --address %s: expected HOST:PORT of the GCS, e.g. head:6379",
                           a->address);
+    if (a->labels != NULL && check_labels(a->labels, err) != 0)
+        return MB_EINVAL;
     if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
         strcmp(a->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);
@@ -331,7 +358,7 @@ static int start_daemon(const struct start_args *a, const char *dir, char *const
     int rc = spawn_and_wait(argv, err);
 
     if (rc == 0)
-        rc = wait_alive(dir, &node, err);
+        rc = wait_alive(a, dir, &node, err);
     if (rc == 0) {
         print_next_steps(a, dir, node);
     } else if (mb_local_find(dir, &init, NULL) == 0) {
@@ -368,7 +395,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     } else if (rc == 0) {
         rc = start_daemon(&args, dir, command.argv, &err);
         if (rc != 0)
-            mb_err_wrap(&err, "log %s/agent.log", dir);
+            mb_err_set(&err, rc, "%.800s (log: %s/agent.log)", err.text, dir);
     }
     close_command(&command);
     mb_free(temp_dir);

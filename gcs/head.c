@@ -170,6 +170,12 @@ static int copy_opts(struct mb_head *h, const struct mb_head_opts *o)
     return 0;
 }
 
+/* What to do about a port that is taken. */
+static int in_use(struct mb_err *err, const char *flag)
+{
+    return mb_err_set(err, MB_EEXIST, "%.600s (--%s chooses another)", err->text, flag);
+}
+
 static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct mb_err *err)
 {
     /* Waits and polls end by their client's deadline, so the bound of the server is far away. */
@@ -194,7 +200,9 @@ static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct m
     snprintf(addr, sizeof addr, "%s:%d", o->bind_addr ? o->bind_addr : "127.0.0.1", o->gcs_port);
     if (rc == 0)
         rc = mb_grpc_server_listen(h->server, addr, &h->gcs_port, err);
-    return rc == 0 ? 0 : mb_err_wrap(err, "GCS port %d", o->gcs_port);
+    return rc == 0           ? 0
+           : rc == MB_EEXIST ? in_use(err, "port")
+                             : mb_err_wrap(err, "GCS port %d", o->gcs_port);
 }
 
 static int listen_http(struct mb_head *h, const struct mb_head_opts *o, struct mb_err *err)
@@ -214,7 +222,9 @@ static int listen_http(struct mb_head *h, const struct mb_head_opts *o, struct m
         rc = head_packages_routes(h, err);
     if (rc == 0)
         rc = mb_http_server_listen(h->http, &h->http_port, err);
-    return rc == 0 ? 0 : mb_err_wrap(err, "dashboard port %d", o->http_port);
+    return rc == 0           ? 0
+           : rc == MB_EEXIST ? in_use(err, "dashboard-port")
+                             : mb_err_wrap(err, "dashboard port %d", o->http_port);
 }
 
 static void on_tick(uv_timer_t *timer)

@@ -34,6 +34,7 @@ static void catch_signals(void)
     sigemptyset(&sa.sa_mask);
     sigaction(SIGTERM, &sa, NULL);
     sigaction(SIGINT, &sa, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
 }
 
 static int env_number(const char *name, int64_t fallback, int64_t min, int64_t max, int64_t *out,

@@ -59,7 +59,7 @@ class BadInput(unittest.TestCase):
             (["run", "--num-nodes", "0", "--", "true"], ["--num-nodes"]),
             (["run", "--num-nodez", "2", "--", "true"], ["--num-nodez", "--num-nodes"]),
             (["run", "--checkpoint-url", "file:///tmp/x", "--", "true"], ["--save"]),
-            (["job", "submit"], ["entrypoint"]),
+            (["job", "submit"], ["what is to run?"]),
             (["checkpoint", "verify"], ["URL"]),
             (["preprocess", "--input", "x"], ["--output-prefix"]),
         ):
@@ -96,7 +96,7 @@ class BadInput(unittest.TestCase):
     def test_temp_dir_that_cannot_be(self):
         path = self.dir / "file"
         path.write_text("")
-        self.refused(["start", "--head", "--temp-dir", path / "below"], 66, str(path))
+        self.refused(["start", "--head", "--temp-dir", path / "below"], 72, str(path))
 
     # ---- data ----
 
@@ -107,14 +107,14 @@ class BadInput(unittest.TestCase):
     def test_preprocess_input(self):
         self.refused(self.preprocess(), 66, "in.jsonl")
         for name, content, texts in (
-            ("json", '{"text": "1 2"}\n{"text": \n', ["line 2"]),
-            ("key", '{"text": "1 2"}\n{"other": "1"}\n', ["line 2", "text"]),
-            ("type", '{"text": 17}\n', ["line 1", "text"]),
-            ("word", '{"text": "1 two 3"}\n', ["line 1", "two"]),
+            ("json", '{"text": "1 2"}\n{"text": \n', [":2:"]),
+            ("key", '{"text": "1 2"}\n{"other": "1"}\n', [":2:", "text"]),
+            ("type", '{"text": 17}\n', [":1:", "text"]),
+            ("word", '{"text": "1 two 3"}\n', [":1:", "two"]),
         ):
             (self.dir / f"{name}.jsonl").write_text(content)
             with self.subTest(name=name):
-                self.refused(self.preprocess(input=f"{name}.jsonl"), 65, f"{name}.jsonl", *texts)
+                self.refused(self.preprocess(input=f"{name}.jsonl"), 64, f"{name}.jsonl:", *texts)
 
     def test_missing_vocabulary(self):
         corpus(self.dir / "in.jsonl", 3)
@@ -135,7 +135,7 @@ class BadInput(unittest.TestCase):
         before = self.files()
         done = self.cluster.mobula(*self.preprocess(), stderr=subprocess.PIPE, preexec_fn=limit)
         self.assertIn(done.returncode, (73, 74), (done.returncode, done.stderr))
-        errors = [line for line in done.stderr.splitlines() if not line.startswith("Processed")]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("mobula: ")]
         self.assertEqual(len(errors), 1, done.stderr)
         self.assertIn("out_text_document", errors[0])
         self.assertEqual(self.files() - before, set(), "a half-written file was left")
@@ -145,7 +145,7 @@ class BadInput(unittest.TestCase):
     def test_verify(self):
         verify = ["checkpoint", "verify"]
         self.refused([*verify, f"file://{self.dir}/nothing"], 66, "nothing")
-        self.refused([*verify, "ftp://host/x"], 64, "ftp://host/x")
+        self.refused([*verify, "ftp://host/x"], 78, "ftp://host/x")
         self.refused([*verify, "s3://bucket/x"], 77, "AWS_ACCESS_KEY_ID")
         store = self.dir / "store"
         store.mkdir()
@@ -194,7 +194,8 @@ class BadTraining(unittest.TestCase):
         cls.good = cls.dir / "good_text_document"
 
     def train(self, *more, drop=()):
-        command = [a for a in train_command(f"file://{self.dir}/store", 4, *more) if a not in drop]
+        command = [a for a in train_command(f"file://{self.dir}/store", 4, "--save-interval", "4",
+                                            *more) if a not in drop]
         job_id = self.cluster.submit(command)
         job = self.cluster.wait_job(job_id, timeout_s=30)
         self.cluster.assert_all_free()
@@ -283,10 +284,10 @@ class BadTraining(unittest.TestCase):
         if made.returncode:
             self.skipTest(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
         try:
-            job, log = self.train("--save", str(small), "--save-interval", "2")
+            job, log = self.train("--save", str(small))
             self.assertEqual(job["status"], "FAILED", log)
-            self.assertRegex(log, r"mobula: rank \d .*" + str(small))
-            self.assertIn("No space left", log)
+            self.assertRegex(log[-3000:], r"mobula: rank \d .*" + str(small))
+            self.assertIn("No space left", log[-3000:])
             self.assertFalse((small / "latest_checkpointed_iteration.txt").exists())
             self.assertEqual([p.name for p in small.glob("iter_*")], [], "looks like a checkpoint")
         finally:
@@ -340,7 +341,7 @@ class BadTraining(unittest.TestCase):
                         s.shutdown(socket.SHUT_WR)
                         while s.recv(65536):
                             pass
-                    except (ConnectionError, TimeoutError):
+                    except OSError:  # it hung up on us, which is its right
                         pass
         self.assertEqual(self.cluster.get("/api/version")["ray_version"], "2.60.0")
         self.assertEqual(sum(n["state"] == "ALIVE" for n in self.cluster.status()["nodes"]), 2)

@@ -280,6 +280,8 @@ static void on_sup_exit(void *arg, unsigned child, int code, int signal)
     rank->code = signal != 0 ? 128 + signal : code;
     if (failed && rank->cause == NULL && r->first_failed_rank >= 0)
         rank->cause = mb_asprintf("ended because rank %d failed", r->first_failed_rank);
+    if (failed && rank->cause == NULL && r->fsm.state == MB_GANG_STOPPING)
+        rank->cause = mb_strdup("it was told to stop");
     if (failed && r->first_failed_rank < 0 && r->fsm.state != MB_GANG_STOPPING) {
         r->first_failed_rank = (int)rank->rank;
         r->owner->rank_failures++;

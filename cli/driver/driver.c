@@ -34,7 +34,6 @@ static void do_actions(struct driver *d, int actions);
 void drv_event(struct driver *d, const struct mb_drv_event *e)
 {
     enum mb_drv_phase before = mb_drv_phase(d->state);
-    int had_verdict = mb_drv_verdict(d->state)[0] != '\0';
     int actions = mb_drv_step(d->state, e);
 
     if (actions < 0) {
@@ -42,8 +41,10 @@ void drv_event(struct driver *d, const struct mb_drv_event *e)
                 mb_drv_event_name(e->kind), mb_drv_phase_name(before));
         return;
     }
-    if (!had_verdict && mb_drv_verdict(d->state)[0])
+    if (!d->verdict_said && mb_drv_verdict_stands(d->state)) {
+        d->verdict_said = 1;
         fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
+    }
     if (mb_drv_phase(d->state) != before)
         d->record_dirty = 1;
     do_actions(d, actions);

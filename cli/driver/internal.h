@@ -72,6 +72,7 @@ struct driver {
     int reserved; /* CreatePlacementGroup was sent: remove it at the end */
     int releasing;
     int interrupts;
+    int verdict_said;
     int closing;
     int handles_open;
     struct mb_gcs_op *wait_op; /* pg_wait in flight */

@@ -8,6 +8,8 @@
  *  5. A rank exits otherwise, a node fails or is lost, a request fails: the verdict is set once.
  *     Before anything was launched: release. After: stop every node, then go on at 3.
  *  6. INTERRUPTED: the same way, with the signal's exit status.
+ *     A worker that gave up because a peer went away is an echo: it is the verdict only if no rank
+ *     with a reason of its own is heard of while the gang stops.
  *  7. At the end something saved is not committed: that is the verdict.
  */
 #include "cli/driver/state.h"
@@ -37,6 +39,7 @@ struct mb_drv {
     int64_t saved;
     int64_t committed;
     int exit_status;
+    int is_echo; /* the verdict is that of a rank that lost a peer */
     char verdict[MB_ERR_TEXT_MAX];
 };
 
@@ -223,12 +226,19 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
 {
     const char *cause = e->text ? e->text : "";
     const char *sep = cause[0] ? ": " : "";
+    int is_echo = d->config.is_worker && e->exit_code == mb_exit_status(MB_EUNAVAIL);
+    /* A signal with a cause is our own doing. */
+    int is_reason = !is_echo && (!e->signal || !cause[0]);
 
     if (e->rank >= n_ranks(d))
         return MB_ESTATE;
     d->ranks[e->rank].exited = 1;
     if (e->exit_code == 0 && e->signal == 0)
         return 0;
+    if (d->is_echo && is_reason && d->phase == MB_DRV_STOPPING)
+        d->exit_status = 0;
+    if (!d->exit_status)
+        d->is_echo = is_echo;
     if (e->signal)
         set_verdict(d, EXIT_RANK_FAILED, "rank %u was killed by signal %d (%s)%s%s", e->rank,
                     e->signal, strsignal(e->signal), sep, cause);
@@ -366,6 +376,11 @@ int mb_drv_node_ended(const struct mb_drv *d, uint32_t node)
 const char *mb_drv_verdict(const struct mb_drv *d)
 {
     return d->verdict;
+}
+
+int mb_drv_verdict_stands(const struct mb_drv *d)
+{
+    return d->verdict[0] && (!d->is_echo || d->phase != MB_DRV_STOPPING);
 }
 
 int mb_drv_exit_status(const struct mb_drv *d)

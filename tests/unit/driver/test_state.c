@@ -107,6 +107,43 @@ static void test_rank_killed(void **state)
     mb_drv_destroy(d);
 }
 
+/* A worker that lost its peer is often heard of before the peer itself. */
+static void test_the_reason_replaces_its_echo(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+    int echo = mb_exit_status(MB_EUNAVAIL);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, RANK_EXIT, .rank = 0, .exit_code = echo, .text = "rank 3 went away");
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 0"));
+    assert_false(mb_drv_verdict_stands(d));
+    SAY(d, RANK_EXIT, .rank = 1, .exit_code = 143, .signal = 15, .text = "it was told to stop");
+    assert_false(mb_drv_verdict_stands(d));
+    SAY(d, RANK_EXIT, .rank = 3, .exit_code = 73, .text = "No space left on device");
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 3"));
+    assert_true(mb_drv_verdict_stands(d));
+    SAY(d, RANK_EXIT, .rank = 2, .exit_code = echo, .text = "rank 3 went away");
+    assert_non_null(strstr(mb_drv_verdict(d), "No space left"));
+    wind_down(d);
+    assert_int_equal(mb_drv_exit_status(d), 1);
+    mb_drv_destroy(d);
+}
+
+static void test_an_echo_alone_stands(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+
+    (void)state;
+    bring_up(d);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r, .exit_code = mb_exit_status(MB_EUNAVAIL), .text = "no answer");
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 0"));
+    assert_true(mb_drv_verdict_stands(d));
+    wind_down(d);
+    mb_drv_destroy(d);
+}
+
 static void test_interrupted_in_every_phase(void **state)
 {
     const enum mb_drv_event_kind path[] = {MB_DRV_CONNECTED, MB_DRV_OWNED, MB_DRV_RESERVED,
@@ -242,6 +279,8 @@ int main(void)
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
         cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_the_reason_replaces_its_echo),
+        cmocka_unit_test(test_an_echo_alone_stands),
         cmocka_unit_test(test_interrupted_in_every_phase),
         cmocka_unit_test(test_node_lost_and_launch_failure),
         cmocka_unit_test(test_illegal_events_change_nothing),

@@ -55,6 +55,8 @@ struct mb_args {
     int64_t save_interval, no_save_optim, no_load_optim, finetune, exit_on_missing_checkpoint;
     /* validation, logging */
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
+    /* mobula's own */
+    int64_t eval_at_start;
 
     /* Not arguments: set by mb_args_validate() and by the trainer, shown in the dump. */
     int64_t rank, world_size, data_parallel_size, padded_vocab_size;

@@ -237,6 +237,9 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),
 #undef GROUP
+#define GROUP "mobula"
+    I("eval-at-start", FLAG, NULL, eval_at_start, "evaluate once before the first iteration, too (not of Megatron-LM)"),
+#undef GROUP
     COMPUTED("rank", rank),
     COMPUTED("world-size", world_size),
     COMPUTED("data-parallel-size", data_parallel_size),

@@ -5,7 +5,9 @@
  *     reduce-scatter with the distributed optimizer: the same bits); one small all-reduce carries
  * the loss, the gradient's norm and what each rank wishes; clip, Adam, and with the distributed
  *     optimizer all-gather of the weights.
- *  2. After a step: log line, progress to the agent, evaluation, save, and the decision to go on.
+ *  2. With --eval-at-start an evaluation before the first step, whose samples are given back: the
+ *     training is the same bits with and without it. After a step: log line, progress to the agent,
+ * evaluation, save, and the decision to go on.
  *  3. After the last: save unless just saved, evaluate on validation and test data.
  * A wish (SIGTERM, stop or save_now of the agent, the run's allowed time) is any rank's; the sum of
  * all wishes is known to all after the small all-reduce, so all save and leave at the same
@@ -290,6 +292,21 @@ static int evaluate_and_say(struct mb_trainer *t, enum mb_split split, const cha
     return 0;
 }
 
+/* The loss the run starts from. Its samples count as not consumed. */
+static int evaluate_at_start(struct mb_trainer *t, struct mb_err *err)
+{
+    int64_t consumed = t->args.consumed_valid_samples;
+    struct mb_loader *valid = t->loaders[MB_SPLIT_VALID];
+    char prefix[64];
+    if (!t->args.eval_at_start || t->iteration >= t->args.train_iters || valid == NULL) {
+        return 0;
+    }
+    snprintf(prefix, sizeof prefix, "iteration %" PRId64, t->iteration);
+    int rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 0, err);
+    t->args.consumed_valid_samples = consumed;
+    return rc == 0 ? mb_loader_rewind(valid, err) : rc;
+}
+
 static int save_if_needed(struct mb_trainer *t, struct mb_err *err)
 {
     return t->args.save != NULL && t->last_saved != t->iteration ? mb_trainer_save(t, err) : 0;
@@ -364,6 +381,7 @@ int mb_trainer_run(struct mb_trainer *t, struct mb_err *err)
     t->started_us = mb_mono_us();
     mb_trainer_say(t, "training ...\n");
     mb_trainer_say_datetime(t, "before the start of training step");
+    rc = evaluate_at_start(t, err);
     while (rc == 0 && !exiting && t->iteration < t->args.train_iters) {
         rc = run_iteration(t, &exiting, err);
     }

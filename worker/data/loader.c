@@ -22,8 +22,9 @@ static const char default_split[] = "969, 30, 1";
 struct mb_loader {
     struct mb_dataset *dataset;
     struct mb_sampler *sampler;
-    uint64_t *samples; /* [micro_batch_size] */
-    int32_t *ids;      /* [seq_length + 1] */
+    struct mb_sampler_options start; /* where the sampler began */
+    uint64_t *samples;               /* [micro_batch_size] */
+    int32_t *ids;                    /* [seq_length + 1] */
     uint32_t micro_batch_size;
     uint64_t seq_length;
     int eod_mask_loss;
@@ -270,6 +271,7 @@ static int loader_create(const struct mb_data_options *o, enum mb_split split,
     l->eod_mask_loss = o->eod_mask_loss;
     l->reset_position_ids = o->reset_position_ids;
     l->eod = o->eod;
+    l->start = so;
     l->dataset = dataset;
     *out = l;
     return 0;
@@ -402,6 +404,18 @@ int mb_loader_next(struct mb_loader *l, int32_t *tokens, int32_t *labels, float 
                      position_ids != NULL ? position_ids + b * s : NULL);
     }
     return rc;
+}
+
+int mb_loader_rewind(struct mb_loader *l, struct mb_err *err)
+{
+    struct mb_sampler *fresh = NULL;
+    int rc = mb_sampler_create(&l->start, &fresh, err);
+
+    if (rc != 0)
+        return rc;
+    mb_sampler_destroy(l->sampler);
+    l->sampler = fresh;
+    return 0;
 }
 
 uint64_t mb_loader_n_samples(const struct mb_loader *l)

@@ -65,6 +65,9 @@ void mb_loader_destroy(struct mb_loader *l); /* NULL is legal */
 int mb_loader_next(struct mb_loader *l, int32_t *tokens, int32_t *labels, float *loss_mask,
                    int32_t *position_ids, struct mb_err *err);
 
+/* The next micro batch is again the first one since the loader was built. */
+int mb_loader_rewind(struct mb_loader *l, struct mb_err *err);
+
 uint64_t mb_loader_n_samples(const struct mb_loader *l); /* in the dataset */
 uint64_t mb_loader_consumed(const struct mb_loader *l);  /* over all ranks, this loader's */
 /* The sample numbers of the last micro batch, micro_batch_size of them, borrowed; for tests. */

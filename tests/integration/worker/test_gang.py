@@ -30,6 +30,10 @@ def iterations(rank):
     return {int(i): text for i, text in lines}
 
 
+def validations(rank):
+    return re.findall(r"^ validation loss at .*$", rank.log(), re.M)
+
+
 class GangTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="mobula-gang-")
@@ -82,6 +86,28 @@ class GangTest(unittest.TestCase):
                               else "12", *(["--override-opt_param-scheduler"] if world == 2 else []))
             self.assertEqual(min(iterations(rest.ranks[-1])), 11)
         self.assertEqual(max(iterations(first.ranks[-1])), 10)
+
+    def test_an_evaluation_at_the_start_changes_nothing_else(self):
+        for extra in ([], ["--dataloader-type", "cyclic"]):
+            tag = str(len(extra))
+            save = ["--save-interval", "10", *extra]
+            plain = self.train(2, "plain" + tag, "--save", self.path("p" + tag), *save)
+            shown = self.train(2, "shown" + tag, "--save", self.path("e" + tag), "--eval-at-start", *save)
+            self.assertEqual(iterations(plain.ranks[1]), iterations(shown.ranks[1]))
+            losses, start = validations(plain.ranks[1]), " validation loss at iteration 0 | lm loss value: "
+            self.assertEqual(validations(shown.ranks[1])[1:], losses)
+            self.assertTrue(validations(shown.ranks[1])[0].startswith(start))
+            self.assertNotIn("validation loss at iteration 0", plain.ranks[1].log())
+            a, b = content(self.path("p" + tag, "iter_0000020")), content(self.path("e" + tag, "iter_0000020"))
+            for name in a:
+                if name.endswith(".safetensors"):
+                    self.assertEqual(a[name], b[name], name)
+            a, b = json.loads(a["state.json"]), json.loads(b["state.json"])
+            self.assertEqual(a["consumed_valid_samples"], b["consumed_valid_samples"])
+        rest = self.train(2, "rest", "--load", self.path("e0"), "--eval-at-start", "--override-opt_param-scheduler",
+                          iters=21)
+        self.assertEqual([v.split(" | ")[0] for v in validations(rest.ranks[1])],
+                         [f" validation loss at iteration {i}" for i in ("20", "21 on validation set", "21 on test set")])
 
     def test_reports_of_a_save(self):
         gang = self.train(2, "run", "--save", self.path("s"), "--save-interval", "15")

@@ -167,6 +167,37 @@ static void test_allocation_failures(void **state)
     }
 }
 
+static void test_rewind(void **state)
+{
+    const char *const one[] = {large};
+    struct mb_data_options o = options_for(one, 1);
+
+    (void)state;
+    o.consumed_samples[MB_SPLIT_TRAIN] = 4;
+    for (int cyclic = 0; cyclic < 2; cyclic++) {
+        struct mb_loader *out[MB_N_SPLITS];
+        uint64_t first[6];
+
+        o.dataloader_type = cyclic ? MB_SAMPLER_CYCLIC : MB_SAMPLER_SINGLE;
+        assert_int_equal(mb_loaders_build(&o, out, NULL), 0);
+        for (int i = 0; i < 12; i++) {
+            if (i == 6) {
+                mb_alloc_fail_nth(1); /* a rewind that fails changes nothing */
+                assert_int_equal(mb_loader_rewind(out[0], NULL), MB_ENOMEM);
+                assert_int_equal(mb_loader_consumed(out[0]), 16);
+                assert_int_equal(mb_loader_rewind(out[0], NULL), 0);
+            }
+            assert_int_equal(mb_loader_next(out[0], NULL, NULL, NULL, NULL, NULL), 0);
+            if (i < 6)
+                first[i] = mb_loader_last_samples(out[0])[0];
+            else
+                assert_int_equal(mb_loader_last_samples(out[0])[0], first[i - 6]);
+        }
+        for (int i = 0; i < MB_N_SPLITS; i++)
+            mb_loader_destroy(out[i]);
+    }
+}
+
 static void test_sizes(void **state)
 {
     struct mb_data_schedule s = {
@@ -232,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_bad_input_is_named),
         cmocka_unit_test(test_token_outside_vocabulary),
         cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_randperm_limit),
         cmocka_unit_test(test_single_gives_every_sample_once),

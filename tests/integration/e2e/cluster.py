@@ -304,6 +304,30 @@ class Cluster:
         return found
 
 
+class NoCluster(Cluster):
+    """Nothing is started; what a test starts must be gone at the end."""
+
+    def start_head(self):
+        pass
+
+    def start_node(self, index):
+        pass
+
+    @staticmethod
+    def free_port():
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            return s.getsockname()[1]
+
+    def __exit__(self, kind, *_):
+        try:
+            if kind is None:
+                self.assert_clean()
+        finally:
+            self._kill_own()
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
 def mini_model(iterations, *more):
     """Arguments of a tiny GPT on mock data that trains an iteration in milliseconds."""
     return [

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import unittest
 
-from cluster import Cluster, train_command, wait_until
+from cluster import Cluster, NoCluster, train_command, wait_until
 
 
 def corpus(path, documents=200):
@@ -152,31 +152,7 @@ class BadInput(unittest.TestCase):
         (store / "latest_checkpointed_iteration.txt").write_text("twelve\n")
         self.refused([*verify, f"file://{store}"], 65, "latest_checkpointed_iteration.txt")
         (store / "latest_checkpointed_iteration.txt").write_text("12\n")
-        self.refused([*verify, f"file://{store}"], 66, "manifest.json")
-
-
-class NoCluster(Cluster):
-    """Nothing is started; what a test starts must be gone at the end."""
-
-    def start_head(self):
-        pass
-
-    def start_node(self, index):
-        pass
-
-    @staticmethod
-    def free_port():
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            return s.getsockname()[1]
-
-    def __exit__(self, kind, *_):
-        try:
-            if kind is None:
-                self.assert_clean()
-        finally:
-            self._kill_own()
-            shutil.rmtree(self.dir, ignore_errors=True)
+        self.refused([*verify, f"file://{store}"], 65, "manifest.json")
 
 
 class BadTraining(unittest.TestCase):

@@ -6,7 +6,7 @@ import signal
 import time
 import unittest
 
-from cluster import Cluster, is_alive, wait_until
+from cluster import Cluster, command_of, is_alive, wait_until
 
 SHOW = ('echo "I am $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK '
         '$MASTER_ADDR $MASTER_PORT"')
@@ -145,7 +145,6 @@ class RunTest(unittest.TestCase):
                    "the ranks of a dead driver end", 10)
 
     def driver_pid(self):
-        from cluster import command_of
         return next(p for p in self.cluster.own_pids()
                     if command_of(p).startswith("mobula run --num-nodes 2 --lease 600s"))
 

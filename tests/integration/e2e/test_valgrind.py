@@ -1,19 +1,15 @@
 """The agent with its embedded head under valgrind: start, one job, a gang, an upload, stop."""
 
-import os
 import pathlib
-import re
+import shlex
 import signal
 import subprocess
 import unittest
 
-from cluster import MOBULA, wait_until
-from test_bad_input import NoCluster
+from cluster import MOBULA, NoCluster, mini_model, wait_until
 
-HERE = pathlib.Path(__file__).parent
 VALGRIND = ["valgrind", "--leak-check=full", "--show-leak-kinds=definite",
-            "--errors-for-leak-kinds=definite", "--num-callers=30", "--error-exitcode=97",
-            f"--suppressions={HERE}/valgrind.supp"]
+            "--errors-for-leak-kinds=definite", "--num-callers=30", "--error-exitcode=97"]
 
 
 class ValgrindTest(unittest.TestCase):
@@ -54,8 +50,6 @@ class ValgrindTest(unittest.TestCase):
 
     @staticmethod
     def train(url):
-        from cluster import mini_model
-        import shlex
         return shlex.join(["mobula", "train", "--num-nodes", "1", "--gpus-per-node", "2",
                            "--checkpoint-url", url, *mini_model(4, "--save-interval", "2")])
 

@@ -42,8 +42,9 @@ def main():
         theirs.append(json.loads(sh(TORCH_PYTHON, os.path.join(os.path.dirname(__file__),
                                                                "train_torch.py"), STEPS,
                                     timeout=600)))
-    best_ours = min(r["ms_per_step"] for r in ours)
-    best_theirs = min(r["ms_per_step"] for r in theirs)
+    # The machine may be shared: the best step of each side is what it can do.
+    best_ours = min(r["min_ms"] for r in ours)
+    best_theirs = min(r["min_ms"] for r in theirs)
     tokens = 16 * 256
     write_result("train-cpu", {
         "tokens_per_step": tokens, "mobula": ours, "torch eager": theirs,

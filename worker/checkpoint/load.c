@@ -5,7 +5,8 @@
  *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it.
  *  3. load: rank 0 reads the weights, checks every name and shape against the model, and broadcasts
  *     the flat buffer. Each rank looks through the optimizer files of its own directory and reads
- * the parts that cover its range. Failures: a tracker that holds no positive number, a missing or
+ * the parts that cover its range; without the distributed optimizer ranks then exchange their
+ * ranges. Failures: a tracker that holds no positive number, a missing or
  * damaged file, a tensor that is missing, unknown or of another shape, a range that no file covers:
  * the text names the file, the tensor and both shapes. All ranks return together.
  */
@@ -321,6 +322,28 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     return rc;
 }
 
+/* Who holds the whole optimizer reads only what a sharded one would, and gets the rest from its
+ * peers: ranks with a directory each have no more than that on disk. */
+static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, float *piece,
+                          struct mb_err *err)
+{
+    struct mb_checkpoint_model part = *m;
+    int whole = m->state_begin == 0 && m->state_end == m->n_elements;
+    if (whole) {
+        mb_comm_range(m->n_elements, mb_comm_world_size(m->comm), mb_comm_rank(m->comm),
+                      &part.state_begin, &part.state_end);
+        part.exp_avg += part.state_begin;
+        part.exp_avg_sq += part.state_begin;
+    }
+    int rc = mb_checkpoint_agree(m->comm, read_optimizer(&part, dir, piece, err), WHAT, err);
+    if (rc == 0 && whole) {
+        mb_comm_allgather(m->comm, m->dev, m->exp_avg, m->n_elements, MB_COMM_F32);
+        mb_comm_allgather(m->comm, m->dev, m->exp_avg_sq, m->n_elements, MB_COMM_F32);
+        rc = mb_comm_synchronize(m->comm, err);
+    }
+    return rc;
+}
+
 int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int64_t iteration,
                        struct mb_err *err)
 {
@@ -338,7 +361,7 @@ int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int
     }
     if (rc == 0 && m->exp_avg != NULL) {
         iter_dir[strlen(iter_dir) - 1] = '\0';
-        rc = mb_checkpoint_agree(m->comm, read_optimizer(m, iter_dir, piece, err), WHAT, err);
+        rc = load_optimizer(m, iter_dir, piece, err);
     }
     mb_free(piece);
     mb_free(iter_dir);

@@ -225,6 +225,7 @@ static void ranks_may_keep_their_parts_apart(void **state)
     char part[] = "node";
     run(2, (struct job){.save = 1, .per_rank_dir = part, .fault_rank = -1});
     run(2, (struct job){.sharded = 1, .per_rank_dir = part, .fault_rank = -1});
+    run(2, (struct job){.per_rank_dir = part, .fault_rank = -1}); /* each needs all of the parts */
 }
 
 static void write_text(const char *name, const char *text)

@@ -4,17 +4,19 @@
  *  1. Remove what a killed attempt left under the temporary name, make the directory.
  *  2. Write: rank 0 weights and state.json, every rank its part of the optimizer. Each file is
  *     checksummed on its way and fsynced.
- *  3. Move an older directory of this iteration aside.
- *  4. Rename the temporary directory; of ranks that share it one succeeds and the others find the
- *     work done. fsync of the parent.
- *  5. Rank 0 writes the tracker. Remove what step 3 moved.
- * Failures: a rank that fails in 1 to 3 makes all fail; each removes the temporary directory. The
+ *  3. Claim the temporary directory by a rename to a name of the rank's own; of ranks that share it
+ *     one succeeds and the others leave the rest to it.
+ *  4. Rename it into place. An older directory of this iteration, which the tracker may name,
+ *     changes places with it, so that at no moment there is none. fsync of the parent.
+ *  5. Rank 0 writes the tracker. Remove what step 4 replaced.
+ * Failures: a rank that fails in 1 to 3 makes all fail; each removes what it wrote. The
  * tracker still names the checkpoint before. A kill leaves at most hidden directories, which the
  * next save of that iteration removes.
  */
 #include "worker/checkpoint/common.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +33,8 @@ struct saving {
     const char *dir;
     char *tmp;   /* DIR/.iter_0000010.tmp */
     char *final; /* DIR/iter_0000010 */
-    char *aside; /* DIR/.iter_0000010.old-RANK */
+    char *claim; /* DIR/.iter_0000010.of-RANK */
+    int claimed; /* this rank renames it into place */
     float *piece;
 };
 
@@ -183,26 +186,51 @@ static int write_files(struct saving *s, struct mb_err *err)
     return rc == 0 ? mb_fs_sync_dir(s->tmp, err) : rc;
 }
 
-static int move_old_aside(struct saving *s, struct mb_err *err)
+static int claim(struct saving *s, struct mb_err *err)
 {
-    if (rename(s->final, s->aside) != 0 && errno != ENOENT) {
-        return mb_err_sys(err, errno, "%s: moving the older checkpoint aside", s->final);
+    s->claimed = rename(s->tmp, s->claim) == 0;
+    if (!s->claimed && errno != ENOENT) { /* ENOENT: a rank that shares the directory was first */
+        return mb_err_sys(err, errno, "%s: renaming it to %s", s->tmp, s->claim);
     }
     return 0;
 }
 
+/* Afterwards the older directory, if there was one, has the claim's name. */
+static int exchange(struct saving *s, struct mb_err *err)
+{
+    if (renameat2(AT_FDCWD, s->claim, AT_FDCWD, s->final, RENAME_EXCHANGE) == 0) {
+        return 0;
+    }
+    if (errno == EINVAL || errno == ENOSYS) {
+        /* This file system cannot: for a moment there is neither. */
+        if (rename(s->final, s->tmp) == 0 && rename(s->claim, s->final) == 0 &&
+            rename(s->tmp, s->claim) == 0) {
+            return 0;
+        }
+    }
+    return mb_err_sys(err, errno, "%s: replacing it by %s", s->final, s->claim);
+}
+
 static int move_into_place(struct saving *s, struct mb_err *err)
 {
-    /* ENOENT: another rank that shares the directory was first. */
-    if (rename(s->tmp, s->final) != 0 && !(errno == ENOENT && mb_fs_exists(s->final))) {
-        return mb_err_sys(err, errno, "%s: renaming it to %s", s->tmp, s->final);
+    if (!s->claimed) {
+        return 0;
     }
-    return mb_fs_sync_dir(s->dir, err);
+    int rc = 0;
+    if (mb_fs_exists(s->final)) {
+        rc = exchange(s, err);
+    } else if (rename(s->claim, s->final) != 0) {
+        rc = mb_err_sys(err, errno, "%s: renaming it to %s", s->claim, s->final);
+    }
+    return rc == 0 ? mb_fs_sync_dir(s->dir, err) : rc;
 }
 
 static int write_tracker(struct saving *s, struct mb_err *err)
 {
     char digits[24];
+    if (!mb_fs_exists(s->final)) { /* no rank could claim the temporary directory */
+        return mb_err_set(err, MB_ENOENT, "%s: it vanished while the checkpoint was saved", s->tmp);
+    }
     int n = snprintf(digits, sizeof digits, "%" PRId64, s->state->iteration);
     char *path = mb_path_join(s->dir, MB_CHECKPOINT_TRACKER);
     int rc = path != NULL ? mb_fs_write_atomic(path, digits, (size_t)n, 0644, err) : no_memory(err);
@@ -216,10 +244,10 @@ static int names(struct saving *s, struct mb_err *err)
     mb_checkpoint_iter_name(s->state->iteration, iter);
     s->final = mb_path_join(s->dir, iter);
     s->tmp = mb_asprintf("%s/.%s.tmp", s->dir, iter);
-    s->aside = mb_asprintf("%s/.%s.old-%u", s->dir, iter, mb_comm_rank(s->m->comm));
+    s->claim = mb_asprintf("%s/.%s.of-%u", s->dir, iter, mb_comm_rank(s->m->comm));
     s->piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *s->piece);
     s->out->dir = mb_strdup(s->final);
-    if (s->final == NULL || s->tmp == NULL || s->aside == NULL || s->piece == NULL ||
+    if (s->final == NULL || s->tmp == NULL || s->claim == NULL || s->piece == NULL ||
         s->out->dir == NULL) {
         return no_memory(err);
     }
@@ -227,7 +255,7 @@ static int names(struct saving *s, struct mb_err *err)
     if (rc == 0) {
         rc = mb_fs_remove_tree(s->tmp, err);
     }
-    return rc == 0 ? mb_fs_remove_tree(s->aside, err) : rc;
+    return rc == 0 ? mb_fs_remove_tree(s->claim, err) : rc;
 }
 
 int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
@@ -242,10 +270,11 @@ int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
         rc = mb_checkpoint_agree(m->comm, write_files(&s, err), WHAT, err);
     }
     if (rc == 0) {
-        rc = mb_checkpoint_agree(m->comm, move_old_aside(&s, err), WHAT, err);
+        rc = mb_checkpoint_agree(m->comm, claim(&s, err), WHAT, err);
     }
-    if (rc != 0 && s.tmp != NULL) {
+    if (rc != 0 && s.tmp != NULL && s.claim != NULL) {
         mb_fs_remove_tree(s.tmp, NULL);
+        mb_fs_remove_tree(s.claim, NULL);
     }
     if (rc == 0) {
         rc = mb_checkpoint_agree(m->comm, move_into_place(&s, err), WHAT, err);
@@ -255,13 +284,13 @@ int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
         rc = mb_checkpoint_agree(m->comm, own, WHAT, err);
     }
     if (rc == 0) {
-        mb_fs_remove_tree(s.aside, NULL);
+        mb_fs_remove_tree(s.claim, NULL);
     } else {
         mb_checkpoint_saved_close(out);
     }
     mb_free(s.tmp);
     mb_free(s.final);
-    mb_free(s.aside);
+    mb_free(s.claim);
     mb_free(s.piece);
     return rc;
 }

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,6 +220,37 @@ static void an_older_save_of_the_iteration_is_replaced(void **state)
     assert_int_equal(system(command), 0); /* the directory and the tracker, nothing hidden */
 }
 
+static atomic_int watching, unseen;
+
+/* Whoever is killed leaves what is visible at that moment: the checkpoint has to be, always. */
+static void *watch(void *path)
+{
+    while (atomic_load(&watching)) {
+        if (access(path, F_OK) != 0) {
+            atomic_fetch_add(&unseen, 1);
+        }
+    }
+    return NULL;
+}
+
+static void a_replaced_save_is_never_missing(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    char path[128];
+    run(2, (struct job){.save = 1, .fault_rank = -1});
+    snprintf(path, sizeof path, "%s/iter_0000012/state.json", dir);
+    atomic_store(&watching, 1);
+    assert_int_equal(pthread_create(&thread, NULL, watch, path), 0);
+    for (int i = 0; i < 10; i++) {
+        run(2, (struct job){.save = 1, .fault_rank = -1});
+    }
+    atomic_store(&watching, 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(atomic_load(&unseen), 0);
+    run(2, (struct job){.fault_rank = -1});
+}
+
 static void ranks_may_keep_their_parts_apart(void **state)
 {
     (void)state;
@@ -296,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(any_gang_reads_what_any_gang_saved, clear_dir),
         cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),
+        cmocka_unit_test_teardown(a_replaced_save_is_never_missing, clear_dir),
         cmocka_unit_test_teardown(ranks_may_keep_their_parts_apart, clear_dir),
         cmocka_unit_test_teardown(damage_is_named, clear_dir),
         cmocka_unit_test_teardown(a_save_that_fails_leaves_the_last_one, clear_dir),

@@ -181,6 +181,9 @@ class Cluster:
         assert not sockets, f"sockets are left: {sockets}"
         leaked = shared_memory_names() - self._shm_before
         assert not leaked, f"left in /dev/shm: {leaked}"
+        for log in pathlib.Path(self.temp).rglob("*.log"):  # of a build with sanitizers
+            text = log.read_text(errors="replace")
+            assert "Sanitizer" not in text and "runtime error:" not in text, f"{log}:\n{text[-8000:]}"
         scratch = os.listdir(self.env["TMPDIR"])
         assert not scratch, f"left in TMPDIR: {scratch}"
 

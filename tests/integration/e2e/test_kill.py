@@ -9,7 +9,7 @@ import unittest
 
 import checkpoints
 import s3
-from cluster import Cluster, is_alive, train_command, wait_until
+from cluster import TERMINAL, Cluster, is_alive, iterations_of, train_command, wait_until
 from ray._raylet import GcsClient
 
 
@@ -120,6 +120,41 @@ class KillHead(unittest.TestCase):
             new = cluster.submit("mobula run --num-nodes 2 -- echo both of us")
             self.assertEqual(cluster.wait_job(new)["status"], "SUCCEEDED", cluster.logs(new))
             self.assertEqual(cluster.logs(new).count("] both of us\n"), 2)
+
+    def test_a_gang_outlives_its_head_and_agents(self):
+        """SIGKILL of both agents, one of them the head, while the ranks train: nobody notices."""
+        with Cluster(nodes=2) as cluster:
+            directory = f"{cluster.dir}/store"
+            cluster.submit(train_command(f"file://{directory}", 100000, "--save-interval", "50",
+                                         "--exit-interval", "1000"), submission_id="goes-on")
+            wait_until(lambda: (cluster.gang_of("goes-on") or {}).get("iteration", 0) >= 50,
+                       lambda: cluster.logs("goes-on")[-3000:], 60)
+            ranks = cluster.rank_pids("mobula-worker")
+            for name in ("node-0", "node-1"):
+                before = cluster.node(name)["pid_agent"]
+                os.kill(before, signal.SIGKILL)
+                wait_until(lambda: cluster.node(name)["pid_agent"] != before,
+                           "init starts the agent again", 30)
+            self.assertEqual(cluster.rank_pids("mobula-worker"), ranks)
+            self.assertEqual(self.wait_over(cluster, "goes-on")["status"], "SUCCEEDED",
+                             cluster.logs("goes-on")[-3000:])
+            seen = [i for i, _, _ in iterations_of(cluster.logs("goes-on"))]
+            self.assertEqual(seen, list(range(1, 1001)), "lines of the log are missing or twice")
+            self.assertEqual(checkpoints.latest(directory), 1000)
+            checkpoints.assert_complete(directory, 1000)
+            cluster.assert_all_free()
+
+    @staticmethod
+    def wait_over(cluster, job_id):
+        """Like wait_job, across the moments in which nobody answers."""
+        def look():
+            try:
+                job = cluster.job(job_id)
+            except OSError:
+                return None
+            return job if job["status"] in TERMINAL else None
+
+        return wait_until(look, lambda: cluster.logs(job_id)[-3000:], 120)
 
 
 if __name__ == "__main__":

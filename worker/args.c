@@ -66,12 +66,14 @@ static int is_choice(const char *choices, const char *value)
 static int bad_choice(const struct mb_arg_row *row, const char *value, struct mb_err *err)
 {
     struct mb_buf list = {0};
-    int rc = mb_buf_puts(&list, "'");
+    const char *quote = row->type == MB_ARG_TEXT ? "'" : "";
+    int rc = mb_buf_puts(&list, quote);
     for (const char *p = row->choices; rc == 0 && *p != '\0'; p++) {
-        rc = *p == '|' ? mb_buf_puts(&list, "', '") : mb_buf_add(&list, p, 1);
+        rc = *p == '|' ? mb_buf_printf(&list, "%s, %s", quote, quote) : mb_buf_add(&list, p, 1);
     }
-    rc = mb_err_set(err, MB_EINVAL, "error: argument --%s: invalid choice: '%s' (choose from %s')",
-                    row->name, value, mb_buf_str(&list));
+    rc = mb_err_set(err, MB_EINVAL,
+                    "error: argument --%s: invalid choice: %s%s%s (choose from %s%s)", row->name,
+                    quote, value, quote, mb_buf_str(&list), quote);
     mb_buf_close(&list);
     return rc;
 }

@@ -21,6 +21,10 @@
     {                                                                                              \
         n, NULL, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
     }
+#define NOTED_CHOICE(n, t, d, c, h)                                                                \
+    {                                                                                              \
+        n, NULL, MB_ARG_##t, MB_ARG_NOTED, d, c, GROUP, h, SIZE_MAX                                \
+    }
 #define NOTED_DEST(n, dest, t, d, h)                                                               \
     {                                                                                              \
         n, dest, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
@@ -101,14 +105,14 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     REFUSED("rampup-batch-size", TRIPLE, NULL, "the global batch size is constant"),
     REFUSED("data-parallel-random-init", FLAG, NULL, "one seed makes one model on all ranks"),
     REFUSED("recompute-activations", FLAG, NULL, "activations are kept"),
-    REFUSED("recompute-granularity", TEXT, NULL, "activations are kept"),
-    REFUSED("recompute-method", TEXT, NULL, "activations are kept"),
+    REFUSED_CHOICE("recompute-granularity", NULL, "full|selective", "activations are kept"),
+    REFUSED_CHOICE("recompute-method", NULL, "uniform|block", "activations are kept"),
     REFUSED("recompute-num-layers", INT, NULL, "activations are kept"),
     REFUSED("yaml-cfg", TEXT, NULL, "give the arguments on the command line"),
     NOTED("deterministic-mode", FLAG, NULL, "every run is deterministic"),
     NOTED("use-flash-attn", FLAG, NULL, "attention is always fused"),
-    NOTED("attention-backend", TEXT, "auto", "there is one attention"),
-    NOTED("transformer-impl", TEXT, "transformer_engine", "there is one implementation, with the names of transformer_engine"),
+    NOTED_CHOICE("attention-backend", TEXT, "auto", "flash|fused|unfused|local|auto", "there is one attention"),
+    NOTED_CHOICE("transformer-impl", TEXT, "transformer_engine", "local|transformer_engine", "there is one implementation, with the names of transformer_engine"),
     NOTED("use-mcore-models", FLAG, NULL, "there is one model"),
     NOTED_DEST("use-legacy-models", NULL, FLAG, NULL, "there is one model"),
     NOTED_DEST("no-masked-softmax-fusion", "masked_softmax_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
@@ -231,8 +235,8 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED("log-memory-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
     NOTED("log-world-size-to-tensorboard", FLAG, NULL, "there are no TensorBoard events"),
     NOTED("log-progress", FLAG, NULL, "`mobula status` shows progress"),
-    NOTED("timing-log-level", INT, "0", "the timers of level 0 are logged"),
-    NOTED("timing-log-option", TEXT, "minmax", "timers are logged as (min, max)"),
+    NOTED_CHOICE("timing-log-level", INT, "0", "0|1|2", "the timers of level 0 are logged"),
+    NOTED_CHOICE("timing-log-option", TEXT, "minmax", "max|minmax|all", "timers are logged as (min, max)"),
     NOTED("wandb-project", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),

@@ -64,6 +64,13 @@ static int refuse(struct mb_args *a, struct mb_err *err)
 
 /* ---- sizes of the world and of batches ---- */
 
+/* Products of two such counts fit 64 bits. */
+static int too_large(struct mb_err *err, const char *name, int64_t value)
+{
+    return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be at most %d", name, (long long)value,
+                      INT32_MAX);
+}
+
 static int check_batches(struct mb_args *a, struct mb_err *err)
 {
     if (none(a->micro_batch_size)) {
@@ -72,6 +79,9 @@ static int check_batches(struct mb_args *a, struct mb_err *err)
     if (a->micro_batch_size <= 0) {
         return invalid(err, "micro-batch-size must be positive");
     }
+    if (a->micro_batch_size > INT32_MAX) {
+        return too_large(err, "micro-batch-size", a->micro_batch_size);
+    }
     int64_t slice = a->micro_batch_size * a->data_parallel_size;
     if (none(a->global_batch_size)) {
         a->global_batch_size = slice;
@@ -79,7 +89,10 @@ static int check_batches(struct mb_args *a, struct mb_err *err)
     if (a->global_batch_size <= 0) {
         return invalid(err, "global-batch-size must be positive");
     }
-    if (a->micro_batch_size > INT32_MAX || a->global_batch_size % slice != 0) {
+    if (a->global_batch_size > INT32_MAX) {
+        return too_large(err, "global-batch-size", a->global_batch_size);
+    }
+    if (a->global_batch_size % slice != 0) {
         return mb_err_set(err, MB_EINVAL,
                           "global batch size (%lld) is not divisible by micro batch size (%lld) "
                           "times data parallel size (%lld)",
@@ -107,8 +120,16 @@ static int check_data(struct mb_args *a, struct mb_err *err)
                           "--dataloader-type external: not provided by this version; use single "
                           "or cyclic");
     }
-    if (a->split == NULL && !per_split) {
+    if (a->mock_data && a->split != NULL) {
         /* Mock data is split evenly whatever is asked. */
+        if (mb_buf_puts(&a->notes, "note: --split has no effect: mock data is split 1,1,1\n") !=
+            0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
+        mb_free(a->split);
+        a->split = NULL;
+    }
+    if (a->split == NULL && !per_split) {
         a->split = mb_strdup(a->mock_data ? "1,1,1" : "969, 30, 1");
         if (a->split == NULL ||
             (!a->mock_data &&
@@ -289,6 +310,7 @@ static int check_positive(const struct mb_args *a, struct mb_err *err)
         int optional;
         int64_t low;
     } counts[] = {
+        {a->train_iters, "train-iters", 1, 0},
         {a->distributed_timeout_minutes, "distributed-timeout-minutes", 0, 1},
         {a->log_interval, "log-interval", 0, 1},
         {a->eval_iters, "eval-iters", 0, 0},
@@ -305,8 +327,13 @@ static int check_positive(const struct mb_args *a, struct mb_err *err)
         {a->vocab_size, "vocab-size", 1, 1},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        if (!(counts[i].optional && none(counts[i].value)) &&
-            (counts[i].value < counts[i].low || counts[i].value > INT32_MAX)) {
+        if (counts[i].optional && none(counts[i].value)) {
+            continue;
+        }
+        if (counts[i].value > INT32_MAX) {
+            return too_large(err, counts[i].name, counts[i].value);
+        }
+        if (counts[i].value < counts[i].low) {
             return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be at least %lld",
                               counts[i].name, (long long)counts[i].value, (long long)counts[i].low);
         }

@@ -80,6 +80,19 @@ static void what_argparse_refuses(void **state)
          "error: argument --lr-decay-style: invalid choice: 'sine' (choose "
          "from 'constant', 'linear', 'cosine', 'inverse-square-root', "
          "'WSD')"},
+        {"--transformer-impl torch", "error: argument --transformer-impl: invalid choice: 'torch' "
+                                     "(choose from 'local', 'transformer_engine')"},
+        {"--attention-backend none",
+         "error: argument --attention-backend: invalid choice: 'none' (choose from 'flash', "
+         "'fused', 'unfused', 'local', 'auto')"},
+        {"--timing-log-level 3",
+         "error: argument --timing-log-level: invalid choice: 3 (choose from 0, 1, 2)"},
+        {"--timing-log-option min", "error: argument --timing-log-option: invalid choice: 'min' "
+                                    "(choose from 'max', 'minmax', 'all')"},
+        {"--recompute-granularity some", "error: argument --recompute-granularity: invalid choice: "
+                                         "'some' (choose from 'full', 'selective')"},
+        {"--recompute-method none", "error: argument --recompute-method: invalid choice: 'none' "
+                                    "(choose from 'uniform', 'block')"},
         {"--mock-data=1", "error: argument --mock-data: ignored explicit argument '1'"},
         {"--rampup-batch-size 1 2", "error: argument --rampup-batch-size: expected 3 arguments"},
         {"--rank 3", "error: unrecognized arguments: --rank 3"},
@@ -137,6 +150,11 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         mb_buf_str(&a.notes),
         "note: --num-workers has no effect: micro batches are made where they are used\n");
     mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--split 98,2,0", 1, &a, &err), 0);
+    assert_string_equal(a.split, "1,1,1");
+    assert_string_equal(mb_buf_str(&a.notes),
+                        "note: --split has no effect: mock data is split 1,1,1\n");
+    mb_args_close(&a);
 }
 
 static void megatrons_checks(void **state)
@@ -183,6 +201,14 @@ static void megatrons_checks(void **state)
         {BASE "--min-lr 1", "min-lr and lr-warmup-init must not exceed lr", 1},
         {BASE "--seed 0", "Seed (0) should be a positive integer.", 1},
         {BASE "--log-interval 0", "log-interval is 0: it must be at least 1", 1},
+        {BASE "--micro-batch-size 4611686018427387904",
+         "micro-batch-size is 4611686018427387904: "
+         "it must be at most 2147483647",
+         2},
+        {BASE "--global-batch-size 4611686018427387904",
+         "global-batch-size is 4611686018427387904: it must be at most 2147483647", 1},
+        {BASE "--train-iters 4611686018427387904",
+         "train-iters is 4611686018427387904: it must be at most 2147483647", 1},
         {BASE "--num-layers 0", "num_layers is 0: it must be from 1 to 2147483647", 1},
     };
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {

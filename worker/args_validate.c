@@ -379,6 +379,7 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
 {
     a->rank = rank;
     a->world_size = a->data_parallel_size = world_size;
+    a->padded_vocab_size = MB_ARGS_NONE; /* until there is a tokenizer */
     int rc = refuse(a, err);
     if (rc == 0) {
         rc = check_batches(a, err);

@@ -394,10 +394,10 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     t->last_saved = -1;
     int rc = check_save_dir(t, err);
     if (rc == 0) {
-        rc = build_tokenizer(t, err);
+        rc = say_arguments(t, err);
     }
     if (rc == 0) {
-        rc = say_arguments(t, err);
+        rc = build_tokenizer(t, err);
     }
     if (rc == 0) {
         rc = meet(t, err);

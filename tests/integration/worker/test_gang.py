@@ -76,6 +76,16 @@ class GangTest(unittest.TestCase):
         self.assertLess(losses[-1], losses[0] - 0.3)
         self.assertEqual(a.ranks[0].of("done")[0]["iteration"], 20)
         self.assertIn("validation loss at iteration 20 on test set", a.ranks[1].log())
+        # Megatron-LM's order: the arguments, known before the tokenizer, come first.
+        told = ["using world size: 2,", "- arguments -", "  padded_vocab_size ............................... None",
+                "- end of arguments -", "setting number of microbatches to constant 2",
+                "> building NullTokenizer tokenizer ...", " > padded vocab (size: 101)",
+                "> initializing torch distributed ..."]
+        log = a.ranks[0].log()
+        self.assertEqual(log.find(told[0]), 0)
+        at = [log.find(text) for text in told]
+        self.assertEqual(at, sorted(at))
+        self.assertNotIn(-1, at)
 
     def test_other_numbers_of_ranks_go_on(self):
         save = ["--save-interval", "10", "--use-distributed-optimizer"]

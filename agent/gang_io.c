@@ -106,6 +106,7 @@ static int open_upload(struct mb_gang_run *r, struct mb_err *err)
                                   .url = r->url,
                                   .local_dir = r->checkpoint_dir,
                                   .job_id = r->job_id,
+                                  .placement_group = r->pg_hex,
                                   .attempt = r->attempt,
                                   .node_rank = r->node_rank,
                                   .num_nodes = r->num_nodes,

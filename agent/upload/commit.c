@@ -7,8 +7,8 @@
  *  1. Parts are missing, or still those of another attempt: listed again after 0.2 s, growing to 2
  * s, until give_up_at.
  *  2. The manifest is there: another node was faster (or this one before a restart). If it is of
- *     this job and attempt, only the pointer is left to do; a foreign one is about to be deleted by
- *     the node that has not begun yet, so this waits as in 1.
+ *     this job, group and attempt, only the pointer is left to do; a foreign one is about to be
+ * deleted by the node that has not begun yet, so this waits as in 1.
  *  3. The pointer changed between get and put: read again, at most POINTER_TRIES times. A pointer
  *     that is newer stays: it never moves backwards.
  *  4. The store fails: tried again like 1, FAILURES_MAX times in a row at most.
@@ -37,8 +37,8 @@ struct mb_commit {
     struct mb_store *store;
     int64_t iteration;
     uint32_t num_nodes;
-    char *job_id;
-    uint32_t attempt;
+    struct mb_manifest_writer writer; /* its texts are owned */
+    char *job_id, *placement_group;
     uint64_t give_up_at_ms;
     mb_commit_cb cb;
     void *arg;
@@ -74,6 +74,7 @@ static void maybe_free(struct mb_commit *c)
     free_parts(c);
     mb_free(c->parts);
     mb_free(c->job_id);
+    mb_free(c->placement_group);
     mb_free(c);
 }
 
@@ -246,8 +247,7 @@ static void put_manifest(struct mb_commit *c)
 
 static int is_ours(const struct mb_commit *c, const struct mb_manifest *m)
 {
-    return m->iteration == c->iteration && m->attempt == c->attempt &&
-           strcmp(m->job_id, c->job_id) == 0;
+    return m->iteration == c->iteration && mb_manifest_is_of(m, &c->writer);
 }
 
 static void on_manifest(void *arg, const struct mb_store_result *r)
@@ -374,12 +374,14 @@ int mb_commit_start(uv_loop_t *loop, struct mb_store *store, const struct mb_com
     struct mb_commit *c = mb_calloc(1, sizeof(*c));
 
     if (c != NULL) {
-        c->job_id = mb_strdup(opts->job_id);
+        c->job_id = mb_strdup(opts->writer.job_id);
+        c->placement_group = mb_strdup(opts->writer.placement_group);
         c->parts = mb_calloc(opts->num_nodes, sizeof(*c->parts));
     }
-    if (c == NULL || c->job_id == NULL || c->parts == NULL) {
+    if (c == NULL || c->job_id == NULL || c->placement_group == NULL || c->parts == NULL) {
         if (c != NULL) {
             mb_free(c->job_id);
+            mb_free(c->placement_group);
             mb_free(c->parts);
         }
         mb_free(c);
@@ -389,7 +391,7 @@ int mb_commit_start(uv_loop_t *loop, struct mb_store *store, const struct mb_com
     c->store = store;
     c->iteration = opts->iteration;
     c->num_nodes = opts->num_nodes;
-    c->attempt = opts->attempt;
+    c->writer = (struct mb_manifest_writer){c->job_id, c->placement_group, opts->writer.attempt};
     c->give_up_at_ms = opts->give_up_at_ms;
     c->cb = cb;
     c->arg = arg;

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 #include <uv.h>
+#include "agent/upload/manifest.h"
 #include "base/err.h"
 #include "base/s3/store.h"
 
@@ -16,8 +17,7 @@ struct mb_commit;
 struct mb_commit_opts { /* copied */
     int64_t iteration;
     uint32_t num_nodes;
-    const char *job_id;
-    uint32_t attempt;
+    struct mb_manifest_writer writer;
     uint64_t give_up_at_ms; /* monotonic; 0: wait for the other parts for ever */
 };
 

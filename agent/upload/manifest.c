@@ -19,7 +19,37 @@ void mb_manifest_close(struct mb_manifest *m)
         mb_free(m->files[i].path);
     mb_free(m->files);
     mb_free(m->job_id);
+    mb_free(m->placement_group);
     memset(m, 0, sizeof(*m));
+}
+
+int mb_manifest_set_writer(struct mb_manifest *m, const struct mb_manifest_writer *w,
+                           struct mb_err *err)
+{
+    char *job_id = mb_strdup(w->job_id), *group = mb_strdup(w->placement_group);
+
+    if (!job_id || !group) {
+        mb_free(job_id);
+        mb_free(group);
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    mb_free(m->job_id);
+    mb_free(m->placement_group);
+    m->job_id = job_id;
+    m->placement_group = group;
+    m->attempt = w->attempt;
+    return 0;
+}
+
+static const char *text_of(const char *s)
+{
+    return s ? s : "";
+}
+
+int mb_manifest_is_of(const struct mb_manifest *m, const struct mb_manifest_writer *w)
+{
+    return m->attempt == w->attempt && strcmp(text_of(m->job_id), w->job_id) == 0 &&
+           strcmp(text_of(m->placement_group), w->placement_group) == 0;
 }
 
 /* 1 if the path stays inside its directory: no empty, "." or ".." segment, no leading slash. */
@@ -92,10 +122,11 @@ int mb_manifest_add(struct mb_manifest *m, const char *path, uint64_t size_bytes
 int mb_manifest_encode(const struct mb_manifest *m, char **out, struct mb_err *err)
 {
     json_t *files = json_array();
-    json_t *root = json_pack("{s:i, s:I, s:i, s:i, s:s, s:i, s:O*}", "version", MB_MANIFEST_VERSION,
-                             "iteration", (json_int_t)m->iteration, "node_rank", (int)m->node_rank,
-                             "num_nodes", (int)m->num_nodes, "job_id", m->job_id ? m->job_id : "",
-                             "attempt", (int)m->attempt, "files", files);
+    json_t *root = json_pack(
+        "{s:i, s:I, s:i, s:i, s:s, s:s, s:i, s:O*}", "version", MB_MANIFEST_VERSION, "iteration",
+        (json_int_t)m->iteration, "node_rank", (int)m->node_rank, "num_nodes", (int)m->num_nodes,
+        "job_id", text_of(m->job_id), "placement_group_id", text_of(m->placement_group), "attempt",
+        (int)m->attempt, "files", files);
     int bad = !files || !root;
 
     for (size_t i = 0; !bad && i < m->n_files; i++) {
@@ -138,6 +169,8 @@ static int decode_head(json_t *root, const char *what, struct mb_manifest *m, st
     json_int_t num_nodes = json_integer_value(json_object_get(root, "num_nodes"));
     json_int_t attempt = json_integer_value(json_object_get(root, "attempt"));
     const char *job_id = json_string_value(json_object_get(root, "job_id"));
+    const char *group = json_string_value(json_object_get(root, "placement_group_id"));
+    struct mb_manifest_writer writer = {job_id, text_of(group), (uint32_t)attempt};
 
     if (version != MB_MANIFEST_VERSION)
         return mb_err_set(err, MB_ECORRUPT,
@@ -155,9 +188,7 @@ static int decode_head(json_t *root, const char *what, struct mb_manifest *m, st
     m->iteration = json_integer_value(iteration);
     m->node_rank = (int32_t)json_integer_value(node_rank);
     m->num_nodes = (uint32_t)num_nodes;
-    m->attempt = (uint32_t)attempt;
-    m->job_id = mb_strdup(job_id);
-    return m->job_id ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    return mb_manifest_set_writer(m, &writer, err);
 }
 
 int mb_manifest_decode(const void *json, size_t n, const char *what, struct mb_manifest *out,
@@ -200,16 +231,16 @@ int mb_manifest_merge(const struct mb_manifest *parts, size_t n, struct mb_manif
                       struct mb_err *err)
 {
     struct mb_manifest m = {.node_rank = -1};
-    int rc = 0;
+    struct mb_manifest_writer writer;
+    int rc;
 
     if (n == 0)
         return mb_err_set(err, MB_ENOENT, "no part of the checkpoint is there");
     m.iteration = parts[0].iteration;
     m.num_nodes = parts[0].num_nodes;
-    m.attempt = parts[0].attempt;
-    m.job_id = mb_strdup(parts[0].job_id);
-    if (!m.job_id)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    writer = (struct mb_manifest_writer){text_of(parts[0].job_id),
+                                         text_of(parts[0].placement_group), parts[0].attempt};
+    rc = mb_manifest_set_writer(&m, &writer, err);
     for (uint32_t rank = 0; !rc && rank < m.num_nodes; rank++) {
         const struct mb_manifest *p = part_of(parts, n, rank);
 
@@ -217,12 +248,13 @@ int mb_manifest_merge(const struct mb_manifest *parts, size_t n, struct mb_manif
             rc = mb_err_set(err, MB_ENOENT, "part %u of %u of iteration %" PRId64 " is not there",
                             rank, m.num_nodes, m.iteration);
         else if (p->iteration != m.iteration || p->num_nodes != m.num_nodes ||
-                 p->attempt != m.attempt || strcmp(p->job_id, m.job_id) != 0)
+                 !mb_manifest_is_of(p, &writer))
             rc = mb_err_set(err, MB_ECORRUPT,
                             "part %u of iteration %" PRId64
-                            " is of job %s attempt %u, not of job %s "
-                            "attempt %u",
-                            rank, m.iteration, p->job_id, p->attempt, m.job_id, m.attempt);
+                            " is of job %s attempt %u group %.8s, not of job %s attempt %u group "
+                            "%.8s",
+                            rank, m.iteration, p->job_id, p->attempt, text_of(p->placement_group),
+                            m.job_id, m.attempt, m.placement_group);
         for (size_t i = 0; !rc && i < p->n_files; i++)
             rc = mb_manifest_add(&m, p->files[i].path, p->files[i].size_bytes,
                                  p->files[i].crc64nvme, err);

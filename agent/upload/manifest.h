@@ -26,17 +26,29 @@ struct mb_manifest_file {
 };
 
 /* A part (node_rank of num_nodes) or a manifest (node_rank is -1: the files of all nodes). */
+/* Who wrote: names of jobs come again, placement groups never do. */
+struct mb_manifest_writer { /* borrowed */
+    const char *job_id;
+    const char *placement_group; /* hexadecimal */
+    uint32_t attempt;
+};
+
 struct mb_manifest {
     int64_t iteration;
     int32_t node_rank;
     uint32_t num_nodes;
     char *job_id;
+    char *placement_group; /* "" when it was not recorded */
     uint32_t attempt;
     struct mb_manifest_file *files; /* sorted by path, each path once */
     size_t n_files;
 };
 
 void mb_manifest_close(struct mb_manifest *m);
+/* Takes copies. MB_ENOMEM: nothing changed. */
+int mb_manifest_set_writer(struct mb_manifest *m, const struct mb_manifest_writer *w,
+                           struct mb_err *err);
+int mb_manifest_is_of(const struct mb_manifest *m, const struct mb_manifest_writer *w);
 
 /* Takes a copy of path. A path that leaves the directory is MB_EINVAL; one that is there already
  * with other contents is MB_EEXIST, with the same contents it is left as it is. */
@@ -50,7 +62,7 @@ int mb_manifest_encode(const struct mb_manifest *m, char **out, struct mb_err *e
 int mb_manifest_decode(const void *json, size_t n, const char *what, struct mb_manifest *out,
                        struct mb_err *err);
 
-/* All parts 0..num_nodes-1 of one iteration, job and attempt into one manifest; MB_ECORRUPT when
+/* All parts 0..num_nodes-1 of one iteration and writer into one manifest; MB_ECORRUPT when
  * they do not belong together, MB_ENOENT when one is missing. */
 int mb_manifest_merge(const struct mb_manifest *parts, size_t n, struct mb_manifest *out,
                       struct mb_err *err);

@@ -52,7 +52,7 @@ struct transfer {
 struct mb_upload {
     uv_loop_t *loop;
     struct mb_upload_opts opts;
-    char *dir, *url, *local_dir, *job_id;
+    char *dir, *url, *local_dir, *job_id, *placement_group;
     uint32_t *ranks;
     const struct mb_upload_ops *ops;
     void *arg;
@@ -79,6 +79,11 @@ struct mb_upload {
 };
 
 static void kick(struct mb_upload *u);
+
+static struct mb_manifest_writer writer_of(const struct mb_upload *u)
+{
+    return (struct mb_manifest_writer){u->job_id, u->placement_group, u->opts.attempt};
+}
 
 /* ---- what is told ---- */
 
@@ -240,6 +245,7 @@ static void on_manifest_found(void *arg, const struct mb_store_result *result)
 {
     struct mb_upload *u = arg;
     char key[MB_CHECKPOINT_KEY_MAX];
+    struct mb_manifest_writer writer = writer_of(u);
     struct mb_manifest m = {0};
     struct mb_err err = {0};
     int ours = 0;
@@ -257,7 +263,7 @@ static void on_manifest_found(void *arg, const struct mb_store_result *result)
         return;
     }
     if (mb_manifest_decode(result->data, result->data_len, "manifest", &m, &err) == MB_OK)
-        ours = strcmp(m.job_id, u->job_id) == 0 && m.attempt == u->opts.attempt;
+        ours = mb_manifest_is_of(&m, &writer);
     mb_manifest_close(&m);
     if (ours) {
         prepared(u);
@@ -319,13 +325,10 @@ static int build_part(struct mb_upload *u, const struct mb_plan_iteration *it, c
 {
     struct mb_manifest m = {.iteration = it->iteration,
                             .node_rank = (int32_t)u->opts.node_rank,
-                            .num_nodes = u->opts.num_nodes,
-                            .attempt = u->opts.attempt};
-    int rc = MB_OK;
+                            .num_nodes = u->opts.num_nodes};
+    struct mb_manifest_writer writer = writer_of(u);
+    int rc = mb_manifest_set_writer(&m, &writer, err);
 
-    m.job_id = mb_strdup(u->job_id);
-    if (m.job_id == NULL)
-        rc = mb_err_set(err, MB_ENOMEM, "no memory for the part file");
     for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
         rc = mb_manifest_add(&m, it->files[i].path, it->files[i].size_bytes, it->files[i].crc64nvme,
                              err);
@@ -388,8 +391,7 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
     struct mb_commit_opts opts = {
         .iteration = it->iteration,
         .num_nodes = u->opts.num_nodes,
-        .job_id = u->job_id,
-        .attempt = u->opts.attempt,
+        .writer = writer_of(u),
         .give_up_at_ms = u->released_at_ms > 0 ? u->released_at_ms + RELEASED_WAIT_MS : 0};
     struct mb_err err;
 
@@ -556,6 +558,7 @@ static void free_upload(struct mb_upload *u)
     mb_free(u->url);
     mb_free(u->local_dir);
     mb_free(u->job_id);
+    mb_free(u->placement_group);
     mb_free(u->ranks);
     mb_free(u);
 }
@@ -567,8 +570,9 @@ static int copy_opts(struct mb_upload *u, const struct mb_upload_opts *opts)
     u->url = mb_strdup(opts->url);
     u->local_dir = mb_strdup(opts->local_dir);
     u->job_id = mb_strdup(opts->job_id);
+    u->placement_group = mb_strdup(opts->placement_group);
     u->ranks = mb_calloc(opts->n_ranks, sizeof(*u->ranks));
-    if (!u->dir || !u->url || !u->local_dir || !u->job_id || !u->ranks)
+    if (!u->dir || !u->url || !u->local_dir || !u->job_id || !u->placement_group || !u->ranks)
         return MB_ENOMEM;
     memcpy(u->ranks, opts->ranks, opts->n_ranks * sizeof(*u->ranks));
     return MB_OK;

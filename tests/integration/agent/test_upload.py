@@ -3,11 +3,14 @@
 Two nodes below an embedded head, workers that speak report.h, a directory as the store.
 """
 
+import functools
 import json
 import pathlib
+import shutil
 import sys
 
 import cluster
+from worker import crc64nvme
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -28,14 +31,14 @@ class Gang:
         self.drivers[i] = cluster.Driver(self.s, self.nodes[i].grpc_address(), self.pg)
         return self.drivers[i].expect("hello_reply")
 
-    def launch_workers(self, iteration, n_files, **checkpoint):
+    def launch_workers(self, iteration, n_files, env=(), **checkpoint):
         for i in (0, 1):
             self.hello(i)
             d = self.drivers[i]
             d.send(launch={
                 "world_size": 2, "num_nodes": 2, "node_rank": i, "is_worker": True,
                 "stop_grace_ms": 10000, "ranks": [{"rank": i, "bundle_index": i}],
-                "argv": [sys.executable, str(HERE / "worker.py"), checkpoint["local_dir"],
+                "env": env, "argv": [sys.executable, str(HERE / "worker.py"), checkpoint["local_dir"],
                          str(iteration), str(n_files)], "checkpoint": checkpoint})
         endpoints = []
         for d in self.drivers:
@@ -56,13 +59,17 @@ class Gang:
         self.gcs.remove_group(self.pg)
 
 
+checksum = functools.lru_cache(crc64nvme)
+
+
 def check_store(store, iteration, n_files):
     assert (store / "latest_checkpointed_iteration.txt").read_text() == str(iteration)
     root = store / f"iter_{iteration:07d}"
     manifest = json.loads((root / ".mobula/manifest.json").read_text())
     assert len(manifest["files"]) == n_files, len(manifest["files"])
     for f in manifest["files"]:
-        assert (root / f["path"]).stat().st_size == f["size"]
+        data = (root / f["path"]).read_bytes()
+        assert len(data) == f["size"] and f"{checksum(data):016x}" == f["crc64nvme"], f
 
 
 def case_committed_by_two_nodes(s, gcs, nodes, store, local):
@@ -73,6 +80,16 @@ def case_committed_by_two_nodes(s, gcs, nodes, store, local):
     for d in gang.drivers:
         assert d.uploads[-1].committed and d.uploads[-1].iteration == 10, d.uploads
         assert d.logs[0 if d is gang.drivers[0] else 1].endswith(b"durable\n")
+
+
+def case_same_name_again(s, gcs, nodes, store, local):
+    """Another run of that name saves the iteration anew: nothing of the former one may count."""
+    shutil.rmtree(local)
+    gang = Gang(s, gcs, nodes)
+    gang.launch_workers(10, 3, env=["SALT=another run "], local_dir=str(local),
+                        url=f"file://{store}")
+    gang.end()
+    check_store(store, 10, 6)
 
 
 def case_agent_killed_while_uploading(s, gcs, nodes, store, local):
@@ -159,7 +176,7 @@ def main():
         gcs = cluster.Gcs(s, address)
         assert len(gcs.alive()) == 2
         store, local = pathlib.Path(s.dir, "store"), pathlib.Path(s.dir, "local")
-        for case in (case_committed_by_two_nodes, case_agent_killed_while_uploading, case_pulled,
+        for case in (case_committed_by_two_nodes, case_same_name_again, case_agent_killed_while_uploading, case_pulled,
                      case_damaged_newest_is_passed_over, case_tracker_of_a_foreign_trainer):
             case(s, gcs, [head, other], store, local)
             print(f"ok   {case.__name__[5:]}", flush=True)

@@ -61,7 +61,7 @@ def main():
               validation_loss=0.0)
     target = directory / f"iter_{iteration:07d}"
     (target / f"rank{rank}").mkdir(parents=True)
-    body = f"rank {rank} ".encode() * 400
+    body = f"rank {rank} {os.environ.get('SALT', '')}".encode() * 400
     crc = f"{crc64nvme(body):016x}"
     files = []
     for i in range(n_files):

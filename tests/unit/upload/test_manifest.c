@@ -14,6 +14,7 @@ static struct mb_manifest part(int32_t node_rank, const char *path, uint64_t siz
     struct mb_manifest m = {.iteration = 20, .node_rank = node_rank, .num_nodes = 2, .attempt = 1};
 
     m.job_id = mb_strdup("job1");
+    m.placement_group = mb_strdup("a1");
     assert_int_equal(mb_manifest_add(&m, path, size, crc, NULL), 0);
     return m;
 }
@@ -61,6 +62,9 @@ static void test_merge(void **state)
     parts[1].attempt = 2; /* an older attempt's part lies beside a newer one's */
     assert_int_equal(mb_manifest_merge(parts, 2, &all, &err), MB_ECORRUPT);
     parts[1].attempt = 1;
+    parts[1].placement_group[0] = 'b'; /* another run of a job of that name */
+    assert_int_equal(mb_manifest_merge(parts, 2, &all, &err), MB_ECORRUPT);
+    parts[1].placement_group[0] = 'a';
     assert_int_equal(mb_manifest_add(&parts[1], "b", 1, 99, NULL), 0); /* another "b" */
     assert_int_equal(mb_manifest_merge(parts, 2, &all, &err), MB_ECORRUPT);
     mb_manifest_close(&parts[0]);

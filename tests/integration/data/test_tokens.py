@@ -88,8 +88,7 @@ random_texts(rng)
 long_pieces(rng)
 raw_bytes(rng)
 code_points()
-if os.path.exists(CORPUS):
-    corpus(CORPUS)
-else:
-    print(f"left out: the corpus {CORPUS} (tools/make-corpus makes it)")
+if not os.path.exists(CORPUS):
+    sys.exit(f"no corpus {CORPUS}: tools/test makes it, or tools/make-corpus {CORPUS}")
+corpus(CORPUS)
 print(f"{total} bytes of text: every token equal to tiktoken's")

@@ -1,6 +1,9 @@
 # Shared by tools/quickstart and tools/test. Sourced, never run; expects `set -eu` and $root.
 # shellcheck shell=bash
 
+# A step that fails inside $(...) ends the script too; else a venv that pip could not fill would get its stamp.
+shopt -s inherit_errexit
+
 say() { printf '==> %s\n' "$*"; }
 die() {
     printf 'error: %s\n' "$*" >&2
@@ -64,4 +67,17 @@ cached_venv() {
         : >"$stamp"
     fi
     printf '%s\n' "$dir/bin/python"
+}
+
+# Configures and builds one preset, or one target of it. Quiet when it works; the whole output and the end of the
+# script when it does not: programs of an earlier build must not pass for today's.
+build_preset() { # preset, optional target
+    local log=build/$1.build.log
+    say "building the $1 preset"
+    mkdir -p build
+    if ! { cmake --preset "$1" && cmake --build --preset "$1" ${2:+--target "$2"}; } >"$log" 2>&1; then
+        cat "$log" >&2
+        die "the $1 preset does not build ($log)"
+    fi
+    tail -n 1 "$log"
 }

@@ -270,7 +270,7 @@ static void test_write_failure_leaves_nothing(void **state)
     small = saved;
     small.rlim_cur = 100000;
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    expect_failure(&o, MB_EIO, "outfull_text_document");
+    expect_failure(&o, MB_EFULL, "outfull_text_document");
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &saved), 0);
     mb_buf_close(&lines);
 }

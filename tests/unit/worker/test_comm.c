@@ -217,6 +217,9 @@ static void give_up(struct mb_comm *c, void *arg)
 {
     (void)arg;
     struct mb_err err;
+    /* Everybody is connected to everybody before one leaves. */
+    mb_comm_barrier(c);
+    CHECK(mb_comm_synchronize(c, &err) == 0);
     if (mb_comm_rank(c) == 1) {
         mb_comm_abort(c, "the disk is full");
         mb_comm_barrier(c);

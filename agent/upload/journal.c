@@ -185,8 +185,12 @@ int mb_journal_apply(struct mb_plan *plan, const void *payload, size_t n, struct
         rc = apply_saved(plan, o, json_integer_value(number), err);
         goto out;
     }
-    it = mb_plan_find(plan, json_integer_value(number));
-    if (it == NULL)
+    /* What is dropped may never have got its report on disk: it was full. */
+    it = strcmp(kind, "dropped") == 0 ? mb_plan_note(plan, json_integer_value(number))
+                                      : mb_plan_find(plan, json_integer_value(number));
+    if (it == NULL && strcmp(kind, "dropped") == 0)
+        rc = mb_err_set(err, MB_ENOMEM, "no memory to replay a record");
+    else if (it == NULL)
         rc = mb_err_set(err, MB_ECORRUPT,
                         "a record names iteration %" JSON_INTEGER_FORMAT ", which was never saved",
                         json_integer_value(number));

@@ -3,11 +3,16 @@
  * CRC32C, flushed to disk before the step it notes counts.
  *
  * File: "mobula-journal 1\n", then per record u32 length, u32 CRC32C of the payload
- * (little-endian), payload: one JSON object whose "r" names it: saved     iteration, rank, dir,
- * files [{path, size, crc, has_crc}] begin     iteration, path, upload_id     a multipart upload is
- * open under this id done      iteration, path, crc           the file is in the store part
- * iteration                      this node's part file is in the store committed iteration manifest
- * and pointer are there dropped   iteration, error Blocking, a few kB at a time.
+ * (little-endian), payload: one JSON object whose "r" names it:
+ *
+ *   saved      iteration, rank, dir, files [{path, size, crc, has_crc}]
+ *   begin      iteration, path, upload_id: a multipart upload is open under this id
+ *   done       iteration, path, crc: the file is in the store
+ *   part       iteration: this node's part file is in the store
+ *   committed  iteration: manifest and pointer are there
+ *   dropped    iteration, error: given up; needs no "saved" before it
+ *
+ * Blocking, a few kB at a time.
  */
 #ifndef MOBULA_AGENT_UPLOAD_JOURNAL_H
 #define MOBULA_AGENT_UPLOAD_JOURNAL_H

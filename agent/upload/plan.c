@@ -331,6 +331,20 @@ int mb_plan_saved(struct mb_plan *p, int64_t iteration, uint32_t rank, const cha
     return mb_plan_event(it, MB_PLAN_EV_SEALED, NULL, err);
 }
 
+struct mb_plan_iteration *mb_plan_note(struct mb_plan *p, int64_t iteration)
+{
+    struct mb_plan_iteration *it = mb_plan_find(p, iteration);
+
+    if (it != NULL)
+        return it;
+    it = new_iteration(p, iteration, "");
+    if (it != NULL && insert(p, it) != MB_OK) {
+        free_iteration(it);
+        it = NULL;
+    }
+    return it;
+}
+
 /* ---- sending ---- */
 
 int mb_plan_next(struct mb_plan *p, struct mb_plan_iteration **it, struct mb_plan_file **file)

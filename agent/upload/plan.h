@@ -66,6 +66,10 @@ void mb_plan_destroy(struct mb_plan *p); /* NULL is legal */
 int mb_plan_saved(struct mb_plan *p, int64_t iteration, uint32_t rank, const char *dir,
                   const struct mb_upload_file *files, size_t n, struct mb_err *err);
 
+/* The iteration; one that no rank reported becomes COLLECTING without files, so that it can be
+ * DROPPED and told like any other. NULL: no memory. */
+struct mb_plan_iteration *mb_plan_note(struct mb_plan *p, int64_t iteration);
+
 /* The next file to send, marked as SENDING; 0: there is none now. */
 int mb_plan_next(struct mb_plan *p, struct mb_plan_iteration **it, struct mb_plan_file **file);
 void mb_plan_file_done(struct mb_plan_file *f, uint64_t crc64nvme);

@@ -482,8 +482,12 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
     } else if (rc == MB_OK) {
         u->was_busy = 1;
         rc = mb_journal_saved(u->journal, iteration, rank, own != NULL ? own : dir, files, n, err);
-        if (rc != MB_OK)
-            drop(u, mb_plan_find(u->plan, iteration), err->text);
+    }
+    if (rc != MB_OK) { /* noted, so that a driver that comes back hears of it too */
+        struct mb_plan_iteration *it = mb_plan_note(u->plan, iteration);
+
+        if (it != NULL)
+            drop_saying(u, it, "what a rank saved was not taken", err->text);
     }
     mb_free(own);
     return rc;

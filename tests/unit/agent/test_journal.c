@@ -200,6 +200,31 @@ static void test_foreign_file(void **state)
     mb_plan_destroy(p);
 }
 
+/* The disk was full for a report, but not for the short record that gives it up. */
+static void test_dropped_without_a_report(void **state)
+{
+    const struct fixture *f = *state;
+    struct mb_plan *p = plan();
+    struct mb_upload_status status;
+    struct mb_journal *j;
+    struct mb_err err;
+
+    assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+    assert_int_equal(mb_journal_dropped(j, 10, "the disk is full", &err), MB_OK);
+    assert_int_equal(mb_journal_saved(j, 20, 0, "/d20", files, 2, &err), MB_OK);
+    mb_journal_close(j);
+    mb_plan_destroy(p);
+
+    p = plan();
+    assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
+    assert_int_equal(mb_plan_find(p, 20)->state, MB_PLAN_UPLOADING);
+    assert_int_equal(mb_plan_find(p, 10)->state, MB_PLAN_DROPPED);
+    mb_plan_status(mb_plan_find(p, 10), &status);
+    assert_string_equal(status.error, "the disk is full");
+    mb_journal_close(j);
+    mb_plan_destroy(p);
+}
+
 static void test_allocation_sweep(void **state)
 {
     const struct fixture *f = *state;
@@ -229,6 +254,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_torn_at_every_byte, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damage_at_every_byte, setup, teardown),
         cmocka_unit_test_setup_teardown(test_foreign_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_dropped_without_a_report, setup, teardown),
         cmocka_unit_test_setup_teardown(test_allocation_sweep, setup, teardown),
     };
 

@@ -48,7 +48,7 @@ def server(directory):
 
 class Gate:
     """A reverse proxy. PUTs whose path matches `pattern` wait until open() and are then forwarded,
-    unless their sender has gone away meanwhile. `acknowledged` lists the paths of PUTs, in order,
+    unless their sender has gone away meanwhile. `acknowledged` lists the targets of PUTs, in order,
     whose success was sent back."""
 
     def __init__(self, target_port, pattern):
@@ -88,7 +88,7 @@ class Gate:
                 self.wfile.write(data)
                 to.close()
                 if self.command == "PUT" and answer.status // 100 == 2:
-                    gate.acknowledged.append(self.path.split("?")[0])
+                    gate.acknowledged.append(self.path)
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 

@@ -1,5 +1,6 @@
 """Jobs of an embedded head, by REST, by `mobula job`, and by Ray's own client and command line."""
 
+import asyncio
 import json
 import os
 import pathlib
@@ -134,6 +135,21 @@ class JobsTest(unittest.TestCase):
         self.assertIn(job_id, [j.submission_id for j in self.client.list_jobs()])
         self.assertTrue(self.client.delete_job(job_id))
         self.assertNotIn(job_id, [j.submission_id for j in self.client.list_jobs()])
+
+    def test_client_tails_every_line_to_the_end(self):
+        lines = 50000
+        job_id = self.client.submit_job(
+            entrypoint=f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); done; "
+                       "printf 'no end of line'")
+
+        async def tail():
+            return "".join([part async for part in self.client.tail_job_logs(job_id)])
+
+        text = asyncio.run(asyncio.wait_for(tail(), 60))
+        # The stream may end only when the terminal state can be read.
+        self.assertEqual(self.client.get_job_status(job_id), JobStatus.SUCCEEDED)
+        self.assertEqual(re.findall(r"^line (\d+)$", text, re.M), [str(i) for i in range(lines)])
+        self.assertTrue(text.endswith("no end of line"), text[-80:])
 
     def test_client_duplicate_id(self):
         self.client.submit_job(entrypoint="true", submission_id="twice")

@@ -79,6 +79,37 @@ class KillAgentDuringUpload(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout)
             cluster.assert_all_free()
 
+    def test_restart_resumes_a_large_file(self):
+        """A file in parts: only those that the server lacks are sent by the new agent."""
+        with tempfile.TemporaryDirectory(prefix="mb-s3-") as directory, \
+                s3.server(directory) as port, \
+                s3.Gate(port, r"partNumber=([5-9]|\d\d)") as gate, \
+                Cluster(nodes=1, env=s3.environment(gate.port)) as cluster:
+            url, save = f"s3://{s3.BUCKET}/large", f"{cluster.dir}/save"
+            cluster.submit(["mobula", "run", "--save", save, "--checkpoint-url", url, "--", "sh", "-c",
+                            f"mkdir -p {save}/iter_0000001; "
+                            f"head -c 150000000 /dev/urandom > {save}/iter_0000001/big.bin; "
+                            f"echo 1 > {save}/latest_checkpointed_iteration.txt"],
+                           submission_id="large")
+            parts = wait_until(
+                lambda: (found := [p for p in gate.acknowledged if "partNumber=" in p]) and
+                len(found) == 4 and gate.held and found,
+                lambda: (gate.held, gate.acknowledged, cluster.logs("large")), 60)
+            node = cluster.node("node-0")
+            os.kill(node["pid_agent"], signal.SIGKILL)
+            wait_until(lambda: cluster.node("node-0")["pid_agent"] != node["pid_agent"] and
+                       cluster.node("node-0")["state"] == "ALIVE", "init starts the agent again", 30)
+            gate.open()
+            self.assertEqual(KillHead.wait_over(cluster, "large")["status"], "SUCCEEDED",
+                             cluster.logs("large"))
+            self.assertEqual([p for p in parts if gate.acknowledged.count(p) > 1], [],
+                             "sent again although it was acknowledged")
+            stored = pathlib.Path(directory, "s3", s3.BUCKET, "large/iter_0000001/big.bin")
+            self.assertEqual(stored.read_bytes(),
+                             pathlib.Path(save, "iter_0000001/big.bin").read_bytes())
+            done = cluster.mobula("checkpoint", "verify", url)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
 
 class KillHead(unittest.TestCase):
     def test_restarted_head_knows_nodes_kv_and_jobs(self):

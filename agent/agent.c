@@ -36,7 +36,6 @@
 #include "agent/node_manager.h"
 #include "agent/resources.h"
 #include "agent/supervisor.h"
-#include "agent/token.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
@@ -45,6 +44,7 @@
 #include "base/str.h"
 #include "gcs/client.h"
 #include "gcs/head.h"
+#include "gcs/token.h"
 
 enum { STOP_GANGS_MS = 120000, ABANDONED_TIMEOUT_MS = 30000, LEDGER_MAX = 1 << 20 };
 

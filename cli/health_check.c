@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
+#include "base/alloc.h"
 #include "base/grpc/grpc.h"
 #include "cli/options.h"
-#include "cli/token.h"
 #include "gcs/client.h"
+#include "gcs/token.h"
 
 enum { STATUS_NOT_ALIVE = 1 };
 
@@ -73,7 +74,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     const char *from_env = getenv("RAY_ADDRESS");
     struct mb_gcs_opts opts = {.address = "127.0.0.1:6379"};
     struct verdict v = {0};
-    struct mb_buf token = {0};
+    char *token = NULL;
     struct mb_grpc *grpc;
     uv_loop_t loop;
     int n_words, closed = 0;
@@ -86,9 +87,9 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     else if (from_env != NULL && *from_env != '\0' && strcmp(from_env, "auto") != 0)
         opts.address = from_env;
     opts.connect_timeout_ms = args.timeout_ms;
-    if (mb_cli_token(&token, &v.err) != 0)
+    if (mb_token_load(NULL, &token, &v.err) != 0)
         return mb_cli_fail(cli, &v.err);
-    opts.token = token.len > 0 ? mb_buf_str(&token) : NULL;
+    opts.token = token;
     uv_loop_init(&loop);
     if (mb_grpc_create(&loop, &grpc, &v.err) == 0) {
         ask(&loop, grpc, &opts, &v);
@@ -98,7 +99,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         mb_grpc_destroy(grpc);
     }
     uv_loop_close(&loop);
-    mb_buf_close(&token);
+    mb_free(token);
     if (v.alive)
         return 0;
     mb_cli_fail(cli, &v.err);

@@ -18,7 +18,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/driver/driver.h"
-#include "cli/token.h"
+#include "gcs/token.h"
 
 extern char **environ;
 
@@ -47,7 +47,7 @@ struct context {
     char name[80];
     char *cwd;
     char *save_dir; /* absolute: agents do not share our working directory */
-    struct mb_buf token;
+    char *token;
     char **env; /* owned strings, NULL-terminated */
     size_t n_env;
 };
@@ -164,7 +164,7 @@ static void close_context(struct context *c)
     for (size_t i = 0; i < c->n_env; i++)
         mb_free(c->env[i]);
     mb_free(c->env);
-    mb_buf_close(&c->token);
+    mb_free(c->token);
     mb_free(c->save_dir);
     mb_free(c->cwd);
     json_decref(c->config);
@@ -178,14 +178,14 @@ int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
     int status;
 
     o.address = gcs_address(l, &err);
-    if (!o.address || identify(&c, l, &err) < 0 || mb_cli_token(&c.token, &err) < 0 ||
+    if (!o.address || identify(&c, l, &err) < 0 || mb_token_load(NULL, &c.token, &err) < 0 ||
         collect_env(&c, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
     }
     c.cwd = getcwd(NULL, 0);
     c.save_dir = l->save_dir ? mb_path_join(c.cwd ? c.cwd : "/", l->save_dir) : NULL;
-    o.token = c.token.len ? mb_buf_str(&c.token) : NULL;
+    o.token = c.token;
     o.submission_id = c.submission_id;
     o.job_id = l->name ? l->name : c.submission_id ? c.submission_id : c.name;
     o.entrypoint = l->entrypoint;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
-#include "cli/token.h"
+#include "gcs/token.h"
 
 enum { CONNECTIONS_MAX = 2, API_PORT = 8265 };
 static const size_t BODY_MAX_BYTES = (size_t)256 << 20;
@@ -50,21 +50,21 @@ static char *url_of(const char *address)
 int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *address,
                  struct mb_err *err)
 {
-    struct mb_buf token = {0};
+    char *token = NULL;
     int rc;
 
     memset(rest, 0, sizeof(*rest));
     if (uv_loop_init(&rest->loop) != 0)
         return mb_err_set(err, MB_ENOMEM, "no event loop");
     rest->base_url = url_of(pick_address(cli, address));
-    rc = mb_cli_token(&token, err);
-    if (rc == 0 && (rest->base_url == NULL ||
-                    (token.len > 0 && mb_buf_printf(&rest->auth, "Authorization: Bearer %s",
-                                                    mb_buf_str(&token)) != 0)))
+    rc = mb_token_load(NULL, &token, err);
+    if (rc == 0 &&
+        (rest->base_url == NULL ||
+         (token != NULL && mb_buf_printf(&rest->auth, "Authorization: Bearer %s", token) != 0)))
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     if (rc == 0)
         rc = mb_http_client_create(&rest->loop, CONNECTIONS_MAX, &rest->http, err);
-    mb_buf_close(&token);
+    mb_free(token);
     rest->headers[0] = "Content-Type: application/json";
     rest->headers[1] = rest->auth.len > 0 ? mb_buf_str(&rest->auth) : NULL;
     if (rc != 0)

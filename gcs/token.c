@@ -2,9 +2,10 @@
  * Finding the token.
  *
  *  1. White space around it is not part of it; an empty file is an error, not an open cluster.
- *  2. The token never appears in a text: errors name the place only.
+ *  2. White space or a control character inside would end the header early: refused.
+ *  3. The token never appears in a text: errors name the place only.
  */
-#include "agent/token.h"
+#include "gcs/token.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -26,6 +27,11 @@ static int keep(const char *text, const char *where, char **out, struct mb_err *
         n--;
     if (n == 0)
         return mb_err_set(err, MB_EINVAL, "%s: the token is empty", where);
+    for (size_t i = 0; i < n; i++)
+        if (!isgraph((unsigned char)text[i]))
+            return mb_err_set(err, MB_EINVAL,
+                              "%s: character %zu of the token is no visible ASCII character", where,
+                              i + 1);
     *out = mb_strndup(text, n);
     return *out != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory for the token");
 }

@@ -133,6 +133,16 @@ static int check_schedule(const struct mb_trainer *t, const struct mb_checkpoint
          json_number_value(json_object_get(args, "min_lr"))},
         {"warmup iterations", (double)t->schedule.warmup_samples, (double)s->warmup_samples},
         {"total number of iterations", (double)t->schedule.decay_samples, (double)s->decay_samples},
+        {"start weight decay", t->args.start_weight_decay,
+         json_number_value(json_object_get(args, "start_weight_decay"))},
+        {"end weight decay", t->args.end_weight_decay,
+         json_number_value(json_object_get(args, "end_weight_decay"))},
+    };
+    const struct {
+        const char *what, *ours, *name;
+    } styles[] = {
+        {"learning rate decay style", t->args.lr_decay_style, "lr_decay_style"},
+        {"weight decay incr style", t->args.weight_decay_incr_style, "weight_decay_incr_style"},
     };
     static const char HINT[] = "--override-opt_param-scheduler takes the command line's";
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
@@ -143,12 +153,14 @@ static int check_schedule(const struct mb_trainer *t, const struct mb_checkpoint
                               values[i].ours, values[i].theirs, values[i].what, HINT);
         }
     }
-    const char *style = json_string_value(json_object_get(args, "lr_decay_style"));
-    if (style != NULL && strcmp(style, t->args.lr_decay_style) != 0) {
-        return mb_err_set(err, MB_EINVAL,
-                          "OptimizerParamScheduler: class input value %s and checkpoint value %s "
-                          "for learning rate decay style do not match; %s",
-                          t->args.lr_decay_style, style, HINT);
+    for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++) {
+        const char *theirs = json_string_value(json_object_get(args, styles[i].name));
+        if (theirs != NULL && strcmp(theirs, styles[i].ours) != 0) {
+            return mb_err_set(err, MB_EINVAL,
+                              "OptimizerParamScheduler: class input value %s and checkpoint value "
+                              "%s for %s do not match; %s",
+                              styles[i].ours, theirs, styles[i].what, HINT);
+        }
     }
     return 0;
 }

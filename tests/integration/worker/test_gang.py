@@ -246,10 +246,14 @@ class GangTest(unittest.TestCase):
 
     def test_strict_schedule(self):
         self.train(1, "a", "--save", self.path("s"), "--save-interval", "10", "--exit-interval", "10")
-        gang = Gang(WORKER, 1, [*MODEL, *MOCK, "--train-iters", "30", "--load", self.path("s")], self.path("b"))
-        self.addCleanup(gang.kill)
-        self.assertEqual(gang.start().finish(), [64])
-        self.assertIn("--override-opt_param-scheduler", gang.ranks[0].of("failed")[0]["text"])
+        for i, other in enumerate((["--train-iters", "30"], ["--weight-decay", "0.1"],
+                                   ["--weight-decay-incr-style", "linear", "--start-weight-decay", "0.01",
+                                    "--end-weight-decay", "0.01"])):
+            gang = Gang(WORKER, 1, [*MODEL, *MOCK, "--train-iters", "20", "--load", self.path("s"), *other],
+                        self.path(f"b{i}"))
+            self.addCleanup(gang.kill)
+            self.assertEqual(gang.start().finish(), [64])
+            self.assertIn("--override-opt_param-scheduler", gang.ranks[0].of("failed")[0]["text"])
 
     def test_state_is_json_with_the_arguments(self):
         self.train(1, "a", "--save", self.path("s"), "--save-interval", "20")

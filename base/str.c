@@ -5,7 +5,7 @@
  *     values out of range are MB_EINVAL, and the text names what was being read and what it got.
  *  2. Sizes and durations are an unsigned decimal number and a unit from a table; the product is
  *     checked for overflow.
- *  3. UTF-8 is checked by one decoder (utf8_sequence) that knows the shortest form, surrogates and
+ *  3. UTF-8 is checked by one decoder (mb_utf8_look) that knows the shortest form, surrogates and
  *     the last code point; RFC 3629 section 4.
  */
 #include "base/str.h"
@@ -30,7 +30,7 @@ char *mb_hex(const void *p, size_t n, char *out)
     return out;
 }
 
-static int hex_digit(char c)
+int mb_hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -46,13 +46,13 @@ int mb_unhex(const char *hex, void *out, size_t n)
     uint8_t *bytes = out;
 
     for (size_t i = 0; i < 2 * n; i++) {
-        if (hex_digit(hex[i]) < 0)
+        if (mb_hex_digit(hex[i]) < 0)
             return MB_EINVAL;
     }
     if (hex[2 * n] != '\0')
         return MB_EINVAL;
     for (size_t i = 0; i < n; i++)
-        bytes[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
+        bytes[i] = (uint8_t)(mb_hex_digit(hex[2 * i]) << 4 | mb_hex_digit(hex[2 * i + 1]));
     return 0;
 }
 
@@ -178,21 +178,32 @@ static size_t utf8_length(uint8_t first)
     return 0;
 }
 
-/* Length of the valid sequence at p, at most n bytes; 0 if there is none. */
-static size_t utf8_sequence(const uint8_t *p, size_t n)
+enum mb_utf8 mb_utf8_look(const void *bytes, size_t n, size_t *len)
 {
-    size_t len = utf8_length(p[0]);
+    const uint8_t *p = bytes;
+    size_t need = utf8_length(p[0]);
+    uint8_t low = 0x80, high = 0xbf; /* of the second byte */
 
-    if (len == 0 || len > n)
-        return 0;
-    for (size_t i = 1; i < len; i++) {
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
+    if (p[0] == 0xe0)
+        low = 0xa0; /* overlong below */
+    else if (p[0] == 0xed)
+        high = 0x9f; /* surrogates above */
+    else if (p[0] == 0xf0)
+        low = 0x90;
+    else if (p[0] == 0xf4)
+        high = 0x8f; /* beyond U+10FFFF above */
+    *len = 1;
+    if (need == 0)
+        return MB_UTF8_BROKEN;
+    for (; *len < need; ++*len) {
+        if (*len == n)
+            return MB_UTF8_PARTIAL;
+        if (p[*len] < low || p[*len] > high)
+            return MB_UTF8_BROKEN;
+        low = 0x80;
+        high = 0xbf;
     }
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
-        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
+    return MB_UTF8_WHOLE;
 }
 
 int mb_utf8_valid(const void *p, size_t n)
@@ -200,9 +211,9 @@ int mb_utf8_valid(const void *p, size_t n)
     const uint8_t *at = p;
 
     while (n > 0) {
-        size_t len = utf8_sequence(at, n);
+        size_t len;
 
-        if (len == 0)
+        if (mb_utf8_look(at, n, &len) != MB_UTF8_WHOLE)
             return 0;
         at += len;
         n -= len;

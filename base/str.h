@@ -8,6 +8,7 @@
 
 /* Lower-case hex of n bytes and a NUL into out[2n+1]; returns out. */
 char *mb_hex(const void *p, size_t n, char *out);
+int mb_hex_digit(char c); /* 0 to 15, or -1 */
 /* Exactly n bytes from 2n hex digits; 0, or MB_EINVAL (out untouched). */
 int mb_unhex(const char *hex, void *out, size_t n);
 
@@ -22,6 +23,11 @@ int mb_parse_duration_ms(const char *s, const char *what, uint64_t *out, struct 
 
 int mb_starts_with(const char *s, const char *prefix);
 int mb_ends_with(const char *s, const char *suffix);
+/* The character at p, of n > 0 bytes: whole; broken; or cut off by the end but valid so far. *len
+ * is its length (WHOLE), that of the maximal broken part (BROKEN; Unicode 15, section 3.9: one
+ * U+FFFD stands for it), or n (PARTIAL). */
+enum mb_utf8 { MB_UTF8_WHOLE, MB_UTF8_BROKEN, MB_UTF8_PARTIAL };
+enum mb_utf8 mb_utf8_look(const void *p, size_t n, size_t *len);
 /* 1 if the n bytes are valid UTF-8 (no surrogates, no overlong forms). */
 int mb_utf8_valid(const void *p, size_t n);
 /* Length <= n of the longest prefix that does not end inside a UTF-8 sequence. */

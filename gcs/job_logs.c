@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "gcs/services.h"
 #include "gcs/text.h"
 
@@ -141,10 +142,7 @@ static void end_follow(struct head_follow *f, int status, const char *reason)
  * WebSocket layer replaces them. */
 static size_t sendable(const char *buf, size_t n, int at_end)
 {
-    for (size_t back = 1; !at_end && back <= 3 && back <= n; back++)
-        if (((unsigned char)buf[n - back] & 0xc0) == 0xc0)
-            return mb_text_sequence(buf + n - back, back) == -1 ? n - back : n;
-    return n;
+    return at_end ? n : mb_utf8_floor(buf, n);
 }
 
 /* 1: everything there is was sent; 0: the queue is full or this turn is over. */

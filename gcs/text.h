@@ -7,10 +7,6 @@
 
 enum { MB_TEXT_ESCAPE_MAX = 6 }; /* bytes that one input byte can become in a JSON string */
 
-/* Length of the valid UTF-8 sequence at p (1 to 4), 0 if there is none; -1 if it is cut off by the
- * end of the n bytes but valid so far. */
-int mb_text_sequence(const void *p, size_t n);
-
 /* Writes as much of in[0..n) as the inside of a JSON string into out (MB_TEXT_ESCAPE_MAX * n bytes
  * are enough). A sequence cut off at the end is left for the next call unless at_end. Returns the
  * bytes written; *used says how many input bytes they stand for. */

@@ -11,17 +11,7 @@
 
 #include <string.h>
 #include "base/alloc.h"
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return -1;
-}
+#include "base/str.h"
 
 /* Decodes n bytes of src into dst (room for n + 1). Returns the length; a NUL may be among it. */
 static size_t decode(const char *src, size_t n, char *dst, int plus_is_space)
@@ -29,8 +19,9 @@ static size_t decode(const char *src, size_t n, char *dst, int plus_is_space)
     size_t len = 0;
     for (size_t i = 0; i < n; i++) {
         char c = src[i];
-        if (c == '%' && i + 2 < n && hex_digit(src[i + 1]) >= 0 && hex_digit(src[i + 2]) >= 0) {
-            c = (char)(hex_digit(src[i + 1]) * 16 + hex_digit(src[i + 2]));
+        if (c == '%' && i + 2 < n && mb_hex_digit(src[i + 1]) >= 0 &&
+            mb_hex_digit(src[i + 2]) >= 0) {
+            c = (char)(mb_hex_digit(src[i + 1]) * 16 + mb_hex_digit(src[i + 2]));
             i += 2;
         } else if (c == '+' && plus_is_space) {
             c = ' ';

@@ -9,52 +9,9 @@
 #include "base/http/ws_text.h"
 
 #include <string.h>
+#include "base/str.h"
 
 static const uint8_t replacement[3] = {0xef, 0xbf, 0xbd};
-
-enum verdict { WHOLE, BROKEN, PARTIAL };
-
-/* Looks at the character at s; *len is its length (WHOLE) or that of the broken part (BROKEN). */
-static enum verdict look(const uint8_t *s, size_t avail, size_t *len)
-{
-    size_t need;
-    uint8_t low = 0x80;
-    uint8_t high = 0xbf;
-    if (s[0] < 0x80) {
-        *len = 1;
-        return WHOLE;
-    }
-    if (s[0] >= 0xc2 && s[0] <= 0xdf) {
-        need = 2;
-    } else if (s[0] >= 0xe0 && s[0] <= 0xef) {
-        need = 3;
-        if (s[0] == 0xe0)
-            low = 0xa0; /* overlong below */
-        if (s[0] == 0xed)
-            high = 0x9f; /* surrogates above */
-    } else if (s[0] >= 0xf0 && s[0] <= 0xf4) {
-        need = 4;
-        if (s[0] == 0xf0)
-            low = 0x90;
-        if (s[0] == 0xf4)
-            high = 0x8f; /* beyond U+10FFFF above */
-    } else {
-        *len = 1;
-        return BROKEN;
-    }
-    for (size_t i = 1; i < need; i++) {
-        if (i >= avail)
-            return PARTIAL;
-        if (s[i] < low || s[i] > high) {
-            *len = i;
-            return BROKEN;
-        }
-        low = 0x80;
-        high = 0xbf;
-    }
-    *len = need;
-    return WHOLE;
-}
 
 struct piece {
     uint8_t data[MB_WS_FRAME_BYTES];
@@ -101,8 +58,8 @@ static int finish_carry(struct mb_ws_text *t, const uint8_t *p, size_t n, size_t
     size_t take = n < sizeof t->carry - t->n_carry ? n : sizeof t->carry - t->n_carry;
     memcpy(s, t->carry, t->n_carry);
     memcpy(s + t->n_carry, p, take);
-    enum verdict v = look(s, t->n_carry + take, &len);
-    if (v == PARTIAL) {
+    enum mb_utf8 v = mb_utf8_look(s, t->n_carry + take, &len);
+    if (v == MB_UTF8_PARTIAL) {
         memcpy(t->carry, s, t->n_carry + take);
         t->n_carry += take;
         *used = take;
@@ -111,7 +68,8 @@ static int finish_carry(struct mb_ws_text *t, const uint8_t *p, size_t n, size_t
     /* What was kept is a valid beginning, so a broken part is at least as long as it. */
     *used = len - t->n_carry;
     t->n_carry = 0;
-    return v == WHOLE ? piece_add(out, s, len) : piece_add(out, replacement, sizeof replacement);
+    return v == MB_UTF8_WHOLE ? piece_add(out, s, len)
+                              : piece_add(out, replacement, sizeof replacement);
 }
 
 int mb_ws_text_feed(struct mb_ws_text *t, const void *p, size_t n, mb_ws_text_emit emit, void *arg)
@@ -135,13 +93,13 @@ int mb_ws_text_feed(struct mb_ws_text *t, const void *p, size_t n, mb_ws_text_em
             i += len;
             continue;
         }
-        enum verdict v = look(s + i, n - i, &len);
-        if (v == PARTIAL) {
+        enum mb_utf8 v = mb_utf8_look(s + i, n - i, &len);
+        if (v == MB_UTF8_PARTIAL) {
             t->n_carry = n - i;
             memcpy(t->carry, s + i, t->n_carry);
             break;
         }
-        if (v == WHOLE)
+        if (v == MB_UTF8_WHOLE)
             rc = piece_add(&out, s + i, len);
         else
             rc = piece_add(&out, replacement, sizeof replacement);

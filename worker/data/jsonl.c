@@ -7,6 +7,7 @@
  */
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "worker/data/jsonl.h"
 
 struct text {
@@ -87,33 +88,6 @@ static int no_memory(struct mb_jsonl *j)
     return mb_err_set(j->err, MB_ENOMEM, "JSON reader: out of memory");
 }
 
-static int is_tail(uint8_t byte)
-{
-    return (byte & 0xc0) == 0x80;
-}
-
-/* Length of the UTF-8 sequence at p, whose first byte is above 127; 0 if it is none. */
-static size_t sequence_length(const uint8_t *p, size_t left)
-{
-    if (p[0] >= 0xc2 && p[0] < 0xe0)
-        return left >= 2 && is_tail(p[1]) ? 2 : 0;
-    if ((p[0] & 0xf0) == 0xe0) {
-        if (left < 3 || !is_tail(p[1]) || !is_tail(p[2]))
-            return 0;
-        if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] >= 0xa0))
-            return 0;
-        return 3;
-    }
-    if (p[0] >= 0xf0 && p[0] < 0xf5) {
-        if (left < 4 || !is_tail(p[1]) || !is_tail(p[2]) || !is_tail(p[3]))
-            return 0;
-        if ((p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] >= 0x90))
-            return 0;
-        return 4;
-    }
-    return 0;
-}
-
 static const uint64_t high_bits = 0x8080808080808080u;
 static const uint64_t ones = 0x0101010101010101u;
 
@@ -136,8 +110,7 @@ static int check_utf8(struct mb_jsonl *j)
             p++;
             continue;
         }
-        n = sequence_length(p, (size_t)(j->end - p));
-        if (n == 0)
+        if (mb_utf8_look(p, (size_t)(j->end - p), &n) != MB_UTF8_WHOLE)
             return mb_err_set(j->err, MB_EINVAL, "not UTF-8: byte 0x%02x at byte %zu", *p,
                               (size_t)(p - j->line) + 1);
         p += n;
@@ -182,13 +155,11 @@ static int hex4(const uint8_t *p, const uint8_t *end, uint32_t *out)
     if (end - p < 4)
         return MB_EINVAL;
     for (int i = 0; i < 4; i++) {
-        uint8_t c = p[i];
-        if (c >= '0' && c <= '9')
-            v = v << 4 | (uint32_t)(c - '0');
-        else if ((c | 32) >= 'a' && (c | 32) <= 'f')
-            v = v << 4 | (uint32_t)((c | 32) - 'a' + 10);
-        else
+        int digit = mb_hex_digit((char)p[i]);
+
+        if (digit < 0)
             return MB_EINVAL;
+        v = v << 4 | (uint32_t)digit;
     }
     *out = v;
     return 0;

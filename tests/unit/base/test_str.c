@@ -98,6 +98,18 @@ static void test_utf8(void **state)
                                       "\xff",
                                       "\xe2\x82",
                                       "a\xc2"};
+    static const struct {
+        const char *text;
+        enum mb_utf8 want;
+        size_t len;
+    } looks[] = {
+        {"ab", MB_UTF8_WHOLE, 1},
+        {"\xf0\x9f\x98\x80z", MB_UTF8_WHOLE, 4},
+        {"\xf0\x9f\x98", MB_UTF8_PARTIAL, 3},
+        {"\xf0\x9f\x98z", MB_UTF8_BROKEN, 3},
+        {"\xed\xa0\x80", MB_UTF8_BROKEN, 1}, /* a surrogate: three broken parts */
+        {"\xff\x80", MB_UTF8_BROKEN, 1},
+    };
     const char *text = "a\xf0\x9f\x98\x80z";
 
     (void)state;
@@ -105,6 +117,12 @@ static void test_utf8(void **state)
         assert_int_equal(mb_utf8_valid(good[i], strlen(good[i])), 1);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(mb_utf8_valid(bad[i], strlen(bad[i])), 0);
+    for (size_t i = 0; i < sizeof(looks) / sizeof(looks[0]); i++) {
+        size_t len = 0;
+
+        assert_int_equal(mb_utf8_look(looks[i].text, strlen(looks[i].text), &len), looks[i].want);
+        assert_int_equal(len, looks[i].len);
+    }
     assert_int_equal(mb_utf8_floor(text, 6), 6);
     assert_int_equal(mb_utf8_floor(text, 5), 5);
     for (size_t n = 2; n <= 4; n++)

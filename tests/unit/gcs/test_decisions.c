@@ -182,8 +182,8 @@ static void log_bytes_as_json(void **state)
     (void)state;
     expect_json("a\"\\\n\t\r\x01\x0b", 8, 1, "a\\\"\\\\\\n\\t\\r\\u0001\\u000b", 8);
     expect_json("gr\xc3\xbc\xc3\x9f", 6, 0, "gr\xc3\xbc\xc3\x9f", 6);
-    expect_json("x\xe2\x82", 3, 0, "x", 1);                         /* cut: later */
-    expect_json("x\xe2\x82", 3, 1, "x\xef\xbf\xbd\xef\xbf\xbd", 3); /* cut for good */
+    expect_json("x\xe2\x82", 3, 0, "x", 1);             /* cut: later */
+    expect_json("x\xe2\x82", 3, 1, "x\xef\xbf\xbd", 3); /* cut for good */
     expect_json("\xff\xc0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3);
     expect_json("\xed\xa0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3); /* surrogate */
 }

@@ -1,7 +1,7 @@
 /*
  * Saving. Steps between which all ranks agree that nobody has failed:
  *
- *  1. Remove what a killed attempt left under the temporary name, make the directory.
+ *  1. Make the directory, remove what killed attempts left in it under hidden names.
  *  2. Write: rank 0 weights and state.json, every rank its part of the optimizer. Each file is
  *     checksummed on its way and fsynced.
  *  3. Claim the temporary directory by a rename to a name of the rank's own; of ranks that share it
@@ -11,19 +11,22 @@
  *  5. Rank 0 writes the tracker. Remove what step 4 replaced.
  * Failures: a rank that fails in 1 to 3 makes all fail; each removes what it wrote. The
  * tracker still names the checkpoint before. A kill leaves at most hidden directories, which the
- * next save of that iteration removes.
+ * next save removes.
  */
 #include "worker/checkpoint/common.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/fs.h"
+#include "base/str.h"
 #include "worker/checkpoint/safetensors.h"
 
 struct saving {
@@ -238,6 +241,33 @@ static int write_tracker(struct saving *s, struct mb_err *err)
     return rc;
 }
 
+static int is_leftover(const struct dirent *e)
+{
+    return mb_starts_with(e->d_name, ".iter_") &&
+           (mb_ends_with(e->d_name, ".tmp") || strstr(e->d_name, ".of-") != NULL);
+}
+
+/* Of whatever iteration: it may never be saved again. Nobody writes until all ranks are here. */
+static int remove_leftovers(const char *dir, struct mb_err *err)
+{
+    struct dirent **list = NULL;
+    int n = scandir(dir, &list, is_leftover, NULL);
+    if (n < 0) {
+        return mb_err_sys(err, errno, "%s", dir);
+    }
+    int rc = 0;
+    for (int i = 0; i < n; i++) {
+        char *path = rc == 0 ? mb_path_join(dir, list[i]->d_name) : NULL;
+        if (rc == 0) {
+            rc = path != NULL ? mb_fs_remove_tree(path, err) : no_memory(err);
+        }
+        mb_free(path);
+        free(list[i]); /* scandir's own */
+    }
+    free(list);
+    return rc;
+}
+
 static int names(struct saving *s, struct mb_err *err)
 {
     char iter[32];
@@ -252,10 +282,7 @@ static int names(struct saving *s, struct mb_err *err)
         return no_memory(err);
     }
     int rc = mb_fs_mkdir_p(s->dir, 0755, err);
-    if (rc == 0) {
-        rc = mb_fs_remove_tree(s->tmp, err);
-    }
-    return rc == 0 ? mb_fs_remove_tree(s->claim, err) : rc;
+    return rc == 0 ? remove_leftovers(s->dir, err) : rc;
 }
 
 int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,

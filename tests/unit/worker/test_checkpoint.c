@@ -212,7 +212,11 @@ static void an_older_save_of_the_iteration_is_replaced(void **state)
     struct mb_err err;
     snprintf(stale, sizeof stale, "%s/.iter_0000012.tmp/optim_dp_000_of_002.safetensors", dir);
     run(2, (struct job){.save = 1, .fault_rank = -1});
-    assert_int_equal(mb_fs_mkdir_p(stale, 0755, &err), 0); /* left by a killed attempt */
+    assert_int_equal(mb_fs_mkdir_p(stale, 0755, &err), 0); /* left by killed attempts */
+    snprintf(stale, sizeof stale, "%s/.iter_0000007.tmp/part", dir);
+    assert_int_equal(mb_fs_mkdir_p(stale, 0755, &err), 0);
+    snprintf(stale, sizeof stale, "%s/.iter_0000003.of-5/part", dir);
+    assert_int_equal(mb_fs_mkdir_p(stale, 0755, &err), 0);
     run(2, (struct job){.save = 1, .fault_rank = -1});
     run(2, (struct job){.fault_rank = -1});
     char command[128];

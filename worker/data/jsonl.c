@@ -213,7 +213,7 @@ static int read_escape(struct mb_jsonl *j, struct mb_buf *out)
     static const char names[] = "\"\\/bfnrt";
     static const char values[] = "\"\\/\b\f\n\r\t";
     uint8_t bytes[4];
-    uint32_t c;
+    uint32_t c = 0;
     const char *name;
 
     if (j->end - j->p < 2)

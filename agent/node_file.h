@@ -1,4 +1,7 @@
-/* NODE_DIR/node.json: what `mobula start`, `status` and `stop` know of a node without asking it. */
+/*
+ * NODE_DIR/node.json: what `mobula start`, `status` and `stop` know of a node without asking it.
+ * Blocking, a few hundred bytes; any thread, one writer. Strings are borrowed for the call.
+ */
 #ifndef MOBULA_AGENT_NODE_FILE_H
 #define MOBULA_AGENT_NODE_FILE_H
 

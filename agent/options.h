@@ -1,4 +1,5 @@
-/* The agent's command line: what `mobula start` passes on, plus the node directory. */
+/* The agent's command line: what `mobula start` passes on, plus the node directory. Start-up only.
+ */
 #ifndef MOBULA_AGENT_OPTIONS_H
 #define MOBULA_AGENT_OPTIONS_H
 

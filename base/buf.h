@@ -2,6 +2,7 @@
  * A growable byte buffer, always followed by a NUL that is not counted, so that text can be read
  * as a C string. Zero-initialise (`struct mb_buf b = {0}`), end with mb_buf_close().
  * Functions that add return 0 or MB_ENOMEM and leave the buffer as it was when they fail.
+ * Threads: any, one at a time per buffer.
  */
 #ifndef MOBULA_BASE_BUF_H
 #define MOBULA_BASE_BUF_H

@@ -3,7 +3,7 @@
  * full-object checksum), both start from 0, are continued by passing the last value, and are the
  * values as S3 reports them (before big-endian base64). SHA-256 is OpenSSL's.
  * Sources: RFC 3720 appendix B.4 (CRC32C check value E3069283 for "123456789"); the NVM Express
- * base specification's 64-bit CRC (check value AE8B14860A799888).
+ * base specification's 64-bit CRC (check value AE8B14860A799888). Pure; any thread.
  */
 #ifndef MOBULA_BASE_CHECKSUM_H
 #define MOBULA_BASE_CHECKSUM_H

@@ -1,4 +1,5 @@
-/* Time and randomness. Decision modules take time as an argument; only shells call these. */
+/* Time and randomness. Decision modules take time as an argument; only shells call these.
+ * Any thread. */
 #ifndef MOBULA_BASE_CLOCK_H
 #define MOBULA_BASE_CLOCK_H
 

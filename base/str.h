@@ -1,4 +1,5 @@
-/* Small text helpers: hex, numbers with full checking, sizes, nearest word. No locale. */
+/* Small text helpers: hex, numbers with full checking, sizes, nearest word. No locale, no
+ * allocation. Pure; any thread. */
 #ifndef MOBULA_BASE_STR_H
 #define MOBULA_BASE_STR_H
 

@@ -1,4 +1,4 @@
-/* What the subverbs of `mobula job` share. */
+/* What the subverbs of `mobula job` share. Blocking; the main thread of a verb. */
 #ifndef MOBULA_CLI_JOB_H
 #define MOBULA_CLI_JOB_H
 

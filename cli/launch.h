@@ -1,6 +1,6 @@
 /*
  * What `train` and `run` share: the options of a gang, who we are (inside a submitted job or not),
- * the environment that ranks get, and the call of the driver.
+ * the environment that ranks get, and the call of the driver. Blocking; the main thread of a verb.
  */
 #ifndef MOBULA_CLI_LAUNCH_H
 #define MOBULA_CLI_LAUNCH_H

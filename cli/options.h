@@ -1,7 +1,7 @@
 /*
  * Verbs and their options. One table per verb (name, argument, help) drives parsing, help texts,
  * bash completion and the suggestion for a mistyped flag: a flag that is not in a table does not
- * exist. A verb fills its own struct, option by option, through offsets.
+ * exist. A verb fills its own struct, option by option, through offsets. One thread.
  */
 #ifndef MOBULA_CLI_OPTIONS_H
 #define MOBULA_CLI_OPTIONS_H

@@ -1,7 +1,7 @@
 /*
  * A working directory as Ray's clients upload it: hashed, zipped without compression, named by its
  * hash, so that an unchanged directory is never sent twice. (ray-project: _private/runtime_env/
- * packaging.py; the rule stands in docs/formats.md.)
+ * packaging.py; the rule stands in docs/formats.md.) Blocking: reads every file twice.
  */
 #ifndef MOBULA_CLI_PACKAGE_H
 #define MOBULA_CLI_PACKAGE_H

@@ -1,6 +1,7 @@
 /*
  * Between Ray's messages and our structs. The messages made here point into an arena; the structs
- * made here point into an arena and into the message they were read from.
+ * made here point into an arena and into the message they were read from. Pure; any thread, one at
+ * a time per arena. MB_EPROTO: the message breaks the protocol; MB_ENOMEM: memory is out.
  */
 #ifndef MOBULA_GCS_WIRE_H
 #define MOBULA_GCS_WIRE_H

@@ -4,7 +4,7 @@
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
  * effect only after a collective has told all. Every function that says "collective" is called by
- * all ranks.
+ * all ranks. One thread; signal handlers only set flags.
  */
 #ifndef MOBULA_WORKER_TRAINER_H
 #define MOBULA_WORKER_TRAINER_H

@@ -1,4 +1,6 @@
-/* `mobula-init agent`: the front process of a node (PID 1 in a pod). */
+/* `mobula-init agent`: the front process of a node (PID 1 in a pod). libc only; blocks
+ * until the agent and every supervisor have ended. Changes the process's signals; once a process.
+ */
 #ifndef MOBULA_AGENT_SUPERVISE_FRONT_H
 #define MOBULA_AGENT_SUPERVISE_FRONT_H
 

@@ -2,10 +2,10 @@
  * Checkpoints as mobula writes them, below a directory DIR:
  *
  *   DIR/iter_0000010/model_tp00_pp00.safetensors     weights by name, written by rank 0
- *   DIR/iter_0000010/optim_dp_000_of_002.safetensors one per rank: exp_avg and exp_avg_sq of the
- * range [begin, end) of the flat parameter buffer DIR/iter_0000010/state.json counters, layout,
- * arguments DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last
- * of all
+ *   DIR/iter_0000010/optim_dp_000_of_002.safetensors one per rank: exp_avg and exp_avg_sq of its
+ *                                                    range [begin, end) of the flat buffer
+ *   DIR/iter_0000010/state.json                      counters, layout, arguments
+ *   DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last of all
  *
  * The weights are fp32, so the optimizer has no master copy of its own to save. A run with any
  * number of ranks reads the ranges that it needs from whichever files hold them. Rank 0 alone reads
@@ -14,7 +14,8 @@
  *
  * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
  * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every
- * rank has finished; a kill at any moment leaves the tracker at a whole checkpoint.
+ * rank has finished; a kill at any moment leaves the tracker at a whole checkpoint. Blocking; the
+ * thread that owns the device and the communicator.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_CHECKPOINT_H
 #define MOBULA_WORKER_CHECKPOINT_CHECKPOINT_H

@@ -1,7 +1,7 @@
 /*
  * Opening a backend: a shared object with a table of operations (op.h), one device of it, one
  * stream. The object is opened by absolute path and never searched for, so that what runs is what
- * was installed.
+ * was installed. Threads: the one that opened a device uses and closes it.
  */
 #ifndef MOBULA_WORKER_KERNELS_BACKEND_H
 #define MOBULA_WORKER_KERNELS_BACKEND_H

@@ -109,7 +109,9 @@ static void test_exit_code_log_and_environment(void **state)
     setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
     setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
     submit("j1",
-           "echo \"$A|$B|$PYTHONUNBUFFERED|$RAY_ADDRESS|$AWS_SECRET_ACCESS_KEY$BUCKET_STORAGE_SECRET_KEY|$MOBULA_INIT_FD|\"; "
+           "echo "
+           "\"$A|$B|$PYTHONUNBUFFERED|$RAY_ADDRESS|$AWS_SECRET_ACCESS_KEY$BUCKET_STORAGE_SECRET_"
+           "KEY|$MOBULA_INIT_FD|\"; "
            "echo $PATH; echo \"$RAY_JOB_CONFIG_JSON_ENV_VAR\"; exit 3",
            "{\"env_vars\":{\"A\":\"1\",\"B\":\"${A}2\"}}", NULL);
     run_until(&seen.exited);

@@ -1,5 +1,5 @@
 /* GPT2BPETokenizer: the scanner, the piece cache and the merges put together. Used by tokenizer.c.
- */
+ * mb_gpt2 is immutable and may be read by any thread; each thread has a scratch of its own. */
 #ifndef MOBULA_WORKER_DATA_TOKENIZER_GPT2_H
 #define MOBULA_WORKER_DATA_TOKENIZER_GPT2_H
 

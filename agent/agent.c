@@ -7,8 +7,10 @@
  *
  *  1. Anything that fails before ALIVE ends the process: one line, also in node.json, and the exit
  *     status of its code. Nothing is left behind but the log.
- *  2. SIGTERM or SIGINT: gangs get the grace they asked for, at most STOP_GANGS_MS altogether; then
- *     the node unregisters as "received SIGTERM" whatever is left. A second signal skips the wait.
+ *  2. SIGTERM or SIGINT: gangs get the grace they asked for; then the node unregisters as "received
+ *     SIGTERM". A second signal skips the wait: the front process sends it when its grace is over,
+ *     which is the only bound, since it knows how long the node may take. Any other stop has
+ *     STOP_GANGS_MS altogether.
  *  3. Declared dead, or a new cluster: every bundle is void, gangs are stopped, the node registers
  *     anew.
  *  4. A drain for preemption is accepted: gangs are told to stop, and when they have ended the node
@@ -78,12 +80,15 @@ struct agent {
     struct mb_agent_http http;
     uv_signal_t sigterm, sigint;
     uv_timer_t stop_timer;
+    int signalled;
+    int is_alone; /* without a front process */
     enum mb_gcs_death leave_reason;
     const char *leave_text;
     unsigned closing; /* parts that are not closed yet */
 };
 
 static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text);
+static void on_stop_timer(uv_timer_t *t);
 static void begin_leave(struct agent *a);
 static void begin_close(struct agent *a);
 
@@ -272,7 +277,10 @@ static void on_init_lost(void *arg)
     struct agent *a = arg;
 
     mb_error("agent", "the front process is gone, ending");
+    a->is_alone = 1;
     begin_stop(a, MB_GCS_DEATH_EXPECTED, "the front process is gone");
+    if (a->stage == ENDING_GANGS) /* also when its death signal was faster than this */
+        uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
 }
 
 static void on_signal(uv_signal_t *handle, int signum)
@@ -280,11 +288,14 @@ static void on_signal(uv_signal_t *handle, int signum)
     struct agent *a = handle->data;
 
     mb_info("agent", "received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
-    if (a->stage == ENDING_GANGS)
+    if (a->stage == ENDING_GANGS && a->signalled)
         begin_leave(a);
     else
         begin_stop(a, MB_GCS_DEATH_EXPECTED,
                    signum == SIGTERM ? "received SIGTERM" : "received SIGINT");
+    a->signalled = 1;
+    if (!a->is_alone)
+        uv_timer_stop(&a->stop_timer);
 }
 
 /* ---- start, piece by piece ---- */

@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -157,20 +158,28 @@ static int open_process(const struct mb_local_node *node, int *rc, struct mb_err
     return -1;
 }
 
-static int send_signal(const struct mb_local_node *node, int pid_fd, int signal, struct mb_err *err)
+/* value_ms goes with the signal, as sigqueue() would send it; 0: a plain kill(). */
+static int send_signal(const struct mb_local_node *node, int pid_fd, int signal, uint64_t value_ms,
+                       struct mb_err *err)
 {
-    if (syscall(SYS_pidfd_send_signal, pid_fd, signal, NULL, 0) == 0 || errno == ESRCH)
+    siginfo_t info = {.si_signo = signal, .si_code = SI_QUEUE};
+
+    info.si_pid = getpid();
+    info.si_uid = getuid();
+    info.si_value.sival_int = value_ms < INT_MAX ? (int)value_ms : INT_MAX;
+    if (syscall(SYS_pidfd_send_signal, pid_fd, signal, value_ms > 0 ? &info : NULL, 0) == 0 ||
+        errno == ESRCH)
         return 0;
     return mb_err_sys(err, errno, "process %lld", (long long)node->init_pid);
 }
 
-int mb_local_ask_to_end(const struct mb_local_node *node, struct mb_err *err)
+int mb_local_ask_to_end(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err)
 {
     int rc, pid_fd = open_process(node, &rc, err);
 
     if (pid_fd < 0)
         return rc;
-    rc = send_signal(node, pid_fd, SIGTERM, err);
+    rc = send_signal(node, pid_fd, SIGTERM, grace_ms, err);
     close(pid_fd);
     return rc;
 }
@@ -185,7 +194,7 @@ int mb_local_wait_end(const struct mb_local_node *node, uint64_t grace_ms, struc
         return rc;
     for (int i = 0; i < 3 && rc == 0; i++) {
         if (signals[i] != 0)
-            rc = send_signal(node, pid_fd, signals[i], err);
+            rc = send_signal(node, pid_fd, signals[i], 0, err);
         if (rc == 0 && wait_end(pid_fd, waits_ms[i])) {
             close(pid_fd);
             return i == 0 ? 0

@@ -27,8 +27,9 @@ void mb_local_nodes_free(struct mb_local_node *nodes, size_t n);
 int mb_local_find(const char *dir, struct mb_local_node *out, struct mb_err *err);
 int mb_local_is_running(const struct mb_local_node *node);
 
-/* SIGTERM, without waiting. A process that is gone already is success. */
-int mb_local_ask_to_end(const struct mb_local_node *node, struct mb_err *err);
+/* SIGTERM, without waiting; it says after how long it will be pushed (0: not said), so that the
+ * node uses that time. A process that is gone already is success. */
+int mb_local_ask_to_end(const struct mb_local_node *node, uint64_t grace_ms, struct mb_err *err);
 
 /*
  * Waits for a node that was asked; after grace_ms it is asked a second time (mobula-init then kills

@@ -362,7 +362,7 @@ static int start_daemon(const struct start_args *a, const char *dir, char *const
     if (rc == 0) {
         print_next_steps(a, dir, node);
     } else if (mb_local_find(dir, &init, NULL) == 0) {
-        if (mb_local_ask_to_end(&init, NULL) != 0 ||
+        if (mb_local_ask_to_end(&init, 0, NULL) != 0 ||
             mb_local_wait_end(&init, MB_LOCAL_KILL_MS, NULL) == MB_EIO)
             fprintf(stderr, "mobula: process %lld could not be ended\n", (long long)init.init_pid);
         mb_free(init.dir);

@@ -26,7 +26,7 @@ static const struct mb_option options[] = {
 
 static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    /* mobula-init gives its agent 30 s and then the supervisors 30 s. */
+    /* mobula-init hears of it with the signal and uses it up but for an eighth. */
     struct stop_args args = {.grace_ms = 70 * 1000};
     struct mb_local_node *nodes;
     struct mb_err err;
@@ -41,7 +41,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     if (rc != 0)
         return mb_cli_fail(cli, &err);
     for (size_t i = 0; i < n; i++) {
-        if (mb_local_ask_to_end(&nodes[i], &err) != 0)
+        if (mb_local_ask_to_end(&nodes[i], args.force ? 0 : args.grace_ms, &err) != 0)
             status = mb_cli_fail(cli, &err);
     }
     for (size_t i = 0; i < n; i++) {

@@ -8,8 +8,11 @@
  *  5. the agent exited 0, or with 64..78 (what it was asked is wrong) before it was ever ready, or
  *     cannot be executed: end, with that status;
  *  6. SIGTERM or SIGINT: the agent gets SIGTERM and the grace, then the supervisors get SIGTERM and
- *     the grace, then whatever is below us is killed until the kernel says that nothing is. A
- * second signal skips the waiting. SIGHUP is forwarded to the agent.
+ *     the grace, then whatever is below us is killed until the kernel says that nothing is. An
+ *     agent that is still there after its grace is told once more, which makes it leave the
+ *     cluster at once. A signal sent with a value (sigqueue) says in milliseconds after how long
+ *     its sender pushes: the agent has 3/4 of that, everything together 7/8. A second signal skips
+ *     the waiting. SIGHUP is forwarded to the agent.
  *
  *  A supervisor that was killed leaves its processes to us (subreaper): they are killed at once,
  *  since nobody could tell any more how they end. Other orphans are reaped when they end.
@@ -44,6 +47,7 @@ enum {
     BACKOFF_MAX_MS = 5000,
     STABLE_MS = 60 * 1000, /* an agent that lived this long starts again without back-off */
     KILL_AGAIN_MS = 20,
+    LEAVE_MS = 3000, /* for an agent that stops waiting for its gangs */
     STATUS_CANNOT_RUN = 66,
     STATUS_CANNOT_START = 71
 };
@@ -60,6 +64,8 @@ struct front {
     const struct mb_front_opts *opts;
     enum phase phase;
     uint64_t phase_ends_ms;
+    uint64_t all_by_ms; /* when supervisors are killed, if the signal said so; 0: it did not */
+    int agent_told_twice;
     int signal_fd, self_fd;
     int life_fds[2]; /* [1] is held by this process only */
     pid_t agent_pid; /* 0: not running */
@@ -314,6 +320,20 @@ static void reap(struct front *f, int *none_left)
     }
 }
 
+/* pushed_after_ms: 0, not said. */
+static void begin_stop(struct front *f, int pushed_after_ms)
+{
+    uint64_t now = now_ms(), grace_ms = f->opts->grace_ms;
+
+    if (pushed_after_ms > 0) {
+        grace_ms = (uint64_t)pushed_after_ms * 3 / 4;
+        f->all_by_ms = now + (uint64_t)pushed_after_ms * 7 / 8;
+    }
+    if (f->agent_pid > 0)
+        kill(f->agent_pid, SIGTERM);
+    enter(f, STOPPING_AGENT, now + grace_ms);
+}
+
 static void take_signals(struct front *f)
 {
     struct signalfd_siginfo info;
@@ -325,9 +345,7 @@ static void take_signals(struct front *f)
             if (f->agent_pid > 0)
                 kill(f->agent_pid, SIGHUP);
         } else if (f->phase == SERVING) {
-            if (f->agent_pid > 0)
-                kill(f->agent_pid, SIGTERM);
-            enter(f, STOPPING_AGENT, now_ms() + f->opts->grace_ms);
+            begin_stop(f, info.ssi_code == SI_QUEUE ? info.ssi_int : 0);
         } else if (f->phase != KILLING) {
             enter(f, KILLING, now_ms());
         }
@@ -344,16 +362,22 @@ static int advance(struct front *f, int none_left)
             start_agent(f);
         return 0;
     }
+    if (f->phase == STOPPING_AGENT && f->agent_pid != 0 && now >= f->phase_ends_ms &&
+        !f->agent_told_twice) {
+        f->agent_told_twice = 1;
+        kill(f->agent_pid, SIGTERM);
+        f->phase_ends_ms = now + LEAVE_MS;
+    }
     if (f->phase == STOPPING_AGENT && (f->agent_pid == 0 || now >= f->phase_ends_ms)) {
         if (f->agent_pid != 0) {
-            say("the agent did not end within %u ms: killing it", f->opts->grace_ms);
+            say("the agent did not end in time: killing it");
             kill(f->agent_pid, SIGKILL);
         }
         for (size_t i = 0; i < SUPERVISORS_MAX; i++) {
             if (f->supervisors[i].pid != 0)
                 kill(f->supervisors[i].pid, SIGTERM);
         }
-        enter(f, STOPPING_SUPERVISORS, now + f->opts->grace_ms);
+        enter(f, STOPPING_SUPERVISORS, f->all_by_ms != 0 ? f->all_by_ms : now + f->opts->grace_ms);
     }
     if (f->phase == STOPPING_SUPERVISORS &&
         ((f->agent_pid == 0 && n_supervisors(f) == 0) || now >= f->phase_ends_ms))

@@ -174,11 +174,12 @@ static void take_signals(struct supervisor *s)
     while (read(s->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo == SIGCHLD)
             continue;
-        s->told_to_end = 1;
-        if (s->plan.state == MB_SUP_PLAN_STOPPING)
+        /* A stop that an agent asked for goes on with its own deadline. */
+        if (s->told_to_end)
             mb_sup_plan_kill(&s->plan, "signalled twice", now_ms());
         else
             stop(s, "supervisor was told to end");
+        s->told_to_end = 1;
     }
 }
 

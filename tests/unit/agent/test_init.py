@@ -5,6 +5,7 @@ Usage: test_init.py PATH-OF-MOBULA-INIT
 Every wait is for a fact (a file, a packet, a pid that is gone) with a deadline.
 """
 import array
+import ctypes
 import os
 import select
 import shutil
@@ -357,6 +358,35 @@ os._exit(int(order) if order else 0)
         self.assertFalse(alive(self.agent_pid))
         self.assertIn("all-exited supervisor was told to end", self.state(directory))
         self.assertFalse(os.path.exists(os.path.join(self.dir, "init.pid")))
+
+    SAVING = ("trap 'trap \"\" TERM; echo 1 > %s/termed; sleep 1; echo 1 > %s/saved; exit 0' TERM; "
+              "echo 1 > %s/up; sleep 1000 & wait")
+
+    def spawn_saving(self):
+        directory = os.path.join(self.dir, "a")
+        self.spawn("a", [{"argv": ["/bin/sh", "-c", self.SAVING % ((directory,) * 3)]}],
+                   stop_grace_ms=20000)
+        read_number(os.path.join(directory, "up"))
+        return directory
+
+    def test_term_after_a_stop_leaves_its_grace(self):
+        self.start_init()
+        directory = self.spawn_saving()
+        s = Supervisor(directory)
+        self.addCleanup(s.sock.close)
+        s.send("stop 20000 %d" % signal.SIGTERM)
+        read_number(os.path.join(directory, "termed"))
+        self.init.send_signal(signal.SIGTERM)  # it ends the agent, then the supervisor
+        self.init.wait(DEADLINE_S)
+        self.assertTrue(os.path.exists(os.path.join(directory, "saved")), self.state(directory))
+
+    def test_grace_comes_with_the_signal(self):
+        self.start_init(grace_ms=100)
+        directory = self.spawn_saving()
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.assertEqual(libc.sigqueue(self.init.pid, signal.SIGTERM, ctypes.c_void_p(20000)), 0)
+        self.init.wait(DEADLINE_S)
+        self.assertTrue(os.path.exists(os.path.join(directory, "saved")), self.state(directory))
 
     def test_bad_argument_status_is_passed_on_and_crash_is_not(self):
         self.start_init()

@@ -88,10 +88,10 @@ static void test_a_running_node_is_found_and_ended(void **state)
     assert_int_equal(mb_local_nodes(dir, &nodes, &n, &err), 0);
     assert_int_equal(n, 1);
     assert_string_equal(nodes[0].dir, node_dir);
-    assert_int_equal(mb_local_ask_to_end(&nodes[0], &err), 0);
+    assert_int_equal(mb_local_ask_to_end(&nodes[0], 0, &err), 0);
     assert_int_equal(mb_local_wait_end(&nodes[0], 30000, &err), 0);
     assert_int_equal(end_signal(pid), SIGTERM);
-    assert_int_equal(mb_local_ask_to_end(&nodes[0], &err), 0);
+    assert_int_equal(mb_local_ask_to_end(&nodes[0], 0, &err), 0);
     assert_int_equal(mb_local_wait_end(&nodes[0], 30000, &err), 0);
     mb_local_nodes_free(nodes, n);
 }
@@ -106,7 +106,7 @@ static void test_a_reused_pid_is_no_node(void **state)
     write_pid_file(getpid(), mb_sup_start_ticks(getpid()) + 1);
     assert_int_equal(mb_local_nodes(dir, &nodes, &n, &err), 0);
     assert_int_equal(n, 0);
-    assert_int_equal(mb_local_ask_to_end(&node, &err), 0); /* and we are not signalled */
+    assert_int_equal(mb_local_ask_to_end(&node, 5000, &err), 0); /* and we are not signalled */
     assert_int_equal(mb_local_nodes("/nonexistent/dir", &nodes, &n, &err), 0);
     assert_int_equal(n, 0);
 }

@@ -384,12 +384,13 @@ static void on_start(struct mb_gang_run *r, const Mobula__V1__Start *start)
 {
     struct mb_report m = {
         .type = MB_REPORT_START, .endpoints = start->endpoints, .n_endpoints = start->n_endpoints};
-    int first = r->fsm.state == MB_GANG_RENDEZVOUS;
     struct mb_err err;
 
     if (mb_gang_run_event(r, MB_GANG_EV_START, &err) != MB_OK)
         return;
-    for (size_t i = 0; first && r->is_worker && i < r->n_ranks; i++)
+    /* Also when RUNNING was noted before: that agent may have died before it told the ranks. To a
+     * rank that knows, it is nothing new. */
+    for (size_t i = 0; r->is_worker && i < r->n_ranks; i++)
         mb_gang_report_send(&r->ranks[i], &m);
 }
 

@@ -127,6 +127,38 @@ def case_agent_killed(s, gcs, node, pg):
     assert d.logs[0] == b"before\nafter\n", d.logs
 
 
+def case_agent_killed_while_starting(s, gcs, node, pg):
+    """It noted RUNNING and died before it told the rank: the driver's next Start gets there."""
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    launch = {"world_size": 1, "num_nodes": 1, "is_worker": True, "stop_grace_ms": 5000,
+              "ranks": [{}], "argv": [sys.executable, str(HERE / "worker.py"), s.dir, "1", "0"]}
+    d.send(launch=launch)
+    d.expect("launched")
+    d.expect("endpoint")
+    node.process.send_signal(signal.SIGSTOP)  # no new agent yet
+    killed = node.kill_agent()
+    noted = pathlib.Path(node.dir, "gangs", f"{pg.hex()[:8]}-1", "gang.json")
+    text = noted.read_text()
+    assert '"state": "RENDEZVOUS"' in text, text
+    noted.write_text(text.replace('"RENDEZVOUS"', '"RUNNING"'))
+    node.process.send_signal(signal.SIGCONT)
+    node.wait_alive(other_than_pid=killed)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    assert d.expect("hello_reply").running
+    d.expect("launched")
+    d.send(start={"endpoints": ["rank-0:4711"]})
+    while b"endpoints" not in d.logs.get(0, b""):
+        d.expect("log", deadline_s=10)
+    d.send(stop={"reason": "enough"})
+    d.expect("rank_exit")
+    d.send(end={})
+    d.expect("ended")
+    gcs.remove_group(pg)
+
+
 def case_group_removed(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=8)
     d.expect("hello_reply")
@@ -229,7 +261,7 @@ def main():
         gcs.wait_created(pg)
         for case in (case_environment_and_logs, case_a_failed_rank_ends_its_peers,
                      case_a_killed_rank_is_named, case_refusals, case_redial_and_lease,
-                     case_agent_killed, case_group_removed, case_metrics,
+                     case_agent_killed, case_agent_killed_while_starting, case_group_removed, case_metrics,
                      case_a_report_larger_than_its_socket, case_a_driver_that_does_not_read,
                      case_end_with_a_gang):
             case(s, gcs, node, pg)

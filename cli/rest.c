@@ -9,11 +9,12 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
+#include "cli/gcs_ask.h"
 #include "gcs/token.h"
 
 enum { CONNECTIONS_MAX = 2, API_PORT = 8265 };
 static const size_t BODY_MAX_BYTES = (size_t)256 << 20;
-static const uint64_t CALL_TIMEOUT_MS = 120 * 1000;
+static const uint64_t CALL_TIMEOUT_MS = 120 * 1000, GCS_TIMEOUT_MS = 5 * 1000;
 
 /* ---- address ---- */
 
@@ -29,22 +30,30 @@ static const char *pick_address(const struct mb_cli *cli, const char *flag)
     return flag != NULL ? flag : from_env;
 }
 
-static char *url_of(const char *address)
+/* A HOST:PORT without a scheme is the GCS, as Ray's RAY_ADDRESS is: it knows where the API is. */
+static int url_of(const char *address, char **out, struct mb_err *err)
 {
-    const char *host;
     size_t n;
 
-    if (address == NULL)
-        return mb_asprintf("http://127.0.0.1:%d", API_PORT);
-    if (mb_starts_with(address, "http://") || mb_starts_with(address, "https://")) {
+    if (address == NULL) {
+        *out = mb_asprintf("http://127.0.0.1:%d", API_PORT);
+    } else if (mb_starts_with(address, "http://") || mb_starts_with(address, "https://")) {
         n = strlen(address);
         while (n > 0 && address[n - 1] == '/')
             n--;
-        return mb_strndup(address, n);
+        *out = mb_strndup(address, n);
+    } else {
+        int rc = mb_gcs_ask_api_url(address, GCS_TIMEOUT_MS, out, err);
+
+        if (rc != 0) {
+            mb_err_wrap(err,
+                        "asking the GCS at %s for the Jobs API (or give its URL: --address "
+                        "http://HOST:%d)",
+                        address, API_PORT);
+            return rc;
+        }
     }
-    host = mb_starts_with(address, "ray://") ? address + 6 : address;
-    n = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
-    return mb_asprintf("http://%.*s:%d", (int)n, host, API_PORT);
+    return *out ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 }
 
 int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *address,
@@ -56,11 +65,11 @@ int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *add
     memset(rest, 0, sizeof(*rest));
     if (uv_loop_init(&rest->loop) != 0)
         return mb_err_set(err, MB_ENOMEM, "no event loop");
-    rest->base_url = url_of(pick_address(cli, address));
-    rc = mb_token_load(NULL, &token, err);
-    if (rc == 0 &&
-        (rest->base_url == NULL ||
-         (token != NULL && mb_buf_printf(&rest->auth, "Authorization: Bearer %s", token) != 0)))
+    rc = url_of(pick_address(cli, address), &rest->base_url, err);
+    if (rc == 0)
+        rc = mb_token_load(NULL, &token, err);
+    if (rc == 0 && token != NULL &&
+        mb_buf_printf(&rest->auth, "Authorization: Bearer %s", token) != 0)
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     if (rc == 0)
         rc = mb_http_client_create(&rest->loop, CONNECTIONS_MAX, &rest->http, err);

@@ -21,7 +21,8 @@ struct mb_rest {
 };
 
 /* address: of --address, NULL: RAY_API_SERVER_ADDRESS, then RAY_ADDRESS, then
- * http://127.0.0.1:8265. A HOST:PORT without a scheme is the GCS, which is asked where the API is. */
+ * http://127.0.0.1:8265. A HOST:PORT without a scheme is the GCS, which is asked where the API is.
+ */
 int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *address,
                  struct mb_err *err);
 void mb_rest_close(struct mb_rest *rest);

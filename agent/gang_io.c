@@ -15,7 +15,10 @@
  * ALL_EXITED.
  *  6. Adopted after a restart: the same callbacks tell what happened meanwhile. An attempt that was
  *     launching without a supervisor yet has failed.
- *  7. ENDED while no driver listens: kept for a minute, so that a driver that dials again hears it.
+ *  7. Ranks that are stopped without their driver (the node stops, its bundles are removed, the
+ *     lease ran out) may end with 0, as if all were done: Failure with MB_ECANCELED tells them
+ * apart.
+ *  8. ENDED while no driver listens: kept for a minute, so that a driver that dials again hears it.
  */
 #include "agent/gang_run.h"
 
@@ -52,6 +55,9 @@ int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb
     if (broken != NULL)
         mb_error("gang", "job=%s attempt=%u: broken promise after %s: %s", r->job_id, r->attempt,
                  mb_gang_event_name(event), broken);
+    if ((actions & MB_GANG_ACT_STOP_RANKS) &&
+        (event == MB_GANG_EV_BUNDLES_REMOVED || event == MB_GANG_EV_LEASE_EXPIRED))
+        mb_gang_run_fail(r, MB_ECANCELED, r->fsm.cause);
     after_event(r, before, mb_gang_event_name(event), actions);
     return MB_OK;
 }

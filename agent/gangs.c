@@ -217,10 +217,13 @@ void mb_gangs_stop_all(struct mb_gangs *g)
 
         if (r->is_closing)
             continue;
-        if (r->fsm.state == MB_GANG_ENDED)
+        if (r->fsm.state == MB_GANG_ENDED) {
             mb_gang_run_close(r);
-        else
-            mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
+            continue;
+        }
+        if (mb_gang_has_processes(&r->fsm) && !r->fsm.released)
+            mb_gang_run_fail(r, MB_ECANCELED, "the node is stopping");
+        mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
     }
     if (g->n_runs == 0)
         g->ops->on_all_ended(g->arg);

@@ -411,7 +411,8 @@ static void do_actions(struct driver *d, int actions)
             drv_node_start(n);
         if (actions & MB_DRV_DO_STOP)
             /* Peers of a rank that died have nobody to finish a step with. */
-            drv_node_stop(n, mb_drv_verdict(d->state), d->interrupts ? 0 : PEERS_GRACE_MS);
+            drv_node_stop(n, mb_drv_verdict(d->state),
+                          mb_drv_ends_in_order(d->state) ? 0 : PEERS_GRACE_MS);
         if (actions & MB_DRV_DO_END)
             drv_node_end(n, 0);
     }

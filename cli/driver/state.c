@@ -7,7 +7,7 @@
  * Failure paths:
  *  5. A rank exits otherwise, a node fails or is lost, a request fails: the verdict is set once.
  *     Before anything was launched: release. After: stop every node, then go on at 3.
- *  6. INTERRUPTED: the same way, with the signal's exit status.
+ *  6. INTERRUPTED, or a node that gives the gang up: the same way, but the ranks may save first.
  *     A worker that gave up because a peer went away is an echo: it is the verdict only if no rank
  *     with a reason of its own is heard of while the gang stops.
  *  7. At the end something saved is not committed: that is the verdict.
@@ -39,7 +39,8 @@ struct mb_drv {
     int64_t saved;
     int64_t committed;
     int exit_status;
-    int is_echo; /* the verdict is that of a rank that lost a peer */
+    int in_order; /* the verdict is no failure of a rank: its peers can finish their step */
+    int is_echo;  /* the verdict is that of a rank that lost a peer */
     char verdict[MB_ERR_TEXT_MAX];
 };
 
@@ -276,6 +277,12 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
                     e->text ? e->text : "no answer");
         return wind_down(d);
     default:
+        if (e->code == MB_ECANCELED) { /* it gives the gang up, and leaves it the time to save */
+            d->in_order |= !d->exit_status;
+            set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u: %s", e->node,
+                        e->text ? e->text : "it stopped the gang");
+            return wind_down(d);
+        }
         set_verdict(d, e->code ? mb_exit_status(e->code) : EXIT_RANK_FAILED, "node %u: %s", e->node,
                     e->text ? e->text : "failed");
         return wind_down(d);
@@ -320,6 +327,7 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
         set_verdict(d, mb_exit_status(e->code), "%s", e->text ? e->text : "failed");
         return wind_down(d);
     case MB_DRV_INTERRUPTED:
+        d->in_order |= !d->exit_status;
         set_verdict(d, 128 + e->signal, "stopped by signal %d (%s)", e->signal,
                     strsignal(e->signal));
         return wind_down(d);
@@ -381,6 +389,11 @@ const char *mb_drv_verdict(const struct mb_drv *d)
 int mb_drv_verdict_stands(const struct mb_drv *d)
 {
     return d->verdict[0] && (!d->is_echo || d->phase != MB_DRV_STOPPING);
+}
+
+int mb_drv_ends_in_order(const struct mb_drv *d)
+{
+    return d->in_order;
 }
 
 int mb_drv_exit_status(const struct mb_drv *d)

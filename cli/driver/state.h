@@ -96,6 +96,8 @@ int64_t mb_drv_committed(const struct mb_drv *d); /* newest durable iteration, -
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
 /* "" while all is well; else the first thing that went wrong, one line. */
 const char *mb_drv_verdict(const struct mb_drv *d);
+/* 1: the gang ends in good order (a signal, a node that leaves): ranks have their grace to save. */
+int mb_drv_ends_in_order(const struct mb_drv *d);
 /* 1: there is one, and nothing that happens will replace it. */
 int mb_drv_verdict_stands(const struct mb_drv *d);
 /* 0 only if every rank exited 0 and all that had to be durable is. */

@@ -99,7 +99,8 @@ def case_redial_and_lease(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=6, lease_ms=1000)
     assert d.expect("hello_reply").running
     assert list(d.expect("launched").pids) == pids
-    e = d.expect("rank_exit")  # nobody renews: the lease runs out, SIGTERM
+    assert "lease" in d.expect("failure").text  # nobody renews: SIGTERM
+    e = d.expect("rank_exit")
     assert e.exit_code == 3, e
     d.expect("ended")
     assert d.logs[0] == b"one\nbye\n", d.logs
@@ -166,6 +167,7 @@ def case_group_removed(s, gcs, node, pg):
     d.expect("launched")
     assert node.state()["resources_available"]["mobula_slot"] == 2
     gcs.remove_group(pg)
+    assert "group was removed" in d.expect("failure").text
     d.expect("rank_exit")
     d.expect("ended")
     cluster.wait_for("units given back",
@@ -222,6 +224,7 @@ def case_end_with_a_gang(s, gcs, node, pg):
     d.launch(["/bin/sh", "-c", "trap 'echo saved; exit 0' TERM; sleep 1000 & wait"])
     pid = d.expect("launched").pids[0]
     node.process.terminate()
+    assert "node is stopping" in d.expect("failure").text, "its ranks end with 0 as if all were done"
     d.expect("rank_exit")
     d.expect("ended")
     assert d.logs[0] == b"saved\n"

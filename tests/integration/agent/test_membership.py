@@ -20,6 +20,7 @@ def case_head_killed(s, bin_dir, head, node, gcs):
                                                                node.info["node_id"]})
     assert node.state()["gangs"][0]["state"] == "RUNNING"
     gcs.remove_group(pg)
+    assert "group was removed" in d.expect("failure").text
     assert d.expect("rank_exit").exit_code == 0
     d.expect("ended")
 
@@ -37,6 +38,7 @@ def case_another_cluster(s, bin_dir, head, node, gcs):
     assert head.stop() == 0
     other = s.node(bin_dir, "--head", "--port", port, "--dashboard-port", "0", "--num-gpus", "1")
     other.wait_alive()
+    assert "group was removed" in d.expect("failure").text
     assert d.expect("rank_exit").exit_code == 0
     d.expect("ended")
     fresh = cluster.Gcs(s, other.info["gcs_address"])

@@ -42,6 +42,7 @@ def case_group_and_gang(s, gcs, node):
               "sleep 1000 & wait"], ranks=(0, 1, 2))
     d.expect("launched")
     gcs.remove_group(pg)
+    d.expect("failure")
     for _ in range(3):
         d.expect("rank_exit")
     d.expect("ended")

@@ -198,6 +198,26 @@ static void test_node_lost_and_launch_failure(void **state)
     mb_drv_destroy(d);
 }
 
+/* Its ranks save and end with 0; the run is not done all the same. */
+static void test_a_node_that_stops(void **state)
+{
+    struct mb_drv *d = make(1, 0);
+
+    (void)state;
+    bring_up(d);
+    assert_int_equal(mb_drv_ends_in_order(d), 0);
+    assert_int_equal(SAY(d, NODE_FAILED, .node = 1, .code = MB_ECANCELED, .text = "it stops"),
+                     MB_DRV_DO_STOP);
+    assert_int_equal(mb_drv_ends_in_order(d), 1);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    SAY(d, NODE_ENDED, .node = 0);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 1), MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EUNAVAIL));
+    assert_string_equal(mb_drv_verdict(d), "node 1: it stops");
+    mb_drv_destroy(d);
+}
+
 static void test_illegal_events_change_nothing(void **state)
 {
     struct mb_drv *d = make(1, 0);
@@ -279,6 +299,7 @@ int main(void)
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
         cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_a_node_that_stops),
         cmocka_unit_test(test_the_reason_replaces_its_echo),
         cmocka_unit_test(test_an_echo_alone_stands),
         cmocka_unit_test(test_interrupted_in_every_phase),

@@ -94,6 +94,11 @@ static void begin_close(struct agent *a);
 
 /* ---- what is on disk ---- */
 
+static int is_open(const struct agent *a)
+{
+    return a->opts->is_head && a->token == NULL && strcmp(a->bind_addr, "127.0.0.1") != 0;
+}
+
 static void write_node_file(struct agent *a, const char *state)
 {
     struct mb_node_file f = {.state = state,
@@ -107,6 +112,7 @@ static void write_node_file(struct agent *a, const char *state)
                              .grpc_port = a->grpc_port,
                              .http_port = a->http.port,
                              .is_head = a->opts->is_head,
+                             .is_open = is_open(a),
                              .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : 0};
     struct mb_err err;
 
@@ -424,7 +430,7 @@ static int start_head(struct agent *a, struct mb_err *err)
     if (rc != MB_OK)
         return rc;
     snprintf(a->gcs_address, sizeof(a->gcs_address), "%s:%d", a->ip, mb_head_gcs_port(a->head));
-    if (a->token == NULL && strcmp(a->bind_addr, "127.0.0.1") != 0)
+    if (is_open(a))
         mb_warn("agent",
                 "the head listens beyond this machine WITHOUT authentication: whoever "
                 "reaches %s may run programs here; use --token-file",

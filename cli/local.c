@@ -23,13 +23,44 @@
 
 enum { PID_FILE_MAX_BYTES = 128 };
 
+static const char default_temp_dir[] = "/tmp/mobula";
+
 const char *mb_local_temp_dir(const char *flag)
 {
     const char *from_env = getenv("MOBULA_TEMP_DIR");
 
     if (flag != NULL)
         return flag;
-    return from_env != NULL && *from_env != '\0' ? from_env : "/tmp/mobula";
+    return from_env != NULL && *from_env != '\0' ? from_env : default_temp_dir;
+}
+
+int mb_local_temp_dir_is_default(const char *flag)
+{
+    return mb_local_temp_dir(flag) == default_temp_dir;
+}
+
+int mb_local_check_owner(const char *dir, struct mb_err *err)
+{
+    struct stat st;
+
+    if (lstat(dir, &st) != 0)
+        return mb_err_sys(err, errno, "%s", dir);
+    if (!S_ISDIR(st.st_mode))
+        return mb_err_set(err, MB_EDENIED,
+                          "%s is a link: name the directory itself with --temp-dir or "
+                          "MOBULA_TEMP_DIR",
+                          dir);
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return mb_err_set(err, MB_EDENIED,
+                          "%s belongs to another user (uid %u): choose a directory of your own "
+                          "with --temp-dir or MOBULA_TEMP_DIR",
+                          dir, (unsigned)st.st_uid);
+    if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (st.st_mode & S_ISVTX) == 0)
+        return mb_err_set(err, MB_EDENIED,
+                          "%s may be changed by others (mode %o): chmod 755 it, or choose another "
+                          "directory with --temp-dir or MOBULA_TEMP_DIR",
+                          dir, (unsigned)st.st_mode & 07777);
+    return 0;
 }
 
 int mb_local_is_running(const struct mb_local_node *node)

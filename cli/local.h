@@ -17,6 +17,10 @@ struct mb_local_node {
 
 /* --temp-dir, else MOBULA_TEMP_DIR, else /tmp/mobula; borrowed. */
 const char *mb_local_temp_dir(const char *flag);
+int mb_local_temp_dir_is_default(const char *flag);
+/* The default lies where everybody may make it first. MB_EDENIED: it belongs to another user (root
+ * aside), or others may rename what is in it, and with that choose what a node of ours runs. */
+int mb_local_check_owner(const char *dir, struct mb_err *err);
 
 /* Nodes below temp_dir whose front process runs; *out is owned, ended by mb_local_nodes_free(). A
  * missing temp_dir has none. */

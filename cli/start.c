@@ -267,6 +267,11 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
     const char *gcs = text(node, "gcs_address");
 
+    if (json_is_true(json_object_get(node, "is_open")))
+        fprintf(stderr,
+                "mobula: WARNING: this head takes commands from other machines WITHOUT a token: "
+                "whoever reaches %s may run programs here; use --token-file\n",
+                gcs);
     printf("node %.12s is ALIVE\nlogs: %s\n", text(node, "node_id"), dir);
     if (!a->head) {
         printf("\nnext:\n  mobula stop\n");
@@ -324,11 +329,13 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
 }
 
 /* The temporary directory, made and absolute: the agent runs elsewhere. */
-static char *make_temp_dir(const char *temp_dir, struct mb_err *err)
+static char *make_temp_dir(const char *flag, struct mb_err *err)
 {
+    const char *temp_dir = mb_local_temp_dir(flag);
     char *absolute = NULL;
 
-    if (mb_fs_mkdir_p(temp_dir, 0755, err) != 0)
+    if (mb_fs_mkdir_p(temp_dir, 0755, err) != 0 ||
+        (mb_local_temp_dir_is_default(flag) && mb_local_check_owner(temp_dir, err) != 0))
         return NULL;
     absolute = realpath(temp_dir, NULL);
     if (absolute == NULL)
@@ -385,7 +392,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     if (rc == 0)
         rc = check(&args, cli->ray_mode, &err);
     if (rc == 0) {
-        temp_dir = make_temp_dir(mb_local_temp_dir(args.temp_dir), &err);
+        temp_dir = make_temp_dir(args.temp_dir, &err);
         dir = temp_dir != NULL ? make_node_dir(temp_dir, &err) : NULL;
         rc = dir != NULL ? build(&command, &args, temp_dir, dir, &err) : err.code;
     }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "agent/supervise/state.h"
@@ -111,6 +112,28 @@ static void test_a_reused_pid_is_no_node(void **state)
     assert_int_equal(n, 0);
 }
 
+static void test_a_temp_dir_that_others_rule_is_refused(void **state)
+{
+    char link[128];
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_local_check_owner(node_dir, &err), 0);
+    assert_int_equal(chmod(node_dir, 0777), 0);
+    assert_int_equal(mb_local_check_owner(node_dir, &err), MB_EDENIED);
+    assert_int_equal(chmod(node_dir, 01777), 0);
+    assert_int_equal(mb_local_check_owner(node_dir, &err), 0);
+    assert_int_equal(chmod(node_dir, 0755), 0);
+    snprintf(link, sizeof(link), "%s/link", dir);
+    assert_int_equal(symlink(node_dir, link), 0);
+    assert_int_equal(mb_local_check_owner(link, &err), MB_EDENIED);
+    if (geteuid() == 0) { /* only root can give a directory away */
+        assert_int_equal(chown(node_dir, 65534, 65534), 0);
+        assert_int_equal(mb_local_check_owner(node_dir, &err), MB_EDENIED);
+        assert_non_null(strstr(err.text, "--temp-dir"));
+    }
+}
+
 static void write_state(const char *attempt, pid_t supervisor, uint64_t ticks, pid_t child)
 {
     static struct mb_sup_state s;
@@ -150,6 +173,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_running_node_is_found_and_ended, make_dir,
+                                        remove_dir),
+        cmocka_unit_test_setup_teardown(test_a_temp_dir_that_others_rule_is_refused, make_dir,
                                         remove_dir),
         cmocka_unit_test_setup_teardown(test_a_reused_pid_is_no_node, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_only_what_nobody_owns_is_killed, make_dir, remove_dir),

@@ -20,6 +20,7 @@
 #include "agent/agent.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
@@ -520,6 +521,19 @@ static int make_name(struct agent *a)
     return a->node_name != NULL ? MB_OK : MB_ENOMEM;
 }
 
+/* --token-file holds for the drivers on this node too, and they look where Ray looks. */
+static int hand_down_token_file(const char *token_file, struct mb_err *err)
+{
+    char *path = realpath(token_file, NULL); /* libc's own memory */
+    int rc = MB_OK;
+
+    if (path == NULL || setenv("RAY_AUTH_MODE", "token", 1) != 0 ||
+        setenv("RAY_AUTH_TOKEN_PATH", path, 1) != 0 || unsetenv("RAY_AUTH_TOKEN") != 0)
+        rc = mb_err_sys(err, errno, "token file %s", token_file);
+    free(path);
+    return rc;
+}
+
 static int start(struct agent *a, struct mb_err *err)
 {
     int rc = make_dirs(a, err);
@@ -530,6 +544,8 @@ static int start(struct agent *a, struct mb_err *err)
         rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
     if (rc == MB_OK)
         rc = mb_token_load(a->opts->token_file, &a->token, err);
+    if (rc == MB_OK && a->opts->token_file != NULL)
+        rc = hand_down_token_file(a->opts->token_file, err);
     if (rc == MB_OK)
         rc = find_ip(a, err);
     if (rc != MB_OK)

@@ -22,6 +22,7 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "gcs/token.h"
 
 enum {
     NODE_JSON_MAX_BYTES = 64 * 1024,
@@ -262,6 +263,21 @@ static const char *text(const json_t *node, const char *name)
     return s != NULL ? s : "";
 }
 
+/* Whoever reaches an open head beyond loopback may run programs on its nodes: said where it is
+ * read. */
+static void warn_if_open(const struct start_args *a, const char *gcs)
+{
+    char *token = NULL;
+
+    if (*gcs != '\0' && !mb_starts_with(gcs, "127.") &&
+        mb_token_load(a->token_file, &token, NULL) == 0 && token == NULL)
+        fprintf(stderr,
+                "mobula: warning: the head at %s has no token: whoever reaches it may run programs "
+                "on its nodes; use --token-file FILE\n",
+                gcs);
+    mb_free(token);
+}
+
 static void print_next_steps(const struct start_args *a, const char *dir, const json_t *node)
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
@@ -279,12 +295,19 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     }
     if (http_port == 0)
         http_port = 8265;
-    printf("\nnext:\n  on other machines:  mobula start --address %s\n"
-           "  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
+    if (*gcs == '\0' || mb_starts_with(gcs, "127."))
+        printf("\nnext:\n  a second node here: mobula start --address %s\n"
+               "  other machines:     join a head started with --node-ip-address IP --token-file "
+               "FILE\n",
+               *gcs != '\0' ? gcs : "127.0.0.1:6379");
+    else
+        printf("\nnext:\n  on other machines:  mobula start --address %s\n", gcs);
+    printf("  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
            "mobula train ...\n"
            "  look:               mobula status --address http://127.0.0.1:%lld\n"
            "  end:                mobula stop\n",
-           *gcs != '\0' ? gcs : "HOST:6379", (long long)http_port, (long long)http_port);
+           (long long)http_port, (long long)http_port);
+    warn_if_open(a, gcs);
 }
 
 /* ---- start ---- */

@@ -147,6 +147,12 @@ static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
         goto out;
     }
     read_megatron(&t, words, &n_words);
+    if (t.launch.checkpoint_url && !find_value(words, n_words, "--save-interval", &unused)) {
+        mb_err_set(&err, MB_EINVAL,
+                   "--checkpoint-url needs --save-interval N: after how many iterations to save");
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
     t.launch.argv = (const char *const *)words;
     t.launch.entrypoint = "mobula train";
     t.launch.is_worker = 1;

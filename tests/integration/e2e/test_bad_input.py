@@ -59,6 +59,7 @@ class BadInput(unittest.TestCase):
             (["run", "--num-nodes", "0", "--", "true"], ["--num-nodes"]),
             (["run", "--num-nodez", "2", "--", "true"], ["--num-nodez", "--num-nodes"]),
             (["run", "--checkpoint-url", "file:///tmp/x", "--", "true"], ["--save"]),
+            (["train", "--checkpoint-url", "file:///tmp/x", "--num-layers", "2"], ["--checkpoint-url", "--save-interval"]),
             (["job", "submit"], ["what is to run?"]),
             (["checkpoint", "verify"], ["URL"]),
             (["preprocess", "--input", "x"], ["--output-prefix"]),

@@ -539,7 +539,13 @@ int mb_supervisor_adopt(uv_loop_t *loop, const char *dir, const struct mb_superv
     if (s == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     if (connect_now(s) != 0) {
-        if (read_state(s, text) != 0) {
+        int rc = read_state(s, text);
+
+        /* Asked for and not there yet? Without its spec it will not start; it looks for that after
+         * it has written its state, so that one of us sees the other. */
+        if (rc != 0 && unlink(s->spec_path) == 0)
+            rc = read_state(s, text);
+        if (rc != 0) {
             mb_supervisor_close(s, NULL, NULL);
             return mb_err_set(err, MB_ENOENT, "no supervisor in %s: %s", dir, text);
         }

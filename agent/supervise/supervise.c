@@ -368,7 +368,13 @@ static int set_up(struct supervisor *s, const char *spec_path, char *text)
     mb_sup_plan_init(&s->plan, &s->spec);
     if (mb_sup_state_write(&s->state, s->dir_fd, text) != 0)
         return -1;
-    return mb_sup_clients_listen(&s->clients, &s->state, text);
+    if (mb_sup_clients_listen(&s->clients, &s->state, text) != 0)
+        return -1;
+    if (access(spec_path, F_OK) != 0) { /* a new agent did not find us and took it away */
+        snprintf(text, MB_SUP_TEXT_MAX, "spec %s: %s", spec_path, strerror(errno));
+        return -1;
+    }
+    return 0;
 }
 
 int mb_supervise_main(const char *spec_path)

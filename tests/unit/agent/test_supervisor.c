@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/socket.h>
 #include <uv.h>
+#include "agent/init.h"
 #include "agent/supervisor.h"
 #include "base/alloc.h"
 #include "tests/unit/agent/under_init.h"
@@ -157,6 +158,41 @@ static void end(struct mb_supervisor *sup, struct seen *s)
     mb_supervisor_release(sup);
     mb_supervisor_close(sup, on_closed, s);
     run_until(&s->closed, 1);
+}
+
+struct answer {
+    int n;
+    struct mb_err err;
+};
+
+static void on_answer(void *arg, const struct mb_err *err)
+{
+    struct answer *a = arg;
+
+    a->n++;
+    a->err = err != NULL ? *err : (struct mb_err){0};
+    uv_stop(&loop);
+}
+
+/* An agent died right after it asked for a supervisor; its successor is faster than that one. */
+static void test_given_up_before_it_was_there(void **state)
+{
+    struct attempt *a = attempt("late", "echo ran > ran; sleep 1000", NULL);
+    struct seen s = {.loop = &loop};
+    struct mb_supervisor *sup = NULL;
+    struct answer answer = {0};
+    char path[300], text[MB_SUP_TEXT_MAX];
+    struct mb_init_spawn spawn = {.path = path, .cb = on_answer, .arg = &answer};
+    struct mb_err err;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/spec", a->dir);
+    assert_int_equal(mb_sup_spec_write(&a->spec, path, text), 0);
+    assert_int_equal(mb_supervisor_adopt(&loop, a->dir, &ops, &s, &sup, &err), MB_ENOENT);
+    assert_int_equal(mb_init_spawn(init, &spawn, &err), 0);
+    run_until(&answer.n, 1);
+    assert_int_not_equal(answer.err.code, 0);
+    assert_non_null(strstr(answer.err.text, "No such file"));
 }
 
 static void test_two_children_exit(void **state)
@@ -371,6 +407,7 @@ static int close_init(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_given_up_before_it_was_there),
         cmocka_unit_test(test_two_children_exit),
         cmocka_unit_test(test_stop_asked_before_the_connection),
         cmocka_unit_test(test_program_that_cannot_run),

@@ -22,7 +22,6 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
-#include "gcs/token.h"
 
 enum {
     NODE_JSON_MAX_BYTES = 64 * 1024,
@@ -263,21 +262,6 @@ static const char *text(const json_t *node, const char *name)
     return s != NULL ? s : "";
 }
 
-/* Whoever reaches an open head beyond loopback may run programs on its nodes: said where it is
- * read. */
-static void warn_if_open(const struct start_args *a, const char *gcs)
-{
-    char *token = NULL;
-
-    if (*gcs != '\0' && !mb_starts_with(gcs, "127.") &&
-        mb_token_load(a->token_file, &token, NULL) == 0 && token == NULL)
-        fprintf(stderr,
-                "mobula: warning: the head at %s has no token: whoever reaches it may run programs "
-                "on its nodes; use --token-file FILE\n",
-                gcs);
-    mb_free(token);
-}
-
 static void print_next_steps(const struct start_args *a, const char *dir, const json_t *node)
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
@@ -307,7 +291,6 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
            "  look:               mobula status --address http://127.0.0.1:%lld\n"
            "  end:                mobula stop\n",
            (long long)http_port, (long long)http_port);
-    warn_if_open(a, gcs);
 }
 
 /* ---- start ---- */

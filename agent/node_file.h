@@ -22,7 +22,7 @@ struct mb_node_file {
     int grpc_port;
     int http_port;
     int is_head;
-    int is_open; /* a head that other machines reach without a token */
+    int is_open;        /* a head that other machines reach without a token */
     int head_http_port; /* 0: not a head */
 };
 

@@ -35,7 +35,9 @@ def case_environment_and_logs(s, gcs, node, pg):
 def case_a_failed_rank_ends_its_peers(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=2)
     d.expect("hello_reply")
-    d.launch(["/bin/sh", "-c", "trap '' TERM; [ $RANK = 1 ] && sleep 0.3 && exit 7; "
+    deaf = os.path.join(s.dir, "deaf")  # there when rank 0 ignores SIGTERM
+    d.launch(["/bin/sh", "-c", f"trap '' TERM; [ $RANK = 0 ] && : > {deaf}; "
+              f"while [ ! -e {deaf} ]; do sleep 0.02; done; [ $RANK = 1 ] && exit 7; "
               "sleep 1000 & wait; wait"], ranks=(0, 1))
     d.expect("launched")
     first = d.expect("rank_exit")

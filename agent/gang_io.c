@@ -37,6 +37,7 @@ static const struct mb_supervisor_ops supervisor_ops;
 
 static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const char *event,
                         unsigned actions);
+static void part_closed(void *arg);
 
 int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb_err *err)
 {
@@ -153,6 +154,10 @@ static void on_pulled(void *arg, const struct mb_err *err, int64_t iteration)
     struct mb_gang_run *r = arg;
 
     r->pull = NULL;
+    if (r->is_closing) {
+        part_closed(r);
+        return;
+    }
     if (r->fsm.state != MB_GANG_LAUNCHING) { /* stopped meanwhile: nothing was spawned */
         mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
         return;
@@ -498,8 +503,10 @@ void mb_gang_run_close(struct mb_gang_run *r)
             close(r->ranks[i].log_fd);
         r->ranks[i].log_fd = -1;
     }
-    if (r->pull != NULL)
+    if (r->pull != NULL) { /* its callback still comes */
+        r->close_pending++;
         mb_pull_cancel(r->pull);
+    }
     if (r->sup != NULL) {
         r->close_pending++;
         mb_supervisor_close(r->sup, part_closed, r);

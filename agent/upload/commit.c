@@ -11,7 +11,8 @@
  * deleted by the node that has not begun yet, so this waits as in 1.
  *  3. The pointer changed between get and put: read again, at most POINTER_TRIES times. A pointer
  *     that is newer stays: it never moves backwards.
- *  4. The store fails: tried again like 1, FAILURES_MAX times in a row at most.
+ *  4. The store fails: tried again like 1, FAILURES_MAX times in a row at most; give_up_at is for
+ *     other nodes' parts only.
  *  5. Cancelled: freed when the request in flight has come back; the callback stays away.
  */
 #include "agent/upload/commit.h"
@@ -107,16 +108,22 @@ static void on_timer(uv_timer_t *t)
     list(t->data);
 }
 
+static void list_later(struct mb_commit *c)
+{
+    uv_timer_start(&c->timer, on_timer, c->wait_ms, 0);
+    c->wait_ms = c->wait_ms * 2 < WAIT_MAX_MS ? c->wait_ms * 2 : WAIT_MAX_MS;
+}
+
 static void wait_and_list(struct mb_commit *c)
 {
+    c->failures = 0;
     if (c->give_up_at_ms > 0 && mb_mono_ms() >= c->give_up_at_ms) {
         if (c->last.code == MB_OK)
             mb_err_set(&c->last, MB_ETIMEOUT, "the parts of other nodes did not appear");
         finish(c, &c->last);
         return;
     }
-    uv_timer_start(&c->timer, on_timer, c->wait_ms, 0);
-    c->wait_ms = c->wait_ms * 2 < WAIT_MAX_MS ? c->wait_ms * 2 : WAIT_MAX_MS;
+    list_later(c);
 }
 
 static void trouble(struct mb_commit *c, int code, const char *what, const char *text)
@@ -126,7 +133,7 @@ static void trouble(struct mb_commit *c, int code, const char *what, const char 
     if (++c->failures >= FAILURES_MAX)
         finish(c, &c->last);
     else
-        wait_and_list(c);
+        list_later(c);
 }
 
 /* The request came back: 0 if there is nobody left to care. */
@@ -338,7 +345,6 @@ static void on_list(void *arg, const struct mb_store_result *r)
         trouble(c, r->error, "list", r->text);
         return;
     }
-    c->failures = 0;
     if (has_key(r, mb_manifest_key(c->iteration, key))) {
         started(
             c, mb_store_get(c->store, key, MB_MANIFEST_MAX_BYTES, TIMEOUT_MS, on_manifest, c, &err),

@@ -103,6 +103,26 @@ static int add_le(struct mb_buf *b, uint64_t v, size_t n_bytes)
     return mb_buf_add(b, bytes, n_bytes);
 }
 
+int mb_buf_url(struct mb_buf *b, const char *s, int keep_slash)
+{
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    size_t len = b->len;
+    int rc = 0;
+
+    for (; rc == 0 && *s; s++) {
+        if (strchr(plain, *s) || (*s == '/' && keep_slash))
+            rc = mb_buf_add(b, s, 1);
+        else
+            rc = mb_buf_printf(b, "%%%02X", (unsigned char)*s);
+    }
+    if (rc != 0 && b->data) {
+        b->len = len;
+        b->data[len] = '\0';
+    }
+    return rc;
+}
+
 int mb_buf_u32le(struct mb_buf *b, uint32_t v)
 {
     return add_le(b, v, 4);

@@ -2,7 +2,6 @@
  */
 #include "cli/job.h"
 
-#include <ctype.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,15 +60,9 @@ void mb_job_print_json(const json_t *j)
 char *mb_job_path(const char *id, const char *suffix)
 {
     struct mb_buf b = {0};
-    int rc = mb_buf_puts(&b, "/api/jobs/");
 
-    for (; *id != '\0' && rc == 0; id++) {
-        if (isalnum((unsigned char)*id) || strchr("-_.~", *id) != NULL)
-            rc = mb_buf_add(&b, id, 1);
-        else
-            rc = mb_buf_printf(&b, "%%%02X", (unsigned)(unsigned char)*id);
-    }
-    if (rc == 0 && mb_buf_puts(&b, suffix) == 0)
+    if (mb_buf_puts(&b, "/api/jobs/") == 0 && mb_buf_url(&b, id, 0) == 0 &&
+        mb_buf_puts(&b, suffix) == 0)
         return mb_buf_take(&b);
     mb_buf_close(&b);
     return NULL;

@@ -380,12 +380,12 @@ static int encode_path(struct s3 *s, const char *key, struct mb_buf *out)
 {
     int rc = mb_buf_puts(out, "/");
     if (rc == 0 && s->path_style)
-        rc = mb_sigv4_encode(s->bucket, 0, out);
+        rc = mb_buf_url(out, s->bucket, 0);
     if (rc == 0 && key && s->path_style)
         rc = mb_buf_puts(out, "/");
     if (rc == 0 && key)
-        rc = mb_sigv4_encode(s->prefix, 1, out);
-    return rc == 0 && key ? mb_sigv4_encode(key, 1, out) : rc;
+        rc = mb_buf_url(out, s->prefix, 1);
+    return rc == 0 && key ? mb_buf_url(out, key, 1) : rc;
 }
 
 int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_done_cb done,

@@ -106,7 +106,7 @@ static int start_call(struct upload *up, const struct s3_request *request, s3_do
 static int upload_query(struct upload *up, const char *before, struct mb_buf *query)
 {
     int rc = mb_buf_printf(query, "%suploadId=", before);
-    return rc != 0 ? rc : mb_sigv4_encode(up->upload_id, 0, query);
+    return rc != 0 ? rc : mb_buf_url(query, up->upload_id, 0);
 }
 
 /* The caller may resume: it knows the id, and trying again can help. */

@@ -29,20 +29,6 @@ void mb_sigv4_date(uint64_t unix_ms, char out[17])
     strftime(out, 17, "%Y%m%dT%H%M%SZ", &tm);
 }
 
-int mb_sigv4_encode(const char *s, int keep_slash, struct mb_buf *out)
-{
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
-    int rc = 0;
-    for (; rc == 0 && *s; s++) {
-        if (strchr(plain, *s) || (*s == '/' && keep_slash))
-            rc = mb_buf_add(out, s, 1);
-        else
-            rc = mb_buf_printf(out, "%%%02X", (unsigned char)*s);
-    }
-    return rc;
-}
-
 static int canonical_request(const struct mb_sigv4_request *req, struct mb_buf *out)
 {
     int rc = mb_buf_printf(out, "%s\n%s\n%s\n", req->method, req->path, req->query);

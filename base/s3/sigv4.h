@@ -34,7 +34,5 @@ struct mb_sigv4_request {
 void mb_sigv4_date(uint64_t unix_ms, char out[17]);
 /* Appends the value of the Authorization header to out. 0 or MB_ENOMEM. */
 int mb_sigv4_authorization(const struct mb_sigv4_request *req, struct mb_buf *out);
-/* Appends s percent-encoded: all but A-Z a-z 0-9 - . _ ~, and '/' when keep_slash. */
-int mb_sigv4_encode(const char *s, int keep_slash, struct mb_buf *out);
 
 #endif

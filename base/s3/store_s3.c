@@ -185,15 +185,15 @@ static int list_query(struct mb_store_op *op, const char *token, struct mb_buf *
     if (token) {
         rc = mb_buf_puts(query, "continuation-token=");
         if (rc == 0)
-            rc = mb_sigv4_encode(token, 0, query);
+            rc = mb_buf_url(query, token, 0);
         if (rc == 0)
             rc = mb_buf_puts(query, "&");
     }
     if (rc == 0)
         rc = mb_buf_puts(query, "list-type=2&prefix=");
     if (rc == 0)
-        rc = mb_sigv4_encode(s->prefix, 0, query);
-    return rc != 0 ? rc : mb_sigv4_encode(op->key, 0, query);
+        rc = mb_buf_url(query, s->prefix, 0);
+    return rc != 0 ? rc : mb_buf_url(query, op->key, 0);
 }
 
 static void on_page(void *arg, const struct s3_answer *a)

@@ -82,6 +82,9 @@ static void test_failure(void **state)
     assert_int_equal(mb_buf_add(&b, big, sizeof(big)), MB_ENOMEM);
     mb_alloc_fail_nth(1);
     assert_int_equal(mb_buf_printf(&b, "%.*s", (int)sizeof(big), big), MB_ENOMEM);
+    big[sizeof(big) - 1] = '\0';
+    mb_alloc_fail_nth(1);
+    assert_int_equal(mb_buf_url(&b, big, 0), MB_ENOMEM);
     mb_alloc_fail_nth(0);
     assert_string_equal(mb_buf_str(&b), "kept");
     assert_int_equal(b.len, 4);

@@ -52,8 +52,7 @@ int mb_manifest_is_of(const struct mb_manifest *m, const struct mb_manifest_writ
            strcmp(text_of(m->placement_group), w->placement_group) == 0;
 }
 
-/* 1 if the path stays inside its directory: no empty, "." or ".." segment, no leading slash. */
-static int path_is_safe(const char *path)
+int mb_manifest_path_is_safe(const char *path)
 {
     if (!path[0])
         return 0;
@@ -98,7 +97,7 @@ int mb_manifest_add(struct mb_manifest *m, const char *path, uint64_t size_bytes
     size_t at;
     int found;
 
-    if (!path_is_safe(path))
+    if (!mb_manifest_path_is_safe(path))
         return mb_err_set(err, MB_EINVAL, "\"%s\" is not a path inside a checkpoint", path);
     at = find(m, path, &found);
     if (found) {

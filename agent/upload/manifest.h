@@ -44,6 +44,9 @@ struct mb_manifest {
     size_t n_files;
 };
 
+/* 1: it stays inside its directory: no empty, "." or ".." segment, no leading slash. */
+int mb_manifest_path_is_safe(const char *path);
+
 void mb_manifest_close(struct mb_manifest *m);
 /* Takes copies. MB_ENOMEM: nothing changed. */
 int mb_manifest_set_writer(struct mb_manifest *m, const struct mb_manifest_writer *w,

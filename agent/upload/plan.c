@@ -5,8 +5,7 @@
  * files
  * -> next hands them out -> all done -> part -> committed.
  *
- *  1. A path with "..", a leading slash or no character at all is refused: it would leave the
- *     iteration's prefix in the store.
+ *  1. A path that a manifest would not take ("..", a leading slash, an empty segment) is refused.
  *  2. Ranks that share a file (the same path twice) send it once; different sizes are an error.
  *  3. Memory runs out: the report is refused as a whole, nothing of it is kept.
  *  4. An event the table does not know in this state is refused with a text.
@@ -15,6 +14,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "agent/upload/manifest.h"
 #include "base/alloc.h"
 
 enum { PENDING_MAX = 256, NO = -1 };
@@ -146,19 +146,6 @@ void mb_plan_status(const struct mb_plan_iteration *it, struct mb_upload_status 
 
 /* ---- a rank saved ---- */
 
-static int path_is_inside(const char *path)
-{
-    if (path[0] == '\0' || path[0] == '/')
-        return 0;
-    for (const char *part = path; part != NULL; part = strchr(part, '/')) {
-        if (part != path)
-            part++;
-        if (part[0] == '.' && part[1] == '.' && (part[2] == '/' || part[2] == '\0'))
-            return 0;
-    }
-    return 1;
-}
-
 static const struct mb_plan_file *file_of(const struct mb_plan_iteration *it, const char *path)
 {
     for (size_t i = 0; it != NULL && i < it->n_files; i++)
@@ -173,7 +160,7 @@ static int check_files(const struct mb_plan_iteration *it, const struct mb_uploa
     for (size_t i = 0; i < n; i++) {
         const struct mb_plan_file *known = file_of(it, files[i].path);
 
-        if (!path_is_inside(files[i].path))
+        if (!mb_manifest_path_is_safe(files[i].path))
             return mb_err_set(err, MB_EINVAL, "the path %s leaves the checkpoint's directory",
                               files[i].path);
         if (known != NULL &&

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import signal
 import tempfile
 import time
@@ -108,6 +109,40 @@ class KillAgentDuringUpload(unittest.TestCase):
             self.assertEqual(stored.read_bytes(),
                              pathlib.Path(save, "iter_0000001/big.bin").read_bytes())
             done = cluster.mobula("checkpoint", "verify", url)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class KillAtRandom(unittest.TestCase):
+    """Agents are killed at random moments of a run that saves all the time. A reader that looks
+    whenever it can never sees a pointer to an incomplete checkpoint, and the job still succeeds."""
+
+    KILLS = 8
+
+    def test_agents(self):
+        seed = int(os.environ.get("MOBULA_TEST_SEED", "0")) or random.randrange(1, 1 << 31)
+        print(f"seed {seed} (MOBULA_TEST_SEED repeats it)")
+        rng = random.Random(seed)
+        with Cluster(nodes=2) as cluster:
+            directory = f"{cluster.dir}/store"
+            cluster.submit(train_command(f"file://{directory}", 400, "--save-interval", "4"),
+                           submission_id="random")
+            wait_until(lambda: os.path.exists(f"{directory}/latest_checkpointed_iteration.txt"),
+                       lambda: cluster.logs("random")[-3000:], 60)
+            kills = 0
+            while kills < self.KILLS and cluster.job("random")["status"] == "RUNNING":
+                pid = cluster.node("node-1")["pid_agent"]
+                until = time.monotonic() + rng.uniform(0, 0.6)
+                while time.monotonic() < until:
+                    checkpoints.assert_complete(directory, checkpoints.latest(directory))
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+                wait_until(lambda: cluster.node("node-1")["pid_agent"] != pid and
+                           cluster.node("node-1")["state"] == "ALIVE", "init starts the agent again", 30)
+            self.assertGreater(kills, 2, "the run was over before anything was killed")
+            job = cluster.wait_job("random", timeout_s=200)
+            self.assertEqual(job["status"], "SUCCEEDED", (seed, cluster.logs("random")[-5000:]))
+            self.assertEqual(checkpoints.latest(directory), 400)
+            done = cluster.mobula("checkpoint", "verify", f"file://{directory}")
             self.assertEqual(done.returncode, 0, done.stdout)
 
 

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,6 +203,22 @@ static void last_log_line(const char *dir, char line[LOG_LINE_MAX_BYTES])
     mb_free(path);
 }
 
+/* Ctrl-C while the node comes up: it is ended like a node that failed. */
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int signum)
+{
+    interrupted = signum;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal}; /* no SA_RESTART: poll() returns */
+
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
 /* 0: ALIVE. */
 static int wait_alive(const struct start_args *a, const char *dir, json_t **node,
                       struct mb_err *err)
@@ -222,6 +239,9 @@ static int wait_alive(const struct start_args *a, const char *dir, json_t **node
             return rc < 0 ? rc : mb_err_set(err, MB_ESTATE, "the agent ended: %s", line);
         }
         mb_free(init.dir);
+        if (interrupted)
+            return mb_err_set(err, MB_ECANCELED,
+                              "interrupted; the node that was starting is ended");
         if (mb_mono_ms() >= deadline_ms) {
             if (!a->head) /* whatever else goes wrong, the agent says so itself */
                 return mb_err_set(err, MB_EUNAVAIL,
@@ -368,8 +388,10 @@ static int start_daemon(const struct start_args *a, const char *dir, char *const
 {
     struct mb_local_node init;
     json_t *node = NULL;
-    int rc = spawn_and_wait(argv, err);
+    int rc;
 
+    catch_signals();
+    rc = spawn_and_wait(argv, err);
     if (rc == 0)
         rc = wait_alive(a, dir, &node, err);
     if (rc == 0) {

@@ -8,6 +8,7 @@ import json
 import pathlib
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -79,6 +80,17 @@ class BadInput(unittest.TestCase):
                                    self.cluster.temp, stderr=subprocess.PIPE)
         self.assertEqual(done.returncode, 69, done.stderr)
         self.assertIn(f"127.0.0.1:{port}", done.stderr)
+
+    def test_start_that_is_interrupted(self):
+        port = self.cluster.free_port()
+        with self.cluster.running("start", "--address", f"127.0.0.1:{port}", "--temp-dir",
+                                  self.cluster.temp) as start:
+            wait_until(lambda: list(pathlib.Path(self.cluster.temp).glob("node_*/agent.log")),
+                       "the node is starting", 10)
+            start.send_signal(signal.SIGINT)
+            self.assertEqual(start.wait(20), 130, start.output())
+            self.assertIn("interrupted", start.output())
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
 
     def test_port_in_use(self):
         for flag, other in (("--port", "--dashboard-port"), ("--dashboard-port", "--port")):

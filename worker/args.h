@@ -69,7 +69,7 @@ struct mb_args {
 enum mb_args_outcome { MB_ARGS_OK = 0, MB_ARGS_HELP = 1 };
 
 /* argv without the program's name. MB_ARGS_HELP when --help is there; MB_EINVAL with argparse's
- * text for a line that cannot be parsed (exit status 2). args is to be closed in every case. */
+ * text for a line that cannot be parsed. args is to be closed in every case. */
 int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err);
 void mb_args_close(struct mb_args *args);
 

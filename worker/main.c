@@ -5,12 +5,11 @@
  *  2. RANK and WORLD_SIZE from the environment; MOBULA_REPORT_FD, when set, is the socket to the
  * agent and everything below is reported there.
  *  3. Build the trainer, run it, say done, flush the report, exit 0.
- * Failures: one line on stderr and a failed report. Exit status 2 for a command line that cannot be
- * parsed (as argparse), else mb_exit_status() of the error. What every rank finds alike before they
- * have met (arguments) is printed by rank 0 only; what one rank finds later is told to its peers,
- * whose operations then fail with that text.
- * SIGTERM and SIGINT, once training runs, only set a flag: the step is finished, a checkpoint
- * saved.
+ * Failures: one line on stderr and a failed report; the exit status is mb_exit_status() of the
+ * error, also for a command line that cannot be parsed (64, where argparse says 2). What every rank
+ * finds alike before they have met (arguments) is printed by rank 0 only; what one rank finds later
+ * is told to its peers, whose operations then fail with that text. SIGTERM and SIGINT, once
+ * training runs, only set a flag: the step is finished, a checkpoint saved.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@
 #include "base/str.h"
 #include "worker/trainer.h"
 
-enum { EXIT_USAGE = 2, FLUSH_MS = 5000 };
+enum { FLUSH_MS = 5000 };
 
 static void on_signal(int number)
 {
@@ -129,7 +128,6 @@ int main(int argc, char **argv)
     rc = read_environment(&t, parsed == 0 ? &err : &(struct mb_err){0});
     if (parsed != 0) {
         rc = parsed;
-        status = parsed == MB_EINVAL ? EXIT_USAGE : 0;
     }
     if (rc == 0) {
         rc = mb_args_validate(&t.args, t.rank, t.world_size, &err);

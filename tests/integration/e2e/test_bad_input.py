@@ -5,6 +5,7 @@ file, 69 unreachable, 72 exists already, 73 full, 78 not provided.
 """
 
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -68,6 +69,14 @@ class BadInput(unittest.TestCase):
             with self.subTest(argv=argv):
                 self.refused([*argv, *(["--temp-dir", self.cluster.temp] if argv[0] == "start"
                                        else [])], 64, *texts)
+
+    def test_wrong_arguments_of_a_rank(self):
+        worker = pathlib.Path(os.environ["MOBULA_BIN"]).with_name("mobula-worker")
+        for argv in (["--train-iters", "x"], ["--train-itrs", "2"]):
+            with self.subTest(argv=argv):
+                done = subprocess.run([worker, *argv], stderr=subprocess.PIPE, text=True, timeout=60)
+                self.assertEqual(done.returncode, 64, done.stderr)
+                self.assertIn(argv[0], done.stderr)
 
     def test_unreachable_head(self):
         port = self.cluster.free_port()

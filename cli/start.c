@@ -286,6 +286,8 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
     const char *gcs = text(node, "gcs_address");
+    const char *option = a->temp_dir != NULL ? " --temp-dir " : "";
+    const char *temp_dir = a->temp_dir != NULL ? a->temp_dir : "";
 
     if (json_is_true(json_object_get(node, "is_open")))
         fprintf(stderr,
@@ -294,7 +296,7 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
                 gcs);
     printf("node %.12s is ALIVE\nlogs: %s\n", text(node, "node_id"), dir);
     if (!a->head) {
-        printf("\nnext:\n  mobula stop\n");
+        printf("\nnext:\n  mobula stop%s%s\n", option, temp_dir);
         return;
     }
     if (http_port == 0)
@@ -309,8 +311,8 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     printf("  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
            "mobula train ...\n"
            "  look:               mobula status --address http://127.0.0.1:%lld\n"
-           "  end:                mobula stop\n",
-           (long long)http_port, (long long)http_port);
+           "  end:                mobula stop%s%s\n",
+           (long long)http_port, (long long)http_port, option, temp_dir);
 }
 
 /* ---- start ---- */

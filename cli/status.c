@@ -119,6 +119,8 @@ static void print_jobs(const json_t *jobs)
                text(job, "entrypoint"));
         if (strcmp(text(job, "status"), "FAILED") == 0)
             printf("      %.*s\n", (int)strcspn(text(job, "message"), "\n"), text(job, "message"));
+        if (json_is_object(gang) && *text(gang, "error") != '\0')
+            printf("      cause: %s\n", text(gang, "error"));
         if (json_is_object(gang))
             print_gang(gang);
     }

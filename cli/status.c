@@ -71,9 +71,12 @@ static void print_checkpoint(const json_t *gang)
 
     if (!json_is_object(c))
         return;
-    printf("      checkpoint: saved iteration %" JSON_INTEGER_FORMAT
-           ", durable iteration %" JSON_INTEGER_FORMAT,
-           saved, durable);
+    if (saved < 0 && durable < 0)
+        printf("      checkpoint: none yet");
+    else
+        printf("      checkpoint: saved iteration %" JSON_INTEGER_FORMAT
+               ", durable iteration %" JSON_INTEGER_FORMAT,
+               saved, durable);
     if (*text(c, "url") != '\0')
         printf(" in %s", text(c, "url"));
     if (total > 0 && durable < saved)

@@ -208,15 +208,16 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
-static void report_progress(struct mb_trainer *t, double loss, uint64_t elapsed_us)
+static void report_progress(struct mb_trainer *t)
 {
     struct mb_err err;
+    uint64_t elapsed_us = t->last_elapsed_us;
     double tokens = (double)(t->args.global_batch_size * t->args.seq_length);
     struct mb_report r = {.type = MB_REPORT_PROGRESS,
                           .iteration = t->iteration,
                           .train_iters = t->args.train_iters,
                           .consumed_samples = t->args.consumed_train_samples,
-                          .loss = loss,
+                          .loss = t->last_loss,
                           .learning_rate = mb_schedule_lr(&t->schedule, t->schedule_samples),
                           .grad_norm = t->grad_norm,
                           .tokens_per_s = elapsed_us > 0 ? tokens * 1e6 / (double)elapsed_us : 0,
@@ -341,14 +342,13 @@ static int save_and_decide(struct mb_trainer *t, const struct shared *s, int *ex
 static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
 {
     struct shared s;
-    double loss = 0;
     uint64_t from_us = mb_mono_us();
-    int rc = step(t, &s, &loss, err);
+    int rc = step(t, &s, &t->last_loss, err);
     if (rc != 0) {
         return rc;
     }
-    uint64_t elapsed_us = mb_mono_us() - from_us;
-    t->window.elapsed_us += elapsed_us;
+    t->last_elapsed_us = mb_mono_us() - from_us;
+    t->window.elapsed_us += t->last_elapsed_us;
     rc = log_iteration(t, err);
     if (rc == 0 && t->iteration % t->args.eval_interval == 0) {
         char prefix[64];
@@ -356,7 +356,7 @@ static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
         rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 0, err);
     }
     if (rc == 0) {
-        report_progress(t, loss, elapsed_us);
+        report_progress(t);
         rc = save_and_decide(t, &s, exiting, err);
     }
     return rc;
@@ -370,6 +370,9 @@ static int finish(struct mb_trainer *t, struct mb_err *err)
     snprintf(prefix, sizeof prefix, "iteration %" PRId64 " on validation set", t->iteration);
     if (rc == 0) {
         rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 1, err);
+    }
+    if (rc == 0 && t->last_elapsed_us != 0) {
+        report_progress(t);
     }
     snprintf(prefix, sizeof prefix, "iteration %" PRId64 " on test set", t->iteration);
     return rc == 0 ? evaluate_and_say(t, MB_SPLIT_TEST, prefix, 1, err) : rc;

@@ -51,6 +51,8 @@ struct mb_trainer {
 
     int64_t iteration, skipped_iterations, schedule_samples, last_saved;
     double grad_norm, validation_loss;
+    double last_loss;         /* of the newest iteration */
+    uint64_t last_elapsed_us; /* of its step */
     uint64_t started_us;
     struct mb_log_window window;
 };

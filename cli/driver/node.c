@@ -410,6 +410,9 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_hello_reply(n, m->hello_reply);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_LAUNCHED:
+        if (d->opts->load_url && m->launched->loaded_iteration < 0 && n->index == 0)
+            fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
+                    d->opts->load_url);
         e.kind = MB_DRV_LAUNCHED;
         drv_event(d, &e);
         break;

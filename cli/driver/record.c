@@ -9,11 +9,17 @@
 
 enum { RECORD_TIMEOUT_MS = 10000 };
 
+/* What people and programs see: words of the job's own states, or finer. */
 static const char *state_word(const struct driver *d)
 {
+    static const char *const words[MB_DRV_N_PHASES] = {
+        "CONNECTING", "CONNECTING", "WAITING",  "DIALLING",  "LAUNCHING", "RENDEZVOUS",
+        "RUNNING",    "STOPPING",   "DRAINING", "RELEASING", "OVER",
+    };
+
     if (mb_drv_phase(d->state) == MB_DRV_OVER || d->releasing)
         return mb_drv_exit_status(d->state) ? "FAILED" : "SUCCEEDED";
-    return mb_drv_phase_name(mb_drv_phase(d->state));
+    return words[mb_drv_phase(d->state)];
 }
 
 char *drv_record_json(const struct driver *d)

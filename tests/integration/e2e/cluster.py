@@ -117,7 +117,8 @@ class Cluster:
 
     def start_head(self):
         done = self.mobula("start", "--head", "--temp-dir", self.temp, "--port", "0",
-                           "--dashboard-port", "0", "--node-name", "node-0", *self._start_args,
+                           "--dashboard-port", "0", "--dashboard-agent-listen-port", "0",
+                           "--node-name", "node-0", *self._start_args,
                            timeout=self.START_TIMEOUT_S)
         assert done.returncode == 0, f"mobula start --head: {done.returncode}\n{done.stdout}"
         head = next(n for n in self.nodes() if n["is_head"])
@@ -129,7 +130,8 @@ class Cluster:
 
     def start_node(self, index):
         done = self.mobula("start", "--address", self.gcs, "--temp-dir", self.temp, "--node-name",
-                           f"node-{index}", *self._start_args, timeout=self.START_TIMEOUT_S)
+                           f"node-{index}", "--dashboard-agent-listen-port", "0",
+                           *self._start_args, timeout=self.START_TIMEOUT_S)
         assert done.returncode == 0, f"mobula start --address: {done.returncode}\n{done.stdout}"
         return done
 

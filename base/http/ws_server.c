@@ -150,7 +150,7 @@ int mb_http_upgrade(struct mb_http_req *req, const struct mb_ws_ops *ops, void *
     struct MHD_Response *response = ws ? accept_response(key) : NULL;
     if (!ws) {
         mb_http_reply_text(req, 500, "500 Internal Server Error\n\nout of memory");
-        return mb_err_set(err, MB_EPROTO, "websocket: out of memory");
+        return mb_err_set(err, MB_ENOMEM, "websocket: out of memory");
     }
     req->ws = ws;
     *out = ws;

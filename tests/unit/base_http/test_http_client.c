@@ -97,6 +97,20 @@ static void on_ws(void *arg, struct mb_http_req *req)
     send_more(w, w->ws);
 }
 
+/* Whatever cannot be allocated: the connection ends, and nothing else. */
+static void on_small_ws(void *arg, struct mb_http_req *req)
+{
+    static const struct mb_ws_ops ops = {NULL, NULL, on_ws_close};
+    struct world *w = arg;
+    struct mb_err err;
+    if (mb_http_upgrade(req, &ops, w, &w->ws, &err) != 0)
+        return;
+    if (mb_ws_send_text(w->ws, "one line", 8, &err) != 0)
+        mb_ws_close(w->ws, 1011, "out of memory");
+    else
+        mb_ws_close(w->ws, 1000, "end");
+}
+
 static void on_no_ws(void *arg, struct mb_http_req *req)
 {
     (void)arg;
@@ -104,9 +118,10 @@ static void on_no_ws(void *arg, struct mb_http_req *req)
 }
 
 static const struct mb_http_route routes[] = {
-    {"GET", "/echo", on_echo, 0},   {"POST", "/echo", on_echo, 0},  {"PUT", "/echo", on_echo, 0},
-    {"GET", "/hold", on_hold, 0},   {"GET", "/moved", on_moved, 0}, {"GET", "/ws", on_ws, 0},
-    {"GET", "/no-ws", on_no_ws, 0},
+    {"GET", "/echo", on_echo, 0},   {"POST", "/echo", on_echo, 0},
+    {"PUT", "/echo", on_echo, 0},   {"GET", "/hold", on_hold, 0},
+    {"GET", "/moved", on_moved, 0}, {"GET", "/ws", on_ws, 0},
+    {"GET", "/no-ws", on_no_ws, 0}, {"GET", "/small-ws", on_small_ws, 0},
 };
 
 static void on_tick(uv_timer_t *t)
@@ -432,6 +447,38 @@ static void test_allocation_failures(void **state)
     world_close(&w);
 }
 
+/* The same for a WebSocket, on both sides: every connection ends once, as a whole or not. */
+static void test_websocket_allocation_failures(void **state)
+{
+    static const struct mb_ws_client_ops ops = {on_ws_text, on_ws_end};
+    struct world w;
+    struct mb_err err;
+    char url[64];
+    (void)state;
+    world_open(&w);
+    mb_buf_reserve(&w.text, 4096);
+    snprintf(url, sizeof url, "ws://127.0.0.1:%d/small-ws", w.port);
+    for (unsigned long nth = 1;; nth++) {
+        w.n_ends = 0;
+        mb_buf_reset(&w.text);
+        mb_alloc_fail_nth(nth);
+        int rc = mb_ws_connect(&w.loop, url, NULL, &ops, &w, NULL, &err);
+        while (rc == 0 && (!w.n_ends || w.ws))
+            uv_run(&w.loop, UV_RUN_ONCE);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (rc == 0)
+            assert_int_equal(w.n_ends, 1);
+        if (!failed) {
+            assert_int_equal(w.end_status, 1000);
+            assert_string_equal(mb_buf_str(&w.text), "one line");
+            assert_true(nth > 5);
+            break;
+        }
+    }
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -442,6 +489,7 @@ int main(void)
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_closed_early),
         cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_websocket_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

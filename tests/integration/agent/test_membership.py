@@ -43,8 +43,9 @@ def case_another_cluster(s, bin_dir, head, node, gcs):
     d.expect("ended")
     fresh = cluster.Gcs(s, other.info["gcs_address"])
     cluster.wait_for("both nodes", lambda: len(fresh.alive()) == 2)
-    node.wait_alive()
-    assert node.info["node_id"] != old_id and node.info["node_id"] in fresh.alive()
+    # The head lists the node a moment before the agent has its answer and writes node.json.
+    cluster.wait_for("the new id in node.json", lambda: node.wait_alive()["node_id"] != old_id)
+    assert node.info["node_id"] in fresh.alive()
     assert node.state()["bundles"] == []
     pg = fresh.create_group([{"mobula_gpu": 3}])
     fresh.wait_created(pg)

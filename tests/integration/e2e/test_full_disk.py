@@ -1,0 +1,54 @@
+"""A full disk under the save directory: the job FAILED with one clear line, nothing that looks whole.
+
+The small filesystem is a tmpfs of this test's own mount namespace: as root, or in a user namespace.
+Where the kernel allows neither, ctest counts the test as skipped.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+from cluster import Cluster, train_command
+
+SKIPPED = 77  # SKIP_RETURN_CODE of this test
+INSIDE = "MOBULA_TEST_MAY_MOUNT"
+SIZE = "128k"  # one checkpoint of the model below needs more
+
+
+class FullDisk(unittest.TestCase):
+    def test_checkpoint(self):
+        with Cluster() as c:
+            small = pathlib.Path(c.dir) / "small"
+            small.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", small], check=True)
+            try:
+                job_id = c.submit(train_command(f"file://{c.dir}/store", 4, "--save-interval", "4",
+                                                "--save", str(small)))
+                job, log = c.wait_job(job_id), c.logs(job_id)
+                self.assertEqual(job["status"], "FAILED", log)
+                self.assertRegex(log[-3000:], r"mobula: rank \d .*" + str(small))
+                self.assertIn("No space left", log[-3000:])
+                self.assertFalse((small / "latest_checkpointed_iteration.txt").exists())
+                self.assertEqual([p.name for p in small.glob("iter_*")], [], "looks like a checkpoint")
+            finally:
+                subprocess.run(["umount", small], check=True)
+
+
+def main():
+    if os.environ.get(INSIDE):
+        unittest.main()
+    user = ["unshare", "--map-root-user", "--mount"]
+    for prefix in ([["unshare", "--mount"]] if os.geteuid() == 0 else []) + [user]:
+        tried = subprocess.run([*prefix, "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+                               capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return subprocess.run([*prefix, sys.executable, *sys.argv],
+                                  env={**os.environ, INSIDE: "1"}, check=False).returncode
+    print(f"skipped: no filesystem can be mounted here: {tried.stderr.strip()}")
+    return SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -245,6 +245,22 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     return 0;
 }
 
+int gcs_repeatable(struct mb_gcs *c, const struct gcs_method *method,
+                   const ProtobufCMessage *request, uint64_t timeout_ms, gcs_any_cb cb,
+                   void *cb_arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    struct gcs_call call = {.method = method->name,
+                            .request = request,
+                            .reply_desc = method->reply_desc,
+                            .timeout_ms = timeout_ms,
+                            .repeatable = 1,
+                            .complete = method->complete,
+                            .cb = cb,
+                            .cb_arg = cb_arg};
+
+    return gcs_start(c, &call, op, err);
+}
+
 void mb_gcs_op_cancel(struct mb_gcs_op *op)
 {
     if (op->canceled)

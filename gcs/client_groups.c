@@ -56,7 +56,6 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
                      mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
     Ray__Rpc__CreatePlacementGroupRequest req = RAY__RPC__CREATE_PLACEMENT_GROUP_REQUEST__INIT;
-    Ray__Rpc__GetAllJobInfoRequest jobs = RAY__RPC__GET_ALL_JOB_INFO_REQUEST__INIT;
     struct mb_arena a = {0};
     ProtobufCMessage *second = NULL;
     struct mb_gcs_op *started = NULL;
@@ -70,23 +69,7 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
     mb_arena_close(&a);
     if (!second)
         return gcs_no_memory(err);
-    /* Without these two the GCS would ask every live driver whether it is busy. */
-    jobs._skip_submission_job_info_field_case =
-        RAY__RPC__GET_ALL_JOB_INFO_REQUEST___SKIP_SUBMISSION_JOB_INFO_FIELD_SKIP_SUBMISSION_JOB_INFO_FIELD;
-    jobs.skip_submission_job_info_field = 1;
-    jobs._skip_is_running_tasks_field_case =
-        RAY__RPC__GET_ALL_JOB_INFO_REQUEST___SKIP_IS_RUNNING_TASKS_FIELD_SKIP_IS_RUNNING_TASKS_FIELD;
-    jobs.skip_is_running_tasks_field = 1;
-    rc = gcs_start(c,
-                   &(struct gcs_call){.method = "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
-                                      .request = &jobs.base,
-                                      .reply_desc = &ray__rpc__get_all_job_info_reply__descriptor,
-                                      .timeout_ms = timeout_ms,
-                                      .repeatable = 1,
-                                      .complete = complete_job_check,
-                                      .cb = (void (*)(void))cb,
-                                      .cb_arg = arg},
-                   &started, err);
+    rc = gcs_list_jobs(c, complete_job_check, timeout_ms, (gcs_any_cb)cb, arg, &started, err);
     if (rc != 0) {
         protobuf_c_message_free_unpacked(second, NULL);
         return rc;
@@ -101,22 +84,14 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
 int mb_gcs_pg_wait(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
                    mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {
+        "/ray.rpc.PlacementGroupInfoGcsService/WaitPlacementGroupUntilReady",
+        &ray__rpc__wait_placement_group_until_ready_reply__descriptor, gcs_complete_done};
     Ray__Rpc__WaitPlacementGroupUntilReadyRequest req =
         RAY__RPC__WAIT_PLACEMENT_GROUP_UNTIL_READY_REQUEST__INIT;
 
     req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
-    return gcs_start(
-        c,
-        &(struct gcs_call){
-            .method = "/ray.rpc.PlacementGroupInfoGcsService/WaitPlacementGroupUntilReady",
-            .request = &req.base,
-            .reply_desc = &ray__rpc__wait_placement_group_until_ready_reply__descriptor,
-            .timeout_ms = timeout_ms,
-            .repeatable = 1,
-            .complete = gcs_complete_done,
-            .cb = (void (*)(void))cb,
-            .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void give_groups(struct mb_gcs_op *op, const struct mb_err *err,
@@ -157,20 +132,13 @@ static void complete_get(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_pg_get(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
                   mb_gcs_pgs_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {
+        "/ray.rpc.PlacementGroupInfoGcsService/GetPlacementGroup",
+        &ray__rpc__get_placement_group_reply__descriptor, complete_get};
     Ray__Rpc__GetPlacementGroupRequest req = RAY__RPC__GET_PLACEMENT_GROUP_REQUEST__INIT;
 
     req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
-    return gcs_start(
-        c,
-        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/GetPlacementGroup",
-                           .request = &req.base,
-                           .reply_desc = &ray__rpc__get_placement_group_reply__descriptor,
-                           .timeout_ms = timeout_ms,
-                           .repeatable = 1,
-                           .complete = complete_get,
-                           .cb = (void (*)(void))cb,
-                           .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_list(struct mb_gcs_op *op, const struct mb_err *err,
@@ -186,36 +154,22 @@ static void complete_list(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_pg_list(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_pgs_cb cb, void *arg,
                    struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {
+        "/ray.rpc.PlacementGroupInfoGcsService/GetAllPlacementGroup",
+        &ray__rpc__get_all_placement_group_reply__descriptor, complete_list};
     Ray__Rpc__GetAllPlacementGroupRequest req = RAY__RPC__GET_ALL_PLACEMENT_GROUP_REQUEST__INIT;
 
-    return gcs_start(
-        c,
-        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/GetAllPlacementGroup",
-                           .request = &req.base,
-                           .reply_desc = &ray__rpc__get_all_placement_group_reply__descriptor,
-                           .timeout_ms = timeout_ms,
-                           .repeatable = 1,
-                           .complete = complete_list,
-                           .cb = (void (*)(void))cb,
-                           .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 int mb_gcs_pg_remove(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
                      mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {
+        "/ray.rpc.PlacementGroupInfoGcsService/RemovePlacementGroup",
+        &ray__rpc__remove_placement_group_reply__descriptor, gcs_complete_done};
     Ray__Rpc__RemovePlacementGroupRequest req = RAY__RPC__REMOVE_PLACEMENT_GROUP_REQUEST__INIT;
 
     req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
-    return gcs_start(
-        c,
-        &(struct gcs_call){.method = "/ray.rpc.PlacementGroupInfoGcsService/RemovePlacementGroup",
-                           .request = &req.base,
-                           .reply_desc = &ray__rpc__remove_placement_group_reply__descriptor,
-                           .timeout_ms = timeout_ms,
-                           .repeatable = 1,
-                           .complete = gcs_complete_done,
-                           .cb = (void (*)(void))cb,
-                           .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }

@@ -15,6 +15,9 @@ enum {
     GCS_SYNC_MS = 2000
 };
 
+/* The user's callback, of the type that the operation's complete knows. */
+typedef void (*gcs_any_cb)(void);
+
 /* A request and what becomes of its reply. reply is NULL exactly when err->code is not 0. */
 typedef void (*gcs_complete)(struct mb_gcs_op *op, const struct mb_err *err,
                              const ProtobufCMessage *reply);
@@ -33,7 +36,7 @@ struct mb_gcs_op {
     struct mb_grpc_call *call;
     uv_timer_t timer; /* waits between attempts; also carries cancel out of the caller's stack */
     gcs_complete complete;
-    void (*cb)(void); /* the user's, of the type that complete knows */
+    gcs_any_cb cb;
     void *cb_arg;
     /* pg_create: sent after the job was found. */
     ProtobufCMessage *second;
@@ -92,13 +95,29 @@ struct gcs_call {
     int repeatable;
     int internal;
     gcs_complete complete;
-    void (*cb)(void);
+    gcs_any_cb cb;
     void *cb_arg;
+};
+
+/* A method of the GCS, what it answers and who takes the answer. */
+struct gcs_method {
+    const char *name;
+    const ProtobufCMessageDescriptor *reply_desc;
+    gcs_complete complete;
 };
 
 /* Checks the state, copies the request, sends. */
 int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **op,
               struct mb_err *err);
+/* gcs_start() of a caller's request that does no harm when it comes twice. A NULL request is one
+ * for which there was no memory. */
+int gcs_repeatable(struct mb_gcs *c, const struct gcs_method *method,
+                   const ProtobufCMessage *request, uint64_t timeout_ms, gcs_any_cb cb,
+                   void *cb_arg, struct mb_gcs_op **op, struct mb_err *err);
+/* Asks for the job table alone: without these two flags a real GCS looks up every submission and
+ * asks every live driver whether it is busy. complete gets a GetAllJobInfoReply. */
+int gcs_list_jobs(struct mb_gcs *c, gcs_complete complete, uint64_t timeout_ms, gcs_any_cb cb,
+                  void *cb_arg, struct mb_gcs_op **op, struct mb_err *err);
 /* The same operation goes on with another request; the deadline stays. Only from complete. */
 void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *request,
                   const ProtobufCMessageDescriptor *reply_desc, gcs_complete complete);

@@ -23,20 +23,14 @@ static void complete_value(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_kv_get(struct mb_gcs *c, const char *ns, const char *key, uint64_t timeout_ms,
                   mb_gcs_value_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.InternalKVGcsService/InternalKVGet",
+                                             &ray__rpc__internal_kvget_reply__descriptor,
+                                             complete_value};
     Ray__Rpc__InternalKVGetRequest req = RAY__RPC__INTERNAL_KVGET_REQUEST__INIT;
 
     req.namespace_ = mb_wire_bytes(ns, strlen(ns));
     req.key = mb_wire_bytes(key, strlen(key));
-    return gcs_start(c,
-                     &(struct gcs_call){.method = "/ray.rpc.InternalKVGcsService/InternalKVGet",
-                                        .request = &req.base,
-                                        .reply_desc = &ray__rpc__internal_kvget_reply__descriptor,
-                                        .timeout_ms = timeout_ms,
-                                        .repeatable = 1,
-                                        .complete = complete_value,
-                                        .cb = (void (*)(void))cb,
-                                        .cb_arg = arg},
-                     op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_put(struct mb_gcs_op *op, const struct mb_err *err,
@@ -64,7 +58,7 @@ int mb_gcs_kv_put(struct mb_gcs *c, const char *ns, const char *key, const void 
                                         .timeout_ms = timeout_ms,
                                         .repeatable = overwrite,
                                         .complete = complete_put,
-                                        .cb = (void (*)(void))cb,
+                                        .cb = (gcs_any_cb)cb,
                                         .cb_arg = arg},
                      op, err);
 }
@@ -81,21 +75,15 @@ int mb_gcs_kv_del(struct mb_gcs *c, const char *ns, const char *key, int by_pref
                   uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op,
                   struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.InternalKVGcsService/InternalKVDel",
+                                             &ray__rpc__internal_kvdel_reply__descriptor,
+                                             complete_del};
     Ray__Rpc__InternalKVDelRequest req = RAY__RPC__INTERNAL_KVDEL_REQUEST__INIT;
 
     req.namespace_ = mb_wire_bytes(ns, strlen(ns));
     req.key = mb_wire_bytes(key, strlen(key));
     req.del_by_prefix = by_prefix != 0;
-    return gcs_start(c,
-                     &(struct gcs_call){.method = "/ray.rpc.InternalKVGcsService/InternalKVDel",
-                                        .request = &req.base,
-                                        .reply_desc = &ray__rpc__internal_kvdel_reply__descriptor,
-                                        .timeout_ms = timeout_ms,
-                                        .repeatable = 1,
-                                        .complete = complete_del,
-                                        .cb = (void (*)(void))cb,
-                                        .cb_arg = arg},
-                     op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_exists(struct mb_gcs_op *op, const struct mb_err *err,
@@ -109,21 +97,14 @@ static void complete_exists(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_kv_exists(struct mb_gcs *c, const char *ns, const char *key, uint64_t timeout_ms,
                      mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.InternalKVGcsService/InternalKVExists",
+                                             &ray__rpc__internal_kvexists_reply__descriptor,
+                                             complete_exists};
     Ray__Rpc__InternalKVExistsRequest req = RAY__RPC__INTERNAL_KVEXISTS_REQUEST__INIT;
 
     req.namespace_ = mb_wire_bytes(ns, strlen(ns));
     req.key = mb_wire_bytes(key, strlen(key));
-    return gcs_start(
-        c,
-        &(struct gcs_call){.method = "/ray.rpc.InternalKVGcsService/InternalKVExists",
-                           .request = &req.base,
-                           .reply_desc = &ray__rpc__internal_kvexists_reply__descriptor,
-                           .timeout_ms = timeout_ms,
-                           .repeatable = 1,
-                           .complete = complete_exists,
-                           .cb = (void (*)(void))cb,
-                           .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_keys(struct mb_gcs_op *op, const struct mb_err *err,
@@ -150,18 +131,12 @@ static void complete_keys(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_kv_keys(struct mb_gcs *c, const char *ns, const char *prefix, uint64_t timeout_ms,
                    mb_gcs_keys_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.InternalKVGcsService/InternalKVKeys",
+                                             &ray__rpc__internal_kvkeys_reply__descriptor,
+                                             complete_keys};
     Ray__Rpc__InternalKVKeysRequest req = RAY__RPC__INTERNAL_KVKEYS_REQUEST__INIT;
 
     req.namespace_ = mb_wire_bytes(ns, strlen(ns));
     req.prefix = mb_wire_bytes(prefix, strlen(prefix));
-    return gcs_start(c,
-                     &(struct gcs_call){.method = "/ray.rpc.InternalKVGcsService/InternalKVKeys",
-                                        .request = &req.base,
-                                        .reply_desc = &ray__rpc__internal_kvkeys_reply__descriptor,
-                                        .timeout_ms = timeout_ms,
-                                        .repeatable = 1,
-                                        .complete = complete_keys,
-                                        .cb = (void (*)(void))cb,
-                                        .cb_arg = arg},
-                     op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }

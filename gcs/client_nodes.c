@@ -4,27 +4,20 @@
 #include "base/log.h"
 #include "gcs/client_internal.h"
 
-static const char *const list_method = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo";
-
 int mb_gcs_register_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
                          mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.NodeInfoGcsService/RegisterNode",
+                                             &ray__rpc__register_node_reply__descriptor,
+                                             gcs_complete_done};
     struct mb_arena a = {0};
     Ray__Rpc__RegisterNodeRequest req = RAY__RPC__REGISTER_NODE_REQUEST__INIT;
 
     if (!node->ip || !*node->ip || node->port <= 0)
         return mb_err_set(err, MB_EINVAL, "a node needs an address and a port to register");
     req.node_info = mb_wire_node(&a, node);
-    int rc = gcs_start(c,
-                       &(struct gcs_call){.method = "/ray.rpc.NodeInfoGcsService/RegisterNode",
-                                          .request = req.node_info ? &req.base : NULL,
-                                          .reply_desc = &ray__rpc__register_node_reply__descriptor,
-                                          .timeout_ms = timeout_ms,
-                                          .repeatable = 1,
-                                          .complete = gcs_complete_done,
-                                          .cb = (void (*)(void))cb,
-                                          .cb_arg = arg},
-                       op, err);
+    int rc = gcs_repeatable(c, &method, req.node_info ? &req.base : NULL, timeout_ms,
+                            (gcs_any_cb)cb, arg, op, err);
     mb_arena_close(&a);
     return rc;
 }
@@ -33,6 +26,9 @@ int mb_gcs_unregister_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BY
                            enum mb_gcs_death reason, const char *text, uint64_t timeout_ms,
                            mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.NodeInfoGcsService/UnregisterNode",
+                                             &ray__rpc__unregister_node_reply__descriptor,
+                                             gcs_complete_done};
     Ray__Rpc__UnregisterNodeRequest req = RAY__RPC__UNREGISTER_NODE_REQUEST__INIT;
     Ray__Rpc__NodeDeathInfo death = RAY__RPC__NODE_DEATH_INFO__INIT;
 
@@ -40,16 +36,7 @@ int mb_gcs_unregister_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BY
     death.reason_message = mb_wire_str(text);
     req.node_id = mb_wire_bytes(node_id, MB_NODE_ID_BYTES);
     req.node_death_info = &death;
-    return gcs_start(c,
-                     &(struct gcs_call){.method = "/ray.rpc.NodeInfoGcsService/UnregisterNode",
-                                        .request = &req.base,
-                                        .reply_desc = &ray__rpc__unregister_node_reply__descriptor,
-                                        .timeout_ms = timeout_ms,
-                                        .repeatable = 1,
-                                        .complete = gcs_complete_done,
-                                        .cb = (void (*)(void))cb,
-                                        .cb_arg = arg},
-                     op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_alive(struct mb_gcs_op *op, const struct mb_err *err,
@@ -67,6 +54,9 @@ int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES]
                        uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op,
                        struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.NodeInfoGcsService/CheckAlive",
+                                             &ray__rpc__check_alive_reply__descriptor,
+                                             complete_alive};
     Ray__Rpc__CheckAliveRequest req = RAY__RPC__CHECK_ALIVE_REQUEST__INIT;
     ProtobufCBinaryData id = mb_wire_bytes(node_id, MB_NODE_ID_BYTES);
 
@@ -75,16 +65,7 @@ int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES]
                           c->ray_version);
     req.n_node_ids = 1;
     req.node_ids = &id;
-    return gcs_start(c,
-                     &(struct gcs_call){.method = "/ray.rpc.NodeInfoGcsService/CheckAlive",
-                                        .request = &req.base,
-                                        .reply_desc = &ray__rpc__check_alive_reply__descriptor,
-                                        .timeout_ms = timeout_ms,
-                                        .repeatable = 1,
-                                        .complete = complete_alive,
-                                        .cb = (void (*)(void))cb,
-                                        .cb_arg = arg},
-                     op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 static void complete_nodes(struct mb_gcs_op *op, const struct mb_err *err,
@@ -116,19 +97,12 @@ static void complete_nodes(struct mb_gcs_op *op, const struct mb_err *err,
 int mb_gcs_nodes(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_nodes_cb cb, void *arg,
                  struct mb_gcs_op **op, struct mb_err *err)
 {
+    static const struct gcs_method method = {"/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+                                             &ray__rpc__get_all_node_info_reply__descriptor,
+                                             complete_nodes};
     Ray__Rpc__GetAllNodeInfoRequest req = RAY__RPC__GET_ALL_NODE_INFO_REQUEST__INIT;
 
-    return gcs_start(
-        c,
-        &(struct gcs_call){.method = list_method,
-                           .request = &req.base,
-                           .reply_desc = &ray__rpc__get_all_node_info_reply__descriptor,
-                           .timeout_ms = timeout_ms,
-                           .repeatable = 1,
-                           .complete = complete_nodes,
-                           .cb = (void (*)(void))cb,
-                           .cb_arg = arg},
-        op, err);
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 
 /* ---- watch ---- */

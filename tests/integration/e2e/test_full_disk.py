@@ -39,9 +39,12 @@ class FullDisk(unittest.TestCase):
 def main():
     if os.environ.get(INSIDE):
         unittest.main()
-    user = ["unshare", "--map-root-user", "--mount"]
-    for prefix in ([["unshare", "--mount"]] if os.geteuid() == 0 else []) + [user]:
-        tried = subprocess.run([*prefix, "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+    ways = [["unshare", "--map-root-user", "--mount"]]
+    if os.geteuid() == 0:
+        # In a chroot the root is no mount point, whose propagation could be changed.
+        ways = [["unshare", "--mount"], *ways, ["unshare", "--mount", "--propagation", "unchanged"]]
+    for prefix in ways:
+        tried = subprocess.run([*prefix, "sh", "-c", "mount -t tmpfs tmpfs /mnt && umount /mnt"],
                                capture_output=True, text=True, check=False)
         if tried.returncode == 0:
             return subprocess.run([*prefix, sys.executable, *sys.argv],

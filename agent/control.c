@@ -293,6 +293,7 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     struct mb_pg_id pg;
     struct mb_err err = {0};
     char text[TEXT_MAX];
+    int rc;
 
     if (hello->protocol_version != PROTOCOL_VERSION) {
         snprintf(text, sizeof(text), "this agent speaks version %d of the gang protocol, not %u",
@@ -314,13 +315,9 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     }
     memcpy(pg.bytes, hello->placement_group_id.data, sizeof(pg.bytes));
     r = mb_gangs_find(g, &pg, hello->attempt);
-    if (r == NULL && !mb_ledger_is_committed(g->ledger, &pg)) {
-        refuse(c, MB_GRPC_FAILED_PRECONDITION,
-               "no bundle of this placement group is committed on this node");
-        return;
-    }
-    if (mb_ledger_fence(g->ledger, &pg, hello->attempt, &err) != MB_OK) {
-        refuse(c, MB_GRPC_ABORTED, err.text);
+    rc = mb_gang_admit(g->ledger, &pg, hello->attempt, r != NULL, &err);
+    if (rc != MB_OK) {
+        refuse(c, rc == MB_ENOENT ? MB_GRPC_FAILED_PRECONDITION : MB_GRPC_ABORTED, err.text);
         return;
     }
     if (r == NULL)

@@ -353,7 +353,7 @@ static void free_node(struct mb_gang_run *r)
     for (size_t i = 0; i < r->owner->n_runs; i++) {
         const struct mb_gang_run *other = r->owner->runs[i];
 
-        if (other != r && mb_gang_has_processes(&other->fsm) && !other->launch_waits &&
+        if (other != r && mb_gang_keeps_node(&other->fsm, other->launch_waits) &&
             memcmp(&other->pg, &r->pg, sizeof(r->pg)) == 0)
             return; /* another attempt of the group runs */
     }
@@ -435,17 +435,18 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
 
 void mb_gang_run_adopt(struct mb_gang_run *r)
 {
+    enum mb_gang_adoption adoption = mb_gang_adoption(r->fsm.state);
     struct mb_err err = {0};
     int rc;
 
     mb_info("gang", "job=%s attempt=%u: adopted in state %s", r->job_id, r->attempt,
             mb_gang_state_name(r->fsm.state));
-    if (r->fsm.state == MB_GANG_CREATED)
+    if (adoption == MB_GANG_ADOPT_NOTHING)
         return;
     rc = open_upload(r, &err);
     if (rc != MB_OK)
         mb_gang_run_fail(r, rc, err.text);
-    if (!mb_gang_has_processes(&r->fsm)) {
+    if (adoption == MB_GANG_ADOPT_UPLOADS) {
         if (r->upload != NULL)
             mb_upload_no_more(r->upload);
         if (r->upload == NULL || !mb_upload_is_busy(r->upload))
@@ -466,9 +467,7 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
     }
     r->sup = NULL;
     mb_gang_run_fail(r, MB_EUNAVAIL, "the agent was restarted while it launched the ranks");
-    mb_gang_run_event(
-        r, r->fsm.state == MB_GANG_LAUNCHING ? MB_GANG_EV_LAUNCH_FAILED : MB_GANG_EV_ALL_EXITED,
-        NULL);
+    mb_gang_run_event(r, mb_gang_adoption_lost(r->fsm.state), NULL);
 }
 
 /* ---- closing ---- */

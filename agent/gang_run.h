@@ -7,6 +7,7 @@
 #ifndef MOBULA_AGENT_GANG_RUN_H
 #define MOBULA_AGENT_GANG_RUN_H
 
+#include "agent/gang_rules.h"
 #include "agent/gangs.h"
 #include "agent/upload/pull.h"
 #include "agent/upload/upload.h"

@@ -5,6 +5,8 @@
  *  3. A driver that cannot start, or that nobody knows after a restart, makes the job FAILED.
  *  4. A driver started although the job was stopped while PENDING must be stopped by the caller:
  *     STARTED in STOPPED is refused.
+ *  5. A job is started at most once: after a restart only one that is still PENDING and whose
+ *     driver nobody knows; one that had begun is lost with its driver.
  */
 #include "gcs/job_states.h"
 
@@ -86,6 +88,36 @@ int mb_job_state_parse(const char *name, enum mb_job_state *out)
 int mb_job_is_terminal(enum mb_job_state s)
 {
     return states[s].terminal;
+}
+
+void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct mb_job_news *out)
+{
+    *out = (struct mb_job_news){0};
+    switch (e->kind) {
+    case MB_JOB_EVENT_RUNNING:
+        if (mb_job_is_terminal(s))
+            out->stop_driver = 1;
+        else
+            out->inputs[out->n_inputs++] = MB_JOB_STARTED;
+        break;
+    case MB_JOB_EVENT_EXITED:
+        if (s == MB_JOB_PENDING) /* it began and ended between two looks */
+            out->inputs[out->n_inputs++] = MB_JOB_STARTED;
+        out->inputs[out->n_inputs++] = e->exit_code == 0 ? MB_JOB_EXIT_ZERO : MB_JOB_EXIT_NONZERO;
+        break;
+    case MB_JOB_EVENT_START_FAILED:
+        out->inputs[out->n_inputs++] = MB_JOB_START_FAILED;
+        break;
+    }
+}
+
+enum mb_job_recovery mb_job_recover(enum mb_job_state s, enum mb_job_adopt found)
+{
+    if (mb_job_is_terminal(s) || found == MB_JOB_ADOPT_EXITED)
+        return MB_JOB_RECOVER_WAIT;
+    if (found == MB_JOB_ADOPT_RUNNING)
+        return s == MB_JOB_STOPPING ? MB_JOB_RECOVER_STOP : MB_JOB_RECOVER_WAIT;
+    return s == MB_JOB_PENDING ? MB_JOB_RECOVER_START : MB_JOB_RECOVER_LOST;
 }
 
 static int failed_message(enum mb_job_input input, const struct mb_job_facts *f, struct mb_buf *out)

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "gcs/runner.h"
 
 enum mb_job_state {
     MB_JOB_PENDING,
@@ -37,6 +38,24 @@ const char *mb_job_state_name(enum mb_job_state s);
 /* MB_EINVAL for a word that is none of Ray's five. */
 int mb_job_state_parse(const char *name, enum mb_job_state *out);
 int mb_job_is_terminal(enum mb_job_state s);
+
+/* What the runner said of a driver, as inputs in this order; stop_driver: nobody wants it any more.
+ */
+struct mb_job_news {
+    enum mb_job_input inputs[2];
+    int n_inputs;
+    int stop_driver;
+};
+void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct mb_job_news *out);
+
+/* After a restart: what is due for a job whose driver the runner found, or not. */
+enum mb_job_recovery {
+    MB_JOB_RECOVER_WAIT, /* its next event comes by itself */
+    MB_JOB_RECOVER_STOP, /* it runs, and a stop was asked for */
+    MB_JOB_RECOVER_START,
+    MB_JOB_RECOVER_LOST /* input MB_JOB_LOST */
+};
+enum mb_job_recovery mb_job_recover(enum mb_job_state s, enum mb_job_adopt found);
 
 struct mb_job_facts {
     int asks_resources;   /* PENDING: the entrypoint asked for resources */

@@ -333,29 +333,19 @@ static void on_event(void *arg, const struct mb_job_event *e)
     struct head_job *job = h->stopping ? NULL : head_job_find(h, e->submission_id);
     struct mb_job_facts facts = {
         .exit_code = e->exit_code, .log_tail = e->log_tail, .text = e->text};
+    struct mb_job_news news;
 
     if (!job)
         return;
-    switch (e->kind) {
-    case MB_JOB_EVENT_RUNNING:
-        if (mb_job_is_terminal(job->state)) {
-            struct mb_err err = {0};
-            mb_info("jobs", "job=%s started after it had ended: stopping its driver", job->id);
-            if (h->runner->stop(h->runner->self, job->id, &err) != 0)
-                mb_warn("jobs", "job=%s %s", job->id, err.text);
-            return;
-        }
-        apply(h, job, MB_JOB_STARTED, &facts);
-        break;
-    case MB_JOB_EVENT_EXITED:
-        if (job->state == MB_JOB_PENDING)
-            apply(h, job, MB_JOB_STARTED, &facts); /* it began and ended between two looks */
-        apply(h, job, e->exit_code == 0 ? MB_JOB_EXIT_ZERO : MB_JOB_EXIT_NONZERO, &facts);
-        break;
-    case MB_JOB_EVENT_START_FAILED:
-        apply(h, job, MB_JOB_START_FAILED, &facts);
-        break;
+    mb_job_on_event(job->state, e, &news);
+    if (news.stop_driver) {
+        struct mb_err err = {0};
+        mb_info("jobs", "job=%s started after it had ended: stopping its driver", job->id);
+        if (h->runner->stop(h->runner->self, job->id, &err) != 0)
+            mb_warn("jobs", "job=%s %s", job->id, err.text);
     }
+    for (int i = 0; i < news.n_inputs; i++)
+        apply(h, job, news.inputs[i], &facts);
 }
 
 /* ---- load ---- */
@@ -389,22 +379,24 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
 
 static void adopt(struct mb_head *h, struct head_job *job)
 {
+    static const char *const words[] = {[MB_JOB_ADOPT_RUNNING] = "runs",
+                                        [MB_JOB_ADOPT_EXITED] = "has ended",
+                                        [MB_JOB_ADOPT_UNKNOWN] = "is not known"};
+    enum mb_job_adopt found = h->runner->adopt(h->runner->self, job->id);
     struct mb_job_facts facts = {0};
 
-    switch (h->runner->adopt(h->runner->self, job->id)) {
-    case MB_JOB_ADOPT_RUNNING:
-        mb_info("jobs", "job=%s adopted, its driver runs", job->id);
-        if (job->state == MB_JOB_STOPPING)
-            stop_driver(h, job);
+    mb_info("jobs", "job=%s adopted, its driver %s", job->id, words[found]);
+    switch (mb_job_recover(job->state, found)) {
+    case MB_JOB_RECOVER_STOP:
+        stop_driver(h, job);
         break;
-    case MB_JOB_ADOPT_EXITED:
-        mb_info("jobs", "job=%s adopted, its driver has ended", job->id);
+    case MB_JOB_RECOVER_START:
+        start_driver(h, job);
         break;
-    case MB_JOB_ADOPT_UNKNOWN:
-        if (job->state == MB_JOB_PENDING)
-            start_driver(h, job);
-        else
-            apply(h, job, MB_JOB_LOST, &facts);
+    case MB_JOB_RECOVER_LOST:
+        apply(h, job, MB_JOB_LOST, &facts);
+        break;
+    case MB_JOB_RECOVER_WAIT:
         break;
     }
 }

@@ -191,7 +191,7 @@ static void on_pointer(void *arg, const struct mb_store_result *r)
         mb_warn("upload", "the pointer is damaged and will be replaced: %s", err.text);
         now_at = -1;
     }
-    if (now_at >= c->iteration) {
+    if (!mb_latest_moves(now_at, c->iteration)) {
         if (now_at > c->iteration)
             mb_warn("upload", "the pointer says %" PRId64 " already and stays", now_at);
         mb_err_clear(&err);

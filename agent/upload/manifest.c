@@ -305,3 +305,8 @@ int mb_latest_parse(const void *p, size_t n, int64_t *out, struct mb_err *err)
     *out = value;
     return 0;
 }
+
+int mb_latest_moves(int64_t now_at, int64_t iteration)
+{
+    return now_at < iteration;
+}

@@ -78,5 +78,7 @@ char *mb_part_key(int64_t iteration, uint32_t node_rank, uint32_t num_nodes,
                   char out[MB_CHECKPOINT_KEY_MAX]);
 /* Contents of the latest pointer: digits only (white space at the end is forgiven). MB_ECORRUPT. */
 int mb_latest_parse(const void *p, size_t n, int64_t *out, struct mb_err *err);
+/* 1: a pointer that says now_at (-1: there is none) has to move to iteration. Never backwards. */
+int mb_latest_moves(int64_t now_at, int64_t iteration);
 
 #endif

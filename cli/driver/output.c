@@ -3,6 +3,7 @@
  * A line longer than the bound is passed on in pieces rather than kept.
  */
 #include "cli/driver/internal.h"
+#include "cli/driver/offsets.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,23 +21,15 @@ void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p,
 {
     struct drv_rank_output *o = &d->output[rank];
     const char *bytes = p;
+    uint64_t missing;
+    size_t known;
 
-    /* After a re-dial an agent may repeat what we printed already. */
-    if (offset < o->next_offset) {
-        uint64_t known = o->next_offset - offset;
-
-        if (known >= n)
-            return;
-        bytes += known;
-        n -= (size_t)known;
-    } else {
-        if (offset > o->next_offset)
-            fprintf(stderr, "mobula: %llu bytes of the output of rank %u were not received\n",
-                    (unsigned long long)(offset - o->next_offset), rank);
-        o->next_offset = offset;
-    }
-    o->next_offset += n;
-
+    known = mb_drv_known_bytes(&o->next_offset, offset, n, &missing);
+    if (missing > 0)
+        fprintf(stderr, "mobula: %llu bytes of the output of rank %u were not received\n",
+                (unsigned long long)missing, rank);
+    bytes += known;
+    n -= known;
     while (n) {
         const char *end = memchr(bytes, '\n', n);
         size_t take = end ? (size_t)(end - bytes) + 1 : n;

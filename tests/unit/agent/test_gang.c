@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <cmocka.h>
-#include "agent/gang.h"
+#include "agent/gang_rules.h"
 
 static unsigned step(struct mb_gang *g, enum mb_gang_event e)
 {
@@ -139,6 +139,48 @@ static void test_random(void **state)
     }
 }
 
+static void test_who_may_say_hello(void **state)
+{
+    struct mb_resource slots = {MB_RESOURCE_SLOT, 2};
+    struct mb_bundle_spec spec = {.pg = {{7}}, .want = {{MB_RESOURCE_SLOT, 1}}, .n_want = 1};
+    struct mb_ledger *l;
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_ledger_create(&slots, 1, &l, &err), MB_OK);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 0, &err), MB_ENOENT);
+    assert_int_equal(mb_ledger_prepare(l, &spec, 1, &err), MB_OK);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 0, &err), MB_ENOENT); /* prepared is not ours */
+    assert_int_equal(mb_ledger_commit(l, &spec, 1, &err), MB_OK);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 2, 0, &err), MB_OK);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 1, &err), MB_ESTATE);
+    assert_int_equal(mb_ledger_remove(l, &spec.pg, 0), 0);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 2, 1, &err), MB_OK); /* known: it may see its end */
+    assert_int_equal(mb_gang_admit(l, &spec.pg, 3, 0, &err), MB_ENOENT);
+    mb_ledger_destroy(l);
+}
+
+static void test_adoption(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    assert_int_equal(mb_gang_adoption(MB_GANG_CREATED), MB_GANG_ADOPT_NOTHING);
+    assert_int_equal(mb_gang_adoption(MB_GANG_DRAINING), MB_GANG_ADOPT_UPLOADS);
+    for (int s = MB_GANG_LAUNCHING; s <= MB_GANG_STOPPING; s++) {
+        unsigned actions;
+        struct mb_err err;
+
+        assert_int_equal(mb_gang_adoption((enum mb_gang_state)s), MB_GANG_ADOPT_PROCESSES);
+        mb_gang_init(&g);
+        g.state = (enum mb_gang_state)s;
+        assert_true(mb_gang_keeps_node(&g, 0));
+        assert_false(mb_gang_keeps_node(&g, 1));
+        assert_int_equal(mb_gang_step(&g, mb_gang_adoption_lost(g.state), &actions, &err), MB_OK);
+        assert_int_equal(g.state, MB_GANG_DRAINING);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +190,8 @@ int main(void)
         cmocka_unit_test(test_lease),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_who_may_say_hello),
+        cmocka_unit_test(test_adoption),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/alloc.h"
+#include "cli/driver/offsets.h"
 #include "cli/driver/state.h"
 
 enum { NODES = 2, PER_NODE = 2, RANKS = NODES * PER_NODE };
@@ -293,6 +294,23 @@ static void test_memory_out(void **state)
     }
 }
 
+static void test_known_bytes(void **state)
+{
+    uint64_t next = 0, missing;
+
+    (void)state;
+    assert_int_equal(mb_drv_known_bytes(&next, 0, 10, &missing), 0);
+    assert_int_equal(next, 10);
+    assert_int_equal(mb_drv_known_bytes(&next, 2, 5, &missing), 5); /* all of it was there */
+    assert_int_equal(next, 10);
+    assert_int_equal(mb_drv_known_bytes(&next, 6, 8, &missing), 4);
+    assert_int_equal(next, 14);
+    assert_int_equal(missing, 0);
+    assert_int_equal(mb_drv_known_bytes(&next, 20, 3, &missing), 0);
+    assert_int_equal(missing, 6);
+    assert_int_equal(next, 23);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_illegal_events_change_nothing),
         cmocka_unit_test(test_random_walks),
         cmocka_unit_test(test_memory_out),
+        cmocka_unit_test(test_known_bytes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -48,6 +48,56 @@ static void terminal_jobs_never_change(void **state)
     assert_string_equal(mb_job_state_name(MB_JOB_STOPPING), "RUNNING");
 }
 
+static void a_driver_is_started_at_most_once(void **state)
+{
+    static const struct {
+        enum mb_job_state state;
+        enum mb_job_adopt found;
+        enum mb_job_recovery due;
+    } t[] = {
+        {MB_JOB_PENDING, MB_JOB_ADOPT_UNKNOWN, MB_JOB_RECOVER_START},
+        {MB_JOB_PENDING, MB_JOB_ADOPT_RUNNING, MB_JOB_RECOVER_WAIT},
+        {MB_JOB_PENDING, MB_JOB_ADOPT_EXITED, MB_JOB_RECOVER_WAIT},
+        {MB_JOB_RUNNING, MB_JOB_ADOPT_UNKNOWN, MB_JOB_RECOVER_LOST},
+        {MB_JOB_RUNNING, MB_JOB_ADOPT_RUNNING, MB_JOB_RECOVER_WAIT},
+        {MB_JOB_RUNNING, MB_JOB_ADOPT_EXITED, MB_JOB_RECOVER_WAIT},
+        {MB_JOB_STOPPING, MB_JOB_ADOPT_UNKNOWN, MB_JOB_RECOVER_LOST},
+        {MB_JOB_STOPPING, MB_JOB_ADOPT_RUNNING, MB_JOB_RECOVER_STOP},
+        {MB_JOB_STOPPING, MB_JOB_ADOPT_EXITED, MB_JOB_RECOVER_WAIT},
+        {MB_JOB_FAILED, MB_JOB_ADOPT_UNKNOWN, MB_JOB_RECOVER_WAIT},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
+        assert_int_equal(mb_job_recover(t[i].state, t[i].found), t[i].due);
+}
+
+static void what_a_runner_says(void **state)
+{
+    struct mb_job_event e = {.kind = MB_JOB_EVENT_EXITED, .exit_code = 0};
+    struct mb_job_news news;
+
+    (void)state;
+    mb_job_on_event(MB_JOB_PENDING, &e, &news);
+    assert_int_equal(news.n_inputs, 2);
+    assert_int_equal(news.inputs[0], MB_JOB_STARTED);
+    assert_int_equal(news.inputs[1], MB_JOB_EXIT_ZERO);
+    e.exit_code = -9;
+    mb_job_on_event(MB_JOB_RUNNING, &e, &news);
+    assert_int_equal(news.n_inputs, 1);
+    assert_int_equal(news.inputs[0], MB_JOB_EXIT_NONZERO);
+    e.kind = MB_JOB_EVENT_RUNNING;
+    mb_job_on_event(MB_JOB_STOPPED, &e, &news);
+    assert_int_equal(news.n_inputs, 0);
+    assert_true(news.stop_driver);
+    mb_job_on_event(MB_JOB_PENDING, &e, &news);
+    assert_int_equal(news.inputs[0], MB_JOB_STARTED);
+    assert_false(news.stop_driver);
+    e.kind = MB_JOB_EVENT_START_FAILED;
+    mb_job_on_event(MB_JOB_PENDING, &e, &news);
+    assert_int_equal(news.inputs[0], MB_JOB_START_FAILED);
+}
+
 static void job_messages_are_rays(void **state)
 {
     struct mb_job_facts f = {.asks_resources = 1, .exit_code = -9, .log_tail = "boom"};
@@ -348,6 +398,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(job_paths),
         cmocka_unit_test(terminal_jobs_never_change),
+        cmocka_unit_test(a_driver_is_started_at_most_once),
+        cmocka_unit_test(what_a_runner_says),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(five_failures_are_death),

@@ -129,6 +129,10 @@ static void test_keys_and_latest(void **state)
     int64_t n = -1;
 
     (void)state;
+    assert_true(mb_latest_moves(-1, 0));
+    assert_true(mb_latest_moves(10, 20));
+    assert_false(mb_latest_moves(20, 20));
+    assert_false(mb_latest_moves(30, 20));
     assert_string_equal(mb_iteration_dir(20, key), "iter_0000020");
     assert_string_equal(mb_manifest_key(20, key), "iter_0000020/.mobula/manifest.json");
     assert_string_equal(mb_part_key(12345678, 0, 2, key), "iter_12345678/.mobula/part-0-of-2.json");

@@ -1,0 +1,36 @@
+/*
+ *  1. Hello: the group needs a committed bundle here, unless the attempt is known already (its
+ *     bundles may be gone while it ends); then the fence refuses what is older.
+ *  2. Adoption: CREATED has nothing; with processes, the supervisor knows more than gang.json, so
+ * it tells all of it again; without, only uploads are left.
+ *  3. A supervisor that is not there took its processes along. While LAUNCHING it may never have
+ *     been started; that is a failed launch.
+ */
+#include "agent/gang_rules.h"
+
+int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, uint32_t attempt, int is_known,
+                  struct mb_err *err)
+{
+    if (!is_known && !mb_ledger_is_committed(l, pg))
+        return mb_err_set(err, MB_ENOENT,
+                          "no bundle of this placement group is committed on this node");
+    return mb_ledger_fence(l, pg, attempt, err);
+}
+
+enum mb_gang_adoption mb_gang_adoption(enum mb_gang_state s)
+{
+    if (s == MB_GANG_CREATED)
+        return MB_GANG_ADOPT_NOTHING;
+    return s >= MB_GANG_LAUNCHING && s <= MB_GANG_STOPPING ? MB_GANG_ADOPT_PROCESSES
+                                                           : MB_GANG_ADOPT_UPLOADS;
+}
+
+enum mb_gang_event mb_gang_adoption_lost(enum mb_gang_state s)
+{
+    return s == MB_GANG_LAUNCHING ? MB_GANG_EV_LAUNCH_FAILED : MB_GANG_EV_ALL_EXITED;
+}
+
+int mb_gang_keeps_node(const struct mb_gang *g, int waits)
+{
+    return mb_gang_has_processes(g) && !waits;
+}

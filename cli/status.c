@@ -73,6 +73,9 @@ static void print_checkpoint(const json_t *gang)
         return;
     if (saved < 0 && durable < 0)
         printf("      checkpoint: none yet");
+    else if (durable < 0)
+        printf("      checkpoint: saved iteration %" JSON_INTEGER_FORMAT ", none durable yet",
+               saved);
     else
         printf("      checkpoint: saved iteration %" JSON_INTEGER_FORMAT
                ", durable iteration %" JSON_INTEGER_FORMAT,

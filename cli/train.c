@@ -1,7 +1,8 @@
 /*
  * mobula train: a gang of native workers with Megatron-LM's own arguments.
  *  1. Our own options are taken out of the command line; everything else goes to the workers as it
- *     stands, in order, so that Megatron's rules (last wins, lists) hold there.
+ *     stands, in order, so that Megatron's rules (last wins, lists) hold there; but a misspelt
+ * option of ours is refused here, with the right one (train_words.h).
  *  2. --load with a URL is pulled by the agents before the ranks start; --save and
  *     --distributed-backend are read, not taken.
  *  3. --help prints our options, then the workers' argument groups.
@@ -16,29 +17,7 @@
 #include "base/str.h"
 #include "cli/launch.h"
 #include "cli/options.h"
-
-struct train {
-    struct mb_launch launch;
-};
-
-static const struct mb_option options[] = {
-    MB_LAUNCH_OPTIONS(struct train, launch),
-    {0},
-};
-
-/* Length of an option's words at argv[i] if it is ours: 0, 1 (flag, --x=v) or 2. */
-static int own_words(const char *const word, int has_next)
-{
-    size_t len;
-
-    if (!mb_starts_with(word, "--"))
-        return 0;
-    len = strcspn(word + 2, "=");
-    for (const struct mb_option *o = options; o->name; o++)
-        if (strlen(o->name) == len && strncmp(o->name, word + 2, len) == 0)
-            return word[2 + len] == '=' || o->kind == MB_OPTION_FLAG || !has_next ? 1 : 2;
-    return 0;
-}
+#include "cli/train_words.h"
 
 /* Value of the last --name in words[0..n), NULL if absent; with index of its first word. */
 static const char *find_value(char **words, int n, const char *name, int *at)
@@ -99,7 +78,7 @@ out:
     return status;
 }
 
-static void read_megatron(struct train *t, char **words, int *n)
+static void read_megatron(struct mb_train *t, char **words, int *n)
 {
     int at = 0;
     const char *backend = find_value(words, *n, "--distributed-backend", &at);
@@ -116,7 +95,7 @@ static void read_megatron(struct train *t, char **words, int *n)
 
 static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct train t;
+    struct mb_train t;
     struct mb_err err = {0};
     char **own = mb_calloc((size_t)argc + 1, sizeof(*own));
     char **words = mb_calloc((size_t)argc + 1, sizeof(*words));
@@ -131,10 +110,14 @@ static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
     own[n_own++] = argv[0];
     words[n_words++] = (char *)(uintptr_t) "mobula-worker";
     for (int i = 1; i < argc; i++) {
-        int k = own_words(argv[i], i + 1 < argc);
+        int k = mb_train_own_words(argv[i], i + 1 < argc);
 
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             status = worker_help(cli, verb);
+            goto out;
+        }
+        if (k == 0 && mb_train_check_word(argv[i], &err) != 0) {
+            status = mb_cli_fail(cli, &err);
             goto out;
         }
         if (k == 0)
@@ -174,6 +157,6 @@ const struct mb_verb mb_verb_train = {
         "      --train-iters 1000 --lr 6e-4 --data-path data/corpus_text_document \\\n"
         "      --vocab-file vocab.json --merge-file merges.txt --save-interval 100\n"
         "  mobula train --distributed-backend gloo --mock-data ...     # on the CPU\n",
-    .options = options,
+    .options = mb_train_options,
     .run = train_run,
 };

@@ -1,4 +1,4 @@
-/* The table behind args.h. Only args*.c and its test include this. */
+/* The table behind args.h. Only args*.c and tests include this. */
 #ifndef MOBULA_WORKER_ARGS_TABLE_H
 #define MOBULA_WORKER_ARGS_TABLE_H
 

@@ -62,6 +62,7 @@ class BadInput(unittest.TestCase):
             (["run", "--num-nodez", "2", "--", "true"], ["--num-nodez", "--num-nodes"]),
             (["run", "--checkpoint-url", "file:///tmp/x", "--", "true"], ["--save"]),
             (["train", "--checkpoint-url", "file:///tmp/x", "--num-layers", "2"], ["--checkpoint-url", "--save-interval"]),
+            (["train", "--num-node", "2", "--num-layers", "2"], ["--num-node;", "did you mean --num-nodes?"]),
             (["job", "submit"], ["what is to run?"]),
             (["checkpoint", "verify"], ["URL"]),
             (["preprocess", "--input", "x"], ["--output-prefix"]),

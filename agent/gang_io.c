@@ -257,6 +257,18 @@ static void on_sup_started(void *arg, unsigned child, int64_t pid, uint64_t star
     ranks_are_up(r);
 }
 
+/* A limit or a killed supervisor is the cause of whatever exits now; "child 3 failed" is none. */
+static void on_sup_ending(void *arg, const char *reason)
+{
+    struct mb_gang_run *r = arg;
+
+    if (strncmp(reason, "killed: ", 8) != 0 && strcmp(reason, "supervisor died") != 0)
+        return;
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (!r->ranks[i].exited && r->ranks[i].cause == NULL)
+            r->ranks[i].cause = mb_strdup(reason);
+}
+
 static void on_sup_start_failed(void *arg, unsigned child, const char *text)
 {
     struct mb_gang_run *r = arg;
@@ -323,8 +335,13 @@ static void on_sup_all_exited(void *arg, const char *reason)
 }
 
 static const struct mb_supervisor_ops supervisor_ops = {
-    on_sup_error,  on_sup_started, on_sup_start_failed,
-    on_sup_report, on_sup_exit,    on_sup_all_exited,
+    .on_error = on_sup_error,
+    .on_started = on_sup_started,
+    .on_ending = on_sup_ending,
+    .on_start_failed = on_sup_start_failed,
+    .on_report = on_sup_report,
+    .on_exit = on_sup_exit,
+    .on_all_exited = on_sup_all_exited,
 };
 
 /* ---- carrying out the actions ---- */

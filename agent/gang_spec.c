@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/job_limits.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
@@ -26,7 +27,8 @@ static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=
                                         "LANG=",         "LC_",           "TZ=",
                                         "TMPDIR=",       "NCCL_",         "LD_LIBRARY_PATH=",
                                         "SHELL=",        "OMP_",          "OPENBLAS_",
-                                        "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG="};
+                                        "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG=",
+                                        "MOBULA_JOB_"};
 
 char *mb_gang_log_path(const struct mb_gang_run *r, uint32_t rank)
 {
@@ -261,6 +263,7 @@ int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *op
                                .leftover_grace_ms = LEFTOVER_GRACE_MS,
                                .n_children = n,
                                .children = children};
+    struct mb_job_limits limits;
     int rc = MB_OK;
 
     if (!children || !envs || !logs || !argv || !argv[0])
@@ -276,14 +279,19 @@ int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *op
             .want_report = r->is_worker,
         };
     }
-    if (rc == MB_OK)
-        rc = mb_supervisor_start(r->owner->init, &spec, ops, r, &r->sup, err);
-    else
+    if (rc == MB_OK) {
+        rc = mb_job_limits_read(envs[0].list, &limits, err); /* the job's: all ranks agree */
+        if (rc == MB_OK) {
+            mb_job_limits_apply(&limits, &spec);
+            rc = mb_supervisor_start(r->owner->init, &spec, ops, r, &r->sup, err);
+        }
+    } else {
         mb_err_set(err, rc,
                    rc == MB_ENOMEM  ? "no memory to launch %zu ranks"
                    : rc == MB_EFULL ? "more than 4096 environment variables for %zu ranks"
                                     : "an environment entry without '=' (%zu ranks)",
                    n);
+    }
     for (size_t i = 0; envs != NULL && i < n; i++)
         env_free(&envs[i]);
     for (size_t i = 0; logs != NULL && i < n; i++)

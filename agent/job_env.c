@@ -254,6 +254,8 @@ int mb_job_env_build(const struct mb_job_spec *spec, char *const *inherited, con
     rc = apply_env_vars(&env, json_object_get(runtime_env, "env_vars"), err);
     if (rc == 0)
         rc = apply_stop(&env, err);
+    if (rc == 0)
+        rc = mb_job_limits_read(env.vars, &env.limits, err);
     if (rc != 0)
         goto out;
     rc = apply_ours(&env, spec, bin_dir, runtime_env, metadata);

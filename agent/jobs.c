@@ -336,6 +336,7 @@ static int supervise(struct job *job, struct mb_err *err)
                                .n_children = 1,
                                .children = &child};
 
+    mb_job_limits_apply(&job->env.limits, &spec);
     return mb_supervisor_start(job->jobs->init, &spec, &supervisor_ops, job, &job->supervisor, err);
 }
 

@@ -8,8 +8,10 @@
  *  The connection breaks (supervisor killed, or it dropped us):
  *   a. the state file says all-exited: the missing callbacks come from it;
  *   b. the supervisor lives: connect again, for at most RECONNECT_MS, then on_error;
- *   c. it is dead: init kills what it left; wait until the recorded pids are gone (after
- *      ORPHANS_MS kill them here too), then report them as killed and "supervisor died".
+ *   c. it is dead: the kernel kills its children and init what they left. Init may be dead too, so
+ *      its control group is killed here as well; wait until that is empty and the recorded pids are
+ *      gone (after ORPHANS_MS kill those here too), then report them as killed and "supervisor
+ *      died".
  *
  *  on_exit and on_all_exited are held back until the report sockets arrived: a child that ended
  *  before we connected may have said why, and release loses the sockets.
@@ -62,7 +64,7 @@ struct mb_supervisor {
     unsigned char heard_exit[MB_SUP_CHILDREN_MAX];
     unsigned exits[MB_SUP_CHILDREN_MAX]; /* children in the order they ended */
     size_t n_exits, n_exits_told;
-    int fds_complete;
+    int fds_complete, told_ending;
     int stop_due, kill_due, stop_signal; /* asked while there was no connection */
     uint32_t stop_grace_ms;
     void (*on_closed)(void *arg);
@@ -93,6 +95,15 @@ static void tell_started(struct mb_supervisor *s, unsigned child, int64_t pid, u
         return;
     s->told_start[child] = 1;
     s->ops->on_started(s->arg, child, pid, ticks);
+}
+
+static void tell_ending(struct mb_supervisor *s, const char *reason)
+{
+    if (is_over(s) || s->told_ending || reason[0] == '\0')
+        return;
+    s->told_ending = 1;
+    if (s->ops->on_ending != NULL)
+        s->ops->on_ending(s->arg, reason);
 }
 
 static void tell_start_failed(struct mb_supervisor *s, unsigned child, const char *text)
@@ -138,6 +149,7 @@ static void tell_all_exited(struct mb_supervisor *s)
 /* Everything s->state holds that was not told yet. */
 static void tell_state(struct mb_supervisor *s)
 {
+    tell_ending(s, s->state.reason);
     tell_exits(s);
     for (unsigned i = 0; i < s->state.n_children; i++) {
         const struct mb_sup_child_state *c = &s->state.children[i];
@@ -201,6 +213,9 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
         s->heard_exit[m->child] = 1;
         tell_exits(s);
         break;
+    case MB_SUP_MSG_ENDING:
+        tell_ending(s, m->text);
+        break;
     case MB_SUP_MSG_ALL_EXITED:
         s->state.all_exited = 1;
         snprintf(s->state.reason, sizeof(s->state.reason), "%s", m->text);
@@ -220,7 +235,7 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
         tell_exits(s);
         tell_all_exited(s);
         break;
-    default: /* ending, replayed: facts without a callback */
+    default: /* replayed: a fact without a callback */
         break;
     }
 }
@@ -405,6 +420,16 @@ static unsigned count_orphans(const struct mb_sup_state *state, int kill_them)
     return n;
 }
 
+/* 1: the control group of a dead supervisor still has processes; they are being killed. */
+static int has_group_left(struct mb_supervisor *s, int is_late)
+{
+    if (s->state.group.kind == MB_CGROUP_NONE)
+        return 0;
+    if (mb_cgroup_kill(&s->state.group) != 0 && is_late)
+        mb_warn("supervisor", "%s cannot be killed: %s", s->state.group.dir, strerror(errno));
+    return mb_cgroup_remove(&s->state.group) != 0 && !is_late;
+}
+
 static void take_as_died(struct mb_supervisor *s)
 {
     for (size_t i = 0; i < s->state.n_children; i++) {
@@ -454,7 +479,8 @@ static void look_what_became_of_it(uv_timer_t *timer)
         }
         return;
     }
-    if (count_orphans(&s->state, waited_ms > ORPHANS_MS) > 0)
+    if (has_group_left(s, waited_ms > ORPHANS_MS) ||
+        count_orphans(&s->state, waited_ms > ORPHANS_MS) > 0)
         return;
     take_as_died(s);
     tell_state(s);

@@ -38,6 +38,9 @@ struct mb_supervisor_ops {
      */
     void (*on_error)(void *arg, const struct mb_err *err);
     void (*on_started)(void *arg, unsigned child, int64_t pid, uint64_t start_ticks);
+    /* The supervisor begins to end the tree, with the reason of on_all_exited; exits that follow
+     * are its doing. Not called when the children end by themselves. May be NULL. */
+    void (*on_ending)(void *arg, const char *reason);
     /* exec or the log file failed; on_exit with code 127 follows. */
     void (*on_start_failed)(void *arg, unsigned child, const char *text);
     /* The agent's end of child's report socket: taken by the callee, already non-blocking. The

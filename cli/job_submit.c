@@ -25,6 +25,7 @@ struct submit_args {
     const char *resources, *labels;
     double num_cpus, num_gpus;
     int64_t memory;
+    uint64_t memory_limit_bytes, nofile;
     int no_wait;
 };
 
@@ -48,6 +49,9 @@ static const struct mb_option options[] = {
            "other resources for the entrypoint"),
     OPTION("entrypoint-label-selector", "JSON", MB_OPTION_STRING, labels,
            "labels of the node for the entrypoint"),
+    OPTION("memory-limit", "SIZE", MB_OPTION_SIZE, memory_limit_bytes,
+           "of all processes of the job on a node; beyond it they are killed"),
+    OPTION("nofile", "N", MB_OPTION_SIZE, nofile, "open files of each process of the job"),
     OPTION("no-wait", NULL, MB_OPTION_FLAG, no_wait, "do not follow the log"),
     {0},
 };
@@ -129,6 +133,24 @@ static int add_object(json_t *request, const char *field, const char *text, cons
     return 0;
 }
 
+/* A flag wins over the same variable in --runtime-env. */
+static int add_limit(json_t *env, const char *name, uint64_t value, struct mb_err *err)
+{
+    json_t *vars = json_object_get(env, "env_vars");
+    char number[24];
+
+    if (value == 0)
+        return 0;
+    if (vars == NULL) {
+        vars = json_object();
+        json_object_set_new(env, "env_vars", vars);
+    }
+    snprintf(number, sizeof(number), "%llu", (unsigned long long)value);
+    if (json_object_set_new(vars, name, json_string(number)) != 0)
+        return mb_err_set(err, MB_EINVAL, "job submit: env_vars must be an object");
+    return 0;
+}
+
 static json_t *build_request(const struct submit_args *a, char *const *words, int n_words,
                              struct mb_err *err)
 {
@@ -136,7 +158,9 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     json_t *request = json_object(), *env = read_runtime_env(a, err);
     const char *id = a->submission_id != NULL ? a->submission_id : a->job_id;
 
-    if (env == NULL || add_object(request, "metadata", a->metadata, "--metadata-json", err) != 0 ||
+    if (env == NULL || add_limit(env, "MOBULA_JOB_MEMORY_LIMIT", a->memory_limit_bytes, err) != 0 ||
+        add_limit(env, "MOBULA_JOB_NOFILE", a->nofile, err) != 0 ||
+        add_object(request, "metadata", a->metadata, "--metadata-json", err) != 0 ||
         add_object(request, "entrypoint_resources", a->resources, "--entrypoint-resources", err) !=
             0 ||
         add_object(request, "entrypoint_label_selector", a->labels, "--entrypoint-label-selector",

@@ -2,7 +2,7 @@
  * Processes that lost supervisor and front process at the same moment (a kill of both): their state
  * files still name them. 1. every TEMP_DIR/node_X/jobs/Y/state and gangs/Y/state; 2. its supervisor
  * must be gone; 3. each child recorded as running, if pid and start time still are that process,
- * gets SIGKILL together with its process group.
+ * gets SIGKILL together with its process group; 4. so does whatever is in its control group.
  */
 #include "cli/local.h"
 
@@ -10,9 +10,12 @@
 #include <glob.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
+
+enum { GROUP_POLLS = 200, GROUP_POLL_NS = 5000000 };
 
 /* A shared temporary directory may hold what others wrote there to have us kill. */
 static int is_ours(int dir_fd)
@@ -22,7 +25,7 @@ static int is_ours(int dir_fd)
     return fstat(dir_fd, &st) == 0 && st.st_uid == geteuid();
 }
 
-static size_t end_children(const struct mb_sup_state *state)
+static size_t end_children(struct mb_sup_state *state)
 {
     size_t n = 0;
 
@@ -35,6 +38,10 @@ static size_t end_children(const struct mb_sup_state *state)
             continue;
         n += kill((pid_t)-c->pid, SIGKILL) == 0 || kill((pid_t)c->pid, SIGKILL) == 0;
     }
+    if (!mb_cgroup_is_empty(&state->group) && mb_cgroup_kill(&state->group) == 0 && n == 0)
+        n++; /* at least one that forked away from those */
+    for (int i = 0; i < GROUP_POLLS && mb_cgroup_remove(&state->group) != 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = GROUP_POLL_NS}, NULL); /* they are dying */
     return n;
 }
 

@@ -122,11 +122,15 @@ enum mb_job_recovery mb_job_recover(enum mb_job_state s, enum mb_job_adopt found
 
 static int failed_message(enum mb_job_input input, const struct mb_job_facts *f, struct mb_buf *out)
 {
-    if (input == MB_JOB_EXIT_NONZERO)
-        return mb_buf_printf(out,
-                             "Job entrypoint command failed with exit code %d, last available "
-                             "logs (truncated to 20,000 chars):\n%s",
-                             f->exit_code, f->log_tail ? f->log_tail : "");
+    if (input == MB_JOB_EXIT_NONZERO) { /* with a reason when it did not end by itself */
+        const char *why = f->text ? f->text : "";
+
+        return mb_buf_printf(
+            out,
+            "Job entrypoint command failed with exit code %d%s%s%s, last available "
+            "logs (truncated to 20,000 chars):\n%s",
+            f->exit_code, *why ? " (" : "", why, *why ? ")" : "", f->log_tail ? f->log_tail : "");
+    }
     if (f->text && *f->text)
         return mb_buf_puts(out, f->text);
     return mb_buf_puts(out, input == MB_JOB_LOST

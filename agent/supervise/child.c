@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +52,17 @@ static void open_stdio(const char *log_path, int fail_fd)
         report_and_exit(fail_fd, "log file", log_path);
 }
 
+/* Soft and hard: what a job was given is not its own to raise. */
+static void set_limits(const struct mb_exec *x, int fail_fd)
+{
+    struct rlimit files = {.rlim_cur = x->nofile, .rlim_max = x->nofile}, none = {0};
+
+    if (x->nofile != 0 && setrlimit(RLIMIT_NOFILE, &files) != 0)
+        report_and_exit(fail_fd, "limit of open files of", x->argv[0]);
+    if (x->no_core)
+        setrlimit(RLIMIT_CORE, &none);
+}
+
 static void run_child(const struct mb_exec *x, pid_t parent, int fail_fd)
 {
     const char *program = x->program != NULL ? x->program : x->argv[0];
@@ -62,6 +74,9 @@ static void run_child(const struct mb_exec *x, pid_t parent, int fail_fd)
         if (getppid() != parent)
             _exit(127); /* it died before the line above: nobody would tell us */
     }
+    if (x->cgroup_fd > 0 && write(x->cgroup_fd, "0", 1) != 1)
+        report_and_exit(fail_fd, "control group of", x->argv[0]);
+    set_limits(x, fail_fd);
     if (x->log_path != NULL)
         open_stdio(x->log_path, fail_fd);
     if (x->cwd != NULL && chdir(x->cwd) != 0)

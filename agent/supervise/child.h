@@ -15,6 +15,9 @@ struct mb_exec {
     int pass_fd[2];          /* stay open across exec under their numbers; -1: none */
     const char *fd_env[2];   /* "NAME" that gets each number; NULL with -1 */
     int death_signal;        /* sent when the parent dies; 0: none */
+    int cgroup_fd;           /* mb_cgroup_join_fd(), closed at exec; 0 or less: none */
+    uint32_t nofile;         /* soft and hard limit of open files; 0: inherited */
+    int no_core;             /* no core file, whatever is inherited */
 };
 
 /* Forks and executes in a new session, signals at their defaults. The pid, or -1 with a line in

@@ -35,6 +35,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "agent/supervise/cgroup.h"
 #include "agent/supervise/child.h"
 #include "agent/supervise/file.h"
 #include "agent/supervise/procs.h"
@@ -42,6 +43,7 @@
 #include "agent/supervise/state.h"
 
 enum {
+    DEAD_MAX = 64,          /* killed supervisors whose control group is not removed yet */
     SUPERVISORS_MAX = 1024, /* at the bound a spawn is refused */
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 5000,
@@ -55,9 +57,15 @@ enum {
 enum phase { SERVING, STOPPING_AGENT, STOPPING_SUPERVISORS, KILLING };
 
 struct supervisor_slot {
-    pid_t pid;    /* 0: free */
-    int ready_fd; /* -1: it has answered */
-    char *spec;   /* path, for the answer; freed then */
+    pid_t pid;      /* 0: free */
+    int ready_fd;   /* -1: it has answered */
+    uint64_t ticks; /* its start time: with pid the name of its control group */
+    char *spec;     /* path, for the answer; freed then */
+};
+
+struct dead_supervisor {
+    pid_t pid; /* 0: free */
+    uint64_t ticks;
 };
 
 struct front {
@@ -76,6 +84,8 @@ struct front {
     int strays_due; /* a supervisor was killed: what it left must go */
     uint64_t strays_again_ms;
     struct supervisor_slot supervisors[SUPERVISORS_MAX];
+    struct dead_supervisor dead[DEAD_MAX];
+    size_t next_dead;
     struct pollfd poll_fds[SUPERVISORS_MAX + 2];
 };
 
@@ -169,6 +179,7 @@ static void spawn(struct front *f, const char *path)
         return;
     }
     slot->ready_fd = ready[0];
+    slot->ticks = mb_sup_start_ticks(slot->pid);
 }
 
 /* The supervisor said "ok", why not, or died without a word. */
@@ -190,6 +201,35 @@ static void supervisor_answered(struct front *f, struct supervisor_slot *slot)
     slot->spec = NULL;
 }
 
+/* In one step, so that nothing it forks meanwhile is missed. */
+static void kill_group_of(pid_t pid, uint64_t ticks)
+{
+    struct mb_cgroup group;
+
+    mb_cgroup_find(&group, pid, ticks);
+    if (mb_cgroup_kill(&group) != 0)
+        say("%s cannot be killed: %s", group.dir, strerror(errno));
+}
+
+/* The number of groups of killed supervisors that are still in use. */
+static int remove_dead_groups(struct front *f)
+{
+    int n = 0;
+
+    for (size_t i = 0; i < DEAD_MAX; i++) {
+        struct mb_cgroup group;
+
+        if (f->dead[i].pid == 0)
+            continue;
+        mb_cgroup_find(&group, f->dead[i].pid, f->dead[i].ticks);
+        if (mb_cgroup_remove(&group) == 0)
+            f->dead[i].pid = 0;
+        else
+            n++;
+    }
+    return n;
+}
+
 static void supervisor_ended(struct front *f, struct supervisor_slot *slot, int status)
 {
     if (slot->ready_fd >= 0)
@@ -197,6 +237,9 @@ static void supervisor_ended(struct front *f, struct supervisor_slot *slot, int 
     if (WIFSIGNALED(status)) {
         say("supervisor %d was ended by signal %d: killing what it left", (int)slot->pid,
             WTERMSIG(status));
+        kill_group_of(slot->pid, slot->ticks);
+        f->dead[f->next_dead++ % DEAD_MAX] =
+            (struct dead_supervisor){.pid = slot->pid, .ticks = slot->ticks};
         f->strays_due = 1;
     }
     *slot = (struct supervisor_slot){.ready_fd = -1};
@@ -217,6 +260,7 @@ static void kill_strays(struct front *f)
             keep[n++] = f->supervisors[i].pid;
     }
     f->strays_due = mb_procs_kill_tree(keep, n) != 0;
+    f->strays_due |= remove_dead_groups(f) != 0;
     f->strays_again_ms = now_ms() + KILL_AGAIN_MS;
 }
 
@@ -383,6 +427,9 @@ static int advance(struct front *f, int none_left)
         ((f->agent_pid == 0 && n_supervisors(f) == 0) || now >= f->phase_ends_ms))
         enter(f, KILLING, now);
     if (f->phase == KILLING && !none_left && now >= f->phase_ends_ms) {
+        for (size_t i = 0; i < SUPERVISORS_MAX; i++)
+            if (f->supervisors[i].pid != 0)
+                kill_group_of(f->supervisors[i].pid, f->supervisors[i].ticks);
         mb_procs_kill_tree(NULL, 0);
         f->phase_ends_ms = now + KILL_AGAIN_MS;
     }
@@ -523,6 +570,7 @@ int mb_front_main(const struct mb_front_opts *opts)
         reap(&f, &none_left);
         kill_strays(&f);
     } while (!advance(&f, none_left));
+    remove_dead_groups(&f);
     snprintf(path, sizeof(path), "%s/%s", opts->run_dir, MB_INIT_PID_FILE);
     unlink(path);
     close(f.signal_fd);

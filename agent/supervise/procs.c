@@ -22,7 +22,7 @@
 #include <unistd.h>
 #include "agent/supervise/state.h"
 
-enum { STAT_MAX_BYTES = 1024, TICKS_FIELD = 22 };
+enum { STAT_MAX_BYTES = 1024, TICKS_FIELD = 22, STOP_PASSES = 64 };
 
 struct proc {
     pid_t pid;
@@ -205,13 +205,74 @@ int mb_procs_kill_tree(const pid_t *keep, size_t n_keep)
 {
     pid_t *pids = NULL;
     size_t n = 0;
+    int added = 1;
 
-    if (collect(keep, n_keep, &pids, &n) < 0) {
-        free(pids);
-        return -1;
+    for (int pass = 0; pass < STOP_PASSES && added > 0; pass++) {
+        size_t done = n;
+
+        added = collect(keep, n_keep, &pids, &n);
+        for (size_t i = done; i < n; i++)
+            kill(pids[i], SIGSTOP);
     }
     for (size_t i = 0; i < n; i++)
         kill(pids[i], SIGKILL);
     free(pids);
-    return (int)n;
+    return added < 0 && n == 0 ? -1 : (int)n;
+}
+
+/* ---- memory ---- */
+
+static uint64_t resident_bytes(pid_t pid)
+{
+    unsigned long long pages = 0;
+    char path[64];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
+    f = fopen(path, "re");
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%*s %llu", &pages) != 1)
+        pages = 0;
+    fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* What it shares counts by its part; where the kernel does not say, all that is resident. */
+static uint64_t proportional_bytes(pid_t pid)
+{
+    unsigned long long kib = 0;
+    char path[64], line[128];
+    int found = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)pid);
+    f = fopen(path, "re");
+    while (f != NULL && !found && fgets(line, sizeof(line), f) != NULL)
+        found = sscanf(line, "Pss: %llu", &kib) == 1;
+    if (f != NULL)
+        fclose(f);
+    return found ? kib * 1024 : resident_bytes(pid);
+}
+
+int mb_procs_memory_exceeds(uint64_t limit_bytes)
+{
+    uint64_t (*const measures[])(pid_t) = {resident_bytes, proportional_bytes};
+    pid_t *pids = NULL;
+    size_t n = 0;
+    int above = 1;
+
+    if (collect(NULL, 0, &pids, &n) < 0) {
+        free(pids);
+        return -1;
+    }
+    for (int m = 0; m < 2 && above; m++) {
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < n; i++)
+            sum += measures[m](pids[i]);
+        above = sum > limit_bytes;
+    }
+    free(pids);
+    return above;
 }

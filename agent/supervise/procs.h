@@ -7,6 +7,7 @@
 #define MOBULA_AGENT_SUPERVISE_PROCS_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* One signal to every live descendant of this process, each at most once, also to those that were
@@ -14,7 +15,13 @@
 int mb_procs_signal_tree(int signal);
 
 /* SIGKILL to every descendant that is there now, but for the processes in keep and what is below
- * them. The number killed, or -1; call again until it is 0 and waitpid() says ECHILD. */
+ * them. All are stopped first, again and again until none is new, so that a tree that forks as fast
+ * as it is killed does not win. The number killed, or -1; call again until it is 0 and waitpid()
+ * says ECHILD. */
 int mb_procs_kill_tree(const pid_t *keep, size_t n_keep);
+
+/* Is the memory of all descendants together above limit_bytes? Resident memory is summed first; if
+ * that is above, what processes share is counted once (Pss). 1 or 0; -1 when /proc fails. */
+int mb_procs_memory_exceeds(uint64_t limit_bytes);
 
 #endif

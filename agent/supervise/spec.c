@@ -85,6 +85,9 @@ int mb_sup_spec_write(const struct mb_sup_spec *spec, const char *path, char *te
     add_number(&t, "end_peers_after_ms", spec->end_peers_after_ms);
     add_number(&t, "end_peers_grace_ms", spec->end_peers_grace_ms);
     add_number(&t, "leftover_grace_ms", spec->leftover_grace_ms);
+    add_number(&t, "memory_limit_bytes", (long long)spec->memory_limit_bytes);
+    add_number(&t, "nofile", spec->nofile);
+    add_number(&t, "core_files", spec->core_files);
     for (size_t i = 0; i < spec->n_children; i++) {
         const struct mb_sup_child *c = &spec->children[i];
 
@@ -161,6 +164,12 @@ static int spec_field(struct mb_sup_spec *spec, const struct record *r)
         spec->dir = r->value;
         return r->value[0] == '/' ? 0 : -1;
     }
+    if (strcmp(r->key, "memory_limit_bytes") == 0) {
+        if (number(r->value, 0, INT64_MAX, &v) != 0)
+            return -1;
+        spec->memory_limit_bytes = (uint64_t)v;
+        return 0;
+    }
     if (number(r->value, -1, INT32_MAX, &v) != 0)
         return -1;
     if (strcmp(r->key, "end_peers_after_ms") == 0)
@@ -175,6 +184,10 @@ static int spec_field(struct mb_sup_spec *spec, const struct record *r)
         spec->end_peers_grace_ms = (uint32_t)v;
     else if (strcmp(r->key, "leftover_grace_ms") == 0)
         spec->leftover_grace_ms = (uint32_t)v;
+    else if (strcmp(r->key, "nofile") == 0)
+        spec->nofile = (uint32_t)v;
+    else if (strcmp(r->key, "core_files") == 0)
+        spec->core_files = v != 0;
     else
         return -1;
     return 0;

@@ -34,6 +34,9 @@ struct mb_sup_spec {
     uint32_t stop_grace_ms;      /* used when the supervisor ends without being told a grace */
     int32_t end_peers_after_ms;  /* after the first child that failed; -1: the others go on */
     uint32_t end_peers_grace_ms; /* between the stop signal to those peers and their SIGKILL */
+    uint64_t memory_limit_bytes; /* of all children together with what they start; 0: none */
+    uint32_t nofile;             /* open files of each process; 0: as inherited */
+    int core_files;              /* 0: no core file is written */
     uint32_t leftover_grace_ms;  /* for what children left behind, once all of them exited */
     size_t n_children;
     const struct mb_sup_child *children;

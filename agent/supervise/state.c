@@ -3,6 +3,8 @@
  *   mobula-supervise-state 1
  *   supervisor PID TICKS N
  *   child I PHASE PID TICKS CODE SIGNAL
+ *   group KIND DIRECTORY          of the control group; without one the line is missing
+ *   left 0 PROOF                  how it was made sure that no process is left
  *   all-exited REASON
  */
 #include "agent/supervise/state.h"
@@ -21,7 +23,8 @@ static const char *const phase_names[] = {"waiting", "running", "exited", "faile
 
 int mb_sup_state_write(const struct mb_sup_state *state, int dir_fd, char *text)
 {
-    size_t cap = sizeof(MAGIC) + (state->n_children + 2) * LINE_MAX_BYTES + MB_SUP_TEXT_MAX;
+    size_t cap = sizeof(MAGIC) + (state->n_children + 4) * LINE_MAX_BYTES + MB_SUP_TEXT_MAX +
+                 MB_CGROUP_DIR_MAX;
     char *data = malloc(cap);
     size_t n;
     int rc;
@@ -40,6 +43,11 @@ int mb_sup_state_write(const struct mb_sup_state *state, int dir_fd, char *text)
                               phase_names[c->phase], (long long)c->pid,
                               (unsigned long long)c->start_ticks, c->code, c->signal);
     }
+    if (state->group.kind != MB_CGROUP_NONE)
+        n += (size_t)snprintf(data + n, cap - n, "group %s %s\n",
+                              mb_cgroup_kind_name(state->group.kind), state->group.dir);
+    if (state->all_exited && state->proof[0] != '\0')
+        n += (size_t)snprintf(data + n, cap - n, "left 0 %s\n", state->proof);
     if (state->all_exited)
         n += (size_t)snprintf(data + n, cap - n, "all-exited %s\n", state->reason);
     rc = mb_file_replace(dir_fd, MB_SUP_STATE_FILE, data, n);
@@ -84,6 +92,19 @@ static int parse_line(const char *line, struct mb_sup_state *state)
         state->supervisor_pid = pid;
         state->supervisor_ticks = ticks;
         state->n_children = n;
+        return 0;
+    }
+    if (strncmp(line, "group ", 6) == 0) {
+        char kind[16] = "";
+        int at = 0;
+
+        if (sscanf(line, "group %15s %n", kind, &at) != 1 || at == 0)
+            return -1;
+        mb_cgroup_open(&state->group, kind, line + at);
+        return 0;
+    }
+    if (strncmp(line, "left 0 ", 7) == 0) {
+        snprintf(state->proof, sizeof(state->proof), "%s", line + 7);
         return 0;
     }
     if (strncmp(line, "all-exited ", 11) == 0) {

@@ -8,6 +8,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "agent/supervise/cgroup.h"
 #include "agent/supervise/spec.h"
 
 enum mb_sup_phase {
@@ -30,7 +31,9 @@ struct mb_sup_state {
     uint64_t supervisor_ticks;
     size_t n_children;
     struct mb_sup_child_state children[MB_SUP_CHILDREN_MAX];
-    int all_exited; /* nothing the children started is left either */
+    struct mb_cgroup group; /* of the children */
+    int all_exited;         /* nothing the children started is left either */
+    char proof[48];         /* how that was looked at, e.g. "wait+cgroup-v2"; "" before */
     char
         reason[MB_SUP_TEXT_MAX]; /* why the tree was ended; "" = the children ended by themselves */
 };

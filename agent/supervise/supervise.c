@@ -6,8 +6,9 @@
  *  2. start the children; what cannot be started counts as exited with code 127;
  *  3. loop: reap (also adopted orphans), hear agents, do what the plan says is due, write the state
  *     when it changed, then let agents read the new events: what they hear is already on disk;
- *  4. every child exited and the kernel says ECHILD: all-exited. Wait for an agent's release, so
- *     that report sockets keep their last bytes, then end. Without init nobody will come: end.
+ *  4. every child exited, the kernel says ECHILD and the control group is empty: all-exited. Wait
+ * for an agent's release, so that report sockets keep their last bytes, then end. Without init
+ * nobody will come: end.
  *
  *  Agent away: nothing changes, events wait in the log of events, report sockets stay open.
  *  Init killed: the life pipe hangs up; the tree is stopped with the spec's grace, then we end.
@@ -38,6 +39,7 @@
 
 enum {
     STATE_RETRY_MS = 1000,
+    MEMORY_LOOK_MS = 100, /* between two measurements, where the kernel keeps no limit for us */
     RELEASE_WAIT_MS = 3600 * 1000 /* an agent that is up asks within seconds */
 };
 
@@ -51,6 +53,7 @@ struct supervisor {
     int ending_told;
     int told_to_end; /* by a signal: init is stopping, no agent will come */
     uint64_t state_retry_ms;
+    uint64_t memory_look_ms;             /* when memory is measured again; UINT64_MAX: never */
     uint64_t release_by_ms;              /* once all exited */
     int report_fds[MB_SUP_CHILDREN_MAX]; /* our ends; -1: none */
 };
@@ -114,7 +117,10 @@ static void start_child(struct supervisor *s, unsigned index)
                         .env = spec->env,
                         .cwd = spec->cwd,
                         .log_path = spec->log_path,
-                        .pass_fd = {-1, -1}};
+                        .pass_fd = {-1, -1},
+                        .death_signal = SIGKILL, /* nobody could tell any more how it ends */
+                        .nofile = s->spec.nofile,
+                        .no_core = !s->spec.core_files};
     int pair[2] = {-1, -1};
     char text[MB_SUP_TEXT_MAX];
     pid_t pid;
@@ -125,7 +131,10 @@ static void start_child(struct supervisor *s, unsigned index)
     }
     x.pass_fd[0] = pair[1];
     x.fd_env[0] = MB_REPORT_FD_ENV;
+    x.cgroup_fd = mb_cgroup_join_fd(&s->state.group);
     pid = mb_child_exec(&x, text);
+    if (x.cgroup_fd >= 0)
+        close(x.cgroup_fd);
     if (pair[1] >= 0)
         close(pair[1]);
     s->report_fds[index] = pair[0];
@@ -140,6 +149,42 @@ static void start_child(struct supervisor *s, unsigned index)
     mb_sup_clients_event(&s->clients, &m);
 }
 
+/* ---- memory ---- */
+
+static void kill_for_memory(struct supervisor *s)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    uint64_t n = s->spec.memory_limit_bytes;
+    char reason[MB_SUP_TEXT_MAX];
+    size_t unit = 0;
+
+    for (; n % 1024 == 0 && unit < 4; unit++)
+        n /= 1024;
+    snprintf(reason, sizeof(reason), "killed: memory limit of %llu %s", (unsigned long long)n,
+             units[unit]);
+    mb_sup_plan_kill(&s->plan, reason, now_ms());
+    s->memory_look_ms = UINT64_MAX;
+}
+
+/* The kernel killed for the limit, or we measure that it is passed. */
+static void look_at_memory(struct supervisor *s)
+{
+    if (s->memory_look_ms == UINT64_MAX || s->plan.state == MB_SUP_PLAN_KILLING)
+        return;
+    if (s->state.group.has_memory_limit) {
+        if (mb_cgroup_oom_kills(&s->state.group) > 0)
+            kill_for_memory(s);
+        return;
+    }
+    if (now_ms() < s->memory_look_ms)
+        return;
+    s->memory_look_ms = now_ms() + MEMORY_LOOK_MS;
+    if (mb_procs_memory_exceeds(s->spec.memory_limit_bytes) == 1)
+        kill_for_memory(s);
+}
+
+/* ---- what ended ---- */
+
 /* Reaps whatever ended. 1: not even an adopted process is left; 0: some are. */
 static int reap(struct supervisor *s)
 {
@@ -151,6 +196,8 @@ static int reap(struct supervisor *s)
             continue;
         if (pid <= 0)
             return pid < 0;
+        if (WIFSIGNALED(status) && s->state.group.has_memory_limit)
+            look_at_memory(s); /* its reason comes before "child failed" */
         for (unsigned i = 0; i < s->state.n_children; i++) {
             if (s->state.children[i].phase != MB_SUP_RUNNING || s->state.children[i].pid != pid)
                 continue;
@@ -204,6 +251,8 @@ static void act(struct supervisor *s)
         rc = mb_procs_signal_tree(s->plan.signal);
         break;
     case MB_SUP_ACT_KILL:
+        if (mb_cgroup_kill(&s->state.group) != 0)
+            complain(s, "its control group cannot be killed");
         rc = mb_procs_kill_tree(NULL, 0);
         break;
     case MB_SUP_ACT_NONE:
@@ -224,6 +273,10 @@ static void all_exited(struct supervisor *s)
 {
     struct mb_sup_msg m = {.type = MB_SUP_MSG_ALL_EXITED};
 
+    snprintf(s->state.proof, sizeof(s->state.proof), "wait%s%s",
+             s->state.group.kind != MB_CGROUP_NONE ? "+" : "",
+             s->state.group.kind != MB_CGROUP_NONE ? mb_cgroup_kind_name(s->state.group.kind) : "");
+    mb_cgroup_remove(&s->state.group);
     mb_sup_plan_nothing_left(&s->plan);
     s->state.all_exited = 1;
     snprintf(s->state.reason, sizeof(s->state.reason), "%s", s->plan.reason);
@@ -257,6 +310,8 @@ static int poll_timeout(const struct supervisor *s)
         next = s->state_retry_ms;
     if (s->state.all_exited && s->release_by_ms < next)
         next = s->release_by_ms;
+    if (!s->state.all_exited && !s->state.group.has_memory_limit && s->memory_look_ms < next)
+        next = s->memory_look_ms;
     if (next == UINT64_MAX)
         return -1;
     return next <= now ? 0 : next - now > 60000 ? 60000 : (int)(next - now);
@@ -302,8 +357,9 @@ static void run(struct supervisor *s)
         start_child(s, i);
     for (;;) {
         if (!s->state.all_exited) {
-            int none_left = reap(s);
+            int none_left = reap(s) && mb_cgroup_is_empty(&s->state.group);
 
+            look_at_memory(s);
             if (n_running(s) == 0 && none_left)
                 all_exited(s);
             else if (n_running(s) == 0)
@@ -366,6 +422,9 @@ static int set_up(struct supervisor *s, const char *spec_path, char *text)
     s->state.supervisor_ticks = mb_sup_start_ticks(getpid());
     s->state.n_children = s->spec.n_children;
     mb_sup_plan_init(&s->plan, &s->spec);
+    s->memory_look_ms = s->spec.memory_limit_bytes > 0 ? 0 : UINT64_MAX;
+    mb_cgroup_create(&s->state.group, s->state.supervisor_pid, s->state.supervisor_ticks,
+                     s->spec.memory_limit_bytes);
     if (mb_sup_state_write(&s->state, s->dir_fd, text) != 0)
         return -1;
     if (mb_sup_clients_listen(&s->clients, &s->state, text) != 0)
@@ -390,6 +449,7 @@ int mb_supervise_main(const char *spec_path)
     if (set_up(&s, spec_path, text) != 0) {
         fprintf(stderr, "mobula-init supervise: %s\n", text);
         tell_init(ready_fd, text);
+        mb_cgroup_remove(&s.state.group);
         mb_sup_clients_close(&s.clients);
         mb_sup_spec_close(&s.spec);
         return 71;

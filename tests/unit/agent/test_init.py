@@ -88,6 +88,14 @@ def read_number(path):
     return wait_for(look, path)
 
 
+def try_rmdir(path):
+    try:
+        os.rmdir(path)
+    except OSError:
+        return False
+    return True
+
+
 class Supervisor:
     """One connection of an agent to a supervisor."""
 
@@ -154,10 +162,11 @@ order = sock.recv(64)
 os._exit(int(order) if order else 0)
 """
 
-    def start_init(self, grace_ms=5000):
+    def start_init(self, grace_ms=5000, cgroup="auto"):
         self.init = subprocess.Popen(
             [INIT, "agent", "--run-dir", self.dir, "--grace-ms", str(grace_ms), "--",
-             sys.executable, "-c", self.AGENT, os.path.join(self.dir, "hand")])
+             sys.executable, "-c", self.AGENT, os.path.join(self.dir, "hand")],
+            env={**os.environ, "MOBULA_CGROUP": cgroup})
         self.take_agent()
 
     def take_agent(self):
@@ -348,6 +357,150 @@ os._exit(int(order) if order else 0)
             wait_for(lambda: not alive(pid), "process %d is gone" % pid)
         self.assertTrue(alive(other))
         self.assertTrue(alive(self.agent_pid))
+
+    def test_init_and_supervisor_killed_together_leave_no_child(self):
+        """Nobody of ours is left to kill it: the kernel does, for its parent died."""
+        self.start_init()
+        directory, supervisor = self.spawn("a", [{"argv": [
+            "/bin/sh", "-c", "trap '' TERM; echo $$ > %s/a/main; while :; do sleep 1; done"
+            % self.dir]}])
+        main = read_number(os.path.join(directory, "main"))
+        os.kill(self.init.pid, signal.SIGSTOP)  # it cannot act between the two
+        os.kill(supervisor, signal.SIGKILL)
+        os.kill(self.init.pid, signal.SIGKILL)
+        self.init.wait()
+        wait_for(lambda: not alive(main), "the child of both is gone")
+        self.remove_groups(directory)
+
+    def group_of(self, directory):
+        """(kind, directory) of an attempt's control group; ("none", None) without one."""
+        for line in self.state(directory).splitlines():
+            if line.startswith("group "):
+                return tuple(line.split(" ", 2)[1:])
+        return "none", None
+
+    def remove_groups(self, directory):
+        kind, path = self.group_of(directory)
+        if path is not None:
+            wait_for(lambda: not os.path.exists(path) or try_rmdir(path), "the group is empty")
+
+    # Each process has itself replaced by a child in a session of its own and ends, for ever.
+    CHAIN = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write("1\\n")
+while True:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+"""
+
+    # Sixty processes that start each child again when it dies.
+    REVIVERS = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def revive(depth):
+    while depth:
+        if os.fork() == 0:
+            revive(depth - 1)
+        if os.fork() == 0:
+            revive(depth - 1)
+        os.wait()
+    signal.pause()
+open(sys.argv[1], "w").write("1\\n")
+revive(5)
+"""
+
+    def bomb(self, script, cgroup):
+        self.start_init(cgroup=cgroup)
+        directory = os.path.join(self.dir, "a")
+        directory, supervisor = self.spawn("a", [{"argv": [
+            sys.executable, "-c", script, os.path.join(directory, "up")]}],
+            leftover_grace_ms=600000)
+        kind, path = self.group_of(directory)
+        s = Supervisor(directory)
+        read_number(os.path.join(directory, "up"))
+        s.send("stop 50 15")
+        s.until("all-exited")
+        self.assertEqual([p for p, _ in children_of(supervisor)], [])
+        proof = "wait" if kind == "none" else "wait+" + kind
+        self.assertIn("left 0 %s\nall-exited stop requested" % proof, self.state(directory))
+        if path is not None:
+            self.assertFalse(os.path.exists(path))
+        s.end()
+        return kind
+
+    def test_fork_bombs_do_not_survive_a_stop(self):
+        """ray#42861: what a job leaves behind keeps its GPU. Every way that this machine has."""
+        ran = []
+        for cgroup in ("auto", "v1", "off"):
+            for script in (self.CHAIN, self.REVIVERS):
+                if cgroup == "off" and script is self.CHAIN:
+                    continue  # faster than a scan of /proc: only a control group ends it
+                with self.subTest(cgroup=cgroup):
+                    kind = self.bomb(script, cgroup) if cgroup == "off" or self.has_group(
+                        cgroup) else None
+                    ran.append((cgroup, kind))
+                if self.init is not None:
+                    self.init.send_signal(signal.SIGTERM)
+                    self.init.wait(DEADLINE_S)
+                    shutil.rmtree(os.path.join(self.dir, "a"))
+                    self.init = None
+        print("control groups tried:", ran, file=sys.stderr)
+
+    @staticmethod
+    def has_group(cgroup):
+        """May this process make a group of that kind?"""
+        root = "/sys/fs/cgroup"
+        places = ["%s/freezer" % root] if cgroup == "v1" else [root, "%s/unified" % root]
+        for place in places:
+            probe = os.path.join(place, "mobula-probe-%d" % os.getpid())
+            marker = "freezer.state" if cgroup == "v1" else "cgroup.kill"
+            try:
+                os.mkdir(probe)
+            except OSError:
+                continue
+            fits = os.path.exists(os.path.join(probe, marker))
+            os.rmdir(probe)
+            if fits:
+                return True
+        return False
+
+    def test_memory_limit_kills_the_tree_and_says_so(self):
+        """The memory of all together counts; what they share counts once."""
+        script = (
+            "import mmap, os, time\n"
+            "shared = mmap.mmap(-1, 24 << 20)\n"
+            "shared.write(bytes(24 << 20))\n"
+            "for i in range(3):\n"
+            "    if os.fork() == 0:\n"
+            "        sum(shared[at] for at in range(0, 24 << 20, 4096))\n"
+            "        open('%s/a/up%%d' %% i, 'w').write('1\\n')\n"
+            "        while not os.path.exists('%s/a/grow'): time.sleep(0.01)\n"
+            "        mine = bytearray(b'x') * (40 << 20)\n"
+            "        time.sleep(1000)\n"
+            "os.wait()\n" % (self.dir, self.dir))
+        self.start_init()
+        directory, _ = self.spawn("a", [{"argv": [sys.executable, "-c", script]}],
+                                  memory_limit_bytes=96 << 20)
+        s = Supervisor(directory)
+        for i in range(3):
+            read_number(os.path.join(directory, "up%d" % i))
+        open(os.path.join(directory, "grow"), "w").close()
+        seen, _ = s.until("all-exited")
+        self.assertEqual(seen[-1], "all-exited killed: memory limit of 96 MiB")
+        self.assertIn("exit 0 0 9", seen)
+        s.end()
+
+    def test_limits_of_files_and_no_core(self):
+        self.start_init()
+        directory, _ = self.spawn("a", [{"argv": ["/bin/sh", "-c", "ulimit -n; ulimit -c"]}],
+                                  nofile=77)
+        s = Supervisor(directory)
+        s.until("all-exited")
+        with open(os.path.join(directory, "log0")) as f:
+            self.assertEqual(f.read(), "77\n0\n")
+        s.end()
 
     def test_term_ends_agent_then_supervisors(self):
         self.start_init()

@@ -291,6 +291,51 @@ static void test_refusals(void **state)
     }
 }
 
+/* ray#60159: one job must not take the memory of all; what it may take is said, and so is why it
+ * ended. */
+static void test_limits_of_a_job(void **state)
+{
+    (void)state;
+    submit("limits", "ulimit -n; ulimit -c; ulimit -c 1 2>/dev/null || echo refused",
+           "{\"env_vars\":{\"MOBULA_JOB_NOFILE\":\"99\"}}", NULL);
+    run_until(&seen.exited);
+    assert_int_equal(seen.exit_code, 0);
+    assert_non_null(strstr(log_of("limits"), "\n99\n0\n"));
+    submit("greedy", "exec tail /dev/zero",
+           "{\"env_vars\":{\"MOBULA_JOB_MEMORY_LIMIT\":\"32MiB\"}}", NULL);
+    run_until(&seen.exited);
+    assert_int_equal(seen.exit_code, -9);
+    assert_string_equal(seen.text, "killed: memory limit of 32 MiB");
+}
+
+static void test_limits_are_read_or_refused_by_name(void **state)
+{
+    static const struct {
+        const char *var, *text;
+    } bad[] = {{"MOBULA_JOB_MEMORY_LIMIT=lots", "MOBULA_JOB_MEMORY_LIMIT"},
+               {"MOBULA_JOB_MEMORY_LIMIT=1000", "at least 1MiB"},
+               {"MOBULA_JOB_NOFILE=3", "16 to"},
+               {"MOBULA_JOB_NOFILE=-1", "MOBULA_JOB_NOFILE"},
+               {"MOBULA_JOB_CORE=yes", "0 or 1"}};
+    char *good[] = {(char[]){"MOBULA_JOB_MEMORY_LIMIT=2GiB"}, (char[]){"MOBULA_JOB_NOFILE="},
+                    (char[]){"MOBULA_JOB_CORE=1"}, NULL};
+    struct mb_job_limits limits;
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_job_limits_read(good, &limits, &err), 0);
+    assert_int_equal(limits.memory_bytes, 2LL << 30);
+    assert_int_equal(limits.nofile, 0);
+    assert_int_equal(limits.core_files, 1);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char *vars[] = {(char *)(uintptr_t)bad[i].var, NULL};
+
+        assert_int_equal(mb_job_limits_read(vars, &limits, &err), MB_EINVAL);
+        assert_non_null(strstr(err.text, bad[i].text));
+    }
+    assert_int_equal(limits.memory_bytes, 2LL << 30); /* a failure changes nothing */
+}
+
 static void test_environment_survives_failed_allocations(void **state)
 {
     char *inherited[] = {(char[]){"PATH=/bin"}, (char[]){"HOME=/root"}, NULL};
@@ -383,6 +428,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_working_dir_package),
         cmocka_unit_test(test_bad_packages_fail_the_runtime_env),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_limits_of_a_job),
+        cmocka_unit_test(test_limits_are_read_or_refused_by_name),
         cmocka_unit_test(test_environment_survives_failed_allocations),
         cmocka_unit_test(test_log_tail_is_ten_lines_of_utf8),
     };

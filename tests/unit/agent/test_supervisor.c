@@ -87,8 +87,12 @@ static void on_all_exited(void *arg, const char *reason)
     uv_stop(s->loop);
 }
 
-static const struct mb_supervisor_ops ops = {on_error,  on_started, on_start_failed,
-                                             on_report, on_exit_cb, on_all_exited};
+static const struct mb_supervisor_ops ops = {.on_error = on_error,
+                                             .on_started = on_started,
+                                             .on_start_failed = on_start_failed,
+                                             .on_report = on_report,
+                                             .on_exit = on_exit_cb,
+                                             .on_all_exited = on_all_exited};
 
 static void on_closed(void *arg)
 {

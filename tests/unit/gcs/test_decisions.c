@@ -113,6 +113,12 @@ static void job_messages_are_rays(void **state)
     assert_string_equal(mb_buf_str(&b),
                         "Job entrypoint command failed with exit code -9, last available logs "
                         "(truncated to 20,000 chars):\nboom");
+    mb_buf_reset(&b);
+    f.text = "killed: memory limit of 2 GiB"; /* ours: why it was ended */
+    assert_int_equal(mb_job_message(MB_JOB_FAILED, MB_JOB_EXIT_NONZERO, &f, &b), 0);
+    assert_string_equal(mb_buf_str(&b),
+                        "Job entrypoint command failed with exit code -9 (killed: memory limit of "
+                        "2 GiB), last available logs (truncated to 20,000 chars):\nboom");
     mb_buf_close(&b);
     assert_string_equal(
         mb_job_error_type(MB_JOB_FAILED, MB_JOB_START_FAILED, "runtime_env setup failed: x"),

@@ -413,7 +413,7 @@ static int start_head(struct agent *a, struct mb_err *err)
         .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
         .http_port =
             a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
-        .store_path = store,
+        .store_path = strcmp(a->opts->store, "memory") != 0 ? store : NULL,
         .store_sync_full = strcmp(a->opts->store_sync, "full") == 0,
         .session_name = session,
         .session_dir = a->opts->node_dir,

@@ -39,6 +39,7 @@ static const struct option options[] = {
     {"temp-dir", KIND_TEXT, AT(temp_dir), 0, 0, "directory of all nodes of this machine"},
     {"node-name", KIND_TEXT, AT(node_name), 0, 0, "name shown in lists of nodes"},
     {"labels", KIND_TEXT, AT(labels_json), 0, 0, "JSON object of labels"},
+    {"store", KIND_TEXT, AT(store), 0, 0, "where the head keeps its tables: sqlite | memory"},
     {"store-sync", KIND_TEXT, AT(store_sync), 0, 0, "normal | full: survive power loss too"},
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
     {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
@@ -119,6 +120,8 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
     if (strcmp(o->store_sync, "full") != 0 && strcmp(o->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "--store-sync %s: expected normal or full",
                           o->store_sync);
+    if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0)
+        return mb_err_set(err, MB_EINVAL, "--store %s: expected sqlite or memory", o->store);
     return o->labels_json != NULL ? parse_labels(o, err) : MB_OK;
 }
 
@@ -128,6 +131,7 @@ int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, 
                                      .port = 6379,
                                      .dashboard_port = 8265,
                                      .http_port = -1,
+                                     .store = "sqlite",
                                      .store_sync = "normal",
                                      .log_level = "info"};
     for (int i = 1; i < argc; i++) {

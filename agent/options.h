@@ -23,6 +23,7 @@ struct mb_agent_options {
     const char *temp_dir;
     const char *node_name;
     const char *labels_json;
+    const char *store;      /* "sqlite" or "memory" */
     const char *store_sync; /* "normal" or "full" */
     const char *token_file;
     const char *log_level;

@@ -33,8 +33,8 @@ enum {
 };
 
 struct start_args {
-    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store_sync, *token_file;
-    const char *log_level;
+    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync;
+    const char *token_file, *log_level;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block;
 };
@@ -64,6 +64,8 @@ static const struct mb_option options[] = {
            0),
     OPTION("labels", "JSON", MB_OPTION_STRING, labels, "labels of the node, {\"zone\": \"a\"}", 0,
            0),
+    OPTION("store", "WHERE", MB_OPTION_STRING, store,
+           "the head's tables: sqlite (a file of the node), memory (gone with the head)", 0, 0),
     OPTION("store-sync", "MODE", MB_OPTION_STRING, store_sync,
            "full: the head's store survives power loss", 0, 0),
     OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
@@ -144,6 +146,7 @@ static int build(struct command *c, const struct start_args *a, const char *temp
         add_number(c, "--dashboard-agent-listen-port", a->http_port);
         add_text(c, "--node-name", a->node_name);
         add_text(c, "--labels", a->labels);
+        add_text(c, "--store", a->store);
         add_text(c, "--store-sync", a->store_sync);
         add_text(c, "--token-file", a->token_file);
         add_text(c, "--log-level", a->log_level);
@@ -350,6 +353,8 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
                           a->address);
     if (a->labels != NULL && check_labels(a->labels, err) != 0)
         return MB_EINVAL;
+    if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0)
+        return mb_err_set(err, MB_EINVAL, "start: --store %s: sqlite or memory", a->store);
     if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
         strcmp(a->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);

@@ -277,7 +277,9 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     if (rc == 0 && *h->packages_dir)
         rc = mb_fs_mkdir_p(h->packages_dir, 0700, err);
     if (rc == 0)
-        rc = mb_tables_open_sqlite(loop, opts->store_path, opts->store_sync_full, &h->store, err);
+        rc = opts->store_path ? mb_tables_open_sqlite(loop, opts->store_path, opts->store_sync_full,
+                                                      &h->store, err)
+                              : mb_tables_open_memory(loop, &h->store, err);
     if (rc == 0)
         rc = load_cluster_id(h, err);
     if (rc == 0)

@@ -18,7 +18,7 @@ struct mb_head_opts {
     const char *node_ip;      /* what other nodes dial */
     int gcs_port;             /* 6379; 0 picks one */
     int http_port;            /* 8265; 0 picks one */
-    const char *store_path;   /* SQLite file, created when absent */
+    const char *store_path;   /* SQLite file, created when absent; NULL: memory only */
     int store_sync_full;      /* 1: survives power loss, not only SIGKILL */
     const char *session_name; /* "session_2026-..." */
     const char *session_dir;

@@ -37,11 +37,16 @@ struct mb_blob {
 };
 struct mb_blob mb_blob_str(const char *s); /* the text without its NUL */
 
-/* Opens or creates the file and loads it; blocks. MB_ECORRUPT: the file is no store of ours or is
- * damaged (it is left as it is); MB_EEXIST: another head has it open; MB_EUNSUPPORTED: written by a
- * newer version. */
+/* Opens or creates the file and loads it; blocks. MB_ECORRUPT: the file is no store of ours, is
+ * damaged or has lost writes that were acknowledged (it is left as it is); MB_EEXIST: another head
+ * has it open; MB_EUNSUPPORTED: written by a newer version; MB_EDENIED: it cannot be written.
+ * Beside PATH lie SQLite's PATH-wal and PATH-batch, the number of the last acknowledged batch. */
 int mb_tables_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struct mb_tables **out,
                           struct mb_err *err);
+
+/* Kept in memory only: a write is acknowledged at the next turn of the loop, and gone with the
+ * process. */
+int mb_tables_open_memory(uv_loop_t *loop, struct mb_tables **out, struct mb_err *err);
 
 /* Commits what waits, runs its callbacks, then cb; s is freed. */
 void mb_tables_close(struct mb_tables *s, void (*cb)(void *arg), void *arg);

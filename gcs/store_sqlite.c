@@ -2,107 +2,68 @@
  * The store on SQLite (WAL).
  *
  * Happy path:
- *  1. open: exclusive lock, schema, integrity check, every table loaded into its mirror.
- *  2. put/del: the mirror changes, the write joins the queue; the old record stays with the write.
- *  3. The writer thread takes the whole queue, applies it in one transaction and commits.
- *  4. It reports the batch through uv_async; the loop frees the old records and runs the callbacks.
+ *  1. open: exclusive lock, every check below, every table loaded into its mirror.
+ *  2. The writer thread takes all waiting writes, applies them in one transaction, together with
+ * the number of the batch, and commits; then it writes that number beside the store.
+ *  3. It reports the batch through uv_async; the loop hands it back to the core.
  * Failure paths:
- *  5. The transaction fails (disk full, I/O error): the writer reports the batch as failed and
- * takes nothing more until the loop has undone, newest first, that batch and everything queued
- * behind it (those writes may rest on what failed); all their callbacks get the error.
- *  6. The file is damaged or not ours: open fails with MB_ECORRUPT and leaves it alone.
+ *  4. The transaction fails (disk full, I/O error): the writer reports the batch as failed and
+ *     takes nothing more until the loop has undone that batch and everything queued behind it.
+ *  5. Damage is refused with MB_ECORRUPT, before anything is written, and the files stay as they
+ *     are: a foreign file, a page that is not one, a record whose checksum (CRC32C of namespace,
+ * key and value with their lengths) is another, a missing file beside a journal.
+ *  6. SQLite passes over a journal (WAL) that is missing or torn, as after a power loss. The number
+ *     beside the store says that batches were acknowledged which it does not have: refused too,
+ *     unless the machine was started anew since and the store was not opened with sync_full.
  *  7. close: the queue is committed first; a second head on the same file is refused by the lock.
  */
 #include "gcs/store.h"
 
-#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "base/alloc.h"
+#include "base/checksum.h"
+#include "base/fs.h"
 #include "base/log.h"
-#include "gcs/mirror.h"
+#include "base/str.h"
+#include "gcs/store_backend.h"
 
-enum { SCHEMA_VERSION = 1, APPLICATION_ID = 0x6d6f6275 /* "mobu" */ };
-
-static const char *const table_names[MB_TABLES_TABLES] = {"meta", "kv", "nodes", "jobs",
-                                                          "placement_groups"};
-
-enum write_kind { WRITE_PUT, WRITE_DEL, WRITE_BARRIER };
-
-/* A write on its way to the disk. Its record stays readable for the writer thread: the mirror or a
- * later write's `old` owns it, and later writes are freed later. */
-struct write {
-    struct write *next;
-    enum write_kind kind;
-    enum mb_tables_table table;
-    struct mb_record *record; /* PUT: the new one (borrowed); DEL: the deleted one (owned) */
-    struct mb_record *old;    /* PUT: the replaced one or NULL (owned) */
-    size_t size_bytes;
-    mb_tables_cb cb;
-    void *cb_arg;
+enum {
+    SCHEMA_VERSION = 2,          /* 1: records without checksums, no batch number */
+    APPLICATION_ID = 0x6d6f6275, /* "mobu" */
+    MARK_BYTES = 96
 };
 
-struct queue {
-    struct write *head, *tail;
-    size_t n;
-    size_t size_bytes;
-};
-
-struct mb_tables {
+struct sqlite_store {
+    struct mb_tables *tables;
     sqlite3 *db; /* the writer thread's, after open */
     sqlite3_stmt *put[MB_TABLES_TABLES];
     sqlite3_stmt *del[MB_TABLES_TABLES];
-    struct mb_mirror mirror[MB_TABLES_TABLES];
+    sqlite3_stmt *count; /* the number of the batch */
     char *path;
+    int sync_full;
+
+    int64_t batch; /* the last one committed; the writer's, after open */
+    int mark_fd;   /* its number beside the store */
+    char boot_id[40];
 
     uv_async_t async;
     pthread_t writer;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* under lock */
-    struct queue waiting;  /* for the writer */
-    struct queue finished; /* committed, callbacks not run */
-    struct queue failed;   /* the batch whose transaction failed */
-    struct mb_err failure; /* why; the writer pauses while code is set */
-    size_t busy;           /* writes in the transaction that runs now */
+    struct store_queue waiting;  /* for the writer */
+    struct store_queue finished; /* committed, callbacks not run */
+    struct store_queue failed;   /* the batch whose transaction failed */
+    struct mb_err failure;       /* why; the writer pauses while code is set */
     int stopping;
-
-    void (*closed_cb)(void *arg);
-    void *closed_arg;
 };
-
-struct mb_blob mb_blob_str(const char *s)
-{
-    return (struct mb_blob){s, strlen(s)};
-}
-
-static void queue_push(struct queue *q, struct write *w)
-{
-    w->next = NULL;
-    if (q->tail)
-        q->tail->next = w;
-    else
-        q->head = w;
-    q->tail = w;
-    q->n++;
-    q->size_bytes += w->size_bytes;
-}
-
-static void queue_append(struct queue *q, struct queue *from)
-{
-    if (!from->head)
-        return;
-    if (q->tail)
-        q->tail->next = from->head;
-    else
-        q->head = from->head;
-    q->tail = from->tail;
-    q->n += from->n;
-    q->size_bytes += from->size_bytes;
-    memset(from, 0, sizeof *from);
-}
 
 static int sqlite_code(int rc)
 {
@@ -116,6 +77,9 @@ static int sqlite_code(int rc)
         return MB_ECORRUPT;
     case SQLITE_FULL:
         return MB_EFULL;
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+        return MB_EDENIED;
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
         return MB_EEXIST;
@@ -124,38 +88,60 @@ static int sqlite_code(int rc)
     }
 }
 
-static int sqlite_fail(struct mb_err *err, const struct mb_tables *s, const char *what, int rc)
+/* What to do about it. */
+static const char *next_step(int code)
+{
+    switch (code) {
+    case MB_ECORRUPT:
+        return "; nothing was changed. Put a copy of it back, or move it and the files named like "
+               "it away to begin with empty tables";
+    case MB_EFULL:
+        return "; make room on its disk";
+    case MB_EDENIED:
+        return "; the head must be able to write it and its directory";
+    default:
+        return "";
+    }
+}
+
+static int store_fail(struct mb_err *err, const struct sqlite_store *s, int code, const char *what,
+                      const char *detail)
+{
+    return mb_err_set(err, code, "store %s: %s%s%s%s", s->path, what, *detail ? ": " : "", detail,
+                      next_step(code));
+}
+
+static int sqlite_fail(struct mb_err *err, const struct sqlite_store *s, const char *what, int rc)
 {
     int code = sqlite_code(rc);
 
     if (code == MB_EEXIST)
         return mb_err_set(err, code, "store %s is in use by another head", s->path);
-    return mb_err_set(err, code, "store %s: %s: %s", s->path, what,
-                      s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(rc));
+    return store_fail(err, s, code, what, s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(rc));
 }
 
-static int exec(struct mb_tables *s, const char *sql, struct mb_err *err)
+static int exec(struct sqlite_store *s, const char *sql, struct mb_err *err)
 {
     int rc = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
 
     return rc == SQLITE_OK ? 0 : sqlite_fail(err, s, sql, rc);
 }
 
-/* First column of the first row of a query, as an integer or as text compared with `expect`. */
-static int query_int(struct mb_tables *s, const char *sql, int *out, struct mb_err *err)
+/* First column of the first row of a query, as an integer. */
+static int query_int(struct sqlite_store *s, const char *sql, int64_t *out, struct mb_err *err)
 {
     sqlite3_stmt *st = NULL;
     int rc = sqlite3_prepare_v2(s->db, sql, -1, &st, NULL);
 
     if (rc == SQLITE_OK && (rc = sqlite3_step(st)) == SQLITE_ROW) {
-        *out = sqlite3_column_int(st, 0);
+        *out = sqlite3_column_int64(st, 0);
         rc = SQLITE_OK;
     }
     sqlite3_finalize(st);
     return rc == SQLITE_OK ? 0 : sqlite_fail(err, s, sql, rc);
 }
 
-static int check_integrity(struct mb_tables *s, struct mb_err *err)
+static int check_integrity(struct sqlite_store *s, struct mb_err *err)
 {
     sqlite3_stmt *st = NULL;
     int rc = sqlite3_prepare_v2(s->db, "PRAGMA quick_check(1)", -1, &st, NULL);
@@ -168,22 +154,123 @@ static int check_integrity(struct mb_tables *s, struct mb_err *err)
     } else {
         const char *text = (const char *)sqlite3_column_text(st, 0);
         if (!text || strcmp(text, "ok") != 0)
-            result = mb_err_set(err, MB_ECORRUPT, "store %s is damaged: %s", s->path,
-                                text ? text : "no answer from the integrity check");
+            result = store_fail(err, s, MB_ECORRUPT, "damaged", text ? text : "");
     }
     sqlite3_finalize(st);
     return result;
 }
 
-static int load_table(struct mb_tables *s, enum mb_tables_table t, struct mb_err *err)
+/* ---- checksums ---- */
+
+static uint32_t add_blob(uint32_t crc, struct mb_blob b)
+{
+    uint64_t n = b.n;
+
+    crc = mb_crc32c(crc, &n, sizeof n);
+    return b.n > 0 ? mb_crc32c(crc, b.p, b.n) : crc;
+}
+
+/* Lengths are in it, so that a byte cannot move from one field to the next. */
+static uint32_t record_sum(struct mb_blob ns, struct mb_blob key, struct mb_blob value)
+{
+    return add_blob(add_blob(add_blob(0, ns), key), value);
+}
+
+/* ---- the number beside the store ---- */
+
+/* A small file as text; "" when it cannot be read. */
+static void read_small(const char *path, char *out, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, out, size - 1) : 0;
+
+    out[n > 0 ? n : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+}
+
+static char *mark_path(const struct sqlite_store *s)
+{
+    return mb_asprintf("%s-batch", s->path);
+}
+
+static void write_mark(struct sqlite_store *s)
+{
+    char text[MARK_BYTES + 1];
+
+    snprintf(text, sizeof text, "%-20lld %-40s\n", (long long)s->batch, s->boot_id);
+    if (pwrite(s->mark_fd, text, strlen(text), 0) < 0)
+        mb_warn("store", "%s-batch: %s; a journal that is lost would not be noticed", s->path,
+                strerror(errno));
+}
+
+/* The number beside the store (0: none), and the boot it was written in. */
+static int read_mark(const struct sqlite_store *s, int64_t *batch, char boot_id[40],
+                     struct mb_err *err)
+{
+    char *path = mark_path(s), text[MARK_BYTES];
+    long long n = 0;
+
+    if (!path)
+        return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
+    read_small(path, text, sizeof text);
+    mb_free(path);
+    boot_id[0] = '\0';
+    if (*text && sscanf(text, "%lld %39s", &n, boot_id) < 1)
+        return mb_err_set(
+            err, MB_ECORRUPT,
+            "store %s-batch is no file of ours; nothing was changed. Put a copy of it "
+            "back, or remove it if the store itself is whole",
+            s->path);
+    *batch = n;
+    return 0;
+}
+
+static int check_mark(struct sqlite_store *s, struct mb_err *err)
+{
+    char boot_id[40] = "", detail[160];
+    int64_t acknowledged = 0;
+    int rc = read_mark(s, &acknowledged, boot_id, err);
+
+    if (rc != 0 || acknowledged <= s->batch)
+        return rc;
+    snprintf(detail, sizeof detail, "it ends with batch %lld, but batch %lld was acknowledged",
+             (long long)s->batch, (long long)acknowledged);
+    if (strcmp(boot_id, s->boot_id) != 0 && !s->sync_full) {
+        mb_warn("store",
+                "store %s: %s: the machine was started anew since; --store-sync full "
+                "keeps what a power loss takes",
+                s->path, detail);
+        return 0;
+    }
+    return store_fail(err, s, MB_ECORRUPT, "its journal (-wal) is missing or damaged", detail);
+}
+
+static int open_mark(struct sqlite_store *s, struct mb_err *err)
+{
+    char *path = mark_path(s);
+
+    if (!path)
+        return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
+    s->mark_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    int rc = s->mark_fd >= 0 ? 0 : mb_err_sys(err, errno, "store %s-batch", s->path);
+    mb_free(path);
+    return rc;
+}
+
+/* ---- open ---- */
+
+static int load_table(struct sqlite_store *s, enum mb_tables_table t, int64_t version,
+                      struct mb_err *err)
 {
     char sql[96];
     sqlite3_stmt *st = NULL;
     int rc, result = 0;
 
-    snprintf(sql, sizeof sql, "SELECT ns,k,v FROM %s ORDER BY ns,k", table_names[t]);
+    snprintf(sql, sizeof sql, "SELECT ns,k,v%s FROM %s ORDER BY ns,k", version >= 2 ? ",c" : "",
+             store_table_names[t]);
     rc = sqlite3_prepare_v2(s->db, sql, -1, &st, NULL);
-    while (rc == SQLITE_OK || rc == SQLITE_ROW) {
+    while (result == 0 && (rc == SQLITE_OK || rc == SQLITE_ROW)) {
         rc = sqlite3_step(st);
         if (rc != SQLITE_ROW)
             break;
@@ -192,13 +279,15 @@ static int load_table(struct mb_tables *s, enum mb_tables_table t, struct mb_err
             col[i].p = sqlite3_column_blob(st, i);
             col[i].n = (size_t)sqlite3_column_bytes(st, i);
         }
-        struct mb_record *r = mb_record_new(col[0], col[1], col[2]);
-        if (!r || mb_mirror_reserve(&s->mirror[t], 1) != 0) {
-            mb_free(r);
+        if (version >= 2 &&
+            sqlite3_column_int64(st, 3) != (int64_t)record_sum(col[0], col[1], col[2])) {
+            char what[64];
+            snprintf(what, sizeof what, "a record of table %s fails its checksum",
+                     store_table_names[t]);
+            result = store_fail(err, s, MB_ECORRUPT, what, "");
+        } else if (tables_load(s->tables, t, col[0], col[1], col[2]) != 0) {
             result = mb_err_set(err, MB_ENOMEM, "store %s: out of memory while loading", s->path);
-            break;
         }
-        mb_free(mb_mirror_swap_in(&s->mirror[t], r));
     }
     if (result == 0 && rc != SQLITE_DONE)
         result = sqlite_fail(err, s, sql, rc);
@@ -206,10 +295,91 @@ static int load_table(struct mb_tables *s, enum mb_tables_table t, struct mb_err
     return result;
 }
 
-static int prepare_schema(struct mb_tables *s, struct mb_err *err)
+static int create_schema(struct sqlite_store *s, struct mb_err *err)
 {
-    int version = 0, app = 0, n_tables = 0;
-    int rc = query_int(s, "PRAGMA user_version", &version, err);
+    int rc = exec(s, "BEGIN IMMEDIATE", err);
+
+    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++) {
+        char sql[176];
+        snprintf(sql, sizeof sql,
+                 "CREATE TABLE %s(ns BLOB NOT NULL, k BLOB NOT NULL, v BLOB NOT NULL, "
+                 "c INTEGER NOT NULL, PRIMARY KEY(ns,k)) WITHOUT ROWID",
+                 store_table_names[t]);
+        rc = exec(s, sql, err);
+    }
+    if (rc == 0)
+        rc = exec(s, "CREATE TABLE batches(one INTEGER PRIMARY KEY, n INTEGER NOT NULL)", err);
+    if (rc == 0)
+        rc = exec(s, "INSERT INTO batches VALUES(1,0)", err);
+    if (rc == 0)
+        rc = exec(s, "PRAGMA application_id=1836016245", err);
+    if (rc == 0)
+        rc = exec(s, "PRAGMA user_version=2", err);
+    return rc == 0 ? exec(s, "COMMIT", err) : rc;
+}
+
+/* SQL function: the checksum of a record. */
+static void sql_sum(sqlite3_context *ctx, int argc, sqlite3_value **argv)
+{
+    struct mb_blob b[3];
+
+    for (int i = 0; i < argc && i < 3; i++) {
+        b[i].p = sqlite3_value_blob(argv[i]);
+        b[i].n = (size_t)sqlite3_value_bytes(argv[i]);
+    }
+    sqlite3_result_int64(ctx, record_sum(b[0], b[1], b[2]));
+}
+
+/* From version 1: every record gets its checksum, in one transaction. */
+static int upgrade_schema(struct sqlite_store *s, struct mb_err *err)
+{
+    int rc = sqlite3_create_function(s->db, "record_sum", 3, SQLITE_UTF8 | SQLITE_DETERMINISTIC,
+                                     NULL, sql_sum, NULL, NULL);
+
+    rc = rc == SQLITE_OK ? exec(s, "BEGIN IMMEDIATE", err)
+                         : sqlite_fail(err, s, "checksum function", rc);
+    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++) {
+        char sql[128];
+        snprintf(sql, sizeof sql, "ALTER TABLE %s ADD COLUMN c INTEGER NOT NULL DEFAULT 0",
+                 store_table_names[t]);
+        rc = exec(s, sql, err);
+        snprintf(sql, sizeof sql, "UPDATE %s SET c=record_sum(ns,k,v)", store_table_names[t]);
+        if (rc == 0)
+            rc = exec(s, sql, err);
+    }
+    if (rc == 0)
+        rc = exec(s, "CREATE TABLE batches(one INTEGER PRIMARY KEY, n INTEGER NOT NULL)", err);
+    if (rc == 0)
+        rc = exec(s, "INSERT INTO batches VALUES(1,0)", err);
+    if (rc == 0)
+        rc = exec(s, "PRAGMA user_version=2", err);
+    return rc == 0 ? exec(s, "COMMIT", err) : rc;
+}
+
+/* An SQLite file that is gone or empty beside a journal that is not: SQLite would begin anew and
+ * remove the journal. */
+static int check_files(struct sqlite_store *s, struct mb_err *err)
+{
+    char boot_id[40], *wal = mb_asprintf("%s-wal", s->path);
+    struct stat st;
+    int64_t acknowledged = 0;
+    int is_empty = stat(s->path, &st) != 0 || st.st_size == 0;
+    int has_journal = wal && stat(wal, &st) == 0 && st.st_size > 0;
+    int rc = wal ? read_mark(s, &acknowledged, boot_id, err)
+                 : mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
+
+    mb_free(wal);
+    if (rc == 0 && is_empty && (has_journal || acknowledged > 0))
+        rc = store_fail(err, s, MB_ECORRUPT, "the file is missing or empty",
+                        "the files beside it say that it had records");
+    return rc;
+}
+
+/* Reads only: what is refused stays as it is. *version 0: a new file. */
+static int check_db(struct sqlite_store *s, int64_t *version, struct mb_err *err)
+{
+    int64_t app = 0, n_tables = 0;
+    int rc = query_int(s, "PRAGMA user_version", version, err);
 
     if (rc == 0)
         rc = query_int(s, "PRAGMA application_id", &app, err);
@@ -218,70 +388,79 @@ static int prepare_schema(struct mb_tables *s, struct mb_err *err)
     if (rc != 0)
         return rc;
     if (n_tables > 0 && app != APPLICATION_ID)
-        return mb_err_set(err, MB_ECORRUPT, "store %s is an SQLite file of another program",
-                          s->path);
-    if (version > SCHEMA_VERSION)
+        return store_fail(err, s, MB_ECORRUPT, "an SQLite file of another program", "");
+    if (n_tables == 0 && (app != 0 || *version != 0))
+        return store_fail(err, s, MB_ECORRUPT, "a store without its tables", "");
+    if (*version > SCHEMA_VERSION)
         return mb_err_set(err, MB_EUNSUPPORTED,
-                          "store %s has schema version %d, this program knows up to %d", s->path,
-                          version, SCHEMA_VERSION);
-    if (version == SCHEMA_VERSION)
-        return 0;
-    rc = exec(s, "BEGIN IMMEDIATE", err);
-    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++) {
-        char sql[160];
-        snprintf(sql, sizeof sql,
-                 "CREATE TABLE %s(ns BLOB NOT NULL, k BLOB NOT NULL, v BLOB NOT NULL, "
-                 "PRIMARY KEY(ns,k)) WITHOUT ROWID",
-                 table_names[t]);
-        rc = exec(s, sql, err);
-    }
-    if (rc == 0)
-        rc = exec(s, "PRAGMA application_id=1836016245", err);
-    if (rc == 0)
-        rc = exec(s, "PRAGMA user_version=1", err);
-    return rc == 0 ? exec(s, "COMMIT", err) : rc;
+                          "store %s has schema version %lld, this program knows up to %d; start "
+                          "the newer program that wrote it",
+                          s->path, (long long)*version, SCHEMA_VERSION);
+    if (sqlite3_db_readonly(s->db, "main") == 1)
+        return store_fail(err, s, MB_EDENIED, "it is read-only", "");
+    rc = check_integrity(s, err);
+    if (rc == 0 && *version >= 2)
+        rc = query_int(s, "SELECT n FROM batches", &s->batch, err);
+    for (int t = 0; rc == 0 && *version > 0 && t < MB_TABLES_TABLES; t++)
+        rc = load_table(s, (enum mb_tables_table)t, *version, err);
+    return rc == 0 ? check_mark(s, err) : rc;
 }
 
-static int prepare_statements(struct mb_tables *s, struct mb_err *err)
+static int prepare(struct sqlite_store *s, sqlite3_stmt **st, const char *sql)
+{
+    return sqlite3_prepare_v3(s->db, sql, -1, SQLITE_PREPARE_PERSISTENT, st, NULL);
+}
+
+static int prepare_statements(struct sqlite_store *s, struct mb_err *err)
 {
     char sql[160];
-    int rc = SQLITE_OK;
+    int rc = prepare(s, &s->count, "UPDATE batches SET n=?1");
 
     for (int t = 0; rc == SQLITE_OK && t < MB_TABLES_TABLES; t++) {
         snprintf(sql, sizeof sql,
-                 "INSERT INTO %s(ns,k,v) VALUES(?1,?2,?3) "
-                 "ON CONFLICT(ns,k) DO UPDATE SET v=excluded.v",
-                 table_names[t]);
-        rc = sqlite3_prepare_v3(s->db, sql, -1, SQLITE_PREPARE_PERSISTENT, &s->put[t], NULL);
+                 "INSERT INTO %s(ns,k,v,c) VALUES(?1,?2,?3,?4) "
+                 "ON CONFLICT(ns,k) DO UPDATE SET v=excluded.v,c=excluded.c",
+                 store_table_names[t]);
+        rc = prepare(s, &s->put[t], sql);
         if (rc != SQLITE_OK)
             break;
-        snprintf(sql, sizeof sql, "DELETE FROM %s WHERE ns=?1 AND k=?2", table_names[t]);
-        rc = sqlite3_prepare_v3(s->db, sql, -1, SQLITE_PREPARE_PERSISTENT, &s->del[t], NULL);
+        snprintf(sql, sizeof sql, "DELETE FROM %s WHERE ns=?1 AND k=?2", store_table_names[t]);
+        rc = prepare(s, &s->del[t], sql);
     }
     return rc == SQLITE_OK ? 0 : sqlite_fail(err, s, "preparing statements", rc);
 }
 
-static int open_db(struct mb_tables *s, int sync_full, struct mb_err *err)
+static int open_db(struct sqlite_store *s, struct mb_err *err)
 {
-    int rc = sqlite3_open_v2(
-        s->path, &s->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
+    int64_t version = 0;
+    int rc = check_files(s, err);
 
+    if (rc != 0)
+        return rc;
+    rc = sqlite3_open_v2(s->path, &s->db,
+                         SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
     if (rc != SQLITE_OK)
         return sqlite_fail(err, s, "open", rc);
     sqlite3_extended_result_codes(s->db, 1);
+    /* Closing would copy the journal into the file: not before we know that it is whole. */
+    sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     sqlite3_busy_timeout(s->db, 1000); /* a head that is just ending may still hold the lock */
     rc = exec(s, "PRAGMA locking_mode=EXCLUSIVE", err);
     if (rc == 0)
+        rc = check_db(s, &version, err);
+    if (rc == 0)
         rc = exec(s, "PRAGMA journal_mode=WAL", err);
     if (rc == 0)
-        rc = exec(s, sync_full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL", err);
+        rc = exec(s, s->sync_full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL", err);
+    if (rc == 0 && version < SCHEMA_VERSION)
+        rc = version == 0 ? create_schema(s, err) : upgrade_schema(s, err);
     if (rc == 0)
-        rc = prepare_schema(s, err);
+        rc = prepare_statements(s, err);
     if (rc == 0)
-        rc = check_integrity(s, err);
-    for (int t = 0; rc == 0 && t < MB_TABLES_TABLES; t++)
-        rc = load_table(s, (enum mb_tables_table)t, err);
-    return rc == 0 ? prepare_statements(s, err) : rc;
+        rc = open_mark(s, err);
+    if (rc == 0)
+        sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
+    return rc;
 }
 
 /* ---- the writer thread ---- */
@@ -291,34 +470,63 @@ static int bind_blob(sqlite3_stmt *st, int i, struct mb_blob b)
     return sqlite3_bind_blob64(st, i, b.n > 0 ? b.p : "", b.n, SQLITE_STATIC);
 }
 
-static int apply(struct mb_tables *s, const struct write *w)
+static int step(sqlite3_stmt *st)
 {
-    if (w->kind == WRITE_BARRIER)
-        return SQLITE_OK;
-    sqlite3_stmt *st = w->kind == WRITE_PUT ? s->put[w->table] : s->del[w->table];
-    int rc = bind_blob(st, 1, mb_record_ns(w->record));
+    int rc = sqlite3_step(st);
 
-    if (rc == SQLITE_OK)
-        rc = bind_blob(st, 2, mb_record_key(w->record));
-    if (rc == SQLITE_OK && w->kind == WRITE_PUT)
-        rc = bind_blob(st, 3, mb_record_value(w->record));
-    if (rc == SQLITE_OK)
-        rc = sqlite3_step(st);
     sqlite3_reset(st);
-    sqlite3_clear_bindings(st);
     return rc == SQLITE_DONE ? SQLITE_OK : rc;
 }
 
-static int commit_batch(struct mb_tables *s, const struct queue *batch, struct mb_err *err)
+static int apply(struct sqlite_store *s, const struct store_write *w)
 {
+    if (w->kind == STORE_BARRIER)
+        return SQLITE_OK;
+    sqlite3_stmt *st = w->kind == STORE_PUT ? s->put[w->table] : s->del[w->table];
+    struct mb_blob ns = mb_record_ns(w->record), key = mb_record_key(w->record);
+    int rc = bind_blob(st, 1, ns);
+
+    if (rc == SQLITE_OK)
+        rc = bind_blob(st, 2, key);
+    if (rc == SQLITE_OK && w->kind == STORE_PUT) {
+        struct mb_blob value = mb_record_value(w->record);
+        rc = bind_blob(st, 3, value);
+        if (rc == SQLITE_OK)
+            rc = sqlite3_bind_int64(st, 4, record_sum(ns, key, value));
+    }
+    if (rc == SQLITE_OK)
+        rc = step(st);
+    sqlite3_clear_bindings(st);
+    return rc;
+}
+
+static int has_records(const struct store_queue *batch)
+{
+    for (const struct store_write *w = batch->head; w; w = w->next)
+        if (w->kind != STORE_BARRIER)
+            return 1;
+    return 0;
+}
+
+static int commit_batch(struct sqlite_store *s, const struct store_queue *batch, struct mb_err *err)
+{
+    if (!has_records(batch))
+        return 0; /* nothing but questions whether what came before is kept: it is */
     int rc = sqlite3_exec(s->db, "BEGIN IMMEDIATE", NULL, NULL, NULL);
 
-    for (const struct write *w = batch->head; rc == SQLITE_OK && w; w = w->next)
+    for (const struct store_write *w = batch->head; rc == SQLITE_OK && w; w = w->next)
         rc = apply(s, w);
     if (rc == SQLITE_OK)
-        rc = sqlite3_exec(s->db, "COMMIT", NULL, NULL, NULL);
+        rc = sqlite3_bind_int64(s->count, 1, s->batch + 1);
     if (rc == SQLITE_OK)
+        rc = step(s->count);
+    if (rc == SQLITE_OK)
+        rc = sqlite3_exec(s->db, "COMMIT", NULL, NULL, NULL);
+    if (rc == SQLITE_OK) {
+        s->batch++;
+        write_mark(s);
         return 0;
+    }
     int code = sqlite_fail(err, s, "write", rc);
     if (!sqlite3_get_autocommit(s->db))
         sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
@@ -327,7 +535,7 @@ static int commit_batch(struct mb_tables *s, const struct queue *batch, struct m
 
 static void *writer_main(void *arg)
 {
-    struct mb_tables *s = arg;
+    struct sqlite_store *s = arg;
 
     pthread_mutex_lock(&s->lock);
     for (;;) {
@@ -335,18 +543,16 @@ static void *writer_main(void *arg)
             pthread_cond_wait(&s->wake, &s->lock);
         if (!s->waiting.head)
             break;
-        struct queue batch = s->waiting;
+        struct store_queue batch = s->waiting;
         struct mb_err err = {0};
         memset(&s->waiting, 0, sizeof s->waiting);
-        s->busy = batch.n;
         pthread_mutex_unlock(&s->lock);
         int rc = commit_batch(s, &batch, &err);
         pthread_mutex_lock(&s->lock);
-        s->busy = 0;
         if (rc == 0) {
-            queue_append(&s->finished, &batch);
+            store_queue_append(&s->finished, &batch);
         } else {
-            queue_append(&s->failed, &batch);
+            store_queue_append(&s->failed, &batch);
             s->failure = err;
         }
         uv_async_send(&s->async);
@@ -359,110 +565,56 @@ static void *writer_main(void *arg)
 
 /* ---- the loop's side ---- */
 
-static void write_done(struct write *w, const struct mb_err *err)
+static void free_store(struct sqlite_store *s)
 {
-    if (w->cb)
-        w->cb(w->cb_arg, err);
-    mb_free(w);
-}
-
-static void run_finished(struct queue *q)
-{
-    struct mb_err ok = {0};
-
-    for (struct write *w = q->head, *next; w; w = next) {
-        next = w->next;
-        mb_free(w->old);
-        if (w->kind == WRITE_DEL)
-            mb_free(w->record);
-        write_done(w, &ok);
-    }
-}
-
-/* Newest first, so that each write finds the mirror as it left it. */
-static void undo(struct mb_tables *s, const struct queue *q)
-{
-    struct write *stack = NULL;
-
-    for (struct write *w = q->head, *next; w; w = next) {
-        next = w->next;
-        w->next = stack;
-        stack = w;
-    }
-    for (struct write *w = stack; w; w = w->next) {
-        struct mb_mirror *m = &s->mirror[w->table];
-        if (w->kind == WRITE_PUT) {
-            struct mb_blob ns = mb_record_ns(w->record), key = mb_record_key(w->record);
-            struct mb_record *mine =
-                w->old ? mb_mirror_swap_in(m, w->old) : mb_mirror_take(m, ns, key);
-            assert(mine == w->record);
-            mb_free(mine);
-        } else if (w->kind == WRITE_DEL && w->record) {
-            /* The array never shrinks, so there is room for what was taken out. */
-            mb_free(mb_mirror_swap_in(m, w->record));
-        }
-    }
-    /* Callbacks oldest first. */
-    struct write *ordered = NULL;
-    for (struct write *w = stack, *next; w; w = next) {
-        next = w->next;
-        w->next = ordered;
-        ordered = w;
-    }
-    struct mb_err err = s->failure;
-    for (struct write *w = ordered, *next; w; w = next) {
-        next = w->next;
-        write_done(w, &err);
-    }
+    if (s->mark_fd >= 0)
+        close(s->mark_fd);
+    mb_free(s->path);
+    mb_free(s);
 }
 
 static void on_closed(uv_handle_t *handle)
 {
-    struct mb_tables *s = handle->data;
-    void (*cb)(void *) = s->closed_cb;
-    void *arg = s->closed_arg;
+    struct sqlite_store *s = handle->data;
+    struct mb_tables *tables = s->tables;
 
-    for (int t = 0; t < MB_TABLES_TABLES; t++)
-        mb_mirror_close(&s->mirror[t]);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->wake);
-    mb_free(s->path);
-    mb_free(s);
-    if (cb)
-        cb(arg);
+    free_store(s);
+    if (tables)
+        tables_closed(tables);
 }
 
-static void close_db(struct mb_tables *s)
+static void close_db(struct sqlite_store *s)
 {
     for (int t = 0; t < MB_TABLES_TABLES; t++) {
         sqlite3_finalize(s->put[t]);
         sqlite3_finalize(s->del[t]);
     }
+    sqlite3_finalize(s->count);
     sqlite3_close(s->db);
     s->db = NULL;
 }
 
 static void on_async(uv_async_t *async)
 {
-    struct mb_tables *s = async->data;
-    struct queue finished, failed = {0};
-    int stopped;
+    struct sqlite_store *s = async->data;
+    struct store_queue finished = {0}, failed = {0};
+    struct mb_err failure = {0};
 
     pthread_mutex_lock(&s->lock);
-    finished = s->finished;
-    memset(&s->finished, 0, sizeof s->finished);
+    store_queue_append(&finished, &s->finished);
     if (s->failure.code != 0) {
-        failed = s->failed;
-        memset(&s->failed, 0, sizeof s->failed);
-        queue_append(&failed, &s->waiting);
+        failure = s->failure;
+        store_queue_append(&failed, &s->failed);
+        store_queue_append(&failed, &s->waiting);
     }
-    stopped = s->stopping == 2;
+    int stopped = s->stopping == 2;
     pthread_mutex_unlock(&s->lock);
 
-    run_finished(&finished);
-    if (failed.head) {
-        mb_error("store", "%zu writes undone: %s", failed.n, s->failure.text);
-        undo(s, &failed);
+    tables_kept(s->tables, &finished);
+    if (failure.code != 0) {
+        tables_undo(s->tables, &failed, &failure);
         pthread_mutex_lock(&s->lock);
         mb_err_clear(&s->failure);
         pthread_cond_signal(&s->wake);
@@ -475,173 +627,82 @@ static void on_async(uv_async_t *async)
     }
 }
 
-static int enqueue(struct mb_tables *s, struct write *w, struct mb_err *err)
+static void submit(void *self, struct store_write *w)
 {
-    int rc = 0;
+    struct sqlite_store *s = self;
 
     pthread_mutex_lock(&s->lock);
-    if (s->waiting.n + s->busy >= MB_TABLES_QUEUE_MAX ||
-        s->waiting.size_bytes + w->size_bytes > MB_TABLES_QUEUE_BYTES_MAX) {
-        rc = mb_err_set(err, MB_EFULL, "store %s: too many writes wait for the disk", s->path);
-    } else {
-        queue_push(&s->waiting, w);
-        pthread_cond_signal(&s->wake);
-    }
+    store_queue_push(&s->waiting, w);
+    pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
-    return rc;
 }
 
-static struct write *new_write(enum write_kind kind, enum mb_tables_table table, mb_tables_cb cb,
-                               void *arg)
+static void close_sqlite(void *self)
 {
-    struct write *w = mb_calloc(1, sizeof *w);
+    struct sqlite_store *s = self;
 
-    if (w) {
-        w->kind = kind;
-        w->table = table;
-        w->cb = cb;
-        w->cb_arg = arg;
-    }
-    return w;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = 1;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
 }
 
-int mb_tables_put(struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
-                  struct mb_blob key, struct mb_blob value, mb_tables_cb cb, void *arg,
-                  struct mb_err *err)
+static struct sqlite_store *create(const char *path, int sync_full)
 {
-    struct mb_mirror *m = &s->mirror[table];
-    struct mb_record *r = mb_record_new(ns, key, value);
-    struct write *w = new_write(WRITE_PUT, table, cb, arg);
-    int rc = MB_ENOMEM;
+    struct sqlite_store *s = mb_calloc(1, sizeof *s);
+    char name[300];
 
-    if (!r || !w || mb_mirror_reserve(m, 1) != 0) {
-        mb_err_set(err, rc, "store %s: out of memory", s->path);
-        goto fail;
-    }
-    w->record = r;
-    w->size_bytes = sizeof *r + ns.n + key.n + value.n;
-    w->old = mb_mirror_swap_in(m, r);
-    rc = enqueue(s, w, err);
-    if (rc == 0)
-        return 0;
-    if (w->old)
-        mb_mirror_swap_in(m, w->old);
-    else
-        mb_mirror_take(m, ns, key);
-fail:
-    mb_free(r);
-    mb_free(w);
-    return rc;
+    if (!s)
+        return NULL;
+    s->mark_fd = -1;
+    s->sync_full = sync_full;
+    read_small("/proc/sys/kernel/random/boot_id", s->boot_id, 37); /* "" where there is none */
+    snprintf(name, sizeof name, "store %s", path);
+    s->path = mb_strdup(path);
+    s->tables = s->path ? tables_create(name) : NULL;
+    if (s->tables)
+        return s;
+    free_store(s);
+    return NULL;
 }
 
-int mb_tables_del(struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
-                  struct mb_blob key, mb_tables_cb cb, void *arg, struct mb_err *err)
+/* The thread and what it shares with the loop. */
+static int start_writer(uv_loop_t *loop, struct sqlite_store *s, struct mb_err *err)
 {
-    struct write *w = new_write(WRITE_DEL, table, cb, arg);
-
-    if (!w)
-        return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
-    w->record = mb_mirror_take(&s->mirror[table], ns, key);
-    if (!w->record)
-        w->kind = WRITE_BARRIER;
-    int rc = enqueue(s, w, err);
-    if (rc != 0) {
-        if (w->record)
-            mb_mirror_swap_in(&s->mirror[table], w->record);
-        mb_free(w);
-    }
-    return rc;
-}
-
-int mb_tables_barrier(struct mb_tables *s, mb_tables_cb cb, void *arg, struct mb_err *err)
-{
-    struct write *w = new_write(WRITE_BARRIER, MB_TABLES_META, cb, arg);
-
-    if (!w)
-        return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
-    int rc = enqueue(s, w, err);
-    if (rc != 0)
-        mb_free(w);
-    return rc;
-}
-
-int mb_tables_get(const struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
-                  struct mb_blob key, struct mb_blob *value)
-{
-    int found;
-    size_t i = mb_mirror_find(&s->mirror[table], ns, key, &found);
-
-    if (found && value)
-        *value = mb_record_value(s->mirror[table].items[i]);
-    return found;
-}
-
-int mb_tables_each(const struct mb_tables *s, enum mb_tables_table table, struct mb_blob ns,
-                   struct mb_blob prefix, mb_tables_visit visit, void *arg)
-{
-    const struct mb_mirror *m = &s->mirror[table];
-    int found, rc = 0;
-
-    for (size_t i = mb_mirror_find(m, ns, prefix, &found); rc == 0 && i < m->n; i++) {
-        struct mb_blob rns = mb_record_ns(m->items[i]), key = mb_record_key(m->items[i]);
-        if (rns.n != ns.n || (ns.n && memcmp(rns.p, ns.p, ns.n) != 0) || key.n < prefix.n ||
-            (prefix.n && memcmp(key.p, prefix.p, prefix.n) != 0))
-            break;
-        rc = visit(arg, key, mb_record_value(m->items[i]));
-    }
-    return rc;
-}
-
-size_t mb_tables_count(const struct mb_tables *s, enum mb_tables_table table)
-{
-    return s->mirror[table].n;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    s->async.data = s;
+    int uv = uv_async_init(loop, &s->async, on_async);
+    if (uv != 0)
+        return mb_err_set(err, MB_EIO, "store %s: %s", s->path, uv_strerror(uv));
+    int e = pthread_create(&s->writer, NULL, writer_main, s);
+    return e == 0 ? 0 : mb_err_sys(err, e, "store %s: writer thread", s->path);
 }
 
 int mb_tables_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, struct mb_tables **out,
                           struct mb_err *err)
 {
-    struct mb_tables *s = mb_calloc(1, sizeof *s);
-    int rc;
+    static const struct store_backend backend = {submit, close_sqlite};
+    struct sqlite_store *s = create(path, sync_full);
 
     *out = NULL;
-    if (!s || !(s->path = mb_strdup(path))) {
-        mb_free(s);
+    if (!s)
         return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", path);
-    }
-    rc = open_db(s, sync_full, err);
+    int rc = open_db(s, err);
+    if (rc == 0)
+        rc = start_writer(loop, s, err);
     if (rc == 0) {
-        pthread_mutex_init(&s->lock, NULL);
-        pthread_cond_init(&s->wake, NULL);
-        s->async.data = s;
-        int uv = uv_async_init(loop, &s->async, on_async);
-        if (uv != 0)
-            rc = mb_err_set(err, MB_EIO, "store %s: %s", path, uv_strerror(uv));
-    }
-    if (rc == 0) {
-        int e = pthread_create(&s->writer, NULL, writer_main, s);
-        if (e == 0) {
-            *out = s;
-            return 0;
-        }
-        rc = mb_err_sys(err, e, "store %s: writer thread", path);
-        close_db(s);
-        uv_close((uv_handle_t *)&s->async, on_closed); /* frees s */
-        return rc;
+        s->tables->backend = &backend;
+        s->tables->self = s;
+        *out = s->tables;
+        return 0;
     }
     close_db(s);
-    for (int t = 0; t < MB_TABLES_TABLES; t++)
-        mb_mirror_close(&s->mirror[t]);
-    mb_free(s->path);
-    mb_free(s);
+    tables_free(s->tables);
+    s->tables = NULL;
+    if (uv_is_active((uv_handle_t *)&s->async))
+        uv_close((uv_handle_t *)&s->async, on_closed); /* frees s */
+    else
+        free_store(s);
     return rc;
-}
-
-void mb_tables_close(struct mb_tables *s, void (*cb)(void *arg), void *arg)
-{
-    s->closed_cb = cb;
-    s->closed_arg = arg;
-    pthread_mutex_lock(&s->lock);
-    s->stopping = 1;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
 }

@@ -171,14 +171,18 @@ int mb_rest_put_file(struct mb_rest *rest, const char *path, int fd, size_t n,
     return fetch(rest, &request, path, answer, err);
 }
 
-/* The last line of the body that is not empty. */
+/* The last line of the body that says something: a head of Ray ends a traceback inside another one
+ * with a line that is a full stop. */
 static const char *last_line(struct mb_buf *body)
 {
     char *text = (char *)body->data;
     char *newline;
 
-    while (body->len > 0 && (text[body->len - 1] == '\n' || text[body->len - 1] == '\r'))
+    while (body->len > 0 && strchr("\r\n", text[body->len - 1]) != NULL) {
         text[--body->len] = '\0';
+        if (body->len > 1 && text[body->len - 1] == '.' && text[body->len - 2] == '\n')
+            text[--body->len] = '\0';
+    }
     newline = body->len > 0 ? strrchr(text, '\n') : NULL;
     return newline != NULL ? newline + 1 : mb_buf_str(body);
 }

@@ -3,8 +3,10 @@
  * about nodes and jobs, and /api/mobula/status, the one answer that `mobula status` needs.
  */
 #include <string.h>
+#include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/http/guard.h"
 #include "base/str.h"
 #include "gcs/services.h"
 
@@ -26,10 +28,35 @@ static void authentication_mode(void *arg, struct mb_http_req *req)
                        json_pack("{s:s}", "authentication_mode", h->token ? "token" : "disabled"));
 }
 
-/* Whoever gets here has shown a valid token, or none is needed. */
+static const char *authorization(const void *req, const char *name)
+{
+    return strcmp(name, "Authorization") == 0 ? mb_http_req_header(req, name) : NULL;
+}
+
+/* A browser turns the token of its Authorization header into a cookie; nothing else counts here,
+ * so the route is public and looks for itself. */
 static void authenticate(void *arg, struct mb_http_req *req)
 {
-    (void)arg;
+    enum { COOKIE_MAX_AGE_S = 30 * 24 * 3600 };
+    struct mb_head *h = arg;
+    struct mb_http_verdict verdict = {0};
+    char *cookie;
+
+    if (!h->token) {
+        mb_http_reply_text(req, 401, "Unauthorized: Token authentication is not enabled");
+        return;
+    }
+    mb_http_guard_token(h->token, authorization, req, &verdict);
+    if (verdict.status != 0) {
+        mb_http_reply_text(req, verdict.status, "%s", verdict.text);
+        return;
+    }
+    cookie = mb_asprintf("ray-authentication-token=%s; HttpOnly; Max-Age=%d; Path=/; "
+                         "SameSite=Strict",
+                         h->token, COOKIE_MAX_AGE_S);
+    if (cookie)
+        mb_http_reply_header(req, "Set-Cookie", cookie);
+    mb_free(cookie);
     mb_http_reply_json(
         req, 200, json_pack("{s:s, s:s}", "status", "authenticated", "message", "Token is valid"));
 }
@@ -41,7 +68,14 @@ static void healthz(void *arg, struct mb_http_req *req)
     if (h->stopping)
         mb_http_reply_text(req, 503, "stopping");
     else
-        mb_http_reply(req, 200, "application/text", "success", 7);
+        mb_http_reply(req, 200, "application/text; charset=utf-8", "success", 7);
+}
+
+/* A node's health is its agent's to tell; Ray's head says so to everyone, token or not. */
+static void not_here(void *arg, struct mb_http_req *req)
+{
+    (void)arg;
+    mb_http_reply_text(req, 404, "404: Not Found");
 }
 
 /* ---- nodes ---- */
@@ -127,34 +161,77 @@ static int passes(struct mb_http_req *req, const json_t *row)
     return strcmp(predicate, "!=") == 0 ? !equal : equal;
 }
 
-static size_t row_limit(struct mb_http_req *req)
+/* Takes msg, which may be NULL. */
+static void state_refusal(struct mb_http_req *req, char *msg)
 {
-    const char *text = mb_http_req_query(req, "limit");
-    int64_t limit = 100;
+    mb_http_reply_json(
+        req, 400, json_pack("{s:b, s:s?, s:{s:n}}", "result", 0, "msg", msg, "data", "result"));
+    mb_free(msg);
+}
 
-    if (text && mb_parse_i64(text, 0, 10000, "limit", &limit, NULL) != 0)
-        limit = 100;
-    return (size_t)limit;
+/* What a query asks for, or -1 after the answer of Ray's state API to a bad one. A bad limit of
+ * jobs is a crash there, one of nodes is explained. */
+static int64_t row_limit(struct mb_http_req *req, int is_explained)
+{
+    enum { LIMIT = 100, LIMIT_MAX = 10000 };
+    const char *text = mb_http_req_query(req, "limit");
+    const char *predicate = mb_http_req_query(req, "filter_predicates");
+    int64_t limit = LIMIT;
+    int is_number = !text || mb_parse_i64(text, 0, INT64_MAX, "limit", &limit, NULL) == 0;
+    int is_half = mb_http_req_query(req, "filter_keys") &&
+                  (!predicate || !mb_http_req_query(req, "filter_values"));
+
+    if (is_half || ((!is_number || limit > LIMIT_MAX) && !is_explained))
+        mb_http_reply_text(req, 500, "500 Internal Server Error\n\nServer got itself in trouble");
+    else if (!is_number)
+        state_refusal(req, mb_asprintf("invalid literal for int() with base 10: '%s'", text));
+    else if (limit > LIMIT_MAX)
+        state_refusal(req,
+                      mb_asprintf("Given limit %lld exceeds the supported limit %d. Use a lower "
+                                  "limit, or set the `RAY_MAX_LIMIT_FROM_API_SERVER` environment "
+                                  "variable to a larger value.",
+                                  (long long)limit, LIMIT_MAX));
+    else if (predicate && strcmp(predicate, "=") != 0 && strcmp(predicate, "!=") != 0)
+        state_refusal(req, mb_asprintf("Unsupported filter predicate %s is given. Available "
+                                       "predicates: =, !=.",
+                                       predicate));
+    else
+        return limit;
+    return -1;
+}
+
+static int wants_detail(struct mb_http_req *req)
+{
+    const char *detail = mb_http_req_query(req, "detail");
+
+    return detail && (strcmp(detail, "1") == 0 || strcasecmp(detail, "true") == 0);
 }
 
 static void state_nodes(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
-    json_t *rows = json_array();
-    size_t limit = row_limit(req);
+    int64_t limit = row_limit(req, 1);
+    int detail = wants_detail(req);
+    json_t *rows;
 
+    if (limit < 0)
+        return;
+    rows = json_array();
     for (size_t i = 0; i < h->n_nodes; i++) {
         const struct head_node *n = h->nodes[i];
         char hex[2 * MB_NODE_ID_BYTES + 1];
         json_t *row = json_pack(
-            "{s:s, s:s, s:b, s:s, s:s?, s:s, s:o, s:o, s:I, s:I}", "node_id",
+            "{s:s, s:s, s:b, s:s, s:s?, s:s, s:o, s:o}", "node_id",
             mb_hex(n->id, MB_NODE_ID_BYTES, hex), "node_ip", n->info->node_manager_address,
             "is_head_node", n->info->is_head_node, "state", state_name(n), "state_message",
             n->info->death_info ? n->info->death_info->reason_message : NULL, "node_name",
-            n->info->node_name, "resources_total", total_json(n), "labels", labels_json(n),
-            "start_time_ms", (json_int_t)n->info->start_time_ms, "end_time_ms",
-            (json_int_t)n->info->end_time_ms);
-        if (row && passes(req, row) && json_array_size(rows) < limit)
+            n->info->node_name, "resources_total", total_json(n), "labels", labels_json(n));
+        if (row && detail) {
+            json_object_set_new(row, "start_time_ms",
+                                json_integer((json_int_t)n->info->start_time_ms));
+            json_object_set_new(row, "end_time_ms", json_integer((json_int_t)n->info->end_time_ms));
+        }
+        if (row && passes(req, row) && (int64_t)json_array_size(rows) < limit)
             json_array_append(rows, row);
         json_decref(row);
     }
@@ -164,25 +241,54 @@ static void state_nodes(void *arg, struct mb_http_req *req)
 static void state_jobs(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
+    int64_t limit;
 
     if (h->stopping) {
         mb_http_reply_text(req, 503, "the head is stopping");
         return;
     }
+    limit = row_limit(req, 0);
+    if (limit < 0)
+        return;
     json_t *all = head_jobs_json(h, mb_http_req_is_browser(req)), *rows = json_array(), *row;
-    size_t i, limit = row_limit(req), total = json_array_size(all);
+    size_t i, total = json_array_size(all);
 
-    json_array_foreach(all, i, row) if (passes(req, row) && json_array_size(rows) < limit)
+    json_array_foreach(all, i, row) if (passes(req, row) && (int64_t)json_array_size(rows) < limit)
         json_array_append(rows, row);
     json_decref(all);
     mb_http_reply_json(req, 200, state_reply(rows, total));
 }
 
-static void nodes_summary(void *arg, struct mb_http_req *req)
+static void host_names(struct mb_head *h, struct mb_http_req *req)
+{
+    json_t *names = json_array();
+
+    for (size_t i = 0; i < h->n_nodes; i++)
+        if (head_node_alive(h->nodes[i]))
+            json_array_append_new(names, json_string(h->nodes[i]->info->node_manager_hostname));
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:b, s:s, s:{s:o}}", "result", 1, "msg",
+                                 "Node hostname list fetched.", "data", "hostNameList", names));
+}
+
+static void nodes_view(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
-    json_t *rows = json_array();
+    const char *view = mb_http_req_query(req, "view");
+    json_t *rows;
 
+    if (view && strcasecmp(view, "hostNameList") == 0) {
+        host_names(h, req);
+        return;
+    }
+    if (!view || strcmp(view, "summary") != 0) {
+        char *msg = mb_asprintf("Unknown view %s", view ? view : "None");
+        mb_http_reply_json(req, 500,
+                           json_pack("{s:b, s:s?, s:{}}", "result", 0, "msg", msg, "data"));
+        mb_free(msg);
+        return;
+    }
+    rows = json_array();
     for (size_t i = 0; i < h->n_nodes; i++) {
         const struct head_node *n = h->nodes[i];
         char hex[2 * MB_NODE_ID_BYTES + 1];
@@ -235,15 +341,40 @@ static size_t count_nodes(const struct mb_head *h, int alive)
     return n;
 }
 
+/* Without ?format=1 Ray answers with its autoscaler's report. There is none here: the usage is said
+ * under Ray's names, [used, total] each. */
+static void cluster_report(struct mb_http_req *req, json_t *total, json_t *available)
+{
+    json_t *usage = json_object(), *v;
+    const char *name;
+
+    json_object_foreach(total, name, v) json_object_set_new(
+        usage, name,
+        json_pack("[f, f]", json_number_value(v) - amount(available, name), json_number_value(v)));
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:b, s:s, s:{s:n, s:n, s:{s:f, s:{s:o}}}}", "result", 1, "msg",
+                                 "Got cluster status.", "data", "autoscalingStatus",
+                                 "autoscalingError", "clusterStatus", "time",
+                                 (double)mb_unix_ms() / 1000.0, "loadMetricsReport", "usage",
+                                 usage));
+}
+
 static void cluster_status(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
     json_t *total = json_object(), *available = json_object(), *v;
+    const char *format = mb_http_req_query(req, "format");
     struct mb_buf text = {0};
     const char *name;
     int rc;
 
     sum_up(h, total, available);
+    if (!format || strcmp(format, "1") != 0) {
+        cluster_report(req, total, available);
+        json_decref(total);
+        json_decref(available);
+        return;
+    }
     rc = mb_buf_printf(&text,
                        "======== Cluster status ========\nNode status\n"
                        "---------------------------------------------------------------\n"
@@ -334,14 +465,14 @@ int head_cluster_routes(struct mb_head *h, struct mb_err *err)
     static const struct mb_http_route routes[] = {
         {"GET", "/api/version", version, 0},
         {"GET", "/api/authentication_mode", authentication_mode, MB_HTTP_PUBLIC},
-        {"POST", "/api/authenticate", authenticate, 0},
+        {"POST", "/api/authenticate", authenticate, MB_HTTP_PUBLIC},
         {"GET", "/api/gcs_healthz", healthz, MB_HTTP_PUBLIC},
-        {"GET", "/api/local_raylet_healthz", healthz, MB_HTTP_PUBLIC},
-        {"GET", "/api/healthz", healthz, MB_HTTP_PUBLIC},
+        {"GET", "/api/local_raylet_healthz", not_here, MB_HTTP_PUBLIC},
+        {"GET", "/api/healthz", not_here, MB_HTTP_PUBLIC},
         {"GET", "/api/v0/nodes", state_nodes, 0},
         {"GET", "/api/v0/jobs", state_jobs, 0},
         {"GET", "/api/cluster_status", cluster_status, 0},
-        {"GET", "/nodes", nodes_summary, 0},
+        {"GET", "/nodes", nodes_view, 0},
         {"GET", "/api/component_activities", component_activities, 0},
         {"GET", "/api/mobula/status", mobula_status, 0},
     };

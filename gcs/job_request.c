@@ -82,14 +82,34 @@ static int check_type(int i, json_t *v, struct mb_err *err)
     return 0;
 }
 
-int mb_job_request_check(json_t *request, struct mb_err *err)
+/* Out goes what Ray does not see: nulls, and an empty id, for which it makes one up. A truth value
+ * is a number to Python. */
+static void clean(json_t *request)
 {
     const char *key;
     json_t *value;
     void *tmp;
 
-    json_object_foreach_safe(request, tmp, key, value) if (json_is_null(value))
-        json_object_del(request, key);
+    json_object_foreach_safe(request, tmp, key, value)
+    {
+        int i = field_of(key);
+        int is_id = strcmp(key, "submission_id") == 0 || strcmp(key, "job_id") == 0;
+
+        if (json_is_null(value) ||
+            (is_id && json_string_length(value) == 0 && json_is_string(value)))
+            json_object_del(request, key);
+        else if (i >= 0 && json_is_boolean(value) &&
+                 (fields[i].type == NUMBER || fields[i].type == INTEGER))
+            json_object_set_new(request, key, json_integer(json_is_true(value)));
+    }
+}
+
+int mb_job_request_check(json_t *request, struct mb_err *err)
+{
+    const char *key;
+    json_t *value;
+
+    clean(request);
     json_object_foreach(request, key, value) if (field_of(key) < 0) return mb_err_set(
         err, MB_EINVAL,
         "JobSubmitRequest.__init__() got an unexpected keyword argument "
@@ -108,7 +128,7 @@ int mb_job_request_check(json_t *request, struct mb_err *err)
     const char *names[] = {"submission_id", "job_id"};
     for (int i = 0; i < 2; i++) {
         const char *id = json_string_value(json_object_get(request, names[i]));
-        if (id && (*id == '\0' || strlen(id) > 200 || strpbrk(id, "/\n\r") || *id == '.'))
+        if (id && (strlen(id) > 200 || strpbrk(id, "/\n\r") || *id == '.'))
             return mb_err_set(err, MB_EINVAL,
                               "%s must be 1 to 200 characters without '/' or line breaks, and "
                               "not start with '.'",

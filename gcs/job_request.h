@@ -5,8 +5,8 @@
 #include <jansson.h>
 #include "base/err.h"
 
-/* 0, or MB_EINVAL with the text of Ray's TypeError. Fields that are null are removed from request,
- * which must be an object. */
+/* 0, or MB_EINVAL with the text of Ray's TypeError. Nulls and empty ids are removed from request,
+ * which must be an object; truth values of number fields become 0 or 1. */
 int mb_job_request_check(json_t *request, struct mb_err *err);
 
 #endif

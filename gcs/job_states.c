@@ -120,6 +120,9 @@ enum mb_job_recovery mb_job_recover(enum mb_job_state s, enum mb_job_adopt found
     return s == MB_JOB_PENDING ? MB_JOB_RECOVER_START : MB_JOB_RECOVER_LOST;
 }
 
+/* Ray's first line; error texts of ours have no line break. */
+#define SETUP_FAILED "runtime_env setup failed: Failed to set up runtime environment."
+
 static int failed_message(enum mb_job_input input, const struct mb_job_facts *f, struct mb_buf *out)
 {
     if (input == MB_JOB_EXIT_NONZERO) { /* with a reason when it did not end by itself */
@@ -131,6 +134,8 @@ static int failed_message(enum mb_job_input input, const struct mb_job_facts *f,
             "logs (truncated to 20,000 chars):\n%s",
             f->exit_code, *why ? " (" : "", why, *why ? ")" : "", f->log_tail ? f->log_tail : "");
     }
+    if (f->text && strncmp(f->text, SETUP_FAILED " ", sizeof SETUP_FAILED) == 0)
+        return mb_buf_printf(out, SETUP_FAILED "\n%s", f->text + sizeof SETUP_FAILED);
     if (f->text && *f->text)
         return mb_buf_puts(out, f->text);
     return mb_buf_puts(out, input == MB_JOB_LOST

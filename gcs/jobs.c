@@ -291,6 +291,7 @@ static int package_of(struct mb_head *h, const struct head_job *job, char **out,
 static void start_driver(struct mb_head *h, struct head_job *job)
 {
     char address[300];
+    /* NULL for the null of a submission without metadata */
     char *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
     char *package = NULL;
     struct mb_err err = {0};
@@ -462,7 +463,7 @@ static json_t *new_info(const json_t *request)
         "{s:s, s:O, s:s, s:n, s:I, s:n, s:o, s:o, s:o, s:o, s:o, s:n, s:n, s:n}", "status",
         "PENDING", "entrypoint", json_object_get(request, "entrypoint"), "message", "",
         "error_type", "start_time", (json_int_t)mb_unix_ms(), "end_time", "metadata",
-        json_is_object(metadata) ? json_deep_copy(metadata) : json_object(), "entrypoint_num_cpus",
+        json_is_object(metadata) ? json_deep_copy(metadata) : json_null(), "entrypoint_num_cpus",
         number_or_zero(request, "entrypoint_num_cpus"), "entrypoint_num_gpus",
         number_or_zero(request, "entrypoint_num_gpus"), "entrypoint_memory",
         number_or_zero(request, "entrypoint_memory"), "entrypoint_resources",
@@ -582,7 +583,8 @@ json_t *head_job_drivers(struct mb_head *h)
 
 static json_t *runtime_env_of(const struct head_job *job, int redact)
 {
-    json_t *env = json_loads(runtime_env_text(job), 0, NULL);
+    const char *text = json_string_value(json_object_get(job->info, "runtime_env_json"));
+    json_t *env = text ? json_loads(text, 0, NULL) : json_null(); /* as it was submitted */
     json_t *vars = redact ? json_object_get(env, "env_vars") : NULL;
     const char *key;
     json_t *value;

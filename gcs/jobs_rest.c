@@ -76,7 +76,7 @@ static void submit(void *arg, struct mb_http_req *req)
     struct mb_head *h = arg;
     size_t n;
     const char *body = mb_http_req_body(req, &n);
-    json_t *request = json_loadb(body ? body : "", n, JSON_REJECT_DUPLICATES, NULL);
+    json_t *request = json_loadb(body ? body : "", n, 0, NULL);
     struct head_job *job;
     struct mb_err err = {0};
 
@@ -94,7 +94,7 @@ static void submit(void *arg, struct mb_http_req *req)
     else if (err.code == MB_EEXIST)
         mb_http_reply_text(req, 500,
                            "Traceback (most recent call last):\nRuntimeError: Request failed with "
-                           "status code 400: ValueError: %s",
+                           "status code 400: Traceback (most recent call last):\nValueError: %s\n.",
                            err.text);
     else
         mb_http_reply_text(req, 500, "%s", err.text);

@@ -40,6 +40,31 @@ static int name_is_fine(const char *name)
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
+/* Packages of other places are fetched from there: nobody asks us for them or brings them. */
+static void refuse_protocol(struct mb_http_req *req, const char *protocol)
+{
+    static const char *const remote[] = {"http",  "https", "s3",   "gs",
+                                         "azure", "abfss", "file", NULL};
+    int is_known = 0;
+
+    for (const char *const *p = remote; *p; p++)
+        is_known |= strcmp(*p, protocol) == 0;
+    if (strcmp(mb_http_req_method(req), "PUT") != 0)
+        mb_http_reply_text(req, 500, "500 Internal Server Error\n\nServer got itself in trouble");
+    else if (is_known)
+        mb_http_reply_text(req, 500,
+                           "Traceback (most recent call last):\nValueError: "
+                           "upload_package_to_gcs should not be called with a remote path.");
+    else
+        mb_http_reply_text(
+            req, 500,
+            "Traceback (most recent call last):\nValueError: Invalid protocol for runtime_env URI "
+            "\"%.64s://%.200s\". Supported protocols: ['GCS', 'CONDA', 'PIP', 'UV', 'HTTP', "
+            "'HTTPS', 'S3', 'GS', 'AZURE', 'ABFSS', 'FILE', 'LOCAL']. Original error: '%.64s' is "
+            "not a valid Protocol",
+            protocol, mb_http_req_param(req, "name"), protocol);
+}
+
 /* The path of the package, or NULL after the refusal was answered. */
 static char *package_path(struct mb_head *h, struct mb_http_req *req)
 {
@@ -48,9 +73,7 @@ static char *package_path(struct mb_head *h, struct mb_http_req *req)
     char *path;
 
     if (strcmp(protocol, "gcs") != 0) {
-        mb_http_reply_text(req, 500,
-                           "Traceback (most recent call last):\nValueError: "
-                           "upload_package_to_gcs should not be called with a remote path.");
+        refuse_protocol(req, protocol);
         return NULL;
     }
     if (!name_is_fine(name)) {
@@ -71,7 +94,7 @@ static void get_package(void *arg, struct mb_http_req *req)
     if (!path)
         return;
     if (mb_fs_exists(path))
-        mb_http_reply(req, 200, "application/octet-stream", "", 0);
+        mb_http_reply(req, 200, NULL, "", 0);
     else
         mb_http_reply_text(req, 404, "Package gcs://%s does not exist",
                            mb_http_req_param(req, "name"));
@@ -108,7 +131,7 @@ static void on_synced(uv_fs_t *fs)
     } else {
         mb_info("jobs", "package stored path=%s bytes=%llu", u->final,
                 (unsigned long long)u->size_bytes);
-        mb_http_reply(u->req, 200, "application/octet-stream", "", 0);
+        mb_http_reply(u->req, 200, NULL, "", 0);
         free_upload(u);
     }
 }

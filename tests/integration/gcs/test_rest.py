@@ -98,8 +98,10 @@ def test_lifecycle(head):
                 {"env_vars": {"X": "<redacted>"}})
     status, text = call_json(head, "POST", "/api/jobs/",
                              {"entrypoint": "true", "submission_id": "life"})
-    check.true("duplicate", status == 500 and text.endswith(
-        "Job with submission_id life already exists. Please use a different submission_id."), text)
+    check.true("duplicate", status == 500 and
+               "status code 400" in text and text.endswith(
+        "ValueError: Job with submission_id life already exists. Please use a different "
+        "submission_id.\n."), text)
     check.equal("stop of an ended job", call_json(head, "POST", "/api/jobs/life/stop"),
                 (200, {"stopped": False}))
     check.equal("logs", call_json(head, "GET", "/api/jobs/life/logs")[1]["logs"].splitlines()[-2:],

@@ -1,0 +1,408 @@
+/* The queue of jobs: order, bounds, verdicts, words, and a seeded random walk with its invariants.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <math.h>
+#include "base/alloc.h"
+#include "gcs/job_queue.h"
+
+enum { CPU, GPU, MEMORY, KINDS };
+
+static const struct mb_job_amount totals[KINDS] = {
+    {MB_JOB_CPU, 4, 0}, {MB_JOB_GPU, 2, 1}, {MB_JOB_MEMORY, 1 << 30, 0}};
+
+static struct mb_job_queue *make(size_t max_running, size_t max_waiting)
+{
+    struct mb_job_queue_opts opts = {max_running, max_waiting, totals, KINDS};
+    struct mb_job_queue *q = NULL;
+
+    assert_int_equal(mb_job_queue_create(&opts, &q, NULL), 0);
+    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    return q;
+}
+
+static void join(struct mb_job_queue *q, struct mb_job_ticket *t, double cpus, double gpus,
+                 uint64_t now_ms)
+{
+    struct mb_job_amount needs[] = {{MB_JOB_CPU, cpus, 0}, {MB_JOB_GPU, gpus, 0}};
+
+    assert_int_equal(mb_job_queue_add(q, t, needs, 2, 0, now_ms, 0, NULL), 0);
+    mb_job_queue_ready(t);
+}
+
+static const char *reason(struct mb_job_ticket *t)
+{
+    static char text[512];
+    struct mb_buf b = {0};
+
+    assert_int_equal(mb_job_queue_reason(t, &b), 0);
+    snprintf(text, sizeof text, "%s", mb_buf_str(&b));
+    mb_buf_close(&b);
+    return text;
+}
+
+static void starts(struct mb_job_queue *q, const struct mb_job_ticket *expected)
+{
+    struct mb_job_ticket *t;
+    enum mb_job_queue_action action = mb_job_queue_next(q, 1, &t);
+
+    assert_int_equal(action, expected ? MB_JOB_QUEUE_START : MB_JOB_QUEUE_NOTHING);
+    assert_ptr_equal(t, expected);
+    assert_null(mb_job_queue_invariant(q));
+}
+
+static void first_come_first_served(void **state)
+{
+    struct mb_job_queue *q = make(2, 10);
+    struct mb_job_ticket a = {0}, b = {0}, c = {0}, d = {0};
+
+    (void)state;
+    join(q, &a, 0, 0, 0);
+    join(q, &b, 0, 0, 0);
+    join(q, &c, 0, 0, 0);
+    join(q, &d, 0, 0, 0);
+    starts(q, &a);
+    starts(q, &b);
+    starts(q, NULL);
+    assert_string_equal(reason(&d), "It is number 2 of 2 in the queue: 2 jobs run, which is the "
+                                    "bound (--max-running-jobs).");
+    mb_job_queue_leave(&b);
+    starts(q, &c);
+    mb_job_queue_leave(&c);
+    mb_job_queue_leave(&a);
+    starts(q, &d);
+    starts(q, NULL);
+    mb_job_queue_leave(&d);
+    mb_job_queue_leave(&d); /* in no place: legal */
+    assert_int_equal(mb_job_queue_running(q), 0);
+    mb_job_queue_destroy(q);
+}
+
+/* What a waiting job lacks is set aside; what it does not need, others may take. */
+static void overtaking_delays_nobody(void **state)
+{
+    struct mb_job_queue *q = make(10, 10);
+    struct mb_job_ticket a = {0}, wide = {0}, small = {0}, gpu = {0}, none = {0};
+
+    (void)state;
+    join(q, &a, 3, 0, 0);
+    starts(q, &a);
+    join(q, &wide, 4, 0, 0);  /* waits for CPUs */
+    join(q, &small, 1, 0, 0); /* would fit, but takes what wide waits for */
+    join(q, &gpu, 0, 0.5, 0); /* takes nothing of that; half a GPU is a whole one */
+    join(q, &none, 0, 0, 0);
+    starts(q, &gpu);
+    starts(q, &none);
+    starts(q, NULL);
+    assert_string_equal(reason(&wide), "It is number 1 of 2 in the queue: it needs 4 CPUs, 1 of 4 "
+                                       "free.");
+    assert_string_equal(reason(&small), "It is number 2 of 2 in the queue: what is free is kept "
+                                        "for jobs before it.");
+    mb_job_queue_leave(&a);
+    starts(q, &wide);
+    starts(q, NULL);
+    mb_job_queue_leave(&wide);
+    starts(q, &small);
+    mb_job_queue_leave(&small);
+    mb_job_queue_leave(&gpu);
+    mb_job_queue_leave(&none);
+    mb_job_queue_destroy(q);
+}
+
+/* One place is kept for those that wait for resources, so that a stream of small jobs does not take
+ * every place as it becomes free. */
+static void a_place_is_kept(void **state)
+{
+    struct mb_job_queue *q = make(2, 10);
+    struct mb_job_ticket a = {0}, wide = {0}, b = {0};
+
+    (void)state;
+    join(q, &a, 1, 0, 0);
+    starts(q, &a);
+    join(q, &wide, 4, 0, 0);
+    join(q, &b, 0, 0, 0);
+    starts(q, NULL);
+    mb_job_queue_leave(&a);
+    starts(q, &wide);
+    starts(q, &b);
+    mb_job_queue_destroy(q);
+}
+
+static void bounds(void **state)
+{
+    struct mb_job_queue *q = make(1, 2);
+    struct mb_job_ticket t[4] = {{0}};
+    struct mb_err err = {0};
+
+    (void)state;
+    join(q, &t[0], 0, 0, 0);
+    join(q, &t[1], 0, 0, 0);
+    assert_int_equal(mb_job_queue_add(q, &t[2], NULL, 0, 0, 0, 0, &err), MB_EFULL);
+    assert_non_null(strstr(err.text, "2 jobs wait already"));
+    assert_int_equal(t[2].place, MB_JOB_PLACE_NONE);
+    assert_int_equal(mb_job_queue_add(q, &t[2], NULL, 0, 0, 0, 1, &err), 0);
+    assert_int_equal(t[2].place, MB_JOB_PLACE_COMING);
+    starts(q, &t[0]);
+    mb_job_queue_adopt(q, &t[3], NULL, 0); /* beyond max_running: it runs, whatever the bound */
+    assert_int_equal(mb_job_queue_running(q), 2);
+    mb_job_queue_leave(&t[0]);
+    starts(q, NULL);
+    mb_job_queue_leave(&t[3]);
+    starts(q, &t[1]);
+    mb_job_queue_leave(&t[1]);
+    starts(q, NULL); /* the last is not stored yet */
+    mb_job_queue_ready(&t[2]);
+    starts(q, &t[2]);
+    assert_null(mb_job_queue_invariant(q));
+    mb_job_queue_destroy(q);
+}
+
+static void what_never_fits_is_shown_before_it_fails(void **state)
+{
+    struct mb_job_queue *q = make(4, 10);
+    struct mb_job_amount nobody = {"whale", 1, 0};
+    struct mb_job_ticket wide = {0}, strange = {0}, after = {0}, *t;
+
+    (void)state;
+    join(q, &wide, 999, 3, 0);
+    assert_int_equal(mb_job_queue_add(q, &strange, &nobody, 1, 0, 0, 0, NULL), 0);
+    mb_job_queue_ready(&strange);
+    join(q, &after, 4, 0, 0);
+    starts(q, &after); /* what never fits keeps nothing from anybody */
+    starts(q, NULL);
+    assert_string_equal(reason(&wide), "It needs 999 CPUs, the cluster has 4; it needs 3 GPUs, the "
+                                       "cluster has 2 for drivers, which run on the node of the "
+                                       "head.");
+    mb_job_queue_seen(&wide, 100);
+    mb_job_queue_seen(&wide, 400); /* the first look counts */
+    assert_int_equal(mb_job_queue_next(q, 100 + MB_JOB_QUEUE_SEEN_MS - 1, &t),
+                     MB_JOB_QUEUE_NOTHING);
+    assert_int_equal(mb_job_queue_next(q, 100 + MB_JOB_QUEUE_SEEN_MS, &t), MB_JOB_QUEUE_NEVER_FITS);
+    assert_ptr_equal(t, &wide);
+    mb_job_queue_leave(t);
+    assert_int_equal(mb_job_queue_next(q, MB_JOB_QUEUE_UNSEEN_MS - 1, &t), MB_JOB_QUEUE_NOTHING);
+    assert_int_equal(mb_job_queue_next(q, MB_JOB_QUEUE_UNSEEN_MS, &t), MB_JOB_QUEUE_NEVER_FITS);
+    assert_ptr_equal(t, &strange);
+    assert_non_null(strstr(reason(t), "needs 1 whale, the cluster has 0"));
+    mb_job_queue_leave(t);
+    mb_job_queue_destroy(q);
+}
+
+static void a_wait_may_have_an_end(void **state)
+{
+    struct mb_job_queue *q = make(1, 10);
+    struct mb_job_ticket a = {0}, b = {0}, *t;
+
+    (void)state;
+    join(q, &a, 0, 0, 0);
+    starts(q, &a);
+    assert_int_equal(mb_job_queue_add(q, &b, NULL, 0, 5000, 1000, 0, NULL), 0);
+    mb_job_queue_ready(&b);
+    assert_int_equal(mb_job_queue_next(q, 5999, &t), MB_JOB_QUEUE_NOTHING);
+    assert_int_equal(mb_job_queue_next(q, 6250, &t), MB_JOB_QUEUE_TIMED_OUT);
+    assert_ptr_equal(t, &b);
+    mb_job_queue_leave(t);
+    assert_int_equal(mb_job_queue_waiting(q), 0);
+    mb_job_queue_destroy(q);
+}
+
+static void gpus_that_others_took(void **state)
+{
+    struct mb_job_queue *q = make(4, 10);
+    struct mb_job_ticket a = {0}, b = {0};
+
+    (void)state;
+    mb_job_queue_set_free(q, MB_JOB_GPU, 1);
+    join(q, &a, 0, 2, 0);
+    join(q, &b, 0, 1, 0);
+    starts(q, NULL);
+    assert_non_null(strstr(reason(&a), "it needs 2 GPUs, 1 of 2 free"));
+    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    starts(q, &a);
+    mb_job_queue_put_back(&a); /* a gang was faster */
+    mb_job_queue_set_free(q, MB_JOB_GPU, 0);
+    starts(q, NULL);
+    assert_non_null(strstr(reason(&a), "number 1 of 2"));
+    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    starts(q, &a);
+    starts(q, NULL);
+    mb_job_queue_destroy(q);
+}
+
+/* ---- the random walk ---- */
+
+enum { JOBS = 40, STEPS = 4000, SEEDS = 50, WALK_RUNNING = 6, WALK_WAITING = 20 };
+
+struct walk {
+    struct mb_job_queue *q;
+    struct mb_job_ticket t[JOBS];
+    uint64_t order[JOBS]; /* when it joined */
+    uint64_t n_joined, now_ms;
+    double gpus_elsewhere;
+    uint32_t random;
+};
+
+static uint32_t draw(struct walk *w, uint32_t below)
+{
+    w->random = w->random * 1664525u + 1013904223u;
+    return (w->random >> 8) % below;
+}
+
+static double used(const struct walk *w, int kind)
+{
+    double sum = 0;
+
+    for (int i = 0; i < JOBS; i++)
+        if (w->t[i].place == MB_JOB_PLACE_RUNNING)
+            sum += w->t[i].need[kind];
+    return sum;
+}
+
+static double amount_free(const struct walk *w, int kind)
+{
+    return totals[kind].amount - used(w, kind) - (kind == GPU ? w->gpus_elsewhere : 0);
+}
+
+/* Nobody who waits before the one that started has less of what he needs than he had. */
+static void check_start(const struct walk *w, int started, const double before[KINDS])
+{
+    for (int i = 0; i < JOBS; i++) {
+        if (w->t[i].place != MB_JOB_PLACE_WAITING || w->order[i] > w->order[started] ||
+            w->t[i].need[CPU] > totals[CPU].amount || w->t[i].need[GPU] > totals[GPU].amount)
+            continue;
+        for (int k = 0; k < KINDS; k++)
+            assert_true(fmin(w->t[i].need[k], amount_free(w, k)) >=
+                        fmin(w->t[i].need[k], before[k]) - 1e-6);
+    }
+}
+
+static void pump(struct walk *w)
+{
+    double before[KINDS];
+    struct mb_job_ticket *t;
+    enum mb_job_queue_action action;
+
+    mb_job_queue_set_free(w->q, MB_JOB_GPU, amount_free(w, GPU));
+    for (;;) {
+        for (int k = 0; k < KINDS; k++)
+            before[k] = amount_free(w, k);
+        action = mb_job_queue_next(w->q, w->now_ms, &t);
+        if (action == MB_JOB_QUEUE_NOTHING)
+            return;
+        if (action == MB_JOB_QUEUE_START)
+            check_start(w, (int)(t - w->t), before);
+        else
+            mb_job_queue_leave(t);
+        for (int k = 0; k < KINDS; k++)
+            assert_true(amount_free(w, k) > -1e-6);
+        assert_true(mb_job_queue_running(w->q) <= WALK_RUNNING);
+    }
+}
+
+static void step(struct walk *w)
+{
+    int i = (int)draw(w, JOBS);
+    struct mb_job_ticket *t = &w->t[i];
+    struct mb_job_amount needs[] = {{MB_JOB_CPU, draw(w, 55) / 10.0, 0},
+                                    {MB_JOB_GPU, draw(w, 4) == 0 ? draw(w, 4) : 0, 0}};
+    const char *broken;
+
+    w->now_ms += draw(w, 300);
+    if (t->place == MB_JOB_PLACE_NONE &&
+        mb_job_queue_add(w->q, t, needs, draw(w, 3), draw(w, 2) ? 60000 : 0, w->now_ms, 0, NULL) ==
+            0) {
+        w->order[i] = ++w->n_joined;
+        mb_job_queue_ready(t);
+    } else if (t->place == MB_JOB_PLACE_RUNNING || draw(w, 20) == 0) {
+        mb_job_queue_leave(t);
+    } else {
+        mb_job_queue_seen(t, w->now_ms);
+    }
+    if (draw(w, 5) == 0) /* a gang takes GPUs, or gives them back */
+        w->gpus_elsewhere = fmin(draw(w, 3), totals[GPU].amount - used(w, GPU));
+    pump(w);
+    broken = mb_job_queue_invariant(w->q);
+    if (broken)
+        fail_msg("%s", broken);
+}
+
+/* Everything ends: whoever waits for something possible has then run. */
+static void drain(struct walk *w)
+{
+    w->gpus_elsewhere = 0;
+    while (mb_job_queue_running(w->q) + mb_job_queue_waiting(w->q) > 0) {
+        size_t before = mb_job_queue_running(w->q) + mb_job_queue_waiting(w->q);
+
+        w->now_ms += MB_JOB_QUEUE_UNSEEN_MS;
+        for (int i = 0; i < JOBS; i++)
+            if (w->t[i].place == MB_JOB_PLACE_RUNNING)
+                mb_job_queue_leave(&w->t[i]);
+        pump(w);
+        assert_true(mb_job_queue_waiting(w->q) < before);
+    }
+}
+
+static void random_walk(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= SEEDS; seed++) {
+        static struct walk w;
+
+        w = (struct walk){.q = make(WALK_RUNNING, WALK_WAITING), .random = seed, .now_ms = 1};
+        for (int i = 0; i < STEPS; i++)
+            step(&w);
+        drain(&w);
+        mb_job_queue_destroy(w.q);
+    }
+}
+
+static void allocations_fail(void **state)
+{
+    struct mb_job_queue_opts opts = {1, 1, totals, KINDS};
+    struct mb_job_queue *q = NULL;
+    struct mb_job_ticket t = {0};
+    struct mb_buf b = {0};
+
+    (void)state;
+    mb_alloc_fail_nth(1);
+    assert_int_equal(mb_job_queue_create(&opts, &q, NULL), MB_ENOMEM);
+    mb_alloc_fail_nth(0);
+    q = make(1, 1);
+    join(q, &t, 5, 0, 0);
+    for (unsigned long nth = 1;; nth++) {
+        mb_alloc_fail_nth(nth);
+        int rc = mb_job_queue_reason(&t, &b);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        mb_buf_close(&b);
+        assert_int_equal(rc, failed ? MB_ENOMEM : 0);
+        if (!failed)
+            break;
+    }
+    opts.n_totals = MB_JOB_QUEUE_KINDS_MAX + 1;
+    assert_int_equal(mb_job_queue_create(&opts, &q, NULL), MB_EINVAL);
+    mb_job_queue_destroy(q);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_come_first_served),
+        cmocka_unit_test(overtaking_delays_nobody),
+        cmocka_unit_test(a_place_is_kept),
+        cmocka_unit_test(bounds),
+        cmocka_unit_test(what_never_fits_is_shown_before_it_fails),
+        cmocka_unit_test(a_wait_may_have_an_end),
+        cmocka_unit_test(gpus_that_others_took),
+        cmocka_unit_test(random_walk),
+        cmocka_unit_test(allocations_fail),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

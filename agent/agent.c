@@ -128,17 +128,25 @@ static char *ledger_path(const struct agent *a)
     return mb_path_join(a->opts->node_dir, "ledger.json");
 }
 
-static void keep_ledger(struct agent *a)
+static int write_ledger(struct agent *a, struct mb_err *err)
 {
     char *path = ledger_path(a);
     char *text = mb_ledger_dump(a->ledger);
-    struct mb_err err = {.text = "no memory"};
+    int rc = path != NULL && text != NULL
+                 ? mb_fs_write_atomic(path, text, strlen(text), 0644, err)
+                 : mb_err_set(err, MB_ENOMEM, "no memory to write the ledger");
 
-    if (path == NULL || text == NULL ||
-        mb_fs_write_atomic(path, text, strlen(text), 0644, &err) != MB_OK)
-        mb_warn("agent", "a restarted agent would not know its bundles: %s", err.text);
     mb_free(text);
     mb_free(path);
+    return rc;
+}
+
+static void keep_ledger(struct agent *a)
+{
+    struct mb_err err;
+
+    if (write_ledger(a, &err) != MB_OK)
+        mb_warn("agent", "a restarted agent would not know its bundles: %s", err.text);
 }
 
 static void load_ledger(struct agent *a)
@@ -226,7 +234,13 @@ static void on_abandoned(void *arg, const struct mb_pg_id *pg, const uint8_t *jo
         mb_warn("agent", "a gang without a driver keeps its placement group: %s", err.text);
 }
 
-static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_all_gangs_ended, on_abandoned};
+static int on_fenced(void *arg, struct mb_err *err)
+{
+    return write_ledger(arg, err);
+}
+
+static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_fenced, on_all_gangs_ended,
+                                              on_abandoned};
 
 static void on_alive(void *arg)
 {

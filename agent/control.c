@@ -6,8 +6,9 @@
  *
  *  1. Launching is remote code execution: without the cluster's token only callers on this machine
  *     get past Hello (PERMISSION_DENIED).
- *  2. Hello for a group without a committed bundle here: FAILED_PRECONDITION; for an attempt older
- *     than the newest: ABORTED. A newer attempt ends the older ones.
+ *  2. Hello for a group without a committed bundle here, or for an attempt older than the newest:
+ *     FAILED_PRECONDITION. A newer attempt ends the older ones. Which attempt is the newest is on
+ *     disk before Hello is answered.
  *  3. A re-dial: the newer stream wins, the older is finished. Everything the driver may have
  * missed is said again: Launched, endpoints, progress, uploads, exits, failure; logs go on where
  * Hello says. A driver must take repetition for what it is.
@@ -280,7 +281,7 @@ static void supersede_older(struct mb_gangs *g, const struct mb_gang_run *r)
     for (size_t i = 0; i < g->n_runs; i++) {
         struct mb_gang_run *old = g->runs[i];
 
-        if (old->attempt < r->attempt && memcmp(&old->pg, &r->pg, sizeof(r->pg)) == 0 &&
+        if (old->attempt < r->attempt && memcmp(&old->gang, &r->gang, sizeof(r->gang)) == 0 &&
             old->fsm.state != MB_GANG_ENDED && !old->is_closing)
             mb_gang_run_event(old, MB_GANG_EV_SUPERSEDED, NULL);
     }
@@ -290,10 +291,10 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
 {
     struct mb_gangs *g = c->gangs;
     struct mb_gang_run *r;
-    struct mb_pg_id pg;
+    struct mb_pg_id pg, gang;
     struct mb_err err = {0};
     char text[TEXT_MAX];
-    int rc;
+    uint32_t before;
 
     if (hello->protocol_version != PROTOCOL_VERSION) {
         snprintf(text, sizeof(text), "this agent speaks version %d of the gang protocol, not %u",
@@ -301,9 +302,9 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
         refuse(c, MB_GRPC_UNIMPLEMENTED, text);
         return;
     }
-    if (hello->placement_group_id.len != sizeof(pg.bytes) || hello->attempt == 0) {
-        refuse(c, MB_GRPC_INVALID_ARGUMENT,
-               "Hello needs a placement group id of 18 bytes and an attempt from 1");
+    if (hello->placement_group_id.len != sizeof(pg.bytes) || hello->attempt == 0 ||
+        (hello->gang_id.len != 0 && hello->gang_id.len != sizeof(gang.bytes))) {
+        refuse(c, MB_GRPC_INVALID_ARGUMENT, "Hello needs ids of 18 bytes and an attempt from 1");
         return;
     }
     if (!g->opts.callers_are_authenticated &&
@@ -314,14 +315,22 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
         return;
     }
     memcpy(pg.bytes, hello->placement_group_id.data, sizeof(pg.bytes));
+    gang = pg;
+    if (hello->gang_id.len == sizeof(gang.bytes))
+        memcpy(gang.bytes, hello->gang_id.data, sizeof(gang.bytes));
     r = mb_gangs_find(g, &pg, hello->attempt);
-    rc = mb_gang_admit(g->ledger, &pg, hello->attempt, r != NULL, &err);
-    if (rc != MB_OK) {
-        refuse(c, rc == MB_ENOENT ? MB_GRPC_FAILED_PRECONDITION : MB_GRPC_ABORTED, err.text);
+    before = mb_ledger_newest(g->ledger, &gang);
+    if (mb_gang_admit(g->ledger, &pg, &gang, hello->attempt, r != NULL, &err) != MB_OK) {
+        refuse(c, MB_GRPC_FAILED_PRECONDITION, err.text);
+        return;
+    }
+    if (mb_ledger_newest(g->ledger, &gang) != before && g->ops->on_fenced(g->arg, &err) != MB_OK) {
+        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, err.text);
         return;
     }
     if (r == NULL)
-        r = g->stopping ? NULL : mb_gangs_new_run(g, &pg, hello->attempt, hello->job_id, &err);
+        r = g->stopping ? NULL
+                        : mb_gangs_new_run(g, &pg, &gang, hello->attempt, hello->job_id, &err);
     if (r == NULL) {
         refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, g->stopping ? "the node is stopping" : err.text);
         return;

@@ -8,13 +8,13 @@
  */
 #include "agent/gang_rules.h"
 
-int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, uint32_t attempt, int is_known,
-                  struct mb_err *err)
+int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, const struct mb_pg_id *gang,
+                  uint32_t attempt, int is_known, struct mb_err *err)
 {
     if (!is_known && !mb_ledger_is_committed(l, pg))
         return mb_err_set(err, MB_ENOENT,
                           "no bundle of this placement group is committed on this node");
-    return mb_ledger_fence(l, pg, attempt, err);
+    return mb_ledger_fence(l, gang, attempt, err);
 }
 
 enum mb_gang_adoption mb_gang_adoption(enum mb_gang_state s)

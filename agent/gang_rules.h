@@ -8,10 +8,11 @@
 #include "agent/gang.h"
 #include "agent/ledger.h"
 
-/* May this attempt's driver speak here? is_known: the attempt exists on this node. MB_ENOENT: no
+/* May this attempt's driver speak here? is_known: the attempt exists on this node; gang: what
+ * attempts are counted by. MB_ENOENT: no
  * committed bundle; MB_ESTATE: a newer attempt was here. On success the fence has moved. */
-int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, uint32_t attempt, int is_known,
-                  struct mb_err *err);
+int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, const struct mb_pg_id *gang,
+                  uint32_t attempt, int is_known, struct mb_err *err);
 
 enum mb_gang_adoption {
     MB_GANG_ADOPT_NOTHING,   /* it waits for its driver */

@@ -57,6 +57,7 @@ struct mb_gang_run {
     struct mb_gang fsm;
     struct mb_pg_id pg;
     char pg_hex[2 * MB_PG_ID_BYTES + 1];
+    struct mb_pg_id gang; /* the placement group of attempt 1: what attempts are counted by */
     uint32_t attempt;
     char *job_id;
     uint8_t own_job[MB_JOB_ID_BYTES]; /* the driver's own entry in the job table */
@@ -115,8 +116,9 @@ struct mb_gangs {
 /* gangs.c */
 struct mb_gang_run *mb_gangs_find(struct mb_gangs *g, const struct mb_pg_id *pg, uint32_t attempt);
 struct mb_gang_run *mb_gangs_new_run(struct mb_gangs *g, const struct mb_pg_id *pg,
-                                     uint32_t attempt, const char *job_id, struct mb_err *err);
-/* The newest older attempt of the group that still has processes, or NULL. */
+                                     const struct mb_pg_id *gang, uint32_t attempt,
+                                     const char *job_id, struct mb_err *err);
+/* An older attempt of the gang that still has processes, or NULL. */
 struct mb_gang_run *mb_gangs_older_with_processes(struct mb_gangs *g, const struct mb_gang_run *r);
 void mb_gangs_run_closed(struct mb_gang_run *r); /* all parts are closed: forget it */
 

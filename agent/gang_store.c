@@ -19,10 +19,10 @@
 /* One format for writing and reading, so that they cannot drift apart. */
 #define RANK_FORMAT "{s:I, s:I, s:I, s:s, s:I, s:b, s:i, s:i, s:s}"
 #define GANG_FORMAT                                                                                \
-    "{s:i, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:b, s:i, s:s, "  \
-    "s:o}"
+    "{s:i, s:s, s:s, s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:b, s:i, "  \
+    "s:s, s:o}"
 
-enum { STORE_MAX = 1 << 20, VERSION = 1 };
+enum { STORE_MAX = 1 << 20, VERSION = 2 };
 
 static const char *text_of(const char *s)
 {
@@ -48,10 +48,11 @@ static json_t *ranks_json(const struct mb_gang_run *r)
 
 void mb_gang_store_save(const struct mb_gang_run *r)
 {
-    char own_job[2 * MB_JOB_ID_BYTES + 1];
+    char own_job[2 * MB_JOB_ID_BYTES + 1], gang[2 * MB_PG_ID_BYTES + 1];
     json_t *o = json_pack(
-        GANG_FORMAT, "version", VERSION, "placement_group_id", r->pg_hex, "attempt",
-        (json_int_t)r->attempt, "job_id", r->job_id, "own_job_id",
+        GANG_FORMAT, "version", VERSION, "placement_group_id", r->pg_hex, "gang",
+        mb_hex(r->gang.bytes, sizeof(r->gang.bytes), gang), "attempt", (json_int_t)r->attempt,
+        "job_id", r->job_id, "own_job_id",
         r->has_own_job ? mb_hex(r->own_job, sizeof(r->own_job), own_job) : "", "state",
         mb_gang_state_name(r->fsm.state), "released", r->fsm.released, "lease_ms",
         (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size, "num_nodes",
@@ -121,29 +122,30 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
 /* The run is registered with g before its fields are known: its key comes from the file. */
 static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
 {
-    const char *pg_hex, *job_id, *own_job, *state, *failure, *dir = NULL, *url = NULL;
+    const char *pg_hex, *gang_hex, *job_id, *own_job, *state, *failure, *dir = NULL, *url = NULL;
     json_int_t attempt, lease, world, nodes, node, grace, loaded;
     int version, released, is_worker, watch, is_launched, failure_code;
     json_t *ranks;
-    struct mb_pg_id pg;
+    struct mb_pg_id pg, gang;
     struct mb_gang_run *r;
     enum mb_gang_state s;
 
-    if (json_unpack(o, GANG_FORMAT, "version", &version, "placement_group_id", &pg_hex, "attempt",
-                    &attempt, "job_id", &job_id, "own_job_id", &own_job, "state", &state,
-                    "released", &released, "lease_ms", &lease, "world_size", &world, "num_nodes",
-                    &nodes, "node_rank", &node, "is_worker", &is_worker, "stop_grace_ms", &grace,
-                    "watch_tracker", &watch, "loaded_iteration", &loaded, "is_launched",
-                    &is_launched, "failure_code", &failure_code, "failure", &failure, "ranks",
-                    &ranks) != 0 ||
-        version != VERSION || mb_unhex(pg_hex, pg.bytes, sizeof(pg.bytes)) != MB_OK)
+    if (json_unpack(o, GANG_FORMAT, "version", &version, "placement_group_id", &pg_hex, "gang",
+                    &gang_hex, "attempt", &attempt, "job_id", &job_id, "own_job_id", &own_job,
+                    "state", &state, "released", &released, "lease_ms", &lease, "world_size",
+                    &world, "num_nodes", &nodes, "node_rank", &node, "is_worker", &is_worker,
+                    "stop_grace_ms", &grace, "watch_tracker", &watch, "loaded_iteration", &loaded,
+                    "is_launched", &is_launched, "failure_code", &failure_code, "failure", &failure,
+                    "ranks", &ranks) != 0 ||
+        version != VERSION || mb_unhex(pg_hex, pg.bytes, sizeof(pg.bytes)) != MB_OK ||
+        mb_unhex(gang_hex, gang.bytes, sizeof(gang.bytes)) != MB_OK)
         return mb_err_set(err, MB_ECORRUPT, "gang.json is damaged or of another version");
     s = mb_gang_state_parse(state);
     if (s == MB_GANG_N_STATES)
         return mb_err_set(err, MB_ECORRUPT, "gang.json names the state %s", state);
     if (s == MB_GANG_ENDED)
         return MB_OK;
-    r = mb_gangs_new_run(g, &pg, (uint32_t)attempt, job_id, err);
+    r = mb_gangs_new_run(g, &pg, &gang, (uint32_t)attempt, job_id, err);
     if (r == NULL)
         return err->code;
     r->has_own_job = mb_unhex(own_job, r->own_job, sizeof(r->own_job)) == MB_OK;

@@ -77,7 +77,7 @@ struct mb_gang_run *mb_gangs_older_with_processes(struct mb_gangs *g, const stru
 {
     for (size_t i = 0; i < g->n_runs; i++)
         if (g->runs[i]->attempt < r->attempt && mb_gang_has_processes(&g->runs[i]->fsm) &&
-            memcmp(&g->runs[i]->pg, &r->pg, sizeof(r->pg)) == 0)
+            memcmp(&g->runs[i]->gang, &r->gang, sizeof(r->gang)) == 0)
             return g->runs[i];
     return NULL;
 }
@@ -101,7 +101,8 @@ static void free_run(struct mb_gang_run *r)
 }
 
 struct mb_gang_run *mb_gangs_new_run(struct mb_gangs *g, const struct mb_pg_id *pg,
-                                     uint32_t attempt, const char *job_id, struct mb_err *err)
+                                     const struct mb_pg_id *gang, uint32_t attempt,
+                                     const char *job_id, struct mb_err *err)
 {
     struct mb_gang_run *r;
 
@@ -115,6 +116,7 @@ struct mb_gang_run *mb_gangs_new_run(struct mb_gangs *g, const struct mb_pg_id *
     r->owner = g;
     mb_gang_init(&r->fsm);
     r->pg = *pg;
+    r->gang = *gang;
     mb_hex(pg->bytes, sizeof(pg->bytes), r->pg_hex);
     r->attempt = attempt;
     r->loaded_iteration = -1;

@@ -28,7 +28,9 @@ struct mb_gangs_opts {    /* borrowed for the life of the gangs */
 };
 
 struct mb_gangs_ops {
-    void (*on_changed)(void *arg);   /* the ledger changed: report it */
+    void (*on_changed)(void *arg); /* the ledger changed: report it */
+    /* The fence moved: it has to be on disk before anybody hears of it. */
+    int (*on_fenced)(void *arg, struct mb_err *err);
     void (*on_all_ended)(void *arg); /* after mb_gangs_stop_all(): none is left */
     /* A lease ran out and nothing of the gang is left here: its driver will not give the group
      * back. job_id: a job that the driver added itself, or NULL. */

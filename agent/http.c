@@ -151,9 +151,11 @@ static json_t *gangs_json(const struct mb_agent_http *h)
 static json_t *bundles_json(const struct mb_agent_http *h)
 {
     char *text = mb_ledger_dump(h->ledger);
-    json_t *list = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    json_t *root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    json_t *list = json_incref(json_object_get(root, "bundles"));
 
     mb_free(text);
+    json_decref(root);
     return list != NULL ? list : json_array();
 }
 

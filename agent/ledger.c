@@ -258,6 +258,13 @@ int mb_ledger_fence(struct mb_ledger *l, const struct mb_pg_id *pg, uint32_t att
     return MB_OK;
 }
 
+uint32_t mb_ledger_newest(struct mb_ledger *l, const struct mb_pg_id *gang)
+{
+    const struct fence *f = fence_of(l, gang);
+
+    return f != NULL ? f->attempt : 0;
+}
+
 static int is_held(struct mb_ledger *l, const struct mb_pg_id *pg)
 {
     const struct fence *f = fence_of(l, pg);
@@ -510,9 +517,26 @@ const char *mb_ledger_invariant(const struct mb_ledger *l)
 
 /* ---- as text ---- */
 
+static json_t *dump_fences(const struct mb_ledger *l)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < l->n_fences; i++) {
+        char gang[2 * MB_PG_ID_BYTES + 1];
+
+        if (l->fences[i].attempt > 0)
+            json_array_append_new(list,
+                                  json_pack("{s:s, s:I}", "gang",
+                                            mb_hex(l->fences[i].pg.bytes, MB_PG_ID_BYTES, gang),
+                                            "attempt", (json_int_t)l->fences[i].attempt));
+    }
+    return list;
+}
+
 char *mb_ledger_dump(const struct mb_ledger *l)
 {
     json_t *list = json_array();
+    json_t *root = NULL;
     char *text = NULL;
 
     for (size_t i = 0; i < l->n_bundles; i++) {
@@ -532,9 +556,32 @@ char *mb_ledger_dump(const struct mb_ledger *l)
                                               gpus));
     }
     if (list != NULL && json_array_size(list) == l->n_bundles)
-        text = json_dumps(list, JSON_COMPACT);
+        root = json_pack("{s:O, s:o}", "bundles", list, "fences", dump_fences(l));
+    if (root != NULL)
+        text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
     json_decref(list);
     return text;
+}
+
+static int load_fences(struct mb_ledger *l, json_t *list)
+{
+    json_t *item;
+    size_t i;
+
+    json_array_foreach(list, i, item)
+    {
+        struct mb_pg_id gang;
+        const char *hex;
+        json_int_t attempt;
+
+        if (json_unpack(item, "{s:s, s:I}", "gang", &hex, "attempt", &attempt) != 0 ||
+            attempt < 1 || attempt > UINT32_MAX ||
+            mb_unhex(hex, gang.bytes, sizeof(gang.bytes)) != MB_OK ||
+            mb_ledger_fence(l, &gang, (uint32_t)attempt, NULL) != MB_OK)
+            return MB_ECORRUPT;
+    }
+    return MB_OK;
 }
 
 /* One bundle of a dump, appended; the caller undoes everything on failure. */
@@ -589,23 +636,27 @@ static int load_one(struct mb_ledger *l, json_t *item)
 
 int mb_ledger_load(struct mb_ledger *l, const char *text, struct mb_err *err)
 {
-    json_t *list = json_loads(text, 0, NULL);
+    json_t *root = json_loads(text, 0, NULL);
+    json_t *list = json_object_get(root, "bundles");
     json_t *item;
     size_t i;
     int rc = MB_ECORRUPT;
 
-    if (l->n_bundles != 0 || !json_is_array(list))
+    if (l->n_bundles != 0 || l->n_fences != 0 || !json_is_array(list))
         goto out;
-    rc = MB_OK;
+    rc = load_fences(l, json_object_get(root, "fences"));
     json_array_foreach(list, i, item)
     {
-        rc = load_one(l, item);
+        if (rc == MB_OK)
+            rc = load_one(l, item);
         if (rc != MB_OK)
             break;
     }
     while (rc != MB_OK && l->n_bundles > 0)
         drop_bundle(l, l->n_bundles - 1);
+    if (rc != MB_OK)
+        l->n_fences = 0;
 out:
-    json_decref(list);
+    json_decref(root);
     return rc == MB_OK ? rc : mb_err_set(err, MB_ECORRUPT, "the saved resource ledger is damaged");
 }

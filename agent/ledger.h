@@ -91,10 +91,12 @@ size_t mb_ledger_release_unused(struct mb_ledger *l, const struct mb_bundle_spec
 void mb_ledger_hold(struct mb_ledger *l, const struct mb_pg_id *pg);
 void mb_ledger_unhold(struct mb_ledger *l, const struct mb_pg_id *pg);
 
-/* The fence: MB_ESTATE if attempt is older than the newest seen for this placement group, else it
- * becomes the newest. The last 256 placement groups are remembered. */
-int mb_ledger_fence(struct mb_ledger *l, const struct mb_pg_id *pg, uint32_t attempt,
+/* The fence: MB_ESTATE if attempt is older than the newest seen for this gang (named by the
+ * placement group of its first attempt), else it becomes the newest. The last 256 are remembered,
+ * and are part of the dump. */
+int mb_ledger_fence(struct mb_ledger *l, const struct mb_pg_id *gang, uint32_t attempt,
                     struct mb_err *err);
+uint32_t mb_ledger_newest(struct mb_ledger *l, const struct mb_pg_id *gang); /* 0: none seen */
 
 /* Borrowed until the next change; NULL if unknown. */
 const struct mb_bundle *mb_ledger_find(const struct mb_ledger *l, const struct mb_pg_id *pg,
@@ -114,9 +116,9 @@ const char *mb_bundle_state_name(enum mb_bundle_state s);
 /* NULL, or a text naming the promise that is broken: sums, ranges and double use of a device. */
 const char *mb_ledger_invariant(const struct mb_ledger *l);
 
-/* The bundles as one JSON text (owned by the caller) and back; loading wants an empty ledger and
- * changes nothing when it fails (MB_ECORRUPT). A restarted agent goes on with what it had promised.
- */
+/* {"bundles": [...], "fences": [...]} as one JSON text (owned by the caller) and back; loading
+ * wants an empty ledger and changes nothing when it fails (MB_ECORRUPT). A restarted agent goes on
+ * with what it had promised, and refuses what it had refused. */
 char *mb_ledger_dump(const struct mb_ledger *l);
 int mb_ledger_load(struct mb_ledger *l, const char *text, struct mb_err *err);
 

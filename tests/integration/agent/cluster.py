@@ -206,7 +206,8 @@ class Gcs:
 class Driver:
     """One Control stream to one agent."""
 
-    def __init__(self, sandbox, address, pg, attempt=1, lease_ms=20000, job_id="job-1"):
+    def __init__(self, sandbox, address, pg, attempt=1, lease_ms=20000, job_id="job-1",
+                 gang_id=b""):
         self.s = sandbox
         self.sent = queue.Queue()
         self.received = queue.Queue()
@@ -221,7 +222,7 @@ class Driver:
             sandbox.message("mobula.v1.AgentMessage").FromString)(iter(self.sent.get, None))
         threading.Thread(target=self.read, daemon=True).start()
         self.send(hello={"protocol_version": 1, "placement_group_id": pg, "attempt": attempt,
-                         "job_id": job_id, "lease_ms": lease_ms})
+                         "job_id": job_id, "lease_ms": lease_ms, "gang_id": gang_id})
 
     def read(self):
         try:

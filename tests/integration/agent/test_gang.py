@@ -75,7 +75,7 @@ def case_refusals(s, gcs, node, pg):
     assert d.expect("error").code() == grpc.StatusCode.FAILED_PRECONDITION
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=1)
     e = d.expect("error")
-    assert e.code() == grpc.StatusCode.ABORTED and "older than attempt 3" in e.details(), e
+    assert e.code() == grpc.StatusCode.FAILED_PRECONDITION and "older than attempt 3" in e.details(), e
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=4)
     d.expect("hello_reply")
     d.launch(["true"], bundle=9)
@@ -119,6 +119,8 @@ def case_agent_killed(s, gcs, node, pg):
     killed = node.kill_agent()
     node.wait_alive(other_than_pid=killed)
     assert node.info["node_id"] == node_id, "it did not resume its id"
+    d = cluster.Driver(s, node.grpc_address(), pg, attempt=6)
+    assert "older than attempt 7" in d.expect("error").details(), "the fence was not on disk"
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=7)
     assert d.expect("hello_reply").running
     assert list(d.expect("launched").pids) == pids

@@ -148,15 +148,17 @@ static void test_who_may_say_hello(void **state)
 
     (void)state;
     assert_int_equal(mb_ledger_create(&slots, 1, &l, &err), MB_OK);
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 0, &err), MB_ENOENT);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 1, 0, &err), MB_ENOENT);
     assert_int_equal(mb_ledger_prepare(l, &spec, 1, &err), MB_OK);
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 0, &err), MB_ENOENT); /* prepared is not ours */
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 1, 0, &err),
+                     MB_ENOENT); /* prepared is not ours */
     assert_int_equal(mb_ledger_commit(l, &spec, 1, &err), MB_OK);
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 2, 0, &err), MB_OK);
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 1, 1, &err), MB_ESTATE);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 2, 0, &err), MB_OK);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 1, 1, &err), MB_ESTATE);
     assert_int_equal(mb_ledger_remove(l, &spec.pg, 0), 0);
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 2, 1, &err), MB_OK); /* known: it may see its end */
-    assert_int_equal(mb_gang_admit(l, &spec.pg, 3, 0, &err), MB_ENOENT);
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 2, 1, &err),
+                     MB_OK); /* known: it may see its end */
+    assert_int_equal(mb_gang_admit(l, &spec.pg, &spec.pg, 3, 0, &err), MB_ENOENT);
     mb_ledger_destroy(l);
 }
 

@@ -157,17 +157,23 @@ static void test_dump_and_load(void **state)
     assert_int_equal(mb_ledger_prepare(l, s, 3, NULL), MB_OK);
     assert_int_equal(mb_ledger_commit(l, &s[1], 1, NULL), MB_OK);
     mb_ledger_remove(l, &s[0].pg, 0);
+    assert_int_equal(mb_ledger_fence(l, &s[1].pg, 3, &err), MB_OK);
+    assert_int_equal(mb_ledger_newest(l, &s[1].pg), 3);
     text = mb_ledger_dump(l);
     assert_int_equal(mb_ledger_load(again, text, &err), MB_OK);
     assert_null(mb_ledger_invariant(again));
     text2 = mb_ledger_dump(again);
     assert_string_equal(text, text2);
     assert_int_equal(mb_ledger_find(again, &s[1].pg, 1)->gpus[0], 2);
-    assert_int_equal(mb_ledger_load(again, text, &err), MB_ECORRUPT); /* not empty */
+    assert_int_equal(mb_ledger_fence(again, &s[1].pg, 2, &err), MB_ESTATE); /* survives a restart */
+    assert_int_equal(mb_ledger_load(again, text, &err), MB_ECORRUPT);       /* not empty */
     assert_int_equal(mb_ledger_load(small, text, &err), MB_ECORRUPT);
     assert_int_equal(mb_ledger_count(small), 0);
     assert_null(mb_ledger_invariant(small));
     assert_int_equal(mb_ledger_load(small, "[{}]", &err), MB_ECORRUPT);
+    assert_int_equal(mb_ledger_load(small, "{\"bundles\":[{}]}", &err), MB_ECORRUPT);
+    assert_int_equal(mb_ledger_load(small, "{\"bundles\":[],\"fences\":[{\"gang\":\"00\"}]}", &err),
+                     MB_ECORRUPT);
     assert_int_equal(mb_ledger_load(small, "nonsense", &err), MB_ECORRUPT);
     mb_free(text);
     mb_free(text2);

@@ -2,7 +2,7 @@
  *  1. A node that sends is never asked: every message moves the next question away.
  *  2. A question that goes well clears the failures; a failed one leads to the next a period after
  *     the last was asked.
- *  3. The fifth failure in a row is the verdict, given by the next tick.
+ *  3. The fourth failure in a row is the verdict, given by the next tick.
  */
 #include "gcs/health.h"
 

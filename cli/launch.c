@@ -59,6 +59,7 @@ void mb_launch_defaults(struct mb_launch *l)
     l->wait_timeout_ms = 3600000;
     l->stop_grace_ms = 60000;
     l->lease_ms = 60000;
+    l->restart_delay_ms = 1000;
 }
 
 int mb_launch_is_url(const char *s)
@@ -205,6 +206,8 @@ int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
     o.reserve_timeout_ms = l->wait_timeout_ms;
     o.stop_grace_ms = l->stop_grace_ms;
     o.lease_ms = l->lease_ms;
+    o.max_restarts = (uint32_t)l->max_restarts;
+    o.restart_delay_ms = l->restart_delay_ms;
     status = mb_driver_run(&o);
 out:
     close_context(&c);

@@ -21,6 +21,8 @@ struct mb_launch {
     uint64_t wait_timeout_ms;
     uint64_t stop_grace_ms;
     uint64_t lease_ms;
+    int64_t max_restarts;
+    uint64_t restart_delay_ms;
     /* Filled by the verb, not by options. */
     const char *const *argv; /* of a rank; NULL-terminated */
     const char *entrypoint;
@@ -86,6 +88,22 @@ struct mb_launch {
          MB_OPTION_DURATION,                                                                       \
          offsetof(type, field.stop_grace_ms),                                                      \
          "between SIGTERM and SIGKILL of a rank (60s)",                                            \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"max-restarts",                                                                           \
+         0,                                                                                        \
+         "N",                                                                                      \
+         MB_OPTION_INT,                                                                            \
+         offsetof(type, field.max_restarts),                                                       \
+         "attempts after a failed one, from the last durable checkpoint (0)",                      \
+         0,                                                                                        \
+         1000000},                                                                                 \
+        {"restart-delay",                                                                          \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_DURATION,                                                                       \
+         offsetof(type, field.restart_delay_ms),                                                   \
+         "before the first of them; doubles while attempts get nowhere (1s)",                      \
          0,                                                                                        \
          0},                                                                                       \
     {                                                                                              \

@@ -7,7 +7,9 @@
  *  3. The streams (node.c) run the gang; once a second leases are renewed and the record is
  * written.
  *  4. Release: remove the group, finish our job, write the last record, leave.
- *  5. A signal: the state machine stops the gang and lets it save; a second signal abandons
+ *  5. The attempt failed and restart.c wants another (attempts.c): the group is kept when its nodes
+ *     are well, else everything is given back; then on from the reservation.
+ *  6. A signal: the state machine stops the gang and lets it save; a second signal abandons
  * uploads.
  */
 #include "cli/driver/internal.h"
@@ -25,6 +27,7 @@ enum {
     PEERS_GRACE_MS = 2000, /* of ranks whose peer died */
     TICK_MS = 1000,
     WAITING_LINE_MS = 10000,
+    FIRST_LOOK_MS = 500,
     REQUEST_TIMEOUT_MS = 20000,
     RELEASE_TIMEOUT_MS = 5000
 };
@@ -41,8 +44,8 @@ void drv_event(struct driver *d, const struct mb_drv_event *e)
                 mb_drv_event_name(e->kind), mb_drv_phase_name(before));
         return;
     }
-    if (!d->verdict_said && mb_drv_verdict_stands(d->state)) {
-        d->verdict_said = 1;
+    if (d->verdict_said != mb_drv_verdict_number(d->state) && mb_drv_verdict_stands(d->state)) {
+        d->verdict_said = mb_drv_verdict_number(d->state);
         fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
     }
     if (mb_drv_phase(d->state) != before)
@@ -58,7 +61,7 @@ static void failed(struct driver *d, const struct mb_err *err)
               &(struct mb_drv_event){.kind = MB_DRV_FAILED, .code = err->code, .text = err->text});
 }
 
-static void happened(struct driver *d, enum mb_drv_event_kind kind)
+void drv_happened(struct driver *d, enum mb_drv_event_kind kind)
 {
     drv_event(d, &(struct mb_drv_event){.kind = kind});
 }
@@ -74,7 +77,7 @@ static void on_job_added(void *arg, const struct mb_err *err)
         return;
     }
     d->own_job = 1;
-    happened(d, MB_DRV_OWNED);
+    drv_happened(d, MB_DRV_OWNED);
 }
 
 static void on_job_id(void *arg, const struct mb_err *err, const uint8_t job_id[MB_JOB_ID_BYTES])
@@ -151,7 +154,7 @@ static void on_actor(void *arg, const struct mb_err *err, const uint8_t actor_id
     memcpy(d->actor_id, actor_id, sizeof(d->actor_id));
     memcpy(d->job_id, actor_id + MB_ACTOR_ID_BYTES - MB_JOB_ID_BYTES, sizeof(d->job_id));
     d->has_actor = 1;
-    happened(d, MB_DRV_OWNED);
+    drv_happened(d, MB_DRV_OWNED);
 }
 
 static void do_own(struct driver *d)
@@ -159,6 +162,10 @@ static void do_own(struct driver *d)
     struct mb_err e = {0};
     char name[300];
 
+    if (d->keeps_group || d->own_job) { /* of the attempt before */
+        drv_happened(d, MB_DRV_OWNED);
+        return;
+    }
     if (!d->opts->submission_id) {
         own_by_job(d);
         return;
@@ -199,13 +206,13 @@ static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_g
         if (!node)
             mb_err_set(&e, MB_EPROTO, "the GCS placed bundle %zu on a node it does not list", i);
         else
-            drv_node_init(d, (uint32_t)i, node->ip, node->port, &e);
+            drv_node_init(d, (uint32_t)i, node, &e);
     }
     mb_free(b);
     if (e.code)
         failed(d, &e);
     else
-        happened(d, MB_DRV_RESERVED);
+        drv_happened(d, MB_DRV_RESERVED);
 }
 
 static void on_group(void *arg, const struct mb_err *err, const struct mb_gcs_pg *groups, size_t n)
@@ -249,8 +256,9 @@ static void on_created(void *arg, const struct mb_err *err)
     if (mb_drv_phase(d->state) != MB_DRV_RESERVE)
         return;
     if (e.code == MB_ETIMEOUT)
-        mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s; see: mobula status",
-                   d->opts->num_nodes, (unsigned long long)(d->opts->reserve_timeout_ms / 1000));
+        mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s%s%s; see: mobula status",
+                   d->opts->num_nodes, (unsigned long long)(d->opts->reserve_timeout_ms / 1000),
+                   d->missing[0] ? ": " : "", d->missing);
     if (!e.code)
         mb_gcs_pg_get(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_group, d, NULL, &e);
     if (e.code)
@@ -269,6 +277,16 @@ static void on_requested(void *arg, const struct mb_err *err)
         failed(d, &e);
 }
 
+/* The group of the attempt before is kept; a bundle whose node died meanwhile is placed anew by the
+ * GCS. */
+static void take_group_over(struct driver *d)
+{
+    const struct mb_err ok = {0};
+
+    d->keeps_group = 0;
+    on_requested(d, &ok);
+}
+
 static void do_reserve(struct driver *d)
 {
     const struct mb_gcs_resource resources[] = {
@@ -280,6 +298,13 @@ static void do_reserve(struct driver *d)
     struct mb_err e = {0};
     char name[200];
 
+    d->waiting_said_ms = mb_mono_ms() - WAITING_LINE_MS + FIRST_LOOK_MS;
+    d->missing[0] = '\0';
+    if (d->keeps_group) {
+        mb_free(bundles);
+        take_group_over(d);
+        return;
+    }
     if (!bundles) {
         mb_err_set(&e, MB_ENOMEM, "out of memory");
         failed(d, &e);
@@ -290,6 +315,9 @@ static void do_reserve(struct driver *d)
         bundles[i].n_resources = d->opts->use_gpu ? 2 : 1;
     }
     mb_gcs_pg_new_id(d->job_id, d->pg_id);
+    if (!d->has_gang_id)
+        memcpy(d->gang_id, d->pg_id, sizeof(d->gang_id));
+    d->has_gang_id = 1;
     memcpy(pg.id, d->pg_id, sizeof(pg.id));
     memcpy(pg.job_id, d->job_id, sizeof(pg.job_id));
     memcpy(pg.actor_id, d->actor_id, sizeof(pg.actor_id));
@@ -321,15 +349,20 @@ static void on_waiting_nodes(void *arg, const struct mb_err *err, const struct m
     struct driver *d = arg;
     const char *what = d->opts->use_gpu ? "mobula_gpu" : "mobula_slot";
     uint32_t fit = 0;
+    uint64_t now = mb_mono_ms();
 
     if (err->code || mb_drv_phase(d->state) != MB_DRV_RESERVE)
         return;
     for (size_t i = 0; i < n; i++)
         if (!nodes[i].is_dead && amount(&nodes[i], what) >= d->opts->ranks_per_node)
             fit++;
-    fprintf(stderr, "mobula: waiting for %u nodes with %u %s each: %u such nodes are alive%s\n",
-            d->opts->num_nodes, d->opts->ranks_per_node, what, fit,
-            fit >= d->opts->num_nodes ? ", some are busy" : "");
+    snprintf(d->missing, sizeof(d->missing), "%u nodes with %u %s each: %u such nodes are alive%s",
+             d->opts->num_nodes, d->opts->ranks_per_node, what, fit,
+             fit >= d->opts->num_nodes ? ", some are busy" : "");
+    if (now - d->waiting_line_ms < WAITING_LINE_MS) /* the first look is for the time-out's text */
+        return;
+    d->waiting_line_ms = now;
+    fprintf(stderr, "mobula: waiting for %s\n", d->missing);
 }
 
 /* ---- the end ---- */
@@ -351,15 +384,27 @@ static void finish(struct driver *d)
     uv_close((uv_handle_t *)&d->sigint, on_signal_closed);
     uv_close((uv_handle_t *)&d->sigterm, on_signal_closed);
     uv_close((uv_handle_t *)&d->tick, on_signal_closed);
+    uv_close((uv_handle_t *)&d->pause, on_signal_closed);
     mb_gcs_close(d->gcs, NULL, NULL);
     d->gcs = NULL;
 }
 
+static void given_back(struct driver *d)
+{
+    if (d->next.again)
+        drv_attempts_begin(d);
+    else
+        drv_happened(d, MB_DRV_RELEASED);
+}
+
 static void on_job_finished(void *arg, const struct mb_err *err)
 {
+    struct driver *d = arg;
+
+    d->own_job = 0;
     if (err->code && err->code != MB_ECANCELED)
         fprintf(stderr, "mobula: marking the run as finished: %s\n", err->text);
-    happened(arg, MB_DRV_RELEASED);
+    given_back(d);
 }
 
 static void finish_job(struct driver *d)
@@ -368,13 +413,14 @@ static void finish_job(struct driver *d)
 
     if (!d->own_job ||
         mb_gcs_finish_job(d->gcs, d->job_id, RELEASE_TIMEOUT_MS, on_job_finished, d, NULL, &e) < 0)
-        happened(d, MB_DRV_RELEASED);
+        given_back(d);
 }
 
 static void on_group_removed(void *arg, const struct mb_err *err)
 {
     if (err->code && err->code != MB_ENOENT && err->code != MB_ECANCELED)
         fprintf(stderr, "mobula: removing the placement group: %s\n", err->text);
+    ((struct driver *)arg)->reserved = 0;
     finish_job(arg);
 }
 
@@ -382,7 +428,13 @@ static void do_release(struct driver *d)
 {
     struct mb_err e = {0};
 
-    d->releasing = 1;
+    if (drv_attempts_conclude(d) && d->next.keep_group) {
+        d->keeps_group = 1;
+        drv_attempts_begin(d);
+        return;
+    }
+    d->releasing = !d->next.again;
+    d->keeps_group = 0;
     d->record_busy = 0; /* the last record counts: an older put in flight may be overtaken */
     drv_record_put(d);
     if (d->wait_op)
@@ -432,7 +484,7 @@ static void on_gcs(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const s
     (void)c;
     switch (event) {
     case MB_GCS_CONNECTED:
-        happened(d, MB_DRV_CONNECTED);
+        drv_happened(d, MB_DRV_CONNECTED);
         break;
     case MB_GCS_CONNECT_FAILED:
         mb_err_wrap(&e, "cannot reach a cluster at %s", d->opts->address);
@@ -455,6 +507,7 @@ static void on_signal(uv_signal_t *h, int signum)
     struct driver *d = h->data;
 
     if (++d->interrupts == 1) {
+        d->signal = signum;
         fprintf(stderr,
                 "mobula: signal %d: stopping the gang, saving what --save asks for; a second "
                 "signal abandons uploads\n",
@@ -481,6 +534,7 @@ static void on_tick(uv_timer_t *t)
         d->waiting_said_ms = now;
         mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_waiting_nodes, d, NULL, NULL);
     }
+    drv_attempts_tick(d);
 }
 
 static void on_grpc_stopped(void *arg)
@@ -513,12 +567,13 @@ static int setup(struct driver *d, struct mb_err *err)
     uv_signal_init(&d->loop, &d->sigint);
     uv_signal_init(&d->loop, &d->sigterm);
     uv_timer_init(&d->loop, &d->tick);
-    d->sigint.data = d->sigterm.data = d->tick.data = d;
-    d->handles_open += 3;
+    uv_timer_init(&d->loop, &d->pause);
+    d->sigint.data = d->sigterm.data = d->tick.data = d->pause.data = d;
+    d->handles_open += 4;
     uv_signal_start(&d->sigint, on_signal, SIGINT);
     uv_signal_start(&d->sigterm, on_signal, SIGTERM);
     uv_timer_start(&d->tick, on_tick, TICK_MS, TICK_MS);
-    d->started_ms = d->waiting_said_ms = mb_mono_ms();
+    d->started_ms = d->waiting_said_ms = d->waiting_line_ms = mb_mono_ms();
     return mb_gcs_connect(d->gcs, err);
 }
 
@@ -540,6 +595,8 @@ static void teardown(struct driver *d)
     drv_output_flush(d);
     for (uint32_t r = 0; d->endpoints && r < drv_world_size(d); r++)
         mb_free(d->endpoints[r]);
+    for (size_t i = 0; i < d->n_causes; i++)
+        mb_free(d->causes[i]);
     mb_free(d->endpoints);
     mb_free(d->output);
     mb_free(d->nodes);
@@ -549,7 +606,13 @@ static void teardown(struct driver *d)
 
 int mb_driver_run(const struct mb_driver_opts *opts)
 {
-    struct driver d = {.opts = opts};
+    struct driver d = {
+        .opts = opts,
+        .attempt = 1,
+        .restart = {.max_restarts = opts->max_restarts, .delay_ms = opts->restart_delay_ms},
+        .committed = -1,
+        .attempt_iteration = -1,
+        .saved_locally = -1};
     struct mb_err err = {0};
     int status;
 

@@ -30,6 +30,8 @@ struct mb_driver_opts {
     uint64_t reserve_timeout_ms;
     uint64_t stop_grace_ms;
     uint64_t lease_ms;
+    uint32_t max_restarts;     /* attempts after the first; restart.h decides */
+    uint64_t restart_delay_ms; /* before the first of them */
 };
 
 /* Returns the exit status of the process: 0 only if every rank exited 0 and everything saved with a

@@ -6,11 +6,12 @@
 #include "base/buf.h"
 #include "base/grpc/grpc.h"
 #include "cli/driver/driver.h"
+#include "cli/driver/restart.h"
 #include "cli/driver/state.h"
 #include "gcs/client.h"
 #include "proto/mobula/agent.pb-c.h"
 
-enum { MB_DRIVER_PROTOCOL_VERSION = 1 };
+enum { MB_DRIVER_PROTOCOL_VERSION = 1, DRV_CAUSES_MAX = 16 };
 
 struct driver;
 
@@ -22,9 +23,12 @@ struct drv_node {
     int port;
     struct mb_grpc_channel *channel;
     struct mb_grpc_stream *stream; /* NULL between streams */
-    uv_timer_t redial;
+    uv_timer_t redial;             /* initialised once, for all attempts */
+    int has_timer;
+    uint8_t node_id[MB_NODE_ID_BYTES];
     unsigned attempts;        /* re-dials since the last hello */
     uint64_t silent_since_ms; /* monotonic; 0 while a stream is up */
+    uint64_t heard_ms;        /* monotonic; the agent's newest message */
     char *local_dir;          /* checkpoint directory on that node, NULL: none */
     uint32_t rendezvous_port;
     uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
@@ -58,11 +62,26 @@ struct driver {
     uv_loop_t loop;
     struct mb_grpc *grpc;
     struct mb_gcs *gcs;
-    struct mb_drv *state;
+    struct mb_drv *state; /* of the present attempt */
+    uint32_t attempt;     /* from 1 */
+    struct mb_restart restart;
+    struct mb_restart_decision next; /* again: taken when the present attempt is released */
+    char *causes[DRV_CAUSES_MAX];    /* why attempts were followed by others, oldest first */
+    size_t n_causes;
+    int64_t committed;               /* newest durable iteration of all attempts, -1: none */
+    int64_t attempt_iteration;       /* newest that a rank of this attempt reported, -1: none */
+    int64_t saved_locally;           /* newest saved by any attempt, -1: none */
+    uint64_t launched_ms;            /* of this attempt; 0: not yet */
+    uint8_t gang_id[MB_PG_ID_BYTES]; /* the group of the first attempt: what attempts count by */
+    int has_gang_id;
+    int keeps_group; /* the next attempt takes the group over */
     uv_signal_t sigint, sigterm;
-    uv_timer_t tick; /* once a second: renew leases, the KV record, waiting lines */
+    uv_timer_t tick;   /* once a second: renew leases, the KV record, waiting lines */
+    uv_timer_t pause;  /* before another attempt */
+    char missing[200]; /* what the last look at the nodes lacked; "": nothing known */
     uint64_t started_ms;
-    uint64_t waiting_said_ms;
+    uint64_t waiting_said_ms; /* the last look at what is missing */
+    uint64_t waiting_line_ms; /* the last line about it */
     uint8_t pg_id[MB_PG_ID_BYTES];
     uint8_t job_id[MB_JOB_ID_BYTES];
     uint8_t actor_id[MB_ACTOR_ID_BYTES];
@@ -72,9 +91,12 @@ struct driver {
     int reserved; /* CreatePlacementGroup was sent: remove it at the end */
     int releasing;
     int interrupts;
-    int verdict_said;
+    int signal;            /* the first of them */
+    unsigned verdict_said; /* its number */
+    int looking;           /* for nodes that died: the request is in flight */
     int closing;
     int handles_open;
+    uint64_t looked_ms;        /* for nodes that died */
     struct mb_gcs_op *wait_op; /* pg_wait in flight */
     struct drv_node *nodes;    /* [num_nodes] */
     char **endpoints;          /* [world size] */
@@ -92,19 +114,32 @@ static inline uint32_t drv_world_size(const struct driver *d)
 /* driver.c: feed one event to the state machine and do what it says. */
 void drv_event(struct driver *d, const struct mb_drv_event *e);
 
+void drv_happened(struct driver *d, enum mb_drv_event_kind kind);
+
+/* attempts.c */
+/* The present attempt is over. 1: another follows, and d->next says how; drv_attempts_begin() when
+ * what the old one held is given back. */
+int drv_attempts_conclude(struct driver *d);
+void drv_attempts_begin(struct driver *d); /* from the loop, never at once */
+void drv_attempts_tick(struct driver *d);  /* looks for nodes of the gang that died */
+
 /* node.c */
-int drv_node_init(struct driver *d, uint32_t index, const char *ip, int port, struct mb_err *err);
+int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *node,
+                  struct mb_err *err);
+void drv_node_reset(struct drv_node *n); /* between attempts: stream, channel; the slot stays */
 void drv_node_dial(struct drv_node *n);
 void drv_node_launch(struct drv_node *n);
 void drv_node_start(struct drv_node *n);
 void drv_node_stop(struct drv_node *n, const char *reason, uint64_t grace_ms);
 void drv_node_end(struct drv_node *n, int abandon_uploads);
 void drv_node_renew(struct drv_node *n);
+/* The GCS says that it is dead; believed if the agent itself is silent, too. */
+void drv_node_declared_dead(struct drv_node *n);
 void drv_node_close(struct drv_node *n); /* stream, channel, timer */
 
 /* output.c */
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);
-void drv_output_flush(struct driver *d);
+void drv_output_flush(struct driver *d); /* also what begins anew with the next attempt */
 
 /* record.c: the KV record that `mobula status` shows; NULL when memory is out. */
 char *drv_record_json(const struct driver *d);

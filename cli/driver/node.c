@@ -15,6 +15,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 
+enum { DEAD_SILENT_MS = 2000 };
+
 static const char CONTROL[] = "/mobula.v1.NodeAgent/Control";
 
 static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg);
@@ -41,28 +43,34 @@ static void on_redial(uv_timer_t *t)
     drv_node_dial(t->data);
 }
 
-int drv_node_init(struct driver *d, uint32_t index, const char *ip, int port, struct mb_err *err)
+int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *node,
+                  struct mb_err *err)
 {
     struct drv_node *n = &d->nodes[index];
+    const char *ip = node->ip;
     const struct mb_grpc_channel_opts opts = {.token = d->opts->token};
     const char *temp = getenv("MOBULA_TEMP_DIR");
     char target[280];
 
     n->driver = d;
     n->index = index;
-    n->port = port;
+    n->port = node->port;
+    memcpy(n->node_id, node->node_id, sizeof(n->node_id));
     n->ip = mb_strdup(ip);
     if (!n->ip)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    uv_timer_init(&d->loop, &n->redial);
-    n->redial.data = n;
-    d->handles_open++;
+    if (!n->has_timer) {
+        uv_timer_init(&d->loop, &n->redial);
+        n->redial.data = n;
+        n->has_timer = 1;
+        d->handles_open++;
+    }
     if (d->opts->save_dir)
         n->local_dir = mb_strdup(d->opts->save_dir);
     else if (d->opts->checkpoint_url || d->opts->load_url)
         n->local_dir = mb_asprintf("%s/checkpoints/%s/node-%u", temp ? temp : "/tmp/mobula",
                                    d->opts->job_id, index);
-    snprintf(target, sizeof(target), strchr(ip, ':') ? "[%s]:%d" : "%s:%d", ip, port);
+    snprintf(target, sizeof(target), strchr(ip, ':') ? "[%s]:%d" : "%s:%d", ip, n->port);
     return mb_grpc_channel_create(d->grpc, target, &opts, &n->channel, err);
 }
 
@@ -73,21 +81,34 @@ static void on_timer_closed(uv_handle_t *h)
     n->driver->handles_open--;
 }
 
-void drv_node_close(struct drv_node *n)
+void drv_node_reset(struct drv_node *n)
 {
-    if (!n->driver)
-        return;
-    if (n->stream)
-        mb_grpc_stream_cancel(n->stream);
-    n->stream = NULL;
+    struct mb_grpc_stream *stream = n->stream;
+
+    n->stream = NULL; /* what it still says is nobody's */
+    if (stream)
+        mb_grpc_stream_cancel(stream);
     mb_grpc_channel_destroy(n->channel);
     n->channel = NULL;
-    if (!uv_is_closing((uv_handle_t *)&n->redial))
-        uv_close((uv_handle_t *)&n->redial, on_timer_closed);
+    if (n->has_timer)
+        uv_timer_stop(&n->redial);
     mb_free(n->ip);
     n->ip = NULL;
     mb_free(n->local_dir);
     n->local_dir = NULL;
+    n->attempts = 0;
+    n->silent_since_ms = n->heard_ms = 0;
+    n->stop_grace_ms = 0;
+    n->hello = n->launched = n->stop_asked = n->end_asked = n->started = 0;
+}
+
+void drv_node_close(struct drv_node *n)
+{
+    if (!n->driver)
+        return;
+    drv_node_reset(n);
+    if (!uv_is_closing((uv_handle_t *)&n->redial))
+        uv_close((uv_handle_t *)&n->redial, on_timer_closed);
 }
 
 /* A message that cannot be queued means a stream that does not move: break it, the re-dial asks
@@ -144,7 +165,9 @@ void drv_node_dial(struct drv_node *n)
     hello.protocol_version = MB_DRIVER_PROTOCOL_VERSION;
     hello.placement_group_id.data = d->pg_id;
     hello.placement_group_id.len = sizeof(d->pg_id);
-    hello.attempt = 1;
+    hello.attempt = d->attempt;
+    hello.gang_id.data = d->gang_id;
+    hello.gang_id.len = sizeof(d->gang_id);
     hello.job_id = (char *)(uintptr_t)d->opts->job_id;
     hello.lease_ms = d->opts->lease_ms;
     if (d->own_job) {
@@ -201,9 +224,20 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
     drv_event(n->driver, &(struct mb_drv_event){.kind = MB_DRV_HELLO, .node = n->index});
 }
 
+/* Where a node's ranks begin. What this run has made durable comes first, so that an attempt goes
+ * on where the one before it was; "" = nothing is pulled. */
+static const char *load_url(const struct driver *d)
+{
+    const char *url = d->committed >= 0 ? d->opts->checkpoint_url : d->opts->load_url;
+
+    return url ? url : "";
+}
+
 static char *node_argv(const struct drv_node *n, size_t *n_argv, char **out)
 {
     const struct mb_driver_opts *o = n->driver->opts;
+    /* Without a store: from what the nodes themselves, or their common disk, have. */
+    int from_disk = !o->checkpoint_url && o->save_dir && n->driver->saved_locally >= 0;
     size_t k = 0;
 
     for (; o->argv[k]; k++)
@@ -212,7 +246,7 @@ static char *node_argv(const struct drv_node *n, size_t *n_argv, char **out)
         out[k++] = (char *)(uintptr_t) "--save";
         out[k++] = n->local_dir;
     }
-    if (o->is_worker && o->load_url) {
+    if (o->is_worker && n->local_dir && (load_url(n->driver)[0] || from_disk)) {
         out[k++] = (char *)(uintptr_t) "--load";
         out[k++] = n->local_dir;
     }
@@ -274,7 +308,7 @@ void drv_node_launch(struct drv_node *n)
     checkpoint.local_dir = node_argv(n, &launch.n_argv, argv);
     if (n->local_dir) {
         checkpoint.url = (char *)(uintptr_t)(o->checkpoint_url ? o->checkpoint_url : "");
-        checkpoint.load_url = (char *)(uintptr_t)(o->load_url ? o->load_url : "");
+        checkpoint.load_url = (char *)(uintptr_t)load_url(d);
         checkpoint.watch_tracker = !o->is_worker;
         launch.checkpoint = &checkpoint;
     }
@@ -343,6 +377,14 @@ void drv_node_renew(struct drv_node *n)
     say(n, &m);
 }
 
+void drv_node_declared_dead(struct drv_node *n)
+{
+    if (over(n) || mb_mono_ms() - n->heard_ms < DEAD_SILENT_MS)
+        return;
+    fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, "the head declared it dead");
+    drv_node_reset(n);
+}
+
 static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
 {
     struct driver *d = n->driver;
@@ -351,6 +393,8 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
     d->report.upload_done_bytes = u->done_bytes;
     d->report.upload_total_bytes = u->total_bytes;
     d->record_dirty = 1;
+    if (u->committed && u->iteration > d->committed)
+        d->committed = u->iteration;
     if (u->error && u->error[0]) {
         e.kind = MB_DRV_UPLOAD_FAILED;
         e.text = u->error;
@@ -370,6 +414,8 @@ static void on_progress(struct driver *d, const Mobula__V1__Progress *p)
     struct drv_report *r = &d->report;
 
     r->iteration = p->iteration;
+    if (p->iteration > d->attempt_iteration)
+        d->attempt_iteration = p->iteration;
     r->train_iters = p->train_iters;
     r->consumed_samples = p->consumed_samples;
     r->loss = p->loss;
@@ -405,14 +451,21 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
 
     if (n->stream != s || d->closing)
         return;
+    n->heard_ms = mb_mono_ms();
     switch (m->body_case) {
     case MOBULA__V1__AGENT_MESSAGE__BODY_HELLO_REPLY:
         on_hello_reply(n, m->hello_reply);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_LAUNCHED:
-        if (d->opts->load_url && m->launched->loaded_iteration < 0 && n->index == 0)
+        if (load_url(d)[0] && m->launched->loaded_iteration < 0 && n->index == 0)
             fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
-                    d->opts->load_url);
+                    load_url(d));
+        else if (d->attempt > 1 && n->index == 0)
+            fprintf(
+                stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
+                (long long)(m->launched->loaded_iteration > 0 ? m->launched->loaded_iteration : 0));
+        if (!d->launched_ms)
+            d->launched_ms = mb_mono_ms();
         e.kind = MB_DRV_LAUNCHED;
         drv_event(d, &e);
         break;
@@ -437,6 +490,8 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
     case MOBULA__V1__AGENT_MESSAGE__BODY_SAVED:
         e.kind = MB_DRV_SAVED;
         e.iteration = m->saved->iteration;
+        if (e.iteration > d->saved_locally)
+            d->saved_locally = e.iteration;
         drv_event(d, &e);
         d->record_dirty = 1;
         break;

@@ -62,6 +62,7 @@ void drv_output_flush(struct driver *d)
             putchar('\n');
         }
         mb_buf_close(partial);
+        d->output[r].next_offset = 0;
     }
     fflush(stdout);
 }

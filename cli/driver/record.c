@@ -13,8 +13,8 @@ enum { RECORD_TIMEOUT_MS = 10000 };
 static const char *state_word(const struct driver *d)
 {
     static const char *const words[MB_DRV_N_PHASES] = {
-        "CONNECTING", "CONNECTING", "WAITING",  "DIALLING",  "LAUNCHING", "RENDEZVOUS",
-        "RUNNING",    "STOPPING",   "DRAINING", "RELEASING", "OVER",
+        "CONNECTING", "RESTARTING", "CONNECTING", "WAITING",  "DIALLING",  "LAUNCHING",
+        "RENDEZVOUS", "RUNNING",    "STOPPING",   "DRAINING", "RELEASING", "OVER",
     };
 
     if (mb_drv_phase(d->state) == MB_DRV_OVER || d->releasing)
@@ -27,7 +27,7 @@ char *drv_record_json(const struct driver *d)
     const struct drv_report *r = &d->report;
     char pg[2 * MB_PG_ID_BYTES + 1];
     char *text = NULL;
-    json_t *checkpoint, *root;
+    json_t *checkpoint, *root, *restarts = json_array();
 
     mb_hex(d->pg_id, sizeof(d->pg_id), pg);
     checkpoint = json_pack(
@@ -35,15 +35,19 @@ char *drv_record_json(const struct driver *d)
         "saved_iteration", (json_int_t)mb_drv_saved(d->state), "durable_iteration",
         (json_int_t)mb_drv_committed(d->state), "uploading_bytes", (json_int_t)r->upload_done_bytes,
         "total_bytes", (json_int_t)r->upload_total_bytes);
-    root = json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:o*}",
+    for (size_t i = 0; i < d->n_causes; i++)
+        json_array_append_new(restarts, json_string(d->causes[i]));
+    root = json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:i, "
+                     "s:o*, s:o*}",
                      "submission_id", d->opts->submission_id ? d->opts->submission_id : "",
-                     "placement_group_id", pg, "attempt", 1, "world_size", (int)drv_world_size(d),
-                     "num_nodes", (int)d->opts->num_nodes, "state", state_word(d), "error",
-                     mb_drv_verdict(d->state), "iteration", (json_int_t)r->iteration, "train_iters",
-                     (json_int_t)r->train_iters, "consumed_samples",
-                     (json_int_t)r->consumed_samples, "loss", r->loss, "validation_loss",
-                     r->validation_loss, "tokens_per_s", r->tokens_per_s, "updated_unix_ms",
-                     (json_int_t)mb_unix_ms(), "checkpoint", checkpoint);
+                     "placement_group_id", pg, "attempt", (int)d->attempt, "world_size",
+                     (int)drv_world_size(d), "num_nodes", (int)d->opts->num_nodes, "state",
+                     state_word(d), "error", mb_drv_verdict(d->state), "iteration",
+                     (json_int_t)r->iteration, "train_iters", (json_int_t)r->train_iters,
+                     "consumed_samples", (json_int_t)r->consumed_samples, "loss", r->loss,
+                     "validation_loss", r->validation_loss, "tokens_per_s", r->tokens_per_s,
+                     "updated_unix_ms", (json_int_t)mb_unix_ms(), "max_restarts",
+                     (int)d->opts->max_restarts, "restarts", restarts, "checkpoint", checkpoint);
     if (root)
         text = json_dumps(root, JSON_COMPACT);
     json_decref(root);

@@ -10,10 +10,12 @@
  *  6. INTERRUPTED, or a node that gives the gang up: the same way, but the ranks may save first.
  *     A worker that gave up because a peer went away is an echo: it is the verdict only if no rank
  *     with a reason of its own is heard of while the gang stops.
+ *     Of other programs only the verdict is replaced, by a rank that somebody killed.
  *  7. At the end something saved is not committed: that is the verdict.
  */
 #include "cli/driver/state.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -41,18 +43,20 @@ struct mb_drv {
     int exit_status;
     int in_order; /* the verdict is no failure of a rank: its peers can finish their step */
     int is_echo;  /* the verdict is that of a rank that lost a peer */
+    struct mb_failure failure;
+    unsigned verdict_number;
     char verdict[MB_ERR_TEXT_MAX];
 };
 
 static const char *const phase_names[MB_DRV_N_PHASES] = {
-    "connect", "own",      "reserve", "dial",    "launch", "rendezvous",
-    "run",     "stopping", "end",     "release", "over",
+    "connect",    "pause", "own",      "reserve", "dial",    "launch",
+    "rendezvous", "run",   "stopping", "end",     "release", "over",
 };
 
 static const char *const event_names[MB_DRV_N_EVENTS] = {
-    "connected",  "owned",  "reserved",    "hello",         "launched",    "endpoint",
-    "rank-exit",  "saved",  "committed",   "upload-failed", "node-failed", "node-lost",
-    "node-ended", "failed", "interrupted", "released",
+    "connected", "paused",     "owned",  "reserved",    "hello",         "launched",
+    "endpoint",  "rank-exit",  "saved",  "committed",   "upload-failed", "node-failed",
+    "node-lost", "node-ended", "failed", "interrupted", "released",
 };
 
 #define P(phase) (1u << MB_DRV_##phase)
@@ -62,6 +66,7 @@ static const char *const event_names[MB_DRV_N_EVENTS] = {
  */
 static const unsigned legal[MB_DRV_N_EVENTS] = {
     [MB_DRV_CONNECTED] = P(CONNECT),
+    [MB_DRV_PAUSED] = P(PAUSE) | P(RELEASE),
     [MB_DRV_OWNED] = P(OWN) | P(RELEASE),
     [MB_DRV_RESERVED] = P(RESERVE) | P(RELEASE),
     [MB_DRV_HELLO] = P_GANG,
@@ -86,8 +91,8 @@ struct mb_drv *mb_drv_create(const struct mb_drv_config *config)
     if (!d)
         return NULL;
     d->config = *config;
-    d->saved = -1;
-    d->committed = -1;
+    d->phase = config->is_again ? MB_DRV_PAUSE : MB_DRV_CONNECT;
+    d->saved = d->committed = config->is_again ? config->committed : -1;
     d->nodes = mb_calloc(config->n_nodes, sizeof(*d->nodes));
     d->ranks = mb_calloc((size_t)config->n_nodes * config->ranks_per_node, sizeof(*d->ranks));
     if (!d->nodes || !d->ranks) {
@@ -121,6 +126,7 @@ static void set_verdict(struct mb_drv *d, int exit_status, const char *fmt, ...)
     if (d->exit_status)
         return;
     d->exit_status = exit_status;
+    d->verdict_number++;
     va_start(ap, fmt);
     vsnprintf(d->verdict, sizeof(d->verdict), fmt, ap);
     va_end(ap);
@@ -183,6 +189,7 @@ static int wind_down(struct mb_drv *d)
     case MB_DRV_CONNECT:
         d->phase = MB_DRV_OVER;
         return MB_DRV_DO_FINISH;
+    case MB_DRV_PAUSE:
     case MB_DRV_OWN:
     case MB_DRV_RESERVE:
         return release(d);
@@ -223,11 +230,26 @@ static int advance(struct mb_drv *d)
     return actions;
 }
 
+static int says_out_of_memory(const char *cause)
+{
+    return strcasestr(cause, "out of memory") != NULL || strcasestr(cause, "memory limit") != NULL;
+}
+
+/* The attempt failed by something else than a rank; noted once, like the verdict. */
+static void set_failure(struct mb_drv *d, enum mb_failure_kind kind, int code)
+{
+    if (!d->exit_status)
+        d->failure = (struct mb_failure){.kind = kind, .code = code};
+}
+
 static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
 {
     const char *cause = e->text ? e->text : "";
     const char *sep = cause[0] ? ": " : "";
-    int is_echo = d->config.is_worker && e->exit_code == mb_exit_status(MB_EUNAVAIL);
+    /* A worker says that it gave up because a peer went away. Another program just fails; but one
+     * that somebody killed did not follow anybody. */
+    int is_echo =
+        d->config.is_worker ? e->exit_code == mb_exit_status(MB_EUNAVAIL) : e->signal != SIGKILL;
     /* A signal with a cause is our own doing. */
     int is_reason = !is_echo && (!e->signal || !cause[0]);
 
@@ -238,8 +260,14 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
         return 0;
     if (d->is_echo && is_reason && d->phase == MB_DRV_STOPPING)
         d->exit_status = 0;
-    if (!d->exit_status)
+    if (!d->exit_status) {
         d->is_echo = is_echo;
+        d->failure = (struct mb_failure){.kind = MB_FAILURE_RANK,
+                                         .rank = e->rank,
+                                         .exit_code = e->exit_code,
+                                         .signal = e->signal,
+                                         .is_out_of_memory = says_out_of_memory(cause)};
+    }
     if (e->signal)
         set_verdict(d, EXIT_RANK_FAILED, "rank %u was killed by signal %d (%s)%s%s", e->rank,
                     e->signal, strsignal(e->signal), sep, cause);
@@ -266,6 +294,7 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
     case MB_DRV_NODE_ENDED:
         n->ended = 1;
         if (d->phase < MB_DRV_STOPPING && !all_ranks_exited(d)) {
+            set_failure(d, MB_FAILURE_NODE, 0);
             set_verdict(d, EXIT_RANK_FAILED, "node %u ended the gang before its ranks were done",
                         e->node);
             return wind_down(d);
@@ -273,16 +302,19 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
         return 0;
     case MB_DRV_NODE_LOST:
         n->ended = 1;
+        set_failure(d, MB_FAILURE_NODE, MB_EUNAVAIL);
         set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u was lost: %s", e->node,
                     e->text ? e->text : "no answer");
         return wind_down(d);
     default:
         if (e->code == MB_ECANCELED) { /* it gives the gang up, and leaves it the time to save */
             d->in_order |= !d->exit_status;
+            set_failure(d, MB_FAILURE_NODE, e->code);
             set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u: %s", e->node,
                         e->text ? e->text : "it stopped the gang");
             return wind_down(d);
         }
+        set_failure(d, MB_FAILURE_REQUEST, e->code);
         set_verdict(d, e->code ? mb_exit_status(e->code) : EXIT_RANK_FAILED, "node %u: %s", e->node,
                     e->text ? e->text : "failed");
         return wind_down(d);
@@ -292,6 +324,11 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
 static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
 {
     switch (e->kind) {
+    case MB_DRV_PAUSED:
+        if (d->phase != MB_DRV_PAUSE)
+            return 0;
+        d->phase = MB_DRV_OWN;
+        return MB_DRV_DO_OWN;
     case MB_DRV_CONNECTED:
         d->phase = MB_DRV_OWN;
         return MB_DRV_DO_OWN;
@@ -324,6 +361,8 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
         set_verdict(d, mb_exit_status(MB_EIO), "%s", e->text ? e->text : "upload failed");
         return 0;
     case MB_DRV_FAILED:
+        if (d->phase >= MB_DRV_RESERVE && e->code == MB_EUNAVAIL)
+            set_failure(d, MB_FAILURE_REQUEST, e->code);
         set_verdict(d, mb_exit_status(e->code), "%s", e->text ? e->text : "failed");
         return wind_down(d);
     case MB_DRV_INTERRUPTED:
@@ -386,9 +425,19 @@ const char *mb_drv_verdict(const struct mb_drv *d)
     return d->verdict;
 }
 
+unsigned mb_drv_verdict_number(const struct mb_drv *d)
+{
+    return d->verdict_number;
+}
+
+struct mb_failure mb_drv_failure(const struct mb_drv *d)
+{
+    return d->failure;
+}
+
 int mb_drv_verdict_stands(const struct mb_drv *d)
 {
-    return d->verdict[0] && (!d->is_echo || d->phase != MB_DRV_STOPPING);
+    return d->verdict[0] && (!d->is_echo || !d->config.is_worker || d->phase != MB_DRV_STOPPING);
 }
 
 int mb_drv_ends_in_order(const struct mb_drv *d)

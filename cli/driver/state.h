@@ -4,6 +4,9 @@
  *
  *   connect -> own -> reserve -> dial -> launch -> rendezvous -> run -> end -> release -> over
  *
+ * One machine is one attempt; whether another follows is decided by restart.h. A later one begins
+ * with `pause` instead of `connect`.
+ *
  * The first failure is kept as the verdict; whatever happens later, every node is told to end, what
  * was saved is given time to become durable, and the placement group is released.
  */
@@ -12,9 +15,11 @@
 
 #include <stdint.h>
 #include "base/err.h"
+#include "cli/driver/restart.h"
 
 enum mb_drv_phase {
     MB_DRV_CONNECT,    /* handshake with the GCS */
+    MB_DRV_PAUSE,      /* a later attempt only: until it may begin */
     MB_DRV_OWN,        /* a job (or Ray's supervisor actor) that owns the group */
     MB_DRV_RESERVE,    /* the placement group becomes CREATED, its nodes are looked up */
     MB_DRV_DIAL,       /* a control stream to every node */
@@ -30,6 +35,7 @@ enum mb_drv_phase {
 
 enum mb_drv_event_kind {
     MB_DRV_CONNECTED,
+    MB_DRV_PAUSED, /* the pause is over */
     MB_DRV_OWNED,
     MB_DRV_RESERVED,
     MB_DRV_HELLO,         /* node */
@@ -75,8 +81,10 @@ enum mb_drv_action {
 struct mb_drv_config {
     uint32_t n_nodes;
     uint32_t ranks_per_node;
-    int is_worker; /* ranks report endpoints and want a start message */
-    int has_url;   /* what is saved must be committed */
+    int is_worker;     /* ranks report endpoints and want a start message */
+    int has_url;       /* what is saved must be committed */
+    int is_again;      /* not the first attempt: begins with PAUSE */
+    int64_t committed; /* is_again: what earlier attempts made durable, -1: nothing */
 };
 
 struct mb_drv; /* opaque */
@@ -98,7 +106,12 @@ int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
 const char *mb_drv_verdict(const struct mb_drv *d);
 /* 1: the gang ends in good order (a signal, a node that leaves): ranks have their grace to save. */
 int mb_drv_ends_in_order(const struct mb_drv *d);
-/* 1: there is one, and nothing that happens will replace it. */
+/* Changes with every verdict: one that is replaced has to be told again. */
+unsigned mb_drv_verdict_number(const struct mb_drv *d);
+/* What failed, for the decision about another attempt: MB_FAILURE_NONE while all is well, after a
+ * signal to us, and for what another attempt cannot mend. */
+struct mb_failure mb_drv_failure(const struct mb_drv *d);
+/* 1: there is one that may be told. */
 int mb_drv_verdict_stands(const struct mb_drv *d);
 /* 0 only if every rank exited 0 and all that had to be durable is. */
 int mb_drv_exit_status(const struct mb_drv *d);

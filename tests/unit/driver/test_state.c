@@ -234,6 +234,89 @@ static void test_illegal_events_change_nothing(void **state)
     mb_drv_destroy(d);
 }
 
+/* Of ordinary commands: peers of a killed rank just fail, and may be heard of first. */
+static void test_a_killed_rank_is_the_reason(void **state)
+{
+    struct mb_drv *d = make(0, 0);
+
+    (void)state;
+    bring_up(d);
+    assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NONE);
+    SAY(d, RANK_EXIT, .rank = 0, .exit_code = 1);
+    assert_true(mb_drv_verdict_stands(d));
+    assert_int_equal(mb_drv_verdict_number(d), 1);
+    SAY(d, RANK_EXIT, .rank = 1, .exit_code = 137, .signal = 9, .text = "ended because ...");
+    assert_int_equal(mb_drv_verdict_number(d), 1);
+    SAY(d, RANK_EXIT, .rank = 3, .exit_code = 137, .signal = 9);
+    assert_int_equal(mb_drv_verdict_number(d), 2);
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 3"));
+    assert_int_equal(mb_drv_failure(d).rank, 3);
+    assert_int_equal(mb_drv_failure(d).signal, 9);
+    SAY(d, RANK_EXIT, .rank = 2, .exit_code = 137, .signal = 9);
+    assert_int_equal(mb_drv_failure(d).rank, 3);
+    mb_drv_destroy(d);
+}
+
+static void test_another_attempt(void **state)
+{
+    const struct mb_drv_config c = {
+        .n_nodes = NODES, .ranks_per_node = PER_NODE, .has_url = 1, .is_again = 1, .committed = 40};
+    struct mb_drv *d = mb_drv_create(&c);
+
+    (void)state;
+    assert_non_null(d);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_PAUSE);
+    assert_int_equal(SAY(d, CONNECTED), MB_ESTATE);
+    assert_int_equal(SAY(d, PAUSED), MB_DRV_DO_OWN);
+    assert_int_equal(SAY(d, OWNED), MB_DRV_DO_RESERVE);
+    SAY(d, RESERVED);
+    for (uint32_t n = 0; n < NODES; n++)
+        SAY(d, HELLO, .node = n);
+    for (uint32_t n = 0; n < NODES; n++)
+        SAY(d, LAUNCHED, .node = n);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    wind_down(d);
+    assert_int_equal(mb_drv_committed(d), 40); /* nothing new was saved: all is durable */
+    assert_int_equal(mb_drv_exit_status(d), 0);
+    mb_drv_destroy(d);
+
+    d = mb_drv_create(&c);
+    assert_int_equal(SAY(d, INTERRUPTED, .signal = 15), MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NONE);
+    assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
+    assert_int_equal(mb_drv_exit_status(d), 128 + 15);
+    mb_drv_destroy(d);
+}
+
+static void test_kinds_of_failure(void **state)
+{
+    static const struct {
+        struct mb_drv_event event;
+        enum mb_failure_kind kind;
+    } rows[] = {
+        {{.kind = MB_DRV_NODE_LOST}, MB_FAILURE_NODE},
+        {{.kind = MB_DRV_NODE_FAILED, .code = MB_ECANCELED}, MB_FAILURE_NODE},
+        {{.kind = MB_DRV_NODE_FAILED, .code = MB_ENOENT}, MB_FAILURE_REQUEST},
+        {{.kind = MB_DRV_NODE_ENDED}, MB_FAILURE_NODE},
+        {{.kind = MB_DRV_FAILED, .code = MB_EUNAVAIL}, MB_FAILURE_REQUEST},
+        {{.kind = MB_DRV_FAILED, .code = MB_ETIMEOUT}, MB_FAILURE_NONE},
+        {{.kind = MB_DRV_UPLOAD_FAILED}, MB_FAILURE_NONE},
+        {{.kind = MB_DRV_RANK_EXIT, .exit_code = 1, .text = "CUDA out of memory"}, MB_FAILURE_RANK},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct mb_drv *d = make(0, 0);
+
+        bring_up(d);
+        assert_true(mb_drv_step(d, &rows[i].event) >= 0);
+        assert_int_equal(mb_drv_failure(d).kind, rows[i].kind);
+        assert_int_equal(mb_drv_failure(d).is_out_of_memory, rows[i].kind == MB_FAILURE_RANK);
+        mb_drv_destroy(d);
+    }
+}
+
 /* Random events for many seeds: the machine always ends, releases once and finishes once. */
 static void test_random_walks(void **state)
 {
@@ -323,6 +406,9 @@ int main(void)
         cmocka_unit_test(test_interrupted_in_every_phase),
         cmocka_unit_test(test_node_lost_and_launch_failure),
         cmocka_unit_test(test_illegal_events_change_nothing),
+        cmocka_unit_test(test_a_killed_rank_is_the_reason),
+        cmocka_unit_test(test_another_attempt),
+        cmocka_unit_test(test_kinds_of_failure),
         cmocka_unit_test(test_random_walks),
         cmocka_unit_test(test_memory_out),
         cmocka_unit_test(test_known_bytes),

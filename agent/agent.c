@@ -31,6 +31,7 @@
 #include <uv.h>
 #include "agent/gangs.h"
 #include "agent/http.h"
+#include "agent/head_limits.h"
 #include "agent/jobs.h"
 #include "agent/ledger.h"
 #include "agent/log_service.h"
@@ -170,7 +171,8 @@ static void on_ledger_changed(void *arg)
     struct agent *a = arg;
 
     keep_ledger(a);
-    mb_node_changed(a->node);
+    if (a->node != NULL) /* the head adopts drivers before the node exists */
+        mb_node_changed(a->node);
 }
 
 static void on_bundles_removed(void *arg, const struct mb_pg_id *pg)
@@ -409,7 +411,11 @@ static int start_jobs(struct agent *a, struct mb_err *err)
                                 .init = a->init,
                                 .node_dir = a->opts->node_dir,
                                 .bin_dir = a->self_dir,
-                                .cwd = cwd != NULL ? cwd : "/"};
+                                .cwd = cwd != NULL ? cwd : "/",
+                                .ledger = a->ledger,
+                                .gpu_visible_env = mb_gpu_visible_env(a->gpus.vendor),
+                                .on_ledger_changed = on_ledger_changed,
+                                .arg = a};
     int rc = mb_jobs_create(&opts, &a->jobs, err);
 
     free(cwd);
@@ -418,6 +424,7 @@ static int start_jobs(struct agent *a, struct mb_err *err)
 
 static int start_head(struct agent *a, struct mb_err *err)
 {
+    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
     const char *session = strrchr(a->opts->node_dir, '/') + 1;
     char *store = mb_path_join(a->opts->node_dir, "gcs.sqlite");
     char *packages = mb_path_join(a->opts->node_dir, "packages");
@@ -434,12 +441,16 @@ static int start_head(struct agent *a, struct mb_err *err)
         .temp_dir = a->opts->temp_dir,
         .packages_dir = packages,
         .token = a->token};
-    int rc = MB_ENOMEM;
+    int rc = mb_head_limits_of(a->opts, totals, &opts.jobs, err);
 
+    if (rc != MB_OK)
+        goto out;
+    rc = MB_ENOMEM;
     if (store != NULL && packages != NULL)
         rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &a->head, err);
     else
         mb_err_set(err, rc, "no memory for the head");
+out:
     mb_free(store);
     mb_free(packages);
     if (rc != MB_OK)

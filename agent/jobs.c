@@ -9,10 +9,12 @@
  *  4. started -> RUNNING; everything the driver started is gone -> EXITED with the shell's status
  *     and, unless it is 0, the end of the log; the supervisor is released.
  *
- *  Package bad, directory or log not writable, shell not executable: START_FAILED with the reason.
- *  Stop before 3: nothing is started, EXITED with the negative stop signal.
- *  Agent restarted: adopt() connects to the supervisor, or reads how the driver ended.
- *  The supervisor was killed, or cannot be reached any more: EXITED -9, with that as its text.
+ *  GPUs that were asked for are claimed in 1 and given back with the last event; not as many free
+ * is MB_EFULL, and nothing has happened. Package bad, directory or log not writable, shell not
+ * executable: START_FAILED with the reason. Stop before 3: nothing is started, EXITED with the
+ * negative stop signal. Agent restarted: adopt() connects to the supervisor, or reads how the
+ * driver ended. The supervisor was killed, or cannot be reached any more: EXITED -9, with that as
+ * its text.
  */
 #include "agent/jobs.h"
 
@@ -25,6 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "agent/job_env.h"
+#include "agent/job_gpus.h"
 #include "agent/job_log.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
@@ -49,7 +52,7 @@ struct job {
     uv_work_t work;
     struct mb_err work_err;
     struct mb_supervisor *supervisor;
-    int stop_asked, started;
+    int stop_asked, started, pipefail;
     int exit_code;
     char start_error[MB_SUP_TEXT_MAX];
 };
@@ -58,6 +61,10 @@ struct mb_jobs {
     uv_loop_t *loop;
     struct mb_init *init;
     struct mb_job_runner runner;
+    struct mb_ledger *ledger;
+    const char *gpu_visible_env;
+    void (*on_ledger_changed)(void *arg);
+    void *ledger_arg;
     struct job *list;
     size_t n_jobs;
     char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
@@ -177,6 +184,46 @@ static void add_job(struct mb_jobs *jobs, struct job *job)
     jobs->n_jobs++;
 }
 
+/* ---- GPUs ---- */
+
+static void ledger_changed(const struct mb_jobs *jobs)
+{
+    if (jobs->on_ledger_changed != NULL)
+        jobs->on_ledger_changed(jobs->ledger_arg);
+}
+
+static int claim_gpus(struct job *job, uint32_t n, struct mb_err *err)
+{
+    struct mb_jobs *jobs = job->jobs;
+    char *visible;
+    int rc;
+
+    if (n == 0)
+        return 0;
+    rc = mb_job_gpus_claim(jobs->ledger, job->id, n, &visible, err);
+    if (rc != 0)
+        return rc;
+    mb_info("jobs", "job=%s holds GPUs %s", job->id, visible);
+    rc = mb_job_env_set(&job->env, jobs->gpu_visible_env, visible);
+    mb_free(visible);
+    if (rc == 0)
+        ledger_changed(jobs);
+    else
+        mb_job_gpus_release(jobs->ledger, job->id);
+    return rc == 0 ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+static void release_gpus(const struct mb_jobs *jobs, const char *id)
+{
+    if (mb_job_gpus_release(jobs->ledger, id))
+        ledger_changed(jobs);
+}
+
+static void gpus(void *self, uint32_t *total, uint32_t *n_free)
+{
+    mb_job_gpus_count(((struct mb_jobs *)self)->ledger, total, n_free);
+}
+
 /* ---- events ---- */
 
 static void tell(const struct job *job, const struct mb_job_event *event)
@@ -189,6 +236,7 @@ static void tell(const struct job *job, const struct mb_job_event *event)
 static void end_job(struct job *job, const struct mb_job_event *event)
 {
     job->phase = OVER;
+    release_gpus(job->jobs, job->id);
     tell(job, event);
     if (job->supervisor == NULL) {
         drop_job(job);
@@ -320,9 +368,22 @@ static void do_prepare(uv_work_t *work)
     prepare(job, &job->work_err);
 }
 
+/* A shell that knows pipefail; NULL: there is none. POSIX 2024 has it, many a /bin/sh not yet. */
+static const char *pipefail_shell(void)
+{
+    static const char *const bash[] = {"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"};
+
+    for (size_t i = 0; i < sizeof(bash) / sizeof(bash[0]); i++)
+        if (access(bash[i], X_OK) == 0)
+            return bash[i];
+    return NULL;
+}
+
 static int supervise(struct job *job, struct mb_err *err)
 {
-    const char *argv[] = {"/bin/sh", "-c", job->entrypoint, NULL};
+    const char *plain[] = {"/bin/sh", "-c", job->entrypoint, NULL};
+    const char *strict[] = {pipefail_shell(), "-eo", "pipefail", "-c", job->entrypoint, NULL};
+    const char **argv = job->pipefail ? strict : plain;
     struct mb_sup_child child = {.argv = argv,
                                  .env = (const char *const *)job->env.vars,
                                  .cwd =
@@ -337,6 +398,10 @@ static int supervise(struct job *job, struct mb_err *err)
                                .children = &child};
 
     mb_job_limits_apply(&job->env.limits, &spec);
+    if (argv[0] == NULL)
+        return mb_err_set(
+            err, MB_EUNSUPPORTED,
+            "pipefail was asked for, and this node has no bash, whose pipefail it is");
     return mb_supervisor_start(job->jobs->init, &spec, &supervisor_ops, job, &job->supervisor, err);
 }
 
@@ -421,11 +486,14 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     rc = mb_job_env_build(spec, environ, jobs->bin_dir, &job->env, err);
     if (rc == 0) {
         job->entrypoint = mb_strdup(spec->entrypoint);
+        job->pipefail = spec->pipefail;
         if (job->entrypoint == NULL || set_working_dir(job, spec->working_dir_package) != 0)
             rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     }
     if (rc == 0)
         rc = fresh_dir(job, err);
+    if (rc == 0)
+        rc = claim_gpus(job, spec->n_gpus, err);
     if (rc != 0) {
         free_job(job);
         return rc;
@@ -497,8 +565,10 @@ static enum mb_job_adopt adopt(void *self, const char *submission_id)
         0) {
         mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
         free_job(job);
+        release_gpus(jobs, submission_id);
         return MB_JOB_ADOPT_UNKNOWN;
     }
+    mb_job_gpus_adopt(jobs->ledger, submission_id);
     job->phase = SUPERVISED;
     add_job(jobs, job);
     return has_ended(job) ? MB_JOB_ADOPT_EXITED : MB_JOB_ADOPT_RUNNING;
@@ -598,7 +668,12 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .adopt = adopt,
                                           .log_path = log_path,
                                           .http_address = http_address,
-                                          .node_id_hex = node_id_hex};
+                                          .node_id_hex = node_id_hex,
+                                          .gpus = gpus};
+    jobs->ledger = opts->ledger;
+    jobs->gpu_visible_env = opts->gpu_visible_env;
+    jobs->on_ledger_changed = opts->on_ledger_changed;
+    jobs->ledger_arg = opts->arg;
     if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->http_address == NULL ||
         jobs->node_id_hex == NULL || (opts->cwd != NULL && jobs->cwd == NULL))
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");

@@ -12,6 +12,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
+#include "gcs/head.h"
 
 enum kind { KIND_FLAG, KIND_TEXT, KIND_NUMBER };
 
@@ -30,6 +31,12 @@ static const struct option options[] = {
     {"address", KIND_TEXT, AT(address), 0, 0, "HOST:PORT of the head to join"},
     {"node-dir", KIND_TEXT, AT(node_dir), 0, 0, "directory of this node's files"},
     {"num-gpus", KIND_NUMBER, AT(num_gpus), 0, 1024, "devices to offer (default: those found)"},
+    {"num-cpus", KIND_NUMBER, AT(num_cpus), 0, 1 << 20, "CPUs for drivers (default: those found)"},
+    {"memory", KIND_NUMBER, AT(memory_bytes), 0, INT64_MAX, "bytes of memory for drivers"},
+    {"resources", KIND_TEXT, AT(resources_json), 0, 0, "JSON object: other amounts for drivers"},
+    {"max-running-jobs", KIND_NUMBER, AT(max_running_jobs), 1, 4096,
+     "drivers that run at once (4 for each CPU, at least 64)"},
+    {"max-queued-jobs", KIND_NUMBER, AT(max_queued_jobs), 1, 1000000, "jobs that may wait (10000)"},
     {"node-ip-address", KIND_TEXT, AT(node_ip), 0, 0, "address that other nodes dial"},
     {"port", KIND_NUMBER, AT(port), 0, 65535, "gRPC port of the head (6379; 0: any)"},
     {"dashboard-port", KIND_NUMBER, AT(dashboard_port), 0, 65535,
@@ -108,6 +115,34 @@ static int parse_labels(struct mb_agent_options *o, struct mb_err *err)
     return rc;
 }
 
+static int parse_resources(struct mb_agent_options *o, struct mb_err *err)
+{
+    json_t *json = json_loads(o->resources_json, 0, NULL);
+    const char *key;
+    json_t *value;
+    int rc = MB_OK;
+
+    if (!json_is_object(json))
+        rc = mb_err_set(err, MB_EINVAL, "--resources: expected a JSON object of numbers");
+    json_object_foreach(json, key, value)
+    {
+        struct mb_job_amount *r = &o->resources[o->n_resources];
+
+        if (rc == MB_OK && o->n_resources == MB_AGENT_RESOURCES_MAX)
+            rc = mb_err_set(err, MB_EINVAL, "--resources: %d are possible", MB_AGENT_RESOURCES_MAX);
+        else if (rc == MB_OK && (!json_is_number(value) || !(json_number_value(value) >= 0) ||
+                                 strlen(key) >= sizeof(r->name)))
+            rc = mb_err_set(err, MB_EINVAL, "--resources: \"%.80s\" is no amount", key);
+        if (rc != MB_OK)
+            break;
+        *r = (struct mb_job_amount){.amount = json_number_value(value)};
+        memcpy(r->name, key, strlen(key) + 1);
+        o->n_resources++;
+    }
+    json_decref(json);
+    return rc;
+}
+
 static int check(struct mb_agent_options *o, struct mb_err *err)
 {
     if (o->node_dir == NULL || o->node_dir[0] != '/')
@@ -122,12 +157,17 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
                           o->store_sync);
     if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0)
         return mb_err_set(err, MB_EINVAL, "--store %s: expected sqlite or memory", o->store);
+    if (o->resources_json != NULL && parse_resources(o, err) != MB_OK)
+        return MB_EINVAL;
     return o->labels_json != NULL ? parse_labels(o, err) : MB_OK;
 }
 
 int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, struct mb_err *err)
 {
     *out = (struct mb_agent_options){.num_gpus = -1,
+                                     .num_cpus = -1,
+                                     .memory_bytes = -1,
+                                     .max_queued_jobs = MB_HEAD_QUEUED_JOBS,
                                      .port = 6379,
                                      .dashboard_port = 8265,
                                      .http_port = -1,

@@ -6,15 +6,21 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "gcs/job_queue.h"
 #include "gcs/types.h"
 
-enum { MB_AGENT_LABELS_MAX = 32 };
+enum { MB_AGENT_LABELS_MAX = 32, MB_AGENT_RESOURCES_MAX = MB_JOB_QUEUE_KINDS_MAX - 3 };
 
 struct mb_agent_options {
     const char *node_dir;
     const char *address; /* host:port of the head; NULL with is_head */
     int is_head;
     int64_t num_gpus; /* -1: count them */
+    /* For drivers of submitted jobs, on a head. */
+    int64_t num_cpus, memory_bytes; /* -1: what there is */
+    const char *resources_json;
+    int64_t max_running_jobs; /* 0: 4 for each CPU, at least 64 */
+    int64_t max_queued_jobs;
     const char *node_ip;
     int64_t port;           /* of the embedded head */
     int64_t dashboard_port; /* its HTTP */
@@ -29,6 +35,8 @@ struct mb_agent_options {
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */
     size_t n_labels;
+    struct mb_job_amount resources[MB_AGENT_RESOURCES_MAX]; /* of resources_json */
+    size_t n_resources;
 };
 
 /* Strings are borrowed from argv. MB_EINVAL: a line that names the flag. 1: --help was printed. */

@@ -131,6 +131,34 @@ unsigned mb_cpus_detect(void)
     return 1;
 }
 
+static uint64_t read_number(const char *path)
+{
+    unsigned long long n = 0;
+    FILE *f = fopen(path, "re");
+
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%llu", &n) != 1) /* "max" */
+        n = 0;
+    fclose(f);
+    return n;
+}
+
+uint64_t mb_memory_detect(void)
+{
+    static const char *const limits[] = {"/sys/fs/cgroup/memory.max",
+                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        uint64_t limit = read_number(limits[i]);
+
+        if (limit > 0 && limit < bytes)
+            bytes = limit;
+    }
+    return bytes;
+}
+
 const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor)
 {
     return vendor == MB_GPU_AMD ? "HIP_VISIBLE_DEVICES" : "CUDA_VISIBLE_DEVICES";

@@ -5,6 +5,7 @@
 #ifndef MOBULA_AGENT_RESOURCES_H
 #define MOBULA_AGENT_RESOURCES_H
 
+#include <stdint.h>
 #include "base/err.h"
 
 enum mb_gpu_vendor { MB_GPU_NONE, MB_GPU_NVIDIA, MB_GPU_AMD };
@@ -19,6 +20,8 @@ struct mb_gpus {
 int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
 /* CPUs this process may run on, at least 1. */
 unsigned mb_cpus_detect(void);
+/* Bytes of memory that processes here may use: the machine's, or the control group's limit. */
+uint64_t mb_memory_detect(void);
 /* The environment variable that limits a process to devices of this vendor. */
 const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor);
 

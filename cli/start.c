@@ -34,7 +34,8 @@ enum {
 
 struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync;
-    const char *token_file, *log_level;
+    const char *token_file, *log_level, *resources;
+    int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block;
 };
@@ -49,6 +50,16 @@ static const struct mb_option options[] = {
            0),
     OPTION("address", "HOST:PORT", MB_OPTION_STRING, address, "join the cluster of this GCS", 0, 0),
     OPTION("num-gpus", "N", MB_OPTION_INT, num_gpus, "GPUs to offer (all that are found)", 0, 1024),
+    OPTION("num-cpus", "N", MB_OPTION_INT, num_cpus,
+           "head: CPUs for the entrypoints of jobs (all that are found)", 0, 1 << 20),
+    OPTION("memory", "BYTES", MB_OPTION_INT, memory, "head: memory for them (all that is found)", 0,
+           INT64_MAX),
+    OPTION("resources", "JSON", MB_OPTION_STRING, resources,
+           "head: other amounts for them, {\"disk\": 2}", 0, 0),
+    OPTION("max-running-jobs", "N", MB_OPTION_INT, max_running_jobs,
+           "head: jobs that run at once (4 for each CPU, at least 64)", 1, 4096),
+    OPTION("max-queued-jobs", "N", MB_OPTION_INT, max_queued_jobs,
+           "head: jobs that may wait, more are refused (10000)", 1, 1000000),
     OPTION("node-ip-address", "IP", MB_OPTION_STRING, node_ip, "what other nodes dial", 0, 0),
     OPTION("port", "PORT", MB_OPTION_INT, port, "of the embedded GCS (6379; 0 picks one)", 0,
            65535),
@@ -139,6 +150,11 @@ static int build(struct command *c, const struct start_args *a, const char *temp
         add_text(c, "--temp-dir", temp_dir);
         add_text(c, "--address", a->address);
         add_number(c, "--num-gpus", a->num_gpus);
+        add_number(c, "--num-cpus", a->num_cpus);
+        add_number(c, "--memory", a->memory);
+        add_text(c, "--resources", a->resources);
+        add_number(c, "--max-running-jobs", a->max_running_jobs);
+        add_number(c, "--max-queued-jobs", a->max_queued_jobs);
         add_text(c, "--node-ip-address", a->node_ip);
         add_number(c, "--port", a->port);
         add_number(c, "--dashboard-port", a->dashboard_port);
@@ -415,8 +431,15 @@ static int start_daemon(const struct start_args *a, const char *dir, char *const
 
 static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct start_args args = {
-        .num_gpus = -1, .port = -1, .dashboard_port = -1, .node_manager_port = -1, .http_port = -1};
+    struct start_args args = {.num_cpus = -1,
+                              .memory = -1,
+                              .max_running_jobs = -1,
+                              .max_queued_jobs = -1,
+                              .num_gpus = -1,
+                              .port = -1,
+                              .dashboard_port = -1,
+                              .node_manager_port = -1,
+                              .http_port = -1};
     struct command command = {.n = 0};
     struct mb_err err;
     char *temp_dir = NULL, *dir = NULL;

@@ -287,6 +287,8 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     if (rc == 0)
         rc = head_placement_load(h, err);
     if (rc == 0)
+        rc = head_admission_create(h, &opts->jobs, err);
+    if (rc == 0)
         rc = head_jobs_load(h, err);
     /* HTTP first: the port of the REST API goes into the KV that gRPC serves. */
     if (rc == 0)

@@ -9,9 +9,22 @@
 #include <uv.h>
 #include "base/err.h"
 #include "base/grpc/grpc.h"
+#include "gcs/job_queue.h"
 #include "gcs/runner.h"
 
 struct mb_head;
+
+/* What drivers may use, and how many there may be. */
+struct mb_head_job_limits {
+    size_t max_running;        /* 0: MB_HEAD_RUNNING_JOBS */
+    size_t max_queued;         /* 0: MB_HEAD_QUEUED_JOBS */
+    uint64_t start_timeout_ms; /* longest wait for a start; 0: none */
+    /* CPUs, memory and custom resources of the head's node; GPUs are the runner's. */
+    const struct mb_job_amount *totals;
+    size_t n_totals;
+};
+
+enum { MB_HEAD_RUNNING_JOBS = 64, MB_HEAD_QUEUED_JOBS = 10000 };
 
 struct mb_head_opts {
     const char *bind_addr;    /* of both ports; default 127.0.0.1 */
@@ -27,6 +40,7 @@ struct mb_head_opts {
     const char *token;        /* NULL: no authentication */
     const char *ray_version;  /* what /api/version and CheckAlive say; NULL: 2.60.0 */
     const char *ray_commit;   /* NULL: our own */
+    struct mb_head_job_limits jobs;
 };
 
 /* The runner is borrowed and must outlive the head. Re-adopts jobs that the store says are running.

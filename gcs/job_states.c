@@ -2,7 +2,8 @@
  *  1. PENDING -> RUNNING -> SUCCEEDED | FAILED, by the driver's exit status.
  *  2. Stop in PENDING is STOPPED at once; in RUNNING it is STOPPING until the driver is gone, and
  *     then STOPPED whatever its exit status says.
- *  3. A driver that cannot start, or that nobody knows after a restart, makes the job FAILED.
+ *  3. A driver that cannot start, now or ever, or that nobody knows after a restart, makes the job
+ *     FAILED; so does a wait that is too long.
  *  4. A driver started although the job was stopped while PENDING must be stopped by the caller:
  *     STARTED in STOPPED is refused.
  *  5. A job is started at most once: after a restart only one that is still PENDING and whose
@@ -22,9 +23,14 @@ static const struct {
 };
 
 static const char *const input_names[MB_JOB_INPUTS] = {
-    [MB_JOB_STARTED] = "started",  [MB_JOB_START_FAILED] = "start failed",
-    [MB_JOB_EXIT_ZERO] = "exit 0", [MB_JOB_EXIT_NONZERO] = "exit not 0",
-    [MB_JOB_STOP] = "stop",        [MB_JOB_LOST] = "lost",
+    [MB_JOB_STARTED] = "started",
+    [MB_JOB_START_FAILED] = "start failed",
+    [MB_JOB_EXIT_ZERO] = "exit 0",
+    [MB_JOB_EXIT_NONZERO] = "exit not 0",
+    [MB_JOB_STOP] = "stop",
+    [MB_JOB_LOST] = "lost",
+    [MB_JOB_NEVER_FITS] = "never fits",
+    [MB_JOB_START_TIMEOUT] = "start timed out",
 };
 
 /* 0 means: not possible. States are stored plus one. */
@@ -36,6 +42,8 @@ static const unsigned char table[MB_JOB_STATES][MB_JOB_INPUTS] = {
             [MB_JOB_START_FAILED] = TO(MB_JOB_FAILED),
             [MB_JOB_STOP] = TO(MB_JOB_STOPPED),
             [MB_JOB_LOST] = TO(MB_JOB_FAILED),
+            [MB_JOB_NEVER_FITS] = TO(MB_JOB_FAILED),
+            [MB_JOB_START_TIMEOUT] = TO(MB_JOB_FAILED),
         },
     [MB_JOB_RUNNING] =
         {
@@ -177,6 +185,10 @@ const char *mb_job_error_type(enum mb_job_state s, enum mb_job_input input, cons
         return "JOB_ENTRYPOINT_COMMAND_ERROR";
     if (input == MB_JOB_LOST)
         return "JOB_SUPERVISOR_ACTOR_DIED";
+    if (input == MB_JOB_NEVER_FITS)
+        return "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE";
+    if (input == MB_JOB_START_TIMEOUT)
+        return "JOB_SUPERVISOR_ACTOR_START_TIMEOUT";
     if (text && strncmp(text, "runtime_env setup failed", 24) == 0)
         return "RUNTIME_ENV_SETUP_FAILURE";
     return "JOB_ENTRYPOINT_COMMAND_START_ERROR";

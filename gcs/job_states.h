@@ -25,8 +25,10 @@ enum mb_job_input {
     MB_JOB_START_FAILED, /* it never will */
     MB_JOB_EXIT_ZERO,
     MB_JOB_EXIT_NONZERO,
-    MB_JOB_STOP, /* somebody asked for the end */
-    MB_JOB_LOST, /* after a restart nobody knows the driver */
+    MB_JOB_STOP,          /* somebody asked for the end */
+    MB_JOB_LOST,          /* after a restart nobody knows the driver */
+    MB_JOB_NEVER_FITS,    /* it needs more than there is */
+    MB_JOB_START_TIMEOUT, /* it waited longer than it wanted to */
     MB_JOB_INPUTS
 };
 

@@ -3,7 +3,8 @@
  * (namespace "job"), so that Ray's own readers see our jobs; states follow job_states.h.
  *
  * Happy path:
- *  1. submit: the record is written as PENDING; after its commit the runner is asked to start.
+ *  1. submit: the record is written as PENDING and the job stands in line (job_admission.c); after
+ *     its commit, and when it is its turn, the runner is asked to start.
  *  2. The runner reports RUNNING, later EXITED; each change is written; after the commit followers
  *     of the log hear of it, and a terminal job's drivers and placement groups end.
  *  3. stop: PENDING becomes STOPPED at once; RUNNING is asked to end and becomes STOPPED then. That
@@ -12,12 +13,13 @@
  *  4. A package that is not there, or a runner that cannot start, makes the job FAILED, with a
  * text.
  *  5. After a restart the runner is asked for every job that had not ended: RUNNING and EXITED are
- *     adopted, a PENDING one it does not know is started, a RUNNING one is FAILED: its driver is
- * lost.
+ *     adopted, a PENDING one it does not know stands in line again, a RUNNING one is FAILED: its
+ *     driver is lost.
  *  6. A state that the store refuses is written again at every tick; followers and drivers hear of
  * it only after the commit.
  *  7. A driver that starts although its job was stopped meanwhile is stopped.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -31,9 +33,6 @@
 #define KEY_PREFIX "_ray_internal_job_info_"
 static const char *const stopping_prefix = "job_stopping:"; /* in our own namespace */
 
-static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
-                  struct mb_job_facts *facts);
-
 struct head_job *head_job_find(struct mb_head *h, const char *id)
 {
     for (size_t i = 0; i < h->n_jobs; i++)
@@ -46,6 +45,7 @@ static void free_job(struct head_job *job)
 {
     if (!job)
         return;
+    head_admission_leave(job);
     json_decref(job->info);
     mb_free(job->id);
     mb_free(job);
@@ -56,6 +56,7 @@ void head_jobs_free(struct mb_head *h)
     for (size_t i = 0; i < h->n_jobs; i++)
         free_job(h->jobs[i]);
     mb_free(h->jobs);
+    mb_job_queue_destroy(h->queue);
 }
 
 /* Takes info. */
@@ -98,8 +99,6 @@ struct written {
     char id[];
 };
 
-static void start_driver(struct mb_head *h, struct head_job *job);
-
 static void on_written(void *arg, const struct mb_err *err)
 {
     struct written *w = arg;
@@ -114,8 +113,10 @@ static void on_written(void *arg, const struct mb_err *err)
         drop_job(h, job); /* its submitter gets the error: it never existed */
         job = NULL;
     }
-    if (job && w->first && !h->stopping && job->state == MB_JOB_PENDING)
-        start_driver(h, job);
+    if (job && w->first) {
+        mb_job_queue_ready(&job->ticket);
+        head_admission_pump(h);
+    }
     if (err->code == 0 && job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
         head_jobinfo_finish_submission(h, w->id);
     if (err->code == 0)
@@ -220,8 +221,8 @@ static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input 
     mb_buf_close(&message);
 }
 
-static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
-                  struct mb_job_facts *facts)
+void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                    struct mb_job_facts *facts)
 {
     struct mb_err err = {0};
     enum mb_job_state from = job->state, to;
@@ -239,6 +240,10 @@ static void apply(struct mb_head *h, struct head_job *job, enum mb_job_input inp
         remember_stopping(h, job->id, 1);
         return;
     }
+    /* Stopped while its start was under way: its place is free when that driver has ended. */
+    if (mb_job_is_terminal(to) &&
+        (input != MB_JOB_STOP || job->ticket.place != MB_JOB_PLACE_RUNNING))
+        head_admission_leave(job);
     describe(h, job, input, facts);
     if (from == MB_JOB_STOPPING)
         remember_stopping(h, job->id, 0);
@@ -255,6 +260,7 @@ void head_jobs_tick(struct mb_head *h)
         if (h->jobs[i]->unwritten)
             h->jobs[i]->unwritten = write_job(h, h->jobs[i], 0, &err) != 0;
     }
+    head_admission_pump(h);
 }
 
 /* ---- the runner ---- */
@@ -288,32 +294,39 @@ static int package_of(struct mb_head *h, const struct head_job *job, char **out,
     return rc;
 }
 
-static void start_driver(struct mb_head *h, struct head_job *job)
+static const char *metadata_of(const struct head_job *job, const char *key)
+{
+    const char *text =
+        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
+
+    return text ? text : "";
+}
+
+int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err *err)
 {
     char address[300];
     /* NULL for the null of a submission without metadata */
     char *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
     char *package = NULL;
-    struct mb_err err = {0};
-    int rc = package_of(h, job, &package, &err);
+    double gpus = json_number_value(json_object_get(job->info, "entrypoint_num_gpus"));
+    int rc = package_of(h, job, &package, err);
 
     snprintf(address, sizeof address, "%s:%d", h->node_ip, h->gcs_port);
     if (rc == 0) {
-        struct mb_job_spec spec = {.submission_id = job->id,
-                                   .entrypoint =
-                                       json_string_value(json_object_get(job->info, "entrypoint")),
-                                   .runtime_env_json = runtime_env_text(job),
-                                   .metadata_json = metadata ? metadata : "{}",
-                                   .ray_address = address,
-                                   .working_dir_package = package};
-        rc = h->runner->start(h->runner->self, &spec, &err);
-    }
-    if (rc != 0) {
-        struct mb_job_facts facts = {.text = err.text};
-        apply(h, job, MB_JOB_START_FAILED, &facts);
+        struct mb_job_spec spec = {
+            .submission_id = job->id,
+            .entrypoint = json_string_value(json_object_get(job->info, "entrypoint")),
+            .runtime_env_json = runtime_env_text(job),
+            .metadata_json = metadata ? metadata : "{}",
+            .ray_address = address,
+            .working_dir_package = package,
+            .n_gpus = (uint32_t)ceil(gpus > 0 ? gpus : 0),
+            .pipefail = strcmp(metadata_of(job, MB_JOB_PIPEFAIL_KEY), "1") == 0};
+        rc = h->runner->start(h->runner->self, &spec, err);
     }
     mb_free(package);
     free(metadata);
+    return rc;
 }
 
 static void stop_driver(struct mb_head *h, struct head_job *job)
@@ -323,7 +336,7 @@ static void stop_driver(struct mb_head *h, struct head_job *job)
     int rc = h->runner->stop(h->runner->self, job->id, &err);
 
     if (rc == MB_ENOENT)
-        apply(h, job, MB_JOB_LOST, &facts);
+        head_job_apply(h, job, MB_JOB_LOST, &facts);
     else if (rc != 0)
         mb_error("jobs", "job=%s could not be told to stop: %s", job->id, err.text);
 }
@@ -338,6 +351,8 @@ static void on_event(void *arg, const struct mb_job_event *e)
 
     if (!job)
         return;
+    if (e->kind != MB_JOB_EVENT_RUNNING)
+        head_admission_leave(job);
     mb_job_on_event(job->state, e, &news);
     if (news.stop_driver) {
         struct mb_err err = {0};
@@ -346,7 +361,8 @@ static void on_event(void *arg, const struct mb_job_event *e)
             mb_warn("jobs", "job=%s %s", job->id, err.text);
     }
     for (int i = 0; i < news.n_inputs; i++)
-        apply(h, job, news.inputs[i], &facts);
+        head_job_apply(h, job, news.inputs[i], &facts);
+    head_admission_pump(h);
 }
 
 /* ---- load ---- */
@@ -378,6 +394,18 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
     return rc;
 }
 
+/* In line again, as it was let in before. */
+static void queue_again(struct mb_head *h, struct head_job *job)
+{
+    struct mb_err err = {0};
+    struct mb_job_facts facts = {.text = err.text};
+
+    if (head_admission_add(h, job, 1, &err) == 0)
+        mb_job_queue_ready(&job->ticket);
+    else
+        head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
+}
+
 static void adopt(struct mb_head *h, struct head_job *job)
 {
     static const char *const words[] = {[MB_JOB_ADOPT_RUNNING] = "runs",
@@ -387,15 +415,17 @@ static void adopt(struct mb_head *h, struct head_job *job)
     struct mb_job_facts facts = {0};
 
     mb_info("jobs", "job=%s adopted, its driver %s", job->id, words[found]);
+    if (found == MB_JOB_ADOPT_RUNNING)
+        head_admission_adopt(h, job);
     switch (mb_job_recover(job->state, found)) {
     case MB_JOB_RECOVER_STOP:
         stop_driver(h, job);
         break;
     case MB_JOB_RECOVER_START:
-        start_driver(h, job);
+        queue_again(h, job);
         break;
     case MB_JOB_RECOVER_LOST:
-        apply(h, job, MB_JOB_LOST, &facts);
+        head_job_apply(h, job, MB_JOB_LOST, &facts);
         break;
     case MB_JOB_RECOVER_WAIT:
         break;
@@ -408,6 +438,7 @@ void head_jobs_adopt(struct mb_head *h)
     for (size_t i = 0; i < h->n_jobs; i++)
         if (!mb_job_is_terminal(h->jobs[i]->state))
             adopt(h, h->jobs[i]);
+    head_admission_pump(h);
 }
 
 static int by_start(const void *a, const void *b)
@@ -481,6 +512,26 @@ static json_t *new_info(const json_t *request)
     return info;
 }
 
+/* The client that sent this job sends it again, since it saw no answer. */
+static int is_repeated(const struct head_job *job, const json_t *request)
+{
+    static const char *const fields[] = {"entrypoint",          "metadata",
+                                         "entrypoint_num_cpus", "entrypoint_num_gpus",
+                                         "entrypoint_memory",   "entrypoint_resources"};
+    json_t *info, *was, *is = json_object_get(request, "runtime_env");
+    int same;
+
+    if (*metadata_of(job, MB_JOB_KEY_KEY) == '\0' || !(info = new_info(request)))
+        return 0;
+    was = json_loads(runtime_env_text(job), 0, NULL);
+    same = is ? json_equal(was, is) : json_object_size(was) == 0;
+    for (size_t i = 0; same && i < sizeof fields / sizeof fields[0]; i++)
+        same = json_equal(json_object_get(job->info, fields[i]), json_object_get(info, fields[i]));
+    json_decref(was);
+    json_decref(info);
+    return same;
+}
+
 int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
                     struct mb_err *err)
 {
@@ -495,17 +546,25 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
         new_id(generated);
         id = generated;
     }
-    if (head_job_find(h, id))
+    struct head_job *job = head_job_find(h, id);
+    if (job && is_repeated(job, request)) {
+        mb_info("jobs", "job=%s submitted again with its key: the same job", id);
+        *out = job;
+        return 0;
+    }
+    if (job)
         return mb_err_set(err, MB_EEXIST,
                           "Job with submission_id %s already exists. Please use a different "
                           "submission_id.",
                           id);
     info = new_info(request);
-    struct head_job *job = info ? add_job(h, id, MB_JOB_PENDING, info) : NULL;
+    job = info ? add_job(h, id, MB_JOB_PENDING, info) : NULL;
     if (!job)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     describe(h, job, MB_JOB_STARTED, &facts);
-    int rc = write_job(h, job, 1, err);
+    int rc = head_admission_add(h, job, 0, err);
+    if (rc == 0)
+        rc = write_job(h, job, 1, err);
     if (rc != 0) {
         drop_job(h, job);
         return rc;
@@ -524,7 +583,7 @@ int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct 
     *stopped = !mb_job_is_terminal(before);
     if (!*stopped)
         return 0;
-    apply(h, job, MB_JOB_STOP, &facts);
+    head_job_apply(h, job, MB_JOB_STOP, &facts);
     if (before == MB_JOB_PENDING) {
         struct mb_err e = {0};
         int rc = h->runner->stop(h->runner->self, job->id, &e); /* a start may be under way */
@@ -595,7 +654,7 @@ static json_t *runtime_env_of(const struct head_job *job, int redact)
     return env ? env : json_object();
 }
 
-json_t *head_job_details(const struct head_job *job, const json_t *drivers, int redact)
+json_t *head_job_details(struct head_job *job, const json_t *drivers, int redact)
 {
     static const char *const copied[] = {
         "status",         "entrypoint",       "message",  "error_type",
@@ -613,6 +672,12 @@ json_t *head_job_details(const struct head_job *job, const json_t *drivers, int 
             json_decref(out);
             return NULL;
         }
+    }
+    if (out && job->state == MB_JOB_PENDING) {
+        struct mb_buf message = {0};
+        if (head_admission_message(job, &message) == 0)
+            set_or_null(out, "message", mb_buf_str(&message));
+        mb_buf_close(&message);
     }
     return out;
 }

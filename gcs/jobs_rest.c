@@ -97,7 +97,7 @@ static void submit(void *arg, struct mb_http_req *req)
                            "status code 400: Traceback (most recent call last):\nValueError: %s\n.",
                            err.text);
     else
-        mb_http_reply_text(req, 500, "%s", err.text);
+        mb_http_reply_text(req, err.code == MB_EFULL ? 503 : 500, "%s", err.text);
     json_decref(request);
 }
 

@@ -19,6 +19,8 @@ struct mb_job_spec {
     /* Absolute path of the package named by runtime_env.working_dir, already on disk; NULL: none.
      */
     const char *working_dir_package;
+    uint32_t n_gpus; /* devices of this node that are the driver's own until it has ended */
+    int pipefail;    /* the shell ends at the first command that fails, also inside a pipe */
 };
 
 enum mb_job_event_kind {
@@ -45,7 +47,8 @@ enum mb_job_adopt { MB_JOB_ADOPT_RUNNING, MB_JOB_ADOPT_EXITED, MB_JOB_ADOPT_UNKN
 struct mb_job_runner {
     void *self;
     void (*set_listener)(void *self, mb_job_event_cb cb, void *arg);
-    /* Begin to start it; RUNNING or START_FAILED follows as an event. */
+    /* Begin to start it; RUNNING or START_FAILED follows as an event. MB_EFULL: there are not as
+     * many free GPUs, or drivers without number run here; nothing follows. */
     int (*start)(void *self, const struct mb_job_spec *spec, struct mb_err *err);
     /* Ask it to end: stop signal, grace period, SIGKILL; EXITED follows. MB_ENOENT if unknown. */
     int (*stop)(void *self, const char *submission_id, struct mb_err *err);
@@ -58,6 +61,8 @@ struct mb_job_runner {
     const char *(*http_address)(void *self);
     /* Hex id of the node it runs drivers on; borrowed. */
     const char *(*node_id_hex)(void *self);
+    /* GPUs of that node, and how many of them nobody holds. NULL: it has none. */
+    void (*gpus)(void *self, uint32_t *total, uint32_t *n_free);
 };
 
 #endif

@@ -87,6 +87,8 @@ struct mb_head {
 
     struct head_job **jobs;
     size_t n_jobs;
+    struct mb_job_queue *queue;
+    uint64_t start_timeout_ms;
     struct head_follow *follows;
 };
 
@@ -151,10 +153,15 @@ json_t *head_node_json(const struct head_node *n);
 json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
 
 /* ---- jobs.c: submissions ---- */
+/* Keys of a job's metadata that mean something here; a stock Ray head just keeps them. */
+#define MB_JOB_KEY_KEY      "mobula_submission_key" /* who sent it: makes a repetition harmless */
+#define MB_JOB_PIPEFAIL_KEY "mobula_pipefail"       /* "1" */
+
 struct head_job {
     char *id;
     enum mb_job_state state;
-    json_t *info;  /* Ray's JobInfo; what the KV holds */
+    json_t *info; /* Ray's JobInfo; what the KV holds */
+    struct mb_job_ticket ticket;
     int unwritten; /* the store refused the newest state: again at the next tick */
 };
 int head_jobs_load(struct mb_head *h, struct mb_err *err);
@@ -163,15 +170,34 @@ void head_jobs_free(struct mb_head *h);
 void head_jobs_adopt(struct mb_head *h);
 void head_jobs_tick(struct mb_head *h);
 struct head_job *head_job_find(struct mb_head *h, const char *id);
-/* request: a checked JobSubmitRequest (borrowed). MB_EEXIST: duplicate id. The job is in the
- * store's queue and its start is under way when this returns 0. */
+/* request: a checked JobSubmitRequest (borrowed). The job is in the store's queue and has its place
+ * in line when this returns 0. MB_EEXIST: duplicate id; but the same request again, with the same
+ * submission key in its metadata, is answered with the job that is there. MB_EFULL: too many wait.
+ */
 int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
                     struct mb_err *err);
 int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err);
 int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err);
 /* Submission id -> [start_time, driver_info] of its newest driver, for head_job_details(). */
 json_t *head_job_drivers(struct mb_head *h);
-json_t *head_job_details(const struct head_job *job, const json_t *drivers, int redact);
+json_t *head_job_details(struct head_job *job, const json_t *drivers, int redact);
+/* An input of the state machine, with everything that follows from it. */
+void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                    struct mb_job_facts *facts);
+/* MB_EFULL: not now; any other failure: not at all. */
+int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err *err);
+
+/* ---- job_admission.c: who may start ---- */
+int head_admission_create(struct mb_head *h, const struct mb_head_job_limits *limits,
+                          struct mb_err *err);
+/* In line. forced: whatever the bound says. */
+int head_admission_add(struct mb_head *h, struct head_job *job, int forced, struct mb_err *err);
+void head_admission_adopt(struct mb_head *h, struct head_job *job); /* it runs already */
+void head_admission_leave(struct head_job *job);
+/* Starts whoever may start, fails whoever may not. Not from inside a call of the runner. */
+void head_admission_pump(struct mb_head *h);
+/* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
+int head_admission_message(struct head_job *job, struct mb_buf *out);
 
 /* ---- job_logs.c ---- */
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);

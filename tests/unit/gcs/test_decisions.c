@@ -36,6 +36,9 @@ static void job_paths(void **state)
     assert_int_equal(after(MB_JOB_STOPPING, MB_JOB_EXIT_ZERO), MB_JOB_STOPPED);
     assert_int_equal(after(MB_JOB_STOPPING, MB_JOB_LOST), MB_JOB_STOPPED);
     assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_LOST), MB_JOB_FAILED);
+    assert_int_equal(after(MB_JOB_PENDING, MB_JOB_NEVER_FITS), MB_JOB_FAILED);
+    assert_int_equal(after(MB_JOB_PENDING, MB_JOB_START_TIMEOUT), MB_JOB_FAILED);
+    assert_int_equal(after(MB_JOB_RUNNING, MB_JOB_NEVER_FITS), MB_JOB_STATES);
 }
 
 static void terminal_jobs_never_change(void **state)
@@ -123,6 +126,10 @@ static void job_messages_are_rays(void **state)
     assert_string_equal(
         mb_job_error_type(MB_JOB_FAILED, MB_JOB_START_FAILED, "runtime_env setup failed: x"),
         "RUNTIME_ENV_SETUP_FAILURE");
+    assert_string_equal(mb_job_error_type(MB_JOB_FAILED, MB_JOB_NEVER_FITS, ""),
+                        "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE");
+    assert_string_equal(mb_job_error_type(MB_JOB_FAILED, MB_JOB_START_TIMEOUT, ""),
+                        "JOB_SUPERVISOR_ACTOR_START_TIMEOUT");
     assert_null(mb_job_error_type(MB_JOB_STOPPED, MB_JOB_EXIT_NONZERO, ""));
 }
 

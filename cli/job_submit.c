@@ -4,20 +4,31 @@
  *  2. a directory is hashed; if the head does not have the package yet, it is zipped into a
  *     temporary file (unlinked at once) and sent;
  *  3. POST; 4. unless --no-wait, the log is followed; the exit status is the job's.
+ *
+ *  The connection breaks after the POST: nobody knows whether the job was taken. So the job's name
+ *  is chosen here, and its metadata gets a key that nobody else has: sending it again is answered
+ *  with the same job by our head, and on a stock Ray head, which refuses the name, the key shows
+ *  that the job is the one that was sent.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/job.h"
 #include "cli/package.h"
 
-enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };
+enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
+
+/* Keys of metadata, as gcs/services.h has them for the head. */
+#define KEY_KEY      "mobula_submission_key"
+#define PIPEFAIL_KEY "mobula_pipefail"
 
 struct submit_args {
     struct mb_job_common common;
@@ -26,7 +37,7 @@ struct submit_args {
     double num_cpus, num_gpus;
     int64_t memory;
     uint64_t memory_limit_bytes, nofile;
-    int no_wait;
+    int no_wait, pipefail;
 };
 
 #define OPTION(name_, arg_, kind_, field_, help_)                                                  \
@@ -52,6 +63,8 @@ static const struct mb_option options[] = {
     OPTION("memory-limit", "SIZE", MB_OPTION_SIZE, memory_limit_bytes,
            "of all processes of the job on a node; beyond it they are killed"),
     OPTION("nofile", "N", MB_OPTION_SIZE, nofile, "open files of each process of the job"),
+    OPTION("pipefail", NULL, MB_OPTION_FLAG, pipefail,
+           "end at the first command that fails, also inside a pipe: -- 'a | b; c'"),
     OPTION("no-wait", NULL, MB_OPTION_FLAG, no_wait, "do not follow the log"),
     {0},
 };
@@ -151,10 +164,45 @@ static int add_limit(json_t *env, const char *name, uint64_t value, struct mb_er
     return 0;
 }
 
+/* "raysubmit_" and 16 characters, as a head would choose it. */
+static void choose_id(char out[27])
+{
+    static const char alphabet[] = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz123456789";
+
+    memcpy(out, "raysubmit_", 10);
+    for (int i = 10; i < 26; i++)
+        out[i] = alphabet[mb_random_u64() % (sizeof alphabet - 1)];
+    out[26] = '\0';
+}
+
+/* What makes a repetition harmless, and what the user asked of our heads only. */
+static int add_ours(json_t *request, const struct submit_args *a, struct mb_err *err)
+{
+    json_t *metadata = json_object_get(request, "metadata");
+    char key[33], id[27];
+    uint64_t random[2] = {mb_random_u64(), mb_random_u64()};
+    int rc = 0;
+
+    if (metadata == NULL) {
+        metadata = json_object();
+        rc |= json_object_set_new(request, "metadata", metadata);
+    }
+    rc |= json_object_set_new(metadata, KEY_KEY, json_string(mb_hex(random, sizeof random, key)));
+    if (a->pipefail)
+        rc |= json_object_set_new(metadata, PIPEFAIL_KEY, json_string("1"));
+    if (json_object_get(request, "submission_id") == NULL) {
+        choose_id(id);
+        rc |= json_object_set_new(request, "submission_id", json_string(id));
+    }
+    return rc == 0 ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
 static json_t *build_request(const struct submit_args *a, char *const *words, int n_words,
                              struct mb_err *err)
 {
-    char *entrypoint = join_words(words, n_words);
+    /* Quoted by join_words(), a pipe in a single word would be the name of a program. */
+    char *entrypoint =
+        a->pipefail && n_words == 1 ? mb_strdup(words[0]) : join_words(words, n_words);
     json_t *request = json_object(), *env = read_runtime_env(a, err);
     const char *id = a->submission_id != NULL ? a->submission_id : a->job_id;
 
@@ -184,6 +232,10 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     if (a->memory >= 0)
         json_object_set_new(request, "entrypoint_memory", json_integer(a->memory));
     mb_free(entrypoint);
+    if (add_ours(request, a, err) != 0) {
+        json_decref(request);
+        return NULL;
+    }
     return request;
 }
 
@@ -297,6 +349,45 @@ static void print_submitted(const struct mb_cli *cli, const char *id)
     fflush(stdout);
 }
 
+/* 1 if the head has a job of this name that carries our key. */
+static int is_ours(struct mb_rest *rest, const json_t *request)
+{
+    const char *key = mb_job_text(json_object_get(request, "metadata"), KEY_KEY);
+    struct mb_err err;
+    json_t *job = NULL;
+    int ours = 0;
+
+    if (mb_job_get(rest, mb_job_text(request, "submission_id"), &job, &err) == 0)
+        ours = strcmp(mb_job_text(json_object_get(job, "metadata"), KEY_KEY), key) == 0;
+    json_decref(job);
+    return ours;
+}
+
+static int is_duplicate(int rc, const struct mb_err *err)
+{
+    return rc == MB_ESTATE && strstr(err->text, "Please use a different submission_id") != NULL;
+}
+
+/* A connection that broke, or a head that was not there, is tried again: see the story above. */
+static int post(struct mb_rest *rest, const json_t *request, json_t **answer, struct mb_err *err)
+{
+    int rc = 0;
+
+    for (int i = 0; i < POST_TRIES; i++) {
+        if (i > 0)
+            poll(NULL, 0, POST_PAUSE_MS << (i - 1));
+        rc = mb_rest_json(rest, "POST", "/api/jobs/", request, answer, err);
+        if (i > 0 && is_duplicate(rc, err) && is_ours(rest, request)) {
+            *answer = json_pack("{s:O, s:O}", "job_id", json_object_get(request, "submission_id"),
+                                "submission_id", json_object_get(request, "submission_id"));
+            return *answer != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+        }
+        if (rc != MB_EIO && rc != MB_EUNAVAIL && rc != MB_ETIMEOUT)
+            break;
+    }
+    return rc;
+}
+
 static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
                   const json_t *request, int *status, struct mb_err *err)
 {
@@ -305,8 +396,8 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
     int rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
 
     if (rc == 0)
-        rc = mb_rest_json(rest, "POST", "/api/jobs/", request, &answer, err);
-    if (rc == MB_ESTATE && strstr(err->text, "Please use a different submission_id") != NULL)
+        rc = post(rest, request, &answer, err);
+    if (is_duplicate(rc, err))
         return mb_err_set(err, MB_EEXIST, "job %s exists already",
                           mb_job_text(request, "submission_id"));
     if (rc != 0)
@@ -362,7 +453,8 @@ const struct mb_verb mb_verb_job_submit = {
     .summary = "run a command as a job and follow its output",
     .synopsis = "[OPTIONS] -- COMMAND...",
     .examples = "  mobula job submit -- mobula train --num-nodes 2 --gpus-per-node 8 ...\n"
-                "  mobula job submit --no-wait --working-dir . -- python main.py\n",
+                "  mobula job submit --no-wait --working-dir . -- python main.py\n"
+                "  mobula job submit --pipefail -- 'python main.py | tee out.txt'\n",
     .options = options,
     .run = run,
 };

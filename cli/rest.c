@@ -178,11 +178,10 @@ static const char *last_line(struct mb_buf *body)
     char *text = (char *)body->data;
     char *newline;
 
-    while (body->len > 0 && strchr("\r\n", text[body->len - 1]) != NULL) {
+    while (body->len > 0 &&
+           (strchr("\r\n", text[body->len - 1]) != NULL ||
+            (body->len > 1 && text[body->len - 1] == '.' && text[body->len - 2] == '\n')))
         text[--body->len] = '\0';
-        if (body->len > 1 && text[body->len - 1] == '.' && text[body->len - 2] == '\n')
-            text[--body->len] = '\0';
-    }
     newline = body->len > 0 ? strrchr(text, '\n') : NULL;
     return newline != NULL ? newline + 1 : mb_buf_str(body);
 }

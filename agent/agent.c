@@ -34,6 +34,7 @@
 #include "agent/head_limits.h"
 #include "agent/jobs.h"
 #include "agent/ledger.h"
+#include "agent/log_keeper.h"
 #include "agent/log_service.h"
 #include "agent/node.h"
 #include "agent/node_file.h"
@@ -73,6 +74,7 @@ struct agent {
     struct mb_grpc *grpc;
     struct mb_grpc_server *server;
     int grpc_port;
+    struct mb_log_keeper *log_keeper;
     struct mb_jobs *jobs;
     struct mb_head *head;
     struct mb_node *node;
@@ -409,6 +411,7 @@ static int start_jobs(struct agent *a, struct mb_err *err)
     char *cwd = getcwd(NULL, 0);
     struct mb_jobs_opts opts = {.loop = &a->loop,
                                 .init = a->init,
+                                .logs = a->log_keeper,
                                 .node_dir = a->opts->node_dir,
                                 .bin_dir = a->self_dir,
                                 .cwd = cwd != NULL ? cwd : "/",
@@ -469,6 +472,7 @@ static int make_parts(struct agent *a, struct mb_err *err)
     struct mb_gangs_opts gangs = {.node_dir = a->opts->node_dir,
                                   .node_ip = a->ip,
                                   .self_dir = a->self_dir,
+                                  .logs = a->log_keeper,
                                   .gpu_vendor = a->gpus.vendor,
                                   .callers_are_authenticated = a->token != NULL};
     struct mb_node_opts node = {.node_dir = a->opts->node_dir,
@@ -586,6 +590,9 @@ static int start(struct agent *a, struct mb_err *err)
     rc = make_ledger(a, err);
     if (rc == MB_OK)
         rc = mb_grpc_create(&a->loop, &a->grpc, err);
+    if (rc == MB_OK)
+        rc = mb_log_keeper_create(&a->loop, a->opts->node_dir, a->opts->log_max_bytes,
+                                  &a->log_keeper, err);
     if (rc == MB_OK && a->opts->is_head)
         rc = start_jobs(a, err);
     if (rc == MB_OK && a->opts->is_head)
@@ -640,8 +647,9 @@ static void begin_leave(struct agent *a)
     mb_node_leave(a->node, a->leave_reason, a->leave_text, on_left, a);
 }
 
-/* In waves, since parts use each other: what serves and decides; what runs the drivers; the front
- * process; last the gRPC runtime, because the others still cancel calls on it. */
+/* In waves, since parts use each other: what serves and decides; what runs the drivers; what keeps
+ * their logs; the front process; last the gRPC runtime, because the others still cancel calls on
+ * it. */
 static void on_grpc_stopped(void *arg)
 {
     struct agent *a = arg;
@@ -661,7 +669,7 @@ static void on_init_closed(void *arg)
         on_grpc_stopped(a);
 }
 
-static void on_jobs_closed(void *arg)
+static void on_logs_closed(void *arg)
 {
     struct agent *a = arg;
 
@@ -669,6 +677,16 @@ static void on_jobs_closed(void *arg)
         mb_init_close(a->init, on_init_closed, a);
     else
         on_init_closed(a);
+}
+
+static void on_jobs_closed(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->log_keeper != NULL)
+        mb_log_keeper_close(a->log_keeper, on_logs_closed, a);
+    else
+        on_logs_closed(a);
 }
 
 static void part_closed(void *arg)
@@ -690,6 +708,7 @@ static void begin_close(struct agent *a)
     a->stage = CLOSING;
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
     a->closing = 1;
+    mb_log_service_close(&a->logs);
     if (a->head != NULL) {
         a->closing++;
         mb_head_stop(a->head, part_closed, a);

@@ -331,6 +331,7 @@ static void on_sup_all_exited(void *arg, const char *reason)
         mb_gang_report_close(&r->ranks[i]);
     if (r->upload != NULL)
         mb_upload_no_more(r->upload);
+    mb_gang_logs_end(r);
     mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
 }
 
@@ -378,10 +379,13 @@ static void free_node(struct mb_gang_run *r)
     r->owner->ops->on_changed(r->owner->arg);
 }
 
-/* Ended is the last word: it follows the last log line, for a driver that reads. */
+/* Ended is the last word: it follows the last log line, for a driver that reads, and the logs' way
+ * into the store. */
 static void say_ended(struct mb_gang_run *r, uint64_t now_ms)
 {
     mb_gang_logs_pump(r, UINT64_MAX);
+    if (now_ms < r->ended_by_ms && !mb_gang_logs_sent(r))
+        return;
     for (size_t i = 0; i < r->n_ranks && now_ms < r->ended_by_ms; i++)
         if (!mb_gang_logs_drained(&r->ranks[i]))
             return;
@@ -476,6 +480,10 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
         r->ranks[i].exited = 0;
     }
     mb_ledger_hold(r->owner->ledger, &r->pg);
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (mb_gang_logs_keep(&r->ranks[i], 0, NULL, &err) != MB_OK)
+            mb_warn("gang", "rank=%u: its log is neither capped nor sent: %s", r->ranks[i].rank,
+                    err.text);
     rc = mb_supervisor_adopt(r->owner->loop, r->dir, &supervisor_ops, r, &r->sup, &err);
     if (rc == MB_OK) {
         if (r->fsm.state == MB_GANG_STOPPING)
@@ -513,6 +521,7 @@ void mb_gang_run_close(struct mb_gang_run *r)
         return;
     r->is_closing = 1;
     r->close_pending = 1;
+    mb_gang_logs_drop(r);
     for (size_t i = 0; i < r->n_ranks; i++) {
         mb_gang_report_close(&r->ranks[i]);
         if (r->ranks[i].log_fd >= 0)

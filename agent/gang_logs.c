@@ -7,6 +7,7 @@
  *  2. Chunks end at a line end where there is one. A line without end is sent when it has not
  *     grown for half a second, or its rank is gone.
  *  3. No driver: nothing is read; a new Hello says where to go on.
+ *  4. Beside that every log is kept (log_keeper.h) from its start; Ended waits until it is sent.
  */
 #include "agent/gang_run.h"
 
@@ -95,4 +96,54 @@ int mb_gang_logs_drained(const struct mb_gang_rank *rank)
 
     return rank->log_fd < 0 || fstat(rank->log_fd, &st) != 0 ||
            (uint64_t)st.st_size <= rank->log_offset;
+}
+
+/* ---- cap and store ---- */
+
+int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
+                      struct mb_err *err)
+{
+    const struct mb_gang_run *r = rank->run;
+    char *path = mb_gang_log_path(r, rank->rank);
+    char *key = mb_asprintf("%s/rank-%u/%u", r->job_id, rank->rank, r->attempt);
+    struct mb_kept_log_opts opts = {.path = path, .is_new = is_new, .key = key, .url = r->url};
+    int rc = path != NULL && key != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    if (rc == MB_OK)
+        rc = mb_log_cap_parse(max_bytes, &opts.cap_bytes, err);
+    if (rc == MB_OK)
+        rc = mb_log_keeper_add(r->owner->opts.logs, &opts, &rank->kept, err);
+    mb_free(path);
+    mb_free(key);
+    return rc;
+}
+
+static void on_sent(void *arg)
+{
+    struct mb_gang_rank *rank = arg;
+
+    rank->kept = NULL;
+}
+
+void mb_gang_logs_end(struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].kept != NULL && mb_kept_log_end(r->ranks[i].kept, on_sent, &r->ranks[i]))
+            r->ranks[i].kept = NULL;
+}
+
+int mb_gang_logs_sent(const struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].kept != NULL)
+            return 0;
+    return 1;
+}
+
+void mb_gang_logs_drop(struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        mb_kept_log_drop(r->ranks[i].kept);
+        r->ranks[i].kept = NULL;
+    }
 }

@@ -9,6 +9,7 @@
 
 #include "agent/gang_rules.h"
 #include "agent/gangs.h"
+#include "agent/log_keeper.h"
 #include "agent/upload/pull.h"
 #include "agent/upload/upload.h"
 #include "base/buf.h"
@@ -46,10 +47,11 @@ struct mb_gang_rank {
     struct mb_buf in;  /* bytes of a frame too large for the socket's own buffer */
     struct mb_buf out; /* frames the worker has not taken yet */
     /* log file */
-    int log_fd;             /* -1: not open */
-    uint64_t log_offset;    /* sent to the driver up to here */
-    uint64_t log_seen_size; /* for partial lines: size at the last look ... */
-    uint64_t log_seen_ms;   /* ... and since when it has not grown */
+    int log_fd;               /* -1: not open */
+    uint64_t log_offset;      /* sent to the driver up to here */
+    uint64_t log_seen_size;   /* for partial lines: size at the last look ... */
+    uint64_t log_seen_ms;     /* ... and since when it has not grown */
+    struct mb_kept_log *kept; /* NULL: not kept (any more) */
 };
 
 struct mb_gang_run {
@@ -149,6 +151,14 @@ void mb_gang_report_send(struct mb_gang_rank *rank, const struct mb_report *mess
 /* gang_logs.c */
 void mb_gang_logs_pump(struct mb_gang_run *r, uint64_t now_ms);
 int mb_gang_logs_drained(const struct mb_gang_rank *rank); /* 1: all of it is on the stream */
+
+/* Keeps a rank's log below its cap and sends it to the store. is_new: it is about to start, with
+ * MOBULA_LOG_MAX_BYTES (NULL: not set); else an earlier agent of this node kept it. */
+int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
+                      struct mb_err *err);
+void mb_gang_logs_end(struct mb_gang_run *r);       /* no rank is left */
+int mb_gang_logs_sent(const struct mb_gang_run *r); /* 1: nothing of them is on its way */
+void mb_gang_logs_drop(struct mb_gang_run *r);
 
 /* gang_store.c */
 void mb_gang_store_save(const struct mb_gang_run *r);

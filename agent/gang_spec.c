@@ -147,6 +147,16 @@ static int env_put(struct env *e, char *text)
     return MB_OK;
 }
 
+static const char *env_get(const struct env *e, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (size_t i = 0; i < e->n; i++)
+        if (strncmp(e->list[i], name, n) == 0 && e->list[i][n] == '=')
+            return e->list[i] + n + 1;
+    return NULL;
+}
+
 /* The devices of this rank within its bundle: "0,3", or "" for none. */
 static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank *rank)
 {
@@ -264,7 +274,7 @@ int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *op
                                .n_children = n,
                                .children = children};
     struct mb_job_limits limits;
-    int rc = MB_OK;
+    int rc = MB_OK, kept = MB_OK;
 
     if (!children || !envs || !logs || !argv || !argv[0])
         rc = MB_ENOMEM;
@@ -278,8 +288,15 @@ int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *op
             .log_path = logs[i],
             .want_report = r->is_worker,
         };
+        if (rc == MB_OK)
+            kept =
+                mb_gang_logs_keep(&r->ranks[i], 1, env_get(&envs[i], "MOBULA_LOG_MAX_BYTES"), err);
+        if (rc == MB_OK && kept != MB_OK)
+            break;
     }
-    if (rc == MB_OK) {
+    if (rc == MB_OK && kept != MB_OK) {
+        rc = kept;
+    } else if (rc == MB_OK) {
         rc = mb_job_limits_read(envs[0].list, &limits, err); /* the job's: all ranks agree */
         if (rc == MB_OK) {
             mb_job_limits_apply(&limits, &spec);

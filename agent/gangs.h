@@ -10,6 +10,7 @@
 #include <uv.h>
 #include "agent/gang.h"
 #include "agent/ledger.h"
+#include "agent/log_keeper.h"
 #include "agent/resources.h"
 #include "agent/supervisor.h"
 #include "base/err.h"
@@ -21,6 +22,7 @@ struct mb_gangs_opts {    /* borrowed for the life of the gangs */
     const char *node_dir; /* gangs live in NODE_DIR/gangs/<placement group>-<attempt>/ */
     const char *node_ip;
     const char *self_dir; /* where the sibling programs are */
+    struct mb_log_keeper *logs;
     enum mb_gpu_vendor gpu_vendor;
     /* Launching is remote code execution: 1 if every caller has shown the cluster's token. Without
      * it only callers on this machine may launch. */

@@ -6,8 +6,9 @@
  *     driver's directory and the front of its PYTHONPATH;
  *  3. the log gets its first line, "Running entrypoint for job ID: ...", and a supervisor starts
  *     /bin/sh -c ENTRYPOINT that appends to it;
- *  4. started -> RUNNING; everything the driver started is gone -> EXITED with the shell's status
- *     and, unless it is 0, the end of the log; the supervisor is released.
+ *  4. started -> RUNNING; everything the driver started is gone: the rest of its log goes to the
+ *     job's store, if there is one; then EXITED with the shell's status and, unless it is 0, the
+ *     end of the log; the supervisor is released.
  *
  *  GPUs that were asked for are claimed in 1 and given back with the last event; not as many free
  * is MB_EFULL, and nothing has happened. Package bad, directory or log not writable, shell not
@@ -54,12 +55,15 @@ struct job {
     struct mb_supervisor *supervisor;
     int stop_asked, started, pipefail;
     int exit_code;
+    struct mb_kept_log *log; /* NULL: not kept (any more) */
+    char *reason;            /* why it ended, while its log is sent */
     char start_error[MB_SUP_TEXT_MAX];
 };
 
 struct mb_jobs {
     uv_loop_t *loop;
     struct mb_init *init;
+    struct mb_log_keeper *logs;
     struct mb_job_runner runner;
     struct mb_ledger *ledger;
     const char *gpu_visible_env;
@@ -86,6 +90,8 @@ static void free_job(struct job *job)
     mb_free(job->working_dir);
     mb_free(job->entrypoint);
     mb_free(job->package);
+    mb_free(job->reason);
+    mb_kept_log_drop(job->log);
     mb_job_env_close(&job->env);
     mb_free(job);
 }
@@ -319,6 +325,24 @@ static void on_exit_cb(void *arg, unsigned child, int code, int sig)
     job->exit_code = sig != 0 ? -sig : code;
 }
 
+static void on_log_sent(void *arg)
+{
+    struct job *job = arg;
+
+    job->log = NULL;
+    exited(job, job->exit_code, job->reason);
+}
+
+/* A job is not over before its log is safe. */
+static void send_log(struct job *job, const char *reason)
+{
+    job->reason = mb_strdup(reason);
+    if (job->log == NULL || job->reason == NULL)
+        exited(job, job->exit_code, reason);
+    else if (mb_kept_log_end(job->log, on_log_sent, job))
+        on_log_sent(job);
+}
+
 static void on_all_exited(void *arg, const char *reason)
 {
     struct job *job = arg;
@@ -326,7 +350,7 @@ static void on_all_exited(void *arg, const char *reason)
     if (job->start_error[0] != '\0')
         start_failed(job, job->start_error);
     else
-        exited(job, job->exit_code, reason);
+        send_log(job, reason);
 }
 
 static const struct mb_supervisor_ops supervisor_ops = {.on_error = on_error,
@@ -334,6 +358,35 @@ static const struct mb_supervisor_ops supervisor_ops = {.on_error = on_error,
                                                         .on_start_failed = on_start_failed,
                                                         .on_exit = on_exit_cb,
                                                         .on_all_exited = on_all_exited};
+
+/* ---- its log ---- */
+
+/* Where a driver says to which store its log goes. */
+static char *url_file_of(const struct job *job)
+{
+    return mb_path_join(job->dir, "log_url");
+}
+
+static int keep_log(struct job *job, int is_new, struct mb_err *err)
+{
+    char *url_file = url_file_of(job), *key = mb_asprintf("%s/driver", job->id);
+    struct mb_kept_log_opts opts = {
+        .path = job->log_path, .is_new = is_new, .key = key, .url_file = url_file};
+    int rc = url_file != NULL && key != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    if (rc == MB_OK && is_new) {
+        rc = mb_log_cap_parse(mb_job_env_get(&job->env, "MOBULA_LOG_MAX_BYTES"), &opts.cap_bytes,
+                              err);
+        opts.url = mb_job_env_get(&job->env, "MOBULA_LOG_URL");
+        if (rc == MB_OK && opts.url != NULL)
+            rc = mb_fs_write_atomic(url_file, opts.url, strlen(opts.url), 0600, err);
+    }
+    if (rc == MB_OK && job->jobs->logs != NULL)
+        rc = mb_log_keeper_add(job->jobs->logs, &opts, &job->log, err);
+    mb_free(key);
+    mb_free(url_file);
+    return rc;
+}
 
 /* ---- start ---- */
 
@@ -452,6 +505,15 @@ static int set_working_dir(struct job *job, const char *package)
     return rc;
 }
 
+static int tell_url_file(struct job *job, struct mb_err *err)
+{
+    char *path = url_file_of(job);
+    int rc = path != NULL ? mb_job_env_set(&job->env, "MOBULA_LOG_URL_FILE", path) : MB_ENOMEM;
+
+    mb_free(path);
+    return rc == 0 ? 0 : mb_err_set(err, rc, "out of memory");
+}
+
 /* A former job of this id may have left its directory; a living one must not be touched. */
 static int fresh_dir(const struct job *job, struct mb_err *err)
 {
@@ -492,6 +554,10 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     }
     if (rc == 0)
         rc = fresh_dir(job, err);
+    if (rc == 0)
+        rc = keep_log(job, 1, err);
+    if (rc == 0)
+        rc = tell_url_file(job, err);
     if (rc == 0)
         rc = claim_gpus(job, spec->n_gpus, err);
     if (rc != 0) {
@@ -570,6 +636,8 @@ static enum mb_job_adopt adopt(void *self, const char *submission_id)
     }
     mb_job_gpus_adopt(jobs->ledger, submission_id);
     job->phase = SUPERVISED;
+    if (keep_log(job, 0, &err) != 0)
+        mb_warn("jobs", "job=%s its log is neither capped nor sent: %s", submission_id, err.text);
     add_job(jobs, job);
     return has_ended(job) ? MB_JOB_ADOPT_EXITED : MB_JOB_ADOPT_RUNNING;
 }
@@ -656,6 +724,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     jobs->loop = opts->loop;
     jobs->init = opts->init;
+    jobs->logs = opts->logs;
     jobs->node_dir = mb_strdup(opts->node_dir);
     jobs->bin_dir = mb_strdup(opts->bin_dir);
     jobs->cwd = mb_strdup(opts->cwd);

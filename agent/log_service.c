@@ -1,5 +1,5 @@
 /*
- * Serving log files to Ray's tools.
+ * Serving log files to Ray's tools, and to the head of our own.
  *
  *  1. ListLogs: names relative to the root, at most three directories deep, that match the glob;
  *     at most LIST_MAX of them.
@@ -7,6 +7,8 @@
  *     in chunks of 64 KiB; with keep_alive the file is followed until the caller goes away.
  *  3. An unsafe or absent name: NOT_FOUND that names it. A slow reader: nothing is read while 1 MiB
  *     waits in the stream.
+ *  4. mobula.v1 ReadLog: one piece at a time, so the asker sets the pace. At the end of the file it
+ *     waits for more; at most WAITS_MAX callers do, more are answered at once.
  */
 #include "agent/log_service.h"
 
@@ -18,8 +20,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/fs.h"
+#include "base/logfile.h"
 #include "base/str.h"
+#include "proto/mobula/agent.pb-c.h"
 #include "proto/ray/reporter.pb-c.h"
 
 enum {
@@ -29,7 +34,12 @@ enum {
     QUEUE_MAX = 1 << 20,
     CHUNKS_PER_TURN = 16,
     TICK_MS = 200,
-    DEFAULT_LINES = 1000
+    DEFAULT_LINES = 1000,
+    READ_MAX_BYTES = 256 << 10,
+    READ_TIMES_MAX = 4096,
+    WAITS_MAX = 1024,
+    WAIT_MAX_MS = 10000,
+    WAIT_LOOK_MS = 50
 };
 
 int mb_log_name_is_safe(const char *name)
@@ -222,7 +232,158 @@ static void on_stream(void *arg, struct mb_grpc_stream *s)
     mb_grpc_stream_accept(s, &ray__rpc__stream_log_request__descriptor, &stream_ops, r);
 }
 
+/* ---- ReadLog ---- */
+
+/* A call that waits for more output. */
+struct mb_log_wait {
+    struct mb_log_wait *next;
+    struct mb_log_service *service;
+    struct mb_grpc_req *req;
+    struct mb_logfile file;
+    uint64_t offset, until_ms;
+    uint32_t max_bytes;
+    int gone;
+    uv_timer_t timer;
+};
+
+static void reply_times(const struct mb_logfile *f, uint64_t from, Mobula__V1__ReadLogReply *reply)
+{
+    static struct mb_logfile_time times[READ_TIMES_MAX]; /* loop thread only */
+    static uint64_t offsets[READ_TIMES_MAX], unix_ms[READ_TIMES_MAX];
+    size_t n = mb_logfile_times(f, from, times, READ_TIMES_MAX);
+
+    for (size_t i = 0; i < n; i++) {
+        offsets[i] = times[i].offset;
+        unix_ms[i] = times[i].unix_ms;
+    }
+    reply->n_time_offsets = reply->n_times_unix_ms = n;
+    reply->time_offsets = offsets;
+    reply->times_unix_ms = unix_ms;
+}
+
+static void reply_piece(struct mb_grpc_req *req, const struct mb_logfile *f, uint64_t offset,
+                        uint32_t max_bytes, int times)
+{
+    static uint8_t piece[READ_MAX_BYTES]; /* loop thread only */
+    Mobula__V1__ReadLogReply reply = MOBULA__V1__READ_LOG_REPLY__INIT;
+    size_t max = max_bytes < sizeof(piece) ? max_bytes : sizeof(piece);
+    long n = mb_logfile_read(f, &offset, piece, max);
+
+    if (n < 0) {
+        mb_grpc_reply_error(req, MB_GRPC_INTERNAL, "the log cannot be read");
+        return;
+    }
+    if ((size_t)n == sizeof(piece)) /* text is cut at whole characters */
+        n = (long)mb_utf8_floor(piece, (size_t)n);
+    reply.offset = offset;
+    reply.data.data = piece;
+    reply.data.len = (size_t)n;
+    reply.first_offset = mb_logfile_first(f);
+    reply.size = mb_logfile_size(f);
+    if (times)
+        reply_times(f, offset, &reply);
+    mb_grpc_reply(req, &reply.base);
+}
+
+static void on_wait_closed(uv_handle_t *h)
+{
+    mb_free(h->data);
+}
+
+static void end_wait(struct mb_log_wait *w)
+{
+    struct mb_log_service *s = w->service;
+
+    for (struct mb_log_wait **at = &s->waits; *at != NULL; at = &(*at)->next) {
+        if (*at == w) {
+            *at = w->next;
+            break;
+        }
+    }
+    s->n_waits--;
+    reply_piece(w->req, &w->file, w->offset, w->max_bytes, 0);
+    mb_logfile_close(&w->file);
+    uv_close((uv_handle_t *)&w->timer, on_wait_closed);
+}
+
+static void on_wait_look(uv_timer_t *t)
+{
+    struct mb_log_wait *w = t->data;
+
+    if (w->gone || mb_mono_ms() >= w->until_ms || mb_logfile_size(&w->file) != w->offset)
+        end_wait(w);
+}
+
+void mb_log_service_close(struct mb_log_service *s)
+{
+    s->is_closing = 1;
+    while (s->waits != NULL)
+        end_wait(s->waits);
+}
+
+static void on_wait_cancel(void *arg)
+{
+    struct mb_log_wait *w = arg;
+
+    w->gone = 1; /* answered at the next look */
+}
+
+/* Takes the file; 0: cannot, ask again. */
+static int begin_wait(struct mb_log_service *s, struct mb_grpc_req *req, const struct mb_logfile *f,
+                      const Mobula__V1__ReadLogRequest *q, uint64_t offset)
+{
+    struct mb_log_wait *w =
+        s->n_waits < WAITS_MAX && !s->is_closing ? mb_calloc(1, sizeof(*w)) : NULL;
+    uint32_t wait_ms = q->wait_ms < WAIT_MAX_MS ? q->wait_ms : WAIT_MAX_MS;
+
+    if (w == NULL)
+        return 0;
+    *w = (struct mb_log_wait){.next = s->waits,
+                              .service = s,
+                              .req = req,
+                              .file = *f,
+                              .offset = offset,
+                              .until_ms = mb_mono_ms() + wait_ms,
+                              .max_bytes = q->max_bytes};
+    s->waits = w;
+    s->n_waits++;
+    uv_timer_init(s->loop, &w->timer);
+    w->timer.data = w;
+    uv_timer_start(&w->timer, on_wait_look, WAIT_LOOK_MS, WAIT_LOOK_MS);
+    mb_grpc_req_on_cancel(req, on_wait_cancel, w);
+    return 1;
+}
+
+static void on_read(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_log_service *s = arg;
+    const Mobula__V1__ReadLogRequest *q = (const void *)request;
+    char *path = mb_log_name_is_safe(q->name) ? mb_path_join(s->root, q->name) : NULL;
+    struct mb_logfile f;
+    struct mb_err err;
+    uint64_t offset = q->offset;
+
+    if (path == NULL || mb_logfile_open(path, &f, &err) != MB_OK) {
+        mb_grpc_reply_error(req, MB_GRPC_NOT_FOUND, "no log file %.200s on this node", q->name);
+        mb_free(path);
+        return;
+    }
+    mb_free(path);
+    if (q->since_unix_ms > 0)
+        offset = mb_logfile_since(&f, q->since_unix_ms);
+    else if (q->tail_lines > 0)
+        offset = mb_logfile_last_lines(&f, q->tail_lines);
+    if (offset > mb_logfile_size(&f))
+        offset = mb_logfile_size(&f);
+    if (q->wait_ms > 0 && q->max_bytes > 0 && mb_logfile_size(&f) == offset &&
+        begin_wait(s, req, &f, q, offset))
+        return;
+    reply_piece(req, &f, offset, q->max_bytes, q->times);
+    mb_logfile_close(&f);
+}
+
 static const struct mb_grpc_method methods[] = {
+    {"/mobula.v1.NodeAgent/ReadLog", &mobula__v1__read_log_request__descriptor, on_read, NULL, 0},
     {"/ray.rpc.LogService/ListLogs", &ray__rpc__list_logs_request__descriptor, on_list, NULL, 0},
     {"/ray.rpc.LogService/StreamLog", &ray__rpc__stream_log_request__descriptor, NULL, on_stream,
      0},

@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include "agent/log_plan.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "gcs/head.h"
@@ -48,6 +49,8 @@ static const struct option options[] = {
     {"labels", KIND_TEXT, AT(labels_json), 0, 0, "JSON object of labels"},
     {"store", KIND_TEXT, AT(store), 0, 0, "where the head keeps its tables: sqlite | memory"},
     {"store-sync", KIND_TEXT, AT(store_sync), 0, 0, "normal | full: survive power loss too"},
+    {"log-max-bytes", KIND_NUMBER, AT(log_max_bytes), 0, INT64_MAX,
+     "cap of a job's or rank's log file (1 GiB; 0: none)"},
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
     {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
 };
@@ -159,6 +162,9 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL, "--store %s: expected sqlite or memory", o->store);
     if (o->resources_json != NULL && parse_resources(o, err) != MB_OK)
         return MB_EINVAL;
+    if (o->log_max_bytes > 0 && o->log_max_bytes < MB_LOG_PLAN_CAP_MIN)
+        return mb_err_set(err, MB_EINVAL, "--log-max-bytes: 0 or at least %d KiB",
+                          MB_LOG_PLAN_CAP_MIN >> 10);
     return o->labels_json != NULL ? parse_labels(o, err) : MB_OK;
 }
 
@@ -173,6 +179,7 @@ int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, 
                                      .http_port = -1,
                                      .store = "sqlite",
                                      .store_sync = "normal",
+                                     .log_max_bytes = -1,
                                      .log_level = "info"};
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];

@@ -31,6 +31,7 @@ struct mb_agent_options {
     const char *labels_json;
     const char *store;      /* "sqlite" or "memory" */
     const char *store_sync; /* "normal" or "full" */
+    int64_t log_max_bytes;  /* -1: the default, where the filesystem can */
     const char *token_file;
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */

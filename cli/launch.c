@@ -31,6 +31,7 @@ static const char *const forwarded_names[] = {
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "GPU_MAX_HW_QUEUES",
     "LOGLEVEL",
+    "MOBULA_LOG_MAX_BYTES",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "LD_LIBRARY_PATH",
@@ -171,6 +172,17 @@ static void close_context(struct context *c)
     json_decref(c->config);
 }
 
+/* Where the agent that runs us looks for the store of our own log; the submission may have said it
+ * already. */
+static int tell_log_url(const char *url, struct mb_err *err)
+{
+    const char *path = getenv("MOBULA_LOG_URL_FILE");
+
+    if (!path || !url || mb_fs_exists(path))
+        return 0;
+    return mb_fs_write_atomic(path, url, strlen(url), 0600, err);
+}
+
 int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
 {
     struct context c = {0};
@@ -180,7 +192,7 @@ int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
 
     o.address = gcs_address(l, &err);
     if (!o.address || identify(&c, l, &err) < 0 || mb_token_load(NULL, &c.token, &err) < 0 ||
-        collect_env(&c, &err) < 0) {
+        collect_env(&c, &err) < 0 || tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
     }

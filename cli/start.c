@@ -36,6 +36,7 @@ struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync;
     const char *token_file, *log_level, *resources;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
+    uint64_t log_max_bytes;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block;
 };
@@ -79,6 +80,8 @@ static const struct mb_option options[] = {
            "the head's tables: sqlite (a file of the node), memory (gone with the head)", 0, 0),
     OPTION("store-sync", "MODE", MB_OPTION_STRING, store_sync,
            "full: the head's store survives power loss", 0, 0),
+    OPTION("log-max-bytes", "SIZE", MB_OPTION_SIZE, log_max_bytes,
+           "cap of the log of a job or rank: the oldest lines go (1GiB; 0: none)", 0, 0),
     OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
     OPTION("log-level", "LEVEL", MB_OPTION_STRING, log_level, "debug, info, warn or error (info)",
            0, 0),
@@ -160,6 +163,7 @@ static int build(struct command *c, const struct start_args *a, const char *temp
         add_number(c, "--dashboard-port", a->dashboard_port);
         add_number(c, "--node-manager-port", a->node_manager_port);
         add_number(c, "--dashboard-agent-listen-port", a->http_port);
+        add_number(c, "--log-max-bytes", (int64_t)a->log_max_bytes);
         add_text(c, "--node-name", a->node_name);
         add_text(c, "--labels", a->labels);
         add_text(c, "--store", a->store);
@@ -439,7 +443,8 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
                               .port = -1,
                               .dashboard_port = -1,
                               .node_manager_port = -1,
-                              .http_port = -1};
+                              .http_port = -1,
+                              .log_max_bytes = UINT64_MAX};
     struct command command = {.n = 0};
     struct mb_err err;
     char *temp_dir = NULL, *dir = NULL;

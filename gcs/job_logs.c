@@ -1,303 +1,213 @@
 /*
- * A job's log over HTTP: the whole file as {"logs": "..."}, and the tail over a WebSocket.
+ * A job's log over HTTP.
  *
- * Whole file: the size at the start is what is sent, escaped on the fly in small pieces.
- * Tail:
- *  1. Every 50 ms the file is read from the follower's offset on, in pieces of whole UTF-8
- *     sequences, until its end or until the socket's queue is full; then on_writable goes on.
- *  2. The job is terminal and that is committed: what is left is sent, then the close frame 1000.
- *     So whoever sees the close finds a terminal state, also after a crash of this head.
+ * Whole: {"logs": "..."}, what the file held when the request came, escaped on the fly in small
+ *   pieces: the file is never in memory. A released front is said in the first line.
+ * Piece (?offset=, ?tail=, ?since_ms=, ?limit=, ?rank=): {"offset": N, "logs": "...",
+ *   "next_offset": M, "first_offset": F, "size": S}. Offsets count bytes of the file, not of the
+ *   text, in which bytes that are no UTF-8 are replaced: go on at next_offset.
+ * Times (?times=1): {"offset": N, "times": [[offset, unix_ms], ...]}, at most 4096 pairs: the bytes
+ *   before the offset were written before the time.
  * Failure paths:
- *  3. No log yet (PENDING): looked for again at every turn; a job without any log closes when it is
- *     terminal. A file that became shorter is read from its start again.
- *  4. The client goes away: on_close frees the follower.
+ *  1. A number that is none: 400 with its name. No such rank: 404. Its node is gone: 503.
+ *  2. The node of a rank goes away amid the answer: the connection breaks off, the JSON is not
+ *     whole.
  */
-#include <errno.h>
-#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "base/alloc.h"
-#include "base/log.h"
 #include "base/str.h"
+#include "gcs/log_source.h"
 #include "gcs/services.h"
 #include "gcs/text.h"
 
-enum { POLL_MS = 50, PIECE_BYTES = 16384, TURN_BYTES = 16 * PIECE_BYTES };
+enum { PIECE_BYTES = 16384, HEAD_MAX_BYTES = 200 };
 
-static int open_log(struct mb_head *h, const char *id, struct mb_err *err)
+/* ---- what is asked for ---- */
+
+static int query_number(struct mb_http_req *req, const char *name, int64_t max, int64_t *out)
 {
-    char *path = NULL;
-    int rc = h->runner->log_path(h->runner->self, id, &path, err);
+    const char *text = mb_http_req_query(req, name);
+    struct mb_err err;
 
-    if (rc != 0)
-        return rc;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        rc = mb_err_sys(err, errno, "log %s", path);
-    mb_free(path);
-    return rc != 0 ? rc : fd;
+    if (!text || mb_parse_i64(text, 0, max, name, out, &err) == 0)
+        return 0;
+    mb_http_reply_text(req, 400, "%s", err.text);
+    return MB_EINVAL;
 }
 
-/* ---- the whole file ---- */
+int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *rank)
+{
+    int64_t offset = 0, since_ms = 0, tail = -1;
 
-struct whole {
-    int fd; /* -1: there is no log */
-    uint64_t offset, size;
-    int phase; /* 0: before the text, 1: in it, 2: after it */
+    *rank = -1;
+    if (query_number(req, "offset", INT64_MAX / 4, &offset) != 0 ||
+        query_number(req, "since_ms", INT64_MAX, &since_ms) != 0 ||
+        query_number(req, "tail", INT64_MAX, &tail) != 0 ||
+        query_number(req, "rank", INT32_MAX, rank) != 0)
+        return MB_EINVAL;
+    *start = (struct log_start){.offset = (uint64_t)offset,
+                                .since_unix_ms = (uint64_t)since_ms,
+                                .tail_lines = tail > 0 ? (uint64_t)tail : 0,
+                                .has_tail = tail >= 0};
+    return 0;
+}
+
+/* ---- the answer, as it is pulled ---- */
+
+enum phase { BEFORE, INSIDE, AFTER, OVER };
+
+struct answer {
+    struct mb_http_req *req;
+    struct log_source *source;
+    int is_piece;
+    int resumable; /* the connection waits for us */
+    enum phase phase;
+    uint64_t begin, next, end; /* bytes of the file; end: not beyond it */
+    uint64_t limit;
 };
 
-static long put_literal(struct whole *w, char *buf, const char *text)
+static void on_ready(void *arg)
 {
-    size_t n = strlen(text);
+    struct answer *a = arg;
 
-    memcpy(buf, text, n);
-    w->phase++;
-    return (long)n;
+    if (a->resumable) {
+        a->resumable = 0;
+        mb_http_resume(a->req);
+    }
 }
 
-static long pull_whole(void *arg, void *buf, size_t max)
+/* The first piece is there: what comes is known now. */
+static long put_begin(struct answer *a, const struct log_piece *p, char *buf)
 {
-    struct whole *w = arg;
-    char in[PIECE_BYTES];
+    uint64_t size = head_log_size(a->source);
+
+    a->begin = a->next = p->offset;
+    a->end =
+        a->limit < UINT64_MAX - a->begin && a->begin + a->limit < size ? a->begin + a->limit : size;
+    a->phase = INSIDE;
+    if (a->is_piece)
+        return snprintf(buf, HEAD_MAX_BYTES, "{\"offset\": %llu, \"logs\": \"",
+                        (unsigned long long)a->begin);
+    if (a->begin > 0)
+        return snprintf(buf, HEAD_MAX_BYTES,
+                        "{\"logs\": \"[mobula: the first %llu bytes of this log were released to "
+                        "keep its size]\\n",
+                        (unsigned long long)a->begin);
+    return snprintf(buf, HEAD_MAX_BYTES, "{\"logs\": \"");
+}
+
+static long put_end(struct answer *a, char *buf)
+{
+    a->phase = OVER;
+    if (!a->is_piece)
+        return snprintf(buf, HEAD_MAX_BYTES, "\"}");
+    return snprintf(buf, HEAD_MAX_BYTES,
+                    "\", \"next_offset\": %llu, \"first_offset\": %llu, \"size\": %llu}",
+                    (unsigned long long)a->next, (unsigned long long)head_log_first(a->source),
+                    (unsigned long long)head_log_size(a->source));
+}
+
+static long pull(void *arg, void *buf, size_t max)
+{
+    struct answer *a = arg;
+    struct log_piece p;
+    struct mb_err err = {0};
     size_t want = max / MB_TEXT_ESCAPE_MAX, used;
 
-    if (w->phase == 0)
-        return put_literal(w, buf, "{\"logs\": \"");
-    if (w->phase == 2)
-        return put_literal(w, buf, "\"}");
-    if (w->phase > 2)
+    if (a->phase == AFTER)
+        return put_end(a, buf);
+    if (a->phase == OVER)
         return MB_HTTP_PULL_END;
-    if (want > sizeof in)
-        want = sizeof in;
-    if (want > w->size - w->offset)
-        want = (size_t)(w->size - w->offset);
-    ssize_t n = want > 0 ? pread(w->fd, in, want, (off_t)w->offset) : 0;
-    if (n < 0)
-        return MB_EIO;
-    if (n == 0) { /* the end, or the file became shorter */
-        w->phase = 2;
-        return pull_whole(w, buf, max);
+    if (head_log_peek(a->source, want < PIECE_BYTES ? want : PIECE_BYTES, &p, &err) != 0)
+        return err.code;
+    if (p.n == 0 && !p.at_end) {
+        a->resumable = 1;
+        return 0;
     }
-    int at_end = w->offset + (uint64_t)n >= w->size;
-    size_t out = mb_text_json(in, (size_t)n, at_end, buf, &used);
-    w->offset += used;
+    if (a->phase == BEFORE)
+        return put_begin(a, &p, buf);
+    if (p.offset != a->next || p.n == 0 || p.offset >= a->end) { /* the end, or a released gap */
+        a->phase = AFTER;
+        return put_end(a, buf);
+    }
+    if (p.n > a->end - p.offset)
+        p.n = (size_t)(a->end - p.offset);
+    size_t out = mb_text_json(p.data, p.n, p.offset + p.n >= a->end || p.n < 4, buf, &used);
+    head_log_advance(a->source, used);
+    a->next += used;
     return (long)out;
 }
 
-static void free_whole(void *arg)
+static void free_answer(void *arg)
 {
-    struct whole *w = arg;
+    struct answer *a = arg;
 
-    if (w->fd >= 0)
-        close(w->fd);
-    mb_free(w);
+    head_log_close(a->source);
+    mb_free(a);
+}
+
+/* ---- times ---- */
+
+static void on_times(void *arg, const struct log_times *times, const struct mb_err *err)
+{
+    struct mb_http_req *req = arg;
+    json_t *list = json_array();
+
+    if (err->code != 0) {
+        json_decref(list);
+        mb_http_reply_text(req, err->code == MB_ENOENT ? 404 : 503, "%s", err->text);
+        return;
+    }
+    for (size_t i = 0; i < times->n; i++)
+        json_array_append_new(list, json_pack("[I, I]", (json_int_t)times->offsets[i],
+                                              (json_int_t)times->unix_ms[i]));
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:I, s:o}", "offset", (json_int_t)times->offset, "times", list));
+}
+
+/* ---- the request ---- */
+
+/* What can be told before the first byte of an answer is told by its status. */
+static int refused(struct answer *a, struct mb_http_req *req)
+{
+    struct log_piece p;
+    struct mb_err err = {0};
+    int rc = head_log_peek(a->source, 0, &p, &err);
+
+    if (rc == 0)
+        return 0;
+    mb_http_reply_text(req, rc == MB_ENOENT ? 404 : rc == MB_EUNAVAIL ? 503 : 500, "%s", err.text);
+    return 1;
 }
 
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job)
 {
+    static const char *const piece_words[] = {"offset", "tail", "since_ms", "limit", "rank", NULL};
+    struct answer *a;
+    struct log_start start;
     struct mb_err err = {0};
-    struct whole *w = mb_calloc(1, sizeof *w);
-    struct stat st;
+    int64_t rank, limit = INT64_MAX;
 
-    if (!w) {
+    if (head_logs_query(req, &start, &rank) != 0 ||
+        query_number(req, "limit", INT64_MAX, &limit) != 0)
+        return;
+    if (mb_http_req_query(req, "times")) {
+        head_log_times(h, job->id, rank, start.offset, on_times, req);
+        return;
+    }
+    a = mb_calloc(1, sizeof *a);
+    if (!a || head_log_open(h, job->id, rank, &start, on_ready, a, &a->source, &err) != 0) {
+        mb_free(a);
         mb_http_reply_text(req, 500, "out of memory");
         return;
     }
-    w->fd = open_log(h, job->id, &err);
-    if (w->fd < 0 && w->fd != MB_ENOENT) {
-        mb_free(w);
-        mb_http_reply_text(req, 500, "%s", err.text);
-        return;
-    }
-    if (w->fd >= 0 && fstat(w->fd, &st) == 0)
-        w->size = (uint64_t)st.st_size;
-    mb_http_reply_stream(req, 200, "application/json; charset=utf-8", pull_whole, free_whole, w);
-}
-
-/* ---- the tail ---- */
-
-struct head_follow {
-    struct head_follow *next;
-    struct mb_head *h;
-    struct mb_ws *ws; /* NULL once it is closed */
-    uv_timer_t timer;
-    int fd;
-    uint64_t offset;
-    int final;  /* the job is terminal, and that is committed */
-    int ending; /* the close frame is queued */
-    char id[];
-};
-
-static void end_follow(struct head_follow *f, int status, const char *reason)
-{
-    if (f->ending || !f->ws)
-        return;
-    f->ending = 1;
-    uv_timer_stop(&f->timer);
-    mb_ws_close(f->ws, status, reason);
-}
-
-/* Whole UTF-8 sequences only, except at the very end. Bytes that are none are sent as they are: the
- * WebSocket layer replaces them. */
-static size_t sendable(const char *buf, size_t n, int at_end)
-{
-    return at_end ? n : mb_utf8_floor(buf, n);
-}
-
-/* 1: everything there is was sent; 0: the queue is full or this turn is over. */
-static int send_pieces(struct head_follow *f)
-{
-    char buf[PIECE_BYTES];
-    size_t turn = 0;
-    struct stat st;
-
-    if (fstat(f->fd, &st) == 0 && (uint64_t)st.st_size < f->offset)
-        f->offset = 0;
-    while (turn < TURN_BYTES) {
-        struct mb_err err = {0};
-        ssize_t n = pread(f->fd, buf, sizeof buf, (off_t)f->offset);
-        if (n <= 0)
-            return 1;
-        size_t k = sendable(buf, (size_t)n, f->final && (size_t)n < sizeof buf);
-        if (k == 0)
-            return 1;
-        int rc = mb_ws_send_text(f->ws, buf, k, &err);
-        if (rc == MB_EFULL)
-            return 0;
-        if (rc != 0) {
-            mb_warn("jobs", "job=%s log tail broken: %s", f->id, err.text);
-            end_follow(f, 1011, "internal error");
-            return 0;
-        }
-        f->offset += k;
-        turn += k;
-    }
-    return 0;
-}
-
-static void advance(struct head_follow *f)
-{
-    struct mb_err err = {0};
-    int done = 1;
-
-    if (f->ending || !f->ws)
-        return;
-    if (f->fd < 0) {
-        int fd = open_log(f->h, f->id, &err);
-        f->fd = fd >= 0 ? fd : -1;
-        if (fd < 0 && fd != MB_ENOENT) {
-            mb_warn("jobs", "job=%s %s", f->id, err.text);
-            end_follow(f, 1011, "log not readable");
-            return;
-        }
-    }
-    if (f->fd >= 0)
-        done = send_pieces(f);
-    if (f->final && done)
-        end_follow(f, 1000, "");
-}
-
-static void on_follow_timer(uv_timer_t *timer)
-{
-    advance(timer->data);
-}
-
-static void on_writable(void *arg, struct mb_ws *ws)
-{
-    (void)ws;
-    advance(arg);
-}
-
-static void on_follow_freed(uv_handle_t *handle)
-{
-    struct head_follow *f = handle->data;
-
-    if (f->fd >= 0)
-        close(f->fd);
-    mb_free(f);
-}
-
-static void on_ws_close(void *arg, struct mb_ws *ws)
-{
-    struct head_follow *f = arg;
-
-    (void)ws;
-    f->ws = NULL;
-    for (struct head_follow **at = &f->h->follows; *at; at = &(*at)->next) {
-        if (*at == f) {
-            *at = f->next;
-            break;
-        }
-    }
-    uv_close((uv_handle_t *)&f->timer, on_follow_freed);
-}
-
-void head_logs_job_changed(struct mb_head *h, const char *id)
-{
-    const struct head_job *job = head_job_find(h, id);
-
-    if (job && !mb_job_is_terminal(job->state))
-        return;
-    for (struct head_follow *f = h->follows, *next; f; f = next) {
-        next = f->next;
-        if (strcmp(f->id, id) == 0) {
-            f->final = 1;
-            advance(f);
-        }
-    }
-}
-
-struct opened {
-    struct mb_head *h;
-    char id[];
-};
-
-/* Everything that was written when the follower came is committed. */
-static void on_open_committed(void *arg, const struct mb_err *err)
-{
-    struct opened *o = arg;
-
-    if (err->code == 0 && !o->h->stopping)
-        head_logs_job_changed(o->h, o->id);
-    mb_free(o);
-}
-
-void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_job *job)
-{
-    static const struct mb_ws_ops ops = {.on_writable = on_writable, .on_close = on_ws_close};
-    size_t n = strlen(job->id) + 1;
-    struct head_follow *f = mb_calloc(1, sizeof *f + n);
-    struct opened *o = mb_calloc(1, sizeof *o + n);
-    struct mb_err err = {0};
-
-    if (!f || !o) {
-        mb_free(f);
-        mb_free(o);
-        mb_http_reply_text(req, 500, "out of memory");
-        return;
-    }
-    f->h = o->h = h;
-    f->fd = -1;
-    memcpy(f->id, job->id, n);
-    memcpy(o->id, job->id, n);
-    int terminal = mb_job_is_terminal(job->state);
-    if (mb_http_upgrade(req, &ops, f, &f->ws, &err) != 0) { /* answered by the upgrade */
-        mb_free(f);
-        mb_free(o);
-        return;
-    }
-    uv_timer_init(h->loop, &f->timer);
-    f->timer.data = f;
-    f->next = h->follows;
-    h->follows = f;
-    uv_timer_start(&f->timer, on_follow_timer, 0, POLL_MS);
-    if (!terminal || mb_tables_barrier(h->store, on_open_committed, o, &err) != 0)
-        mb_free(o);
-}
-
-void head_logs_close(struct mb_head *h)
-{
-    for (struct head_follow *f = h->follows; f; f = f->next)
-        end_follow(f, 1001, "the head is stopping");
+    a->req = req;
+    a->limit = (uint64_t)limit;
+    for (int i = 0; piece_words[i]; i++)
+        a->is_piece |= mb_http_req_query(req, piece_words[i]) != NULL;
+    if (refused(a, req))
+        free_answer(a);
+    else
+        mb_http_reply_stream(req, 200, "application/json; charset=utf-8", pull, free_answer, a);
 }

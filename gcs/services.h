@@ -51,7 +51,7 @@ struct head_poll { /* a long poll of a subscriber */
 };
 
 struct head_job;    /* jobs.c */
-struct head_follow; /* job_logs.c */
+struct head_follow; /* log_follow.c */
 
 struct mb_head {
     uv_loop_t *loop;
@@ -199,7 +199,10 @@ void head_admission_pump(struct mb_head *h);
 /* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
 int head_admission_message(struct head_job *job, struct mb_buf *out);
 
-/* ---- job_logs.c ---- */
+/* ---- job_logs.c, log_follow.c ---- */
+struct log_start;
+/* ?offset= &since_ms= &tail= &rank= of a request. 0, or MB_EINVAL after it was answered. */
+int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *rank);
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
 void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
 void head_logs_close(struct mb_head *h);

@@ -55,10 +55,11 @@ int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *reques
                   struct mb_err *err);
 void mb_http_fetch_cancel(struct mb_http_fetch *f);
 
-/* ---- WebSocket client (for following logs); text frames in, nothing out ---- */
+/* ---- WebSocket client (for following logs); messages in, nothing out ---- */
 struct mb_ws_client;
 struct mb_ws_client_ops {
     void (*on_text)(void *arg, const char *text, size_t n);
+    void (*on_binary)(void *arg, const void *p, size_t n); /* NULL: ignored */
     /* status_code: 1000 and so on from the close frame, 1006 without one; http_status when the
      * upgrade was refused, else 0. Exactly once, last. */
     void (*on_end)(void *arg, int status_code, long http_status, const char *detail);

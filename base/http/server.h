@@ -107,6 +107,9 @@ int mb_http_upgrade(struct mb_http_req *req, const struct mb_ws_ops *ops, void *
 /* Queue text as frames of at most 16 KiB, split at UTF-8 borders; invalid UTF-8 is replaced by
  * U+FFFD. MB_EFULL above the high-water mark of 1 MiB: nothing was queued, wait for on_writable. */
 int mb_ws_send_text(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err);
+/* The same for bytes as they are, as one binary message. n at most MB_WS_SEND_MAX_BYTES. */
+enum { MB_WS_SEND_MAX_BYTES = 16 * 1024 };
+int mb_ws_send_binary(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err);
 /* Sends what is queued, then the close frame; on_close follows. Pings every 20 s until then. */
 void mb_ws_close(struct mb_ws *ws, int status_code, const char *reason);
 

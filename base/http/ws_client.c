@@ -119,6 +119,13 @@ static void on_text(void *arg, const char *text, size_t n)
         ws->ops.on_text(ws->arg, text, n);
 }
 
+static void on_binary(void *arg, const void *p, size_t n)
+{
+    struct mb_ws_client *ws = arg;
+    if (ws->ops.on_binary)
+        ws->ops.on_binary(ws->arg, p, n);
+}
+
 static void on_close(void *arg, int status_code)
 {
     struct mb_ws_client *ws = arg;
@@ -160,7 +167,8 @@ static void refuse_answer(struct mb_ws_client *ws, const char *head, const char 
 
 static void take_answer(struct mb_ws_client *ws, int ended)
 {
-    static const struct mb_ws_conn_ops conn_ops = {NULL, on_text, on_close};
+    static const struct mb_ws_conn_ops conn_ops = {
+        .on_text = on_text, .on_binary = on_binary, .on_close = on_close};
     char accept[MB_WS_ACCEPT_BYTES];
     char got[64];
     char upgrade[64];

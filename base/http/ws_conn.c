@@ -161,6 +161,8 @@ static void on_frame_chunk(wslay_event_context_ptr ctx,
     (void)ctx;
     if (c->is_client && c->recv_is_text == 1)
         mb_ws_text_feed(&c->recv_text, chunk->data, chunk->data_length, deliver_text, c);
+    else if (c->is_client && c->recv_is_text == 0 && c->ops.on_binary && c->state != WS_DEAD)
+        c->ops.on_binary(c->arg, chunk->data, chunk->data_length);
 }
 
 static void on_frame_end(wslay_event_context_ptr ctx, void *arg)
@@ -365,7 +367,19 @@ static int queue_frame(void *arg, const uint8_t *p, size_t n)
     return wslay_event_queue_msg(c->ws, &msg) == 0 ? 0 : MB_ENOMEM;
 }
 
-int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err)
+static int queue_text(struct mb_ws_conn *c, const void *p, size_t n)
+{
+    return mb_ws_text_feed(&c->send_text, p, n, queue_frame, c);
+}
+
+static int queue_binary(struct mb_ws_conn *c, const void *p, size_t n)
+{
+    struct wslay_event_msg msg = {.opcode = WSLAY_BINARY_FRAME, .msg = p, .msg_length = n};
+    return wslay_event_queue_msg(c->ws, &msg) == 0 ? 0 : MB_ENOMEM;
+}
+
+static int send_with(struct mb_ws_conn *c, int (*queue)(struct mb_ws_conn *, const void *, size_t),
+                     const void *p, size_t n, struct mb_err *err)
 {
     if ((c->state != WS_OPEN && c->state != WS_IDLE) || wslay_event_get_close_received(c->ws))
         return mb_err_set(err, MB_ESTATE, "websocket: the connection is closing");
@@ -375,7 +389,7 @@ int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct m
         return mb_err_set(err, MB_EFULL, "websocket: %zu bytes wait for the peer", queued);
     }
     int idle = !wslay_event_want_write(c->ws);
-    if (mb_ws_text_feed(&c->send_text, p, n, queue_frame, c) != 0) {
+    if (queue(c, p, n) != 0) {
         /* Part of it is queued: the stream can only be broken off. */
         abort_conn(c);
         return mb_err_set(err, MB_ENOMEM, "websocket: out of memory, connection dropped");
@@ -387,6 +401,16 @@ int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct m
     if (c->state != WS_DEAD && queued_bytes(c) >= MB_WS_LOW_WATER_BYTES)
         c->tell_writable = 1;
     return 0;
+}
+
+int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err)
+{
+    return send_with(c, queue_text, p, n, err);
+}
+
+int mb_ws_conn_send_binary(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err)
+{
+    return send_with(c, queue_binary, p, n, err);
 }
 
 void mb_ws_conn_close(struct mb_ws_conn *c, int status_code, const char *reason)

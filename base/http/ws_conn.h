@@ -24,6 +24,8 @@ struct mb_ws_conn_ops {
     void (*on_writable)(void *arg);
     /* Server: one whole message. Client: valid UTF-8 pieces as they come, of any message. */
     void (*on_text)(void *arg, const char *text, size_t n);
+    /* Client: pieces of binary messages as they come; NULL: ignored. */
+    void (*on_binary)(void *arg, const void *p, size_t n);
     /* Exactly once, last, from the loop: the socket is no longer watched, the caller closes it. The
      * connection is freed after the return. status_code 1006: no close frame came. */
     void (*on_close)(void *arg, int status_code);
@@ -36,6 +38,7 @@ int mb_ws_conn_create(uv_loop_t *loop, int is_client, const struct mb_ws_conn_op
 int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_extra,
                      struct mb_err *err);
 int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
+int mb_ws_conn_send_binary(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
 void mb_ws_conn_close(struct mb_ws_conn *c, int status_code, const char *reason);
 /* Without a handshake; on_close follows. */
 void mb_ws_conn_abort(struct mb_ws_conn *c);

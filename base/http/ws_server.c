@@ -99,7 +99,8 @@ void mb_ws_drop(struct mb_ws *ws)
 
 static struct mb_ws *ws_create(struct mb_http_req *req, const struct mb_ws_ops *ops, void *arg)
 {
-    static const struct mb_ws_conn_ops conn_ops = {on_writable, on_text, on_close};
+    static const struct mb_ws_conn_ops conn_ops = {
+        .on_writable = on_writable, .on_text = on_text, .on_close = on_close};
     struct mb_ws *ws = mb_calloc(1, sizeof *ws);
     if (!ws || mb_ws_conn_create(req->srv->loop, 0, &conn_ops, ws, &ws->conn) != 0) {
         mb_free(ws);
@@ -162,6 +163,11 @@ int mb_http_upgrade(struct mb_http_req *req, const struct mb_ws_ops *ops, void *
 int mb_ws_send_text(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err)
 {
     return mb_ws_conn_send_text(ws->conn, p, n, err);
+}
+
+int mb_ws_send_binary(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err)
+{
+    return mb_ws_conn_send_binary(ws->conn, p, n, err);
 }
 
 void mb_ws_close(struct mb_ws *ws, int status_code, const char *reason)

@@ -44,6 +44,13 @@ static size_t ascii_run(const uint8_t *p, size_t n, size_t max)
     size_t i = 0;
     if (n > max)
         n = max;
+    while (n - i >= 8) { /* eight at a time: logs are mostly ASCII */
+        uint64_t word;
+        memcpy(&word, p + i, 8);
+        if (word & 0x8080808080808080u)
+            break;
+        i += 8;
+    }
     while (i < n && p[i] < 0x80)
         i++;
     return i;

@@ -354,7 +354,7 @@ static void on_ws_end(void *arg, int status_code, long http_status, const char *
 
 static void ws_run(struct world *w, const char *path)
 {
-    static const struct mb_ws_client_ops ops = {on_ws_text, on_ws_end};
+    static const struct mb_ws_client_ops ops = {.on_text = on_ws_text, .on_end = on_ws_end};
     char url[64];
     struct mb_err err;
     snprintf(url, sizeof url, "ws://127.0.0.1:%d%s", w->port, path);
@@ -390,7 +390,7 @@ static void test_websocket(void **state)
 
 static void test_websocket_closed_early(void **state)
 {
-    static const struct mb_ws_client_ops ops = {on_ws_text, on_ws_end};
+    static const struct mb_ws_client_ops ops = {.on_text = on_ws_text, .on_end = on_ws_end};
     struct world w;
     struct mb_err err;
     struct mb_ws_client *ws;
@@ -450,7 +450,7 @@ static void test_allocation_failures(void **state)
 /* The same for a WebSocket, on both sides: every connection ends once, as a whole or not. */
 static void test_websocket_allocation_failures(void **state)
 {
-    static const struct mb_ws_client_ops ops = {on_ws_text, on_ws_end};
+    static const struct mb_ws_client_ops ops = {.on_text = on_ws_text, .on_end = on_ws_end};
     struct world w;
     struct mb_err err;
     char url[64];

@@ -1,0 +1,491 @@
+/*
+ * One timer looks at every kept log and does what log_plan.c says.
+ *
+ *  1. add: PATH.idx is opened (new, or what an earlier agent left: nothing is sent or released
+ *     twice).
+ *  2. A piece is read and sent with one put; when it is durable, PATH.idx says so.
+ *  3. A release: the new first byte, a line's beginning if one is near, goes into PATH.idx, is
+ *     flushed, and then a pool thread punches the hole. Readers look at PATH.idx after they read.
+ *  4. end: the rest is sent; cb. After END_MS, or without a store, it is given up with a warning.
+ *
+ *  The filesystem cannot punch holes: found out at start, not when the disk is full.
+ *  The log or its index cannot be read or written: said once, the log itself goes on.
+ */
+#include "agent/log_keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "agent/log_plan.h"
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/logfile.h"
+#include "base/s3/store.h"
+#include "base/str.h"
+
+enum {
+    TICK_MS = 250,
+    END_MS = 60000,
+    PUT_MS = 60000,
+    PUTS_MAX = 2, /* pieces in memory at a time */
+    LINE_MAX_BYTES = 64 << 10,
+    HOLE_BYTES = 4096,
+    URL_MAX_BYTES = 2048
+};
+
+struct mb_kept_log {
+    struct mb_kept_log *next;
+    struct mb_log_keeper *keeper;
+    char *path, *key, *url_file;
+    struct mb_logfile file; /* fd -1 until the log exists */
+    int index_fd;
+    struct mb_log_plan plan;
+    struct mb_store *store;
+    uint64_t ship_end;
+    uv_work_t work;
+    uint64_t hole_begin, hole_end;
+    int hole_errno;
+    int ending, dropped, complained;
+    uint64_t end_by_ms;
+    void (*end_cb)(void *arg);
+    void *end_arg;
+    int closing_store;
+};
+
+struct mb_log_keeper {
+    uv_loop_t *loop;
+    uv_timer_t timer;
+    uint64_t cap_bytes;
+    struct mb_kept_log *logs;
+    unsigned puts;
+    int closing;
+    void (*closed_cb)(void *arg);
+    void *closed_arg;
+};
+
+static void look_after(struct mb_kept_log *log);
+
+/* ---- life ---- */
+
+/* Does this filesystem release the front of a file? */
+static int can_punch(const char *dir)
+{
+    char *path = mb_asprintf("%s/punch-XXXXXX", dir);
+    char page[2 * HOLE_BYTES] = {1};
+    int fd = path != NULL ? mkostemp(path, O_CLOEXEC) : -1;
+    int ok = fd >= 0 && write(fd, page, sizeof(page)) == (ssize_t)sizeof(page) &&
+             fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HOLE_BYTES) == 0;
+
+    if (fd >= 0) {
+        unlink(path);
+        close(fd);
+    }
+    mb_free(path);
+    return ok;
+}
+
+int mb_log_cap_parse(const char *value, int64_t *out, struct mb_err *err)
+{
+    uint64_t bytes;
+
+    *out = -1;
+    if (value == NULL)
+        return MB_OK;
+    if (mb_parse_size(value, "MOBULA_LOG_MAX_BYTES", &bytes, err) != MB_OK)
+        return MB_EINVAL;
+    if ((bytes != 0 && bytes < MB_LOG_PLAN_CAP_MIN) || bytes > INT64_MAX)
+        return mb_err_set(err, MB_EINVAL, "MOBULA_LOG_MAX_BYTES=%s: 0 (no cap) or at least %d KiB",
+                          value, MB_LOG_PLAN_CAP_MIN >> 10);
+    *out = (int64_t)bytes;
+    return MB_OK;
+}
+
+static void on_tick(uv_timer_t *t)
+{
+    struct mb_log_keeper *k = t->data;
+
+    for (struct mb_kept_log *log = k->logs, *next; log != NULL; log = next) {
+        next = log->next;
+        look_after(log);
+    }
+    if (k->logs == NULL)
+        uv_timer_stop(&k->timer);
+}
+
+int mb_log_keeper_create(uv_loop_t *loop, const char *dir, int64_t cap_bytes,
+                         struct mb_log_keeper **out, struct mb_err *err)
+{
+    struct mb_log_keeper *k;
+
+    if (cap_bytes != 0 && !can_punch(dir)) {
+        if (cap_bytes > 0)
+            return mb_err_set(err, MB_EUNSUPPORTED,
+                              "--log-max-bytes: the filesystem of %s cannot release the front of a "
+                              "file; put --temp-dir on ext4, xfs, btrfs or tmpfs, or say "
+                              "--log-max-bytes 0",
+                              dir);
+        mb_warn("logs",
+                "the filesystem of %s cannot release the front of a file: LOGS ARE NOT CAPPED, a "
+                "job that prints without end fills the disk",
+                dir);
+        cap_bytes = 0;
+    }
+    k = mb_calloc(1, sizeof(*k));
+    if (k == NULL)
+        return mb_err_set(err, MB_ENOMEM, "no memory for the log keeper");
+    k->loop = loop;
+    k->cap_bytes = cap_bytes < 0 ? MB_LOG_CAP_DEFAULT : (uint64_t)cap_bytes;
+    uv_timer_init(loop, &k->timer);
+    k->timer.data = k;
+    *out = k;
+    return MB_OK;
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct mb_log_keeper *k = h->data;
+
+    k->closed_cb(k->closed_arg);
+    mb_free(k);
+}
+
+static void maybe_closed(struct mb_log_keeper *k)
+{
+    if (k->closing && k->logs == NULL && !uv_is_closing((uv_handle_t *)&k->timer))
+        uv_close((uv_handle_t *)&k->timer, on_timer_closed);
+}
+
+void mb_log_keeper_close(struct mb_log_keeper *k, void (*cb)(void *arg), void *arg)
+{
+    k->closing = 1;
+    k->closed_cb = cb;
+    k->closed_arg = arg;
+    for (struct mb_kept_log *log = k->logs, *next; log != NULL; log = next) {
+        next = log->next;
+        mb_kept_log_drop(log);
+    }
+    maybe_closed(k);
+}
+
+/* ---- one log: begin and end ---- */
+
+static void free_log(struct mb_kept_log *log)
+{
+    struct mb_log_keeper *k = log->keeper;
+
+    for (struct mb_kept_log **at = &k->logs; *at != NULL; at = &(*at)->next) {
+        if (*at == log) {
+            *at = log->next;
+            break;
+        }
+    }
+    mb_logfile_close(&log->file);
+    if (log->index_fd >= 0)
+        close(log->index_fd);
+    mb_free(log->path);
+    mb_free(log->key);
+    mb_free(log->url_file);
+    mb_free(log);
+}
+
+static void on_store_closed(void *arg)
+{
+    struct mb_kept_log *log = arg;
+    struct mb_log_keeper *k = log->keeper;
+    void (*cb)(void *) = log->end_cb;
+    void *cb_arg = log->end_arg;
+    int tell = log->ending && !log->dropped;
+
+    log->store = NULL;
+    free_log(log);
+    if (tell)
+        cb(cb_arg);
+    maybe_closed(k);
+}
+
+/* Frees it, later if a transfer or a pool thread still holds it. 1: at once, no callback. */
+static int let_go(struct mb_kept_log *log)
+{
+    struct mb_log_keeper *k = log->keeper;
+
+    if (log->plan.releasing || log->closing_store)
+        return 0;
+    if (log->store != NULL) {
+        log->closing_store = 1;
+        mb_store_close(log->store, on_store_closed, log);
+        return 0;
+    }
+    free_log(log);
+    maybe_closed(k);
+    return 1;
+}
+
+static void complain(struct mb_kept_log *log, const char *text)
+{
+    if (!log->complained)
+        mb_warn("logs", "%s: %s", log->path, text);
+    log->complained = 1;
+}
+
+static void set_url(struct mb_kept_log *log, const char *url)
+{
+    struct mb_err err;
+
+    if (url == NULL || url[0] == '\0' || log->store != NULL)
+        return;
+    if (mb_store_open(log->keeper->loop, url, &log->store, &err) == MB_OK) {
+        log->plan.has_url = 1;
+        log->plan.ship_ms = mb_mono_ms();
+    } else {
+        complain(log, err.text);
+    }
+    mb_free(log->url_file);
+    log->url_file = NULL;
+}
+
+static void look_for_url(struct mb_kept_log *log)
+{
+    struct mb_buf text = {0};
+    struct mb_err err;
+
+    if (log->url_file == NULL || !mb_fs_exists(log->url_file))
+        return;
+    if (mb_fs_read(log->url_file, URL_MAX_BYTES, &text, &err) == MB_OK) {
+        text.data[strcspn(mb_buf_str(&text), "\n")] = '\0';
+        set_url(log, mb_buf_str(&text));
+    } else {
+        complain(log, err.text);
+    }
+    mb_buf_close(&text);
+}
+
+int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *opts,
+                      struct mb_kept_log **out, struct mb_err *err)
+{
+    struct mb_kept_log *log = mb_calloc(1, sizeof(*log));
+    struct mb_logfile_head head;
+    int rc = MB_ENOMEM;
+
+    if (log == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    log->keeper = k;
+    log->index_fd = -1;
+    log->file = (struct mb_logfile){-1, -1};
+    log->work.data = log;
+    log->path = mb_strdup(opts->path);
+    log->key = mb_strdup(opts->key);
+    log->url_file = mb_strdup(opts->url_file);
+    if (log->path == NULL || log->key == NULL || (opts->url_file != NULL && log->url_file == NULL))
+        mb_err_set(err, rc, "out of memory");
+    else
+        rc = mb_logfile_index_open(opts->path, opts->is_new, &log->index_fd, err);
+    if (rc == MB_OK)
+        rc = mb_logfile_head_read(log->index_fd, &head);
+    if (rc == MB_OK && opts->is_new) {
+        head.cap_bytes = opts->cap_bytes < 0 ? k->cap_bytes : (uint64_t)opts->cap_bytes;
+        rc = mb_logfile_head_write(log->index_fd, &head, err);
+    }
+    if (rc != MB_OK) {
+        free_log(log);
+        return rc;
+    }
+    mb_log_plan_init(&log->plan, head.first, head.shipped, head.cap_bytes);
+    set_url(log, opts->url);
+    log->next = k->logs;
+    k->logs = log;
+    if (!uv_is_active((uv_handle_t *)&k->timer))
+        uv_timer_start(&k->timer, on_tick, TICK_MS, TICK_MS);
+    *out = log;
+    return MB_OK;
+}
+
+static void save_head(struct mb_kept_log *log)
+{
+    struct mb_logfile_head head = {log->plan.first, log->plan.shipped, log->plan.cap_bytes};
+    struct mb_err err;
+
+    if (mb_logfile_head_write(log->index_fd, &head, &err) != MB_OK)
+        complain(log, err.text);
+}
+
+/* ---- sending ---- */
+
+static void on_put(void *arg, const struct mb_store_result *r)
+{
+    struct mb_kept_log *log = arg;
+
+    log->keeper->puts--;
+    if (r->error == MB_OK) {
+        mb_log_plan_shipped(&log->plan, log->ship_end, mb_mono_ms());
+        save_head(log);
+    } else {
+        mb_log_plan_ship_failed(&log->plan, mb_mono_ms());
+        if (r->error != MB_ECANCELED)
+            complain(log, r->text);
+    }
+    if (!log->dropped && !log->closing_store)
+        look_after(log);
+}
+
+/* The plan knows one that fails here as failed: it comes again. */
+static void ship(struct mb_kept_log *log, uint64_t begin, uint64_t end)
+{
+    size_t n = (size_t)(end - begin);
+    void *piece = log->keeper->puts < PUTS_MAX ? mb_alloc(n) : NULL;
+    uint64_t at = begin;
+    char key[512];
+    struct mb_err err = {.text = "out of memory"};
+    int rc = MB_ENOMEM;
+
+    snprintf(key, sizeof(key), "logs/%s/%020llu.log", log->key, (unsigned long long)begin);
+    if (piece != NULL && mb_logfile_read(&log->file, &at, piece, n) == (long)n && at == begin)
+        rc = mb_store_put(log->store, key, piece, n, MB_STORE_ALWAYS, NULL, PUT_MS, on_put, log,
+                          &err);
+    if (rc == MB_OK) {
+        log->keeper->puts++;
+        log->ship_end = end;
+    } else if (log->keeper->puts < PUTS_MAX) {
+        mb_log_plan_ship_failed(&log->plan, mb_mono_ms());
+        complain(log, err.text);
+    } else { /* not our turn yet */
+        log->plan.shipping = 0;
+        log->plan.ship_ms = 0;
+    }
+    mb_free(piece);
+}
+
+/* ---- releasing ---- */
+
+static void do_punch(uv_work_t *work)
+{
+    struct mb_kept_log *log = work->data;
+    int fd = open(log->path, O_WRONLY | O_CLOEXEC);
+
+    log->hole_errno = 0;
+    if (fd < 0 || fdatasync(log->index_fd) != 0 ||
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)log->hole_begin,
+                  (off_t)(log->hole_end - log->hole_begin)) != 0)
+        log->hole_errno = errno;
+    if (fd >= 0)
+        close(fd);
+}
+
+static void on_punched(uv_work_t *work, int status)
+{
+    struct mb_kept_log *log = work->data;
+
+    (void)status;
+    if (log->hole_errno != 0)
+        complain(log, strerror(log->hole_errno));
+    mb_log_plan_released(&log->plan, log->plan.first);
+    if (log->dropped)
+        let_go(log);
+}
+
+/* Where the line that holds the byte before `at` ends, if that is near. */
+static uint64_t line_after(const struct mb_kept_log *log, uint64_t at)
+{
+    static char buf[LINE_MAX_BYTES]; /* loop thread only */
+    ssize_t n = pread(log->file.fd, buf, sizeof(buf), (off_t)at);
+    const char *newline = n > 0 ? memchr(buf, '\n', (size_t)n) : NULL;
+
+    return newline != NULL ? at + (uint64_t)(newline - buf) + 1 : at;
+}
+
+static void release(struct mb_kept_log *log, uint64_t end)
+{
+    uint64_t from = log->plan.first - log->plan.first % HOLE_BYTES;
+
+    /* With a store the border is one of its segments, so that the pieces there stay whole. */
+    if (!log->plan.has_url)
+        end = line_after(log, end);
+    if (log->plan.lost_unshipped) {
+        mb_warn("logs",
+                "%s: the store did not keep up: bytes %llu to %llu are released without being in "
+                "it, since the disk comes first",
+                log->path, (unsigned long long)log->plan.shipped, (unsigned long long)end);
+        log->plan.lost_unshipped = 0;
+    }
+    log->plan.first = end;
+    save_head(log);
+    log->hole_begin = from;
+    log->hole_end = end - end % HOLE_BYTES;
+    if (log->hole_end <= log->hole_begin ||
+        uv_queue_work(log->keeper->loop, &log->work, do_punch, on_punched) != 0)
+        mb_log_plan_released(&log->plan, end);
+}
+
+/* ---- the turn ---- */
+
+static void look_after(struct mb_kept_log *log)
+{
+    struct mb_log_step step;
+    uint64_t now_ms = mb_mono_ms(), size;
+    struct mb_err err;
+
+    if (log->dropped || log->closing_store)
+        return;
+    if (log->file.fd < 0 && mb_logfile_open(log->path, &log->file, &err) != MB_OK) {
+        log->file.fd = -1;
+        return;
+    }
+    look_for_url(log);
+    size = mb_logfile_size(&log->file);
+    step = mb_log_plan_next(&log->plan, size, log->ending, now_ms);
+    if (step.index && mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err) != MB_OK)
+        complain(log, err.text);
+    if (step.ship)
+        ship(log, step.ship_begin, step.ship_end);
+    if (step.release)
+        release(log, step.release_end);
+    if (!log->ending)
+        return;
+    if (now_ms >= log->end_by_ms && !mb_log_plan_done(&log->plan, size))
+        mb_warn("logs", "%s: bytes %llu to %llu did not reach the store within %d s", log->path,
+                (unsigned long long)log->plan.shipped, (unsigned long long)size, END_MS / 1000);
+    if (now_ms >= log->end_by_ms || mb_log_plan_done(&log->plan, size))
+        let_go(log);
+}
+
+int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
+{
+    struct mb_log_step step;
+    struct mb_err err;
+    uint64_t size;
+
+    if (log->file.fd < 0 && mb_logfile_open(log->path, &log->file, &err) != MB_OK) {
+        log->file.fd = -1;
+        mb_kept_log_drop(log);
+        return 1;
+    }
+    look_for_url(log);
+    if (!log->plan.has_url) {
+        size = mb_logfile_size(&log->file);
+        step = mb_log_plan_next(&log->plan, size, 1, mb_mono_ms());
+        if (step.index)
+            mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err);
+        log->plan.releasing &= !step.release; /* what is over the cap now stays: it is bounded */
+        mb_kept_log_drop(log);
+        return 1;
+    }
+    log->ending = 1;
+    log->end_by_ms = mb_mono_ms() + END_MS;
+    log->end_cb = cb;
+    log->end_arg = arg;
+    /* The next turn of the loop, since cb must not run inside this call. */
+    uv_timer_start(&log->keeper->timer, on_tick, 0, TICK_MS);
+    return 0;
+}
+
+void mb_kept_log_drop(struct mb_kept_log *log)
+{
+    if (log == NULL || log->dropped)
+        return;
+    log->dropped = 1;
+    let_go(log);
+}

@@ -1,0 +1,117 @@
+/*
+ *  1. A size that grew is noted at most once a second: so time and offset find each other.
+ *  2. A full segment is sent at once, the growing one every SHIP_MS, all of it when the writer has
+ *     ended. One at a time; a failure waits, longer each time.
+ *  3. Above the cap the front goes until 3/4 of the cap are left: with a store only what whole
+ *     segments hold there. A store that does not keep up is waited for until twice the cap; then
+ *     the disk comes first and the gap is said.
+ *  4. After such a gap pieces begin where bytes still are, and never overlap what is in the store.
+ */
+#include "agent/log_plan.h"
+
+enum { RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000, RETRY_SHIFT_MAX = 6 };
+
+void mb_log_plan_init(struct mb_log_plan *p, uint64_t first, uint64_t shipped, uint64_t cap_bytes)
+{
+    uint64_t segment = MB_LOG_PLAN_SEGMENT_MAX;
+
+    while (cap_bytes > 0 && segment > cap_bytes / 8 && segment > MB_LOG_PLAN_SEGMENT_MIN)
+        segment /= 2;
+    *p = (struct mb_log_plan){
+        .cap_bytes = cap_bytes, .segment_bytes = segment, .first = first, .shipped = shipped};
+}
+
+static uint64_t floor_to(uint64_t v, uint64_t unit)
+{
+    return v - v % unit;
+}
+
+static void plan_ship(struct mb_log_plan *p, uint64_t size, int ended, uint64_t now_ms,
+                      struct mb_log_step *step)
+{
+    uint64_t segment = floor_to(p->shipped, p->segment_bytes), begin = segment, end;
+
+    if (p->first > segment)
+        begin = p->first > p->shipped ? p->first : p->shipped;
+    end = floor_to(begin, p->segment_bytes) + p->segment_bytes;
+    if (!p->has_url || p->shipping || now_ms < p->retry_ms || size <= p->shipped || size <= begin)
+        return;
+    if (end > size) {
+        if (!ended && now_ms < p->ship_ms + MB_LOG_PLAN_SHIP_MS)
+            return;
+        end = size;
+    }
+    p->shipping = 1;
+    p->ship_ms = now_ms;
+    step->ship = 1;
+    step->ship_begin = begin;
+    step->ship_end = end;
+}
+
+static void plan_release(struct mb_log_plan *p, uint64_t size, struct mb_log_step *step)
+{
+    uint64_t held = size - p->first, target;
+
+    if (p->cap_bytes == 0 || p->releasing || held <= p->cap_bytes)
+        return;
+    target = size - p->cap_bytes / 4 * 3;
+    if (p->has_url && target > floor_to(p->shipped, p->segment_bytes)) {
+        if (held > 2 * p->cap_bytes)
+            p->lost_unshipped = target > p->shipped;
+        else
+            target = floor_to(p->shipped, p->segment_bytes);
+    }
+    if (target <= p->first)
+        return;
+    p->releasing = 1;
+    step->release = 1;
+    step->release_end = target;
+}
+
+struct mb_log_step mb_log_plan_next(struct mb_log_plan *p, uint64_t size, int ended,
+                                    uint64_t now_ms)
+{
+    struct mb_log_step step = {0};
+
+    if (size > p->indexed && (ended || now_ms >= p->index_ms + MB_LOG_PLAN_INDEX_MS)) {
+        step.index = 1;
+        p->indexed = size;
+        p->index_ms = now_ms;
+    }
+    plan_ship(p, size, ended, now_ms, &step);
+    plan_release(p, size, &step);
+    return step;
+}
+
+void mb_log_plan_shipped(struct mb_log_plan *p, uint64_t end, uint64_t now_ms)
+{
+    p->shipping = 0;
+    p->failures = 0;
+    p->retry_ms = 0;
+    p->ship_ms = now_ms;
+    if (end > p->shipped)
+        p->shipped = end;
+}
+
+void mb_log_plan_ship_failed(struct mb_log_plan *p, uint64_t now_ms)
+{
+    uint64_t wait_ms = (uint64_t)RETRY_MIN_MS << p->failures;
+
+    p->shipping = 0;
+    if (p->failures < RETRY_SHIFT_MAX)
+        p->failures++;
+    p->ship_ms = 0;
+    p->retry_ms = now_ms + (wait_ms < RETRY_MAX_MS ? wait_ms : RETRY_MAX_MS);
+}
+
+void mb_log_plan_released(struct mb_log_plan *p, uint64_t end)
+{
+    p->releasing = 0;
+    if (end > p->first)
+        p->first = end;
+}
+
+int mb_log_plan_done(const struct mb_log_plan *p, uint64_t size)
+{
+    return !p->shipping && !p->releasing && (!p->has_url || p->shipped >= size);
+}

@@ -1,0 +1,51 @@
+/*
+ * What is to be done with one log file: note its size, send a piece to the job's store, release its
+ * front. Pure: sizes and times come in, one step of actions goes out.
+ *
+ * Pieces begin at multiples of segment_bytes; the newest one is sent again and again as it grows,
+ * so that a lost node loses SHIP_MS of output at most, and stores see few objects.
+ */
+#ifndef MOBULA_AGENT_LOG_PLAN_H
+#define MOBULA_AGENT_LOG_PLAN_H
+
+#include <stdint.h>
+
+enum {
+    MB_LOG_PLAN_INDEX_MS = 1000,
+    MB_LOG_PLAN_SHIP_MS = 30000,
+    MB_LOG_PLAN_SEGMENT_MIN = 64 << 10,
+    MB_LOG_PLAN_SEGMENT_MAX = 4 << 20,
+    MB_LOG_PLAN_CAP_MIN = 256 << 10 /* the smallest cap that is possible */
+};
+
+struct mb_log_plan {
+    uint64_t cap_bytes; /* 0: none */
+    uint64_t segment_bytes;
+    uint64_t first;   /* bytes before it are released */
+    uint64_t shipped; /* bytes before it are durable */
+    uint64_t indexed; /* size that was noted last */
+    uint64_t index_ms, ship_ms, retry_ms;
+    unsigned failures; /* sends in a row that failed */
+    int has_url, shipping, releasing;
+    int lost_unshipped; /* the front had to go before it could be sent */
+};
+
+struct mb_log_step {
+    int index;
+    int ship; /* [ship_begin, ship_end) as one object named by ship_begin */
+    uint64_t ship_begin, ship_end;
+    int release; /* everything before release_end */
+    uint64_t release_end;
+};
+
+void mb_log_plan_init(struct mb_log_plan *p, uint64_t first, uint64_t shipped, uint64_t cap_bytes);
+/* ended: nothing more will be written, what is left is sent at once. */
+struct mb_log_step mb_log_plan_next(struct mb_log_plan *p, uint64_t size, int ended,
+                                    uint64_t now_ms);
+void mb_log_plan_shipped(struct mb_log_plan *p, uint64_t end, uint64_t now_ms);
+void mb_log_plan_ship_failed(struct mb_log_plan *p, uint64_t now_ms);
+void mb_log_plan_released(struct mb_log_plan *p, uint64_t end);
+/* 1: an ended log of this size needs nothing more. */
+int mb_log_plan_done(const struct mb_log_plan *p, uint64_t size);
+
+#endif

@@ -1,0 +1,53 @@
+/*
+ * One log that the head reads for a client: a driver's file on this machine, or a rank's on any
+ * node of its gang. Inside of the head; loop-thread only.
+ */
+#ifndef MOBULA_GCS_LOG_SOURCE_H
+#define MOBULA_GCS_LOG_SOURCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_head;
+struct log_source;
+
+/* Where a reader begins: since_unix_ms, else tail_lines, else offset. */
+struct log_start {
+    uint64_t offset, since_unix_ms, tail_lines;
+    int has_tail; /* tail_lines counts, 0 too */
+};
+
+struct log_piece {
+    const void *data; /* until the next call */
+    size_t n;
+    uint64_t offset; /* of data: later than expected when bytes were released */
+    int at_end;      /* n is 0 because the file ends here (so far) */
+};
+
+/* rank -1: the driver. ready runs, from the loop, when a piece that was not there yet may be.
+ * A log that does not exist yet is no error: it is empty so far. */
+int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
+                  const struct log_start *start, void (*ready)(void *arg), void *arg,
+                  struct log_source **out, struct mb_err *err);
+/* At most max bytes; with n == 0 and not at_end they are being fetched: ready follows. MB_ENOENT:
+ * there will be none. MB_EUNAVAIL: the node with the log does not answer. */
+int head_log_peek(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err);
+void head_log_advance(struct log_source *s, size_t n);
+/* The writer is gone: the next end that is told was looked for after this call. */
+void head_log_recheck(struct log_source *s);
+uint64_t head_log_first(const struct log_source *s); /* as of the last peek */
+uint64_t head_log_size(const struct log_source *s);
+void head_log_close(struct log_source *s); /* NULL is legal; ready runs no more */
+
+/* Which bytes were written when: cb once, with n pairs, from the loop or inside this call. */
+struct log_times {
+    uint64_t offset;
+    const uint64_t *offsets, *unix_ms;
+    size_t n;
+};
+typedef void (*log_times_cb)(void *arg, const struct log_times *times, const struct mb_err *err);
+void head_log_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
+                    log_times_cb cb, void *arg);
+
+#endif

@@ -1,0 +1,164 @@
+/* agent/log_plan.h: what is sent and released when, and a random walk that checks the promises. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "agent/log_plan.h"
+
+enum { MIB = 1 << 20 };
+
+static void test_index_once_a_second(void **state)
+{
+    struct mb_log_plan p;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 0);
+    assert_true(mb_log_plan_next(&p, 10, 0, 5000).index);
+    assert_false(mb_log_plan_next(&p, 20, 0, 5999).index);
+    assert_true(mb_log_plan_next(&p, 20, 0, 6000).index);
+    assert_false(mb_log_plan_next(&p, 20, 0, 9000).index); /* did not grow */
+    assert_true(mb_log_plan_next(&p, 21, 1, 9001).index);  /* the last word counts at once */
+}
+
+static void test_release_without_store(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 4 * MIB);
+    assert_false(mb_log_plan_next(&p, 4 * MIB, 0, 1).release);
+    s = mb_log_plan_next(&p, 5 * MIB, 0, 2);
+    assert_true(s.release);
+    assert_int_equal(s.release_end, 2 * MIB);
+    assert_false(mb_log_plan_next(&p, 9 * MIB, 0, 3).release); /* one at a time */
+    mb_log_plan_released(&p, s.release_end);
+    assert_int_equal(mb_log_plan_next(&p, 9 * MIB, 0, 4).release_end, 6 * MIB);
+    mb_log_plan_init(&p, 0, 0, 0);
+    assert_false(mb_log_plan_next(&p, 1ULL << 40, 0, 1).release);
+}
+
+static void test_segments(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 0);
+    assert_false(mb_log_plan_next(&p, 10, 1, 0).ship); /* no store */
+    p.has_url = 1;
+    assert_false(mb_log_plan_next(&p, 10, 0, 0).ship);
+    s = mb_log_plan_next(&p, 10, 0, MB_LOG_PLAN_SHIP_MS);
+    assert_true(s.ship && s.ship_begin == 0 && s.ship_end == 10);
+    assert_false(mb_log_plan_next(&p, 99, 1, MB_LOG_PLAN_SHIP_MS).ship);
+    assert_false(mb_log_plan_done(&p, 10));
+    mb_log_plan_shipped(&p, 10, MB_LOG_PLAN_SHIP_MS);
+    assert_true(mb_log_plan_done(&p, 10));
+    /* A full one goes at once, from its beginning: the object grows in place. */
+    s = mb_log_plan_next(&p, 5 * MIB, 0, MB_LOG_PLAN_SHIP_MS + 1);
+    assert_true(s.ship && s.ship_begin == 0 && s.ship_end == 4 * MIB);
+    mb_log_plan_ship_failed(&p, 100000);
+    assert_false(mb_log_plan_next(&p, 5 * MIB, 1, 100999).ship);
+    s = mb_log_plan_next(&p, 5 * MIB, 1, 101000);
+    assert_true(s.ship && s.ship_end == 4 * MIB);
+    mb_log_plan_shipped(&p, s.ship_end, 101000);
+    s = mb_log_plan_next(&p, 5 * MIB, 1, 101001);
+    assert_true(s.ship && s.ship_begin == 4 * MIB && s.ship_end == 5 * MIB);
+    mb_log_plan_shipped(&p, s.ship_end, 101002);
+    assert_true(mb_log_plan_done(&p, 5 * MIB));
+}
+
+static void test_store_that_hangs(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 4 * MIB);
+    p.has_url = 1;
+    s = mb_log_plan_next(&p, 5 * MIB, 0, 1);
+    assert_true(s.ship && !s.release); /* waited for */
+    s = mb_log_plan_next(&p, 9 * MIB, 0, 2);
+    assert_true(s.release && p.lost_unshipped);
+    assert_int_equal(s.release_end, 6 * MIB);
+    mb_log_plan_released(&p, s.release_end);
+    mb_log_plan_ship_failed(&p, 3);
+    s = mb_log_plan_next(&p, 9 * MIB, 0, 100000);
+    assert_true(s.ship);
+    assert_int_equal(s.ship_begin, 6 * MIB);
+}
+
+static uint64_t next_random(uint64_t *x)
+{
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return *x;
+}
+
+/* Nothing overlaps in the store, nothing is released twice or before it is sent (unless said), and
+ * what is held stays below twice the cap and a turn's growth. */
+static void walk(uint64_t seed)
+{
+    struct mb_log_plan p;
+    uint64_t x = seed * 2654435761u + 1, size = 0, now_ms = 1, released = 0;
+    struct mb_log_step flying = {0};
+    uint64_t last_begin = 0, last_end = 0;
+
+    mb_log_plan_init(&p, 0, 0, MIB);
+    p.has_url = 1;
+    for (int i = 0; i < 3000; i++) {
+        int ended = i >= 2000;
+        struct mb_log_step s;
+
+        now_ms += next_random(&x) % 2000;
+        if (!ended)
+            size += next_random(&x) % 5 == 0 ? next_random(&x) % (256 << 10) : 0;
+        s = mb_log_plan_next(&p, size, ended, now_ms);
+        if (s.ship) {
+            assert_true(s.ship_begin >= p.first && s.ship_begin < s.ship_end);
+            assert_true(s.ship_end <= size && s.ship_end > p.shipped);
+            assert_true(s.ship_begin == last_begin || s.ship_begin >= last_end);
+            flying = s;
+        }
+        if (s.release) {
+            assert_true(s.release_end > released && s.release_end < size);
+            assert_true(s.release_end <= p.shipped || p.lost_unshipped);
+            p.lost_unshipped = 0;
+            released = s.release_end;
+            mb_log_plan_released(&p, s.release_end);
+        }
+        assert_true(size - p.first <= 2 * MIB + (256 << 10));
+        if (p.shipping && (ended || next_random(&x) % 4 == 0)) {
+            if (!ended && next_random(&x) % 3 == 0) {
+                mb_log_plan_ship_failed(&p, now_ms);
+            } else {
+                last_begin = flying.ship_begin;
+                last_end = flying.ship_end;
+                mb_log_plan_shipped(&p, flying.ship_end, now_ms);
+            }
+        }
+    }
+    assert_true(mb_log_plan_done(&p, size));
+}
+
+static void test_random_walks(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 500; seed++)
+        walk(seed);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_index_once_a_second),
+        cmocka_unit_test(test_release_without_store),
+        cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_store_that_hangs),
+        cmocka_unit_test(test_random_walks),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

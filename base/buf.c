@@ -123,6 +123,26 @@ int mb_buf_url(struct mb_buf *b, const char *s, int keep_slash)
     return rc;
 }
 
+int mb_buf_shell(struct mb_buf *b, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "@%_-+=:,./";
+    size_t len = b->len;
+    int rc;
+
+    if (*word && word[strspn(word, plain)] == '\0')
+        return mb_buf_puts(b, word);
+    rc = mb_buf_add(b, "'", 1);
+    for (; *word && rc == 0; word++)
+        rc = *word == '\'' ? mb_buf_puts(b, "'\"'\"'") : mb_buf_add(b, word, 1);
+    rc = rc ? rc : mb_buf_add(b, "'", 1);
+    if (rc != 0 && b->data) {
+        b->len = len;
+        b->data[len] = '\0';
+    }
+    return rc;
+}
+
 int mb_buf_u32le(struct mb_buf *b, uint32_t v)
 {
     return add_le(b, v, 4);

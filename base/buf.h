@@ -27,6 +27,8 @@ int mb_buf_vprintf(struct mb_buf *b, const char *fmt, va_list ap)
     __attribute__((format(printf, 2, 0)));
 /* Percent-encoded as RFC 3986's unreserved characters want it; keep_slash: '/' stays. */
 int mb_buf_url(struct mb_buf *b, const char *s, int keep_slash);
+/* A word as a shell reads it back: in single quotes where anything in it is special. */
+int mb_buf_shell(struct mb_buf *b, const char *word);
 int mb_buf_u32le(struct mb_buf *b, uint32_t v);
 int mb_buf_u64le(struct mb_buf *b, uint64_t v);
 void mb_buf_consume(struct mb_buf *b, size_t n); /* drop the first n bytes, n <= len */

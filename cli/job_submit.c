@@ -104,27 +104,17 @@ static json_t *read_runtime_env(const struct submit_args *a, struct mb_err *err)
     return env;
 }
 
-/* As a shell would read it back: words with anything special in single quotes. */
+/* As a shell would read it back. */
 static char *join_words(char *const *words, int n)
 {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "@%_-+=:,./";
     struct mb_buf b = {0};
     int rc = 0;
 
     for (int i = 0; i < n && rc == 0; i++) {
-        const char *w = words[i];
-
         if (i > 0)
             rc = mb_buf_add(&b, " ", 1);
-        if (rc == 0 && *w != '\0' && w[strspn(w, plain)] == '\0') {
-            rc = mb_buf_puts(&b, w);
-            continue;
-        }
-        rc = rc != 0 ? rc : mb_buf_add(&b, "'", 1);
-        for (; *w != '\0' && rc == 0; w++)
-            rc = *w == '\'' ? mb_buf_puts(&b, "'\"'\"'") : mb_buf_add(&b, w, 1);
-        rc = rc != 0 ? rc : mb_buf_add(&b, "'", 1);
+        if (rc == 0)
+            rc = mb_buf_shell(&b, words[i]);
     }
     if (rc == 0)
         return mb_buf_take(&b);

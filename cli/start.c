@@ -309,8 +309,13 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
     const char *gcs = text(node, "gcs_address");
-    const char *option = a->temp_dir != NULL ? " --temp-dir " : "";
-    const char *temp_dir = a->temp_dir != NULL ? a->temp_dir : "";
+    struct mb_buf stop = {0}; /* as it can be typed */
+    int failed = mb_buf_puts(&stop, "mobula stop");
+
+    if (a->temp_dir != NULL)
+        failed |= mb_buf_puts(&stop, " --temp-dir ") | mb_buf_shell(&stop, a->temp_dir);
+    if (failed)
+        mb_buf_close(&stop);
 
     if (json_is_true(json_object_get(node, "is_open")))
         fprintf(stderr,
@@ -319,7 +324,8 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
                 gcs);
     printf("node %.12s is ALIVE\nlogs: %s\n", text(node, "node_id"), dir);
     if (!a->head) {
-        printf("\nnext:\n  mobula stop%s%s\n", option, temp_dir);
+        printf("\nnext:\n  %s\n", mb_buf_str(&stop));
+        mb_buf_close(&stop);
         return;
     }
     if (http_port == 0)
@@ -334,8 +340,9 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     printf("  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
            "mobula train ...\n"
            "  look:               mobula status --address http://127.0.0.1:%lld\n"
-           "  end:                mobula stop%s%s\n",
-           (long long)http_port, (long long)http_port, option, temp_dir);
+           "  end:                %s\n",
+           (long long)http_port, (long long)http_port, mb_buf_str(&stop));
+    mb_buf_close(&stop);
 }
 
 /* ---- start ---- */

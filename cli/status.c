@@ -69,8 +69,8 @@ static void print_checkpoint(const json_t *gang)
     json_int_t uploading = json_integer_value(json_object_get(c, "uploading_bytes"));
     char a[16], b[16];
 
-    if (!json_is_object(c))
-        return;
+    if (!json_is_object(c) || (saved < 0 && durable < 0 && *text(c, "url") == '\0'))
+        return; /* none was asked for */
     if (saved < 0 && durable < 0)
         printf("      checkpoint: none yet");
     else if (durable < 0)

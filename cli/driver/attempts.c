@@ -69,6 +69,7 @@ static void empty_slots(struct driver *d)
         mb_free(d->endpoints[r]);
         d->endpoints[r] = NULL;
     }
+    memset(d->uploads, 0, d->opts->num_nodes * sizeof(*d->uploads));
     drv_output_flush(d);
     d->attempt_iteration = -1;
     d->launched_ms = 0;

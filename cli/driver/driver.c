@@ -554,9 +554,10 @@ static int setup(struct driver *d, struct mb_err *err)
 
     d->state = mb_drv_create(&config);
     d->nodes = mb_calloc(o->num_nodes, sizeof(*d->nodes));
+    d->uploads = mb_calloc(o->num_nodes, sizeof(*d->uploads));
     d->endpoints = mb_calloc(drv_world_size(d), sizeof(*d->endpoints));
     d->output = mb_calloc(drv_world_size(d), sizeof(*d->output));
-    if (!d->state || !d->nodes || !d->endpoints || !d->output)
+    if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->output)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     rc = mb_grpc_create(&d->loop, &d->grpc, err);
     if (rc < 0)
@@ -599,6 +600,7 @@ static void teardown(struct driver *d)
         mb_free(d->causes[i]);
     mb_free(d->endpoints);
     mb_free(d->output);
+    mb_free(d->uploads);
     mb_free(d->nodes);
     mb_drv_destroy(d->state);
     uv_loop_close(&d->loop);

@@ -8,6 +8,7 @@
 #include "cli/driver/driver.h"
 #include "cli/driver/restart.h"
 #include "cli/driver/state.h"
+#include "cli/driver/uploads.h"
 #include "gcs/client.h"
 #include "proto/mobula/agent.pb-c.h"
 
@@ -96,10 +97,11 @@ struct driver {
     int looking;           /* for nodes that died: the request is in flight */
     int closing;
     int handles_open;
-    uint64_t looked_ms;        /* for nodes that died */
-    struct mb_gcs_op *wait_op; /* pg_wait in flight */
-    struct drv_node *nodes;    /* [num_nodes] */
-    char **endpoints;          /* [world size] */
+    uint64_t looked_ms;            /* for nodes that died */
+    struct mb_gcs_op *wait_op;     /* pg_wait in flight */
+    struct drv_node *nodes;        /* [num_nodes] */
+    struct mb_drv_upload *uploads; /* [num_nodes] */
+    char **endpoints;              /* [world size] */
     struct drv_rank_output *output;
     struct drv_report report;
     int record_dirty;

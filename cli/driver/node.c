@@ -390,8 +390,9 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
     struct driver *d = n->driver;
     struct mb_drv_event e = {.node = n->index, .iteration = u->iteration};
 
-    d->report.upload_done_bytes = u->done_bytes;
-    d->report.upload_total_bytes = u->total_bytes;
+    d->uploads[n->index] = (struct mb_drv_upload){u->iteration, u->done_bytes, u->total_bytes};
+    mb_drv_uploads_sum(d->uploads, d->opts->num_nodes, &d->report.upload_done_bytes,
+                       &d->report.upload_total_bytes);
     d->record_dirty = 1;
     if (u->committed && u->iteration > d->committed)
         d->committed = u->iteration;

@@ -106,7 +106,7 @@ class StatusTest(unittest.TestCase):
                          ("FAILED", "FAILED", "rank 1 exited with status 7"))
         self.assertEqual(lines_of(words, "bad")[1:], [
             job["message"].splitlines()[0], "cause: rank 1 exited with status 7",
-            "gang: FAILED, 2 ranks on 2 nodes, attempt 1", "checkpoint: none yet"])
+            "gang: FAILED, 2 ranks on 2 nodes, attempt 1"])
 
     def test_load_of_a_store_that_is_not_there(self):
         """Outside a job: the directory of the URL does not even exist."""
@@ -177,6 +177,14 @@ class StartHints(unittest.TestCase):
             self.assertEqual(joined, f"stop --temp-dir {cluster.temp}")
             self.assertEqual(len(cluster.nodes()), 2)
             self.stop(cluster, joined)
+
+    def test_a_directory_is_quoted_for_the_shell(self):
+        with NoCluster() as cluster:
+            where = f"{cluster.dir}/it's $HOME"
+            hint = self.start(cluster, *self.HEAD, "--temp-dir", where)
+            self.assertEqual(shlex.split(hint), ["stop", "--temp-dir", where])
+            self.assertNotIn(where, hint)
+            self.stop(cluster, hint)
 
     def test_the_usual_directory_is_not(self):
         with NoCluster() as cluster:

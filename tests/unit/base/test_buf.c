@@ -70,6 +70,23 @@ static void test_take(void **state)
     mb_alloc_fail_nth(0);
 }
 
+static void test_shell_words(void **state)
+{
+    static const struct {
+        const char *word, *quoted;
+    } cases[] = {{"/a/b-1.txt", "/a/b-1.txt"}, {"", "''"},        {"a b", "'a b'"}, {"$x", "'$x'"},
+                 {"it's", "'it'\"'\"'s'"},     {"a\nb", "'a\nb'"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct mb_buf b = {0};
+        assert_int_equal(mb_buf_puts(&b, "x "), 0);
+        assert_int_equal(mb_buf_shell(&b, cases[i].word), 0);
+        assert_string_equal(mb_buf_str(&b) + 2, cases[i].quoted);
+        mb_buf_close(&b);
+    }
+}
+
 static void test_failure(void **state)
 {
     struct mb_buf b = {0};
@@ -85,6 +102,9 @@ static void test_failure(void **state)
     big[sizeof(big) - 1] = '\0';
     mb_alloc_fail_nth(1);
     assert_int_equal(mb_buf_url(&b, big, 0), MB_ENOMEM);
+    mb_alloc_fail_nth(1);
+    big[0] = ' ';
+    assert_int_equal(mb_buf_shell(&b, big), MB_ENOMEM);
     mb_alloc_fail_nth(0);
     assert_string_equal(mb_buf_str(&b), "kept");
     assert_int_equal(b.len, 4);
@@ -94,9 +114,8 @@ static void test_failure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adding),
-        cmocka_unit_test(test_growth),
-        cmocka_unit_test(test_take),
+        cmocka_unit_test(test_adding),  cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_take),    cmocka_unit_test(test_shell_words),
         cmocka_unit_test(test_failure),
     };
 

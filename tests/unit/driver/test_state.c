@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "cli/driver/offsets.h"
 #include "cli/driver/state.h"
+#include "cli/driver/uploads.h"
 
 enum { NODES = 2, PER_NODE = 2, RANKS = NODES * PER_NODE };
 
@@ -394,6 +395,30 @@ static void test_known_bytes(void **state)
     assert_int_equal(next, 23);
 }
 
+static void test_uploads_are_the_gangs_sum(void **state)
+{
+    struct mb_drv_upload nodes[3] = {{0}};
+    uint64_t done, total;
+
+    (void)state;
+    mb_drv_uploads_sum(nodes, 3, &done, &total);
+    assert_int_equal(done + total, 0);
+    nodes[0] = (struct mb_drv_upload){5, 10, 100};
+    nodes[2] = (struct mb_drv_upload){5, 30, 300};
+    mb_drv_uploads_sum(nodes, 3, &done, &total);
+    assert_int_equal(done, 40);
+    assert_int_equal(total, 400);
+    /* The second is at the next iteration already; then the first follows, also with less done. */
+    nodes[1] = (struct mb_drv_upload){10, 7, 70};
+    mb_drv_uploads_sum(nodes, 3, &done, &total);
+    assert_int_equal(done, 7);
+    assert_int_equal(total, 70);
+    nodes[0] = (struct mb_drv_upload){10, 1, 50};
+    mb_drv_uploads_sum(nodes, 3, &done, &total);
+    assert_int_equal(done, 8);
+    assert_int_equal(total, 120);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_random_walks),
         cmocka_unit_test(test_memory_out),
         cmocka_unit_test(test_known_bytes),
+        cmocka_unit_test(test_uploads_are_the_gangs_sum),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,6 +86,10 @@ void place_transition(struct group *g, enum event e)
         return;
     g->state = (enum state)(next - 1);
     g->wait = state_table[g->state].wait;
+    if (g->state == CREATED) {
+        g->waiting_since_ms = 0;
+        g->overtaken = 0;
+    }
     if (g->pub.state != state_table[g->state].outside || e == BUNDLE_LOST)
         g->changed = 1;
     g->pub.state = state_table[g->state].outside;
@@ -252,7 +256,7 @@ void mb_placement_result(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BY
         after_progress(g);
 }
 
-static int is_waiting(const struct group *g)
+int place_is_waiting(const struct group *g)
 {
     return g->state == PENDING || g->state == RESCHEDULING;
 }
@@ -320,13 +324,29 @@ static int emit_return(struct mb_placement *p, struct group *g, uint64_t now_ms,
     return node != PLACE_NOWHERE;
 }
 
-/* What this group has to say or to do; a waiting group looks for places first. */
-static int group_next(struct mb_placement *p, struct group *g, uint64_t now_ms,
-                      struct mb_place_action *out)
+static void stand_behind(struct group *g, const struct group *ahead)
 {
-    if (!g->changed && is_waiting(g) && now_ms >= g->try_ms &&
-        (g->seen_epoch != p->epoch || now_ms >= g->recheck_ms))
-        (void)place_try(p, g, now_ms);
+    g->changed |= g->wait != MB_PLACE_QUEUED;
+    g->wait = MB_PLACE_QUEUED;
+    g->behind = ahead->seq;
+    g->seen_epoch = 0; /* when it may be tried, it is */
+}
+
+/* What this group has to say or to do; a waiting group looks for places first. */
+static int group_next(struct mb_placement *p, struct group *g, const struct group *ahead,
+                      uint64_t now_ms, struct mb_place_action *out)
+{
+    if (!g->changed && place_is_waiting(g)) {
+        if (g->waiting_since_ms == 0)
+            g->waiting_since_ms = now_ms ? now_ms : 1;
+        g->blocked = ahead && p->order == MB_PLACE_STRICT;
+        if (g->blocked)
+            stand_behind(g, ahead);
+        else if (now_ms >= g->try_ms &&
+                 (g->seen_epoch != p->epoch || g->seen_ahead != (ahead ? ahead->seq : 0) ||
+                  now_ms >= g->recheck_ms))
+            (void)place_try(p, g, ahead, now_ms);
+    }
     if (g->changed) {
         g->changed = 0;
         begin_action(p, g, PLACE_NOWHERE, MB_PLACE_CHANGED, out);
@@ -337,9 +357,14 @@ static int group_next(struct mb_placement *p, struct group *g, uint64_t now_ms,
 
 int mb_placement_next(struct mb_placement *p, uint64_t now_ms, struct mb_place_action *out)
 {
-    for (size_t i = 0; i < p->n_groups; i++)
-        if (group_next(p, p->groups[i], now_ms, out))
+    const struct group *ahead = NULL; /* the first that keeps what it needs */
+
+    for (size_t i = 0; i < p->n_groups; i++) {
+        if (group_next(p, p->groups[i], ahead, now_ms, out))
             return 1;
+        if (!ahead && place_keeps(p, p->groups[i], now_ms))
+            ahead = p->groups[i];
+    }
     return 0;
 }
 
@@ -356,7 +381,7 @@ uint64_t mb_placement_due_ms(const struct mb_placement *p)
     for (size_t i = 0; i < p->n_groups; i++) {
         const struct group *g = p->groups[i];
 
-        if (is_waiting(g))
+        if (place_is_waiting(g) && !g->blocked) /* what lifts a block is an event */
             sooner(&due, g->try_ms > g->recheck_ms || g->seen_epoch != p->epoch ? g->try_ms
                                                                                 : g->recheck_ms);
         for (size_t k = 0; k < g->pub.n_bundles; k++) {
@@ -376,9 +401,16 @@ struct mb_placement *mb_placement_create(uint64_t seed)
 
     if (p) {
         p->rng = seed ? seed : 1;
-        p->epoch = 1;
+        p->epoch = p->fleet = 1;
+        p->patience_ms = MB_PLACE_PATIENCE_MS;
     }
     return p;
+}
+
+void mb_placement_set_order(struct mb_placement *p, enum mb_place_order order, uint64_t patience_ms)
+{
+    p->order = order;
+    p->patience_ms = patience_ms;
 }
 
 void mb_placement_destroy(struct mb_placement *p)

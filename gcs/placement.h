@@ -6,8 +6,13 @@
  * Rules:
  *  - Nothing is booked beyond what a node has. A booking ends only when the node said that it gave
  *    the bundle back, or is dead; so a hung node costs its own capacity and nobody else's.
- *  - Several groups may be prepared at the same time; groups are tried in order of creation, and a
- *    later one may overtake one that does not fit.
+ *  - Several groups may be prepared at the same time. The queue is ordered by priority, then by
+ *    creation. BACKFILL: a later group may start while an earlier one waits, until that one has
+ *    waited for `patience_ms` or was overtaken MB_PLACE_OVERTAKES times; from then on places are
+ *    pinned for it, and what it needs there is given to nobody behind it, so that it starts when
+ *    what runs there now has ended. One group at a time has pins: the first in the queue.
+ *    STRICT: nothing behind a group that waits starts.
+ *    A group that the nodes that are there could not hold even if they were empty holds nobody up.
  *  - A refusal or failure returns everything of the attempt; the next comes 0.2 to 1 s later.
  *  - A lost node makes a CREATED group RESCHEDULING: survivors keep their bundles, only the lost
  * ones are placed anew.
@@ -17,10 +22,16 @@
 #ifndef MOBULA_GCS_PLACEMENT_H
 #define MOBULA_GCS_PLACEMENT_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "gcs/types.h"
 
 enum { MB_PLACE_RETURNS = 4, MB_PLACE_RETRY_MIN_MS = 200, MB_PLACE_RETRY_MAX_MS = 1000 };
+
+/* Of a waiting group, before it keeps places; and the bound of a priority in both directions. */
+enum { MB_PLACE_OVERTAKES = 16, MB_PLACE_PATIENCE_MS = 60000, MB_PLACE_PRIORITY_MAX = 1000 };
+
+enum mb_place_order { MB_PLACE_BACKFILL = 0, MB_PLACE_STRICT };
 
 struct mb_placement;
 
@@ -59,11 +70,22 @@ enum mb_place_wait {
 struct mb_place_info {
     enum mb_place_wait wait;
     unsigned attempts;
+    int priority;              /* of its name: mb_placement_priority_of() */
+    int is_waiting;            /* it has no places and looks for them */
+    unsigned ahead;            /* waiting groups that are before it in the queue */
+    unsigned overtaken;        /* groups behind it that started since it waits */
+    uint64_t waiting_since_ms; /* 0: it was not tried yet */
 };
 
 /* seed: for the jitter of retries. NULL when memory is out. */
 struct mb_placement *mb_placement_create(uint64_t seed);
 void mb_placement_destroy(struct mb_placement *p);
+/* BACKFILL with MB_PLACE_PATIENCE_MS unless said otherwise. */
+void mb_placement_set_order(struct mb_placement *p, enum mb_place_order order,
+                            uint64_t patience_ms);
+/* A gang's group is called "mobula-NAME", or "mobula-NAME@priority=N"; any other name has priority
+ * 0. For the uniqueness of names the priority does not count. */
+int mb_placement_priority_of(const char *name);
 
 /* ---- nodes ---- */
 /* A node with these totals is there; repeating updates the totals. */
@@ -94,7 +116,17 @@ const struct mb_gcs_pg *mb_placement_get(const struct mb_placement *p,
                                          struct mb_place_info *info);
 size_t mb_placement_count(const struct mb_placement *p);
 const struct mb_gcs_pg *mb_placement_at(const struct mb_placement *p, size_t i,
-                                        struct mb_place_info *info); /* in order of creation */
+                                        struct mb_place_info *info); /* in order of the queue */
+
+/* The name of a node for people; borrowed until the next call. */
+typedef const char *(*mb_place_name_fn)(void *arg, const uint8_t node_id[MB_NODE_ID_BYTES]);
+/*
+ * Why a group waits, one line that names what is missing and where: "waiting for 2 more mobula_gpu
+ * on 1 node: node a has 1 free of 4, node b has 0 free of 4". It changes when the facts change, not
+ * with the clock. Appends nothing for a group that does not wait. 0 or MB_ENOMEM.
+ */
+int mb_placement_reason(const struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES],
+                        mb_place_name_fn name_of, void *arg, struct mb_buf *out);
 
 /* ---- the engine ---- */
 /* The next thing to do: 1 and *out, or 0. Call until 0 after every event and when due. */

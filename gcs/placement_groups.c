@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "gcs/placement_internal.h"
 
 struct group *place_find_group(const struct mb_placement *p, const uint8_t *id)
@@ -19,6 +20,7 @@ void place_free_group(struct group *g)
     mb_free(g->bundles);
     mb_free(g->b);
     mb_free(g->scratch);
+    mb_free(g->pins);
     mb_free(g->text);
     mb_free(g->resources);
     mb_free(g);
@@ -48,9 +50,10 @@ static struct group *copy_group(const struct mb_gcs_pg *pg)
     g->bundles = mb_calloc(pg->n_bundles, sizeof *g->bundles);
     g->b = mb_calloc(pg->n_bundles, sizeof *g->b);
     g->scratch = mb_calloc(pg->n_bundles, sizeof *g->scratch);
+    g->pins = mb_calloc(pg->n_bundles, sizeof *g->pins);
     g->resources = mb_calloc(n_resources, sizeof *g->resources);
     char *end = g->text = mb_calloc(1, bytes);
-    if (!g->bundles || !g->b || !g->scratch || !g->resources || !g->text) {
+    if (!g->bundles || !g->b || !g->scratch || !g->pins || !g->resources || !g->text) {
         place_free_group(g);
         return NULL;
     }
@@ -64,9 +67,50 @@ static struct group *copy_group(const struct mb_gcs_pg *pg)
             g->resources[at++] = (struct mb_gcs_resource){
                 place_put_name(&end, in->resources[k].name), in->resources[k].amount};
         g->b[i].pub = &g->bundles[i];
-        g->b[i].node = PLACE_NOWHERE;
+        g->b[i].node = g->pins[i] = PLACE_NOWHERE;
     }
+    g->priority = mb_placement_priority_of(pg->name);
     return g;
+}
+
+/* ---- names ---- */
+
+static const char gang_prefix[] = "mobula-", priority_mark[] = "@priority=";
+
+static const char *mark_in(const char *name)
+{
+    const char *at = NULL;
+
+    if (!name || strncmp(name, gang_prefix, sizeof gang_prefix - 1) != 0)
+        return NULL;
+    for (const char *s = name; (s = strstr(s, priority_mark)); s++)
+        at = s;
+    return at;
+}
+
+int mb_placement_priority_of(const char *name)
+{
+    const char *at = mark_in(name);
+    int64_t n = 0;
+
+    if (at && mb_parse_i64(at + sizeof priority_mark - 1, -MB_PLACE_PRIORITY_MAX,
+                           MB_PLACE_PRIORITY_MAX, "priority", &n, NULL) != 0)
+        n = 0;
+    return (int)n;
+}
+
+size_t place_name_bytes(const char *name)
+{
+    const char *at = mark_in(name);
+
+    return at ? (size_t)(at - name) : strlen(name);
+}
+
+static int same_name(const char *a, const char *b)
+{
+    size_t n = place_name_bytes(a);
+
+    return n == place_name_bytes(b) && memcmp(a, b, n) == 0;
 }
 
 static int check_new(const struct mb_placement *p, const struct mb_gcs_pg *pg, struct mb_err *err)
@@ -81,12 +125,19 @@ static int check_new(const struct mb_placement *p, const struct mb_gcs_pg *pg, s
                 return mb_err_set(err, MB_EINVAL, "bundle %zu asks for a negative amount of %s", i,
                                   pg->bundles[i].resources[k].name);
     for (size_t i = 0; pg->name && *pg->name && i < p->n_groups; i++)
-        if (p->groups[i]->state != REMOVED && strcmp(p->groups[i]->pub.name, pg->name) == 0)
+        if (p->groups[i]->state != REMOVED && same_name(p->groups[i]->pub.name, pg->name))
             return mb_err_set(err, MB_EEXIST,
                               "Failed to create placement group '%s' because name '%s' already "
                               "exists.",
                               pg->name, pg->name);
     return 0;
+}
+
+static int goes_before(const struct group *a, const struct group *b)
+{
+    if (a->priority != b->priority)
+        return a->priority > b->priority;
+    return a->pub.created_unix_ms < b->pub.created_unix_ms;
 }
 
 static int append_group(struct mb_placement *p, const struct mb_gcs_pg *pg, struct group **out,
@@ -99,7 +150,14 @@ static int append_group(struct mb_placement *p, const struct mb_gcs_pg *pg, stru
     *out = groups ? copy_group(pg) : NULL;
     if (!*out)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    p->groups[p->n_groups++] = *out;
+    /* Its place in the queue: behind its equals. */
+    size_t at = p->n_groups++;
+    while (at > 0 && goes_before(*out, p->groups[at - 1])) {
+        p->groups[at] = p->groups[at - 1];
+        at--;
+    }
+    p->groups[at] = *out;
+    (*out)->seq = ++p->next_seq;
     return 0;
 }
 
@@ -191,10 +249,26 @@ int mb_placement_forget(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYT
     return 0;
 }
 
-static const struct mb_gcs_pg *outside(const struct group *g, struct mb_place_info *info)
+static unsigned waiting_before(const struct mb_placement *p, const struct group *g)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < p->n_groups && p->groups[i] != g; i++)
+        n += place_is_waiting(p->groups[i]) != 0;
+    return n;
+}
+
+static const struct mb_gcs_pg *outside(const struct mb_placement *p, const struct group *g,
+                                       struct mb_place_info *info)
 {
     if (info)
-        *info = (struct mb_place_info){g->wait, g->attempts};
+        *info = (struct mb_place_info){.wait = g->wait,
+                                       .attempts = g->attempts,
+                                       .priority = g->priority,
+                                       .is_waiting = place_is_waiting(g),
+                                       .ahead = waiting_before(p, g),
+                                       .overtaken = g->overtaken,
+                                       .waiting_since_ms = g->waiting_since_ms};
     return &g->pub;
 }
 
@@ -204,7 +278,7 @@ const struct mb_gcs_pg *mb_placement_get(const struct mb_placement *p,
 {
     struct group *g = place_find_group(p, pg_id);
 
-    return g ? outside(g, info) : NULL;
+    return g ? outside(p, g, info) : NULL;
 }
 
 size_t mb_placement_count(const struct mb_placement *p)
@@ -215,5 +289,5 @@ size_t mb_placement_count(const struct mb_placement *p)
 const struct mb_gcs_pg *mb_placement_at(const struct mb_placement *p, size_t i,
                                         struct mb_place_info *info)
 {
-    return outside(p->groups[i], info);
+    return outside(p, p->groups[i], info);
 }

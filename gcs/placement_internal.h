@@ -58,6 +58,17 @@ struct group {
     uint64_t recheck_ms; /* at the latest, while nothing fits */
     uint64_t seen_epoch; /* capacity at the last failed plan */
     int changed;
+    /* The queue. */
+    int priority;
+    uint64_t seq;              /* names the group for others; never 0 */
+    uint64_t waiting_since_ms; /* 0: not tried yet */
+    unsigned overtaken;
+    uint64_t behind;     /* seq of the group without which it could start; 0: none */
+    int blocked;         /* by strict order: not tried at all */
+    uint64_t seen_ahead; /* seq of the group that kept places at the last failed plan */
+    size_t *pins;        /* [n_bundles]: node kept for the bundle, or PLACE_NOWHERE */
+    uint64_t pins_epoch; /* fleet when the pins were chosen */
+    int fits_fleet;      /* the nodes could hold it, were they empty */
 };
 
 struct node {
@@ -80,6 +91,10 @@ struct mb_placement {
     size_t n_groups;
     uint64_t next_ticket;
     uint64_t epoch; /* counts changes after which a plan may go better */
+    uint64_t fleet; /* counts changes of the nodes themselves */
+    uint64_t next_seq;
+    enum mb_place_order order;
+    uint64_t patience_ms;
     uint64_t rng;
 };
 
@@ -105,7 +120,16 @@ char *place_put_name(char **end, const char *name);
 struct group *place_find_group(const struct mb_placement *p, const uint8_t *id);
 void place_free_group(struct group *g);
 
-/* placement_try.c: 1 if the group got places. */
-int place_try(struct mb_placement *p, struct group *g, uint64_t now_ms);
+int place_is_waiting(const struct group *g);
+size_t place_name_bytes(const char *name); /* without its priority */
+
+/* placement_try.c */
+/* 1 if the group got places; ahead: the group before it that keeps what it needs, or NULL. */
+int place_try(struct mb_placement *p, struct group *g, const struct group *ahead, uint64_t now_ms);
+/* 1 if the groups behind g must leave it what it needs; chooses its pins. */
+int place_keeps(struct mb_placement *p, struct group *g, uint64_t now_ms);
+/* What is free on a node for others than `ahead`; with ahead NULL: what is not booked. */
+double place_free(const struct mb_placement *p, size_t node, size_t resource,
+                  const struct group *ahead);
 
 #endif

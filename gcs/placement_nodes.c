@@ -114,6 +114,7 @@ int mb_placement_node_up(struct mb_placement *p, const uint8_t node_id[MB_NODE_I
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     node->up = 1;
     p->epoch++;
+    p->fleet++;
     if (at != PLACE_NOWHERE) {
         place_free_node(p->nodes[at]);
         p->nodes[at] = node;
@@ -156,6 +157,7 @@ void mb_placement_node_view(struct mb_placement *p, const uint8_t node_id[MB_NOD
     }
     if (node->draining && !is_draining)
         p->epoch++;
+    p->fleet += node->draining != is_draining;
     node->draining = is_draining;
 }
 
@@ -166,6 +168,7 @@ void mb_placement_node_dead(struct mb_placement *p, const uint8_t node_id[MB_NOD
     if (at == PLACE_NOWHERE || !p->nodes[at]->up)
         return;
     p->nodes[at]->up = 0;
+    p->fleet++;
     for (size_t i = 0; i < p->n_groups; i++) {
         struct group *g = p->groups[i];
         int lost = 0;

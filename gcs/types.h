@@ -95,7 +95,8 @@ struct mb_gcs_pg {
     uint8_t job_id[MB_JOB_ID_BYTES]; /* creator: must be in the GCS's job table */
     int has_actor;                   /* 1: the group goes when this actor dies */
     uint8_t actor_id[MB_ACTOR_ID_BYTES];
-    int is_detached; /* 1: outlives job and actor */
+    int is_detached;          /* 1: outlives job and actor */
+    uint64_t created_unix_ms; /* placement_group_creation_timestamp_ms; 0: not known */
 };
 
 /* A driver in the GCS's job table (JobTableData). */

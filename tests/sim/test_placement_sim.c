@@ -2,7 +2,10 @@
  * Placement under random nodes, deaths, refusals, lost answers and delays, in virtual time.
  * Each seed is one cluster's life; after it, the faults end, everything settles, and then every
  * node must hold exactly the bundles that groups believe to have there. MOBULA_SIM_SEED replays one
- * seed, MOBULA_SIM_SEEDS sets how many are run.
+ * seed, MOBULA_SIM_SEEDS sets how many are run. Every second seed has strict order: then no group
+ * may start while one that is before it in the queue, and that some node could hold, waits.
+ * A second life, without faults and with gangs that end, proves that nobody starves: the first in
+ * the queue, once its patience is over, starts as soon as what ran at that moment has ended.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,7 +58,12 @@ struct sim {
     size_t n_groups;
     struct msg msgs[MAX_MSGS];
     int faults;
+    int strict;
     size_t created;
+    size_t overtook;                 /* starts while an earlier group waited */
+    uint64_t ends_at_ms[MAX_GROUPS]; /* of a gang that runs; 0: it does not */
+    uint64_t first_since_ms[MAX_GROUPS];
+    size_t waits; /* times that a group was first beyond its patience */
 };
 
 static uint64_t rnd(struct sim *s)
@@ -115,6 +123,9 @@ static void add_group(struct sim *s)
         return;
     size_t g = s->n_groups++;
     pg.id[0] = (uint8_t)(g + 1);
+    char name[40];
+    snprintf(name, sizeof name, "mobula-%zu@priority=%d", g, (int)below(s, 3));
+    pg.name = name;
     pg.strategy = (enum mb_pg_strategy)below(s, 4);
     pg.n_bundles = 1 + below(s, MAX_BUNDLES);
     for (size_t i = 0; i < pg.n_bundles; i++) {
@@ -246,12 +257,31 @@ static void step_message(struct sim *s, struct msg *m)
     check(s);
 }
 
+/* A group of one bundle that waits before this one, and that a node that is there could hold. */
+static int overtakes(struct sim *s, const uint8_t *pg_id)
+{
+    for (size_t i = 0; i < mb_placement_count(s->p); i++) {
+        struct mb_place_info info;
+        const struct mb_gcs_pg *pg = mb_placement_at(s->p, i, &info);
+        if (memcmp(pg->id, pg_id, MB_PG_ID_BYTES) == 0)
+            return 0;
+        for (size_t k = 0; info.is_waiting && pg->n_bundles == 1 && k < s->n_nodes; k++)
+            if (!s->nodes[k].told_dead && s->nodes[k].total >= s->demand[pg->id[0] - 1][0])
+                return 1;
+    }
+    return 0;
+}
+
 static void pump(struct sim *s)
 {
     struct mb_place_action a;
 
     for (int n = 0; mb_placement_next(s->p, s->now_ms, &a); n++) {
         check(s);
+        int early = a.kind == MB_PLACE_PREPARE && overtakes(s, a.pg_id);
+        s->overtook += early != 0;
+        if (early && s->strict)
+            fail_seed(s, "a group overtook another one in strict order");
         if (a.kind != MB_PLACE_CHANGED)
             send_action(s, &a);
         else if (mb_placement_get(s->p, a.pg_id, NULL)->state == MB_PG_CREATED)
@@ -328,7 +358,7 @@ static void check_settled(struct sim *s)
         fail_seed(s, "a bundle leaked on a node");
 }
 
-static size_t run_seed(uint64_t seed)
+static size_t run_seed(uint64_t seed, size_t *overtook)
 {
     static struct sim s;
 
@@ -337,6 +367,8 @@ static size_t run_seed(uint64_t seed)
     s.p = mb_placement_create(seed);
     assert_non_null(s.p);
     s.faults = 1;
+    s.strict = (int)(seed % 2);
+    mb_placement_set_order(s.p, s.strict ? MB_PLACE_STRICT : MB_PLACE_BACKFILL, 3000);
     for (uint64_t n = 2 + below(&s, 4); n > 0; n--)
         add_node(&s);
     while (s.now_ms < FAULTS_MS) {
@@ -376,30 +408,138 @@ static size_t run_seed(uint64_t seed)
             fail_seed(&s, "a removed group has bundles that never came back");
     assert_int_equal(mb_placement_count(s.p), 0);
     size_t created = s.created;
+    *overtook += s.overtook;
     mb_placement_destroy(s.p);
     return created;
+}
+
+/* ---- nobody starves ---- */
+
+enum { LIFE_MS = 2000, PATIENCE_MS = 3000, PROTOCOL_MS = 500, FAIR_NODES = 3, FAIR_MS = 60000 };
+
+/* Gangs of equal bundles that the empty nodes can always hold. */
+static void add_gang(struct sim *s)
+{
+    struct mb_gcs_resource res;
+    struct mb_gcs_bundle bundles[FAIR_NODES];
+    struct mb_gcs_pg pg = {.bundles = bundles, .strategy = MB_PG_STRICT_SPREAD};
+    struct mb_err err = {0};
+    size_t g = 0;
+
+    while (g < s->n_groups && !s->removed[g])
+        g++;
+    if (g == MAX_GROUPS || (g == s->n_groups && s->n_groups >= MAX_GROUPS / 2))
+        return;
+    s->n_groups += g == s->n_groups;
+    s->removed[g] = 0;
+    s->ends_at_ms[g] = s->first_since_ms[g] = 0;
+    pg.id[0] = (uint8_t)(g + 1);
+    /* Many are small, so that there is always one that fits. */
+    int is_large = below(s, 5) == 0;
+    pg.n_bundles = is_large ? 1 + below(s, FAIR_NODES) : 1;
+    res = (struct mb_gcs_resource){"mobula_gpu", is_large ? 4 : 1};
+    for (size_t i = 0; i < pg.n_bundles; i++) {
+        s->demand[g][i] = res.amount;
+        bundles[i] = (struct mb_gcs_bundle){.resources = &res, .n_resources = 1};
+    }
+    memcpy(s->groups[g], pg.id, MB_PG_ID_BYTES);
+    assert_int_equal(mb_placement_add(s->p, &pg, &err), 0);
+}
+
+static void end_gangs(struct sim *s)
+{
+    for (size_t g = 0; g < s->n_groups; g++) {
+        const struct mb_gcs_pg *pg = mb_placement_get(s->p, s->groups[g], NULL);
+        if (s->removed[g] || !pg)
+            continue;
+        if (pg->state == MB_PG_REMOVED)
+            s->removed[g] = mb_placement_forget(s->p, s->groups[g]);
+        else if (pg->state == MB_PG_CREATED && s->ends_at_ms[g] == 0)
+            s->ends_at_ms[g] = s->now_ms + 1 + below(s, LIFE_MS);
+        else if (s->ends_at_ms[g] != 0 && s->now_ms >= s->ends_at_ms[g])
+            assert_int_equal(mb_placement_remove(s->p, s->groups[g]), 0);
+    }
+}
+
+static void check_first(struct sim *s)
+{
+    for (size_t i = 0; i < mb_placement_count(s->p); i++) {
+        struct mb_place_info info;
+        size_t g = (size_t)mb_placement_at(s->p, i, &info)->id[0] - 1;
+        if (!info.is_waiting)
+            continue;
+        if (info.waiting_since_ms == 0 || s->now_ms < info.waiting_since_ms + PATIENCE_MS)
+            return;
+        s->waits += s->first_since_ms[g] == 0;
+        if (s->first_since_ms[g] == 0)
+            s->first_since_ms[g] = s->now_ms;
+        if (s->now_ms > s->first_since_ms[g] + LIFE_MS + PROTOCOL_MS)
+            fail_seed(s, "the first in the queue starves");
+        return; /* the others have their turn when they are first */
+    }
+}
+
+static size_t run_fair(uint64_t seed)
+{
+    static struct sim s;
+
+    memset(&s, 0, sizeof s);
+    s.seed = s.rng = seed;
+    s.p = mb_placement_create(seed);
+    assert_non_null(s.p);
+    mb_placement_set_order(s.p, MB_PLACE_BACKFILL, PATIENCE_MS);
+    for (int n = 0; n < FAIR_NODES; n++) {
+        add_node(&s);
+        struct mb_gcs_resource total = {"mobula_gpu", s.nodes[n].total = 4 + (double)below(&s, 5)};
+        assert_int_equal(mb_placement_node_up(s.p, s.nodes[n].id, &total, 1, NULL), 0);
+    }
+    while (s.now_ms < FAIR_MS) {
+        add_gang(&s);
+        advance(&s, s.now_ms + 1 + below(&s, 60));
+        end_gangs(&s);
+        check_first(&s);
+    }
+    size_t waits = s.waits;
+    mb_placement_destroy(s.p);
+    return waits;
+}
+
+static void nobody_starves(void **state)
+{
+    size_t waits = 0;
+    uint64_t n = getenv("MOBULA_SIM_SEED") ? 0 : 60;
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= n; seed++)
+        waits += run_fair(seed);
+    assert_true(waits >= n); /* or the seeds are too easy */
+    print_message("%llu seeds, %zu times a group was first beyond its patience\n",
+                  (unsigned long long)n, waits);
 }
 
 static void placement_survives_everything(void **state)
 {
     const char *one = getenv("MOBULA_SIM_SEED"), *many = getenv("MOBULA_SIM_SEEDS");
-    size_t created = 0;
+    size_t created = 0, overtook = 0;
 
     (void)state;
     if (one) {
-        run_seed(strtoull(one, NULL, 10));
+        run_seed(strtoull(one, NULL, 10), &overtook);
         return;
     }
     uint64_t n = many ? strtoull(many, NULL, 10) : 2000;
     for (uint64_t seed = 1; seed <= n; seed++)
-        created += run_seed(seed);
-    assert_true(created > n); /* the faults must not be so many that nothing ever succeeds */
-    print_message("%llu seeds, %zu times a group became CREATED\n", (unsigned long long)n, created);
+        created += run_seed(seed, &overtook);
+    assert_true(overtook > n / 10); /* or strict order had nothing to prevent */
+    assert_true(created > n);       /* the faults must not be so many that nothing ever succeeds */
+    print_message("%llu seeds, %zu times a group became CREATED, %zu overtook\n",
+                  (unsigned long long)n, created, overtook);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(placement_survives_everything)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(placement_survives_everything),
+                                       cmocka_unit_test(nobody_starves)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,429 @@
+/* The queue of placement groups: order, priorities, what is kept for whom, and what is said. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include "base/alloc.h"
+#include "gcs/placement.h"
+
+static const char *name_of(void *arg, const uint8_t id[MB_NODE_ID_BYTES])
+{
+    static char name[2];
+
+    (void)arg;
+    name[0] = (char)('a' + id[0] - 1);
+    return name;
+}
+
+static void node(struct mb_placement *p, uint8_t id, double gpus)
+{
+    uint8_t node_id[MB_NODE_ID_BYTES] = {id};
+    struct mb_gcs_resource total[] = {{"mobula_slot", gpus}, {"mobula_gpu", gpus}};
+
+    assert_int_equal(mb_placement_node_up(p, node_id, total, 2, NULL), 0);
+}
+
+static void named(struct mb_placement *p, uint8_t id, size_t n_nodes, double gpus, const char *name)
+{
+    struct mb_gcs_resource r[] = {{"mobula_slot", gpus}, {"mobula_gpu", gpus}};
+    struct mb_gcs_bundle bundles[8];
+    struct mb_gcs_pg pg = {.id = {id}, .bundles = bundles, .n_bundles = n_nodes, .name = name};
+
+    pg.strategy = n_nodes > 1 ? MB_PG_STRICT_SPREAD : MB_PG_PACK;
+    for (size_t i = 0; i < n_nodes; i++)
+        bundles[i] = (struct mb_gcs_bundle){.resources = r, .n_resources = 2};
+    assert_int_equal(mb_placement_add(p, &pg, NULL), 0);
+}
+
+static void gang(struct mb_placement *p, uint8_t id, size_t n_nodes, double gpus)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "mobula-g%u", id);
+    named(p, id, n_nodes, gpus, name);
+}
+
+static void settle(struct mb_placement *p, uint64_t now_ms)
+{
+    struct mb_place_action a;
+    struct mb_err err = {0};
+
+    while (mb_placement_next(p, now_ms, &a)) {
+        if (a.kind != MB_PLACE_CHANGED)
+            mb_placement_result(p, a.pg_id, a.ticket, MB_PLACE_OK, now_ms);
+        assert_int_equal(mb_placement_check(p, &err), 0);
+    }
+}
+
+static int has_started(const struct mb_placement *p, uint8_t id)
+{
+    uint8_t pg_id[MB_PG_ID_BYTES] = {id};
+
+    return mb_placement_get(p, pg_id, NULL)->state == MB_PG_CREATED;
+}
+
+static void end(struct mb_placement *p, uint8_t id, uint64_t now_ms)
+{
+    uint8_t pg_id[MB_PG_ID_BYTES] = {id};
+
+    assert_int_equal(mb_placement_remove(p, pg_id), 0);
+    settle(p, now_ms);
+}
+
+static void assert_reason(const struct mb_placement *p, uint8_t id, const char *expected)
+{
+    uint8_t pg_id[MB_PG_ID_BYTES] = {id};
+    struct mb_buf b = {0};
+
+    assert_int_equal(mb_placement_reason(p, pg_id, name_of, NULL, &b), 0);
+    assert_string_equal(mb_buf_str(&b), expected);
+    mb_buf_close(&b);
+}
+
+/* ---- order ---- */
+
+static void backfill_lets_a_later_gang_start(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    node(p, 1, 4);
+    node(p, 2, 4);
+    gang(p, 1, 1, 4);
+    settle(p, 1);
+    gang(p, 2, 2, 4);
+    gang(p, 3, 1, 2);
+    settle(p, 2);
+    assert_false(has_started(p, 2));
+    assert_true(has_started(p, 3));
+    mb_placement_destroy(p);
+}
+
+static void strict_order_does_not(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 4);
+    node(p, 2, 4);
+    gang(p, 1, 1, 4);
+    settle(p, 1);
+    gang(p, 2, 2, 4);
+    gang(p, 3, 1, 2);
+    settle(p, 2);
+    assert_false(has_started(p, 2));
+    assert_false(has_started(p, 3));
+    assert_reason(p, 3, "waiting behind mobula-g2, which came earlier (strict order)");
+    /* Nothing is due for a group that only an event can help. */
+    assert_true(mb_placement_due_ms(p) > 2);
+    end(p, 1, 10);
+    assert_true(has_started(p, 2));
+    assert_false(has_started(p, 3));
+    end(p, 2, 20);
+    assert_true(has_started(p, 3));
+    mb_placement_destroy(p);
+}
+
+static void strict_order_passes_over_what_can_never_start(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 4);
+    gang(p, 1, 1, 8);
+    gang(p, 2, 2, 1);
+    gang(p, 3, 1, 1);
+    settle(p, 1);
+    assert_true(has_started(p, 3));
+    node(p, 2, 4); /* now the second could, and nobody overtakes it any more */
+    settle(p, 2);
+    assert_true(has_started(p, 2));
+    mb_placement_destroy(p);
+}
+
+static void a_cancelled_gang_blocks_nobody(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 4);
+    gang(p, 1, 1, 2);
+    gang(p, 2, 1, 4);
+    gang(p, 3, 1, 2);
+    settle(p, 1);
+    assert_false(has_started(p, 3));
+    end(p, 2, 2);
+    assert_true(has_started(p, 3));
+    mb_placement_destroy(p);
+}
+
+/* A stream of small gangs, two at a time, never leaves the node empty: without the bound the large
+ * one would never start. */
+static void nobody_starves(void **state)
+{
+    for (int by_time = 0; by_time < 2; by_time++) {
+        struct mb_placement *p = mb_placement_create(1);
+        uint64_t now = 1;
+        uint8_t next = 2;
+        unsigned overtaken;
+
+        (void)state;
+        mb_placement_set_order(p, MB_PLACE_BACKFILL, by_time ? 5000 : UINT64_MAX / 2);
+        node(p, 1, 4);
+        gang(p, 200, 1, 2);
+        gang(p, 201, 1, 2);
+        settle(p, now);
+        gang(p, 1, 1, 4);
+        settle(p, now);
+        end(p, 200, now);
+        for (overtaken = 0; overtaken < 100; overtaken++) {
+            now += 1000;
+            gang(p, next, 1, 2);
+            settle(p, now);
+            if (!has_started(p, next))
+                break;
+            end(p, next == 2 ? 201 : (uint8_t)(next - 1), now);
+            next++;
+        }
+        assert_int_equal(overtaken, by_time ? 4 : MB_PLACE_OVERTAKES);
+        assert_reason(p, next, "waiting: what is free is kept for mobula-g1, which waits longer");
+        assert_reason(p, 1, "waiting for 2 more mobula_gpu on 1 node: node a has 2 free of 4");
+        end(p, (uint8_t)(next - 1), now);
+        assert_true(has_started(p, 1));
+        end(p, 1, now);
+        assert_true(has_started(p, next));
+        mb_placement_destroy(p);
+    }
+}
+
+static void what_is_not_needed_is_not_kept(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_BACKFILL, 0);
+    node(p, 1, 8);
+    node(p, 2, 8);
+    node(p, 3, 2);
+    gang(p, 1, 2, 6);
+    settle(p, 1);
+    gang(p, 2, 2, 4);
+    settle(p, 2);
+    assert_false(has_started(p, 2));
+    gang(p, 3, 1, 2); /* beside what is kept */
+    gang(p, 4, 1, 2);
+    settle(p, 3);
+    assert_true(has_started(p, 3));
+    assert_false(has_started(p, 4));
+    end(p, 1, 4);
+    assert_true(has_started(p, 2));
+    assert_true(has_started(p, 4)); /* four are left beside it */
+    mb_placement_destroy(p);
+}
+
+static void gangs_share_a_node_by_gpu(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    node(p, 1, 4);
+    node(p, 2, 4);
+    for (uint8_t i = 1; i <= 4; i++)
+        gang(p, i, 2, 1);
+    settle(p, 1);
+    for (uint8_t i = 1; i <= 4; i++)
+        assert_true(has_started(p, i));
+    gang(p, 5, 2, 1);
+    settle(p, 2);
+    assert_reason(p, 5,
+                  "waiting for 2 more mobula_gpu on 2 nodes: node a has 0 free of 4, node b has 0 "
+                  "free of 4");
+    mb_placement_destroy(p);
+}
+
+/* ---- priorities ---- */
+
+static void priorities_go_first(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 4);
+    gang(p, 1, 1, 4);
+    settle(p, 1);
+    named(p, 2, 1, 4, "mobula-low@priority=-5");
+    named(p, 3, 1, 4, "mobula-plain");
+    named(p, 4, 1, 4, "mobula-high@priority=10");
+    named(p, 5, 1, 4, "mobula-high2@priority=10");
+    settle(p, 2);
+    assert_reason(p, 3, "waiting behind mobula-high, which has a higher priority");
+    assert_reason(p, 5, "waiting behind mobula-high, which came earlier (strict order)");
+    const uint8_t order[] = {1, 4, 5, 3, 2};
+    for (size_t i = 0; i + 1 < sizeof order; i++) {
+        end(p, order[i], 10 + i);
+        assert_true(has_started(p, order[i + 1]));
+    }
+    mb_placement_destroy(p);
+}
+
+static void names_carry_priorities(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    struct mb_gcs_resource r = {"mobula_slot", 1};
+    struct mb_gcs_bundle b = {.resources = &r, .n_resources = 1};
+    struct mb_gcs_pg again = {.id = {9}, .bundles = &b, .n_bundles = 1};
+    struct mb_place_info info;
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_placement_priority_of("mobula-x@priority=7"), 7);
+    assert_int_equal(mb_placement_priority_of("mobula-x@priority=-1000"), -1000);
+    assert_int_equal(mb_placement_priority_of("mobula-x@priority=1001"), 0);
+    assert_int_equal(mb_placement_priority_of("mobula-x@priority="), 0);
+    assert_int_equal(mb_placement_priority_of("mobula-x@priority=1@priority=2"), 2);
+    assert_int_equal(mb_placement_priority_of("other-x@priority=7"), 0);
+    assert_int_equal(mb_placement_priority_of("mobula-x"), 0);
+    assert_int_equal(mb_placement_priority_of(NULL), 0);
+    named(p, 1, 1, 1, "mobula-x@priority=7");
+    again.name = "mobula-x";
+    assert_int_equal(mb_placement_add(p, &again, &err), MB_EEXIST);
+    again.name = "mobula-x@priority=8";
+    assert_int_equal(mb_placement_add(p, &again, &err), MB_EEXIST);
+    again.name = "mobula-xy@priority=8";
+    assert_int_equal(mb_placement_add(p, &again, &err), 0);
+    assert_int_equal(mb_placement_at(p, 0, &info)->id[0], 9);
+    assert_int_equal(info.priority, 8);
+    assert_int_equal(info.ahead, 0);
+    mb_placement_at(p, 1, &info);
+    assert_int_equal(info.ahead, 1);
+    mb_placement_destroy(p);
+}
+
+/* The store gives groups back by their ids. */
+static void a_restart_keeps_the_order(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    struct mb_gcs_resource r = {"mobula_slot", 1};
+    struct mb_gcs_bundle b = {.resources = &r, .n_resources = 1};
+
+    (void)state;
+    for (uint8_t i = 0; i < 5; i++) {
+        const uint64_t created[] = {30, 10, 50, 20, 40};
+        struct mb_gcs_pg pg = {.id = {i}, .bundles = &b, .n_bundles = 1, .name = ""};
+        pg.created_unix_ms = created[i];
+        assert_int_equal(mb_placement_restore(p, &pg, NULL), 0);
+    }
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(mb_placement_at(p, i, NULL)->created_unix_ms, 10 * (i + 1));
+    mb_placement_destroy(p);
+}
+
+/* ---- reasons ---- */
+
+static void reasons_name_what_is_missing(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    uint8_t b[MB_NODE_ID_BYTES] = {2};
+
+    (void)state;
+    gang(p, 1, 1, 2);
+    settle(p, 1);
+    assert_reason(p, 1, "waiting for 1 node with 2 mobula_gpu: no node is alive");
+    node(p, 1, 4);
+    node(p, 2, 4);
+    settle(p, 2);
+    assert_true(has_started(p, 1));
+    assert_reason(p, 1, "");
+    gang(p, 2, 1, 8);
+    gang(p, 3, 3, 1);
+    gang(p, 4, 2, 4);
+    settle(p, 3);
+    assert_reason(p, 2,
+                  "waiting for 1 node with 8 mobula_gpu: node a has 4 mobula_gpu, node b has 4 "
+                  "mobula_gpu");
+    assert_reason(p, 3, "waiting for 1 more node with 1 mobula_gpu: 2 of 3 such nodes are alive");
+    assert_reason(p, 4, "waiting for 2 more mobula_gpu on 1 node: node a has 2 free of 4");
+    mb_placement_node_view(p, b, NULL, 0, 1); /* it drains */
+    settle(p, 4);
+    assert_reason(p, 4, "waiting for 1 more node with 4 mobula_gpu: 1 of 2 such nodes are alive");
+    end(p, 4, 5);
+    assert_reason(p, 4, "");
+    mb_placement_destroy(p);
+}
+
+static void a_refusal_is_said(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    struct mb_place_action a;
+
+    (void)state;
+    node(p, 1, 4);
+    gang(p, 1, 1, 4);
+    while (mb_placement_next(p, 1, &a))
+        if (a.kind == MB_PLACE_PREPARE)
+            mb_placement_result(p, a.pg_id, a.ticket, MB_PLACE_REFUSED, 1);
+    assert_reason(p, 1,
+                  "waiting for nodes to confirm: one refused or is giving back what it held; "
+                  "trying again");
+    mb_placement_destroy(p);
+}
+
+static void memory_runs_out(void **state)
+{
+    uint8_t pg_id[MB_PG_ID_BYTES] = {2};
+    struct mb_placement *p = mb_placement_create(1);
+    int rc = MB_ENOMEM;
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_BACKFILL, 0);
+    node(p, 1, 4);
+    gang(p, 1, 1, 2);
+    settle(p, 1);
+    gang(p, 2, 1, 4);
+    for (unsigned nth = 1; rc == MB_ENOMEM && nth < 100; nth++) {
+        struct mb_buf b = {0};
+        mb_alloc_fail_nth(nth);
+        settle(p, 1 + nth);
+        mb_alloc_fail_nth(nth);
+        rc = mb_placement_reason(p, pg_id, name_of, NULL, &b);
+        mb_alloc_fail_nth(0);
+        assert_int_equal(b.len > 0, rc == 0);
+        mb_buf_close(&b);
+    }
+    assert_int_equal(rc, 0);
+    settle(p, 2000);
+    gang(p, 3, 1, 2); /* kept, whatever failed before */
+    settle(p, 2001);
+    assert_false(has_started(p, 3));
+    end(p, 1, 2002);
+    assert_true(has_started(p, 2));
+    mb_placement_destroy(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(backfill_lets_a_later_gang_start),
+        cmocka_unit_test(strict_order_does_not),
+        cmocka_unit_test(strict_order_passes_over_what_can_never_start),
+        cmocka_unit_test(a_cancelled_gang_blocks_nobody),
+        cmocka_unit_test(nobody_starves),
+        cmocka_unit_test(what_is_not_needed_is_not_kept),
+        cmocka_unit_test(gangs_share_a_node_by_gpu),
+        cmocka_unit_test(priorities_go_first),
+        cmocka_unit_test(names_carry_priorities),
+        cmocka_unit_test(a_restart_keeps_the_order),
+        cmocka_unit_test(reasons_name_what_is_missing),
+        cmocka_unit_test(a_refusal_is_said),
+        cmocka_unit_test(memory_runs_out),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

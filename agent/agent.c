@@ -30,8 +30,9 @@
 #include <unistd.h>
 #include <uv.h>
 #include "agent/gangs.h"
-#include "agent/http.h"
+#include "agent/gpu_keeper.h"
 #include "agent/head_limits.h"
+#include "agent/http.h"
 #include "agent/jobs.h"
 #include "agent/ledger.h"
 #include "agent/log_keeper.h"
@@ -51,7 +52,12 @@
 #include "gcs/head.h"
 #include "gcs/token.h"
 
-enum { STOP_GANGS_MS = 120000, ABANDONED_TIMEOUT_MS = 30000, LEDGER_MAX = 1 << 20 };
+enum {
+    STOP_GANGS_MS = 120000,
+    ABANDONED_TIMEOUT_MS = 30000,
+    QUARANTINE_TIMEOUT_MS = 30000,
+    LEDGER_MAX = 1 << 20
+};
 
 enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
 
@@ -70,6 +76,7 @@ struct agent {
     struct mb_node_ports former;
     struct mb_gpus gpus;
     struct mb_ledger *ledger;
+    struct mb_gpu_keeper *gpu_keeper; /* NULL: no NVML */
     struct mb_init *init;
     struct mb_grpc *grpc;
     struct mb_grpc_server *server;
@@ -175,6 +182,34 @@ static void on_ledger_changed(void *arg)
     keep_ledger(a);
     if (a->node != NULL) /* the head adopts drivers before the node exists */
         mb_node_changed(a->node);
+    mb_gpu_keeper_look(a->gpu_keeper);
+}
+
+static void on_quarantine_told(void *arg, const struct mb_err *err, int64_t count)
+{
+    (void)arg;
+    (void)count;
+    if (err->code != MB_OK && err->code != MB_ECANCELED)
+        mb_warn("gpus", "the head does not know of the quarantine: %s", err->text);
+}
+
+/* Totals and what is available go to the head as of every change; the reasons by its KV. */
+static void on_gpus_changed(void *arg)
+{
+    struct agent *a = arg;
+    struct mb_gcs *gcs = mb_node_gcs(a->node);
+    json_t *list = mb_gpu_keeper_json(a->gpu_keeper);
+    char *text = json_dumps(list, JSON_COMPACT), key[80];
+    struct mb_err err = {.text = "not connected"};
+
+    snprintf(key, sizeof(key), "gpu-quarantine:%.56s", mb_node_id_hex(a->node));
+    mb_node_changed(a->node);
+    if (gcs == NULL || text == NULL ||
+        mb_gcs_kv_put(gcs, "mobula", key, text, strlen(text), 1, QUARANTINE_TIMEOUT_MS,
+                      on_quarantine_told, a, NULL, &err) < 0)
+        mb_warn("gpus", "the head does not know of the quarantine: %s", err.text);
+    mb_free(text);
+    json_decref(list);
 }
 
 static void on_bundles_removed(void *arg, const struct mb_pg_id *pg)
@@ -401,9 +436,13 @@ static int make_ledger(struct agent *a, struct mb_err *err)
     mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
             totals[n - 1].units);
     rc = mb_ledger_create(totals, n, &a->ledger, err);
-    if (rc == MB_OK)
-        load_ledger(a);
-    return rc;
+    if (rc != MB_OK)
+        return rc;
+    load_ledger(a);
+    if (a->gpus.vendor != MB_GPU_NVIDIA)
+        return MB_OK;
+    return mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, on_gpus_changed, a,
+                                &a->gpu_keeper, err);
 }
 
 static int start_jobs(struct agent *a, struct mb_err *err)
@@ -529,6 +568,7 @@ static int start_servers(struct agent *a, struct mb_err *err)
         return rc;
     a->http.node = a->node;
     a->http.ledger = a->ledger;
+    a->http.gpu_keeper = a->gpu_keeper;
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
     a->http.node_name = a->node_name;
@@ -724,6 +764,12 @@ static void begin_close(struct agent *a)
     if (a->node != NULL) {
         a->closing++;
         mb_node_close(a->node, part_closed, a);
+    }
+    if (a->gpu_keeper != NULL) {
+        a->closing++;
+        mb_gpu_keeper_close(a->gpu_keeper, part_closed, a);
+        a->gpu_keeper = NULL;
+        a->http.gpu_keeper = NULL;
     }
     part_closed(a);
 }

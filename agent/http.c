@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/gpu_keeper.h"
 #include "agent/metrics.h"
 #include "base/alloc.h"
 #include "base/buf.h"
@@ -170,14 +171,14 @@ static void on_node(void *arg, struct mb_http_req *req)
         json_object_set_new(total, r->name, json_integer(r->units));
         json_object_set_new(available, r->name, json_integer(mb_ledger_available(h->ledger, k)));
     }
-    mb_http_reply_json(req, 200,
-                       json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o}", "node_id",
-                                 mb_node_id_hex(h->node), "node_name", h->node_name, "ip", h->ip,
-                                 "version", MOBULA_VERSION, "state",
-                                 mb_node_is_alive(h->node) ? "ALIVE" : "CONNECTING", "draining",
-                                 mb_node_is_draining(h->node), "resources_total", total,
-                                 "resources_available", available, "bundles", bundles_json(h),
-                                 "gangs", gangs_json(h)));
+    mb_http_reply_json(
+        req, 200,
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o}", "node_id",
+                  mb_node_id_hex(h->node), "node_name", h->node_name, "ip", h->ip, "version",
+                  MOBULA_VERSION, "state", mb_node_is_alive(h->node) ? "ALIVE" : "CONNECTING",
+                  "draining", mb_node_is_draining(h->node), "resources_total", total,
+                  "resources_available", available, "bundles", bundles_json(h), "gangs",
+                  gangs_json(h), "gpu_quarantine", mb_gpu_keeper_json(h->gpu_keeper)));
 }
 
 static const struct mb_http_route routes[] = {

@@ -18,6 +18,7 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
     struct mb_node *node;
     struct mb_ledger *ledger;
     struct mb_gangs *gangs;
+    const struct mb_gpu_keeper *gpu_keeper; /* NULL: nothing is ever in quarantine */
     const char *ip;
     const char *node_name;
     struct mb_http_server *server;

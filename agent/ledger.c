@@ -12,7 +12,9 @@
  *     the last process is gone; a prepare of the same bundle is refused meanwhile.
  *  5. The fence remembers the newest attempt of each placement group in a ring of bounded size; the
  *     oldest entry that holds no bundle makes room.
- *  6. A (state, event) that the table does not know is refused with a text and changes nothing.
+ *  6. A device given back after processes used it is CHECKED, if that is asked for: it counts as
+ *     used until its verdict. A QUARANTINED one leaves the total.
+ *  7. A (state, event) that the table does not know is refused with a text and changes nothing.
  */
 #include "agent/ledger.h"
 
@@ -56,7 +58,9 @@ struct mb_ledger {
     uint32_t used[MB_LEDGER_KINDS_MAX];
     size_t n_kinds;
     int gpu_kind;       /* index in totals, or -1 */
-    uint8_t *gpu_taken; /* by device number */
+    uint8_t *gpu_taken; /* enum mb_gpu_state by device number */
+    size_t n_gpus;
+    int checks_gpus;
     struct mb_bundle *bundles;
     size_t n_bundles;
     size_t cap_bundles;
@@ -97,7 +101,8 @@ int mb_ledger_create(const struct mb_resource *totals, size_t n, struct mb_ledge
     l->n_kinds = n;
     l->version = 1;
     if (l->gpu_kind >= 0) {
-        l->gpu_taken = mb_calloc(totals[l->gpu_kind].units, 1);
+        l->n_gpus = totals[l->gpu_kind].units;
+        l->gpu_taken = mb_calloc(l->n_gpus, 1);
         if (l->gpu_taken == NULL) {
             mb_free(l);
             return mb_err_set(err, MB_ENOMEM, "no memory for the resource ledger");
@@ -283,7 +288,7 @@ static void take_units(struct mb_ledger *l, struct mb_bundle *b)
     for (size_t i = 0; i < b->n_gpus; i++) {
         while (l->gpu_taken[device])
             device++;
-        l->gpu_taken[device] = 1;
+        l->gpu_taken[device] = MB_LEDGER_GPU_TAKEN;
         b->gpus[i] = device;
     }
     l->version++;
@@ -295,8 +300,12 @@ static void drop_bundle(struct mb_ledger *l, size_t at)
 
     for (size_t i = 0; i < b->n_want; i++)
         l->used[kind_of(l, b->want[i].name)] -= b->want[i].units;
-    for (size_t i = 0; i < b->n_gpus; i++)
-        l->gpu_taken[b->gpus[i]] = 0;
+    for (size_t i = 0; i < b->n_gpus; i++) {
+        int is_checked = l->checks_gpus && b->was_held;
+
+        l->gpu_taken[b->gpus[i]] = is_checked ? MB_LEDGER_GPU_CHECKED : MB_LEDGER_GPU_FREE;
+        l->used[l->gpu_kind] += (uint32_t)is_checked;
+    }
     mb_free(b->gpus);
     memmove(b, b + 1, (l->n_bundles - at - 1) * sizeof(*b));
     l->n_bundles--;
@@ -466,6 +475,9 @@ size_t mb_ledger_release_unused(struct mb_ledger *l, const struct mb_bundle_spec
 void mb_ledger_hold(struct mb_ledger *l, const struct mb_pg_id *pg)
 {
     fence_make(l, pg)->held = 1;
+    for (size_t i = 0; i < l->n_bundles; i++)
+        if (same_pg(&l->bundles[i].pg, pg))
+            l->bundles[i].was_held = 1;
 }
 
 void mb_ledger_unhold(struct mb_ledger *l, const struct mb_pg_id *pg)
@@ -485,11 +497,49 @@ void mb_ledger_unhold(struct mb_ledger *l, const struct mb_pg_id *pg)
     }
 }
 
+void mb_ledger_check_gpus(struct mb_ledger *l)
+{
+    l->checks_gpus = 1;
+}
+
+size_t mb_ledger_gpus(const struct mb_ledger *l)
+{
+    return l->n_gpus;
+}
+
+enum mb_gpu_state mb_ledger_gpu_state(const struct mb_ledger *l, size_t device)
+{
+    return (enum mb_gpu_state)l->gpu_taken[device];
+}
+
+int mb_ledger_set_gpu(struct mb_ledger *l, size_t device, enum mb_gpu_state state)
+{
+    enum mb_gpu_state before = mb_ledger_gpu_state(l, device);
+
+    if (before == state || before == MB_LEDGER_GPU_TAKEN)
+        return 0;
+    l->used[l->gpu_kind] += state == MB_LEDGER_GPU_CHECKED;
+    l->used[l->gpu_kind] -= before == MB_LEDGER_GPU_CHECKED;
+    l->totals[l->gpu_kind].units -= state == MB_LEDGER_GPU_QUARANTINED;
+    l->totals[l->gpu_kind].units += before == MB_LEDGER_GPU_QUARANTINED;
+    l->gpu_taken[device] = (uint8_t)state;
+    l->version++;
+    return 1;
+}
+
 const char *mb_ledger_invariant(const struct mb_ledger *l)
 {
     uint64_t sum[MB_LEDGER_KINDS_MAX] = {0};
-    uint64_t devices = 0;
+    uint64_t devices = 0, checked = 0, quarantined = 0;
 
+    for (size_t g = 0; g < l->n_gpus; g++) {
+        checked += l->gpu_taken[g] == MB_LEDGER_GPU_CHECKED;
+        quarantined += l->gpu_taken[g] == MB_LEDGER_GPU_QUARANTINED;
+    }
+    if (l->gpu_kind >= 0)
+        sum[l->gpu_kind] = checked;
+    if (l->gpu_kind >= 0 && l->totals[l->gpu_kind].units + quarantined != l->n_gpus)
+        return "the total of mobula_gpu is not the devices that are not in quarantine";
     for (size_t i = 0; i < l->n_bundles; i++) {
         const struct mb_bundle *b = &l->bundles[i];
 
@@ -498,7 +548,7 @@ const char *mb_ledger_invariant(const struct mb_ledger *l)
         for (size_t k = 0; k < b->n_want; k++)
             sum[kind_of(l, b->want[k].name)] += b->want[k].units;
         for (size_t g = 0; g < b->n_gpus; g++) {
-            if (!l->gpu_taken[b->gpus[g]])
+            if (l->gpu_taken[b->gpus[g]] != MB_LEDGER_GPU_TAKEN)
                 return "a bundle holds a device that is marked free";
             for (size_t j = 0; j < i; j++)
                 for (size_t h = 0; h < l->bundles[j].n_gpus; h++)
@@ -510,7 +560,7 @@ const char *mb_ledger_invariant(const struct mb_ledger *l)
     for (size_t k = 0; k < l->n_kinds; k++)
         if (sum[k] != l->used[k] || l->used[k] > l->totals[k].units)
             return "amounts in use are not the sum of the bundles, or exceed the total";
-    if (l->gpu_kind >= 0 && devices != l->used[l->gpu_kind])
+    if (l->gpu_kind >= 0 && devices + checked != l->used[l->gpu_kind])
         return "devices held are not the amount of mobula_gpu in use";
     return NULL;
 }
@@ -618,8 +668,7 @@ static int load_one(struct mb_ledger *l, json_t *item)
     {
         json_int_t device = json_integer_value(value);
 
-        if (device < 0 || device >= (json_int_t)l->totals[l->gpu_kind].units ||
-            l->gpu_taken[device]) {
+        if (device < 0 || device >= (json_int_t)l->n_gpus || l->gpu_taken[device]) {
             b->n_gpus = g; /* only these are marked */
             return MB_ECORRUPT;
         }

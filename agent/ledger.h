@@ -50,6 +50,14 @@ struct mb_bundle {
     size_t n_want;
     uint32_t *gpus; /* owned by the ledger; ascending device numbers */
     size_t n_gpus;
+    int was_held; /* processes have existed: its devices may need a look afterwards */
+};
+
+enum mb_gpu_state {
+    MB_LEDGER_GPU_FREE,
+    MB_LEDGER_GPU_TAKEN,      /* by a bundle */
+    MB_LEDGER_GPU_CHECKED,    /* given back by a bundle, not confirmed free yet: nobody gets it */
+    MB_LEDGER_GPU_QUARANTINED /* not free after all: no part of the total either */
 };
 
 /* One bundle of a request. */
@@ -111,6 +119,13 @@ const struct mb_resource *mb_ledger_total(const struct mb_ledger *l, size_t kind
 uint32_t mb_ledger_available(const struct mb_ledger *l, size_t kind);
 /* Changes with every change of what is available; a reporter sends when it moved. */
 uint64_t mb_ledger_version(const struct mb_ledger *l);
+
+/* From now on devices of bundles that were held become CHECKED when they are given back. */
+void mb_ledger_check_gpus(struct mb_ledger *l);
+size_t mb_ledger_gpus(const struct mb_ledger *l); /* all that the node began with */
+enum mb_gpu_state mb_ledger_gpu_state(const struct mb_ledger *l, size_t device);
+/* The verdict on a device that is not TAKEN: FREE, CHECKED or QUARANTINED. 1 if it changed. */
+int mb_ledger_set_gpu(struct mb_ledger *l, size_t device, enum mb_gpu_state state);
 
 const char *mb_bundle_state_name(enum mb_bundle_state s);
 /* NULL, or a text naming the promise that is broken: sums, ranges and double use of a device. */

@@ -17,21 +17,28 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/alloc.h"
 
 enum { NVML_OK = 0, NVML_NOT_FOUND = 6, NVML_NO_DRIVER = 9, NVML_NO_LIBRARY = 12 };
 
+/* nvmlMemory_t of nvml.h */
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
 #define KFD_NODES "/sys/class/kfd/kfd/topology/nodes"
 
-struct nvml {
+struct mb_nvml {
     void *library;
     int (*init)(void);
     int (*shutdown)(void);
     int (*count)(unsigned *);
     int (*handle)(unsigned, void **);
     int (*name)(void *, char *, unsigned);
+    int (*memory)(void *, struct nvml_memory *);
 };
 
-static int nvml_open(struct nvml *n)
+static int nvml_open(struct mb_nvml *n)
 {
     n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (n->library == NULL)
@@ -41,12 +48,13 @@ static int nvml_open(struct nvml *n)
     *(void **)&n->count = dlsym(n->library, "nvmlDeviceGetCount_v2");
     *(void **)&n->handle = dlsym(n->library, "nvmlDeviceGetHandleByIndex_v2");
     *(void **)&n->name = dlsym(n->library, "nvmlDeviceGetName");
+    *(void **)&n->memory = dlsym(n->library, "nvmlDeviceGetMemoryInfo");
     return 1;
 }
 
 static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
 {
-    struct nvml n = {0};
+    struct mb_nvml n = {0};
     void *device = NULL;
     int rc = MB_OK;
     int status;
@@ -78,6 +86,41 @@ static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
 out:
     dlclose(n.library);
     return rc;
+}
+
+struct mb_nvml *mb_nvml_open(void)
+{
+    struct mb_nvml *n = mb_calloc(1, sizeof(*n));
+
+    if (n == NULL)
+        return NULL;
+    if (nvml_open(n)) {
+        if (n->init && n->shutdown && n->handle && n->memory && n->init() == NVML_OK)
+            return n;
+        dlclose(n->library);
+    }
+    mb_free(n);
+    return NULL;
+}
+
+int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out)
+{
+    struct nvml_memory memory = {0};
+    void *handle = NULL;
+
+    if (n->handle(device, &handle) != NVML_OK || n->memory(handle, &memory) != NVML_OK)
+        return MB_EIO;
+    *out = memory.used;
+    return MB_OK;
+}
+
+void mb_nvml_close(struct mb_nvml *n)
+{
+    if (n == NULL)
+        return;
+    n->shutdown();
+    dlclose(n->library);
+    mb_free(n);
 }
 
 unsigned mb_gpus_count_kfd(const char *topology_nodes_dir)

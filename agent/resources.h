@@ -18,6 +18,13 @@ struct mb_gpus {
 
 /* No driver means no devices, which is no error; a driver that is there and fails is (MB_EIO). */
 int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
+/* Bytes in use on NVIDIA devices, from NVML; keeps the library open. Blocking (some ms each), one
+ * caller at a time. MB_EIO: the driver gives no answer. */
+struct mb_nvml;
+struct mb_nvml *mb_nvml_open(void); /* NULL: there is none */
+int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out);
+void mb_nvml_close(struct mb_nvml *n);
+
 /* CPUs this process may run on, at least 1. */
 unsigned mb_cpus_detect(void);
 /* Bytes of memory that processes here may use: the machine's, or the control group's limit. */

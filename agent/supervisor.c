@@ -432,6 +432,12 @@ static int has_group_left(struct mb_supervisor *s, int is_late)
 
 static void take_as_died(struct mb_supervisor *s)
 {
+    int dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (dir_fd >= 0) { /* nobody listens there any more */
+        unlinkat(dir_fd, MB_SUP_SOCKET, 0);
+        close(dir_fd);
+    }
     for (size_t i = 0; i < s->state.n_children; i++) {
         struct mb_sup_child_state *c = &s->state.children[i];
 

@@ -46,8 +46,8 @@ static void print_resources(const json_t *node)
 
 static void print_nodes(const json_t *nodes)
 {
-    size_t i;
-    json_t *node;
+    size_t i, k;
+    json_t *node, *gpu;
 
     printf("nodes: %zu\n", json_array_size(nodes));
     json_array_foreach(nodes, i, node)
@@ -57,6 +57,8 @@ static void print_nodes(const json_t *nodes)
                json_is_true(json_object_get(node, "is_head")) ? " head" : "");
         print_resources(node);
         putchar('\n');
+        json_array_foreach(json_object_get(node, "gpu_quarantine"), k, gpu)
+            printf("         quarantine: %s\n", text(gpu, "reason"));
     }
 }
 

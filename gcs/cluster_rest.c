@@ -425,6 +425,19 @@ static json_t *gang_of(struct mb_head *h, const char *id)
     return record ? record : json_null();
 }
 
+/* What an agent keeps in the KV about GPUs that it gives to nobody, or []. */
+static json_t *quarantine_of(struct mb_head *h, const char *node_id)
+{
+    char key[100];
+    struct mb_blob value;
+    json_t *list = NULL;
+
+    snprintf(key, sizeof key, "gpu-quarantine:%s", node_id);
+    if (mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
+        list = json_loadb(value.p, value.n, 0, NULL);
+    return list ? list : json_array();
+}
+
 static void mobula_status(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
@@ -440,8 +453,12 @@ static void mobula_status(void *arg, struct mb_http_req *req)
     nodes = json_array();
     jobs = head_jobs_json(h, mb_http_req_is_browser(req));
     sum_up(h, total, available);
-    for (i = 0; i < h->n_nodes; i++)
-        json_array_append_new(nodes, head_node_json(h->nodes[i]));
+    for (i = 0; i < h->n_nodes; i++) {
+        json_t *node = head_node_json(h->nodes[i]);
+        const char *id = json_string_value(json_object_get(node, "node_id"));
+        json_object_set_new(node, "gpu_quarantine", quarantine_of(h, id ? id : ""));
+        json_array_append_new(nodes, node);
+    }
     json_array_foreach(jobs, i, job)
     {
         const char *id = json_string_value(json_object_get(job, "submission_id"));

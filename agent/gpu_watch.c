@@ -1,0 +1,48 @@
+/* A quarantine ends by itself: whoever still held the memory may end late. */
+#include "agent/gpu_watch.h"
+
+#include <stdio.h>
+
+enum { MIB = 1 << 20 };
+
+void mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes)
+{
+    if (w->is_watched || (w->has_baseline && w->baseline_bytes <= used_bytes))
+        return;
+    w->baseline_bytes = used_bytes;
+    w->has_baseline = 1;
+}
+
+void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms)
+{
+    if (w->is_watched)
+        return;
+    w->is_watched = 1;
+    w->since_ms = now_ms;
+}
+
+enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, unsigned device,
+                                        const uint64_t *used_bytes, uint64_t now_ms)
+{
+    uint64_t baseline = w->has_baseline ? w->baseline_bytes : 0;
+
+    if (used_bytes != NULL && *used_bytes <= baseline + MB_GPU_SLACK_BYTES) {
+        w->is_watched = w->is_quarantined = 0;
+        w->reason[0] = '\0';
+        return MB_GPU_FREE;
+    }
+    if (!w->is_quarantined && now_ms - w->since_ms < MB_GPU_PATIENCE_MS)
+        return MB_GPU_WAIT;
+    w->is_quarantined = 1;
+    if (used_bytes != NULL)
+        snprintf(
+            w->reason, sizeof(w->reason),
+            "GPU %u: %llu MiB still in use %d s after its job's processes ended (baseline %llu "
+            "MiB)",
+            device, (unsigned long long)(*used_bytes / MIB), MB_GPU_PATIENCE_MS / 1000,
+            (unsigned long long)(baseline / MIB));
+    else
+        snprintf(w->reason, sizeof(w->reason), "GPU %u: the driver does not say what is in use",
+                 device);
+    return MB_GPU_QUARANTINE;
+}

@@ -1,0 +1,168 @@
+"""What a job leaves behind: zombies, memory on a GPU, limits it was given."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from cluster import Cluster, wait_until
+
+
+def zombies_below(pids):
+    """Zombies among the descendants of these processes."""
+    parents, states = {}, {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            rest = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents[int(entry.name)], states[int(entry.name)] = int(rest[1]), rest[0]
+
+    def is_ours(pid):
+        while pid in parents:
+            if pid in pids:
+                return True
+            pid = parents[pid]
+        return False
+
+    return [p for p, state in states.items() if state == "Z" and is_ours(p)]
+
+
+class Leftovers(unittest.TestCase):
+    JOBS, AT_ONCE = 200, 8
+
+    def test_two_hundred_jobs_with_orphans_leave_no_zombie(self):
+        """ray#42861, ray#31451: each job starts children that outlive it, in sessions of their own."""
+        entrypoint = "setsid sleep 1000 & (setsid sh -c '(sleep 1000 &) ; sleep 1000' &) ; true &"
+        with Cluster(nodes=1) as cluster:
+            inits = [n["pid_init"] for n in cluster.nodes()]
+            before = set(cluster.own_pids())
+            pending = []
+            for i in range(self.JOBS):
+                pending.append(cluster.submit(entrypoint, submission_id=f"short-{i}",
+                                              runtime_env={"env_vars": {
+                                                  "RAY_JOB_STOP_WAIT_TIME_S": "0"}}))
+                while len(pending) >= self.AT_ONCE:
+                    self.assertEqual(cluster.wait_job(pending.pop(0))["status"], "SUCCEEDED")
+            for job_id in pending:
+                self.assertEqual(cluster.wait_job(job_id)["status"], "SUCCEEDED")
+            wait_until(lambda: set(cluster.own_pids()) <= before,
+                       lambda: f"left: {set(cluster.own_pids()) - before}", 10)
+            wait_until(lambda: not zombies_below(inits), lambda: f"zombies: {zombies_below(inits)}", 5)
+
+    def test_a_rank_beyond_the_memory_limit_is_named(self):
+        with Cluster(nodes=1) as cluster:
+            done = cluster.mobula("job", "submit", "--address", cluster.address, "--memory-limit",
+                                  "64MiB", "--submission-id", "greedy", "--", "mobula", "run", "--",
+                                  "tail", "/dev/zero")
+            self.assertEqual(done.returncode, 1, done.stdout)
+            job = cluster.job("greedy")
+            self.assertEqual(job["status"], "FAILED")
+            self.assertIn("killed: memory limit of 64 MiB", job["message"])
+            cluster.assert_all_free()
+
+
+FAKE_NVML = r"""
+#include <stdio.h>
+#include <stdlib.h>
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
+int nvmlDeviceGetName(void *h, char *name, unsigned n)
+{
+    (void)h;
+    snprintf(name, n, "Fake GPU");
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *h, struct memory *m)
+{
+    char path[4096];
+    unsigned long long mib = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/used-%lu", getenv("FAKE_NVML_DIR"), (unsigned long)h - 1);
+    f = fopen(path, "r");
+    if (f != NULL) {
+        if (fscanf(f, "%llu", &mib) != 1)
+            mib = 0;
+        fclose(f);
+    }
+    m->total = 80ull << 30;
+    m->used = mib << 20;
+    m->free = m->total - m->used;
+    return 0;
+}
+"""
+
+
+class GpuMemory(unittest.TestCase):
+    """A stand-in for libnvidia-ml whose memory in use is read from files: the fault that a real
+    driver shows when a process of a job cannot die."""
+
+    def test_memory_that_stays_in_use_is_a_quarantine(self):
+        """ray#42861: GPU memory is looked at before the next job; what is not free is not given."""
+        with tempfile.TemporaryDirectory(prefix="mb-nvml-") as lib:
+            self.quarantine(pathlib.Path(lib))
+
+    def quarantine(self, lib):
+        source = lib / "nvml.c"
+        source.write_text(FAKE_NVML)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(lib / "libnvidia-ml.so.1"), str(source)],
+                       check=True)
+        for gpu in (0, 1):
+            (lib / f"used-{gpu}").write_text("400")
+        env = {"LD_LIBRARY_PATH": str(lib), "FAKE_NVML_DIR": str(lib)}
+        with Cluster(nodes=1, env=env) as cluster:
+            self.assertEqual(cluster.total("mobula_gpu"), 2)
+            first = cluster.submit(
+                f"mobula run --gpus-per-node 1 -- sh -c 'echo 30000 > {lib}/used-0; echo on $CUDA_VISIBLE_DEVICES'")
+            self.assertEqual(cluster.wait_job(first)["status"], "SUCCEEDED", cluster.logs(first))
+            self.assertIn("on 0", cluster.logs(first))
+            ended = time.monotonic()
+            self.assertEqual(cluster.available("mobula_gpu"), 1, "it is not given away meanwhile")
+            second = cluster.submit("mobula run --gpus-per-node 1 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES'")
+            self.assertEqual(cluster.wait_job(second)["status"], "SUCCEEDED", cluster.logs(second))
+            self.assertIn("on 1", cluster.logs(second))
+
+            wait_until(lambda: cluster.total("mobula_gpu") == 1, "GPU 0 leaves the total", 60)
+            self.assertGreaterEqual(time.monotonic() - ended, 29)
+            reason = ("GPU 0: 30000 MiB still in use 30 s after its job's processes ended "
+                      "(baseline 400 MiB)")
+            wait_until(lambda: cluster.status()["nodes"][0]["gpu_quarantine"] ==
+                       [{"gpu": 0, "reason": reason}], lambda: str(cluster.status()["nodes"]), 5)
+            shown = cluster.mobula("status", "--address", cluster.address)
+            self.assertIn("quarantine: " + reason, shown.stdout)
+            # A restarted agent goes on with it.
+            killed = cluster.node("node-0")["pid_agent"]
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: cluster.node("node-0")["pid_agent"] != killed and
+                       self.answers(cluster), "the agent is back", 30)
+            wait_until(lambda: self.answers(cluster) and cluster.available("mobula_gpu") == 1,
+                       "the new agent does not give it away either", 10)
+
+            (lib / "used-0").write_text("450")
+            wait_until(lambda: self.answers(cluster) and cluster.available("mobula_gpu") == 2,
+                       "GPU 0 is back", 20)
+            wait_until(lambda: cluster.status()["nodes"][-1]["gpu_quarantine"] == [],
+                       lambda: json.dumps(cluster.status()["nodes"]), 5)
+            third = cluster.submit("mobula run --gpus-per-node 2 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES'")
+            self.assertEqual(cluster.wait_job(third)["status"], "SUCCEEDED", cluster.logs(third))
+
+    @staticmethod
+    def answers(cluster):
+        try:
+            return any(n["state"] == "ALIVE" for n in cluster.status()["nodes"])
+        except OSError:
+            return False
+
+
+if __name__ == "__main__":
+    unittest.main()

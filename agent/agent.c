@@ -41,10 +41,12 @@
 #include "agent/node_file.h"
 #include "agent/node_manager.h"
 #include "agent/resources.h"
+#include "agent/supervise/sender.h"
 #include "agent/supervisor.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/signals.h"
 #include "base/grpc/grpc.h"
 #include "base/log.h"
 #include "base/str.h"
@@ -89,7 +91,7 @@ struct agent {
     struct mb_log_service logs;
     struct mb_gangs *gangs;
     struct mb_agent_http http;
-    uv_signal_t sigterm, sigint;
+    struct mb_signals signals;
     uv_timer_t stop_timer;
     int signalled;
     int is_alone; /* without a front process */
@@ -343,9 +345,13 @@ static void on_init_lost(void *arg)
         uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
 }
 
-static void on_signal(uv_signal_t *handle, int signum)
+static void on_signal(void *arg, const struct signalfd_siginfo *info)
 {
-    struct agent *a = handle->data;
+    struct agent *a = arg;
+    int signum = (int)info->ssi_signo;
+
+    if (!mb_sender_counts(info))
+        return;
 
     mb_info("agent", "received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
     if (a->stage == ENDING_GANGS && a->signalled)
@@ -694,8 +700,7 @@ static void on_grpc_stopped(void *arg)
 {
     struct agent *a = arg;
 
-    uv_close((uv_handle_t *)&a->sigterm, NULL);
-    uv_close((uv_handle_t *)&a->sigint, NULL);
+    mb_signals_close(&a->signals, NULL);
     uv_close((uv_handle_t *)&a->stop_timer, NULL);
 }
 
@@ -797,12 +802,15 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
         return mb_err_set(err, MB_ENOMEM, "no memory for the agent");
     a->opts = opts;
     uv_loop_init(&a->loop);
-    uv_signal_init(&a->loop, &a->sigterm);
-    uv_signal_init(&a->loop, &a->sigint);
+    mb_signals_block();
+    rc = mb_signals_start(&a->signals, &a->loop, on_signal, a, err);
+    if (rc != MB_OK) {
+        uv_loop_close(&a->loop);
+        mb_free(a);
+        return rc;
+    }
     uv_timer_init(&a->loop, &a->stop_timer);
-    a->sigterm.data = a->sigint.data = a->stop_timer.data = a;
-    uv_signal_start(&a->sigterm, on_signal, SIGTERM);
-    uv_signal_start(&a->sigint, on_signal, SIGINT);
+    a->stop_timer.data = a;
     if (start(a, &failure) != MB_OK)
         fail(a, &failure);
     uv_run(&a->loop, UV_RUN_DEFAULT);

@@ -18,8 +18,13 @@
 
 enum { STOP_GRACE_MS = 30 * 1000, STOP_GRACE_MAX_S = 24 * 3600 };
 
-static const char *const agent_only[] = {"MOBULA_INIT_FD",   "MOBULA_LIFE_FD",    "MOBULA_READY_FD",
-                                         "MOBULA_REPORT_FD", "MOBULA_SUPERVISOR", NULL};
+static const char *const agent_only[] = {"MOBULA_INIT_FD",
+                                         "MOBULA_LIFE_FD",
+                                         "MOBULA_READY_FD",
+                                         "MOBULA_REPORT_FD",
+                                         "MOBULA_SUPERVISOR",
+                                         "MOBULA_SIGNALS",
+                                         NULL};
 static const char *const store_keys[] = {"BUCKET_STORAGE_ACCESS_KEY", "BUCKET_STORAGE_SECRET_KEY",
                                          "AWS_ACCESS_KEY_ID",         "AWS_SECRET_ACCESS_KEY",
                                          "AWS_SESSION_TOKEN",         NULL};

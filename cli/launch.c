@@ -18,6 +18,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/driver/driver.h"
+#include "cli/slurm_step.h"
 #include "gcs/token.h"
 
 extern char **environ;
@@ -56,7 +57,6 @@ struct context {
 void mb_launch_defaults(struct mb_launch *l)
 {
     memset(l, 0, sizeof(*l));
-    l->num_nodes = 1;
     l->wait_timeout_ms = 3600000;
     l->stop_grace_ms = 60000;
     l->lease_ms = 60000;
@@ -183,7 +183,7 @@ static int tell_log_url(const char *url, struct mb_err *err)
     return mb_fs_write_atomic(path, url, strlen(url), 0600, err);
 }
 
-int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
+static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
 {
     struct context c = {0};
     struct mb_driver_opts o = {0};
@@ -224,4 +224,73 @@ int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
 out:
     close_context(&c);
     return status;
+}
+
+/* ---- under Slurm: the step is the cluster ---- */
+
+struct step {
+    struct mb_cli *cli;
+    struct mb_launch launch;
+};
+
+static const char *from_environment(void *arg, const char *name)
+{
+    (void)arg;
+    return getenv(name);
+}
+
+static int drive_step(void *arg, const char *gcs)
+{
+    struct step *s = arg;
+
+    s->launch.address = gcs;
+    return launch_gang(s->cli, &s->launch);
+}
+
+/* What was not given on the command line is what the step was given by Slurm. */
+static int fit_to_step(struct mb_launch *l, const struct mb_slurm *s, struct mb_err *err)
+{
+    if (l->num_nodes > s->n_nodes)
+        return mb_err_set(err, MB_EINVAL, "--num-nodes %lld: the Slurm step has %lld",
+                          (long long)l->num_nodes, (long long)s->n_nodes);
+    if (l->num_nodes == 0)
+        l->num_nodes = s->n_nodes;
+    if (l->gpus_per_node > 0 || l->ranks_per_node > 0)
+        return 0;
+    if (l->use_gpu || (!l->is_worker && s->gpus_per_node > 0)) {
+        if (s->gpus_per_node == 0)
+            return mb_err_set(err, MB_EINVAL,
+                              "Slurm gave this step no GPUs; use srun --gpus-per-node N, or "
+                              "--distributed-backend gloo to train on the CPU");
+        l->gpus_per_node = s->gpus_per_node;
+        l->use_gpu = 1;
+    } else if (s->tasks_per_node == 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "the nodes of the Slurm step have different numbers of tasks; use srun "
+                          "--ntasks-per-node N, or say how many ranks a node gets: %s",
+                          l->is_worker ? "--gpus-per-node N" : "--ranks-per-node N");
+    } else {
+        l->ranks_per_node = s->tasks_per_node;
+    }
+    return 0;
+}
+
+int mb_launch_run(struct mb_cli *cli, const struct mb_launch *l)
+{
+    struct step step = {.cli = cli, .launch = *l};
+    struct mb_slurm slurm = {.role = MB_SLURM_NONE};
+    struct mb_err err = {0};
+    int rc = 0;
+
+    if (!l->address && !getenv("RAY_ADDRESS"))
+        rc = mb_slurm_read(from_environment, NULL, &slurm, &err);
+    if (!rc && slurm.role != MB_SLURM_NONE)
+        rc = fit_to_step(&step.launch, &slurm, &err);
+    if (rc)
+        return mb_cli_fail(cli, &err);
+    if (slurm.role != MB_SLURM_NONE)
+        return mb_slurm_step(cli, &slurm, drive_step, &step);
+    if (step.launch.num_nodes == 0)
+        step.launch.num_nodes = 1;
+    return launch_gang(cli, &step.launch);
 }

@@ -12,7 +12,7 @@
 struct mb_launch {
     const char *address;
     const char *name;
-    int64_t num_nodes;
+    int64_t num_nodes; /* 0: not given; 1, or those of the Slurm step */
     int64_t gpus_per_node;
     int64_t ranks_per_node; /* without GPUs; 0: not given */
     const char *checkpoint_url;
@@ -39,7 +39,7 @@ struct mb_launch {
      "N",                                                                                          \
      MB_OPTION_INT,                                                                                \
      offsetof(type, field.num_nodes),                                                              \
-     "nodes of the gang (1)",                                                                      \
+     "nodes of the gang (1; under srun: all)",                                                     \
      1,                                                                                            \
      65536},                                                                                       \
         {"gpus-per-node",                                                                          \

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,7 +22,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 
-enum { PID_FILE_MAX_BYTES = 128 };
+enum { NODE_JSON_MAX_BYTES = 64 * 1024, PID_FILE_MAX_BYTES = 128 };
 
 static const char default_temp_dir[] = "/tmp/mobula";
 
@@ -237,4 +238,31 @@ int mb_local_wait_end(const struct mb_local_node *node, uint64_t grace_ms, struc
     return rc != 0
                ? rc
                : mb_err_set(err, MB_EIO, "process %lld does not end", (long long)node->init_pid);
+}
+
+int mb_local_read_node(const char *dir, json_t **node, struct mb_err *err)
+{
+    char *path = mb_path_join(dir, "node.json");
+    struct mb_buf b = {0};
+    const char *state, *failure;
+    int code, rc = 0;
+
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (mb_fs_read(path, NODE_JSON_MAX_BYTES, &b, NULL) == 0)
+        *node = json_loads(mb_buf_str(&b), 0, NULL);
+    mb_free(path);
+    mb_buf_close(&b);
+    if (*node == NULL)
+        return 0;
+    state = json_string_value(json_object_get(*node, "state"));
+    failure = json_string_value(json_object_get(*node, "error"));
+    code = (int)json_integer_value(json_object_get(*node, "code"));
+    if (failure != NULL && *failure != '\0')
+        rc = mb_err_set(err, code < 0 ? code : MB_ESTATE, "%s", failure);
+    else if (state != NULL && strcmp(state, "ALIVE") == 0)
+        return 1;
+    json_decref(*node);
+    *node = NULL;
+    return rc;
 }

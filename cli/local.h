@@ -5,6 +5,7 @@
 #ifndef MOBULA_CLI_LOCAL_H
 #define MOBULA_CLI_LOCAL_H
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
@@ -30,6 +31,10 @@ void mb_local_nodes_free(struct mb_local_node *nodes, size_t n);
 /* The front process of one node directory. MB_ENOENT: there is none, or it ended. */
 int mb_local_find(const char *dir, struct mb_local_node *out, struct mb_err *err);
 int mb_local_is_running(const struct mb_local_node *node);
+
+/* What the agent of a node says about itself. 1: ALIVE, *node is the content of its node.json and
+ * the caller's; 0: not yet; negative: why it failed. */
+int mb_local_read_node(const char *dir, json_t **node, struct mb_err *err);
 
 /* SIGTERM, without waiting; it says after how long it will be pushed (0: not said), so that the
  * node uses that time. A process that is gone already is success. */

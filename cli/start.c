@@ -24,13 +24,7 @@
 #include "cli/local.h"
 #include "cli/options.h"
 
-enum {
-    NODE_JSON_MAX_BYTES = 64 * 1024,
-    CHECK_MS = 10,
-    START_TIMEOUT_MS = 30000,
-    ARGS_MAX = 64,
-    LOG_LINE_MAX_BYTES = 512
-};
+enum { CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64, LOG_LINE_MAX_BYTES = 512 };
 
 struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync;
@@ -180,34 +174,6 @@ static int build(struct command *c, const struct start_args *a, const char *temp
 
 /* ---- waiting ---- */
 
-/* 1: ALIVE, *node is the file's content; 0: not yet; negative: the agent said why it failed. */
-static int read_node(const char *dir, json_t **node, struct mb_err *err)
-{
-    char *path = mb_path_join(dir, "node.json");
-    struct mb_buf b = {0};
-    const char *state, *failure;
-    int code, rc = 0;
-
-    if (path == NULL)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    if (mb_fs_read(path, NODE_JSON_MAX_BYTES, &b, NULL) == 0)
-        *node = json_loads(mb_buf_str(&b), 0, NULL);
-    mb_free(path);
-    mb_buf_close(&b);
-    if (*node == NULL)
-        return 0;
-    state = json_string_value(json_object_get(*node, "state"));
-    failure = json_string_value(json_object_get(*node, "error"));
-    code = (int)json_integer_value(json_object_get(*node, "code"));
-    if (failure != NULL && *failure != '\0')
-        rc = mb_err_set(err, code < 0 ? code : MB_ESTATE, "%s", failure);
-    else if (state != NULL && strcmp(state, "ALIVE") == 0)
-        return 1;
-    json_decref(*node);
-    *node = NULL;
-    return rc;
-}
-
 /* What the agent said last; "" when nothing can be read. */
 static void last_log_line(const char *dir, char line[LOG_LINE_MAX_BYTES])
 {
@@ -251,13 +217,13 @@ static int wait_alive(const struct start_args *a, const char *dir, json_t **node
     char line[LOG_LINE_MAX_BYTES];
 
     for (;;) {
-        int rc = read_node(dir, node, err);
+        int rc = mb_local_read_node(dir, node, err);
 
         if (rc != 0)
             return rc > 0 ? 0 : rc;
         if (mb_local_find(dir, &init, NULL) != 0) {
             /* It may have written its reason and ended between the two looks. */
-            rc = read_node(dir, node, err);
+            rc = mb_local_read_node(dir, node, err);
             last_log_line(dir, line);
             return rc < 0 ? rc : mb_err_set(err, MB_ESTATE, "the agent ended: %s", line);
         }

@@ -41,6 +41,7 @@
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
+#include "agent/supervise/sender.h"
 
 enum {
     DEAD_MAX = 64,          /* killed supervisors whose control group is not removed yet */
@@ -383,7 +384,7 @@ static void take_signals(struct front *f)
     struct signalfd_siginfo info;
 
     while (read(f->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        if (info.ssi_signo == SIGCHLD)
+        if (info.ssi_signo == SIGCHLD || !mb_sender_counts(&info))
             continue;
         if (info.ssi_signo == SIGHUP) {
             if (f->agent_pid > 0)

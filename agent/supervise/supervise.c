@@ -36,6 +36,7 @@
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
+#include "agent/supervise/sender.h"
 
 enum {
     STATE_RETRY_MS = 1000,
@@ -219,7 +220,7 @@ static void take_signals(struct supervisor *s)
     struct signalfd_siginfo info;
 
     while (read(s->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        if (info.ssi_signo == SIGCHLD)
+        if (info.ssi_signo == SIGCHLD || !mb_sender_counts(&info))
             continue;
         /* A stop that an agent asked for goes on with its own deadline. */
         if (s->told_to_end)

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/supervise/sender.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/str.h"
@@ -367,9 +368,16 @@ static void on_waiting_nodes(void *arg, const struct mb_err *err, const struct m
 
 /* ---- the end ---- */
 
-static void on_signal_closed(uv_handle_t *h)
+static void on_handle_closed(uv_handle_t *h)
 {
     struct driver *d = h->data;
+
+    d->handles_open--;
+}
+
+static void on_signals_closed(void *arg)
+{
+    struct driver *d = arg;
 
     d->handles_open--;
 }
@@ -381,10 +389,9 @@ static void finish(struct driver *d)
     d->closing = 1;
     for (uint32_t i = 0; i < d->opts->num_nodes; i++)
         drv_node_close(&d->nodes[i]);
-    uv_close((uv_handle_t *)&d->sigint, on_signal_closed);
-    uv_close((uv_handle_t *)&d->sigterm, on_signal_closed);
-    uv_close((uv_handle_t *)&d->tick, on_signal_closed);
-    uv_close((uv_handle_t *)&d->pause, on_signal_closed);
+    mb_signals_close(&d->signals, on_signals_closed);
+    uv_close((uv_handle_t *)&d->tick, on_handle_closed);
+    uv_close((uv_handle_t *)&d->pause, on_handle_closed);
     mb_gcs_close(d->gcs, NULL, NULL);
     d->gcs = NULL;
 }
@@ -502,9 +509,13 @@ static void on_gcs(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const s
     }
 }
 
-static void on_signal(uv_signal_t *h, int signum)
+static void on_signal(void *arg, const struct signalfd_siginfo *info)
 {
-    struct driver *d = h->data;
+    struct driver *d = arg;
+    int signum = (int)info->ssi_signo;
+
+    if (!mb_sender_counts(info))
+        return;
 
     if (++d->interrupts == 1) {
         d->signal = signum;
@@ -559,20 +570,20 @@ static int setup(struct driver *d, struct mb_err *err)
     d->output = mb_calloc(drv_world_size(d), sizeof(*d->output));
     if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->output)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
+    mb_signals_block(); /* gRPC's threads too */
     rc = mb_grpc_create(&d->loop, &d->grpc, err);
     if (rc < 0)
         return rc;
     rc = mb_gcs_create(&d->loop, d->grpc, &gcs_opts, on_gcs, d, &d->gcs, err);
     if (rc < 0)
         return rc;
-    uv_signal_init(&d->loop, &d->sigint);
-    uv_signal_init(&d->loop, &d->sigterm);
+    rc = mb_signals_start(&d->signals, &d->loop, on_signal, d, err);
+    if (rc < 0)
+        return rc;
     uv_timer_init(&d->loop, &d->tick);
     uv_timer_init(&d->loop, &d->pause);
-    d->sigint.data = d->sigterm.data = d->tick.data = d->pause.data = d;
-    d->handles_open += 4;
-    uv_signal_start(&d->sigint, on_signal, SIGINT);
-    uv_signal_start(&d->sigterm, on_signal, SIGTERM);
+    d->tick.data = d->pause.data = d;
+    d->handles_open += 3;
     uv_timer_start(&d->tick, on_tick, TICK_MS, TICK_MS);
     d->started_ms = d->waiting_said_ms = d->waiting_line_ms = mb_mono_ms();
     return mb_gcs_connect(d->gcs, err);

@@ -5,6 +5,7 @@
 #include <uv.h>
 #include "base/buf.h"
 #include "base/grpc/grpc.h"
+#include "base/signals.h"
 #include "cli/driver/driver.h"
 #include "cli/driver/restart.h"
 #include "cli/driver/state.h"
@@ -76,7 +77,7 @@ struct driver {
     uint8_t gang_id[MB_PG_ID_BYTES]; /* the group of the first attempt: what attempts count by */
     int has_gang_id;
     int keeps_group; /* the next attempt takes the group over */
-    uv_signal_t sigint, sigterm;
+    struct mb_signals signals;
     uv_timer_t tick;   /* once a second: renew leases, the KV record, waiting lines */
     uv_timer_t pause;  /* before another attempt */
     char missing[200]; /* what the last look at the nodes lacked; "": nothing known */

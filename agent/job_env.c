@@ -85,7 +85,6 @@ void mb_job_env_close(struct mb_job_env *env)
     for (size_t i = 0; i < env->n; i++)
         mb_free(env->vars[i]);
     mb_free(env->vars);
-    mb_free(env->working_dir);
     *env = (struct mb_job_env){0};
 }
 
@@ -238,7 +237,6 @@ int mb_job_env_build(const struct mb_job_spec *spec, char *const *inherited, con
 {
     json_t *metadata = NULL, *runtime_env = load(spec->runtime_env_json, "runtime_env", err);
     struct mb_job_env env = {0};
-    json_t *dir;
     int rc = MB_EINVAL;
 
     if (runtime_env == NULL)
@@ -246,14 +244,6 @@ int mb_job_env_build(const struct mb_job_spec *spec, char *const *inherited, con
     metadata = load(spec->metadata_json, "metadata", err);
     if (metadata == NULL)
         goto out;
-    dir = json_object_get(runtime_env, "working_dir");
-    if (dir != NULL && !json_is_null(dir) && !json_is_string(dir)) {
-        mb_err_set(err, MB_EINVAL, "runtime_env.working_dir must be a string");
-        goto out;
-    }
-    rc = MB_ENOMEM;
-    if (json_is_string(dir) && (env.working_dir = mb_strdup(json_string_value(dir))) == NULL)
-        goto no_memory;
     if (inherit(&env, inherited) != 0 || mb_job_env_set(&env, "PYTHONUNBUFFERED", "1") != 0)
         goto no_memory;
     rc = apply_env_vars(&env, json_object_get(runtime_env, "env_vars"), err);

@@ -14,8 +14,7 @@
 struct mb_job_env {
     char **vars; /* owned, NULL-terminated "NAME=value" */
     size_t n;
-    char *working_dir; /* owned; runtime_env.working_dir as written, NULL: none */
-    int stop_signal;   /* RAY_JOB_STOP_SIGNAL: SIGTERM or SIGINT */
+    int stop_signal; /* RAY_JOB_STOP_SIGNAL: SIGTERM or SIGINT */
     struct mb_job_limits limits;
     uint32_t stop_grace_ms; /* RAY_JOB_STOP_WAIT_TIME_S; 30 s, since a driver may have to save */
 };

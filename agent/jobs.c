@@ -2,8 +2,8 @@
  * A driver, from submission to exit.
  *
  *  1. start: check the id, build the environment, make a fresh job directory;
- *  2. a working_dir package is unpacked by a pool thread into JOB_DIR/working_dir; it becomes the
- *     driver's directory and the front of its PYTHONPATH;
+ *  2. packages that are elsewhere are fetched, one after another; then a pool thread unpacks all;
+ *     the working_dir becomes the driver's directory, modules and it the front of its PYTHONPATH;
  *  3. the log gets its first line, "Running entrypoint for job ID: ...", and a supervisor starts
  *     /bin/sh -c ENTRYPOINT that appends to it;
  *  4. started -> RUNNING; everything the driver started is gone: the rest of its log goes to the
@@ -27,12 +27,13 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "agent/fetch.h"
 #include "agent/job_env.h"
 #include "agent/job_gpus.h"
 #include "agent/job_log.h"
+#include "agent/job_packages.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
-#include "agent/unpack.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/log.h"
@@ -45,9 +46,10 @@ enum phase { PREPARING, SUPERVISED, OVER };
 struct job {
     struct job *next;
     struct mb_jobs *jobs;
-    char *id, *dir, *log_path, *working_dir;
+    char *id, *dir, *log_path;
     char *entrypoint;
-    char *package; /* NULL: none */
+    struct mb_job_packages packages;
+    struct mb_fetch *fetch; /* of a package, while it is under way */
     struct mb_job_env env;
     enum phase phase;
     uv_work_t work;
@@ -87,9 +89,8 @@ static void free_job(struct job *job)
     mb_free(job->id);
     mb_free(job->dir);
     mb_free(job->log_path);
-    mb_free(job->working_dir);
     mb_free(job->entrypoint);
-    mb_free(job->package);
+    mb_job_packages_close(&job->packages);
     mb_free(job->reason);
     mb_kept_log_drop(job->log);
     mb_job_env_close(&job->env);
@@ -390,27 +391,22 @@ static int keep_log(struct job *job, int is_new, struct mb_err *err)
 
 /* ---- start ---- */
 
-/* The pool thread: a fresh directory, the package, the log's first line. */
+/* Ray's words, which its clients look for, before the reason. */
+static int setup_failed(struct mb_err *err)
+{
+    char text[MB_ERR_TEXT_MAX];
+
+    snprintf(text, sizeof(text), "%s", err->text);
+    return mb_err_set(err, err->code,
+                      "runtime_env setup failed: Failed to set up runtime environment. %.800s",
+                      text);
+}
+
+/* The pool thread: the packages, the log's first line. */
 static int prepare(struct job *job, struct mb_err *err)
 {
-    int rc = 0;
-
-    if (job->package != NULL) {
-        rc = mb_fs_mkdir_p(job->working_dir, 0755, err);
-        if (rc == 0)
-            rc = mb_unpack(job->package, job->working_dir, err);
-    } else if (job->working_dir != NULL && !mb_fs_exists(job->working_dir)) {
-        rc = mb_err_set(err, MB_ENOENT, "working_dir %s does not exist on this node",
-                        job->working_dir);
-    }
-    if (rc != 0) {
-        char text[MB_ERR_TEXT_MAX];
-
-        snprintf(text, sizeof(text), "%s", err->text);
-        return mb_err_set(err, rc,
-                          "runtime_env setup failed: Failed to set up runtime environment. %.800s",
-                          text);
-    }
+    if (mb_job_packages_unpack(&job->packages, err) != 0)
+        return setup_failed(err);
     return mb_job_log_begin(job->log_path, job->id, job->entrypoint, err);
 }
 
@@ -418,7 +414,22 @@ static void do_prepare(uv_work_t *work)
 {
     struct job *job = work->data;
 
-    prepare(job, &job->work_err);
+    if (job->work_err.code == 0)
+        prepare(job, &job->work_err);
+}
+
+/* Where the driver imports from. */
+static int set_python_path(struct job *job)
+{
+    char *path;
+    int rc;
+
+    if (job->packages.n == 0)
+        return 0;
+    path = mb_job_packages_python_path(&job->packages, mb_job_env_get(&job->env, "PYTHONPATH"));
+    rc = path != NULL ? mb_job_env_set(&job->env, "PYTHONPATH", path) : MB_ENOMEM;
+    mb_free(path);
+    return rc;
 }
 
 /* A shell that knows pipefail; NULL: there is none. POSIX 2024 has it, many a /bin/sh not yet. */
@@ -437,11 +448,11 @@ static int supervise(struct job *job, struct mb_err *err)
     const char *plain[] = {"/bin/sh", "-c", job->entrypoint, NULL};
     const char *strict[] = {pipefail_shell(), "-eo", "pipefail", "-c", job->entrypoint, NULL};
     const char **argv = job->pipefail ? strict : plain;
-    struct mb_sup_child child = {.argv = argv,
-                                 .env = (const char *const *)job->env.vars,
-                                 .cwd =
-                                     job->working_dir != NULL ? job->working_dir : job->jobs->cwd,
-                                 .log_path = job->log_path};
+    struct mb_sup_child child = {
+        .argv = argv,
+        .env = (const char *const *)job->env.vars,
+        .cwd = job->packages.working_dir != NULL ? job->packages.working_dir : job->jobs->cwd,
+        .log_path = job->log_path};
     struct mb_sup_spec spec = {.dir = job->dir,
                                .stop_signal = job->env.stop_signal,
                                .stop_grace_ms = job->env.stop_grace_ms,
@@ -470,6 +481,8 @@ static void on_prepared(uv_work_t *work, int status)
         start_failed(job, job->work_err.text);
     } else if (job->stop_asked) {
         exited(job, -job->env.stop_signal, "stopped before it started");
+    } else if (set_python_path(job) != 0) {
+        start_failed(job, "out of memory");
     } else if (supervise(job, &err) != 0) {
         start_failed(job, err.text);
     } else {
@@ -477,32 +490,38 @@ static void on_prepared(uv_work_t *work, int status)
     }
 }
 
-/* Where the driver runs and imports from. */
-static int set_working_dir(struct job *job, const char *package)
+static void prepare_next(struct job *job);
+
+static void on_fetched(void *arg, const struct mb_err *err)
 {
-    const char *old = mb_job_env_get(&job->env, "PYTHONPATH");
-    char *path;
-    int rc;
+    struct job *job = arg;
+    struct mb_err why = *err;
 
-    if (package != NULL) {
-        job->package = mb_strdup(package);
-        job->working_dir = mb_path_join(job->dir, "working_dir");
-        if (job->package == NULL || job->working_dir == NULL)
-            return MB_ENOMEM;
-    } else if (job->env.working_dir != NULL) {
-        const char *dir = job->env.working_dir;
-
-        job->working_dir = mb_strdup(mb_starts_with(dir, "file://") ? dir + 7 : dir);
-        if (job->working_dir == NULL)
-            return MB_ENOMEM;
+    job->fetch = NULL;
+    if (job->jobs->closing) {
+        drop_job(job);
+    } else if (job->stop_asked) {
+        exited(job, -job->env.stop_signal, "stopped before it started");
+    } else if (err->code != 0) {
+        setup_failed(&why);
+        start_failed(job, why.text);
     } else {
-        return 0;
+        mb_job_packages_missing(&job->packages)->is_missing = 0;
+        prepare_next(job);
     }
-    path = old != NULL && *old != '\0' ? mb_asprintf("%s:%s", job->working_dir, old)
-                                       : mb_strdup(job->working_dir);
-    rc = path != NULL ? mb_job_env_set(&job->env, "PYTHONPATH", path) : MB_ENOMEM;
-    mb_free(path);
-    return rc;
+}
+
+/* A turn of its own for a failure: no event comes from inside a call. */
+static void prepare_next(struct job *job)
+{
+    const struct mb_job_package *missing = mb_job_packages_missing(&job->packages);
+
+    if (missing != NULL && mb_fetch_start(job->jobs->loop, missing->uri, missing->file, on_fetched,
+                                          job, &job->fetch, &job->work_err) == 0)
+        return;
+    if (missing != NULL)
+        setup_failed(&job->work_err);
+    uv_queue_work(job->jobs->loop, &job->work, do_prepare, on_prepared);
 }
 
 static int tell_url_file(struct job *job, struct mb_err *err)
@@ -549,9 +568,12 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     if (rc == 0) {
         job->entrypoint = mb_strdup(spec->entrypoint);
         job->pipefail = spec->pipefail;
-        if (job->entrypoint == NULL || set_working_dir(job, spec->working_dir_package) != 0)
+        if (job->entrypoint == NULL)
             rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     }
+    if (rc == 0)
+        rc = mb_job_packages_init(&job->packages, spec->runtime_env_json, spec->packages_dir,
+                                  job->dir, err);
     if (rc == 0)
         rc = fresh_dir(job, err);
     if (rc == 0)
@@ -566,7 +588,7 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     }
     job->work.data = job;
     add_job(jobs, job);
-    uv_queue_work(jobs->loop, &job->work, do_prepare, on_prepared);
+    prepare_next(job);
     return 0;
 }
 
@@ -579,6 +601,8 @@ static int stop(void *self, const char *submission_id, struct mb_err *err)
     if (job == NULL)
         return mb_err_set(err, MB_ENOENT, "no driver of job %s runs on this node", submission_id);
     job->stop_asked = 1;
+    if (job->fetch != NULL)
+        mb_fetch_cancel(job->fetch);
     if (job->supervisor != NULL)
         mb_supervisor_stop(job->supervisor, job->env.stop_signal, job->env.stop_grace_ms);
     return 0;
@@ -769,7 +793,9 @@ void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
     jobs->on_closed = cb;
     jobs->on_closed_arg = arg;
     for (struct job *job = jobs->list; job != NULL; job = job->next) {
-        if (job->phase == SUPERVISED) {
+        if (job->fetch != NULL) {
+            mb_fetch_cancel(job->fetch);
+        } else if (job->phase == SUPERVISED) {
             job->phase = OVER;
             mb_supervisor_close(job->supervisor, drop_job, job);
         }

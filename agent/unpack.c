@@ -14,10 +14,10 @@
 #include <archive_entry.h>
 #include "base/alloc.h"
 
-enum { ENTRIES_MAX = 1000 * 1000, BLOCK_BYTES = 64 * 1024 };
-static const int64_t UNPACKED_MAX_BYTES = (int64_t)64 << 30;
+enum { BLOCK_BYTES = 64 * 1024 };
+const struct mb_unpack_limits mb_unpack_limits = {1000 * 1000, (int64_t)64 << 30};
 
-static int is_inside(const char *name)
+int mb_unpack_is_inside(const char *name)
 {
     if (name == NULL || name[0] == '/' || name[0] == '\0')
         return 0;
@@ -36,7 +36,7 @@ static int place(struct archive_entry *entry, const char *dir, struct mb_err *er
     const char *link = archive_entry_hardlink(entry);
     char *path;
 
-    if (!is_inside(name) || (link != NULL && !is_inside(link)))
+    if (!mb_unpack_is_inside(name) || (link != NULL && !mb_unpack_is_inside(link)))
         return mb_err_set(err, MB_EDENIED, "entry %s leaves the directory",
                           name != NULL ? name : "without a name");
     path = mb_asprintf("%s/%s", dir, name);
@@ -63,7 +63,7 @@ static int archive_err(struct mb_err *err, struct archive *a, int code)
     return mb_err_set(err, code, "%s", text != NULL ? text : "libarchive gives no reason");
 }
 
-static int copy_data(struct archive *in, struct archive *out, int64_t *total, struct mb_err *err)
+static int copy_data(struct archive *in, struct archive *out, int64_t *left, struct mb_err *err)
 {
     const void *block;
     size_t n;
@@ -71,31 +71,31 @@ static int copy_data(struct archive *in, struct archive *out, int64_t *total, st
     int rc;
 
     while ((rc = archive_read_data_block(in, &block, &n, &offset)) == ARCHIVE_OK) {
-        *total += (int64_t)n;
-        if (*total > UNPACKED_MAX_BYTES)
-            return mb_err_set(err, MB_EFULL, "more than %lld bytes unpacked",
-                              (long long)UNPACKED_MAX_BYTES);
+        *left -= (int64_t)n;
+        if (*left < 0)
+            return mb_err_set(err, MB_EFULL, "it holds more than may be unpacked");
         if (archive_write_data_block(out, block, n, offset) < ARCHIVE_OK)
             return archive_err(err, out, MB_EIO);
     }
     return rc == ARCHIVE_EOF ? 0 : archive_err(err, in, MB_ECORRUPT);
 }
 
-static int unpack_all(struct archive *in, struct archive *out, const char *dir, struct mb_err *err)
+static int unpack_all(struct archive *in, struct archive *out, const char *dir,
+                      const struct mb_unpack_limits *limits, struct mb_err *err)
 {
     struct archive_entry *entry;
-    int64_t total = 0;
+    int64_t left = limits->bytes;
     int rc;
 
     for (int n = 0; (rc = archive_read_next_header(in, &entry)) == ARCHIVE_OK; n++) {
-        if (n >= ENTRIES_MAX)
-            return mb_err_set(err, MB_EFULL, "more than %d entries", ENTRIES_MAX);
+        if (n >= limits->entries)
+            return mb_err_set(err, MB_EFULL, "more than %d entries", limits->entries);
         rc = place(entry, dir, err);
         if (rc != 0)
             return rc;
         if (archive_write_header(out, entry) != ARCHIVE_OK)
             return archive_err(err, out, MB_EDENIED);
-        rc = copy_data(in, out, &total, err);
+        rc = copy_data(in, out, &left, err);
         if (rc != 0)
             return rc;
         if (archive_write_finish_entry(out) != ARCHIVE_OK)
@@ -104,7 +104,18 @@ static int unpack_all(struct archive *in, struct archive *out, const char *dir, 
     return rc == ARCHIVE_EOF ? 0 : archive_err(err, in, MB_ECORRUPT);
 }
 
-int mb_unpack(const char *package, const char *dir, struct mb_err *err)
+/* The formats of runtime_env packages and no others: each reader is code that outside bytes reach.
+ */
+static void support(struct archive *in)
+{
+    archive_read_support_filter_gzip(in);
+    archive_read_support_filter_xz(in);
+    archive_read_support_format_tar(in);
+    archive_read_support_format_zip(in);
+}
+
+int mb_unpack(const char *package, const char *dir, const struct mb_unpack_limits *limits,
+              struct mb_err *err)
 {
     struct archive *in = archive_read_new(), *out = archive_write_disk_new();
     char *real_dir = realpath(dir, NULL);
@@ -115,15 +126,14 @@ int mb_unpack(const char *package, const char *dir, struct mb_err *err)
     } else if (in == NULL || out == NULL) {
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     } else {
-        archive_read_support_filter_all(in);
-        archive_read_support_format_all(in);
+        support(in);
         archive_write_disk_set_options(out, ARCHIVE_EXTRACT_PERM | ARCHIVE_EXTRACT_TIME |
                                                 ARCHIVE_EXTRACT_SECURE_SYMLINKS |
                                                 ARCHIVE_EXTRACT_SECURE_NODOTDOT);
         if (archive_read_open_filename(in, package, BLOCK_BYTES) != ARCHIVE_OK)
             rc = archive_err(err, in, MB_ECORRUPT);
         else
-            rc = unpack_all(in, out, real_dir, err);
+            rc = unpack_all(in, out, real_dir, limits, err);
         if (rc == 0 && archive_write_close(out) != ARCHIVE_OK)
             rc = archive_err(err, out, MB_EIO);
     }

@@ -12,6 +12,7 @@
 #include "gcs/job_states.h"
 
 #include <string.h>
+#include "base/str.h"
 
 static const struct {
     const char *name;
@@ -189,6 +190,8 @@ const char *mb_job_error_type(enum mb_job_state s, enum mb_job_input input, cons
         return "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE";
     if (input == MB_JOB_START_TIMEOUT)
         return "JOB_SUPERVISOR_ACTOR_START_TIMEOUT";
+    if (text && mb_starts_with(text, "Failed to start supervisor actor"))
+        return "JOB_SUPERVISOR_ACTOR_START_FAILURE";
     if (text && strncmp(text, "runtime_env setup failed", 24) == 0)
         return "RUNTIME_ENV_SETUP_FAILURE";
     return "JOB_ENTRYPOINT_COMMAND_START_ERROR";

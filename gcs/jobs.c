@@ -27,6 +27,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "gcs/runtime_env.h"
 #include "gcs/services.h"
 #include "gcs/text.h"
 
@@ -265,32 +266,24 @@ void head_jobs_tick(struct mb_head *h)
 
 /* ---- the runner ---- */
 
-/* Path of the package that runtime_env.working_dir names. 0 with *out NULL: there is none. */
-static int package_of(struct mb_head *h, const struct head_job *job, char **out, struct mb_err *err)
+/* Said before the runner is asked, with Ray's words: what can never work, and what is not here. */
+static int check_runtime_env(struct mb_head *h, const struct head_job *job, struct mb_err *err)
 {
-    static const char *const remote[] = {"s3://", "gs://", "http://", "https://", "hdfs://", NULL};
-    json_t *env = json_loads(runtime_env_text(job), 0, NULL);
-    const char *dir = json_string_value(json_object_get(env, "working_dir"));
-    int rc = 0;
+    json_t *json = json_loads(runtime_env_text(job), 0, NULL);
+    struct mb_runtime_env env;
+    struct mb_err why = {0};
+    int rc = mb_runtime_env_parse(json, &env, &why);
 
-    *out = NULL;
-    if (dir && mb_starts_with(dir, "gcs://")) {
-        *out = mb_path_join(h->packages_dir, dir + 6);
-        if (!*out)
-            rc = mb_err_set(err, MB_ENOMEM, "out of memory");
-        else if (strchr(dir + 6, '/') || !mb_fs_exists(*out))
+    if (rc != 0)
+        mb_err_set(err, rc, "Failed to start supervisor actor %s: '%s'", job->id, why.text);
+    for (size_t i = 0; rc == 0 && i < env.n_refs; i++)
+        if (env.refs[i].place == MB_RUNTIME_ENV_UPLOADED &&
+            !head_package_known(h, env.refs[i].rest))
             rc = mb_err_set(err, MB_ENOENT,
                             "runtime_env setup failed: Failed to set up runtime environment.\n"
-                            "The package %s of working_dir is not on this head.",
-                            dir);
-    }
-    for (size_t i = 0; dir && remote[i] && rc == 0; i++)
-        if (mb_starts_with(dir, remote[i]))
-            rc = mb_err_set(err, MB_EUNSUPPORTED,
-                            "runtime_env setup failed: Failed to set up runtime environment.\n"
-                            "working_dir %s: this head takes uploaded packages only.",
-                            dir);
-    json_decref(env);
+                            "The package %s is not on this head.",
+                            env.refs[i].uri);
+    json_decref(json);
     return rc;
 }
 
@@ -307,9 +300,8 @@ int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err
     char address[300];
     /* NULL for the null of a submission without metadata */
     char *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
-    char *package = NULL;
     double gpus = json_number_value(json_object_get(job->info, "entrypoint_num_gpus"));
-    int rc = package_of(h, job, &package, err);
+    int rc = check_runtime_env(h, job, err);
 
     snprintf(address, sizeof address, "%s:%d", h->node_ip, h->gcs_port);
     if (rc == 0) {
@@ -319,12 +311,11 @@ int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err
             .runtime_env_json = runtime_env_text(job),
             .metadata_json = metadata ? metadata : "{}",
             .ray_address = address,
-            .working_dir_package = package,
+            .packages_dir = h->packages_dir,
             .n_gpus = (uint32_t)ceil(gpus > 0 ? gpus : 0),
             .pipefail = strcmp(metadata_of(job, MB_JOB_PIPEFAIL_KEY), "1") == 0};
         rc = h->runner->start(h->runner->self, &spec, err);
     }
-    mb_free(package);
     free(metadata);
     return rc;
 }

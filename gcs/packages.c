@@ -87,6 +87,15 @@ static char *package_path(struct mb_head *h, struct mb_http_req *req)
     return path;
 }
 
+int head_package_known(struct mb_head *h, const char *name)
+{
+    char *path = name_is_fine(name) ? mb_path_join(h->packages_dir, name) : NULL;
+    int known = path && mb_fs_exists(path);
+
+    mb_free(path);
+    return known;
+}
+
 static void get_package(void *arg, struct mb_http_req *req)
 {
     char *path = package_path(arg, req);

@@ -13,12 +13,10 @@
 struct mb_job_spec {
     const char *submission_id;
     const char *entrypoint;       /* run as /bin/sh -c ENTRYPOINT */
-    const char *runtime_env_json; /* "{}" if none: env_vars, working_dir are honoured */
+    const char *runtime_env_json; /* "{}" if none: env_vars, working_dir, py_modules count */
     const char *metadata_json;    /* "{}" if none */
     const char *ray_address;      /* host:port of the GCS for RAY_ADDRESS */
-    /* Absolute path of the package named by runtime_env.working_dir, already on disk; NULL: none.
-     */
-    const char *working_dir_package;
+    const char *packages_dir;     /* absolute; holds NAME of every uploaded package gcs://NAME */
     uint32_t n_gpus; /* devices of this node that are the driver's own until it has ended */
     int pipefail;    /* the shell ends at the first command that fails, also inside a pipe */
 };

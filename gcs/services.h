@@ -148,6 +148,8 @@ int head_status_methods(struct mb_head *h, struct mb_err *err);
 /* ---- REST ---- */
 int head_cluster_routes(struct mb_head *h, struct mb_err *err);
 int head_jobs_routes(struct mb_head *h, struct mb_err *err);
+/* 1 if the uploaded package of this name is here. */
+int head_package_known(struct mb_head *h, const char *name);
 int head_packages_routes(struct mb_head *h, struct mb_err *err);
 json_t *head_node_json(const struct head_node *n);
 json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */

@@ -534,6 +534,8 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     uint64_t timeout_ms = request->timeout_ms ? request->timeout_ms : DEFAULT_TIMEOUT_MS;
     uint64_t stall_ms =
         request->stall_timeout_ms ? request->stall_timeout_ms : DEFAULT_STALL_TIMEOUT_MS;
+    uint64_t connect_ms =
+        request->connect_timeout_ms ? request->connect_timeout_ms : CONNECT_TIMEOUT_MS;
     CURLcode rc = set_method(f, request);
     rc |= curl_easy_setopt(e, CURLOPT_URL, request->url);
     rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -544,7 +546,7 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_open_socket);
     rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
-    rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_TIMEOUT_MS);
+    rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
     rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MIN_BYTES_PER_S);
     rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((stall_ms + 999) / 1000));
     rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)DOWNLOAD_BUFFER_BYTES);

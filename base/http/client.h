@@ -44,9 +44,10 @@ struct mb_http_request {
     /* A sink for the response body of 2xx answers; negative return aborts. NULL: buffered. */
     int (*sink)(void *arg, const void *p, size_t n);
     void *sink_arg;
-    size_t max_body_bytes;     /* of a buffered body; 0: 16 MiB; more is MB_EFULL */
-    uint64_t timeout_ms;       /* whole request; 0: 60 s */
-    uint64_t stall_timeout_ms; /* less than 1 kB/s for this long is MB_ETIMEOUT; 0: 30 s */
+    size_t max_body_bytes;       /* of a buffered body; 0: 16 MiB; more is MB_EFULL */
+    uint64_t timeout_ms;         /* whole request; 0: 60 s */
+    uint64_t connect_timeout_ms; /* 0: 10 s */
+    uint64_t stall_timeout_ms;   /* less than 1 kB/s for this long is MB_ETIMEOUT; 0: 30 s */
     int follow_redirects;
 };
 /* Everything in request is copied but body_fd and sink_arg. out may be NULL. */

@@ -71,15 +71,14 @@ static const char *path_of(const char *name)
     return path;
 }
 
-static void submit(const char *id, const char *entrypoint, const char *runtime_env,
-                   const char *package)
+static void submit(const char *id, const char *entrypoint, const char *runtime_env)
 {
     struct mb_job_spec spec = {.submission_id = id,
                                .entrypoint = entrypoint,
                                .runtime_env_json = runtime_env,
                                .metadata_json = "{\"team\":\"a\"}",
                                .ray_address = "127.0.0.1:6379",
-                               .working_dir_package = package};
+                               .packages_dir = getenv(MB_TEST_DIR_ENV)};
     struct mb_err err = {0};
 
     memset(&seen, 0, sizeof(seen));
@@ -113,7 +112,7 @@ static void test_exit_code_log_and_environment(void **state)
            "\"$A|$B|$PYTHONUNBUFFERED|$RAY_ADDRESS|$AWS_SECRET_ACCESS_KEY$BUCKET_STORAGE_SECRET_"
            "KEY|$MOBULA_INIT_FD|\"; "
            "echo $PATH; echo \"$RAY_JOB_CONFIG_JSON_ENV_VAR\"; exit 3",
-           "{\"env_vars\":{\"A\":\"1\",\"B\":\"${A}2\"}}", NULL);
+           "{\"env_vars\":{\"A\":\"1\",\"B\":\"${A}2\"}}");
     run_until(&seen.exited);
     unsetenv("AWS_SECRET_ACCESS_KEY");
     unsetenv("BUCKET_STORAGE_SECRET_KEY");
@@ -131,7 +130,7 @@ static void test_exit_code_log_and_environment(void **state)
 static void test_killed_driver_is_a_negative_code(void **state)
 {
     (void)state;
-    submit("j2", "kill -9 $$", "{}", NULL);
+    submit("j2", "kill -9 $$", "{}");
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, -9);
 }
@@ -142,7 +141,7 @@ static void test_stop_uses_the_signal_of_the_job(void **state)
 
     (void)state;
     submit("j3", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done",
-           "{\"env_vars\":{\"RAY_JOB_STOP_SIGNAL\":\"SIGINT\"}}", NULL);
+           "{\"env_vars\":{\"RAY_JOB_STOP_SIGNAL\":\"SIGINT\"}}");
     run_until(&seen.running);
     while (strstr(log_of("j3"), "\nup\n") == NULL)
         uv_run(&loop, UV_RUN_NOWAIT);
@@ -158,7 +157,7 @@ static void test_stop_before_it_started(void **state)
     struct mb_err err;
 
     (void)state;
-    submit("j4", "sleep 1000", "{}", NULL);
+    submit("j4", "sleep 1000", "{}");
     assert_int_equal(runner->stop(runner->self, "j4", &err), 0);
     run_until(&seen.exited);
     assert_int_equal(seen.running, 0);
@@ -195,7 +194,7 @@ static void test_adopted_after_a_restart(void **state)
     struct mb_err err;
 
     (void)state;
-    submit("j5", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done", "{}", NULL);
+    submit("j5", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done", "{}");
     run_until(&seen.running);
     while (strstr(log_of("j5"), "\nup\n") == NULL)
         uv_run(&loop, UV_RUN_NOWAIT);
@@ -237,12 +236,20 @@ static const char *make_zip(const char *name, const char *entry_name, const char
     return path;
 }
 
+static void write_file(const char *name, const char *text)
+{
+    FILE *f = fopen(path_of(name), "w");
+
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
 static void test_working_dir_package(void **state)
 {
-    const char *zip = make_zip("p.zip", "sub/data.txt", "from the package\n");
-
     (void)state;
-    submit("j6", "cat sub/data.txt; echo $PYTHONPATH", "{\"working_dir\":\"gcs://p.zip\"}", zip);
+    make_zip("p.zip", "sub/data.txt", "from the package\n");
+    submit("j6", "cat sub/data.txt; echo $PYTHONPATH", "{\"working_dir\":\"gcs://p.zip\"}");
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, 0);
     assert_non_null(strstr(log_of("j6"), "\nfrom the package\n"));
@@ -252,16 +259,18 @@ static void test_working_dir_package(void **state)
 static void test_bad_packages_fail_the_runtime_env(void **state)
 {
     (void)state;
-    submit("j7", "true", "{\"working_dir\":\"gcs://q.zip\"}", make_zip("q.zip", "../out", "x"));
+    make_zip("q.zip", "../out", "x");
+    submit("j7", "true", "{\"working_dir\":\"gcs://q.zip\"}");
     run_until(&seen.failed);
     assert_ptr_equal(
         strstr(seen.text, "runtime_env setup failed: Failed to set up runtime environment. "),
         seen.text);
     assert_non_null(strstr(seen.text, "../out"));
     assert_false(mb_fs_exists(path_of("jobs/j7/out")));
-    submit("j8", "true", "{\"working_dir\":\"gcs://r.zip\"}", "/etc/passwd");
+    write_file("no-archive.zip", "this is text");
+    submit("j8", "true", "{\"working_dir\":\"gcs://no-archive.zip\"}");
     run_until(&seen.failed);
-    submit("j9", "true", "{\"working_dir\":\"/nonexistent/dir\"}", NULL);
+    submit("j9", "true", "{\"working_dir\":\"/nonexistent/dir\"}");
     run_until(&seen.failed);
     assert_non_null(strstr(seen.text, "/nonexistent/dir"));
 }
@@ -297,12 +306,12 @@ static void test_limits_of_a_job(void **state)
 {
     (void)state;
     submit("limits", "ulimit -n; ulimit -c; ulimit -c 1 2>/dev/null || echo refused",
-           "{\"env_vars\":{\"MOBULA_JOB_NOFILE\":\"99\"}}", NULL);
+           "{\"env_vars\":{\"MOBULA_JOB_NOFILE\":\"99\"}}");
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, 0);
     assert_non_null(strstr(log_of("limits"), "\n99\n0\n"));
     submit("greedy", "exec tail /dev/zero",
-           "{\"env_vars\":{\"MOBULA_JOB_MEMORY_LIMIT\":\"32MiB\"}}", NULL);
+           "{\"env_vars\":{\"MOBULA_JOB_MEMORY_LIMIT\":\"32MiB\"}}");
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, -9);
     assert_string_equal(seen.text, "killed: memory limit of 32 MiB");

@@ -1,0 +1,179 @@
+/*
+ *  1. an uploaded package is a file below packages_dir, a remote one becomes a file of the job, a
+ *  file:// one is read where it is;
+ *  2. each is unpacked into a directory of its own: JOB_DIR/working_dir, JOB_DIR/py_modules/N;
+ *  3. of a remote archive whose only entry is a directory, that directory is the content (as Ray
+ *  does: such archives are what source hosts offer for download).
+ *  A package that is not there, is no archive or leaves its directory: an error that names it.
+ */
+#include "agent/job_packages.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "agent/unpack.h"
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/fs.h"
+#include "base/str.h"
+
+static int init_item(struct mb_job_package *p, const struct mb_runtime_env_ref *ref, size_t i,
+                     const char *packages_dir, const char *job_dir)
+{
+    p->place = ref->place;
+    p->is_module = ref->is_module;
+    p->uri = mb_strdup(ref->uri);
+    if (ref->place == MB_RUNTIME_ENV_IN_PLACE) {
+        p->dir = mb_strdup(ref->rest);
+        return p->uri != NULL && p->dir != NULL ? 0 : MB_ENOMEM;
+    }
+    p->dir = ref->is_module ? mb_asprintf("%s/py_modules/%zu", job_dir, i)
+                            : mb_path_join(job_dir, "working_dir");
+    if (ref->place == MB_RUNTIME_ENV_UPLOADED) {
+        p->file = mb_path_join(packages_dir, ref->rest);
+    } else if (mb_starts_with(ref->uri, "file://")) {
+        p->file = mb_strdup(ref->rest);
+    } else {
+        p->file = mb_asprintf("%s/package-%zu", job_dir, i);
+        p->is_missing = 1;
+    }
+    return p->uri != NULL && p->dir != NULL && p->file != NULL ? 0 : MB_ENOMEM;
+}
+
+static int init_items(struct mb_job_packages *out, const struct mb_runtime_env *env,
+                      const char *packages_dir, const char *job_dir)
+{
+    if (env->n_refs == 0)
+        return 0;
+    out->items = mb_calloc(env->n_refs, sizeof(*out->items));
+    if (out->items == NULL)
+        return MB_ENOMEM;
+    out->n = env->n_refs;
+    for (size_t i = 0; i < out->n; i++) {
+        if (init_item(&out->items[i], &env->refs[i], i, packages_dir, job_dir) != 0)
+            return MB_ENOMEM;
+        if (!out->items[i].is_module)
+            out->working_dir = out->items[i].dir;
+    }
+    return 0;
+}
+
+int mb_job_packages_init(struct mb_job_packages *out, const char *runtime_env_json,
+                         const char *packages_dir, const char *job_dir, struct mb_err *err)
+{
+    json_t *json = json_loads(runtime_env_json, 0, NULL);
+    struct mb_runtime_env env;
+    int rc = mb_runtime_env_parse(json, &env, err);
+
+    *out = (struct mb_job_packages){0};
+    if (rc == 0 && init_items(out, &env, packages_dir, job_dir) != 0) {
+        mb_job_packages_close(out);
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+    json_decref(json);
+    return rc;
+}
+
+void mb_job_packages_close(struct mb_job_packages *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        mb_free(p->items[i].uri);
+        mb_free(p->items[i].file);
+        mb_free(p->items[i].dir);
+    }
+    mb_free(p->items);
+    *p = (struct mb_job_packages){0};
+}
+
+struct mb_job_package *mb_job_packages_missing(struct mb_job_packages *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->items[i].is_missing)
+            return &p->items[i];
+    }
+    return NULL;
+}
+
+/* The name of the only entry of dir if that is a directory, owned by the caller; else NULL. */
+static char *only_folder(const char *dir)
+{
+    DIR *d = opendir(dir);
+    const struct dirent *e;
+    char *name = NULL, *path;
+    struct stat st;
+    int n = 0;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        mb_free(name);
+        name = ++n == 1 ? mb_strdup(e->d_name) : NULL;
+    }
+    if (d != NULL)
+        closedir(d);
+    path = name != NULL ? mb_path_join(dir, name) : NULL;
+    if (path == NULL || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        mb_free(path);
+        path = NULL;
+    }
+    mb_free(name);
+    return path;
+}
+
+static int unpack(struct mb_job_packages *all, struct mb_job_package *p, struct mb_err *err)
+{
+    int rc = mb_fs_mkdir_p(p->dir, 0755, err);
+    char *inner;
+
+    if (rc == 0)
+        rc = mb_unpack(p->file, p->dir, &mb_unpack_limits, err);
+    if (rc != 0 || p->place != MB_RUNTIME_ENV_REMOTE)
+        return rc;
+    if (!mb_starts_with(p->uri, "file://"))
+        unlink(p->file);
+    inner = only_folder(p->dir);
+    if (inner != NULL) {
+        if (all->working_dir == p->dir)
+            all->working_dir = inner;
+        mb_free(p->dir);
+        p->dir = inner;
+    }
+    return 0;
+}
+
+int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < p->n && rc == 0; i++) {
+        struct mb_job_package *item = &p->items[i];
+
+        if (!mb_fs_exists(item->file != NULL ? item->file : item->dir))
+            rc = mb_err_set(err, MB_ENOENT, "%s %.500s does not exist on this node",
+                            item->is_module ? "py_modules:" : "working_dir", item->uri);
+        else if (item->file != NULL)
+            rc = unpack(p, item, err);
+    }
+    return rc;
+}
+
+char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old)
+{
+    struct mb_buf b = {0};
+    int rc = mb_buf_puts(&b, "");
+
+    for (int modules = 1; modules >= 0; modules--) {
+        for (size_t i = 0; i < p->n && rc == 0; i++) {
+            if (p->items[i].is_module == modules)
+                rc = mb_buf_printf(&b, "%s%s", b.len > 0 ? ":" : "", p->items[i].dir);
+        }
+    }
+    if (rc == 0 && old != NULL && *old != '\0')
+        rc = mb_buf_printf(&b, "%s%s", b.len > 0 ? ":" : "", old);
+    if (rc == 0)
+        return b.len > 0 ? mb_buf_take(&b) : mb_strdup("");
+    mb_buf_close(&b);
+    return NULL;
+}

@@ -1,0 +1,37 @@
+/* What a driver's runtime_env has it import: packages fetched and unpacked into the job's
+ * directory, and directories that are there already. */
+#ifndef MOBULA_AGENT_JOB_PACKAGES_H
+#define MOBULA_AGENT_JOB_PACKAGES_H
+
+#include "base/err.h"
+#include "gcs/runtime_env.h"
+
+struct mb_job_package {
+    char *uri;
+    char *file; /* the archive; of a remote one where it is to be fetched to; NULL: in place */
+    char *dir;  /* where its content is, or will be */
+    enum mb_runtime_env_place place;
+    int is_module;
+    int is_missing; /* still to be fetched into file */
+};
+
+struct mb_job_packages {
+    struct mb_job_package *items;
+    size_t n;
+    const char *working_dir; /* borrowed from an item; NULL: none */
+};
+
+/* Pure. runtime_env_json: an object; packages_dir holds the uploaded ones. After an error out holds
+ * nothing. */
+int mb_job_packages_init(struct mb_job_packages *out, const char *runtime_env_json,
+                         const char *packages_dir, const char *job_dir, struct mb_err *err);
+void mb_job_packages_close(struct mb_job_packages *p);
+/* One that is still to be fetched, or NULL. */
+struct mb_job_package *mb_job_packages_missing(struct mb_job_packages *p);
+/* Blocking: unpacks what is an archive, looks for what is in place. What was fetched is removed. */
+int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err);
+/* PYTHONPATH of the driver: modules, working_dir, then old (may be NULL). Owned by the caller; NULL
+ * when memory is out, and "" for nothing. */
+char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old);
+
+#endif

@@ -1,0 +1,174 @@
+"""working_dir and py_modules from everywhere: uploaded, of a web server, of a store, of the node."""
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import socket
+import sys
+import tarfile
+import threading
+import time
+import unittest
+import zipfile
+
+from cluster import Cluster
+
+MAIN = "import mod; print('from', mod.NAME)\n"
+
+
+def zip_of(files):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        for name, text in files.items():
+            z.writestr(name, text)
+    return out.getvalue()
+
+
+def tar_of(files, mode):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as t:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            t.addfile(info, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        if self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", self.path[len("/moved"):])
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+class PackagesTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        # Nobody listens there: what an unreachable store looks like.
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            nowhere = f"http://127.0.0.1:{s.getsockname()[1]}"
+        cls.cluster = cls.enterClassContext(Cluster(nodes=1, env={
+            "AWS_ENDPOINT_URL": nowhere, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_REGION": "us-east-1"}))
+        cls.web = pathlib.Path(cls.cluster.dir, "web")
+        cls.web.mkdir()
+        cls.server = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(cls.web)))
+        cls.addClassCleanup(cls.server.server_close)
+        cls.addClassCleanup(cls.server.shutdown)
+        threading.Thread(target=cls.server.serve_forever).start()
+        cls.url = f"http://127.0.0.1:{cls.server.server_port}"
+
+    def upload(self, name, body):
+        status, text = self.cluster.call("PUT", f"/api/packages/gcs/{name}", raw=body)
+        self.assertEqual((status, text), (200, ""))
+        return f"gcs://{name}"
+
+    def run_main(self, job, **runtime_env):
+        self.cluster.submit(f"{sys.executable} main.py", submission_id=job,
+                            runtime_env=runtime_env)
+        return self.cluster.wait_job(job)
+
+    def assert_ran(self, job, name, **runtime_env):
+        details = self.run_main(job, **runtime_env)
+        self.assertEqual(details["status"], "SUCCEEDED", details["message"])
+        self.assertIn(f"from {name}\n", self.cluster.logs(job))
+
+    def test_formats(self):
+        for end, body in (
+            ("zip", zip_of({"main.py": MAIN, "mod.py": "NAME = 'zip'\n"})),
+            ("tar.gz", tar_of({"main.py": MAIN, "mod.py": "NAME = 'tar.gz'\n"}, "w:gz")),
+            ("tgz", tar_of({"main.py": MAIN, "mod.py": "NAME = 'tgz'\n"}, "w:gz")),
+            ("tar.xz", tar_of({"main.py": MAIN, "mod.py": "NAME = 'tar.xz'\n"}, "w:xz")),
+        ):
+            with self.subTest(end):
+                uri = self.upload(f"_ray_pkg_{hashlib.sha1(body).hexdigest()}.{end}", body)
+                self.assert_ran(f"format-{end}", end, working_dir=uri)
+
+    def test_modules_come_first(self):
+        work = self.upload("_ray_pkg_0000000000000001.zip",
+                           zip_of({"main.py": MAIN + "import second; print('and', second.NAME)\n"}))
+        wheel = self.upload("mod-1.0-py3-none-any.whl", zip_of({"mod/__init__.py": "NAME = 'wheel'\n"}))
+        zipped = self.upload("_ray_pkg_0000000000000002.zip",
+                             zip_of({"second/__init__.py": "NAME = 'second'\n"}))
+        self.assert_ran("modules", "wheel", working_dir=work, py_modules=[wheel, zipped])
+        self.assertIn("and second", self.cluster.logs("modules"))
+
+    def test_web_server(self):
+        """Of an archive as source hosts make them, the one folder in it is what counts."""
+        (self.web / "flat.zip").write_bytes(zip_of({"main.py": MAIN, "mod.py": "NAME = 'flat'\n"}))
+        (self.web / "v1.tar.gz").write_bytes(
+            tar_of({"project-1/main.py": MAIN, "project-1/mod.py": "NAME = 'folder'\n"}, "w:gz"))
+        self.assert_ran("web-flat", "flat", working_dir=f"{self.url}/flat.zip")
+        self.assert_ran("web-folder", "folder", working_dir=f"{self.url}/v1.tar.gz")
+        self.assert_ran("web-moved", "folder", working_dir=f"{self.url}/moved/v1.tar.gz?ref=1")
+
+    def test_of_the_node(self):
+        folder = pathlib.Path(self.cluster.dir, "in place")
+        folder.mkdir()
+        (folder / "main.py").write_text(MAIN)
+        (folder / "mod.py").write_text("NAME = 'local'\n")
+        archive = pathlib.Path(self.cluster.dir, "file.zip")
+        archive.write_bytes(zip_of({"main.py": MAIN, "mod.py": "NAME = 'file'\n"}))
+        self.assert_ran("local", "local", working_dir=f"local://{folder}")
+        self.assert_ran("path", "local", working_dir=str(folder))
+        self.assert_ran("file", "file", working_dir=f"file://{archive}")
+        self.assertTrue(archive.exists())
+
+    def test_what_cannot_be_had_fails_soon(self):
+        began = time.monotonic()
+        uris = {
+            "s3": "s3://nowhere/a.zip", "http-404": f"{self.url}/none.zip",
+            "refused": "http://127.0.0.1:9/a.zip", "gone": "gcs://_ray_pkg_00000000000000ff.zip",
+            "azure": "azure://a/b.zip", "no-file": "file:///none.zip", "no-dir": "local:///none",
+        }
+        for job, uri in uris.items():
+            self.cluster.submit("true", submission_id=job, runtime_env={"working_dir": uri})
+        for job in uris:
+            details = self.cluster.wait_job(job)
+            self.assertEqual(details["error_type"], "RUNTIME_ENV_SETUP_FAILURE", details)
+            self.assertTrue(details["message"].startswith(
+                "runtime_env setup failed: Failed to set up runtime environment.\n"), details)
+        self.assertLess(time.monotonic() - began, 10)
+        details = self.run_main("fails-type", working_dir=3)
+        self.assertEqual(details["error_type"], "JOB_SUPERVISOR_ACTOR_START_FAILURE", details)
+        self.assertIn("`working_dir` must be a string, got <class 'int'>.", details["message"])
+
+    def test_stop_ends_a_fetch(self):
+        """A server that takes the request and says nothing."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            uri = f"http://127.0.0.1:{silent.getsockname()[1]}/a.zip"
+            self.cluster.submit("true", submission_id="stopped-fetch",
+                                runtime_env={"working_dir": uri})
+            connection, _ = silent.accept()
+            with connection:
+                self.assertEqual(connection.recv(4), b"GET ")
+                self.assertEqual(self.cluster.job("stopped-fetch")["status"], "PENDING")
+                status, text = self.cluster.call("POST", "/api/jobs/stopped-fetch/stop")
+                self.assertEqual((status, text), (200, '{"stopped": true}'))
+                self.assertEqual(self.cluster.job("stopped-fetch")["status"], "STOPPED")
+                connection.settimeout(10)
+                while connection.recv(65536):
+                    pass  # the rest of the request, then the end: nobody waits any more
+
+    def test_hostile_archives(self):
+        up = self.upload("_ray_pkg_0000000000000003.zip", zip_of({"../../../up": "x"}))
+        details = self.run_main("hostile", working_dir=up)
+        self.assertEqual(details["error_type"], "RUNTIME_ENV_SETUP_FAILURE", details)
+        self.assertIn("../../../up", details["message"])
+        self.assertEqual([p for p in pathlib.Path(self.cluster.dir).rglob("up")], [])
+
+
+if __name__ == "__main__":
+    os.environ.pop("RAY_ADDRESS", None)
+    unittest.main()

@@ -1,0 +1,211 @@
+/* Archives that mean harm, and the packages of a job on disk. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <archive.h>
+#include <archive_entry.h>
+#include <cmocka.h>
+#include "agent/job_packages.h"
+#include "agent/unpack.h"
+#include "base/alloc.h"
+#include "base/fs.h"
+
+static char dir[64];
+static struct mb_err err;
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof(dir), "/tmp/mb-unpack-XXXXXX");
+    return mkdtemp(dir) != NULL ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mb_fs_remove_tree(dir, &err);
+}
+
+static const char *at(const char *name)
+{
+    static char paths[4][200];
+    static int turn;
+
+    turn = (turn + 1) % 4;
+    snprintf(paths[turn], sizeof(paths[turn]), "%s/%s", dir, name);
+    return paths[turn];
+}
+
+enum format { ZIP, TAR_GZ, TAR_XZ, CPIO };
+
+struct entry {
+    const char *name, *text; /* text NULL: a link */
+    const char *symlink, *hardlink;
+};
+
+static void write_archive(const char *path, enum format format, const struct entry *entries)
+{
+    struct archive *a = archive_write_new();
+
+    if (format == ZIP)
+        archive_write_set_format_zip(a);
+    else if (format == CPIO)
+        archive_write_set_format_cpio(a);
+    else
+        archive_write_set_format_pax_restricted(a);
+    if (format == TAR_GZ)
+        archive_write_add_filter_gzip(a);
+    if (format == TAR_XZ)
+        archive_write_add_filter_xz(a);
+    assert_int_equal(archive_write_open_filename(a, path), ARCHIVE_OK);
+    for (; entries->name != NULL; entries++) {
+        struct archive_entry *e = archive_entry_new();
+
+        archive_entry_set_pathname(e, entries->name);
+        archive_entry_set_perm(e, 0644);
+        archive_entry_set_filetype(e, entries->symlink != NULL ? AE_IFLNK : AE_IFREG);
+        if (entries->symlink != NULL)
+            archive_entry_set_symlink(e, entries->symlink);
+        if (entries->hardlink != NULL)
+            archive_entry_set_hardlink(e, entries->hardlink);
+        archive_entry_set_size(e, entries->text != NULL ? (la_int64_t)strlen(entries->text) : 0);
+        assert_int_equal(archive_write_header(a, e), ARCHIVE_OK);
+        if (entries->text != NULL)
+            archive_write_data(a, entries->text, strlen(entries->text));
+        archive_entry_free(e);
+    }
+    assert_int_equal(archive_write_close(a), ARCHIVE_OK);
+    archive_write_free(a);
+}
+
+static int unpack(enum format format, const struct entry *entries,
+                  const struct mb_unpack_limits *limits)
+{
+    write_archive(at("package"), format, entries);
+    assert_int_equal(mb_fs_mkdir_p(at("out"), 0755, &err), 0);
+    return mb_unpack(at("package"), at("out"), limits, &err);
+}
+
+static void formats(void **state)
+{
+    static const struct entry good[] = {{.name = "a/b.txt", .text = "x"}, {.name = NULL}};
+
+    (void)state;
+    for (int f = ZIP; f <= TAR_XZ; f++) {
+        assert_int_equal(unpack((enum format)f, good, &mb_unpack_limits), 0);
+        assert_true(mb_fs_exists(at("out/a/b.txt")));
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
+    assert_int_equal(unpack(CPIO, good, &mb_unpack_limits), MB_ECORRUPT);
+}
+
+static void nothing_leaves_the_directory(void **state)
+{
+    static const struct entry harm[][3] = {
+        {{.name = "../up", .text = "x"}},
+        {{.name = "a/../../up", .text = "x"}},
+        {{.name = "/tmp/mb-unpack-absolute", .text = "x"}},
+        {{.name = "link", .symlink = ".."}, {.name = "link/up", .text = "x"}},
+        {{.name = "link", .hardlink = "../package"}},
+        {{.name = "link", .hardlink = "/etc/passwd"}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(harm) / sizeof(harm[0]); i++) {
+        if (unpack(TAR_GZ, harm[i], &mb_unpack_limits) != MB_EDENIED)
+            fail_msg("archive %zu: %s", i, err.text);
+        assert_false(mb_fs_exists(at("up")));
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
+    assert_false(mb_fs_exists("/tmp/mb-unpack-absolute"));
+}
+
+static void bombs(void **state)
+{
+    static const struct entry many[] = {
+        {.name = "a", .text = "0123456789"}, {.name = "b", .text = "0123456789"}, {.name = NULL}};
+    const struct mb_unpack_limits few = {1, 1000}, small = {10, 19}, enough = {2, 20};
+
+    (void)state;
+    assert_int_equal(unpack(ZIP, many, &few), MB_EFULL);
+    assert_int_equal(unpack(ZIP, many, &small), MB_EFULL);
+    assert_int_equal(unpack(ZIP, many, &enough), 0);
+}
+
+/* ---- the packages of a job ---- */
+
+static void packages_of_a_job(void **state)
+{
+    static const struct entry wheel[] = {{.name = "mod/__init__.py", .text = ""}, {.name = NULL}};
+    static const struct entry folder[] = {{.name = "project-1/main.py", .text = ""},
+                                          {.name = NULL}};
+    struct mb_job_packages p;
+    char json[500], want[500], *path;
+
+    (void)state;
+    write_archive(at("m-1-py3-none-any.whl"), ZIP, wheel);
+    write_archive(at("project.tgz"), TAR_GZ, folder);
+    snprintf(json, sizeof(json),
+             "{\"working_dir\": \"file://%s/project.tgz\", \"py_modules\": "
+             "[\"gcs://m-1-py3-none-any.whl\", \"local://%s\"]}",
+             dir, dir);
+    assert_int_equal(mb_job_packages_init(&p, json, dir, at("job"), &err), 0);
+    assert_null(mb_job_packages_missing(&p));
+    assert_int_equal(mb_job_packages_unpack(&p, &err), 0);
+    assert_string_equal(p.working_dir, at("job/working_dir/project-1"));
+    assert_true(mb_fs_exists(at("job/py_modules/1/mod/__init__.py")));
+    assert_true(mb_fs_exists(at("project.tgz")));
+    path = mb_job_packages_python_path(&p, "/old");
+    snprintf(want, sizeof(want), "%s/job/py_modules/1:%s:%s/job/working_dir/project-1:/old", dir,
+             dir, dir);
+    assert_string_equal(path, want);
+    mb_free(path);
+    mb_job_packages_close(&p);
+}
+
+static void packages_that_fail(void **state)
+{
+    struct mb_job_packages p;
+
+    (void)state;
+    assert_int_equal(
+        mb_job_packages_init(&p, "{\"working_dir\": \"gcs://none.zip\"}", dir, at("job"), &err), 0);
+    assert_int_equal(mb_job_packages_unpack(&p, &err), MB_ENOENT);
+    assert_non_null(strstr(err.text, "gcs://none.zip"));
+    mb_job_packages_close(&p);
+    assert_int_equal(mb_job_packages_init(&p, "{\"working_dir\": 1}", dir, at("job"), &err),
+                     MB_EINVAL);
+    for (unsigned long fail_at = 1; fail_at < 20; fail_at++) {
+        int rc;
+
+        mb_alloc_fail_nth(fail_at);
+        rc = mb_job_packages_init(&p, "{\"py_modules\": [\"gcs://a.zip\", \"s3://b/a.zip\"]}", dir,
+                                  "/job", &err);
+        mb_alloc_fail_nth(0);
+        if (rc == 0) {
+            assert_string_equal(mb_job_packages_missing(&p)->file, "/job/package-1");
+            mb_job_packages_close(&p);
+            return;
+        }
+        assert_int_equal(rc, MB_ENOMEM);
+    }
+    fail_msg("it never succeeded");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(formats, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(nothing_leaves_the_directory, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(bombs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(packages_of_a_job, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(packages_that_fail, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

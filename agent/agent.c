@@ -19,18 +19,17 @@
  */
 #include "agent/agent.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
+#include "agent/drivers.h"
 #include "agent/gangs.h"
 #include "agent/gpu_keeper.h"
+#include "agent/head_store.h"
 #include "agent/head_limits.h"
 #include "agent/http.h"
 #include "agent/jobs.h"
@@ -40,6 +39,7 @@
 #include "agent/node.h"
 #include "agent/node_file.h"
 #include "agent/node_manager.h"
+#include "agent/prepare.h"
 #include "agent/resources.h"
 #include "agent/supervise/sender.h"
 #include "agent/supervisor.h"
@@ -60,6 +60,9 @@ enum {
     QUARANTINE_TIMEOUT_MS = 30000,
     LEDGER_MAX = 1 << 20
 };
+
+/* A standby waits for as long as it takes. */
+#define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)
 
 enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
 
@@ -85,6 +88,7 @@ struct agent {
     int grpc_port;
     struct mb_log_keeper *log_keeper;
     struct mb_jobs *jobs;
+    struct mb_drivers *drivers; /* while another node is the head */
     struct mb_head *head;
     struct mb_node *node;
     struct mb_node_manager manager;
@@ -283,6 +287,18 @@ static int on_fenced(void *arg, struct mb_err *err)
 static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_fenced, on_all_gangs_ended,
                                               on_abandoned};
 
+/* Other nodes learn where this head is; while it stands by, the head learns of its drivers. */
+static void share_head(struct agent *a)
+{
+    struct mb_err err = {0};
+
+    if (mb_gcs_announce_head(mb_node_gcs(a->node), a->gcs_address, &err) != MB_OK)
+        mb_warn("agent", "this head is not announced: %s", err.text);
+    if (!mb_head_is_active(a->head) && a->drivers == NULL &&
+        mb_drivers_start(&a->loop, mb_jobs_runner(a->jobs), a->node, &a->drivers, &err) != MB_OK)
+        mb_error("agent", "the head will not hear of drivers here: %s", err.text);
+}
+
 static void on_alive(void *arg)
 {
     struct agent *a = arg;
@@ -297,6 +313,8 @@ static void on_alive(void *arg)
         if (mb_jobs_set_address(a->jobs, a->http_address, mb_node_id_hex(a->node), &err) != MB_OK)
             mb_error("agent", "%s", err.text);
         mb_head_set_node(a->head, mb_node_id_hex(a->node));
+        if (mb_head_store_is_shared(a->opts->store))
+            share_head(a);
     }
     write_node_file(a, "ALIVE");
     if (a->stage == STARTING)
@@ -366,66 +384,6 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
 
 /* ---- start, piece by piece ---- */
 
-static int split_address(const char *address, char *host, size_t size)
-{
-    const char *colon = strrchr(address, ':');
-    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
-
-    if (n >= size)
-        n = size - 1;
-    memcpy(host, address, n);
-    host[n] = '\0';
-    return colon != NULL;
-}
-
-/* The address this machine uses towards the head. */
-static int find_ip(struct agent *a, struct mb_err *err)
-{
-    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_DGRAM};
-    struct addrinfo *found = NULL;
-    struct sockaddr_in self;
-    socklen_t len = sizeof(self);
-    char host[256];
-    int fd, rc;
-
-    if (a->opts->node_ip != NULL || a->opts->is_head) {
-        snprintf(a->ip, sizeof(a->ip), "%s",
-                 a->opts->node_ip != NULL ? a->opts->node_ip : "127.0.0.1");
-        return MB_OK;
-    }
-    split_address(a->opts->address, host, sizeof(host));
-    rc = getaddrinfo(host, "9", &hints, &found);
-    if (rc != 0)
-        return mb_err_set(err, MB_ENOENT, "--address %s: host %s is not known (%s)",
-                          a->opts->address, host, gai_strerror(rc));
-    fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    rc = MB_OK;
-    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
-        getsockname(fd, (struct sockaddr *)&self, &len) != 0 ||
-        inet_ntop(AF_INET, &self.sin_addr, a->ip, sizeof(a->ip)) == NULL)
-        rc = mb_err_set(err, MB_EUNAVAIL, "no route to the head at %s; give --node-ip-address",
-                        a->opts->address);
-    if (fd >= 0)
-        close(fd);
-    freeaddrinfo(found);
-    return rc;
-}
-
-static int make_dirs(const struct agent *a, struct mb_err *err)
-{
-    static const char *const names[] = {"logs", "jobs", "gangs", "packages"};
-    int rc = mb_fs_mkdir_p(a->opts->node_dir, 0755, err);
-
-    for (size_t i = 0; rc == MB_OK && i < sizeof(names) / sizeof(names[0]); i++) {
-        char *path = mb_path_join(a->opts->node_dir, names[i]);
-
-        rc = path != NULL ? mb_fs_mkdir_p(path, 0755, err)
-                          : mb_err_set(err, MB_ENOMEM, "no memory for a path");
-        mb_free(path);
-    }
-    return rc;
-}
-
 static int make_ledger(struct agent *a, struct mb_err *err)
 {
     struct mb_resource totals[2];
@@ -470,11 +428,36 @@ static int start_jobs(struct agent *a, struct mb_err *err)
     return rc;
 }
 
+/* ---- a head whose store is shared ---- */
+
+/* This node's drivers are the head's own again. */
+static void on_head_active(void *arg)
+{
+    struct agent *a = arg;
+
+    mb_info("agent", "this node is the head now address=%s", a->gcs_address);
+    mb_drivers_stop(a->drivers);
+    a->drivers = NULL;
+}
+
+static void on_other_head(void *arg, const char *address)
+{
+    struct agent *a = arg;
+    struct mb_gcs *gcs = a->node != NULL ? mb_node_gcs(a->node) : NULL;
+    struct mb_err err = {0};
+
+    if (gcs != NULL && mb_gcs_add_address(gcs, address, &err) != MB_OK)
+        mb_warn("agent", "the head at %s: %s", address, err.text);
+}
+
+/* Lost: the front process starts the agent again, as a standby; gangs and drivers go on. */
+static const struct mb_head_ops head_ops = {on_head_active, on_other_head, on_node_failed};
+
 static int start_head(struct agent *a, struct mb_err *err)
 {
     struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
     const char *session = strrchr(a->opts->node_dir, '/') + 1;
-    char *store = mb_path_join(a->opts->node_dir, "gcs.sqlite");
+    struct mb_head_store store;
     char *packages = mb_path_join(a->opts->node_dir, "packages");
     struct mb_head_opts opts = {
         .bind_addr = a->bind_addr,
@@ -482,24 +465,21 @@ static int start_head(struct agent *a, struct mb_err *err)
         .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
         .http_port =
             a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
-        .store_path = strcmp(a->opts->store, "memory") != 0 ? store : NULL,
-        .store_sync_full = strcmp(a->opts->store_sync, "full") == 0,
         .session_name = session,
         .session_dir = a->opts->node_dir,
         .temp_dir = a->opts->temp_dir,
         .packages_dir = packages,
         .token = a->token};
-    int rc = mb_head_limits_of(a->opts, totals, &opts.jobs, err);
+    int rc = mb_head_store_open(a->opts, &store, &opts, err);
 
-    if (rc != MB_OK)
-        goto out;
-    rc = MB_ENOMEM;
-    if (store != NULL && packages != NULL)
-        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &a->head, err);
-    else
-        mb_err_set(err, rc, "no memory for the head");
-out:
-    mb_free(store);
+    if (rc == MB_OK && packages == NULL)
+        rc = mb_err_set(err, MB_ENOMEM, "no memory for the head");
+    if (rc == MB_OK)
+        rc = mb_head_limits_of(a->opts, totals, &opts.jobs, err);
+    if (rc == MB_OK)
+        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &head_ops, a,
+                           &a->head, err);
+    mb_head_store_close(&store);
     mb_free(packages);
     if (rc != MB_OK)
         return rc;
@@ -514,6 +494,7 @@ out:
 
 static int make_parts(struct agent *a, struct mb_err *err)
 {
+    int waits_for_head = a->opts->is_head && mb_head_store_is_shared(a->opts->store);
     struct mb_gangs_opts gangs = {.node_dir = a->opts->node_dir,
                                   .node_ip = a->ip,
                                   .self_dir = a->self_dir,
@@ -530,7 +511,8 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                 .accelerator = a->gpus.model,
                                 .labels = a->opts->labels,
                                 .n_labels = a->opts->n_labels,
-                                .is_head = a->opts->is_head};
+                                .is_head = a->opts->is_head,
+                                .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0};
     int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &gangs_ops, a, &a->gangs, err);
 
     if (rc == MB_OK)
@@ -596,22 +578,9 @@ static int make_name(struct agent *a)
     return a->node_name != NULL ? MB_OK : MB_ENOMEM;
 }
 
-/* --token-file holds for the drivers on this node too, and they look where Ray looks. */
-static int hand_down_token_file(const char *token_file, struct mb_err *err)
-{
-    char *path = realpath(token_file, NULL); /* libc's own memory */
-    int rc = MB_OK;
-
-    if (path == NULL || setenv("RAY_AUTH_MODE", "token", 1) != 0 ||
-        setenv("RAY_AUTH_TOKEN_PATH", path, 1) != 0 || unsetenv("RAY_AUTH_TOKEN") != 0)
-        rc = mb_err_sys(err, errno, "token file %s", token_file);
-    free(path);
-    return rc;
-}
-
 static int start(struct agent *a, struct mb_err *err)
 {
-    int rc = make_dirs(a, err);
+    int rc = mb_agent_make_dirs(a->opts->node_dir, err);
 
     if (rc == MB_OK)
         rc = mb_init_open(&a->loop, on_init_lost, a, &a->init, err);
@@ -620,9 +589,9 @@ static int start(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_token_load(a->opts->token_file, &a->token, err);
     if (rc == MB_OK && a->opts->token_file != NULL)
-        rc = hand_down_token_file(a->opts->token_file, err);
+        rc = mb_agent_hand_down_token(a->opts->token_file, err);
     if (rc == MB_OK)
-        rc = find_ip(a, err);
+        rc = mb_agent_find_ip(a->opts, a->ip, err);
     if (rc != MB_OK)
         return rc;
     mb_node_file_former_ports(a->opts->node_dir, &a->former);
@@ -754,6 +723,8 @@ static void begin_close(struct agent *a)
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
     a->closing = 1;
     mb_log_service_close(&a->logs);
+    mb_drivers_stop(a->drivers);
+    a->drivers = NULL;
     if (a->head != NULL) {
         a->closing++;
         mb_head_stop(a->head, part_closed, a);

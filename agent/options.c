@@ -13,6 +13,7 @@
 #include "agent/log_plan.h"
 #include "base/alloc.h"
 #include "base/str.h"
+#include "gcs/redis_url.h"
 #include "gcs/head.h"
 
 enum kind { KIND_FLAG, KIND_TEXT, KIND_NUMBER };
@@ -47,7 +48,9 @@ static const struct option options[] = {
     {"temp-dir", KIND_TEXT, AT(temp_dir), 0, 0, "directory of all nodes of this machine"},
     {"node-name", KIND_TEXT, AT(node_name), 0, 0, "name shown in lists of nodes"},
     {"labels", KIND_TEXT, AT(labels_json), 0, 0, "JSON object of labels"},
-    {"store", KIND_TEXT, AT(store), 0, 0, "where the head keeps its tables: sqlite | memory"},
+    {"store", KIND_TEXT, AT(store), 0, 0,
+     "where the head keeps its tables: sqlite | memory | redis://..."},
+    {"store-password-file", KIND_TEXT, AT(store_password_file), 0, 0, "password of a redis store"},
     {"store-sync", KIND_TEXT, AT(store_sync), 0, 0, "normal | full: survive power loss too"},
     {"log-max-bytes", KIND_NUMBER, AT(log_max_bytes), 0, INT64_MAX,
      "cap of a job's or rank's log file (1 GiB; 0: none)"},
@@ -158,8 +161,14 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
     if (strcmp(o->store_sync, "full") != 0 && strcmp(o->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "--store-sync %s: expected normal or full",
                           o->store_sync);
-    if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0)
-        return mb_err_set(err, MB_EINVAL, "--store %s: expected sqlite or memory", o->store);
+    if (mb_starts_with(o->store, "redis")) {
+        struct mb_redis_url url;
+        int rc = mb_redis_url_parse(o->store, &url, err);
+        if (rc != MB_OK)
+            return mb_err_wrap(err, "--store");
+    } else if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0) {
+        return mb_err_set(err, MB_EINVAL, "--store: expected sqlite, memory or redis://...");
+    }
     if (o->resources_json != NULL && parse_resources(o, err) != MB_OK)
         return MB_EINVAL;
     if (o->log_max_bytes > 0 && o->log_max_bytes < MB_LOG_PLAN_CAP_MIN)

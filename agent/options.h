@@ -29,9 +29,10 @@ struct mb_agent_options {
     const char *temp_dir;
     const char *node_name;
     const char *labels_json;
-    const char *store;      /* "sqlite" or "memory" */
-    const char *store_sync; /* "normal" or "full" */
-    int64_t log_max_bytes;  /* -1: the default, where the filesystem can */
+    const char *store;               /* "sqlite", "memory" or "redis://..." without a password */
+    const char *store_password_file; /* NULL: none */
+    const char *store_sync;          /* "normal" or "full" */
+    int64_t log_max_bytes;           /* -1: the default, where the filesystem can */
     const char *token_file;
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */

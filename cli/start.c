@@ -23,11 +23,13 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "cli/start_store.h"
 
 enum { CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64, LOG_LINE_MAX_BYTES = 512 };
 
 struct start_args {
-    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync;
+    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync,
+        *store_password_file;
     const char *token_file, *log_level, *resources;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
     uint64_t log_max_bytes;
@@ -71,7 +73,10 @@ static const struct mb_option options[] = {
     OPTION("labels", "JSON", MB_OPTION_STRING, labels, "labels of the node, {\"zone\": \"a\"}", 0,
            0),
     OPTION("store", "WHERE", MB_OPTION_STRING, store,
-           "the head's tables: sqlite (a file of the node), memory (gone with the head)", 0, 0),
+           "the head's tables: sqlite (a file of the node), memory, or redis://... with standbys",
+           0, 0),
+    OPTION("store-password-file", "FILE", MB_OPTION_STRING, store_password_file,
+           "password of a redis store (MOBULA_STORE_PASSWORD)", 0, 0),
     OPTION("store-sync", "MODE", MB_OPTION_STRING, store_sync,
            "full: the head's store survives power loss", 0, 0),
     OPTION("log-max-bytes", "SIZE", MB_OPTION_SIZE, log_max_bytes,
@@ -123,8 +128,8 @@ static void close_command(struct command *c)
         mb_free(c->argv[i]);
 }
 
-static int build(struct command *c, const struct start_args *a, const char *temp_dir,
-                 const char *node_dir, struct mb_err *err)
+static int build(struct command *c, const struct start_args *a, const struct mb_start_store *secret,
+                 const char *temp_dir, const char *node_dir, struct mb_err *err)
 {
     char *self = mb_fs_self_dir(err);
     char *init, *agent;
@@ -160,7 +165,8 @@ static int build(struct command *c, const struct start_args *a, const char *temp
         add_number(c, "--log-max-bytes", (int64_t)a->log_max_bytes);
         add_text(c, "--node-name", a->node_name);
         add_text(c, "--labels", a->labels);
-        add_text(c, "--store", a->store);
+        add_text(c, "--store", secret->url);
+        add_text(c, "--store-password-file", secret->file);
         add_text(c, "--store-sync", a->store_sync);
         add_text(c, "--token-file", a->token_file);
         add_text(c, "--log-level", a->log_level);
@@ -346,8 +352,9 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
                           a->address);
     if (a->labels != NULL && check_labels(a->labels, err) != 0)
         return MB_EINVAL;
-    if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0)
-        return mb_err_set(err, MB_EINVAL, "start: --store %s: sqlite or memory", a->store);
+    if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0 &&
+        !mb_starts_with(a->store, "redis"))
+        return mb_err_set(err, MB_EINVAL, "start: --store: sqlite, memory or redis://...");
     if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
         strcmp(a->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);
@@ -419,6 +426,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
                               .http_port = -1,
                               .log_max_bytes = UINT64_MAX};
     struct command command = {.n = 0};
+    struct mb_start_store store = {.url = NULL};
     struct mb_err err;
     char *temp_dir = NULL, *dir = NULL;
     int n_words, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
@@ -430,8 +438,11 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     if (rc == 0) {
         temp_dir = make_temp_dir(args.temp_dir, &err);
         dir = temp_dir != NULL ? make_node_dir(temp_dir, &err) : NULL;
-        rc = dir != NULL ? build(&command, &args, temp_dir, dir, &err) : err.code;
+        rc = dir != NULL ? mb_start_store(&store, args.store, args.store_password_file, dir, &err)
+                         : err.code;
     }
+    if (rc == 0)
+        rc = build(&command, &args, &store, temp_dir, dir, &err);
     if (rc == 0 && args.block) {
         execv(command.argv[0], command.argv);
         rc = mb_err_sys(&err, errno, "cannot run %s", command.argv[0]);
@@ -441,6 +452,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
             mb_err_set(&err, rc, "%.800s (log: %s/agent.log)", err.text, dir);
     }
     close_command(&command);
+    mb_start_store_close(&store);
     mb_free(temp_dir);
     mb_free(dir);
     return rc != 0 ? mb_cli_fail(cli, &err) : 0;

@@ -7,6 +7,7 @@ pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(PBC REQUIRED IMPORTED_TARGET libprotobuf-c)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(SQLITE REQUIRED IMPORTED_TARGET sqlite3)
+pkg_check_modules(HIREDIS REQUIRED IMPORTED_TARGET hiredis)
 pkg_check_modules(MHD REQUIRED IMPORTED_TARGET libmicrohttpd)
 
 # Debian's libwslay-dev carries no pkg-config file.

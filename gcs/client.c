@@ -130,7 +130,7 @@ static void cluster_changed(struct mb_gcs *c, const char *detail)
     c->state = GCS_IDLE;
     c->cluster_id[0] = '\0';
     c->ray_version[0] = '\0';
-    mb_grpc_channel_metadata(c->channel, "ray_cluster_id", NULL);
+    gcs_heads_set_cluster(c);
     mb_gcs_unwatch(c);
     mb_gcs_sync_stop(c);
     mb_warn("gcs", "%s", err.text);
@@ -155,6 +155,14 @@ static void op_fail(struct mb_gcs_op *op, int status, const char *detail)
     op_finish(op, &err, NULL);
 }
 
+/* With several heads a try that hangs must leave time for another. */
+static uint64_t try_ms(const struct mb_gcs_op *op, uint64_t now)
+{
+    uint64_t left = op->deadline_ms - now;
+
+    return op->repeatable && op->c->n_heads > 1 && left > GCS_TRY_MS ? GCS_TRY_MS : left;
+}
+
 static void on_retry(uv_timer_t *timer)
 {
     send_op(timer->data);
@@ -167,7 +175,11 @@ static void on_unary(void *arg, int status, const char *detail, const ProtobufCM
     struct mb_err err = {0};
 
     op->call = NULL;
-    if (status == MB_GRPC_UNAVAILABLE && op->repeatable && !op->canceled && now < op->deadline_ms) {
+    if ((status == MB_GRPC_UNAVAILABLE || status == MB_GRPC_DEADLINE_EXCEEDED) && !op->canceled)
+        gcs_next_head(op->c, op->channel);
+    if ((status == MB_GRPC_UNAVAILABLE ||
+         (status == MB_GRPC_DEADLINE_EXCEEDED && op->c->n_heads > 1)) &&
+        op->repeatable && !op->canceled && now < op->deadline_ms) {
         uint64_t wait =
             mb_backoff_ms(op->attempt++, GCS_BACKOFF_BASE_MS, GCS_BACKOFF_CAP_MS, mb_random_u64());
         if (wait > op->deadline_ms - now)
@@ -194,11 +206,16 @@ static void send_op(struct mb_gcs_op *op)
 
     if (op->canceled) {
         op_fail(op, MB_GRPC_CANCELLED, "");
-    } else if (now >= op->deadline_ms) {
+        return;
+    }
+    if (now >= op->deadline_ms) {
         mb_err_set(&err, MB_EUNAVAIL, "GCS %s cannot be reached", op->c->address);
         op_finish(op, &err, NULL);
-    } else if (mb_grpc_unary(op->c->channel, op->method, op->request, op->reply_desc,
-                             op->deadline_ms - now, on_unary, op, &op->call, &err) != 0) {
+        return;
+    }
+    op->channel = op->c->channel;
+    if (mb_grpc_unary(op->channel, op->method, op->request, op->reply_desc, try_ms(op, now),
+                      on_unary, op, &op->call, &err) != 0) {
         op->call = NULL;
         op_finish(op, &err, NULL);
     }
@@ -227,8 +244,9 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     op->complete = call->complete;
     op->cb = call->cb;
     op->cb_arg = call->cb_arg;
+    op->channel = c->channel;
     int rc = mb_grpc_unary(c->channel, op->method, op->request, op->reply_desc,
-                           op->deadline_ms - mb_mono_ms(), on_unary, op, &op->call, err);
+                           try_ms(op, mb_mono_ms()), on_unary, op, &op->call, err);
     if (rc != 0) {
         protobuf_c_message_free_unpacked(op->request, NULL);
         mb_free(op);
@@ -323,7 +341,7 @@ static void on_version(struct mb_gcs_op *op, const struct mb_err *err,
         n = sizeof c->ray_version - 1;
     memcpy(c->ray_version, m->ray_version, n);
     c->ray_version[n] = '\0';
-    if (mb_grpc_channel_metadata(c->channel, "ray_cluster_id", c->cluster_id) != 0) {
+    if (gcs_heads_set_cluster(c) != 0) {
         struct mb_err e = {0};
         gcs_no_memory(&e);
         handshake_failed(c, &e);
@@ -331,6 +349,7 @@ static void on_version(struct mb_gcs_op *op, const struct mb_err *err,
     }
     c->state = GCS_CONNECTED;
     gcs_emit(c, MB_GCS_CONNECTED, NULL);
+    gcs_ask_heads(c);
 }
 
 static uint64_t try_timeout(const struct mb_gcs *c)
@@ -401,22 +420,21 @@ int mb_gcs_create(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opt
                   mb_gcs_event_cb cb, void *arg, struct mb_gcs **out, struct mb_err *err)
 {
     struct mb_gcs *c = mb_calloc(1, sizeof *c);
-    struct mb_grpc_channel_opts copts = {.token = opts->token};
     int rc;
 
     *out = NULL;
-    if (!c || !(c->address = mb_strdup(opts->address))) {
+    if (!c || (opts->token && !(c->token = mb_strdup(opts->token)))) {
         mb_free(c);
         return gcs_no_memory(err);
     }
-    rc = mb_grpc_channel_create(grpc, opts->address, &copts, &c->channel, err);
+    c->loop = loop;
+    c->grpc = grpc;
+    rc = gcs_add_heads(c, opts->address, err);
     if (rc != 0) {
-        mb_free(c->address);
+        gcs_heads_close(c);
         mb_free(c);
         return rc;
     }
-    c->loop = loop;
-    c->grpc = grpc;
     c->cb = cb;
     c->cb_arg = arg;
     c->connect_timeout_ms = opts->connect_timeout_ms ? opts->connect_timeout_ms : GCS_TIMEOUT_MS;
@@ -436,9 +454,8 @@ void gcs_maybe_closed(struct mb_gcs *c)
     void (*cb)(void *) = c->closed_cb;
     void *arg = c->closed_arg;
 
-    mb_grpc_channel_destroy(c->channel);
+    gcs_heads_close(c);
     mb_buf_close(&c->sync.view);
-    mb_free(c->address);
     mb_free(c);
     if (cb)
         cb(arg);

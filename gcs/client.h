@@ -40,7 +40,7 @@ typedef void (*mb_gcs_event_cb)(void *arg, struct mb_gcs *c, enum mb_gcs_event e
                                 const struct mb_err *err);
 
 struct mb_gcs_opts {
-    const char *address;         /* "host:port" */
+    const char *address;         /* "host:port"; several, with commas: heads of one cluster */
     const char *token;           /* NULL: none; copied */
     uint64_t connect_timeout_ms; /* 0: 30 s */
 };
@@ -54,6 +54,10 @@ int mb_gcs_connect(struct mb_gcs *c, struct mb_err *err);
 void mb_gcs_close(struct mb_gcs *c, void (*cb)(void *arg), void *arg);
 void mb_gcs_op_cancel(struct mb_gcs_op *op);
 
+/* Another place where the head may be, now or after a takeover: "host:port". */
+int mb_gcs_add_address(struct mb_gcs *c, const char *address, struct mb_err *err);
+/* Tell the cluster that a standby head serves at this address; known to clients that connect. */
+int mb_gcs_announce_head(struct mb_gcs *c, const char *address, struct mb_err *err);
 int mb_gcs_connected(const struct mb_gcs *c); /* 1 or 0 */
 const char *mb_gcs_address(const struct mb_gcs *c);
 const char *mb_gcs_ray_version(const struct mb_gcs *c); /* "2.60.0"; "" before the handshake */
@@ -83,6 +87,21 @@ int mb_gcs_kv_exists(struct mb_gcs *c, const char *ns, const char *key, uint64_t
                      mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
 int mb_gcs_kv_keys(struct mb_gcs *c, const char *ns, const char *prefix, uint64_t timeout_ms,
                    mb_gcs_keys_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+
+/* ---- drivers on a node that is not the head's (proto/mobula/head.proto) ---- */
+struct mb_job_event;
+struct mb_gcs_drivers {
+    const uint8_t *node_id; /* MB_NODE_ID_BYTES */
+    const struct mb_job_event *events;
+    size_t n_events;
+    const char *const *unknown;
+    size_t n_unknown;
+};
+typedef void (*mb_gcs_drivers_cb)(void *arg, const struct mb_err *err, char *const *wanted,
+                                  size_t n_wanted, char *const *stop, size_t n_stop);
+int mb_gcs_report_drivers(struct mb_gcs *c, const struct mb_gcs_drivers *report,
+                          uint64_t timeout_ms, mb_gcs_drivers_cb cb, void *arg,
+                          struct mb_gcs_op **op, struct mb_err *err);
 
 /* ---- nodes ---- */
 typedef void (*mb_gcs_nodes_cb)(void *arg, const struct mb_err *err,

@@ -12,6 +12,8 @@ enum {
     GCS_BACKOFF_CAP_MS = 2000,
     GCS_HANDSHAKE_TRY_MS = 5000,
     GCS_WATCH_MS = 5000,
+    GCS_HEADS_MAX = 8,
+    GCS_TRY_MS = 3000,
     GCS_SYNC_MS = 2000
 };
 
@@ -34,6 +36,7 @@ struct mb_gcs_op {
     int canceled;
     int internal; /* of the client itself: allowed before the handshake is done */
     struct mb_grpc_call *call;
+    struct mb_grpc_channel *channel; /* where it was sent */
     uv_timer_t timer; /* waits between attempts; also carries cancel out of the caller's stack */
     gcs_complete complete;
     gcs_any_cb cb;
@@ -65,8 +68,13 @@ struct gcs_watch {
 struct mb_gcs {
     uv_loop_t *loop;
     struct mb_grpc *grpc;
-    struct mb_grpc_channel *channel;
-    char *address;
+    struct mb_grpc_channel *channel; /* the one in use */
+    struct mb_grpc_channel *channels[GCS_HEADS_MAX];
+    char *addresses[GCS_HEADS_MAX]; /* owned */
+    size_t n_heads, head;           /* head: index of the one in use */
+    char *token;
+    struct mb_gcs_op *heads_op;
+    char *address; /* of the one in use; borrowed from addresses */
     mb_gcs_event_cb cb;
     void *cb_arg;
     enum gcs_state state;
@@ -124,6 +132,16 @@ void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *re
 /* Completion for replies that carry nothing but a status; cb is mb_gcs_done_cb. */
 void gcs_complete_done(struct mb_gcs_op *op, const struct mb_err *err,
                        const ProtobufCMessage *reply);
+/* The head in use does not serve: the next address has its turn, if there is another. */
+void gcs_next_head(struct mb_gcs *c, const struct mb_grpc_channel *failed);
+/* Another address where the head may be; known ones are passed over. */
+int gcs_add_head(struct mb_gcs *c, const char *address, size_t n, struct mb_err *err);
+/* "host:port[,host:port]..." */
+int gcs_add_heads(struct mb_gcs *c, const char *list, struct mb_err *err);
+int gcs_heads_set_cluster(struct mb_gcs *c); /* cluster_id "" removes it */
+/* Ask the head which standbys it has (client_heads.c). */
+void gcs_ask_heads(struct mb_gcs *c);
+void gcs_heads_close(struct mb_gcs *c);
 int gcs_no_memory(struct mb_err *err);
 /* 1 if the head speaks Ray 2.60's messages (batched sync, CheckAlive by node id). */
 int gcs_is_modern(const struct mb_gcs *c);

@@ -159,6 +159,7 @@ static void on_watch_timer(uv_timer_t *timer)
 
     if (c->watch.op || c->state != GCS_CONNECTED)
         return;
+    gcs_ask_heads(c);
     if (gcs_is_modern(c))
         rc = mb_gcs_check_alive(c, c->watch.node_id, timeout_ms, on_watch_alive, c, &c->watch.op,
                                 &err);

@@ -32,6 +32,8 @@ static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *
 
     (void)s;
     c->sync.stream = NULL;
+    if (c->sync.on && status == MB_GRPC_UNAVAILABLE)
+        gcs_next_head(c, c->channel);
     if (c->sync.on)
         mb_info("gcs", "sync stream ended, reconnecting: %s: %s", mb_grpc_status_name(status),
                 detail ? detail : "");

@@ -4,6 +4,7 @@
  *  1. start: open the store, find or make the cluster id, load nodes, groups and jobs, seed the KV
  *     keys that Ray's tools read, listen on both ports, ask the runner for the jobs that ran.
  *  2. A tick every 500 ms drives health checks and long polls.
+ *     With a shared store: both ports listen and refuse until the lease is won; then the same.
  *  3. stop: waiting calls are answered UNAVAILABLE, HTTP stops, the store commits what it has; from
  *     then on every call is answered UNAVAILABLE until the gRPC runtime itself is stopped.
  * Failure paths:
@@ -25,12 +26,29 @@ struct mb_blob head_blob(const void *p, size_t n)
     return (struct mb_blob){p, n};
 }
 
+const char *head_closed(struct mb_head *h)
+{
+    if (h->stopping)
+        return "the head is stopping";
+    if (h->standby)
+        return h->closed_text;
+    if (h->redis && !mb_redis_is_head(h->redis))
+        return "the head's lease is in doubt: its store does not answer";
+    return NULL;
+}
+
+static const char *http_closed(void *arg)
+{
+    return head_closed(arg);
+}
+
 int head_admits(struct mb_head *h, struct mb_grpc_req *req)
 {
     const char *cluster = mb_grpc_req_metadata(req, "ray_cluster_id");
+    const char *closed = head_closed(h);
 
-    if (h->stopping) {
-        mb_grpc_reply_error(req, MB_GRPC_UNAVAILABLE, "the head is stopping");
+    if (closed) {
+        mb_grpc_reply_error(req, MB_GRPC_UNAVAILABLE, "%s", closed);
         return 0;
     }
     if (cluster && strcmp(cluster, h->cluster_hex) != 0) {
@@ -112,12 +130,22 @@ static int load_cluster_id(struct mb_head *h, struct mb_err *err)
         if (value.n != MB_NODE_ID_BYTES)
             return mb_err_set(err, MB_ECORRUPT, "the store's cluster id has %zu bytes", value.n);
         memcpy(h->cluster_id, value.p, MB_NODE_ID_BYTES);
+    } else if (h->expect_cluster) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "the store is empty, but this node was the head of cluster %.8s: restore "
+                          "its data, or begin a new cluster with a new node (mobula stop, start)",
+                          h->expect_cluster);
     } else {
         mb_random_bytes(h->cluster_id, MB_NODE_ID_BYTES);
         rc = mb_tables_put(h->store, MB_TABLES_META, mb_blob_str(""), mb_blob_str("cluster_id"),
                            head_blob(h->cluster_id, MB_NODE_ID_BYTES), NULL, NULL, err);
     }
     mb_hex(h->cluster_id, MB_NODE_ID_BYTES, h->cluster_hex);
+    if (h->expect_cluster && strcmp(h->expect_cluster, h->cluster_hex) != 0)
+        return mb_err_set(err, MB_ECORRUPT,
+                          "the store holds cluster %.8s, but this node belongs to cluster %.8s: is "
+                          "--store the right one?",
+                          h->cluster_hex, h->expect_cluster);
     return rc;
 }
 
@@ -162,6 +190,7 @@ static int copy_opts(struct mb_head *h, const struct mb_head_opts *o)
     h->temp_dir = mb_strdup(o->temp_dir ? o->temp_dir : "");
     h->packages_dir = mb_strdup(o->packages_dir ? o->packages_dir : "");
     h->token = mb_strdup(o->token);
+    h->expect_cluster = mb_strdup(o->store_url ? o->expect_cluster : NULL);
     h->ray_version = mb_strdup(o->ray_version ? o->ray_version : "2.60.0");
     h->ray_commit = mb_strdup(o->ray_commit ? o->ray_commit : "mobula");
     if (!h->node_ip || !h->session_name || !h->session_dir || !h->temp_dir || !h->packages_dir ||
@@ -192,6 +221,8 @@ static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct m
     if (rc == 0)
         rc = head_placement_methods(h, err);
     if (rc == 0)
+        rc = head_drivers_methods(h, err);
+    if (rc == 0)
         rc = head_syncer_methods(h, err);
     if (rc == 0)
         rc = head_pubsub_methods(h, err);
@@ -211,6 +242,8 @@ static int listen_http(struct mb_head *h, const struct mb_head_opts *o, struct m
                                      .port = o->http_port,
                                      .token = o->token,
                                      .max_body_bytes = 16 << 20,
+                                     .closed = http_closed,
+                                     .closed_arg = h,
                                      .browser_guard_status = 405};
     int rc = mb_http_server_create(h->loop, &ho, &h->http, err);
 
@@ -249,13 +282,122 @@ static void free_head(struct mb_head *h)
     mb_free(h->temp_dir);
     mb_free(h->packages_dir);
     mb_free(h->token);
+    mb_free(h->expect_cluster);
     mb_free(h->ray_version);
     mb_free(h->ray_commit);
     mb_free(h);
 }
 
+/* The store's content becomes the head's. */
+static int load(struct mb_head *h, struct mb_err *err)
+{
+    int rc = load_cluster_id(h, err);
+
+    if (rc == 0)
+        rc = head_nodes_load(h, err);
+    if (rc == 0)
+        rc = head_placement_load(h, err);
+    if (rc == 0)
+        rc = head_jobs_load(h, err);
+    return rc;
+}
+
+/* From here on it serves. */
+static void activate(struct mb_head *h)
+{
+    head_jobs_adopt(h);
+    uv_timer_start(&h->tick, on_tick, HEAD_TICK_MS, HEAD_TICK_MS);
+    head_placement_pump(h);
+    mb_info("gcs", "head started gcs_port=%d http_port=%d cluster_id=%s nodes=%zu jobs=%zu",
+            h->gcs_port, h->http_port, h->cluster_hex, h->n_nodes, h->n_jobs);
+}
+
+/* ---- the election, with a shared store ---- */
+
+static void lost(struct mb_head *h, const struct mb_err *err)
+{
+    if (!h->stopping && h->n_lost++ == 0)
+        h->ops->on_lost(h->ops_arg, err);
+}
+
+static void on_store_lost(void *arg, const struct mb_err *err)
+{
+    lost(arg, err);
+}
+
+static void on_store_won(void *arg, struct mb_tables *tables)
+{
+    struct mb_head *h = arg;
+    struct mb_err err = {0};
+
+    h->store = tables;
+    if (h->stopping)
+        return; /* mb_head_stop() was just before: it closes what is here */
+    int rc = load(h, &err);
+    if (rc == 0)
+        rc = seed_kv(h, &err);
+    if (rc == 0 && h->head_node_hex[0])
+        rc = put_kv(h, "job", "head_node_id", mb_blob_str(h->head_node_hex), &err);
+    if (rc != 0) {
+        lost(h, &err);
+        return;
+    }
+    h->standby = 0;
+    h->ops->on_active(h->ops_arg); /* before the head listens to the runner */
+    activate(h);
+}
+
+static void on_store_other(void *arg, const char *address)
+{
+    struct mb_head *h = arg;
+
+    snprintf(h->closed_text, sizeof h->closed_text, "this head is a standby; the head is at %.300s",
+             address);
+    if (!h->stopping)
+        h->ops->on_other(h->ops_arg, address);
+}
+
+static int stand_by(struct mb_head *h, const struct mb_head_opts *opts, struct mb_err *err)
+{
+    static const struct mb_redis_ops ops = {on_store_won, on_store_other, on_store_lost};
+    char address[300];
+    struct mb_redis_opts ro = {.url = opts->store_url,
+                               .password = opts->store_password,
+                               .holder = opts->holder,
+                               .address = address};
+
+    h->standby = 1;
+    snprintf(h->closed_text, sizeof h->closed_text, "this head is a standby");
+    int rc = listen_http(h, opts, err);
+    if (rc == 0)
+        rc = listen_grpc(h, opts, err);
+    snprintf(address, sizeof address, "%s:%d", h->node_ip, h->gcs_port);
+    return rc == 0 ? mb_redis_open(h->loop, &ro, &ops, h, &h->redis, err) : rc;
+}
+
+static int serve_alone(struct mb_head *h, const struct mb_head_opts *opts, struct mb_err *err)
+{
+    int rc = opts->store_path ? mb_tables_open_sqlite(h->loop, opts->store_path,
+                                                      opts->store_sync_full, &h->store, err)
+                              : mb_tables_open_memory(h->loop, &h->store, err);
+
+    if (rc == 0)
+        rc = load(h, err);
+    /* HTTP first: the port of the REST API goes into the KV that gRPC serves. */
+    if (rc == 0)
+        rc = listen_http(h, opts, err);
+    if (rc == 0)
+        rc = seed_kv(h, err);
+    if (rc == 0)
+        rc = listen_grpc(h, opts, err);
+    if (rc == 0)
+        activate(h);
+    return rc;
+}
+
 int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_opts *opts,
-                  const struct mb_job_runner *runner, struct mb_head **out, struct mb_err *err)
+                  const struct mb_job_runner *runner, const struct mb_head_ops *ops, void *arg,
+                  struct mb_head **out, struct mb_err *err)
 {
     struct mb_head *h = mb_calloc(1, sizeof *h);
     int rc;
@@ -269,49 +411,34 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     h->loop = loop;
     h->grpc = grpc;
     h->runner = runner;
+    h->ops = ops;
+    h->ops_arg = arg;
     uv_timer_init(loop, &h->tick);
     uv_timer_init(loop, &h->place_timer);
     h->tick.data = h->place_timer.data = h;
     h->placement = mb_placement_create(mb_random_u64());
     rc = h->placement ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (rc == 0)
+        rc = head_admission_create(h, &opts->jobs, err);
     if (rc == 0 && *h->packages_dir)
         rc = mb_fs_mkdir_p(h->packages_dir, 0700, err);
     if (rc == 0)
-        rc = opts->store_path ? mb_tables_open_sqlite(loop, opts->store_path, opts->store_sync_full,
-                                                      &h->store, err)
-                              : mb_tables_open_memory(loop, &h->store, err);
-    if (rc == 0)
-        rc = load_cluster_id(h, err);
-    if (rc == 0)
-        rc = head_nodes_load(h, err);
-    if (rc == 0)
-        rc = head_placement_load(h, err);
-    if (rc == 0)
-        rc = head_admission_create(h, &opts->jobs, err);
-    if (rc == 0)
-        rc = head_jobs_load(h, err);
-    /* HTTP first: the port of the REST API goes into the KV that gRPC serves. */
-    if (rc == 0)
-        rc = listen_http(h, opts, err);
-    if (rc == 0)
-        rc = seed_kv(h, err);
-    if (rc == 0)
-        rc = listen_grpc(h, opts, err);
+        rc = opts->store_url ? stand_by(h, opts, err) : serve_alone(h, opts, err);
     if (rc != 0) {
         mb_head_stop(h, (void (*)(void *))mb_head_destroy, h);
         return rc;
     }
-    head_jobs_adopt(h);
-    uv_timer_start(&h->tick, on_tick, HEAD_TICK_MS, HEAD_TICK_MS);
-    head_placement_pump(h);
-    mb_info("gcs", "head started gcs_port=%d http_port=%d cluster_id=%s nodes=%zu jobs=%zu",
-            h->gcs_port, h->http_port, h->cluster_hex, h->n_nodes, h->n_jobs);
     if (opts->bind_addr && !opts->token && strcmp(opts->bind_addr, "127.0.0.1") != 0)
         mb_warn("gcs",
                 "listening on %s WITHOUT authentication: whoever reaches it can run commands here",
                 opts->bind_addr);
     *out = h;
     return 0;
+}
+
+int mb_head_is_active(const struct mb_head *h)
+{
+    return !h->standby && !h->stopping;
 }
 
 int mb_head_gcs_port(const struct mb_head *h)
@@ -329,7 +456,8 @@ void mb_head_set_node(struct mb_head *h, const char *node_id_hex)
     struct mb_err err = {0};
 
     snprintf(h->head_node_hex, sizeof h->head_node_hex, "%s", node_id_hex);
-    if (put_kv(h, "job", "head_node_id", mb_blob_str(node_id_hex), &err) != 0)
+    if (h->store && !h->standby &&
+        put_kv(h, "job", "head_node_id", mb_blob_str(node_id_hex), &err) != 0)
         mb_error("gcs", "head_node_id not stored: %s", err.text);
 }
 
@@ -343,9 +471,26 @@ static void part_closed(struct mb_head *h)
         h->stopped_cb(h->stopped_arg);
 }
 
-static void on_store_closed(void *arg)
+static void on_redis_closed(void *arg)
 {
     part_closed(arg);
+}
+
+/* The lease is given back after the last write. */
+static void close_redis(struct mb_head *h)
+{
+    struct mb_redis *r = h->redis;
+
+    h->redis = NULL;
+    if (r)
+        mb_redis_close(r, on_redis_closed, h);
+    else
+        part_closed(h);
+}
+
+static void on_store_closed(void *arg)
+{
+    close_redis(arg);
 }
 
 static void on_http_stopped(void *arg)
@@ -353,13 +498,12 @@ static void on_http_stopped(void *arg)
     struct mb_head *h = arg;
 
     /* Handlers may still write until here; from now on nobody does. */
-    if (h->store) {
-        struct mb_tables *s = h->store;
-        h->store = NULL;
-        h->closing++;
+    struct mb_tables *s = h->store;
+    h->store = NULL;
+    if (s)
         mb_tables_close(s, on_store_closed, h);
-    }
-    part_closed(h);
+    else
+        close_redis(h);
 }
 
 static void on_timer_closed(uv_handle_t *handle)

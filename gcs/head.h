@@ -27,13 +27,17 @@ struct mb_head_job_limits {
 enum { MB_HEAD_RUNNING_JOBS = 64, MB_HEAD_QUEUED_JOBS = 10000 };
 
 struct mb_head_opts {
-    const char *bind_addr;    /* of both ports; default 127.0.0.1 */
-    const char *node_ip;      /* what other nodes dial */
-    int gcs_port;             /* 6379; 0 picks one */
-    int http_port;            /* 8265; 0 picks one */
-    const char *store_path;   /* SQLite file, created when absent; NULL: memory only */
-    int store_sync_full;      /* 1: survives power loss, not only SIGKILL */
-    const char *session_name; /* "session_2026-..." */
+    const char *bind_addr;      /* of both ports; default 127.0.0.1 */
+    const char *node_ip;        /* what other nodes dial */
+    int gcs_port;               /* 6379; 0 picks one */
+    int http_port;              /* 8265; 0 picks one */
+    const char *store_path;     /* SQLite file, created when absent; NULL: memory only */
+    const char *store_url;      /* NULL: store_path; "redis://...": shared with other heads */
+    const char *store_password; /* of store_url, when it is not in it */
+    const char *holder;         /* with store_url: this node, the same after a restart; hex */
+    const char *expect_cluster; /* with store_url: id that its data must have, hex; NULL: any */
+    int store_sync_full;        /* 1: survives power loss, not only SIGKILL */
+    const char *session_name;   /* "session_2026-..." */
     const char *session_dir;
     const char *temp_dir;
     const char *packages_dir; /* uploaded working_dir packages */
@@ -43,10 +47,22 @@ struct mb_head_opts {
     struct mb_head_job_limits jobs;
 };
 
-/* The runner is borrowed and must outlive the head. Re-adopts jobs that the store says are running.
+/* With store_url; never from inside mb_head_start(). */
+struct mb_head_ops {
+    void (*on_active)(void *arg);                     /* this is the head now */
+    void (*on_other)(void *arg, const char *address); /* another one is: host:port of its GCS */
+    /* Not the head any more, or the store cannot be trusted: stop it, and end. */
+    void (*on_lost)(void *arg, const struct mb_err *err);
+};
+
+/* ops and arg: NULL without store_url. With it the head begins as a standby: both ports refuse
+ * politely (UNAVAILABLE, 503) until on_active. The runner is borrowed and must outlive the head.
+ * Re-adopts jobs that the store says are running.
  */
 int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_opts *opts,
-                  const struct mb_job_runner *runner, struct mb_head **out, struct mb_err *err);
+                  const struct mb_job_runner *runner, const struct mb_head_ops *ops, void *arg,
+                  struct mb_head **out, struct mb_err *err);
+int mb_head_is_active(const struct mb_head *h); /* 0: standing by, or stopping */
 int mb_head_gcs_port(const struct mb_head *h);
 int mb_head_http_port(const struct mb_head *h);
 /* The node id of the head's own node: KV head_node_id and the driver's node. Call when its agent

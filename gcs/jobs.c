@@ -326,15 +326,16 @@ static void stop_driver(struct mb_head *h, struct head_job *job)
     struct mb_job_facts facts = {0};
     int rc = h->runner->stop(h->runner->self, job->id, &err);
 
+    if (rc == MB_ENOENT && head_job_is_remote(h, job))
+        return; /* its node is told with the answer to its next report */
     if (rc == MB_ENOENT)
         head_job_apply(h, job, MB_JOB_LOST, &facts);
     else if (rc != 0)
         mb_error("jobs", "job=%s could not be told to stop: %s", job->id, err.text);
 }
 
-static void on_event(void *arg, const struct mb_job_event *e)
+void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
 {
-    struct mb_head *h = arg;
     struct head_job *job = h->stopping ? NULL : head_job_find(h, e->submission_id);
     struct mb_job_facts facts = {
         .exit_code = e->exit_code, .log_tail = e->log_tail, .text = e->text};
@@ -386,6 +387,11 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
 }
 
 /* In line again, as it was let in before. */
+static void on_event(void *arg, const struct mb_job_event *e)
+{
+    head_jobs_event(arg, e);
+}
+
 static void queue_again(struct mb_head *h, struct head_job *job)
 {
     struct mb_err err = {0};
@@ -405,6 +411,11 @@ static void adopt(struct mb_head *h, struct head_job *job)
     enum mb_job_adopt found = h->runner->adopt(h->runner->self, job->id);
     struct mb_job_facts facts = {0};
 
+    if (found == MB_JOB_ADOPT_UNKNOWN && head_job_is_remote(h, job)) {
+        mb_info("jobs", "job=%s adopted, its driver is on node %.8s", job->id,
+                json_string_value(json_object_get(job->info, "driver_node_id")));
+        return;
+    }
     mb_info("jobs", "job=%s adopted, its driver %s", job->id, words[found]);
     if (found == MB_JOB_ADOPT_RUNNING)
         head_admission_adopt(h, job);

@@ -195,6 +195,7 @@ void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathI
         mb_error("gcs", "node death not stored: %s", err.text);
     mb_placement_node_dead(h->placement, n->id);
     head_jobinfo_node_dead(h, n->id);
+    head_jobs_node_dead(h, n->id);
     mb_grpc_channel_destroy(n->channel);
     n->channel = NULL;
     head_placement_pump(h);
@@ -355,6 +356,10 @@ static void get_cluster_id(void *arg, struct mb_grpc_req *req, const ProtobufCMe
     Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
 
     (void)request;
+    if (head_closed(h)) { /* a client of another cluster may ask, too: it learns that it is one */
+        mb_grpc_reply_error(req, MB_GRPC_UNAVAILABLE, "%s", head_closed(h));
+        return;
+    }
     reply.status = &ok;
     reply.cluster_id = mb_wire_bytes(h->cluster_id, MB_NODE_ID_BYTES);
     mb_grpc_reply(req, &reply.base);
@@ -407,7 +412,7 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
     mb_info("gcs", "node registered node_id=%s address=%s:%d", mb_hex(n->id, MB_NODE_ID_BYTES, hex),
             info->node_manager_address, info->node_manager_port);
     head_placement_node_up(h, n);
-    if (info->is_head_node)
+    if (info->is_head_node && !h->redis) /* standbys are head nodes too */
         retire_old_heads(h, n);
     head_placement_pump(h);
     reply.status = &ok;

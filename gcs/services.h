@@ -10,6 +10,7 @@
 #include "gcs/job_states.h"
 #include "gcs/placement.h"
 #include "gcs/store.h"
+#include "gcs/store_redis.h"
 #include "gcs/wire.h"
 #include "proto/ray/autoscaler.pb-c.h"
 #include "proto/ray/ray_syncer.pb-c.h"
@@ -63,7 +64,14 @@ struct mb_head {
     uv_timer_t tick;
     uv_timer_t place_timer;
     int stopping;
-    int closing; /* what still has to close */
+    struct mb_redis *redis; /* NULL: the store is this head's alone */
+    int standby;            /* another head has the lease: nothing is served */
+    int n_lost;             /* on_lost was told */
+    char closed_text[400];
+    const struct mb_head_ops *ops;
+    void *ops_arg;
+    char *expect_cluster; /* hex; NULL: any */
+    int closing;          /* what still has to close */
     void (*stopped_cb)(void *arg);
     void *stopped_arg;
 
@@ -93,6 +101,8 @@ struct mb_head {
 };
 
 /* ---- head.c ---- */
+/* NULL, or why nothing is served now: stopping, standing by, the lease is in doubt. */
+const char *head_closed(struct mb_head *h);
 /* 1 if the call may be served: the head runs, the cluster id (if sent) is ours. Else answered. */
 int head_admits(struct mb_head *h, struct mb_grpc_req *req);
 /* The status of a failed store write. */
@@ -200,6 +210,13 @@ void head_admission_leave(struct head_job *job);
 void head_admission_pump(struct mb_head *h);
 /* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
 int head_admission_message(struct head_job *job, struct mb_buf *out);
+
+/* ---- job_remote.c: drivers on another node, after a takeover ---- */
+int head_drivers_methods(struct mb_head *h, struct mb_err *err);
+int head_job_is_remote(struct mb_head *h, const struct head_job *job);
+void head_jobs_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES]);
+/* jobs.c: what a runner, here or there, says of a driver. */
+void head_jobs_event(struct mb_head *h, const struct mb_job_event *e);
 
 /* ---- job_logs.c, log_follow.c ---- */
 struct log_start;

@@ -221,7 +221,7 @@ static void health_check(void *arg, struct mb_grpc_req *req, const ProtobufCMess
         mb_grpc_reply_error(req, MB_GRPC_NOT_FOUND, "service name unknown");
         return;
     }
-    reply.status = h->stopping
+    reply.status = head_closed(h)
                        ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
                        : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
     mb_grpc_reply(req, &reply.base);

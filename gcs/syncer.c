@@ -42,8 +42,8 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
     const Ray__Rpc__Syncer__RaySyncMessageBatch *batch =
         (const Ray__Rpc__Syncer__RaySyncMessageBatch *)m;
 
-    if (h->stopping) {
-        mb_grpc_stream_finish(s, MB_GRPC_UNAVAILABLE, "the head is stopping");
+    if (head_closed(h)) {
+        mb_grpc_stream_finish(s, MB_GRPC_UNAVAILABLE, head_closed(h));
         return;
     }
     for (size_t i = 0; i < batch->n_messages; i++)
@@ -72,8 +72,8 @@ static void start_sync(void *arg, struct mb_grpc_stream *s)
     const char *hex = mb_grpc_stream_metadata(s, "node_id");
     uint8_t id[MB_NODE_ID_BYTES];
 
-    if (h->stopping)
-        mb_grpc_stream_finish(s, MB_GRPC_UNAVAILABLE, "the head is stopping");
+    if (head_closed(h))
+        mb_grpc_stream_finish(s, MB_GRPC_UNAVAILABLE, head_closed(h));
     else if (!hex || strlen(hex) != 2 * MB_NODE_ID_BYTES || mb_unhex(hex, id, sizeof id) != 0)
         mb_grpc_stream_finish(s, MB_GRPC_INVALID_ARGUMENT, "metadata node_id is missing");
     else

@@ -30,6 +30,8 @@ struct mb_http_server {
     unsigned max_connections;
     uint64_t idle_timeout_ms;
     int browser_guard_status;
+    const char *(*closed)(void *arg);
+    void *closed_arg;
     struct mb_http_server_route *routes;
     size_t n_routes;
     struct mb_http_req *reqs;   /* every request whose connection lives */

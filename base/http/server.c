@@ -66,6 +66,8 @@ int mb_http_server_create(uv_loop_t *loop, const struct mb_http_server_opts *opt
     srv->max_connections = opts->max_connections ? opts->max_connections : DEFAULT_MAX_CONNECTIONS;
     srv->idle_timeout_ms = opts->idle_timeout_ms ? opts->idle_timeout_ms : DEFAULT_IDLE_TIMEOUT_MS;
     srv->browser_guard_status = opts->browser_guard_status;
+    srv->closed = opts->closed;
+    srv->closed_arg = opts->closed_arg;
     *out = srv;
     return 0;
 nomem:
@@ -148,6 +150,11 @@ static void check_head(struct mb_http_req *req)
     int is_public = req->route && (req->route->route.flags & MB_HTTP_PUBLIC);
     if (rc != 0) {
         refuse_text(req, 500, "500 Internal Server Error\n\nout of memory");
+        return;
+    }
+    const char *closed = srv->closed ? srv->closed(srv->closed_arg) : NULL;
+    if (closed) {
+        refuse_text(req, 503, closed);
         return;
     }
     if (!is_public)

@@ -45,6 +45,9 @@ struct mb_http_server_opts {
     size_t max_body_bytes;    /* for buffered bodies; 0: 1 MiB */
     unsigned max_connections; /* 0: 10000 */
     uint64_t idle_timeout_ms; /* 0: 60 s */
+    /* NULL, or why no request is served now: 503 with that text. Asked for every request. */
+    const char *(*closed)(void *arg);
+    void *closed_arg;
     int browser_guard_status; /* 405 (head) or 403 (agent): see ray-jobs-api; 0: no guard */
 };
 

@@ -273,7 +273,7 @@ static void start_head(struct fixture *f, const char *store)
 
     snprintf(path, sizeof path, "%s/%s", f->dir, store);
     assert_int_equal(mb_grpc_create(&f->loop, &f->head_grpc, &err), 0);
-    if (mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, &f->head, &err) != 0)
+    if (mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, NULL, NULL, &f->head, &err) != 0)
         fail_msg("%s", err.text);
     f->port = mb_head_gcs_port(f->head);
     snprintf(f->address, sizeof f->address, "127.0.0.1:%d", f->port);
@@ -633,7 +633,7 @@ static void a_port_in_use(void **state)
     struct mb_err err = {0};
 
     snprintf(path, sizeof path, "%s/second.db", f->dir);
-    assert_int_equal(mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, &second, &err),
+    assert_int_equal(mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, NULL, NULL, &second, &err),
                      MB_EEXIST);
     assert_null(second);
 }

@@ -1,0 +1,83 @@
+/* Blocking steps of the start that need nothing of the agent but its options. */
+#include "agent/prepare.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+
+int mb_agent_make_dirs(const char *node_dir, struct mb_err *err)
+{
+    static const char *const names[] = {"logs", "jobs", "gangs", "packages"};
+    int rc = mb_fs_mkdir_p(node_dir, 0755, err);
+
+    for (size_t i = 0; rc == MB_OK && i < sizeof(names) / sizeof(names[0]); i++) {
+        char *path = mb_path_join(node_dir, names[i]);
+
+        rc = path != NULL ? mb_fs_mkdir_p(path, 0755, err)
+                          : mb_err_set(err, MB_ENOMEM, "no memory for a path");
+        mb_free(path);
+    }
+    return rc;
+}
+
+static int split_address(const char *address, char *host, size_t size)
+{
+    const char *colon = strchr(address, 0x3a);
+    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
+
+    if (n >= size)
+        n = size - 1;
+    memcpy(host, address, n);
+    host[n] = '\0';
+    return colon != NULL;
+}
+
+int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb_err *err)
+{
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_DGRAM};
+    struct addrinfo *found = NULL;
+    struct sockaddr_in self;
+    socklen_t len = sizeof(self);
+    char host[256];
+    int fd, rc;
+
+    if (opts->node_ip != NULL || opts->is_head) {
+        snprintf(ip, 64, "%s", opts->node_ip != NULL ? opts->node_ip : "127.0.0.1");
+        return MB_OK;
+    }
+    split_address(opts->address, host, sizeof(host));
+    rc = getaddrinfo(host, "9", &hints, &found);
+    if (rc != 0)
+        return mb_err_set(err, MB_ENOENT, "--address %s: host %s is not known (%s)", opts->address,
+                          host, gai_strerror(rc));
+    fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    rc = MB_OK;
+    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        getsockname(fd, (struct sockaddr *)&self, &len) != 0 ||
+        inet_ntop(AF_INET, &self.sin_addr, ip, 64) == NULL)
+        rc = mb_err_set(err, MB_EUNAVAIL, "no route to the head at %s; give --node-ip-address",
+                        opts->address);
+    if (fd >= 0)
+        close(fd);
+    freeaddrinfo(found);
+    return rc;
+}
+
+int mb_agent_hand_down_token(const char *token_file, struct mb_err *err)
+{
+    char *path = realpath(token_file, NULL); /* libc's own memory */
+    int rc = MB_OK;
+
+    if (path == NULL || setenv("RAY_AUTH_MODE", "token", 1) != 0 ||
+        setenv("RAY_AUTH_TOKEN_PATH", path, 1) != 0 || unsetenv("RAY_AUTH_TOKEN") != 0)
+        rc = mb_err_sys(err, errno, "token file %s", token_file);
+    free(path);
+    return rc;
+}

@@ -27,16 +27,15 @@ int mb_agent_make_dirs(const char *node_dir, struct mb_err *err)
     return rc;
 }
 
-static int split_address(const char *address, char *host, size_t size)
+/* The host of "HOST:PORT", the first one of several. */
+static void host_of(const char *address, char *host, size_t size)
 {
-    const char *colon = strchr(address, 0x3a);
-    size_t n = colon != NULL ? (size_t)(colon - address) : strlen(address);
+    size_t n = strcspn(address, ",");
 
-    if (n >= size)
-        n = size - 1;
-    memcpy(host, address, n);
-    host[n] = '\0';
-    return colon != NULL;
+    snprintf(host, size, "%.*s", (int)n, address);
+    char *colon = strrchr(host, ':');
+    if (colon != NULL)
+        *colon = '\0';
 }
 
 int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb_err *err)
@@ -52,7 +51,7 @@ int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb
         snprintf(ip, 64, "%s", opts->node_ip != NULL ? opts->node_ip : "127.0.0.1");
         return MB_OK;
     }
-    split_address(opts->address, host, sizeof(host));
+    host_of(opts->address, host, sizeof(host));
     rc = getaddrinfo(host, "9", &hints, &found);
     if (rc != 0)
         return mb_err_set(err, MB_ENOENT, "--address %s: host %s is not known (%s)", opts->address,

@@ -156,6 +156,16 @@ void mb_control_upload(struct mb_gang_run *r, const struct mb_upload_status *sta
     send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_UPLOAD, &m);
 }
 
+void mb_control_sealed(struct mb_gang_run *r, int64_t iteration, const uint64_t *prints, size_t n)
+{
+    Mobula__V1__Seal m = MOBULA__V1__SEAL__INIT;
+
+    m.iteration = iteration;
+    m.files = (uint64_t *)(uintptr_t)prints;
+    m.n_files = n;
+    send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_SEALED, &m);
+}
+
 static void send_failure(struct mb_gang_run *r, int code, const char *text)
 {
     Mobula__V1__Failure m = MOBULA__V1__FAILURE__INIT;
@@ -416,6 +426,23 @@ static void on_stop(struct mb_gang_run *r, uint64_t grace_ms)
     mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
 }
 
+static void on_seal(struct mb_gang_run *r, const Mobula__V1__Seal *seal)
+{
+    struct mb_upload_status status = {.iteration = seal->iteration};
+    struct mb_err err = {0};
+
+    if (r->upload == NULL || !r->watch_tracker)
+        return;
+    if (mb_upload_seal(r->upload, seal->iteration, seal->files, seal->n_files, &err) != MB_OK) {
+        mb_error("control", "job=%s: iteration %lld: %s", r->job_id, (long long)seal->iteration,
+                 err.text);
+        status.error = err.text;
+        mb_control_upload(r, &status);
+    } else if (mb_upload_is_busy(r->upload)) {
+        mb_gang_run_event(r, MB_GANG_EV_UPLOADS_BUSY, NULL);
+    }
+}
+
 static void on_end(struct mb_gang_run *r, int abandon_uploads)
 {
     if (abandon_uploads && r->upload != NULL)
@@ -453,6 +480,9 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_END:
         on_end(r, m->end->abandon_uploads);
+        break;
+    case MOBULA__V1__DRIVER_MESSAGE__BODY_SEAL:
+        on_seal(r, m->seal);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_RENEW:
     case MOBULA__V1__DRIVER_MESSAGE__BODY_HELLO:

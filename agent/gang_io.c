@@ -99,12 +99,16 @@ static void on_upload_idle(void *arg)
     mb_gang_run_event(arg, MB_GANG_EV_UPLOADS_IDLE, NULL);
 }
 
-static void on_upload_busy(void *arg)
+static void on_upload_sealed(void *arg, int64_t iteration, const uint64_t *prints, size_t n)
 {
-    mb_gang_run_event(arg, MB_GANG_EV_UPLOADS_BUSY, NULL);
+    struct mb_gang_run *r = arg;
+
+    if (mb_upload_is_busy(r->upload))
+        mb_gang_run_event(r, MB_GANG_EV_UPLOADS_BUSY, NULL);
+    mb_control_sealed(r, iteration, prints, n);
 }
 
-static const struct mb_upload_ops upload_ops = {on_upload_status, on_upload_busy, on_upload_idle};
+static const struct mb_upload_ops upload_ops = {on_upload_status, on_upload_sealed, on_upload_idle};
 
 static int open_upload(struct mb_gang_run *r, struct mb_err *err)
 {
@@ -316,6 +320,8 @@ static void on_sup_exit(void *arg, unsigned child, int code, int signal)
            rank->cause != NULL ? rank->cause : "");
     ranks_are_up(r);
     mb_gang_logs_pump(r, mb_mono_ms());
+    if (r->upload != NULL) /* the other nodes hear of the last checkpoint before the end */
+        mb_upload_look(r->upload);
     mb_control_rank_exit(r, rank);
     if (failed && mb_gang_has_processes(&r->fsm))
         mb_gang_run_event(r, MB_GANG_EV_RANK_FAILED, NULL);

@@ -173,6 +173,7 @@ int mb_control_log(struct mb_gang_run *r, uint32_t rank, uint64_t offset, const 
 void mb_control_rank_exit(struct mb_gang_run *r, struct mb_gang_rank *rank);
 void mb_control_saved(struct mb_gang_run *r, uint32_t rank, int64_t iteration, uint64_t bytes);
 void mb_control_upload(struct mb_gang_run *r, const struct mb_upload_status *status);
+void mb_control_sealed(struct mb_gang_run *r, int64_t iteration, const uint64_t *prints, size_t n);
 void mb_control_failure(struct mb_gang_run *r);
 void mb_control_ended(struct mb_gang_run *r); /* and the stream is finished */
 void mb_control_unbind(struct mb_gang_run *r);

@@ -201,6 +201,8 @@ static int put_identity(struct env *e, const struct mb_gang_run *r, const struct
         mb_asprintf("GROUP_RANK=%u", r->node_rank),
         mb_asprintf("MOBULA_JOB_ID=%s", r->job_id),
         mb_asprintf("MOBULA_ATTEMPT=%u", r->attempt),
+        mb_asprintf("MOBULA_CHECKPOINT_DIR=%s", r->checkpoint_dir != NULL ? r->checkpoint_dir : ""),
+        mb_asprintf("MOBULA_LOADED_ITERATION=%lld", (long long)r->loaded_iteration),
         mb_asprintf("%s=%s", mb_gpu_visible_env(r->owner->opts.gpu_vendor),
                     devices != NULL ? devices : ""),
     };

@@ -14,7 +14,9 @@ static const struct mb_option options[] = {
     {"ranks-per-node", 0, "N", MB_OPTION_INT, offsetof(struct run, launch.ranks_per_node),
      "ranks on each node, without GPUs (1)", 1, 1024},
     {"save", 0, "DIR", MB_OPTION_STRING, offsetof(struct run, launch.save_dir),
-     "directory the command saves checkpoints in; its tracker file seals them", 0, 0},
+     "directory the command saves checkpoints in (%n: the node's rank); rank 0's tracker file "
+     "there seals them",
+     0, 0},
     {"load-url", 0, "URL", MB_OPTION_STRING, offsetof(struct run, launch.load_url),
      "checkpoint that is pulled into --save before the ranks start", 0, 0},
     {"no-tag", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, no_tag),

@@ -9,19 +9,16 @@
  */
 #include "agent/upload/tracker.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include "agent/upload/manifest.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
 #include "base/log.h"
 
-enum { LOOK_MS = 500, TEXT_MAX = 64, DEPTH_MAX = 8, FILES_MAX = 100000 };
+enum { LOOK_MS = 500, TEXT_MAX = 64 };
 
 struct mb_tracker {
     char *dir;
@@ -31,73 +28,6 @@ struct mb_tracker {
     int64_t known;
     uv_timer_t timer;
 };
-
-struct walk {
-    struct mb_upload_file *files;
-    size_t n;
-    size_t cap;
-};
-
-static int add_file(struct walk *w, const char *path, uint64_t size_bytes)
-{
-    char *copy;
-
-    if (w->n == FILES_MAX)
-        return MB_EFULL;
-    if (w->n == w->cap) {
-        size_t cap = w->cap * 2 + 16;
-        struct mb_upload_file *grown = mb_reallocarray(w->files, cap, sizeof(*grown));
-
-        if (grown == NULL)
-            return MB_ENOMEM;
-        w->files = grown;
-        w->cap = cap;
-    }
-    copy = mb_strdup(path);
-    if (copy == NULL)
-        return MB_ENOMEM;
-    w->files[w->n++] = (struct mb_upload_file){.path = copy, .size_bytes = size_bytes};
-    return MB_OK;
-}
-
-static int walk_dir(struct walk *w, const char *root, const char *below, int depth)
-{
-    char *path = mb_path_join(root, below);
-    DIR *dir = path != NULL ? opendir(path) : NULL;
-    struct dirent *e;
-    int rc = dir != NULL ? MB_OK : MB_ENOENT;
-
-    while (rc == MB_OK && (e = readdir(dir)) != NULL) {
-        char *name, *full;
-        struct stat st;
-
-        if (e->d_name[0] == '.')
-            continue;
-        name = below[0] != '\0' ? mb_path_join(below, e->d_name) : mb_strdup(e->d_name);
-        full = name != NULL ? mb_path_join(root, name) : NULL;
-        if (full == NULL)
-            rc = MB_ENOMEM;
-        else if (stat(full, &st) != 0)
-            rc = MB_ENOENT;
-        else if (S_ISDIR(st.st_mode))
-            rc = depth < DEPTH_MAX ? walk_dir(w, root, name, depth + 1) : MB_EFULL;
-        else if (S_ISREG(st.st_mode))
-            rc = add_file(w, name, (uint64_t)st.st_size);
-        mb_free(full);
-        mb_free(name);
-    }
-    if (dir != NULL)
-        closedir(dir);
-    mb_free(path);
-    return rc;
-}
-
-static void free_walk(struct walk *w)
-{
-    for (size_t i = 0; i < w->n; i++)
-        mb_free((void *)(uintptr_t)w->files[i].path);
-    mb_free(w->files);
-}
 
 /* -1: nothing that counts. */
 static int64_t read_number(const char *path)
@@ -115,7 +45,7 @@ static int64_t read_number(const char *path)
 void mb_tracker_look(struct mb_tracker *t)
 {
     char name[MB_CHECKPOINT_KEY_MAX];
-    struct walk w = {0};
+    struct mb_walk w = {0};
     int64_t iteration;
     char *dir;
     int rc;
@@ -126,15 +56,15 @@ void mb_tracker_look(struct mb_tracker *t)
     if (iteration < 0 || iteration == t->known)
         return;
     dir = mb_path_join(t->dir, mb_iteration_dir(iteration, name));
-    rc = dir != NULL ? walk_dir(&w, dir, "", 0) : MB_ENOMEM;
+    rc = dir != NULL ? mb_walk_dir(dir, &w) : MB_ENOMEM;
     if (rc == MB_OK && w.n > 0) {
         t->known = iteration;
-        t->cb(t->arg, iteration, dir, w.files, w.n);
+        t->cb(t->arg, iteration, dir, &w);
     } else {
         mb_warn("upload", "the tracker names iteration %" PRId64 ", but %s cannot be read yet (%s)",
                 iteration, name, mb_code_name(rc));
     }
-    free_walk(&w);
+    mb_walk_close(&w);
     mb_free(dir);
 }
 

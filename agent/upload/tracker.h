@@ -8,14 +8,13 @@
 
 #include <stdint.h>
 #include <uv.h>
-#include "agent/upload/upload.h"
+#include "agent/upload/walk.h"
 #include "base/err.h"
 
 struct mb_tracker;
 
 /* A newly sealed iteration: its directory and all files in it, borrowed. */
-typedef void (*mb_tracker_cb)(void *arg, int64_t iteration, const char *dir,
-                              const struct mb_upload_file *files, size_t n);
+typedef void (*mb_tracker_cb)(void *arg, int64_t iteration, const char *dir, struct mb_walk *w);
 
 /* What the tracker said when the watch was started first is old and not reported; state_path
  * remembers it across restarts of the agent. */

@@ -45,12 +45,16 @@ struct mb_upload_opts {    /* copied */
     uint32_t world_size;
     const uint32_t *ranks; /* of this node */
     size_t n_ranks;
-    int watch_tracker; /* seal iterations by the tracker file instead of mb_upload_saved() */
+    /* Iterations are sealed by the tracker file of the first node instead of mb_upload_saved();
+     * other nodes hear of it through mb_upload_seal(). */
+    int watch_tracker;
 };
 
 struct mb_upload_ops {
     void (*on_status)(void *arg, const struct mb_upload_status *status);
-    void (*on_busy)(void *arg); /* the tracker file sealed an iteration */
+    /* The tracker file sealed an iteration: to be told to the other nodes. prints: of the files
+     * that this node sends, ascending. */
+    void (*on_sealed)(void *arg, int64_t iteration, const uint64_t *prints, size_t n);
     void (*on_idle)(void *arg); /* nothing is left to do at present */
 };
 
@@ -63,6 +67,12 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
  * that of the iteration. Reporting the same twice is harmless. */
 int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const char *dir,
                     const struct mb_upload_file *files, size_t n, struct mb_err *err);
+/* The first node sealed an iteration: what this node has of it, and is not among prints, is sent.
+ * Being told twice is harmless. */
+int mb_upload_seal(struct mb_upload *u, int64_t iteration, const uint64_t *prints, size_t n,
+                   struct mb_err *err);
+/* Look at the tracker file now: what it names is sealed before a rank's end is told. */
+void mb_upload_look(struct mb_upload *u);
 /* The processes are gone: iterations that some local rank never reported are given up. */
 void mb_upload_no_more(struct mb_upload *u);
 /* Nobody waits any more: other nodes' parts are waited for 30 s longer at most. */

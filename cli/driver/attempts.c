@@ -71,6 +71,7 @@ static void empty_slots(struct driver *d)
     }
     memset(d->uploads, 0, d->opts->num_nodes * sizeof(*d->uploads));
     drv_output_flush(d);
+    drv_seals_clear(d);
     d->attempt_iteration = -1;
     d->launched_ms = 0;
     d->verdict_said = 0;

@@ -605,6 +605,7 @@ static void teardown(struct driver *d)
     }
     uv_run(&d->loop, UV_RUN_DEFAULT);
     drv_output_flush(d);
+    drv_seals_clear(d);
     for (uint32_t r = 0; d->endpoints && r < drv_world_size(d); r++)
         mb_free(d->endpoints[r]);
     for (size_t i = 0; i < d->n_causes; i++)

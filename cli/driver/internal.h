@@ -47,6 +47,15 @@ struct drv_rank_output {
     struct mb_buf partial; /* a line whose end has not come yet; bounded */
 };
 
+/* Iterations that the first node's tracker file sealed, kept until they are durable: a node that is
+ * between two streams hears of them with its next hello. */
+enum { DRV_SEALS_MAX = 64 };
+struct drv_seal {
+    int64_t iteration;
+    uint64_t *files; /* owned */
+    size_t n_files;
+};
+
 /* The newest facts, for the KV record and people. */
 struct drv_report {
     int64_t iteration;
@@ -104,6 +113,8 @@ struct driver {
     struct mb_drv_upload *uploads; /* [num_nodes] */
     char **endpoints;              /* [world size] */
     struct drv_rank_output *output;
+    struct drv_seal seals[DRV_SEALS_MAX]; /* oldest first */
+    size_t n_seals;
     struct drv_report report;
     int record_dirty;
     int record_busy;
@@ -139,6 +150,14 @@ void drv_node_renew(struct drv_node *n);
 /* The GCS says that it is dead; believed if the agent itself is silent, too. */
 void drv_node_declared_dead(struct drv_node *n);
 void drv_node_close(struct drv_node *n); /* stream, channel, timer */
+
+void drv_node_seal(struct drv_node *n, const struct drv_seal *seal);
+
+/* seals.c */
+void drv_seals_add(struct driver *d, uint32_t from, const Mobula__V1__Seal *seal);
+void drv_seals_repeat(struct drv_node *n); /* a node said hello again */
+void drv_seals_durable(struct driver *d, int64_t iteration);
+void drv_seals_clear(struct driver *d);
 
 /* output.c */
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);

@@ -43,6 +43,27 @@ static void on_redial(uv_timer_t *t)
     drv_node_dial(t->data);
 }
 
+/* dir with the node's rank for every %n: nodes of one machine that share no directory. */
+static char *with_node(const char *dir, uint32_t index)
+{
+    struct mb_buf text = {0};
+    char *out = NULL;
+    int rc = 0;
+
+    for (; *dir && !rc; dir++) {
+        if (dir[0] == '%' && dir[1] == 'n') {
+            rc = mb_buf_printf(&text, "%u", index);
+            dir++;
+        } else {
+            rc = mb_buf_add(&text, dir, 1);
+        }
+    }
+    if (!rc)
+        out = mb_strdup(mb_buf_str(&text));
+    mb_buf_close(&text);
+    return out;
+}
+
 int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *node,
                   struct mb_err *err)
 {
@@ -65,7 +86,9 @@ int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *no
         n->has_timer = 1;
         d->handles_open++;
     }
-    if (d->opts->save_dir)
+    if (d->opts->save_dir && !d->opts->is_worker)
+        n->local_dir = with_node(d->opts->save_dir, index);
+    else if (d->opts->save_dir)
         n->local_dir = mb_strdup(d->opts->save_dir);
     else if (d->opts->checkpoint_url || d->opts->load_url)
         n->local_dir = mb_asprintf("%s/checkpoints/%s/node-%u", temp ? temp : "/tmp/mobula",
@@ -215,6 +238,7 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
         return;
     }
     n->rendezvous_port = r->rendezvous_port;
+    drv_seals_repeat(n);
     if (n->stop_asked)
         drv_node_stop(n, "asked again after a re-dial", n->stop_grace_ms);
     if (n->end_asked)
@@ -365,6 +389,21 @@ void drv_node_end(struct drv_node *n, int abandon_uploads)
         say(n, &m);
 }
 
+void drv_node_seal(struct drv_node *n, const struct drv_seal *seal)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Seal s = MOBULA__V1__SEAL__INIT;
+
+    if (!n->hello || !n->launched || over(n))
+        return;
+    s.iteration = seal->iteration;
+    s.files = seal->files;
+    s.n_files = seal->n_files;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_SEAL;
+    m.seal = &s;
+    say(n, &m);
+}
+
 void drv_node_renew(struct drv_node *n)
 {
     Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
@@ -405,9 +444,21 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
             printf("checkpoint of iteration %lld is durable in %s\n", (long long)u->iteration,
                    d->opts->checkpoint_url ? d->opts->checkpoint_url : "");
         fflush(stdout);
+        drv_seals_durable(d, u->iteration);
         e.kind = MB_DRV_COMMITTED;
         drv_event(d, &e);
     }
+}
+
+static void on_saved(struct drv_node *n, int64_t iteration)
+{
+    struct driver *d = n->driver;
+
+    if (iteration > d->saved_locally)
+        d->saved_locally = iteration;
+    d->record_dirty = 1;
+    drv_event(
+        d, &(struct mb_drv_event){.kind = MB_DRV_SAVED, .node = n->index, .iteration = iteration});
 }
 
 static void on_progress(struct driver *d, const Mobula__V1__Progress *p)
@@ -489,12 +540,11 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         drv_event(d, &e);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_SAVED:
-        e.kind = MB_DRV_SAVED;
-        e.iteration = m->saved->iteration;
-        if (e.iteration > d->saved_locally)
-            d->saved_locally = e.iteration;
-        drv_event(d, &e);
-        d->record_dirty = 1;
+        on_saved(n, m->saved->iteration);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_SEALED:
+        drv_seals_add(d, n->index, m->sealed);
+        on_saved(n, m->sealed->iteration);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_UPLOAD:
         on_upload(n, m->upload);

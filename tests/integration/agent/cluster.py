@@ -259,7 +259,7 @@ class Driver:
                 self.uploads.append(m.upload)
             if kind in kinds:
                 return getattr(m, kind)
-            assert kind in ("log", "upload", "progress", "saved", "endpoint"), \
+            assert kind in ("log", "upload", "progress", "saved", "sealed", "endpoint"), \
                 f"{kind} came while {kinds} was awaited: {m}"
 
     def launch(self, argv, ranks=(0,), world_size=None, bundle=0, checkpoint=None, env=(),

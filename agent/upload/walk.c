@@ -1,0 +1,135 @@
+/* Depth first; what disappears while we look is an error, the caller looks again. */
+#include "agent/upload/walk.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "base/alloc.h"
+#include "base/checksum.h"
+#include "base/fs.h"
+#include "base/str.h"
+
+enum { DEPTH_MAX = 8, FILES_MAX = 100000 };
+
+static uint64_t fingerprint(const char *path, const struct stat *st)
+{
+    const uint64_t facts[] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
+                              (uint64_t)st->st_mtim.tv_nsec, (uint64_t)st->st_ino};
+
+    return mb_crc64nvme(mb_crc64nvme(0, path, strlen(path) + 1), facts, sizeof(facts));
+}
+
+static int add_file(struct mb_walk *w, const char *path, const struct stat *st)
+{
+    char *copy;
+
+    if (w->n == FILES_MAX)
+        return MB_EFULL;
+    if (w->n == w->cap) {
+        size_t cap = w->cap * 2 + 16;
+        struct mb_upload_file *files = mb_reallocarray(w->files, cap, sizeof(*files));
+        uint64_t *prints;
+
+        if (files == NULL)
+            return MB_ENOMEM;
+        w->files = files;
+        prints = mb_reallocarray(w->prints, cap, sizeof(*prints));
+        if (prints == NULL)
+            return MB_ENOMEM;
+        w->prints = prints;
+        w->cap = cap;
+    }
+    copy = mb_strdup(path);
+    if (copy == NULL)
+        return MB_ENOMEM;
+    w->prints[w->n] = fingerprint(path, st);
+    w->files[w->n++] = (struct mb_upload_file){.path = copy, .size_bytes = (uint64_t)st->st_size};
+    return MB_OK;
+}
+
+static int is_ours_or_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || mb_starts_with(name, ".mobula");
+}
+
+static int walk_below(struct mb_walk *w, const char *root, const char *below, int depth)
+{
+    char *path = mb_path_join(root, below);
+    DIR *dir = path != NULL ? opendir(path) : NULL;
+    struct dirent *e;
+    int rc = dir != NULL ? MB_OK : MB_ENOENT;
+
+    while (rc == MB_OK && (e = readdir(dir)) != NULL) {
+        char *name, *full;
+        struct stat st;
+
+        if (is_ours_or_dots(e->d_name))
+            continue;
+        name = below[0] != '\0' ? mb_path_join(below, e->d_name) : mb_strdup(e->d_name);
+        full = name != NULL ? mb_path_join(root, name) : NULL;
+        if (full == NULL)
+            rc = MB_ENOMEM;
+        else if (stat(full, &st) != 0)
+            rc = MB_ENOENT;
+        else if (S_ISDIR(st.st_mode))
+            rc = depth < DEPTH_MAX ? walk_below(w, root, name, depth + 1) : MB_EFULL;
+        else if (S_ISREG(st.st_mode))
+            rc = add_file(w, name, &st);
+        mb_free(full);
+        mb_free(name);
+    }
+    if (dir != NULL)
+        closedir(dir);
+    mb_free(path);
+    return rc;
+}
+
+int mb_walk_dir(const char *dir, struct mb_walk *w)
+{
+    int rc;
+
+    *w = (struct mb_walk){0};
+    rc = walk_below(w, dir, "", 0);
+    if (rc != MB_OK)
+        mb_walk_close(w);
+    return rc;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+
+    return (*x > *y) - (*x < *y);
+}
+
+void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < w->n; i++) {
+        if (n > 0 && bsearch(&w->prints[i], known, n, sizeof(*known), compare) != NULL) {
+            mb_free((void *)(uintptr_t)w->files[i].path);
+            continue;
+        }
+        w->files[kept] = w->files[i];
+        w->prints[kept++] = w->prints[i];
+    }
+    w->n = kept;
+}
+
+void mb_walk_sort_prints(struct mb_walk *w)
+{
+    if (w->n > 0)
+        qsort(w->prints, w->n, sizeof(*w->prints), compare);
+}
+
+void mb_walk_close(struct mb_walk *w)
+{
+    for (size_t i = 0; i < w->n; i++)
+        mb_free((void *)(uintptr_t)w->files[i].path);
+    mb_free(w->files);
+    mb_free(w->prints);
+    *w = (struct mb_walk){0};
+}

@@ -1,0 +1,32 @@
+/*
+ * All files of one iteration's directory, as a foreign trainer left them. Blocking, one stat a
+ * file.
+ */
+#ifndef MOBULA_AGENT_UPLOAD_WALK_H
+#define MOBULA_AGENT_UPLOAD_WALK_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "agent/upload/upload.h"
+
+struct mb_walk {
+    struct mb_upload_file *files; /* their paths are owned */
+    /* By file: a fingerprint of path, size, mtime and inode. Equal on two nodes: one file of a
+     * directory that they share. Different: two files, or a file system that numbers its files by
+     * the node; then both are taken. */
+    uint64_t *prints;
+    size_t n;
+    size_t cap;
+};
+
+/* At most 100,000 files, 8 directories deep (MB_EFULL). Hidden files belong to it (torch's
+ * .metadata does), except our own: names that begin with .mobula. MB_ENOENT: there is no such
+ * directory. On failure *w is empty. */
+int mb_walk_dir(const char *dir, struct mb_walk *w);
+/* Forget the files whose fingerprint is among known[0..n), ascending. */
+void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n);
+/* The fingerprints ascending; the order of the files is left alone, so this ends their pairing. */
+void mb_walk_sort_prints(struct mb_walk *w);
+void mb_walk_close(struct mb_walk *w);
+
+#endif

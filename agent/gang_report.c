@@ -9,7 +9,9 @@
  *  2. A frame larger than what the socket can hold is collected in `in`, outside this guarantee.
  *  3. Bytes that are no frame: the socket is closed; the rank goes on, deaf and mute, and the log
  *     says so. Ending it would lose what it computes.
- *  4. A worker that does not read: frames to it wait in `out`, at most 4 MiB, then it is closed.
+ *  4. A worker that is gone when something is sent to it: that is dropped; the socket stays until
+ *     everything in it was read.
+ *  5. A worker that does not read: frames to it wait in `out`, at most 4 MiB, then it is closed.
  */
 #include "agent/gang_run.h"
 
@@ -238,9 +240,9 @@ static void flush(struct mb_gang_rank *rank)
 
         if (sent < 0 && (errno == EAGAIN || errno == EINTR))
             break;
-        if (sent <= 0) {
-            mb_gang_report_close(rank);
-            return;
+        if (sent <= 0) { /* it is gone: what it said last may still wait to be read */
+            mb_buf_reset(&rank->out);
+            break;
         }
         mb_buf_consume(&rank->out, (size_t)sent);
     }

@@ -55,6 +55,7 @@
 #include "gcs/token.h"
 
 enum {
+    DRIVERS_PER_GPU_NODE = 64,
     STOP_GANGS_MS = 120000,
     ABANDONED_TIMEOUT_MS = 30000,
     QUARANTINE_TIMEOUT_MS = 30000,
@@ -386,7 +387,7 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
 
 static int make_ledger(struct agent *a, struct mb_err *err)
 {
-    struct mb_resource totals[2];
+    struct mb_resource totals[3];
     unsigned gpus;
     size_t n = 0;
     int rc = mb_gpus_detect(&a->gpus, err);
@@ -396,6 +397,8 @@ static int make_ledger(struct agent *a, struct mb_err *err)
     gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
     if (gpus > 0)
         totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
+    if (gpus > 0)
+        totals[n++] = (struct mb_resource){MB_RESOURCE_DRIVER, DRIVERS_PER_GPU_NODE};
     totals[n++] = (struct mb_resource){MB_RESOURCE_SLOT, gpus > 0 ? gpus : mb_cpus_detect()};
     mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
             totals[n - 1].units);

@@ -5,7 +5,9 @@
  *  2. Devices: the ranks of a bundle share its devices evenly by their order; a bundle with as many
  *     ranks as devices gives one to each. A bundle without devices hides them all.
  *  3. Environment: a few variables of the agent, then Launch.env, then what the rank is, then the
- *     rank's own. Later ones win. The agent's store keys are not among them.
+ *     rank's own. Later ones win. The agent's store keys are not among them. A job's driver that
+ *     runs as a gang of one (mobula run --as-driver) gets what drivers get: the way to the
+ *     cluster's token, and our programs in front of PATH.
  */
 #include "agent/gang_run.h"
 
@@ -29,6 +31,8 @@ static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=
                                         "SHELL=",        "OMP_",          "OPENBLAS_",
                                         "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG=",
                                         "MOBULA_JOB_"};
+
+static const char *const inherited_by_driver[] = {"RAY_AUTH_MODE=", "RAY_AUTH_TOKEN_PATH="};
 
 char *mb_gang_log_path(const struct mb_gang_run *r, uint32_t rank)
 {
@@ -217,6 +221,31 @@ static int put_identity(struct env *e, const struct mb_gang_run *r, const struct
     return rc;
 }
 
+static int put_inherited(struct env *e, const char *const *prefixes, size_t n)
+{
+    int rc = MB_OK;
+
+    for (char **v = environ; *v != NULL && rc == MB_OK; v++)
+        for (size_t k = 0; k < n; k++)
+            if (mb_starts_with(*v, prefixes[k])) {
+                rc = env_put(e, mb_strdup(*v));
+                break;
+            }
+    return rc;
+}
+
+static int put_drivers_own(struct env *e, const struct mb_gang_run *r)
+{
+    const char *path = env_get(e, "PATH");
+    int rc = env_put(e, mb_asprintf("PATH=%s:%s", r->owner->opts.self_dir,
+                                    path != NULL ? path : "/usr/bin:/bin"));
+
+    return rc != MB_OK
+               ? rc
+               : put_inherited(e, inherited_by_driver,
+                               sizeof(inherited_by_driver) / sizeof(inherited_by_driver[0]));
+}
+
 static int build_env(struct env *e, const struct mb_gang_run *r, size_t at)
 {
     const Mobula__V1__Launch *l = r->launch;
@@ -225,14 +254,11 @@ static int build_env(struct env *e, const struct mb_gang_run *r, size_t at)
     e->list = mb_calloc(ENV_MAX + 1, sizeof(*e->list));
     if (e->list == NULL)
         return MB_ENOMEM;
-    for (char **v = environ; *v != NULL && rc == MB_OK; v++)
-        for (size_t k = 0; k < sizeof(inherited) / sizeof(inherited[0]); k++)
-            if (mb_starts_with(*v, inherited[k])) {
-                rc = env_put(e, mb_strdup(*v));
-                break;
-            }
+    rc = put_inherited(e, inherited, sizeof(inherited) / sizeof(inherited[0]));
     for (size_t i = 0; i < l->n_env && rc == MB_OK; i++)
         rc = env_put(e, mb_strdup(l->env[i]));
+    if (rc == MB_OK && env_get(e, "MOBULA_DRIVER") != NULL)
+        rc = put_drivers_own(e, r);
     if (rc == MB_OK)
         rc = put_identity(e, r, &r->ranks[at]);
     for (size_t i = 0; i < l->ranks[at]->n_env && rc == MB_OK; i++)

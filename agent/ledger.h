@@ -22,6 +22,9 @@
 
 #define MB_RESOURCE_GPU  "mobula_gpu"
 #define MB_RESOURCE_SLOT "mobula_slot"
+/* A place for a job's driver, on nodes that have GPUs: so a driver that wants to be near them takes
+ * no slot of a gang. */
+#define MB_RESOURCE_DRIVER "mobula_driver"
 
 enum { MB_RESOURCE_NAME_MAX = 64, MB_LEDGER_KINDS_MAX = 8 };
 

@@ -29,11 +29,13 @@ enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 /* Keys of metadata, as gcs/services.h has them for the head. */
 #define KEY_KEY      "mobula_submission_key"
 #define PIPEFAIL_KEY "mobula_pipefail"
+/* For people; what it does is in the entrypoint, so that a stock Ray head does it too. */
+#define DRIVER_ON_KEY "mobula_driver_on"
 
 struct submit_args {
     struct mb_job_common common;
     const char *submission_id, *job_id, *runtime_env, *runtime_env_json, *working_dir, *metadata;
-    const char *resources, *labels;
+    const char *resources, *labels, *driver_on;
     double num_cpus, num_gpus;
     int64_t memory;
     uint64_t memory_limit_bytes, nofile;
@@ -63,6 +65,8 @@ static const struct mb_option options[] = {
     OPTION("memory-limit", "SIZE", MB_OPTION_SIZE, memory_limit_bytes,
            "of all processes of the job on a node; beyond it they are killed"),
     OPTION("nofile", "N", MB_OPTION_SIZE, nofile, "open files of each process of the job"),
+    OPTION("driver-on", "WHERE", MB_OPTION_STRING, driver_on,
+           "head, or gpu-node: the command runs on a node that has GPUs (head)"),
     OPTION("pipefail", NULL, MB_OPTION_FLAG, pipefail,
            "end at the first command that fails, also inside a pipe: -- 'a | b; c'"),
     OPTION("no-wait", NULL, MB_OPTION_FLAG, no_wait, "do not follow the log"),
@@ -178,6 +182,8 @@ static int add_ours(json_t *request, const struct submit_args *a, struct mb_err 
         rc |= json_object_set_new(request, "metadata", metadata);
     }
     rc |= json_object_set_new(metadata, KEY_KEY, json_string(mb_hex(random, sizeof random, key)));
+    if (a->driver_on != NULL)
+        rc |= json_object_set_new(metadata, DRIVER_ON_KEY, json_string(a->driver_on));
     if (a->pipefail)
         rc |= json_object_set_new(metadata, PIPEFAIL_KEY, json_string("1"));
     if (json_object_get(request, "submission_id") == NULL) {
@@ -185,6 +191,43 @@ static int add_ours(json_t *request, const struct submit_args *a, struct mb_err 
         rc |= json_object_set_new(request, "submission_id", json_string(id));
     }
     return rc == 0 ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+static int on_gpu_node(const struct submit_args *a)
+{
+    return a->driver_on != NULL && strcmp(a->driver_on, "gpu-node") == 0;
+}
+
+static int check_driver_on(const struct submit_args *a, const json_t *env, struct mb_err *err)
+{
+    if (a->driver_on == NULL || strcmp(a->driver_on, "head") == 0)
+        return 0;
+    if (!on_gpu_node(a))
+        return mb_err_set(err, MB_EINVAL, "job submit: --driver-on %s: head or gpu-node",
+                          a->driver_on);
+    if (json_object_get(env, "working_dir") != NULL)
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "job submit: --driver-on gpu-node: a working_dir is unpacked on the head "
+                          "only; use a directory that all nodes have, or --driver-on head");
+    if (a->num_gpus > 0 && a->num_gpus != (double)(int64_t)a->num_gpus)
+        return mb_err_set(err, MB_EINVAL,
+                          "job submit: --driver-on gpu-node: --entrypoint-num-gpus must be whole");
+    return 0;
+}
+
+/* Takes the entrypoint; NULL when memory is out. */
+static char *move_to_gpu_node(const struct submit_args *a, char *entrypoint)
+{
+    char *const shell[] = {"/bin/sh", "-c", entrypoint};
+    char *const strict[] = {"bash", "-eo", "pipefail", "-c", entrypoint};
+    char *command = !entrypoint ? NULL : a->pipefail ? join_words(strict, 5) : join_words(shell, 3);
+    char *out = command ? mb_asprintf("exec mobula run --as-driver --driver-gpus %d -- %s",
+                                      a->num_gpus > 0 ? (int)a->num_gpus : 0, command)
+                        : NULL;
+
+    mb_free(command);
+    mb_free(entrypoint);
+    return out;
 }
 
 static json_t *build_request(const struct submit_args *a, char *const *words, int n_words,
@@ -211,13 +254,20 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     if (a->working_dir != NULL)
         json_object_set_new(env, "working_dir", json_string(a->working_dir));
     json_object_set_new(request, "runtime_env", env);
+    if (check_driver_on(a, env, err) != 0) {
+        json_decref(request);
+        mb_free(entrypoint);
+        return NULL;
+    }
+    if (on_gpu_node(a))
+        entrypoint = move_to_gpu_node(a, entrypoint);
     if (entrypoint != NULL)
         json_object_set_new(request, "entrypoint", json_string(entrypoint));
     if (id != NULL)
         json_object_set_new(request, "submission_id", json_string(id));
     if (a->num_cpus >= 0)
         json_object_set_new(request, "entrypoint_num_cpus", json_real(a->num_cpus));
-    if (a->num_gpus >= 0)
+    if (a->num_gpus >= 0 && !on_gpu_node(a)) /* there the gang of one asks for them */
         json_object_set_new(request, "entrypoint_num_gpus", json_real(a->num_gpus));
     if (a->memory >= 0)
         json_object_set_new(request, "entrypoint_memory", json_integer(a->memory));

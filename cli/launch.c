@@ -42,11 +42,15 @@ static const char *const forwarded_names[] = {
     NULL,
 };
 
+/* Of a job's driver besides: where the cluster is, which job it is. */
+static const char *const drivers_names[] = {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", NULL};
+
 /* Everything that must outlive the driver's run. */
 struct context {
     json_t *config; /* RAY_JOB_CONFIG_JSON_ENV_VAR, or NULL */
     const char *submission_id;
     char name[80];
+    char *driver_name;
     char *cwd;
     char *save_dir; /* absolute: agents do not share our working directory */
     char *token;
@@ -94,6 +98,16 @@ static int add_env(struct context *c, char *entry, struct mb_err *err)
     return 0;
 }
 
+static int add_drivers_env(struct context *c, struct mb_err *err)
+{
+    int rc = add_env(c, mb_strdup("MOBULA_DRIVER=1"), err);
+
+    for (size_t i = 0; !rc && drivers_names[i]; i++)
+        if (getenv(drivers_names[i]))
+            rc = add_env(c, mb_asprintf("%s=%s", drivers_names[i], getenv(drivers_names[i])), err);
+    return rc;
+}
+
 static int collect_env(struct context *c, struct mb_err *err)
 {
     json_t *env_vars = json_object_get(json_object_get(c->config, "runtime_env"), "env_vars");
@@ -130,6 +144,12 @@ static int identify(struct context *c, const struct mb_launch *l, struct mb_err 
         c->submission_id = json_string_value(
             json_object_get(json_object_get(c->config, "metadata"), "job_submission_id"));
     }
+    if (l->as_driver && !c->submission_id)
+        return mb_err_set(err, MB_EINVAL, "--as-driver: not inside a submitted job");
+    if (l->as_driver) /* the gang that it starts will have the job's own name */
+        c->driver_name = mb_asprintf("%s.driver", c->submission_id);
+    if (l->as_driver && !c->driver_name)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
     if (l->name || c->submission_id) {
         const char *name = l->name ? l->name : c->submission_id;
 
@@ -167,6 +187,7 @@ static void close_context(struct context *c)
         mb_free(c->env[i]);
     mb_free(c->env);
     mb_free(c->token);
+    mb_free(c->driver_name);
     mb_free(c->save_dir);
     mb_free(c->cwd);
     json_decref(c->config);
@@ -192,7 +213,8 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
 
     o.address = gcs_address(l, &err);
     if (!o.address || identify(&c, l, &err) < 0 || mb_token_load(NULL, &c.token, &err) < 0 ||
-        collect_env(&c, &err) < 0 || tell_log_url(l->checkpoint_url, &err) < 0) {
+        collect_env(&c, &err) < 0 || (l->as_driver && add_drivers_env(&c, &err) < 0) ||
+        tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
     }
@@ -200,7 +222,10 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     c.save_dir = l->save_dir ? mb_path_join(c.cwd ? c.cwd : "/", l->save_dir) : NULL;
     o.token = c.token;
     o.submission_id = c.submission_id;
-    o.job_id = l->name ? l->name : c.submission_id ? c.submission_id : c.name;
+    o.job_id = l->name           ? l->name
+               : c.driver_name   ? c.driver_name
+               : c.submission_id ? c.submission_id
+                                 : c.name;
     o.entrypoint = l->entrypoint;
     o.num_nodes = (uint32_t)l->num_nodes;
     o.ranks_per_node = (uint32_t)(l->gpus_per_node    ? l->gpus_per_node
@@ -209,7 +234,9 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.use_gpu = l->use_gpu;
     o.argv = l->argv;
     o.env = (const char *const *)c.env;
-    o.cwd = c.cwd ? c.cwd : "";
+    o.cwd = c.cwd && !l->as_driver ? c.cwd : ""; /* a driver's other node has no such directory */
+    o.as_driver = l->as_driver;
+    o.driver_gpus = (uint32_t)l->driver_gpus;
     o.is_worker = l->is_worker;
     o.tag_ranks = l->tag_ranks && l->num_nodes * o.ranks_per_node > 1;
     o.save_dir = c.save_dir;

@@ -29,6 +29,8 @@ struct mb_launch {
     int use_gpu;
     int is_worker;
     int tag_ranks;
+    int as_driver; /* the command is the driver of the job that we are in */
+    int64_t driver_gpus;
 };
 
 /* Rows of an option table for the common part; `type` is the verb's struct, `field` its member of

@@ -1,6 +1,15 @@
-/* mobula run -- CMD: the same gang around any command, with torchrun's environment variables. */
+/*
+ * mobula run -- CMD: the same gang around any command, with torchrun's environment variables.
+ *
+ * --as-driver is what `mobula job submit --driver-on gpu-node` puts in front of the entrypoint: the
+ * driver that the head runs is then only the keeper of a gang of one, on a node with GPUs, whose
+ * command is the real driver. Output, exit status, a stop, restarts of agents and of the head go
+ * the way they go for every gang.
+ */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include "base/str.h"
 #include "cli/launch.h"
 #include "cli/options.h"
 
@@ -21,8 +30,23 @@ static const struct mb_option options[] = {
      "checkpoint that is pulled into --save before the ranks start", 0, 0},
     {"no-tag", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, no_tag),
      "print the ranks' lines as they are, without [rank N]", 0, 0},
+    {"as-driver", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, launch.as_driver),
+     "inside a job: COMMAND is its driver, on a node with GPUs", 0, 0},
+    {"driver-gpus", 0, "N", MB_OPTION_INT, offsetof(struct run, launch.driver_gpus),
+     "with --as-driver: GPUs that are its own (0)", 0, 1024},
     {0},
 };
+
+/* The head waits this long before it kills us: what we keep gets a second less. */
+static void set_drivers_grace(struct mb_launch *l)
+{
+    const char *wait_s = getenv("RAY_JOB_STOP_WAIT_TIME_S");
+    double seconds = 30;
+
+    if (wait_s && mb_parse_double(wait_s, "RAY_JOB_STOP_WAIT_TIME_S", &seconds, NULL) < 0)
+        seconds = 30;
+    l->stop_grace_ms = (uint64_t)(seconds > 2 ? seconds * 1000 - 1000 : seconds * 500) + 1;
+}
 
 static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
@@ -41,8 +65,19 @@ static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, cha
     if (!rc && (r.launch.checkpoint_url || r.launch.load_url) && !r.launch.save_dir)
         rc = mb_err_set(&err, MB_EINVAL,
                         "--checkpoint-url and --load-url need --save DIR: where COMMAND saves");
+    if (!rc && r.launch.as_driver &&
+        (r.launch.num_nodes > 1 || r.launch.gpus_per_node || r.launch.ranks_per_node ||
+         r.launch.save_dir))
+        rc =
+            mb_err_set(&err, MB_EINVAL, "--as-driver: one process; --driver-gpus is its only size");
+    if (!rc && r.launch.driver_gpus && !r.launch.as_driver)
+        rc = mb_err_set(&err, MB_EINVAL, "--driver-gpus needs --as-driver");
     if (rc < 0)
         return mb_cli_fail(cli, &err);
+    if (r.launch.as_driver) {
+        r.launch.num_nodes = 1; /* whatever Slurm says */
+        set_drivers_grace(&r.launch);
+    }
     argv[1 + n_words] = NULL;
     r.launch.argv = (const char *const *)argv + 1;
     r.launch.entrypoint = argv[1];

@@ -208,6 +208,8 @@ static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_g
             mb_err_set(&e, MB_EPROTO, "the GCS placed bundle %zu on a node it does not list", i);
         else
             drv_node_init(d, (uint32_t)i, node, &e);
+        if (node && d->opts->as_driver)
+            fprintf(stderr, "mobula: the driver runs on node %s (%s)\n", node->node_name, node->ip);
     }
     mb_free(b);
     if (e.code)
@@ -290,9 +292,10 @@ static void take_group_over(struct driver *d)
 
 static void do_reserve(struct driver *d)
 {
+    const int as_driver = d->opts->as_driver;
     const struct mb_gcs_resource resources[] = {
-        {"mobula_slot", d->opts->ranks_per_node},
-        {"mobula_gpu", d->opts->ranks_per_node},
+        {as_driver ? "mobula_driver" : "mobula_slot", d->opts->ranks_per_node},
+        {"mobula_gpu", as_driver ? d->opts->driver_gpus : d->opts->ranks_per_node},
     };
     struct mb_gcs_bundle *bundles = mb_calloc(d->opts->num_nodes, sizeof(*bundles));
     struct mb_gcs_pg pg = {0};
@@ -313,7 +316,7 @@ static void do_reserve(struct driver *d)
     }
     for (uint32_t i = 0; i < d->opts->num_nodes; i++) {
         bundles[i].resources = resources;
-        bundles[i].n_resources = d->opts->use_gpu ? 2 : 1;
+        bundles[i].n_resources = d->opts->use_gpu || d->opts->driver_gpus ? 2 : 1;
     }
     mb_gcs_pg_new_id(d->job_id, d->pg_id);
     if (!d->has_gang_id)
@@ -348,17 +351,20 @@ static void on_waiting_nodes(void *arg, const struct mb_err *err, const struct m
                              size_t n)
 {
     struct driver *d = arg;
-    const char *what = d->opts->use_gpu ? "mobula_gpu" : "mobula_slot";
+    const char *what = d->opts->use_gpu || d->opts->driver_gpus ? "mobula_gpu"
+                       : d->opts->as_driver                     ? "mobula_driver"
+                                                                : "mobula_slot";
+    const uint32_t each = d->opts->driver_gpus ? d->opts->driver_gpus : d->opts->ranks_per_node;
     uint32_t fit = 0;
     uint64_t now = mb_mono_ms();
 
     if (err->code || mb_drv_phase(d->state) != MB_DRV_RESERVE)
         return;
     for (size_t i = 0; i < n; i++)
-        if (!nodes[i].is_dead && amount(&nodes[i], what) >= d->opts->ranks_per_node)
+        if (!nodes[i].is_dead && amount(&nodes[i], what) >= each)
             fit++;
     snprintf(d->missing, sizeof(d->missing), "%u nodes with %u %s each: %u such nodes are alive%s",
-             d->opts->num_nodes, d->opts->ranks_per_node, what, fit,
+             d->opts->num_nodes, each, what, fit,
              fit >= d->opts->num_nodes ? ", some are busy" : "");
     if (now - d->waiting_line_ms < WAITING_LINE_MS) /* the first look is for the time-out's text */
         return;
@@ -618,6 +624,14 @@ static void teardown(struct driver *d)
     uv_loop_close(&d->loop);
 }
 
+/* What a shell would say of the rank. */
+static int status_of_rank(struct mb_failure f, int otherwise)
+{
+    if (f.kind != MB_FAILURE_RANK)
+        return otherwise;
+    return f.signal != 0 ? 128 + f.signal : f.exit_code;
+}
+
 int mb_driver_run(const struct mb_driver_opts *opts)
 {
     struct driver d = {
@@ -642,6 +656,8 @@ int mb_driver_run(const struct mb_driver_opts *opts)
     while (!d.closing)
         uv_run(&d.loop, UV_RUN_ONCE);
     status = mb_drv_exit_status(d.state);
+    if (opts->as_driver && status != 0)
+        status = status_of_rank(mb_drv_failure(d.state), status);
     teardown(&d);
     return status;
 }

@@ -18,13 +18,15 @@ struct mb_driver_opts {
     const char *entrypoint;    /* for people */
     uint32_t num_nodes;
     uint32_t ranks_per_node;
-    int use_gpu;                /* bundles ask mobula_gpu too */
-    const char *const *argv;    /* what every rank runs; NULL-terminated */
-    const char *const *env;     /* "NAME=value"; NULL-terminated */
-    const char *cwd;            /* "" = the agent's own */
-    int is_worker;              /* the ranks are mobula-worker */
-    int tag_ranks;              /* prefix every line of output with its rank */
-    const char *save_dir;       /* NULL: one is chosen when checkpoint_url or load_url is given */
+    int use_gpu;             /* bundles ask mobula_gpu too */
+    int as_driver;           /* one rank that is a job's driver: on a node with GPUs, in no slot */
+    uint32_t driver_gpus;    /* as_driver: devices that it gets */
+    const char *const *argv; /* what every rank runs; NULL-terminated */
+    const char *const *env;  /* "NAME=value"; NULL-terminated */
+    const char *cwd;         /* "" = the agent's own */
+    int is_worker;           /* the ranks are mobula-worker */
+    int tag_ranks;           /* prefix every line of output with its rank */
+    const char *save_dir;    /* NULL: one is chosen when checkpoint_url or load_url is given */
     const char *checkpoint_url; /* NULL: local only */
     const char *load_url;       /* NULL: nothing is pulled */
     uint64_t reserve_timeout_ms;
@@ -35,7 +37,8 @@ struct mb_driver_opts {
 };
 
 /* Returns the exit status of the process: 0 only if every rank exited 0 and everything saved with a
- * checkpoint_url is committed. Prints the first failure as one line to stderr. */
+ * checkpoint_url is committed; as_driver: that of the rank, 128 more than the signal that ended it.
+ * Prints the first failure as one line to stderr. */
 int mb_driver_run(const struct mb_driver_opts *opts);
 
 #endif

@@ -81,7 +81,8 @@ void drv_record_put(struct driver *d)
     char key[256];
     char *json;
 
-    if (!d->gcs || !mb_gcs_connected(d->gcs) || d->record_busy)
+    /* A gang of one that is a job's driver is no gang of the job. */
+    if (!d->gcs || !mb_gcs_connected(d->gcs) || d->record_busy || d->opts->as_driver)
         return;
     snprintf(key, sizeof(key), "gang:%s", d->opts->job_id);
     json = drv_record_json(d);

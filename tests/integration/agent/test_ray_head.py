@@ -16,7 +16,8 @@ def listed(gcs, node_id):
 
 def case_alive(s, gcs, node):
     n = listed(gcs, node.info["node_id"])
-    assert n.state == 0 and dict(n.resources_total) == {"mobula_gpu": 8.0, "mobula_slot": 8.0}, n
+    assert n.state == 0 and dict(n.resources_total) == {
+        "mobula_gpu": 8.0, "mobula_slot": 8.0, "mobula_driver": 64.0}, n
     assert n.labels["ray.io/node-id"] == node.info["node_id"] and n.labels["pool"] == "a", n
     assert n.node_manager_port == node.info["grpc_port"]
 

@@ -6,13 +6,15 @@
  *  2. One timer of 50 ms drives log files, leases and waiting launches, only while runs exist.
  *  3. stop_all ends every attempt as if its driver had said Stop; when the last one is forgotten,
  *     on_all_ended.
- *  4. A run is freed from the loop, never inside a call that may still use it.
+ *  4. With every attempt that has ended, and after adoption, old directories go (gang_prune.h).
+ *  5. A run is freed from the loop, never inside a call that may still use it.
  */
 #include "agent/gangs.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <string.h>
+#include "agent/gang_prune.h"
 #include "agent/gang_run.h"
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -159,6 +161,16 @@ void mb_gangs_destroy(struct mb_gangs *g)
     mb_free(g);
 }
 
+static void prune(const struct mb_gang_run *r)
+{
+    char *root = mb_path_join(r->owner->opts.node_dir, "gangs");
+
+    mb_gang_prune_ended(r->dir);
+    if (root != NULL)
+        mb_gang_prune(root, (int64_t)(mb_unix_ms() / 1000));
+    mb_free(root);
+}
+
 void mb_gangs_run_closed(struct mb_gang_run *r)
 {
     struct mb_gangs *g = r->owner;
@@ -168,6 +180,8 @@ void mb_gangs_run_closed(struct mb_gang_run *r)
         at++;
     memmove(&g->runs[at], &g->runs[at + 1], (g->n_runs - at - 1) * sizeof(g->runs[0]));
     g->n_runs--;
+    if (r->fsm.state == MB_GANG_ENDED)
+        prune(r);
     free_run(r);
     if (g->stopping && g->n_runs == 0 && g->close_cb == NULL)
         g->ops->on_all_ended(g->arg);
@@ -197,6 +211,8 @@ void mb_gangs_adopt(struct mb_gangs *g)
     }
     if (dir != NULL)
         closedir(dir);
+    if (root != NULL)
+        mb_gang_prune(root, (int64_t)(mb_unix_ms() / 1000));
     mb_free(root);
 }
 

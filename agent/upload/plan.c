@@ -86,6 +86,15 @@ static void free_iteration(struct mb_plan_iteration *it)
     mb_free(it);
 }
 
+void mb_plan_shed(struct mb_plan_iteration *it)
+{
+    if (it->state != MB_PLAN_COMMITTED)
+        return;
+    free_files(it->files, it->n_files);
+    it->files = NULL;
+    it->n_files = 0;
+}
+
 void mb_plan_destroy(struct mb_plan *p)
 {
     if (p == NULL)

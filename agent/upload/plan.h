@@ -80,6 +80,9 @@ int mb_plan_files_done(const struct mb_plan_iteration *it);
 int mb_plan_event(struct mb_plan_iteration *it, enum mb_plan_event event, const char *error,
                   struct mb_err *err);
 
+/* COMMITTED: its files are forgotten, the iteration itself is not. */
+void mb_plan_shed(struct mb_plan_iteration *it);
+
 struct mb_plan_iteration *mb_plan_find(struct mb_plan *p, int64_t iteration);
 size_t mb_plan_count(const struct mb_plan *p);
 struct mb_plan_iteration *mb_plan_at(struct mb_plan *p, size_t i); /* in order of iteration */

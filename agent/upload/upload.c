@@ -382,6 +382,7 @@ static void on_committed(void *arg, const struct mb_err *result)
         mb_info("upload", "job=%s: committed iteration=%lld files=%zu", u->job_id,
                 (long long)it->iteration, it->n_files);
         tell(u, it);
+        mb_plan_shed(it);
     }
     kick(u);
 }
@@ -667,6 +668,8 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
         free_upload(u);
         return rc;
     }
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++)
+        mb_plan_shed(mb_plan_at(u->plan, i));
     uv_timer_init(loop, &u->timer);
     u->timer.data = u;
     u->was_busy = mb_plan_is_busy(u->plan);

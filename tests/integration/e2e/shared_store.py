@@ -1,0 +1,93 @@
+"""A real redis-server, and a cluster of heads that share it."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from cluster import Cluster, NoCluster, wait_until
+
+
+class Redis:
+    """Ours alone: a free port, a directory of its own; never the machine's service."""
+
+    def __init__(self, *args):
+        self.args = args
+        self.dir = tempfile.mkdtemp(prefix="mb-redis-", dir="/tmp")
+        self.port = NoCluster.free_port()
+        self.process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def start(self):
+        with open(f"{self.dir}/redis.log", "ab") as log:
+            self.process = subprocess.Popen(
+                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.dir,
+                 "--save", "", "--appendonly", "yes", *self.args],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        wait_until(lambda: "NOAUTH" in (r := self.cli("ping", check=False)) or "PONG" in r,
+                   "redis-server answers")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    def cli(self, *argv, check=True):
+        done = subprocess.run(["redis-cli", "-p", str(self.port), *argv], text=True, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10)
+        assert not check or done.returncode == 0, done.stdout
+        return done.stdout
+
+    @property
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}/0?prefix=test"
+
+
+class SharedCluster(Cluster):
+    """node-0 is the head, node-1 stands by; calls go to whatever `use()` says."""
+
+    def __init__(self, redis, nodes=2, start_args=(), env=None):
+        super().__init__(nodes=nodes, start_args=["--store", redis.url, *start_args], env=env)
+
+    def start_node(self, index):
+        done = self.mobula("start", "--head", "--temp-dir", self.temp, "--port", "0",
+                           "--dashboard-port", "0", "--dashboard-agent-listen-port", "0",
+                           "--node-name", f"node-{index}", *self._start_args,
+                           timeout=self.START_TIMEOUT_S)
+        assert done.returncode == 0, f"standby: {done.returncode}\n{done.stdout}"
+        return done
+
+    def use(self, name):
+        node = self.node(name)
+        self.gcs = node["gcs_address"]
+        self.address = f"http://127.0.0.1:{node['dashboard_port']}"
+        self.env["RAY_ADDRESS"] = self.gcs
+
+    def answers(self):
+        try:
+            return self.get("/api/jobs/") is not None
+        except (OSError, AssertionError, ValueError):
+            return False
+
+    def agent_log(self, name):
+        return (pathlib.Path(self.node(name)["dir"]) / "agent.log").read_text(errors="replace")
+
+    @contextlib.contextmanager
+    def hung(self, name):
+        """The node's agent does not run, as if its machine hung."""
+        pid = self.node(name)["pid_agent"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,145 @@
+"""Two heads, one Redis: the standby takes over, and nothing that runs notices.
+
+kuberay#1489, kuberay#3903, kuberay#2161, kuberay#4217: a lost head must not lose its jobs.
+ray#65025: a takeover must not fail a healthy job.
+"""
+
+import os
+import pathlib
+import signal
+import time
+import unittest
+
+from cluster import NoCluster, is_alive, wait_until
+from ray._raylet import GcsClient
+from shared_store import Redis, SharedCluster
+
+TAKEOVER_S = 5
+
+
+class Takeover(unittest.TestCase):
+    def test_a_standby_refuses_politely(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            head = cluster.gcs
+            cluster.use("node-1")
+            status, text = cluster.call("GET", "/api/jobs/")
+            self.assertEqual((status, text), (503, f"this head is a standby; the head is at {head}"))
+
+    def test_a_gang_does_not_notice_that_its_head_hangs(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            marker = f"{cluster.dir}/go-on"
+            command = (f"echo rank $RANK begins; until test -e {marker}; do sleep 0.1; done; "
+                       "echo rank $RANK ends")
+            cluster.submit(f"mobula run --num-nodes 2 -- sh -c '{command}'", submission_id="gang")
+            ranks = wait_until(lambda: len(r := cluster.rank_pids("sh -c")) == 2 and r,
+                               "both ranks run")
+            with cluster.hung("node-0"):
+                began = time.monotonic()
+                cluster.use("node-1")
+                wait_until(cluster.answers, "the standby is the head", 10)
+                took = time.monotonic() - began
+                self.assertLess(took, TAKEOVER_S)
+                print(f"takeover after {took:.2f} s")
+                self.assertEqual(cluster.job("gang")["status"], "RUNNING")
+            wait_until(lambda: "is deposed" in cluster.agent_log("node-0"),
+                       "the old head says that it is deposed")
+            wait_until(lambda: "its driver is reported" in cluster.agent_log("node-0"),
+                       "the old head's node reports the driver to the new one")
+            self.assertEqual(cluster.rank_pids("sh -c"), ranks)
+            self.assertEqual(cluster.job("gang")["status"], "RUNNING")
+            open(marker, "w").close()
+            job = cluster.wait_job("gang")
+            self.assertEqual(job["status"], "SUCCEEDED", job)
+            new = cluster.submit("mobula run --num-nodes 2 -- echo both of us")
+            self.assertEqual(cluster.wait_job(new)["status"], "SUCCEEDED", cluster.logs(new))
+            cluster.assert_all_free()
+
+    def test_a_job_whose_node_is_lost_fails_and_names_it(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            cluster.submit("sleep 600", submission_id="lost")
+            cluster.wait_job("lost", ("RUNNING",))
+            gcs = GcsClient(address=cluster.gcs)
+            for i in range(20):
+                gcs.internal_kv_put(b"key %d" % i, b"value", True, namespace=b"test")
+            node = cluster.node("node-0")
+            os.kill(node["pid_init"], signal.SIGKILL)  # first, or it would start another agent
+            os.kill(node["pid_agent"], signal.SIGKILL)
+            began = time.monotonic()
+            cluster.use("node-1")
+            wait_until(cluster.answers, "the standby is the head", 10)
+            took = time.monotonic() - began
+            self.assertLess(took, TAKEOVER_S)
+            print(f"takeover after {took:.2f} s")
+            gcs = GcsClient(address=cluster.gcs)
+            for i in range(20):
+                self.assertEqual(gcs.internal_kv_get(b"key %d" % i, namespace=b"test"), b"value")
+            job = cluster.wait_job("lost", timeout_s=40)
+            self.assertEqual(job["status"], "FAILED")
+            self.assertIn(f"node {node['node_id']}", job["message"])
+
+    def test_a_head_in_order_hands_over_at_once(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            pid = cluster.node("node-0")["pid_init"]
+            cluster.use("node-1")
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: not is_alive(pid), "the first head ends")
+            wait_until(cluster.answers, "the standby is the head", 2)
+
+
+class StoreTrouble(unittest.TestCase):
+    def test_redis_pauses_and_comes_back(self):
+        with Redis() as redis, SharedCluster(redis, nodes=1) as cluster:
+            cluster.submit("true", submission_id="before")
+            cluster.wait_job("before", ("SUCCEEDED",))
+            redis.stop()
+            status, text = wait_until(
+                lambda: (a := cluster.call("GET", "/api/jobs/"))[0] == 503 and a, "the lease ends")
+            self.assertIn("lease is in doubt", text)
+            redis.start()
+            wait_until(cluster.answers, "the head serves again", 20)
+            self.assertEqual(cluster.job("before")["status"], "SUCCEEDED")
+
+    def test_an_emptied_redis_is_named(self):
+        with Redis() as redis, SharedCluster(redis, nodes=1) as cluster:
+            redis.cli("flushall")
+            wait_until(lambda: "was emptied or set back" in cluster.agent_log("node-0"),
+                       "the head says what happened")
+            wait_until(lambda: "the store is empty, but this node was the head of cluster"
+                       in cluster.agent_log("node-0"), "a restarted head says it too")
+            self.assertEqual(redis.cli("hlen", "test:kv").strip(), "0", "nothing is begun anew")
+
+    def test_foreign_data_is_left_alone(self):
+        with Redis() as redis, NoCluster() as cluster:
+            redis.cli("hset", "test:kv", "not ours", "x")
+            done = cluster.mobula("start", "--head", "--temp-dir", cluster.temp, "--port", "0",
+                                  "--dashboard-port", "0", "--store", redis.url)
+            self.assertEqual(done.returncode, 65, done.stdout)
+            self.assertIn("test:kv is not one of mobula's", done.stdout)
+            self.assertEqual(redis.cli("hgetall", "test:kv").split(), ["not", "ours", "x"])
+
+    def test_the_password_is_not_seen(self):
+        secret = "hunter2-very-secret"
+        with Redis("--requirepass", secret) as redis, NoCluster() as cluster:
+            url = redis.url.replace("//", f"//:{secret}@")
+            start = ["start", "--head", "--temp-dir", cluster.temp, "--port", "0",
+                     "--dashboard-port", "0", "--dashboard-agent-listen-port", "0", "--store"]
+            done = cluster.mobula(*start, redis.url)
+            self.assertEqual(done.returncode, 77, done.stdout)
+            self.assertIn("refuses the login", done.stdout)
+            for argv, env in (([url], {}), ([redis.url], {"MOBULA_STORE_PASSWORD": secret})):
+                done = cluster.mobula(*start, *argv, env=env)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                for pid in cluster.own_pids():
+                    for what in ("cmdline", "environ"):
+                        seen = pathlib.Path(f"/proc/{pid}/{what}").read_bytes()
+                        self.assertNotIn(secret.encode(), seen, f"{pid} {what}")
+                for log in pathlib.Path(cluster.temp).rglob("*.log"):
+                    self.assertNotIn(secret, log.read_text(errors="replace"))
+                cluster.mobula("stop", "--temp-dir", cluster.temp)
+            done = cluster.mobula(*start, "rediss://h")
+            self.assertIn("TLS", done.stdout)
+            self.assertEqual(done.returncode, 78)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

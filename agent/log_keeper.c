@@ -469,7 +469,8 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
         step = mb_log_plan_next(&log->plan, size, 1, mb_mono_ms());
         if (step.index)
             mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err);
-        log->plan.releasing &= !step.release; /* what is over the cap now stays: it is bounded */
+        if (step.release)
+            release(log, step.release_end); /* goes on without us */
         mb_kept_log_drop(log);
         return 1;
     }

@@ -88,7 +88,7 @@ int mb_job_get(struct mb_rest *rest, const char *id, json_t **out, struct mb_err
 
 struct job_args {
     struct mb_job_common common;
-    int follow, no_wait;
+    int no_wait;
 };
 
 typedef int (*act_fn)(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
@@ -98,7 +98,7 @@ typedef int (*act_fn)(struct mb_cli *cli, struct mb_rest *rest, const struct job
 static int run_with(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv,
                     act_fn act)
 {
-    struct job_args args = {.follow = 0};
+    struct job_args args = {.no_wait = 0};
     struct mb_rest rest;
     struct mb_err err;
     int n_words, status = 0;
@@ -168,28 +168,6 @@ static int act_status(struct mb_cli *cli, struct mb_rest *rest, const struct job
     return 0;
 }
 
-static int act_logs(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
-                    const char *id, int *status, struct mb_err *err)
-{
-    json_t *answer;
-    int rc;
-
-    if (args->follow) {
-        rc = mb_job_follow(rest, id, &answer, err);
-        if (rc == 0) {
-            mb_job_print_end(id, answer);
-            *status = cli->ray_mode ? 0 : mb_job_exit_status(cli, answer);
-        }
-    } else {
-        rc = call(rest, "GET", id, "/logs", &answer, err);
-        if (rc == 0)
-            fputs(mb_job_text(answer, "logs"), stdout);
-    }
-    if (rc == 0)
-        json_decref(answer);
-    return rc;
-}
-
 static int act_stop(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
                     const char *id, int *status, struct mb_err *err)
 {
@@ -243,16 +221,10 @@ static int act_delete(struct mb_cli *cli, struct mb_rest *rest, const struct job
 
 SUBVERB_RUN(list)
 SUBVERB_RUN(status)
-SUBVERB_RUN(logs)
 SUBVERB_RUN(stop)
 SUBVERB_RUN(delete)
 
 static const struct mb_option plain_options[] = {MB_JOB_COMMON_OPTIONS(struct job_args), {0}};
-static const struct mb_option logs_options[] = {
-    MB_JOB_COMMON_OPTIONS(struct job_args),
-    MB_JOB_OPTION("follow", 'f', NULL, MB_OPTION_FLAG, struct job_args, follow,
-                  "until the job ends; the exit status is the job's"),
-    {0}};
 static const struct mb_option stop_options[] = {
     MB_JOB_COMMON_OPTIONS(struct job_args),
     MB_JOB_OPTION("no-wait", 0, NULL, MB_OPTION_FLAG, struct job_args, no_wait,
@@ -272,12 +244,6 @@ static const struct mb_verb verb_job_status = {.name = "status",
                                                .examples = "  mobula job status raysubmit_x\n",
                                                .options = plain_options,
                                                .run = run_status};
-static const struct mb_verb verb_logs = {.name = "logs",
-                                         .summary = "print the output of a job",
-                                         .synopsis = "[--follow] ID",
-                                         .examples = "  mobula job logs -f raysubmit_x\n",
-                                         .options = logs_options,
-                                         .run = run_logs};
 static const struct mb_verb verb_job_stop = {.name = "stop",
                                              .summary = "end a job; it may save first",
                                              .synopsis = "[--no-wait] ID",
@@ -292,7 +258,7 @@ static const struct mb_verb verb_delete = {.name = "delete",
                                            .run = run_delete};
 
 static const struct mb_verb *const subverbs[] = {
-    &mb_verb_job_submit, &verb_list, &verb_job_status, &verb_logs, &verb_job_stop,
+    &mb_verb_job_submit, &verb_list, &verb_job_status, &mb_verb_job_logs, &verb_job_stop,
     &verb_delete,        NULL};
 
 const struct mb_verb mb_verb_job = {

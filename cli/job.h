@@ -3,6 +3,7 @@
 #define MOBULA_CLI_JOB_H
 
 #include <jansson.h>
+#include "cli/log_view.h"
 #include "cli/options.h"
 #include "cli/rest.h"
 
@@ -41,16 +42,30 @@ void mb_job_print_json(const json_t *j);
 /* GET of one job. The caller owns *out. */
 int mb_job_get(struct mb_rest *rest, const char *id, json_t **out, struct mb_err *err);
 
+struct mb_follow_opts {
+    struct mb_log_lines *lines; /* where the bytes go */
+    int64_t rank;               /* -1: the driver's log */
+    uint64_t since_unix_ms;     /* 0: not said */
+    int64_t tail_lines;         /* -1: not said */
+    int has_start;              /* one of the two above: what lies before is not missed */
+    int once;                   /* only to the log's present end */
+};
+
 /*
- * Prints the log to stdout as it grows, until the job has ended; a lost connection is made again
- * where it broke. The end of the stream is never taken for the end of the job: that is asked.
- * *job (owned by the caller) is the job as it ended. MB_EUNAVAIL after 5 minutes without the head.
+ * Shows the log as it grows, until the job has ended; a lost connection is made again where it
+ * broke. The end of the stream is never taken for the end of the job: that is asked. *job (owned by
+ * the caller) is the job then. MB_EUNAVAIL after 5 minutes without the head; MB_ESTATE: the log
+ * cannot be read.
  */
-int mb_job_follow(struct mb_rest *rest, const char *id, json_t **job, struct mb_err *err);
+int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
+                  json_t **job, struct mb_err *err);
+/* The same for the logs of all ranks; rank of opts is passed over. */
+int mb_job_merge(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
+                 json_t **job, struct mb_err *err);
 
 /* Percent-encodes an id for a path; owned by the caller, NULL when memory is out. */
 char *mb_job_path(const char *id, const char *suffix);
 
-extern const struct mb_verb mb_verb_job_submit;
+extern const struct mb_verb mb_verb_job_submit, mb_verb_job_logs;
 
 #endif

@@ -1,10 +1,15 @@
 /*
- *  1. open the log's web socket: the server sends the whole log, then what is new;
- *  2. print it, but for the bytes that a former connection printed already;
+ *  1. open the log's web socket at the offset that was printed last (at first: where the caller
+ *     wants to begin); the server says where it begins, then sends the file's bytes;
+ *  2. print them; their count is the offset;
  *  3. the socket ends: ask for the job. Ended and a clean close (1000): done. Not ended, or the
- *     close was not clean: connect again after 0.1 to 2 s.
+ *     close was not clean: connect again after 0.1 to 2 s, by offset: nothing is lost or repeated.
+ *  A server that is not ours sends text from the beginning: what former connections printed is
+ *     passed over.
+ *  Bytes that the server released meanwhile: said on stderr with their number.
  *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
  */
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,18 +21,65 @@
 enum { FOLLOW_LOST_MS = 300 * 1000, BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, CLEAN = 1000 };
 
 struct follow {
-    uint64_t printed_bytes; /* over all connections */
-    uint64_t skip_bytes;    /* of this connection, printed by former ones */
-    int ended, status_code, broken_pipe;
+    const struct mb_follow_opts *opts;
+    uint64_t offset;     /* the next byte of the log; text: bytes printed so far */
+    uint64_t skip_bytes; /* text: of this connection, printed by former ones */
+    int has_offset;      /* offset counts: the server said it, or bytes came */
+    int is_text;         /* a server that knows no offsets */
+    int ended, status_code;
+    int failed; /* printing: err says why */
     long http_status;
     char detail[512];
     struct mb_ws_client *ws;
+    struct mb_err *err;
 };
+
+static void show(struct follow *f, const void *p, size_t n)
+{
+    if (f->failed)
+        return;
+    f->failed = mb_log_lines_add(f->opts->lines, p, n, f->err) != 0;
+    if (f->failed)
+        mb_ws_client_close(f->ws);
+    f->offset += n;
+    f->has_offset = 1;
+}
+
+static void on_binary(void *arg, const void *p, size_t n)
+{
+    show(arg, p, n);
+}
+
+/* {"offset": N, "lost": L} of our own server; 0: some text. */
+static int take_position(struct follow *f, const char *text, size_t n)
+{
+    char copy[128];
+    uint64_t offset, lost;
+
+    if (f->is_text || n >= sizeof(copy))
+        return 0;
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    if (sscanf(copy, "{\"offset\": %" SCNu64 ", \"lost\": %" SCNu64 "}", &offset, &lost) != 2)
+        return 0;
+    if (f->has_offset && offset > f->offset)
+        fprintf(stderr,
+                "mobula: %" PRIu64 " bytes of the log were released before they were read\n",
+                offset - f->offset);
+    else if (!f->has_offset && offset > 0 && !f->opts->has_start)
+        fprintf(stderr, "mobula: the first %" PRIu64 " bytes of the log were released\n", offset);
+    f->offset = offset;
+    f->has_offset = 1;
+    return 1;
+}
 
 static void on_text(void *arg, const char *text, size_t n)
 {
     struct follow *f = arg;
 
+    if (take_position(f, text, n))
+        return;
+    f->is_text = 1;
     if (f->skip_bytes >= n) {
         f->skip_bytes -= n;
         return;
@@ -35,13 +87,7 @@ static void on_text(void *arg, const char *text, size_t n)
     text += f->skip_bytes;
     n -= (size_t)f->skip_bytes;
     f->skip_bytes = 0;
-    if (f->broken_pipe)
-        return;
-    if (fwrite(text, 1, n, stdout) != n || fflush(stdout) != 0) {
-        f->broken_pipe = 1;
-        mb_ws_client_close(f->ws);
-    }
-    f->printed_bytes += n;
+    show(f, text, n);
 }
 
 static void on_end(void *arg, int status_code, long http_status, const char *detail)
@@ -54,39 +100,68 @@ static void on_end(void *arg, int status_code, long http_status, const char *det
     snprintf(f->detail, sizeof(f->detail), "%s", detail);
 }
 
-/* One connection, to its end. */
-static int stream(struct mb_rest *rest, const char *url, struct follow *f, struct mb_err *err)
+static char *url_of(const struct mb_rest *rest, const char *path, const struct follow *f)
 {
-    static const struct mb_ws_client_ops ops = {.on_text = on_text, .on_end = on_end};
+    const struct mb_follow_opts *o = f->opts;
+    struct mb_buf b = {0};
+    int rc = mb_buf_printf(&b, "%s%s?format=bytes", rest->base_url, path);
+
+    if (f->has_offset && !f->is_text)
+        rc |= mb_buf_printf(&b, "&offset=%" PRIu64, f->offset);
+    else if (o->since_unix_ms > 0)
+        rc |= mb_buf_printf(&b, "&since_ms=%" PRIu64, o->since_unix_ms);
+    else if (o->tail_lines >= 0)
+        rc |= mb_buf_printf(&b, "&tail=%" PRId64, o->tail_lines);
+    if (o->rank >= 0)
+        rc |= mb_buf_printf(&b, "&rank=%" PRId64, o->rank);
+    if (o->once)
+        rc |= mb_buf_puts(&b, "&follow=0");
+    if (rc == 0)
+        return mb_buf_take(&b);
+    mb_buf_close(&b);
+    return NULL;
+}
+
+/* One connection, to its end. */
+static int stream(struct mb_rest *rest, const char *path, struct follow *f, struct mb_err *err)
+{
+    static const struct mb_ws_client_ops ops = {
+        .on_text = on_text, .on_binary = on_binary, .on_end = on_end};
     const char *headers[] = {rest->auth.len > 0 ? mb_buf_str(&rest->auth) : NULL, NULL};
-    int rc;
+    char *url = url_of(rest, path, f);
+    int rc = url != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     f->ended = 0;
-    f->skip_bytes = f->printed_bytes;
-    rc = mb_ws_connect(&rest->loop, url, headers, &ops, f, &f->ws, err);
+    f->err = err;
+    f->skip_bytes = f->is_text ? f->offset : 0;
+    if (rc == 0)
+        rc = mb_ws_connect(&rest->loop, url, headers, &ops, f, &f->ws, err);
     while (rc == 0 && !f->ended)
         uv_run(&rest->loop, UV_RUN_ONCE);
-    return rc;
+    mb_free(url);
+    return rc == 0 && f->failed ? err->code : rc;
 }
 
 /* 1: over; 0: connect again; negative: give up. */
 static int judge(struct mb_rest *rest, const char *id, const struct follow *f, uint64_t *seen_ms,
                  json_t **job, struct mb_err *err)
 {
+    int clean = f->status_code == CLEAN && f->http_status == 0;
     int rc = mb_job_get(rest, id, job, err);
 
     if (rc == MB_ENOENT || rc == MB_EDENIED)
         return rc;
     if (rc != 0)
         return mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS ? rc : 0;
-    if (mb_job_is_terminal(*job) && f->status_code == CLEAN && f->http_status == 0)
+    if (clean && (f->opts->once || mb_job_is_terminal(*job)))
         return 1;
-    if (f->http_status >= 400 && f->http_status < 500 && mb_job_is_terminal(*job)) {
+    if ((f->http_status >= 400 && f->http_status < 500) ||
+        (f->status_code == 1011 && mb_job_is_terminal(*job))) {
         json_decref(*job);
-        return mb_err_set(err, MB_ESTATE, "the log of %s cannot be followed: status %ld %s", id,
-                          f->http_status, f->detail);
+        *job = NULL;
+        return mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);
     }
-    if (!mb_job_is_terminal(*job))
+    if (!mb_job_is_terminal(*job) && f->status_code != 1011)
         *seen_ms = mb_mono_ms();
     json_decref(*job);
     *job = NULL;
@@ -95,35 +170,41 @@ static int judge(struct mb_rest *rest, const char *id, const struct follow *f, u
     return 0;
 }
 
-int mb_job_follow(struct mb_rest *rest, const char *id, json_t **job, struct mb_err *err)
+int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
+                  json_t **job, struct mb_err *err)
 {
-    struct follow f = {0};
+    struct follow f = {.opts = opts};
+    struct mb_err ignored;
     uint64_t seen_ms = mb_mono_ms();
     unsigned pause_ms = BACKOFF_MIN_MS;
     char *path = mb_job_path(id, "/logs/tail");
-    char *url = path != NULL ? mb_asprintf("%s%s", rest->base_url, path) : NULL;
-    int rc = url != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    int rc = path != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     *job = NULL;
     if (rc == 0 && mb_starts_with(rest->base_url, "https://"))
         rc = mb_err_set(err, MB_EUNSUPPORTED, "%s: logs can be followed over http only",
                         rest->base_url);
     while (rc == 0) {
-        uint64_t before = f.printed_bytes;
+        uint64_t before = f.offset;
 
-        rc = stream(rest, url, &f, err);
-        if (rc == 0 && f.broken_pipe)
-            rc = mb_err_set(err, MB_EIO, "standard output is closed");
+        rc = stream(rest, path, &f, err);
         if (rc == 0)
             rc = judge(rest, id, &f, &seen_ms, job, err);
         if (rc != 0)
             break;
-        pause_ms = f.printed_bytes > before        ? BACKOFF_MIN_MS
+        pause_ms = f.offset > before               ? BACKOFF_MIN_MS
                    : pause_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS
                                                    : pause_ms * 2;
         poll(NULL, 0, (int)pause_ms);
     }
     mb_free(path);
-    mb_free(url);
-    return rc > 0 ? 0 : rc;
+    if (rc > 0)
+        rc = mb_log_lines_end(opts->lines, err);
+    else
+        mb_log_lines_end(opts->lines, &ignored);
+    if (rc != 0) {
+        json_decref(*job);
+        *job = NULL;
+    }
+    return rc;
 }

@@ -431,6 +431,9 @@ static int post(struct mb_rest *rest, const json_t *request, json_t **answer, st
 static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
                   const json_t *request, int *status, struct mb_err *err)
 {
+    struct mb_log_view view = {0};
+    struct mb_log_lines lines = {.view = &view, .rank = -1};
+    struct mb_follow_opts opts = {.lines = &lines, .rank = -1, .tail_lines = -1};
     json_t *answer, *job;
     const char *id;
     int rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
@@ -450,7 +453,7 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
     if (!a->no_wait) {
         puts("\nTailing logs until the job exits (disable with --no-wait):");
         fflush(stdout);
-        rc = mb_job_follow(rest, id, &job, err);
+        rc = mb_job_follow(rest, id, &opts, &job, err);
         if (rc == 0) {
             mb_job_print_end(id, job);
             *status = mb_job_exit_status(cli, job);

@@ -129,9 +129,12 @@ static void on_binary(void *arg, const void *p, size_t n)
 static void on_close(void *arg, int status_code)
 {
     struct mb_ws_client *ws = arg;
-    ws->conn = NULL; /* it frees itself after this */
     ws->status_code = status_code;
-    finish(ws, "%s", status_code == 1006 ? "the connection broke" : "");
+    const char *why = status_code == 1006 ? "the connection broke" : mb_ws_conn_reason(ws->conn);
+    char reason[128];
+    snprintf(reason, sizeof reason, "%s", why);
+    ws->conn = NULL; /* it frees itself after this */
+    finish(ws, "%s", reason);
     end_if_quiet(ws);
 }
 

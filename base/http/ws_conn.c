@@ -57,6 +57,7 @@ struct mb_ws_conn {
     uint16_t close_status;
     char close_reason[121];
     int peer_status;
+    char peer_reason[124];
     uint64_t sent_bytes; /* progress marks of a closing connection */
     uint64_t sent_at_tick;
 };
@@ -172,6 +173,21 @@ static void on_frame_end(wslay_event_context_ptr ctx, void *arg)
     c->recv_is_text &= 1;
 }
 
+static void take_close(struct mb_ws_conn *c, const struct wslay_event_on_msg_recv_arg *m)
+{
+    size_t n = m->msg_length > 2 ? m->msg_length - 2 : 0; /* after the status */
+    c->peer_status = m->status_code ? m->status_code : WSLAY_CODE_NO_STATUS_RCVD;
+    if (n >= sizeof c->peer_reason)
+        n = sizeof c->peer_reason - 1;
+    if (n > 0)
+        memcpy(c->peer_reason, m->msg + 2, n);
+}
+
+const char *mb_ws_conn_reason(const struct mb_ws_conn *c)
+{
+    return c->peer_reason;
+}
+
 static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_msg_recv_arg *m,
                        void *arg)
 {
@@ -180,7 +196,7 @@ static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_
     if (m->opcode == WSLAY_PONG)
         c->ping_outstanding = 0;
     else if (m->opcode == WSLAY_CONNECTION_CLOSE)
-        c->peer_status = m->status_code ? m->status_code : WSLAY_CODE_NO_STATUS_RCVD;
+        take_close(c, m);
     else if (m->opcode == WSLAY_TEXT_FRAME && !c->is_client)
         deliver_text(c, m->msg, m->msg_length);
 }

@@ -40,6 +40,8 @@ int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_e
 int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
 int mb_ws_conn_send_binary(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
 void mb_ws_conn_close(struct mb_ws_conn *c, int status_code, const char *reason);
+/* What the peer said with its close frame; "" if nothing. Until on_close has returned. */
+const char *mb_ws_conn_reason(const struct mb_ws_conn *c);
 /* Without a handshake; on_close follows. */
 void mb_ws_conn_abort(struct mb_ws_conn *c);
 

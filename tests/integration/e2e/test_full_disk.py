@@ -1,4 +1,6 @@
-"""A full disk under the save directory: the job FAILED with one clear line, nothing that looks whole.
+"""Filesystems that a job may meet: no room, and no holes in files.
+
+A full disk under the save directory: the job FAILED with one clear line, nothing that looks whole.
 
 The small filesystem is a tmpfs of this test's own mount namespace: as root, or in a user namespace.
 Where the kernel allows neither, ctest counts the test as skipped.
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import unittest
 
-from cluster import Cluster, train_command
+from cluster import Cluster, NoCluster, train_command
 
 SKIPPED = 77  # SKIP_RETURN_CODE of this test
 INSIDE = "MOBULA_TEST_MAY_MOUNT"
@@ -34,6 +36,28 @@ class FullDisk(unittest.TestCase):
                 self.assertEqual([p.name for p in small.glob("iter_*")], [], "looks like a checkpoint")
             finally:
                 subprocess.run(["umount", small], check=True)
+
+
+class NoHoles(unittest.TestCase):
+    def test_a_cap_that_cannot_be_kept_is_refused(self):
+        with NoCluster() as c:
+            ram = pathlib.Path(c.dir) / "ram"
+            ram.mkdir()
+            subprocess.run(["mount", "-t", "ramfs", "ramfs", ram], check=True)
+            start = ("start", "--head", "--temp-dir", str(ram / "c"), "--port", "0",
+                     "--dashboard-port", "0", "--dashboard-agent-listen-port", "0")
+            try:
+                done = c.mobula(*start, "--log-max-bytes", "1M")
+                self.assertEqual(done.returncode, 78, done.stdout)
+                self.assertIn("cannot release the front of a file", done.stdout)
+                done = c.mobula(*start)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                log = "".join(p.read_text() for p in (ram / "c").glob("node_*/agent.log"))
+                self.assertEqual(log.count("LOGS ARE NOT CAPPED"), 1, log)
+                done = c.mobula("stop", "--temp-dir", str(ram / "c"))
+                self.assertEqual(done.returncode, 0, done.stdout)
+            finally:
+                subprocess.run(["umount", ram], check=True)
 
 
 def main():

@@ -51,6 +51,14 @@ class S3Test(unittest.TestCase):
         self.assertEqual(verified.returncode, 65, verified.stdout)
         self.assertIn(victim.name, verified.stdout)
 
+    def test_logs_are_in_the_bucket(self):
+        self.train("s3-logs", "--exit-interval", "2", "--checkpoint-url", URL + "-logs")
+        logs = pathlib.Path(self.directory, "s3", s3.BUCKET, "run-logs/logs/s3-logs")
+        driver = b"".join(p.read_bytes() for p in sorted((logs / "driver").glob("*.log")))
+        self.assertEqual(driver.decode(), self.cluster.logs("s3-logs"))
+        for rank in "01":
+            self.assertTrue(list((logs / f"rank-{rank}/1").glob("0*0.log")))
+
     def test_keys_reach_neither_jobs_nor_logs(self):
         job_id = self.cluster.submit("env; echo done")
         self.cluster.wait_job(job_id)

@@ -1,0 +1,311 @@
+"""Logs of real clusters: size, speed of the end, any bytes, ranks, restarts of the head, stores."""
+
+import asyncio
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import tempfile
+import unittest
+import urllib.request
+
+from cluster import Cluster, train_command, wait_until
+from ray.job_submission import JobStatus, JobSubmissionClient
+from tail import BINARY, TEXT, Tail
+
+CAP_BYTES = 1 << 20
+FRAME_BYTES = 16 << 10
+BIG_LOG = "seq -f '%099.0f' 1 1000000"  # 100 MB
+
+
+def rss_bytes(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+
+class LogsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2))
+        cls.client = JobSubmissionClient(cls.cluster.address)
+        cls.address = ("--address", cls.cluster.address)
+
+    def show(self, *args, status=0):
+        done = self.cluster.mobula("job", "logs", *self.address, *args)
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout
+
+    def tail_with_ray(self, job_id):
+        async def tail():
+            return "".join([part async for part in self.client.tail_job_logs(job_id)])
+
+        return asyncio.run(asyncio.wait_for(tail(), 60))
+
+    def ended(self, entrypoint, **fields):
+        job_id = self.cluster.submit(entrypoint, **fields)
+        self.cluster.wait_job(job_id)
+        return job_id
+
+    # ---- the end of a stream ----
+
+    def test_close_means_a_readable_terminal_state(self):
+        """kuberay#4921, ray#57002, kuberay#3257: the end of the stream is taken for the job's."""
+        for entrypoint, state, status in (("sleep 0.3; echo out", "SUCCEEDED", 0),
+                                          ("sleep 0.3; exit 3", "FAILED", 1)):
+            job_id = self.cluster.submit(entrypoint)
+            tail = Tail(self.cluster.address, job_id)
+            tail.read()
+            self.assertEqual(self.cluster.job(job_id)["status"], state)
+            self.assertEqual(tail.closed, (1000, state))
+            self.assertIn(f"Job '{job_id}'", self.show("-f", job_id, status=status))
+            self.tail_with_ray(job_id)
+        job_id = self.cluster.submit("sleep 1000")
+        with self.cluster.running("job", "logs", "-f", *self.address, job_id) as follower:
+            self.cluster.wait_job(job_id, ("RUNNING",))
+            self.cluster.call("POST", f"/api/jobs/{job_id}/stop")
+            self.assertEqual(follower.wait(60), 130, follower.output())
+
+    def test_many_followers_all_get_everything(self):
+        job_id = self.cluster.submit("sleep 1; seq 1 20000")
+        tails = [Tail(self.cluster.address, job_id) for _ in range(200)]
+        texts = {tail.read() for tail in tails}
+        self.assertEqual(len(texts), 1)
+        self.assertEqual(texts.pop().split()[-20000:], [b"%d" % i for i in range(1, 20001)])
+
+    # ---- any bytes ----
+
+    def test_one_line_of_five_megabytes(self):
+        """On Ray the tail closes with code 1000 while the job runs, 278 bytes delivered."""
+        job_id = self.ended("head -c 5000000 /dev/zero | tr '\\0' @")
+        tail = Tail(self.cluster.address, job_id)
+        frames = list(tail.frames())
+        self.assertLessEqual(max(len(p) for _, p in frames), FRAME_BYTES)
+        self.assertEqual(b"".join(p for _, p in frames).count(b"@"), 5000001)  # one in the first line
+        self.assertEqual(self.tail_with_ray(job_id).count("@"), 5000001)
+        self.assertEqual(self.client.get_job_logs(job_id).count("@"), 5000001)
+        self.assertEqual(self.show(job_id).count("@"), 5000001)
+
+    def test_bytes_that_are_no_text(self):
+        """Text frames must be UTF-8; a client that asks for bytes gets what was written."""
+        head, junk = "Running entrypoint", bytes(range(256)) * 4096
+        euro = "€".encode() * 7000  # cut by frames of 16 KiB
+        source = pathlib.Path(self.cluster.dir, "junk")
+        source.write_bytes(junk + euro)
+        job_id = self.ended(f"cat {source}")
+        texts = [p for o, p in Tail(self.cluster.address, job_id).frames() if o == TEXT]
+        whole = b"".join(texts).decode()
+        for text in texts:
+            self.assertLessEqual(len(text), FRAME_BYTES)
+            text.decode()
+        self.assertTrue(whole.startswith(head))
+        self.assertTrue(whole.endswith("€" * 7000))
+        self.assertEqual(self.tail_with_ray(job_id), whole)
+        frames = list(Tail(self.cluster.address, job_id, "?format=bytes").frames())
+        self.assertEqual(json.loads(frames[0][1]), {"offset": 0, "lost": 0})
+        raw = b"".join(p for o, p in frames if o == BINARY)
+        self.assertTrue(raw.endswith(junk + euro))
+        self.assertLessEqual(max(len(p) for _, p in frames), FRAME_BYTES)
+        self.assertIn("€" * 7000, self.client.get_job_logs(job_id))
+
+    # ---- any place ----
+
+    def test_offset_tail_and_limit(self):
+        job_id = self.ended("printf 'one\\ntwo\\nthree\\n'")
+        path = f"/api/jobs/{job_id}/logs"
+        whole = self.cluster.logs(job_id)
+        size, begin = len(whole), whole.index("\none") + 1
+        piece = self.cluster.get(f"{path}?offset={begin}&limit=5")
+        self.assertEqual(piece, {"offset": begin, "logs": "one\nt", "next_offset": begin + 5,
+                                 "first_offset": 0, "size": size})
+        self.assertEqual(self.cluster.get(f"{path}?offset={begin + 5}")["logs"], "wo\nthree\n")
+        self.assertEqual(self.cluster.get(f"{path}?tail=2")["logs"], "two\nthree\n")
+        self.assertEqual(self.cluster.get(f"{path}?tail=0")["logs"], "")
+        end = self.cluster.get(f"{path}?offset=999999")
+        self.assertEqual((end["logs"], end["next_offset"]), ("", size))
+        self.assertEqual(self.cluster.call("GET", f"{path}?offset=-1")[0], 400)
+        self.assertEqual(self.cluster.call("GET", f"{path}?tail=x")[0], 400)
+        self.assertEqual(Tail(self.cluster.address, job_id, "?tail=x").status, 400)
+        tail = Tail(self.cluster.address, job_id, f"?offset={begin + 4}")
+        self.assertEqual(tail.read(), b"two\nthree\n")
+        self.assertEqual(self.show("--tail", "1", job_id), "three\n")
+
+    # ---- constant memory ----
+
+    def test_memory_does_not_depend_on_the_log(self):
+        """ray#28336, ray#29199: GET logs holds the file three times, and memory does not come back."""
+        job_id = self.ended(BIG_LOG)
+        pid = self.cluster.node("node-0")["pid_agent"]
+        before = rss_bytes(pid)
+        most = 0
+        tail = Tail(self.cluster.address, job_id)
+        n = 0
+        for _, payload in tail.frames():
+            n += len(payload)
+            most = max(most, rss_bytes(pid) if n % (1 << 24) < FRAME_BYTES else 0)
+        self.assertGreater(n, 100_000_000)
+        got = 0
+        with urllib.request.urlopen(f"{self.cluster.address}/api/jobs/{job_id}/logs") as reply:
+            while piece := reply.read(1 << 20):
+                got += len(piece)
+                most = max(most, rss_bytes(pid))
+        self.assertGreater(got, 101_000_000)
+        self.assertLess(most - before, 4 << 20)
+
+    # ---- ranks ----
+
+    def gang(self, command, *more):
+        return self.cluster.submit(["mobula", "run", "--num-nodes", "2", *more, "--", "sh", "-c",
+                                    command])
+
+    def test_ranks_on_any_node(self):
+        job_id = self.gang("for i in 1 2; do echo line $i of $RANK; sleep 1.5; done")
+        with self.cluster.running("job", "logs", "-f", "--rank", "1", *self.address, job_id) as one:
+            with self.cluster.running("job", "logs", "-f", "--merge", *self.address, job_id) as all_:
+                self.cluster.wait_job(job_id)
+                self.assertEqual((one.wait(30), all_.wait(30)), (0, 0), all_.output())
+                self.assertTrue(one.output().startswith("line 1 of 1\nline 2 of 1\n"), one.output())
+                self.assertEqual(len(re.findall(r"^\[rank \d\] line", all_.output(), re.M)), 4)
+        for rank in "01":
+            self.assertEqual(self.show("--rank", rank, job_id),
+                             f"line 1 of {rank}\nline 2 of {rank}\n")
+        merged = self.show("--merge", job_id).splitlines()
+        self.assertEqual(sorted(merged[:2]), ["[rank 0] line 1 of 0", "[rank 1] line 1 of 1"])
+        self.assertEqual(sorted(merged[2:]), ["[rank 0] line 2 of 0", "[rank 1] line 2 of 1"])
+        found = self.show("--merge", "--grep", "2 of [0]", job_id)
+        self.assertEqual(found, "[rank 0] line 2 of 0\n")
+        self.assertEqual(json.loads(self.show("--rank", "1", "--json", "--tail", "1", job_id)),
+                         {"rank": 1, "line": "line 2 of 1"})
+        self.assertEqual(self.show("--rank", "1", "--since", "0s", job_id), "")
+        self.assertEqual(self.show("--rank", "1", "--since", "1h", job_id).count("line"), 2)
+        self.show("--rank", "2", job_id, status=71)
+        self.assertEqual(self.cluster.call("GET", f"/api/jobs/{job_id}/logs?rank=2")[0], 404)
+        self.show("--grep", "[", job_id, status=64)
+        self.show("--since", "yesterday", job_id, status=64)
+        tail = Tail(self.cluster.address, job_id, "?rank=1&offset=12")
+        self.assertEqual(tail.read(), b"line 2 of 1\n")
+
+    def test_big_rank_log_from_the_other_node(self):
+        job_id = self.gang("[ $RANK = 0 ] || seq -f '%099.0f' 1 200000")
+        self.cluster.wait_job(job_id)
+        lines = self.show("--rank", "1", job_id).split()
+        self.assertEqual([int(line) for line in lines], list(range(1, 200001)))
+
+    # ---- stores ----
+
+    def assert_shipped(self, folder, want):
+        pieces = sorted(folder.glob("*.log"))
+        offset = 0
+        for piece in pieces:
+            self.assertEqual(int(piece.stem), offset)
+            offset += piece.stat().st_size
+        self.assertEqual(b"".join(p.read_bytes() for p in pieces).decode(), want)
+
+    def test_logs_are_in_the_store_when_the_job_is_over(self):
+        """kuberay#1047, ray#44561: driver logs are lost with the head's machine."""
+        with tempfile.TemporaryDirectory() as store:
+            url = f"file://{store}"
+            job_id = self.ended("seq 1 2000000",
+                                runtime_env={"env_vars": {"MOBULA_LOG_URL": url}})
+            self.assert_shipped(pathlib.Path(store, "logs", job_id, "driver"),
+                                self.cluster.logs(job_id))
+            job_id = self.ended(train_command(url, 2, "--save-interval", "2"))
+            self.assert_shipped(pathlib.Path(store, "logs", job_id, "driver"),
+                                self.cluster.logs(job_id))
+            for rank in "01":
+                self.assert_shipped(pathlib.Path(store, "logs", job_id, f"rank-{rank}", "1"),
+                                    self.show("--rank", rank, job_id))
+
+
+class RestartTest(unittest.TestCase):
+    def test_follow_survives_the_death_of_the_head(self):
+        """ray#60665, ray#51601: following stops amid a run and exits with 0."""
+        n = 400
+        with Cluster(nodes=1) as cluster:
+            job_id = cluster.submit(f"i=0; while [ $i -lt {n} ]; do echo line $i; i=$((i+1)); "
+                                    "sleep 0.01; done; exit 5")
+            with cluster.running("job", "logs", "-f", "--address", cluster.address,
+                                 job_id) as follower:
+                for mark in ("line 50\n", "line 200\n"):
+                    wait_until(lambda: mark in follower.output(), follower.output)
+                    pid = cluster.node("node-0")["pid_agent"]
+                    os.kill(pid, signal.SIGKILL)
+                    wait_until(lambda: cluster.node("node-0")["pid_agent"] != pid, "a new agent")
+                self.assertEqual(follower.wait(60), 1, follower.output())
+                log = follower.output().split("\nJob '")[0]  # whose message has the last lines again
+                seen = re.findall(r"^line (\d+)$", log, re.M)
+                self.assertEqual(seen, [str(i) for i in range(n)])
+            # Stock clients end with a clear state.
+            self.assertEqual(JobSubmissionClient(cluster.address).get_job_status(job_id),
+                             JobStatus.FAILED)
+
+
+class CapTest(unittest.TestCase):
+    """ray#64528, ray#31689: the log of a driver is never rotated and fills the head's disk."""
+
+    def check(self, cluster):
+        fields = {"runtime_env": {"env_vars": {"MOBULA_LOG_MAX_BYTES": str(2 * CAP_BYTES)}}}
+        for cap, more in ((CAP_BYTES, {}), (2 * CAP_BYTES, fields)):
+            job_id = cluster.submit(
+                "i=0; while [ $i -lt 30 ]; do seq -f \"$i %099.0f\" 1 1000; i=$((i+1)); "
+                "sleep 0.1; done; sleep 1000", **more)
+            log = pathlib.Path(cluster.node("node-0")["dir"], "logs", f"job-driver-{job_id}.log")
+            tail = Tail(cluster.address, job_id)
+            text = b""
+            while b"\n29 " + b"%099d\n" % 1000 not in text[-4096:]:
+                opcode, payload = tail.frame()
+                text += payload if opcode == TEXT else b""
+            wait_until(lambda: log.stat().st_blocks * 512 <= cap + 8192,
+                       lambda: f"{log.stat().st_blocks * 512} bytes are on the disk")
+            # A follower that reads missed nothing of what was released behind it.
+            self.assertEqual(len(re.findall(rb"^\d+ 0+\d+$", text, re.M)), 30000)
+            size = log.stat().st_size
+            self.assertEqual(size, len(text))
+            whole = cluster.logs(job_id)
+            gone = int(re.match(r"\[mobula: the first (\d+) bytes of this log were released",
+                                whole)[1])
+            self.assertEqual(whole.split("\n", 1)[1].encode(), text[gone:])
+            piece = cluster.get(f"/api/jobs/{job_id}/logs?offset=5&limit=10")
+            self.assertEqual((piece["offset"], piece["first_offset"]), (gone, gone))
+            late = Tail(cluster.address, job_id, "?format=bytes")
+            self.assertEqual(json.loads(late.frame()[1]), {"offset": gone, "lost": 0})
+            shown = cluster.mobula("job", "logs", "--address", cluster.address, job_id)
+            self.assertIn(f"the first {gone} bytes of the log were released", shown.stdout)
+            cluster.call("POST", f"/api/jobs/{job_id}/stop")
+            cluster.wait_job(job_id)
+
+    def test_on_the_disk(self):
+        with Cluster(nodes=1, start_args=["--log-max-bytes", str(CAP_BYTES)]) as cluster:
+            self.check(cluster)
+            job_id = cluster.submit(
+                ["mobula", "run", "--num-nodes", "1", "--", "sh", "-c", BIG_LOG + "; sleep 1000"])
+            rank = wait_until(lambda: list(pathlib.Path(cluster.temp).glob(
+                "node_*/gangs/*/rank-0.log")), "a rank")[0]
+            wait_until(lambda: rank.stat().st_size == 100_000_000, "the rank's output")
+            wait_until(lambda: rank.stat().st_blocks * 512 <= CAP_BYTES + 8192, "its release")
+            cluster.call("POST", f"/api/jobs/{job_id}/stop")
+            cluster.wait_job(job_id)
+
+    def test_on_tmpfs(self):
+        folder = tempfile.mkdtemp(dir="/dev/shm")
+        try:
+            cluster = Cluster(nodes=1, start_args=["--log-max-bytes", str(CAP_BYTES)])
+            cluster.temp = folder + "/c"
+            with cluster:
+                self.check(cluster)
+        finally:
+            shutil.rmtree(folder)
+
+    def test_a_bad_cap_is_refused(self):
+        with Cluster(nodes=1) as cluster:
+            for cap in ("many", "1000"):
+                job_id = cluster.submit(
+                    "true", runtime_env={"env_vars": {"MOBULA_LOG_MAX_BYTES": cap}})
+                job = cluster.wait_job(job_id)
+                self.assertEqual(job["status"], "FAILED")
+                self.assertIn("MOBULA_LOG_MAX_BYTES", job["message"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -421,10 +421,10 @@ static int start_jobs(struct agent *a, struct mb_err *err)
                                 .node_dir = a->opts->node_dir,
                                 .bin_dir = a->self_dir,
                                 .cwd = cwd != NULL ? cwd : "/",
-                                .ledger = a->ledger,
-                                .gpu_visible_env = mb_gpu_visible_env(a->gpus.vendor),
-                                .on_ledger_changed = on_ledger_changed,
-                                .arg = a};
+                                .gpus = {.ledger = a->ledger,
+                                         .visible_env = mb_gpu_visible_env(a->gpus.vendor),
+                                         .on_changed = on_ledger_changed,
+                                         .arg = a}};
     int rc = mb_jobs_create(&opts, &a->jobs, err);
 
     free(cwd);

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/checksum.h"
+#include "base/log.h"
 
 /* Placement group ids end with a job id, and job ids count from 1: these are nobody's. */
 static struct mb_pg_id pg_of(const char *submission_id)
@@ -53,6 +54,39 @@ int mb_job_gpus_claim(struct mb_ledger *l, const char *submission_id, uint32_t n
         return 0;
     mb_job_gpus_release(l, submission_id);
     return mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+static void changed(const struct mb_job_gpus *g)
+{
+    if (g->on_changed != NULL)
+        g->on_changed(g->arg);
+}
+
+int mb_job_gpus_take(const struct mb_job_gpus *g, const char *submission_id, uint32_t n,
+                     struct mb_job_env *env, struct mb_err *err)
+{
+    char *visible;
+    int rc;
+
+    if (n == 0)
+        return 0;
+    rc = mb_job_gpus_claim(g->ledger, submission_id, n, &visible, err);
+    if (rc != 0)
+        return rc;
+    mb_info("jobs", "job=%s holds GPUs %s", submission_id, visible);
+    rc = mb_job_env_set(env, g->visible_env, visible);
+    mb_free(visible);
+    if (rc == 0)
+        changed(g);
+    else
+        mb_job_gpus_release(g->ledger, submission_id);
+    return rc == 0 ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+void mb_job_gpus_give_back(const struct mb_job_gpus *g, const char *submission_id)
+{
+    if (mb_job_gpus_release(g->ledger, submission_id))
+        changed(g);
 }
 
 int mb_job_gpus_adopt(struct mb_ledger *l, const char *submission_id)

@@ -6,7 +6,21 @@
 #ifndef MOBULA_AGENT_JOB_GPUS_H
 #define MOBULA_AGENT_JOB_GPUS_H
 
+#include "agent/job_env.h"
 #include "agent/ledger.h"
+
+/* Where drivers get their GPUs from. */
+struct mb_job_gpus {
+    struct mb_ledger *ledger;      /* NULL: there are none */
+    const char *visible_env;       /* CUDA_VISIBLE_DEVICES or its like; static */
+    void (*on_changed)(void *arg); /* some were taken or given back; NULL: nobody cares */
+    void *arg;
+};
+
+/* n devices, and the variable that names them into env; 0 devices is nothing to do. */
+int mb_job_gpus_take(const struct mb_job_gpus *g, const char *submission_id, uint32_t n,
+                     struct mb_job_env *env, struct mb_err *err);
+void mb_job_gpus_give_back(const struct mb_job_gpus *g, const char *submission_id);
 
 /* n > 0 devices, until mb_job_gpus_release(). *visible: "0,3", owned by the caller. MB_EFULL: not
  * as many are free. */

@@ -67,10 +67,7 @@ struct mb_jobs {
     struct mb_init *init;
     struct mb_log_keeper *logs;
     struct mb_job_runner runner;
-    struct mb_ledger *ledger;
-    const char *gpu_visible_env;
-    void (*on_ledger_changed)(void *arg);
-    void *ledger_arg;
+    struct mb_job_gpus gpus;
     struct job *list;
     size_t n_jobs;
     char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
@@ -191,44 +188,9 @@ static void add_job(struct mb_jobs *jobs, struct job *job)
     jobs->n_jobs++;
 }
 
-/* ---- GPUs ---- */
-
-static void ledger_changed(const struct mb_jobs *jobs)
-{
-    if (jobs->on_ledger_changed != NULL)
-        jobs->on_ledger_changed(jobs->ledger_arg);
-}
-
-static int claim_gpus(struct job *job, uint32_t n, struct mb_err *err)
-{
-    struct mb_jobs *jobs = job->jobs;
-    char *visible;
-    int rc;
-
-    if (n == 0)
-        return 0;
-    rc = mb_job_gpus_claim(jobs->ledger, job->id, n, &visible, err);
-    if (rc != 0)
-        return rc;
-    mb_info("jobs", "job=%s holds GPUs %s", job->id, visible);
-    rc = mb_job_env_set(&job->env, jobs->gpu_visible_env, visible);
-    mb_free(visible);
-    if (rc == 0)
-        ledger_changed(jobs);
-    else
-        mb_job_gpus_release(jobs->ledger, job->id);
-    return rc == 0 ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
-}
-
-static void release_gpus(const struct mb_jobs *jobs, const char *id)
-{
-    if (mb_job_gpus_release(jobs->ledger, id))
-        ledger_changed(jobs);
-}
-
 static void gpus(void *self, uint32_t *total, uint32_t *n_free)
 {
-    mb_job_gpus_count(((struct mb_jobs *)self)->ledger, total, n_free);
+    mb_job_gpus_count(((struct mb_jobs *)self)->gpus.ledger, total, n_free);
 }
 
 /* ---- events ---- */
@@ -243,7 +205,7 @@ static void tell(const struct job *job, const struct mb_job_event *event)
 static void end_job(struct job *job, const struct mb_job_event *event)
 {
     job->phase = OVER;
-    release_gpus(job->jobs, job->id);
+    mb_job_gpus_give_back(&job->jobs->gpus, job->id);
     tell(job, event);
     if (job->supervisor == NULL) {
         drop_job(job);
@@ -581,7 +543,7 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     if (rc == 0)
         rc = tell_url_file(job, err);
     if (rc == 0)
-        rc = claim_gpus(job, spec->n_gpus, err);
+        rc = mb_job_gpus_take(&job->jobs->gpus, job->id, spec->n_gpus, &job->env, err);
     if (rc != 0) {
         free_job(job);
         return rc;
@@ -655,10 +617,10 @@ static enum mb_job_adopt adopt(void *self, const char *submission_id)
         0) {
         mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
         free_job(job);
-        release_gpus(jobs, submission_id);
+        mb_job_gpus_give_back(&jobs->gpus, submission_id);
         return MB_JOB_ADOPT_UNKNOWN;
     }
-    mb_job_gpus_adopt(jobs->ledger, submission_id);
+    mb_job_gpus_adopt(jobs->gpus.ledger, submission_id);
     job->phase = SUPERVISED;
     if (keep_log(job, 0, &err) != 0)
         mb_warn("jobs", "job=%s its log is neither capped nor sent: %s", submission_id, err.text);
@@ -763,10 +725,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .http_address = http_address,
                                           .node_id_hex = node_id_hex,
                                           .gpus = gpus};
-    jobs->ledger = opts->ledger;
-    jobs->gpu_visible_env = opts->gpu_visible_env;
-    jobs->on_ledger_changed = opts->on_ledger_changed;
-    jobs->ledger_arg = opts->arg;
+    jobs->gpus = opts->gpus;
     if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->http_address == NULL ||
         jobs->node_id_hex == NULL || (opts->cwd != NULL && jobs->cwd == NULL))
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");

@@ -7,7 +7,7 @@
 #define MOBULA_AGENT_JOBS_H
 
 #include <uv.h>
-#include "agent/ledger.h"
+#include "agent/job_gpus.h"
 #include "agent/log_keeper.h"
 #include "agent/supervisor.h"
 #include "gcs/runner.h"
@@ -20,12 +20,8 @@ struct mb_jobs_opts {
     const char *node_dir; /* jobs/ and logs/ are made in it */
     const char *bin_dir;  /* our programs: first in the drivers' PATH */
     const char *cwd;      /* of drivers without a working_dir: where `mobula start` was typed */
-    struct mb_log_keeper *logs;  /* borrowed; NULL: logs are neither capped nor sent */
-    struct mb_ledger *ledger;    /* where drivers get their GPUs from; NULL: there are none */
-    const char *gpu_visible_env; /* CUDA_VISIBLE_DEVICES or its like; static */
-    /* Drivers took GPUs or gave some back. NULL: nobody cares. */
-    void (*on_ledger_changed)(void *arg);
-    void *arg;
+    struct mb_log_keeper *logs; /* borrowed; NULL: logs are neither capped nor sent */
+    struct mb_job_gpus gpus;
 };
 
 int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct mb_err *err);

@@ -80,24 +80,38 @@ static void a_voided_bundle_stays_taken(void **state)
     mb_ledger_destroy(restarted);
 }
 
+static void count_change(void *arg)
+{
+    ++*(int *)arg;
+}
+
 static void allocations_fail(void **state)
 {
     struct mb_err err = {0};
 
     (void)state;
     for (unsigned long nth = 1;; nth++) {
-        struct mb_ledger *l = make(2);
-        char *visible = NULL;
+        int changes = 0;
+        struct mb_job_gpus g = {make(2), "CUDA_VISIBLE_DEVICES", count_change, &changes};
+        struct mb_job_env env = {0};
         int rc, failed;
 
         mb_alloc_fail_nth(nth);
-        rc = mb_job_gpus_claim(l, "a", 2, &visible, &err);
+        rc = mb_job_gpus_take(&g, "a", 2, &env, &err);
         failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         assert_int_equal(rc, failed ? MB_ENOMEM : MB_OK);
-        assert_int_equal(n_free(l), failed ? 2 : 0);
-        mb_free(visible);
-        mb_ledger_destroy(l);
+        assert_int_equal(n_free(g.ledger), failed ? 2 : 0);
+        assert_int_equal(changes, failed ? 0 : 1);
+        if (!failed) {
+            assert_string_equal(mb_job_env_get(&env, "CUDA_VISIBLE_DEVICES"), "0,1");
+            mb_job_gpus_give_back(&g, "a");
+            mb_job_gpus_give_back(&g, "a");
+            assert_int_equal(changes, 2);
+            assert_int_equal(n_free(g.ledger), 2);
+        }
+        mb_job_env_close(&env);
+        mb_ledger_destroy(g.ledger);
         if (!failed)
             return;
     }

@@ -9,6 +9,7 @@
 
 #include "agent/gang_rules.h"
 #include "agent/gangs.h"
+#include "agent/orphans.h"
 #include "agent/log_keeper.h"
 #include "agent/upload/pull.h"
 #include "agent/upload/upload.h"
@@ -21,7 +22,8 @@ enum {
     MB_GANG_RANKS_MAX = MB_SUP_CHILDREN_MAX,
     MB_GANG_LOG_CHUNK_MAX = 64 << 10,
     MB_GANG_LOG_QUEUE_MAX = 1 << 20, /* log bytes waiting in a stream; then the file waits */
-    MB_GANG_TICK_MS = 50
+    MB_GANG_TICK_MS = 50,
+    MB_GANG_ORPHANS_MS = 10000 /* between two looks */
 };
 
 struct mb_gang_run;
@@ -105,6 +107,8 @@ struct mb_gangs {
     struct mb_gang_run *runs[MB_GANGS_MAX];
     size_t n_runs;
     uv_timer_t tick;
+    uv_timer_t orphan_timer; /* looks for groups that no driver speaks for */
+    struct mb_orphans orphans;
     uint8_t *scratch; /* MB_REPORT_FRAME_MAX + 4: peeked frames, log chunks */
     unsigned rank_failures;
     uint64_t sent_bytes_before; /* of attempts that have ended */
@@ -112,7 +116,7 @@ struct mb_gangs {
     int stopping;
     void (*close_cb)(void *arg);
     void *close_arg;
-    int timer_closed;
+    int timers_closed;
 };
 
 /* gangs.c */

@@ -7,7 +7,8 @@
  *  3. stop_all ends every attempt as if its driver had said Stop; when the last one is forgotten,
  *     on_all_ended.
  *  4. With every attempt that has ended, and after adoption, old directories go (gang_prune.h).
- *  5. A run is freed from the loop, never inside a call that may still use it.
+ *  5. Another timer looks for groups that are committed here and that no driver speaks for.
+ *  6. A run is freed from the loop, never inside a call that may still use it.
  */
 #include "agent/gangs.h"
 
@@ -34,6 +35,31 @@ static void on_tick(uv_timer_t *t)
         uv_timer_stop(&g->tick);
 }
 
+static int has_gang(void *arg, const struct mb_pg_id *pg)
+{
+    const struct mb_gangs *g = arg;
+
+    for (size_t i = 0; i < g->n_runs; i++)
+        if (memcmp(&g->runs[i]->pg, pg, sizeof(*pg)) == 0)
+            return 1;
+    return 0;
+}
+
+static void on_orphan_timer(uv_timer_t *t)
+{
+    struct mb_gangs *g = t->data;
+    struct mb_pg_id lost[MB_ORPHANS_MAX];
+    size_t n = mb_orphans_look(&g->orphans, g->ledger, has_gang, g, mb_mono_ms(), lost);
+
+    for (size_t i = 0; i < n; i++) {
+        char hex[2 * MB_PG_ID_BYTES + 1];
+
+        mb_warn("gang", "placement group %.8s: no driver came for it within %d s, giving it back",
+                mb_hex(lost[i].bytes, sizeof(lost[i].bytes), hex), MB_ORPHAN_MS / 1000);
+        g->ops->on_abandoned(g->arg, &lost[i], NULL);
+    }
+}
+
 int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,
                     const struct mb_gangs_opts *opts, const struct mb_gangs_ops *ops, void *arg,
                     struct mb_gangs **out, struct mb_err *err)
@@ -54,7 +80,9 @@ int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *i
     g->arg = arg;
     g->start_ms = mb_mono_ms();
     uv_timer_init(loop, &g->tick);
-    g->tick.data = g;
+    uv_timer_init(loop, &g->orphan_timer);
+    g->tick.data = g->orphan_timer.data = g;
+    uv_timer_start(&g->orphan_timer, on_orphan_timer, MB_GANG_ORPHANS_MS, MB_GANG_ORPHANS_MS);
     *out = g;
     return MB_OK;
 }
@@ -147,7 +175,7 @@ static void maybe_closed(struct mb_gangs *g)
     void (*cb)(void *) = g->close_cb;
     void *arg = g->close_arg;
 
-    if (cb == NULL || g->n_runs > 0 || !g->timer_closed)
+    if (cb == NULL || g->n_runs > 0 || g->timers_closed < 2)
         return;
     g->close_cb = NULL;
     cb(arg);
@@ -251,7 +279,7 @@ static void on_timer_closed(uv_handle_t *h)
 {
     struct mb_gangs *g = h->data;
 
-    g->timer_closed = 1;
+    g->timers_closed++;
     maybe_closed(g);
 }
 
@@ -265,6 +293,7 @@ void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg)
         mb_gang_run_close(g->runs[i]);
     }
     uv_close((uv_handle_t *)&g->tick, on_timer_closed);
+    uv_close((uv_handle_t *)&g->orphan_timer, on_timer_closed);
 }
 
 size_t mb_gangs_count(const struct mb_gangs *g)

@@ -113,5 +113,6 @@ void mb_restart_decide(struct mb_restart *r, const struct mb_failure *f, uint64_
         return;
     r->restarts++;
     out->delay_ms = pause_ms(r, random);
-    out->keep_group = f->kind == MB_FAILURE_RANK;
+    /* Agents give back what no driver speaks for, and a long pause is for others to use. */
+    out->keep_group = f->kind == MB_FAILURE_RANK && out->delay_ms <= MB_RESTART_KEEP_MS;
 }

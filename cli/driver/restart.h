@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MB_RESTART_DELAY_MAX_MS = 300000, MB_RESTART_SOON_MS = 60000 };
+enum { MB_RESTART_DELAY_MAX_MS = 300000, MB_RESTART_KEEP_MS = 30000, MB_RESTART_SOON_MS = 60000 };
 
 enum mb_failure_kind {
     MB_FAILURE_NONE,    /* nothing that another attempt could mend */

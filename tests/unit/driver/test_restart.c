@@ -191,6 +191,8 @@ static void test_group(void **state)
     (void)state;
     assert_true(decide(&r, killed(0, SIGKILL)).keep_group);
     assert_false(decide(&r, node()).keep_group);
+    r.delay_ms = MB_RESTART_KEEP_MS + 1;
+    assert_false(decide(&r, killed(0, SIGKILL)).keep_group);
 }
 
 int main(void)

@@ -342,11 +342,25 @@ static const char **list_excludes(const json_t *env)
     return out;
 }
 
+/* A real Ray head has no such path: its limit stays. */
+static int ask_limit(struct mb_rest *rest, uint64_t *max_bytes, struct mb_err *err)
+{
+    json_t *answer = NULL;
+    int rc = mb_rest_json(rest, "GET", "/api/mobula/limits", NULL, &answer, err);
+    json_int_t limit = json_integer_value(json_object_get(answer, "max_package_bytes"));
+
+    json_decref(answer);
+    if (limit > 0)
+        *max_bytes = (uint64_t)limit;
+    return rc == MB_ENOENT ? 0 : rc;
+}
+
 /* A directory in runtime_env.working_dir is uploaded and replaced by its gcs:// URI. */
 static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *err)
 {
     const char *dir = json_string_value(json_object_get(env, "working_dir"));
     const char **excludes;
+    uint64_t max_bytes = MB_PACKAGE_MAX_BYTES;
     struct mb_package p;
     char path[96], uri[64];
     struct stat st;
@@ -358,10 +372,13 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
         return mb_err_sys(err, errno, "working_dir %s", dir);
     if (!S_ISDIR(st.st_mode))
         return mb_err_set(err, MB_EINVAL, "working_dir %s is not a directory", dir);
+    rc = ask_limit(rest, &max_bytes, err);
+    if (rc != 0)
+        return rc;
     excludes = list_excludes(env);
     if (excludes == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    rc = mb_package_scan(dir, excludes, &p, err);
+    rc = mb_package_scan(dir, excludes, max_bytes, &p, err);
     mb_free(excludes);
     if (rc != 0)
         return rc;

@@ -160,11 +160,12 @@ static int walk(struct scan *s, const char *dir, const char *rel)
     return rc;
 }
 
-static int too_large(const struct mb_package *p, const char *dir, struct mb_err *err)
+static int too_large(const struct mb_package *p, const char *dir, uint64_t max_bytes,
+                     struct mb_err *err)
 {
     const struct mb_package_file *largest[NAMED] = {NULL};
     struct mb_buf names = {0};
-    char size[16];
+    char size[16], limit[16];
     int rc;
 
     for (size_t i = 0; i < p->n_files; i++) {
@@ -182,15 +183,17 @@ static int too_large(const struct mb_package *p, const char *dir, struct mb_err 
         mb_buf_printf(&names, "%s%s (%s)", k > 0 ? ", " : "", largest[k]->path,
                       mb_human_bytes(largest[k]->size_bytes, size));
     rc = mb_err_set(err, MB_EFULL,
-                    "working_dir %s holds %s, at most 100 MiB can be uploaded; the largest files "
-                    "are %s: name them in .rayignore or put them where the nodes can read them",
-                    dir, mb_human_bytes(p->total_bytes, size), mb_buf_str(&names));
+                    "working_dir %s holds %s, at most %s can be uploaded (mobula start --head "
+                    "--max-package-size); the largest files are %s: name them in .rayignore or put "
+                    "them where the nodes can read them",
+                    dir, mb_human_bytes(p->total_bytes, size), mb_human_bytes(max_bytes, limit),
+                    mb_buf_str(&names));
     mb_buf_close(&names);
     return rc;
 }
 
-int mb_package_scan(const char *dir, const char *const *excludes, struct mb_package *out,
-                    struct mb_err *err)
+int mb_package_scan(const char *dir, const char *const *excludes, uint64_t max_bytes,
+                    struct mb_package *out, struct mb_err *err)
 {
     struct scan s = {.root = dir, .out = out, .err = err};
     char hex[17];
@@ -206,8 +209,8 @@ int mb_package_scan(const char *dir, const char *const *excludes, struct mb_pack
         rc = hash_entry(&s, ".", NULL);
     if (rc == 0)
         rc = walk(&s, dir, "");
-    if (rc == 0 && out->total_bytes > MB_PACKAGE_MAX_BYTES)
-        rc = too_large(out, dir, err);
+    if (rc == 0 && out->total_bytes > max_bytes)
+        rc = too_large(out, dir, max_bytes, err);
     mb_ignore_close(&s.ignore);
     if (rc != 0)
         mb_package_close(out);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_PACKAGE_MAX_BYTES = 100 << 20 }; /* what a head of Ray accepts */
+enum { MB_PACKAGE_MAX_BYTES = 100 << 20 }; /* what a head accepts that says nothing else */
 
 struct mb_package_file {
     char *path; /* owned; relative to the directory */
@@ -28,10 +28,10 @@ struct mb_package {
 /*
  * Lists and hashes dir. Left out: .git, what .gitignore and .rayignore at any depth name, and the
  * patterns in excludes (NULL-terminated, may be NULL). MB_EFULL, with the largest files named, when
- * it holds more than MB_PACKAGE_MAX_BYTES.
+ * it holds more than max_bytes.
  */
-int mb_package_scan(const char *dir, const char *const *excludes, struct mb_package *out,
-                    struct mb_err *err);
+int mb_package_scan(const char *dir, const char *const *excludes, uint64_t max_bytes,
+                    struct mb_package *out, struct mb_err *err);
 /* Writes the zip into fd. */
 int mb_package_zip(const struct mb_package *p, const char *dir, int fd, struct mb_err *err);
 void mb_package_close(struct mb_package *p);

@@ -138,7 +138,8 @@ static int fetch(struct mb_rest *rest, struct mb_http_request *request, const ch
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     request->url = url;
     request->headers = rest->headers;
-    request->timeout_ms = CALL_TIMEOUT_MS;
+    /* A megabyte a second is the least that an upload may do. */
+    request->timeout_ms = CALL_TIMEOUT_MS + (uint64_t)request->body_len / 1000;
     request->max_body_bytes = BODY_MAX_BYTES;
     rc = mb_http_fetch(rest->http, request, on_response, &p, NULL, err);
     while (rc == 0 && !p.done)

@@ -32,7 +32,7 @@ struct start_args {
         *store_password_file;
     const char *token_file, *log_level, *resources;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
-    uint64_t log_max_bytes;
+    uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block;
 };
@@ -79,6 +79,10 @@ static const struct mb_option options[] = {
            "password of a redis store (MOBULA_STORE_PASSWORD)", 0, 0),
     OPTION("store-sync", "MODE", MB_OPTION_STRING, store_sync,
            "full: the head's store survives power loss", 0, 0),
+    OPTION("max-package-size", "SIZE", MB_OPTION_SIZE, max_package_bytes,
+           "of a working_dir that is uploaded (100M)", 1, 0),
+    OPTION("package-keep", "TIME", MB_OPTION_DURATION, package_keep_ms,
+           "how long an uploaded package stays that no job needs (1h)", 0, 0),
     OPTION("log-max-bytes", "SIZE", MB_OPTION_SIZE, log_max_bytes,
            "cap of the log of a job or rank: the oldest lines go (1GiB; 0: none)", 0, 0),
     OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
@@ -162,6 +166,10 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_number(c, "--dashboard-port", a->dashboard_port);
         add_number(c, "--node-manager-port", a->node_manager_port);
         add_number(c, "--dashboard-agent-listen-port", a->http_port);
+        if (a->max_package_bytes > 0)
+            add_number(c, "--max-package-size", (int64_t)a->max_package_bytes);
+        if (a->package_keep_ms > 0)
+            add_number(c, "--package-keep", (int64_t)((a->package_keep_ms + 999) / 1000));
         add_number(c, "--log-max-bytes", (int64_t)a->log_max_bytes);
         add_text(c, "--node-name", a->node_name);
         add_text(c, "--labels", a->labels);

@@ -21,6 +21,8 @@
 #include "base/str.h"
 #include "gcs/services.h"
 
+enum { PACKAGE_BYTES_MAX = 100 << 20, PACKAGE_KEEP_MS = 3600 * 1000 };
+
 struct mb_blob head_blob(const void *p, size_t n)
 {
     return (struct mb_blob){p, n};
@@ -268,6 +270,7 @@ static void on_tick(uv_timer_t *timer)
     head_nodes_tick(h, now);
     head_pubsub_tick(h, now);
     head_jobs_tick(h);
+    head_packages_tick(h, now);
 }
 
 static void free_head(struct mb_head *h)
@@ -413,6 +416,8 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     h->runner = runner;
     h->ops = ops;
     h->ops_arg = arg;
+    h->max_package_bytes = opts->max_package_bytes ? opts->max_package_bytes : PACKAGE_BYTES_MAX;
+    h->package_keep_ms = opts->package_keep_ms ? opts->package_keep_ms : PACKAGE_KEEP_MS;
     uv_timer_init(loop, &h->tick);
     uv_timer_init(loop, &h->place_timer);
     h->tick.data = h->place_timer.data = h;
@@ -522,6 +527,7 @@ void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg)
     head_placement_close(h);
     head_pubsub_close(h);
     head_logs_close(h);
+    head_packages_close(h);
     head_nodes_close(h);
     if (h->http)
         mb_http_server_stop(h->http, on_http_stopped, h);

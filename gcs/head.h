@@ -40,10 +40,13 @@ struct mb_head_opts {
     const char *session_name;   /* "session_2026-..." */
     const char *session_dir;
     const char *temp_dir;
-    const char *packages_dir; /* uploaded working_dir packages */
-    const char *token;        /* NULL: no authentication */
-    const char *ray_version;  /* what /api/version and CheckAlive say; NULL: 2.60.0 */
-    const char *ray_commit;   /* NULL: our own */
+    const char *packages_dir; /* uploaded packages of runtime_envs */
+    /* Larger uploads are refused (0: 100 MiB, as in Ray); how long a package is kept that no job
+     * needs which has not ended, from its last upload or look-up (0: an hour). */
+    uint64_t max_package_bytes, package_keep_ms;
+    const char *token;       /* NULL: no authentication */
+    const char *ray_version; /* what /api/version and CheckAlive say; NULL: 2.60.0 */
+    const char *ray_commit;  /* NULL: our own */
     struct mb_head_job_limits jobs;
 };
 

@@ -1,12 +1,12 @@
 /*
  * Uploaded working_dir packages: files below packages_dir, named as in their URI gcs://NAME.
  *
- *  1. GET: is it there?
+ *  1. GET: is it there? If so it is as new again to package_sweep.c.
  *  2. PUT: the body goes piece by piece into a temporary file; then fsync on the thread pool,
  * rename, answer. A package appears whole or not at all, and memory does not grow with it. Failure
  * paths:
  *  3. A name with anything but [A-Za-z0-9._-], another protocol: refused before the body is taken.
- *  4. More than 100 MiB: 413, as Ray says it. A client that goes away, a full disk: the temporary
+ *  4. More than the limit: 413, as Ray says it. A client that goes away, a full disk: the temporary
  *     file is removed.
  */
 #include <errno.h>
@@ -20,13 +20,11 @@
 #include "base/log.h"
 #include "gcs/services.h"
 
-enum { PACKAGE_BYTES_MAX = 104857600 };
-
 struct upload {
     struct mb_http_req *req;
     uv_loop_t *loop;
     int fd;
-    uint64_t size_bytes;
+    uint64_t size_bytes, max_bytes;
     char *temp;
     char *final;
     uv_fs_t fs;
@@ -102,7 +100,7 @@ static void get_package(void *arg, struct mb_http_req *req)
 
     if (!path)
         return;
-    if (mb_fs_exists(path))
+    if (utimensat(AT_FDCWD, path, NULL, 0) == 0)
         mb_http_reply(req, 200, NULL, "", 0);
     else
         mb_http_reply_text(req, 404, "Package gcs://%s does not exist",
@@ -124,6 +122,13 @@ static void free_upload(struct upload *u)
 static void fail_upload(struct upload *u, int status, const char *text)
 {
     mb_http_reply_text(u->req, status, "%s", text);
+    free_upload(u);
+}
+
+static void refuse_size(struct upload *u)
+{
+    mb_http_reply_text(u->req, 413, "Maximum request body size %llu exceeded.",
+                       (unsigned long long)u->max_bytes);
     free_upload(u);
 }
 
@@ -153,8 +158,8 @@ static int on_piece(void *arg, struct mb_http_req *req, const void *p, size_t n,
     (void)req;
     if (n > 0) {
         u->size_bytes += n;
-        if (u->size_bytes > PACKAGE_BYTES_MAX) {
-            fail_upload(u, 413, "Maximum request body size 104857600 exceeded.");
+        if (u->size_bytes > u->max_bytes) {
+            refuse_size(u);
             return MB_EFULL;
         }
         if (mb_fs_write_all(u->fd, p, n, &err) != 0) {
@@ -190,6 +195,7 @@ static void put_package(void *arg, struct mb_http_req *req)
     }
     u->req = req;
     u->loop = h->loop;
+    u->max_bytes = h->max_package_bytes;
     u->final = path;
     u->fd = -1;
     u->temp = mb_asprintf("%s.%016llx.part", path, (unsigned long long)mb_random_u64());
@@ -201,10 +207,20 @@ static void put_package(void *arg, struct mb_http_req *req)
         mb_http_req_body_cb(req, on_piece, u);
 }
 
+/* For our own client, which says more about a directory that is too large than a 413 can. */
+static void limits(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    mb_http_reply_json(req, 200,
+                       json_pack("{s:I}", "max_package_bytes", (json_int_t)h->max_package_bytes));
+}
+
 int head_packages_routes(struct mb_head *h, struct mb_err *err)
 {
     static const struct mb_http_route routes[] = {
         {"GET", "/api/packages/{protocol}/{name}", get_package, 0},
+        {"GET", "/api/mobula/limits", limits, 0},
         {"PUT", "/api/packages/{protocol}/{name}", put_package, MB_HTTP_BODY_STREAM},
     };
 

@@ -52,6 +52,7 @@ struct head_poll { /* a long poll of a subscriber */
 };
 
 struct head_job;    /* jobs.c */
+struct head_sweep;  /* package_sweep.c */
 struct head_follow; /* log_follow.c */
 
 struct mb_head {
@@ -98,6 +99,10 @@ struct mb_head {
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
     struct head_follow *follows;
+
+    uint64_t max_package_bytes, package_keep_ms;
+    uint64_t swept_ms;
+    struct head_sweep *sweep; /* NULL: none is under way */
 };
 
 /* ---- head.c ---- */
@@ -160,6 +165,9 @@ int head_cluster_routes(struct mb_head *h, struct mb_err *err);
 int head_jobs_routes(struct mb_head *h, struct mb_err *err);
 /* 1 if the uploaded package of this name is here. */
 int head_package_known(struct mb_head *h, const char *name);
+/* ---- package_sweep.c ---- */
+void head_packages_tick(struct mb_head *h, uint64_t now_ms);
+void head_packages_close(struct mb_head *h);
 int head_packages_routes(struct mb_head *h, struct mb_err *err);
 json_t *head_node_json(const struct head_node *n);
 json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */

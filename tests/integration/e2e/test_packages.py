@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import http.client
 import http.server
 import io
 import os
@@ -14,7 +15,7 @@ import time
 import unittest
 import zipfile
 
-from cluster import Cluster
+from cluster import Cluster, command_of, wait_until
 
 MAIN = "import mod; print('from', mod.NAME)\n"
 
@@ -167,6 +168,86 @@ class PackagesTest(unittest.TestCase):
         self.assertEqual(details["error_type"], "RUNTIME_ENV_SETUP_FAILURE", details)
         self.assertIn("../../../up", details["message"])
         self.assertEqual([p for p in pathlib.Path(self.cluster.dir).rglob("up")], [])
+
+
+class LimitsTest(unittest.TestCase):
+    """--max-package-size and --package-keep of a head."""
+
+    LIMIT = 320 << 20
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(Cluster(nodes=1, start_args=[
+            "--max-package-size", "320M", "--package-keep", "1s"]))
+        cls.packages = cls.cluster.nodes()[0]["dir"] / "packages"
+
+    def put(self, name, n_bytes):
+        """A body that is made while it is sent, so that only the server's memory can grow."""
+        connection = http.client.HTTPConnection(self.cluster.address.split("//")[1], timeout=120)
+        connection.putrequest("PUT", f"/api/packages/gcs/{name}")
+        connection.putheader("Content-Length", str(n_bytes))
+        connection.endheaders()
+        piece = bytes(1 << 20)
+        for _ in range(n_bytes >> 20):
+            connection.send(piece)
+        reply = connection.getresponse()
+        got = reply.status, reply.read().decode()
+        connection.close()
+        return got
+
+    def agent_peak_bytes(self):
+        pid = next(p for p in self.cluster.own_pids()
+                   if command_of(p).split()[0].endswith("mobula-agent"))
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    def test_memory_does_not_grow_with_a_package(self):
+        """ray#38566, ray#45602, ray#55877: larger than 100 MiB, and on disk, not in memory."""
+        before = self.agent_peak_bytes()
+        self.assertEqual(self.put("large.zip", 300 << 20), (200, ""))
+        grown = self.agent_peak_bytes() - before
+        print(f"300 MiB uploaded, the agent's peak grew by {grown / 1024:.0f} KiB", flush=True)
+        self.assertLess(grown, 8 << 20)
+        self.assertEqual(self.put("larger.zip", self.LIMIT + (1 << 20)),
+                         (413, f"Maximum request body size {self.LIMIT} exceeded."))
+        self.assertFalse((self.packages / "larger.zip").exists())
+
+    def test_the_command_names_the_largest_files(self):
+        """ray#55877, kuberay#2717: not a bare 413, and .git is not sent."""
+        folder = pathlib.Path(self.cluster.dir, "too large")
+        (folder / ".git").mkdir(parents=True)
+        (folder / "data").mkdir()
+        for name, n_bytes in ((".git/pack", 1 << 30), ("data/huge.bin", self.LIMIT), ("a.py", 9)):
+            with open(folder / name, "wb") as f:
+                f.truncate(n_bytes)
+        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address,
+                                   "--working-dir", str(folder), "--", "true")
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("data/huge.bin (320.0 MiB)", done.stdout)
+        self.assertIn("at most 320.0 MiB can be uploaded", done.stdout)
+        self.assertNotIn(".git", done.stdout)
+
+    def test_a_package_is_pinned_by_its_job_and_goes_after_it(self):
+        """ray#46625: no timer takes away what a job still needs."""
+        name = "_ray_pkg_00000000000000aa.zip"
+        status, _ = self.cluster.call("PUT", f"/api/packages/gcs/{name}",
+                                      raw=zip_of({"a.py": "A = 1\n"}))
+        self.assertEqual(status, 200)
+        self.cluster.submit("sleep 1000", submission_id="pins",
+                            runtime_env={"working_dir": f"gcs://{name}"})
+        self.cluster.wait_job("pins", ("RUNNING",))
+        unused = "_ray_pkg_00000000000000bb.zip"
+        for _ in range(2):  # two rounds of the sweep that took another package
+            status, _ = self.cluster.call("PUT", f"/api/packages/gcs/{unused}", raw=b"x")
+            self.assertEqual(status, 200)
+            wait_until(lambda: not (self.packages / unused).exists(), "the unused one goes", 20)
+        self.assertTrue((self.packages / name).exists())
+        self.cluster.call("POST", "/api/jobs/pins/stop")
+        self.cluster.wait_job("pins")
+        wait_until(lambda: not (self.packages / name).exists(), "it goes after its job", 20)
+        status, text = self.cluster.call("GET", f"/api/packages/gcs/{name}")
+        self.assertEqual((status, text), (404, f"Package gcs://{name} does not exist"))
+        wait_until(lambda: not list(self.packages.glob(".*")), "its bytes are gone too", 20)
 
 
 if __name__ == "__main__":

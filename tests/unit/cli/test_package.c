@@ -62,7 +62,7 @@ static void test_hash_is_rays(void **state)
 
     (void)state;
     put_vector();
-    assert_int_equal(mb_package_scan(dir, NULL, &p, &err), 0);
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
     assert_string_equal(p.name, "_ray_pkg_53b6ac63408c97d0.zip");
     assert_int_equal(p.n_files, 4);
     mb_package_close(&p);
@@ -79,11 +79,11 @@ static void test_ignored_files_do_not_count(void **state)
     put(".git/HEAD", "ref");
     put("logs/deep/a.log", "1");
     put("keep/.gitignore", "");
-    assert_int_equal(mb_package_scan(dir, excludes, &p, NULL), 0);
+    assert_int_equal(mb_package_scan(dir, excludes, MB_PACKAGE_MAX_BYTES, &p, NULL), 0);
     assert_int_equal(p.n_files, 4 + 3 + 2); /* logs, deep, a.log, keep, .gitignore */
     mb_package_close(&p);
     put(".rayignore", "logs/\nkeep\n.rayignore\n");
-    assert_int_equal(mb_package_scan(dir, excludes, &p, NULL), 0);
+    assert_int_equal(mb_package_scan(dir, excludes, MB_PACKAGE_MAX_BYTES, &p, NULL), 0);
     assert_string_equal(p.name, "_ray_pkg_53b6ac63408c97d0.zip");
     mb_package_close(&p);
 }
@@ -99,7 +99,7 @@ static void test_zip_holds_files_and_empty_directories(void **state)
 
     (void)state;
     put_vector();
-    assert_int_equal(mb_package_scan(dir, NULL, &p, &err), 0);
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
     snprintf(path, sizeof(path), "%s/out.zip", dir);
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_int_equal(mb_package_zip(&p, dir, fd, &err), 0);
@@ -128,7 +128,7 @@ static void test_a_file_that_changed_fails_the_zip(void **state)
 
     (void)state;
     put_vector();
-    assert_int_equal(mb_package_scan(dir, NULL, &p, &err), 0);
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
     put("a.py", "print(1234)\n");
     assert_int_equal(mb_package_zip(&p, dir, fd, &err), MB_EIO);
     assert_non_null(strstr(err.text, "a.py"));
@@ -147,8 +147,10 @@ static void test_too_large_names_the_largest(void **state)
     put("data/huge.bin", "");
     snprintf(path, sizeof(path), "%s/data/huge.bin", dir);
     assert_int_equal(truncate(path, (off_t)MB_PACKAGE_MAX_BYTES + 1), 0);
-    assert_int_equal(mb_package_scan(dir, NULL, &p, &err), MB_EFULL);
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), MB_EFULL);
     assert_non_null(strstr(err.text, "data/huge.bin"));
+    assert_int_equal(mb_package_scan(dir, NULL, 16, &p, &err), MB_EFULL);
+    assert_non_null(strstr(err.text, "at most 16"));
 }
 
 static void test_ignore_rules(void **state)
@@ -210,7 +212,7 @@ static void test_allocation_failures(void **state)
         int rc, failed;
 
         mb_alloc_fail_nth(nth);
-        rc = mb_package_scan(dir, NULL, &p, NULL);
+        rc = mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, NULL);
         failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         assert_int_equal(rc, failed ? MB_ENOMEM : 0);

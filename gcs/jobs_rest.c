@@ -2,9 +2,11 @@
  * The Jobs REST API. Error texts and statuses are Ray's, because its clients and KubeRay branch on
  * them: a duplicate id is 500 with a traceback-like text, an unknown job 404, and so on.
  */
+#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
+#include "gcs/job_list.h"
 #include "gcs/job_request.h"
 #include "gcs/services.h"
 
@@ -151,12 +153,67 @@ json_t *head_jobs_json(struct mb_head *h, int redact)
     return d.list;
 }
 
+static json_int_t start_of(const struct head_job *job)
+{
+    return json_integer_value(json_object_get(job->info, "start_time"));
+}
+
+static int by_page(const void *a, const void *b)
+{
+    struct head_job *const *x = a, *const *y = b;
+
+    return mb_job_list_compare(start_of(*x), (*x)->id, start_of(*y), (*y)->id);
+}
+
+/* Ours beyond Ray's API: submissions only, and the next page's token in a header, since the answer
+ * is an array. */
+static void list_page(struct mb_head *h, struct mb_http_req *req, const struct mb_job_list_query *q)
+{
+    struct head_job **found = mb_calloc(h->n_jobs + 1, sizeof *found);
+    json_t *rows = json_array(), *index = head_job_drivers(h);
+    size_t n = 0, shown;
+
+    for (size_t i = 0; found && i < h->n_jobs; i++)
+        if (mb_job_list_has(q, h->jobs[i]->state, start_of(h->jobs[i]), h->jobs[i]->id))
+            found[n++] = h->jobs[i];
+    if (n > 1)
+        qsort(found, n, sizeof *found, by_page);
+    shown = q->limit > 0 && q->limit < n ? q->limit : n;
+    for (size_t i = 0; i < shown; i++)
+        json_array_append_new(rows, head_job_details(found[i], index, mb_http_req_is_browser(req)));
+    if (shown < n) {
+        char *token =
+            mb_asprintf("%lld:%s", (long long)start_of(found[shown - 1]), found[shown - 1]->id);
+        if (token)
+            mb_http_reply_header(req, "X-Mobula-Next-Page", token);
+        mb_free(token);
+    }
+    json_decref(index);
+    if (!found) {
+        json_decref(rows);
+        rows = NULL;
+    }
+    mb_free(found);
+    mb_http_reply_json(req, 200, rows);
+}
+
 static void list(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
+    const char *status = mb_http_req_query(req, "status");
+    const char *limit = mb_http_req_query(req, "limit");
+    const char *token = mb_http_req_query(req, "page_token");
+    struct mb_job_list_query q;
+    struct mb_err err = {0};
 
-    if (is_running(h, req))
+    if (!is_running(h, req))
+        return;
+    if (!status && !limit && !token)
         mb_http_reply_json(req, 200, head_jobs_json(h, mb_http_req_is_browser(req)));
+    else if (mb_job_list_parse(status, limit, token, &q, &err) != 0)
+        mb_http_reply_text(req, 400, "%s", err.text);
+    else
+        list_page(h, req, &q);
 }
 
 static void get(void *arg, struct mb_http_req *req)

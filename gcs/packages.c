@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -179,14 +180,28 @@ static int on_piece(void *arg, struct mb_http_req *req, const void *p, size_t n,
     return 0;
 }
 
+/* What says beforehand that it is too large is refused before anything is written. */
+static int is_too_large(struct mb_head *h, struct mb_http_req *req)
+{
+    const char *length = mb_http_req_header(req, "Content-Length");
+
+    if (!length || strtoull(length, NULL, 10) <= h->max_package_bytes)
+        return 0;
+    mb_http_reply_text(req, 413, "Maximum request body size %llu exceeded.",
+                       (unsigned long long)h->max_package_bytes);
+    return 1;
+}
+
 static void put_package(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
     char *path = package_path(h, req);
     struct upload *u;
 
-    if (!path)
+    if (!path || is_too_large(h, req)) {
+        mb_free(path);
         return;
+    }
     u = mb_calloc(1, sizeof *u);
     if (!u) {
         mb_free(path);

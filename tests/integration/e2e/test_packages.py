@@ -173,12 +173,12 @@ class PackagesTest(unittest.TestCase):
 class LimitsTest(unittest.TestCase):
     """--max-package-size and --package-keep of a head."""
 
-    LIMIT = 320 << 20
+    LIMIT = 200 << 20
 
     @classmethod
     def setUpClass(cls):
         cls.cluster = cls.enterClassContext(Cluster(nodes=1, start_args=[
-            "--max-package-size", "320M", "--package-keep", "1s"]))
+            "--max-package-size", "200M", "--package-keep", "1s"]))
         cls.packages = cls.cluster.nodes()[0]["dir"] / "packages"
 
     def put(self, name, n_bytes):
@@ -204,9 +204,9 @@ class LimitsTest(unittest.TestCase):
     def test_memory_does_not_grow_with_a_package(self):
         """ray#38566, ray#45602, ray#55877: larger than 100 MiB, and on disk, not in memory."""
         before = self.agent_peak_bytes()
-        self.assertEqual(self.put("large.zip", 300 << 20), (200, ""))
+        self.assertEqual(self.put("large.zip", 190 << 20), (200, ""))
         grown = self.agent_peak_bytes() - before
-        print(f"300 MiB uploaded, the agent's peak grew by {grown / 1024:.0f} KiB", flush=True)
+        print(f"190 MiB uploaded, the agent's peak grew by {grown / 1024:.0f} KiB", flush=True)
         self.assertLess(grown, 8 << 20)
         self.assertEqual(self.put("larger.zip", self.LIMIT + (1 << 20)),
                          (413, f"Maximum request body size {self.LIMIT} exceeded."))
@@ -223,8 +223,8 @@ class LimitsTest(unittest.TestCase):
         done = self.cluster.mobula("job", "submit", "--address", self.cluster.address,
                                    "--working-dir", str(folder), "--", "true")
         self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertIn("data/huge.bin (320.0 MiB)", done.stdout)
-        self.assertIn("at most 320.0 MiB can be uploaded", done.stdout)
+        self.assertIn("data/huge.bin (200.0 MiB)", done.stdout)
+        self.assertIn("at most 200.0 MiB can be uploaded", done.stdout)
         self.assertNotIn(".git", done.stdout)
 
     def test_a_package_is_pinned_by_its_job_and_goes_after_it(self):

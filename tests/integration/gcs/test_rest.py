@@ -10,6 +10,7 @@ import pathlib
 import sys
 import threading
 import time
+import urllib.parse
 
 from head_process import Checks, HeadProcess
 
@@ -226,6 +227,46 @@ def test_many(head):
     check.true("50 jobs at once", len(ids) == 50, time.monotonic() - started)
 
 
+def page_order(job):
+    return job["start_time"], job["submission_id"]
+
+
+def test_pages(head):
+    """Filters and pages of ours: every job once, in order, whatever comes or goes between."""
+    for i in range(7):
+        submit(head, "exit 5" if i % 2 else "true", submission_id=f"page:{i}")
+    for i in range(7):
+        wait_state(head, f"page:{i}", ("SUCCEEDED", "FAILED"))
+    everything = call_json(head, "GET", "/api/jobs/")[1]
+    path, seen, pages = "/api/jobs/?limit=3", [], 0
+    while path:
+        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        rows = json.loads(reply.read())
+        token = reply.getheader("X-Mobula-Next-Page")
+        connection.close()
+        seen += rows
+        pages += 1
+        if pages == 2:  # the job that the next token names goes, another one comes
+            check.equal("delete", call(head, "DELETE", f"/api/jobs/{rows[-1]['submission_id']}")[0],
+                        200)
+            submit(head, "true", submission_id="page:late")
+        path = token and f"/api/jobs/?limit=3&page_token={urllib.parse.quote(token)}"
+    ids = [j["submission_id"] for j in seen]
+    check.equal("pages hold each job once", ids,
+                [j["submission_id"] for j in sorted(everything, key=page_order)] + ["page:late"])
+    check.equal("a page is as the whole list", seen[:3], sorted(everything, key=page_order)[:3])
+    wait_state(head, "page:late", ("SUCCEEDED",))
+    failed = call_json(head, "GET", "/api/jobs/?status=FAILED,STOPPED")[1]
+    check.true("by status", {"page:1", "page:3", "page:5"} <= {j["submission_id"] for j in failed}
+               and {j["status"] for j in failed} <= {"FAILED", "STOPPED"}, failed)
+    for query, text in (("limit=0", b"limit"), ("limit=x", b"limit"), ("status=DONE", b"DONE is none"),
+                        ("page_token=x", b"page_token"), ("page_token=1:", b"page_token")):
+        status, said = call(head, "GET", f"/api/jobs/?{query}")
+        check.true(f"refused: {query}", status == 400 and text in said, (status, said))
+
+
 def test_restart(head):
     done = submit(head, "echo kept", submission_id="kept")
     wait_state(head, done, ("SUCCEEDED",))
@@ -262,6 +303,7 @@ def main():
             test_packages(head)
             asyncio.run(test_tail(head))
             test_many(head)
+            test_pages(head)
             test_restart(head)
         except BaseException:
             print(head.log_text()[-4000:])

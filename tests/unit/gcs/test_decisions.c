@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "gcs/health.h"
+#include "gcs/job_list.h"
 #include "gcs/job_request.h"
 #include "gcs/job_states.h"
 #include "gcs/placement.h"
@@ -406,9 +407,39 @@ static void a_restored_group_keeps_its_places(void **state)
     mb_placement_destroy(p);
 }
 
+/* ---- pages of jobs ---- */
+
+static void a_query_of_jobs(void **state)
+{
+    static const char *const bad[][3] = {
+        {"DONE", NULL, NULL}, {"FAILED,,", NULL, NULL}, {NULL, "0", NULL},  {NULL, "10001", NULL},
+        {NULL, NULL, ""},     {NULL, NULL, ":a"},       {NULL, NULL, "12"}, {NULL, NULL, "12:"},
+        {NULL, NULL, "-1:a"}, {NULL, NULL, "1x:a"}};
+    struct mb_job_list_query q;
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_job_list_parse("RUNNING,FAILED", "7", "12:a:b", &q, &err), 0);
+    assert_int_equal(q.limit, 7);
+    assert_string_equal(q.after_id, "a:b");
+    assert_true(mb_job_list_has(&q, MB_JOB_STOPPING, 13, "a")); /* RUNNING to its users */
+    assert_true(mb_job_list_has(&q, MB_JOB_FAILED, 12, "a:c"));
+    assert_false(mb_job_list_has(&q, MB_JOB_FAILED, 12, "a:b"));
+    assert_false(mb_job_list_has(&q, MB_JOB_FAILED, 11, "z"));
+    assert_false(mb_job_list_has(&q, MB_JOB_PENDING, 13, "a"));
+    assert_int_equal(mb_job_list_parse(NULL, NULL, NULL, &q, &err), 0);
+    assert_true(mb_job_list_has(&q, MB_JOB_PENDING, 0, ""));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        err = (struct mb_err){0};
+        assert_int_equal(mb_job_list_parse(bad[i][0], bad[i][1], bad[i][2], &q, &err), MB_EINVAL);
+        assert_true(err.text[0] != '\0');
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_query_of_jobs),
         cmocka_unit_test(job_paths),
         cmocka_unit_test(terminal_jobs_never_change),
         cmocka_unit_test(a_driver_is_started_at_most_once),

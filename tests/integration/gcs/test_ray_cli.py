@@ -1,5 +1,6 @@
 """The unmodified ray CLI and JobSubmissionClient against our head; test_ray_cli.py HEAD"""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def cluster(head):
         code, text = ray("list", "nodes", "--address", address)
         check.true(f"ray list nodes {address.split(':')[0]}", code == 0 and head.node_id in text
                    and "ALIVE" in text, text)
+    code, text = ray("list", "jobs", "--address", head.http, "--format", "json")
+    jobs = {job["submission_id"]: job["status"] for job in json.loads(text[text.index("["):])}
+    check.true("ray list jobs", code == 0 and jobs.get("cli-1") == "SUCCEEDED"
+               and jobs.get("cli-2") == "FAILED", text)
+    code, text = ray("list", "jobs", "--address", head.http, "--filter", "status=FAILED")
+    check.true("ray list jobs, filtered", code == 0 and "cli-2" in text and "cli-1" not in text,
+               text)
     code, text = ray("health-check", "--address", head.gcs)
     check.true("ray health-check", code == 0, text)
 

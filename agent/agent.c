@@ -468,6 +468,9 @@ static int start_head(struct agent *a, struct mb_err *err)
         .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
         .http_port =
             a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
+        .gang_order =
+            strcmp(a->opts->gang_order, "strict") == 0 ? MB_PLACE_STRICT : MB_PLACE_BACKFILL,
+        .gang_patience_ms = a->opts->gang_patience_ms ? a->opts->gang_patience_ms : 1,
         .session_name = session,
         .session_dir = a->opts->node_dir,
         .temp_dir = a->opts->temp_dir,

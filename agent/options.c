@@ -58,6 +58,9 @@ static const struct option options[] = {
      "seconds to keep a package no job needs (3600)"},
     {"log-max-bytes", KIND_NUMBER, AT(log_max_bytes), 0, INT64_MAX,
      "cap of a job's or rank's log file (1 GiB; 0: none)"},
+    {"gang-order", KIND_TEXT, AT(gang_order), 0, 0, "of the head: backfill | strict"},
+    {"gang-patience", KIND_TEXT, AT(gang_patience), 0, 0,
+     "of the head: after this time what a gang needs is kept for it (60s)"},
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
     {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
 };
@@ -173,6 +176,11 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
     } else if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0) {
         return mb_err_set(err, MB_EINVAL, "--store: expected sqlite, memory or redis://...");
     }
+    if (strcmp(o->gang_order, "backfill") != 0 && strcmp(o->gang_order, "strict") != 0)
+        return mb_err_set(err, MB_EINVAL, "--gang-order %s: expected backfill or strict",
+                          o->gang_order);
+    if (mb_parse_duration_ms(o->gang_patience, "--gang-patience", &o->gang_patience_ms, err) != 0)
+        return MB_EINVAL;
     if (o->resources_json != NULL && parse_resources(o, err) != MB_OK)
         return MB_EINVAL;
     if (o->log_max_bytes > 0 && o->log_max_bytes < MB_LOG_PLAN_CAP_MIN)
@@ -193,6 +201,8 @@ int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, 
                                      .store = "sqlite",
                                      .store_sync = "normal",
                                      .log_max_bytes = -1,
+                                     .gang_order = "backfill",
+                                     .gang_patience = "60s",
                                      .log_level = "info"};
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];

@@ -35,6 +35,9 @@ struct mb_agent_options {
     int64_t log_max_bytes;           /* -1: the default, where the filesystem can */
     int64_t max_package_bytes;       /* 0: as in Ray */
     int64_t package_keep_s;          /* 0: an hour */
+    const char *gang_order;          /* "backfill" or "strict" */
+    const char *gang_patience;       /* a duration */
+    uint64_t gang_patience_ms;
     const char *token_file;
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */

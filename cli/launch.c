@@ -242,6 +242,7 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.save_dir = c.save_dir;
     o.checkpoint_url = l->checkpoint_url;
     o.load_url = l->load_url;
+    o.priority = (int)l->priority;
     o.reserve_timeout_ms = l->wait_timeout_ms;
     o.stop_grace_ms = l->stop_grace_ms;
     o.lease_ms = l->lease_ms;

@@ -18,6 +18,7 @@ struct mb_launch {
     const char *checkpoint_url;
     const char *load_url;
     const char *save_dir;
+    int64_t priority;
     uint64_t wait_timeout_ms;
     uint64_t stop_grace_ms;
     uint64_t lease_ms;
@@ -76,6 +77,14 @@ struct mb_launch {
          "name of the run (the submission id inside a job)",                                       \
          0,                                                                                        \
          0},                                                                                       \
+        {"priority",                                                                               \
+         0,                                                                                        \
+         "N",                                                                                      \
+         MB_OPTION_INT,                                                                            \
+         offsetof(type, field.priority),                                                           \
+         "a gang with a higher one gets its nodes first (0)",                                      \
+         -1000,                                                                                    \
+         1000},                                                                                    \
         {"wait-timeout",                                                                           \
          0,                                                                                        \
          "TIME",                                                                                   \

@@ -30,6 +30,7 @@ enum { CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64, LOG_LINE_MAX_BYTE
 struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync,
         *store_password_file;
+    const char *gang_order, *gang_patience;
     const char *token_file, *log_level, *resources;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
@@ -85,6 +86,12 @@ static const struct mb_option options[] = {
            "how long an uploaded package stays that no job needs (1h)", 0, 0),
     OPTION("log-max-bytes", "SIZE", MB_OPTION_SIZE, log_max_bytes,
            "cap of the log of a job or rank: the oldest lines go (1GiB; 0: none)", 0, 0),
+    OPTION("gang-order", "ORDER", MB_OPTION_STRING, gang_order,
+           "of the head: backfill lets a gang that fits start before an earlier one, strict does "
+           "not (backfill)",
+           0, 0),
+    OPTION("gang-patience", "TIME", MB_OPTION_STRING, gang_patience,
+           "with backfill: after this time what a gang needs is kept for it (60s)", 0, 0),
     OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
     OPTION("log-level", "LEVEL", MB_OPTION_STRING, log_level, "debug, info, warn or error (info)",
            0, 0),
@@ -176,6 +183,8 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--store", secret->url);
         add_text(c, "--store-password-file", secret->file);
         add_text(c, "--store-sync", a->store_sync);
+        add_text(c, "--gang-order", a->gang_order);
+        add_text(c, "--gang-patience", a->gang_patience);
         add_text(c, "--token-file", a->token_file);
         add_text(c, "--log-level", a->log_level);
     }
@@ -347,6 +356,8 @@ static int check_labels(const char *text, struct mb_err *err)
 
 static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
 {
+    uint64_t patience_ms;
+
     if (a->head && a->address != NULL)
         return mb_err_set(err, MB_EINVAL, "start: either --head or --address, not both");
     if (!a->head && a->address == NULL)
@@ -363,6 +374,15 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
     if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0 &&
         !mb_starts_with(a->store, "redis"))
         return mb_err_set(err, MB_EINVAL, "start: --store: sqlite, memory or redis://...");
+    if (a->gang_order != NULL && strcmp(a->gang_order, "backfill") != 0 &&
+        strcmp(a->gang_order, "strict") != 0)
+        return mb_err_set(err, MB_EINVAL, "start: --gang-order %s: backfill or strict",
+                          a->gang_order);
+    if (a->gang_patience != NULL &&
+        mb_parse_duration_ms(a->gang_patience, "start: --gang-patience", &patience_ms, err) != 0)
+        return MB_EINVAL;
+    if ((a->gang_order != NULL || a->gang_patience != NULL) && !a->head)
+        return mb_err_set(err, MB_EINVAL, "start: --gang-order and --gang-patience go with --head");
     if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
         strcmp(a->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "gcs/client_internal.h"
+#include "proto/mobula/queue.pb-c.h"
 
 static const char *const create_method =
     "/ray.rpc.PlacementGroupInfoGcsService/CreatePlacementGroup";
@@ -159,6 +160,27 @@ int mb_gcs_pg_list(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_pgs_cb cb, void
         &ray__rpc__get_all_placement_group_reply__descriptor, complete_list};
     Ray__Rpc__GetAllPlacementGroupRequest req = RAY__RPC__GET_ALL_PLACEMENT_GROUP_REQUEST__INIT;
 
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
+}
+
+static void complete_reason(struct mb_gcs_op *op, const struct mb_err *err,
+                            const ProtobufCMessage *reply)
+{
+    const Mobula__V1__WhyWaitingReply *m = (const Mobula__V1__WhyWaitingReply *)reply;
+
+    ((mb_gcs_reason_cb)op->cb)(op->cb_arg, err, m ? m->is_waiting : 0, m ? m->ahead : 0,
+                               m ? m->reason : "");
+}
+
+int mb_gcs_pg_reason(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
+                     mb_gcs_reason_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    static const struct gcs_method method = {"/mobula.v1.GangQueue/WhyWaiting",
+                                             &mobula__v1__why_waiting_reply__descriptor,
+                                             complete_reason};
+    Mobula__V1__WhyWaitingRequest req = MOBULA__V1__WHY_WAITING_REQUEST__INIT;
+
+    req.placement_group_id = mb_wire_bytes(id, MB_PG_ID_BYTES);
     return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 

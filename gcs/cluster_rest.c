@@ -467,14 +467,15 @@ static void mobula_status(void *arg, struct mb_http_req *req)
             gang = gang_of(h, json_string_value(json_object_get(job, "job_id")));
         json_object_set_new(job, "gang", gang);
     }
-    mb_http_reply_json(req, 200,
-                       json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o}, s:o, s:o}",
-                                 "cluster", "cluster_id", h->cluster_hex, "session_name",
-                                 h->session_name, "ray_version", h->ray_version, "now_unix_ms",
-                                 (json_int_t)mb_unix_ms(), "nodes_alive",
-                                 (json_int_t)count_nodes(h, 1), "nodes_dead",
-                                 (json_int_t)count_nodes(h, 0), "resources_total", total,
-                                 "resources_available", available, "nodes", nodes, "jobs", jobs));
+    mb_http_reply_json(
+        req, 200,
+        json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}, s:o, s:o, s:o}", "cluster",
+                  "cluster_id", h->cluster_hex, "session_name", h->session_name, "ray_version",
+                  h->ray_version, "now_unix_ms", (json_int_t)mb_unix_ms(), "nodes_alive",
+                  (json_int_t)count_nodes(h, 1), "nodes_dead", (json_int_t)count_nodes(h, 0),
+                  "gang_order", head_placement_order_name(h), "resources_total", total,
+                  "resources_available", available, "nodes", nodes, "queue",
+                  head_placement_queue_json(h), "jobs", jobs));
 }
 
 int head_cluster_routes(struct mb_head *h, struct mb_err *err)

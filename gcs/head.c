@@ -225,6 +225,8 @@ static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct m
     if (rc == 0)
         rc = head_drivers_methods(h, err);
     if (rc == 0)
+        rc = head_placement_report_methods(h, err);
+    if (rc == 0)
         rc = head_syncer_methods(h, err);
     if (rc == 0)
         rc = head_pubsub_methods(h, err);
@@ -423,6 +425,11 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     h->tick.data = h->place_timer.data = h;
     h->placement = mb_placement_create(mb_random_u64());
     rc = h->placement ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    h->gang_order = opts->gang_order;
+    if (rc == 0)
+        mb_placement_set_order(h->placement, opts->gang_order,
+                               opts->gang_patience_ms ? opts->gang_patience_ms
+                                                      : MB_PLACE_PATIENCE_MS);
     if (rc == 0)
         rc = head_admission_create(h, &opts->jobs, err);
     if (rc == 0 && *h->packages_dir)

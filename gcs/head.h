@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/grpc/grpc.h"
 #include "gcs/job_queue.h"
+#include "gcs/placement.h"
 #include "gcs/runner.h"
 
 struct mb_head;
@@ -37,7 +38,9 @@ struct mb_head_opts {
     const char *holder;         /* with store_url: this node, the same after a restart; hex */
     const char *expect_cluster; /* with store_url: id that its data must have, hex; NULL: any */
     int store_sync_full;        /* 1: survives power loss, not only SIGKILL */
-    const char *session_name;   /* "session_2026-..." */
+    enum mb_place_order gang_order;
+    uint64_t gang_patience_ms; /* 0: MB_PLACE_PATIENCE_MS */
+    const char *session_name;  /* "session_2026-..." */
     const char *session_dir;
     const char *temp_dir;
     const char *packages_dir; /* uploaded packages of runtime_envs */

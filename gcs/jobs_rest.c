@@ -146,8 +146,11 @@ json_t *head_jobs_json(struct mb_head *h, int redact)
     struct drivers d = {.list = json_array()};
     json_t *index = head_job_drivers(h);
 
-    for (size_t i = 0; i < h->n_jobs; i++)
-        json_array_append_new(d.list, head_job_details(h->jobs[i], index, redact));
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        json_t *details = head_job_details(h->jobs[i], index, redact);
+        head_placement_tell(h, details);
+        json_array_append_new(d.list, details);
+    }
     json_decref(index);
     head_jobinfo_each(h, add_driver, &d);
     return d.list;
@@ -226,7 +229,9 @@ static void get(void *arg, struct mb_http_req *req)
     struct head_job *job = head_job_find(h, id);
     if (job) {
         json_t *index = head_job_drivers(h);
-        mb_http_reply_json(req, 200, head_job_details(job, index, mb_http_req_is_browser(req)));
+        json_t *details = head_job_details(job, index, mb_http_req_is_browser(req));
+        head_placement_tell(h, details);
+        mb_http_reply_json(req, 200, details);
         json_decref(index);
         return;
     }

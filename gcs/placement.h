@@ -86,6 +86,7 @@ void mb_placement_set_order(struct mb_placement *p, enum mb_place_order order,
 /* A gang's group is called "mobula-NAME", or "mobula-NAME@priority=N"; any other name has priority
  * 0. For the uniqueness of names the priority does not count. */
 int mb_placement_priority_of(const char *name);
+size_t mb_placement_name_bytes(const char *name); /* of the name without its priority */
 
 /* ---- nodes ---- */
 /* A node with these totals is there; repeating updates the totals. */

@@ -99,7 +99,7 @@ int mb_placement_priority_of(const char *name)
     return (int)n;
 }
 
-size_t place_name_bytes(const char *name)
+size_t mb_placement_name_bytes(const char *name)
 {
     const char *at = mark_in(name);
 
@@ -108,9 +108,9 @@ size_t place_name_bytes(const char *name)
 
 static int same_name(const char *a, const char *b)
 {
-    size_t n = place_name_bytes(a);
+    size_t n = mb_placement_name_bytes(a);
 
-    return n == place_name_bytes(b) && memcmp(a, b, n) == 0;
+    return n == mb_placement_name_bytes(b) && memcmp(a, b, n) == 0;
 }
 
 static int check_new(const struct mb_placement *p, const struct mb_gcs_pg *pg, struct mb_err *err)

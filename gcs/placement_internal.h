@@ -121,7 +121,6 @@ struct group *place_find_group(const struct mb_placement *p, const uint8_t *id);
 void place_free_group(struct group *g);
 
 int place_is_waiting(const struct group *g);
-size_t place_name_bytes(const char *name); /* without its priority */
 
 /* placement_try.c */
 /* 1 if the group got places; ahead: the group before it that keeps what it needs, or NULL. */

@@ -160,7 +160,7 @@ static int say_kept(struct look *l)
     if (!ahead)
         return mb_buf_puts(l->out, "waiting for its turn");
     const char *name = ahead->pub.name;
-    int n = (int)place_name_bytes(name);
+    int n = (int)mb_placement_name_bytes(name);
     if (l->p->order == MB_PLACE_BACKFILL)
         return mb_buf_printf(l->out, "waiting: what is free is kept for %.*s, which waits longer",
                              n, name);

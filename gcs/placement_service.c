@@ -45,6 +45,7 @@ static Ray__Rpc__PlacementGroupTableData *row_of(struct mb_arena *a, const struc
     stats->scheduling_attempt = info->attempts;
     stats->scheduling_state = (Ray__Rpc__PlacementGroupStats__SchedulingState)info->wait;
     row->stats = stats;
+    row->placement_group_creation_timestamp_ms = (int64_t)pg->created_unix_ms;
     return row->bundles ? row : NULL;
 }
 
@@ -201,7 +202,7 @@ static void on_place_timer(uv_timer_t *timer)
     head_placement_pump(timer->data);
 }
 
-/* Removed groups beyond the bound leave memory and store, oldest first. */
+/* Removed groups beyond the bound leave memory and store, those at the head of the queue first. */
 static void forget_removed(struct mb_head *h)
 {
     size_t removed = 0;
@@ -388,6 +389,8 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
     (void)key;
     if (rc == 0)
         rc = mb_placement_restore(h->placement, &pg, &err);
+    if (rc == 0 && pg.created_unix_ms > h->newest_group_unix_ms)
+        h->newest_group_unix_ms = pg.created_unix_ms;
     if (row)
         ray__rpc__placement_group_table_data__free_unpacked(row, NULL);
     mb_arena_close(&a);
@@ -426,6 +429,15 @@ void head_placement_job_finished(struct mb_head *h, ProtobufCBinaryData job_id)
 
 /* ---- calls ---- */
 
+/* The queue's order outlives a restart by this time, so two groups never have the same. */
+static int64_t creation_time(struct mb_head *h)
+{
+    uint64_t now = mb_unix_ms();
+
+    h->newest_group_unix_ms = now > h->newest_group_unix_ms ? now : h->newest_group_unix_ms + 1;
+    return (int64_t)h->newest_group_unix_ms;
+}
+
 static void create_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
     struct mb_head *h = arg;
@@ -455,6 +467,7 @@ static void create_group(void *arg, struct mb_grpc_req *req, const ProtobufCMess
     row.creator_actor_id = spec->creator_actor_id;
     row.creator_actor_dead = spec->creator_actor_dead;
     row.is_detached = spec->is_detached;
+    row.placement_group_creation_timestamp_ms = creation_time(h);
     rc = mb_wire_get_pg(&a, &row, &pg);
     if (rc != 0)
         mb_err_set(&err, rc, "the placement group cannot be read");

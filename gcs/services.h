@@ -88,6 +88,9 @@ struct mb_head {
     size_t n_nodes;
 
     struct mb_placement *placement;
+    enum mb_place_order gang_order;
+    uint64_t newest_group_unix_ms; /* creation times of groups never repeat */
+    char name_scratch[16];         /* of a node without a name */
     struct head_wait *waits;
     int pumping;
 
@@ -153,6 +156,13 @@ void head_placement_node_up(struct mb_head *h, struct head_node *n);
 void head_placement_job_finished(struct mb_head *h, ProtobufCBinaryData job_id);
 void head_placement_reconcile(struct mb_head *h, struct head_node *n);
 void head_placement_close(struct mb_head *h); /* waiters are answered */
+
+/* ---- placement_report.c ---- */
+int head_placement_report_methods(struct mb_head *h, struct mb_err *err);
+json_t *head_placement_queue_json(struct mb_head *h); /* groups that wait, in order */
+const char *head_placement_order_name(const struct mb_head *h);
+/* Into the message of a running job's details, what its gang waits for. */
+void head_placement_tell(struct mb_head *h, json_t *details);
 
 int head_syncer_methods(struct mb_head *h, struct mb_err *err);
 int head_pubsub_methods(struct mb_head *h, struct mb_err *err);

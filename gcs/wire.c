@@ -273,6 +273,8 @@ int mb_wire_get_pg(struct mb_arena *a, const Ray__Rpc__PlacementGroupTableData *
     out->strategy = (enum mb_pg_strategy)in->strategy;
     out->state = (enum mb_pg_state)in->state;
     out->is_detached = in->is_detached;
+    if (in->placement_group_creation_timestamp_ms > 0)
+        out->created_unix_ms = (uint64_t)in->placement_group_creation_timestamp_ms;
     out->bundles = bundles;
     out->n_bundles = in->n_bundles;
     for (size_t i = 0; i < in->n_bundles; i++) {

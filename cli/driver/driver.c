@@ -27,8 +27,6 @@
 enum {
     PEERS_GRACE_MS = 2000, /* of ranks whose peer died */
     TICK_MS = 1000,
-    WAITING_LINE_MS = 10000,
-    FIRST_LOOK_MS = 500,
     REQUEST_TIMEOUT_MS = 20000,
     RELEASE_TIMEOUT_MS = 5000
 };
@@ -261,7 +259,7 @@ static void on_created(void *arg, const struct mb_err *err)
     if (e.code == MB_ETIMEOUT)
         mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s%s%s; see: mobula status",
                    d->opts->num_nodes, (unsigned long long)(d->opts->reserve_timeout_ms / 1000),
-                   d->missing[0] ? ": " : "", d->missing);
+                   d->waiting.missing[0] ? ": " : "", d->waiting.missing);
     if (!e.code)
         mb_gcs_pg_get(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_group, d, NULL, &e);
     if (e.code)
@@ -300,10 +298,10 @@ static void do_reserve(struct driver *d)
     struct mb_gcs_bundle *bundles = mb_calloc(d->opts->num_nodes, sizeof(*bundles));
     struct mb_gcs_pg pg = {0};
     struct mb_err e = {0};
-    char name[200];
+    char name[260];
+    int named;
 
-    d->waiting_said_ms = mb_mono_ms() - WAITING_LINE_MS + FIRST_LOOK_MS;
-    d->missing[0] = '\0';
+    drv_waiting_begin(d);
     if (d->keeps_group) {
         mb_free(bundles);
         take_group_over(d);
@@ -325,7 +323,9 @@ static void do_reserve(struct driver *d)
     memcpy(pg.id, d->pg_id, sizeof(pg.id));
     memcpy(pg.job_id, d->job_id, sizeof(pg.job_id));
     memcpy(pg.actor_id, d->actor_id, sizeof(pg.actor_id));
-    snprintf(name, sizeof(name), "mobula-%s", d->opts->job_id);
+    named = snprintf(name, sizeof(name), "mobula-%s", d->opts->job_id);
+    if (d->opts->priority)
+        snprintf(name + named, sizeof(name) - (size_t)named, "@priority=%d", d->opts->priority);
     pg.name = name;
     pg.has_actor = d->has_actor;
     pg.bundles = bundles;
@@ -337,39 +337,6 @@ static void do_reserve(struct driver *d)
         failed(d, &e);
     }
     mb_free(bundles);
-}
-
-static double amount(const struct mb_gcs_node *node, const char *name)
-{
-    for (size_t i = 0; i < node->n_resources; i++)
-        if (strcmp(node->resources[i].name, name) == 0)
-            return node->resources[i].amount;
-    return 0;
-}
-
-static void on_waiting_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
-                             size_t n)
-{
-    struct driver *d = arg;
-    const char *what = d->opts->use_gpu || d->opts->driver_gpus ? "mobula_gpu"
-                       : d->opts->as_driver                     ? "mobula_driver"
-                                                                : "mobula_slot";
-    const uint32_t each = d->opts->driver_gpus ? d->opts->driver_gpus : d->opts->ranks_per_node;
-    uint32_t fit = 0;
-    uint64_t now = mb_mono_ms();
-
-    if (err->code || mb_drv_phase(d->state) != MB_DRV_RESERVE)
-        return;
-    for (size_t i = 0; i < n; i++)
-        if (!nodes[i].is_dead && amount(&nodes[i], what) >= each)
-            fit++;
-    snprintf(d->missing, sizeof(d->missing), "%u nodes with %u %s each: %u such nodes are alive%s",
-             d->opts->num_nodes, each, what, fit,
-             fit >= d->opts->num_nodes ? ", some are busy" : "");
-    if (now - d->waiting_line_ms < WAITING_LINE_MS) /* the first look is for the time-out's text */
-        return;
-    d->waiting_line_ms = now;
-    fprintf(stderr, "mobula: waiting for %s\n", d->missing);
 }
 
 /* ---- the end ---- */
@@ -540,17 +507,13 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
 static void on_tick(uv_timer_t *t)
 {
     struct driver *d = t->data;
-    uint64_t now = mb_mono_ms();
 
     for (uint32_t i = 0; i < d->opts->num_nodes; i++)
         if (d->nodes[i].driver)
             drv_node_renew(&d->nodes[i]);
     if (d->record_dirty && mb_drv_phase(d->state) > MB_DRV_OWN)
         drv_record_put(d);
-    if (mb_drv_phase(d->state) == MB_DRV_RESERVE && now - d->waiting_said_ms >= WAITING_LINE_MS) {
-        d->waiting_said_ms = now;
-        mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_waiting_nodes, d, NULL, NULL);
-    }
+    drv_waiting_tick(d);
     drv_attempts_tick(d);
 }
 
@@ -591,7 +554,7 @@ static int setup(struct driver *d, struct mb_err *err)
     d->tick.data = d->pause.data = d;
     d->handles_open += 3;
     uv_timer_start(&d->tick, on_tick, TICK_MS, TICK_MS);
-    d->started_ms = d->waiting_said_ms = d->waiting_line_ms = mb_mono_ms();
+    d->started_ms = mb_mono_ms();
     return mb_gcs_connect(d->gcs, err);
 }
 

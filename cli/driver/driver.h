@@ -29,6 +29,7 @@ struct mb_driver_opts {
     const char *save_dir;    /* NULL: one is chosen when checkpoint_url or load_url is given */
     const char *checkpoint_url; /* NULL: local only */
     const char *load_url;       /* NULL: nothing is pulled */
+    int priority;               /* of the gang in the head's queue */
     uint64_t reserve_timeout_ms;
     uint64_t stop_grace_ms;
     uint64_t lease_ms;

@@ -68,6 +68,14 @@ struct drv_report {
     uint64_t upload_total_bytes;
 };
 
+/* While the group is not CREATED. */
+struct drv_waiting {
+    uint64_t began_ms, said_ms;
+    int is_asking;
+    char missing[512]; /* what the head said last; "": nothing known */
+    char said[512];    /* the last line about it */
+};
+
 struct driver {
     const struct mb_driver_opts *opts;
     uv_loop_t loop;
@@ -87,12 +95,10 @@ struct driver {
     int has_gang_id;
     int keeps_group; /* the next attempt takes the group over */
     struct mb_signals signals;
-    uv_timer_t tick;   /* once a second: renew leases, the KV record, waiting lines */
-    uv_timer_t pause;  /* before another attempt */
-    char missing[200]; /* what the last look at the nodes lacked; "": nothing known */
+    uv_timer_t tick;  /* once a second: renew leases, the KV record, waiting lines */
+    uv_timer_t pause; /* before another attempt */
     uint64_t started_ms;
-    uint64_t waiting_said_ms; /* the last look at what is missing */
-    uint64_t waiting_line_ms; /* the last line about it */
+    struct drv_waiting waiting;
     uint8_t pg_id[MB_PG_ID_BYTES];
     uint8_t job_id[MB_JOB_ID_BYTES];
     uint8_t actor_id[MB_ACTOR_ID_BYTES];
@@ -158,6 +164,9 @@ void drv_seals_add(struct driver *d, uint32_t from, const Mobula__V1__Seal *seal
 void drv_seals_repeat(struct drv_node *n); /* a node said hello again */
 void drv_seals_durable(struct driver *d, int64_t iteration);
 void drv_seals_clear(struct driver *d);
+/* waiting.c */
+void drv_waiting_begin(struct driver *d);
+void drv_waiting_tick(struct driver *d); /* once a second */
 
 /* output.c */
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);

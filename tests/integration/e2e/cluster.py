@@ -55,8 +55,10 @@ def command_of(pid):
 
 
 def shared_memory_names():
-    """What may be a leak in /dev/shm; Ray's object stores of other tests are not ours."""
-    return {n for n in os.listdir("/dev/shm") if "plasma" not in n and "ray" not in n}
+    """What may be a leak in /dev/shm; Ray's object stores and Python's temporary files, of whatever
+    else runs on the machine, are not ours."""
+    return {n for n in os.listdir("/dev/shm")
+            if "plasma" not in n and "ray" not in n and not re.fullmatch(r"tmp[a-z0-9_]{8}", n)}
 
 
 def port_answers(port):

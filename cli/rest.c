@@ -63,6 +63,7 @@ int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *add
     int rc;
 
     memset(rest, 0, sizeof(*rest));
+    rest->timeout_ms = CALL_TIMEOUT_MS;
     if (uv_loop_init(&rest->loop) != 0)
         return mb_err_set(err, MB_ENOMEM, "no event loop");
     rc = url_of(pick_address(cli, address), &rest->base_url, err);
@@ -139,7 +140,7 @@ static int fetch(struct mb_rest *rest, struct mb_http_request *request, const ch
     request->url = url;
     request->headers = rest->headers;
     /* A megabyte a second is the least that an upload may do. */
-    request->timeout_ms = CALL_TIMEOUT_MS + (uint64_t)request->body_len / 1000;
+    request->timeout_ms = rest->timeout_ms + (uint64_t)request->body_len / 1000;
     request->max_body_bytes = BODY_MAX_BYTES;
     rc = mb_http_fetch(rest->http, request, on_response, &p, NULL, err);
     while (rc == 0 && !p.done)

@@ -18,6 +18,7 @@ struct mb_rest {
     char *base_url;     /* http://host:port, no slash at the end */
     struct mb_buf auth; /* "Authorization: Bearer TOKEN"; empty: none */
     const char *headers[3];
+    uint64_t timeout_ms; /* of one call */
 };
 
 /* address: of --address, NULL: RAY_API_SERVER_ADDRESS, then RAY_ADDRESS, then

@@ -30,7 +30,7 @@ class DriverOnTest(unittest.TestCase):
     def test_it_waits_for_a_node_with_gpus(self):
         """kuberay#962: no sleep until the workers have joined; it waits, and says for what."""
         self.assertEqual(self.waited.returncode, 0, self.waited.stdout)
-        self.assertIn("waiting for 1 nodes with 1 mobula_driver each: 0 such nodes are alive",
+        self.assertIn("waiting for 1 node with 1 mobula_driver: node node-0 has 0 mobula_driver",
                       self.log_of_early)
         self.assertEqual(self.cluster.wait_job("early")["status"], "SUCCEEDED")
         self.assertIn("\nat last\n", self.cluster.logs("early"))

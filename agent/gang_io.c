@@ -30,6 +30,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/str.h"
 
 enum { LOG_DRAIN_MS = 30000, ENDED_KEPT_MS = 60000 };
 
@@ -113,11 +114,12 @@ static const struct mb_upload_ops upload_ops = {on_upload_status, on_upload_seal
 static int open_upload(struct mb_gang_run *r, struct mb_err *err)
 {
     uint32_t ranks[MB_GANG_RANKS_MAX];
+    char gang[2 * MB_PG_ID_BYTES + 1];
     struct mb_upload_opts opts = {.dir = r->dir,
                                   .url = r->url,
                                   .local_dir = r->checkpoint_dir,
                                   .job_id = r->job_id,
-                                  .placement_group = r->pg_hex,
+                                  .placement_group = gang,
                                   .attempt = r->attempt,
                                   .node_rank = r->node_rank,
                                   .num_nodes = r->num_nodes,
@@ -129,6 +131,7 @@ static int open_upload(struct mb_gang_run *r, struct mb_err *err)
 
     if (r->url == NULL || r->url[0] == '\0' || r->upload != NULL)
         return MB_OK;
+    mb_hex(r->gang.bytes, sizeof(r->gang.bytes), gang);
     for (size_t i = 0; i < r->n_ranks; i++)
         ranks[i] = r->ranks[i].rank;
     rc = mb_upload_create(r->owner->loop, &opts, &upload_ops, r, &r->upload, err);

@@ -6,6 +6,7 @@
  *
  *  1. A foreign manifest for this iteration (another job or attempt wrote one) is deleted before
  * the first file is overwritten: a manifest never lists files that are not its own.
+ *     Before that, the fence (fence.h): a node with an older attempt stands back.
  *  2. A transfer fails for good in the store's eyes: tried again after 1 s, 2 s, ... up to 5 times,
  *     then the iteration is dropped with an error that names the file.
  *  3. Killed: the journal says what is done; an open multipart upload goes on from its id, finished
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "agent/upload/commit.h"
+#include "agent/upload/fence.h"
 #include "agent/upload/journal.h"
 #include "agent/upload/manifest.h"
 #include "agent/upload/plan.h"
@@ -37,7 +39,8 @@ enum {
     RETRY_BASE_MS = 1000,
     SMALL_TIMEOUT_MS = 60000,
     FILE_TIMEOUT_MS = 1800000, /* then the next try goes on from the parts that are there */
-    RELEASED_WAIT_MS = 30000
+    RELEASED_WAIT_MS = 30000,
+    PREPARED_MS = 10000 /* how long a look at the fence counts */
 };
 
 struct transfer {
@@ -64,7 +67,8 @@ struct mb_upload {
     struct mb_plan_iteration *commit_it;
     struct mb_plan_iteration *preparing; /* whose foreign manifest is looked for */
     struct mb_plan_iteration *prepared;  /* ... and was: its files may go */
-    struct mb_plan_iteration *part_it;   /* whose part file is in flight */
+    uint64_t prepared_ms;
+    struct mb_plan_iteration *part_it; /* whose part file is in flight */
     struct transfer transfers[IN_FLIGHT_MAX];
     uv_timer_t timer;
     uint64_t not_before_ms; /* back-off after a failure */
@@ -222,6 +226,7 @@ static int send_file(struct mb_upload *u, struct transfer *t, struct mb_plan_ite
 static void prepared(struct mb_upload *u)
 {
     u->prepared = u->preparing;
+    u->prepared_ms = mb_mono_ms();
     u->preparing = NULL;
     kick(u);
 }
@@ -278,14 +283,59 @@ static void on_manifest_found(void *arg, const struct mb_store_result *result)
     }
 }
 
-static void prepare(struct mb_upload *u, struct mb_plan_iteration *it)
+static void look_for_manifest(struct mb_upload *u)
 {
+    const struct mb_plan_iteration *it = u->preparing;
     char key[MB_CHECKPOINT_KEY_MAX];
     struct mb_err err;
 
-    u->preparing = it;
     if (mb_store_get(u->store, mb_manifest_key(it->iteration, key), MB_MANIFEST_MAX_BYTES,
                      SMALL_TIMEOUT_MS, on_manifest_found, u, &err) != MB_OK) {
+        u->preparing = NULL;
+        back_off(u, 1);
+    }
+}
+
+/* ---- before that: the fence between attempts ---- */
+
+/* A later attempt of the gang was here: nothing of this one counts any more. */
+static void stand_back(struct mb_upload *u, int64_t newest)
+{
+    char why[80];
+
+    snprintf(why, sizeof(why), "attempt %lld of its gang has taken over", (long long)newest);
+    u->preparing = NULL;
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++)
+        if (mb_plan_at(u->plan, i)->state < MB_PLAN_COMMITTED)
+            drop_saying(u, mb_plan_at(u->plan, i), why, "");
+}
+
+static void on_fence(void *arg, const struct mb_err *err, int64_t newest)
+{
+    struct mb_upload *u = arg;
+
+    if (u->closing)
+        return;
+    if (err->code == MB_ECORRUPT) { /* asking again would not mend it */
+        drop_saying(u, u->preparing, "the note of the newest attempt is damaged", err->text);
+        u->preparing = NULL;
+    } else if (err->code != MB_OK) {
+        mb_warn("upload", "%s", err->text);
+        u->preparing = NULL;
+        back_off(u, 1);
+    } else if (newest != (int64_t)u->opts.attempt) {
+        stand_back(u, newest);
+    } else {
+        look_for_manifest(u);
+    }
+}
+
+static void prepare(struct mb_upload *u, struct mb_plan_iteration *it)
+{
+    struct mb_err err;
+
+    u->preparing = it;
+    if (mb_fence_look(u->store, u->placement_group, u->opts.attempt, on_fence, u, &err) != MB_OK) {
         u->preparing = NULL;
         back_off(u, 1);
     }
@@ -416,7 +466,9 @@ static void start_transfers(struct mb_upload *u)
             continue;
         if (!mb_plan_next(u->plan, &it, &f))
             return;
-        if (it != u->prepared) { /* nothing of it may go before the look at the manifest */
+        /* Nothing of it may go before the look at fence and manifest; a process that was stopped
+         * meanwhile has to look again. */
+        if (it != u->prepared || mb_mono_ms() - u->prepared_ms > PREPARED_MS) {
             f->state = MB_PLAN_FILE_WAITING;
             if (u->preparing == NULL)
                 prepare(u, it);

@@ -38,7 +38,8 @@ struct mb_upload_opts {    /* copied */
     const char *url;       /* of the store */
     const char *local_dir; /* what workers save into */
     const char *job_id;
-    const char *placement_group; /* hexadecimal: one run is told from the next of its name */
+    const char *placement_group; /* hexadecimal, of the gang's first attempt: one run is told from
+                                  * the next of its name, and its attempts are counted by it */
     uint32_t attempt;
     uint32_t node_rank;
     uint32_t num_nodes;

@@ -117,6 +117,10 @@ class Train(unittest.TestCase):
             again = [i for i, _, _ in iterations_of(log)]
             self.assertEqual(again[-(400 - began):], list(range(began + 1, 401)))
             checkpoints.assert_complete(f"{cluster.dir}/rough", 400)
+            # The fence in the store: a node that comes back with attempt 1 stands back.
+            fences = list(pathlib.Path(f"{cluster.dir}/rough/.mobula").glob("attempt-*"))
+            self.assertEqual([f.read_text() for f in fences], ["2"])
+            self.assertFalse(os.path.exists(f"{cluster.dir}/calm/.mobula"))
 
 
 class LostNode(unittest.TestCase):

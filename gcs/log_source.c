@@ -1,5 +1,6 @@
 /*
- * A driver's log is a file here and read in place. A rank's log is on the node that the gang's
+ * A driver's log is a file here and read in place, unless the head before us, on another node,
+ * started it. A rank's log is on the node that the gang's
  * record in the KV names; pieces of it are asked for with ReadLog (proto/mobula/agent.proto), one
  * at a time, when the client has taken the former: so neither the head nor the wire holds more.
  *
@@ -25,6 +26,7 @@ enum {
     WAIT_MS = 2000,
     CALL_MS = 10000,
     MISSING_MS = 100,
+    NAME_BYTES = 200,
     TIMES_MAX = 4096
 };
 
@@ -34,16 +36,17 @@ struct log_source {
     struct mb_head *h;
     char *job_id;
     int64_t rank;
+    int is_remote;
     struct log_start start;
     int started; /* start is resolved: offset counts */
     uint64_t offset, first, size;
     struct mb_logfile file; /* of a driver; fd -1: not open */
-    /* of a rank */
+    /* of a rank, or of a driver elsewhere */
     Mobula__V1__ReadLogReply *reply; /* the newest piece; owned */
     size_t used;                     /* of it */
     struct mb_grpc_call *call;
     struct mb_err failure;
-    char name[96]; /* of the file that is being read */
+    char name[NAME_BYTES]; /* of the file that is being read */
     uint64_t missing_until_ms;
     int at_end, closed, rechecking;
     void (*ready)(void *arg);
@@ -54,7 +57,7 @@ struct log_source {
 
 struct place {
     struct head_node *node;
-    char name[96];
+    char name[NAME_BYTES];
 };
 
 /* 1: found; 0: no gang yet; negative: none, or its node is gone. */
@@ -97,7 +100,44 @@ static int find_rank(struct mb_head *h, const char *job_id, int64_t rank, struct
     return rc;
 }
 
-/* ---- a rank's log ---- */
+/* A driver that the head before us started runs on, and its log is on its node. 1: there; 0: here,
+ * or nowhere yet; negative: that node is gone. */
+static int find_driver(struct mb_head *h, const char *job_id, struct place *out, struct mb_err *err)
+{
+    const struct head_job *job = head_job_find(h, job_id);
+    const char *hex = job ? json_string_value(json_object_get(job->info, "driver_node_id")) : NULL;
+    uint8_t id[MB_NODE_ID_BYTES];
+
+    if (!hex || strcmp(hex, h->runner->node_id_hex(h->runner->self)) == 0 ||
+        mb_unhex(hex, id, sizeof id) != 0)
+        return 0;
+    out->node = head_node_find_id(h, id);
+    snprintf(out->name, sizeof out->name, "logs/job-driver-%s.log", job_id);
+    if (out->node && head_node_alive(out->node))
+        return 1;
+    return mb_err_set(err, MB_EUNAVAIL, "the driver's log is on node %.8s, which is gone", hex);
+}
+
+/* Is the log of a driver to be asked for at another node? What is here counts first: this node may
+ * have been that one, under the id it had before. */
+static int is_elsewhere(struct mb_head *h, const char *job_id)
+{
+    struct place unused;
+    struct mb_err err = {0};
+    char *path = NULL;
+    int rc = h->runner->log_path(h->runner->self, job_id, &path, &err);
+
+    mb_free(path);
+    return rc == MB_ENOENT && find_driver(h, job_id, &unused, &err) != 0;
+}
+
+static int find_log(struct mb_head *h, const char *job_id, int64_t rank, struct place *out,
+                    struct mb_err *err)
+{
+    return rank >= 0 ? find_rank(h, job_id, rank, out, err) : find_driver(h, job_id, out, err);
+}
+
+/* ---- a log on another node ---- */
 
 static void drop_reply(struct log_source *s)
 {
@@ -147,8 +187,8 @@ static void on_piece(void *arg, int status, const char *detail, const ProtobufCM
         s->at_end = 1;
         s->missing_until_ms = mb_mono_ms() + MISSING_MS;
     } else {
-        mb_err_set(&s->failure, MB_EUNAVAIL, "the node of rank %lld does not answer: %s",
-                   (long long)s->rank, detail ? detail : "");
+        mb_err_set(&s->failure, MB_EUNAVAIL, "the node of the log does not answer: %s",
+                   detail ? detail : "");
     }
     s->ready(s->arg);
 }
@@ -176,7 +216,7 @@ static int fetch(struct log_source *s, const struct place *p, struct mb_err *err
                          CALL_MS, on_piece, s, &s->call, err);
 }
 
-static int peek_rank(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
+static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
     struct place p;
     int rc;
@@ -196,7 +236,7 @@ static int peek_rank(struct log_source *s, size_t max, struct log_piece *out, st
     out->offset = s->offset;
     if (s->call || mb_mono_ms() < s->missing_until_ms)
         return 0;
-    rc = find_rank(s->h, s->job_id, s->rank, &p, err);
+    rc = find_log(s->h, s->job_id, s->rank, &p, err);
     if (rc == 0)
         out->at_end = 1;
     if (rc <= 0)
@@ -271,6 +311,7 @@ int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
     }
     s->h = h;
     s->rank = rank;
+    s->is_remote = rank >= 0 || is_elsewhere(h, job_id);
     s->start = *start;
     s->file = (struct mb_logfile){-1, -1};
     s->ready = ready;
@@ -282,7 +323,7 @@ int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
 int head_log_peek(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
     *out = (struct log_piece){.offset = s->offset};
-    return s->rank < 0 ? peek_file(s, max, out, err) : peek_rank(s, max, out, err);
+    return s->is_remote ? peek_remote(s, max, out, err) : peek_file(s, max, out, err);
 }
 
 void head_log_advance(struct log_source *s, size_t n)
@@ -348,8 +389,8 @@ static void on_times(void *arg, int status, const char *detail, const ProtobufCM
     mb_free(a);
 }
 
-static void times_of_rank(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
-                          log_times_cb cb, void *arg)
+static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
+                         log_times_cb cb, void *arg)
 {
     Mobula__V1__ReadLogRequest q = MOBULA__V1__READ_LOG_REQUEST__INIT;
     struct asked *a = mb_calloc(1, sizeof *a);
@@ -357,7 +398,7 @@ static void times_of_rank(struct mb_head *h, const char *job_id, int64_t rank, u
     struct mb_grpc_channel *channel;
     struct place p;
     struct mb_err err = {0};
-    int rc = a ? find_rank(h, job_id, rank, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
+    int rc = a ? find_log(h, job_id, rank, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
 
     channel = rc == 1 ? head_node_channel(h, p.node, &err) : NULL;
     if (channel) {
@@ -384,8 +425,8 @@ void head_log_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_
     char *path = NULL;
     int rc;
 
-    if (rank >= 0) {
-        times_of_rank(h, job_id, rank, from, cb, arg);
+    if (rank >= 0 || is_elsewhere(h, job_id)) {
+        remote_times(h, job_id, rank, from, cb, arg);
         return;
     }
     rc = h->runner->log_path(h->runner->self, job_id, &path, &err);

@@ -13,6 +13,7 @@ import unittest
 from cluster import NoCluster, is_alive, wait_until
 from ray._raylet import GcsClient
 from shared_store import Redis, SharedCluster
+from tail import Tail
 
 TAKEOVER_S = 5
 
@@ -50,6 +51,12 @@ class Takeover(unittest.TestCase):
             open(marker, "w").close()
             job = cluster.wait_job("gang")
             self.assertEqual(job["status"], "SUCCEEDED", job)
+            # The driver's log is still on its node: the new head reads it there.
+            log = cluster.logs("gang")
+            for rank in "01":
+                self.assertEqual(log.count(f"rank {rank} begins\n"), 1, log)
+                self.assertEqual(log.count(f"rank {rank} ends\n"), 1, log)
+            self.assertEqual(Tail(cluster.address, "gang").read().decode(), log)
             new = cluster.submit("mobula run --num-nodes 2 -- echo both of us")
             self.assertEqual(cluster.wait_job(new)["status"], "SUCCEEDED", cluster.logs(new))
             cluster.assert_all_free()

@@ -450,6 +450,10 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
         say_ended(r, now_ms);
         return;
     }
+    if (r->fsm.state == MB_GANG_ENDED && r->owner->stopping) { /* its driver went before it heard */
+        mb_gang_run_close(r);
+        return;
+    }
     mb_gang_logs_pump(r, now_ms);
     if (!mb_gang_lease_is_over(&r->fsm, now_ms))
         return;

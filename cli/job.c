@@ -146,20 +146,71 @@ static int act_list(struct mb_cli *cli, struct mb_rest *rest, const struct job_a
     return 0;
 }
 
+/* How the driver and each rank of the newest attempt ended, as far as anybody knows: the record of
+ * the gang is part of the cluster's status. Real Ray has none. */
+static void add_exits(struct mb_rest *rest, const char *id, json_t *job)
+{
+    json_t *all = NULL, *one;
+    struct mb_err err;
+    size_t i;
+
+    if (mb_rest_json(rest, "GET", "/api/mobula/status", NULL, &all, &err) != 0)
+        return;
+    json_array_foreach(json_object_get(all, "jobs"), i, one)
+    {
+        json_t *exits = json_object_get(json_object_get(one, "gang"), "exits");
+
+        if (strcmp(mb_job_text(one, "submission_id"), id) == 0 && exits != NULL)
+            json_object_set(job, "rank_exits", exits);
+    }
+    json_decref(all);
+}
+
+static void print_exit(const char *who, json_int_t code, json_int_t signal, const char *cause)
+{
+    if (signal != 0)
+        printf("%s: signal %" JSON_INTEGER_FORMAT " (%s)", who, signal, strsignal((int)signal));
+    else
+        printf("%s: exit code %" JSON_INTEGER_FORMAT, who, code);
+    printf("%s%s\n", *cause != '\0' ? ", " : "", cause);
+}
+
+static void print_exits(const json_t *job)
+{
+    const json_t *driver = json_object_get(job, "driver_exit_code"), *x;
+    json_int_t code = json_integer_value(driver);
+    size_t i;
+
+    if (json_is_integer(driver)) /* negative: the signal */
+        print_exit("driver", code, code < 0 ? -code : 0, "");
+    json_array_foreach(json_object_get(job, "rank_exits"), i, x)
+    {
+        char who[32];
+
+        snprintf(who, sizeof(who), "rank %" JSON_INTEGER_FORMAT,
+                 json_integer_value(json_object_get(x, "rank")));
+        print_exit(who, json_integer_value(json_object_get(x, "exit_code")),
+                   json_integer_value(json_object_get(x, "signal")), mb_job_text(x, "cause"));
+    }
+}
+
 static int act_status(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
                       const char *id, int *status, struct mb_err *err)
 {
     json_t *job;
     int rc = mb_job_get(rest, id, &job, err);
 
-    (void)cli;
     (void)status; /* it exists: 0, also when it failed, as KubeRay expects */
     if (rc != 0)
         return rc;
+    if (!cli->ray_mode)
+        add_exits(rest, id, job);
     if (args->common.json) {
         mb_job_print_json(job);
     } else if (mb_job_is_terminal(job)) {
         mb_job_print_end(id, job);
+        if (!cli->ray_mode)
+            print_exits(job);
     } else {
         printf("Status for job '%s': %s\nStatus message: %s\n", id, mb_job_text(job, "status"),
                mb_job_text(job, "message"));

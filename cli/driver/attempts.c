@@ -69,12 +69,14 @@ static void empty_slots(struct driver *d)
         mb_free(d->endpoints[r]);
         d->endpoints[r] = NULL;
     }
+    memset(d->exits, 0, drv_world_size(d) * sizeof(*d->exits));
     memset(d->uploads, 0, d->opts->num_nodes * sizeof(*d->uploads));
     drv_output_flush(d);
     drv_seals_clear(d);
     d->attempt_iteration = -1;
     d->launched_ms = 0;
     d->verdict_said = 0;
+    d->lines_after_verdict = 0;
 }
 
 static void on_begin(uv_timer_t *t)

@@ -25,6 +25,7 @@
 #include "base/str.h"
 
 enum {
+    VERDICT_BURIED_LINES = 5,
     PEERS_GRACE_MS = 2000, /* of ranks whose peer died */
     TICK_MS = 1000,
     REQUEST_TIMEOUT_MS = 20000,
@@ -536,8 +537,9 @@ static int setup(struct driver *d, struct mb_err *err)
     d->nodes = mb_calloc(o->num_nodes, sizeof(*d->nodes));
     d->uploads = mb_calloc(o->num_nodes, sizeof(*d->uploads));
     d->endpoints = mb_calloc(drv_world_size(d), sizeof(*d->endpoints));
+    d->exits = mb_calloc(drv_world_size(d), sizeof(*d->exits));
     d->output = mb_calloc(drv_world_size(d), sizeof(*d->output));
-    if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->output)
+    if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->exits || !d->output)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     mb_signals_block(); /* gRPC's threads too */
     rc = mb_grpc_create(&d->loop, &d->grpc, err);
@@ -575,11 +577,14 @@ static void teardown(struct driver *d)
     uv_run(&d->loop, UV_RUN_DEFAULT);
     drv_output_flush(d);
     drv_seals_clear(d);
+    if (d->lines_after_verdict >= VERDICT_BURIED_LINES)
+        fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
     for (uint32_t r = 0; d->endpoints && r < drv_world_size(d); r++)
         mb_free(d->endpoints[r]);
     for (size_t i = 0; i < d->n_causes; i++)
         mb_free(d->causes[i]);
     mb_free(d->endpoints);
+    mb_free(d->exits);
     mb_free(d->output);
     mb_free(d->uploads);
     mb_free(d->nodes);

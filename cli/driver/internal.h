@@ -57,6 +57,14 @@ struct drv_seal {
 };
 
 /* The newest facts, for the KV record and people. */
+/* How a rank ended. */
+struct drv_exit {
+    int is_known;
+    int code; /* as a shell says it */
+    int signal;
+    char cause[200]; /* "" none; cut at the bound */
+};
+
 struct drv_report {
     int64_t iteration;
     int64_t train_iters;
@@ -108,9 +116,10 @@ struct driver {
     int reserved; /* CreatePlacementGroup was sent: remove it at the end */
     int releasing;
     int interrupts;
-    int signal;            /* the first of them */
-    unsigned verdict_said; /* its number */
-    int looking;           /* for nodes that died: the request is in flight */
+    int signal;                 /* the first of them */
+    unsigned verdict_said;      /* its number */
+    size_t lines_after_verdict; /* a job's message has the last ten lines of its log */
+    int looking;                /* for nodes that died: the request is in flight */
     int closing;
     int handles_open;
     uint64_t looked_ms;            /* for nodes that died */
@@ -118,6 +127,7 @@ struct driver {
     struct drv_node *nodes;        /* [num_nodes] */
     struct mb_drv_upload *uploads; /* [num_nodes] */
     char **endpoints;              /* [world size] */
+    struct drv_exit *exits;        /* [world size], of the newest attempt */
     struct drv_rank_output *output;
     struct drv_seal seals[DRV_SEALS_MAX]; /* oldest first */
     size_t n_seals;

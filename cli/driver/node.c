@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "base/clock.h"
 
 enum { DEAD_SILENT_MS = 2000 };
@@ -441,6 +442,8 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
         drv_event(d, &e);
     } else if (u->committed) {
         if (u->iteration > mb_drv_committed(d->state))
+            d->lines_after_verdict += d->verdict_said != 0;
+        if (u->iteration > mb_drv_committed(d->state))
             printf("checkpoint of iteration %lld is durable in %s\n", (long long)u->iteration,
                    d->opts->checkpoint_url ? d->opts->checkpoint_url : "");
         fflush(stdout);
@@ -494,6 +497,21 @@ static void on_endpoint(struct drv_node *n, const Mobula__V1__Endpoint *p)
     drv_event(d, &(struct mb_drv_event){.kind = MB_DRV_ENDPOINT, .rank = p->rank});
 }
 
+static void note_exit(struct driver *d, const Mobula__V1__RankExit *m)
+{
+    struct drv_exit *x;
+
+    if (m->rank >= drv_world_size(d))
+        return;
+    x = &d->exits[m->rank];
+    x->is_known = 1;
+    x->code = m->exit_code;
+    x->signal = m->signal;
+    snprintf(x->cause, sizeof(x->cause), "%.*s",
+             (int)mb_utf8_floor(m->cause, strnlen(m->cause, sizeof(x->cause) - 1)), m->cause);
+    d->record_dirty = 1;
+}
+
 static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg)
 {
     struct drv_node *n = arg;
@@ -537,6 +555,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         e.exit_code = m->rank_exit->exit_code;
         e.signal = m->rank_exit->signal;
         e.text = m->rank_exit->cause;
+        note_exit(d, m->rank_exit);
         drv_event(d, &e);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_SAVED:

@@ -10,11 +10,12 @@
 
 enum { LINE_MAX_BYTES = 64 * 1024 };
 
-static void put(const struct driver *d, uint32_t rank, const void *p, size_t n)
+static void put(struct driver *d, uint32_t rank, const void *p, size_t n)
 {
     if (d->opts->tag_ranks)
         printf("[rank %u] ", rank);
     fwrite(p, 1, n, stdout);
+    d->lines_after_verdict += d->verdict_said != 0;
 }
 
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n)

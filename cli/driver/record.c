@@ -34,6 +34,22 @@ static json_t *nodes_json(const struct driver *d)
     return list;
 }
 
+/* Of the newest attempt; a rank that has not ended, or was lost with its node, is missing. */
+static json_t *exits_json(const struct driver *d)
+{
+    json_t *list = json_array();
+
+    for (uint32_t r = 0; d->exits && r < drv_world_size(d); r++) {
+        const struct drv_exit *x = &d->exits[r];
+
+        if (x->is_known)
+            json_array_append_new(list,
+                                  json_pack("{s:i, s:i, s:i, s:s}", "rank", (int)r, "exit_code",
+                                            x->code, "signal", x->signal, "cause", x->cause));
+    }
+    return list;
+}
+
 char *drv_record_json(const struct driver *d)
 {
     const struct drv_report *r = &d->report;
@@ -51,7 +67,7 @@ char *drv_record_json(const struct driver *d)
         json_array_append_new(restarts, json_string(d->causes[i]));
     root = json_pack(
         "{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:i, "
-        "s:o*, s:o*, s:o*}",
+        "s:o*, s:o*, s:o*, s:o*}",
         "submission_id", d->opts->submission_id ? d->opts->submission_id : "", "placement_group_id",
         pg, "attempt", (int)d->attempt, "world_size", (int)drv_world_size(d), "num_nodes",
         (int)d->opts->num_nodes, "state", state_word(d), "error", mb_drv_verdict(d->state),
@@ -59,7 +75,7 @@ char *drv_record_json(const struct driver *d)
         "consumed_samples", (json_int_t)r->consumed_samples, "loss", r->loss, "validation_loss",
         r->validation_loss, "tokens_per_s", r->tokens_per_s, "updated_unix_ms",
         (json_int_t)mb_unix_ms(), "max_restarts", (int)d->opts->max_restarts, "restarts", restarts,
-        "checkpoint", checkpoint, "nodes", nodes_json(d));
+        "checkpoint", checkpoint, "nodes", nodes_json(d), "exits", exits_json(d));
     if (root)
         text = json_dumps(root, JSON_COMPACT);
     json_decref(root);

@@ -54,6 +54,7 @@ class Gate:
     def __init__(self, target_port, pattern):
         self.acknowledged = []
         self.held = set()
+        self.waiting = set()  # of the paths in held those that wait now
         self._pattern = re.compile(pattern)
         self._opened = threading.Event()
         gate = self
@@ -65,7 +66,9 @@ class Gate:
                 body = self.read_body()
                 if self.command == "PUT" and gate._pattern.search(self.path):
                     gate.held.add(self.path)
+                    gate.waiting.add(self.path)
                     gate._opened.wait(120)
+                    gate.waiting.discard(self.path)
                     if self.sender_is_gone():
                         self.close_connection = True
                         return
@@ -124,6 +127,9 @@ class Gate:
 
     def open(self):
         self._opened.set()
+
+    def shut(self):
+        self._opened.clear()
 
     def __enter__(self):
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

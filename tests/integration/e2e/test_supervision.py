@@ -68,6 +68,36 @@ class Leftovers(unittest.TestCase):
             cluster.assert_all_free()
 
 
+class Exits(unittest.TestCase):
+    def test_exit_code_and_signal_of_driver_and_every_rank_are_kept(self):
+        """ray#48106, ray#38142: also after the job, and after the head was killed."""
+        with Cluster(nodes=1) as cluster:
+            cluster.submit("mobula run --ranks-per-node 2 -- sh -c "
+                           "'if [ $RANK = 1 ]; then exit 7; fi; kill -SEGV $$'".replace(
+                               "kill", f"until test -e {cluster.dir}/go; do sleep 0.02; done; kill")
+                           .replace("exit 7", f"trap \"\" TERM; until test -e {cluster.dir}/go; do "
+                                              "sleep 0.02; done; exit 7"), submission_id="both")
+            wait_until(lambda: len(cluster.rank_pids("sh")) >= 2, "two ranks run")
+            open(f"{cluster.dir}/go", "w").close()
+            self.assertEqual(cluster.wait_job("both")["status"], "FAILED")
+            cluster.submit("kill -ABRT $$", submission_id="driver")
+            self.assertEqual(cluster.wait_job("driver")["driver_exit_code"], -signal.SIGABRT)
+            for _ in range(2):
+                done = cluster.mobula("job", "status", "--address", cluster.address, "--json", "both")
+                exits = {e["rank"]: (e["exit_code"], e["signal"])
+                         for e in json.loads(done.stdout)["rank_exits"]}
+                self.assertEqual(sorted(exits), [0, 1])
+                self.assertIn(exits[0], ((128 + signal.SIGSEGV, signal.SIGSEGV),
+                                         (128 + signal.SIGTERM, signal.SIGTERM),
+                                         (128 + signal.SIGKILL, signal.SIGKILL)))
+                shown = cluster.mobula("job", "status", "--address", cluster.address, "driver").stdout
+                self.assertIn("driver: signal 6 (Aborted)", shown)
+                killed = cluster.node("node-0")["pid_agent"]
+                os.kill(killed, signal.SIGKILL)
+                wait_until(lambda: cluster.node("node-0")["pid_agent"] != killed and
+                           GpuMemory.answers(cluster), "the head is back", 30)
+
+
 FAKE_NVML = r"""
 #include <stdio.h>
 #include <stdlib.h>

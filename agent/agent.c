@@ -475,8 +475,6 @@ static int start_head(struct agent *a, struct mb_err *err)
         .session_dir = a->opts->node_dir,
         .temp_dir = a->opts->temp_dir,
         .packages_dir = packages,
-        .max_package_bytes = (uint64_t)a->opts->max_package_bytes,
-        .package_keep_ms = (uint64_t)a->opts->package_keep_s * 1000,
         .token = a->token};
     int rc = mb_head_store_open(a->opts, &store, &opts, err);
 

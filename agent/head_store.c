@@ -61,6 +61,8 @@ int mb_head_store_open(const struct mb_agent_options *opts, struct mb_head_store
 
     memset(s, 0, sizeof(*s));
     out->store_sync_full = strcmp(opts->store_sync, "full") == 0;
+    out->max_package_bytes = (uint64_t)opts->max_package_bytes;
+    out->package_keep_ms = (uint64_t)opts->package_keep_s * 1000;
     if (strcmp(opts->store, "memory") == 0)
         return MB_OK;
     if (!mb_head_store_is_shared(opts->store)) {

@@ -17,7 +17,7 @@ struct mb_head_store {
 
 /* 1: the store is shared, the head may have to stand by. */
 int mb_head_store_is_shared(const char *store);
-/* Fills the store's part of out, which borrows from s. */
+/* Fills the part of out that keeps things, records and packages; it borrows from s. */
 int mb_head_store_open(const struct mb_agent_options *opts, struct mb_head_store *s,
                        struct mb_head_opts *out, struct mb_err *err);
 void mb_head_store_close(struct mb_head_store *s);

@@ -261,6 +261,11 @@ int place_is_waiting(const struct group *g)
     return g->state == PENDING || g->state == RESCHEDULING;
 }
 
+int place_is_orphan(const struct group *g)
+{
+    return g->state == PENDING && g->orphan_ms != 0;
+}
+
 /* ---- actions ---- */
 
 static void begin_action(struct mb_placement *p, struct group *g, size_t node,
@@ -336,7 +341,9 @@ static void stand_behind(struct group *g, const struct group *ahead)
 static int group_next(struct mb_placement *p, struct group *g, const struct group *ahead,
                       uint64_t now_ms, struct mb_place_action *out)
 {
-    if (!g->changed && place_is_waiting(g)) {
+    if (place_is_orphan(g) && now_ms >= g->orphan_ms + MB_PLACE_ORPHAN_MS)
+        place_transition(g, REMOVE); /* PENDING: it holds nothing */
+    if (!g->changed && place_is_waiting(g) && !place_is_orphan(g)) {
         if (g->waiting_since_ms == 0)
             g->waiting_since_ms = now_ms ? now_ms : 1;
         g->blocked = ahead && p->order == MB_PLACE_STRICT;
@@ -381,7 +388,9 @@ uint64_t mb_placement_due_ms(const struct mb_placement *p)
     for (size_t i = 0; i < p->n_groups; i++) {
         const struct group *g = p->groups[i];
 
-        if (place_is_waiting(g) && !g->blocked) /* what lifts a block is an event */
+        if (place_is_orphan(g))
+            sooner(&due, g->orphan_ms + MB_PLACE_ORPHAN_MS);
+        else if (place_is_waiting(g) && !g->blocked) /* what lifts a block is an event */
             sooner(&due, g->try_ms > g->recheck_ms || g->seen_epoch != p->epoch ? g->try_ms
                                                                                 : g->recheck_ms);
         for (size_t k = 0; k < g->pub.n_bundles; k++) {

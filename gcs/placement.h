@@ -17,6 +17,8 @@
  *  - A lost node makes a CREATED group RESCHEDULING: survivors keep their bundles, only the lost
  * ones are placed anew.
  *  - A node is not given a bundle of a group while an earlier bundle of it is on its way back.
+ *  - A gang whose driver went away while it waits is not placed, and leaves the queue when the
+ *    driver has not come back for MB_PLACE_ORPHAN_MS.
  * Bounds: a bundle has at most MB_PLACE_RETURNS places it is on its way back from; then it waits.
  */
 #ifndef MOBULA_GCS_PLACEMENT_H
@@ -29,7 +31,12 @@
 enum { MB_PLACE_RETURNS = 4, MB_PLACE_RETRY_MIN_MS = 200, MB_PLACE_RETRY_MAX_MS = 1000 };
 
 /* Of a waiting group, before it keeps places; and the bound of a priority in both directions. */
-enum { MB_PLACE_OVERTAKES = 16, MB_PLACE_PATIENCE_MS = 60000, MB_PLACE_PRIORITY_MAX = 1000 };
+enum {
+    MB_PLACE_OVERTAKES = 16,
+    MB_PLACE_PATIENCE_MS = 60000,
+    MB_PLACE_PRIORITY_MAX = 1000,
+    MB_PLACE_ORPHAN_MS = 30000
+};
 
 enum mb_place_order { MB_PLACE_BACKFILL = 0, MB_PLACE_STRICT };
 
@@ -105,6 +112,10 @@ int mb_placement_add(struct mb_placement *p, const struct mb_gcs_pg *pg, struct 
 /* From the store, after all nodes: CREATED and RESCHEDULING groups keep the places whose nodes are
  * up; groups caught in between start over. */
 int mb_placement_restore(struct mb_placement *p, const struct mb_gcs_pg *pg, struct mb_err *err);
+/* Whether a driver waits for this group now; said only of those that somebody waited for, or might
+ * have before a restart. Groups that are no gangs of mobula do not care. */
+void mb_placement_attend(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES],
+                         int is_attended, uint64_t now_ms);
 /* MB_ENOENT if unknown; removing twice is a success. */
 int mb_placement_remove(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES]);
 /* Drops a REMOVED group whose bundles are all back; 1 if it was dropped. */

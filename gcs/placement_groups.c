@@ -224,6 +224,19 @@ int mb_placement_remove(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYT
     return 0;
 }
 
+void mb_placement_attend(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES],
+                         int is_attended, uint64_t now_ms)
+{
+    struct group *g = place_find_group(p, pg_id);
+
+    if (!g || strncmp(g->pub.name, gang_prefix, sizeof gang_prefix - 1) != 0)
+        return;
+    if (is_attended)
+        g->orphan_ms = 0;
+    else if (g->orphan_ms == 0)
+        g->orphan_ms = now_ms ? now_ms : 1;
+}
+
 static int is_quiet(const struct group *g)
 {
     for (size_t i = 0; i < g->pub.n_bundles; i++)

@@ -66,6 +66,7 @@ struct group {
     uint64_t behind;     /* seq of the group without which it could start; 0: none */
     int blocked;         /* by strict order: not tried at all */
     uint64_t seen_ahead; /* seq of the group that kept places at the last failed plan */
+    uint64_t orphan_ms;  /* its driver is away since then; 0: it is not */
     size_t *pins;        /* [n_bundles]: node kept for the bundle, or PLACE_NOWHERE */
     uint64_t pins_epoch; /* fleet when the pins were chosen */
     int fits_fleet;      /* the nodes could hold it, were they empty */
@@ -121,6 +122,7 @@ struct group *place_find_group(const struct mb_placement *p, const uint8_t *id);
 void place_free_group(struct group *g);
 
 int place_is_waiting(const struct group *g);
+int place_is_orphan(const struct group *g);
 
 /* placement_try.c */
 /* 1 if the group got places; ahead: the group before it that keeps what it needs, or NULL. */

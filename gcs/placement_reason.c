@@ -213,6 +213,8 @@ static int say(struct look *l)
 {
     size_t needed = l->g->pub.strategy == MB_PG_STRICT_SPREAD ? l->n_open : 1;
 
+    if (place_is_orphan(l->g))
+        return mb_buf_puts(l->out, "its driver is away; it leaves the queue soon");
     if (l->g->behind)
         return say_kept(l);
     if (!l->bundle || l->bundle->n_resources == 0)

@@ -389,6 +389,8 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
     (void)key;
     if (rc == 0)
         rc = mb_placement_restore(h->placement, &pg, &err);
+    if (rc == 0) /* who waited comes back, unless it ended meanwhile */
+        mb_placement_attend(h->placement, pg.id, 0, mb_mono_ms());
     if (rc == 0 && pg.created_unix_ms > h->newest_group_unix_ms)
         h->newest_group_unix_ms = pg.created_unix_ms;
     if (row)
@@ -507,8 +509,15 @@ static void remove_group(void *arg, struct mb_grpc_req *req, const ProtobufCMess
 static void on_wait_gone(void *arg)
 {
     struct head_wait *w = arg;
+    int others = 0;
 
     w->gone = 1;
+    for (const struct head_wait *o = w->h->waits; o; o = o->next)
+        others |= !o->gone && memcmp(o->pg_id, w->pg_id, MB_PG_ID_BYTES) == 0;
+    if (!others) {
+        mb_placement_attend(w->h->placement, w->pg_id, 0, mb_mono_ms());
+        head_placement_pump(w->h);
+    }
     answer_waits(w->h);
 }
 
@@ -530,6 +539,8 @@ static void wait_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessag
     mb_wire_get_id(id, w->pg_id, MB_PG_ID_BYTES);
     w->next = h->waits;
     h->waits = w;
+    mb_placement_attend(h->placement, w->pg_id, 1, mb_mono_ms());
+    head_placement_pump(h);
     mb_grpc_req_on_cancel(req, on_wait_gone, w);
     struct mb_err err = {0};
     if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)

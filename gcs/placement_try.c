@@ -214,7 +214,7 @@ static void choose_pins(struct mb_placement *p, struct group *g)
 
 int place_keeps(struct mb_placement *p, struct group *g, uint64_t now_ms)
 {
-    if (!place_is_waiting(g) || g->waiting_since_ms == 0)
+    if (!place_is_waiting(g) || place_is_orphan(g) || g->waiting_since_ms == 0)
         return 0;
     if (p->order == MB_PLACE_BACKFILL && g->overtaken < MB_PLACE_OVERTAKES &&
         now_ms < g->waiting_since_ms + p->patience_ms)

@@ -138,6 +138,28 @@ class BackfillTest(Gangs):
         self.assertFalse(is_alive(int(pid)))
 
 
+    def test_a_driver_killed_while_it_waits_outside_a_job(self):
+        """Nobody is left to take it out of the queue: the head sees that nobody waits, starts nothing
+        for it, and forgets it."""
+        self.gang("one", 2, 2)
+        self.wait_up("one")
+        with self.cluster.running("run", "--name", "gone", "--gpus-per-node", "2", "--", "touch",
+                                  f"{self.cluster.dir}/gone.up") as driver:
+            self.wait_in_queue("gone")
+            driver.kill()
+            driver.wait()
+        wait_until(lambda: self.queue()["mobula-gone"]["reason"] ==
+                   "its driver is away; it leaves the queue soon", lambda: self.queue(), 5)
+        self.let_go("one")
+        self.cluster.wait_job("one")
+        self.cluster.assert_all_free()
+        self.gang("next", 2, 2)
+        self.wait_up("next")
+        wait_until(lambda: not self.queue(), lambda: f"it is forgotten: {self.queue()}", 40)
+        self.end("next")
+        self.assertFalse(self.is_up("gone"))
+
+
 class OtherOrders(Gangs):
     def setUp(self):
         pass

@@ -375,6 +375,46 @@ static void a_refusal_is_said(void **state)
     mb_placement_destroy(p);
 }
 
+static void a_gang_without_its_driver(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    const uint8_t two[MB_PG_ID_BYTES] = {2}, three[MB_PG_ID_BYTES] = {3};
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 4);
+    gang(p, 1, 1, 4);
+    settle(p, 1);
+    gang(p, 2, 1, 4);
+    named(p, 3, 1, 4, "of-ray");
+    mb_placement_attend(p, two, 1, 2);
+    settle(p, 2);
+    mb_placement_attend(p, two, 0, 10);
+    mb_placement_attend(p, two, 0, 5000); /* away since 10 */
+    mb_placement_attend(p, three, 0, 10); /* Ray's clients need not wait */
+    settle(p, 10);
+    assert_reason(p, 2, "its driver is away; it leaves the queue soon");
+    end(p, 1, 20);
+    assert_false(has_started(p, 2));
+    assert_true(has_started(p, 3)); /* it holds nobody up */
+    assert_int_equal(mb_placement_due_ms(p), 10 + MB_PLACE_ORPHAN_MS);
+    settle(p, 9 + MB_PLACE_ORPHAN_MS);
+    assert_int_equal(mb_placement_get(p, two, NULL)->state, MB_PG_PENDING);
+    mb_placement_attend(p, two, 1, 9 + MB_PLACE_ORPHAN_MS); /* a head that was restarted */
+    end(p, 3, 50000);
+    assert_true(has_started(p, 2));
+    mb_placement_attend(p, two, 0, 60000); /* whoever runs need not wait */
+    settle(p, 200000);
+    assert_true(has_started(p, 2));
+    gang(p, 4, 1, 4);
+    settle(p, 200000);
+    const uint8_t four[MB_PG_ID_BYTES] = {4};
+    mb_placement_attend(p, four, 0, 200000);
+    settle(p, 200000 + MB_PLACE_ORPHAN_MS);
+    assert_int_equal(mb_placement_get(p, four, NULL)->state, MB_PG_REMOVED);
+    mb_placement_destroy(p);
+}
+
 static void memory_runs_out(void **state)
 {
     uint8_t pg_id[MB_PG_ID_BYTES] = {2};
@@ -422,6 +462,7 @@ int main(void)
         cmocka_unit_test(a_restart_keeps_the_order),
         cmocka_unit_test(reasons_name_what_is_missing),
         cmocka_unit_test(a_refusal_is_said),
+        cmocka_unit_test(a_gang_without_its_driver),
         cmocka_unit_test(memory_runs_out),
     };
 

@@ -7,9 +7,21 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include "agent/agent.h"
 #include "agent/options.h"
 #include "base/log.h"
+
+/* Of the descriptors that the system allows: a head serves thousands of connections. */
+static void open_many_files(void)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files); /* refused: the server takes fewer connections */
+    }
+}
 
 int main(int argc, char **argv)
 {
@@ -24,6 +36,7 @@ int main(int argc, char **argv)
         rc = mb_err_set(&err, MB_EINVAL, "--log-level %s: expected debug, info, warn or error",
                         opts.log_level);
     if (rc == MB_OK) {
+        open_many_files();
         signal(SIGPIPE, SIG_IGN);
         signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
         /* Drivers inherit it: checkpoints they choose a place for lie beside this node's files. */

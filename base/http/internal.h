@@ -35,8 +35,10 @@ struct mb_http_server {
     struct mb_http_server_route *routes;
     size_t n_routes;
     struct mb_http_req *reqs;   /* every request whose connection lives */
-    struct mb_http_conn *conns; /* every connection, see watch.c */
-    unsigned n_ws;              /* WebSockets whose on_close is still to come */
+    struct mb_http_conn *conns; /* every connection, the newest first; see watch.c */
+    struct mb_http_conn *last_conn;
+    unsigned n_conns;
+    unsigned n_ws; /* WebSockets whose on_close is still to come */
     void (*stop_cb)(void *arg);
     void *stop_arg;
 };

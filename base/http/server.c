@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -33,7 +34,7 @@ enum {
     /* libmicrohttpd gives half of it to the header block. */
     CONNECTION_MEMORY_BYTES = 128 * 1024,
     DEFAULT_MAX_BODY_BYTES = 1024 * 1024,
-    DEFAULT_MAX_CONNECTIONS = 10000,
+    DEFAULT_MAX_CONNECTIONS = 11000, /* 10,000 idle ones, and room */
     DEFAULT_IDLE_TIMEOUT_MS = 60000,
     /* How much of a refused body is read so that the client sees the answer. */
     MAX_DRAIN_BYTES = 256 * 1024 * 1024
@@ -50,6 +51,15 @@ static void free_routes(struct mb_http_server *srv)
     mb_free(srv->routes);
 }
 
+static unsigned default_connections(void)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 * 3 < DEFAULT_MAX_CONNECTIONS)
+        return (unsigned)(files.rlim_cur / 4 * 3);
+    return DEFAULT_MAX_CONNECTIONS;
+}
+
 int mb_http_server_create(uv_loop_t *loop, const struct mb_http_server_opts *opts,
                           struct mb_http_server **out, struct mb_err *err)
 {
@@ -63,7 +73,7 @@ int mb_http_server_create(uv_loop_t *loop, const struct mb_http_server_opts *opt
         goto nomem;
     srv->port = opts->port;
     srv->max_body_bytes = opts->max_body_bytes ? opts->max_body_bytes : DEFAULT_MAX_BODY_BYTES;
-    srv->max_connections = opts->max_connections ? opts->max_connections : DEFAULT_MAX_CONNECTIONS;
+    srv->max_connections = opts->max_connections ? opts->max_connections : default_connections();
     srv->idle_timeout_ms = opts->idle_timeout_ms ? opts->idle_timeout_ms : DEFAULT_IDLE_TIMEOUT_MS;
     srv->browser_guard_status = opts->browser_guard_status;
     srv->closed = opts->closed;

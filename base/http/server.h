@@ -43,7 +43,7 @@ struct mb_http_server_opts {
                                  ray-authentication-token; 401 missing, 403 wrong (texts of Ray);
                                  NULL: open. Copied; constant-time comparison */
     size_t max_body_bytes;    /* for buffered bodies; 0: 1 MiB */
-    unsigned max_connections; /* 0: 10000 */
+    unsigned max_connections; /* 0: 11000, or 3/4 of the descriptors that may be open */
     uint64_t idle_timeout_ms; /* 0: 60 s */
     /* NULL, or why no request is served now: 503 with that text. Asked for every request. */
     const char *(*closed)(void *arg);

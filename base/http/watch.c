@@ -10,6 +10,9 @@
  * 5. At its limit of connections or descriptors libmicrohttpd stops listening, and looks again
  *    only when it runs after one was closed: so it is run once more then.
  *
+ * 6. Nearly at the limit, each new connection makes the one go that has waited longest for a
+ *    request, of the oldest few: idle connections, however many, never keep a client out.
+ *
  * Failure: without memory to note a connection it is shut down at once.
  */
 #include <poll.h>
@@ -17,7 +20,12 @@
 #include "base/alloc.h"
 #include "base/http/internal.h"
 
-enum { MAX_LOOK_MS = 5000, LOOKS_PER_IDLE_TIMEOUT = 4 };
+enum {
+    MAX_LOOK_MS = 5000,
+    LOOKS_PER_IDLE_TIMEOUT = 4,
+    SPARE_PART = 16,      /* of the connections are never left idle */
+    OLDEST_LOOKED_AT = 64 /* when one has to go */
+};
 
 struct mb_http_conn {
     struct mb_http_conn *prev;
@@ -59,6 +67,21 @@ static void on_look(uv_timer_t *timer)
     }
 }
 
+/* The list begins with the newest. */
+static void make_room(struct mb_http_server *srv)
+{
+    struct mb_http_conn *longest = NULL;
+    int n = 0;
+
+    for (struct mb_http_conn *c = srv->last_conn; c && n < OLDEST_LOOKED_AT; c = c->prev, n++)
+        if (c->waits && (!longest || c->since_ms < longest->since_ms))
+            longest = c;
+    if (longest) {
+        longest->waits = 0; /* once is enough */
+        shutdown(socket_of(longest->conn), SHUT_RDWR);
+    }
+}
+
 static void note(struct mb_http_server *srv, struct MHD_Connection *conn, void **context)
 {
     struct mb_http_conn *c = mb_calloc(1, sizeof *c);
@@ -66,12 +89,17 @@ static void note(struct mb_http_server *srv, struct MHD_Connection *conn, void *
         shutdown(socket_of(conn), SHUT_RDWR);
         return;
     }
+    if (srv->n_conns >= srv->max_connections - srv->max_connections / SPARE_PART)
+        make_room(srv);
+    srv->n_conns++;
     c->conn = conn;
     c->waits = 1;
     c->since_ms = uv_now(srv->loop);
     c->next = srv->conns;
     if (srv->conns)
         srv->conns->prev = c;
+    else
+        srv->last_conn = c;
     srv->conns = c;
     *context = c;
     if (!uv_is_active((uv_handle_t *)&srv->watch)) {
@@ -89,6 +117,9 @@ static void forget(struct mb_http_server *srv, struct mb_http_conn *c)
         srv->conns = c->next;
     if (c->next)
         c->next->prev = c->prev;
+    else
+        srv->last_conn = c->prev;
+    srv->n_conns--;
     mb_free(c);
     if (!srv->conns)
         uv_timer_stop(&srv->watch);

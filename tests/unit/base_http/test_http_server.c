@@ -476,6 +476,38 @@ static void test_connection_limit(void **state)
     world_close(&w);
 }
 
+/* Nobody is kept out by connections that only wait: the one that waited longest has to go. */
+static void test_idle_connections_make_room(void **state)
+{
+    static const char request[] = "GET /hello/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n";
+    enum { N = 48 };
+    static struct raw_client idle[N];
+    struct world w;
+    struct raw_client c;
+    int n_ended = 0;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.max_connections = 32});
+    for (int i = 0; i < N; i++) {
+        raw_client_start(&w.loop, &idle[i], w.port, "GET", 3);
+        for (int k = 0; k < 10; k++)
+            uv_run(&w.loop, UV_RUN_NOWAIT);
+    }
+    uv_timer_start(&w.timer, on_too_late, 20000, 0);
+    raw_client_start(&w.loop, &c, w.port, request, sizeof request - 1);
+    raw_client_finish(&c);
+    uv_timer_stop(&w.timer);
+    assert_non_null(strstr(mb_buf_str(&c.in), "hello x"));
+    raw_client_free(&c);
+    for (int i = 0; i < N; i++) {
+        n_ended += idle[i].done;
+        assert_true(i == 0 || idle[i].done <= idle[i - 1].done); /* the oldest first */
+    }
+    assert_in_range(n_ended, N - 31, N - 29);
+    for (int i = 0; i < N; i++)
+        raw_client_free(&idle[i]);
+    world_close(&w);
+}
+
 static void test_port_in_use(void **state)
 {
     struct world w;
@@ -655,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_client_goes_away),
         cmocka_unit_test(test_slow_header),
         cmocka_unit_test(test_connection_limit),
+        cmocka_unit_test(test_idle_connections_make_room),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_short_texts),

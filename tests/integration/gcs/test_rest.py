@@ -272,6 +272,9 @@ def test_restart(head):
     wait_state(head, done, ("SUCCEEDED",))
     lost = submit(head, "exec sleep 1", submission_id="lost")
     wait_state(head, lost, ("RUNNING",))
+    # Answers show a state a moment before its commit. Commits are in order: when this submission is
+    # acknowledged, that state is on disk, and the restarted head does not start the job anew.
+    submit(head, "true", submission_id="behind")
     head.kill()
     head.start()
     check.equal("an ended job is known after a kill",

@@ -229,11 +229,13 @@ static int act_stop(struct mb_cli *cli, struct mb_rest *rest, const struct job_a
     (void)status;
     if (rc != 0)
         return rc;
-    json_decref(answer);
-    if (args->no_wait) {
+    if (args->no_wait && args->common.json)
+        mb_job_print_json(answer);
+    else if (args->no_wait)
         printf("Attempting to stop job '%s'\n", id);
+    json_decref(answer);
+    if (args->no_wait)
         return 0;
-    }
     while ((rc = mb_job_get(rest, id, &job, err)) == 0 && !mb_job_is_terminal(job)) {
         json_decref(job);
         poll(NULL, 0, POLL_MS); /* the head's stop grace bounds this */
@@ -255,12 +257,14 @@ static int act_delete(struct mb_cli *cli, struct mb_rest *rest, const struct job
     int rc = call(rest, "DELETE", id, "", &answer, err);
 
     (void)cli;
-    (void)args;
     (void)status;
     if (rc != 0)
         return rc;
+    if (args->common.json)
+        mb_job_print_json(answer);
+    else
+        printf("Job '%s' deleted successfully\n", id);
     json_decref(answer);
-    printf("Job '%s' deleted successfully\n", id);
     return 0;
 }
 
@@ -297,13 +301,13 @@ static const struct mb_verb verb_job_status = {.name = "status",
                                                .run = run_status};
 static const struct mb_verb verb_job_stop = {.name = "stop",
                                              .summary = "end a job; it may save first",
-                                             .synopsis = "[--no-wait] ID",
+                                             .synopsis = "[--no-wait] [--json] ID",
                                              .examples = "  mobula job stop raysubmit_x\n",
                                              .options = stop_options,
                                              .run = run_stop};
 static const struct mb_verb verb_delete = {.name = "delete",
                                            .summary = "forget a job that has ended",
-                                           .synopsis = "ID",
+                                           .synopsis = "[--json] ID",
                                            .examples = "  mobula job delete raysubmit_x\n",
                                            .options = plain_options,
                                            .run = run_delete};

@@ -439,16 +439,27 @@ static int post(struct mb_rest *rest, const json_t *request, json_t **answer, st
                                 "submission_id", json_object_get(request, "submission_id"));
             return *answer != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
         }
+        if (rc == MB_EUNAVAIL && strstr(err->text, "--max-queued-jobs") != NULL)
+            return err->code = MB_EFULL; /* the head answers, it has no room */
         if (rc != MB_EIO && rc != MB_EUNAVAIL && rc != MB_ETIMEOUT)
             break;
     }
     return rc;
 }
 
+/* With --json and the log every line of the output is an object: the answer, the log's lines, and
+ * the job as it ended. */
+static void print_json_line(const json_t *j)
+{
+    json_dumpf(j, stdout, JSON_COMPACT);
+    putchar('\n');
+    fflush(stdout);
+}
+
 static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
                   const json_t *request, int *status, struct mb_err *err)
 {
-    struct mb_log_view view = {0};
+    struct mb_log_view view = {.json = a->common.json};
     struct mb_log_lines lines = {.view = &view, .rank = -1};
     struct mb_follow_opts opts = {.lines = &lines, .rank = -1, .tail_lines = -1};
     json_t *answer, *job;
@@ -465,14 +476,20 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
     id = mb_job_text(answer, "submission_id");
     if (a->common.json && a->no_wait)
         mb_job_print_json(answer);
+    else if (a->common.json)
+        print_json_line(answer);
     else
         print_submitted(cli, id);
     if (!a->no_wait) {
-        puts("\nTailing logs until the job exits (disable with --no-wait):");
+        if (!a->common.json)
+            puts("\nTailing logs until the job exits (disable with --no-wait):");
         fflush(stdout);
         rc = mb_job_follow(rest, id, &opts, &job, err);
         if (rc == 0) {
-            mb_job_print_end(id, job);
+            if (a->common.json)
+                print_json_line(job);
+            else
+                mb_job_print_end(id, job);
             *status = mb_job_exit_status(cli, job);
             json_decref(job);
         } else {

@@ -206,6 +206,8 @@ int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
         rc = mb_err_set(err, MB_ENOENT, "%s", last_line(&answer.body));
     } else if (answer.status == 401 || answer.status == 403) {
         rc = mb_err_set(err, MB_EDENIED, "%s: %s", rest->base_url, last_line(&answer.body));
+    } else if (answer.status == 503) {
+        rc = mb_err_set(err, MB_EUNAVAIL, "%s: %s", rest->base_url, last_line(&answer.body));
     } else {
         rc = mb_err_set(err, MB_ESTATE, "%s%s: status %ld: %s", rest->base_url, path, answer.status,
                         last_line(&answer.body));

@@ -1,0 +1,146 @@
+"""`mobula job submit|list|status|logs|stop|delete`: exit statuses that tell the truth, and --json.
+
+The rows of docs/operations.md, "Exit statuses", as far as the job verbs can end with them; the
+others are in the tests of what they are about. kuberay#3257: a job that FAILED is no success.
+"""
+
+import json
+import pathlib
+import re
+import unittest
+
+from cluster import Cluster
+
+
+class Verbs(unittest.TestCase):
+    def verb(self, *argv, status=0, **more):
+        verb, *rest = argv
+        done = self.cluster.mobula("job", verb, "--address", self.cluster.address, *rest, **more)
+        self.assertEqual(done.returncode, status, (argv, done.stdout))
+        return done.stdout
+
+
+class VerbsTest(Verbs):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(Cluster(nodes=1))
+
+    def submit(self, job_id, *command, status=0, options=()):
+        return self.verb("submit", "--submission-id", job_id, *options, "--", *command, status=status)
+
+    def lines(self, text):
+        return [json.loads(line) for line in text.splitlines()]
+
+    def test_succeeds(self):
+        said = self.submit("good", "echo", "hello")
+        self.assertIn("\nhello\n", said)
+        self.assertIn("Job 'good' succeeded", said)
+        self.assertIn("Job 'good' succeeded", self.verb("status", "good"))
+        self.assertTrue(self.verb("logs", "good").endswith("\nhello\n"))
+        self.assertIn("Job 'good' succeeded", self.verb("logs", "-f", "good"))
+        self.assertRegex(self.verb("list"), r"(?m)^SUCCEEDED +good +echo hello$")
+        self.assertIn("succeeded", self.verb("stop", "good"))
+        self.assertIn("deleted", self.verb("delete", "good"))
+        self.verb("status", "good", status=66)
+
+    def test_fails(self):
+        self.assertIn("Job 'bad' failed", self.submit("bad", "sh", "-c", "echo oh; exit 9", status=1))
+        self.verb("status", "bad")  # the question was answered
+        self.assertTrue(self.verb("logs", "bad").endswith("\noh\n"))
+        self.verb("logs", "-f", "bad", status=1)
+        self.verb("delete", "bad")
+
+    def test_is_stopped(self):
+        self.submit("long", "sleep", "600", options=("--no-wait",))
+        with self.cluster.running("job", "logs", "-f", "--address", self.cluster.address,
+                                  "long") as follower:
+            self.cluster.wait_job("long", ("RUNNING",))
+            self.verb("delete", "long", status=71)
+            self.submit("long", "true", status=72)
+            self.assertIn("was stopped", self.verb("stop", "long"))
+            self.assertEqual(follower.wait(20), 130, follower.output())
+        self.verb("logs", "-f", "long", status=130)
+        self.verb("delete", "long")
+
+    def test_json(self):
+        told = json.loads(self.submit("j1", "sleep", "600", options=("--no-wait", "--json")))
+        self.assertEqual(told["submission_id"], "j1")
+        self.cluster.wait_job("j1", ("RUNNING",))
+        self.assertEqual(json.loads(self.verb("status", "--json", "j1"))["status"], "RUNNING")
+        self.assertIn("j1", [job["submission_id"] for job in json.loads(self.verb("list", "--json"))])
+        self.assertEqual(json.loads(self.verb("stop", "--no-wait", "--json", "j1")), {"stopped": True})
+        self.assertEqual(json.loads(self.verb("stop", "--json", "j1"))["status"], "STOPPED")
+        self.assertEqual(json.loads(self.verb("delete", "--json", "j1")), {"deleted": True})
+
+        first, *log, last = self.lines(self.submit("j2", "sh", "-c", "echo a; echo b; exit 2",
+                                                   status=1, options=("--json",)))
+        self.assertEqual(first["submission_id"], "j2")
+        self.assertEqual([line["line"] for line in log][-2:], ["a", "b"])
+        self.assertEqual((last["status"], last["driver_exit_code"]), ("FAILED", 2))
+        self.assertEqual([row["line"] for row in self.lines(self.verb("logs", "--json", "j2"))][-2:],
+                         ["a", "b"])
+        self.verb("delete", "j2")
+
+    def test_unknown_job(self):
+        for verb in ("status", "logs", "stop", "delete"):
+            self.assertIn("nobody", self.verb(verb, "nobody", status=66))
+        self.verb("logs", "-f", "nobody", status=66)
+
+    def test_wrong_words(self):
+        for argv in (("status",), ("logs", "a", "b"), ("stop", "--forse", "a"), ("list", "a"),
+                     ("submit",), ("submit", "--runtime-env-json", "[", "--", "true")):
+            self.verb(*argv, status=64)
+        self.assertEqual(self.cluster.mobula("job", "sumbit").returncode, 64)
+
+    def test_no_head(self):
+        for argv in (("list",), ("status", "a"), ("logs", "a"), ("stop", "a"), ("delete", "a")):
+            done = self.cluster.mobula("job", *argv, "--address", "http://127.0.0.1:1")
+            self.assertEqual(done.returncode, 69, done.stdout)
+
+    def test_the_table_names_every_status(self):
+        """Those that a verb can end with are rows of the table."""
+        page = pathlib.Path(__file__).parents[3] / "docs" / "operations.md"
+        table = page.read_text().split("## Exit statuses")[1].split("\n## ")[0]
+        rows = set(re.findall(r"(?m)^\| (\d+)", table))
+        self.assertLessEqual({"0", "1", "64", "66", "69", "71", "72", "73", "77", "130"}, rows)
+
+
+class FullQueue(Verbs):
+    def test_it_is_said(self):
+        with Cluster(nodes=1, start_args=("--max-running-jobs", "1", "--max-queued-jobs",
+                                          "1")) as self.cluster:
+            for name in ("runs", "waits"):
+                self.verb("submit", "--no-wait", "--submission-id", name, "--", "sleep", "600")
+            self.cluster.wait_job("runs", ("RUNNING",))
+            said = self.verb("submit", "--no-wait", "--", "true", status=73)
+            self.assertIn("1 jobs wait already", said)
+            for name in ("waits", "runs"):
+                self.verb("stop", name)
+
+
+class Token(Verbs):
+    def test_a_wrong_token(self):
+        with Cluster(nodes=1) as self.cluster:
+            token = pathlib.Path(self.cluster.dir) / "token"
+            token.write_text("0123456789abcdef0123456789abcdef")
+            token.chmod(0o600)
+            env = {"MOBULA_TEMP_DIR": f"{self.cluster.dir}/with-token"}
+            start = self.cluster.mobula(
+                "start", "--head", "--port", "0", "--dashboard-port", "0",
+                "--dashboard-agent-listen-port", "0", "--token-file", token, env=env)
+            self.assertEqual(start.returncode, 0, start.stdout)
+            address = re.search(r"job submit --address (\S+)", start.stdout).group(1)
+            try:
+                self.assertEqual(self.cluster.mobula("job", "list", "--address", address).returncode,
+                                 77)
+                listed = self.cluster.mobula("job", "list", "--json", "--address", address,
+                                             env={"RAY_AUTH_MODE": "token",
+                                                  "RAY_AUTH_TOKEN_PATH": str(token)})
+                self.assertEqual((listed.returncode, json.loads(listed.stdout)), (0, []))
+            finally:
+                stopped = self.cluster.mobula("stop", env=env)
+                self.assertEqual(stopped.returncode, 0, stopped.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

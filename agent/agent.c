@@ -56,6 +56,7 @@
 
 enum {
     DRIVERS_PER_GPU_NODE = 64,
+    DOUBT_MS = 30000, /* twice this long a bundle may wait for its Commit */
     STOP_GANGS_MS = 120000,
     ABANDONED_TIMEOUT_MS = 30000,
     QUARANTINE_TIMEOUT_MS = 30000,
@@ -98,6 +99,7 @@ struct agent {
     struct mb_agent_http http;
     struct mb_signals signals;
     uv_timer_t stop_timer;
+    uv_timer_t doubt_timer;
     int signalled;
     int is_alone; /* without a front process */
     enum mb_gcs_death leave_reason;
@@ -107,6 +109,7 @@ struct agent {
 
 static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text);
 static void on_stop_timer(uv_timer_t *t);
+static void on_doubt_timer(uv_timer_t *t);
 static void begin_leave(struct agent *a);
 static void begin_close(struct agent *a);
 
@@ -523,8 +526,12 @@ static int make_parts(struct agent *a, struct mb_err *err)
 
     if (rc == MB_OK)
         rc = mb_node_create(&a->loop, a->grpc, a->ledger, &node, &node_ops, a, &a->node, err);
-    if (rc == MB_OK)
+    if (rc == MB_OK) {
         mb_gangs_adopt(a->gangs);
+        if (mb_ledger_drop_unheld(a->ledger) > 0)
+            keep_ledger(a);
+        uv_timer_start(&a->doubt_timer, on_doubt_timer, DOUBT_MS, DOUBT_MS);
+    }
     return rc;
 }
 
@@ -629,6 +636,18 @@ static int start(struct agent *a, struct mb_err *err)
 
 /* ---- stop ---- */
 
+/* Bundles that a head which is gone prepared, and that no other head knows. */
+static void on_doubt_timer(uv_timer_t *t)
+{
+    struct agent *a = t->data;
+    size_t n = mb_ledger_drop_stale(a->ledger);
+
+    if (n == 0)
+        return;
+    mb_warn("agent", "%zu bundles were promised to a head that never came back to them", n);
+    on_ledger_changed(a);
+}
+
 static void on_stop_timer(uv_timer_t *t)
 {
     struct agent *a = t->data;
@@ -677,6 +696,7 @@ static void on_grpc_stopped(void *arg)
 
     mb_signals_close(&a->signals, NULL);
     uv_close((uv_handle_t *)&a->stop_timer, NULL);
+    uv_close((uv_handle_t *)&a->doubt_timer, NULL);
 }
 
 static void on_init_closed(void *arg)
@@ -788,6 +808,8 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
     }
     uv_timer_init(&a->loop, &a->stop_timer);
     a->stop_timer.data = a;
+    uv_timer_init(&a->loop, &a->doubt_timer);
+    a->doubt_timer.data = a;
     if (start(a, &failure) != MB_OK)
         fail(a, &failure);
     uv_run(&a->loop, UV_RUN_DEFAULT);

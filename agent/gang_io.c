@@ -338,8 +338,6 @@ static void on_sup_all_exited(void *arg, const char *reason)
             reason[0] != '\0' ? " reason=" : "", reason);
     for (size_t i = 0; i < r->n_ranks; i++)
         mb_gang_report_close(&r->ranks[i]);
-    if (r->upload != NULL)
-        mb_upload_no_more(r->upload);
     mb_gang_logs_end(r);
     mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
 }
@@ -426,8 +424,11 @@ static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const 
             mb_gang_state_name(before), mb_gang_state_name(r->fsm.state), event,
             r->fsm.cause[0] != '\0' ? " cause=" : "", r->fsm.cause);
     mb_gang_store_save(r);
-    if (actions & MB_GANG_ACT_FREE_NODE)
+    if (actions & MB_GANG_ACT_FREE_NODE) {
+        if (r->upload != NULL) /* also when the supervisor took its ranks along without a word */
+            mb_upload_no_more(r->upload);
         free_node(r);
+    }
     if (actions & MB_GANG_ACT_LAUNCH)
         mb_gang_run_begin_launch(r);
     if (actions & MB_GANG_ACT_STOP_RANKS)

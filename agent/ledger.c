@@ -404,6 +404,7 @@ static int reserve(struct mb_ledger *l, const struct mb_bundle_spec *specs, size
             take_units(l, b);
         }
         b = &l->bundles[at];
+        b->is_late |= event == EV_COMMIT && b->state == MB_BUNDLE_FREE;
         b->state = (enum mb_bundle_state)next_state[b->state][event];
     }
 out:
@@ -527,6 +528,37 @@ int mb_ledger_set_gpu(struct mb_ledger *l, size_t device, enum mb_gpu_state stat
     return 1;
 }
 
+size_t mb_ledger_drop_stale(struct mb_ledger *l)
+{
+    size_t dropped = 0;
+
+    for (size_t at = l->n_bundles; at-- > 0;) {
+        struct mb_bundle *b = &l->bundles[at];
+        int in_doubt = b->state == MB_BUNDLE_PREPARED || (b->is_late && !is_held(l, &b->pg));
+
+        if (in_doubt && b->is_stale) {
+            drop_bundle(l, at);
+            dropped++;
+        } else {
+            b->is_stale = in_doubt;
+        }
+    }
+    return dropped;
+}
+
+size_t mb_ledger_drop_unheld(struct mb_ledger *l)
+{
+    size_t dropped = 0;
+
+    for (size_t at = l->n_bundles; at-- > 0;)
+        if (l->bundles[at].state == MB_BUNDLE_RELEASING && !is_held(l, &l->bundles[at].pg)) {
+            l->bundles[at].was_held = 1;
+            drop_bundle(l, at);
+            dropped++;
+        }
+    return dropped;
+}
+
 const char *mb_ledger_invariant(const struct mb_ledger *l)
 {
     uint64_t sum[MB_LEDGER_KINDS_MAX] = {0};
@@ -599,11 +631,11 @@ char *mb_ledger_dump(const struct mb_ledger *l)
             json_object_set_new(want, b->want[k].name, json_integer(b->want[k].units));
         for (size_t g = 0; g < b->n_gpus; g++)
             json_array_append_new(gpus, json_integer(b->gpus[g]));
-        json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o}", "placement_group_id",
-                                              mb_hex(b->pg.bytes, sizeof(b->pg.bytes), pg),
-                                              "bundle_index", (int)b->index, "state",
-                                              mb_bundle_state_name(b->state), "want", want, "gpus",
-                                              gpus));
+        json_array_append_new(
+            list,
+            json_pack("{s:b, s:s, s:i, s:s, s:o, s:o}", "is_late", b->is_late, "placement_group_id",
+                      mb_hex(b->pg.bytes, sizeof(b->pg.bytes), pg), "bundle_index", (int)b->index,
+                      "state", mb_bundle_state_name(b->state), "want", want, "gpus", gpus));
     }
     if (list != NULL && json_array_size(list) == l->n_bundles)
         root = json_pack("{s:O, s:o}", "bundles", list, "fences", dump_fences(l));
@@ -660,6 +692,7 @@ static int load_one(struct mb_ledger *l, json_t *item)
     if (reserve(l, &spec, 1, EV_PREPARE, NULL) != MB_OK)
         return MB_ECORRUPT;
     b = &l->bundles[l->n_bundles - 1];
+    b->is_late = json_is_true(json_object_get(item, "is_late"));
     if (json_array_size(gpus) != b->n_gpus)
         return MB_ECORRUPT;
     for (g = 0; g < b->n_gpus; g++)

@@ -49,6 +49,8 @@ struct mb_bundle {
     struct mb_pg_id pg;
     int32_t index;
     enum mb_bundle_state state;
+    int is_late;  /* committed without having been prepared */
+    int is_stale; /* in doubt when mb_ledger_drop_stale() looked */
     struct mb_resource want[MB_LEDGER_KINDS_MAX];
     size_t n_want;
     uint32_t *gpus; /* owned by the ledger; ascending device numbers */
@@ -101,6 +103,15 @@ size_t mb_ledger_release_unused(struct mb_ledger *l, const struct mb_bundle_spec
  * RELEASING). */
 void mb_ledger_hold(struct mb_ledger *l, const struct mb_pg_id *pg);
 void mb_ledger_unhold(struct mb_ledger *l, const struct mb_pg_id *pg);
+
+/* After a restart: frees bundles that only wait for processes of groups that nobody holds. Returns
+ * how many. */
+size_t mb_ledger_drop_unheld(struct mb_ledger *l);
+
+/* Called now and then: frees bundles that were in doubt at the last call too: PREPARED, or
+ * committed without having been prepared, and not held. What a head sent before it died can arrive
+ * after its successor asked for the truth; nobody would ever remove it. Returns how many. */
+size_t mb_ledger_drop_stale(struct mb_ledger *l);
 
 /* The fence: MB_ESTATE if attempt is older than the newest seen for this gang (named by the
  * placement group of its first attempt), else it becomes the newest. The last 256 are remembered,

@@ -14,6 +14,8 @@
  *     would keep it ALIVE for ever.
  *  5. After a restart of the head ReleaseUnusedBundles names what is still in use; the rest is
  * freed.
+ *  6. What is answered is in ledger.json before: an agent killed in between has promised nothing,
+ * or remembers it.
  */
 #include "agent/node_manager.h"
 
@@ -103,13 +105,13 @@ static void on_prepare(void *arg, struct mb_grpc_req *req, const ProtobufCMessag
     if (rc == MB_OK)
         rc = mb_ledger_prepare(m->ledger, specs, q->n_bundle_specs, &err);
     reply.success = rc == MB_OK;
-    mb_grpc_reply(req, &reply.base);
     if (rc == MB_OK) {
         log_bundles("prepared", specs, q->n_bundle_specs);
         m->ops->on_changed(m->arg);
     } else {
         mb_info("ledger", "prepare refused: %s", err.text);
     }
+    mb_grpc_reply(req, &reply.base);
     mb_free(specs);
 }
 
@@ -124,13 +126,13 @@ static void on_commit(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
 
     if (rc == MB_OK)
         rc = mb_ledger_commit(m->ledger, specs, q->n_bundle_specs, &err);
-    mb_grpc_reply(req, &reply.base);
     if (rc == MB_OK)
         log_bundles("committed", specs, q->n_bundle_specs);
     else
         mb_warn("ledger", "commit of a bundle is not possible, its launch will be refused: %s",
                 err.text);
     m->ops->on_changed(m->arg);
+    mb_grpc_reply(req, &reply.base);
     mb_free(specs);
 }
 
@@ -144,10 +146,10 @@ static void on_remove(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
     char hex[2 * MB_PG_ID_BYTES + 1];
     int held = 0;
 
-    mb_grpc_reply(req, &reply.base);
     if (q->placement_group_id.len != sizeof(pg.bytes)) {
         mb_warn("ledger", "remove of a placement group whose id has %zu bytes is ignored",
                 q->placement_group_id.len);
+        mb_grpc_reply(req, &reply.base);
         return;
     }
     memcpy(pg.bytes, q->placement_group_id.data, sizeof(pg.bytes));
@@ -159,6 +161,7 @@ static void on_remove(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
             held ? ", held until its processes are gone" : "");
     m->ops->on_bundles_removed(m->arg, &pg);
     m->ops->on_changed(m->arg);
+    mb_grpc_reply(req, &reply.base);
 }
 
 static void on_release_unused(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
@@ -172,7 +175,6 @@ static void on_release_unused(void *arg, struct mb_grpc_req *req, const Protobuf
     struct mb_err err = {0};
     int rc = read_bundles(q->bundles_in_use, q->n_bundles_in_use, &specs, &err);
 
-    mb_grpc_reply(req, &reply.base);
     before = mb_calloc(n_before, sizeof(*before));
     if (rc != MB_OK || before == NULL) {
         mb_warn("ledger", "the head's list of bundles in use is ignored: %s",
@@ -188,6 +190,7 @@ static void on_release_unused(void *arg, struct mb_grpc_req *req, const Protobuf
         m->ops->on_changed(m->arg);
     }
 out:
+    mb_grpc_reply(req, &reply.base);
     mb_free(before);
     mb_free(specs);
 }

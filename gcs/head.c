@@ -311,6 +311,8 @@ static int load(struct mb_head *h, struct mb_err *err)
 static void activate(struct mb_head *h)
 {
     head_jobs_adopt(h);
+    head_jobinfo_settle(h);
+    head_placement_settle(h);
     uv_timer_start(&h->tick, on_tick, HEAD_TICK_MS, HEAD_TICK_MS);
     head_placement_pump(h);
     mb_info("gcs", "head started gcs_port=%d http_port=%d cluster_id=%s nodes=%zu jobs=%zu",

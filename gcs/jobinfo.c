@@ -38,6 +38,8 @@ static void get_next_job_id(void *arg, struct mb_grpc_req *req, const ProtobufCM
     head_reply_committed(h, req, &reply.base);
 }
 
+static int submission_is_over(struct mb_head *h, const Ray__Rpc__JobTableData *job);
+
 static void add_job(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
     struct mb_head *h = arg;
@@ -61,6 +63,8 @@ static void add_job(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
         head_reply_err(req, &err);
         return;
     }
+    if (submission_is_over(h, &job)) /* a driver that outlives its submission for a moment */
+        head_jobinfo_settle(h);
     reply.status = &ok;
     head_reply_committed(h, req, &reply.base);
 }
@@ -79,6 +83,16 @@ int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData id)
 {
     return id.len == MB_JOB_ID_BYTES && mb_tables_get(h->store, MB_TABLES_JOBS, mb_blob_str(""),
                                                       head_blob(id.data, id.len), NULL);
+}
+
+int head_jobinfo_alive(struct mb_head *h, ProtobufCBinaryData id)
+{
+    Ray__Rpc__JobTableData *job = id.len == MB_JOB_ID_BYTES ? load_job(h, id) : NULL;
+    int alive = job && !job->is_dead;
+
+    if (job)
+        ray__rpc__job_table_data__free_unpacked(job, NULL);
+    return alive;
 }
 
 struct oldest {
@@ -188,6 +202,7 @@ const char *head_jobinfo_submission(const Ray__Rpc__JobTableData *job)
 /* Which live drivers end: by submission id or by node. The store must not be written while it is
  * walked, so their ids are collected first. */
 struct doomed {
+    struct mb_head *h; /* set: those whose submission is over */
     const char *submission_id;
     const uint8_t *node_id;
     struct mb_arena a;
@@ -195,12 +210,21 @@ struct doomed {
     size_t n, cap;
 };
 
+static int submission_is_over(struct mb_head *h, const Ray__Rpc__JobTableData *job)
+{
+    const struct head_job *submitted = head_job_find(h, head_jobinfo_submission(job));
+
+    return submitted && mb_job_is_terminal(submitted->state);
+}
+
 static void find_doomed(void *arg, const Ray__Rpc__JobTableData *job)
 {
     struct doomed *d = arg;
     const Ray__Rpc__Address *at = job->driver_address;
 
     if (job->is_dead || job->job_id.len != MB_JOB_ID_BYTES)
+        return;
+    if (d->h && !submission_is_over(d->h, job))
         return;
     if (d->submission_id && strcmp(head_jobinfo_submission(job), d->submission_id) != 0)
         return;
@@ -238,6 +262,13 @@ static void finish_doomed(struct mb_head *h, struct doomed *d)
 void head_jobinfo_finish_submission(struct mb_head *h, const char *submission_id)
 {
     struct doomed d = {.submission_id = submission_id};
+
+    finish_doomed(h, &d);
+}
+
+void head_jobinfo_settle(struct mb_head *h)
+{
+    struct doomed d = {.h = h};
 
     finish_doomed(h, &d);
 }

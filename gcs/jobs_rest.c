@@ -212,7 +212,7 @@ static void list(void *arg, struct mb_http_req *req)
     if (!is_running(h, req))
         return;
     if (!status && !limit && !token)
-        mb_http_reply_json(req, 200, head_jobs_json(h, mb_http_req_is_browser(req)));
+        reply_committed(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
     else if (mb_job_list_parse(status, limit, token, &q, &err) != 0)
         mb_http_reply_text(req, 400, "%s", err.text);
     else
@@ -231,7 +231,8 @@ static void get(void *arg, struct mb_http_req *req)
         json_t *index = head_job_drivers(h);
         json_t *details = head_job_details(job, index, mb_http_req_is_browser(req));
         head_placement_tell(h, details);
-        mb_http_reply_json(req, 200, details);
+        /* What is shown is committed: a state never comes back from a later one after a crash. */
+        reply_committed(h, req, details);
         json_decref(index);
         return;
     }

@@ -80,7 +80,8 @@ static void answer_wait(struct head_wait *w, int found)
     mb_free(w);
 }
 
-/* Answers whoever waits for a group that is CREATED or gone by now, or who went away. */
+/* Answers whoever waits for a group that is CREATED or gone by now, or who went away. What changed
+ * after the last batch that is committed is nobody's business yet. */
 static void answer_waits(struct mb_head *h)
 {
     for (struct head_wait **at = &h->waits; *at;) {
@@ -88,7 +89,7 @@ static void answer_waits(struct mb_head *h)
         const struct mb_gcs_pg *pg = mb_placement_get(h->placement, w->pg_id, NULL);
         int removed = !pg || pg->state == MB_PG_REMOVED;
 
-        if (!removed && pg->state != MB_PG_CREATED && !w->gone) {
+        if (!w->gone && (w->need > h->groups_written || (!removed && pg->state != MB_PG_CREATED))) {
             at = &w->next;
             continue;
         }
@@ -103,7 +104,25 @@ static void on_group_stored(void *arg, const struct mb_err *err)
 
     if (err->code != 0)
         mb_error("gcs", "a placement group's state is not stored: %s", err->text);
+    h->groups_written++; /* barriers are passed in order */
     answer_waits(h);
+}
+
+static void tell_after_commit(struct mb_head *h)
+{
+    struct mb_err err = {0};
+
+    h->groups_asked++;
+    if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)
+        on_group_stored(h, &err);
+}
+
+/* Its state has changed: who waits for it waits for the commit of that too. */
+static void wait_for_commit(struct mb_head *h, const uint8_t *pg_id)
+{
+    for (struct head_wait *w = h->waits; w; w = w->next)
+        if (memcmp(w->pg_id, pg_id, MB_PG_ID_BYTES) == 0)
+            w->need = h->groups_asked + 1;
 }
 
 /* ---- node calls ---- */
@@ -235,6 +254,7 @@ void head_placement_pump(struct mb_head *h)
         if (act.kind == MB_PLACE_CHANGED) {
             log_state(h, act.pg_id);
             changed = 1;
+            wait_for_commit(h, act.pg_id);
             if (store_group(h, act.pg_id, &err) != 0)
                 mb_error("gcs", "a placement group's state is not stored: %s", err.text);
         } else if (send_action(h, &act, &err) != 0) {
@@ -242,10 +262,8 @@ void head_placement_pump(struct mb_head *h)
         }
     }
     if (changed) {
-        struct mb_err err = {0};
         forget_removed(h);
-        if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)
-            on_group_stored(h, &err);
+        tell_after_commit(h);
     }
     h->pumping = 0;
     uint64_t due = mb_placement_due_ms(h->placement), now = mb_mono_ms();
@@ -429,6 +447,17 @@ void head_placement_job_finished(struct mb_head *h, ProtobufCBinaryData job_id)
     head_placement_pump(h);
 }
 
+void head_placement_settle(struct mb_head *h)
+{
+    for (size_t i = 0; i < mb_placement_count(h->placement); i++) {
+        const struct mb_gcs_pg *pg = mb_placement_at(h->placement, i, NULL);
+        if (pg->state != MB_PG_REMOVED && !pg->has_actor && !pg->is_detached &&
+            !head_jobinfo_alive(h, mb_wire_bytes(pg->job_id, MB_JOB_ID_BYTES)))
+            mb_placement_remove(h->placement, pg->id);
+    }
+    head_placement_pump(h);
+}
+
 /* ---- calls ---- */
 
 /* The queue's order outlives a restart by this time, so two groups never have the same. */
@@ -473,7 +502,7 @@ static void create_group(void *arg, struct mb_grpc_req *req, const ProtobufCMess
     rc = mb_wire_get_pg(&a, &row, &pg);
     if (rc != 0)
         mb_err_set(&err, rc, "the placement group cannot be read");
-    else if (!spec->is_detached && !head_jobinfo_known(h, spec->creator_job_id))
+    else if (!spec->is_detached && !head_jobinfo_alive(h, spec->creator_job_id))
         rc = mb_err_set(&err, MB_ENOENT, "Couldn't find the placement group's job.");
     else
         rc = mb_placement_add(h->placement, &pg, &err);
@@ -541,10 +570,9 @@ static void wait_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessag
     h->waits = w;
     mb_placement_attend(h->placement, w->pg_id, 1, mb_mono_ms());
     head_placement_pump(h);
+    w->need = h->groups_asked + 1;
     mb_grpc_req_on_cancel(req, on_wait_gone, w);
-    struct mb_err err = {0};
-    if (mb_tables_barrier(h->store, on_group_stored, h, &err) != 0)
-        on_group_stored(h, &err);
+    tell_after_commit(h);
 }
 
 /* The row of one group as a reply, or NotFound. */

@@ -42,7 +42,8 @@ struct head_wait { /* somebody waits for a group to be CREATED */
     struct mb_grpc_req *req;
     struct mb_head *h;
     uint8_t pg_id[MB_PG_ID_BYTES];
-    int gone; /* the client went away */
+    int gone;      /* the client went away */
+    uint64_t need; /* answered when so many batches of groups are committed */
 };
 
 struct head_poll { /* a long poll of a subscriber */
@@ -92,6 +93,8 @@ struct mb_head {
     uint64_t newest_group_unix_ms; /* creation times of groups never repeat */
     char name_scratch[16];         /* of a node without a name */
     struct head_wait *waits;
+    uint64_t groups_asked,
+        groups_written; /* batches of changed groups, and how many are committed */
     int pumping;
 
     struct head_poll *polls;
@@ -147,6 +150,11 @@ const char *head_jobinfo_submission(const Ray__Rpc__JobTableData *job);
 typedef void (*head_job_visit)(void *arg, const Ray__Rpc__JobTableData *job);
 void head_jobinfo_each(struct mb_head *h, head_job_visit visit, void *arg);
 int head_jobinfo_known(struct mb_head *h, ProtobufCBinaryData job_id);
+int head_jobinfo_alive(struct mb_head *h, ProtobufCBinaryData job_id); /* known and not finished */
+/* Finishes the drivers whose submission is over: a former head may have died before it did. */
+void head_jobinfo_settle(struct mb_head *h);
+/* Removes the groups whose owner is finished, for the same reason. */
+void head_placement_settle(struct mb_head *h);
 
 int head_placement_load(struct mb_head *h, struct mb_err *err);
 int head_placement_methods(struct mb_head *h, struct mb_err *err);

@@ -52,6 +52,14 @@ int mb_manifest_is_of(const struct mb_manifest *m, const struct mb_manifest_writ
            strcmp(text_of(m->placement_group), w->placement_group) == 0;
 }
 
+int mb_manifest_is_newer(const struct mb_manifest *m, const struct mb_manifest_writer *w)
+{
+    struct mb_manifest_writer same = *w;
+
+    same.attempt = m->attempt;
+    return m->attempt > w->attempt && mb_manifest_is_of(m, &same);
+}
+
 int mb_manifest_path_is_safe(const char *path)
 {
     if (!path[0])

@@ -53,6 +53,9 @@ int mb_manifest_set_writer(struct mb_manifest *m, const struct mb_manifest_write
                            struct mb_err *err);
 int mb_manifest_is_of(const struct mb_manifest *m, const struct mb_manifest_writer *w);
 
+/* 1: a later attempt of the writer's own run wrote it. */
+int mb_manifest_is_newer(const struct mb_manifest *m, const struct mb_manifest_writer *w);
+
 /* Takes a copy of path. A path that leaves the directory is MB_EINVAL; one that is there already
  * with other contents is MB_EEXIST, with the same contents it is left as it is. */
 int mb_manifest_add(struct mb_manifest *m, const char *path, uint64_t size_bytes,

@@ -4,8 +4,9 @@
  * Happy path of an iteration: saved -> journal -> files, four at a time -> part file -> commit.c
  * (manifest, pointer) -> committed.
  *
- *  1. A foreign manifest for this iteration (another job or attempt wrote one) is deleted before
- * the first file is overwritten: a manifest never lists files that are not its own.
+ *  1. A foreign manifest for this iteration (another job or an older attempt wrote one) is deleted
+ * before the first file is overwritten: a manifest never lists files that are not its own. One of a
+ * newer attempt stays, and the iteration is dropped here.
  *     Before that, the fence (fence.h): a node with an older attempt stands back.
  *  2. A transfer fails for good in the store's eyes: tried again after 1 s, 2 s, ... up to 5 times,
  *     then the iteration is dropped with an error that names the file.
@@ -253,7 +254,7 @@ static void on_manifest_found(void *arg, const struct mb_store_result *result)
     struct mb_manifest_writer writer = writer_of(u);
     struct mb_manifest m = {0};
     struct mb_err err = {0};
-    int ours = 0;
+    int ours = 0, newer = 0;
 
     if (u->closing)
         return;
@@ -267,11 +268,20 @@ static void on_manifest_found(void *arg, const struct mb_store_result *result)
         back_off(u, 1);
         return;
     }
-    if (mb_manifest_decode(result->data, result->data_len, "manifest", &m, &err) == MB_OK)
+    if (mb_manifest_decode(result->data, result->data_len, "manifest", &m, &err) == MB_OK) {
         ours = mb_manifest_is_of(&m, &writer);
+        newer = mb_manifest_is_newer(&m, &writer);
+    }
     mb_manifest_close(&m);
     if (ours) {
         prepared(u);
+        return;
+    }
+    if (newer) { /* ours is the older attempt: what it saved is of no use to anybody any more */
+        struct mb_plan_iteration *it = u->preparing;
+
+        u->preparing = NULL;
+        drop_saying(u, it, "a newer attempt has saved it", "");
         return;
     }
     mb_info("upload", "iteration=%lld was saved by another job or attempt before, replacing it",

@@ -36,6 +36,7 @@ struct drv_node {
     uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
     unsigned hello : 1;     /* the present stream has said hello */
     unsigned launched : 1;
+    unsigned launch_heard : 1; /* Launched came */
     unsigned stop_asked : 1;
     unsigned end_asked : 1;
     unsigned started : 1; /* Start was sent on some stream */

@@ -4,7 +4,8 @@
  * are translated one to one into events of the state machine.
  *  2. The stream breaks: dial again with back-off. After the hello, what was asked before is asked
  *     again (Stop, End); the agent still has the gang.
- *  3. The agent came back without the gang: NODE_FAILED.
+ *  3. The agent came back without the gang: if the launch never arrived it is repeated; if it was
+ *     asked to end, it has, and its last words were lost; else NODE_LOST.
  *  4. No hello for the length of the lease: NODE_LOST; by then the agent has ended the gang itself.
  */
 #include "cli/driver/internal.h"
@@ -123,7 +124,7 @@ void drv_node_reset(struct drv_node *n)
     n->attempts = 0;
     n->silent_since_ms = n->heard_ms = 0;
     n->stop_grace_ms = 0;
-    n->hello = n->launched = n->stop_asked = n->end_asked = n->started = 0;
+    n->hello = n->launched = n->launch_heard = n->stop_asked = n->end_asked = n->started = 0;
 }
 
 void drv_node_close(struct drv_node *n)
@@ -218,6 +219,11 @@ static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *
     if (status == MB_GRPC_PERMISSION_DENIED || status == MB_GRPC_UNAUTHENTICATED ||
         status == MB_GRPC_FAILED_PRECONDITION || status == MB_GRPC_INVALID_ARGUMENT ||
         status == MB_GRPC_UNIMPLEMENTED || status == MB_GRPC_NOT_FOUND) {
+        if (mb_drv_dialled(0, n->launched, n->launch_heard, n->stop_asked || n->end_asked) ==
+            MB_DRV_HAS_ENDED) {
+            fail(n, MB_DRV_NODE_ENDED, 0, NULL);
+            return;
+        }
         fail(n, n->launched ? MB_DRV_NODE_LOST : MB_DRV_NODE_FAILED, mb_grpc_status_code(status),
              why);
         if (!over(n) && !n->launched) /* nothing runs there that could say Ended */
@@ -234,11 +240,23 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
     if (n->attempts > 1)
         fprintf(stderr, "mobula: the agent of node %u (%s:%d) is back\n", n->index, n->ip, n->port);
     n->attempts = 0;
-    if (n->launched && !r->running) {
+    switch (
+        mb_drv_dialled(r->running, n->launched, n->launch_heard, n->stop_asked || n->end_asked)) {
+    case MB_DRV_GANG_LOST:
         fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, "its agent came back without the gang");
         return;
+    case MB_DRV_HAS_ENDED:
+        drv_node_end(n, 0);
+        fail(n, MB_DRV_NODE_ENDED, 0, NULL);
+        return;
+    case MB_DRV_LAUNCH_AGAIN:
+        drv_node_launch(n);
+        break;
+    case MB_DRV_GOES_ON:
+        break;
     }
-    n->rendezvous_port = r->rendezvous_port;
+    if (!n->launched) /* ranks that run know the first */
+        n->rendezvous_port = r->rendezvous_port;
     drv_seals_repeat(n);
     if (n->stop_asked)
         drv_node_stop(n, "asked again after a re-dial", n->stop_grace_ms);
@@ -536,6 +554,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
                 (long long)(m->launched->loaded_iteration > 0 ? m->launched->loaded_iteration : 0));
         if (!d->launched_ms)
             d->launched_ms = mb_mono_ms();
+        n->launch_heard = 1;
         e.kind = MB_DRV_LAUNCHED;
         drv_event(d, &e);
         break;

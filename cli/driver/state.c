@@ -84,6 +84,15 @@ static const unsigned legal[MB_DRV_N_EVENTS] = {
     [MB_DRV_RELEASED] = P(RELEASE),
 };
 
+enum mb_drv_dialled mb_drv_dialled(int runs, int asked, int heard, int let_go)
+{
+    if (runs || !asked)
+        return MB_DRV_GOES_ON;
+    if (let_go) /* an attempt that was never launched there still says Ended by itself */
+        return heard ? MB_DRV_HAS_ENDED : MB_DRV_GOES_ON;
+    return heard ? MB_DRV_GANG_LOST : MB_DRV_LAUNCH_AGAIN;
+}
+
 struct mb_drv *mb_drv_create(const struct mb_drv_config *config)
 {
     struct mb_drv *d = mb_calloc(1, sizeof(*d));

@@ -87,6 +87,17 @@ struct mb_drv_config {
     int64_t committed; /* is_again: what earlier attempts made durable, -1: nothing */
 };
 
+/* A node said hello again after its stream broke. */
+enum mb_drv_dialled {
+    MB_DRV_GOES_ON,      /* ask again for what was asked */
+    MB_DRV_LAUNCH_AGAIN, /* the launch never arrived */
+    MB_DRV_HAS_ENDED,    /* it did what it was asked for; its last words were lost */
+    MB_DRV_GANG_LOST     /* its agent came back without the gang */
+};
+/* runs: the agent has the gang. asked: Launch was sent; heard: Launched came; let_go: Stop or End
+ * was sent. */
+enum mb_drv_dialled mb_drv_dialled(int runs, int asked, int heard, int let_go);
+
 struct mb_drv; /* opaque */
 
 struct mb_drv *mb_drv_create(const struct mb_drv_config *config); /* NULL: memory is out */

@@ -255,13 +255,73 @@ static void test_allocation_sweep(void **state)
     assert_true(n > 4);
 }
 
+/* A restarted agent: processes that a bundle waited for ended before it was noted. */
+static void test_waits_for_nobody(void **state)
+{
+    struct mb_ledger *l = make(4, 4), *again = make(4, 4);
+    struct mb_bundle_spec one = spec_of(1, 0, 2, 2), two = spec_of(2, 0, 1, 1);
+    struct mb_pg_id pg = pg_of(1), held = pg_of(2);
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_ledger_commit(l, &one, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_commit(l, &two, 1, &err), MB_OK);
+    mb_ledger_hold(l, &pg);
+    mb_ledger_hold(l, &held);
+    assert_int_equal(mb_ledger_remove(l, &pg, 0), 1);
+    assert_int_equal(mb_ledger_remove(l, &held, 0), 1);
+    char *text = mb_ledger_dump(l);
+    assert_non_null(text);
+    assert_int_equal(mb_ledger_load(again, text, &err), MB_OK);
+    mb_free(text);
+    mb_ledger_hold(again, &held); /* its ranks were found */
+    assert_int_equal(mb_ledger_drop_unheld(again), 1);
+    assert_null(mb_ledger_find(again, &pg, 0));
+    assert_non_null(mb_ledger_find(again, &held, 0));
+    assert_null(mb_ledger_invariant(again));
+    assert_int_equal(mb_ledger_drop_unheld(again), 0);
+    mb_ledger_destroy(again);
+    mb_ledger_destroy(l);
+}
+
+/* What a head that is gone had sent: PREPARED, or committed without having been prepared. */
+static void test_in_doubt(void **state)
+{
+    struct mb_ledger *l = make(0, 8);
+    struct mb_bundle_spec prepared = spec_of(1, 0, 0, 1), late = spec_of(2, 0, 0, 1);
+    struct mb_bundle_spec firm = spec_of(3, 0, 0, 1), used = spec_of(4, 0, 0, 1);
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_ledger_prepare(l, &prepared, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_commit(l, &late, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_commit(l, &used, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_prepare(l, &firm, 1, &err), MB_OK);
+    mb_ledger_hold(l, &used.pg);
+    assert_int_equal(mb_ledger_drop_stale(l), 0);
+    assert_int_equal(mb_ledger_commit(l, &firm, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_drop_stale(l), 2);
+    assert_null(mb_ledger_find(l, &prepared.pg, 0));
+    assert_null(mb_ledger_find(l, &late.pg, 0));
+    assert_int_equal(mb_ledger_drop_stale(l), 0);
+    assert_int_equal(mb_ledger_count(l), 2);
+    assert_null(mb_ledger_invariant(l));
+    mb_ledger_destroy(l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_or_nothing), cmocka_unit_test(test_held_until_gone),
-        cmocka_unit_test(test_release_unused), cmocka_unit_test(test_fence),
-        cmocka_unit_test(test_units),          cmocka_unit_test(test_dump_and_load),
-        cmocka_unit_test(test_random),         cmocka_unit_test(test_allocation_sweep),
+        cmocka_unit_test(test_all_or_nothing),
+        cmocka_unit_test(test_held_until_gone),
+        cmocka_unit_test(test_release_unused),
+        cmocka_unit_test(test_fence),
+        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_dump_and_load),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_allocation_sweep),
+        cmocka_unit_test(test_waits_for_nobody),
+        cmocka_unit_test(test_in_doubt),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -378,6 +378,17 @@ static void test_memory_out(void **state)
     }
 }
 
+static void test_dialled_again(void **state)
+{
+    (void)state;
+    assert_int_equal(mb_drv_dialled(1, 1, 1, 1), MB_DRV_GOES_ON);
+    assert_int_equal(mb_drv_dialled(0, 0, 0, 0), MB_DRV_GOES_ON);
+    assert_int_equal(mb_drv_dialled(0, 1, 0, 0), MB_DRV_LAUNCH_AGAIN);
+    assert_int_equal(mb_drv_dialled(0, 1, 1, 0), MB_DRV_GANG_LOST);
+    assert_int_equal(mb_drv_dialled(0, 1, 1, 1), MB_DRV_HAS_ENDED);
+    assert_int_equal(mb_drv_dialled(0, 1, 0, 1), MB_DRV_GOES_ON);
+}
+
 static void test_known_bytes(void **state)
 {
     uint64_t next = 0, missing;
@@ -436,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_kinds_of_failure),
         cmocka_unit_test(test_random_walks),
         cmocka_unit_test(test_memory_out),
+        cmocka_unit_test(test_dialled_again),
         cmocka_unit_test(test_known_bytes),
         cmocka_unit_test(test_uploads_are_the_gangs_sum),
     };

@@ -123,6 +123,21 @@ static void test_refusals(void **state)
     }
 }
 
+static void test_newer_attempts(void **state)
+{
+    struct mb_manifest m = {0};
+    struct mb_manifest_writer first = {"j", "aa", 1}, second = {"j", "aa", 2},
+                              other = {"j", "bb", 1};
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_manifest_set_writer(&m, &second, &err), MB_OK);
+    assert_true(mb_manifest_is_newer(&m, &first));
+    assert_false(mb_manifest_is_newer(&m, &second));
+    assert_false(mb_manifest_is_newer(&m, &other)); /* another run: its number says nothing */
+    mb_manifest_close(&m);
+}
+
 static void test_keys_and_latest(void **state)
 {
     char key[MB_CHECKPOINT_KEY_MAX];
@@ -177,6 +192,7 @@ int main(void)
         cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_merge),
         cmocka_unit_test(test_paths),           cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_keys_and_latest), cmocka_unit_test(test_memory_out),
+        cmocka_unit_test(test_newer_attempts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

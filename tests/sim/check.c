@@ -1,0 +1,142 @@
+/*
+ * What must hold after every event, and what must hold when everything has come to rest.
+ */
+#include <string.h>
+#include "tests/sim/sim.h"
+
+/* One process a rank; one process a device. */
+static void check_ranks(struct world *w)
+{
+    int owner[MAX_MACHINES][16], where[MAX_JOBS][MAX_RANKS];
+
+    memset(owner, 0xff, sizeof(owner));
+    memset(where, 0xff, sizeof(where));
+    for (int m = 0; m < w->n_machines; m++)
+        for (int run = 0; run < MAX_RUNS; run++) {
+            const struct supervisor *s = &w->machines[m].disk.sups[run];
+            for (int i = 0; s->running && i < s->n_ranks; i++) {
+                const struct rank *k = &s->ranks[i];
+                int job = run / MAX_ATTEMPTS;
+                if (!k->alive)
+                    continue;
+                sim_check(w, k->device >= 0, "job %d: rank %d runs without a device", job, k->rank);
+                sim_check(w, owner[m][k->device] < 0,
+                          "machine %d: device %d is used by jobs %d and %d", m, k->device,
+                          owner[m][k->device], job);
+                owner[m][k->device] = job;
+                sim_check(w, where[job][k->rank] < 0 || where[job][k->rank] != m,
+                          "job %d: rank %d runs twice on machine %d", job, k->rank, m);
+                where[job][k->rank] = m;
+            }
+        }
+}
+
+/* Ranks whose driver is gone end when the lease has run out, as long as their agent lives. */
+static void check_leases(struct world *w)
+{
+    for (int m = 0; m < w->n_machines; m++) {
+        if (!w->machines[m].agent.up)
+            continue;
+        for (int run = 0; run < MAX_RUNS; run++) {
+            const struct driver *d = &w->drivers[run / MAX_ATTEMPTS];
+            const struct supervisor *s = &w->machines[m].disk.sups[run];
+            uint64_t since =
+                d->dead_at_ms > w->machines[m].boot_ms ? d->dead_at_ms : w->machines[m].boot_ms;
+            if (s->running && d->exists && !d->alive &&
+                w->now_ms > since + LEASE_MS + GRACE_MS + 4000)
+                sim_fail(w, "job %d: its driver is gone for %d ms, ranks still run on machine %d",
+                         run / MAX_ATTEMPTS, (int)(w->now_ms - since), m);
+        }
+    }
+}
+
+static void check_books(struct world *w)
+{
+    struct mb_err err;
+
+    if (w->head.placement && mb_placement_check(w->head.placement, &err) != MB_OK)
+        sim_fail(w, "placement: %s", err.text);
+    for (int m = 0; m < w->n_machines; m++) {
+        const struct mb_ledger *l = w->machines[m].agent.ledger;
+        const char *broken = l ? mb_ledger_invariant(l) : NULL;
+        sim_check(w, !broken, "machine %d: %s", m, broken);
+    }
+}
+
+/* What was acknowledged is on the disk, whatever happens next. */
+static void check_acks(struct world *w)
+{
+    const struct store *s = &w->store;
+
+    for (int i = 0; i < w->n_jobs; i++) {
+        const struct client_job *c = &w->client.jobs[i];
+        sim_check(w, !c->acked || s->disk[T_JOB][i].present,
+                  "job %d was acknowledged and is not on the disk", i);
+        sim_check(w,
+                  c->seen < 0 || !mb_job_is_terminal((enum mb_job_state)c->seen) ||
+                      s->disk[T_JOB][i].state == c->seen,
+                  "job %d was shown as %s, which is not on the disk", i,
+                  mb_job_state_name((enum mb_job_state)c->seen));
+    }
+    for (int k = 0; k < 3; k++)
+        sim_check(w, s->disk[T_KV][k].value >= w->client.kv_acked[k],
+                  "key %d: value %d was acknowledged, the disk has %d", k, w->client.kv_acked[k],
+                  s->disk[T_KV][k].value);
+}
+
+void check_always(struct world *w)
+{
+    check_ranks(w);
+    check_leases(w);
+    check_books(w);
+    check_acks(w);
+}
+
+static void check_job_end(struct world *w, int job)
+{
+    const struct job_script *s = &w->scripts[job];
+    const struct client_job *c = &w->client.jobs[job];
+    enum mb_job_state end = (enum mb_job_state)w->store.disk[T_JOB][job].state;
+
+    sim_check(w, c->acked, "job %d could not be submitted", job);
+    sim_check(w, mb_job_is_terminal(end), "job %d never ends: it is %s", job,
+              mb_job_state_name(end));
+    sim_check(w, c->seen == (int)end, "job %d: the client was never told of its end", job);
+    sim_check(w, c->closed, "job %d: its log is never closed", job);
+    sim_check(w, !w->drivers[job].alive, "job %d is over and its driver runs", job);
+    sim_check(w, !c->stop_acked || end != MB_JOB_SUCCEEDED || s->harmed == 2,
+              "job %d was stopped, and SUCCEEDED", job);
+    sim_check(w, s->harmed || end == MB_JOB_SUCCEEDED,
+              "job %d is %s, and nothing had happened to it", job, mb_job_state_name(end));
+    w->stats.succeeded += end == MB_JOB_SUCCEEDED;
+    w->stats.failed += end == MB_JOB_FAILED;
+    w->stats.stopped += end == MB_JOB_STOPPED;
+}
+
+void check_end(struct world *w)
+{
+    check_always(w);
+    for (int job = 0; job < w->n_jobs; job++)
+        check_job_end(w, job);
+    for (int m = 0; m < w->n_machines; m++) {
+        const struct agent *a = &w->machines[m].agent;
+        sim_check(w, a->up && a->registered == 1, "machine %d never came back", m);
+        if (mb_ledger_count(a->ledger) > 0) {
+            const struct mb_bundle *b = mb_ledger_at(a->ledger, 0);
+            sim_fail(w, "machine %d: bundle %d of job %d leaked (%s)", m, b->index,
+                     b->pg.bytes[0] - 1, mb_bundle_state_name(b->state));
+        }
+        for (int run = 0; run < MAX_RUNS; run++)
+            sim_check(w, !w->machines[m].disk.sups[run].running,
+                      "machine %d: ranks of job %d are left", m, run / MAX_ATTEMPTS);
+    }
+    while (mb_placement_count(w->head.placement) > 0) {
+        const struct mb_gcs_pg *pg = mb_placement_at(w->head.placement, 0, NULL);
+        uint8_t id[MB_PG_ID_BYTES];
+        memcpy(id, pg->id, sizeof(id));
+        sim_check(w, pg->state == MB_PG_REMOVED, "the group of job %d is left (state %d)",
+                  pg->id[0] - 1, (int)pg->state);
+        sim_check(w, mb_placement_forget(w->head.placement, id),
+                  "the group of job %d still waits for its bundles", id[0] - 1);
+    }
+}

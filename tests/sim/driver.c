@@ -1,0 +1,530 @@
+/*
+ * The driver of a gang, in the order of cli/driver/driver.c and node.c, around cli/driver/state.
+ *
+ *  1. Own a job, create the group, wait for it, dial every node, and do what the machine says.
+ *  2. A request is repeated until its deadline, so a head that restarts is waited for.
+ *  3. A broken stream is dialled again until the lease is over; what was asked is asked again.
+ *  4. An attempt that failed: cli/driver/restart decides about another. Here the group always stays
+ *     (a lost node makes it RESCHEDULING); the next attempt begins once it is CREATED again. The
+ *     older attempt is told nothing more: the fence and the lease end it.
+ */
+#include <signal.h>
+#include <string.h>
+#include "cli/driver/offsets.h"
+#include "tests/sim/sim.h"
+
+enum {
+    REQUEST_MS = 20000,
+    RELEASE_MS = 5000,
+    RESERVE_MS = 300000,
+    AGAIN_MS = 500,
+    RENEW_MS = 2000
+};
+
+static void event(struct world *w, int job, struct mb_drv_event e);
+static void dial(struct world *w, int job, int node);
+
+static struct drv_node *node_at(struct world *w, int job, int node)
+{
+    return &w->drivers[job].nodes[node];
+}
+
+static void happened(struct world *w, int job, enum mb_drv_event_kind kind)
+{
+    event(w, job, (struct mb_drv_event){.kind = kind});
+}
+
+static void exits(struct world *w, int job, int code)
+{
+    sim_kill_proc(w, sim_driver_proc(job));
+    runner_exited(w, job, code);
+}
+
+/* ---- requests ---- */
+
+static void ask(struct world *w, int job, enum msg_kind kind)
+{
+    struct msg m = {
+        .kind = kind, .from = sim_driver_proc(job), .to = sim_agent_proc(0), .job = job};
+
+    sim_call(w, &m, kind == M_WAIT ? 3000 : 2000);
+}
+
+static void begin_request(struct world *w, int job, enum msg_kind kind, uint64_t within_ms)
+{
+    w->drivers[job].give_up_ms = w->now_ms + within_ms;
+    ask(w, job, kind);
+}
+
+static void request_again(struct world *w, int job, int kind)
+{
+    ask(w, job, (enum msg_kind)kind);
+}
+
+static void failed(struct world *w, int job, int code)
+{
+    event(w, job, (struct mb_drv_event){.kind = MB_DRV_FAILED, .code = code, .text = "request"});
+}
+
+static void next_attempt(struct world *w, int job, uint64_t delay_ms);
+
+void driver_reply_came(struct world *w, const struct msg *q, const struct msg *reply)
+{
+    struct driver *d = &w->drivers[q->job];
+    enum mb_drv_phase phase = mb_drv_phase(d->state);
+    int releasing = q->kind == M_REMOVE || q->kind == M_FINISH;
+
+    if (!reply && w->now_ms < d->give_up_ms && (releasing || phase < MB_DRV_DIAL)) {
+        sim_at(w, sim_driver_proc(q->job), AGAIN_MS, request_again, q->job, (int)q->kind);
+        return;
+    }
+    if (q->kind == M_REMOVE) {
+        begin_request(w, q->job, M_FINISH, RELEASE_MS);
+        return;
+    }
+    if (q->kind == M_FINISH) {
+        happened(w, q->job, MB_DRV_RELEASED);
+        return;
+    }
+    if (!reply || reply->code != MB_OK) {
+        if (phase < MB_DRV_DIAL)
+            failed(w, q->job, reply ? reply->code : MB_ETIMEOUT);
+        return;
+    }
+    switch (q->kind) {
+    case M_ADD_JOB:
+        happened(w, q->job, MB_DRV_OWNED);
+        break;
+    case M_CREATE:
+        if (phase == MB_DRV_RESERVE)
+            begin_request(w, q->job, M_WAIT, RESERVE_MS);
+        break;
+    default:
+        if (phase != MB_DRV_RESERVE)
+            break;
+        for (int i = 0; i < w->scripts[q->job].n_nodes; i++)
+            *node_at(w, q->job, i) =
+                (struct drv_node){.machine = w->id_machine[reply->list[i]], .conn = -1};
+        happened(w, q->job, MB_DRV_RESERVED);
+        break;
+    }
+}
+
+/* ---- streams ---- */
+
+static int over(struct world *w, int job, int node)
+{
+    return !w->procs[sim_driver_proc(job)].up || !w->drivers[job].state ||
+           mb_drv_node_ended(w->drivers[job].state, (uint32_t)node);
+}
+
+static void redial(struct world *w, int packed, int attempt)
+{
+    if ((int)w->drivers[packed / MAX_BUNDLES].attempt == attempt)
+        dial(w, packed / MAX_BUNDLES, packed % MAX_BUNDLES);
+}
+
+static void node_event(struct world *w, int job, int node, enum mb_drv_event_kind kind, int code)
+{
+    event(
+        w, job,
+        (struct mb_drv_event){.kind = kind, .node = (uint32_t)node, .code = code, .text = "node"});
+}
+
+static void schedule_redial(struct world *w, int job, int node)
+{
+    struct drv_node *n = node_at(w, job, node);
+
+    if (n->silent_since_ms == 0)
+        n->silent_since_ms = w->now_ms;
+    if (w->now_ms - n->silent_since_ms >= LEASE_MS) {
+        node_event(w, job, node, MB_DRV_NODE_LOST, MB_EUNAVAIL);
+        return;
+    }
+    n->tries++;
+    sim_at(w, sim_driver_proc(job), 100 + (uint64_t)sim_below(w, n->tries < 4 ? 300 : 1500), redial,
+           job * MAX_BUNDLES + node, (int)w->drivers[job].attempt);
+}
+
+static void say(struct world *w, int job, int node, enum msg_kind kind)
+{
+    struct msg m = {.kind = kind};
+
+    if (node_at(w, job, node)->conn >= 0)
+        sim_stream_send(w, node_at(w, job, node)->conn, 1, &m);
+}
+
+static void dial(struct world *w, int job, int node)
+{
+    struct driver *d = &w->drivers[job];
+    struct drv_node *n = node_at(w, job, node);
+    struct msg m = {.kind = M_HELLO};
+    int per_node = w->scripts[job].per_node;
+
+    if (over(w, job, node) || n->conn >= 0)
+        return;
+    n->hello = 0;
+    n->conn = sim_dial(w, job, node, n->machine);
+    if (n->conn < 0) {
+        schedule_redial(w, job, node);
+        return;
+    }
+    for (int i = 0; i < per_node; i++)
+        m.list[i] = (int)d->next_offset[node * per_node + i];
+    sim_stream_send(w, n->conn, 1, &m);
+}
+
+/* What became durable last may not have been heard of; then the driver has to call it a failure. */
+static void last_words_lost(struct world *w, int job)
+{
+    if (mb_drv_saved(w->drivers[job].state) > mb_drv_committed(w->drivers[job].state))
+        w->scripts[job].harmed = 1;
+}
+
+static void on_hello_reply(struct world *w, int job, int node, const struct msg *m)
+{
+    struct drv_node *n = node_at(w, job, node);
+
+    n->hello = 1;
+    n->silent_since_ms = 0;
+    n->tries = 0;
+    enum mb_drv_dialled then =
+        mb_drv_dialled(m->flag, n->launched, n->heard, n->stop_asked || n->end_asked);
+    if (then == MB_DRV_GANG_LOST)
+        w->scripts[job].harmed = 1;
+    if ((then == MB_DRV_HAS_ENDED && w->plant == PLANT_ENDED_IS_LOST) ||
+        (then == MB_DRV_LAUNCH_AGAIN && w->plant == PLANT_LAUNCH_ONCE))
+        then = MB_DRV_GANG_LOST;
+    switch (then) {
+    case MB_DRV_GANG_LOST:
+        node_event(w, job, node, MB_DRV_NODE_LOST, MB_EUNAVAIL);
+        return;
+    case MB_DRV_HAS_ENDED:
+        last_words_lost(w, job);
+        say(w, job, node, M_DRV_END);
+        node_event(w, job, node, MB_DRV_NODE_ENDED, 0);
+        return;
+    case MB_DRV_LAUNCH_AGAIN:
+        say(w, job, node, M_LAUNCH);
+        break;
+    case MB_DRV_GOES_ON:
+        break;
+    }
+    if (n->stop_asked)
+        say(w, job, node, M_DRV_STOP);
+    if (n->end_asked)
+        say(w, job, node, M_DRV_END);
+    if (n->started)
+        say(w, job, node, M_START);
+    node_event(w, job, node, MB_DRV_HELLO, 0);
+}
+
+static void on_log(struct world *w, int job, const struct msg *m)
+{
+    uint64_t missing, *next = &w->drivers[job].next_offset[m->rank];
+
+    mb_drv_known_bytes(next, m->offset, (size_t)m->n, &missing);
+    sim_check(w, missing == 0, "job %d: %d bytes of the log of rank %d never came", job,
+              (int)missing, m->rank);
+    const struct supervisor *s = NULL;
+    int machine = w->conns[m->conn].machine;
+    s = &w->machines[machine].disk.sups[job * MAX_ATTEMPTS + (int)m->attempt - 1];
+    uint64_t size = s->ranks[m->rank % w->scripts[job].per_node].log_bytes;
+    sim_check(w, m->offset + m->n <= size, "job %d: rank %d sent log bytes it never wrote", job,
+              m->rank);
+    sim_check(w, m->offset == m->ticket, "job %d: log bytes of rank %d are numbered anew", job,
+              m->rank);
+}
+
+static void on_broken(struct world *w, int job, int node)
+{
+    node_at(w, job, node)->conn = -1;
+    if (!over(w, job, node))
+        schedule_redial(w, job, node);
+}
+
+static void on_refused(struct world *w, int job, int node, int code)
+{
+    struct drv_node *n = node_at(w, job, node);
+
+    n->conn = -1;
+    if (over(w, job, node))
+        return;
+    int launched = n->launched;
+    if (mb_drv_dialled(0, launched, n->heard, n->stop_asked || n->end_asked) == MB_DRV_HAS_ENDED &&
+        w->plant != PLANT_ENDED_IS_LOST) {
+        last_words_lost(w, job);
+        node_event(w, job, node, MB_DRV_NODE_ENDED, 0);
+        return;
+    }
+    node_event(w, job, node, launched ? MB_DRV_NODE_LOST : MB_DRV_NODE_FAILED, code);
+    if (!over(w, job, node) && !launched)
+        node_event(w, job, node, MB_DRV_NODE_ENDED, 0);
+}
+
+void driver_message(struct world *w, const struct msg *m)
+{
+    struct driver *d = &w->drivers[m->job];
+    struct drv_node *n = node_at(w, m->job, m->node);
+    struct mb_drv_event e = {
+        .node = (uint32_t)m->node, .rank = (uint32_t)m->rank, .iteration = m->iteration};
+
+    if (n->conn != m->conn || !d->state)
+        return;
+    switch (m->kind) {
+    case M_BROKEN:
+        on_broken(w, m->job, m->node);
+        return;
+    case M_REFUSED:
+        on_refused(w, m->job, m->node, m->code);
+        return;
+    case M_HELLO_REPLY:
+        on_hello_reply(w, m->job, m->node, m);
+        return;
+    case M_LOG:
+        on_log(w, m->job, m);
+        return;
+    case M_LAUNCHED:
+        n->heard = 1;
+        e.kind = MB_DRV_LAUNCHED;
+        break;
+    case M_ENDPOINT:
+        e.kind = MB_DRV_ENDPOINT;
+        break;
+    case M_RANK_EXIT:
+        e.kind = MB_DRV_RANK_EXIT;
+        e.exit_code = m->code;
+        e.signal = m->signal;
+        e.text = m->flag ? "ended because another rank failed" : NULL;
+        break;
+    case M_SAVED:
+        e.kind = MB_DRV_SAVED;
+        break;
+    case M_UPLOAD:
+        e.kind = m->code == MB_OK ? MB_DRV_COMMITTED : MB_DRV_UPLOAD_FAILED;
+        e.text = "upload";
+        break;
+    case M_FAILURE:
+        e.kind = MB_DRV_NODE_FAILED;
+        e.code = m->code;
+        break;
+    case M_ENDED:
+        e.kind = MB_DRV_NODE_ENDED;
+        n->said_ended = 1;
+        break;
+    default:
+        sim_fail(w, "a driver got a message of kind %d", (int)m->kind);
+    }
+    event(w, m->job, e);
+}
+
+/* ---- actions ---- */
+
+static void on_nodes(struct world *w, int job, int actions)
+{
+    for (int i = 0; i < w->scripts[job].n_nodes; i++) {
+        struct drv_node *n = node_at(w, job, i);
+
+        if (mb_drv_phase(w->drivers[job].state) < MB_DRV_DIAL || over(w, job, i))
+            continue;
+        if (actions & MB_DRV_DO_DIAL)
+            dial(w, job, i);
+        if (actions & MB_DRV_DO_LAUNCH) {
+            n->launched = 1;
+            say(w, job, i, M_LAUNCH);
+        }
+        if (actions & MB_DRV_DO_START) {
+            n->started = 1;
+            say(w, job, i, M_START);
+        }
+        if (actions & MB_DRV_DO_STOP) {
+            n->stop_asked = 1;
+            if (n->hello)
+                say(w, job, i, M_DRV_STOP);
+        }
+        if (actions & MB_DRV_DO_END) {
+            n->end_asked = 1;
+            if (n->hello)
+                say(w, job, i, M_DRV_END);
+        }
+    }
+}
+
+static void release(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+    struct mb_failure f = mb_drv_failure(d->state);
+    struct mb_restart_decision next = {0};
+
+    if (f.kind != MB_FAILURE_NONE && !d->interrupted) {
+        f.iteration = f.saved = mb_drv_saved(d->state);
+        f.ran_ms = 1000;
+        mb_restart_decide(&d->restart, &f, sim_rnd(w), &next);
+    }
+    if (next.again && d->attempt < MAX_ATTEMPTS) {
+        next_attempt(w, job, next.delay_ms);
+        return;
+    }
+    d->releasing = 1;
+    begin_request(w, job, d->reserved ? M_REMOVE : M_FINISH, RELEASE_MS);
+}
+
+static void owned_already(struct world *w, int job, int unused)
+{
+    (void)unused;
+    happened(w, job, MB_DRV_OWNED);
+}
+
+static void check_success(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+    const struct job_script *s = &w->scripts[job];
+
+    if (mb_drv_exit_status(d->state) != 0)
+        return;
+    sim_check(w, s->n_saves == 0 || w->bucket.jobs[job].manifest[s->n_saves] != NULL,
+              "job %d succeeded, but iteration %d is not durable", job, s->n_saves);
+    sim_check(w, s->n_saves == 0 || w->bucket.jobs[job].latest == s->n_saves,
+              "job %d succeeded, but latest is %d", job, (int)w->bucket.jobs[job].latest);
+}
+
+static void event(struct world *w, int job, struct mb_drv_event e)
+{
+    struct driver *d = &w->drivers[job];
+    enum mb_drv_phase before;
+    int actions;
+
+    if (!d->state)
+        return;
+    before = mb_drv_phase(d->state);
+    actions = mb_drv_step(d->state, &e);
+    if (w->trace > 1)
+        sim_trace(w, "  driver %d: %s in %s", job, mb_drv_event_name(e.kind),
+                  mb_drv_phase_name(before));
+    sim_check(w, actions >= 0, "job %d: event %s does not belong into phase %s", job,
+              mb_drv_event_name(e.kind), mb_drv_phase_name(before));
+    if (mb_drv_phase(d->state) != before)
+        sim_trace(w, "driver %d attempt %u: %s -> %s (%s) %s", job, d->attempt,
+                  mb_drv_phase_name(before), mb_drv_phase_name(mb_drv_phase(d->state)),
+                  mb_drv_event_name(e.kind), mb_drv_verdict(d->state));
+    if ((actions & MB_DRV_DO_OWN) && d->attempt == 1)
+        begin_request(w, job, M_ADD_JOB, REQUEST_MS);
+    else if (actions & MB_DRV_DO_OWN)
+        sim_at(w, sim_driver_proc(job), 0, owned_already, job, 0);
+    if ((actions & MB_DRV_DO_RESERVE) && d->attempt == 1) {
+        d->reserved = 1;
+        begin_request(w, job, M_CREATE, REQUEST_MS);
+    } else if (actions & MB_DRV_DO_RESERVE) {
+        begin_request(w, job, M_WAIT, RESERVE_MS);
+    }
+    on_nodes(w, job, actions);
+    if ((actions & MB_DRV_DO_END) && w->plant == PLANT_SUCCESS_TOO_EARLY)
+        for (int i = 0; i < w->scripts[job].n_nodes && mb_drv_phase(d->state) == MB_DRV_END; i++)
+            node_event(w, job, i, MB_DRV_NODE_ENDED, 0);
+    if (actions & MB_DRV_DO_RELEASE)
+        release(w, job);
+    if (actions & MB_DRV_DO_FINISH) {
+        check_success(w, job);
+        exits(w, job, mb_drv_exit_status(d->state));
+    }
+}
+
+/* ---- life ---- */
+
+static void new_machine(struct world *w, int job, int is_again)
+{
+    struct driver *d = &w->drivers[job];
+    const struct job_script *s = &w->scripts[job];
+    struct mb_drv_config config = {.n_nodes = (uint32_t)s->n_nodes,
+                                   .ranks_per_node = (uint32_t)s->per_node,
+                                   .is_worker = 1,
+                                   .has_url = w->plant != PLANT_SUCCESS_TOO_EARLY,
+                                   .is_again = is_again,
+                                   .committed = is_again ? mb_drv_committed(d->state) : -1};
+
+    mb_drv_destroy(d->state);
+    d->state = mb_drv_create(&config);
+    d->attempt++;
+    memset(d->next_offset, 0, sizeof(d->next_offset));
+    for (int i = 0; i < MAX_BUNDLES; i++)
+        d->nodes[i].conn = -1;
+}
+
+static void pause_is_over(struct world *w, int job, int unused)
+{
+    (void)unused;
+    happened(w, job, MB_DRV_PAUSED);
+}
+
+/* The group stays ours; what the last attempt had open is let go. */
+static void next_attempt(struct world *w, int job, uint64_t delay_ms)
+{
+    struct driver *d = &w->drivers[job];
+
+    for (int i = 0; i < w->scripts[job].n_nodes; i++)
+        if (d->nodes[i].conn >= 0)
+            sim_stream_close(w, d->nodes[i].conn, 1);
+    w->stats.restarts++;
+    new_machine(w, job, 1);
+    sim_trace(w, "driver %d: attempt %u", job, d->attempt);
+    sim_at(w, sim_driver_proc(job), delay_ms, pause_is_over, job, 0);
+}
+
+static void tick(struct world *w, int job, int unused)
+{
+    struct driver *d = &w->drivers[job];
+
+    for (int i = 0; i < w->scripts[job].n_nodes; i++)
+        if (d->nodes[i].conn >= 0 && d->nodes[i].hello && !over(w, job, i))
+            say(w, job, i, M_RENEW);
+    sim_at(w, sim_driver_proc(job), RENEW_MS, tick, job, unused);
+}
+
+static void connected(struct world *w, int job, int unused)
+{
+    (void)unused;
+    happened(w, job, MB_DRV_CONNECTED);
+}
+
+void driver_begin(struct world *w, int job)
+{
+    w->drivers[job].attempt = 0;
+    w->drivers[job].restart = (struct mb_restart){
+        .max_restarts = (uint32_t)w->scripts[job].max_restarts, .delay_ms = 500};
+    new_machine(w, job, 0);
+    sim_at(w, sim_driver_proc(job), 5 + (uint64_t)sim_below(w, 30), connected, job, 0);
+    sim_at(w, sim_driver_proc(job), RENEW_MS, tick, job, 0);
+}
+
+void driver_ended(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+
+    d->alive = 0;
+    d->dead_at_ms = w->now_ms;
+    if (w->trace)
+        sim_trace(w, "driver %d is gone", job);
+}
+
+void driver_ghost(struct world *w, int job, int machine)
+{
+    int conn = sim_dial(w, job, 0, machine);
+    struct msg m = {.kind = M_HELLO};
+
+    if (conn < 0)
+        return;
+    w->conns[conn].attempt--;
+    sim_stream_send(w, conn, 1, &m);
+    sim_stream_close(w, conn, 1);
+}
+
+void driver_signal(struct world *w, int job, int sig)
+{
+    struct driver *d = &w->drivers[job];
+
+    if (!d->alive || d->interrupted)
+        return;
+    d->interrupted = 1;
+    if (mb_drv_phase(d->state) < MB_DRV_RELEASE)
+        event(w, job, (struct mb_drv_event){.kind = MB_DRV_INTERRUPTED, .signal = sig});
+}

@@ -1,0 +1,47 @@
+/*
+ * Bugs that can be planted in the simulated shells, one at a time. Each is a mistake that a shell
+ * could make; some seed must notice. A simulation that cannot see a planted bug proves nothing.
+ */
+#ifndef MOBULA_TESTS_SIM_PLANT_H
+#define MOBULA_TESTS_SIM_PLANT_H
+
+#define SIM_PLANTS(X)                                                                              \
+    X(ACK_BEFORE_COMMIT, "the head answers a submission before its record is committed")           \
+    X(RERUN_AFTER_RESTART, "a restarted head starts every job that had not ended")                 \
+    X(TERMINAL_OVERWRITTEN, "the exit of a driver replaces STOPPED")                               \
+    X(STOP_FORGOTTEN, "a restarted head has forgotten that a stop was asked for")                  \
+    X(STATUS_BEFORE_COMMIT, "a state is shown before it is committed")                             \
+    X(WAIT_TOO_EARLY, "a driver hears of its group before that is committed")                      \
+    X(RETURN_TAKEN_FOR_DONE, "a Return that failed counts as done")                                \
+    X(RECONCILE_SKIPPED, "a restarted head does not tell nodes which bundles are in use")          \
+    X(REPLY_BEFORE_LEDGER, "an agent answers before its ledger is on disk")                        \
+    X(FENCE_FORGOTTEN, "which attempt is the newest is not on disk before Hello is answered")      \
+    X(FREED_TOO_EARLY, "devices are given back when ranks were asked to stop")                     \
+    X(NOT_ADOPTED, "a restarted agent does not look for the ranks it had started")                 \
+    X(ENDED_IS_LOST, "a driver whose last word from a node was lost takes the node for lost")      \
+    X(LAUNCH_ONCE, "a driver does not repeat a Launch that never arrived")                         \
+    X(OLD_PREPARE_KEPT, "a bundle that a former head prepared is kept for ever")                   \
+    X(COMMIT_OF_ANOTHER, "Commit books a bundle that was not prepared")                            \
+    X(OLD_MANIFEST, "parts of an older attempt go into a manifest")                                \
+    X(NEWER_DELETED, "an older attempt deletes the manifest of a newer one")                       \
+    X(POINTER_BACKWARDS, "the latest pointer is written without a look at it")                     \
+    X(SAVE_NOT_NOTED, "a save is not written to the journal")                                      \
+    X(PART_OF_A_SAVE, "a save that some rank did not live to finish is waited for")                \
+    X(DONE_BEFORE_SENT, "a file counts as sent when its transfer begins")                          \
+    X(SUCCESS_TOO_EARLY, "the driver does not wait until what was saved is durable")               \
+    X(LOG_OFFSET_RESET, "an agent numbers the bytes of a log anew, one too low")                   \
+    X(FOLLOW_RESTARTS, "a follower that reconnects is sent the log from its start")                \
+    X(CLOSED_TOO_EARLY, "a follower is let go before the last bytes of the log")
+
+enum sim_plant {
+    PLANT_NONE,
+#define X(name, text) PLANT_##name,
+    SIM_PLANTS(X)
+#undef X
+        N_PLANTS
+};
+
+extern const char *const sim_plant_names[N_PLANTS];
+extern const char *const sim_plant_texts[N_PLANTS];
+
+#endif

@@ -1,0 +1,143 @@
+/*
+ * sim --seeds N [--first K]      every seed must keep every promise
+ * sim --seed K [--trace [--trace]]   one life, told
+ * sim --planted [--seeds N]      every planted bug must be caught by one of the seeds
+ * sim ... --plant NAME           with one planted bug
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "tests/sim/sim.h"
+
+struct options {
+    uint64_t first, n;
+    int trace, planted;
+    enum sim_plant plant;
+};
+
+static void add(struct stats *to, const struct stats *s)
+{
+    const uint64_t *from = (const uint64_t *)s;
+
+    for (size_t i = 0; i < sizeof(*s) / sizeof(uint64_t); i++)
+        ((uint64_t *)to)[i] += from[i];
+}
+
+static void print_stats(uint64_t seeds, const struct stats *s)
+{
+    printf("%llu seeds: events %llu, messages %llu (lost %llu), faults %llu, kills of agents %llu, "
+           "torn records %llu\n",
+           (unsigned long long)seeds, (unsigned long long)s->events,
+           (unsigned long long)s->messages, (unsigned long long)s->lost,
+           (unsigned long long)s->faults, (unsigned long long)s->crashes,
+           (unsigned long long)s->torn);
+    printf("jobs: SUCCEEDED %llu, FAILED %llu, STOPPED %llu; restarts of gangs %llu, commits of "
+           "checkpoints %llu\n",
+           (unsigned long long)s->succeeded, (unsigned long long)s->failed,
+           (unsigned long long)s->stopped, (unsigned long long)s->restarts,
+           (unsigned long long)s->commits);
+}
+
+/* 0: it kept every promise, and was worth its time. */
+static int one_seed(struct life *l)
+{
+    if (sim_life(l) != 0)
+        return -1;
+    if (l->stats.events >= 200 && l->stats.faults >= 2)
+        return 0;
+    snprintf(l->why, sizeof(l->why), "only %llu events and %llu faults",
+             (unsigned long long)l->stats.events, (unsigned long long)l->stats.faults);
+    return -1;
+}
+
+static int run_seeds(const struct options *o)
+{
+    struct stats sum = {0};
+    int bad = 0;
+
+    for (uint64_t seed = o->first; seed < o->first + o->n && bad < 10; seed++) {
+        struct life l = {.seed = seed, .plant = o->plant, .trace = o->trace};
+
+        if (one_seed(&l) != 0) {
+            printf("seed %llu: %s\n  again: sim --seed %llu --trace%s%s\n",
+                   (unsigned long long)seed, l.why, (unsigned long long)seed,
+                   o->plant ? " --plant " : "", o->plant ? sim_plant_names[o->plant] : "");
+            bad++;
+        }
+        add(&sum, &l.stats);
+    }
+    print_stats(o->n, &sum);
+    /* Faults must not be so many that nothing ever goes well. */
+    if (o->n >= 100 && (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0)) {
+        printf("the seeds do not reach what they are for\n");
+        bad++;
+    }
+    return bad != 0;
+}
+
+static int run_planted(const struct options *o)
+{
+    int missed = 0;
+
+    for (int p = PLANT_NONE + 1; p < N_PLANTS; p++) {
+        uint64_t seed = o->first;
+        struct life l = {0};
+        int caught = 0;
+
+        for (; seed < o->first + o->n && !caught; seed++) {
+            l = (struct life){.seed = seed, .plant = (enum sim_plant)p};
+            caught = sim_life(&l) != 0;
+        }
+        if (caught)
+            printf("%-22s seed %4llu: %s\n", sim_plant_names[p], (unsigned long long)seed - 1,
+                   l.why);
+        else
+            printf("%-22s NOT CAUGHT by %llu seeds (%s)\n", sim_plant_names[p],
+                   (unsigned long long)o->n, sim_plant_texts[p]);
+        missed += !caught;
+    }
+    printf("%d planted bugs, %d not caught\n", N_PLANTS - 1, missed);
+    return missed != 0;
+}
+
+static enum sim_plant plant_of(const char *name)
+{
+    for (int p = 0; p < N_PLANTS; p++)
+        if (strcmp(sim_plant_names[p], name) == 0)
+            return (enum sim_plant)p;
+    fprintf(stderr, "sim: no planted bug is called %s\n", name);
+    exit(64);
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {.first = 1, .n = 200};
+
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+
+        if (strcmp(argv[i], "--trace") == 0) {
+            o.trace++;
+        } else if (strcmp(argv[i], "--planted") == 0) {
+            o.planted = 1;
+        } else if (strcmp(argv[i], "--seeds") == 0) {
+            o.n = strtoull(value, NULL, 10);
+            i++;
+        } else if (strcmp(argv[i], "--first") == 0) {
+            o.first = strtoull(value, NULL, 10);
+            i++;
+        } else if (strcmp(argv[i], "--seed") == 0) {
+            o.first = strtoull(value, NULL, 10);
+            o.n = 1;
+            i++;
+        } else if (strcmp(argv[i], "--plant") == 0) {
+            o.plant = plant_of(value);
+            i++;
+        } else {
+            fprintf(stderr, "usage: sim [--seeds N] [--first K] [--seed K] [--trace] [--planted] "
+                            "[--plant NAME]\n");
+            return 64;
+        }
+    }
+    return o.planted ? run_planted(&o) : run_seeds(&o);
+}

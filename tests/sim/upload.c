@@ -1,0 +1,570 @@
+/*
+ * The uploader, in the order of agent/upload/upload.c and commit.c, over a bucket whose requests
+ * may fail before or after they took effect. The journal is the real one, on a file in memory whose
+ * last record a kill may tear.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "tests/sim/sim.h"
+
+enum { FAIL_ONE_IN = 40, BACK_OFF_MS = 1000, RELEASED_WAIT_MS = 30000, TRIES_MAX = 5 };
+enum { OP_PREPARE, OP_FILE, OP_PART, OP_LIST, OP_MANIFEST, OP_GET_POINTER, OP_PUT_POINTER };
+
+static struct run *run_at(struct world *w, int machine, int run)
+{
+    return &w->machines[machine].agent.runs[run];
+}
+
+static void writer_of(const struct run *r, char hex[8], struct mb_manifest_writer *out)
+{
+    snprintf(hex, 8, "%02x", r->job + 1);
+    *out = (struct mb_manifest_writer){"job", hex, r->attempt};
+}
+
+/* ---- the journal ---- */
+
+static int journal_fd(struct world *w, int machine, int run)
+{
+    return w->machines[machine].disk.journals[run] - 1;
+}
+
+static off_t journal_size(struct world *w, int machine, int run)
+{
+    return lseek(journal_fd(w, machine, run), 0, SEEK_END);
+}
+
+/* A record was just written: the kill may have come in the middle of it. */
+static void noted(struct world *w, int machine, int run, off_t before, int rc)
+{
+    off_t after = journal_size(w, machine, run);
+
+    sim_check(w, rc == MB_OK, "a journal cannot be written");
+    if (!sim_chance(w, 150))
+        return;
+    off_t keep = before + (off_t)sim_below(w, (int)(after - before));
+    if (ftruncate(journal_fd(w, machine, run), keep) != 0)
+        sim_fail(w, "ftruncate");
+    w->stats.torn++;
+    w->stats.crashes++;
+    w->stats.faults++;
+    sim_trace(w, "agent %d is killed while it writes a journal", machine);
+    int proc = w->current;
+    sim_kill_proc(w, proc);
+    longjmp(w->crashed, 1);
+}
+
+#define NOTE(w, machine, run, call)                                                                \
+    do {                                                                                           \
+        off_t before_ = journal_size(w, machine, run);                                             \
+        int rc_ = (call);                                                                          \
+        noted(w, machine, run, before_, rc_);                                                      \
+    } while (0)
+
+static void drop(struct world *w, int machine, int run, struct mb_plan_iteration *it,
+                 const char *why)
+{
+    struct run *r = run_at(w, machine, run);
+    struct mb_err err;
+
+    if (mb_plan_event(it, MB_PLAN_EV_DROPPED, why, &err) != MB_OK || it->state != MB_PLAN_DROPPED)
+        return;
+    sim_trace(w, "agent %d: job %d attempt %u iteration %d dropped: %s", machine, r->job,
+              r->attempt, (int)it->iteration, why);
+    NOTE(w, machine, run, mb_journal_dropped(r->up.journal, it->iteration, why, &err));
+    gang_tell(w, machine, run, M_UPLOAD, 0, it->iteration, MB_EIO);
+}
+
+/* ---- the bucket ---- */
+
+static void answered(struct world *w, int a, int b);
+
+/* 1: the request takes effect. Its answer comes later, and may say failed all the same. */
+static int request(struct world *w, int machine, int run, int op, int64_t iteration, int x)
+{
+    int down = w->now_ms < w->bucket.down_until_ms ||
+               w->now_ms < w->cut_until_ms[machine][MACHINE_OUTSIDE];
+    int failed = down || sim_chance(w, FAIL_ONE_IN);
+    int effect = !failed || (!down && sim_below(w, 2));
+
+    sim_at(w, sim_agent_proc(machine), 2 + (uint64_t)sim_below(w, 40), answered,
+           machine * MAX_RUNS + run, op << 24 | (int)iteration << 16 | x << 8 | failed);
+    return effect;
+}
+
+/* Whatever is visible is whole: all that a manifest lists is there and is what it says. */
+static void check_manifest(struct world *w, int job, int64_t iteration)
+{
+    const char *text = w->bucket.jobs[job].manifest[iteration];
+    struct mb_manifest m = {0};
+    struct mb_err err;
+
+    if (!text)
+        return;
+    if (mb_manifest_decode(text, strlen(text), "manifest", &m, &err) != MB_OK)
+        sim_fail(w, "%s", err.text);
+    int bad = m.n_files != (size_t)(w->scripts[job].n_nodes * w->scripts[job].per_node);
+    for (size_t i = 0; i < m.n_files; i++) {
+        const struct object *o = &w->bucket.jobs[job].files[iteration][m.files[i].path[4] - '0'];
+        bad |= !o->present || o->crc != m.files[i].crc64nvme;
+    }
+    mb_manifest_close(&m);
+    sim_check(w, !bad, "job %d: the manifest of iteration %d lists what is not there", job,
+              (int)iteration);
+}
+
+static void replace(char **at, char *text)
+{
+    mb_free(*at);
+    *at = text;
+}
+
+static void put_file(struct world *w, int machine, int run, int64_t iteration, int rank)
+{
+    struct run *r = run_at(w, machine, run);
+
+    if (!request(w, machine, run, OP_FILE, iteration, rank))
+        return;
+    w->bucket.jobs[r->job].files[iteration][rank] =
+        (struct object){1, sim_crc(r->job, iteration, rank, r->attempt)};
+    check_manifest(w, r->job, iteration);
+}
+
+static void put_part(struct world *w, int machine, int run, struct mb_plan_iteration *it)
+{
+    struct run *r = run_at(w, machine, run);
+    struct mb_manifest m = {
+        .iteration = it->iteration, .node_rank = r->node, .num_nodes = (uint32_t)r->n_nodes};
+    struct mb_manifest_writer writer;
+    struct mb_err err;
+    char hex[8], *text = NULL;
+
+    writer_of(r, hex, &writer);
+    int rc = mb_manifest_set_writer(&m, &writer, &err);
+    for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
+        rc = mb_manifest_add(&m, it->files[i].path, it->files[i].size_bytes, it->files[i].crc64nvme,
+                             &err);
+    if (rc == MB_OK)
+        rc = mb_manifest_encode(&m, &text, &err);
+    mb_manifest_close(&m);
+    sim_check(w, rc == MB_OK, "%s", err.text);
+    r->up.part_busy = 1;
+    if (request(w, machine, run, OP_PART, it->iteration, 0))
+        replace(&w->bucket.jobs[r->job].parts[it->iteration][r->node], text);
+    else
+        mb_free(text);
+}
+
+/* ---- the commit ---- */
+
+static void commit_step(struct world *w, int machine, int run, int op)
+{
+    struct run *r = run_at(w, machine, run);
+
+    r->up.commit_busy = 1;
+    request(w, machine, run, op, r->up.commit_it, 0);
+}
+
+static void list_again(struct world *w, int machine, int run)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, u->commit_it);
+
+    u->commit_busy = 0;
+    if (u->released_at_ms > 0 && w->now_ms >= u->released_at_ms + RELEASED_WAIT_MS) {
+        u->commit_it = -1;
+        drop(w, machine, run, it, "the parts of other nodes did not appear");
+        return;
+    }
+    u->commit_at_ms = w->now_ms + 200 + (uint64_t)sim_below(w, 800);
+}
+
+static int is_ours(struct world *w, const struct run *r, const char *text, struct mb_manifest *m)
+{
+    struct mb_manifest_writer writer;
+    struct mb_err err;
+    char hex[8];
+
+    writer_of(r, hex, &writer);
+    if (!text || mb_manifest_decode(text, strlen(text), "part", m, &err) != MB_OK)
+        return 0;
+    if (w->plant == PLANT_OLD_MANIFEST)
+        m->attempt = r->attempt;
+    return mb_manifest_is_of(m, &writer);
+}
+
+static void merge_and_put(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    struct mb_manifest parts[MAX_BUNDLES] = {0}, whole = {0};
+    char **at = &w->bucket.jobs[r->job].manifest[r->up.commit_it], *text = NULL;
+    struct mb_err err;
+    int rc = MB_OK;
+
+    for (int i = 0; i < r->n_nodes; i++)
+        if (!is_ours(w, r, w->bucket.jobs[r->job].parts[r->up.commit_it][i], &parts[i]))
+            rc = MB_ENOENT;
+    if (rc == MB_OK)
+        rc = mb_manifest_merge(parts, (size_t)r->n_nodes, &whole, &err);
+    if (rc == MB_OK)
+        rc = mb_manifest_encode(&whole, &text, &err);
+    for (int i = 0; i < r->n_nodes; i++)
+        mb_manifest_close(&parts[i]);
+    mb_manifest_close(&whole);
+    if (rc != MB_OK) {
+        list_again(w, machine, run);
+        return;
+    }
+    r->up.commit_busy = 1;
+    if (request(w, machine, run, OP_MANIFEST, r->up.commit_it, *at != NULL) && !*at) {
+        *at = text;
+        check_manifest(w, r->job, r->up.commit_it);
+    } else {
+        mb_free(text);
+    }
+}
+
+static void on_list(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    const char *text = w->bucket.jobs[r->job].manifest[r->up.commit_it];
+    struct mb_manifest m = {0};
+
+    if (!text) {
+        merge_and_put(w, machine, run);
+        return;
+    }
+    int ours = is_ours(w, r, text, &m);
+    mb_manifest_close(&m);
+    if (ours)
+        commit_step(w, machine, run, OP_GET_POINTER);
+    else
+        list_again(w, machine, run);
+}
+
+static void committed(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    struct mb_plan_iteration *it = mb_plan_find(r->up.plan, r->up.commit_it);
+    struct mb_err err;
+
+    r->up.commit_busy = 0;
+    r->up.commit_it = -1;
+    if (it->state != MB_PLAN_PART)
+        return;
+    NOTE(w, machine, run, mb_journal_committed(r->up.journal, it->iteration, &err));
+    if (mb_plan_event(it, MB_PLAN_EV_COMMITTED, NULL, &err) != MB_OK)
+        sim_fail(w, "%s", err.text);
+    w->stats.commits++;
+    sim_trace(w, "agent %d: job %d iteration %d is durable", machine, r->job, (int)it->iteration);
+    gang_tell(w, machine, run, M_UPLOAD, 0, it->iteration, MB_OK);
+}
+
+static void on_pointer(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    int64_t now_at = w->bucket.jobs[r->job].latest;
+
+    if (!mb_latest_moves(now_at, r->up.commit_it) && w->plant != PLANT_POINTER_BACKWARDS) {
+        committed(w, machine, run);
+        return;
+    }
+    int etag = w->bucket.jobs[r->job].etag;
+    r->up.pointer_etag = etag;
+    /* Between the look and the write somebody else may write: the etag tells. */
+    sim_at(w, sim_agent_proc(machine), 1 + (uint64_t)sim_below(w, 20), upload_put_pointer, machine,
+           run);
+}
+
+void upload_put_pointer(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+
+    if (!r->used || !r->up.plan || !r->up.commit_busy)
+        return;
+    int matches =
+        w->bucket.jobs[r->job].etag == r->up.pointer_etag || w->plant == PLANT_POINTER_BACKWARDS;
+    if (!request(w, machine, run, OP_PUT_POINTER, r->up.commit_it, !matches) || !matches)
+        return;
+    int64_t *latest = &w->bucket.jobs[r->job].latest;
+    sim_check(w, r->up.commit_it >= *latest, "job %d: latest moved from %d back to %d", r->job,
+              (int)*latest, (int)r->up.commit_it);
+    sim_check(w,
+              w->bucket.jobs[r->job].manifest[r->up.commit_it] != NULL ||
+                  w->drivers[r->job].attempt > r->attempt,
+              "job %d: latest names iteration %d, which has no manifest", r->job,
+              (int)r->up.commit_it);
+    *latest = r->up.commit_it;
+    w->bucket.jobs[r->job].etag++;
+}
+
+/* ---- answers ---- */
+
+static void on_prepared(struct world *w, int machine, int run, int64_t iteration)
+{
+    struct run *r = run_at(w, machine, run);
+    char **at = &w->bucket.jobs[r->job].manifest[iteration];
+    struct mb_plan_iteration *it = mb_plan_find(r->up.plan, iteration);
+    struct mb_manifest_writer writer;
+    struct mb_manifest m = {0};
+    struct mb_err err;
+    char hex[8];
+    int newer = 0, ours = 0;
+
+    writer_of(r, hex, &writer);
+    if (*at && mb_manifest_decode(*at, strlen(*at), "manifest", &m, &err) == MB_OK) {
+        ours = mb_manifest_is_of(&m, &writer);
+        newer = mb_manifest_is_newer(&m, &writer);
+    }
+    mb_manifest_close(&m);
+    if (newer && w->plant != PLANT_NEWER_DELETED) {
+        drop(w, machine, run, it, "a newer attempt has saved it");
+        return;
+    }
+    if (*at && !ours) {
+        sim_check(w, !newer, "job %d: attempt %u deletes what a newer attempt made durable", r->job,
+                  r->attempt);
+        replace(at, NULL);
+    }
+    r->up.prepared = iteration;
+}
+
+static void on_file(struct world *w, int machine, int run, int64_t iteration, int rank, int failed)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
+    char path[16];
+    struct mb_err err;
+
+    u->sending--;
+    snprintf(path, sizeof(path), "rank%d", rank);
+    for (size_t i = 0; i < it->n_files; i++) {
+        struct mb_plan_file *f = &it->files[i];
+        if (strcmp(f->path, path) != 0)
+            continue;
+        if (failed) {
+            mb_plan_file_again(f);
+            if (it->state == MB_PLAN_UPLOADING && f->failures >= TRIES_MAX)
+                drop(w, machine, run, it, path);
+            else
+                u->not_before_ms = w->now_ms + BACK_OFF_MS;
+        } else {
+            NOTE(w, machine, run, mb_journal_done(u->journal, iteration, path, f->crc64nvme, &err));
+            mb_plan_file_done(f, f->crc64nvme);
+        }
+    }
+}
+
+static void on_part(struct world *w, int machine, int run, int64_t iteration, int failed)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
+    struct mb_err err;
+
+    u->part_busy = 0;
+    if (failed || it->state != MB_PLAN_UPLOADING) {
+        u->not_before_ms = w->now_ms + BACK_OFF_MS;
+        return;
+    }
+    NOTE(w, machine, run, mb_journal_part(u->journal, iteration, &err));
+    if (mb_plan_event(it, MB_PLAN_EV_PART_SENT, NULL, &err) != MB_OK)
+        sim_fail(w, "%s", err.text);
+}
+
+static void on_commit_answer(struct world *w, int machine, int run, int op, int x, int failed)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+
+    if (failed) {
+        list_again(w, machine, run);
+        return;
+    }
+    switch (op) {
+    case OP_LIST:
+        on_list(w, machine, run);
+        break;
+    case OP_MANIFEST:
+        if (x)
+            list_again(w, machine, run);
+        else
+            commit_step(w, machine, run, OP_GET_POINTER);
+        break;
+    case OP_GET_POINTER:
+        on_pointer(w, machine, run);
+        break;
+    default:
+        if (x) /* somebody else moved it meanwhile */
+            commit_step(w, machine, run, OP_GET_POINTER);
+        else
+            committed(w, machine, run);
+        break;
+    }
+    (void)u;
+}
+
+static void answered(struct world *w, int a, int b)
+{
+    int machine = a / MAX_RUNS, run = a % MAX_RUNS;
+    int op = b >> 24, x = b >> 8 & 0xff, failed = b & 0xff;
+    int64_t iteration = b >> 16 & 0xff;
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+
+    if (!run_at(w, machine, run)->used || !u->plan)
+        return;
+    sim_crash_point(w);
+    switch (op) {
+    case OP_PREPARE:
+        u->preparing = 0;
+        if (failed)
+            u->not_before_ms = w->now_ms + BACK_OFF_MS;
+        else
+            on_prepared(w, machine, run, iteration);
+        break;
+    case OP_FILE:
+        on_file(w, machine, run, iteration, x, failed);
+        break;
+    case OP_PART:
+        on_part(w, machine, run, iteration, failed);
+        break;
+    default:
+        on_commit_answer(w, machine, run, op, x, failed);
+        break;
+    }
+    upload_tick(w, machine, run);
+}
+
+/* ---- the loop of work ---- */
+
+static void start_transfers(struct world *w, int machine, int run)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+
+    while (u->sending < 4) {
+        struct mb_plan_iteration *it;
+        struct mb_plan_file *f;
+        struct mb_err err;
+
+        if (!mb_plan_next(u->plan, &it, &f))
+            return;
+        if (it->iteration != u->prepared) {
+            f->state = MB_PLAN_FILE_WAITING;
+            if (!u->preparing)
+                request(w, machine, run, OP_PREPARE, it->iteration, 0);
+            u->preparing = 1;
+            return;
+        }
+        u->sending++;
+        if (w->plant == PLANT_DONE_BEFORE_SENT)
+            NOTE(w, machine, run,
+                 mb_journal_done(u->journal, it->iteration, f->path, f->crc64nvme, &err));
+        put_file(w, machine, run, it->iteration, f->path[4] - '0');
+    }
+}
+
+void upload_tick(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    struct agent_upload *u = &r->up;
+
+    if (!r->used || !u->plan)
+        return;
+    if (w->now_ms >= u->not_before_ms) {
+        start_transfers(w, machine, run);
+        for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+            struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+            if (!u->part_busy && mb_plan_files_done(it))
+                put_part(w, machine, run, it);
+            if (u->commit_it < 0 && it->state == MB_PLAN_PART) {
+                u->commit_it = it->iteration;
+                u->commit_at_ms = 0;
+            }
+        }
+    }
+    if (u->commit_it >= 0 && !u->commit_busy && w->now_ms >= u->commit_at_ms)
+        commit_step(w, machine, run, OP_LIST);
+    if (u->was_busy && !mb_plan_is_busy(u->plan)) {
+        u->was_busy = 0;
+        gang_event(w, machine, run, MB_GANG_EV_UPLOADS_IDLE);
+    }
+}
+
+void upload_saved(struct world *w, int machine, int run, int rank, int64_t iteration)
+{
+    struct run *r = run_at(w, machine, run);
+    char path[16];
+    struct mb_upload_file file = {.path = path,
+                                  .size_bytes = 1000 + (uint64_t)rank,
+                                  .crc64nvme = sim_crc(r->job, iteration, rank, r->attempt),
+                                  .has_crc = 1};
+    struct mb_err err;
+
+    snprintf(path, sizeof(path), "rank%d", rank);
+    int rc = mb_plan_saved(r->up.plan, iteration, (uint32_t)rank, "/d", &file, 1, &err);
+    if (rc == MB_EEXIST)
+        return;
+    sim_check(w, rc == MB_OK, "%s", err.text);
+    r->up.was_busy = 1;
+    if (w->plant != PLANT_SAVE_NOT_NOTED)
+        NOTE(w, machine, run,
+             mb_journal_saved(r->up.journal, iteration, (uint32_t)rank, "/d", &file, 1, &err));
+    if (mb_plan_is_busy(r->up.plan))
+        gang_event(w, machine, run, MB_GANG_EV_UPLOADS_BUSY);
+}
+
+void upload_no_more(struct world *w, int machine, int run)
+{
+    struct mb_plan *p = run_at(w, machine, run)->up.plan;
+
+    for (size_t i = 0; p && i < mb_plan_count(p); i++)
+        if (mb_plan_at(p, i)->state == MB_PLAN_COLLECTING)
+            drop(w, machine, run, mb_plan_at(p, i), "a rank ended before it saved its part");
+}
+
+void upload_repeat(struct world *w, int machine, int run)
+{
+    struct mb_plan *p = run_at(w, machine, run)->up.plan;
+
+    for (size_t i = 0; p && i < mb_plan_count(p); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(p, i);
+        if (it->state == MB_PLAN_COMMITTED || it->state == MB_PLAN_DROPPED)
+            gang_tell(w, machine, run, M_UPLOAD, 0, it->iteration,
+                      it->state == MB_PLAN_COMMITTED ? MB_OK : MB_EIO);
+    }
+}
+
+void upload_open(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    int *slot = &w->machines[machine].disk.journals[run];
+    uint32_t ranks[MAX_PER_NODE];
+    char path[40];
+    struct mb_err err;
+
+    if (r->up.plan)
+        return;
+    memset(&r->up, 0, sizeof(r->up));
+    r->up.commit_it = r->up.prepared = -1;
+    for (int i = 0; i < r->per_node; i++)
+        ranks[i] = (uint32_t)(r->node * r->per_node + i);
+    if (*slot == 0)
+        *slot = memfd_create("journal", MFD_CLOEXEC) + 1;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", *slot - 1);
+    if (*slot == 0 || mb_plan_create(ranks, (size_t)r->per_node, &r->up.plan, &err) != MB_OK ||
+        mb_journal_open(path, r->up.plan, &r->up.journal, &err) != MB_OK)
+        sim_fail(w, "machine %d: %s", machine, err.text);
+    r->up.was_busy = mb_plan_is_busy(r->up.plan);
+    if (r->up.was_busy)
+        gang_event(w, machine, run, MB_GANG_EV_UPLOADS_BUSY);
+}
+
+void upload_close(struct world *w, int machine, int run)
+{
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+
+    mb_plan_destroy(u->plan);
+    mb_journal_close(u->journal);
+    memset(u, 0, sizeof(*u));
+}

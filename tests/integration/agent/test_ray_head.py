@@ -73,6 +73,23 @@ def case_ray_cli(s, gcs, node, address):
     cluster.wait_for("mobula_gpu in `ray status`", knows_us)
 
 
+def case_driver_that_waits(s, gcs, node, address):
+    """Ray's head has a queue of its own: it takes the name with the priority, and does not know why a
+    group waits; the driver then counts nodes, and leaves nothing behind."""
+    done = subprocess.run(
+        [str(pathlib.Path(sys.argv[1]) / "mobula"), "run", "--address", address, "--name", "waits",
+         "--num-nodes", "2", "--priority", "5", "--wait-timeout", "3s", "--", "true"],
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done
+    said = "waiting for 2 nodes with 1 mobula_slot each: 1 such nodes are alive"
+    assert f"mobula: {said}\n" in done.stderr, done.stderr
+    assert f"no 2 nodes were free within 3 s: {said}; see: mobula status" in done.stderr, done.stderr
+    reply = gcs.call("PlacementGroupInfoGcsService/GetAllPlacementGroup",
+                     "GetAllPlacementGroupRequest")
+    ours = [g for g in reply.placement_group_table_data if g.name == "mobula-waits@priority=5"]
+    assert [g.state for g in ours] == [3], ours  # REMOVED
+
+
 def case_stays_alive_and_leaves(s, gcs, node):
     """Longer than the head's first health check, which needs our answers; then an orderly end."""
     end = time.monotonic() + 8
@@ -97,7 +114,8 @@ def main():
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
         for case, *more in ((case_alive,), (case_group_and_gang,), (case_overbooking_is_refused,),
-                            (case_ray_cli, head.address), (case_stays_alive_and_leaves,)):
+                            (case_ray_cli, head.address), (case_driver_that_waits, head.address),
+                            (case_stays_alive_and_leaves,)):
             case(s, gcs, node, *more)
             print(f"ok   {case.__name__[5:]}", flush=True)
         case_unreachable_head(s, gcs, sys.argv[1])

@@ -139,7 +139,12 @@ class UploadState(unittest.TestCase):
                 words, facts = status_of(cluster)
                 kept = job_of(facts, "upload")["gang"]["checkpoint"]
                 self.assertEqual((kept["durable_iteration"], kept["url"]), (-1, url))
-                self.assertGreater(kept["total_bytes"], 0)
+                # Every node speaks for its own files: the gang's figure is their sum.
+                saved = [sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
+                         for directory in pathlib.Path(cluster.temp).glob(
+                             "checkpoints/upload/node-*/iter_*")]
+                self.assertEqual(len([n for n in saved if n > 0]), 2, saved)
+                self.assertEqual(kept["total_bytes"], sum(saved))
                 self.assertRegex(
                     lines_of(words, "upload")[2],
                     rf"^checkpoint: saved iteration 6, none durable yet in {url}, "

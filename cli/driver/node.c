@@ -358,7 +358,8 @@ void drv_node_launch(struct drv_node *n)
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_LAUNCH;
     m.launch = &launch;
     n->launched = 1;
-    say(n, &m);
+    if (n->hello) /* else its hello asks for it: a second Launch would be a mistake */
+        say(n, &m);
 out:
     mb_free(master_port);
     mb_free(master_addr);

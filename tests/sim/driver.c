@@ -331,7 +331,8 @@ static void on_nodes(struct world *w, int job, int actions)
             dial(w, job, i);
         if (actions & MB_DRV_DO_LAUNCH) {
             n->launched = 1;
-            say(w, job, i, M_LAUNCH);
+            if (n->hello)
+                say(w, job, i, M_LAUNCH);
         }
         if (actions & MB_DRV_DO_START) {
             n->started = 1;

@@ -29,11 +29,16 @@ class Takeover(unittest.TestCase):
     def test_a_gang_does_not_notice_that_its_head_hangs(self):
         with Redis() as redis, SharedCluster(redis) as cluster:
             marker = f"{cluster.dir}/go-on"
-            command = (f"echo rank $RANK begins; until test -e {marker}; do sleep 0.1; done; "
-                       "echo rank $RANK ends")
+            # Every start of a rank adds a line: its pid.
+            command = (f"echo $$ >> {cluster.dir}/rank-$RANK; "
+                       f"until test -e {marker}; do sleep 0.1; done; echo rank $RANK ends")
+
+            def ranks():
+                files = sorted(pathlib.Path(cluster.dir).glob("rank-*"))
+                return [[int(pid) for pid in f.read_text().split()] for f in files]
+
             cluster.submit(f"mobula run --num-nodes 2 -- sh -c '{command}'", submission_id="gang")
-            ranks = wait_until(lambda: len(r := cluster.rank_pids("sh -c")) == 2 and r,
-                               "both ranks run")
+            first = wait_until(lambda: len(r := ranks()) == 2 and all(r) and r, "both ranks run")
             with cluster.hung("node-0"):
                 began = time.monotonic()
                 cluster.use("node-1")
@@ -46,7 +51,8 @@ class Takeover(unittest.TestCase):
                        "the old head says that it is deposed")
             wait_until(lambda: "its driver is reported" in cluster.agent_log("node-0"),
                        "the old head's node reports the driver to the new one")
-            self.assertEqual(cluster.rank_pids("sh -c"), ranks)
+            self.assertEqual(ranks(), first, "a rank was started again")
+            self.assertTrue(all(is_alive(pid) for pids in first for pid in pids), "a rank ended")
             self.assertEqual(cluster.job("gang")["status"], "RUNNING")
             open(marker, "w").close()
             job = cluster.wait_job("gang")

@@ -538,16 +538,16 @@ static void remove_group(void *arg, struct mb_grpc_req *req, const ProtobufCMess
 static void on_wait_gone(void *arg)
 {
     struct head_wait *w = arg;
+    struct mb_head *h = w->h;
     int others = 0;
 
     w->gone = 1;
-    for (const struct head_wait *o = w->h->waits; o; o = o->next)
+    for (const struct head_wait *o = h->waits; o; o = o->next)
         others |= !o->gone && memcmp(o->pg_id, w->pg_id, MB_PG_ID_BYTES) == 0;
-    if (!others) {
-        mb_placement_attend(w->h->placement, w->pg_id, 0, mb_mono_ms());
-        head_placement_pump(w->h);
-    }
-    answer_waits(w->h);
+    if (!others)
+        mb_placement_attend(h->placement, w->pg_id, 0, mb_mono_ms());
+    answer_waits(h); /* w is gone after this */
+    head_placement_pump(h);
 }
 
 static void wait_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
@@ -569,10 +569,10 @@ static void wait_group(void *arg, struct mb_grpc_req *req, const ProtobufCMessag
     w->next = h->waits;
     h->waits = w;
     mb_placement_attend(h->placement, w->pg_id, 1, mb_mono_ms());
-    head_placement_pump(h);
     w->need = h->groups_asked + 1;
     mb_grpc_req_on_cancel(req, on_wait_gone, w);
     tell_after_commit(h);
+    head_placement_pump(h); /* an orphan may have its driver back; w may be gone by now */
 }
 
 /* The row of one group as a reply, or NotFound. */

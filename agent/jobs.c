@@ -39,7 +39,7 @@
 #include "base/log.h"
 #include "base/str.h"
 
-enum { ID_MAX_BYTES = 128, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
+enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
 
 enum phase { PREPARING, SUPERVISED, OVER };
 
@@ -153,13 +153,12 @@ static int check_id(const char *id, struct mb_err *err)
     size_t n = strlen(id);
 
     for (const char *p = id; *p != '\0'; p++) {
-        if (!isalnum((unsigned char)*p) && strchr("._-:@+=", *p) == NULL)
+        if (*p == '/' || iscntrl((unsigned char)*p))
             return mb_err_set(err, MB_EINVAL,
-                              "submission id %.128s: only letters, digits and ._-:@+= are possible",
-                              id);
+                              "submission id: it holds a '/' or a control character");
     }
     if (n == 0 || n > ID_MAX_BYTES || id[0] == '.')
-        return mb_err_set(err, MB_EINVAL, "submission id: 1 to %d characters, not beginning with .",
+        return mb_err_set(err, MB_EINVAL, "submission id: 1 to %d bytes, not beginning with '.'",
                           ID_MAX_BYTES);
     return 0;
 }
@@ -288,12 +287,24 @@ static void on_exit_cb(void *arg, unsigned child, int code, int sig)
     job->exit_code = sig != 0 ? -sig : code;
 }
 
+/* Nothing of it is left. The state says so to an agent that comes after us; the spec, which holds
+ * the job's environment, is of no more use. */
+static void over(struct job *job, const char *reason)
+{
+    char *spec = mb_path_join(job->dir, "spec");
+
+    if (spec != NULL && unlink(spec) != 0 && errno != ENOENT)
+        mb_warn("jobs", "job=%s its environment stays on disk: %s", job->id, strerror(errno));
+    mb_free(spec);
+    exited(job, job->exit_code, reason);
+}
+
 static void on_log_sent(void *arg)
 {
     struct job *job = arg;
 
     job->log = NULL;
-    exited(job, job->exit_code, job->reason);
+    over(job, job->reason);
 }
 
 /* A job is not over before its log is safe. */
@@ -301,7 +312,7 @@ static void send_log(struct job *job, const char *reason)
 {
     job->reason = mb_strdup(reason);
     if (job->log == NULL || job->reason == NULL)
-        exited(job, job->exit_code, reason);
+        over(job, reason);
     else if (mb_kept_log_end(job->log, on_log_sent, job))
         on_log_sent(job);
 }

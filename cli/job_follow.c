@@ -7,6 +7,8 @@
  *  A server that is not ours sends text from the beginning: what former connections printed is
  *     passed over.
  *  Bytes that the server released meanwhile: said on stderr with their number.
+ *  The server says that there is no such log, or that it cannot be read while the job has ended or
+ *     nothing is followed: MB_ESTATE, at once.
  *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
  */
 #include <inttypes.h>
@@ -18,7 +20,13 @@
 #include "base/str.h"
 #include "cli/job.h"
 
-enum { FOLLOW_LOST_MS = 300 * 1000, BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, CLEAN = 1000 };
+enum {
+    FOLLOW_LOST_MS = 300 * 1000,
+    BACKOFF_MIN_MS = 100,
+    BACKOFF_MAX_MS = 2000,
+    CLEAN = 1000,
+    NO_SUCH_LOG = 4404
+};
 
 struct follow {
     const struct mb_follow_opts *opts;
@@ -155,8 +163,8 @@ static int judge(struct mb_rest *rest, const char *id, const struct follow *f, u
         return mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS ? rc : 0;
     if (clean && (f->opts->once || mb_job_is_terminal(*job)))
         return 1;
-    if ((f->http_status >= 400 && f->http_status < 500) ||
-        (f->status_code == 1011 && mb_job_is_terminal(*job))) {
+    if ((f->http_status >= 400 && f->http_status < 500) || f->status_code == NO_SUCH_LOG ||
+        (f->status_code == 1011 && (f->opts->once || mb_job_is_terminal(*job)))) {
         json_decref(*job);
         *job = NULL;
         return mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);

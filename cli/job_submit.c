@@ -493,7 +493,7 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
             *status = mb_job_exit_status(cli, job);
             json_decref(job);
         } else {
-            mb_err_wrap(err, "job %s goes on, but", id);
+            mb_err_wrap(err, "job %s was submitted, but", id);
         }
     }
     json_decref(answer);

@@ -4,6 +4,7 @@
  */
 #include "gcs/job_request.h"
 
+#include <ctype.h>
 #include <string.h>
 
 enum type { STRING, NUMBER, INTEGER, DICT, DICT_OF_STRING, DICT_OF_NUMBER };
@@ -104,6 +105,16 @@ static void clean(json_t *request)
     }
 }
 
+/* It becomes part of file names (agent/jobs.c takes the same ones), and is printed on terminals. */
+static int is_id(const char *id)
+{
+    for (const char *p = id; *p; p++) {
+        if (*p == '/' || iscntrl((unsigned char)*p))
+            return 0;
+    }
+    return *id != '.' && strlen(id) <= 200;
+}
+
 int mb_job_request_check(json_t *request, struct mb_err *err)
 {
     const char *key;
@@ -128,9 +139,9 @@ int mb_job_request_check(json_t *request, struct mb_err *err)
     const char *names[] = {"submission_id", "job_id"};
     for (int i = 0; i < 2; i++) {
         const char *id = json_string_value(json_object_get(request, names[i]));
-        if (id && (strlen(id) > 200 || strpbrk(id, "/\n\r") || *id == '.'))
+        if (id && !is_id(id))
             return mb_err_set(err, MB_EINVAL,
-                              "%s must be 1 to 200 characters without '/' or line breaks, and "
+                              "%s must be 1 to 200 bytes without '/' and control characters, and "
                               "not start with '.'",
                               names[i]);
     }

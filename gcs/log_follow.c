@@ -16,7 +16,7 @@
  * Failure paths:
  *  5. No log yet (PENDING): looked for again at every turn; a job without any log closes when it is
  *     terminal.
- *  6. The node of a rank's log is gone: close 1011 with the reason; a log that will never be: 1011.
+ *  6. The node of a rank's log is gone: close 1011 with the reason; a log that will never be: 4404.
  *  7. The client goes away: on_close frees the follower.
  */
 #include <stdio.h>
@@ -28,6 +28,7 @@
 #include "gcs/services.h"
 
 enum { POLL_MS = 50, PIECE_BYTES = MB_WS_SEND_MAX_BYTES, TURN_BYTES = 64 * PIECE_BYTES };
+enum { NO_SUCH_LOG = 4404 }; /* close status of our own: there is no sense in asking again */
 
 struct head_follow {
     struct head_follow *next;
@@ -113,7 +114,7 @@ static int send_pieces(struct head_follow *f, int *more)
         if (rc != 0) {
             if (rc != MB_EUNAVAIL && rc != MB_ENOENT)
                 mb_warn("jobs", "job=%s log tail broken: %s", f->id, err.text);
-            end_follow(f, 1011, err.text);
+            end_follow(f, rc == MB_ENOENT ? NO_SUCH_LOG : 1011, err.text);
             return 0;
         }
         if (at_end)

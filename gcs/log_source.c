@@ -7,7 +7,8 @@
  *  1. No file yet, no gang yet: an empty log; the reader asks again, a node at most all MISSING_MS.
  *  2. The gang begins a new attempt: what is left of the former one is read, then its log from 0.
  *  3. A node that is dead, or does not answer: MB_EUNAVAIL that names it.
- *  4. Closed while a call is in flight: the call is cancelled, its end frees the source.
+ *  4. A rank that the gang does not have, or a job that ended without a gang: MB_ENOENT.
+ *  5. Closed while a call is in flight: the call is cancelled, its end frees the source.
  */
 #include "gcs/log_source.h"
 
@@ -26,7 +27,7 @@ enum {
     WAIT_MS = 2000,
     CALL_MS = 10000,
     MISSING_MS = 100,
-    NAME_BYTES = 200,
+    NAME_BYTES = 256, /* logs/job-driver-ID.log with the longest id */
     TIMES_MAX = 4096
 };
 
@@ -73,8 +74,13 @@ static int find_rank(struct mb_head *h, const char *job_id, int64_t rank, struct
     int rc;
 
     snprintf(key, sizeof key, "gang:%s", job_id);
-    if (!mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
-        return 0;
+    if (!mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value)) {
+        const struct head_job *job = head_job_find(h, job_id);
+
+        return job && mb_job_is_terminal(job->state)
+                   ? mb_err_set(err, MB_ENOENT, "job %s has no ranks", job_id)
+                   : 0;
+    }
     record = json_loadb(value.p, value.n, 0, NULL);
     nodes = json_object_get(record, "nodes");
     pg = json_string_value(json_object_get(record, "placement_group_id"));

@@ -153,6 +153,15 @@ class LogsTest(unittest.TestCase):
         self.assertGreater(got, 101_000_000)
         self.assertLess(most - before, 4 << 20)
 
+    def test_ids_of_any_text(self):
+        """What the API takes as an id is a job that runs, and whose log is read, as any other."""
+        for job_id in ("ä ö?&#%41 'x' \"y\" $(z);", "long" * 50):
+            done = self.cluster.mobula("job", "submit", *self.address, "--submission-id", job_id,
+                                       "--", "echo", "it", "runs")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn("\nit runs\n", done.stdout)
+            self.assertEqual(self.show("--tail", "1", job_id), "it runs\n")
+
     # ---- ranks ----
 
     def gang(self, command, *more):
@@ -163,6 +172,9 @@ class LogsTest(unittest.TestCase):
         job_id = self.gang("for i in 1 2; do echo line $i of $RANK; sleep 1.5; done")
         with self.cluster.running("job", "logs", "-f", "--rank", "1", *self.address, job_id) as one:
             with self.cluster.running("job", "logs", "-f", "--merge", *self.address, job_id) as all_:
+                wait_until(lambda: "line 1 of 1" in one.output(), "the first line")
+                self.show("--rank", "2", job_id, status=71)
+                self.show("-f", "--rank", "2", job_id, status=71)
                 self.cluster.wait_job(job_id)
                 self.assertEqual((one.wait(30), all_.wait(30)), (0, 0), all_.output())
                 self.assertTrue(one.output().startswith("line 1 of 1\nline 2 of 1\n"), one.output())
@@ -180,6 +192,9 @@ class LogsTest(unittest.TestCase):
         self.assertEqual(self.show("--rank", "1", "--since", "0s", job_id), "")
         self.assertEqual(self.show("--rank", "1", "--since", "1h", job_id).count("line"), 2)
         self.show("--rank", "2", job_id, status=71)
+        alone = self.ended("true")
+        self.assertIn("has no ranks", self.show("--rank", "0", alone, status=71))
+        self.assertIn("has no ranks", self.show("--merge", alone, status=66))
         self.assertEqual(self.cluster.call("GET", f"/api/jobs/{job_id}/logs?rank=2")[0], 404)
         self.show("--grep", "[", job_id, status=64)
         self.show("--since", "yesterday", job_id, status=64)

@@ -125,6 +125,8 @@ static void test_exit_code_log_and_environment(void **state)
     assert_non_null(strstr(log, "\"job_name\":\"j1\""));
     assert_non_null(strstr(log, "\"team\":\"a\""));
     assert_non_null(strstr(seen.tail, "\"team\":\"a\""));
+    assert_int_equal(access(path_of("jobs/j1/state"), F_OK), 0);
+    assert_int_not_equal(access(path_of("jobs/j1/spec"), F_OK), 0); /* it holds secrets */
 }
 
 static void test_killed_driver_is_a_negative_code(void **state)

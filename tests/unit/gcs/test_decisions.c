@@ -225,7 +225,10 @@ static void job_requests(void **state)
     expect_request("{\"entrypoint\": \"x\", \"submission_id\": 7}",
                    "submission_id must be a string if provided, got <class 'int'>");
     expect_request("{\"entrypoint\": \"x\", \"submission_id\": \"../etc\"}",
-                   "submission_id must be 1 to 200 characters without '/' or line breaks, and "
+                   "submission_id must be 1 to 200 bytes without '/' and control characters, and "
+                   "not start with '.'");
+    expect_request("{\"entrypoint\": \"x\", \"submission_id\": \"a\\u001b[2J\"}",
+                   "submission_id must be 1 to 200 bytes without '/' and control characters, and "
                    "not start with '.'");
 }
 

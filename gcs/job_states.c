@@ -1,7 +1,8 @@
 /*
  *  1. PENDING -> RUNNING -> SUCCEEDED | FAILED, by the driver's exit status.
- *  2. Stop in PENDING is STOPPED at once; in RUNNING it is STOPPING until the driver is gone, and
- *     then STOPPED whatever its exit status says.
+ *  2. Stop in PENDING is STOPPED at once, unless a driver is being started: that counts as RUNNING.
+ *     Stop in RUNNING is STOPPING until the driver is gone, and then STOPPED whatever its exit
+ *     status says.
  *  3. A driver that cannot start, now or ever, or that nobody knows after a restart, makes the job
  *     FAILED; so does a wait that is too long.
  *  4. A driver started although the job was stopped while PENDING must be stopped by the caller:
@@ -118,6 +119,18 @@ void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct m
         out->inputs[out->n_inputs++] = MB_JOB_START_FAILED;
         break;
     }
+}
+
+void mb_job_on_stop(enum mb_job_state s, int has_driver, struct mb_job_news *out)
+{
+    *out = (struct mb_job_news){0};
+    if (mb_job_is_terminal(s))
+        return;
+    if (s == MB_JOB_PENDING && has_driver) /* it may exist already: the job is not over before it */
+        out->inputs[out->n_inputs++] = MB_JOB_STARTED;
+    out->inputs[out->n_inputs++] = MB_JOB_STOP;
+    if (s != MB_JOB_PENDING && !has_driver)
+        out->inputs[out->n_inputs++] = MB_JOB_LOST;
 }
 
 enum mb_job_recovery mb_job_recover(enum mb_job_state s, enum mb_job_adopt found)

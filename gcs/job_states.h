@@ -49,6 +49,9 @@ struct mb_job_news {
     int stop_driver;
 };
 void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct mb_job_news *out);
+/* A stop was asked for. has_driver: the runner has one of this job, or begins to start one, and was
+ * told to end it; its event follows. */
+void mb_job_on_stop(enum mb_job_state s, int has_driver, struct mb_job_news *out);
 
 /* After a restart: what is due for a job whose driver the runner found, or not. */
 enum mb_job_recovery {

@@ -7,8 +7,8 @@
  *     its commit, and when it is its turn, the runner is asked to start.
  *  2. The runner reports RUNNING, later EXITED; each change is written; after the commit followers
  *     of the log hear of it, and a terminal job's drivers and placement groups end.
- *  3. stop: PENDING becomes STOPPED at once; RUNNING is asked to end and becomes STOPPED then. That
- *     a stop was asked for is remembered in the store.
+ *  3. stop: a job without a driver becomes STOPPED at once; one whose driver runs, or is being
+ *     started, when that driver has ended. That a stop was asked for is remembered in the store.
  * Failure paths:
  *  4. A package that is not there, or a runner that cannot start, makes the job FAILED, with a
  * text.
@@ -241,9 +241,7 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
         remember_stopping(h, job->id, 1);
         return;
     }
-    /* Stopped while its start was under way: its place is free when that driver has ended. */
-    if (mb_job_is_terminal(to) &&
-        (input != MB_JOB_STOP || job->ticket.place != MB_JOB_PLACE_RUNNING))
+    if (mb_job_is_terminal(to))
         head_admission_leave(job);
     describe(h, job, input, facts);
     if (from == MB_JOB_STOPPING)
@@ -320,18 +318,19 @@ int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err
     return rc;
 }
 
-static void stop_driver(struct mb_head *h, struct head_job *job)
+static void stop_job(struct mb_head *h, struct head_job *job)
 {
     struct mb_err err = {0};
     struct mb_job_facts facts = {0};
+    struct mb_job_news news;
     int rc = h->runner->stop(h->runner->self, job->id, &err);
 
-    if (rc == MB_ENOENT && head_job_is_remote(h, job))
-        return; /* its node is told with the answer to its next report */
-    if (rc == MB_ENOENT)
-        head_job_apply(h, job, MB_JOB_LOST, &facts);
-    else if (rc != 0)
+    if (rc != 0 && rc != MB_ENOENT)
         mb_error("jobs", "job=%s could not be told to stop: %s", job->id, err.text);
+    /* A remote driver's node is told with the answer to its next report. */
+    mb_job_on_stop(job->state, rc != MB_ENOENT || head_job_is_remote(h, job), &news);
+    for (int i = 0; i < news.n_inputs; i++)
+        head_job_apply(h, job, news.inputs[i], &facts);
 }
 
 void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
@@ -421,7 +420,7 @@ static void adopt(struct mb_head *h, struct head_job *job)
         head_admission_adopt(h, job);
     switch (mb_job_recover(job->state, found)) {
     case MB_JOB_RECOVER_STOP:
-        stop_driver(h, job);
+        stop_job(h, job);
         break;
     case MB_JOB_RECOVER_START:
         queue_again(h, job);
@@ -578,22 +577,10 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
 
 int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err)
 {
-    struct mb_job_facts facts = {0};
-    enum mb_job_state before = job->state;
-
     (void)err;
-    *stopped = !mb_job_is_terminal(before);
-    if (!*stopped)
-        return 0;
-    head_job_apply(h, job, MB_JOB_STOP, &facts);
-    if (before == MB_JOB_PENDING) {
-        struct mb_err e = {0};
-        int rc = h->runner->stop(h->runner->self, job->id, &e); /* a start may be under way */
-        if (rc != 0 && rc != MB_ENOENT)
-            mb_warn("jobs", "job=%s %s", job->id, e.text);
-    } else {
-        stop_driver(h, job);
-    }
+    *stopped = !mb_job_is_terminal(job->state);
+    if (*stopped)
+        stop_job(h, job);
     return 0;
 }
 

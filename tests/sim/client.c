@@ -90,10 +90,10 @@ static void on_logs(struct world *w, int job, const struct msg *r)
     const struct record *disk = &w->store.disk[T_JOB][job];
     sim_check(w, disk->present && mb_job_is_terminal((enum mb_job_state)disk->state),
               "job %d: its log was closed before a committed end", job);
-    /* A job that is stopped while PENDING ends at once; a driver may be about to start then. */
-    sim_check(w, disk->state == MB_JOB_STOPPED || c->offset == w->drivers[job].log_bytes,
+    sim_check(w, c->offset == w->drivers[job].log_bytes,
               "job %d: its log was closed at %d of %d bytes", job, (int)c->offset,
               (int)w->drivers[job].log_bytes);
+    sim_check(w, !w->drivers[job].alive, "job %d: its log was closed, and its driver runs", job);
 }
 
 static void again(struct world *w, const struct msg *q)

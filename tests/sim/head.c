@@ -382,11 +382,8 @@ static void apply(struct world *w, int job, enum mb_job_input input)
     enum mb_job_state from = j->state, to;
     struct mb_err err;
 
-    if (mb_job_next(from, input, &to, &err) != MB_OK) {
-        if (w->plant != PLANT_TERMINAL_OVERWRITTEN || input != MB_JOB_EXIT_NONZERO)
-            return;
-        to = MB_JOB_FAILED;
-    }
+    if (mb_job_next(from, input, &to, &err) != MB_OK)
+        return;
     j->state = to;
     if (from == to)
         return;
@@ -406,10 +403,16 @@ static void start_driver(struct world *w, int job)
         apply(w, job, MB_JOB_START_FAILED);
 }
 
-static void stop_driver(struct world *w, int job)
+static void stop_job(struct world *w, int job)
 {
-    if (runner_stop(w, job) == MB_ENOENT)
-        apply(w, job, MB_JOB_LOST);
+    struct mb_job_news news;
+    int has_driver = runner_stop(w, job) != MB_ENOENT;
+
+    if (w->plant == PLANT_STOPPED_BEFORE_ITS_DRIVER && w->head.jobs[job].state == MB_JOB_PENDING)
+        has_driver = 0;
+    mb_job_on_stop(w->head.jobs[job].state, has_driver, &news);
+    for (int i = 0; i < news.n_inputs; i++)
+        apply(w, job, news.inputs[i]);
 }
 
 void head_driver_event(struct world *w, int job, const struct mb_job_event *e)
@@ -444,16 +447,14 @@ static void stop(struct world *w, const struct msg *q)
 {
     struct head_job *j = &w->head.jobs[q->job];
     struct msg reply = {.code = j->known ? MB_OK : MB_ENOENT};
-    enum mb_job_state before = j->state;
 
-    reply.flag = j->known && !mb_job_is_terminal(before);
-    if (reply.flag) {
-        apply(w, q->job, MB_JOB_STOP);
-        if (before == MB_JOB_PENDING)
-            runner_stop(w, q->job); /* a start may be under way */
-        else
-            stop_driver(w, q->job);
+    if (j->known && mb_job_is_terminal(j->state) && w->plant == PLANT_TERMINAL_OVERWRITTEN) {
+        j->state = MB_JOB_STOPPED;
+        store_job(w, q->job, DONE_JOB);
     }
+    reply.flag = j->known && !mb_job_is_terminal(j->state);
+    if (reply.flag)
+        stop_job(w, q->job);
     reply_committed(w, q, &reply);
 }
 
@@ -691,7 +692,7 @@ static void adopt(struct world *w, int job)
         due = MB_JOB_RECOVER_START;
     switch (due) {
     case MB_JOB_RECOVER_STOP:
-        stop_driver(w, job);
+        stop_job(w, job);
         break;
     case MB_JOB_RECOVER_START:
         start_driver(w, job);

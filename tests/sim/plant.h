@@ -8,8 +8,9 @@
 #define SIM_PLANTS(X)                                                                              \
     X(ACK_BEFORE_COMMIT, "the head answers a submission before its record is committed")           \
     X(RERUN_AFTER_RESTART, "a restarted head starts every job that had not ended")                 \
-    X(TERMINAL_OVERWRITTEN, "the exit of a driver replaces STOPPED")                               \
+    X(TERMINAL_OVERWRITTEN, "a stop replaces the state of a job that has ended")                   \
     X(STOP_FORGOTTEN, "a restarted head has forgotten that a stop was asked for")                  \
+    X(STOPPED_BEFORE_ITS_DRIVER, "a stopped job is over while its driver is being started")        \
     X(STATUS_BEFORE_COMMIT, "a state is shown before it is committed")                             \
     X(WAIT_TOO_EARLY, "a driver hears of its group before that is committed")                      \
     X(RETURN_TAKEN_FOR_DONE, "a Return that failed counts as done")                                \

@@ -102,6 +102,32 @@ static void what_a_runner_says(void **state)
     assert_int_equal(news.inputs[0], MB_JOB_START_FAILED);
 }
 
+/* A job is not over while a driver of it runs, or may be about to. */
+static void a_stop_waits_for_the_driver(void **state)
+{
+    static const struct {
+        enum mb_job_state from;
+        int has_driver;
+        enum mb_job_state to;
+    } t[] = {
+        {MB_JOB_PENDING, 0, MB_JOB_STOPPED},  {MB_JOB_PENDING, 1, MB_JOB_STOPPING},
+        {MB_JOB_RUNNING, 0, MB_JOB_STOPPED},  {MB_JOB_RUNNING, 1, MB_JOB_STOPPING},
+        {MB_JOB_STOPPING, 0, MB_JOB_STOPPED}, {MB_JOB_STOPPING, 1, MB_JOB_STOPPING},
+        {MB_JOB_FAILED, 0, MB_JOB_FAILED},    {MB_JOB_FAILED, 1, MB_JOB_FAILED},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        enum mb_job_state s = t[i].from;
+        struct mb_job_news news;
+
+        mb_job_on_stop(s, t[i].has_driver, &news);
+        for (int n = 0; n < news.n_inputs; n++)
+            assert_int_equal(mb_job_next(s, news.inputs[n], &s, NULL), 0);
+        assert_int_equal(s, t[i].to);
+    }
+}
+
 static void job_messages_are_rays(void **state)
 {
     struct mb_job_facts f = {.asks_resources = 1, .exit_code = -9, .log_tail = "boom"};
@@ -447,6 +473,7 @@ int main(void)
         cmocka_unit_test(terminal_jobs_never_change),
         cmocka_unit_test(a_driver_is_started_at_most_once),
         cmocka_unit_test(what_a_runner_says),
+        cmocka_unit_test(a_stop_waits_for_the_driver),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(failures_in_a_row_are_death),

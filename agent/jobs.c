@@ -506,7 +506,9 @@ static int tell_url_file(struct job *job, struct mb_err *err)
     return rc == 0 ? 0 : mb_err_set(err, rc, "out of memory");
 }
 
-/* A former job of this id may have left its directory; a living one must not be touched. */
+/* A former job of this id may have left its directory; a living one must not be touched. A
+ * supervisor whose processes are gone only waits to be let go, and holds the directory itself, not
+ * its name. */
 static int fresh_dir(const struct job *job, struct mb_err *err)
 {
     char text[MB_SUP_TEXT_MAX];
@@ -516,7 +518,8 @@ static int fresh_dir(const struct job *job, struct mb_err *err)
 
     if (dir_fd >= 0)
         close(dir_fd);
-    if (rc == 0 && mb_sup_is_running(state.supervisor_pid, state.supervisor_ticks))
+    if (rc == 0 && !state.all_exited &&
+        mb_sup_is_running(state.supervisor_pid, state.supervisor_ticks))
         return mb_err_set(err, MB_EEXIST, "a driver of job %s still runs on this node", job->id);
     rc = mb_fs_remove_tree(job->dir, err);
     return rc != 0 ? rc : mb_fs_mkdir_p(job->dir, 0700, err);

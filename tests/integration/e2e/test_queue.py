@@ -164,6 +164,25 @@ class QueueTest(unittest.TestCase):
         self.assertTrue(self.client.stop_job(stopped))
         self.assertEqual(self.client.get_job_status(stopped), JobStatus.STOPPED)
 
+    def test_stop_while_it_is_being_started(self):
+        """ray#58353: STOPPED means that no driver is left; its id is free again at once."""
+        for i in range(20):
+            pid = pathlib.Path(self.cluster.dir, f"pid-{i}")
+            self.cluster.submit(f"echo $$ > {pid}; exec sleep 1000", submission_id="again")
+            if i % 2:
+                self.cluster.wait_job("again", ("RUNNING",))
+            self.assertEqual(self.cluster.call("POST", "/api/jobs/again/stop"),
+                             (200, '{"stopped": true}'))
+            self.assertEqual(self.cluster.wait_job("again")["status"], "STOPPED")
+            if pid.exists() and pid.read_text():
+                with self.assertRaises(ProcessLookupError):
+                    os.kill(int(pid.read_text()), 0)
+            self.assertEqual(self.cluster.call("DELETE", "/api/jobs/again")[0], 200)
+            self.cluster.submit("echo it ran", submission_id="again")
+            job = self.cluster.wait_job("again")
+            self.assertEqual(job["status"], "SUCCEEDED", job["message"])
+            self.assertEqual(self.cluster.call("DELETE", "/api/jobs/again")[0], 200)
+
     def test_gpus_of_drivers_are_theirs(self):
         for name in ("gpu-a", "gpu-b", "gpu-c"):
             self.gated(name, "echo sees $CUDA_VISIBLE_DEVICES", entrypoint_num_gpus=1)

@@ -166,6 +166,26 @@ static void test_stop_before_it_started(void **state)
     assert_int_equal(seen.exit_code, -SIGTERM);
 }
 
+/* Its supervisor may still be there for a moment. */
+static void test_an_id_is_free_when_its_driver_has_ended(void **state)
+{
+    struct mb_err err;
+
+    (void)state;
+    for (int i = 0; i < 10; i++) {
+        submit("j4b", "sleep 1000", "{}");
+        if (i % 2)
+            run_until(&seen.running);
+        assert_int_equal(runner->stop(runner->self, "j4b", &err), 0);
+        while (seen.exited == 0)
+            uv_run(&loop, UV_RUN_ONCE);
+        submit("j4b", "echo again", "{}");
+        run_until(&seen.exited);
+        assert_int_equal(seen.exit_code, 0);
+        assert_non_null(strstr(log_of("j4b"), "\nagain\n"));
+    }
+}
+
 static void on_closed(void *arg)
 {
     *(int *)arg = 1;
@@ -435,6 +455,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_killed_driver_is_a_negative_code),
         cmocka_unit_test(test_stop_uses_the_signal_of_the_job),
         cmocka_unit_test(test_stop_before_it_started),
+        cmocka_unit_test(test_an_id_is_free_when_its_driver_has_ended),
         cmocka_unit_test(test_adopted_after_a_restart),
         cmocka_unit_test(test_working_dir_package),
         cmocka_unit_test(test_bad_packages_fail_the_runtime_env),

@@ -27,6 +27,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "gcs/job_needs.h"
 #include "gcs/runtime_env.h"
 #include "gcs/services.h"
 #include "gcs/text.h"
@@ -100,6 +101,20 @@ struct written {
     char id[];
 };
 
+/* Its record is stored: it may start when it is its turn, or it is failed for what nobody gives. */
+static void into_line(struct mb_head *h, struct head_job *job)
+{
+    struct mb_err why = {0}, err = {0};
+    struct mb_job_facts facts = {.text = err.text};
+
+    if (mb_job_needs_check(job->info, &why) == 0) {
+        mb_job_queue_ready(&job->ticket);
+        return;
+    }
+    mb_err_set(&err, why.code, "Failed to start supervisor actor %s: '%s'", job->id, why.text);
+    head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
+}
+
 static void on_written(void *arg, const struct mb_err *err)
 {
     struct written *w = arg;
@@ -115,7 +130,7 @@ static void on_written(void *arg, const struct mb_err *err)
         job = NULL;
     }
     if (job && w->first) {
-        mb_job_queue_ready(&job->ticket);
+        into_line(h, job);
         head_admission_pump(h);
     }
     if (err->code == 0 && job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
@@ -397,7 +412,7 @@ static void queue_again(struct mb_head *h, struct head_job *job)
     struct mb_job_facts facts = {.text = err.text};
 
     if (head_admission_add(h, job, 1, &err) == 0)
-        mb_job_queue_ready(&job->ticket);
+        into_line(h, job);
     else
         head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
 }

@@ -109,6 +109,19 @@ class QueueTest(unittest.TestCase):
                                  ("FAILED", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", None))
                 self.assertIn(why, job["message"])
 
+    def test_negative_amounts_fail_as_rays_do(self):
+        for name, fields in (("num_cpus", {"entrypoint_num_cpus": -1}),
+                             ("num_gpus", {"entrypoint_num_gpus": -0.5}),
+                             ("memory", {"entrypoint_memory": -1}),
+                             ("whale", {"entrypoint_resources": {"whale": -1}})):
+            with self.subTest(name):
+                self.cluster.submit("true", submission_id=f"minus-{name}", **fields)
+                job = self.cluster.wait_job(f"minus-{name}")
+                self.assertEqual((job["status"], job["error_type"], job["message"]),
+                                 ("FAILED", "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+                                  f"Failed to start supervisor actor minus-{name}: 'The quantity "
+                                  f"of resource {name} cannot be negative'"))
+
     def test_ray_cli_sees_that_it_waits(self):
         address = ("--address", self.cluster.address)
         sent = self.cluster.ray("job", "submit", *address, "--submission-id", "too-wide",

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "gcs/health.h"
+#include "gcs/job_needs.h"
 #include "gcs/job_list.h"
 #include "gcs/job_request.h"
 #include "gcs/job_states.h"
@@ -126,6 +127,25 @@ static void a_stop_waits_for_the_driver(void **state)
             assert_int_equal(mb_job_next(s, news.inputs[n], &s, NULL), 0);
         assert_int_equal(s, t[i].to);
     }
+}
+
+static void amounts_below_zero_are_told_as_ray_does(void **state)
+{
+    json_t *info =
+        json_pack("{s:i, s:f, s:n, s:{s:i, s:i}}", "entrypoint_num_cpus", 1, "entrypoint_num_gpus",
+                  0.5, "entrypoint_memory", "entrypoint_resources", "a", 0, "b", -1);
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_job_needs_check(info, &err), MB_EINVAL);
+    assert_string_equal(err.text, "The quantity of resource b cannot be negative");
+    json_object_set_new(info, "entrypoint_num_gpus", json_real(-0.5));
+    assert_int_equal(mb_job_needs_check(info, &err), MB_EINVAL);
+    assert_string_equal(err.text, "The quantity of resource num_gpus cannot be negative");
+    json_object_set_new(info, "entrypoint_num_gpus", json_integer(0));
+    json_object_set_new(info, "entrypoint_resources", json_null());
+    assert_int_equal(mb_job_needs_check(info, &err), 0);
+    json_decref(info);
 }
 
 static void job_messages_are_rays(void **state)
@@ -474,6 +494,7 @@ int main(void)
         cmocka_unit_test(a_driver_is_started_at_most_once),
         cmocka_unit_test(what_a_runner_says),
         cmocka_unit_test(a_stop_waits_for_the_driver),
+        cmocka_unit_test(amounts_below_zero_are_told_as_ray_does),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(failures_in_a_row_are_death),

@@ -1,0 +1,12 @@
+/* What a submission asks of the node its driver is to run on, before it stands in line. Pure. */
+#ifndef MOBULA_GCS_JOB_NEEDS_H
+#define MOBULA_GCS_JOB_NEEDS_H
+
+#include <jansson.h>
+#include "base/err.h"
+
+/* info: JobInfo. MB_EINVAL with Ray's sentence for an amount below zero (Ray 2.60,
+ * _common/ray_option_utils.py). */
+int mb_job_needs_check(const json_t *info, struct mb_err *err);
+
+#endif

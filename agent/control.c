@@ -443,10 +443,12 @@ static void on_seal(struct mb_gang_run *r, const Mobula__V1__Seal *seal)
     }
 }
 
-static void on_end(struct mb_gang_run *r, int abandon_uploads)
+static void on_end(struct mb_gang_run *r, const Mobula__V1__End *end)
 {
-    if (abandon_uploads && r->upload != NULL)
+    if (end->abandon_uploads && r->upload != NULL)
         mb_upload_abandon(r->upload);
+    if (end->known_case == MOBULA__V1__END__KNOWN_NEWEST_ON_ALL && r->upload != NULL)
+        mb_upload_newest_on_all(r->upload, end->newest_on_all);
     mb_gang_run_event(r, MB_GANG_EV_END, NULL);
 }
 
@@ -479,7 +481,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_stop(r, m->stop->grace_ms);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_END:
-        on_end(r, m->end->abandon_uploads);
+        on_end(r, m->end);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_SEAL:
         on_seal(r, m->seal);

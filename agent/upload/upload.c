@@ -14,6 +14,7 @@
  *     files are not sent again.
  *  4. The journal cannot be written (disk full): the step is not counted and is tried again.
  *  5. Released, and other nodes' parts do not come within 30 s: dropped, with an error saying so.
+ *     The driver has heard that a node will never have one: dropped at once.
  *  6. Abandoned: everything pending is dropped; transfers in flight are ended by close.
  */
 #include "agent/upload/upload.h"
@@ -572,11 +573,24 @@ void mb_upload_release(struct mb_upload *u)
     mb_commit_give_up_at(u->commit, u->released_at_ms + RELEASED_WAIT_MS);
 }
 
+static void drop_newer(struct mb_upload *u, int64_t iteration, const char *why)
+{
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+
+        if (it->state < MB_PLAN_COMMITTED && it->iteration > iteration)
+            drop_saying(u, it, why, "");
+    }
+}
+
 void mb_upload_abandon(struct mb_upload *u)
 {
-    for (size_t i = 0; i < mb_plan_count(u->plan); i++)
-        if (mb_plan_at(u->plan, i)->state < MB_PLAN_COMMITTED)
-            drop_saying(u, mb_plan_at(u->plan, i), "its upload was abandoned", "");
+    drop_newer(u, INT64_MIN, "its upload was abandoned");
+}
+
+void mb_upload_newest_on_all(struct mb_upload *u, int64_t iteration)
+{
+    drop_newer(u, iteration, "ranks of another node ended before they saved their part");
 }
 
 int mb_upload_is_busy(const struct mb_upload *u)

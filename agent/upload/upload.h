@@ -79,6 +79,8 @@ void mb_upload_no_more(struct mb_upload *u);
 /* Nobody waits any more: other nodes' parts are waited for 30 s longer at most. */
 void mb_upload_release(struct mb_upload *u);
 void mb_upload_abandon(struct mb_upload *u); /* drop what is not durable; idle follows */
+/* No rank of any node is left, and some node has saved nothing newer: what is newer is dropped. */
+void mb_upload_newest_on_all(struct mb_upload *u, int64_t iteration);
 int mb_upload_is_busy(const struct mb_upload *u);
 uint64_t mb_upload_sent_bytes(const struct mb_upload *u); /* since this agent started */
 /* Everything known, through on_status, for a driver that dialled again. */

@@ -403,6 +403,9 @@ void drv_node_end(struct drv_node *n, int abandon_uploads)
 
     n->end_asked = 1;
     end.abandon_uploads = abandon_uploads;
+    end.newest_on_all = mb_drv_newest_on_all(n->driver->state);
+    if (end.newest_on_all < INT64_MAX)
+        end.known_case = MOBULA__V1__END__KNOWN_NEWEST_ON_ALL;
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_END;
     m.end = &end;
     if (n->hello)
@@ -468,6 +471,9 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
         fflush(stdout);
         drv_seals_durable(d, u->iteration);
         e.kind = MB_DRV_COMMITTED;
+        drv_event(d, &e);
+    } else { /* after a re-dial this is all that is heard of it */
+        e.kind = MB_DRV_SAVED;
         drv_event(d, &e);
     }
 }

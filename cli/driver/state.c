@@ -23,6 +23,7 @@
 enum { EXIT_RANK_FAILED = 1 };
 
 struct node {
+    int64_t saved; /* of this attempt, -1: nothing */
     unsigned hello : 1;
     unsigned launched : 1;
     unsigned ended : 1;
@@ -108,6 +109,8 @@ struct mb_drv *mb_drv_create(const struct mb_drv_config *config)
         mb_drv_destroy(d);
         return NULL;
     }
+    for (uint32_t i = 0; i < config->n_nodes; i++)
+        d->nodes[i].saved = -1;
     return d;
 }
 
@@ -168,6 +171,14 @@ static int all_ranks_exited(const struct mb_drv *d)
 {
     for (uint32_t i = 0; i < n_ranks(d); i++)
         if (!d->ranks[i].exited && !d->nodes[i / d->config.ranks_per_node].ended)
+            return 0;
+    return 1;
+}
+
+static int node_said_all(const struct mb_drv *d, uint32_t node)
+{
+    for (uint32_t i = 0; i < d->config.ranks_per_node; i++)
+        if (!d->ranks[node * d->config.ranks_per_node + i].exited)
             return 0;
     return 1;
 }
@@ -330,6 +341,12 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
     }
 }
 
+static void note_saved(struct node *n, int64_t iteration)
+{
+    if (iteration > n->saved)
+        n->saved = iteration;
+}
+
 static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
 {
     switch (e->kind) {
@@ -359,10 +376,15 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
     case MB_DRV_RANK_EXIT:
         return on_rank_exit(d, e);
     case MB_DRV_SAVED:
+        if (e->node >= d->config.n_nodes)
+            return MB_ESTATE;
+        note_saved(&d->nodes[e->node], e->iteration);
         if (e->iteration > d->saved)
             d->saved = e->iteration;
         return 0;
     case MB_DRV_COMMITTED:
+        for (uint32_t i = 0; i < d->config.n_nodes; i++)
+            note_saved(&d->nodes[i], e->iteration);
         if (e->iteration > d->committed)
             d->committed = e->iteration;
         return 0;
@@ -427,6 +449,16 @@ int64_t mb_drv_committed(const struct mb_drv *d)
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node)
 {
     return node < d->config.n_nodes && d->nodes[node].ended;
+}
+
+int64_t mb_drv_newest_on_all(const struct mb_drv *d)
+{
+    int64_t newest = INT64_MAX;
+
+    for (uint32_t i = 0; d->config.is_worker && i < d->config.n_nodes; i++)
+        if (node_said_all(d, i) && d->nodes[i].saved < newest)
+            newest = d->nodes[i].saved;
+    return newest;
 }
 
 const char *mb_drv_verdict(const struct mb_drv *d)

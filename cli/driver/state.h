@@ -42,7 +42,7 @@ enum mb_drv_event_kind {
     MB_DRV_LAUNCHED,      /* node */
     MB_DRV_ENDPOINT,      /* rank */
     MB_DRV_RANK_EXIT,     /* rank, exit_code, signal, text = cause */
-    MB_DRV_SAVED,         /* iteration */
+    MB_DRV_SAVED,         /* node, iteration */
     MB_DRV_COMMITTED,     /* iteration */
     MB_DRV_UPLOAD_FAILED, /* text */
     MB_DRV_NODE_FAILED,   /* node, code, text: the attempt cannot go on there */
@@ -113,6 +113,9 @@ const char *mb_drv_event_name(enum mb_drv_event_kind kind);
 int64_t mb_drv_saved(const struct mb_drv *d);     /* newest iteration on local disk, -1: none */
 int64_t mb_drv_committed(const struct mb_drv *d); /* newest durable iteration, -1: none */
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
+/* The newest iteration that every node has saved, of the nodes whose ranks' ends were all heard:
+ * they say no more. What is newer can never be complete. INT64_MAX: nothing is known. */
+int64_t mb_drv_newest_on_all(const struct mb_drv *d);
 /* "" while all is well; else the first thing that went wrong, one line. */
 const char *mb_drv_verdict(const struct mb_drv *d);
 /* 1: the gang ends in good order (a signal, a node that leaves): ranks have their grace to save. */

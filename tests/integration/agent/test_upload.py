@@ -145,6 +145,26 @@ def case_damaged_newest_is_passed_over(s, gcs, nodes, store, local):
     gcs.remove_group(gang.pg)
 
 
+def case_a_part_that_never_comes(s, gcs, nodes, store, local):
+    """A rank is gone before it saved: nobody waits for its part."""
+    gang = Gang(s, gcs, nodes)
+    gang.launch_workers(40, 1, env=["QUITS=1"], local_dir=str(local), url=f"file://{store}")
+    d = gang.drivers[0]
+    assert gang.drivers[1].expect("rank_exit").exit_code == 7
+    assert d.expect("saved").iteration == 40
+    cluster.wait_for("its part", (store / "iter_0000040/.mobula/part-0-of-2.json").exists)
+    d.send(stop={"reason": "its peer is gone"})
+    d.expect("rank_exit")
+    for d in gang.drivers:
+        d.send(end={"newest_on_all": -1})
+    for d in gang.drivers:
+        d.expect("ended", deadline_s=10)
+        d.close()
+    assert "ended before they saved" in gang.drivers[0].uploads[-1].error, gang.drivers[0].uploads
+    assert (store / "latest_checkpointed_iteration.txt").read_text() == "30"
+    gcs.remove_group(gang.pg)
+
+
 def case_tracker_of_a_foreign_trainer(s, gcs, nodes, store, local):
     store = local.parent / "store2"
     script = ("mkdir -p $D/iter_0000005/mp_rank_00 && echo x > $D/iter_0000005/mp_rank_00/m.pt && "
@@ -177,7 +197,8 @@ def main():
         assert len(gcs.alive()) == 2
         store, local = pathlib.Path(s.dir, "store"), pathlib.Path(s.dir, "local")
         for case in (case_committed_by_two_nodes, case_same_name_again, case_agent_killed_while_uploading, case_pulled,
-                     case_damaged_newest_is_passed_over, case_tracker_of_a_foreign_trainer):
+                     case_damaged_newest_is_passed_over, case_a_part_that_never_comes,
+                     case_tracker_of_a_foreign_trainer):
             case(s, gcs, [head, other], store, local)
             print(f"ok   {case.__name__[5:]}", flush=True)
         assert other.stop() == 0

@@ -1,7 +1,7 @@
 """A rank that speaks worker/report.h: worker.py DIR ITERATION N_FILES
 
 Rendezvous, save one iteration of equal small files, wait until it is durable, exit. With N_FILES 0
-it only rendezvouses and waits for stop.
+it only rendezvouses and waits for stop. The rank named by QUITS fails before it saves.
 """
 
 import json
@@ -56,6 +56,8 @@ def main():
         assert stop["t"] == "stop", stop
         print(f"stopping: {stop['text']}", flush=True)
         return
+    if os.environ.get("QUITS") == str(rank):
+        sys.exit(7)
     agent.say(t="progress", rank=rank, iteration=iteration, train_iters=iteration,
               consumed_samples=16, loss=1.5, learning_rate=0.1, grad_norm=1.0, tokens_per_s=10.0,
               validation_loss=0.0)

@@ -87,6 +87,46 @@ static void test_saved_but_not_durable(void **state)
     mb_drv_destroy(d);
 }
 
+/* Who ended without having saved tells the others what can never be complete. */
+static void test_newest_on_all(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .node = 0, .iteration = 10);
+    SAY(d, SAVED, .node = 1, .iteration = 10);
+    SAY(d, SAVED, .node = 0, .iteration = 20);
+    assert_true(mb_drv_newest_on_all(d) == INT64_MAX);
+    SAY(d, RANK_EXIT, .rank = 3, .exit_code = 137, .signal = 9);
+    assert_true(mb_drv_newest_on_all(d) == INT64_MAX); /* its other rank may still report */
+    SAY(d, RANK_EXIT, .rank = 2, .exit_code = 1);
+    assert_int_equal(mb_drv_newest_on_all(d), 10);
+    SAY(d, RANK_EXIT, .rank = 0, .exit_code = 1);
+    SAY(d, RANK_EXIT, .rank = 1, .exit_code = 1);
+    assert_int_equal(mb_drv_newest_on_all(d), 10);
+    SAY(d, COMMITTED, .node = 0, .iteration = 20); /* then it had saved, unheard */
+    assert_int_equal(mb_drv_newest_on_all(d), 20);
+    assert_int_equal(SAY(d, SAVED, .node = NODES, .iteration = 1), MB_ESTATE);
+    mb_drv_destroy(d);
+
+    d = make(1, 1); /* a node that was lost may have saved anything */
+    bring_up(d);
+    SAY(d, SAVED, .node = 0, .iteration = 10);
+    SAY(d, NODE_LOST, .node = 1);
+    SAY(d, RANK_EXIT, .rank = 0);
+    SAY(d, RANK_EXIT, .rank = 1);
+    assert_int_equal(mb_drv_newest_on_all(d), 10);
+    mb_drv_destroy(d);
+
+    d = make(0, 1); /* other programs' ranks do not report */
+    bring_up(d);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    assert_true(mb_drv_newest_on_all(d) == INT64_MAX);
+    mb_drv_destroy(d);
+}
+
 static void test_rank_killed(void **state)
 {
     struct mb_drv *d = make(1, 0);
@@ -435,6 +475,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
+        cmocka_unit_test(test_newest_on_all),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_a_node_that_stops),
         cmocka_unit_test(test_the_reason_replaces_its_echo),

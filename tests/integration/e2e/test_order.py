@@ -227,7 +227,7 @@ class OtherOrders(Gangs):
         wait_until(lambda: self.queue()["mobula-large"]["waited_ms"] > 1000, "its patience is over")
         self.gang("small", 1, 2)
         self.end_running("a")
-        wait_until(lambda: self.queue()["mobula-small"]["reason"] ==
+        wait_until(lambda: self.queue().get("mobula-small", {}).get("reason") ==
                    "waiting: what is free is kept for mobula-large, which waits longer",
                    lambda: self.queue())
         self.assertFalse(self.is_up("small"))

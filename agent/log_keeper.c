@@ -437,6 +437,8 @@ static void look_after(struct mb_kept_log *log)
     look_for_url(log);
     size = mb_logfile_size(&log->file);
     step = mb_log_plan_next(&log->plan, size, log->ending, now_ms);
+    if (step.rewound)
+        save_head(log);
     if (step.index && mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err) != MB_OK)
         complain(log, err.text);
     if (step.ship)
@@ -467,6 +469,8 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
     if (!log->plan.has_url) {
         size = mb_logfile_size(&log->file);
         step = mb_log_plan_next(&log->plan, size, 1, mb_mono_ms());
+        if (step.rewound)
+            save_head(log);
         if (step.index)
             mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err);
         if (step.release)

@@ -6,6 +6,8 @@
  *     segments hold there. A store that does not keep up is waited for until twice the cap; then
  *     the disk comes first and the gap is said.
  *  4. After such a gap pieces begin where bytes still are, and never overlap what is in the store.
+ *  5. A program that truncated its own log: what it holds now counts, from byte 0 when even the
+ *     released front is gone, and is sent again over what was sent.
  */
 #include "agent/log_plan.h"
 
@@ -68,11 +70,24 @@ static void plan_release(struct mb_log_plan *p, uint64_t size, struct mb_log_ste
     step->release_end = target;
 }
 
+static void notice_truncation(struct mb_log_plan *p, uint64_t size, struct mb_log_step *step)
+{
+    if (size >= p->first && size >= p->shipped)
+        return;
+    if (size < p->first)
+        p->first = 0;
+    if (size < p->shipped)
+        p->shipped = size;
+    p->indexed = size;
+    step->rewound = 1;
+}
+
 struct mb_log_step mb_log_plan_next(struct mb_log_plan *p, uint64_t size, int ended,
                                     uint64_t now_ms)
 {
     struct mb_log_step step = {0};
 
+    notice_truncation(p, size, &step);
     if (size > p->indexed && (ended || now_ms >= p->index_ms + MB_LOG_PLAN_INDEX_MS)) {
         step.index = 1;
         p->indexed = size;

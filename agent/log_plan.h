@@ -32,7 +32,8 @@ struct mb_log_plan {
 
 struct mb_log_step {
     int index;
-    int ship; /* [ship_begin, ship_end) as one object named by ship_begin */
+    int rewound; /* the log shrank: first and shipped went back, to be kept before anything else */
+    int ship;    /* [ship_begin, ship_end) as one object named by ship_begin */
     uint64_t ship_begin, ship_end;
     int release; /* everything before release_end */
     uint64_t release_end;

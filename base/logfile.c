@@ -45,10 +45,12 @@ static uint64_t load_u64(const uint8_t *p)
 static size_t n_times(int index_fd)
 {
     struct stat st;
+    size_t n;
 
     if (fstat(index_fd, &st) != 0 || st.st_size < TIMES_AT)
         return 0;
-    return (size_t)(st.st_size - TIMES_AT) / TIME_BYTES;
+    n = (size_t)(st.st_size - TIMES_AT) / TIME_BYTES;
+    return n < MB_LOGFILE_TIMES_MAX ? n : MB_LOGFILE_TIMES_MAX; /* damage is not read for hours */
 }
 
 static int get_time(int index_fd, size_t i, struct mb_logfile_time *out)
@@ -131,7 +133,8 @@ int mb_logfile_head_read(int index_fd, struct mb_logfile_head *out)
         return MB_ECORRUPT;
     *out = (struct mb_logfile_head){load_u64(raw + FIRST_AT), load_u64(raw + SHIPPED_AT),
                                     load_u64(raw + CAP_AT)};
-    return 0;
+    /* No file is that long: damage, and pread would refuse it as an offset. */
+    return out->first > INT64_MAX || out->shipped > INT64_MAX ? MB_ECORRUPT : 0;
 }
 
 int mb_logfile_head_write(int index_fd, const struct mb_logfile_head *head, struct mb_err *err)

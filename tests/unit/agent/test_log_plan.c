@@ -89,6 +89,31 @@ static void test_store_that_hangs(void **state)
     assert_int_equal(s.ship_begin, 6 * MIB);
 }
 
+/* A program may truncate the file that is its stdout: that is no size of 2^64. */
+static void test_truncated_by_its_writer(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+
+    (void)state;
+    mb_log_plan_init(&p, 6 * MIB, 6 * MIB, 4 * MIB);
+    assert_false(mb_log_plan_next(&p, 9 * MIB, 0, 1).rewound);
+    s = mb_log_plan_next(&p, 100, 0, 2);
+    assert_true(s.rewound && !s.release && !s.ship);
+    assert_int_equal(p.first, 0);
+    assert_int_equal(p.shipped, 100);
+    assert_false(mb_log_plan_next(&p, 100, 0, 3).rewound);
+    /* Only its end was cut off: the front stays released, the last piece is sent again. */
+    mb_log_plan_init(&p, 2 * MIB, 7 * MIB, 64 * MIB);
+    p.has_url = 1;
+    s = mb_log_plan_next(&p, 5 * MIB, 1, 1);
+    assert_true(s.rewound && !s.ship && !s.release);
+    assert_int_equal(p.first, 2 * MIB);
+    assert_true(mb_log_plan_done(&p, 5 * MIB));
+    s = mb_log_plan_next(&p, 5 * MIB + 1, 1, 2);
+    assert_true(s.ship && s.ship_begin == 4 * MIB && s.ship_end == 5 * MIB + 1);
+}
+
 static uint64_t next_random(uint64_t *x)
 {
     *x ^= *x << 13;
@@ -157,6 +182,7 @@ int main(void)
         cmocka_unit_test(test_release_without_store),
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_store_that_hangs),
+        cmocka_unit_test(test_truncated_by_its_writer),
         cmocka_unit_test(test_random_walks),
     };
 

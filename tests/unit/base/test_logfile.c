@@ -196,6 +196,34 @@ static void test_foreign_index(void **state)
     close(index);
 }
 
+/* Numbers that no file can have, and a list of times that no writer of ours leaves. */
+static void test_damaged_index(void **state)
+{
+    struct mb_logfile_head head = {.first = 1ULL << 63}, got;
+    struct mb_logfile f;
+    uint64_t at = 0;
+    char buf[4];
+    int index;
+
+    (void)state;
+    write_log("one\n");
+    index = fresh_index();
+    assert_int_equal(mb_logfile_head_write(index, &head, &err), 0);
+    assert_int_equal(mb_logfile_head_read(index, &got), MB_ECORRUPT);
+    assert_int_equal(mb_logfile_open(path, &f, &err), 0);
+    assert_int_equal(mb_logfile_read(&f, &at, buf, 4), 4);
+    mb_logfile_close(&f);
+    close(index);
+    assert_int_equal(mb_logfile_index_open(path, 0, &index, &err), 0);
+    assert_int_equal(mb_logfile_head_read(index, &got), 0);
+    assert_int_equal(got.first, 0);
+    assert_int_equal(ftruncate(index, (off_t)1 << 40), 0);
+    close(index);
+    assert_int_equal(mb_logfile_index_open(path, 0, &index, &err), 0);
+    assert_int_equal(lseek(index, 0, SEEK_END), 32 + 16 * MB_LOGFILE_TIMES_MAX);
+    close(index);
+}
+
 static void test_no_memory(void **state)
 {
     struct mb_logfile f;
@@ -219,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_times_are_bounded_and_repaired),
         cmocka_unit_test(test_foreign_index),
+        cmocka_unit_test(test_damaged_index),
         cmocka_unit_test(test_no_memory),
     };
 

@@ -1,0 +1,171 @@
+/* agent/log_keeper.h: a log reaches its store whole, a truncated one is read again from its
+ * beginning, and every failing allocation is survived. */
+#include "tests/unit/gcs/loop.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "agent/log_keeper.h"
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "base/fs.h"
+#include "base/logfile.h"
+
+static const char story[] = "one\ntwo\nthree\n";
+
+struct world {
+    uv_loop_t loop;
+    char dir[64], log[96], url[96], object[160];
+    struct mb_log_keeper *keeper;
+    int ended, closed;
+};
+
+static void set_flag(void *arg)
+{
+    *(int *)arg = 1;
+}
+
+static void world_open(struct world *w)
+{
+    *w = (struct world){.keeper = NULL};
+    snprintf(w->dir, sizeof(w->dir), "/tmp/mobula-log-keeper-XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+    snprintf(w->log, sizeof(w->log), "%s/a.log", w->dir);
+    snprintf(w->url, sizeof(w->url), "file://%s/store", w->dir);
+    snprintf(w->object, sizeof(w->object), "%s/store/logs/j/driver/%020d.log", w->dir, 0);
+    assert_int_equal(uv_loop_init(&w->loop), 0);
+}
+
+static void write_log(const struct world *w, const char *text)
+{
+    int fd = open(w->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+}
+
+static void world_close(struct world *w)
+{
+    if (w->keeper != NULL) {
+        mb_log_keeper_close(w->keeper, set_flag, &w->closed);
+        loop_until(&w->loop, &w->closed);
+    }
+    assert_int_equal(uv_run(&w->loop, UV_RUN_DEFAULT), 0);
+    assert_int_equal(uv_loop_close(&w->loop), 0);
+    assert_int_equal(mb_fs_remove_tree(w->dir, NULL), 0);
+}
+
+/* One log kept, ended and sent; without an error unless an allocation failed. */
+static int keep_one(struct world *w)
+{
+    struct mb_kept_log_opts opts = {
+        .path = w->log, .is_new = 1, .cap_bytes = -1, .key = "j/driver", .url = w->url};
+    struct mb_kept_log *log;
+    struct mb_err err;
+    int rc = mb_log_keeper_create(&w->loop, w->dir, 0, &w->keeper, &err);
+
+    if (rc == 0)
+        rc = mb_log_keeper_add(w->keeper, &opts, &log, &err);
+    if (rc == 0 && mb_kept_log_end(log, set_flag, &w->ended) != 0)
+        w->ended = 1;
+    while (rc == 0 && !w->ended && !mb_alloc_did_fail())
+        uv_run(&w->loop, UV_RUN_ONCE);
+    return rc;
+}
+
+static void check_object(const struct world *w)
+{
+    struct mb_buf object = {0};
+
+    assert_int_equal(mb_fs_read(w->object, 1 << 20, &object, NULL), 0);
+    assert_string_equal(mb_buf_str(&object), story);
+    mb_buf_close(&object);
+}
+
+static void test_every_allocation_fails_once(void **state)
+{
+    int failed = 1;
+
+    (void)state;
+    for (unsigned long nth = 1; failed; nth++) {
+        struct world w;
+        int rc;
+
+        world_open(&w);
+        write_log(&w, story);
+        mb_alloc_fail_nth(nth);
+        rc = keep_one(&w);
+        failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            check_object(&w);
+            assert_true(nth > 5);
+        }
+        world_close(&w);
+    }
+}
+
+/* The index says that 1 MiB is released and sent, but the program truncated the file. */
+static void test_truncated_log(void **state)
+{
+    struct mb_logfile_head head = {.first = 1 << 20, .shipped = 1 << 20, .cap_bytes = 256 << 10};
+    struct mb_kept_log_opts opts = {.cap_bytes = -1, .key = "j/driver"};
+    struct mb_kept_log *log;
+    struct mb_logfile f;
+    struct mb_err err;
+    struct world w;
+    uint64_t at = 0;
+    char buf[64];
+    int fd;
+
+    (void)state;
+    world_open(&w);
+    write_log(&w, story);
+    opts.path = w.log;
+    assert_int_equal(mb_logfile_index_open(w.log, 1, &fd, &err), 0);
+    assert_int_equal(mb_logfile_head_write(fd, &head, &err), 0);
+    assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+    assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+    assert_int_equal(mb_kept_log_end(log, set_flag, &w.ended), 1);
+    assert_int_equal(mb_logfile_head_read(fd, &head), 0);
+    assert_int_equal(head.first, 0);
+    assert_int_equal(head.shipped, strlen(story));
+    assert_int_equal(mb_logfile_open(w.log, &f, &err), 0);
+    assert_int_equal(mb_logfile_read(&f, &at, buf, sizeof(buf)), strlen(story));
+    assert_memory_equal(buf, story, strlen(story));
+    mb_logfile_close(&f);
+    close(fd);
+    world_close(&w);
+}
+
+static void test_cap_values(void **state)
+{
+    struct mb_err err;
+    int64_t cap = 7;
+
+    (void)state;
+    assert_int_equal(mb_log_cap_parse(NULL, &cap, &err), 0);
+    assert_int_equal(cap, -1);
+    assert_int_equal(mb_log_cap_parse("0", &cap, &err), 0);
+    assert_int_equal(cap, 0);
+    assert_int_equal(mb_log_cap_parse("256KiB", &cap, &err), 0);
+    assert_int_equal(cap, 256 << 10);
+    assert_int_equal(mb_log_cap_parse("255KiB", &cap, &err), MB_EINVAL);
+    assert_int_equal(mb_log_cap_parse("8388608TiB", &cap, &err), MB_EINVAL);
+    assert_int_equal(mb_log_cap_parse("", &cap, &err), MB_EINVAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_allocation_fails_once),
+        cmocka_unit_test(test_truncated_log),
+        cmocka_unit_test(test_cap_values),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

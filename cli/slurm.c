@@ -3,13 +3,16 @@
  *     Slurm does not matter: role NONE.
  *  2. Numbers; the run of a step is named by cluster, job, step and how often the job was requeued.
  *  3. Tasks of the step on each node, "2(x3),1": one number if they are all the same.
+ *  4. The meeting file is replaced whole, so half a JSON text in it is damage and said at once.
  */
 #include "cli/slurm.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/alloc.h"
 
 static int read_number(mb_slurm_get get, void *arg, const char *name, int64_t missing, int64_t *out,
                        struct mb_err *err)
@@ -89,4 +92,49 @@ int mb_slurm_read(mb_slurm_get get, void *arg, struct mb_slurm *out, struct mb_e
     s.role = local > 0 ? MB_SLURM_COMPANION : s.node_id > 0 ? MB_SLURM_NODE : MB_SLURM_HEAD;
     *out = s;
     return 0;
+}
+
+int mb_slurm_meet_format(const char *address, const char *token, char **text, struct mb_err *err)
+{
+    json_t *meeting = json_pack("{s:s, s:s}", "address", address, "token", token);
+
+    *text = meeting != NULL ? json_dumps(meeting, 0) : NULL;
+    json_decref(meeting);
+    return *text != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
+
+/* Neither is empty, and a token is one word: it becomes a file and a header of requests. */
+static int fits(const char *address, const char *token)
+{
+    if (address == NULL || token == NULL || *address == '\0' || *token == '\0')
+        return 0;
+    for (; *token != '\0'; token++)
+        if (*token <= ' ' || *token > '~')
+            return 0;
+    return 1;
+}
+
+int mb_slurm_meet_parse(const char *text, char **address, char **token, struct mb_err *err)
+{
+    json_t *meeting = json_loads(text, 0, NULL);
+    const char *a = json_string_value(json_object_get(meeting, "address"));
+    const char *t = json_string_value(json_object_get(meeting, "token"));
+    int rc = 0;
+
+    *address = *token = NULL;
+    if (!fits(a, t)) {
+        rc = mb_err_set(err, MB_EPROTO, "that is not what the head task of a step writes");
+        goto out;
+    }
+    *address = mb_strdup(a);
+    *token = mb_strdup(t);
+    if (*address == NULL || *token == NULL) {
+        mb_free(*address);
+        mb_free(*token);
+        *address = *token = NULL;
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    }
+out:
+    json_decref(meeting);
+    return rc;
 }

@@ -32,4 +32,9 @@ typedef const char *(*mb_slurm_get)(void *arg, const char *name);
 /* MB_EINVAL: a variable holds what Slurm does not write; err names it. */
 int mb_slurm_read(mb_slurm_get get, void *arg, struct mb_slurm *out, struct mb_err *err);
 
+/* The file through which the head task tells the other nodes where it is: {"address", "token"}.
+ * Strings that come out are owned by the caller; MB_EPROTO: no head task has written that. */
+int mb_slurm_meet_format(const char *address, const char *token, char **text, struct mb_err *err);
+int mb_slurm_meet_parse(const char *text, char **address, char **token, struct mb_err *err);
+
 #endif

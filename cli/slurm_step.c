@@ -49,7 +49,7 @@ enum {
     STOP_WAIT_MS = 20000,
     END_GRACE_MS = 70000,
     POLL_MS = 200,
-    MEET_FILE_MAX_BYTES = 4096,
+    MEET_FILE_MAX_BYTES = 160 << 10, /* a token of 64 KiB, each byte escaped */
     TOKEN_BYTES = 32,
 };
 
@@ -278,19 +278,13 @@ static int make_token(struct task *t, struct mb_err *err)
 static int publish(struct task *t, const char *gcs_address, struct mb_err *err)
 {
     char *token = NULL, *text = NULL;
-    json_t *meeting;
     int rc = mb_token_load(t->token_file, &token, err);
 
-    if (rc != 0)
-        return rc;
-    meeting = json_pack("{s:s, s:s}", "address", gcs_address, "token", token);
-    text = meeting != NULL ? json_dumps(meeting, 0) : NULL;
-    if (text == NULL)
-        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
-    else
+    if (rc == 0)
+        rc = mb_slurm_meet_format(gcs_address, token, &text, err);
+    if (rc == 0)
         rc = mb_fs_write_atomic(t->meet, text, strlen(text), 0600, err);
-    free(text);
-    json_decref(meeting);
+    mb_free(text);
     mb_free(token);
     return rc;
 }
@@ -299,24 +293,23 @@ static int publish(struct task *t, const char *gcs_address, struct mb_err *err)
 static int look_for_head(struct task *t, char **address, struct mb_err *err)
 {
     struct mb_buf b = {0};
-    json_t *meeting = NULL;
-    const char *token, *gcs;
+    struct mb_err why;
+    char *token = NULL;
     int rc = 0;
 
     if (!mb_fs_exists(t->meet) || mb_fs_read(t->meet, MEET_FILE_MAX_BYTES, &b, NULL) != 0)
         goto out;
-    meeting = json_loads(mb_buf_str(&b), 0, NULL);
-    gcs = json_string_value(json_object_get(meeting, "address"));
-    token = json_string_value(json_object_get(meeting, "token"));
-    if (gcs == NULL || token == NULL) {
-        rc = mb_err_set(err, MB_EPROTO, "%s is not what the head task of a step writes", t->meet);
-        goto out;
+    rc = mb_slurm_meet_parse(mb_buf_str(&b), address, &token, &why);
+    if (rc != 0)
+        mb_err_set(err, rc, "%s: %s", t->meet, why.text);
+    else if ((rc = keep_token(t, token, err)) == 0)
+        rc = 1;
+    if (rc < 0) {
+        mb_free(*address);
+        *address = NULL;
     }
-    rc = keep_token(t, token, err);
-    if (rc == 0)
-        rc = (*address = mb_strdup(gcs)) != NULL ? 1 : mb_err_set(err, MB_ENOMEM, "out of memory");
 out:
-    json_decref(meeting);
+    mb_free(token);
     mb_buf_close(&b);
     return rc;
 }

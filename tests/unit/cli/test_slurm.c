@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <string.h>
+#include "base/alloc.h"
 #include "cli/slurm.h"
 
 struct env {
@@ -128,6 +129,53 @@ static void test_what_slurm_does_not_write(void **state)
     }
 }
 
+static void test_meeting_round_trip(void **state)
+{
+    char *text, *address, *token;
+    struct mb_err err;
+
+    (void)state;
+    assert_int_equal(mb_slurm_meet_format("10.0.0.7:6379", "0a1b", &text, &err), 0);
+    assert_int_equal(mb_slurm_meet_parse(text, &address, &token, &err), 0);
+    assert_string_equal(address, "10.0.0.7:6379");
+    assert_string_equal(token, "0a1b");
+    mb_free(address);
+    mb_free(token);
+    for (unsigned long nth = 1; nth <= 2; nth++) {
+        mb_alloc_fail_nth(nth);
+        assert_int_equal(mb_slurm_meet_parse(text, &address, &token, &err), MB_ENOMEM);
+        assert_true(mb_alloc_did_fail());
+        mb_alloc_fail_nth(0);
+        assert_null(address);
+        assert_null(token);
+    }
+    mb_free(text);
+}
+
+static void test_meeting_damaged(void **state)
+{
+    static const char *const rows[] = {"",
+                                       "{\"address\": \"a:1\", \"tok",
+                                       "[]",
+                                       "{}",
+                                       "{\"address\": 5, \"token\": \"t\"}",
+                                       "{\"address\": \"a:1\"}",
+                                       "{\"address\": \"\", \"token\": \"t\"}",
+                                       "{\"address\": \"a:1\", \"token\": \"\"}",
+                                       "{\"address\": \"a:1\", \"token\": \"t\\r\\nx: y\"}"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char *address, *token;
+        struct mb_err err = {0};
+
+        assert_int_equal(mb_slurm_meet_parse(rows[i], &address, &token, &err), MB_EPROTO);
+        assert_null(address);
+        assert_null(token);
+        assert_true(err.text[0] != '\0');
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +183,8 @@ int main(void)
         cmocka_unit_test(test_facts),
         cmocka_unit_test(test_tasks_per_node),
         cmocka_unit_test(test_what_slurm_does_not_write),
+        cmocka_unit_test(test_meeting_round_trip),
+        cmocka_unit_test(test_meeting_damaged),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,8 +14,8 @@ struct mb_fetch;
  * file is left. The handle dies with it. */
 typedef void (*mb_fetch_cb)(void *arg, const struct mb_err *err);
 
-/* MB_EUNSUPPORTED for another scheme, MB_EINVAL for a URI without a name at its end; cb does not run
- * then. Who does not answer has failed within 10 s; who sends less than 1 kB/s for 8 s, too. */
+/* MB_EUNSUPPORTED for another scheme, MB_EINVAL for a URI without a name at its end; cb does not
+ * run then. Who does not answer has failed within 10 s; who sends less than 1 kB/s for 8 s, too. */
 int mb_fetch_start(uv_loop_t *loop, const char *uri, const char *path, mb_fetch_cb cb, void *arg,
                    struct mb_fetch **out, struct mb_err *err);
 void mb_fetch_cancel(struct mb_fetch *f); /* cb follows, with MB_ECANCELED if it is not over */

@@ -247,15 +247,16 @@ void mb_cgroup_find(struct mb_cgroup *out, int64_t pid, uint64_t ticks)
 void mb_cgroup_open(struct mb_cgroup *out, const char *kind, const char *dir)
 {
     const char *name = strrchr(dir, '/');
+    enum mb_cgroup_kind named = strcmp(kind, kind_names[MB_CGROUP_V2]) == 0   ? MB_CGROUP_V2
+                                : strcmp(kind, kind_names[MB_CGROUP_V1]) == 0 ? MB_CGROUP_V1
+                                                                              : MB_CGROUP_NONE;
 
     *out = (struct mb_cgroup){.kind = MB_CGROUP_NONE};
-    if (dir[0] != '/' || strncmp(name, "/" NAME_PREFIX, sizeof(NAME_PREFIX)) != 0 ||
-        snprintf(out->dir, sizeof(out->dir), "%s", dir) >= (int)sizeof(out->dir))
+    if (named == MB_CGROUP_NONE || dir[0] != '/' || strlen(dir) >= sizeof(out->dir) ||
+        strncmp(name, "/" NAME_PREFIX, sizeof(NAME_PREFIX)) != 0)
         return;
-    if (strcmp(kind, kind_names[MB_CGROUP_V2]) == 0)
-        out->kind = MB_CGROUP_V2;
-    else if (strcmp(kind, kind_names[MB_CGROUP_V1]) == 0)
-        out->kind = MB_CGROUP_V1;
+    out->kind = named;
+    memcpy(out->dir, dir, strlen(dir) + 1);
 }
 
 int mb_cgroup_join_fd(const struct mb_cgroup *g)

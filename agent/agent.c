@@ -573,11 +573,8 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
     a->http.node_name = a->node_name;
-    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token,
-                             a->opts->http_port < 0 && a->former.http_port > 0
-                                 ? a->former.http_port
-                                 : (int)a->opts->http_port,
-                             err);
+    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
+                             a->former.http_port, err);
     snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
     return rc;
 }

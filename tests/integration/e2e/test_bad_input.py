@@ -116,6 +116,22 @@ class BadInput(unittest.TestCase):
                 self.assertIn("agent.log", done.stderr)
             wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
 
+    def test_port_of_the_node_in_use(self):
+        """ray#51925, ray#55638, ray#27736, ray#14763: no node without HTTP. A port that was asked for
+        is that one or nothing; without, any will do, and the job's record says which."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            for flag in ("--dashboard-agent-listen-port", "--node-manager-port"):
+                done = self.cluster.mobula("start", "--head", "--temp-dir", self.cluster.temp, "--port",
+                                           "0", "--dashboard-port", "0", flag, port,
+                                           stderr=subprocess.PIPE)
+                self.assertEqual(done.returncode, 72, (done.stdout, done.stderr))
+                self.assertIn(str(port), done.stderr)
+                self.assertIn("in use", done.stderr)
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
+
     def test_temp_dir_that_cannot_be(self):
         path = self.dir / "file"
         path.write_text("")

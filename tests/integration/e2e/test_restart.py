@@ -123,6 +123,31 @@ class Train(unittest.TestCase):
             self.assertFalse(os.path.exists(f"{cluster.dir}/calm/.mobula"))
 
 
+class Preempted(unittest.TestCase):
+    def test_saves_within_its_notice_and_goes_on_elsewhere(self):
+        """kuberay#2155, kuberay#5004: SIGTERM to a node is a notice that is used. No interval saves
+        here: what is durable was saved because of it."""
+        with Cluster(nodes=3) as cluster:
+            url = f"{cluster.dir}/run"
+            job_id = cluster.submit(
+                ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--max-restarts",
+                 "1", "--restart-delay", "50ms", "--checkpoint-url", f"file://{url}",
+                 *mini_model(2000, "--save-interval", "2000")])
+            wait_until(lambda: len(iterations_of(cluster.logs(job_id))) > 5,
+                       lambda: cluster.logs(job_id), 60)
+            victim = next(n for n in cluster.nodes() if not n["is_head"] and
+                          any(pathlib.Path(n["dir"]).glob("gangs/*/gang.json")))
+            os.kill(victim["pid_init"], signal.SIGTERM)
+            job = cluster.wait_job(job_id, timeout_s=120)
+            log = cluster.logs(job_id)
+            self.assertEqual(job["status"], "SUCCEEDED", log)
+            began = int(re.search(r"attempt 2 goes on from iteration (\d+)", log)[1])
+            self.assertTrue(5 < began < 2000, began)
+            again = [i for i, _, _ in iterations_of(log)]
+            self.assertEqual(again, list(range(1, 2001)), "no iteration was lost or done twice")
+            checkpoints.assert_complete(url, 2000)
+
+
 class LostNode(unittest.TestCase):
     """kuberay#2153: a machine that is gone is replaced by one that is there."""
 

@@ -1,8 +1,9 @@
 /*
  * gRPC core (C API) on a libuv loop: unary and streaming, client and server.
  *
- * One poller thread waits in the completion queue and only queues finished tags (bounded by the
- * number of operations in flight); every callback and handler here runs on the loop's thread.
+ * One poller thread waits in the completion queue while nothing happens; when something does, the
+ * loop empties the queue itself until nothing is left. Every callback and handler here runs on the
+ * loop's thread.
  * All functions are loop-thread only. Messages are protobuf-c; a message passed to a callback is
  * borrowed for the duration of the callback. A callback never runs inside the call that asked for
  * it, runs exactly once per unary call, and never after mb_grpc_stop() has reported.

@@ -17,7 +17,8 @@ enum {
     MB_GRPC_STREAM_MESSAGE_COST = 512,    /* what a waiting message takes beside its payload */
     MB_GRPC_SERVER_SLOTS = 32,            /* calls the library may hand over before we ask again */
     MB_GRPC_SERVER_CONCURRENT_MAX = 1000, /* calls of one connection at a time */
-    MB_GRPC_UNARY_DEADLINE_MS = 60000     /* default bound on a handler */
+    MB_GRPC_UNARY_DEADLINE_MS = 60000,    /* default bound on a handler */
+    MB_GRPC_TURN_TAGS = 64                /* run in a row before other handles get their chance */
 };
 
 #define MB_GRPC_ENTRY(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
@@ -61,14 +62,17 @@ struct mb_grpc {
     uv_loop_t *loop; /* borrowed */
     uv_async_t async;
     uv_timer_t timer; /* deadlines of requests being served */
-    int n_handles;    /* of the two above, not closed yet */
+    uv_idle_t turn;   /* active while the loop has the completion queue */
+    int n_handles;    /* of the three above, not closed yet */
     grpc_completion_queue *cq;
     pthread_t poller;
     pthread_mutex_t lock;
     struct mb_grpc_tag *finished_head; /* guarded by lock */
     struct mb_grpc_tag *finished_tail; /* guarded by lock */
     int poller_ended;                  /* guarded by lock */
-    size_t n_ops;                      /* tags handed out whose done() has not run */
+    int loop_has_queue;                /* guarded by lock; the poller waits in given_back */
+    pthread_cond_t given_back;
+    size_t n_ops; /* tags handed out whose done() has not run */
     struct mb_grpc_link channels;
     struct mb_grpc_link calls;
     struct mb_grpc_link streams;

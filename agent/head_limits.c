@@ -32,6 +32,7 @@ int mb_head_limits_of(const struct mb_agent_options *o,
                                            : 4 * cpus > MB_HEAD_RUNNING_JOBS ? 4 * cpus
                                                                              : MB_HEAD_RUNNING_JOBS,
                                        .max_queued = (size_t)o->max_queued_jobs,
+                                       .max_ended = (size_t)o->max_ended_jobs,
                                        .start_timeout_ms = (uint64_t)(seconds * 1000),
                                        .totals = totals,
                                        .n_totals = n};

@@ -29,6 +29,7 @@
 #include <unistd.h>
 #include "agent/fetch.h"
 #include "agent/job_env.h"
+#include "agent/job_forget.h"
 #include "agent/job_gpus.h"
 #include "agent/job_log.h"
 #include "agent/job_packages.h"
@@ -73,6 +74,7 @@ struct mb_jobs {
     char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
     mb_job_event_cb listener;
     void *listener_arg;
+    struct mb_job_forget forget;
     int closing;
     uv_timer_t closer; /* gives the callback of close a turn of its own */
     void (*on_closed)(void *arg);
@@ -110,9 +112,12 @@ static void on_closer_closed(uv_handle_t *handle)
         cb(arg);
 }
 
-static void finish_close(struct mb_jobs *jobs)
+static void finish_close(void *arg)
 {
-    if (jobs->closing && jobs->list == NULL && !uv_is_closing((uv_handle_t *)&jobs->closer))
+    struct mb_jobs *jobs = arg;
+
+    if (jobs->closing && jobs->list == NULL && !jobs->forget.busy &&
+        !uv_is_closing((uv_handle_t *)&jobs->closer))
         uv_close((uv_handle_t *)&jobs->closer, on_closer_closed);
 }
 
@@ -660,6 +665,20 @@ static int log_path(void *self, const char *submission_id, char **out, struct mb
     return 0;
 }
 
+static void forget(void *self, const char *submission_id)
+{
+    struct mb_jobs *jobs = self;
+    struct job *job = NULL;
+    struct mb_err err;
+
+    if (check_id(submission_id, &err) == 0 && find_job(jobs, submission_id) == NULL)
+        job = new_job(jobs, submission_id);
+    if (job != NULL) { /* else out of memory: they stay */
+        mb_job_forget_driver(&jobs->forget, job->dir, job->log_path);
+        free_job(job);
+    }
+}
+
 static void set_listener(void *self, mb_job_event_cb cb, void *arg)
 {
     struct mb_jobs *jobs = self;
@@ -735,6 +754,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .start = start,
                                           .stop = stop,
                                           .adopt = adopt,
+                                          .forget = forget,
                                           .log_path = log_path,
                                           .http_address = http_address,
                                           .node_id_hex = node_id_hex,
@@ -745,6 +765,8 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     else
         rc = make_dirs(jobs, err);
+    if (rc == 0)
+        rc = mb_job_forget_init(&jobs->forget, jobs->loop, jobs->node_dir, finish_close, jobs, err);
     if (rc != 0) {
         mb_free(jobs->node_dir);
         mb_free(jobs->bin_dir);
@@ -762,7 +784,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
 
 void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
 {
-    jobs->closing = 1;
+    jobs->closing = jobs->forget.closing = 1;
     jobs->on_closed = cb;
     jobs->on_closed_arg = arg;
     for (struct job *job = jobs->list; job != NULL; job = job->next) {

@@ -20,7 +20,7 @@ struct mb_agent_options {
     int64_t num_cpus, memory_bytes; /* -1: what there is */
     const char *resources_json;
     int64_t max_running_jobs; /* 0: 4 for each CPU, at least 64 */
-    int64_t max_queued_jobs;
+    int64_t max_queued_jobs, max_ended_jobs;
     const char *node_ip;
     int64_t port;           /* of the embedded head */
     int64_t dashboard_port; /* its HTTP */

@@ -32,7 +32,7 @@ struct start_args {
         *store_password_file;
     const char *gang_order, *gang_patience;
     const char *token_file, *log_level, *resources;
-    int64_t num_cpus, memory, max_running_jobs, max_queued_jobs;
+    int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block;
@@ -58,6 +58,8 @@ static const struct mb_option options[] = {
            "head: jobs that run at once (4 for each CPU, at least 64)", 1, 4096),
     OPTION("max-queued-jobs", "N", MB_OPTION_INT, max_queued_jobs,
            "head: jobs that may wait, more are refused (10000)", 1, 1000000),
+    OPTION("max-ended-jobs", "N", MB_OPTION_INT, max_ended_jobs,
+           "head: jobs remembered, with their logs, that have ended (10000)", 1, 1000000),
     OPTION("node-ip-address", "IP", MB_OPTION_STRING, node_ip, "what other nodes dial", 0, 0),
     OPTION("port", "PORT", MB_OPTION_INT, port, "of the embedded GCS (6379; 0 picks one)", 0,
            65535),
@@ -169,6 +171,7 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--resources", a->resources);
         add_number(c, "--max-running-jobs", a->max_running_jobs);
         add_number(c, "--max-queued-jobs", a->max_queued_jobs);
+        add_number(c, "--max-ended-jobs", a->max_ended_jobs);
         add_text(c, "--node-ip-address", a->node_ip);
         add_number(c, "--port", a->port);
         add_number(c, "--dashboard-port", a->dashboard_port);
@@ -448,6 +451,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
                               .memory = -1,
                               .max_running_jobs = -1,
                               .max_queued_jobs = -1,
+                              .max_ended_jobs = -1,
                               .num_gpus = -1,
                               .port = -1,
                               .dashboard_port = -1,

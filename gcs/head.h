@@ -19,13 +19,14 @@ struct mb_head;
 struct mb_head_job_limits {
     size_t max_running;        /* 0: MB_HEAD_RUNNING_JOBS */
     size_t max_queued;         /* 0: MB_HEAD_QUEUED_JOBS */
+    size_t max_ended;          /* records kept of jobs that ended; 0: MB_HEAD_ENDED_JOBS */
     uint64_t start_timeout_ms; /* longest wait for a start; 0: none */
     /* CPUs, memory and custom resources of the head's node; GPUs are the runner's. */
     const struct mb_job_amount *totals;
     size_t n_totals;
 };
 
-enum { MB_HEAD_RUNNING_JOBS = 64, MB_HEAD_QUEUED_JOBS = 10000 };
+enum { MB_HEAD_RUNNING_JOBS = 64, MB_HEAD_QUEUED_JOBS = 10000, MB_HEAD_ENDED_JOBS = 10000 };
 
 struct mb_head_opts {
     const char *bind_addr;      /* of both ports; default 127.0.0.1 */

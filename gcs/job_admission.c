@@ -42,6 +42,7 @@ int head_admission_create(struct mb_head *h, const struct mb_head_job_limits *li
     for (size_t i = 0; i < limits->n_totals; i++)
         totals[i + 1] = limits->totals[i];
     h->start_timeout_ms = limits->start_timeout_ms;
+    h->max_ended_jobs = limits->max_ended > 0 ? limits->max_ended : MB_HEAD_ENDED_JOBS;
     return mb_job_queue_create(&opts, &h->queue, err);
 }
 

@@ -17,7 +17,9 @@
  *     driver is lost.
  *  6. A state that the store refuses is written again at every tick; followers and drivers hear of
  * it only after the commit.
- *  7. A driver that starts although its job was stopped meanwhile is stopped.
+ *  7. Of jobs that have ended the newest max_ended_jobs are remembered, in the order of their ends;
+ *     the records and files of others go, a few at a time. Whatever has not ended stays.
+ *  8. A driver that starts although its job was stopped meanwhile is stopped.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -32,15 +34,14 @@
 #include "gcs/services.h"
 #include "gcs/text.h"
 
+enum { FORGET_PER_TICK = 128 }; /* two ticks a second: a callback stays short */
+
 #define KEY_PREFIX "_ray_internal_job_info_"
 static const char *const stopping_prefix = "job_stopping:"; /* in our own namespace */
 
 struct head_job *head_job_find(struct mb_head *h, const char *id)
 {
-    for (size_t i = 0; i < h->n_jobs; i++)
-        if (strcmp(h->jobs[i]->id, id) == 0)
-            return h->jobs[i];
-    return NULL;
+    return mb_job_index_find(&h->job_index, id);
 }
 
 static void free_job(struct head_job *job)
@@ -55,8 +56,10 @@ static void free_job(struct head_job *job)
 
 void head_jobs_free(struct mb_head *h)
 {
-    for (size_t i = 0; i < h->n_jobs; i++)
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        mb_job_index_remove(&h->job_index, &h->jobs[i]->entry);
         free_job(h->jobs[i]);
+    }
     mb_free(h->jobs);
     mb_job_queue_destroy(h->queue);
 }
@@ -70,7 +73,13 @@ static struct head_job *add_job(struct mb_head *h, const char *id, enum mb_job_s
 
     if (jobs)
         h->jobs = jobs;
-    if (!jobs || !job || !(job->id = mb_strdup(id))) {
+    if (job) {
+        job->id = mb_strdup(id);
+        job->entry = (struct mb_job_entry){.id = job->id, .record = job};
+    }
+    if (!jobs || !job || !job->id || mb_job_index_add(&h->job_index, &job->entry) != 0) {
+        if (job)
+            mb_free(job->id);
         mb_free(job);
         json_decref(info);
         return NULL;
@@ -83,6 +92,7 @@ static struct head_job *add_job(struct mb_head *h, const char *id, enum mb_job_s
 
 static void drop_job(struct mb_head *h, struct head_job *job)
 {
+    mb_job_index_remove(&h->job_index, &job->entry);
     for (size_t i = 0; i < h->n_jobs; i++) {
         if (h->jobs[i] != job)
             continue;
@@ -250,6 +260,8 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     job->state = to;
     if (from == to)
         return;
+    if (mb_job_is_terminal(to))
+        mb_job_index_ended(&h->job_index, &job->entry);
     mb_info("jobs", "job=%s %s -> %s%s", job->id, mb_job_state_name(from), mb_job_state_name(to),
             to == MB_JOB_STOPPING ? " (stopping)" : "");
     if (to == MB_JOB_STOPPING) {
@@ -267,6 +279,36 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     }
 }
 
+static int delete_record(struct mb_head *h, const struct head_job *job, struct mb_err *err)
+{
+    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
+    int rc = key ? mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL,
+                                 NULL, err)
+                 : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    mb_free(key);
+    return rc;
+}
+
+/* Rule 7. One whose end is not stored yet, or whose driver may still be there, waits for a later
+ * tick, and the others with it. */
+static void forget_ended(struct mb_head *h)
+{
+    for (int i = 0; i < FORGET_PER_TICK; i++) {
+        struct head_job *job = mb_job_index_surplus(&h->job_index, h->max_ended_jobs);
+        struct mb_err err = {0};
+
+        if (!job || job->unwritten || job->ticket.place != MB_JOB_PLACE_NONE)
+            return;
+        if (delete_record(h, job, &err) != 0) {
+            mb_warn("jobs", "job=%s not forgotten: %s", job->id, err.text);
+            return;
+        }
+        h->runner->forget(h->runner->self, job->id);
+        drop_job(h, job);
+    }
+}
+
 void head_jobs_tick(struct mb_head *h)
 {
     for (size_t i = 0; i < h->n_jobs; i++) {
@@ -274,6 +316,7 @@ void head_jobs_tick(struct mb_head *h)
         if (h->jobs[i]->unwritten)
             h->jobs[i]->unwritten = write_job(h, h->jobs[i], 0, &err) != 0;
     }
+    forget_ended(h);
     head_admission_pump(h);
 }
 
@@ -466,6 +509,32 @@ static int by_start(const void *a, const void *b)
     return (tx > ty) - (tx < ty);
 }
 
+static int by_end(const void *a, const void *b)
+{
+    struct head_job *const *x = a, *const *y = b;
+    json_int_t tx = json_integer_value(json_object_get((*x)->info, "end_time"));
+    json_int_t ty = json_integer_value(json_object_get((*y)->info, "end_time"));
+
+    return (tx > ty) - (tx < ty);
+}
+
+static int index_ended(struct mb_head *h)
+{
+    struct head_job **ended = mb_calloc(h->n_jobs + 1, sizeof *ended);
+    size_t n = 0;
+
+    if (!ended)
+        return MB_ENOMEM;
+    for (size_t i = 0; i < h->n_jobs; i++)
+        if (mb_job_is_terminal(h->jobs[i]->state))
+            ended[n++] = h->jobs[i];
+    qsort(ended, n, sizeof *ended, by_end);
+    for (size_t i = 0; i < n; i++)
+        mb_job_index_ended(&h->job_index, &ended[i]->entry);
+    mb_free(ended);
+    return 0;
+}
+
 int head_jobs_load(struct mb_head *h, struct mb_err *err)
 {
     int rc = mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
@@ -473,6 +542,8 @@ int head_jobs_load(struct mb_head *h, struct mb_err *err)
 
     if (h->n_jobs > 1)
         qsort(h->jobs, h->n_jobs, sizeof *h->jobs, by_start);
+    if (rc == 0)
+        rc = index_ended(h);
     return rc == 0 ? 0 : mb_err_set(err, rc, "the store's jobs cannot be read: out of memory");
 }
 
@@ -605,12 +676,7 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
         return mb_err_set(err, MB_ESTATE,
                           "Attempted to delete job '%s', but it is in a non-terminal state %s.",
                           job->id, mb_job_state_name(job->state));
-    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
-    if (!key)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    int rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL, NULL,
-                           err);
-    mb_free(key);
+    int rc = delete_record(h, job, err);
     if (rc == 0)
         drop_job(h, job);
     return rc;

@@ -7,6 +7,7 @@
 #include "base/http/server.h"
 #include "gcs/head.h"
 #include "gcs/health.h"
+#include "gcs/job_index.h"
 #include "gcs/job_states.h"
 #include "gcs/placement.h"
 #include "gcs/store.h"
@@ -100,8 +101,10 @@ struct mb_head {
     struct head_poll *polls;
     size_t n_polls;
 
-    struct head_job **jobs;
+    struct head_job **jobs; /* in the order of their submission */
     size_t n_jobs;
+    struct mb_job_index job_index;
+    size_t max_ended_jobs;
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
     struct head_follow *follows;
@@ -197,6 +200,7 @@ json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
 
 struct head_job {
     char *id;
+    struct mb_job_entry entry;
     enum mb_job_state state;
     json_t *info; /* Ray's JobInfo; what the KV holds */
     struct mb_job_ticket ticket;

@@ -267,6 +267,42 @@ static void write_file(const char *name, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
+static void no_driver(const char *id)
+{
+    char name[64];
+    struct mb_err err;
+    char *path = NULL;
+
+    assert_int_equal(runner->log_path(runner->self, id, &path, &err), MB_ENOENT);
+    snprintf(name, sizeof(name), "jobs/%s", id);
+    assert_false(mb_fs_exists(path_of(name)));
+}
+
+/* Twice at once, and its id is free again before any file is removed; a living one stays. */
+static void test_forgotten(void **state)
+{
+    (void)state;
+    submit("f1", "echo one", "{}");
+    run_until(&seen.exited);
+    submit("f2", "echo two", "{}");
+    run_until(&seen.exited);
+    runner->forget(runner->self, "f1");
+    runner->forget(runner->self, "f2");
+    runner->forget(runner->self, "never-there");
+    no_driver("f1");
+    no_driver("f2");
+    submit("f1", "echo again; exec sleep 1000", "{}");
+    run_until(&seen.running);
+    runner->forget(runner->self, "f1");
+    assert_non_null(strstr(log_of("f1"), "Running entrypoint"));
+    assert_null(strstr(log_of("f1"), "one"));
+    struct mb_err err;
+    assert_int_equal(runner->stop(runner->self, "f1", &err), 0);
+    run_until(&seen.exited);
+    runner->forget(runner->self, "f1");
+    no_driver("f1");
+}
+
 static void test_working_dir_package(void **state)
 {
     (void)state;
@@ -457,6 +493,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stop_before_it_started),
         cmocka_unit_test(test_an_id_is_free_when_its_driver_has_ended),
         cmocka_unit_test(test_adopted_after_a_restart),
+        cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_working_dir_package),
         cmocka_unit_test(test_bad_packages_fail_the_runtime_env),
         cmocka_unit_test(test_refusals),

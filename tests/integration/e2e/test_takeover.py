@@ -148,7 +148,9 @@ class StoreTrouble(unittest.TestCase):
                         self.assertNotIn(secret.encode(), seen, f"{pid} {what}")
                 for log in pathlib.Path(cluster.temp).rglob("*.log"):
                     self.assertNotIn(secret, log.read_text(errors="replace"))
+                nodes = [p.parent for p in pathlib.Path(cluster.temp).rglob("node.json")]
                 cluster.mobula("stop", "--temp-dir", cluster.temp)
+                self.assertEqual([n for n in nodes if (n / "store.password").exists()], [])
             done = cluster.mobula(*start, "rediss://h")
             self.assertIn("TLS", done.stdout)
             self.assertEqual(done.returncode, 78)

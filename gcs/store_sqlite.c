@@ -3,8 +3,10 @@
  *
  * Happy path:
  *  1. open: exclusive lock, every check below, every table loaded into its mirror.
- *  2. The writer thread takes all waiting writes, applies them in one transaction, together with
- * the number of the batch, and commits; then it writes that number beside the store.
+ *  2. A turn of the loop gathers its writes and shows them to the writer thread together, which
+ *     so is not woken for the first of many. The writer takes all that waits, applies it in one
+ *     transaction, together with the number of the batch, and commits; then it writes that number
+ *     beside the store.
  *  3. It reports the batch through uv_async; the loop hands it back to the core.
  * Failure paths:
  *  4. The transaction fails (disk full, I/O error): the writer reports the batch as failed and
@@ -54,6 +56,9 @@ struct sqlite_store {
     char boot_id[40];
 
     uv_async_t async;
+    uv_idle_t turn;             /* active while pending has writes */
+    struct store_queue pending; /* of this turn of the loop, not shown to the writer yet */
+    int n_handles;              /* of the two above, not closed yet */
     pthread_t writer;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -578,11 +583,19 @@ static void on_closed(uv_handle_t *handle)
     struct sqlite_store *s = handle->data;
     struct mb_tables *tables = s->tables;
 
+    if (--s->n_handles > 0)
+        return;
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->wake);
     free_store(s);
     if (tables)
         tables_closed(tables);
+}
+
+static void close_handles(struct sqlite_store *s)
+{
+    uv_close((uv_handle_t *)&s->async, on_closed);
+    uv_close((uv_handle_t *)&s->turn, on_closed);
 }
 
 static void close_db(struct sqlite_store *s)
@@ -608,6 +621,7 @@ static void on_async(uv_async_t *async)
         failure = s->failure;
         store_queue_append(&failed, &s->failed);
         store_queue_append(&failed, &s->waiting);
+        store_queue_append(&failed, &s->pending);
     }
     int stopped = s->stopping == 2;
     pthread_mutex_unlock(&s->lock);
@@ -623,24 +637,37 @@ static void on_async(uv_async_t *async)
     if (stopped && s->db) {
         pthread_join(s->writer, NULL);
         close_db(s);
-        uv_close((uv_handle_t *)&s->async, on_closed);
+        close_handles(s);
     }
+}
+
+static void show_pending(struct sqlite_store *s)
+{
+    uv_idle_stop(&s->turn);
+    pthread_mutex_lock(&s->lock);
+    store_queue_append(&s->waiting, &s->pending);
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_turn(uv_idle_t *turn)
+{
+    show_pending(turn->data);
 }
 
 static void submit(void *self, struct store_write *w)
 {
     struct sqlite_store *s = self;
 
-    pthread_mutex_lock(&s->lock);
-    store_queue_push(&s->waiting, w);
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
+    store_queue_push(&s->pending, w);
+    uv_idle_start(&s->turn, on_turn);
 }
 
 static void close_sqlite(void *self)
 {
     struct sqlite_store *s = self;
 
+    show_pending(s);
     pthread_mutex_lock(&s->lock);
     s->stopping = 1;
     pthread_cond_signal(&s->wake);
@@ -675,6 +702,9 @@ static int start_writer(uv_loop_t *loop, struct sqlite_store *s, struct mb_err *
     int uv = uv_async_init(loop, &s->async, on_async);
     if (uv != 0)
         return mb_err_set(err, MB_EIO, "store %s: %s", s->path, uv_strerror(uv));
+    uv_idle_init(loop, &s->turn);
+    s->turn.data = s;
+    s->n_handles = 2;
     int e = pthread_create(&s->writer, NULL, writer_main, s);
     return e == 0 ? 0 : mb_err_sys(err, e, "store %s: writer thread", s->path);
 }
@@ -701,7 +731,7 @@ int mb_tables_open_sqlite(uv_loop_t *loop, const char *path, int sync_full, stru
     tables_free(s->tables);
     s->tables = NULL;
     if (uv_is_active((uv_handle_t *)&s->async))
-        uv_close((uv_handle_t *)&s->async, on_closed); /* frees s */
+        close_handles(s); /* frees s */
     else
         free_store(s);
     return rc;

@@ -11,6 +11,8 @@
  *     so that call has 2 s and its outcome does not matter.
  *  4. Declared dead, or another cluster at the address: on_reset, a fresh id, register again.
  * Failures then are retried every 2 s for as long as the agent runs.
+ *  6. No answer to a registration, or to the question of 2, says nothing: it is asked again, and
+ *     registered again under the same id, which may be in the table already.
  *  5. Leaving while unregistered or unreachable ends after 2 s at the latest.
  */
 #include "agent/node.h"
@@ -29,8 +31,10 @@
 enum {
     PROGRESS_MS = 5000,
     RETRY_MS = 2000,
+    FIRST_REGISTER_MS = 60000, /* for this long the first registration may stay unanswered */
     LEAVE_MS = 2000,
     CALL_MS = 10000,
+    CHECK_MS = 2000, /* asked twice before the head's health check gives up on the node */
     IDLE_REFRESH_MS = 5000,
     IDENTITY_MAX = 4096,
     LABELS_MAX = 64
@@ -57,6 +61,7 @@ struct mb_node {
     enum phase phase;
     uint8_t id[MB_NODE_ID_BYTES];
     char id_hex[2 * MB_NODE_ID_BYTES + 1];
+    int has_id; /* id was registered, or is about to be */
     int has_former;
     uint8_t former_id[MB_NODE_ID_BYTES];
     char former_cluster[2 * MB_NODE_ID_BYTES + 1];
@@ -64,9 +69,11 @@ struct mb_node {
     int grpc_port;
     int http_port;
     int was_alive;
+    int is_retry; /* the timer ends a pause */
     uint64_t start_unix_ms;
     uint64_t wait_since_ms;
-    uint64_t idle_since_ms; /* 0: busy */
+    uint64_t register_by_ms; /* 0: not begun */
+    uint64_t idle_since_ms;  /* 0: busy */
     int is_draining;
     int64_t drain_deadline_unix_ms;
     struct mb_gcs_label labels[LABELS_MAX];
@@ -129,15 +136,18 @@ static void save_identity(struct mb_node *n)
 static void set_id(struct mb_node *n, const uint8_t id[MB_NODE_ID_BYTES])
 {
     memcpy(n->id, id, sizeof(n->id));
+    n->has_id = 1;
     mb_hex(n->id, sizeof(n->id), n->id_hex);
 }
 
+/* On disk before the head hears of it: an agent that is killed meanwhile comes back as the same. */
 static void set_fresh_id(struct mb_node *n)
 {
     uint8_t id[MB_NODE_ID_BYTES];
 
     mb_random_bytes(id, sizeof(id));
     set_id(n, id);
+    save_identity(n);
 }
 
 /* ---- what the cluster is told ---- */
@@ -209,6 +219,20 @@ void mb_node_drain(struct mb_node *n, int64_t deadline_unix_ms)
 
 /* ---- becoming ALIVE ---- */
 
+static void try_again(struct mb_node *n, const char *what, const struct mb_err *err)
+{
+    mb_warn("node", "%s, trying again: %s", what, err->text);
+    n->phase = PH_CONNECTING;
+    n->is_retry = 1;
+    uv_timer_start(&n->timer, on_timer, RETRY_MS, 0);
+}
+
+/* The head may have done what it was asked for. */
+static int is_unanswered(const struct mb_err *err)
+{
+    return err->code == MB_ETIMEOUT || err->code == MB_EUNAVAIL;
+}
+
 static void failed(struct mb_node *n, const struct mb_err *err)
 {
     if (!n->was_alive) {
@@ -217,9 +241,7 @@ static void failed(struct mb_node *n, const struct mb_err *err)
         n->ops->on_failed(n->arg, err);
         return;
     }
-    mb_warn("node", "registration failed, trying again: %s", err->text);
-    n->phase = PH_CONNECTING;
-    uv_timer_start(&n->timer, on_timer, RETRY_MS, 0);
+    try_again(n, "registration failed", err);
 }
 
 static void now_alive(struct mb_node *n)
@@ -235,7 +257,6 @@ static void now_alive(struct mb_node *n)
     }
     n->phase = PH_ALIVE;
     n->was_alive = 1;
-    save_identity(n);
     uv_timer_start(&n->timer, on_timer, IDLE_REFRESH_MS, IDLE_REFRESH_MS);
     n->ops->on_alive(n->arg);
 }
@@ -246,10 +267,12 @@ static void on_registered(void *arg, const struct mb_err *err)
 
     if (n->phase != PH_REGISTERING)
         return;
-    if (err->code != MB_OK)
-        failed(n, err);
-    else
+    if (err->code == MB_OK)
         now_alive(n);
+    else if (is_unanswered(err) && mb_mono_ms() < n->register_by_ms)
+        try_again(n, "no answer to the registration", err);
+    else
+        failed(n, err);
 }
 
 static void register_now(struct mb_node *n)
@@ -260,7 +283,8 @@ static void register_now(struct mb_node *n)
     struct mb_err err;
 
     gethostname(hostname, sizeof(hostname) - 1);
-    set_fresh_id(n);
+    if (!n->has_id)
+        set_fresh_id(n);
     build_labels(n);
     build_view(n, &view);
     node = (struct mb_gcs_node){
@@ -325,7 +349,10 @@ static void on_former_checked(void *arg, const struct mb_err *err, int64_t count
         now_alive(n);
         return;
     }
-    unregister_former(n);
+    if (is_unanswered(err))
+        try_again(n, "the head did not say whether it still has this node", err);
+    else
+        unregister_former(n);
 }
 
 static void begin_registration(struct mb_node *n)
@@ -333,6 +360,9 @@ static void begin_registration(struct mb_node *n)
     struct mb_err err;
 
     uv_timer_stop(&n->timer);
+    n->is_retry = 0;
+    if (n->register_by_ms == 0)
+        n->register_by_ms = mb_mono_ms() + FIRST_REGISTER_MS;
     if (!n->has_former) {
         register_now(n);
         return;
@@ -348,7 +378,7 @@ static void begin_registration(struct mb_node *n)
         return;
     }
     n->phase = PH_CHECKING;
-    if (mb_gcs_check_alive(n->gcs, n->former_id, CALL_MS, on_former_checked, n, NULL, &err) !=
+    if (mb_gcs_check_alive(n->gcs, n->former_id, CHECK_MS, on_former_checked, n, NULL, &err) !=
         MB_OK)
         unregister_former(n);
 }
@@ -371,7 +401,7 @@ static void on_timer(uv_timer_t *t)
     if (n->phase == PH_ALIVE) {
         if (n->idle_since_ms != 0)
             mb_node_changed(n);
-    } else if (n->was_alive) {
+    } else if (n->is_retry) {
         reconnect(n);
     } else if (n->phase == PH_CONNECTING) {
         mb_info("node", "waiting for the head at %s waited_s=%llu", n->opts.gcs_address,
@@ -384,6 +414,7 @@ static void reset(struct mb_node *n, const char *why)
     mb_warn("node", "%s: registering under a new id", why);
     mb_gcs_unwatch(n->gcs);
     mb_gcs_sync_stop(n->gcs);
+    n->has_id = 0;
     n->phase = PH_CONNECTING;
     n->ops->on_reset(n->arg, why);
     reconnect(n);
@@ -488,7 +519,8 @@ static void on_left(void *arg, const struct mb_err *err)
 void mb_node_leave(struct mb_node *n, enum mb_gcs_death reason, const char *text,
                    void (*cb)(void *arg), void *arg)
 {
-    int registered = n->phase == PH_ALIVE;
+    int registered = n->phase == PH_ALIVE || /* or perhaps */
+                     ((n->phase == PH_REGISTERING || n->phase == PH_CONNECTING) && n->has_id);
     struct mb_err err;
 
     n->phase = PH_GONE;

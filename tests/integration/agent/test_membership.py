@@ -1,8 +1,65 @@
 """A node whose head is killed, or replaced by another cluster: test_membership.py BIN_DIR"""
 
+import socket
 import sys
+import threading
 
 import cluster
+
+
+class Proxy:
+    """To the head; what the head says is held back from the first request that names a word."""
+
+    def __init__(self, address):
+        self.to = (address.split(":")[0], int(address.split(":")[1]))
+        self.word = None  # of connections that are made from now on
+        self.open = threading.Event()
+        self.open.set()
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        self.sockets = []
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def hold_at(self, word):
+        self.word = word
+
+    def release(self):
+        self.word = None
+        self.open.set()
+
+    def accept(self):
+        while True:
+            try:
+                client = self.server.accept()[0]
+            except OSError:
+                return
+            head = socket.create_connection(self.to)
+            self.sockets += [client, head]
+            threading.Thread(target=self.copy, args=(client, head, self.word), daemon=True).start()
+            threading.Thread(target=self.copy, args=(head, client), daemon=True).start()
+
+    def copy(self, source, to, word=None):
+        try:
+            while data := source.recv(65536):
+                if word and word in data:
+                    word = None
+                    self.open.clear()
+                if source.getpeername() == self.to:
+                    self.open.wait()
+                to.sendall(data)
+        except OSError:
+            pass
+        for s in (source, to):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self):
+        self.release()
+        self.server.shutdown(socket.SHUT_RDWR)
+        for s in (self.server, *self.sockets):
+            s.close()
 
 
 def case_head_killed(s, bin_dir, head, node, gcs):
@@ -52,6 +109,31 @@ def case_another_cluster(s, bin_dir, head, node, gcs):
     return other
 
 
+def case_no_answer(s, bin_dir, head, gcs):
+    """What was not answered is asked again, under the same id: no node appears twice or is lost."""
+    before = set(gcs.alive())
+    proxy = Proxy(head.info["gcs_address"])
+    proxy.hold_at(b"RegisterNode")
+    node = s.node(bin_dir, "--address", proxy.address, "--num-gpus", "3")
+    cluster.wait_for("the registration", lambda: set(gcs.alive()) - before)
+    (registered,) = set(gcs.alive()) - before
+    cluster.wait_for("the next try", lambda: "trying again" in node.log()
+                     or node.process.poll() is not None)
+    proxy.release()
+    assert node.wait_alive()["node_id"] == registered
+    assert set(gcs.alive()) == before | {registered}
+    print("ok   no_answer to a registration", flush=True)
+    proxy.hold_at(bytes.fromhex(registered))  # whether it is alive
+    killed = node.kill_agent()
+    cluster.wait_for("the next question", lambda: node.log().count("trying again") == 2
+                     or "is not in use any more" in node.log())
+    proxy.release()
+    assert node.wait_alive(other_than_pid=killed)["node_id"] == registered
+    assert set(gcs.alive()) == before | {registered}
+    assert node.stop() == 0
+    proxy.close()
+
+
 def main():
     with cluster.Sandbox() as s:
         head = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", "--num-gpus",
@@ -62,6 +144,8 @@ def main():
         gcs = cluster.Gcs(s, address)
         case_head_killed(s, sys.argv[1], head, node, gcs)
         print("ok   head_killed", flush=True)
+        case_no_answer(s, sys.argv[1], head, gcs)
+        print("ok   no_answer", flush=True)
         other = case_another_cluster(s, sys.argv[1], head, node, gcs)
         print("ok   another_cluster", flush=True)
         assert node.stop() == 0

@@ -197,9 +197,35 @@ static int put_gang(struct mb_buf *out, const json_t *gang)
     return rc | put_checkpoint(out, gang);
 }
 
+/* The part of a job's message that a person needs here: why it failed, without the announcement of
+ * a log that does not follow; what it waits for, without Ray's sentences on waiting in general. */
+static int put_why(struct mb_buf *out, const json_t *job)
+{
+    static const char general[] = "to become available. ";
+    const char *why = text(job, "message"), *found;
+    size_t n;
+    int rc;
+
+    if (strcmp(text(job, "status"), "PENDING") == 0) {
+        found = strstr(why, general);
+        why = found != NULL ? found + sizeof(general) - 1 : "";
+    } else if (strcmp(text(job, "status"), "FAILED") != 0) {
+        why = "";
+    }
+    n = strcspn(why, "\n");
+    found = strstr(why, ", last available logs");
+    if (found != NULL && (size_t)(found - why) < n)
+        n = (size_t)(found - why);
+    if (n == 0)
+        return 0;
+    rc = mb_buf_puts(out, "      ");
+    rc |= put(out, why, n, 0);
+    return rc | mb_buf_puts(out, "\n");
+}
+
 static int put_job(struct mb_buf *out, const json_t *job)
 {
-    const char *id = text(job, "submission_id"), *message = text(job, "message");
+    const char *id = text(job, "submission_id");
     json_t *gang = json_object_get(job, "gang");
     int rc = mb_buf_printf(out, "  %-9s ", text(job, "status"));
 
@@ -207,11 +233,7 @@ static int put_job(struct mb_buf *out, const json_t *job)
     rc |= mb_buf_puts(out, "  ");
     rc |= put_all(out, text(job, "entrypoint"));
     rc |= mb_buf_puts(out, "\n");
-    if (strcmp(text(job, "status"), "FAILED") == 0) {
-        rc |= mb_buf_puts(out, "      ");
-        rc |= put(out, message, strcspn(message, "\n"), 0);
-        rc |= mb_buf_puts(out, "\n");
-    }
+    rc |= put_why(out, job);
     if (json_is_object(gang) && *text(gang, "error") != '\0') {
         rc |= mb_buf_puts(out, "      cause: ");
         rc |= put_all(out, text(gang, "error"));

@@ -57,6 +57,8 @@ class QueueTest(unittest.TestCase):
         self.assertEqual(second["message"], WAITING + " It is number 1 of 2 in the queue: it needs "
                                             "1 whale, 0 of 2 free.")
         self.assertIn("number 2 of 2", third["message"])
+        shown = self.cluster.mobula("status", "--address", self.cluster.address).stdout
+        self.assertIn("\n      It is number 1 of 2 in the queue: it needs 1 whale, 0 of 2 free.\n", shown)
         # What they wait for, a job without needs does not take.
         self.cluster.wait_job(self.cluster.submit("true"), ("SUCCEEDED",))
         self.assertEqual(self.statuses("second", "third"), ["PENDING", "PENDING"])

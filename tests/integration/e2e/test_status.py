@@ -105,7 +105,8 @@ class StatusTest(unittest.TestCase):
         self.assertEqual((job["status"], job["gang"]["state"], job["gang"]["error"]),
                          ("FAILED", "FAILED", "rank 1 exited with status 7"))
         self.assertEqual(lines_of(words, "bad")[1:], [
-            job["message"].splitlines()[0], "cause: rank 1 exited with status 7",
+            "Job entrypoint command failed with exit code 1",
+            "cause: rank 1 exited with status 7",
             "gang: FAILED, 2 ranks on 2 nodes, attempt 1"])
 
     def test_load_of_a_store_that_is_not_there(self):

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -80,6 +81,23 @@ def post_json(url, body, timeout=30):
                                      headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as reply:
         return json.load(reply)
+
+
+def first_job(address):
+    """A head's first job, which pays for its start-up; Ray's may not be able to run one yet."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            job_id = post_json(f"{address}/api/jobs/", {"entrypoint": "true"})["submission_id"]
+            break
+        except urllib.error.HTTPError as error:
+            if error.code != 500 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    while (status := get_json(f"{address}/api/jobs/{job_id}")["status"]) in ("PENDING", "RUNNING"):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.05)
+    assert status == "SUCCEEDED", status
 
 
 class Mobula:

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from lib import Mobula, Ray, children_of, get_json, memory, post_json, spread, write_result
+from lib import Mobula, Ray, children_of, first_job, get_json, memory, post_json, spread, write_result
 
 LINES, LINE_BYTES = 1_000_000, 100
 ENTRYPOINT = f"seq -f '%0{LINE_BYTES - 1}.0f' 1 {LINES}"
@@ -55,8 +55,7 @@ def measure(cluster, rounds):
     try:
         cluster.start_head()
         pids = cluster.node_pids() if isinstance(cluster, Mobula) else cluster.pids
-        first = post_json(f"{cluster.address}/api/jobs/", {"entrypoint": "echo hi"})["submission_id"]
-        tail(cluster.address, first)  # the first job of a head pays for its start-up
+        first_job(cluster.address)
         time.sleep(2)
         before = memory(children_of(pids))
         runs = []
@@ -86,7 +85,7 @@ def measure(cluster, rounds):
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     write_result("logs", {"mobula": measure(Mobula(), rounds), "ray 2.60.0": measure(Ray(), rounds)})
 
 

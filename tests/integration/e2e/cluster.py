@@ -151,6 +151,11 @@ class Cluster:
     def node(self, name):
         return next(n for n in self.nodes() if n["node_name"] == name)
 
+    def forget_node(self, node):
+        """One that has ended: its directory goes, its ports may be anybody's now."""
+        shutil.rmtree(node["dir"])
+        self._ports -= {int(node[key]) for key in ("grpc_port", "http_port") if node.get(key)}
+
     # ---- what is left ----
 
     def own_pids(self):

@@ -10,7 +10,6 @@ import math
 import os
 import pathlib
 import random
-import shutil
 import signal
 import sys
 import time
@@ -164,7 +163,7 @@ class Soak(unittest.TestCase):
                                    os.path.exists(f"/proc/{n['pid_agent']}") for n in nodes),
                    lambda: nodes, 60)
         for node in nodes:
-            shutil.rmtree(node["dir"])
+            cluster.forget_node(node)
 
     def test_nodes(self):
         seed = int(os.environ.get("MOBULA_TEST_SEED", "0")) or random.randrange(1, 1 << 31)

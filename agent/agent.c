@@ -17,105 +17,34 @@
  *     unregisters as preempted. An idle drain is refused while a gang is here.
  *  5. The front process is gone: its supervisors end by themselves, so the agent ends too.
  */
-#include "agent/agent.h"
+#include "agent/agent_run.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <uv.h>
-#include "agent/drivers.h"
-#include "agent/gangs.h"
-#include "agent/gpu_keeper.h"
 #include "agent/head_store.h"
-#include "agent/head_limits.h"
-#include "agent/http.h"
-#include "agent/jobs.h"
-#include "agent/ledger.h"
-#include "agent/log_keeper.h"
-#include "agent/log_service.h"
-#include "agent/node.h"
 #include "agent/node_file.h"
-#include "agent/node_manager.h"
-#include "agent/prepare.h"
-#include "agent/resources.h"
 #include "agent/supervise/sender.h"
-#include "agent/supervisor.h"
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "base/fs.h"
-#include "base/signals.h"
-#include "base/grpc/grpc.h"
 #include "base/log.h"
-#include "base/str.h"
-#include "gcs/client.h"
-#include "gcs/head.h"
-#include "gcs/token.h"
 
 enum {
-    DRIVERS_PER_GPU_NODE = 64,
-    DOUBT_MS = 30000, /* twice this long a bundle may wait for its Commit */
     STOP_GANGS_MS = 120000,
     ABANDONED_TIMEOUT_MS = 30000,
     QUARANTINE_TIMEOUT_MS = 30000,
     LEDGER_MAX = 1 << 20
 };
 
-/* A standby waits for as long as it takes. */
-#define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)
-
-enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
-
-struct agent {
-    const struct mb_agent_options *opts;
-    uv_loop_t loop;
-    enum stage stage;
-    struct mb_err failure; /* why the node could not come up */
-    char *token;
-    char *self_dir;
-    char ip[64];
-    char bind_addr[64];
-    char gcs_address[320];
-    char http_address[96];
-    char *node_name;
-    struct mb_node_ports former;
-    struct mb_gpus gpus;
-    struct mb_ledger *ledger;
-    struct mb_gpu_keeper *gpu_keeper; /* NULL: no NVML */
-    struct mb_init *init;
-    struct mb_grpc *grpc;
-    struct mb_grpc_server *server;
-    int grpc_port;
-    struct mb_log_keeper *log_keeper;
-    struct mb_jobs *jobs;
-    struct mb_drivers *drivers; /* while another node is the head */
-    struct mb_head *head;
-    struct mb_node *node;
-    struct mb_node_manager manager;
-    struct mb_log_service logs;
-    struct mb_gangs *gangs;
-    struct mb_agent_http http;
-    struct mb_signals signals;
-    uv_timer_t stop_timer;
-    uv_timer_t doubt_timer;
-    int signalled;
-    int is_alone; /* without a front process */
-    enum mb_gcs_death leave_reason;
-    const char *leave_text;
-    unsigned closing; /* parts that are not closed yet */
-};
-
 static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text);
 static void on_stop_timer(uv_timer_t *t);
-static void on_doubt_timer(uv_timer_t *t);
 static void begin_leave(struct agent *a);
 static void begin_close(struct agent *a);
 
 /* ---- what is on disk ---- */
 
-static int is_open(const struct agent *a)
+int mb_agent_is_open(const struct agent *a)
 {
     return a->opts->is_head && a->token == NULL && strcmp(a->bind_addr, "127.0.0.1") != 0;
 }
@@ -133,7 +62,7 @@ static void write_node_file(struct agent *a, const char *state)
                              .grpc_port = a->grpc_port,
                              .http_port = a->http.port,
                              .is_head = a->opts->is_head,
-                             .is_open = is_open(a),
+                             .is_open = mb_agent_is_open(a),
                              .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : 0};
     struct mb_err err;
 
@@ -161,7 +90,7 @@ static int write_ledger(struct agent *a, struct mb_err *err)
     return rc;
 }
 
-static void keep_ledger(struct agent *a)
+void mb_agent_keep_ledger(struct agent *a)
 {
     struct mb_err err;
 
@@ -169,7 +98,7 @@ static void keep_ledger(struct agent *a)
         mb_warn("agent", "a restarted agent would not know its bundles: %s", err.text);
 }
 
-static void load_ledger(struct agent *a)
+void mb_agent_load_ledger(struct agent *a)
 {
     char *path = ledger_path(a);
     struct mb_buf text = {0};
@@ -185,11 +114,11 @@ static void load_ledger(struct agent *a)
 
 /* ---- events of the parts ---- */
 
-static void on_ledger_changed(void *arg)
+void mb_agent_on_ledger_changed(void *arg)
 {
     struct agent *a = arg;
 
-    keep_ledger(a);
+    mb_agent_keep_ledger(a);
     if (a->node != NULL) /* the head adopts drivers before the node exists */
         mb_node_changed(a->node);
     mb_gpu_keeper_look(a->gpu_keeper);
@@ -204,7 +133,7 @@ static void on_quarantine_told(void *arg, const struct mb_err *err, int64_t coun
 }
 
 /* Totals and what is available go to the head as of every change; the reasons by its KV. */
-static void on_gpus_changed(void *arg)
+void mb_agent_on_gpus_changed(void *arg)
 {
     struct agent *a = arg;
     struct mb_gcs *gcs = mb_node_gcs(a->node);
@@ -251,8 +180,8 @@ static void on_shutdown(void *arg)
     begin_stop(arg, MB_GCS_DEATH_EXPECTED, "asked to shut down");
 }
 
-static const struct mb_node_manager_ops manager_ops = {on_ledger_changed, on_bundles_removed,
-                                                       on_drain, on_shutdown};
+const struct mb_node_manager_ops mb_agent_manager_ops = {mb_agent_on_ledger_changed,
+                                                         on_bundles_removed, on_drain, on_shutdown};
 
 static void on_all_gangs_ended(void *arg)
 {
@@ -288,8 +217,8 @@ static int on_fenced(void *arg, struct mb_err *err)
     return write_ledger(arg, err);
 }
 
-static const struct mb_gangs_ops gangs_ops = {on_ledger_changed, on_fenced, on_all_gangs_ended,
-                                              on_abandoned};
+const struct mb_gangs_ops mb_agent_gangs_ops = {mb_agent_on_ledger_changed, on_fenced,
+                                                on_all_gangs_ended, on_abandoned};
 
 /* Other nodes learn where this head is; while it stands by, the head learns of its drivers. */
 static void share_head(struct agent *a)
@@ -335,7 +264,7 @@ static void fail(struct agent *a, const struct mb_err *err)
     begin_close(a);
 }
 
-static void on_node_failed(void *arg, const struct mb_err *err)
+void mb_agent_on_failed(void *arg, const struct mb_err *err)
 {
     fail(arg, err);
 }
@@ -351,12 +280,12 @@ static void on_node_reset(void *arg, const char *why)
         mb_gangs_bundles_removed(a->gangs, &pg);
     }
     mb_ledger_release_unused(a->ledger, NULL, 0);
-    keep_ledger(a);
+    mb_agent_keep_ledger(a);
 }
 
-static const struct mb_node_ops node_ops = {on_alive, on_node_failed, on_node_reset};
+const struct mb_node_ops mb_agent_node_ops = {on_alive, mb_agent_on_failed, on_node_reset};
 
-static void on_init_lost(void *arg)
+void mb_agent_on_init_lost(void *arg)
 {
     struct agent *a = arg;
 
@@ -386,255 +315,10 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
         uv_timer_stop(&a->stop_timer);
 }
 
-/* ---- start, piece by piece ---- */
-
-static int make_ledger(struct agent *a, struct mb_err *err)
-{
-    struct mb_resource totals[3];
-    unsigned gpus;
-    size_t n = 0;
-    int rc = mb_gpus_detect(&a->gpus, err);
-
-    if (rc != MB_OK && a->opts->num_gpus < 0)
-        return mb_err_wrap(err, "counting the GPUs (--num-gpus N overrides)");
-    gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
-    if (gpus > 0)
-        totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
-    if (gpus > 0)
-        totals[n++] = (struct mb_resource){MB_RESOURCE_DRIVER, DRIVERS_PER_GPU_NODE};
-    totals[n++] = (struct mb_resource){MB_RESOURCE_SLOT, gpus > 0 ? gpus : mb_cpus_detect()};
-    mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
-            totals[n - 1].units);
-    rc = mb_ledger_create(totals, n, &a->ledger, err);
-    if (rc != MB_OK)
-        return rc;
-    load_ledger(a);
-    if (a->gpus.vendor != MB_GPU_NVIDIA)
-        return MB_OK;
-    return mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, on_gpus_changed, a,
-                                &a->gpu_keeper, err);
-}
-
-static int start_jobs(struct agent *a, struct mb_err *err)
-{
-    char *cwd = getcwd(NULL, 0);
-    struct mb_jobs_opts opts = {.loop = &a->loop,
-                                .init = a->init,
-                                .logs = a->log_keeper,
-                                .node_dir = a->opts->node_dir,
-                                .bin_dir = a->self_dir,
-                                .cwd = cwd != NULL ? cwd : "/",
-                                .gpus = {.ledger = a->ledger,
-                                         .visible_env = mb_gpu_visible_env(a->gpus.vendor),
-                                         .on_changed = on_ledger_changed,
-                                         .arg = a}};
-    int rc = mb_jobs_create(&opts, &a->jobs, err);
-
-    free(cwd);
-    return rc;
-}
-
-/* ---- a head whose store is shared ---- */
-
-/* This node's drivers are the head's own again. */
-static void on_head_active(void *arg)
-{
-    struct agent *a = arg;
-
-    mb_info("agent", "this node is the head now address=%s", a->gcs_address);
-    mb_drivers_stop(a->drivers);
-    a->drivers = NULL;
-}
-
-static void on_other_head(void *arg, const char *address)
-{
-    struct agent *a = arg;
-    struct mb_gcs *gcs = a->node != NULL ? mb_node_gcs(a->node) : NULL;
-    struct mb_err err = {0};
-
-    if (gcs != NULL && mb_gcs_add_address(gcs, address, &err) != MB_OK)
-        mb_warn("agent", "the head at %s: %s", address, err.text);
-}
-
-/* Lost: the front process starts the agent again, as a standby; gangs and drivers go on. */
-static const struct mb_head_ops head_ops = {on_head_active, on_other_head, on_node_failed};
-
-static int start_head(struct agent *a, struct mb_err *err)
-{
-    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
-    const char *session = strrchr(a->opts->node_dir, '/') + 1;
-    struct mb_head_store store;
-    char *packages = mb_path_join(a->opts->node_dir, "packages");
-    struct mb_head_opts opts = {
-        .bind_addr = a->bind_addr,
-        .node_ip = a->ip,
-        .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
-        .http_port =
-            a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
-        .gang_order =
-            strcmp(a->opts->gang_order, "strict") == 0 ? MB_PLACE_STRICT : MB_PLACE_BACKFILL,
-        .gang_patience_ms = a->opts->gang_patience_ms ? a->opts->gang_patience_ms : 1,
-        .session_name = session,
-        .session_dir = a->opts->node_dir,
-        .temp_dir = a->opts->temp_dir,
-        .packages_dir = packages,
-        .token = a->token};
-    int rc = mb_head_store_open(a->opts, &store, &opts, err);
-
-    if (rc == MB_OK && packages == NULL)
-        rc = mb_err_set(err, MB_ENOMEM, "no memory for the head");
-    if (rc == MB_OK)
-        rc = mb_head_limits_of(a->opts, totals, &opts.jobs, err);
-    if (rc == MB_OK)
-        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &head_ops, a,
-                           &a->head, err);
-    mb_head_store_close(&store);
-    mb_free(packages);
-    if (rc != MB_OK)
-        return rc;
-    snprintf(a->gcs_address, sizeof(a->gcs_address), "%s:%d", a->ip, mb_head_gcs_port(a->head));
-    if (is_open(a))
-        mb_warn("agent",
-                "the head listens beyond this machine WITHOUT authentication: whoever "
-                "reaches %s may run programs here; use --token-file",
-                a->gcs_address);
-    return MB_OK;
-}
-
-static int make_parts(struct agent *a, struct mb_err *err)
-{
-    int waits_for_head = a->opts->is_head && mb_head_store_is_shared(a->opts->store);
-    struct mb_gangs_opts gangs = {.node_dir = a->opts->node_dir,
-                                  .node_ip = a->ip,
-                                  .self_dir = a->self_dir,
-                                  .logs = a->log_keeper,
-                                  .gpu_vendor = a->gpus.vendor,
-                                  .callers_are_authenticated = a->token != NULL};
-    struct mb_node_opts node = {.node_dir = a->opts->node_dir,
-                                .gcs_address = a->gcs_address,
-                                .token = a->token,
-                                .ip = a->ip,
-                                .node_name = a->node_name,
-                                .temp_dir = a->opts->temp_dir,
-                                .session_dir = a->opts->node_dir,
-                                .accelerator = a->gpus.model,
-                                .labels = a->opts->labels,
-                                .n_labels = a->opts->n_labels,
-                                .is_head = a->opts->is_head,
-                                .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0};
-    int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &gangs_ops, a, &a->gangs, err);
-
-    if (rc == MB_OK)
-        rc = mb_node_create(&a->loop, a->grpc, a->ledger, &node, &node_ops, a, &a->node, err);
-    if (rc == MB_OK) {
-        mb_gangs_adopt(a->gangs);
-        if (mb_ledger_drop_unheld(a->ledger) > 0)
-            keep_ledger(a);
-        uv_timer_start(&a->doubt_timer, on_doubt_timer, DOUBT_MS, DOUBT_MS);
-    }
-    return rc;
-}
-
-static int listen_at(struct agent *a, int port, struct mb_err *err)
-{
-    struct mb_grpc_server_opts opts = {.token = a->token};
-    char addr[96];
-    int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
-
-    a->manager = (struct mb_node_manager){
-        .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &manager_ops, .arg = a};
-    a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
-    snprintf(addr, sizeof(addr), "%s:%d", a->bind_addr, port);
-    if (rc == MB_OK)
-        rc = mb_node_manager_add(a->server, &a->manager, err);
-    if (rc == MB_OK)
-        rc = mb_log_service_add(a->server, &a->logs, err);
-    if (rc == MB_OK)
-        rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
-    if (rc == MB_OK)
-        rc = mb_grpc_server_listen(a->server, addr, &a->grpc_port, err);
-    return rc;
-}
-
-static int start_servers(struct agent *a, struct mb_err *err)
-{
-    int wanted = a->opts->agent_port != 0 ? (int)a->opts->agent_port : mb_node_former_port(a->node);
-    int rc = listen_at(a, wanted, err);
-
-    if (rc == MB_EEXIST && a->opts->agent_port == 0 && wanted != 0) {
-        mb_warn("agent", "the port of the former agent is taken: %s", err->text);
-        rc = listen_at(a, 0, err); /* the unbound server goes with the runtime */
-    }
-    if (rc != MB_OK)
-        return rc;
-    a->http.node = a->node;
-    a->http.ledger = a->ledger;
-    a->http.gpu_keeper = a->gpu_keeper;
-    a->http.gangs = a->gangs;
-    a->http.ip = a->ip;
-    a->http.node_name = a->node_name;
-    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
-                             a->former.http_port, err);
-    snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
-    return rc;
-}
-
-static int make_name(struct agent *a)
-{
-    char hostname[256] = "node";
-
-    gethostname(hostname, sizeof(hostname) - 1);
-    a->node_name = mb_strdup(a->opts->node_name != NULL ? a->opts->node_name : hostname);
-    return a->node_name != NULL ? MB_OK : MB_ENOMEM;
-}
-
-static int start(struct agent *a, struct mb_err *err)
-{
-    int rc = mb_agent_make_dirs(a->opts->node_dir, err);
-
-    if (rc == MB_OK)
-        rc = mb_init_open(&a->loop, on_init_lost, a, &a->init, err);
-    if (rc == MB_OK)
-        rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
-    if (rc == MB_OK)
-        rc = mb_token_load(a->opts->token_file, &a->token, err);
-    if (rc == MB_OK && a->opts->token_file != NULL)
-        rc = mb_agent_hand_down_token(a->opts->token_file, err);
-    if (rc == MB_OK)
-        rc = mb_agent_find_ip(a->opts, a->ip, err);
-    if (rc != MB_OK)
-        return rc;
-    mb_node_file_former_ports(a->opts->node_dir, &a->former);
-    snprintf(a->bind_addr, sizeof(a->bind_addr), "%s",
-             mb_starts_with(a->ip, "127.") ? "127.0.0.1" : "0.0.0.0");
-    if (a->opts->address != NULL)
-        snprintf(a->gcs_address, sizeof(a->gcs_address), "%s", a->opts->address);
-    a->self_dir = mb_fs_self_dir(err);
-    if (a->self_dir == NULL)
-        return err->code;
-    rc = make_ledger(a, err);
-    if (rc == MB_OK)
-        rc = mb_grpc_create(&a->loop, &a->grpc, err);
-    if (rc == MB_OK)
-        rc = mb_log_keeper_create(&a->loop, a->opts->node_dir, a->opts->log_max_bytes,
-                                  &a->log_keeper, err);
-    if (rc == MB_OK && a->opts->is_head)
-        rc = start_jobs(a, err);
-    if (rc == MB_OK && a->opts->is_head)
-        rc = start_head(a, err);
-    if (rc == MB_OK)
-        rc = make_parts(a, err);
-    if (rc == MB_OK)
-        rc = start_servers(a, err);
-    if (rc == MB_OK)
-        rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
-    return rc;
-}
-
 /* ---- stop ---- */
 
 /* Bundles that a head which is gone prepared, and that no other head knows. */
-static void on_doubt_timer(uv_timer_t *t)
+void mb_agent_on_doubt_timer(uv_timer_t *t)
 {
     struct agent *a = t->data;
     size_t n = mb_ledger_drop_stale(a->ledger);
@@ -642,7 +326,7 @@ static void on_doubt_timer(uv_timer_t *t)
     if (n == 0)
         return;
     mb_warn("agent", "%zu bundles were promised to a head that never came back to them", n);
-    on_ledger_changed(a);
+    mb_agent_on_ledger_changed(a);
 }
 
 static void on_stop_timer(uv_timer_t *t)
@@ -807,7 +491,7 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
     a->stop_timer.data = a;
     uv_timer_init(&a->loop, &a->doubt_timer);
     a->doubt_timer.data = a;
-    if (start(a, &failure) != MB_OK)
+    if (mb_agent_start(a, &failure) != MB_OK)
         fail(a, &failure);
     uv_run(&a->loop, UV_RUN_DEFAULT);
     rc = a->failure.code;

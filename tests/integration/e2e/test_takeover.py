@@ -23,7 +23,7 @@ class Takeover(unittest.TestCase):
         with Redis() as redis, SharedCluster(redis) as cluster:
             head = cluster.gcs
             cluster.use("node-1")
-            status, text = cluster.call("GET", "/api/jobs/")
+            status, text = cluster.call_once("GET", "/api/jobs/")
             self.assertEqual((status, text), (503, f"this head is a standby; the head is at {head}"))
 
     def test_a_gang_does_not_notice_that_its_head_hangs(self):
@@ -105,7 +105,7 @@ class StoreTrouble(unittest.TestCase):
             cluster.wait_job("before", ("SUCCEEDED",))
             redis.stop()
             status, text = wait_until(
-                lambda: (a := cluster.call("GET", "/api/jobs/"))[0] == 503 and a, "the lease ends")
+                lambda: (a := cluster.call_once("GET", "/api/jobs/"))[0] == 503 and a, "the lease ends")
             self.assertIn("lease is in doubt", text)
             redis.start()
             wait_until(cluster.answers, "the head serves again", 20)

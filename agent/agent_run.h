@@ -1,0 +1,87 @@
+/*
+ * Inside of agent.h: the node and its parts, shared by agent.c (events, end) and agent_start.c
+ * (start). Nobody else includes it.
+ */
+#ifndef MOBULA_AGENT_AGENT_RUN_H
+#define MOBULA_AGENT_AGENT_RUN_H
+
+#include <uv.h>
+#include "agent/agent.h"
+#include "agent/drivers.h"
+#include "agent/gangs.h"
+#include "agent/gpu_keeper.h"
+#include "agent/http.h"
+#include "agent/jobs.h"
+#include "agent/ledger.h"
+#include "agent/log_keeper.h"
+#include "agent/log_service.h"
+#include "agent/node.h"
+#include "agent/node_file.h"
+#include "agent/node_manager.h"
+#include "agent/resources.h"
+#include "agent/supervisor.h"
+#include "base/grpc/grpc.h"
+#include "base/signals.h"
+#include "gcs/client.h"
+#include "gcs/head.h"
+
+enum stage { STARTING, SERVING, ENDING_GANGS, LEAVING, CLOSING };
+
+struct agent {
+    const struct mb_agent_options *opts;
+    uv_loop_t loop;
+    enum stage stage;
+    struct mb_err failure; /* why the node could not come up */
+    char *token;
+    char *self_dir;
+    char ip[64];
+    char bind_addr[64];
+    char gcs_address[320];
+    char http_address[96];
+    char *node_name;
+    struct mb_node_ports former;
+    struct mb_gpus gpus;
+    struct mb_ledger *ledger;
+    struct mb_gpu_keeper *gpu_keeper; /* NULL: no NVML */
+    struct mb_init *init;
+    struct mb_grpc *grpc;
+    struct mb_grpc_server *server;
+    int grpc_port;
+    struct mb_log_keeper *log_keeper;
+    struct mb_jobs *jobs;
+    struct mb_drivers *drivers; /* while another node is the head */
+    struct mb_head *head;
+    struct mb_node *node;
+    struct mb_node_manager manager;
+    struct mb_log_service logs;
+    struct mb_gangs *gangs;
+    struct mb_agent_http http;
+    struct mb_signals signals;
+    uv_timer_t stop_timer;
+    uv_timer_t doubt_timer;
+    int signalled;
+    int is_alone; /* without a front process */
+    enum mb_gcs_death leave_reason;
+    const char *leave_text;
+    unsigned closing; /* parts that are not closed yet */
+};
+
+/* agent.c: events of the parts; arg is the agent. */
+extern const struct mb_node_manager_ops mb_agent_manager_ops;
+extern const struct mb_gangs_ops mb_agent_gangs_ops;
+extern const struct mb_node_ops mb_agent_node_ops;
+void mb_agent_on_ledger_changed(void *arg);
+void mb_agent_on_gpus_changed(void *arg);
+void mb_agent_on_init_lost(void *arg);
+void mb_agent_on_failed(void *arg, const struct mb_err *err);
+void mb_agent_on_doubt_timer(uv_timer_t *t);
+
+/* agent.c: what is on disk, and who may reach the head */
+int mb_agent_is_open(const struct agent *a);
+void mb_agent_keep_ledger(struct agent *a);
+void mb_agent_load_ledger(struct agent *a);
+
+/* agent_start.c: up to the registration. What is there when it fails has to be closed. */
+int mb_agent_start(struct agent *a, struct mb_err *err);
+
+#endif

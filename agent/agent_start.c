@@ -1,0 +1,277 @@
+/*
+ * The start of a node, piece by piece, in the order in which the pieces need each other.
+ *
+ *  1. Every piece that fails ends the start with its error; agent.c closes what is there already.
+ *  2. The port that a former agent of this node had is taken: another one is.
+ *  3. A head whose store is shared may stand by for as long as it takes.
+ */
+#include "agent/agent_run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "agent/head_limits.h"
+#include "agent/head_store.h"
+#include "agent/node_file.h"
+#include "agent/prepare.h"
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/token.h"
+
+enum {
+    DRIVERS_PER_GPU_NODE = 64,
+    DOUBT_MS = 30000 /* twice this long a bundle may wait for its Commit */
+};
+
+/* A standby waits for as long as it takes. */
+#define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)
+
+/* ---- piece by piece ---- */
+
+static int make_ledger(struct agent *a, struct mb_err *err)
+{
+    struct mb_resource totals[3];
+    unsigned gpus;
+    size_t n = 0;
+    int rc = mb_gpus_detect(&a->gpus, err);
+
+    if (rc != MB_OK && a->opts->num_gpus < 0)
+        return mb_err_wrap(err, "counting the GPUs (--num-gpus N overrides)");
+    gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
+    if (gpus > 0)
+        totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
+    if (gpus > 0)
+        totals[n++] = (struct mb_resource){MB_RESOURCE_DRIVER, DRIVERS_PER_GPU_NODE};
+    totals[n++] = (struct mb_resource){MB_RESOURCE_SLOT, gpus > 0 ? gpus : mb_cpus_detect()};
+    mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
+            totals[n - 1].units);
+    rc = mb_ledger_create(totals, n, &a->ledger, err);
+    if (rc != MB_OK)
+        return rc;
+    mb_agent_load_ledger(a);
+    if (a->gpus.vendor != MB_GPU_NVIDIA)
+        return MB_OK;
+    return mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, mb_agent_on_gpus_changed, a,
+                                &a->gpu_keeper, err);
+}
+
+static int start_jobs(struct agent *a, struct mb_err *err)
+{
+    char *cwd = getcwd(NULL, 0);
+    struct mb_jobs_opts opts = {.loop = &a->loop,
+                                .init = a->init,
+                                .logs = a->log_keeper,
+                                .node_dir = a->opts->node_dir,
+                                .bin_dir = a->self_dir,
+                                .cwd = cwd != NULL ? cwd : "/",
+                                .gpus = {.ledger = a->ledger,
+                                         .visible_env = mb_gpu_visible_env(a->gpus.vendor),
+                                         .on_changed = mb_agent_on_ledger_changed,
+                                         .arg = a}};
+    int rc = mb_jobs_create(&opts, &a->jobs, err);
+
+    free(cwd);
+    return rc;
+}
+
+/* ---- a head whose store is shared ---- */
+
+/* This node's drivers are the head's own again. */
+static void on_head_active(void *arg)
+{
+    struct agent *a = arg;
+
+    mb_info("agent", "this node is the head now address=%s", a->gcs_address);
+    mb_drivers_stop(a->drivers);
+    a->drivers = NULL;
+}
+
+static void on_other_head(void *arg, const char *address)
+{
+    struct agent *a = arg;
+    struct mb_gcs *gcs = a->node != NULL ? mb_node_gcs(a->node) : NULL;
+    struct mb_err err = {0};
+
+    if (gcs != NULL && mb_gcs_add_address(gcs, address, &err) != MB_OK)
+        mb_warn("agent", "the head at %s: %s", address, err.text);
+}
+
+/* Lost: the front process starts the agent again, as a standby; gangs and drivers go on. */
+static const struct mb_head_ops head_ops = {on_head_active, on_other_head, mb_agent_on_failed};
+
+static int start_head(struct agent *a, struct mb_err *err)
+{
+    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
+    const char *session = strrchr(a->opts->node_dir, '/') + 1;
+    struct mb_head_store store;
+    char *packages = mb_path_join(a->opts->node_dir, "packages");
+    struct mb_head_opts opts = {
+        .bind_addr = a->bind_addr,
+        .node_ip = a->ip,
+        .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
+        .http_port =
+            a->opts->dashboard_port != 0 ? (int)a->opts->dashboard_port : a->former.head_http_port,
+        .gang_order =
+            strcmp(a->opts->gang_order, "strict") == 0 ? MB_PLACE_STRICT : MB_PLACE_BACKFILL,
+        .gang_patience_ms = a->opts->gang_patience_ms ? a->opts->gang_patience_ms : 1,
+        .session_name = session,
+        .session_dir = a->opts->node_dir,
+        .temp_dir = a->opts->temp_dir,
+        .packages_dir = packages,
+        .token = a->token};
+    int rc = mb_head_store_open(a->opts, &store, &opts, err);
+
+    if (rc == MB_OK && packages == NULL)
+        rc = mb_err_set(err, MB_ENOMEM, "no memory for the head");
+    if (rc == MB_OK)
+        rc = mb_head_limits_of(a->opts, totals, &opts.jobs, err);
+    if (rc == MB_OK)
+        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &head_ops, a,
+                           &a->head, err);
+    mb_head_store_close(&store);
+    mb_free(packages);
+    if (rc != MB_OK)
+        return rc;
+    snprintf(a->gcs_address, sizeof(a->gcs_address), "%s:%d", a->ip, mb_head_gcs_port(a->head));
+    if (mb_agent_is_open(a))
+        mb_warn("agent",
+                "the head listens beyond this machine WITHOUT authentication: whoever "
+                "reaches %s may run programs here; use --token-file",
+                a->gcs_address);
+    return MB_OK;
+}
+
+static int make_parts(struct agent *a, struct mb_err *err)
+{
+    int waits_for_head = a->opts->is_head && mb_head_store_is_shared(a->opts->store);
+    struct mb_gangs_opts gangs = {.node_dir = a->opts->node_dir,
+                                  .node_ip = a->ip,
+                                  .self_dir = a->self_dir,
+                                  .logs = a->log_keeper,
+                                  .gpu_vendor = a->gpus.vendor,
+                                  .callers_are_authenticated = a->token != NULL};
+    struct mb_node_opts node = {.node_dir = a->opts->node_dir,
+                                .gcs_address = a->gcs_address,
+                                .token = a->token,
+                                .ip = a->ip,
+                                .node_name = a->node_name,
+                                .temp_dir = a->opts->temp_dir,
+                                .session_dir = a->opts->node_dir,
+                                .accelerator = a->gpus.model,
+                                .labels = a->opts->labels,
+                                .n_labels = a->opts->n_labels,
+                                .is_head = a->opts->is_head,
+                                .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0};
+    int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &mb_agent_gangs_ops, a,
+                             &a->gangs, err);
+
+    if (rc == MB_OK)
+        rc = mb_node_create(&a->loop, a->grpc, a->ledger, &node, &mb_agent_node_ops, a, &a->node,
+                            err);
+    if (rc == MB_OK) {
+        mb_gangs_adopt(a->gangs);
+        if (mb_ledger_drop_unheld(a->ledger) > 0)
+            mb_agent_keep_ledger(a);
+        uv_timer_start(&a->doubt_timer, mb_agent_on_doubt_timer, DOUBT_MS, DOUBT_MS);
+    }
+    return rc;
+}
+
+static int listen_at(struct agent *a, int port, struct mb_err *err)
+{
+    struct mb_grpc_server_opts opts = {.token = a->token};
+    char addr[96];
+    int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
+
+    a->manager = (struct mb_node_manager){
+        .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &mb_agent_manager_ops, .arg = a};
+    a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
+    snprintf(addr, sizeof(addr), "%s:%d", a->bind_addr, port);
+    if (rc == MB_OK)
+        rc = mb_node_manager_add(a->server, &a->manager, err);
+    if (rc == MB_OK)
+        rc = mb_log_service_add(a->server, &a->logs, err);
+    if (rc == MB_OK)
+        rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
+    if (rc == MB_OK)
+        rc = mb_grpc_server_listen(a->server, addr, &a->grpc_port, err);
+    return rc;
+}
+
+static int start_servers(struct agent *a, struct mb_err *err)
+{
+    int wanted = a->opts->agent_port != 0 ? (int)a->opts->agent_port : mb_node_former_port(a->node);
+    int rc = listen_at(a, wanted, err);
+
+    if (rc == MB_EEXIST && a->opts->agent_port == 0 && wanted != 0) {
+        mb_warn("agent", "the port of the former agent is taken: %s", err->text);
+        rc = listen_at(a, 0, err); /* the unbound server goes with the runtime */
+    }
+    if (rc != MB_OK)
+        return rc;
+    a->http.node = a->node;
+    a->http.ledger = a->ledger;
+    a->http.gpu_keeper = a->gpu_keeper;
+    a->http.gangs = a->gangs;
+    a->http.ip = a->ip;
+    a->http.node_name = a->node_name;
+    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
+                             a->former.http_port, err);
+    snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
+    return rc;
+}
+
+static int make_name(struct agent *a)
+{
+    char hostname[256] = "node";
+
+    gethostname(hostname, sizeof(hostname) - 1);
+    a->node_name = mb_strdup(a->opts->node_name != NULL ? a->opts->node_name : hostname);
+    return a->node_name != NULL ? MB_OK : MB_ENOMEM;
+}
+
+int mb_agent_start(struct agent *a, struct mb_err *err)
+{
+    int rc = mb_agent_make_dirs(a->opts->node_dir, err);
+
+    if (rc == MB_OK)
+        rc = mb_init_open(&a->loop, mb_agent_on_init_lost, a, &a->init, err);
+    if (rc == MB_OK)
+        rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
+    if (rc == MB_OK)
+        rc = mb_token_load(a->opts->token_file, &a->token, err);
+    if (rc == MB_OK && a->opts->token_file != NULL)
+        rc = mb_agent_hand_down_token(a->opts->token_file, err);
+    if (rc == MB_OK)
+        rc = mb_agent_find_ip(a->opts, a->ip, err);
+    if (rc != MB_OK)
+        return rc;
+    mb_node_file_former_ports(a->opts->node_dir, &a->former);
+    snprintf(a->bind_addr, sizeof(a->bind_addr), "%s",
+             mb_starts_with(a->ip, "127.") ? "127.0.0.1" : "0.0.0.0");
+    if (a->opts->address != NULL)
+        snprintf(a->gcs_address, sizeof(a->gcs_address), "%s", a->opts->address);
+    a->self_dir = mb_fs_self_dir(err);
+    if (a->self_dir == NULL)
+        return err->code;
+    rc = make_ledger(a, err);
+    if (rc == MB_OK)
+        rc = mb_grpc_create(&a->loop, &a->grpc, err);
+    if (rc == MB_OK)
+        rc = mb_log_keeper_create(&a->loop, a->opts->node_dir, a->opts->log_max_bytes,
+                                  &a->log_keeper, err);
+    if (rc == MB_OK && a->opts->is_head)
+        rc = start_jobs(a, err);
+    if (rc == MB_OK && a->opts->is_head)
+        rc = start_head(a, err);
+    if (rc == MB_OK)
+        rc = make_parts(a, err);
+    if (rc == MB_OK)
+        rc = start_servers(a, err);
+    if (rc == MB_OK)
+        rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
+    return rc;
+}

@@ -9,4 +9,8 @@
  * _common/ray_option_utils.py). */
 int mb_job_needs_check(const json_t *info, struct mb_err *err);
 
+/* Does a label's value (NULL: no such label) match "v", "!v", "in(v, w)", "!in(v, w)"? (Ray 2.60,
+ * _private/label_utils.py) */
+int mb_job_label_matches(const char *selector, const char *value);
+
 #endif

@@ -50,6 +50,7 @@ static void free_job(struct head_job *job)
         return;
     head_admission_leave(job);
     json_decref(job->info);
+    json_decref(job->selector);
     mb_free(job->id);
     mb_free(job);
 }
@@ -117,7 +118,7 @@ static void into_line(struct mb_head *h, struct head_job *job)
     struct mb_err why = {0}, err = {0};
     struct mb_job_facts facts = {.text = err.text};
 
-    if (mb_job_needs_check(job->info, &why) == 0) {
+    if (mb_job_needs_check(job->info, &why) == 0 && head_job_labels_check(h, job, &why) == 0) {
         mb_job_queue_ready(&job->ticket);
         return;
     }
@@ -136,6 +137,7 @@ static void on_written(void *arg, const struct mb_err *err)
     if (err->code != 0 && job && !w->first)
         job->unwritten = 1;
     if (err->code != 0 && w->first && job) {
+        head_job_labels_forget(h, job);
         drop_job(h, job); /* its submitter gets the error: it never existed */
         job = NULL;
     }
@@ -286,6 +288,8 @@ static int delete_record(struct mb_head *h, const struct head_job *job, struct m
                                  NULL, err)
                  : mb_err_set(err, MB_ENOMEM, "out of memory");
 
+    if (rc == 0)
+        head_job_labels_forget(h, job);
     mb_free(key);
     return rc;
 }
@@ -435,7 +439,10 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
             mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(mark), NULL))
             state = MB_JOB_STOPPING;
         mb_free(mark);
-        if (!add_job(h, id, state, json_incref(info)))
+        struct head_job *job = add_job(h, id, state, json_incref(info));
+        if (job)
+            head_job_labels_load(h, job);
+        else
             rc = MB_ENOMEM;
     }
     mb_free(id);
@@ -612,6 +619,8 @@ static int is_repeated(const struct head_job *job, const json_t *request)
         return 0;
     was = json_loads(runtime_env_text(job), 0, NULL);
     same = is ? json_equal(was, is) : json_object_size(was) == 0;
+    is = json_object_get(request, "entrypoint_label_selector");
+    same = same && (json_object_size(is) > 0 ? json_equal(job->selector, is) : !job->selector);
     for (size_t i = 0; same && i < sizeof fields / sizeof fields[0]; i++)
         same = json_equal(json_object_get(job->info, fields[i]), json_object_get(info, fields[i]));
     json_decref(was);
@@ -649,10 +658,14 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
     if (!job)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     describe(h, job, MB_JOB_STARTED, &facts);
+    json_t *selector = json_object_get(request, "entrypoint_label_selector");
     int rc = head_admission_add(h, job, 0, err);
+    if (rc == 0 && json_object_size(selector) > 0)
+        rc = head_job_labels_store(h, job, selector, err);
     if (rc == 0)
         rc = write_job(h, job, 1, err);
     if (rc != 0) {
+        head_job_labels_forget(h, job);
         drop_job(h, job);
         return rc;
     }

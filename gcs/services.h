@@ -202,7 +202,8 @@ struct head_job {
     char *id;
     struct mb_job_entry entry;
     enum mb_job_state state;
-    json_t *info; /* Ray's JobInfo; what the KV holds */
+    json_t *info;     /* Ray's JobInfo; what the KV holds */
+    json_t *selector; /* entrypoint_label_selector; NULL: none */
     struct mb_job_ticket ticket;
     int unwritten; /* the store refused the newest state: again at the next tick */
 };
@@ -240,6 +241,14 @@ void head_admission_leave(struct head_job *job);
 void head_admission_pump(struct mb_head *h);
 /* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
 int head_admission_message(struct head_job *job, struct mb_buf *out);
+
+/* ---- job_labels.c: on which node its driver may run ---- */
+int head_job_labels_store(struct mb_head *h, struct head_job *job, json_t *selector,
+                          struct mb_err *err);
+void head_job_labels_load(struct mb_head *h, struct head_job *job);
+void head_job_labels_forget(struct mb_head *h, const struct head_job *job);
+/* MB_EINVAL: the node of the drivers has other labels; err names the first. */
+int head_job_labels_check(struct mb_head *h, const struct head_job *job, struct mb_err *err);
 
 /* ---- job_remote.c: drivers on another node, after a takeover ---- */
 int head_drivers_methods(struct mb_head *h, struct mb_err *err);

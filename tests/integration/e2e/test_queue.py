@@ -124,6 +124,28 @@ class QueueTest(unittest.TestCase):
                                   f"Failed to start supervisor actor minus-{name}: 'The quantity "
                                   f"of resource {name} cannot be negative'"))
 
+    def test_label_selector(self):
+        """It is the head's node that has to match; a selector is part of a repeated submission."""
+        node = self.cluster.node("node-0")["node_id"]
+        for name, selector, status in (("here", {"ray.io/node-id": f"in({node}, x)"}, "SUCCEEDED"),
+                                       ("not", {"zone": "!a"}, "SUCCEEDED"),
+                                       ("zone", {"zone": "a"}, "FAILED")):
+            with self.subTest(name):
+                self.cluster.submit("true", submission_id=name, entrypoint_label_selector=selector)
+                job = self.cluster.wait_job(name)
+                self.assertEqual(job["status"], status, job["message"])
+        self.assertEqual(job["message"],
+                         "Failed to start supervisor actor zone: 'the driver would run on the "
+                         "head's node, which does not match the label selector zone=a: it has no "
+                         "such label'")
+        body = {"entrypoint": "true", "submission_id": "labelled",
+                "metadata": {"mobula_submission_key": "k"},
+                "entrypoint_label_selector": {"zone": "!a"}}
+        self.assertEqual(self.cluster.call("POST", "/api/jobs/", body)[0], 200)
+        self.assertEqual(self.cluster.call("POST", "/api/jobs/", body)[0], 200)
+        body["entrypoint_label_selector"] = {"zone": "!b"}
+        self.assertEqual(self.cluster.call("POST", "/api/jobs/", body)[0], 500)
+
     def test_ray_cli_sees_that_it_waits(self):
         address = ("--address", self.cluster.address)
         sent = self.cluster.ray("job", "submit", *address, "--submission-id", "too-wide",

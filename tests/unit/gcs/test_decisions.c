@@ -148,6 +148,23 @@ static void amounts_below_zero_are_told_as_ray_does(void **state)
     json_decref(info);
 }
 
+static void label_selectors(void **state)
+{
+    static const struct {
+        const char *selector, *value;
+        int matches;
+    } t[] = {
+        {"a", "a", 1},        {"a", "b", 0},         {"a", NULL, 0},       {"!a", "a", 0},
+        {"!a", "b", 1},       {"!a", NULL, 1},       {"in(a, b)", "b", 1}, {"in(a,b)", "b", 1},
+        {"in(a, b)", "c", 0}, {"in(ab)", "a", 0},    {"(a)", "a", 1},      {"!in(a, b)", "b", 0},
+        {"!in(a)", NULL, 1},  {"in(a, b)", NULL, 0}, {"in(a, b)", "", 0},  {"", "", 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
+        assert_int_equal(mb_job_label_matches(t[i].selector, t[i].value), t[i].matches);
+}
+
 static void job_messages_are_rays(void **state)
 {
     struct mb_job_facts f = {.asks_resources = 1, .exit_code = -9, .log_tail = "boom"};
@@ -494,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_driver_is_started_at_most_once),
         cmocka_unit_test(what_a_runner_says),
         cmocka_unit_test(a_stop_waits_for_the_driver),
+        cmocka_unit_test(label_selectors),
         cmocka_unit_test(amounts_below_zero_are_told_as_ray_does),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),

@@ -49,6 +49,22 @@ static void fail_lost(struct mb_head *h, struct head_job *job, const char *why)
     head_job_apply(h, job, MB_JOB_LOST, &facts);
 }
 
+void head_job_lost(struct mb_head *h, struct head_job *job)
+{
+    struct mb_job_facts facts = {0};
+    uint8_t id[MB_NODE_ID_BYTES];
+    const char *hex = driver_node(job);
+    struct head_node *n = NULL;
+
+    if (strlen(hex) == 2 * MB_NODE_ID_BYTES && mb_unhex(hex, id, sizeof id) == 0 &&
+        strcmp(hex, h->runner->node_id_hex(h->runner->self)) != 0)
+        n = head_node_find_id(h, id);
+    if (h->redis && n && !head_node_alive(n))
+        fail_lost(h, job, "is dead");
+    else
+        head_job_apply(h, job, MB_JOB_LOST, &facts);
+}
+
 void head_jobs_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES])
 {
     char hex[2 * MB_NODE_ID_BYTES + 1];

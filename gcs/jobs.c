@@ -473,7 +473,6 @@ static void adopt(struct mb_head *h, struct head_job *job)
                                         [MB_JOB_ADOPT_EXITED] = "has ended",
                                         [MB_JOB_ADOPT_UNKNOWN] = "is not known"};
     enum mb_job_adopt found = h->runner->adopt(h->runner->self, job->id);
-    struct mb_job_facts facts = {0};
 
     if (found == MB_JOB_ADOPT_UNKNOWN && head_job_is_remote(h, job)) {
         mb_info("jobs", "job=%s adopted, its driver is on node %.8s", job->id,
@@ -491,7 +490,7 @@ static void adopt(struct mb_head *h, struct head_job *job)
         queue_again(h, job);
         break;
     case MB_JOB_RECOVER_LOST:
-        head_job_apply(h, job, MB_JOB_LOST, &facts);
+        head_job_lost(h, job);
         break;
     case MB_JOB_RECOVER_WAIT:
         break;

@@ -253,6 +253,8 @@ int head_job_labels_check(struct mb_head *h, const struct head_job *job, struct 
 /* ---- job_remote.c: drivers on another node, after a takeover ---- */
 int head_drivers_methods(struct mb_head *h, struct mb_err *err);
 int head_job_is_remote(struct mb_head *h, const struct head_job *job);
+/* A new head finds no driver of it: a node that died with the old head is named. */
+void head_job_lost(struct mb_head *h, struct head_job *job);
 void head_jobs_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES]);
 /* jobs.c: what a runner, here or there, says of a driver. */
 void head_jobs_event(struct mb_head *h, const struct mb_job_event *e);

@@ -273,11 +273,27 @@ void head_jobinfo_settle(struct mb_head *h)
     finish_doomed(h, &d);
 }
 
+/* 1: the dead node was one of several that can be head, and another of them lives. */
+static int has_other_head(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES])
+{
+    const struct head_node *dead = head_node_find_id(h, node_id);
+
+    if (!h->redis || !dead || !dead->info->is_head_node)
+        return 0;
+    for (size_t i = 0; i < h->n_nodes; i++)
+        if (h->nodes[i] != dead && h->nodes[i]->info->is_head_node && head_node_alive(h->nodes[i]))
+            return 1;
+    return 0;
+}
+
+/* A driver outside is bound to the node of the head that it found, not to its own machine: it
+ * outlives that node when another head takes over. A submission's driver ends with its job. */
 void head_jobinfo_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES])
 {
     struct doomed d = {.node_id = node_id};
 
-    finish_doomed(h, &d);
+    if (!has_other_head(h, node_id))
+        finish_doomed(h, &d);
 }
 
 struct listing {

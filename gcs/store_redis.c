@@ -28,65 +28,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "gcs/lease.h"
-#include "gcs/redis_link.h"
-#include "gcs/store_backend.h"
+#include "gcs/store_redis_internal.h"
 
-enum {
-    FLIGHT_MAX = 4,
-    BATCH_WRITES_MAX = 1000,
-    BATCH_BYTES_MAX = 8 << 20,
-    ANSWER_MS = 2000,
-    CLOSE_MS = 2000,
-    CHECK_MS = 100,
-    KEY_MAX = 96,
-    FIELD_HEAD_MAX = 24 /* the length of the namespace and a colon */
-};
-
-struct batch {
-    struct batch *next;
-    struct mb_redis *r;
-    int64_t number;
-    struct store_queue writes;
-    int is_sent; /* on the present connection: on_written() will be called */
-    int is_gone; /* its writes were undone: on_written() only frees it */
-};
-
-struct mb_redis {
-    uv_loop_t *loop;
-    struct redis_link *link;
-    char *holder;  /* "HOLDER|ADDRESS", the value of the lease */
-    size_t id_len; /* of HOLDER */
-    const struct mb_redis_ops *ops;
-    void *arg;
-    char key_lease[KEY_MAX], key_epoch[KEY_MAX], key_batch[KEY_MAX];
-    char key_table[MB_TABLES_TABLES][KEY_MAX];
-    struct mb_lease lease;
-    char other[320]; /* address of the head that is not us */
-    uv_timer_t timer;
-    uv_idle_t turn; /* active while writes wait to be sent */
-    int is_lost;
-    struct mb_err failure;
-
-    struct mb_tables *tables; /* from winning until its close */
-    int loads;                /* answers still to come; the tables are not open before */
-    int is_open;
-    struct store_queue waiting;
-    struct batch *flight; /* oldest first */
-    int n_flight;
-    int64_t n_batches; /* number of the newest batch */
-    uint64_t progress_ms;
-
-    int is_closing_tables, is_closing;
-    uint64_t closing_ms;
-    int handles;
-    void (*closed_cb)(void *arg);
-    void *closed_arg;
-};
-
-static void arm(struct mb_redis *r);
-static void flush(struct mb_redis *r);
-static void on_turn(uv_idle_t *turn);
+enum { ANSWER_MS = 2000, CLOSE_MS = 2000, CHECK_MS = 100 };
 
 /* ---- the scripts ---- */
 
@@ -103,48 +47,25 @@ static const char renew_script[] = "local e=redis.call('GET',KEYS[2]) "
                                    "redis.call('SET',KEYS[1],ARGV[2],'PX',ARGV[3]) return {1,0}";
 static const char release_script[] =
     "if redis.call('GET',KEYS[2])==ARGV[1] then redis.call('DEL',KEYS[1]) end return 1";
-/* KEYS epoch, batch, tables. {0}: applied, now or before; {1, epoch}: another's; {2, batch}: not
- * the next one. */
-static const char write_script[] =
-    "local e=redis.call('GET',KEYS[1]) "
-    "if e~=ARGV[1] then return {1,tonumber(e) or -1} end "
-    "local b=tonumber(redis.call('GET',KEYS[2]) or '0') local n=tonumber(ARGV[2]) "
-    "if n<=b then return {0,b} end if n~=b+1 then return {2,b} end "
-    "for i=3,#ARGV,3 do local t=KEYS[3+tonumber(string.sub(ARGV[i],2))] "
-    "if string.sub(ARGV[i],1,1)=='p' then redis.call('HSET',t,ARGV[i+1],ARGV[i+2]) "
-    "else redis.call('HDEL',t,ARGV[i+1]) end end "
-    "redis.call('SET',KEYS[2],ARGV[2]) return {0,n}";
+/* ---- answers ---- */
+
+const redisReply *redis_element(const redisReply *reply, size_t i)
+{
+    return reply && reply->type == REDIS_REPLY_ARRAY && i < reply->elements ? reply->element[i]
+                                                                            : NULL;
+}
+
+/* The i-th number of an answer, or -2. */
+long long redis_number_at(const redisReply *reply, size_t i)
+{
+    const redisReply *e = redis_element(reply, i);
+
+    return e && e->type == REDIS_REPLY_INTEGER ? e->integer : -2;
+}
 
 /* ---- the end of being head ---- */
 
-static void hold_all(struct mb_redis *r, struct store_queue *all)
-{
-    struct batch *b = r->flight;
-
-    r->flight = NULL;
-    r->n_flight = 0;
-    while (b) {
-        struct batch *next = b->next;
-        store_queue_append(all, &b->writes);
-        if (b->is_sent)
-            b->is_gone = 1;
-        else
-            mb_free(b);
-        b = next;
-    }
-    store_queue_append(all, &r->waiting);
-}
-
-static void undo_all(struct mb_redis *r)
-{
-    struct store_queue all = {0};
-
-    hold_all(r, &all);
-    if (all.head)
-        tables_undo(r->tables, &all, &r->failure);
-}
-
-static void lose(struct mb_redis *r, const struct mb_err *why)
+void redis_lose(struct mb_redis *r, const struct mb_err *why)
 {
     if (r->is_lost)
         return;
@@ -152,12 +73,12 @@ static void lose(struct mb_redis *r, const struct mb_err *why)
     r->failure = *why;
     mb_lease_deposed(&r->lease);
     redis_link_stop(r->link);
-    undo_all(r);
+    redis_undo_all(r);
     if (!r->is_closing && !r->is_closing_tables)
         r->ops->on_lost(r->arg, &r->failure);
 }
 
-static void lose_epoch(struct mb_redis *r, long long theirs)
+void redis_lose_epoch(struct mb_redis *r, long long theirs)
 {
     struct mb_err err = {0};
     const char *url = redis_link_name(r->link);
@@ -173,244 +94,7 @@ static void lose_epoch(struct mb_redis *r, long long theirs)
             "store %s was emptied or set back: its epoch is %lld, this head has %lld; restore "
             "its data, or stop every node and begin a new cluster with it",
             url, theirs, (long long)r->lease.epoch);
-    lose(r, &err);
-}
-
-static void lose_batches(struct mb_redis *r, long long theirs, int64_t number)
-{
-    struct mb_err err = {0};
-
-    mb_err_set(&err, MB_ECORRUPT,
-               "store %s lost acknowledged writes: it ends with batch %lld, this head is at batch "
-               "%lld; restore its data, or stop every node and begin a new cluster with it",
-               redis_link_name(r->link), theirs, (long long)number);
-    lose(r, &err);
-}
-
-/* ---- batches ---- */
-
-static const redisReply *element(const redisReply *reply, size_t i)
-{
-    return reply && reply->type == REDIS_REPLY_ARRAY && i < reply->elements ? reply->element[i]
-                                                                            : NULL;
-}
-
-/* The i-th number of an answer, or -2. */
-static long long number_at(const redisReply *reply, size_t i)
-{
-    const redisReply *e = element(reply, i);
-
-    return e && e->type == REDIS_REPLY_INTEGER ? e->integer : -2;
-}
-
-static void batch_kept(struct mb_redis *r, struct batch *b)
-{
-    r->flight = b->next;
-    r->n_flight--;
-    r->progress_ms = mb_mono_ms();
-    tables_kept(r->tables, &b->writes);
-    mb_free(b);
-}
-
-static void on_written(void *arg, const redisReply *reply)
-{
-    struct batch *b = arg;
-    struct mb_redis *r = b->r;
-
-    b->is_sent = 0;
-    if (b->is_gone) {
-        mb_free(b);
-        return;
-    }
-    if (!reply) /* the connection broke: sent again on the next one */
-        return;
-    switch (number_at(reply, 0)) {
-    case 0: /* answers come in order */
-        batch_kept(r, b);
-        flush(r);
-        if (r->is_closing_tables)
-            uv_idle_start(&r->turn, on_turn);
-        break;
-    case 1:
-        lose_epoch(r, number_at(reply, 1));
-        break;
-    case 2:
-        lose_batches(r, number_at(reply, 1), b->number);
-        break;
-    default:
-        redis_link_reset(r->link, reply->type == REDIS_REPLY_ERROR ? reply->str : "odd answer");
-        break;
-    }
-}
-
-struct words {
-    const char **argv;
-    size_t *len;
-    int n;
-    char *fields, *at; /* the field names */
-};
-
-static void add_word(struct words *w, const void *p, size_t n)
-{
-    w->argv[w->n] = p;
-    w->len[w->n++] = n;
-}
-
-static void add_text(struct words *w, const char *text)
-{
-    add_word(w, text, strlen(text));
-}
-
-/* "p1" or "d1", the field "LENGTH:NAMESPACE KEY", the value. */
-static void add_write(struct words *w, const struct store_write *write)
-{
-    static const char *const puts[] = {"p0", "p1", "p2", "p3", "p4"};
-    static const char *const dels[] = {"d0", "d1", "d2", "d3", "d4"};
-    struct mb_blob ns = mb_record_ns(write->record), value = mb_record_value(write->record);
-    size_t n = ns.n + mb_record_key(write->record).n; /* they follow each other */
-    int head = snprintf(w->at, FIELD_HEAD_MAX, "%zu:", ns.n);
-    int is_put = write->kind == STORE_PUT;
-
-    memcpy(w->at + head, ns.p, n);
-    add_text(w, (is_put ? puts : dels)[write->table]);
-    add_word(w, w->at, (size_t)head + n);
-    add_word(w, is_put ? value.p : "", is_put ? value.n : 0);
-    w->at += (size_t)head + n;
-}
-
-static void free_words(struct words *w)
-{
-    mb_free(w->argv);
-    mb_free(w->len);
-    mb_free(w->fields);
-}
-
-static int alloc_words(struct words *w, const struct batch *b)
-{
-    size_t n_words = 5 + 2 + MB_TABLES_TABLES, n_bytes = 1;
-
-    for (const struct store_write *x = b->writes.head; x; x = x->next) {
-        if (x->kind == STORE_BARRIER)
-            continue;
-        n_words += 3;
-        n_bytes += FIELD_HEAD_MAX + mb_record_ns(x->record).n + mb_record_key(x->record).n;
-    }
-    w->argv = mb_calloc(n_words, sizeof *w->argv);
-    w->len = mb_calloc(n_words, sizeof *w->len);
-    w->at = w->fields = mb_alloc(n_bytes);
-    return w->argv && w->len && w->fields ? 0 : MB_ENOMEM;
-}
-
-/* 0, or it could not be sent now. */
-static int send_batch(struct mb_redis *r, struct batch *b)
-{
-    struct words w = {0};
-    char epoch[24], number[24];
-    int rc = alloc_words(&w, b);
-
-    if (rc == 0) {
-        snprintf(epoch, sizeof epoch, "%lld", (long long)r->lease.epoch);
-        snprintf(number, sizeof number, "%lld", (long long)b->number);
-        add_text(&w, "EVAL");
-        add_text(&w, write_script);
-        add_text(&w, "7");
-        add_text(&w, r->key_epoch);
-        add_text(&w, r->key_batch);
-        for (int t = 0; t < MB_TABLES_TABLES; t++)
-            add_text(&w, r->key_table[t]);
-        add_text(&w, epoch);
-        add_text(&w, number);
-        for (const struct store_write *x = b->writes.head; x; x = x->next)
-            if (x->kind != STORE_BARRIER)
-                add_write(&w, x);
-        rc = redis_link_send(r->link, on_written, b, w.n, w.argv, w.len);
-    }
-    b->is_sent = rc == 0;
-    free_words(&w);
-    return rc;
-}
-
-static struct batch *next_batch(struct mb_redis *r)
-{
-    struct batch *b = mb_calloc(1, sizeof *b), **last = &r->flight;
-
-    if (!b)
-        return NULL;
-    b->r = r;
-    b->number = ++r->n_batches;
-    while (r->waiting.head && b->writes.n < BATCH_WRITES_MAX &&
-           b->writes.size_bytes < BATCH_BYTES_MAX) {
-        struct store_write *w = r->waiting.head;
-        r->waiting.head = w->next;
-        if (!w->next)
-            r->waiting.tail = NULL;
-        r->waiting.n--;
-        r->waiting.size_bytes -= w->size_bytes;
-        store_queue_push(&b->writes, w);
-    }
-    while (*last)
-        last = &(*last)->next;
-    *last = b;
-    r->n_flight++;
-    return b;
-}
-
-static void flush(struct mb_redis *r)
-{
-    if (!r->is_open || r->is_lost || !redis_link_ready(r->link))
-        return;
-    for (struct batch *b = r->flight; b; b = b->next)
-        if (!b->is_sent && send_batch(r, b) != 0)
-            return;
-    while (r->waiting.head && r->n_flight < FLIGHT_MAX) {
-        struct batch *b = next_batch(r);
-        if (!b || send_batch(r, b) != 0)
-            return; /* the timer tries again */
-    }
-}
-
-static void submit(void *self, struct store_write *w)
-{
-    struct mb_redis *r = self;
-
-    if (!r->waiting.head && !r->flight)
-        r->progress_ms = mb_mono_ms();
-    store_queue_push(&r->waiting, w);
-    if (!uv_is_active((uv_handle_t *)&r->turn))
-        arm(r); /* its timer watches the wait */
-}
-
-static void tables_end(struct mb_redis *r)
-{
-    struct mb_tables *s = r->tables;
-
-    r->tables = NULL;
-    r->is_open = 0;
-    tables_closed(s);
-}
-
-static void on_turn(uv_idle_t *turn)
-{
-    struct mb_redis *r = turn->data;
-
-    uv_idle_stop(turn);
-    if (r->is_lost)
-        undo_all(r);
-    else
-        flush(r);
-    if (r->is_closing_tables && !r->waiting.head && !r->flight && r->tables)
-        tables_end(r);
-    else
-        arm(r);
-}
-
-static void close_tables(void *self)
-{
-    struct mb_redis *r = self;
-
-    r->is_closing_tables = 1;
-    r->closing_ms = mb_mono_ms();
-    uv_idle_start(&r->turn, on_turn);
+    redis_lose(r, &err);
 }
 
 /* ---- loading ---- */
@@ -449,11 +133,9 @@ static int load_pairs(struct mb_redis *r, enum mb_tables_table t, const redisRep
 
 static void loaded(struct mb_redis *r)
 {
-    static const struct store_backend backend = {submit, close_tables};
-
     if (--r->loads > 0 || r->is_lost || r->is_closing)
         return;
-    r->tables->backend = &backend;
+    r->tables->backend = &redis_backend;
     r->tables->self = r;
     r->is_open = 1;
     mb_info("store", "%s: this is the head now epoch=%lld batch=%lld", redis_link_name(r->link),
@@ -473,7 +155,7 @@ static void load_failed(struct mb_redis *r, int rc, const char *key, const redis
                    "another ?prefix=, or restore its data",
                    redis_link_name(r->link), key,
                    reply->type == REDIS_REPLY_ERROR ? reply->str : "a field has another form");
-    lose(r, &err);
+    redis_lose(r, &err);
 }
 
 static void on_number(void *arg, const redisReply *reply)
@@ -580,22 +262,22 @@ static void on_acquired(void *arg, const redisReply *reply)
         mb_lease_unanswered(&r->lease, now);
         return;
     }
-    switch (number_at(reply, 0)) {
+    switch (redis_number_at(reply, 0)) {
     case 1:
-        mb_lease_granted(&r->lease, number_at(reply, 1));
+        mb_lease_granted(&r->lease, redis_number_at(reply, 1));
         begin_load(r);
         break;
     case 0: {
-        long long left = number_at(reply, 1);
+        long long left = redis_number_at(reply, 1);
         mb_lease_refused(&r->lease, left > 0 ? (uint64_t)left : 0, now);
-        hear_of_other(r, element(reply, 2));
+        hear_of_other(r, redis_element(reply, 2));
         break;
     }
     default:
         mb_lease_unanswered(&r->lease, now);
         redis_link_reset(r->link, reply->type == REDIS_REPLY_ERROR ? reply->str : "odd answer");
     }
-    arm(r);
+    redis_arm(r);
 }
 
 static void on_renewed(void *arg, const redisReply *reply)
@@ -604,15 +286,15 @@ static void on_renewed(void *arg, const redisReply *reply)
 
     if (!reply) {
         mb_lease_unanswered(&r->lease, mb_mono_ms());
-    } else if (number_at(reply, 0) == 1) {
+    } else if (redis_number_at(reply, 0) == 1) {
         mb_lease_renewed(&r->lease);
-    } else if (number_at(reply, 0) == 0) {
-        lose_epoch(r, number_at(reply, 1));
+    } else if (redis_number_at(reply, 0) == 0) {
+        redis_lose_epoch(r, redis_number_at(reply, 1));
     } else {
         mb_lease_unanswered(&r->lease, mb_mono_ms());
         redis_link_reset(r->link, reply->type == REDIS_REPLY_ERROR ? reply->str : "odd answer");
     }
-    arm(r);
+    redis_arm(r);
 }
 
 static void ask_lease(struct mb_redis *r)
@@ -651,7 +333,7 @@ static void check_waits(struct mb_redis *r, uint64_t now)
             "store %s did not take a write within %d s; is it up? The head begins again when "
             "it answers",
             redis_link_name(r->link), MB_REDIS_WRITE_WAIT_MS / 1000);
-        lose(r, &err);
+        redis_lose(r, &err);
     }
 }
 
@@ -663,26 +345,29 @@ static void on_timer(uv_timer_t *timer)
     if (!r->is_lost && !r->is_closing && redis_link_ready(r->link) &&
         mb_lease_tick(&r->lease, mb_mono_ms()))
         ask_lease(r);
-    flush(r);
+    redis_flush(r);
     if (r->is_closing_tables && !r->waiting.head && !r->flight && r->tables)
-        tables_end(r);
-    arm(r);
+        redis_tables_end(r);
+    redis_arm(r);
 }
 
-static void arm(struct mb_redis *r)
+void redis_arm(struct mb_redis *r)
 {
     uint64_t now = mb_mono_ms(), wait = CHECK_MS;
 
     if (r->is_closing)
         return;
     if (r->waiting.head && (r->is_lost || (redis_link_ready(r->link) && r->n_flight == 0)))
-        uv_idle_start(&r->turn, on_turn);
+        uv_idle_start(&r->turn, redis_on_turn);
     if (r->is_lost && !r->is_closing_tables)
         return;
     if (!r->lease.asking && !r->waiting.head && !r->flight && !r->is_closing_tables &&
         redis_link_ready(r->link))
         wait = r->lease.ask_at_ms > now ? r->lease.ask_at_ms - now : 0;
-    uv_timer_start(&r->timer, on_timer, wait, 0);
+    /* Never later than it was: writes that follow each other quickly would keep the lease waiting.
+     */
+    if (!uv_is_active((uv_handle_t *)&r->timer) || uv_timer_get_due_in(&r->timer) > wait)
+        uv_timer_start(&r->timer, on_timer, wait, 0);
 }
 
 static void on_link_ready(void *arg)
@@ -691,24 +376,24 @@ static void on_link_ready(void *arg)
 
     if (r->lease.state == MB_LEASE_HELD && !r->is_open && !r->is_closing && !r->is_lost)
         begin_load(r); /* the connection broke while loading */
-    flush(r);
-    arm(r);
+    redis_flush(r);
+    redis_arm(r);
 }
 
 static void on_link_refused(void *arg, const struct mb_err *err)
 {
-    lose(arg, err);
+    redis_lose(arg, err);
 }
 
 /* ---- life ---- */
 
 static void make_keys(struct mb_redis *r, const char *prefix)
 {
-    snprintf(r->key_lease, KEY_MAX, "%s:lease", prefix);
-    snprintf(r->key_epoch, KEY_MAX, "%s:epoch", prefix);
-    snprintf(r->key_batch, KEY_MAX, "%s:batch", prefix);
+    snprintf(r->key_lease, REDIS_KEY_MAX, "%s:lease", prefix);
+    snprintf(r->key_epoch, REDIS_KEY_MAX, "%s:epoch", prefix);
+    snprintf(r->key_batch, REDIS_KEY_MAX, "%s:batch", prefix);
     for (int t = 0; t < MB_TABLES_TABLES; t++)
-        snprintf(r->key_table[t], KEY_MAX, "%s:%s", prefix, store_table_names[t]);
+        snprintf(r->key_table[t], REDIS_KEY_MAX, "%s:%s", prefix, store_table_names[t]);
 }
 
 int mb_redis_open(uv_loop_t *loop, const struct mb_redis_opts *opts, const struct mb_redis_ops *ops,
@@ -747,7 +432,7 @@ int mb_redis_open(uv_loop_t *loop, const struct mb_redis_opts *opts, const struc
     uv_timer_init(loop, &r->timer);
     uv_idle_init(loop, &r->turn);
     r->timer.data = r->turn.data = r;
-    arm(r);
+    redis_arm(r);
     *out = r;
     return 0;
 }

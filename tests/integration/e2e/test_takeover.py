@@ -111,6 +111,14 @@ class StoreTrouble(unittest.TestCase):
             wait_until(cluster.answers, "the head serves again", 20)
             self.assertEqual(cluster.job("before")["status"], "SUCCEEDED")
 
+    def test_a_busy_head_keeps_its_lease(self):
+        with Redis() as redis, SharedCluster(redis, nodes=1) as cluster:
+            gcs = GcsClient(address=cluster.gcs)
+            until = time.monotonic() + 5  # the lease is one of 3 s
+            while time.monotonic() < until:
+                gcs.internal_kv_put(b"key", b"value", True, namespace=b"test")
+                self.assertTrue(cluster.answers(), cluster.call("GET", "/api/jobs/"))
+
     def test_an_emptied_redis_is_named(self):
         with Redis() as redis, SharedCluster(redis, nodes=1) as cluster:
             redis.cli("flushall")

@@ -1,0 +1,141 @@
+"""Two heads, one Redis, and workers that are no heads: what runs there does not notice a takeover.
+
+kuberay#1489, kuberay#4217: a gang and its driver outlive the machine that was the head.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import time
+import unittest
+
+from cluster import is_alive, wait_until
+from ray._raylet import GcsClient
+from shared_store import Redis, SharedCluster
+
+TAKEOVER_S = 5
+
+
+class Workers(SharedCluster):
+    """node-0 is the head, node-1 stands by; worker-0 is told of both, worker-1 of the head only."""
+
+    def __enter__(self):
+        super().__enter__()
+        try:
+            self.heads = [self.node(f"node-{i}")["gcs_address"] for i in (0, 1)]
+            self.start_worker("worker-0", ",".join(self.heads))
+            self.start_worker("worker-1", self.heads[0])
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def start_worker(self, name, address):
+        done = self.mobula("start", "--address", address, "--temp-dir", self.temp, "--node-name",
+                           name, "--num-gpus", "2", "--dashboard-agent-listen-port", "0")
+        assert done.returncode == 0, done.stdout
+
+    @contextlib.contextmanager
+    def gang(self, name, address):
+        """A driver in a shell outside, whose two ranks run on the workers until go_on() is called."""
+        goes_on = pathlib.Path(self.dir, f"{name}-goes-on")
+        # Every start of a rank adds a line: its pid.
+        command = (f"echo $$ >> {self.dir}/{name}-$RANK; "
+                   f"until test -e {goes_on}; do sleep 0.1; done; echo {name} $RANK ends")
+        with self.running("run", "--address", address, "--num-nodes", "2", "--gpus-per-node", "1",
+                          "--", "sh", "-c", command) as driver:
+            driver.go_on = goes_on.touch
+            driver.ranks = lambda: [[int(pid) for pid in path.read_text().split()]
+                                    for path in sorted(pathlib.Path(self.dir).glob(f"{name}-[01]"))]
+            driver.began = wait_until(lambda: len(r := driver.ranks()) == 2 and all(r) and r,
+                                      lambda: f"both ranks run: {driver.output()}")
+            yield driver
+
+    def served_by(self, name, began):
+        """Everything is answered at the new head; how long it took."""
+        self.use(name)
+        wait_until(self.answers, f"{name} is the head", 10)
+        rest = time.monotonic() - began
+        gcs = GcsClient(address=self.gcs)
+        assert gcs.internal_kv_put(b"served", b"by", True, namespace=b"test") is not None
+        assert gcs.internal_kv_get(b"served", namespace=b"test") == b"by"
+        every = time.monotonic() - began
+        print(f"takeover by {name}: REST after {rest:.2f} s, KV reads and writes after {every:.2f} s")
+        return every
+
+    def kill(self, name):
+        """As if the machine were gone: nothing of the node starts its agent again."""
+        node = self.node(name)
+        os.kill(node["pid_init"], signal.SIGKILL)
+        os.kill(node["pid_agent"], signal.SIGKILL)
+        return node
+
+    def alive(self):
+        return {n["node_name"] for n in self.status()["nodes"] if n["state"] == "ALIVE"}
+
+
+class TakeoverWithWorkers(unittest.TestCase):
+    def ends_well(self, cluster, drivers):
+        for name, driver in drivers.items():
+            self.assertIsNone(driver.poll(), driver.output())
+            self.assertEqual(driver.ranks(), driver.began, "a rank was started again")
+            self.assertTrue(all(is_alive(pid) for pids in driver.began for pid in pids))
+            driver.go_on()
+        for name, driver in drivers.items():
+            self.assertEqual(driver.wait(60), 0, driver.output())
+            for rank in "01":
+                self.assertEqual(driver.output().count(f"{name} {rank} ends\n"), 1, driver.output())
+        new = cluster.mobula("run", "--num-nodes", "2", "--gpus-per-node", "2", "--", "echo", "all of us")
+        self.assertEqual(new.returncode, 0, new.stdout)
+
+    def test_the_head_is_killed(self):
+        with Redis() as redis, Workers(redis) as cluster:
+            a, b = cluster.heads
+            with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
+                cluster.kill("node-0")
+                self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
+                wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
+                           lambda: f"the killed head is dead, all others live: {cluster.alive()}", 40)
+                self.ends_well(cluster, {"both": both, "one": one})
+            cluster.assert_all_free()
+
+    def test_the_head_ends_in_order(self):
+        with Redis() as redis, Workers(redis) as cluster:
+            a, b = cluster.heads
+            with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
+                os.kill(cluster.node("node-0")["pid_init"], signal.SIGTERM)
+                self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
+                wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
+                           lambda: f"the stopped head is dead: {cluster.alive()}", 40)
+                self.ends_well(cluster, {"both": both, "one": one})
+            cluster.assert_all_free()
+
+    def test_the_head_hangs(self):
+        with Redis() as redis, Workers(redis) as cluster:
+            a, b = cluster.heads
+            with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
+                with cluster.hung("node-0"):
+                    self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
+                    self.assertLessEqual({"worker-0", "worker-1", "node-1"}, cluster.alive())
+                self.ends_well(cluster, {"both": both, "one": one})
+            self.old_head_stands_by(cluster)
+            cluster.assert_all_free()
+
+    def old_head_stands_by(self, cluster):
+        """It says so once, serves nothing, and is a node of the new head's cluster."""
+        head = cluster.gcs
+        wait_until(lambda: {"node-0", "node-1", "worker-0", "worker-1"} == cluster.alive(),
+                   lambda: f"the old head is a node: {cluster.alive()}", 40)
+        log = cluster.agent_log("node-0")
+        self.assertEqual(log.count(" agent: this head is deposed"), 1, log)
+        cluster.use("node-0")
+        for method, path in (("GET", "/api/jobs/"), ("POST", "/api/jobs/"), ("GET", "/api/version")):
+            status, text = cluster.call(method, path, {"entrypoint": "true"} if method == "POST" else None)
+            self.assertEqual((status, text), (503, f"this head is a standby; the head is at {head}"))
+        cluster.use("node-1")
+        self.assertEqual([j for j in cluster.get("/api/jobs/") if j["type"] == "SUBMISSION"], [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

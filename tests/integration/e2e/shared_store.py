@@ -92,6 +92,13 @@ class SharedCluster(Cluster):
     def agent_log(self, name):
         return (pathlib.Path(self.node(name)["dir"]) / "agent.log").read_text(errors="replace")
 
+    def kill(self, name):
+        """As if the machine were gone: nothing of the node starts its agent again."""
+        node = self.node(name)
+        os.kill(node["pid_init"], signal.SIGKILL)
+        os.kill(node["pid_agent"], signal.SIGKILL)
+        return node
+
     @contextlib.contextmanager
     def hung(self, name):
         """The node's agent does not run, as if its machine hung."""

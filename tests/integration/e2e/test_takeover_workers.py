@@ -3,6 +3,7 @@
 kuberay#1489, kuberay#4217: a gang and its driver outlive the machine that was the head.
 """
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -12,6 +13,7 @@ import unittest
 
 from cluster import is_alive, wait_until
 from ray._raylet import GcsClient
+from ray.job_submission import JobStatus, JobSubmissionClient
 from shared_store import Redis, SharedCluster
 
 TAKEOVER_S = 5
@@ -64,13 +66,6 @@ class Workers(SharedCluster):
         print(f"takeover by {name}: REST after {rest:.2f} s, KV reads and writes after {every:.2f} s")
         return every
 
-    def kill(self, name):
-        """As if the machine were gone: nothing of the node starts its agent again."""
-        node = self.node(name)
-        os.kill(node["pid_init"], signal.SIGKILL)
-        os.kill(node["pid_agent"], signal.SIGKILL)
-        return node
-
     def alive(self):
         return {n["node_name"] for n in self.status()["nodes"] if n["state"] == "ALIVE"}
 
@@ -121,6 +116,31 @@ class TakeoverWithWorkers(unittest.TestCase):
                 self.ends_well(cluster, {"both": both, "one": one})
             self.old_head_stands_by(cluster)
             cluster.assert_all_free()
+
+    def test_stock_followers_end(self):
+        """ray#60665: a follower hangs, or ends as if the job had, when its head is lost."""
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            cluster.submit("echo begun; sleep 600", submission_id="followed")
+            cluster.wait_job("followed", ("RUNNING",))
+            wait_until(lambda: "begun" in cluster.logs("followed"), "its log has a line")
+
+            async def follow(got):
+                async for part in JobSubmissionClient(cluster.address).tail_job_logs("followed"):
+                    got.append(part)
+                    if "begun" in "".join(got) and not cluster.killed:
+                        cluster.killed = time.monotonic()
+                        cluster.kill("node-0")
+
+            cluster.killed, got = 0, []
+            with self.assertRaisesRegex(RuntimeError, "WebSocket connection closed unexpectedly"):
+                asyncio.run(asyncio.wait_for(follow(got), 30))
+            cluster.use("node-1")
+            wait_until(cluster.answers, "the standby is the head", 10)
+            client = JobSubmissionClient(cluster.address)
+            self.assertIn(client.get_job_status("followed"), (JobStatus.RUNNING, JobStatus.FAILED))
+            job = cluster.wait_job("followed", timeout_s=40)
+            self.assertEqual(job["status"], "FAILED")
+            self.assertRegex(job["message"], "The driver was lost: node [0-9a-f]{56}, .* is dead")
 
     def old_head_stands_by(self, cluster):
         """It says so once, serves nothing, and is a node of the new head's cluster."""

@@ -356,6 +356,20 @@ static void on_signals_closed(void *arg)
     d->handles_open--;
 }
 
+static void on_gcs_closed(void *arg)
+{
+    struct driver *d = arg;
+
+    d->gcs_is_closing = 0;
+}
+
+static void close_gcs(struct driver *d)
+{
+    d->gcs_is_closing = 1;
+    mb_gcs_close(d->gcs, on_gcs_closed, d);
+    d->gcs = NULL;
+}
+
 static void finish(struct driver *d)
 {
     if (d->closing)
@@ -366,8 +380,7 @@ static void finish(struct driver *d)
     mb_signals_close(&d->signals, on_signals_closed);
     uv_close((uv_handle_t *)&d->tick, on_handle_closed);
     uv_close((uv_handle_t *)&d->pause, on_handle_closed);
-    mb_gcs_close(d->gcs, NULL, NULL);
-    d->gcs = NULL;
+    close_gcs(d);
 }
 
 static void given_back(struct driver *d)
@@ -567,7 +580,9 @@ static void teardown(struct driver *d)
     if (!d->closing && d->tick.data)
         finish(d);
     else if (d->gcs)
-        mb_gcs_close(d->gcs, NULL, NULL);
+        close_gcs(d);
+    while (d->gcs_is_closing) /* its channels are its own to free, before the runtime does */
+        uv_run(&d->loop, UV_RUN_ONCE);
     if (d->grpc) {
         mb_grpc_stop(d->grpc, on_grpc_stopped, &stopped);
         while (!stopped)

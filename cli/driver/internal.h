@@ -122,6 +122,7 @@ struct driver {
     size_t lines_after_verdict; /* a job's message has the last ten lines of its log */
     int looking;                /* for nodes that died: the request is in flight */
     int closing;
+    int gcs_is_closing;
     int handles_open;
     uint64_t looked_ms;            /* for nodes that died */
     struct mb_gcs_op *wait_op;     /* pg_wait in flight */

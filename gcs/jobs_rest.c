@@ -10,26 +10,55 @@
 #include "gcs/job_request.h"
 #include "gcs/services.h"
 
-/* An answer that waits for the commit of what the request wrote. */
+enum { READ_PATIENCE_MS = 1500 };
+
+/* An answer that waits for the commit of what the request wrote or read. */
 struct answer {
-    struct mb_http_req *req;
+    struct mb_http_req *req; /* NULL once it is answered */
     json_t *body;
+    uv_timer_t patience; /* of a read */
+    int has_patience;
 };
+
+static void free_answer(struct answer *a)
+{
+    json_decref(a->body);
+    mb_free(a);
+}
+
+static void on_patience_closed(uv_handle_t *handle)
+{
+    free_answer(handle->data);
+}
 
 static void on_committed(void *arg, const struct mb_err *err)
 {
     struct answer *a = arg;
 
-    if (err->code == 0)
+    if (a->req && err->code == 0)
         mb_http_reply_json(a->req, 200, json_incref(a->body));
-    else
+    else if (a->req)
         mb_http_reply_text(a->req, 500, "%s", err->text);
-    json_decref(a->body);
-    mb_free(a);
+    a->req = NULL;
+    if (a->has_patience)
+        uv_close((uv_handle_t *)&a->patience, on_patience_closed);
+    else
+        free_answer(a);
 }
 
-/* Takes body. */
-static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *body)
+/* A read that waits changes nothing when it is given up, and may be asked again. */
+static void on_patience_over(uv_timer_t *timer)
+{
+    struct answer *a = timer->data;
+
+    if (a->req)
+        mb_http_reply_text(a->req, 503,
+                           "the head's lease is in doubt: its store does not answer; ask again");
+    a->req = NULL;
+}
+
+static void reply_when_committed(struct mb_head *h, struct mb_http_req *req, json_t *body,
+                                 int is_read)
 {
     struct answer *a = mb_calloc(1, sizeof *a);
     struct mb_err err = {0};
@@ -38,12 +67,28 @@ static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *
     if (a && body) {
         a->req = req;
         a->body = body;
-        if (mb_tables_barrier(h->store, on_committed, a, &err) == 0)
+        if (mb_tables_barrier(h->store, on_committed, a, &err) == 0) {
+            a->has_patience = is_read && uv_timer_init(h->loop, &a->patience) == 0;
+            a->patience.data = a;
+            if (a->has_patience)
+                uv_timer_start(&a->patience, on_patience_over, READ_PATIENCE_MS, 0);
             return;
+        }
     }
     mb_free(a);
     json_decref(body);
     mb_http_reply_text(req, 500, "%s", err.text);
+}
+
+/* Both take body. */
+static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *body)
+{
+    reply_when_committed(h, req, body, 0);
+}
+
+static void reply_read(struct mb_head *h, struct mb_http_req *req, json_t *body)
+{
+    reply_when_committed(h, req, body, 1);
 }
 
 static int is_running(struct mb_head *h, struct mb_http_req *req)
@@ -212,7 +257,7 @@ static void list(void *arg, struct mb_http_req *req)
     if (!is_running(h, req))
         return;
     if (!status && !limit && !token)
-        reply_committed(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
+        reply_read(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
     else if (mb_job_list_parse(status, limit, token, &q, &err) != 0)
         mb_http_reply_text(req, 400, "%s", err.text);
     else
@@ -232,7 +277,7 @@ static void get(void *arg, struct mb_http_req *req)
         json_t *details = head_job_details(job, index, mb_http_req_is_browser(req));
         head_placement_tell(h, details);
         /* What is shown is committed: a state never comes back from a later one after a crash. */
-        reply_committed(h, req, details);
+        reply_read(h, req, details);
         json_decref(index);
         return;
     }

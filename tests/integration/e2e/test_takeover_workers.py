@@ -151,7 +151,7 @@ class TakeoverWithWorkers(unittest.TestCase):
         self.assertEqual(log.count(" agent: this head is deposed"), 1, log)
         cluster.use("node-0")
         for method, path in (("GET", "/api/jobs/"), ("POST", "/api/jobs/"), ("GET", "/api/version")):
-            status, text = cluster.call(method, path, {"entrypoint": "true"} if method == "POST" else None)
+            status, text = cluster.call_once(method, path, {"entrypoint": "true"} if method == "POST" else None)
             self.assertEqual((status, text), (503, f"this head is a standby; the head is at {head}"))
         cluster.use("node-1")
         self.assertEqual([j for j in cluster.get("/api/jobs/") if j["type"] == "SUBMISSION"], [])

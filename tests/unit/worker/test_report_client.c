@@ -116,7 +116,7 @@ static void a_slow_reader_costs_progress_only(void **state)
         }
     }
     assert_int_equal(rc, MB_EFULL);
-    assert_true(n_kept >= MB_REPORT_CLIENT_QUEUE_MAX);
+    assert_true(n_kept >= MB_REPORT_CLIENT_QUEUE_MAX - 1); /* hello may still have its place */
     int n_failed = 0, n_progress = 0;
     int64_t last = 0;
     while (last < 3000 || n_failed < n_kept) {

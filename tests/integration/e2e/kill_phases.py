@@ -180,9 +180,9 @@ class Job:
         self.stop_process(self.far_rank()[1])
 
     def hold_saving(self):
-        """A rank is stopped while it writes its files: tried at each save until it is hit."""
-        self.train(60, "--save-interval", 2)
-        wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)
+        """A rank is stopped while it writes its files: tried at each save until it is hit, once
+        there is a checkpoint that counts. Being stopped all the time slows it down meanwhile."""
+        self.train(120, "--save-interval", 2)
         number, pid = self.far_rank()
 
         def hit():
@@ -190,7 +190,7 @@ class Job:
             local = pathlib.Path(self.cluster.temp, "checkpoints", self.id, f"node-{number}")
             begun = max((int(p.name.split("_")[1]) for p in local.glob("iter_*")), default=0)
             done = re.findall(rf"job={self.id} rank={number}: saved iteration=(\d+)", self.agent_log("node-1"))
-            if begun > max(map(int, done), default=0):
+            if begun > max(map(int, done), default=0) and self.latest() is not None:
                 return True
             os.kill(pid, signal.SIGCONT)
             return False

@@ -121,8 +121,8 @@ int main(int argc, char **argv)
                                 .token = argc > 2 ? argv[2] : NULL};
     app.runner = shell_runner_create(&app.loop, argv[1]);
     if (mb_grpc_create(&app.loop, &app.grpc, &err) != 0 ||
-        mb_head_start(&app.loop, app.grpc, &opts, shell_runner_get(app.runner), NULL, NULL, &app.head, &err) !=
-            0) {
+        mb_head_start(&app.loop, app.grpc, &opts, shell_runner_get(app.runner), NULL, NULL,
+                      &app.head, &err) != 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

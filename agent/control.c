@@ -35,6 +35,7 @@ struct mb_control {
     struct mb_gangs *gangs;
     struct mb_grpc_stream *stream;
     struct mb_gang_run *run; /* NULL before Hello and after the attempt let go */
+    int said_hello;
 };
 
 /* ---- to the driver ---- */
@@ -354,6 +355,7 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     r->stream = c->stream;
     r->control = c;
     c->run = r;
+    c->said_hello = 1;
     r->has_own_job = hello->own_job_id.len == sizeof(r->own_job);
     if (r->has_own_job)
         memcpy(r->own_job, hello->own_job_id.data, sizeof(r->own_job));
@@ -462,8 +464,10 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
     if (r == NULL) {
         if (m->body_case == MOBULA__V1__DRIVER_MESSAGE__BODY_HELLO)
             on_hello(c, m->hello);
-        else
+        else if (!c->said_hello)
             refuse(c, MB_GRPC_FAILED_PRECONDITION, "the first message of a stream is Hello");
+        /* Else the attempt let go: it ended, or this agent ends and the next one adopts it. What
+         * was under way then is nothing to refuse: a refusal would end the gang everywhere. */
         return;
     }
     mb_gang_renew(&r->fsm, mb_mono_ms());

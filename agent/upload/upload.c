@@ -1,13 +1,11 @@
 /*
- * The uploader: the shell around plan.c and journal.c.
+ * The uploader: the shell around plan.c and journal.c. What comes before the first file is in
+ * upload_prepare.c, what a foreign trainer's tracker file seals in upload_seals.c.
  *
  * Happy path of an iteration: saved -> journal -> files, four at a time -> part file -> commit.c
  * (manifest, pointer) -> committed.
  *
- *  1. A foreign manifest for this iteration (another job or an older attempt wrote one) is deleted
- * before the first file is overwritten: a manifest never lists files that are not its own. One of a
- * newer attempt stays, and the iteration is dropped here.
- *     Before that, the fence (fence.h): a node with an older attempt stands back.
+ *  1. Another attempt or job has saved the iteration: upload_prepare.c stands back or makes room.
  *  2. A transfer fails for good in the store's eyes: tried again after 1 s, 2 s, ... up to 5 times,
  *     then the iteration is dropped with an error that names the file.
  *  3. Killed: the journal says what is done; an open multipart upload goes on from its id, finished
@@ -21,72 +19,23 @@
 
 #include <stdio.h>
 #include <string.h>
-#include "agent/upload/commit.h"
-#include "agent/upload/fence.h"
-#include "agent/upload/journal.h"
-#include "agent/upload/manifest.h"
-#include "agent/upload/plan.h"
-#include "agent/upload/tracker.h"
+#include "agent/upload/upload_internal.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "base/s3/store.h"
 
 enum {
-    IN_FLIGHT_MAX = 4,
     TICK_MS = 100,
     STATUS_EVERY_MS = 500,
     TRIES_MAX = 5,
     RETRY_BASE_MS = 1000,
-    SMALL_TIMEOUT_MS = 60000,
     FILE_TIMEOUT_MS = 1800000, /* then the next try goes on from the parts that are there */
     RELEASED_WAIT_MS = 30000,
     PREPARED_MS = 10000 /* how long a look at the fence counts */
 };
 
-struct transfer {
-    struct mb_upload *u;
-    struct mb_plan_iteration *it; /* NULL: free slot */
-    struct mb_plan_file *file;
-    char *key;
-    char *path;
-    uint64_t last_bytes;
-};
-
-struct mb_upload {
-    uv_loop_t *loop;
-    struct mb_upload_opts opts;
-    char *dir, *url, *local_dir, *job_id, *placement_group;
-    uint32_t *ranks;
-    const struct mb_upload_ops *ops;
-    void *arg;
-    struct mb_plan *plan;
-    struct mb_journal *journal;
-    struct mb_store *store;
-    struct mb_tracker *tracker;
-    struct mb_commit *commit; /* of commit_it, one at a time */
-    struct mb_plan_iteration *commit_it;
-    struct mb_plan_iteration *preparing; /* whose foreign manifest is looked for */
-    struct mb_plan_iteration *prepared;  /* ... and was: its files may go */
-    uint64_t prepared_ms;
-    struct mb_plan_iteration *part_it; /* whose part file is in flight */
-    struct transfer transfers[IN_FLIGHT_MAX];
-    uv_timer_t timer;
-    uint64_t not_before_ms; /* back-off after a failure */
-    uint64_t status_at_ms;
-    uint64_t released_at_ms; /* 0: somebody waits */
-    uint64_t sent_bytes;
-    int was_busy;
-    int closing;
-    int parts_open; /* of the close */
-    void (*close_cb)(void *arg);
-    void *close_arg;
-};
-
-static void kick(struct mb_upload *u);
-
-static struct mb_manifest_writer writer_of(const struct mb_upload *u)
+struct mb_manifest_writer upload_writer(const struct mb_upload *u)
 {
     return (struct mb_manifest_writer){u->job_id, u->placement_group, u->opts.attempt};
 }
@@ -113,8 +62,8 @@ static void drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *
     tell(u, it);
 }
 
-static void drop_saying(struct mb_upload *u, struct mb_plan_iteration *it, const char *what,
-                        const char *why)
+void upload_drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *what,
+                 const char *why)
 {
     char text[1400];
 
@@ -133,7 +82,7 @@ static void free_transfer(struct transfer *t)
     t->it = NULL;
 }
 
-static void back_off(struct mb_upload *u, unsigned failures)
+void upload_back_off(struct mb_upload *u, unsigned failures)
 {
     u->not_before_ms = mb_mono_ms() + RETRY_BASE_MS +
                        mb_backoff_ms(failures, RETRY_BASE_MS, 20000, mb_random_u64());
@@ -152,7 +101,7 @@ static void on_file_sent(void *arg, const struct mb_store_result *result)
         return;
     }
     if (result->error == MB_OK && f->has_crc && result->crc64nvme != f->crc64nvme) {
-        drop_saying(u, it, f->path, "it changed after it was saved (checksum)");
+        upload_drop(u, it, f->path, "it changed after it was saved (checksum)");
     } else if (result->error == MB_OK) {
         if (mb_journal_done(u->journal, it->iteration, f->path, result->crc64nvme, &err) == MB_OK) {
             mb_plan_file_done(f, result->crc64nvme);
@@ -160,18 +109,18 @@ static void on_file_sent(void *arg, const struct mb_store_result *result)
         } else {
             mb_error("upload", "%s", err.text);
             mb_plan_file_again(f);
-            back_off(u, f->failures);
+            upload_back_off(u, f->failures);
         }
     } else if (it->state == MB_PLAN_UPLOADING) {
         mb_plan_file_again(f);
         mb_warn("upload", "%s: %s (try %u of %d)", t->key, result->text, f->failures, TRIES_MAX);
         if (f->failures >= TRIES_MAX)
-            drop_saying(u, it, f->path, result->text);
+            upload_drop(u, it, f->path, result->text);
         else
-            back_off(u, f->failures);
+            upload_back_off(u, f->failures);
     }
     free_transfer(t);
-    kick(u);
+    upload_kick(u);
 }
 
 static void on_upload_id(void *arg, const char *upload_id)
@@ -216,140 +165,11 @@ static int send_file(struct mb_upload *u, struct transfer *t, struct mb_plan_ite
         mb_err_set(&err, MB_ENOMEM, "no memory");
     mb_plan_file_again(f);
     if (f->failures >= TRIES_MAX)
-        drop_saying(u, it, f->path, err.text);
+        upload_drop(u, it, f->path, err.text);
     else
-        back_off(u, f->failures);
+        upload_back_off(u, f->failures);
     free_transfer(t);
     return MB_EIO;
-}
-
-/* ---- before the first file: a manifest that is not ours ---- */
-
-static void prepared(struct mb_upload *u)
-{
-    u->prepared = u->preparing;
-    u->prepared_ms = mb_mono_ms();
-    u->preparing = NULL;
-    kick(u);
-}
-
-static void on_foreign_deleted(void *arg, const struct mb_store_result *result)
-{
-    struct mb_upload *u = arg;
-
-    if (u->closing)
-        return;
-    if (result->error != MB_OK) {
-        mb_warn("upload", "an older manifest cannot be deleted: %s", result->text);
-        u->preparing = NULL;
-        back_off(u, 1);
-        return;
-    }
-    prepared(u);
-}
-
-static void on_manifest_found(void *arg, const struct mb_store_result *result)
-{
-    struct mb_upload *u = arg;
-    char key[MB_CHECKPOINT_KEY_MAX];
-    struct mb_manifest_writer writer = writer_of(u);
-    struct mb_manifest m = {0};
-    struct mb_err err = {0};
-    int ours = 0, newer = 0;
-
-    if (u->closing)
-        return;
-    if (result->error == MB_ENOENT) {
-        prepared(u);
-        return;
-    }
-    if (result->error != MB_OK) {
-        mb_warn("upload", "looking for an older manifest: %s", result->text);
-        u->preparing = NULL;
-        back_off(u, 1);
-        return;
-    }
-    if (mb_manifest_decode(result->data, result->data_len, "manifest", &m, &err) == MB_OK) {
-        ours = mb_manifest_is_of(&m, &writer);
-        newer = mb_manifest_is_newer(&m, &writer);
-    }
-    mb_manifest_close(&m);
-    if (ours) {
-        prepared(u);
-        return;
-    }
-    if (newer) { /* ours is the older attempt: what it saved is of no use to anybody any more */
-        struct mb_plan_iteration *it = u->preparing;
-
-        u->preparing = NULL;
-        drop_saying(u, it, "a newer attempt has saved it", "");
-        return;
-    }
-    mb_info("upload", "iteration=%lld was saved by another job or attempt before, replacing it",
-            (long long)u->preparing->iteration);
-    if (mb_store_delete(u->store, mb_manifest_key(u->preparing->iteration, key), SMALL_TIMEOUT_MS,
-                        on_foreign_deleted, u, &err) != MB_OK) {
-        u->preparing = NULL;
-        back_off(u, 1);
-    }
-}
-
-static void look_for_manifest(struct mb_upload *u)
-{
-    const struct mb_plan_iteration *it = u->preparing;
-    char key[MB_CHECKPOINT_KEY_MAX];
-    struct mb_err err;
-
-    if (mb_store_get(u->store, mb_manifest_key(it->iteration, key), MB_MANIFEST_MAX_BYTES,
-                     SMALL_TIMEOUT_MS, on_manifest_found, u, &err) != MB_OK) {
-        u->preparing = NULL;
-        back_off(u, 1);
-    }
-}
-
-/* ---- before that: the fence between attempts ---- */
-
-/* A later attempt of the gang was here: nothing of this one counts any more. */
-static void stand_back(struct mb_upload *u, int64_t newest)
-{
-    char why[80];
-
-    snprintf(why, sizeof(why), "attempt %lld of its gang has taken over", (long long)newest);
-    u->preparing = NULL;
-    for (size_t i = 0; i < mb_plan_count(u->plan); i++)
-        if (mb_plan_at(u->plan, i)->state < MB_PLAN_COMMITTED)
-            drop_saying(u, mb_plan_at(u->plan, i), why, "");
-}
-
-static void on_fence(void *arg, const struct mb_err *err, int64_t newest)
-{
-    struct mb_upload *u = arg;
-
-    if (u->closing)
-        return;
-    if (err->code == MB_ECORRUPT) { /* asking again would not mend it */
-        drop_saying(u, u->preparing, "the note of the newest attempt is damaged", err->text);
-        u->preparing = NULL;
-    } else if (err->code != MB_OK) {
-        mb_warn("upload", "%s", err->text);
-        u->preparing = NULL;
-        back_off(u, 1);
-    } else if (newest != (int64_t)u->opts.attempt) {
-        stand_back(u, newest);
-    } else {
-        look_for_manifest(u);
-    }
-}
-
-static void prepare(struct mb_upload *u, struct mb_plan_iteration *it)
-{
-    struct mb_err err;
-
-    u->preparing = it;
-    if (mb_fence_look(u->store, u->placement_group, u->opts.attempt, on_fence, u, &err) != MB_OK) {
-        u->preparing = NULL;
-        back_off(u, 1);
-    }
 }
 
 /* ---- the part file ---- */
@@ -366,19 +186,19 @@ static void on_part_sent(void *arg, const struct mb_store_result *result)
     if (result->error != MB_OK) {
         mb_warn("upload", "part file of iteration %lld: %s", (long long)it->iteration,
                 result->text);
-        back_off(u, 1);
+        upload_back_off(u, 1);
         return;
     }
     if (it->state == MB_PLAN_UPLOADING) {
         if (mb_journal_part(u->journal, it->iteration, &err) != MB_OK ||
             mb_plan_event(it, MB_PLAN_EV_PART_SENT, NULL, &err) != MB_OK) {
             mb_error("upload", "%s", err.text);
-            back_off(u, 1);
+            upload_back_off(u, 1);
             return;
         }
         tell(u, it);
     }
-    kick(u);
+    upload_kick(u);
 }
 
 static int build_part(struct mb_upload *u, const struct mb_plan_iteration *it, char **out,
@@ -387,7 +207,7 @@ static int build_part(struct mb_upload *u, const struct mb_plan_iteration *it, c
     struct mb_manifest m = {.iteration = it->iteration,
                             .node_rank = (int32_t)u->opts.node_rank,
                             .num_nodes = u->opts.num_nodes};
-    struct mb_manifest_writer writer = writer_of(u);
+    struct mb_manifest_writer writer = upload_writer(u);
     int rc = mb_manifest_set_writer(&m, &writer, err);
 
     for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
@@ -409,12 +229,12 @@ static void send_part(struct mb_upload *u, struct mb_plan_iteration *it)
     if (rc == MB_OK)
         rc = mb_store_put(
             u->store, mb_part_key(it->iteration, u->opts.node_rank, u->opts.num_nodes, key), text,
-            strlen(text), MB_STORE_ALWAYS, NULL, SMALL_TIMEOUT_MS, on_part_sent, u, &err);
+            strlen(text), MB_STORE_ALWAYS, NULL, UPLOAD_SMALL_TIMEOUT_MS, on_part_sent, u, &err);
     if (rc == MB_OK) {
         u->part_it = it;
     } else {
         mb_warn("upload", "%s", err.text);
-        back_off(u, 1);
+        upload_back_off(u, 1);
     }
     mb_free(text);
 }
@@ -430,22 +250,22 @@ static void on_committed(void *arg, const struct mb_err *result)
     u->commit = NULL;
     u->commit_it = NULL;
     if (u->closing || it->state != MB_PLAN_PART) {
-        kick(u);
+        upload_kick(u);
         return;
     }
     if (result->code != MB_OK) {
-        drop_saying(u, it, "the commit failed", result->text);
+        upload_drop(u, it, "the commit failed", result->text);
     } else if (mb_journal_committed(u->journal, it->iteration, &err) != MB_OK ||
                mb_plan_event(it, MB_PLAN_EV_COMMITTED, NULL, &err) != MB_OK) {
         mb_error("upload", "%s", err.text);
-        back_off(u, 1);
+        upload_back_off(u, 1);
     } else {
         mb_info("upload", "job=%s: committed iteration=%lld files=%zu", u->job_id,
                 (long long)it->iteration, it->n_files);
         tell(u, it);
         mb_plan_shed(it);
     }
-    kick(u);
+    upload_kick(u);
 }
 
 static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
@@ -453,7 +273,7 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
     struct mb_commit_opts opts = {
         .iteration = it->iteration,
         .num_nodes = u->opts.num_nodes,
-        .writer = writer_of(u),
+        .writer = upload_writer(u),
         .give_up_at_ms = u->released_at_ms > 0 ? u->released_at_ms + RELEASED_WAIT_MS : 0};
     struct mb_err err;
 
@@ -461,7 +281,7 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
         u->commit_it = it;
     } else {
         mb_warn("upload", "%s", err.text);
-        back_off(u, 1);
+        upload_back_off(u, 1);
     }
 }
 
@@ -469,7 +289,7 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
 
 static void start_transfers(struct mb_upload *u)
 {
-    for (size_t i = 0; i < IN_FLIGHT_MAX; i++) {
+    for (size_t i = 0; i < UPLOAD_IN_FLIGHT_MAX; i++) {
         struct mb_plan_iteration *it;
         struct mb_plan_file *f;
 
@@ -482,7 +302,7 @@ static void start_transfers(struct mb_upload *u)
         if (it != u->prepared || mb_mono_ms() - u->prepared_ms > PREPARED_MS) {
             f->state = MB_PLAN_FILE_WAITING;
             if (u->preparing == NULL)
-                prepare(u, it);
+                upload_prepare(u, it);
             return;
         }
         if (send_file(u, &u->transfers[i], it, f) != MB_OK)
@@ -490,7 +310,7 @@ static void start_transfers(struct mb_upload *u)
     }
 }
 
-static void kick(struct mb_upload *u)
+void upload_kick(struct mb_upload *u)
 {
     if (u->closing || mb_mono_ms() < u->not_before_ms)
         return;
@@ -512,7 +332,7 @@ static void on_timer(uv_timer_t *t)
     uint64_t now_ms = mb_mono_ms();
     int busy;
 
-    kick(u);
+    upload_kick(u);
     busy = mb_plan_is_busy(u->plan);
     if (busy && now_ms >= u->status_at_ms) {
         u->status_at_ms = now_ms + STATUS_EVERY_MS;
@@ -551,7 +371,7 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
         struct mb_plan_iteration *it = mb_plan_note(u->plan, iteration);
 
         if (it != NULL)
-            drop_saying(u, it, "what a rank saved was not taken", err->text);
+            upload_drop(u, it, "what a rank saved was not taken", err->text);
     }
     mb_free(own);
     return rc;
@@ -562,7 +382,7 @@ void mb_upload_no_more(struct mb_upload *u)
     mb_tracker_look(u->tracker);
     for (size_t i = 0; i < mb_plan_count(u->plan); i++)
         if (mb_plan_at(u->plan, i)->state == MB_PLAN_COLLECTING)
-            drop_saying(u, mb_plan_at(u->plan, i), "a rank ended before it saved its part", "");
+            upload_drop(u, mb_plan_at(u->plan, i), "a rank ended before it saved its part", "");
 }
 
 void mb_upload_release(struct mb_upload *u)
@@ -579,7 +399,7 @@ static void drop_newer(struct mb_upload *u, int64_t iteration, const char *why)
         struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
 
         if (it->state < MB_PLAN_COMMITTED && it->iteration > iteration)
-            drop_saying(u, it, why, "");
+            upload_drop(u, it, why, "");
     }
 }
 
@@ -603,80 +423,12 @@ uint64_t mb_upload_sent_bytes(const struct mb_upload *u)
     return u->sent_bytes;
 }
 
-/* For a driver that may not have heard of it, and has to pass it on. */
-static void repeat_seal(struct mb_upload *u, const struct mb_plan_iteration *it)
-{
-    struct mb_walk w;
-
-    if (it->state >= MB_PLAN_COMMITTED || mb_walk_dir(it->dir, &w) != MB_OK)
-        return;
-    mb_walk_sort_prints(&w);
-    u->ops->on_sealed(u->arg, it->iteration, w.prints, w.n);
-    mb_walk_close(&w);
-}
-
 void mb_upload_repeat(struct mb_upload *u)
 {
-    for (size_t i = 0; u->tracker != NULL && i < mb_plan_count(u->plan); i++)
-        repeat_seal(u, mb_plan_at(u->plan, i));
+    upload_repeat_seals(u);
     for (size_t i = 0; i < mb_plan_count(u->plan); i++)
         if (mb_plan_at(u->plan, i)->state != MB_PLAN_COLLECTING)
             tell(u, mb_plan_at(u->plan, i));
-}
-
-/* All files of the walk are this node's, told as those of its first rank. */
-static int take_walk(struct mb_upload *u, int64_t iteration, const char *dir,
-                     const struct mb_walk *w, struct mb_err *err)
-{
-    int rc = MB_OK;
-
-    for (size_t i = 0; i < u->opts.n_ranks && rc == MB_OK; i++)
-        rc = mb_upload_saved(u, iteration, u->ranks[i], dir, w->files, i == 0 ? w->n : 0, err);
-    return rc;
-}
-
-static void on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_walk *w)
-{
-    struct mb_upload *u = arg;
-    struct mb_err err = {0};
-
-    if (take_walk(u, iteration, dir, w, &err) != MB_OK) {
-        struct mb_upload_status status = {.iteration = iteration, .error = err.text};
-
-        mb_error("upload", "iteration %lld: %s", (long long)iteration, err.text);
-        u->ops->on_status(u->arg, &status);
-        return;
-    }
-    mb_info("upload", "job=%s: the tracker names iteration=%lld files=%zu", u->job_id,
-            (long long)iteration, w->n);
-    mb_walk_sort_prints(w);
-    u->ops->on_sealed(u->arg, iteration, w->prints, w->n);
-}
-
-int mb_upload_seal(struct mb_upload *u, int64_t iteration, const uint64_t *prints, size_t n,
-                   struct mb_err *err)
-{
-    char name[MB_CHECKPOINT_KEY_MAX];
-    char *dir = mb_path_join(u->local_dir, mb_iteration_dir(iteration, name));
-    struct mb_walk w = {0};
-    int rc = dir != NULL ? mb_walk_dir(dir, &w) : MB_ENOMEM;
-
-    if (rc == MB_ENOENT) /* nothing of it is here: an empty part says so */
-        rc = MB_OK;
-    if (rc != MB_OK) {
-        mb_err_set(err, rc, "%s cannot be read", dir != NULL ? dir : name);
-    } else {
-        mb_walk_drop_known(&w, prints, n);
-        rc = take_walk(u, iteration, dir, &w, err);
-    }
-    mb_walk_close(&w);
-    mb_free(dir);
-    return rc;
-}
-
-void mb_upload_look(struct mb_upload *u)
-{
-    mb_tracker_look(u->tracker);
 }
 
 /* ---- life ---- */
@@ -732,9 +484,9 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
         rc = mb_journal_open(path, u->plan, &u->journal, err);
     state = mb_path_join(u->dir, "tracker.known");
     if (rc == MB_OK && opts->watch_tracker && opts->node_rank == 0)
-        rc = state != NULL
-                 ? mb_tracker_start(loop, u->local_dir, state, on_sealed, u, &u->tracker, err)
-                 : mb_err_set(err, MB_ENOMEM, "no memory for the uploader");
+        rc = state != NULL ? mb_tracker_start(loop, u->local_dir, state, upload_on_sealed, u,
+                                              &u->tracker, err)
+                           : mb_err_set(err, MB_ENOMEM, "no memory for the uploader");
     if (rc == MB_OK)
         rc = mb_store_open(loop, u->url, &u->store, err);
     mb_free(state);

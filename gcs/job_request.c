@@ -115,6 +115,17 @@ static int is_id(const char *id)
     return *id != '.' && strlen(id) <= 200;
 }
 
+/* What has a meaning here and cannot have it is refused, not passed over. */
+static int check_metadata(const json_t *metadata, struct mb_err *err)
+{
+    const char *pipefail = json_string_value(json_object_get(metadata, MB_JOB_PIPEFAIL_KEY));
+
+    if (!pipefail || strcmp(pipefail, "0") == 0 || strcmp(pipefail, "1") == 0)
+        return 0;
+    return mb_err_set(err, MB_EINVAL, "metadata %s must be '0' or '1', got '%.40s'",
+                      MB_JOB_PIPEFAIL_KEY, pipefail);
+}
+
 int mb_job_request_check(json_t *request, struct mb_err *err)
 {
     const char *key;
@@ -145,5 +156,5 @@ int mb_job_request_check(json_t *request, struct mb_err *err)
                               "not start with '.'",
                               names[i]);
     }
-    return 0;
+    return check_metadata(json_object_get(request, "metadata"), err);
 }

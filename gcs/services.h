@@ -8,6 +8,7 @@
 #include "gcs/head.h"
 #include "gcs/health.h"
 #include "gcs/job_index.h"
+#include "gcs/job_request.h"
 #include "gcs/job_states.h"
 #include "gcs/placement.h"
 #include "gcs/store.h"
@@ -194,10 +195,6 @@ json_t *head_node_json(const struct head_node *n);
 json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
 
 /* ---- jobs.c: submissions ---- */
-/* Keys of a job's metadata that mean something here; a stock Ray head just keeps them. */
-#define MB_JOB_KEY_KEY      "mobula_submission_key" /* who sent it: makes a repetition harmless */
-#define MB_JOB_PIPEFAIL_KEY "mobula_pipefail"       /* "1" */
-
 struct head_job {
     char *id;
     struct mb_job_entry entry;

@@ -293,6 +293,13 @@ static void job_requests(void **state)
     expect_request("{\"entrypoint\": \"x\", \"submission_id\": \"a\\u001b[2J\"}",
                    "submission_id must be 1 to 200 bytes without '/' and control characters, and "
                    "not start with '.'");
+    expect_request("{\"entrypoint\": \"x\", \"submission_id\": \"run..2\"}", NULL);
+    expect_request("{\"entrypoint\": \"x\", \"metadata\": {\"mobula_pipefail\": \"0\"}}", NULL);
+    expect_request("{\"entrypoint\": \"x\", \"metadata\": {\"mobula_pipefail\": \"1\"}}", NULL);
+    expect_request("{\"entrypoint\": \"x\", \"metadata\": {\"mobula_pipefail\": \"2\"}}",
+                   "metadata mobula_pipefail must be '0' or '1', got '2'");
+    expect_request("{\"entrypoint\": \"x\", \"metadata\": {\"mobula_pipefail\": \"\"}}",
+                   "metadata mobula_pipefail must be '0' or '1', got ''");
 }
 
 /* ---- text ---- */

@@ -44,8 +44,12 @@ enum {
 
 int mb_log_name_is_safe(const char *name)
 {
-    return name[0] != '\0' && name[0] != '/' && strstr(name, "..") == NULL &&
-           mb_ends_with(name, ".log");
+    for (const char *part = name; part != NULL; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (strncmp(part, "..", 2) == 0 && (part[2] == '/' || part[2] == '\0'))
+            return 0;
+    }
+    return name[0] != '\0' && name[0] != '/' && mb_ends_with(name, ".log");
 }
 
 /* ---- ListLogs ---- */

@@ -121,7 +121,11 @@ static void test_log_names(void **state)
     assert_true(mb_log_name_is_safe("agent.log"));
     assert_true(mb_log_name_is_safe("gangs/1-1/rank-0.log"));
     assert_false(mb_log_name_is_safe("/etc/a.log"));
+    assert_true(mb_log_name_is_safe("logs/job-driver-run..2.log")); /* an id may hold dots */
     assert_false(mb_log_name_is_safe("../a.log"));
+    assert_false(mb_log_name_is_safe("gangs/../../a.log"));
+    assert_false(mb_log_name_is_safe("..//a.log"));
+    assert_false(mb_log_name_is_safe("gangs/.."));
     assert_false(mb_log_name_is_safe("jobs/x/spec"));
     assert_false(mb_log_name_is_safe(""));
 }

@@ -84,27 +84,20 @@ class TakeoverWithWorkers(unittest.TestCase):
         new = cluster.mobula("run", "--num-nodes", "2", "--gpus-per-node", "2", "--", "echo", "all of us")
         self.assertEqual(new.returncode, 0, new.stdout)
 
-    def test_the_head_is_killed(self):
-        with Redis() as redis, Workers(redis) as cluster:
-            a, b = cluster.heads
-            with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
-                cluster.kill("node-0")
-                self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
-                wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
-                           lambda: f"the killed head is dead, all others live: {cluster.alive()}", 40)
-                self.ends_well(cluster, {"both": both, "one": one})
-            cluster.assert_all_free()
+    def test_the_head_is_gone(self):
+        def ends_in_order(cluster):
+            os.kill(cluster.node("node-0")["pid_init"], signal.SIGTERM)
 
-    def test_the_head_ends_in_order(self):
-        with Redis() as redis, Workers(redis) as cluster:
-            a, b = cluster.heads
-            with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
-                os.kill(cluster.node("node-0")["pid_init"], signal.SIGTERM)
-                self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
-                wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
-                           lambda: f"the stopped head is dead: {cluster.alive()}", 40)
-                self.ends_well(cluster, {"both": both, "one": one})
-            cluster.assert_all_free()
+        for gone in (lambda cluster: cluster.kill("node-0"), ends_in_order):
+            with self.subTest(gone), Redis() as redis, Workers(redis) as cluster:
+                a, b = cluster.heads
+                with cluster.gang("both", f"{a},{b}") as both, cluster.gang("one", a) as one:
+                    gone(cluster)
+                    self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
+                    wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
+                               lambda: f"the old head is dead, all others live: {cluster.alive()}", 40)
+                    self.ends_well(cluster, {"both": both, "one": one})
+                cluster.assert_all_free()
 
     def test_the_head_hangs(self):
         with Redis() as redis, Workers(redis) as cluster:

@@ -2,6 +2,7 @@
  */
 #include "cli/job.h"
 
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,6 +56,21 @@ void mb_job_print_json(const json_t *j)
 {
     json_dumpf(j, stdout, JSON_INDENT(2));
     putchar('\n');
+}
+
+void mb_job_say_source(const json_t *answer, int64_t rank)
+{
+    char whose[40] = "this log";
+
+    if (mb_job_text(answer, "source")[0] == '\0')
+        return;
+    if (rank >= 0)
+        snprintf(whose, sizeof(whose), "the log of rank %" PRId64, rank);
+    fprintf(stderr,
+            "mobula: the node of %s is gone: it is read from %s, which has it up to byte "
+            "%" JSON_INTEGER_FORMAT "; what was written after that is lost\n",
+            whose, mb_job_text(answer, "source"),
+            json_integer_value(json_object_get(answer, "complete_to")));
 }
 
 char *mb_job_path(const char *id, const char *suffix)

@@ -63,6 +63,9 @@ int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_o
 int mb_job_merge(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                  json_t **job, struct mb_err *err);
 
+/* On stderr, if the answer's "source" says that the log comes from a store. rank -1: not said. */
+void mb_job_say_source(const json_t *answer, int64_t rank);
+
 /* Percent-encodes an id for a path; owned by the caller, NULL when memory is out. */
 char *mb_job_path(const char *id, const char *suffix);
 

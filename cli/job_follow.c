@@ -6,7 +6,8 @@
  *     close was not clean: connect again after 0.1 to 2 s, by offset: nothing is lost or repeated.
  *  A server that is not ours sends text from the beginning: what former connections printed is
  *     passed over.
- *  Bytes that the server released meanwhile: said on stderr with their number.
+ *  Bytes that the server released meanwhile: said on stderr with their number. So is a log whose
+ *     node is gone, with the store that it comes from and the byte up to which it is there.
  *  The server says that there is no such log, or that it cannot be read while the job has ended or
  *     nothing is followed: MB_ESTATE, at once.
  *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
@@ -24,6 +25,7 @@ enum {
     FOLLOW_LOST_MS = 300 * 1000,
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 2000,
+    POSITION_MAX_BYTES = 16 << 10,
     CLEAN = 1000,
     NO_SUCH_LOG = 4404
 };
@@ -58,18 +60,28 @@ static void on_binary(void *arg, const void *p, size_t n)
     show(arg, p, n);
 }
 
+/* A log whose node is gone comes from a store: "complete_to": N, "source": URL. */
+static void take_source(const char *text)
+{
+    json_t *o = json_loads(text, 0, NULL);
+
+    mb_job_say_source(o, -1);
+    json_decref(o);
+}
+
 /* {"offset": N, "lost": L} of our own server; 0: some text. */
 static int take_position(struct follow *f, const char *text, size_t n)
 {
-    char copy[128];
+    char copy[POSITION_MAX_BYTES];
     uint64_t offset, lost;
 
     if (f->is_text || n >= sizeof(copy))
         return 0;
     memcpy(copy, text, n);
     copy[n] = '\0';
-    if (sscanf(copy, "{\"offset\": %" SCNu64 ", \"lost\": %" SCNu64 "}", &offset, &lost) != 2)
+    if (sscanf(copy, "{\"offset\": %" SCNu64 ", \"lost\": %" SCNu64, &offset, &lost) != 2)
         return 0;
+    take_source(copy);
     if (f->has_offset && offset > f->offset)
         fprintf(stderr,
                 "mobula: %" PRIu64 " bytes of the log were released before they were read\n",

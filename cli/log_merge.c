@@ -5,7 +5,8 @@
  *  1. how many ranks: the gang's record; 2. per rank, which bytes were written before which time;
  *  3. always the piece that was written first, in whole lines; 4. what has no time yet: last;
  *  5. following: round after round what is new, until the job has ended and a round brings nothing.
- *  A head that does not answer is asked again for LOST_MS; a rank whose node is gone ends the view.
+ *  A head that does not answer is asked again for LOST_MS; a rank whose node is gone
+ *     comes from the job's store, without times, and that is said; no store: that ends the view.
  */
 #include <inttypes.h>
 #include <poll.h>
@@ -214,6 +215,7 @@ static int begin(struct merge *m, const char *job_path, const struct mb_follow_o
         rc = ask_rank(m, i, query, &at, err);
         if (rc != 0)
             break;
+        mb_job_say_source(at, i);
         m->ranks[i].offset = (uint64_t)number(at, "offset");
         json_decref(at);
     }

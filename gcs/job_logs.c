@@ -2,14 +2,17 @@
  * A job's log over HTTP.
  *
  * Whole: {"logs": "..."}, what the file held when the request came, escaped on the fly in small
- *   pieces: the file is never in memory. A released front is said in the first line.
+ *   pieces: the file is never in memory. A released front is said in the first line, and so is a
+ *   log whose node is gone: from which store it is read, and up to which byte it is there.
  * Piece (?offset=, ?tail=, ?since_ms=, ?limit=, ?rank=): {"offset": N, "logs": "...",
  *   "next_offset": M, "first_offset": F, "size": S}. Offsets count bytes of the file, not of the
- *   text, in which bytes that are no UTF-8 are replaced: go on at next_offset.
- * Times (?times=1): {"offset": N, "times": [[offset, unix_ms], ...]}, at most 4096 pairs: the bytes
- *   before the offset were written before the time.
- * Failure paths:
- *  1. A number that is none: 400 with its name. No such rank: 404. Its node is gone: 503.
+ *   text, in which bytes that are no UTF-8 are replaced: go on at next_offset. Of a log that is
+ * read from a store also "source": its URL there, "complete_to": the byte behind the last one
+ * there. Times (?times=1): {"offset": N, "times": [[offset, unix_ms], ...]}, at most 4096 pairs:
+ * the bytes before the offset were written before the time. Failure paths:
+ *  1. A number that is none: 400 with its name. No such rank: 404. Its node does not answer, or is
+ *     gone and no store has the log: 503. ?since_ms= of a log in a store: 501. The answer begins
+ *     when the first piece is there, so that all of this can be told by its status.
  *  2. The node of a rank goes away amid the answer: the connection breaks off, the JSON is not
  *     whole.
  */
@@ -21,7 +24,7 @@
 #include "gcs/services.h"
 #include "gcs/text.h"
 
-enum { PIECE_BYTES = 16384, HEAD_MAX_BYTES = 200 };
+enum { PIECE_BYTES = 16384, HEAD_MAX_BYTES = 16384 };
 
 /* ---- what is asked for ---- */
 
@@ -55,9 +58,11 @@ int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *r
 
 /* ---- the answer, as it is pulled ---- */
 
-enum phase { BEFORE, INSIDE, AFTER, OVER };
+enum phase { WAITING, BEFORE, INSIDE, AFTER, OVER };
 
-struct answer {
+struct head_log_answer {
+    struct head_log_answer *behind; /* of those that wait */
+    struct mb_head *h;
     struct mb_http_req *req;
     struct log_source *source;
     int is_piece;
@@ -67,18 +72,30 @@ struct answer {
     uint64_t limit;
 };
 
+static void begin_answer(struct head_log_answer *a);
+
 static void on_ready(void *arg)
 {
-    struct answer *a = arg;
+    struct head_log_answer *a = arg;
 
-    if (a->resumable) {
+    if (a->phase == WAITING) {
+        begin_answer(a);
+    } else if (a->resumable) {
         a->resumable = 0;
         mb_http_resume(a->req);
     }
 }
 
+/* text as the inside of a JSON string; out has MB_TEXT_ESCAPE_MAX times its length. */
+static long put_text(const char *text, char *out)
+{
+    size_t used;
+
+    return (long)mb_text_json(text, strlen(text), 1, out, &used);
+}
+
 /* The first piece is there: what comes is known now. */
-static long put_begin(struct answer *a, const struct log_piece *p, char *buf)
+static long put_begin(struct head_log_answer *a, const struct log_piece *p, char *buf)
 {
     uint64_t size = head_log_size(a->source);
 
@@ -89,28 +106,56 @@ static long put_begin(struct answer *a, const struct log_piece *p, char *buf)
     if (a->is_piece)
         return snprintf(buf, HEAD_MAX_BYTES, "{\"offset\": %llu, \"logs\": \"",
                         (unsigned long long)a->begin);
+    long n = snprintf(buf, HEAD_MAX_BYTES, "{\"logs\": \"");
+    const struct log_origin *origin = head_log_origin(a->source);
+    if (origin) {
+        char line[LOG_ORIGIN_TEXT_BYTES];
+        head_log_origin_text(origin, line, sizeof line);
+        n += put_text(line, buf + n);
+    }
     if (a->begin > 0)
-        return snprintf(buf, HEAD_MAX_BYTES,
-                        "{\"logs\": \"[mobula: the first %llu bytes of this log were released to "
-                        "keep its size]\\n",
-                        (unsigned long long)a->begin);
-    return snprintf(buf, HEAD_MAX_BYTES, "{\"logs\": \"");
+        n += snprintf(buf + n, 200,
+                      "[mobula: the first %llu bytes of this log were released to keep its "
+                      "size]\\n",
+                      (unsigned long long)a->begin);
+    return n;
 }
 
-static long put_end(struct answer *a, char *buf)
+/* Amid the log bytes are not there any more: said where they are missing. */
+static long put_gap(struct head_log_answer *a, uint64_t offset, char *buf)
 {
+    uint64_t lost = offset - a->next;
+
+    a->next = offset;
+    return snprintf(buf, HEAD_MAX_BYTES, "[mobula: %llu bytes before this were released]\\n",
+                    (unsigned long long)lost);
+}
+
+static long put_end(struct head_log_answer *a, char *buf)
+{
+    const struct log_origin *origin = head_log_origin(a->source);
+    long n;
+
     a->phase = OVER;
     if (!a->is_piece)
         return snprintf(buf, HEAD_MAX_BYTES, "\"}");
-    return snprintf(buf, HEAD_MAX_BYTES,
-                    "\", \"next_offset\": %llu, \"first_offset\": %llu, \"size\": %llu}",
-                    (unsigned long long)a->next, (unsigned long long)head_log_first(a->source),
-                    (unsigned long long)head_log_size(a->source));
+    n = snprintf(buf, HEAD_MAX_BYTES,
+                 "\", \"next_offset\": %llu, \"first_offset\": %llu, \"size\": %llu",
+                 (unsigned long long)a->next, (unsigned long long)head_log_first(a->source),
+                 (unsigned long long)head_log_size(a->source));
+    if (origin) {
+        n += snprintf(buf + n, 100, ", \"complete_to\": %llu, \"source\": \"",
+                      (unsigned long long)origin->complete_to);
+        n += put_text(origin->url, buf + n);
+        buf[n++] = '"';
+    }
+    buf[n++] = '}';
+    return n;
 }
 
 static long pull(void *arg, void *buf, size_t max)
 {
-    struct answer *a = arg;
+    struct head_log_answer *a = arg;
     struct log_piece p;
     struct mb_err err = {0};
     size_t want = max / MB_TEXT_ESCAPE_MAX, used;
@@ -127,6 +172,8 @@ static long pull(void *arg, void *buf, size_t max)
     }
     if (a->phase == BEFORE)
         return put_begin(a, &p, buf);
+    if (!a->is_piece && p.n > 0 && p.offset > a->next && p.offset < a->end)
+        return put_gap(a, p.offset, buf);
     if (p.offset != a->next || p.n == 0 || p.offset >= a->end) { /* the end, or a released gap */
         a->phase = AFTER;
         return put_end(a, buf);
@@ -141,7 +188,7 @@ static long pull(void *arg, void *buf, size_t max)
 
 static void free_answer(void *arg)
 {
-    struct answer *a = arg;
+    struct head_log_answer *a = arg;
 
     head_log_close(a->source);
     mb_free(a);
@@ -168,23 +215,43 @@ static void on_times(void *arg, const struct log_times *times, const struct mb_e
 
 /* ---- the request ---- */
 
-/* What can be told before the first byte of an answer is told by its status. */
-static int refused(struct answer *a, struct mb_http_req *req)
+static int status_of(int rc)
+{
+    return rc == MB_ENOENT ? 404 : rc == MB_EUNAVAIL ? 503 : rc == MB_EUNSUPPORTED ? 501 : 500;
+}
+
+static void leave(struct head_log_answer *a)
+{
+    for (struct head_log_answer **at = &a->h->log_answers; *at; at = &(*at)->behind) {
+        if (*at == a) {
+            *at = a->behind;
+            return;
+        }
+    }
+}
+
+/* When the first piece is there. */
+static void begin_answer(struct head_log_answer *a)
 {
     struct log_piece p;
     struct mb_err err = {0};
-    int rc = head_log_peek(a->source, 0, &p, &err);
+    int rc = head_log_peek(a->source, 1, &p, &err);
 
-    if (rc == 0)
-        return 0;
-    mb_http_reply_text(req, rc == MB_ENOENT ? 404 : rc == MB_EUNAVAIL ? 503 : 500, "%s", err.text);
-    return 1;
+    if (rc != 0) {
+        leave(a);
+        mb_http_reply_text(a->req, status_of(rc), "%s", err.text);
+        free_answer(a);
+    } else if (p.n > 0 || p.at_end) {
+        leave(a);
+        a->phase = BEFORE;
+        mb_http_reply_stream(a->req, 200, "application/json; charset=utf-8", pull, free_answer, a);
+    }
 }
 
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job)
 {
     static const char *const piece_words[] = {"offset", "tail", "since_ms", "limit", "rank", NULL};
-    struct answer *a;
+    struct head_log_answer *a;
     struct log_start start;
     struct mb_err err = {0};
     int64_t rank, limit = INT64_MAX;
@@ -202,12 +269,23 @@ void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job
         mb_http_reply_text(req, 500, "out of memory");
         return;
     }
+    a->h = h;
+    a->behind = h->log_answers;
+    h->log_answers = a;
     a->req = req;
     a->limit = (uint64_t)limit;
     for (int i = 0; piece_words[i]; i++)
         a->is_piece |= mb_http_req_query(req, piece_words[i]) != NULL;
-    if (refused(a, req))
+    begin_answer(a);
+}
+
+void head_log_answers_close(struct mb_head *h)
+{
+    while (h->log_answers) {
+        struct head_log_answer *a = h->log_answers;
+
+        leave(a);
+        mb_http_reply_text(a->req, 503, "the head is stopping");
         free_answer(a);
-    else
-        mb_http_reply_stream(req, 200, "application/json; charset=utf-8", pull, free_answer, a);
+    }
 }

@@ -16,7 +16,10 @@
  * Failure paths:
  *  5. No log yet (PENDING): looked for again at every turn; a job without any log closes when it is
  *     terminal.
- *  6. The node of a rank's log is gone: close 1011 with the reason; a log that will never be: 4404.
+ *  6. A log whose node is gone is read from the job's store, and that is said: in a line, or as
+ *     {"offset": N, "lost": 0, "complete_to": M, "source": URL} between the bytes. No store has it:
+ *     of a rank close 1011 with the reason. A driver's job is about to end, and its state comes
+ *     first; then a line says it, before the close 1000. A log that will never be: 4404.
  *  7. The client goes away: on_close frees the follower.
  */
 #include <stdio.h>
@@ -26,6 +29,7 @@
 #include "base/str.h"
 #include "gcs/log_source.h"
 #include "gcs/services.h"
+#include "gcs/text.h"
 
 enum { POLL_MS = 50, PIECE_BYTES = MB_WS_SEND_MAX_BYTES, TURN_BYTES = 64 * PIECE_BYTES };
 enum { NO_SUCH_LOG = 4404 }; /* close status of our own: there is no sense in asking again */
@@ -37,11 +41,13 @@ struct head_follow {
     uv_timer_t timer;
     struct log_source *source;
     uint64_t next_offset;
-    int began;    /* next_offset counts */
-    int as_bytes; /* ?format=bytes */
-    int once;     /* ?follow=0 */
-    int final;    /* the job is terminal, and that is committed */
-    int ending;   /* the close frame is queued */
+    int began;     /* next_offset counts */
+    int as_bytes;  /* ?format=bytes */
+    int once;      /* ?follow=0 */
+    int final;     /* the job is terminal, and that is committed */
+    int ending;    /* the close frame is queued */
+    unsigned told; /* number of the origin that was said */
+    int64_t rank;  /* -1: the driver */
     char id[];
 };
 
@@ -70,6 +76,26 @@ static int say_position(struct head_follow *f, uint64_t offset, uint64_t lost, s
     return mb_ws_send_text(f->ws, text, (size_t)n, err);
 }
 
+static int say_origin(struct head_follow *f, const struct log_origin *o, uint64_t offset,
+                      struct mb_err *err)
+{
+    char text[LOG_ORIGIN_TEXT_BYTES + MB_TEXT_ESCAPE_MAX * sizeof o->url];
+    size_t used, n;
+
+    if (f->as_bytes) {
+        n = (size_t)snprintf(
+            text, sizeof text,
+            "{\"offset\": %llu, \"lost\": 0, \"complete_to\": %llu, \"source\": \"",
+            (unsigned long long)offset, (unsigned long long)o->complete_to);
+        n += mb_text_json(o->url, strlen(o->url), 1, text + n, &used);
+        text[n++] = '"';
+        text[n++] = '}';
+    } else {
+        n = (size_t)head_log_origin_text(o, text, sizeof text);
+    }
+    return mb_ws_send_text(f->ws, text, n, err);
+}
+
 static int send_piece(struct head_follow *f, struct log_piece *p, struct mb_err *err)
 {
     uint64_t lost = p->offset > f->next_offset ? p->offset - f->next_offset : 0;
@@ -92,6 +118,28 @@ static int send_piece(struct head_follow *f, struct log_piece *p, struct mb_err 
     return rc;
 }
 
+/* The log cannot be read. 1: that is the end of it, in order; 0: the socket is closed with the
+ * reason, or the job's end is waited for. */
+static int give_up(struct head_follow *f, const struct mb_err *why)
+{
+    struct mb_err err;
+    int is_lost_driver = f->rank < 0 && why->code == MB_EUNAVAIL && !f->once;
+
+    if (is_lost_driver && !f->final)
+        return 0; /* whose state follows its node's */
+    if (is_lost_driver && !f->as_bytes) {
+        char line[MB_ERR_TEXT_MAX + 20];
+        int n = snprintf(line, sizeof line, "[mobula: %s]\n", why->text);
+        if (mb_ws_send_text(f->ws, line, (size_t)n, &err) == 0)
+            return 1;
+    }
+    if (why->code != MB_EUNAVAIL && why->code != MB_ENOENT && why->code != MB_EUNSUPPORTED)
+        mb_warn("jobs", "job=%s log tail broken: %s", f->id, why->text);
+    end_follow(f, why->code == MB_ENOENT || why->code == MB_EUNSUPPORTED ? NO_SUCH_LOG : 1011,
+               why->text);
+    return 0;
+}
+
 /* 1: everything there is was sent; 0: not yet, *more says whether this turn alone is over. */
 static int send_pieces(struct head_follow *f, int *more)
 {
@@ -102,7 +150,13 @@ static int send_pieces(struct head_follow *f, int *more)
     while (turn < TURN_BYTES) {
         int rc = head_log_peek(f->source, PIECE_BYTES, &p, &err);
         int at_end = p.at_end;
+        const struct log_origin *origin = rc == 0 ? head_log_origin(f->source) : NULL;
 
+        if (origin && origin->number != f->told && (p.n > 0 || at_end)) {
+            rc = say_origin(f, origin, p.offset, &err);
+            if (rc == 0)
+                f->told = origin->number;
+        }
         if (rc == 0 && p.n == 0 && (!at_end || f->began))
             return at_end;
         if (rc == 0) {
@@ -111,12 +165,8 @@ static int send_pieces(struct head_follow *f, int *more)
         }
         if (rc == MB_EFULL)
             return 0;
-        if (rc != 0) {
-            if (rc != MB_EUNAVAIL && rc != MB_ENOENT)
-                mb_warn("jobs", "job=%s log tail broken: %s", f->id, err.text);
-            end_follow(f, rc == MB_ENOENT ? NO_SUCH_LOG : 1011, err.text);
-            return 0;
-        }
+        if (rc != 0)
+            return give_up(f, &err);
         if (at_end)
             return 1;
     }
@@ -233,6 +283,9 @@ static struct head_follow *new_follow(struct mb_head *h, struct mb_http_req *req
     f->h = h;
     f->as_bytes = format && strcmp(format, "bytes") == 0;
     f->once = follow && strcmp(follow, "0") == 0;
+    f->rank = rank;
+    if (!f->once)
+        head_log_be_patient(f->source);
     /* A start that was named counts as known: a later first byte is a loss. */
     f->next_offset = start->offset;
     memcpy(f->id, id, n);
@@ -286,4 +339,5 @@ void head_logs_close(struct mb_head *h)
 {
     for (struct head_follow *f = h->follows; f; f = f->next)
         end_follow(f, 1001, "the head is stopping");
+    head_log_answers_close(h);
 }

@@ -6,7 +6,9 @@
  *
  *  1. No file yet, no gang yet: an empty log; the reader asks again, a node at most all MISSING_MS.
  *  2. The gang begins a new attempt: what is left of the former one is read, then its log from 0.
- *  3. A node that is dead, or does not answer: MB_EUNAVAIL that names it.
+ *  3. A node that does not answer: MB_EUNAVAIL that names it. One that is dead, or has no such file
+ *     any more: the log is read from the job's store (log_store.c), from the byte where we are;
+ * while the job runs, a new attempt is looked for at its end. No store: MB_EUNAVAIL that says so.
  *  4. A rank that the gang does not have, or a job that ended without a gang: MB_ENOENT.
  *  5. Closed while a call is in flight: the call is cancelled, its end frees the source.
  */
@@ -18,6 +20,8 @@
 #include "base/clock.h"
 #include "base/logfile.h"
 #include "base/str.h"
+#include "gcs/log_place.h"
+#include "gcs/log_store.h"
 #include "gcs/services.h"
 #include "proto/mobula/agent.pb-c.h"
 
@@ -27,7 +31,8 @@ enum {
     WAIT_MS = 2000,
     CALL_MS = 10000,
     MISSING_MS = 100,
-    NAME_BYTES = 256, /* logs/job-driver-ID.log with the longest id */
+    SILENT_MS = 500,       /* until a node that did not answer is asked again */
+    SILENT_MAX_MS = 60000, /* dead ones are told apart long before */
     TIMES_MAX = 4096
 };
 
@@ -47,100 +52,30 @@ struct log_source {
     size_t used;                     /* of it */
     struct mb_grpc_call *call;
     struct mb_err failure;
-    char name[NAME_BYTES]; /* of the file that is being read */
+    char name[LOG_NAME_BYTES]; /* of the file that is being read */
     uint64_t missing_until_ms;
     int at_end, closed, rechecking;
+    int is_missing; /* its node lives and has no such file */
+    int is_patient;
+    uint64_t silent_ms;      /* since when its node does not answer; 0: it does */
+    struct log_store *store; /* of a log whose node is gone */
+    struct log_origin origin;
+    uint64_t look_again_ms;
     void (*ready)(void *arg);
     void *arg;
 };
-
-/* ---- where a rank's log is ---- */
-
-struct place {
-    struct head_node *node;
-    char name[NAME_BYTES];
-};
-
-/* 1: found; 0: no gang yet; negative: none, or its node is gone. */
-static int find_rank(struct mb_head *h, const char *job_id, int64_t rank, struct place *out,
-                     struct mb_err *err)
-{
-    char key[300];
-    struct mb_blob value;
-    json_t *record, *nodes;
-    const char *pg, *hex;
-    uint8_t id[MB_NODE_ID_BYTES];
-    int64_t world;
-    int rc;
-
-    snprintf(key, sizeof key, "gang:%s", job_id);
-    if (!mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value)) {
-        const struct head_job *job = head_job_find(h, job_id);
-
-        return job && mb_job_is_terminal(job->state)
-                   ? mb_err_set(err, MB_ENOENT, "job %s has no ranks", job_id)
-                   : 0;
-    }
-    record = json_loadb(value.p, value.n, 0, NULL);
-    nodes = json_object_get(record, "nodes");
-    pg = json_string_value(json_object_get(record, "placement_group_id"));
-    world = json_integer_value(json_object_get(record, "world_size"));
-    if (record && rank >= world) {
-        rc = mb_err_set(err, MB_ENOENT, "job %s has no rank %lld, its world size is %lld", job_id,
-                        (long long)rank, (long long)world);
-    } else if (!pg || json_array_size(nodes) == 0 || world < (int64_t)json_array_size(nodes)) {
-        rc = 0;
-    } else {
-        size_t i = (size_t)(rank / (world / (int64_t)json_array_size(nodes)));
-        hex = json_string_value(json_array_get(nodes, i));
-        out->node = hex && mb_unhex(hex, id, sizeof id) == 0 ? head_node_find_id(h, id) : NULL;
-        snprintf(out->name, sizeof out->name, "gangs/%.8s-%lld/rank-%lld.log", pg,
-                 (long long)json_integer_value(json_object_get(record, "attempt")),
-                 (long long)rank);
-        rc = 1;
-        if (!out->node || !head_node_alive(out->node))
-            rc = mb_err_set(err, MB_EUNAVAIL, "the log of rank %lld is on node %.8s, which is gone",
-                            (long long)rank, hex ? hex : "");
-    }
-    json_decref(record);
-    return rc;
-}
-
-/* A driver that the head before us started runs on, and its log is on its node. 1: there; 0: here,
- * or nowhere yet; negative: that node is gone. */
-static int find_driver(struct mb_head *h, const char *job_id, struct place *out, struct mb_err *err)
-{
-    const struct head_job *job = head_job_find(h, job_id);
-    const char *hex = job ? json_string_value(json_object_get(job->info, "driver_node_id")) : NULL;
-    uint8_t id[MB_NODE_ID_BYTES];
-
-    if (!hex || strcmp(hex, h->runner->node_id_hex(h->runner->self)) == 0 ||
-        mb_unhex(hex, id, sizeof id) != 0)
-        return 0;
-    out->node = head_node_find_id(h, id);
-    snprintf(out->name, sizeof out->name, "logs/job-driver-%s.log", job_id);
-    if (out->node && head_node_alive(out->node))
-        return 1;
-    return mb_err_set(err, MB_EUNAVAIL, "the driver's log is on node %.8s, which is gone", hex);
-}
 
 /* Is the log of a driver to be asked for at another node? What is here counts first: this node may
  * have been that one, under the id it had before. */
 static int is_elsewhere(struct mb_head *h, const char *job_id)
 {
-    struct place unused;
+    struct log_place unused;
     struct mb_err err = {0};
     char *path = NULL;
     int rc = h->runner->log_path(h->runner->self, job_id, &path, &err);
 
     mb_free(path);
-    return rc == MB_ENOENT && find_driver(h, job_id, &unused, &err) != 0;
-}
-
-static int find_log(struct mb_head *h, const char *job_id, int64_t rank, struct place *out,
-                    struct mb_err *err)
-{
-    return rank >= 0 ? find_rank(h, job_id, rank, out, err) : find_driver(h, job_id, out, err);
+    return rc == MB_ENOENT && head_log_place(h, job_id, -1, &unused, &err) != LOG_NOWHERE;
 }
 
 /* ---- a log on another node ---- */
@@ -156,6 +91,7 @@ static void drop_reply(struct log_source *s)
 static void free_source(struct log_source *s)
 {
     drop_reply(s);
+    head_log_store_close(s->store);
     mb_logfile_close(&s->file);
     mb_free(s->job_id);
     mb_free(s);
@@ -168,12 +104,28 @@ static void take_reply(struct log_source *s, const Mobula__V1__ReadLogReply *rep
     if (!s->started || reply->data.len > 0 || reply->offset < s->offset)
         s->offset = reply->offset;
     s->started = 1;
+    s->is_missing = 0;
+    s->silent_ms = 0;
     s->at_end = reply->data.len == 0;
     if (s->at_end)
         return;
     s->reply = (Mobula__V1__ReadLogReply *)mb_wire_copy(&reply->base);
     if (!s->reply)
         mb_err_set(&s->failure, MB_ENOMEM, "out of memory");
+}
+
+/* 1: the node is asked again in a moment, or is declared dead by then. */
+static int is_patient(struct log_source *s)
+{
+    uint64_t now_ms = mb_mono_ms();
+
+    if (!s->is_patient || (s->silent_ms > 0 && now_ms - s->silent_ms > SILENT_MAX_MS))
+        return 0;
+    if (s->silent_ms == 0)
+        s->silent_ms = now_ms;
+    s->at_end = 0;
+    s->missing_until_ms = now_ms + SILENT_MS;
+    return 1;
 }
 
 static void on_piece(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
@@ -190,16 +142,16 @@ static void on_piece(void *arg, int status, const char *detail, const ProtobufCM
     } else if (status == MB_GRPC_OK) {
         take_reply(s, (const Mobula__V1__ReadLogReply *)reply);
     } else if (status == MB_GRPC_NOT_FOUND) { /* the rank is about to start */
-        s->at_end = 1;
+        s->at_end = s->is_missing = 1;
         s->missing_until_ms = mb_mono_ms() + MISSING_MS;
-    } else {
+    } else if (!is_patient(s)) {
         mb_err_set(&s->failure, MB_EUNAVAIL, "the node of the log does not answer: %s",
                    detail ? detail : "");
     }
     s->ready(s->arg);
 }
 
-static int fetch(struct log_source *s, const struct place *p, struct mb_err *err)
+static int fetch(struct log_source *s, const struct log_place *p, struct mb_err *err)
 {
     Mobula__V1__ReadLogRequest q = MOBULA__V1__READ_LOG_REQUEST__INIT;
     struct mb_grpc_channel *channel = head_node_channel(s->h, p->node, err);
@@ -222,15 +174,99 @@ static int fetch(struct log_source *s, const struct place *p, struct mb_err *err
                          CALL_MS, on_piece, s, &s->call, err);
 }
 
+static int job_has_ended(const struct log_source *s)
+{
+    const struct head_job *job = head_job_find(s->h, s->job_id);
+
+    return !job || mb_job_is_terminal(job->state);
+}
+
+/* ---- a log whose node is gone ---- */
+
+static void on_store_ready(void *arg)
+{
+    struct log_source *s = arg;
+
+    s->ready(s->arg);
+}
+
+/* From here on it is read from the store, where we are in it. */
+static int to_store(struct log_source *s, const struct log_place *p, struct mb_err *err)
+{
+    struct log_store_opts opts = {.url = p->url,
+                                  .prefix = p->prefix,
+                                  .start = s->start,
+                                  .may_be_empty = p->node != NULL,
+                                  .ready = on_store_ready,
+                                  .arg = s};
+    int rc;
+
+    if (p->url[0] == '\0')
+        return head_log_place_lost(p, s->rank, err);
+    if (s->started)
+        opts.start = (struct log_start){.offset = strcmp(p->name, s->name) == 0 ? s->offset : 0};
+    head_log_store_close(s->store);
+    s->store = NULL;
+    rc = head_log_store_open(s->h, &opts, &s->store, err);
+    if (rc != 0)
+        return rc;
+    snprintf(s->name, sizeof s->name, "%s", p->name);
+    s->origin.number++;
+    snprintf(s->origin.node_hex, sizeof s->origin.node_hex, "%s", p->node_hex);
+    snprintf(s->origin.url, sizeof s->origin.url, "%.1700s/%s", p->url, p->prefix);
+    s->at_end = 0;
+    return 0;
+}
+
+/* The end of what the store has, and the job goes on: is there another attempt? */
+static int look_for_attempt(struct log_source *s, struct log_piece *out, struct mb_err *err)
+{
+    struct log_place p;
+    int rc;
+
+    if (job_has_ended(s) || mb_mono_ms() < s->look_again_ms)
+        return 0;
+    s->look_again_ms = mb_mono_ms() + MISSING_MS;
+    rc = head_log_place(s->h, s->job_id, s->rank, &p, err);
+    if (rc < 0 || rc == LOG_NOWHERE || (rc == LOG_GONE && strcmp(p.name, s->name) == 0))
+        return rc < 0 ? rc : 0;
+    out->at_end = 0;
+    if (rc == LOG_GONE)
+        return to_store(s, &p, err);
+    head_log_store_close(s->store);
+    s->store = NULL;
+    s->offset = 0;
+    s->at_end = 0;
+    return fetch(s, &p, err);
+}
+
+static int peek_store(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
+{
+    int rc = head_log_store_peek(s->store, max, out, err);
+
+    if (rc != 0)
+        return rc;
+    s->offset = out->offset;
+    s->at_end = out->at_end;
+    s->started |= out->n > 0 || out->at_end;
+    s->first = head_log_store_first(s->store);
+    s->size = s->origin.complete_to = head_log_store_end(s->store);
+    return out->at_end ? look_for_attempt(s, out, err) : 0;
+}
+
+/* ---- both of these ---- */
+
 static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
-    struct place p;
+    struct log_place p;
     int rc;
 
     if (s->failure.code != 0) {
         *err = s->failure;
         return err->code;
     }
+    if (s->store)
+        return peek_store(s, max, out, err);
     if (s->reply) {
         size_t left = s->reply->data.len - s->used;
         out->data = s->reply->data.data + s->used;
@@ -242,11 +278,16 @@ static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, 
     out->offset = s->offset;
     if (s->call || mb_mono_ms() < s->missing_until_ms)
         return 0;
-    rc = find_log(s->h, s->job_id, s->rank, &p, err);
-    if (rc == 0)
+    rc = head_log_place(s->h, s->job_id, s->rank, &p, err);
+    if (rc == LOG_NOWHERE)
         out->at_end = 1;
-    if (rc <= 0)
+    if (rc < 0 || rc == LOG_NOWHERE)
         return rc;
+    /* Its node forgot it, as it does with old ones. */
+    if (rc == LOG_GONE || (s->is_missing && p.url[0] != '\0' && job_has_ended(s))) {
+        out->at_end = 0;
+        return to_store(s, &p, err);
+    }
     if (s->at_end && strcmp(p.name, s->name) != 0) { /* a new attempt */
         s->offset = 0;
         s->at_end = out->at_end = 0;
@@ -335,6 +376,10 @@ int head_log_peek(struct log_source *s, size_t max, struct log_piece *out, struc
 void head_log_advance(struct log_source *s, size_t n)
 {
     s->offset += n;
+    if (s->store) {
+        head_log_store_advance(s->store, n);
+        return;
+    }
     s->used += n;
     if (s->reply && s->used == s->reply->data.len)
         drop_reply(s);
@@ -344,6 +389,7 @@ void head_log_recheck(struct log_source *s)
 {
     s->at_end = 0;
     s->missing_until_ms = 0;
+    s->look_again_ms = 0;
     if (s->call && !s->rechecking) {
         s->rechecking = 1;
         mb_grpc_call_cancel(s->call);
@@ -358,6 +404,24 @@ uint64_t head_log_first(const struct log_source *s)
 uint64_t head_log_size(const struct log_source *s)
 {
     return s->size;
+}
+
+void head_log_be_patient(struct log_source *s)
+{
+    s->is_patient = 1;
+}
+
+int head_log_origin_text(const struct log_origin *o, char *buf, size_t max)
+{
+    return snprintf(buf, max,
+                    "[mobula: node %s, which had this log, is gone: it is read from %.700s, which "
+                    "has it up to byte %llu; what was written after that is lost]\n",
+                    o->node_hex, o->url, (unsigned long long)o->complete_to);
+}
+
+const struct log_origin *head_log_origin(const struct log_source *s)
+{
+    return s->store ? &s->origin : NULL;
 }
 
 void head_log_close(struct log_source *s)
@@ -402,11 +466,14 @@ static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, ui
     struct asked *a = mb_calloc(1, sizeof *a);
     struct log_times none = {0};
     struct mb_grpc_channel *channel;
-    struct place p;
+    struct log_place p;
     struct mb_err err = {0};
-    int rc = a ? find_log(h, job_id, rank, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
+    int rc =
+        a ? head_log_place(h, job_id, rank, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
 
-    channel = rc == 1 ? head_node_channel(h, p.node, &err) : NULL;
+    if (rc == LOG_GONE && p.url[0] == '\0')
+        head_log_place_lost(&p, rank, &err);
+    channel = rc == LOG_ON_NODE ? head_node_channel(h, p.node, &err) : NULL;
     if (channel) {
         *a = (struct asked){cb, arg};
         q.name = p.name;

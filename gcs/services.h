@@ -54,9 +54,10 @@ struct head_poll { /* a long poll of a subscriber */
     uint64_t until_ms;
 };
 
-struct head_job;    /* jobs.c */
-struct head_sweep;  /* package_sweep.c */
-struct head_follow; /* log_follow.c */
+struct head_job;        /* jobs.c */
+struct head_sweep;      /* package_sweep.c */
+struct head_follow;     /* log_follow.c */
+struct head_log_answer; /* job_logs.c */
 
 struct mb_head {
     uv_loop_t *loop;
@@ -109,6 +110,8 @@ struct mb_head {
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
     struct head_follow *follows;
+    struct head_log_answer *log_answers; /* that wait for their first bytes */
+    unsigned n_log_stores;               /* logs that are read from object stores now */
 
     uint64_t max_package_bytes, package_keep_ms;
     uint64_t swept_ms;
@@ -263,6 +266,7 @@ int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *r
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
 void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
 void head_logs_close(struct mb_head *h);
+void head_log_answers_close(struct mb_head *h);
 /* The job's state changed, and the change is committed. */
 void head_logs_job_changed(struct mb_head *h, const char *id);
 

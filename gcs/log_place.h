@@ -1,0 +1,37 @@
+/*
+ * Where the log of a driver or of a rank is: on which node, under which name, and below which URL
+ * its pieces were sent. Inside of the head; loop-thread only.
+ */
+#ifndef MOBULA_GCS_LOG_PLACE_H
+#define MOBULA_GCS_LOG_PLACE_H
+
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_head;
+struct head_node;
+
+enum log_whereabouts {
+    LOG_NOWHERE, /* nothing has been written yet, or it is here */
+    LOG_ON_NODE, /* a node that lives has it */
+    LOG_GONE     /* the node that had it is gone */
+};
+
+enum { LOG_NAME_BYTES = 256, LOG_URL_BYTES = 2048 };
+
+struct log_place {
+    struct head_node *node;      /* of LOG_ON_NODE */
+    char node_hex[9];            /* the first digits of its id */
+    char name[LOG_NAME_BYTES];   /* of the file on the node */
+    char prefix[LOG_NAME_BYTES]; /* of its pieces below url: logs/JOB/rank-0/1/ */
+    char url[LOG_URL_BYTES];     /* "": the job sends its logs nowhere */
+};
+
+/* rank -1: the driver. An enum log_whereabouts, or MB_ENOENT: there is no such rank, and there will
+ * be none. */
+int head_log_place(struct mb_head *h, const char *job_id, int64_t rank, struct log_place *out,
+                   struct mb_err *err);
+/* Its log is gone and in no store: MB_EUNAVAIL, and why. */
+int head_log_place_lost(const struct log_place *p, int64_t rank, struct mb_err *err);
+
+#endif

@@ -65,6 +65,7 @@ void mb_launch_defaults(struct mb_launch *l)
     l->stop_grace_ms = 60000;
     l->lease_ms = 60000;
     l->restart_delay_ms = 1000;
+    l->elastic_wait_ms = 30000;
 }
 
 int mb_launch_is_url(const char *s)
@@ -204,6 +205,23 @@ static int tell_log_url(const char *url, struct mb_err *err)
     return mb_fs_write_atomic(path, url, strlen(url), 0600, err);
 }
 
+/* Only restarts are elastic, so --min-nodes alone would be without effect. */
+static int check_elastic(const struct mb_launch *l, struct mb_err *err)
+{
+    if (l->min_nodes > l->num_nodes)
+        return mb_err_set(err, MB_EINVAL, "--min-nodes %lld: there are only %lld (--num-nodes)",
+                          (long long)l->min_nodes, (long long)l->num_nodes);
+    if (l->min_nodes > 0 && l->min_nodes < l->num_nodes && l->max_restarts == 0)
+        return mb_err_set(err, MB_EINVAL,
+                          "--min-nodes needs --max-restarts N: only a restart goes on with fewer");
+    if (l->is_worker && l->min_nodes > 0 && l->min_nodes < l->num_nodes &&
+        (l->global_batch == 0 || l->micro_batch == 0))
+        return mb_err_set(err, MB_EINVAL,
+                          "--min-nodes needs --global-batch-size N and --micro-batch-size N: what "
+                          "stays the same on fewer nodes");
+    return 0;
+}
+
 static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
 {
     struct context c = {0};
@@ -212,8 +230,9 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     int status;
 
     o.address = gcs_address(l, &err);
-    if (!o.address || identify(&c, l, &err) < 0 || mb_token_load(NULL, &c.token, &err) < 0 ||
-        collect_env(&c, &err) < 0 || (l->as_driver && add_drivers_env(&c, &err) < 0) ||
+    if (!o.address || check_elastic(l, &err) < 0 || identify(&c, l, &err) < 0 ||
+        mb_token_load(NULL, &c.token, &err) < 0 || collect_env(&c, &err) < 0 ||
+        (l->as_driver && add_drivers_env(&c, &err) < 0) ||
         tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
@@ -248,6 +267,10 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.lease_ms = l->lease_ms;
     o.max_restarts = (uint32_t)l->max_restarts;
     o.restart_delay_ms = l->restart_delay_ms;
+    o.min_nodes = (uint32_t)l->min_nodes;
+    o.elastic_wait_ms = l->elastic_wait_ms;
+    o.global_batch = (uint64_t)l->global_batch;
+    o.micro_batch = (uint64_t)l->micro_batch;
     status = mb_driver_run(&o);
 out:
     close_context(&c);

@@ -24,6 +24,8 @@ struct mb_launch {
     uint64_t lease_ms;
     int64_t max_restarts;
     uint64_t restart_delay_ms;
+    int64_t min_nodes; /* 0: not given, all of num_nodes */
+    uint64_t elastic_wait_ms;
     /* Filled by the verb, not by options. */
     const char *const *argv; /* of a rank; NULL-terminated */
     const char *entrypoint;
@@ -32,6 +34,7 @@ struct mb_launch {
     int tag_ranks;
     int as_driver; /* the command is the driver of the job that we are in */
     int64_t driver_gpus;
+    int64_t global_batch, micro_batch; /* of a trainer whose batches have to divide; 0: unknown */
 };
 
 /* Rows of an option table for the common part; `type` is the verb's struct, `field` its member of
@@ -115,6 +118,22 @@ struct mb_launch {
          MB_OPTION_DURATION,                                                                       \
          offsetof(type, field.restart_delay_ms),                                                   \
          "before the first of them; doubles while attempts get nowhere (1s)",                      \
+         0,                                                                                        \
+         0},                                                                                       \
+        {"min-nodes",                                                                              \
+         0,                                                                                        \
+         "N",                                                                                      \
+         MB_OPTION_INT,                                                                            \
+         offsetof(type, field.min_nodes),                                                          \
+         "a restart goes on with as few as these, if no more are there (--num-nodes)",             \
+         1,                                                                                        \
+         65536},                                                                                   \
+        {"elastic-wait",                                                                           \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_DURATION,                                                                       \
+         offsetof(type, field.elastic_wait_ms),                                                    \
+         "how long it waits for all nodes before (30s)",                                           \
          0,                                                                                        \
          0},                                                                                       \
     {                                                                                              \

@@ -3,8 +3,8 @@
  *  1. Our own options are taken out of the command line; everything else goes to the workers as it
  *     stands, in order, so that Megatron's rules (last wins, lists) hold there; but a misspelt
  * option of ours is refused here, with the right one (train_words.h).
- *  2. --load with a URL is pulled by the agents before the ranks start; --save and
- *     --distributed-backend are read, not taken.
+ *  2. --load with a URL is pulled by the agents before the ranks start; --save,
+ *     --distributed-backend and the batch sizes are read, not taken.
  *  3. --help prints our options, then the workers' argument groups.
  */
 #include <stdio.h>
@@ -78,6 +78,16 @@ out:
     return status;
 }
 
+/* 0 when it is not given, or not a number: the workers say so. */
+static int64_t find_number(char **words, int n, const char *name)
+{
+    int at = 0;
+    const char *text = find_value(words, n, name, &at);
+    int64_t value = 0;
+
+    return text && mb_parse_i64(text, 1, INT32_MAX, name, &value, NULL) == 0 ? value : 0;
+}
+
 static void read_megatron(struct mb_train *t, char **words, int *n)
 {
     int at = 0;
@@ -86,6 +96,8 @@ static void read_megatron(struct mb_train *t, char **words, int *n)
 
     t->launch.use_gpu = !backend || strcmp(backend, "gloo") != 0;
     t->launch.save_dir = find_value(words, *n, "--save", &at);
+    t->launch.global_batch = find_number(words, *n, "--global-batch-size");
+    t->launch.micro_batch = find_number(words, *n, "--micro-batch-size");
     load = find_value(words, *n, "--load", &at);
     if (load && mb_launch_is_url(load)) {
         t->launch.load_url = load;

@@ -163,9 +163,15 @@ int mb_gcs_pg_get(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t t
 /* Every group, the removed ones too. */
 int mb_gcs_pg_list(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_pgs_cb cb, void *arg,
                    struct mb_gcs_op **op, struct mb_err *err);
-/* What a group waits for. MB_EUNSUPPORTED from a real GCS. waits 0: it has its nodes. */
-typedef void (*mb_gcs_reason_cb)(void *arg, const struct mb_err *err, int waits, uint32_t ahead,
-                                 const char *reason);
+/* What a group waits for. MB_EUNSUPPORTED from a real GCS. */
+struct mb_gcs_waiting {
+    int waits;        /* 0: it has its nodes */
+    uint32_t ahead;   /* groups before it in the queue */
+    uint32_t n_nodes; /* that have room for one of its bundles now, or hold one */
+    const char *reason;
+};
+typedef void (*mb_gcs_reason_cb)(void *arg, const struct mb_err *err,
+                                 const struct mb_gcs_waiting *w);
 int mb_gcs_pg_reason(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,
                      mb_gcs_reason_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
 int mb_gcs_pg_remove(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,

@@ -167,9 +167,12 @@ static void complete_reason(struct mb_gcs_op *op, const struct mb_err *err,
                             const ProtobufCMessage *reply)
 {
     const Mobula__V1__WhyWaitingReply *m = (const Mobula__V1__WhyWaitingReply *)reply;
+    const struct mb_gcs_waiting w = {.waits = m ? m->is_waiting : 0,
+                                     .ahead = m ? m->ahead : 0,
+                                     .n_nodes = m ? m->nodes : 0,
+                                     .reason = m ? m->reason : ""};
 
-    ((mb_gcs_reason_cb)op->cb)(op->cb_arg, err, m ? m->is_waiting : 0, m ? m->ahead : 0,
-                               m ? m->reason : "");
+    ((mb_gcs_reason_cb)op->cb)(op->cb_arg, err, &w);
 }
 
 int mb_gcs_pg_reason(struct mb_gcs *c, const uint8_t id[MB_PG_ID_BYTES], uint64_t timeout_ms,

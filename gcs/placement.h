@@ -139,6 +139,9 @@ typedef const char *(*mb_place_name_fn)(void *arg, const uint8_t node_id[MB_NODE
  */
 int mb_placement_reason(const struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES],
                         mb_place_name_fn name_of, void *arg, struct mb_buf *out);
+/* Of a group that waits: how many nodes have room for its largest open bundle now, the queue apart,
+ * or hold one of its bundles. 0 for another group, or without memory. */
+size_t mb_placement_nodes_for(const struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES]);
 
 /* ---- the engine ---- */
 /* The next thing to do: 1 and *out, or 0. Call until 0 after every event and when due. */

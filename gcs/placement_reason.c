@@ -1,9 +1,9 @@
 /*
  * Placement: why a group waits, for people.
  *
- *  1. Something is free but kept for a group ahead: who that is and by which rule.
- *  2. The nodes that are there could not hold it, were they empty: how many such nodes are missing,
- *     or what the largest has.
+ *  1. The nodes that are there could not hold it, were they empty: how many such nodes are missing,
+ *     or what the largest has; whoever is before it in the queue.
+ *  2. Something is free but kept for a group ahead: who that is and by which rule.
  *  3. They are busy: what is missing on how many nodes, and what the nearest ones have free.
  *  4. Everything is there: bundles are on their way back, or a node refused and is asked again.
  */
@@ -215,12 +215,13 @@ static int say(struct look *l)
 
     if (place_is_orphan(l->g))
         return mb_buf_puts(l->out, "its driver is away; it leaves the queue soon");
+    /* What no turn in the queue could mend comes first. */
+    if (l->bundle && l->bundle->n_resources > 0 && l->n_possible < needed)
+        return say_too_small(l);
     if (l->g->behind)
         return say_kept(l);
     if (!l->bundle || l->bundle->n_resources == 0)
         return mb_buf_puts(l->out, "waiting for its turn");
-    if (l->n_possible < needed)
-        return say_too_small(l);
     if (l->n_fit < needed)
         return say_busy(l);
     if (needed < l->n_open && l->g->wait == MB_PLACE_NO_RESOURCES) {
@@ -253,4 +254,20 @@ int mb_placement_reason(const struct mb_placement *p, const uint8_t pg_id[MB_PG_
         out->data[len] = '\0';
     }
     return rc != 0 ? MB_ENOMEM : 0;
+}
+
+size_t mb_placement_nodes_for(const struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BYTES])
+{
+    struct look l = {.p = p};
+    size_t n = 0;
+
+    l.g = place_find_group(p, pg_id);
+    if (!l.g || !place_is_waiting(l.g))
+        return 0;
+    if (look_at_nodes(&l) == 0)
+        n = l.n_fit;
+    for (size_t k = 0; k < p->n_nodes; k++)
+        n += l.g->pub.strategy == MB_PG_STRICT_SPREAD && holds_one(l.g, k);
+    mb_free(l.lacks);
+    return n;
 }

@@ -110,6 +110,7 @@ static void why_waiting(void *arg, struct mb_grpc_req *req, const ProtobufCMessa
         reason_of(h, id.data, &reason) == 0) {
         reply.is_waiting = info.is_waiting;
         reply.ahead = info.ahead;
+        reply.nodes = (uint32_t)mb_placement_nodes_for(h->placement, id.data);
         reply.reason = mb_wire_str(mb_buf_str(&reason));
     }
     mb_grpc_reply(req, &reply.base);

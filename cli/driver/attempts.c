@@ -65,11 +65,11 @@ static void empty_slots(struct driver *d)
     for (uint32_t i = 0; i < d->opts->num_nodes; i++)
         if (d->nodes[i].driver)
             drv_node_reset(&d->nodes[i]);
-    for (uint32_t r = 0; r < drv_world_size(d); r++) {
+    for (uint32_t r = 0; r < drv_ranks_max(d); r++) {
         mb_free(d->endpoints[r]);
         d->endpoints[r] = NULL;
     }
-    memset(d->exits, 0, drv_world_size(d) * sizeof(*d->exits));
+    memset(d->exits, 0, drv_ranks_max(d) * sizeof(*d->exits));
     memset(d->uploads, 0, d->opts->num_nodes * sizeof(*d->uploads));
     drv_output_flush(d);
     drv_seals_clear(d);
@@ -122,7 +122,7 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
     if (err->code || d->closing)
         return;
     for (size_t i = 0; i < n; i++)
-        for (uint32_t k = 0; nodes[i].is_dead && k < d->opts->num_nodes; k++)
+        for (uint32_t k = 0; nodes[i].is_dead && k < d->n_nodes; k++)
             if (d->nodes[k].channel &&
                 memcmp(d->nodes[k].node_id, nodes[i].node_id, MB_NODE_ID_BYTES) == 0)
                 drv_node_declared_dead(&d->nodes[k]);

@@ -2,13 +2,13 @@
  * Shell around state.c: the GCS requests, the signals, the clock.
  *  1. Connect. Inside a job of a real Ray head its supervisor actor owns the placement group;
  *     elsewhere we add a job of our own, bound to a live node.
- *  2. Create the group, wait until it is CREATED (saying every 10 s what it waits for), look up the
- *     nodes of its bundles: bundle i is node i of the gang.
+ *  2. Reserve (reserve.c): a group, its nodes.
  *  3. The streams (node.c) run the gang; once a second leases are renewed and the record is
  * written.
  *  4. Release: remove the group, finish our job, write the last record, leave.
  *  5. The attempt failed and restart.c wants another (attempts.c): the group is kept when its nodes
- *     are well, else everything is given back; then on from the reservation.
+ *     are well and there are not more of them now (elastic.c), else everything is given back; then
+ *     on from the reservation.
  *  6. A signal: the state machine stops the gang and lets it save; a second signal abandons
  * uploads.
  */
@@ -53,7 +53,7 @@ void drv_event(struct driver *d, const struct mb_drv_event *e)
     do_actions(d, actions);
 }
 
-static void failed(struct driver *d, const struct mb_err *err)
+void drv_failed(struct driver *d, const struct mb_err *err)
 {
     if (d->closing || err->code == MB_ECANCELED)
         return;
@@ -73,7 +73,7 @@ static void on_job_added(void *arg, const struct mb_err *err)
     struct driver *d = arg;
 
     if (err->code) {
-        failed(d, err);
+        drv_failed(d, err);
         return;
     }
     d->own_job = 1;
@@ -87,7 +87,7 @@ static void on_job_id(void *arg, const struct mb_err *err, const uint8_t job_id[
     struct mb_err e = {0};
 
     if (err->code) {
-        failed(d, err);
+        drv_failed(d, err);
         return;
     }
     memcpy(d->job_id, job_id, sizeof(d->job_id));
@@ -99,7 +99,7 @@ static void on_job_id(void *arg, const struct mb_err *err, const uint8_t job_id[
     job.driver_pid = getpid();
     job.node_port = d->owner.port;
     if (mb_gcs_add_job(d->gcs, &job, REQUEST_TIMEOUT_MS, on_job_added, d, NULL, &e) < 0)
-        failed(d, &e);
+        drv_failed(d, &e);
 }
 
 /* Our job is bound to a live node, so that it ends with that node; the head's own is preferred. */
@@ -111,7 +111,7 @@ static void on_owner_nodes(void *arg, const struct mb_err *err, const struct mb_
     struct mb_err e = {0};
 
     if (err->code) {
-        failed(d, err);
+        drv_failed(d, err);
         return;
     }
     for (size_t i = 0; i < n; i++)
@@ -122,13 +122,13 @@ static void on_owner_nodes(void *arg, const struct mb_err *err, const struct mb_
                    "the cluster at %s has no live node; start one with: mobula "
                    "start --address %s",
                    d->opts->address, d->opts->address);
-        failed(d, &e);
+        drv_failed(d, &e);
         return;
     }
     memcpy(d->owner.node_id, best->node_id, sizeof(best->node_id));
     d->owner.port = best->port;
     if (mb_gcs_next_job_id(d->gcs, REQUEST_TIMEOUT_MS, on_job_id, d, NULL, &e) < 0)
-        failed(d, &e);
+        drv_failed(d, &e);
 }
 
 static void own_by_job(struct driver *d)
@@ -136,7 +136,7 @@ static void own_by_job(struct driver *d)
     struct mb_err e = {0};
 
     if (mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_owner_nodes, d, NULL, &e) < 0)
-        failed(d, &e);
+        drv_failed(d, &e);
 }
 
 static void on_actor(void *arg, const struct mb_err *err, const uint8_t actor_id[MB_ACTOR_ID_BYTES])
@@ -148,7 +148,7 @@ static void on_actor(void *arg, const struct mb_err *err, const uint8_t actor_id
         return;
     }
     if (err->code) {
-        failed(d, err);
+        drv_failed(d, err);
         return;
     }
     memcpy(d->actor_id, actor_id, sizeof(d->actor_id));
@@ -173,171 +173,7 @@ static void do_own(struct driver *d)
     snprintf(name, sizeof(name), "_ray_internal_job_actor_%s", d->opts->submission_id);
     if (mb_gcs_named_actor(d->gcs, name, "SUPERVISOR_ACTOR_RAY_NAMESPACE", REQUEST_TIMEOUT_MS,
                            on_actor, d, NULL, &e) < 0)
-        failed(d, &e);
-}
-
-/* ---- reserving ---- */
-
-static const struct mb_gcs_node *find_node(const struct mb_gcs_node *nodes, size_t n,
-                                           const uint8_t id[MB_NODE_ID_BYTES])
-{
-    for (size_t i = 0; i < n; i++)
-        if (memcmp(nodes[i].node_id, id, MB_NODE_ID_BYTES) == 0)
-            return &nodes[i];
-    return NULL;
-}
-
-struct bundle_nodes { /* node ids by bundle, between two requests */
-    struct driver *d;
-    size_t n;
-    uint8_t ids[][MB_NODE_ID_BYTES];
-};
-
-static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
-                          size_t n)
-{
-    struct bundle_nodes *b = arg;
-    struct driver *d = b->d;
-    struct mb_err e = *err;
-
-    for (size_t i = 0; !e.code && i < b->n; i++) {
-        const struct mb_gcs_node *node = find_node(nodes, n, b->ids[i]);
-
-        if (!node)
-            mb_err_set(&e, MB_EPROTO, "the GCS placed bundle %zu on a node it does not list", i);
-        else
-            drv_node_init(d, (uint32_t)i, node, &e);
-        if (node && d->opts->as_driver)
-            fprintf(stderr, "mobula: the driver runs on node %s (%s)\n", node->node_name, node->ip);
-    }
-    mb_free(b);
-    if (e.code)
-        failed(d, &e);
-    else
-        drv_happened(d, MB_DRV_RESERVED);
-}
-
-static void on_group(void *arg, const struct mb_err *err, const struct mb_gcs_pg *groups, size_t n)
-{
-    struct driver *d = arg;
-    struct mb_err e = *err;
-    struct bundle_nodes *b = NULL;
-
-    if (!e.code && (n != 1 || groups[0].n_bundles != d->opts->num_nodes))
-        mb_err_set(&e, MB_EPROTO,
-                   "the GCS answers with another placement group than was asked for");
-    for (uint32_t i = 0; !e.code && i < d->opts->num_nodes; i++)
-        if (!groups[0].bundles[i].has_node)
-            mb_err_set(&e, MB_EUNAVAIL,
-                       "a node of the placement group was lost right after it was "
-                       "created");
-    if (!e.code) {
-        b = mb_alloc(sizeof(*b) + d->opts->num_nodes * sizeof(b->ids[0]));
-        if (!b)
-            mb_err_set(&e, MB_ENOMEM, "out of memory");
-    }
-    if (!e.code) {
-        b->d = d;
-        b->n = d->opts->num_nodes;
-        for (size_t i = 0; i < b->n; i++)
-            memcpy(b->ids[i], groups[0].bundles[i].node_id, MB_NODE_ID_BYTES);
-        mb_gcs_nodes(d->gcs, REQUEST_TIMEOUT_MS, on_gang_nodes, b, NULL, &e);
-    }
-    if (e.code) {
-        mb_free(b);
-        failed(d, &e);
-    }
-}
-
-static void on_created(void *arg, const struct mb_err *err)
-{
-    struct driver *d = arg;
-    struct mb_err e = *err;
-
-    d->wait_op = NULL;
-    if (mb_drv_phase(d->state) != MB_DRV_RESERVE)
-        return;
-    if (e.code == MB_ETIMEOUT)
-        mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s%s%s; see: mobula status",
-                   d->opts->num_nodes, (unsigned long long)(d->opts->reserve_timeout_ms / 1000),
-                   d->waiting.missing[0] ? ": " : "", d->waiting.missing);
-    if (!e.code)
-        mb_gcs_pg_get(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_group, d, NULL, &e);
-    if (e.code)
-        failed(d, &e);
-}
-
-static void on_requested(void *arg, const struct mb_err *err)
-{
-    struct driver *d = arg;
-    struct mb_err e = *err;
-
-    if (!e.code && mb_drv_phase(d->state) == MB_DRV_RESERVE)
-        mb_gcs_pg_wait(d->gcs, d->pg_id, d->opts->reserve_timeout_ms, on_created, d, &d->wait_op,
-                       &e);
-    if (e.code)
-        failed(d, &e);
-}
-
-/* The group of the attempt before is kept; a bundle whose node died meanwhile is placed anew by the
- * GCS. */
-static void take_group_over(struct driver *d)
-{
-    const struct mb_err ok = {0};
-
-    d->keeps_group = 0;
-    on_requested(d, &ok);
-}
-
-static void do_reserve(struct driver *d)
-{
-    const int as_driver = d->opts->as_driver;
-    const struct mb_gcs_resource resources[] = {
-        {as_driver ? "mobula_driver" : "mobula_slot", d->opts->ranks_per_node},
-        {"mobula_gpu", as_driver ? d->opts->driver_gpus : d->opts->ranks_per_node},
-    };
-    struct mb_gcs_bundle *bundles = mb_calloc(d->opts->num_nodes, sizeof(*bundles));
-    struct mb_gcs_pg pg = {0};
-    struct mb_err e = {0};
-    char name[260];
-    int named;
-
-    drv_waiting_begin(d);
-    if (d->keeps_group) {
-        mb_free(bundles);
-        take_group_over(d);
-        return;
-    }
-    if (!bundles) {
-        mb_err_set(&e, MB_ENOMEM, "out of memory");
-        failed(d, &e);
-        return;
-    }
-    for (uint32_t i = 0; i < d->opts->num_nodes; i++) {
-        bundles[i].resources = resources;
-        bundles[i].n_resources = d->opts->use_gpu || d->opts->driver_gpus ? 2 : 1;
-    }
-    mb_gcs_pg_new_id(d->job_id, d->pg_id);
-    if (!d->has_gang_id)
-        memcpy(d->gang_id, d->pg_id, sizeof(d->gang_id));
-    d->has_gang_id = 1;
-    memcpy(pg.id, d->pg_id, sizeof(pg.id));
-    memcpy(pg.job_id, d->job_id, sizeof(pg.job_id));
-    memcpy(pg.actor_id, d->actor_id, sizeof(pg.actor_id));
-    named = snprintf(name, sizeof(name), "mobula-%s", d->opts->job_id);
-    if (d->opts->priority)
-        snprintf(name + named, sizeof(name) - (size_t)named, "@priority=%d", d->opts->priority);
-    pg.name = name;
-    pg.has_actor = d->has_actor;
-    pg.bundles = bundles;
-    pg.n_bundles = d->opts->num_nodes;
-    pg.strategy = d->opts->num_nodes > 1 ? MB_PG_STRICT_SPREAD : MB_PG_PACK;
-    d->reserved = 1;
-    if (mb_gcs_pg_create(d->gcs, &pg, REQUEST_TIMEOUT_MS, on_requested, d, NULL, &e) < 0) {
-        d->reserved = 0;
-        failed(d, &e);
-    }
-    mb_free(bundles);
+        drv_failed(d, &e);
 }
 
 /* ---- the end ---- */
@@ -418,15 +254,10 @@ static void on_group_removed(void *arg, const struct mb_err *err)
     finish_job(arg);
 }
 
-static void do_release(struct driver *d)
+static void give_back(struct driver *d)
 {
     struct mb_err e = {0};
 
-    if (drv_attempts_conclude(d) && d->next.keep_group) {
-        d->keeps_group = 1;
-        drv_attempts_begin(d);
-        return;
-    }
     d->releasing = !d->next.again;
     d->keeps_group = 0;
     d->record_busy = 0; /* the last record counts: an older put in flight may be overtaken */
@@ -438,13 +269,41 @@ static void do_release(struct driver *d)
         finish_job(d);
 }
 
+static void keep_group(struct driver *d)
+{
+    d->keeps_group = 1;
+    drv_attempts_begin(d);
+}
+
+/* The attempt had fewer nodes than it might have: are more of them there now? */
+static void on_alive(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes, size_t n)
+{
+    struct driver *d = arg;
+
+    if (d->closing)
+        return;
+    if (err->code || mb_elastic_keeps(&d->elastic, drv_waiting_count(d, nodes, n)))
+        keep_group(d);
+    else
+        give_back(d);
+}
+
+static void do_release(struct driver *d)
+{
+    if (!drv_attempts_conclude(d) || !d->next.keep_group)
+        give_back(d);
+    else if (d->n_nodes == d->opts->num_nodes ||
+             mb_gcs_nodes(d->gcs, RELEASE_TIMEOUT_MS, on_alive, d, NULL, NULL) < 0)
+        keep_group(d);
+}
+
 static void do_actions(struct driver *d, int actions)
 {
     if (actions & MB_DRV_DO_OWN)
         do_own(d);
     if (actions & MB_DRV_DO_RESERVE)
-        do_reserve(d);
-    for (uint32_t i = 0; i < d->opts->num_nodes; i++) {
+        drv_reserve(d);
+    for (uint32_t i = 0; i < d->n_nodes; i++) {
         struct drv_node *n = &d->nodes[i];
 
         if (!n->driver || mb_drv_node_ended(d->state, i))
@@ -482,14 +341,14 @@ static void on_gcs(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const s
         break;
     case MB_GCS_CONNECT_FAILED:
         mb_err_wrap(&e, "cannot reach a cluster at %s", d->opts->address);
-        failed(d, &e);
+        drv_failed(d, &e);
         break;
     case MB_GCS_CLUSTER_CHANGED:
         mb_err_set(&e, MB_EUNAVAIL,
                    "another cluster answers at %s: the head was restarted without "
                    "its store",
                    d->opts->address);
-        failed(d, &e);
+        drv_failed(d, &e);
         break;
     default:
         break;
@@ -513,7 +372,7 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
         drv_event(d, &(struct mb_drv_event){.kind = MB_DRV_INTERRUPTED, .signal = signum});
         return;
     }
-    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+    for (uint32_t i = 0; i < d->n_nodes; i++)
         if (d->nodes[i].driver && !mb_drv_node_ended(d->state, i))
             drv_node_end(&d->nodes[i], 1);
 }
@@ -522,7 +381,7 @@ static void on_tick(uv_timer_t *t)
 {
     struct driver *d = t->data;
 
-    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+    for (uint32_t i = 0; i < d->n_nodes; i++)
         if (d->nodes[i].driver)
             drv_node_renew(&d->nodes[i]);
     if (d->record_dirty && mb_drv_phase(d->state) > MB_DRV_OWN)
@@ -549,9 +408,9 @@ static int setup(struct driver *d, struct mb_err *err)
     d->state = mb_drv_create(&config);
     d->nodes = mb_calloc(o->num_nodes, sizeof(*d->nodes));
     d->uploads = mb_calloc(o->num_nodes, sizeof(*d->uploads));
-    d->endpoints = mb_calloc(drv_world_size(d), sizeof(*d->endpoints));
-    d->exits = mb_calloc(drv_world_size(d), sizeof(*d->exits));
-    d->output = mb_calloc(drv_world_size(d), sizeof(*d->output));
+    d->endpoints = mb_calloc(drv_ranks_max(d), sizeof(*d->endpoints));
+    d->exits = mb_calloc(drv_ranks_max(d), sizeof(*d->exits));
+    d->output = mb_calloc(drv_ranks_max(d), sizeof(*d->output));
     if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->exits || !d->output)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     mb_signals_block(); /* gRPC's threads too */
@@ -594,7 +453,7 @@ static void teardown(struct driver *d)
     drv_seals_clear(d);
     if (d->lines_after_verdict >= VERDICT_BURIED_LINES)
         fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
-    for (uint32_t r = 0; d->endpoints && r < drv_world_size(d); r++)
+    for (uint32_t r = 0; d->endpoints && r < drv_ranks_max(d); r++)
         mb_free(d->endpoints[r]);
     for (size_t i = 0; i < d->n_causes; i++)
         mb_free(d->causes[i]);
@@ -621,6 +480,14 @@ int mb_driver_run(const struct mb_driver_opts *opts)
         .opts = opts,
         .attempt = 1,
         .restart = {.max_restarts = opts->max_restarts, .delay_ms = opts->restart_delay_ms},
+        .n_nodes = opts->num_nodes,
+        .elastic = {.min_nodes = opts->min_nodes ? opts->min_nodes : opts->num_nodes,
+                    .max_nodes = opts->num_nodes,
+                    .ranks_per_node = opts->ranks_per_node,
+                    .global_batch = opts->global_batch,
+                    .micro_batch = opts->micro_batch,
+                    .wait_ms = opts->elastic_wait_ms,
+                    .n_nodes = opts->num_nodes},
         .committed = -1,
         .attempt_iteration = -1,
         .saved_locally = -1};

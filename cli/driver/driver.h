@@ -35,6 +35,10 @@ struct mb_driver_opts {
     uint64_t lease_ms;
     uint32_t max_restarts;     /* attempts after the first; restart.h decides */
     uint64_t restart_delay_ms; /* before the first of them */
+    uint32_t min_nodes;        /* of a later attempt; 0: num_nodes. elastic.h decides */
+    uint64_t elastic_wait_ms;  /* for all num_nodes, before fewer are asked for */
+    uint64_t global_batch;     /* what has to divide on fewer nodes; 0: anything does */
+    uint64_t micro_batch;
 };
 
 /* Returns the exit status of the process: 0 only if every rank exited 0 and everything saved with a

@@ -7,6 +7,7 @@
 #include "base/grpc/grpc.h"
 #include "base/signals.h"
 #include "cli/driver/driver.h"
+#include "cli/driver/elastic.h"
 #include "cli/driver/restart.h"
 #include "cli/driver/state.h"
 #include "cli/driver/uploads.h"
@@ -103,6 +104,10 @@ struct driver {
     uint8_t gang_id[MB_PG_ID_BYTES]; /* the group of the first attempt: what attempts count by */
     int has_gang_id;
     int keeps_group; /* the next attempt takes the group over */
+    struct mb_elastic elastic;
+    uint32_t n_nodes;       /* of the present attempt, at most opts->num_nodes */
+    int is_resizing;        /* the wait is cancelled, then another group asked for */
+    uint64_t reserve_by_ms; /* monotonic */
     struct mb_signals signals;
     uv_timer_t tick;  /* once a second: renew leases, the KV record, waiting lines */
     uv_timer_t pause; /* before another attempt */
@@ -126,10 +131,10 @@ struct driver {
     int handles_open;
     uint64_t looked_ms;            /* for nodes that died */
     struct mb_gcs_op *wait_op;     /* pg_wait in flight */
-    struct drv_node *nodes;        /* [num_nodes] */
-    struct mb_drv_upload *uploads; /* [num_nodes] */
-    char **endpoints;              /* [world size] */
-    struct drv_exit *exits;        /* [world size], of the newest attempt */
+    struct drv_node *nodes;        /* [opts->num_nodes] */
+    struct mb_drv_upload *uploads; /* [opts->num_nodes] */
+    char **endpoints;              /* [drv_ranks_max()], as the next two */
+    struct drv_exit *exits;        /* of the newest attempt */
     struct drv_rank_output *output;
     struct drv_seal seals[DRV_SEALS_MAX]; /* oldest first */
     size_t n_seals;
@@ -138,15 +143,27 @@ struct driver {
     int record_busy;
 };
 
-static inline uint32_t drv_world_size(const struct driver *d)
+static inline uint32_t drv_ranks_max(const struct driver *d)
 {
     return d->opts->num_nodes * d->opts->ranks_per_node;
+}
+
+static inline uint32_t drv_world_size(const struct driver *d) /* of the present attempt */
+{
+    return d->n_nodes * d->opts->ranks_per_node;
 }
 
 /* driver.c: feed one event to the state machine and do what it says. */
 void drv_event(struct driver *d, const struct mb_drv_event *e);
 
 void drv_happened(struct driver *d, enum mb_drv_event_kind kind);
+/* A request of ours failed; one that was cancelled did not. */
+void drv_failed(struct driver *d, const struct mb_err *err);
+
+/* reserve.c */
+void drv_reserve(struct driver *d);
+/* While it waits: so many nodes are there for the gang; is_guess: alive, perhaps busy. */
+void drv_reserve_look(struct driver *d, uint32_t n_there, int is_guess);
 
 /* attempts.c */
 /* The present attempt is over. 1: another follows, and d->next says how; drv_attempts_begin() when
@@ -179,6 +196,8 @@ void drv_seals_clear(struct driver *d);
 /* waiting.c */
 void drv_waiting_begin(struct driver *d);
 void drv_waiting_tick(struct driver *d); /* once a second */
+/* Nodes that are alive and could hold a bundle, were they empty. */
+uint32_t drv_waiting_count(const struct driver *d, const struct mb_gcs_node *nodes, size_t n);
 
 /* output.c */
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);

@@ -338,7 +338,7 @@ void drv_node_launch(struct drv_node *n)
     env[n_env] = master_addr;
     env[n_env + 1] = master_port;
     launch.world_size = drv_world_size(d);
-    launch.num_nodes = o->num_nodes;
+    launch.num_nodes = d->n_nodes;
     launch.node_rank = n->index;
     launch.ranks = rank_list;
     launch.n_ranks = per_node;
@@ -453,7 +453,7 @@ static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
     struct mb_drv_event e = {.node = n->index, .iteration = u->iteration};
 
     d->uploads[n->index] = (struct mb_drv_upload){u->iteration, u->done_bytes, u->total_bytes};
-    mb_drv_uploads_sum(d->uploads, d->opts->num_nodes, &d->report.upload_done_bytes,
+    mb_drv_uploads_sum(d->uploads, d->n_nodes, &d->report.upload_done_bytes,
                        &d->report.upload_total_bytes);
     d->record_dirty = 1;
     if (u->committed && u->iteration > d->committed)

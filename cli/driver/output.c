@@ -55,7 +55,7 @@ void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p,
 
 void drv_output_flush(struct driver *d)
 {
-    for (uint32_t r = 0; d->output && r < drv_world_size(d); r++) {
+    for (uint32_t r = 0; d->output && r < drv_ranks_max(d); r++) {
         struct mb_buf *partial = &d->output[r].partial;
 
         if (partial->len) {

@@ -28,7 +28,7 @@ static json_t *nodes_json(const struct driver *d)
     json_t *list = json_array();
     char hex[2 * MB_NODE_ID_BYTES + 1];
 
-    for (uint32_t i = 0; d->nodes && i < d->opts->num_nodes && d->nodes[i].ip; i++)
+    for (uint32_t i = 0; d->nodes && i < d->n_nodes && d->nodes[i].ip; i++)
         json_array_append_new(list,
                               json_string(mb_hex(d->nodes[i].node_id, MB_NODE_ID_BYTES, hex)));
     return list;
@@ -66,15 +66,15 @@ char *drv_record_json(const struct driver *d)
     for (size_t i = 0; i < d->n_causes; i++)
         json_array_append_new(restarts, json_string(d->causes[i]));
     root = json_pack(
-        "{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:i, "
+        "{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:i, s:i, "
         "s:o*, s:o*, s:o*, s:o*}",
         "submission_id", d->opts->submission_id ? d->opts->submission_id : "", "placement_group_id",
         pg, "attempt", (int)d->attempt, "world_size", (int)drv_world_size(d), "num_nodes",
-        (int)d->opts->num_nodes, "state", state_word(d), "error", mb_drv_verdict(d->state),
-        "iteration", (json_int_t)r->iteration, "train_iters", (json_int_t)r->train_iters,
-        "consumed_samples", (json_int_t)r->consumed_samples, "loss", r->loss, "validation_loss",
-        r->validation_loss, "tokens_per_s", r->tokens_per_s, "updated_unix_ms",
-        (json_int_t)mb_unix_ms(), "max_restarts", (int)d->opts->max_restarts, "restarts", restarts,
+        (int)d->n_nodes, "state", state_word(d), "error", mb_drv_verdict(d->state), "iteration",
+        (json_int_t)r->iteration, "train_iters", (json_int_t)r->train_iters, "consumed_samples",
+        (json_int_t)r->consumed_samples, "loss", r->loss, "validation_loss", r->validation_loss,
+        "tokens_per_s", r->tokens_per_s, "updated_unix_ms", (json_int_t)mb_unix_ms(), "max_nodes",
+        (int)d->opts->num_nodes, "max_restarts", (int)d->opts->max_restarts, "restarts", restarts,
         "checkpoint", checkpoint, "nodes", nodes_json(d), "exits", exits_json(d));
     if (root)
         text = json_dumps(root, JSON_COMPACT);

@@ -57,7 +57,7 @@ void drv_seals_add(struct driver *d, uint32_t from, const Mobula__V1__Seal *seal
                 (long long)seal->iteration);
         return;
     }
-    for (uint32_t i = 0; i < d->opts->num_nodes; i++)
+    for (uint32_t i = 0; i < d->n_nodes; i++)
         if (i != from)
             drv_node_seal(&d->nodes[i], s);
 }

@@ -27,6 +27,7 @@ struct node {
     unsigned hello : 1;
     unsigned launched : 1;
     unsigned ended : 1;
+    unsigned lost : 1;
 };
 
 struct rank {
@@ -321,10 +322,12 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
         }
         return 0;
     case MB_DRV_NODE_LOST:
-        n->ended = 1;
+        n->ended = n->lost = 1;
         set_failure(d, MB_FAILURE_NODE, MB_EUNAVAIL);
         set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u was lost: %s", e->node,
                     e->text ? e->text : "no answer");
+        if (d->phase == MB_DRV_END) /* the others wait for its part: they have to hear of it */
+            return MB_DRV_DO_END;
         return wind_down(d);
     default:
         if (e->code == MB_ECANCELED) { /* it gives the gang up, and leaves it the time to save */
@@ -339,6 +342,18 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
                     e->text ? e->text : "failed");
         return wind_down(d);
     }
+}
+
+static int on_reserved(struct mb_drv *d, uint32_t n_nodes)
+{
+    if (n_nodes > d->config.n_nodes)
+        return MB_ESTATE;
+    if (d->phase != MB_DRV_RESERVE)
+        return 0;
+    if (n_nodes > 0)
+        d->config.n_nodes = n_nodes;
+    d->phase = MB_DRV_DIAL;
+    return MB_DRV_DO_DIAL;
 }
 
 static void note_saved(struct node *n, int64_t iteration)
@@ -364,10 +379,7 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
         d->phase = MB_DRV_RESERVE;
         return MB_DRV_DO_RESERVE;
     case MB_DRV_RESERVED:
-        if (d->phase != MB_DRV_RESERVE)
-            return 0;
-        d->phase = MB_DRV_DIAL;
-        return MB_DRV_DO_DIAL;
+        return on_reserved(d, e->n_nodes);
     case MB_DRV_ENDPOINT:
         if (e->rank >= n_ranks(d))
             return MB_ESTATE;
@@ -449,6 +461,11 @@ int64_t mb_drv_committed(const struct mb_drv *d)
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node)
 {
     return node < d->config.n_nodes && d->nodes[node].ended;
+}
+
+int mb_drv_node_lost(const struct mb_drv *d, uint32_t node)
+{
+    return node < d->config.n_nodes && d->nodes[node].lost;
 }
 
 int64_t mb_drv_newest_on_all(const struct mb_drv *d)

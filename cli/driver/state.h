@@ -37,7 +37,7 @@ enum mb_drv_event_kind {
     MB_DRV_CONNECTED,
     MB_DRV_PAUSED, /* the pause is over */
     MB_DRV_OWNED,
-    MB_DRV_RESERVED,
+    MB_DRV_RESERVED,      /* n_nodes */
     MB_DRV_HELLO,         /* node */
     MB_DRV_LAUNCHED,      /* node */
     MB_DRV_ENDPOINT,      /* rank */
@@ -61,6 +61,7 @@ struct mb_drv_event {
     int code; /* MB_E* */
     int exit_code;
     int signal;
+    uint32_t n_nodes; /* those that the attempt got; 0: all of the configuration */
     int64_t iteration;
     const char *text; /* borrowed; NULL: none */
 };
@@ -73,13 +74,13 @@ enum mb_drv_action {
     MB_DRV_DO_LAUNCH = 8,
     MB_DRV_DO_START = 16, /* broadcast the endpoints */
     MB_DRV_DO_STOP = 32,  /* every node: stop your ranks */
-    MB_DRV_DO_END = 64,   /* every node: drain, release, say Ended */
+    MB_DRV_DO_END = 64,   /* every node: drain, release, say Ended; again when one is lost */
     MB_DRV_DO_RELEASE = 128,
     MB_DRV_DO_FINISH = 256 /* the loop may end: see mb_drv_exit_status() */
 };
 
 struct mb_drv_config {
-    uint32_t n_nodes;
+    uint32_t n_nodes; /* at most; RESERVED may say fewer */
     uint32_t ranks_per_node;
     int is_worker;     /* ranks report endpoints and want a start message */
     int has_url;       /* what is saved must be committed */
@@ -113,6 +114,8 @@ const char *mb_drv_event_name(enum mb_drv_event_kind kind);
 int64_t mb_drv_saved(const struct mb_drv *d);     /* newest iteration on local disk, -1: none */
 int64_t mb_drv_committed(const struct mb_drv *d); /* newest durable iteration, -1: none */
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
+/* 1: it is gone; what it has not sent by now never comes. */
+int mb_drv_node_lost(const struct mb_drv *d, uint32_t node);
 /* The newest iteration that every node has saved, of the nodes whose ranks' ends were all heard:
  * they say no more. What is newer can never be complete. INT64_MAX: nothing is known. */
 int64_t mb_drv_newest_on_all(const struct mb_drv *d);

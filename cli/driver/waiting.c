@@ -3,7 +3,8 @@
  * a time-out.
  *  1. Once a second the head is asked why the group waits.
  *  2. A real GCS does not know that call: then the nodes that could hold the gang are counted.
- *  3. A line when the answer has changed, but not more often than every 5 s; the same again after a
+ *  3. Either tells how many nodes are there for a gang that may go on with fewer (elastic.h).
+ *  4. A line when the answer has changed, but not more often than every 5 s; the same again after a
  *     minute.
  */
 #include "cli/driver/internal.h"
@@ -41,31 +42,57 @@ static double amount(const struct mb_gcs_node *node, const char *name)
     return 0;
 }
 
+static const char *resource_of(const struct driver *d, uint32_t *each)
+{
+    *each = d->opts->driver_gpus ? d->opts->driver_gpus : d->opts->ranks_per_node;
+    return d->opts->use_gpu || d->opts->driver_gpus ? "mobula_gpu"
+           : d->opts->as_driver                     ? "mobula_driver"
+                                                    : "mobula_slot";
+}
+
+uint32_t drv_waiting_count(const struct driver *d, const struct mb_gcs_node *nodes, size_t n)
+{
+    uint32_t each, fit = 0;
+    const char *what = resource_of(d, &each);
+
+    for (size_t i = 0; i < n; i++)
+        fit += !nodes[i].is_dead && amount(&nodes[i], what) >= each;
+    return fit;
+}
+
+/* What is missing by the head's words, or ours, behind what only we know. */
+static void missing(struct driver *d, uint32_t n_there, const char *text)
+{
+    struct drv_waiting *w = &d->waiting;
+    size_t n;
+
+    mb_elastic_explain(&d->elastic, n_there, mb_mono_ms(), w->missing, sizeof(w->missing));
+    n = strlen(w->missing);
+    snprintf(w->missing + n, sizeof(w->missing) - n, "%s", text);
+    say(d);
+}
+
 static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes, size_t n)
 {
     struct driver *d = arg;
-    const char *what = d->opts->use_gpu || d->opts->driver_gpus ? "mobula_gpu"
-                       : d->opts->as_driver                     ? "mobula_driver"
-                                                                : "mobula_slot";
-    const uint32_t each = d->opts->driver_gpus ? d->opts->driver_gpus : d->opts->ranks_per_node;
-    uint32_t fit = 0;
+    uint32_t each, fit;
+    const char *what = resource_of(d, &each);
+    char text[200];
 
     d->waiting.is_asking = 0;
     if (err->code || mb_drv_phase(d->state) != MB_DRV_RESERVE)
         return;
-    for (size_t i = 0; i < n; i++)
-        if (!nodes[i].is_dead && amount(&nodes[i], what) >= each)
-            fit++;
-    snprintf(d->waiting.missing, sizeof(d->waiting.missing),
-             "waiting for %u nodes with %u %s each: %u such nodes are alive%s", d->opts->num_nodes,
-             each, what, fit, fit >= d->opts->num_nodes ? ", some are busy" : "");
-    say(d);
+    fit = drv_waiting_count(d, nodes, n);
+    snprintf(text, sizeof(text), "waiting for %u nodes with %u %s each: %u such nodes are alive%s",
+             d->n_nodes, each, what, fit, fit >= d->n_nodes ? ", some are busy" : "");
+    missing(d, fit, text);
+    drv_reserve_look(d, fit, 1);
 }
 
-static void on_reason(void *arg, const struct mb_err *err, int waits, uint32_t ahead,
-                      const char *reason)
+static void on_reason(void *arg, const struct mb_err *err, const struct mb_gcs_waiting *w)
 {
     struct driver *d = arg;
+    char text[sizeof(d->waiting.missing)];
 
     d->waiting.is_asking = 0;
     if (mb_drv_phase(d->state) != MB_DRV_RESERVE)
@@ -74,14 +101,14 @@ static void on_reason(void *arg, const struct mb_err *err, int waits, uint32_t a
         d->waiting.is_asking = mb_gcs_nodes(d->gcs, ASK_TIMEOUT_MS, on_nodes, d, NULL, NULL) == 0;
         return;
     }
-    if (err->code || !waits)
+    if (err->code || !w->waits)
         return; /* the head may be down for a moment; the wait itself has the deadline */
-    if (ahead)
-        snprintf(d->waiting.missing, sizeof(d->waiting.missing), "%s (%u ahead in the queue)",
-                 reason, ahead);
+    if (w->ahead)
+        snprintf(text, sizeof(text), "%.470s (%u ahead in the queue)", w->reason, w->ahead);
     else
-        snprintf(d->waiting.missing, sizeof(d->waiting.missing), "%s", reason);
-    say(d);
+        snprintf(text, sizeof(text), "%s", w->reason);
+    missing(d, w->n_nodes, text);
+    drv_reserve_look(d, w->n_nodes, 0);
 }
 
 void drv_waiting_tick(struct driver *d)

@@ -127,6 +127,59 @@ static void test_newest_on_all(void **state)
     mb_drv_destroy(d);
 }
 
+/* The others hear of a loss at whatever moment, or they would wait for what never comes. */
+static void test_a_loss_is_told(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    assert_false(mb_drv_node_lost(d, 1));
+    assert_int_equal(SAY(d, NODE_LOST, .node = 1), MB_DRV_DO_STOP);
+    assert_true(mb_drv_node_lost(d, 1));
+    assert_false(mb_drv_node_lost(d, 0));
+    SAY(d, RANK_EXIT, .rank = 0);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 1), MB_DRV_DO_END);
+    assert_true(SAY(d, NODE_ENDED, .node = 0) & MB_DRV_DO_RELEASE);
+    mb_drv_destroy(d);
+
+    d = make(1, 1);
+    bring_up(d);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_END);
+    assert_int_equal(SAY(d, NODE_LOST, .node = 0), MB_DRV_DO_END);
+    assert_true(SAY(d, NODE_ENDED, .node = 1) & MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NODE);
+    mb_drv_destroy(d);
+}
+
+/* Fewer nodes than at most: the others do not exist for this attempt. */
+static void test_fewer_nodes(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    SAY(d, CONNECTED);
+    SAY(d, OWNED);
+    assert_int_equal(SAY(d, RESERVED, .n_nodes = NODES + 1), MB_ESTATE);
+    assert_int_equal(SAY(d, RESERVED, .n_nodes = 1), MB_DRV_DO_DIAL);
+    assert_int_equal(SAY(d, HELLO, .node = 1), MB_ESTATE);
+    assert_int_equal(SAY(d, HELLO, .node = 0), MB_DRV_DO_LAUNCH);
+    SAY(d, LAUNCHED, .node = 0);
+    SAY(d, ENDPOINT, .rank = 0);
+    assert_int_equal(SAY(d, ENDPOINT, .rank = 1), MB_DRV_DO_START);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 2), MB_ESTATE);
+    SAY(d, SAVED, .node = 0, .iteration = 10);
+    SAY(d, RANK_EXIT, .rank = 0);
+    assert_int_equal(SAY(d, RANK_EXIT, .rank = 1), MB_DRV_DO_END);
+    assert_int_equal(mb_drv_newest_on_all(d), 10);
+    SAY(d, COMMITTED, .iteration = 10);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 0), MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), 0);
+    mb_drv_destroy(d);
+}
+
 static void test_rank_killed(void **state)
 {
     struct mb_drv *d = make(1, 0);
@@ -476,6 +529,8 @@ int main(void)
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
         cmocka_unit_test(test_newest_on_all),
+        cmocka_unit_test(test_a_loss_is_told),
+        cmocka_unit_test(test_fewer_nodes),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_a_node_that_stops),
         cmocka_unit_test(test_the_reason_replaces_its_echo),

@@ -447,6 +447,65 @@ static void memory_runs_out(void **state)
     mb_placement_destroy(p);
 }
 
+/* In strict order, too, a gang that no turn could help is told what is missing, not who is first.
+ */
+static void what_never_fits_is_not_behind_anybody(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+
+    (void)state;
+    mb_placement_set_order(p, MB_PLACE_STRICT, 0);
+    node(p, 1, 2);
+    node(p, 2, 2);
+    gang(p, 1, 2, 2);
+    settle(p, 1000);
+    assert_true(has_started(p, 1));
+    gang(p, 2, 1, 1);
+    gang(p, 3, 3, 1);
+    gang(p, 4, 1, 8);
+    gang(p, 5, 1, 1);
+    settle(p, 2000);
+    assert_reason(p, 3, "waiting for 1 more node with 1 mobula_gpu: 2 of 3 such nodes are alive");
+    assert_reason(p, 4,
+                  "waiting for 1 node with 8 mobula_gpu: node a has 2 mobula_gpu, node b has 2 "
+                  "mobula_gpu");
+    assert_reason(p, 5, "waiting behind mobula-g2, which came earlier (strict order)");
+    mb_placement_destroy(p);
+}
+
+static size_t nodes_for(const struct mb_placement *p, uint8_t id)
+{
+    uint8_t pg_id[MB_PG_ID_BYTES] = {id};
+
+    return mb_placement_nodes_for(p, pg_id);
+}
+
+/* What a gang that may shrink needs to know: free nodes, and those it has. */
+static void nodes_for_a_gang_that_may_shrink(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    const uint8_t first[MB_NODE_ID_BYTES] = {1};
+
+    (void)state;
+    for (uint8_t id = 1; id <= 3; id++)
+        node(p, id, 2);
+    gang(p, 1, 1, 2);
+    settle(p, 1000);
+    gang(p, 2, 3, 2);
+    settle(p, 1000);
+    assert_int_equal(nodes_for(p, 1), 0); /* it does not wait */
+    assert_int_equal(nodes_for(p, 9), 0);
+    assert_int_equal(nodes_for(p, 2), 2);
+    end(p, 1, 2000);
+    assert_true(has_started(p, 2));
+    mb_placement_node_dead(p, first);
+    settle(p, 3000);
+    assert_int_equal(nodes_for(p, 2), 2); /* its own two */
+    node(p, 4, 1);
+    assert_int_equal(nodes_for(p, 2), 2); /* too small */
+    mb_placement_destroy(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,6 +523,8 @@ int main(void)
         cmocka_unit_test(a_refusal_is_said),
         cmocka_unit_test(a_gang_without_its_driver),
         cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(what_never_fits_is_not_behind_anybody),
+        cmocka_unit_test(nodes_for_a_gang_that_may_shrink),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

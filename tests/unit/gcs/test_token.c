@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "gcs/token.h"
@@ -72,8 +74,6 @@ static void test_order(void **state)
     expect(given, "from-flag");
     setenv("RAY_AUTH_MODE", "disabled", 1);
     expect(NULL, NULL);
-    unsetenv("RAY_AUTH_MODE");
-    expect(NULL, NULL);
     expect(given, "from-flag");
 }
 
@@ -86,6 +86,50 @@ static void refused(int code, const char *place)
     assert_null(token);
     assert_non_null(strstr(err.text, place));
     assert_null(strstr(err.text, "s3cret"));
+}
+
+/* Ray's rule: RAY_AUTH_MODE is not set, and a token is there. */
+static void test_if_there(void **state)
+{
+    (void)state;
+    unsetenv("RAY_AUTH_MODE");
+    expect(NULL, "from-home");
+    setenv("RAY_AUTH_TOKEN_PATH", named, 1);
+    expect(NULL, "from-path");
+    setenv("RAY_AUTH_TOKEN", "from-env", 1);
+    expect(NULL, "from-env");
+    setenv("RAY_AUTH_TOKEN", "", 1);
+    expect(NULL, "from-path");
+    unsetenv("RAY_AUTH_TOKEN_PATH");
+    unlink(own);
+    expect(NULL, NULL);
+    setenv("RAY_AUTH_MODE", "TOKEN", 1);
+    unsetenv("RAY_AUTH_TOKEN");
+    refused(MB_ENOENT, "there is no token");
+}
+
+/* A file that others have a hand in is no secret, or not ours. */
+static void test_modes(void **state)
+{
+    (void)state;
+    for (unsigned mode = 0; mode < 0100; mode++) {
+        assert_int_equal(chmod(own, 0600 | mode), 0);
+        if (mode == 0)
+            expect(NULL, "from-home");
+        else
+            refused(MB_EDENIED, "chmod 600");
+    }
+    assert_int_equal(chmod(own, 0400), 0);
+    expect(NULL, "from-home");
+    if (geteuid() == 0) {
+        assert_int_equal(chown(own, 65534, 65534), 0);
+        refused(MB_EDENIED, "it belongs to user 65534");
+    } else {
+        print_message("not root: whose file it is was not tried\n");
+    }
+    unlink(own);
+    assert_int_equal(mkfifo(own, 0600), 0); /* nobody writes: it is not waited for */
+    refused(MB_EINVAL, "not a regular file");
 }
 
 static void test_refused(void **state)
@@ -127,6 +171,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_if_there, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_modes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, set_up, tear_down),
     };

@@ -76,7 +76,9 @@ static int put_nodes(struct mb_buf *out, const json_t *nodes)
         rc |= mb_buf_printf(out, "  %-6s %.12s  %-15s ", text(node, "state"), text(node, "node_id"),
                             text(node, "ip"));
         rc |= put(out, text(node, "node_name"), 64, 16);
-        rc |= mb_buf_puts(out, json_is_true(json_object_get(node, "is_head")) ? " head" : "");
+        rc |= mb_buf_puts(out, json_is_true(json_object_get(node, "is_standby")) ? " standby"
+                               : json_is_true(json_object_get(node, "is_head"))  ? " head"
+                                                                                 : "");
         rc |= put_resources(out, node);
         rc |= mb_buf_puts(out, "\n");
         json_array_foreach(json_object_get(node, "gpu_quarantine"), k, gpu)
@@ -278,8 +280,12 @@ static int put_jobs(struct mb_buf *out, const json_t *jobs, int live_first)
 int mb_status_view(const json_t *status, int live_first, struct mb_buf *out)
 {
     const json_t *cluster = json_object_get(status, "cluster");
-    int rc = put_nodes(out, json_object_get(status, "nodes"));
+    int rc = 0;
 
+    if (json_is_true(json_object_get(cluster, "is_open")))
+        rc |= mb_buf_puts(out, "WARNING: no token is needed here: whoever reaches the head may run "
+                               "programs on this cluster\n");
+    rc |= put_nodes(out, json_object_get(status, "nodes"));
     rc |= put_queue(out, json_object_get(status, "queue"), text(cluster, "gang_order"));
     rc |= put_jobs(out, json_object_get(status, "jobs"), live_first);
     return rc == 0 ? 0 : MB_ENOMEM;

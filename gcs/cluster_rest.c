@@ -438,6 +438,15 @@ static json_t *quarantine_of(struct mb_head *h, const char *node_id)
     return list ? list : json_array();
 }
 
+/* Of several heads that share a store one serves: this one. */
+static int is_standby(const struct mb_head *h, const struct head_node *n)
+{
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+
+    return n->info->is_head_node && h->head_node_hex[0] &&
+           strcmp(mb_hex(n->id, MB_NODE_ID_BYTES, hex), h->head_node_hex) != 0;
+}
+
 static void mobula_status(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
@@ -457,6 +466,7 @@ static void mobula_status(void *arg, struct mb_http_req *req)
         json_t *node = head_node_json(h->nodes[i]);
         const char *id = json_string_value(json_object_get(node, "node_id"));
         json_object_set_new(node, "gpu_quarantine", quarantine_of(h, id ? id : ""));
+        json_object_set_new(node, "is_standby", json_boolean(is_standby(h, h->nodes[i])));
         json_array_append_new(nodes, node);
     }
     json_array_foreach(jobs, i, job)
@@ -469,13 +479,13 @@ static void mobula_status(void *arg, struct mb_http_req *req)
     }
     mb_http_reply_json(
         req, 200,
-        json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}, s:o, s:o, s:o}", "cluster",
-                  "cluster_id", h->cluster_hex, "session_name", h->session_name, "ray_version",
-                  h->ray_version, "now_unix_ms", (json_int_t)mb_unix_ms(), "nodes_alive",
-                  (json_int_t)count_nodes(h, 1), "nodes_dead", (json_int_t)count_nodes(h, 0),
-                  "gang_order", head_placement_order_name(h), "resources_total", total,
-                  "resources_available", available, "nodes", nodes, "queue",
-                  head_placement_queue_json(h), "jobs", jobs));
+        json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:o, s:o}, s:o, s:o, s:o}",
+                  "cluster", "cluster_id", h->cluster_hex, "session_name", h->session_name,
+                  "ray_version", h->ray_version, "now_unix_ms", (json_int_t)mb_unix_ms(),
+                  "nodes_alive", (json_int_t)count_nodes(h, 1), "nodes_dead",
+                  (json_int_t)count_nodes(h, 0), "gang_order", head_placement_order_name(h),
+                  "is_open", h->is_open, "resources_total", total, "resources_available", available,
+                  "nodes", nodes, "queue", head_placement_queue_json(h), "jobs", jobs));
 }
 
 int head_cluster_routes(struct mb_head *h, struct mb_err *err)

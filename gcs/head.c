@@ -415,6 +415,7 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
             free_head(h);
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     }
+    h->is_open = opts->bind_addr && !opts->token && strcmp(opts->bind_addr, "127.0.0.1") != 0;
     h->loop = loop;
     h->grpc = grpc;
     h->runner = runner;
@@ -442,7 +443,7 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
         mb_head_stop(h, (void (*)(void *))mb_head_destroy, h);
         return rc;
     }
-    if (opts->bind_addr && !opts->token && strcmp(opts->bind_addr, "127.0.0.1") != 0)
+    if (h->is_open)
         mb_warn("gcs",
                 "listening on %s WITHOUT authentication: whoever reaches it can run commands here",
                 opts->bind_addr);

@@ -87,6 +87,7 @@ struct mb_head {
     char cluster_hex[2 * MB_NODE_ID_BYTES + 1];
     int gcs_port;
     int http_port;
+    int is_open; /* other machines reach it, and there is no token */
 
     struct head_node **nodes;
     size_t n_nodes;

@@ -39,6 +39,23 @@ static void nothing_at_all(void **state)
                 "nodes: 0\njobs: 3\n              \n              \n              \n");
 }
 
+static void a_standby_and_no_token(void **state)
+{
+    (void)state;
+    assert_view("{\"cluster\": {\"is_open\": true}, \"nodes\": ["
+                "{\"node_id\": \"a1\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.1\","
+                " \"node_name\": \"a\", \"is_head\": true, \"is_standby\": false},"
+                "{\"node_id\": \"b2\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.2\","
+                " \"node_name\": \"b\", \"is_head\": true, \"is_standby\": true}]}",
+                0,
+                "WARNING: no token is needed here: whoever reaches the head may run programs on "
+                "this cluster\n"
+                "nodes: 2\n"
+                "  ALIVE  a1  10.0.0.1        a                head\n"
+                "  ALIVE  b2  10.0.0.2        b                standby\n"
+                "jobs: 0\n");
+}
+
 static const char full[] =
     "{\"cluster\": {\"now_unix_ms\": 5, \"gang_order\": \"strict\"},"
     " \"nodes\": [{\"node_id\": \"0123456789abcdef\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.1\","
@@ -162,9 +179,10 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_at_all),       cmocka_unit_test(everything),
-        cmocka_unit_test(control_bytes),        cmocka_unit_test(screens),
-        cmocka_unit_test(clocks_are_no_change), cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(nothing_at_all),  cmocka_unit_test(a_standby_and_no_token),
+        cmocka_unit_test(everything),      cmocka_unit_test(control_bytes),
+        cmocka_unit_test(screens),         cmocka_unit_test(clocks_are_no_change),
+        cmocka_unit_test(memory_runs_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

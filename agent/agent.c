@@ -44,11 +44,6 @@ static void begin_close(struct agent *a);
 
 /* ---- what is on disk ---- */
 
-int mb_agent_is_open(const struct agent *a)
-{
-    return a->opts->is_head && a->token == NULL && strcmp(a->bind_addr, "127.0.0.1") != 0;
-}
-
 static void write_node_file(struct agent *a, const char *state)
 {
     struct mb_node_file f = {.state = state,
@@ -62,7 +57,9 @@ static void write_node_file(struct agent *a, const char *state)
                              .grpc_port = a->grpc_port,
                              .http_port = a->http.port,
                              .is_head = a->opts->is_head,
-                             .is_open = mb_agent_is_open(a),
+                             .is_open = a->access.is_open,
+                             .token_path = a->access.token.path != NULL ? a->access.token.path : "",
+                             .token_is_new = a->access.token.is_new,
                              .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : 0};
     struct mb_err err;
 
@@ -465,7 +462,7 @@ static void free_parts(struct agent *a)
     mb_gangs_destroy(a->gangs);
     mb_node_destroy(a->node);
     mb_ledger_destroy(a->ledger);
-    mb_free(a->token);
+    mb_token_close(&a->access.token);
     mb_free(a->self_dir);
     mb_free(a->node_name);
 }

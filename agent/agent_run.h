@@ -6,6 +6,7 @@
 #define MOBULA_AGENT_AGENT_RUN_H
 
 #include <uv.h>
+#include "agent/access.h"
 #include "agent/agent.h"
 #include "agent/drivers.h"
 #include "agent/gangs.h"
@@ -32,10 +33,9 @@ struct agent {
     uv_loop_t loop;
     enum stage stage;
     struct mb_err failure; /* why the node could not come up */
-    char *token;
     char *self_dir;
     char ip[64];
-    char bind_addr[64];
+    struct mb_access access;
     char gcs_address[320];
     char http_address[96];
     char *node_name;
@@ -76,8 +76,7 @@ void mb_agent_on_init_lost(void *arg);
 void mb_agent_on_failed(void *arg, const struct mb_err *err);
 void mb_agent_on_doubt_timer(uv_timer_t *t);
 
-/* agent.c: what is on disk, and who may reach the head */
-int mb_agent_is_open(const struct agent *a);
+/* agent.c: what is on disk */
 void mb_agent_keep_ledger(struct agent *a);
 void mb_agent_load_ledger(struct agent *a);
 

@@ -19,7 +19,6 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "gcs/token.h"
 
 enum {
     DRIVERS_PER_GPU_NODE = 64,
@@ -109,7 +108,7 @@ static int start_head(struct agent *a, struct mb_err *err)
     struct mb_head_store store;
     char *packages = mb_path_join(a->opts->node_dir, "packages");
     struct mb_head_opts opts = {
-        .bind_addr = a->bind_addr,
+        .bind_addr = a->access.bind_addr,
         .node_ip = a->ip,
         .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
         .http_port =
@@ -121,7 +120,7 @@ static int start_head(struct agent *a, struct mb_err *err)
         .session_dir = a->opts->node_dir,
         .temp_dir = a->opts->temp_dir,
         .packages_dir = packages,
-        .token = a->token};
+        .token = a->access.token.text};
     int rc = mb_head_store_open(a->opts, &store, &opts, err);
 
     if (rc == MB_OK && packages == NULL)
@@ -136,11 +135,6 @@ static int start_head(struct agent *a, struct mb_err *err)
     if (rc != MB_OK)
         return rc;
     snprintf(a->gcs_address, sizeof(a->gcs_address), "%s:%d", a->ip, mb_head_gcs_port(a->head));
-    if (mb_agent_is_open(a))
-        mb_warn("agent",
-                "the head listens beyond this machine WITHOUT authentication: whoever "
-                "reaches %s may run programs here; use --token-file",
-                a->gcs_address);
     return MB_OK;
 }
 
@@ -152,10 +146,11 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                   .self_dir = a->self_dir,
                                   .logs = a->log_keeper,
                                   .gpu_vendor = a->gpus.vendor,
-                                  .callers_are_authenticated = a->token != NULL};
+                                  .callers_are_trusted =
+                                      a->access.token.text != NULL || a->access.is_open};
     struct mb_node_opts node = {.node_dir = a->opts->node_dir,
                                 .gcs_address = a->gcs_address,
-                                .token = a->token,
+                                .token = a->access.token.text,
                                 .ip = a->ip,
                                 .node_name = a->node_name,
                                 .temp_dir = a->opts->temp_dir,
@@ -182,14 +177,14 @@ static int make_parts(struct agent *a, struct mb_err *err)
 
 static int listen_at(struct agent *a, int port, struct mb_err *err)
 {
-    struct mb_grpc_server_opts opts = {.token = a->token};
+    struct mb_grpc_server_opts opts = {.token = a->access.token.text};
     char addr[96];
     int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
 
     a->manager = (struct mb_node_manager){
         .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &mb_agent_manager_ops, .arg = a};
     a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
-    snprintf(addr, sizeof(addr), "%s:%d", a->bind_addr, port);
+    snprintf(addr, sizeof(addr), "%s:%d", a->access.bind_addr, port);
     if (rc == MB_OK)
         rc = mb_node_manager_add(a->server, &a->manager, err);
     if (rc == MB_OK)
@@ -218,8 +213,8 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
     a->http.node_name = a->node_name;
-    rc = mb_agent_http_start(&a->loop, &a->http, a->bind_addr, a->token, (int)a->opts->http_port,
-                             a->former.http_port, err);
+    rc = mb_agent_http_start(&a->loop, &a->http, a->access.bind_addr, a->access.token.text,
+                             (int)a->opts->http_port, a->former.http_port, err);
     snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
     return rc;
 }
@@ -233,6 +228,27 @@ static int make_name(struct agent *a)
     return a->node_name != NULL ? MB_OK : MB_ENOMEM;
 }
 
+static int choose_access(struct agent *a, struct mb_err *err)
+{
+    int rc = mb_access_choose(a->opts, a->ip, &a->access, err);
+
+    if (rc == MB_OK)
+        rc = mb_access_hand_down(&a->access, err);
+    if (rc != MB_OK)
+        return rc;
+    if (a->access.is_open)
+        mb_warn("agent",
+                "this node listens beyond this machine WITHOUT a token: whoever reaches %s may run "
+                "programs here",
+                a->ip);
+    else if (a->access.token.text != NULL)
+        mb_info("agent", "callers need the token%s%s%s",
+                a->access.token.path != NULL ? " in " : " of RAY_AUTH_TOKEN",
+                a->access.token.path != NULL ? a->access.token.path : "",
+                a->access.token.is_new ? ", which was made now" : "");
+    return MB_OK;
+}
+
 int mb_agent_start(struct agent *a, struct mb_err *err)
 {
     int rc = mb_agent_make_dirs(a->opts->node_dir, err);
@@ -242,16 +258,12 @@ int mb_agent_start(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
     if (rc == MB_OK)
-        rc = mb_token_load(a->opts->token_file, &a->token, err);
-    if (rc == MB_OK && a->opts->token_file != NULL)
-        rc = mb_agent_hand_down_token(a->opts->token_file, err);
-    if (rc == MB_OK)
         rc = mb_agent_find_ip(a->opts, a->ip, err);
+    if (rc == MB_OK)
+        rc = choose_access(a, err);
     if (rc != MB_OK)
         return rc;
     mb_node_file_former_ports(a->opts->node_dir, &a->former);
-    snprintf(a->bind_addr, sizeof(a->bind_addr), "%s",
-             mb_starts_with(a->ip, "127.") ? "127.0.0.1" : "0.0.0.0");
     if (a->opts->address != NULL)
         snprintf(a->gcs_address, sizeof(a->gcs_address), "%s", a->opts->address);
     a->self_dir = mb_fs_self_dir(err);

@@ -318,11 +318,11 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
         refuse(c, MB_GRPC_INVALID_ARGUMENT, "Hello needs ids of 18 bytes and an attempt from 1");
         return;
     }
-    if (!g->opts.callers_are_authenticated &&
+    if (!g->opts.callers_are_trusted &&
         !is_local(mb_grpc_stream_peer(c->stream), g->opts.node_ip)) {
         refuse(c, MB_GRPC_PERMISSION_DENIED,
                "launching from another machine needs the cluster's token: start head and nodes "
-               "with --token-file, or set RAY_AUTH_MODE=token");
+               "with a token, not with --no-token");
         return;
     }
     memcpy(pg.bytes, hello->placement_group_id.data, sizeof(pg.bytes));

@@ -32,7 +32,8 @@ static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=
                                         "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG=",
                                         "MOBULA_JOB_"};
 
-static const char *const inherited_by_driver[] = {"RAY_AUTH_MODE=", "RAY_AUTH_TOKEN_PATH="};
+static const char *const inherited_by_driver[] = {
+    "RAY_AUTH_MODE=", "RAY_AUTH_TOKEN=", "RAY_AUTH_TOKEN_PATH="};
 
 char *mb_gang_log_path(const struct mb_gang_run *r, uint32_t rank)
 {

@@ -10,12 +10,13 @@
 int mb_node_file_write(const char *node_dir, const struct mb_node_file *f, struct mb_err *err)
 {
     json_t *o = json_pack(
-        "{s:s, s:s, s:i, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:b, s:i}", "state",
-        f->state, "error", f->error, "code", f->code, "pid_init", (json_int_t)f->pid_init,
+        "{s:s, s:s, s:i, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:b, s:s, s:b, s:i}",
+        "state", f->state, "error", f->error, "code", f->code, "pid_init", (json_int_t)f->pid_init,
         "start_ticks", (json_int_t)f->init_start_ticks, "pid_agent", (json_int_t)f->pid_agent,
         "node_id", f->node_id, "node_name", f->node_name, "node_ip", f->node_ip, "gcs_address",
         f->gcs_address, "grpc_port", f->grpc_port, "http_port", f->http_port, "is_head", f->is_head,
-        "is_open", f->is_open, "dashboard_port", f->head_http_port);
+        "is_open", f->is_open, "token_path", f->token_path, "token_is_new", f->token_is_new,
+        "dashboard_port", f->head_http_port);
     char *text = o != NULL ? json_dumps(o, JSON_INDENT(1)) : NULL;
     char *path = mb_path_join(node_dir, "node.json");
     int rc = MB_ENOMEM;

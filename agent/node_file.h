@@ -22,8 +22,10 @@ struct mb_node_file {
     int grpc_port;
     int http_port;
     int is_head;
-    int is_open;        /* a head that other machines reach without a token */
-    int head_http_port; /* 0: not a head */
+    int is_open;            /* other machines reach the node, and it has no token */
+    const char *token_path; /* the file of the cluster's token; "": none */
+    int token_is_new;       /* this start made it */
+    int head_http_port;     /* 0: not a head */
 };
 
 /* Replaces the file as a whole. */

@@ -64,6 +64,8 @@ static const struct option options[] = {
     {"gang-patience", KIND_TEXT, AT(gang_patience), 0, 0,
      "of the head: after this time what a gang needs is kept for it (60s)"},
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
+    {"no-token", KIND_FLAG, AT(no_token), 0, 0,
+     "trust the network: whoever reaches a port may use it"},
     {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
 };
 

@@ -39,6 +39,7 @@ struct mb_agent_options {
     const char *gang_patience;       /* a duration */
     uint64_t gang_patience_ms;
     const char *token_file;
+    int no_token; /* the network is trusted */
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */
     size_t n_labels;

@@ -68,15 +68,3 @@ int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb
     freeaddrinfo(found);
     return rc;
 }
-
-int mb_agent_hand_down_token(const char *token_file, struct mb_err *err)
-{
-    char *path = realpath(token_file, NULL); /* libc's own memory */
-    int rc = MB_OK;
-
-    if (path == NULL || setenv("RAY_AUTH_MODE", "token", 1) != 0 ||
-        setenv("RAY_AUTH_TOKEN_PATH", path, 1) != 0 || unsetenv("RAY_AUTH_TOKEN") != 0)
-        rc = mb_err_sys(err, errno, "token file %s", token_file);
-    free(path);
-    return rc;
-}

@@ -8,7 +8,5 @@
 int mb_agent_make_dirs(const char *node_dir, struct mb_err *err);
 /* The address this machine uses towards the (first) head. */
 int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb_err *err);
-/* --token-file holds for the drivers on this node too, and they look where Ray looks. */
-int mb_agent_hand_down_token(const char *token_file, struct mb_err *err);
 
 #endif

@@ -205,7 +205,11 @@ int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
     } else if (answer.status == 404) {
         rc = mb_err_set(err, MB_ENOENT, "%s", last_line(&answer.body));
     } else if (answer.status == 401 || answer.status == 403) {
-        rc = mb_err_set(err, MB_EDENIED, "%s: %s", rest->base_url, last_line(&answer.body));
+        rc = mb_err_set(err, MB_EDENIED, "%s: %s%s", rest->base_url, last_line(&answer.body),
+                        rest->auth.len > 0
+                            ? ": use the head's own, a copy of its token file"
+                            : ": copy the head's token file to ~/.ray/auth_token (mode 0600), or "
+                              "set RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled sends none");
     } else if (answer.status == 503) {
         rc = mb_err_set(err, MB_EUNAVAIL, "%s: %s", rest->base_url, last_line(&answer.body));
     } else {

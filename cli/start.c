@@ -35,7 +35,7 @@ struct start_args {
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
-    int head, block;
+    int head, block, no_token;
 };
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_, max_)                                      \
@@ -95,7 +95,10 @@ static const struct mb_option options[] = {
            0, 0),
     OPTION("gang-patience", "TIME", MB_OPTION_STRING, gang_patience,
            "with backfill: after this time what a gang needs is kept for it (60s)", 0, 0),
-    OPTION("token-file", "FILE", MB_OPTION_STRING, token_file, "the cluster's token", 0, 0),
+    OPTION("token-file", "FILE", MB_OPTION_STRING, token_file,
+           "the cluster's token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token)", 0, 0),
+    OPTION("no-token", NULL, MB_OPTION_FLAG, no_token,
+           "trust the network: whoever reaches this node may run programs on it", 0, 0),
     OPTION("log-level", "LEVEL", MB_OPTION_STRING, log_level, "debug, info, warn or error (info)",
            0, 0),
     OPTION("block", NULL, MB_OPTION_FLAG, block, "stay in front until the node ends", 0, 0),
@@ -190,6 +193,8 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--gang-order", a->gang_order);
         add_text(c, "--gang-patience", a->gang_patience);
         add_text(c, "--token-file", a->token_file);
+        if (a->no_token)
+            add(c, "--no-token");
         add_text(c, "--log-level", a->log_level);
     }
     c->failed |= init == NULL || agent == NULL;
@@ -298,6 +303,24 @@ static const char *text(const json_t *node, const char *name)
     return s != NULL ? s : "";
 }
 
+/* Never the token, only its place. */
+static void print_access(const json_t *node)
+{
+    const char *path = text(node, "token_path");
+
+    if (json_is_true(json_object_get(node, "is_open")))
+        fprintf(stderr,
+                "mobula: WARNING: this node takes commands from other machines WITHOUT a token: "
+                "whoever reaches %s may run programs here\n",
+                text(node, "node_ip"));
+    if (json_is_true(json_object_get(node, "token_is_new")))
+        printf("token: %s was made; other nodes and users of this cluster need a copy (mode 0600), "
+               "Ray's commands RAY_AUTH_MODE=token too\n",
+               path);
+    else if (*path != '\0')
+        printf("token: %s\n", path);
+}
+
 static void print_next_steps(const struct start_args *a, const char *dir, const json_t *node)
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
@@ -310,12 +333,8 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     if (failed)
         mb_buf_close(&stop);
 
-    if (json_is_true(json_object_get(node, "is_open")))
-        fprintf(stderr,
-                "mobula: WARNING: this head takes commands from other machines WITHOUT a token: "
-                "whoever reaches %s may run programs here; use --token-file\n",
-                gcs);
     printf("node %.12s is ALIVE\nlogs: %s\n", text(node, "node_id"), dir);
+    print_access(node);
     if (!a->head) {
         printf("\nnext:\n  %s\n", mb_buf_str(&stop));
         mb_buf_close(&stop);
@@ -325,8 +344,7 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
         http_port = 8265;
     if (*gcs == '\0' || mb_starts_with(gcs, "127."))
         printf("\nnext:\n  a second node here: mobula start --address %s\n"
-               "  other machines:     join a head started with --node-ip-address IP --token-file "
-               "FILE\n",
+               "  other machines:     join a head started with --node-ip-address IP\n",
                *gcs != '\0' ? gcs : "127.0.0.1:6379");
     else
         printf("\nnext:\n  on other machines:  mobula start --address %s\n", gcs);
@@ -387,6 +405,8 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
         return MB_EINVAL;
     if ((a->gang_order != NULL || a->gang_patience != NULL) && !a->head)
         return mb_err_set(err, MB_EINVAL, "start: --gang-order and --gang-patience go with --head");
+    if (a->no_token && a->token_file != NULL)
+        return mb_err_set(err, MB_EINVAL, "start: either --token-file or --no-token, not both");
     if (a->store_sync != NULL && !ray_mode && strcmp(a->store_sync, "full") != 0 &&
         strcmp(a->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --store-sync %s: normal or full", a->store_sync);

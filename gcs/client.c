@@ -315,6 +315,15 @@ static void handshake_failed(struct mb_gcs *c, const struct mb_err *cause)
         struct mb_err err = *cause;
         c->state = GCS_IDLE;
         mb_err_wrap(&err, "no connection to the GCS at %s", c->address);
+        if (err.code == MB_EDENIED)
+            mb_err_set(&err, MB_EDENIED,
+                       c->token
+                           ? "the head at %s refuses the token given here: use the head's own, "
+                             "a copy of its token file (~/.ray/auth_token there)"
+                           : "the head at %s asks for a token and there is none here: copy "
+                             "its token file to ~/.ray/auth_token (mode 0600), or set "
+                             "RAY_AUTH_TOKEN",
+                       c->address);
         gcs_emit(c, MB_GCS_CONNECT_FAILED, &err);
         return;
     }

@@ -1,12 +1,17 @@
-"""A cluster with --token-file, as its users see it: test_token.py BIN_DIR
+"""Clusters with and without a token, as their users see them: test_token.py BIN_DIR
 
 Two nodes of one machine; a job that is a gang over both, submitted by mobula and by Ray's own
-command; then callers with no token and with a wrong one. The token stands in no log.
+command; then callers with no token and with a wrong one. The token stands in no log. First on
+loopback with --token-file, then on the machine's own address with the token that the head makes,
+and with --no-token; without any of these nothing listens beyond loopback.
 """
 
+import ipaddress
+import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,10 +34,58 @@ def call(env, cwd, *words):
     return done.returncode, done.stdout
 
 
-def check(name, got, want):
+def check(name, got, want, *says):
     code, text = got
     assert code == want, f"{name}: status {code}, not {want}:\n{text}"
+    for word in says:
+        assert word in text, f"{name}: not a word of {word!r}:\n{text}"
     print(f"ok   {name}", flush=True)
+    return text
+
+
+def own_address():
+    """The one by which others reach this machine; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))
+        return s.getsockname()[0]
+
+
+def listens_on(folder):
+    """Addresses on which the agents below a directory listen, as the kernel has them."""
+    inodes = set()
+    nodes = [json.loads(p.read_text()) for p in pathlib.Path(folder).glob("*/node.json")]
+    for pid in (n["pid_agent"] for n in nodes if n["state"] == "ALIVE"):
+        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
+            except FileNotFoundError:
+                pass  # closed since it was listed: not a socket that listens
+    rows = [line.split() for name in ("tcp", "tcp6")
+            for line in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    own = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+    assert own, "no listening socket was found"
+    return {address(a) for a in own}
+
+
+def address(text):
+    """As /proc/net has it: 32-bit words, each in this machine's byte order. "::" is 0.0.0.0, too."""
+    raw = b"".join(bytes.fromhex(text[i:i + 8])[::-1] for i in range(0, len(text), 8))
+    ip = ipaddress.ip_address(raw)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return "0.0.0.0" if ip.is_unspecified else str(ip)
+
+
+def check_listens(folder, want):
+    got = listens_on(folder)
+    assert got == {want}, got
+
+
+def no_secret_in_logs(folder, token):
+    logs = [p for p in pathlib.Path(folder).rglob("*") if p.suffix in (".log", ".json")]
+    assert logs
+    for p in logs:
+        assert token not in p.read_text(errors="replace"), f"{p} holds the token"
+    print(f"ok   no token in {len(logs)} logs", flush=True)
 
 
 def run(mobula, folder):
@@ -52,25 +105,125 @@ def run(mobula, folder):
     for name, env in ("no token", BARE), ("a wrong token", with_token("wrong")):
         check(f"{name}: job list", call(env, "/", mobula, "job", "list", "--address", http), 77)
         check(f"{name}: health-check", call(env, "/", mobula, "health-check", "--address", gcs), 1)
-    logs = [p for p in pathlib.Path(folder).rglob("*.log")]
-    assert logs
-    for p in logs:
-        assert TOKEN not in p.read_text(errors="replace"), f"{p} holds the token"
-    print(f"ok   no token in {len(logs)} logs", flush=True)
+    no_secret_in_logs(folder, TOKEN)
+    check_listens(folder, "127.0.0.1")
+
+
+class Cluster:
+    """A head on a free port and its own HOME, so that no token of the user plays a part."""
+
+    def __init__(self, mobula, folder, name, ip):
+        self.mobula, self.ip = mobula, ip
+        self.dir = pathlib.Path(folder, name)
+        self.home = self.dir / "home"
+        self.home.mkdir(parents=True)
+        self.env = {**BARE, "HOME": str(self.home)}
+        self.gcs, self.http = f"{ip}:{free_port()}", f"http://{ip}:{free_port()}"
+
+    def start(self, *words, env=None):
+        return call({**self.env, **(env or {})}, self.dir, self.mobula, "start", "--temp-dir",
+                    self.dir / "t", "--dashboard-agent-listen-port", "0", *words)
+
+    def start_head(self, *words, env=None):
+        return self.start("--head", "--port", self.gcs.split(":")[1], "--dashboard-port",
+                          self.http.rsplit(":", 1)[1], "--node-ip-address", self.ip, *words, env=env)
+
+    def call(self, *words, env=None):
+        return call({**self.env, **(env or {})}, "/", *words)
+
+    def stop(self):
+        check("stop", self.call(self.mobula, "stop", "--temp-dir", self.dir / "t"), 0)
+
+
+def made_at_the_first_start(mobula, folder):
+    c = Cluster(mobula, folder, "made", own_address())
+    gang = ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo rank $RANK"]
+    stranger = {"HOME": str(c.dir)}
+    path = c.home / ".ray/auth_token"
+
+    check("a node without a token is refused before it asks", c.start("--address", c.gcs), 77,
+          "~/.ray/auth_token", "--no-token")
+    assert not path.exists()
+    text = check("a head makes its token", c.start_head(), 0, str(path))
+    token = path.read_text()
+    assert len(token) == 64 and path.stat().st_mode & 0o777 == 0o600, path.stat()
+    assert token not in text
+    check("a second node with the same home", c.start("--address", c.gcs), 0)
+    check_listens(c.dir / "t", "0.0.0.0")
+    check("one with another home",
+          c.start("--address", c.gcs, env=stranger), 77, "copy the head's ~/.ray/auth_token")
+    check("one with a wrong token",
+          c.start("--address", c.gcs, env={"RAY_AUTH_TOKEN": "wrong"}), 77,
+          "refuses the token given here")
+    check("one that trusts the network", c.start("--address", c.gcs, "--no-token"), 77,
+          "asks for a token")
+    check("mobula finds it", c.call(mobula, "status", "--address", c.http), 0, "nodes: 2")
+    check("mobula's job",
+          c.call(mobula, "job", "submit", "--address", c.http, "--", *gang), 0, "rank 1")
+    check("mobula without it", c.call(mobula, "job", "list", "--address", c.http, env=stranger), 77,
+          "Missing authentication token", "copy the head's token file")
+    ray = {"RAY_AUTH_MODE": "token"}
+    check("Ray's job",
+          c.call(RAY, "job", "submit", "--address", c.http, "--", *gang, env=ray), 0, "rank 1")
+    check("ray list nodes", c.call(RAY, "list", "nodes", "--address", c.http, env=ray), 0, "ALIVE")
+    check("ray status", c.call(RAY, "status", "--address", c.gcs, env=ray), 0, "mobula_slot")
+    check("Ray without RAY_AUTH_MODE", c.call(RAY, "job", "list", "--address", c.http), 1,
+          "Authentication required: Unauthorized: Missing authentication token",
+          "RAY_AUTH_MODE is currently 'disabled'")
+    no_secret_in_logs(c.dir / "t", token)
+    c.stop()
+    check("the next head has the same", c.start_head(), 0, str(path))
+    assert path.read_text() == token
+    c.stop()
+
+
+def a_trusted_network(mobula, folder):
+    c = Cluster(mobula, folder, "open", own_address())
+    gang = ["mobula", "run", "--num-nodes", "2", "--", "echo", "both"]
+
+    check("an open head says so", c.start_head("--no-token"), 0, "WARNING", "WITHOUT a token")
+    check("an open node says so", c.start("--address", c.gcs, env={"RAY_AUTH_MODE": "disabled"}), 0,
+          "WARNING", "WITHOUT a token")
+    check("and status, too", c.call(mobula, "status", "--address", c.http), 0, "WARNING: no token",
+          "nodes: 2")
+    check("a gang over both", c.call(mobula, "job", "submit", "--address", c.http, "--", *gang), 0,
+          "both")
+    assert not (c.home / ".ray").exists()
+    c.stop()
+    check("both flags", c.start_head("--no-token", "--token-file", "x"), 64)
+
+
+def nothing_is_said(mobula, folder):
+    c = Cluster(mobula, folder, "loopback", "127.0.0.1")
+    check("a head as it is", c.start_head(), 0)
+    check("a node as it is", c.start("--address", c.gcs), 0)
+    check_listens(c.dir / "t", "127.0.0.1")
+    assert not (c.home / ".ray").exists()
+    c.stop()
 
 
 def main():
     mobula = pathlib.Path(sys.argv[1], "mobula")
     folder = tempfile.mkdtemp(prefix="mbtoken-")
     try:
-        pathlib.Path(folder, "token").write_text(TOKEN + "\n")
+        token = pathlib.Path(folder, "token")
+        token.write_text(TOKEN + "\n")
+        token.chmod(0o644)
+        check("a token file that others may read",
+              call(BARE, folder, mobula, "start", "--temp-dir", folder, "--head", "--port", "0",
+                   "--dashboard-port", "0", "--token-file", "token"), 77, "chmod 600")
+        token.chmod(0o600)
         run(mobula, folder)
+        for case in nothing_is_said, made_at_the_first_start, a_trusted_network:
+            case(mobula, folder)
     except BaseException:
         for p in pathlib.Path(folder).rglob("agent.log"):
             print(f"--- {p}\n{p.read_text(errors='replace')[-4000:]}", flush=True)
         raise
     finally:
         stopped = call(BARE, "/", mobula, "stop", "--temp-dir", folder)
+        for name in "loopback", "made", "open":  # what a failed case left
+            call(BARE, "/", mobula, "stop", "--temp-dir", f"{folder}/{name}/t")
         shutil.rmtree(folder)
     check("stop", stopped, 0)
 

@@ -208,7 +208,7 @@ class ClusterViewTest(unittest.TestCase):
     def test_ray_status_and_list_nodes(self):
         """Ray's tools replace a loopback address by the machine's own, so that is what we listen on."""
         ip = ray.util.get_node_ip_address()
-        with Cluster(nodes=2, start_args=["--node-ip-address", ip]) as cluster:
+        with Cluster(nodes=2, start_args=["--node-ip-address", ip, "--no-token"]) as cluster:
             status = cluster.ray("status", "--address", cluster.gcs)
             self.assertEqual(status.returncode, 0, status.stdout)
             self.assertIn("mobula_slot", status.stdout)

@@ -6,9 +6,11 @@ follow, fail, look, stop, list, delete, with a working directory, modules, varia
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import pathlib
 import sys
+import tempfile
 import unittest
 
 import ray
@@ -106,6 +108,40 @@ class OldClients(unittest.TestCase):
             self.assertIn("Job 'bad' failed", status.result()[1])
             code, text = self.cli("delete", "bad")
             self.assertEqual(code, 0, text)
+
+
+class TokenMode(unittest.TestCase):
+    """These releases know no token; what they say without one, and how they are given one."""
+
+    TOKEN = "0123456789abcdef-of-an-old-client"
+
+    def test_refused_and_with_a_header(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory, "token")
+            path.write_text(self.TOKEN)
+            path.chmod(0o600)
+            with Cluster(nodes=1, start_args=["--token-file", str(path)]) as cluster:
+                self.tries(cluster)
+
+    def tries(self, cluster):
+        def cli(token, *words):
+            env = {"RAY_ADDRESS": cluster.address, "PYTHONWARNINGS": "ignore"}
+            if token:
+                env["RAY_JOB_HEADERS"] = json.dumps({"Authorization": f"Bearer {token}"})
+            done = cluster.ray("job", *words, env=env)
+            return done.returncode, done.stdout
+
+        for token, text in ((None, "401 Client Error: Unauthorized for url"),
+                            ("wrong", "403 Client Error: Forbidden for url")):
+            code, said = cli(token, "submit", "--", "true")
+            self.assertEqual(code, 1, said)
+            self.assertIn(text, said)
+            headers = {"Authorization": f"Bearer {token}"} if token else None
+            with self.assertRaisesRegex(Exception, text):
+                JobSubmissionClient(cluster.address, headers=headers).list_jobs()
+        code, said = cli(self.TOKEN, "submit", "--", "echo", "let in")
+        self.assertEqual(code, 0, said)
+        self.assertIn("let in", said)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+/*
+ * Who may reach this node's ports, and with which token. Blocking; before the loop runs.
+ * Without a token every port is bound to loopback, unless somebody said in so many words that the
+ * network is trusted: launching a gang or a job is running a program.
+ */
+#ifndef MOBULA_AGENT_ACCESS_H
+#define MOBULA_AGENT_ACCESS_H
+
+#include "agent/options.h"
+#include "base/err.h"
+#include "gcs/token.h"
+
+enum mb_access_step {
+    MB_ACCESS_USE,   /* the token that was found */
+    MB_ACCESS_NONE,  /* no token: loopback, or the network is trusted */
+    MB_ACCESS_MAKE,  /* a head that others can reach: its first start makes the token */
+    MB_ACCESS_REFUSE /* a node that others can reach, and the head's token is not here */
+};
+
+/* Pure. */
+enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head);
+
+struct mb_access {
+    struct mb_token token;
+    char bind_addr[16];
+    int is_open; /* other machines reach it, and it has no token */
+};
+
+/* 127.0.0.0/8, as an address that is bound and told to others. */
+int mb_access_is_loopback(const char *ip);
+/* What the options, Ray's variables and ip ask for. MB_EDENIED: MB_ACCESS_REFUSE, with the next
+ * step in its text. */
+int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb_access *out,
+                     struct mb_err *err);
+/* Drivers on this node look where Ray looks: they find the same token, or none. */
+int mb_access_hand_down(const struct mb_access *a, struct mb_err *err);
+
+#endif

@@ -447,10 +447,15 @@ static void on_seal(struct mb_gang_run *r, const Mobula__V1__Seal *seal)
 
 static void on_end(struct mb_gang_run *r, const Mobula__V1__End *end)
 {
+    struct mb_err err = {0};
+
     if (end->abandon_uploads && r->upload != NULL)
         mb_upload_abandon(r->upload);
     if (end->known_case == MOBULA__V1__END__KNOWN_NEWEST_ON_ALL && r->upload != NULL)
         mb_upload_newest_on_all(r->upload, end->newest_on_all);
+    if (end->n_lost_nodes > 0 && r->upload != NULL &&
+        mb_upload_lost(r->upload, end->lost_nodes, end->n_lost_nodes, &err) != MB_OK)
+        mb_warn("control", "job=%s: %s: their parts are waited for", r->job_id, err.text);
     mb_gang_run_event(r, MB_GANG_EV_END, NULL);
 }
 

@@ -51,7 +51,8 @@ struct mb_plan_iteration {
     uint8_t *reported; /* by index into the plan's ranks */
     struct mb_plan_file *files;
     size_t n_files;
-    char *error; /* why it was dropped; NULL: none */
+    size_t n_lost_seen; /* lost nodes whose part is in the store; the shell's */
+    char *error;        /* why it was dropped; NULL: none */
 };
 
 struct mb_plan;

@@ -12,7 +12,8 @@
  *     files are not sent again.
  *  4. The journal cannot be written (disk full): the step is not counted and is tried again.
  *  5. Released, and other nodes' parts do not come within 30 s: dropped, with an error saying so.
- *     The driver has heard that a node will never have one: dropped at once.
+ *     The driver has heard that a node will never have one, or that a node is lost which has not
+ * sent its own (upload_lost.c): dropped at once.
  *  6. Abandoned: everything pending is dropped; transfers in flight are ended by close.
  */
 #include "agent/upload/upload.h"
@@ -59,6 +60,11 @@ static void drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *
     mb_error("upload", "job=%s: %s", u->job_id, error);
     if (mb_journal_dropped(u->journal, it->iteration, error, &err) != MB_OK)
         mb_error("upload", "%s", err.text);
+    if (u->commit_it == it) { /* it would hold up the commits of others until it gives up */
+        mb_commit_cancel(u->commit);
+        u->commit = NULL;
+        u->commit_it = NULL;
+    }
     tell(u, it);
 }
 
@@ -324,6 +330,7 @@ void upload_kick(struct mb_upload *u)
         if (u->commit_it == NULL && it->state == MB_PLAN_PART)
             begin_commit(u, it);
     }
+    upload_look_for_lost(u);
 }
 
 static void on_timer(uv_timer_t *t)
@@ -443,6 +450,7 @@ static void free_upload(struct mb_upload *u)
     mb_free(u->job_id);
     mb_free(u->placement_group);
     mb_free(u->ranks);
+    mb_free(u->lost);
     mb_free(u);
 }
 

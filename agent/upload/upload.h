@@ -81,6 +81,9 @@ void mb_upload_release(struct mb_upload *u);
 void mb_upload_abandon(struct mb_upload *u); /* drop what is not durable; idle follows */
 /* No rank of any node is left, and some node has saved nothing newer: what is newer is dropped. */
 void mb_upload_newest_on_all(struct mb_upload *u, int64_t iteration);
+/* These nodes are gone: what they have not sent by now never comes, so an iteration without their
+ * parts is dropped. Being told again is harmless. */
+int mb_upload_lost(struct mb_upload *u, const uint32_t *nodes, size_t n, struct mb_err *err);
 int mb_upload_is_busy(const struct mb_upload *u);
 uint64_t mb_upload_sent_bytes(const struct mb_upload *u); /* since this agent started */
 /* Everything known, through on_status, for a driver that dialled again. */

@@ -1,5 +1,6 @@
 /* The inside of the uploader, shared by its files only: upload.c (files, parts, commits, life),
- * upload_prepare.c (fence and foreign manifests), upload_seals.c (the tracker file). */
+ * upload_prepare.c (fence and foreign manifests), upload_lost.c (nodes that are gone),
+ * upload_seals.c (the tracker file). */
 #ifndef MOBULA_AGENT_UPLOAD_UPLOAD_INTERNAL_H
 #define MOBULA_AGENT_UPLOAD_UPLOAD_INTERNAL_H
 
@@ -39,6 +40,9 @@ struct mb_upload {
     struct mb_plan_iteration *prepared;  /* ... and was: its files may go */
     uint64_t prepared_ms;
     struct mb_plan_iteration *part_it; /* whose part file is in flight */
+    uint32_t *lost;                    /* [n_lost] nodes that send nothing any more */
+    size_t n_lost;
+    struct mb_plan_iteration *lost_it; /* whose part of a lost node is looked for */
     struct transfer transfers[UPLOAD_IN_FLIGHT_MAX];
     uv_timer_t timer;
     uint64_t not_before_ms; /* back-off after a failure */
@@ -62,6 +66,9 @@ void upload_kick(struct mb_upload *u); /* start what can be started */
 /* ---- upload_prepare.c ---- */
 /* u->prepared is the iteration when its files may go; upload_kick() follows either way. */
 void upload_prepare(struct mb_upload *u, struct mb_plan_iteration *it);
+
+/* ---- upload_lost.c ---- */
+void upload_look_for_lost(struct mb_upload *u);
 
 /* ---- upload_seals.c ---- */
 void upload_on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_walk *w);

@@ -396,6 +396,26 @@ void drv_node_stop(struct drv_node *n, const char *reason, uint64_t grace_ms)
         say(n, &m);
 }
 
+/* Owned by the caller; NULL: none, or no memory, and then their parts are waited for. */
+static uint32_t *lost_nodes(const struct driver *d, size_t *n)
+{
+    uint32_t *list = NULL;
+
+    *n = 0;
+    for (uint32_t i = 0; i < d->n_nodes; i++) {
+        if (!mb_drv_node_lost(d->state, i))
+            continue;
+        if (!list)
+            list = mb_calloc(d->n_nodes, sizeof(*list));
+        if (!list) {
+            fprintf(stderr, "mobula: out of memory: the nodes are not told which were lost\n");
+            return NULL;
+        }
+        list[(*n)++] = i;
+    }
+    return list;
+}
+
 void drv_node_end(struct drv_node *n, int abandon_uploads)
 {
     Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
@@ -408,8 +428,10 @@ void drv_node_end(struct drv_node *n, int abandon_uploads)
         end.known_case = MOBULA__V1__END__KNOWN_NEWEST_ON_ALL;
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_END;
     m.end = &end;
+    end.lost_nodes = lost_nodes(n->driver, &end.n_lost_nodes);
     if (n->hello)
         say(n, &m);
+    mb_free(end.lost_nodes);
 }
 
 void drv_node_seal(struct drv_node *n, const struct drv_seal *seal)

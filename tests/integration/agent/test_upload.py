@@ -8,6 +8,7 @@ import json
 import pathlib
 import shutil
 import sys
+import time
 
 import cluster
 from worker import crc64nvme
@@ -165,6 +166,57 @@ def case_a_part_that_never_comes(s, gcs, nodes, store, local):
     gcs.remove_group(gang.pg)
 
 
+def case_the_part_of_a_lost_node(s, gcs, nodes, store, local):
+    """A node is gone before it sent its part: nobody waits for that, told early or late."""
+    for iteration, first in ((50, []), (60, [1])):
+        gang = Gang(s, gcs, nodes)
+        gang.launch_workers(iteration, 1, env=["QUITS=1"], local_dir=str(local),
+                            url=f"file://{store}")
+        d = gang.drivers[0]
+        assert gang.drivers[1].expect("rank_exit").exit_code == 7
+        assert d.expect("saved").iteration == iteration
+        part = store / f"iter_{iteration:07d}/.mobula/part-0-of-2.json"
+        cluster.wait_for("its part", part.exists)
+        d.send(stop={"reason": "a node is lost"})
+        d.expect("rank_exit")
+        began = time.monotonic()
+        d.send(end={"lost_nodes": first})
+        if not first:
+            d.send(end={"lost_nodes": [1]})
+        d.expect("ended", deadline_s=10)
+        print(f"     ended {time.monotonic() - began:.2f} s later", flush=True)
+        assert "node 1 was lost before it had sent its part" in d.uploads[-1].error, d.uploads
+        assert d.uploads[-1].iteration == iteration
+        gang.drivers[1].send(end={})
+        gang.drivers[1].expect("ended", deadline_s=10)
+        for d in gang.drivers:
+            d.close()
+        assert (store / "latest_checkpointed_iteration.txt").read_text() == "30"
+        gcs.remove_group(gang.pg)
+
+
+def case_the_part_that_a_lost_node_had_sent(s, gcs, nodes, store, local):
+    """It was all that the lost node had to do: the iteration becomes durable."""
+    gang = Gang(s, gcs, nodes)
+    gang.launch_workers(70, 1, local_dir=str(local), url=f"file://{store}")
+    for d in gang.drivers:
+        assert d.expect("saved").iteration == 70
+    for n in (0, 1):
+        cluster.wait_for("the parts",
+                         (store / f"iter_0000070/.mobula/part-{n}-of-2.json").exists)
+    for d in gang.drivers:
+        d.expect("rank_exit")
+    gang.drivers[0].send(end={"lost_nodes": [1]})
+    gang.drivers[0].expect("ended")
+    assert gang.drivers[0].uploads[-1].committed, gang.drivers[0].uploads
+    gang.drivers[1].send(end={"lost_nodes": [0]})
+    gang.drivers[1].expect("ended")
+    for d in gang.drivers:
+        d.close()
+    assert (store / "latest_checkpointed_iteration.txt").read_text() == "70"
+    gcs.remove_group(gang.pg)
+
+
 def case_tracker_of_a_foreign_trainer(s, gcs, nodes, store, local):
     store = local.parent / "store2"
     script = ("mkdir -p $D/iter_0000005/mp_rank_00 && echo x > $D/iter_0000005/mp_rank_00/m.pt && "
@@ -197,7 +249,8 @@ def main():
         assert len(gcs.alive()) == 2
         store, local = pathlib.Path(s.dir, "store"), pathlib.Path(s.dir, "local")
         for case in (case_committed_by_two_nodes, case_same_name_again, case_agent_killed_while_uploading, case_pulled,
-                     case_damaged_newest_is_passed_over, case_a_part_that_never_comes,
+                     case_damaged_newest_is_passed_over, case_a_part_that_never_comes, case_the_part_of_a_lost_node,
+                     case_the_part_that_a_lost_node_had_sent,
                      case_tracker_of_a_foreign_trainer):
             case(s, gcs, [head, other], store, local)
             print(f"ok   {case.__name__[5:]}", flush=True)

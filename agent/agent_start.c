@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/forget_service.h"
 #include "agent/head_limits.h"
 #include "agent/head_store.h"
 #include "agent/node_file.h"
@@ -190,6 +191,8 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_log_service_add(a->server, &a->logs, err);
     if (rc == MB_OK)
+        rc = mb_forget_service_add(a->server, mb_jobs_runner(a->jobs), err);
+    if (rc == MB_OK)
         rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
     if (rc == MB_OK)
         rc = mb_grpc_server_listen(a->server, addr, &a->grpc_port, err);
@@ -275,7 +278,7 @@ int mb_agent_start(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_log_keeper_create(&a->loop, a->opts->node_dir, a->opts->log_max_bytes,
                                   &a->log_keeper, err);
-    if (rc == MB_OK && a->opts->is_head)
+    if (rc == MB_OK)
         rc = start_jobs(a, err);
     if (rc == MB_OK && a->opts->is_head)
         rc = start_head(a, err);

@@ -1,12 +1,16 @@
 /*
  * Renamed into NODE_DIR/forgotten/N; a sweep takes the directories that were filled before it, and
  * later ones are filled meanwhile, so that loop and pool thread never work in the same one.
+ * Ranks' directories have names that never come again: the sweep finds and removes them in place.
  */
 #include "agent/job_forget.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include "agent/gang.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/log.h"
@@ -47,6 +51,49 @@ static void move_away(struct mb_job_forget *f, const char *path)
     mb_free(dir);
 }
 
+/* ---- the pool thread ---- */
+
+static int has_id(const struct mb_job_forget *f, const char *id)
+{
+    for (size_t i = 0; id && i < f->n_swept_ids; i++)
+        if (strcmp(f->swept_ids[i], id) == 0)
+            return 1;
+    return 0;
+}
+
+/* An attempt of a forgotten job that has ended: nobody touches its directory any more. */
+static int is_forgotten(const struct mb_job_forget *f, const char *dir)
+{
+    char *path = mb_path_join(dir, "gang.json");
+    json_t *o = path ? json_load_file(path, 0, NULL) : NULL;
+    const char *state = json_string_value(json_object_get(o, "state"));
+    int is = state && strcmp(state, mb_gang_state_name(MB_GANG_ENDED)) == 0 &&
+             has_id(f, json_string_value(json_object_get(o, "job_id")));
+
+    json_decref(o);
+    mb_free(path);
+    return is;
+}
+
+static void sweep_gangs(const struct mb_job_forget *f)
+{
+    char *root = mb_path_join(f->node_dir, "gangs");
+    DIR *dir = root && f->n_swept_ids > 0 ? opendir(root) : NULL;
+    const struct dirent *e;
+    struct mb_err err = {0};
+
+    while (dir && (e = readdir(dir))) {
+        char *path = e->d_name[0] != '.' ? mb_path_join(root, e->d_name) : NULL;
+
+        if (path && is_forgotten(f, path) && mb_fs_remove_tree(path, &err) != 0)
+            mb_warn("jobs", "ranks' files of a forgotten job stay: %s", err.text);
+        mb_free(path);
+    }
+    if (dir)
+        closedir(dir);
+    mb_free(root);
+}
+
 static void do_sweep(uv_work_t *work)
 {
     const struct mb_job_forget *f = work->data;
@@ -56,6 +103,18 @@ static void do_sweep(uv_work_t *work)
     if (!dir || mb_fs_remove_tree(dir, &err) != 0)
         mb_warn("jobs", "files of forgotten jobs stay: %s", dir ? err.text : "out of memory");
     mb_free(dir);
+    sweep_gangs(f);
+}
+
+/* ---- the loop ---- */
+
+static void free_ids(char ***ids, size_t *n)
+{
+    for (size_t i = 0; i < *n; i++)
+        mb_free((*ids)[i]);
+    mb_free(*ids);
+    *ids = NULL;
+    *n = 0;
 }
 
 static void sweep(struct mb_job_forget *f);
@@ -67,6 +126,7 @@ static void on_swept(uv_work_t *work, int status)
     (void)status;
     f->busy = 0;
     f->swept++;
+    free_ids(&f->swept_ids, &f->n_swept_ids);
     sweep(f);
     f->on_idle(f->arg);
 }
@@ -76,16 +136,33 @@ static void sweep(struct mb_job_forget *f)
     if (f->busy || f->closing)
         return;
     if (f->swept == f->filling) { /* the newest is taken only when there is something in it */
-        if (f->n_files == 0)
+        if (f->n_files == 0 && f->n_ids == 0)
             return;
         f->filling++;
         f->n_files = 0;
+        f->swept_ids = f->ids;
+        f->n_swept_ids = f->n_ids;
+        f->ids = NULL;
+        f->n_ids = 0;
     }
     f->work.data = f;
     f->busy = uv_queue_work(f->loop, &f->work, do_sweep, on_swept) == 0;
 }
 
-void mb_job_forget_driver(struct mb_job_forget *f, const char *dir, const char *log)
+static void add_id(struct mb_job_forget *f, const char *id)
+{
+    char **ids = mb_reallocarray(f->ids, f->n_ids + 1, sizeof *ids);
+
+    if (ids)
+        f->ids = ids;
+    if (!ids || !(ids[f->n_ids] = mb_strdup(id)))
+        mb_warn("jobs", "job=%s its ranks' files stay: out of memory", id);
+    else
+        f->n_ids++;
+}
+
+void mb_job_forget_all(struct mb_job_forget *f, const char *job_id, const char *dir,
+                       const char *log)
 {
     char *index = mb_asprintf("%s.idx", log);
 
@@ -94,5 +171,12 @@ void mb_job_forget_driver(struct mb_job_forget *f, const char *dir, const char *
     if (index)
         move_away(f, index);
     mb_free(index);
+    add_id(f, job_id);
     sweep(f);
+}
+
+void mb_job_forget_close(struct mb_job_forget *f)
+{
+    free_ids(&f->ids, &f->n_ids);
+    free_ids(&f->swept_ids, &f->n_swept_ids);
 }

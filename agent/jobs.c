@@ -96,18 +96,24 @@ static void free_job(struct job *job)
     mb_free(job);
 }
 
-static void on_closer_closed(uv_handle_t *handle)
+static void free_jobs(struct mb_jobs *jobs)
 {
-    struct mb_jobs *jobs = handle->data;
-    void (*cb)(void *arg) = jobs->on_closed;
-    void *arg = jobs->on_closed_arg;
-
+    mb_job_forget_close(&jobs->forget);
     mb_free(jobs->node_dir);
     mb_free(jobs->bin_dir);
     mb_free(jobs->cwd);
     mb_free(jobs->http_address);
     mb_free(jobs->node_id_hex);
     mb_free(jobs);
+}
+
+static void on_closer_closed(uv_handle_t *handle)
+{
+    struct mb_jobs *jobs = handle->data;
+    void (*cb)(void *arg) = jobs->on_closed;
+    void *arg = jobs->on_closed_arg;
+
+    free_jobs(jobs);
     if (cb != NULL)
         cb(arg);
 }
@@ -668,13 +674,12 @@ static int log_path(void *self, const char *submission_id, char **out, struct mb
 static void forget(void *self, const char *submission_id)
 {
     struct mb_jobs *jobs = self;
-    struct job *job = NULL;
     struct mb_err err;
+    int is_over = check_id(submission_id, &err) == 0 && find_job(jobs, submission_id) == NULL;
+    struct job *job = is_over ? new_job(jobs, submission_id) : NULL;
 
-    if (check_id(submission_id, &err) == 0 && find_job(jobs, submission_id) == NULL)
-        job = new_job(jobs, submission_id);
     if (job != NULL) { /* else out of memory: they stay */
-        mb_job_forget_driver(&jobs->forget, job->dir, job->log_path);
+        mb_job_forget_all(&jobs->forget, job->id, job->dir, job->log_path);
         free_job(job);
     }
 }
@@ -768,12 +773,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
     if (rc == 0)
         rc = mb_job_forget_init(&jobs->forget, jobs->loop, jobs->node_dir, finish_close, jobs, err);
     if (rc != 0) {
-        mb_free(jobs->node_dir);
-        mb_free(jobs->bin_dir);
-        mb_free(jobs->cwd);
-        mb_free(jobs->http_address);
-        mb_free(jobs->node_id_hex);
-        mb_free(jobs);
+        free_jobs(jobs);
         return rc;
     }
     uv_timer_init(jobs->loop, &jobs->closer);

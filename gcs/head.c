@@ -273,12 +273,14 @@ static void on_tick(uv_timer_t *timer)
     head_pubsub_tick(h, now);
     head_jobs_tick(h);
     head_packages_tick(h, now);
+    head_forget_tick(h, now);
 }
 
 static void free_head(struct mb_head *h)
 {
     head_nodes_free(h);
     head_jobs_free(h);
+    head_forget_close(h);
     mb_placement_destroy(h->placement);
     mb_http_server_destroy(h->http);
     mb_free(h->node_ip);

@@ -302,13 +302,14 @@ static void forget_ended(struct mb_head *h)
         struct head_job *job = mb_job_index_surplus(&h->job_index, h->max_ended_jobs);
         struct mb_err err = {0};
 
-        if (!job || job->unwritten || job->ticket.place != MB_JOB_PLACE_NONE)
+        if (!job || job->unwritten || job->ticket.place != MB_JOB_PLACE_NONE ||
+            head_forget_is_full(h))
             return;
         if (delete_record(h, job, &err) != 0) {
             mb_warn("jobs", "job=%s not forgotten: %s", job->id, err.text);
             return;
         }
-        h->runner->forget(h->runner->self, job->id);
+        head_forget_files(h, job->id);
         drop_job(h, job);
     }
 }
@@ -689,8 +690,10 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
                           "Attempted to delete job '%s', but it is in a non-terminal state %s.",
                           job->id, mb_job_state_name(job->state));
     int rc = delete_record(h, job, err);
-    if (rc == 0)
+    if (rc == 0) {
+        head_forget_files(h, job->id);
         drop_job(h, job);
+    }
     return rc;
 }
 

@@ -53,7 +53,8 @@ struct mb_job_runner {
     /* After a restart: is the driver of this job still there? EXITED and RUNNING are followed by
      * the matching event. */
     enum mb_job_adopt (*adopt)(void *self, const char *submission_id);
-    /* Nobody asks for this job any more: the files of its driver, which has ended, go. */
+    /* Nobody asks for this job any more: the files here of its driver and ranks that have ended go.
+     */
     void (*forget)(void *self, const char *submission_id);
     /* Path of the driver's log, owned by the caller; MB_ENOENT while there is none. */
     int (*log_path)(void *self, const char *submission_id, char **out, struct mb_err *err);

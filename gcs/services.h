@@ -57,6 +57,7 @@ struct head_poll { /* a long poll of a subscriber */
 struct head_job;        /* jobs.c */
 struct head_sweep;      /* package_sweep.c */
 struct head_follow;     /* log_follow.c */
+struct head_forget;     /* job_forget.c */
 struct head_log_answer; /* job_logs.c */
 
 struct mb_head {
@@ -111,6 +112,10 @@ struct mb_head {
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
     struct head_follow *follows;
+    char **forgotten; /* ids of jobs that other nodes are to be told to forget */
+    size_t n_forgotten;
+    struct head_forget *forgets;
+    size_t n_forgets;
     struct head_log_answer *log_answers; /* that wait for their first bytes */
     unsigned n_log_stores;               /* logs that are read from object stores now */
 
@@ -242,6 +247,12 @@ void head_admission_leave(struct head_job *job);
 void head_admission_pump(struct mb_head *h);
 /* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
 int head_admission_message(struct head_job *job, struct mb_buf *out);
+
+/* ---- job_forget.c: what a forgotten job leaves on any node ---- */
+void head_forget_files(struct mb_head *h, const char *id);
+int head_forget_is_full(const struct mb_head *h); /* no more before the next tick */
+void head_forget_tick(struct mb_head *h, uint64_t now_ms);
+void head_forget_close(struct mb_head *h);
 
 /* ---- job_labels.c: on which node its driver may run ---- */
 int head_job_labels_store(struct mb_head *h, struct head_job *job, json_t *selector,

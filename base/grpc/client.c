@@ -9,6 +9,7 @@
  *  4. Destroying a channel cancels its calls; they come back through 2.
  */
 #include <grpc/grpc_security.h>
+#include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -231,6 +232,22 @@ static void call_free(struct mb_grpc_call *call)
     mb_free(call);
 }
 
+/* Whom the channel talks to is known once somebody answered. */
+static void note_peer(struct mb_grpc_channel *ch, grpc_call *core, int status)
+{
+    char *peer;
+
+    if (status != MB_GRPC_OK || ch->peer[0] != '\0') {
+        if (status == MB_GRPC_UNAVAILABLE)
+            ch->peer[0] = '\0';
+        return;
+    }
+    peer = grpc_call_get_peer(core);
+    if (peer != NULL && strlen(peer) < sizeof(ch->peer))
+        strcpy(ch->peer, peer);
+    gpr_free(peer);
+}
+
 static void on_call_done(struct mb_grpc_tag *tag, int ok)
 {
     struct mb_grpc_call *call = MB_GRPC_ENTRY(tag, struct mb_grpc_call, tag);
@@ -251,6 +268,8 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
         }
     }
     mb_grpc_link_remove(&call->link);
+    if (call->ch != NULL)
+        note_peer(call->ch, call->core, status);
     call->cb(call->arg, status, detail, reply);
     mb_grpc_message_free(reply);
     call_free(call);
@@ -325,6 +344,7 @@ int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const Protobuf
         return mb_err_set(err, MB_ENOMEM, "%s: out of memory", method);
     }
     call->core = mb_grpc_core_call(ch, method, timeout_ms);
+    mb_grpc_sending(ch->g, ch->peer);
     if (start_unary(call, request) != 0) {
         call_free(call);
         return mb_err_set(err, MB_ESTATE, "%s: the library refused the call", method);

@@ -165,6 +165,7 @@ static void finish_stop(struct mb_grpc *g)
     uv_close((uv_handle_t *)&g->async, on_handle_closed);
     uv_close((uv_handle_t *)&g->timer, on_handle_closed);
     uv_close((uv_handle_t *)&g->turn, on_handle_closed);
+    uv_close((uv_handle_t *)&g->before_wait, on_handle_closed);
 }
 
 static void drain_if_idle(struct mb_grpc *g)
@@ -191,6 +192,7 @@ static int run_turn(struct mb_grpc *g)
         g->n_ops--;
         tag->done(tag, ev.success);
     }
+    g->more_waits = n == MB_GRPC_TURN_TAGS;
     return n;
 }
 
@@ -330,7 +332,9 @@ int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err)
     g->timer.data = g;
     uv_idle_init(loop, &g->turn);
     g->turn.data = g;
-    g->n_handles = 3;
+    uv_prepare_init(loop, &g->before_wait);
+    g->before_wait.data = g;
+    g->n_handles = 4;
     *out = g;
     return 0;
 }

@@ -18,7 +18,9 @@ enum {
     MB_GRPC_SERVER_SLOTS = 32,            /* calls the library may hand over before we ask again */
     MB_GRPC_SERVER_CONCURRENT_MAX = 1000, /* calls of one connection at a time */
     MB_GRPC_UNARY_DEADLINE_MS = 60000,    /* default bound on a handler */
-    MB_GRPC_TURN_TAGS = 64                /* run in a row before other handles get their chance */
+    MB_GRPC_TURN_TAGS = 64,               /* run in a row before other handles get their chance */
+    MB_GRPC_PEER_MAX = 80,                /* longest text of an address, NUL included */
+    MB_GRPC_BUSY_MAX = 8                  /* connections that are corked in one turn */
 };
 
 #define MB_GRPC_ENTRY(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
@@ -58,12 +60,26 @@ struct mb_grpc_tag {
     int ok;
 };
 
+/* A connection to which this turn of the loop sends; see cork.c. */
+struct mb_grpc_busy {
+    char peer[MB_GRPC_PEER_MAX];
+    int fd;          /* of the library; -1: not found */
+    unsigned n_sent; /* in this turn */
+    int was_busy;    /* more than one in the turn before */
+    int corked;
+};
+
 struct mb_grpc {
     uv_loop_t *loop; /* borrowed */
     uv_async_t async;
-    uv_timer_t timer; /* deadlines of requests being served */
-    uv_idle_t turn;   /* active while the loop has the completion queue */
-    int n_handles;    /* of the three above, not closed yet */
+    uv_timer_t timer;         /* deadlines of requests being served */
+    uv_idle_t turn;           /* active while the loop has the completion queue */
+    uv_prepare_t before_wait; /* active in a turn that sends */
+    int n_handles;            /* of the four above, not closed yet */
+    struct mb_grpc_busy busy[MB_GRPC_BUSY_MAX];
+    uint64_t look_after_ms; /* on the loop's clock */
+    int more_waits;         /* the last turn ended before the queue was empty */
+    int turns_held;
     grpc_completion_queue *cq;
     pthread_t poller;
     pthread_mutex_t lock;
@@ -87,8 +103,9 @@ struct mb_grpc_channel {
     struct mb_grpc_link link;
     struct mb_grpc *g;
     grpc_channel *core;
-    char *authorization;        /* "Bearer <token>", or NULL */
-    struct mb_grpc_pair *pairs; /* metadata of unary calls */
+    char peer[MB_GRPC_PEER_MAX]; /* "": not known yet */
+    char *authorization;         /* "Bearer <token>", or NULL */
+    struct mb_grpc_pair *pairs;  /* metadata of unary calls */
     size_t n_pairs;
 };
 
@@ -132,6 +149,12 @@ void mb_grpc_defer(struct mb_grpc *g, struct mb_grpc_tag *tag,
                    void (*done)(struct mb_grpc_tag *tag, int ok));
 /* Set the timer to the earliest deadline of the servers' requests. */
 void mb_grpc_arm_timer(struct mb_grpc *g);
+
+/* ---- cork.c ---- */
+
+/* Something is about to be sent to that peer ("ipv4:1.2.3.4:5"; NULL and "" are legal): what this
+ * turn of the loop sends to it leaves together, before the loop waits. */
+void mb_grpc_sending(struct mb_grpc *g, const char *peer);
 
 /* ---- message.c ---- */
 

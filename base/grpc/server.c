@@ -141,6 +141,7 @@ static void send_status(struct mb_grpc_req *req, int status, const char *detail,
     ops[n].data.send_status_from_server.status = (grpc_status_code)status;
     ops[n++].data.send_status_from_server.status_details = &detail_slice;
     req->replied = 1;
+    mb_grpc_sending(req->srv->g, req->peer);
     if (req_batch(req, ops, n, &req->send_tag, on_req_sent) != 0)
         grpc_call_cancel(req->core, NULL);
     if (bytes != NULL)

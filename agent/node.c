@@ -394,13 +394,24 @@ static void reconnect(struct mb_node *n)
         failed(n, &err);
 }
 
+/* Not a message of its own: an idle node wakes as seldom as it can. */
+static void renew_idle(struct mb_node *n)
+{
+    struct view view;
+    struct mb_err err;
+
+    build_view(n, &view);
+    if (mb_gcs_sync_renew(n->gcs, &view.v, &err) != MB_OK)
+        mb_warn("node", "cannot report resources: %s", err.text);
+}
+
 static void on_timer(uv_timer_t *t)
 {
     struct mb_node *n = t->data;
 
     if (n->phase == PH_ALIVE) {
         if (n->idle_since_ms != 0)
-            mb_node_changed(n);
+            renew_idle(n);
     } else if (n->is_retry) {
         reconnect(n);
     } else if (n->phase == PH_CONNECTING) {

@@ -142,6 +142,8 @@ struct mb_gcs_view {
 int mb_gcs_sync_start(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
                       const struct mb_gcs_view *view, struct mb_err *err);
 int mb_gcs_sync_set(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err);
+/* The same for what is not urgent (how long the node has been idle): goes with the next 2 s. */
+int mb_gcs_sync_renew(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err);
 void mb_gcs_sync_stop(struct mb_gcs *c);
 
 /* ---- placement groups ---- */

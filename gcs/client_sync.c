@@ -3,7 +3,8 @@
  * node alive without health checks.
  *
  *  1. start packs the view, opens the stream, sends the first message.
- *  2. set packs the new view and sends it; the timer sends the newest one every 2 s.
+ *  2. set packs the new view and sends it; renew only packs it; the timer sends the newest one
+ * every 2 s.
  *  3. What the GCS sends (other nodes' views, commands) is read and passed over.
  *  4. The stream ends: after 2 s the timer opens it anew, until stop. Nothing is queued meanwhile:
  *     only the newest view counts.
@@ -158,11 +159,17 @@ int mb_gcs_sync_start(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
     return 0;
 }
 
-int mb_gcs_sync_set(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err)
+int mb_gcs_sync_renew(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err)
 {
     if (!c->sync.on)
         return mb_err_set(err, MB_ESTATE, "resource sync is not started");
-    int rc = pack_view(c, view, err);
+    return pack_view(c, view, err);
+}
+
+int mb_gcs_sync_set(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err)
+{
+    int rc = mb_gcs_sync_renew(c, view, err);
+
     if (rc == 0 && c->sync.stream)
         push(c);
     return rc;

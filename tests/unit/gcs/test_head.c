@@ -576,6 +576,64 @@ static void another_cluster_at_the_address(void **state)
     assert_int_equal(r.code, MB_ENOENT);
 }
 
+static void on_available(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+{
+    const Ray__Rpc__GetAllAvailableResourcesReply *m = (const void *)reply;
+    struct result *r = arg;
+
+    (void)detail;
+    assert_int_equal(status, MB_GRPC_OK);
+    r->done = 1;
+    r->count = -1;
+    if (m->n_resources_list == 1 && m->resources_list[0]->n_resources_available == 1)
+        r->count = (int64_t)m->resources_list[0]->resources_available[0]->value;
+}
+
+/* What the head believes the one node has left; waits until it is `want`, or asks once. */
+static int64_t available(struct fixture *f, struct mb_grpc_channel *ch, int64_t want, int is_wait)
+{
+    Ray__Rpc__GetAllAvailableResourcesRequest q =
+        RAY__RPC__GET_ALL_AVAILABLE_RESOURCES_REQUEST__INIT;
+    uint64_t until_ms = mb_mono_ms() + 20000;
+    struct result r;
+
+    do {
+        DO(f, r,
+           mb_grpc_unary(ch, "/ray.rpc.NodeResourceInfoGcsService/GetAllAvailableResources",
+                         &q.base, &ray__rpc__get_all_available_resources_reply__descriptor, 10000,
+                         on_available, &r, NULL, &e));
+    } while (is_wait && r.count != want && mb_mono_ms() < until_ms);
+    return r.count;
+}
+
+/* A renewed view waits for the regular message. */
+static void view_renewed(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gcs_resource total[] = {{"mobula_gpu", 4}}, left[] = {{"mobula_gpu", 1}};
+    struct mb_gcs_view view = {.available = left, .n_available = 1, .total = total, .n_total = 1};
+    struct mb_grpc_channel *ch;
+    struct mb_err err = {0};
+
+    assert_int_equal(mb_gcs_sync_renew(f->gcs, &view, &err), MB_ESTATE);
+    assert_int_equal(mb_grpc_channel_create(f->grpc, f->address, NULL, &ch, &err), 0);
+    register_agent(f, 0);
+    uint64_t began_ms = mb_mono_ms();
+    assert_int_equal(mb_gcs_sync_start(f->gcs, f->agents[0].id, &view, &err), 0);
+    assert_int_equal(available(f, ch, 1, 1), 1);
+    left[0].amount = 2;
+    assert_int_equal(mb_gcs_sync_set(f->gcs, &view, &err), 0);
+    assert_int_equal(available(f, ch, 2, 1), 2);
+    left[0].amount = 3;
+    assert_int_equal(mb_gcs_sync_renew(f->gcs, &view, &err), 0);
+    int64_t at_once = available(f, ch, 3, 0);
+    if (mb_mono_ms() - began_ms < 1900) /* else the first regular message may have gone */
+        assert_int_equal(at_once, 2);
+    assert_int_equal(available(f, ch, 3, 1), 3);
+    mb_gcs_sync_stop(f->gcs);
+    mb_grpc_channel_destroy(ch);
+}
+
 static void sync_and_verdict(void **state)
 {
     struct fixture *f = *state;
@@ -633,8 +691,9 @@ static void a_port_in_use(void **state)
     struct mb_err err = {0};
 
     snprintf(path, sizeof path, "%s/second.db", f->dir);
-    assert_int_equal(mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, NULL, NULL, &second, &err),
-                     MB_EEXIST);
+    assert_int_equal(
+        mb_head_start(&f->loop, f->head_grpc, &opts, &no_runner, NULL, NULL, &second, &err),
+        MB_EEXIST);
     assert_null(second);
 }
 
@@ -650,6 +709,7 @@ int main(void)
         T(a_lost_bundle_is_placed_anew),
         T(a_restarted_head_knows_everything),
         T(another_cluster_at_the_address),
+        T(view_renewed),
         T(sync_and_verdict),
         T(nobody_answers),
         T(a_port_in_use),

@@ -235,7 +235,7 @@ int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
     rc = check_state(t, &s, with_optimizer, err);
     if (rc == 0) {
         struct mb_checkpoint_model m = model_of(t, with_optimizer);
-        rc = mb_checkpoint_load(&m, t->args.load, iteration, err);
+        rc = mb_checkpoint_load(&m, t->args.load, &s, err);
     }
     if (rc == 0) {
         take_state(t, &s, with_optimizer);

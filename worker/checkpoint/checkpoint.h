@@ -58,7 +58,8 @@ struct mb_checkpoint_state {
     /* The learning rate's schedule, in samples: how far it has come, and what it was. */
     int64_t schedule_samples, warmup_samples, decay_samples;
     int has_optimizer;
-    char *args_json; /* one JSON object of the run's arguments by name; owned */
+    int64_t data_parallel_size; /* of the run that saved: so many shards. Read only; 0: unknown */
+    char *args_json;            /* one JSON object of the run's arguments by name; owned */
 };
 
 void mb_checkpoint_state_close(struct mb_checkpoint_state *s);
@@ -87,8 +88,9 @@ int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration
                        struct mb_err *err);
 int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iteration,
                              struct mb_checkpoint_state *out, struct mb_err *err);
-/* Weights; and exp_avg, exp_avg_sq of [state_begin, state_end) unless m has none. */
-int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int64_t iteration,
-                       struct mb_err *err);
+/* Weights; and exp_avg, exp_avg_sq of [state_begin, state_end) unless m has none. s: what
+ * load_state gave; optimizer files of a run of another size than it says are passed over. */
+int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *s, struct mb_err *err);
 
 #endif

@@ -4,11 +4,11 @@
  *  1. find: rank 0 reads the tracker and tells the others.
  *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it.
  *  3. load: rank 0 reads the weights, checks every name and shape against the model, and broadcasts
- *     the flat buffer. Each rank looks through the optimizer files of its own directory and reads
- * the parts that cover its range; without the distributed optimizer ranks then exchange their
- * ranges. Failures: a tracker that holds no positive number, a missing or
- * damaged file, a tensor that is missing, unknown or of another shape, a range that no file covers:
- * the text names the file, the tensor and both shapes. All ranks return together.
+ *     the flat buffer. Each rank looks through the optimizer files of its own directory that are of
+ * the size which state.json says, and reads the parts that cover its range; without the distributed
+ * optimizer ranks then exchange their ranges. Failures: a tracker that holds no positive number, a
+ * missing or damaged file, a tensor that is missing, unknown or of another shape, a range that no
+ * file covers: the text names the file, the tensor and both shapes. All ranks return together.
  */
 #include "worker/checkpoint/common.h"
 
@@ -271,6 +271,15 @@ static int is_shard(const struct dirent *e)
     return mb_starts_with(e->d_name, "optim_dp_") && mb_ends_with(e->d_name, ".safetensors");
 }
 
+/* A directory may still hold shards that its node saved in an attempt of another size, which never
+ * became durable; what was pulled lies beside them. */
+static int is_of_world(const char *name, int64_t world_size)
+{
+    char ending[48];
+    snprintf(ending, sizeof ending, "_of_%03" PRId64 ".safetensors", world_size);
+    return world_size <= 0 || mb_ends_with(name, ending);
+}
+
 static int check_covered(const struct mb_checkpoint_model *m, const char *dir, struct cover *parts,
                          size_t n_parts, struct mb_err *err)
 {
@@ -292,8 +301,8 @@ static int check_covered(const struct mb_checkpoint_model *m, const char *dir, s
     return 0;
 }
 
-static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, float *piece,
-                          struct mb_err *err)
+static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, int64_t world_size,
+                          float *piece, struct mb_err *err)
 {
     struct dirent **list = NULL;
     int n = scandir(dir, &list, is_shard, alphasort);
@@ -304,6 +313,9 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     size_t n_parts = 0;
     int rc = parts != NULL ? 0 : no_memory(err);
     for (int i = 0; i < n && rc == 0; i++) {
+        if (!is_of_world(list[i]->d_name, world_size)) {
+            continue;
+        }
         char *path = mb_path_join(dir, list[i]->d_name);
         rc = path != NULL ? read_shard(m, path, piece, &parts[n_parts++], err) : no_memory(err);
         mb_free(path);
@@ -324,8 +336,8 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
 
 /* Who holds the whole optimizer reads only what a sharded one would, and gets the rest from its
  * peers: ranks with a directory each have no more than that on disk. */
-static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, float *piece,
-                          struct mb_err *err)
+static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, int64_t world_size,
+                          float *piece, struct mb_err *err)
 {
     struct mb_checkpoint_model part = *m;
     int whole = m->state_begin == 0 && m->state_end == m->n_elements;
@@ -335,7 +347,8 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
         part.exp_avg += part.state_begin;
         part.exp_avg_sq += part.state_begin;
     }
-    int rc = mb_checkpoint_agree(m->comm, read_optimizer(&part, dir, piece, err), WHAT, err);
+    int rc =
+        mb_checkpoint_agree(m->comm, read_optimizer(&part, dir, world_size, piece, err), WHAT, err);
     if (rc == 0 && whole) {
         mb_comm_allgather(m->comm, m->dev, m->exp_avg, m->n_elements, MB_COMM_F32);
         mb_comm_allgather(m->comm, m->dev, m->exp_avg_sq, m->n_elements, MB_COMM_F32);
@@ -344,11 +357,11 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     return rc;
 }
 
-int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int64_t iteration,
-                       struct mb_err *err)
+int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *s, struct mb_err *err)
 {
-    char *model = file_path(dir, iteration, MB_CHECKPOINT_MODEL_FILE);
-    char *iter_dir = file_path(dir, iteration, "");
+    char *model = file_path(dir, s->iteration, MB_CHECKPOINT_MODEL_FILE);
+    char *iter_dir = file_path(dir, s->iteration, "");
     float *piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *piece);
     int rc = model != NULL && iter_dir != NULL && piece != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
@@ -361,7 +374,7 @@ int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir, int
     }
     if (rc == 0 && m->exp_avg != NULL) {
         iter_dir[strlen(iter_dir) - 1] = '\0';
-        rc = load_optimizer(m, iter_dir, piece, err);
+        rc = load_optimizer(m, iter_dir, s->data_parallel_size, piece, err);
     }
     mb_free(piece);
     mb_free(iter_dir);

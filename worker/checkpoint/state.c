@@ -148,6 +148,7 @@ static int take_state(const char *name, const json_t *root, struct mb_checkpoint
         return bad_state(err, name, "field \"has_optimizer\" or \"args\" is missing");
     }
     out->has_optimizer = json_is_true(optimizer);
+    out->data_parallel_size = json_integer_value(json_object_get(root, "data_parallel_size"));
     out->args_json = json_dumps(args, JSON_COMPACT);
     return out->args_json != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "%s: out of memory", name);
 }

@@ -59,6 +59,7 @@ struct job {
     int fault_rank;     /* -1: all well */
     const char *expect; /* in the text of the rank at fault */
     char *per_rank_dir; /* NULL: all share dir */
+    int is_stale;       /* save other values of the optimizer */
 };
 
 static float weight(size_t i)
@@ -123,6 +124,9 @@ static void body(struct mb_comm *c, void *arg)
                                     .args_json = (char *)"{\"num_layers\":2}"};
     int rc;
     fill(&m, j->save);
+    for (size_t i = 0; j->is_stale && i < m.state_end - m.state_begin; i++) {
+        m.exp_avg[i] += 1000;
+    }
     if (j->save) {
         struct mb_checkpoint_saved saved;
         rc = mb_checkpoint_save(&m, mine, &s, &saved, &err);
@@ -143,8 +147,8 @@ static void body(struct mb_comm *c, void *arg)
             CHECK(got.consumed_train_samples == 192 && got.consumed_valid_samples == 7);
             CHECK(got.optimizer_steps == 11 && got.skipped_iterations == 1 && got.has_optimizer);
             CHECK(strcmp(got.args_json, "{\"num_layers\":2}") == 0);
+            rc = mb_checkpoint_load(&m, mine, &got, &err);
             mb_checkpoint_state_close(&got);
-            rc = mb_checkpoint_load(&m, mine, iteration, &err);
         }
         if (rc == 0) {
             compare(&m);
@@ -222,6 +226,27 @@ static void an_older_save_of_the_iteration_is_replaced(void **state)
     char command[128];
     snprintf(command, sizeof command, "test \"$(ls -A %s | wc -l)\" = 2", dir);
     assert_int_equal(system(command), 0); /* the directory and the tracker, nothing hidden */
+}
+
+/* A node that missed an attempt has its own shard of that iteration still, beside what was pulled.
+ */
+static void shards_of_another_size_do_not_count(void **state)
+{
+    (void)state;
+    char command[300];
+    run(3, (struct job){.save = 1, .sharded = 1, .is_stale = 1, .fault_rank = -1});
+    snprintf(command, sizeof command, "mv %s/iter_0000012 %s/old", dir, dir);
+    assert_int_equal(system(command), 0);
+    run(2, (struct job){.save = 1, .sharded = 1, .fault_rank = -1});
+    snprintf(command, sizeof command, "cp %s/old/optim_dp_*_of_003.safetensors %s/iter_0000012/",
+             dir, dir);
+    assert_int_equal(system(command), 0);
+    for (uint32_t loaded_by = 1; loaded_by <= 3; loaded_by++) {
+        run(loaded_by, (struct job){.sharded = 1, .fault_rank = -1});
+    }
+    snprintf(command, sizeof command, "rm %s/iter_0000012/optim_dp_001_of_002.safetensors", dir);
+    assert_int_equal(system(command), 0); /* ... nor do they fill a gap */
+    run(1, (struct job){.expected = MB_ENOENT, .expect = "element 501"});
 }
 
 static atomic_int watching, unseen;
@@ -332,6 +357,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(any_gang_reads_what_any_gang_saved, clear_dir),
         cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),
+        cmocka_unit_test_teardown(shards_of_another_size_do_not_count, clear_dir),
         cmocka_unit_test_teardown(a_replaced_save_is_never_missing, clear_dir),
         cmocka_unit_test_teardown(ranks_may_keep_their_parts_apart, clear_dir),
         cmocka_unit_test_teardown(damage_is_named, clear_dir),

@@ -285,68 +285,93 @@ static char **build_argv(const struct mb_gang_run *r, char **program)
     return argv;
 }
 
+/* What a spec borrows, for as long as the supervisor is being started. */
+struct parts {
+    size_t n;
+    struct mb_sup_child *children;
+    struct env *envs;
+    char **logs;
+    char **argv;
+    char *program, *cwd;
+};
+
+static void close_parts(struct parts *p)
+{
+    for (size_t i = 0; p->envs != NULL && i < p->n; i++)
+        env_free(&p->envs[i]);
+    for (size_t i = 0; p->logs != NULL && i < p->n; i++)
+        mb_free(p->logs[i]);
+    free(p->cwd);
+    mb_free(p->program);
+    mb_free(p->argv);
+    mb_free(p->logs);
+    mb_free(p->envs);
+    mb_free(p->children);
+}
+
+static int no_spec(int rc, size_t n, struct mb_err *err)
+{
+    return mb_err_set(err, rc,
+                      rc == MB_ENOMEM  ? "no memory to launch %zu ranks"
+                      : rc == MB_EFULL ? "more than 4096 environment variables for %zu ranks"
+                                       : "an environment entry without '=' (%zu ranks)",
+                      n);
+}
+
+static int open_parts(struct parts *p, const struct mb_gang_run *r, struct mb_err *err)
+{
+    *p = (struct parts){.n = r->n_ranks,
+                        .children = mb_calloc(r->n_ranks, sizeof(*p->children)),
+                        .envs = mb_calloc(r->n_ranks, sizeof(*p->envs)),
+                        .logs = mb_calloc(r->n_ranks, sizeof(*p->logs)),
+                        .cwd = getcwd(NULL, 0)};
+    p->argv = build_argv(r, &p->program);
+    return p->children && p->envs && p->logs && p->argv && p->argv[0]
+               ? MB_OK
+               : no_spec(MB_ENOMEM, p->n, err);
+}
+
+static int fill_child(struct parts *p, struct mb_gang_run *r, size_t i, struct mb_err *err)
+{
+    int rc;
+
+    p->logs[i] = mb_gang_log_path(r, r->ranks[i].rank);
+    rc = p->logs[i] != NULL ? build_env(&p->envs[i], r, i) : MB_ENOMEM;
+    if (rc != MB_OK)
+        return no_spec(rc, p->n, err);
+    p->children[i] = (struct mb_sup_child){
+        .argv = (const char *const *)p->argv,
+        .env = (const char *const *)p->envs[i].list,
+        .cwd = r->launch->cwd[0] != '\0' ? r->launch->cwd : p->cwd,
+        .log_path = p->logs[i],
+        .want_report = r->is_worker,
+    };
+    return mb_gang_logs_keep(&r->ranks[i], 1, env_get(&p->envs[i], "MOBULA_LOG_MAX_BYTES"), err);
+}
+
 int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *ops,
                        struct mb_err *err)
 {
-    size_t n = r->n_ranks;
-    struct mb_sup_child *children = mb_calloc(n, sizeof(*children));
-    struct env *envs = mb_calloc(n, sizeof(*envs));
-    char **logs = mb_calloc(n, sizeof(*logs));
-    char *program = NULL, *cwd = getcwd(NULL, 0);
-    char **argv = build_argv(r, &program);
+    struct parts p;
     struct mb_sup_spec spec = {.dir = r->dir,
                                .stop_signal = SIGTERM,
                                .stop_grace_ms = r->stop_grace_ms,
                                .end_peers_after_ms = 0,
                                .end_peers_grace_ms = PEERS_GRACE_MS,
                                .leftover_grace_ms = LEFTOVER_GRACE_MS,
-                               .n_children = n,
-                               .children = children};
+                               .n_children = r->n_ranks};
     struct mb_job_limits limits;
-    int rc = MB_OK, kept = MB_OK;
+    int rc = open_parts(&p, r, err);
 
-    if (!children || !envs || !logs || !argv || !argv[0])
-        rc = MB_ENOMEM;
-    for (size_t i = 0; i < n && rc == MB_OK; i++) {
-        logs[i] = mb_gang_log_path(r, r->ranks[i].rank);
-        rc = logs[i] != NULL ? build_env(&envs[i], r, i) : MB_ENOMEM;
-        children[i] = (struct mb_sup_child){
-            .argv = (const char *const *)argv,
-            .env = (const char *const *)envs[i].list,
-            .cwd = r->launch->cwd[0] != '\0' ? r->launch->cwd : cwd,
-            .log_path = logs[i],
-            .want_report = r->is_worker,
-        };
-        if (rc == MB_OK)
-            kept =
-                mb_gang_logs_keep(&r->ranks[i], 1, env_get(&envs[i], "MOBULA_LOG_MAX_BYTES"), err);
-        if (rc == MB_OK && kept != MB_OK)
-            break;
+    for (size_t i = 0; i < p.n && rc == MB_OK; i++)
+        rc = fill_child(&p, r, i, err);
+    if (rc == MB_OK)
+        rc = mb_job_limits_read(p.envs[0].list, &limits, err); /* the job's: all ranks agree */
+    if (rc == MB_OK) {
+        spec.children = p.children;
+        mb_job_limits_apply(&limits, &spec);
+        rc = mb_supervisor_start(r->owner->init, &spec, ops, r, &r->sup, err);
     }
-    if (rc == MB_OK && kept != MB_OK) {
-        rc = kept;
-    } else if (rc == MB_OK) {
-        rc = mb_job_limits_read(envs[0].list, &limits, err); /* the job's: all ranks agree */
-        if (rc == MB_OK) {
-            mb_job_limits_apply(&limits, &spec);
-            rc = mb_supervisor_start(r->owner->init, &spec, ops, r, &r->sup, err);
-        }
-    } else {
-        mb_err_set(err, rc,
-                   rc == MB_ENOMEM  ? "no memory to launch %zu ranks"
-                   : rc == MB_EFULL ? "more than 4096 environment variables for %zu ranks"
-                                    : "an environment entry without '=' (%zu ranks)",
-                   n);
-    }
-    for (size_t i = 0; envs != NULL && i < n; i++)
-        env_free(&envs[i]);
-    for (size_t i = 0; logs != NULL && i < n; i++)
-        mb_free(logs[i]);
-    free(cwd);
-    mb_free(program);
-    mb_free(argv);
-    mb_free(logs);
-    mb_free(envs);
-    mb_free(children);
+    close_parts(&p);
     return rc;
 }

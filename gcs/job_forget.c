@@ -110,7 +110,7 @@ static void add_batch(struct mb_head *h, const struct head_node *n)
 
 void head_forget_tick(struct mb_head *h, uint64_t now_ms)
 {
-    const char *self = h->runner->node_id_hex(h->runner->self);
+    const char *self = h->n_forgotten > 0 ? h->runner->node_id_hex(h->runner->self) : NULL;
 
     for (size_t i = 0; h->n_forgotten > 0 && i < h->n_nodes; i++) {
         char hex[2 * MB_NODE_ID_BYTES + 1];

@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/ports.h"
 #include "base/str.h"
 
 enum { PROTOCOL_VERSION = 1, TEXT_MAX = 1200 };
@@ -221,14 +222,18 @@ static int is_local(const char *peer, const char *node_ip)
            peer[5 + n] == ':';
 }
 
-/* A port that is free now; 0 if none could be had. */
+/* A port that is free now; 0 if none could be had. It stays free until the first rank listens
+ * there, since no outgoing connection gets it (base/ports.h). */
 static uint32_t free_port(void)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_ANY)}};
     socklen_t len = sizeof(a);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    uint32_t port = 0;
+    uint32_t port = (uint32_t)mb_port_pick("0.0.0.0");
+    int fd;
 
+    if (port != 0)
+        return port;
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return 0;
     if (bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 &&

@@ -149,8 +149,8 @@ int mb_grpc_server_create(struct mb_grpc *g, const struct mb_grpc_server_opts *o
  * INVALID_ARGUMENT. */
 int mb_grpc_server_add(struct mb_grpc_server *srv, const struct mb_grpc_method *methods, size_t n,
                        void *arg, struct mb_err *err);
-/* addr "host:port", port 0 picks one; the bound port goes to *out_port. A port in use is MB_EEXIST
- * with a text that says so. */
+/* addr "host:port", port 0 picks one (base/ports.h); the bound port goes to *out_port. A port in
+ * use is MB_EEXIST with a text that says so. */
 int mb_grpc_server_listen(struct mb_grpc_server *srv, const char *addr, int *out_port,
                           struct mb_err *err);
 

@@ -26,9 +26,13 @@
 #include "base/alloc.h"
 #include "base/grpc/internal.h"
 #include "base/log.h"
+#include "base/ports.h"
 #include "base/str.h"
 
-enum { MIN_PING_INTERVAL_MS = 10000 }; /* Ray's clients ping each minute */
+enum {
+    MIN_PING_INTERVAL_MS = 10000, /* Ray's clients ping each minute */
+    HOST_BYTES = 256
+};
 
 /* One call the library may hand over. */
 struct mb_grpc_slot {
@@ -474,25 +478,35 @@ int mb_grpc_server_add(struct mb_grpc_server *srv, const struct mb_grpc_method *
     return 0;
 }
 
+/* The host of "host:port" or "[host]:port"; returns the port's text, NULL if there is none. */
+static const char *split_addr(const char *addr, char host[HOST_BYTES])
+{
+    const char *colon = strrchr(addr, ':');
+
+    if (colon == NULL || colon - addr >= HOST_BYTES)
+        return NULL;
+    snprintf(host, HOST_BYTES, "%.*s", (int)(colon - addr), addr);
+    if (host[0] == '[' && mb_ends_with(host, "]")) { /* an IPv6 address */
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = '\0';
+    }
+    return colon + 1;
+}
+
 /* The library does not say why it could not listen: ask the kernel. */
 static int explain_listen(const char *addr, struct mb_err *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *info = NULL;
-    const char *colon = strrchr(addr, ':');
-    char host[256];
+    char host[HOST_BYTES];
+    const char *port = split_addr(addr, host);
     int one = 1;
     int e = 0;
     int fd;
 
-    if (colon == NULL || (size_t)(colon - addr) >= sizeof(host))
+    if (port == NULL)
         return mb_err_set(err, MB_EINVAL, "cannot listen on \"%s\": expected host:port", addr);
-    snprintf(host, sizeof(host), "%.*s", (int)(colon - addr), addr);
-    if (host[0] == '[' && mb_ends_with(host, "]")) { /* an IPv6 address */
-        memmove(host, host + 1, strlen(host));
-        host[strlen(host) - 1] = '\0';
-    }
-    if (getaddrinfo(host, colon + 1, &hints, &info) != 0)
+    if (getaddrinfo(host, port, &hints, &info) != 0)
         return mb_err_set(err, MB_EINVAL, "cannot listen on %s: no such address", addr);
     fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) != 0 ||
@@ -527,10 +541,27 @@ static grpc_server *core_new(const struct mb_grpc_server *srv)
     return core;
 }
 
+/* The bound port, 0: it cannot be had. Port 0 is chosen by base/ports.h. */
+static int add_port(grpc_server *core, const char *addr)
+{
+    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
+    char host[HOST_BYTES], at[HOST_BYTES + 16];
+    const char *wanted = split_addr(addr, host);
+    int is_any = wanted != NULL && strcmp(wanted, "0") == 0, port = 0;
+
+    for (int i = 0; is_any && port <= 0 && i < MB_PORT_RACES; i++) {
+        snprintf(at, sizeof(at), "%.*s:%d", (int)(wanted - 1 - addr), addr, mb_port_pick(host));
+        port = grpc_server_add_http2_port(core, at, creds);
+    }
+    if (!is_any)
+        port = grpc_server_add_http2_port(core, addr, creds);
+    grpc_server_credentials_release(creds);
+    return port > 0 ? port : 0;
+}
+
 int mb_grpc_server_listen(struct mb_grpc_server *srv, const char *addr, int *out_port,
                           struct mb_err *err)
 {
-    grpc_server_credentials *creds;
     grpc_server *core;
     int port;
 
@@ -540,10 +571,8 @@ int mb_grpc_server_listen(struct mb_grpc_server *srv, const char *addr, int *out
     if (srv->slots == NULL)
         return mb_err_set(err, MB_ENOMEM, "gRPC server: out of memory");
     core = core_new(srv);
-    creds = grpc_insecure_server_credentials_create();
-    port = grpc_server_add_http2_port(core, addr, creds);
-    grpc_server_credentials_release(creds);
-    if (port <= 0) {
+    port = add_port(core, addr);
+    if (port == 0) {
         grpc_server_destroy(core);
         mb_free(srv->slots);
         srv->slots = NULL;

@@ -29,6 +29,7 @@
 #include "base/alloc.h"
 #include "base/http/guard.h"
 #include "base/log.h"
+#include "base/ports.h"
 
 enum {
     /* libmicrohttpd gives half of it to the header block. */
@@ -375,18 +376,18 @@ void mb_http_server_wake(struct mb_http_server *srv)
 
 /* ---- listen ---- */
 
-static int open_socket(struct mb_http_server *srv, int *out_fd, struct mb_err *err)
+static int open_socket_at(struct mb_http_server *srv, int wanted, int *out_fd, struct mb_err *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_PASSIVE};
     struct addrinfo *addr = NULL;
     char port[16];
     int one = 1;
-    snprintf(port, sizeof port, "%d", srv->port);
+    snprintf(port, sizeof port, "%d", wanted);
     int rc = getaddrinfo(srv->bind_addr, port, &hints, &addr);
     if (rc != 0)
         return mb_err_set(err, MB_EINVAL,
                           "cannot listen on %s port %d: %s (an IP address is needed)",
-                          srv->bind_addr, srv->port, gai_strerror(rc));
+                          srv->bind_addr, wanted, gai_strerror(rc));
     int fd = socket(addr->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         bind(fd, addr->ai_addr, addr->ai_addrlen) != 0 || listen(fd, 511) != 0) {
@@ -394,15 +395,26 @@ static int open_socket(struct mb_http_server *srv, int *out_fd, struct mb_err *e
         if (e == EADDRINUSE)
             rc = mb_err_set(err, MB_EEXIST,
                             "port %d on %s is in use: stop what listens there or choose another",
-                            srv->port, srv->bind_addr);
+                            wanted, srv->bind_addr);
         else
-            rc = mb_err_sys(err, e, "cannot listen on %s port %d", srv->bind_addr, srv->port);
+            rc = mb_err_sys(err, e, "cannot listen on %s port %d", srv->bind_addr, wanted);
         if (fd >= 0)
             close(fd);
     } else {
         *out_fd = fd;
     }
     freeaddrinfo(addr);
+    return rc;
+}
+
+static int open_socket(struct mb_http_server *srv, int *out_fd, struct mb_err *err)
+{
+    int rc = MB_EEXIST;
+
+    if (srv->port != 0)
+        return open_socket_at(srv, srv->port, out_fd, err);
+    for (int i = 0; i < MB_PORT_RACES && rc == MB_EEXIST; i++)
+        rc = open_socket_at(srv, mb_port_pick(srv->bind_addr), out_fd, err);
     return rc;
 }
 

@@ -38,7 +38,7 @@ struct mb_http_route {
 
 struct mb_http_server_opts {
     const char *bind_addr;    /* "0.0.0.0", "::1"; NULL: 127.0.0.1 */
-    int port;                 /* 0 picks one */
+    int port;                 /* 0 picks one (base/ports.h) */
     const char *token;        /* Authorization or X-Ray-Authorization: Bearer, or the cookie
                                  ray-authentication-token; 401 missing, 403 wrong (texts of Ray);
                                  NULL: open. Copied; constant-time comparison */

@@ -117,6 +117,11 @@ int mb_gcs_unregister_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BY
 int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
                        uint64_t timeout_ms, mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op,
                        struct mb_err *err);
+/* The ALIVE node of this id is at node's ip, port and agent_http_port now. MB_ENOENT: no such node
+ * is ALIVE; MB_EUNSUPPORTED: the head is Ray's, or older, and its nodes stay where they registered.
+ */
+int mb_gcs_move_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
 /* Every node, the dead ones too. */
 int mb_gcs_nodes(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_nodes_cb cb, void *arg,
                  struct mb_gcs_op **op, struct mb_err *err);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "gcs/client_internal.h"
+#include "proto/mobula/head.pb-c.h"
 
 int mb_gcs_register_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
                          mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
@@ -65,6 +66,20 @@ int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES]
                           c->ray_version);
     req.n_node_ids = 1;
     req.node_ids = &id;
+    return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
+}
+
+int mb_gcs_move_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
+                     mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    static const struct gcs_method method = {
+        "/mobula.v1.Head/MoveNode", &mobula__v1__move_node_reply__descriptor, gcs_complete_done};
+    Mobula__V1__MoveNodeRequest req = MOBULA__V1__MOVE_NODE_REQUEST__INIT;
+
+    req.node_id = mb_wire_bytes(node->node_id, MB_NODE_ID_BYTES);
+    req.ip = mb_wire_str(node->ip);
+    req.port = node->port;
+    req.http_port = node->agent_http_port;
     return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
 }
 

@@ -5,6 +5,7 @@
  *  2. Sync messages keep it alive (syncer.c). Silence: Health/Check every 3 s, by the rule of
  *     health.h, and GetResourceLoad with it, so that the view is not older than the check.
  *  3. UnregisterNode, or the verdict: DEAD with a reason; its bundles, its drivers end.
+ * MoveNode: a restarted agent that could not have its port again is at another one.
  * Failure paths:
  *  4. An id of wrong length is INVALID_ARGUMENT (a real GCS aborts).
  *  5. A restarted head finds its nodes in the store, alive until the health rule says otherwise,
@@ -16,6 +17,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/services.h"
+#include "proto/mobula/head.pb-c.h"
 #include "proto/ray/health.pb-c.h"
 #include "proto/ray/node_manager.pb-c.h"
 
@@ -419,6 +421,72 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
     head_reply_committed(h, req, &reply.base);
 }
 
+static int is_at(const Ray__Rpc__GcsNodeInfo *info, const Mobula__V1__MoveNodeRequest *m)
+{
+    return strcmp(info->node_manager_address, m->ip) == 0 && info->node_manager_port == m->port &&
+           info->dashboard_agent_listen_port == m->http_port &&
+           info->metrics_export_port == m->http_port;
+}
+
+/* Table and store; in-flight calls to where it was end as on a lost connection. */
+static int move_to(struct mb_head *h, struct head_node *n, const Mobula__V1__MoveNodeRequest *m,
+                   struct mb_err *err)
+{
+    Ray__Rpc__GcsNodeInfo moved = *n->info;
+    Ray__Rpc__GcsNodeInfo *info;
+    int rc;
+
+    moved.node_manager_address = m->ip;
+    moved.node_manager_port = m->port;
+    moved.dashboard_agent_listen_port = moved.metrics_export_port = m->http_port;
+    info = (Ray__Rpc__GcsNodeInfo *)mb_wire_copy(&moved.base);
+    if (!info)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    rc = head_put_message(h, MB_TABLES_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &info->base, err);
+    if (rc != 0) {
+        ray__rpc__gcs_node_info__free_unpacked(info, NULL);
+        return rc;
+    }
+    ray__rpc__gcs_node_info__free_unpacked(n->info, NULL);
+    n->info = info;
+    mb_grpc_channel_destroy(n->channel);
+    n->channel = NULL;
+    mb_health_init(&n->health, mb_mono_ms()); /* failures there say nothing about here */
+    return 0;
+}
+
+/* A restarted agent, at another address perhaps. Its bundles are what they were, and its view comes
+ * with its next sync message. */
+static void move_node(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    struct mb_head *h = arg;
+    const Mobula__V1__MoveNodeRequest *m = (const Mobula__V1__MoveNodeRequest *)request;
+    Mobula__V1__MoveNodeReply reply = MOBULA__V1__MOVE_NODE_REPLY__INIT;
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+    struct mb_err err = {0};
+
+    if (!head_admits(h, req))
+        return;
+    if (!*m->ip || m->port <= 0 || m->port > UINT16_MAX) {
+        mb_grpc_reply_error(req, MB_GRPC_INVALID_ARGUMENT, "a node needs an address and a port");
+        return;
+    }
+    struct head_node *n = head_node_find(h, m->node_id);
+    if (!n || !head_node_alive(n)) {
+        mb_grpc_reply_error(req, MB_GRPC_NOT_FOUND, "no node of this id is alive");
+        return;
+    }
+    if (!is_at(n->info, m)) {
+        if (move_to(h, n, m, &err) != 0) {
+            head_reply_err(req, &err);
+            return;
+        }
+        mb_info("gcs", "node moved node_id=%s address=%s:%d", mb_hex(n->id, MB_NODE_ID_BYTES, hex),
+                m->ip, m->port);
+    }
+    head_reply_committed(h, req, &reply.base);
+}
+
 static void unregister_node(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
     struct mb_head *h = arg;
@@ -591,6 +659,8 @@ int head_nodes_methods(struct mb_head *h, struct mb_err *err)
         {SERVICE "GetAllNodeAddressAndLiveness",
          &ray__rpc__get_all_node_address_and_liveness_request__descriptor, get_liveness, NULL, 0},
         {SERVICE "CheckAlive", &ray__rpc__check_alive_request__descriptor, check_alive, NULL, 0},
+        {"/mobula.v1.Head/MoveNode", &mobula__v1__move_node_request__descriptor, move_node, NULL,
+         0},
     };
 #undef SERVICE
     return mb_grpc_server_add(h->server, methods, sizeof methods / sizeof methods[0], h, err);

@@ -50,6 +50,7 @@ struct result {
     int has_node[4];
     uint8_t nodes[4][MB_NODE_ID_BYTES];
     int dead[8];
+    int ports[8], http_ports[8];
 };
 
 /* ---- callbacks ---- */
@@ -112,8 +113,11 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
 
     take(r, err);
     r->n = n;
-    for (size_t i = 0; i < n && i < 8; i++)
+    for (size_t i = 0; i < n && i < 8; i++) {
         r->dead[i] = nodes[i].is_dead;
+        r->ports[i] = nodes[i].port;
+        r->http_ports[i] = nodes[i].metrics_port;
+    }
 }
 
 static void on_groups(void *arg, const struct mb_err *err, const struct mb_gcs_pg *pg, size_t n)
@@ -560,6 +564,61 @@ static void a_restarted_head_knows_everything(void **state)
     assert_memory_not_equal(next.job_id, pg.job_id, MB_JOB_ID_BYTES);
 }
 
+static void move(struct fixture *f, const uint8_t *id, const char *ip, int port, struct result *r)
+{
+    struct mb_gcs_node to = {.ip = ip, .port = port, .agent_http_port = port + 1};
+
+    memcpy(to.node_id, id, MB_NODE_ID_BYTES);
+    DO(f, *r, mb_gcs_move_node(f->gcs, &to, 0, on_done, r, NULL, &e));
+}
+
+/* Who asked for node 0 finds it where agent 2 listens, with what it holds. */
+static void a_node_moves(void **state)
+{
+    struct fixture *f = *state;
+    const uint8_t nobody[MB_NODE_ID_BYTES] = {77};
+    struct mb_gcs_bundle b[2];
+    struct mb_gcs_pg pg = two_bundles(b);
+    struct result r;
+
+    register_agent(f, 0);
+    register_agent(f, 1);
+    new_driver(f, &pg, NULL);
+    create_and_wait(f, &pg);
+    move(f, f->agents[0].id, "127.0.0.1", f->agents[2].port, &r);
+    assert_int_equal(r.code, 0);
+    DO(f, r, mb_gcs_pg_get(f->gcs, pg.id, 0, on_groups, &r, NULL, &e));
+    assert_int_equal(r.state, MB_PG_CREATED);
+    stop_head(f);
+    start_head(f, "a.db"); /* it was stored */
+    for (int i = 0; (!f->agents[2].released || !f->agents[1].released) && i < 100000; i++)
+        uv_run(&f->loop, UV_RUN_ONCE);
+    assert_int_equal(f->agents[2].in_use, 1);
+    assert_int_equal(f->agents[0].released, 0);
+    DO(f, r, mb_gcs_nodes(f->gcs, 15000, on_nodes, &r, NULL, &e));
+    assert_int_equal(r.n, 2);
+    assert_int_equal(r.dead[0] + r.dead[1], 0);
+    int at = r.ports[0] == f->agents[2].port ? 0 : 1;
+    assert_int_equal(r.ports[at], f->agents[2].port);
+    assert_int_equal(r.http_ports[at], f->agents[2].port + 1);
+    DO(f, r, mb_gcs_pg_remove(f->gcs, pg.id, 0, on_done, &r, NULL, &e));
+    for (int i = 0; !f->agents[2].returned && i < 100000; i++)
+        uv_run(&f->loop, UV_RUN_ONCE);
+    assert_int_equal(f->agents[2].returned, 1);
+    assert_int_equal(f->agents[0].returned, 0);
+    move(f, nobody, "127.0.0.1", 4711, &r);
+    assert_int_equal(r.code, MB_ENOENT);
+    move(f, f->agents[0].id, "", 4711, &r);
+    assert_int_equal(r.code, MB_EINVAL);
+    move(f, f->agents[0].id, "127.0.0.1", 0, &r);
+    assert_int_equal(r.code, MB_EINVAL);
+    DO(f, r,
+       mb_gcs_unregister_node(f->gcs, f->agents[0].id, MB_GCS_DEATH_EXPECTED, "", 0, on_done, &r,
+                              NULL, &e));
+    move(f, f->agents[0].id, "127.0.0.1", 4711, &r);
+    assert_int_equal(r.code, MB_ENOENT);
+}
+
 static void another_cluster_at_the_address(void **state)
 {
     struct fixture *f = *state;
@@ -708,6 +767,7 @@ int main(void)
         T(what_would_abort_a_real_gcs),
         T(a_lost_bundle_is_placed_anew),
         T(a_restarted_head_knows_everything),
+        T(a_node_moves),
         T(another_cluster_at_the_address),
         T(view_renewed),
         T(sync_and_verdict),

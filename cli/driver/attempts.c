@@ -121,11 +121,17 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
     d->looking = 0;
     if (err->code || d->closing)
         return;
-    for (size_t i = 0; i < n; i++)
-        for (uint32_t k = 0; nodes[i].is_dead && k < d->n_nodes; k++)
-            if (d->nodes[k].channel &&
-                memcmp(d->nodes[k].node_id, nodes[i].node_id, MB_NODE_ID_BYTES) == 0)
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t k = 0; k < d->n_nodes; k++) {
+            if (!d->nodes[k].channel ||
+                memcmp(d->nodes[k].node_id, nodes[i].node_id, MB_NODE_ID_BYTES) != 0)
+                continue;
+            if (nodes[i].is_dead)
                 drv_node_declared_dead(&d->nodes[k]);
+            else
+                drv_node_moved(&d->nodes[k], nodes[i].ip, nodes[i].port);
+        }
+    }
 }
 
 void drv_attempts_tick(struct driver *d)

@@ -184,6 +184,8 @@ void drv_node_end(struct drv_node *n, int abandon_uploads);
 void drv_node_renew(struct drv_node *n);
 /* The GCS says that it is dead; believed if the agent itself is silent, too. */
 void drv_node_declared_dead(struct drv_node *n);
+/* The head has the node at this address. */
+void drv_node_moved(struct drv_node *n, const char *ip, int port);
 void drv_node_close(struct drv_node *n); /* stream, channel, timer */
 
 void drv_node_seal(struct drv_node *n, const struct drv_seal *seal);

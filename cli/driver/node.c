@@ -2,8 +2,8 @@
  * One node of the gang.
  *  1. dial: open Control, say Hello. HelloReply -> HELLO. Launch, Endpoint, Start, Progress, ...
  * are translated one to one into events of the state machine.
- *  2. The stream breaks: dial again with back-off. After the hello, what was asked before is asked
- *     again (Stop, End); the agent still has the gang.
+ *  2. The stream breaks: dial again with back-off, where the head says the node is by then. After
+ *     the hello, what was asked before is asked again (Stop, End); the agent still has the gang.
  *  3. The agent came back without the gang: if the launch never arrived it is repeated; if it was
  *     asked to end, it has, and its last words were lost; else NODE_LOST.
  *  4. No hello for the length of the lease: NODE_LOST; by then the agent has ended the gang itself.
@@ -66,14 +66,22 @@ static char *with_node(const char *dir, uint32_t index)
     return out;
 }
 
+static int open_channel(struct driver *d, const char *ip, int port, struct mb_grpc_channel **out,
+                        struct mb_err *err)
+{
+    const struct mb_grpc_channel_opts opts = {.token = d->opts->token};
+    char target[280];
+
+    snprintf(target, sizeof(target), strchr(ip, ':') ? "[%s]:%d" : "%s:%d", ip, port);
+    return mb_grpc_channel_create(d->grpc, target, &opts, out, err);
+}
+
 int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *node,
                   struct mb_err *err)
 {
     struct drv_node *n = &d->nodes[index];
     const char *ip = node->ip;
-    const struct mb_grpc_channel_opts opts = {.token = d->opts->token};
     const char *temp = getenv("MOBULA_TEMP_DIR");
-    char target[280];
 
     n->driver = d;
     n->index = index;
@@ -95,8 +103,7 @@ int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *no
     else if (d->opts->checkpoint_url || d->opts->load_url)
         n->local_dir = mb_asprintf("%s/checkpoints/%s/node-%u", temp ? temp : "/tmp/mobula",
                                    d->opts->job_id, index);
-    snprintf(target, sizeof(target), strchr(ip, ':') ? "[%s]:%d" : "%s:%d", ip, n->port);
-    return mb_grpc_channel_create(d->grpc, target, &opts, &n->channel, err);
+    return open_channel(d, ip, n->port, &n->channel, err);
 }
 
 static void on_timer_closed(uv_handle_t *h)
@@ -459,6 +466,35 @@ void drv_node_renew(struct drv_node *n)
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_RENEW;
     m.renew = &renew;
     say(n, &m);
+}
+
+/* Nothing is heard while the agent is not where it was, so a stream that speaks is right. */
+void drv_node_moved(struct drv_node *n, const char *ip, int port)
+{
+    struct mb_grpc_channel *channel = NULL;
+    struct mb_grpc_stream *stream = n->stream;
+    char *copy = NULL;
+    struct mb_err err = {0};
+
+    if (over(n) || (stream && n->hello) || (n->port == port && strcmp(n->ip, ip) == 0))
+        return;
+    copy = mb_strdup(ip);
+    if (!copy || open_channel(n->driver, ip, port, &channel, &err) != 0) {
+        mb_free(copy); /* the next look tries again */
+        return;
+    }
+    fprintf(stderr, "mobula: the agent of node %u (%s:%d) is at %s:%d now\n", n->index, n->ip,
+            n->port, ip, port);
+    n->stream = NULL;
+    if (stream)
+        mb_grpc_stream_cancel(stream);
+    mb_grpc_channel_destroy(n->channel);
+    n->channel = channel;
+    mb_free(n->ip);
+    n->ip = copy;
+    n->port = port;
+    uv_timer_stop(&n->redial);
+    drv_node_dial(n);
 }
 
 void drv_node_declared_dead(struct drv_node *n)

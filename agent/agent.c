@@ -44,8 +44,15 @@ static void begin_close(struct agent *a);
 
 /* ---- what is on disk ---- */
 
+/* A port that a failed start did not get is still the node's: the next one tries again. */
+static int known_port(int port, int former)
+{
+    return port != 0 ? port : former;
+}
+
 static void write_node_file(struct agent *a, const char *state)
 {
+    char former_head[96];
     struct mb_node_file f = {.state = state,
                              .error = a->failure.code != MB_OK ? a->failure.text : "",
                              .code = a->failure.code,
@@ -54,15 +61,20 @@ static void write_node_file(struct agent *a, const char *state)
                              .node_name = a->node_name != NULL ? a->node_name : "",
                              .node_ip = a->ip,
                              .gcs_address = a->gcs_address,
-                             .grpc_port = a->grpc_port,
-                             .http_port = a->http.port,
+                             .grpc_port = known_port(a->grpc_port, a->former.grpc_port),
+                             .http_port = known_port(a->http.port, a->former.http_port),
                              .is_head = a->opts->is_head,
                              .is_open = a->access.is_open,
                              .token_path = a->access.token.path != NULL ? a->access.token.path : "",
                              .token_is_new = a->access.token.is_new,
-                             .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : 0};
+                             .head_http_port = a->head != NULL ? mb_head_http_port(a->head)
+                                                               : a->former.head_http_port};
     struct mb_err err;
 
+    if (a->gcs_address[0] == '\0' && a->former.head_port != 0) {
+        snprintf(former_head, sizeof(former_head), "%s:%d", a->ip, a->former.head_port);
+        f.gcs_address = former_head;
+    }
     if (a->init != NULL)
         mb_init_identity(a->init, &f.pid_init, &f.init_start_ticks);
     if (mb_node_file_write(a->opts->node_dir, &f, &err) != MB_OK)
@@ -375,6 +387,7 @@ static void on_grpc_stopped(void *arg)
     mb_signals_close(&a->signals, NULL);
     uv_close((uv_handle_t *)&a->stop_timer, NULL);
     uv_close((uv_handle_t *)&a->doubt_timer, NULL);
+    uv_close((uv_handle_t *)&a->port_timer, NULL);
 }
 
 static void on_init_closed(void *arg)
@@ -424,6 +437,7 @@ static void begin_close(struct agent *a)
     if (a->stage == CLOSING)
         return;
     a->stage = CLOSING;
+    uv_timer_stop(&a->port_timer);
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
     a->closing = 1;
     mb_log_service_close(&a->logs);
@@ -488,6 +502,8 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
     a->stop_timer.data = a;
     uv_timer_init(&a->loop, &a->doubt_timer);
     a->doubt_timer.data = a;
+    uv_timer_init(&a->loop, &a->port_timer);
+    a->port_timer.data = a;
     if (mb_agent_start(a, &failure) != MB_OK)
         fail(a, &failure);
     uv_run(&a->loop, UV_RUN_DEFAULT);

@@ -59,6 +59,8 @@ struct agent {
     struct mb_signals signals;
     uv_timer_t stop_timer;
     uv_timer_t doubt_timer;
+    uv_timer_t port_timer;
+    uint64_t ports_by_ms; /* how long the start waits for the former agent's ports */
     int signalled;
     int is_alone; /* without a front process */
     enum mb_gcs_death leave_reason;

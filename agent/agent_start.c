@@ -2,7 +2,10 @@
  * The start of a node, piece by piece, in the order in which the pieces need each other.
  *
  *  1. Every piece that fails ends the start with its error; agent.c closes what is there already.
- *  2. The port that a former agent of this node had is taken: another one is.
+ *  2. A port that a former agent of this node had is taken: it is waited for (PORTS_WAIT_MS), since
+ *     others know the node by it. Then the node takes another one and tells the head that it moved
+ *     (node.c); a head, whose ports are written down everywhere, fails, and its front process
+ *     starts it again.
  *  3. A head whose store is shared may stand by for as long as it takes.
  */
 #include "agent/agent_run.h"
@@ -17,13 +20,17 @@
 #include "agent/node_file.h"
 #include "agent/prepare.h"
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/ports.h"
 #include "base/str.h"
 
 enum {
     DRIVERS_PER_GPU_NODE = 64,
-    DOUBT_MS = 30000 /* twice this long a bundle may wait for its Commit */
+    DOUBT_MS = 30000,     /* twice this long a bundle may wait for its Commit */
+    PORTS_WAIT_MS = 5000, /* half of what a head bears of silence */
+    PORTS_LOOK_MS = 50
 };
 
 /* A standby waits for as long as it takes. */
@@ -252,7 +259,8 @@ static int choose_access(struct agent *a, struct mb_err *err)
     return MB_OK;
 }
 
-int mb_agent_start(struct agent *a, struct mb_err *err)
+/* What needs no port. */
+static int prepare(struct agent *a, struct mb_err *err)
 {
     int rc = mb_agent_make_dirs(a->opts->node_dir, err);
 
@@ -266,13 +274,16 @@ int mb_agent_start(struct agent *a, struct mb_err *err)
         rc = choose_access(a, err);
     if (rc != MB_OK)
         return rc;
-    mb_node_file_former_ports(a->opts->node_dir, &a->former);
     if (a->opts->address != NULL)
         snprintf(a->gcs_address, sizeof(a->gcs_address), "%s", a->opts->address);
     a->self_dir = mb_fs_self_dir(err);
-    if (a->self_dir == NULL)
-        return err->code;
-    rc = make_ledger(a, err);
+    return a->self_dir != NULL ? MB_OK : err->code;
+}
+
+static int start_parts(struct agent *a, struct mb_err *err)
+{
+    int rc = make_ledger(a, err);
+
     if (rc == MB_OK)
         rc = mb_grpc_create(&a->loop, &a->grpc, err);
     if (rc == MB_OK)
@@ -289,4 +300,48 @@ int mb_agent_start(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
     return rc;
+}
+
+/* One of the former agent's ports that cannot be had now, 0: none. */
+static int taken_port(const struct agent *a)
+{
+    const int ports[] = {a->former.head_port, a->former.head_http_port, a->former.grpc_port,
+                         a->former.http_port};
+
+    for (size_t i = 0; i < sizeof(ports) / sizeof(ports[0]); i++)
+        if (ports[i] != 0 && !mb_port_is_free(a->access.bind_addr, ports[i]))
+            return ports[i];
+    return 0;
+}
+
+static void on_port_timer(uv_timer_t *t)
+{
+    struct agent *a = t->data;
+    int taken = taken_port(a);
+    struct mb_err err = {0};
+
+    if (taken != 0 && mb_mono_ms() < a->ports_by_ms)
+        return;
+    uv_timer_stop(t);
+    if (taken == 0)
+        mb_info("agent", "the ports of the former agent are free again");
+    if (start_parts(a, &err) != MB_OK)
+        mb_agent_on_failed(a, &err);
+}
+
+int mb_agent_start(struct agent *a, struct mb_err *err)
+{
+    int rc, taken;
+
+    mb_node_file_former_ports(a->opts->node_dir, &a->former); /* a failure writes them again */
+    rc = prepare(a, err);
+    if (rc != MB_OK)
+        return rc;
+    taken = taken_port(a);
+    if (taken == 0)
+        return start_parts(a, err);
+    mb_warn("agent", "waiting for the ports of the former agent: %d is taken", taken);
+    a->ports_by_ms = mb_mono_ms() + PORTS_WAIT_MS;
+    uv_timer_start(&a->port_timer, on_port_timer, PORTS_LOOK_MS, PORTS_LOOK_MS);
+    return MB_OK;
 }

@@ -210,10 +210,13 @@ static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_
 int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
                         const char *token, int port, int former_port, struct mb_err *err)
 {
-    int wanted = port >= 0 ? port : former_port > 0 ? former_port : MB_AGENT_HTTP_PORT;
+    int wanted = port > 0          ? port
+                 : former_port > 0 ? former_port
+                 : port == 0       ? 0
+                                   : MB_AGENT_HTTP_PORT;
     int rc = listen_on(loop, h, bind_addr, token, wanted, err);
 
-    if (rc == MB_EEXIST && port < 0) {
+    if (rc == MB_EEXIST && port <= 0) {
         rc = listen_on(loop, h, bind_addr, token, 0, err);
         if (rc == MB_OK)
             mb_info("http", "the usual port is taken, using another port=%d", h->port);

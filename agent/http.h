@@ -26,8 +26,8 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
 };
 
 /* bind_addr and token as in mb_http_server_opts. A port that was asked for is that one or
- * MB_EEXIST; -1: the former agent's (0: there was none), else the usual one if it is free, else
- * any. */
+ * MB_EEXIST; 0: the former agent's (0: there was none), else any; -1: the same, with the usual one
+ * before any. */
 int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
                         const char *token, int port, int former_port, struct mb_err *err);
 

@@ -5,8 +5,9 @@
  *
  *  1. The head is not reachable within the connect timeout: progress is logged every 5 s, then
  *     on_failed. Later losses of the head are waited out: the client reconnects by itself.
- *  2. An old id of this directory that is ALIVE, with the same cluster and port, is resumed: no
- *     registration, only sync and watch.
+ *  2. An old id of this directory that is ALIVE in the same cluster is resumed: the head is told
+ *     where the node is now (MoveNode); no registration, only sync and watch. A real GCS cannot be
+ *     told: there it is resumed when its port is the same.
  *  3. Any other old id is unregistered first. A real GCS gives no answer for an id it has removed,
  *     so that call has 2 s and its outcome does not matter.
  *  4. Declared dead, or another cluster at the address: on_reset, a fresh id, register again.
@@ -43,6 +44,7 @@ enum {
 enum phase {
     PH_NEW,
     PH_CONNECTING,
+    PH_MOVING,
     PH_CHECKING,
     PH_UNREGISTERING,
     PH_REGISTERING,
@@ -334,30 +336,73 @@ static void unregister_former(struct mb_node *n)
         on_former_gone(n, &err);
 }
 
+static void resume_former(struct mb_node *n)
+{
+    n->has_former = 0;
+    set_id(n, n->former_id);
+    if (n->former_port != n->grpc_port)
+        save_identity(n);
+    build_labels(n);
+    mb_info("node", "resuming as the node that this agent was before its restart id=%.8s",
+            n->id_hex);
+    now_alive(n);
+}
+
 static void on_former_checked(void *arg, const struct mb_err *err, int64_t count)
 {
     struct mb_node *n = arg;
 
     if (n->phase != PH_CHECKING)
         return;
-    if (err->code == MB_OK && count == 1) {
-        n->has_former = 0;
-        set_id(n, n->former_id);
-        build_labels(n);
-        mb_info("node", "resuming as the node that this agent was before its restart id=%.8s",
-                n->id_hex);
-        now_alive(n);
-        return;
-    }
-    if (is_unanswered(err))
+    if (err->code == MB_OK && count == 1)
+        resume_former(n);
+    else if (is_unanswered(err))
         try_again(n, "the head did not say whether it still has this node", err);
     else
         unregister_former(n);
 }
 
-static void begin_registration(struct mb_node *n)
+/* A head that knows no MoveNode has the node where it registered. */
+static void check_former(struct mb_node *n)
 {
     struct mb_err err;
+
+    n->phase = PH_CHECKING;
+    if (n->former_port != n->grpc_port ||
+        mb_gcs_check_alive(n->gcs, n->former_id, CHECK_MS, on_former_checked, n, NULL, &err) != 0)
+        unregister_former(n);
+}
+
+static void on_former_moved(void *arg, const struct mb_err *err)
+{
+    struct mb_node *n = arg;
+
+    if (n->phase != PH_MOVING)
+        return;
+    if (err->code == MB_OK)
+        resume_former(n);
+    else if (is_unanswered(err))
+        try_again(n, "the head did not say whether it still has this node", err);
+    else if (err->code == MB_EUNSUPPORTED)
+        check_former(n);
+    else
+        unregister_former(n);
+}
+
+static void move_former(struct mb_node *n)
+{
+    struct mb_gcs_node here = {
+        .ip = n->opts.ip, .port = n->grpc_port, .agent_http_port = n->http_port};
+    struct mb_err err;
+
+    memcpy(here.node_id, n->former_id, sizeof(here.node_id));
+    n->phase = PH_MOVING;
+    if (mb_gcs_move_node(n->gcs, &here, CHECK_MS, on_former_moved, n, NULL, &err) != MB_OK)
+        unregister_former(n);
+}
+
+static void begin_registration(struct mb_node *n)
+{
 
     uv_timer_stop(&n->timer);
     n->is_retry = 0;
@@ -373,14 +418,7 @@ static void begin_registration(struct mb_node *n)
         register_now(n);
         return;
     }
-    if (n->former_port != n->grpc_port) {
-        unregister_former(n);
-        return;
-    }
-    n->phase = PH_CHECKING;
-    if (mb_gcs_check_alive(n->gcs, n->former_id, CHECK_MS, on_former_checked, n, NULL, &err) !=
-        MB_OK)
-        unregister_former(n);
+    move_former(n);
 }
 
 static void reconnect(struct mb_node *n)

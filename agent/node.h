@@ -4,9 +4,10 @@
  * mb_node_close().
  *
  * Identity: a fresh random id for every registration. The id in use is kept in
- * NODE_DIR/identity.json; a restarted agent that finds it still ALIVE in the same cluster, and
- * could bind the same port, goes on under it, so that its gangs keep their placement group. Else
- * the old id is unregistered first: the GCS would go on sending it bundles that would land here.
+ * NODE_DIR/identity.json; a restarted agent that finds it still ALIVE in the same cluster goes on
+ * under it, so that its gangs keep their placement group; below a real Ray head only if it could
+ * bind the same port. Else the old id is unregistered first: the GCS would go on sending it bundles
+ * that would land here.
  */
 #ifndef MOBULA_AGENT_NODE_H
 #define MOBULA_AGENT_NODE_H

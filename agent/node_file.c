@@ -38,17 +38,18 @@ void mb_node_file_former_ports(const char *node_dir, struct mb_node_ports *out)
     char *path = mb_path_join(node_dir, "node.json");
     struct mb_buf text = {0};
     const char *state = NULL, *address = NULL, *colon;
-    int is_head = 0, http_port = 0, head_http_port = 0;
+    int is_head = 0, grpc_port = 0, http_port = 0, head_http_port = 0;
     json_t *o = NULL;
 
     *out = (struct mb_node_ports){0};
     if (path != NULL && mb_fs_exists(path) && mb_fs_read(path, NODE_FILE_MAX, &text, NULL) == MB_OK)
         o = json_loads(mb_buf_str(&text), 0, NULL);
-    if (json_unpack(o, "{s:s, s:s, s:b, s:i, s:i}", "state", &state, "gcs_address", &address,
-                    "is_head", &is_head, "http_port", &http_port, "dashboard_port",
-                    &head_http_port) == 0 &&
-        strcmp(state, "ALIVE") == 0) {
+    if (json_unpack(o, "{s:s, s:s, s:b, s:i, s:i, s:i}", "state", &state, "gcs_address", &address,
+                    "is_head", &is_head, "grpc_port", &grpc_port, "http_port", &http_port,
+                    "dashboard_port", &head_http_port) == 0 &&
+        strcmp(state, "ENDED") != 0) {
         colon = strrchr(address, ':');
+        out->grpc_port = grpc_port;
         out->http_port = http_port;
         if (is_head && colon != NULL) {
             out->head_port = atoi(colon + 1);

@@ -31,11 +31,12 @@ struct mb_node_file {
 /* Replaces the file as a whole. */
 int mb_node_file_write(const char *node_dir, const struct mb_node_file *f, struct mb_err *err);
 
-/* The ports of an agent of this directory that did not end in order; all 0 if there was none. A
+/* The ports of an agent of this directory that did not end in order; 0 what it had none of. A
  * restarted agent takes them again, so that who knows this node finds it. */
 struct mb_node_ports {
     int head_port;
     int head_http_port;
+    int grpc_port;
     int http_port;
 };
 void mb_node_file_former_ports(const char *node_dir, struct mb_node_ports *out);

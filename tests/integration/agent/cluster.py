@@ -1,11 +1,13 @@
 """Agents below a real mobula-init, and a driver that speaks their protocols with plain grpcio."""
 
+import contextlib
 import json
 import os
 import pathlib
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -136,6 +138,35 @@ class Node:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def agent_is_down(node):
+    """The agent is killed, and its front process starts it again when the block ends."""
+    front = node.process.pid
+    os.kill(front, signal.SIGSTOP)
+    killed = node.kill_agent()
+    try:
+        wait_for("the agent's end", lambda: pathlib.Path(f"/proc/{killed}/stat").read_text()
+                         .rsplit(")", 1)[1].split()[0] == "Z")
+        yield killed
+    finally:
+        os.kill(front, signal.SIGCONT)
+
+
+def taken(port):
+    """Somebody has the port, as soon as the last thread of the killed agent let go of it."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past the connections it had
+
+    def bound():
+        with contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            s.listen()
+            return True
+
+    wait_for(f"port {port}", bound)
+    return s
 
 
 class Gcs:

@@ -90,6 +90,23 @@ def case_driver_that_waits(s, gcs, node, address):
     assert [g.state for g in ours] == [3], ours  # REMOVED
 
 
+def case_restart(s, gcs, node):
+    """The same node at its port; at another one, of which Ray's head cannot be told, a new node."""
+    before = node.info
+    killed = node.kill_agent()
+    node.wait_alive(other_than_pid=killed)
+    assert (node.info["node_id"], node.info["grpc_port"]) == \
+        (before["node_id"], before["grpc_port"]), node.log()
+    with cluster.agent_is_down(node) as killed:
+        other = cluster.taken(before["grpc_port"])
+    node.wait_alive(other_than_pid=killed)
+    other.close()
+    assert node.info["grpc_port"] != before["grpc_port"]
+    assert listed(gcs, before["node_id"]).state == 1
+    n = listed(gcs, node.info["node_id"])
+    assert n.state == 0 and n.node_manager_port == node.info["grpc_port"], n
+
+
 def case_stays_alive_and_leaves(s, gcs, node):
     """Longer than the head's first health check, which needs our answers; then an orderly end."""
     end = time.monotonic() + 8
@@ -115,7 +132,7 @@ def main():
         gcs = cluster.Gcs(s, head.address)
         for case, *more in ((case_alive,), (case_group_and_gang,), (case_overbooking_is_refused,),
                             (case_ray_cli, head.address), (case_driver_that_waits, head.address),
-                            (case_stays_alive_and_leaves,)):
+                            (case_restart,), (case_stays_alive_and_leaves,)):
             case(s, gcs, node, *more)
             print(f"ok   {case.__name__[5:]}", flush=True)
         case_unreachable_head(s, gcs, sys.argv[1])

@@ -1,9 +1,11 @@
 """SIGKILL of a worker, of an agent in the middle of an upload, and of the head."""
 
+import contextlib
 import os
 import pathlib
 import random
 import signal
+import socket
 import tempfile
 import time
 import unittest
@@ -111,6 +113,56 @@ class KillAgentDuringUpload(unittest.TestCase):
                              pathlib.Path(save, "iter_0000001/big.bin").read_bytes())
             done = cluster.mobula("checkpoint", "verify", url)
             self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class KillAgentsWhosePortsAreTaken(unittest.TestCase):
+    """While the agents are away somebody gets their ports, and keeps them: the nodes are the same at
+    others, the driver finds them there, and the ranks do not notice."""
+
+    def test_gang_goes_on(self):
+        with Cluster(nodes=2) as cluster, contextlib.ExitStack() as taken:
+            url = f"file://{cluster.dir}/store"
+            cluster.submit([*train_command(url, 300, "--save-interval", "100"), "--lease", "60s"],
+                           submission_id="moved")
+            ranks = wait_until(lambda: len(found := cluster.rank_pids("mobula-worker")) == 2 and found,
+                               lambda: cluster.logs("moved"), 60)
+            os.kill(ranks[0], signal.SIGSTOP)  # the run is not over before the agents are back
+            before = {name: cluster.node(name) for name in ("node-0", "node-1")}
+            for node in before.values():
+                os.kill(node["pid_init"], signal.SIGSTOP)
+                os.kill(node["pid_agent"], signal.SIGKILL)
+            for node in before.values():
+                taken.enter_context(occupied(node["grpc_port"]))
+                os.kill(node["pid_init"], signal.SIGCONT)
+            for name, node in before.items():
+                now = wait_until(
+                    lambda: (n := cluster.node(name))["pid_agent"] != node["pid_agent"] and
+                    n["state"] == "ALIVE" and n, "the agent is back", 30)
+                self.assertEqual(now["node_id"], node["node_id"])
+                self.assertNotEqual(now["grpc_port"], node["grpc_port"])
+            self.assertEqual(cluster.rank_pids("mobula-worker"), ranks)
+            os.kill(ranks[0], signal.SIGCONT)
+            self.assertEqual(cluster.wait_job("moved", timeout_s=120)["status"], "SUCCEEDED",
+                             cluster.logs("moved")[-5000:])
+            self.assertEqual(cluster.logs("moved").count(" now\n"), 2)
+            self.assertEqual(checkpoints.latest(f"{cluster.dir}/store"), 300)
+            cluster.assert_all_free()
+
+
+@contextlib.contextmanager
+def occupied(port):
+    """Somebody has the port, as soon as the last thread of a killed process let go of it."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def bound():
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", port))
+                other.listen()
+                return True
+
+        wait_until(bound, f"port {port}")
+        yield
 
 
 class KillAtRandom(unittest.TestCase):

@@ -1,0 +1,151 @@
+"""Agents whose ports somebody else has taken while they were down: test_ports.py BIN_DIR"""
+
+import pathlib
+import sys
+import threading
+import time
+
+import cluster
+
+AWAY_S = 1.0  # shorter than an agent waits for its ports
+WAIT_S = 5.0  # for how long it does
+
+
+def later(seconds, what):
+    threading.Timer(seconds, what).start()
+
+
+def ephemeral():
+    low, high = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return range(int(low), int(high) + 1)
+
+
+def case_automatic_ports(s, head, node):
+    """None of them is one that an outgoing connection may get."""
+    ports = [head.info["grpc_port"], head.info["http_port"], head.info["dashboard_port"],
+             int(head.info["gcs_address"].split(":")[1]), node.info["grpc_port"],
+             node.info["http_port"]]
+    assert len(set(ports)) == 6, ports
+    assert not [p for p in ports if p in ephemeral()], (ports, ephemeral())
+
+
+def running_gang(s, gcs, node):
+    pg = gcs.create_group([{"mobula_gpu": 3}])
+    group = gcs.wait_created(pg)
+    assert group.bundles[0].node_id.hex() == node.info["node_id"], "only it has three"
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
+    pids = list(d.expect("launched").pids)
+    d.close()
+    return pg, pids
+
+
+def still_runs(s, gcs, node, pg, pids):
+    """The gang goes on, and what the head says to the node reaches it."""
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    assert d.expect("hello_reply").running
+    assert list(d.expect("launched").pids) == pids
+    gcs.remove_group(pg)
+    assert "group was removed" in d.expect("failure").text
+    assert d.expect("rank_exit").exit_code == 0
+    d.expect("ended")
+    d.close()
+
+
+def case_lent_for_a_moment(s, gcs, node):
+    pg, pids = running_gang(s, gcs, node)
+    before = node.info
+    with cluster.agent_is_down(node) as killed:
+        later(AWAY_S, cluster.taken(before["grpc_port"]).close)
+    node.wait_alive(other_than_pid=killed)
+    assert node.info["node_id"] == before["node_id"]
+    assert node.info["grpc_port"] == before["grpc_port"]
+    still_runs(s, gcs, node, pg, pids)
+
+
+def case_lost_for_good(s, gcs, node):
+    """The node moves to another port and is the same node, with its gang."""
+    pg, pids = running_gang(s, gcs, node)
+    before = node.info
+    with cluster.agent_is_down(node) as killed:
+        others = [cluster.taken(before["grpc_port"]), cluster.taken(before["http_port"])]
+    node.wait_alive(other_than_pid=killed)
+    assert node.info["node_id"] == before["node_id"], node.log()
+    assert node.info["grpc_port"] != before["grpc_port"]
+    seen = gcs.nodes()[node.info["node_id"]]
+    assert seen.node_manager_port == node.info["grpc_port"], seen
+    assert seen.metrics_export_port == node.info["http_port"], seen
+    assert seen.dashboard_agent_listen_port == node.info["http_port"], seen
+    assert gcs.group(pg).bundles[0].node_id.hex() == before["node_id"]
+    still_runs(s, gcs, node, pg, pids)
+    for other in others:
+        other.close()
+    # Where it is now is what a further restart, and one of the head, know.
+    moved = node.info
+    killed = node.kill_agent()
+    node.wait_alive(other_than_pid=killed)
+    assert (node.info["node_id"], node.info["grpc_port"]) == (moved["node_id"], moved["grpc_port"])
+
+
+def case_head_remembers_the_move(s, gcs, head, node):
+    killed = head.kill_agent()
+    head.wait_alive(other_than_pid=killed)
+    cluster.wait_for("both nodes", lambda: set(gcs.alive()) == {head.info["node_id"],
+                                                               node.info["node_id"]})
+    assert gcs.nodes()[node.info["node_id"]].node_manager_port == node.info["grpc_port"]
+    pg, pids = running_gang(s, gcs, node)
+    still_runs(s, gcs, node, pg, pids)
+
+
+def case_head(s, gcs, head, node):
+    """A head is known by its ports: it waits for them, and its process does if that was not
+    enough."""
+    for port, away_s in (("gcs", AWAY_S), ("dashboard", AWAY_S), ("gcs", WAIT_S + 1.5)):
+        before = head.info
+        number = int(before["gcs_address"].split(":")[1]) if port == "gcs" \
+            else before["dashboard_port"]
+        with cluster.agent_is_down(head) as killed:
+            later(away_s, cluster.taken(number).close)
+        head.wait_alive(other_than_pid=killed)
+        for key in ("gcs_address", "dashboard_port", "node_id", "grpc_port"):
+            assert head.info[key] == before[key], (key, before[key], head.info[key])
+        cluster.wait_for("both nodes", lambda: set(gcs.alive()) == {head.info["node_id"],
+                                                                   node.info["node_id"]})
+
+
+def case_stop_while_waiting(s, node):
+    """Who ends a node whose agent waits for its port does not wait with it."""
+    waits = node.log().count("waiting for the ports")
+    with cluster.agent_is_down(node):
+        other = cluster.taken(node.info["grpc_port"])
+    cluster.wait_for("the wait", lambda: node.log().count("waiting for the ports") > waits)
+    began = time.monotonic()
+    assert node.stop() == 0
+    assert time.monotonic() - began < WAIT_S - 1, "it waited for the port first"
+    other.close()
+
+
+def main():
+    with cluster.Sandbox() as s:
+        head = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0",
+                      "--dashboard-agent-listen-port", "0", "--num-gpus", "1")
+        address = head.wait_alive()["gcs_address"]
+        node = s.node(sys.argv[1], "--address", address, "--dashboard-agent-listen-port", "0",
+                      "--num-gpus", "3")
+        node.wait_alive()
+        gcs = cluster.Gcs(s, address)
+        for case, arguments in ((case_automatic_ports, (s, head, node)),
+                                (case_lent_for_a_moment, (s, gcs, node)),
+                                (case_lost_for_good, (s, gcs, node)),
+                                (case_head_remembers_the_move, (s, gcs, head, node)),
+                                (case_head, (s, gcs, head, node)),
+                                (case_stop_while_waiting, (s, node))):
+            case(*arguments)
+            print(f"ok   {case.__name__}", flush=True)
+        assert head.stop() == 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

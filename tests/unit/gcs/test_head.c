@@ -265,7 +265,13 @@ static void no_listener(void *self, mb_job_event_cb cb, void *arg)
     (void)arg;
 }
 
-static const struct mb_job_runner no_runner = {.set_listener = no_listener};
+static const char *no_node(void *self)
+{
+    (void)self;
+    return "";
+}
+
+static const struct mb_job_runner no_runner = {.set_listener = no_listener, .node_id_hex = no_node};
 
 /* ---- the head ---- */
 

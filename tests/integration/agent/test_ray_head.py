@@ -126,8 +126,8 @@ def case_unreachable_head(s, gcs, bin_dir):
 
 def main():
     with cluster.Sandbox() as s, RayHead() as head:
-        node = s.node(sys.argv[1], "--address", head.address, "--num-gpus", "8", "--labels",
-                      '{"pool": "a"}')
+        node = s.node(sys.argv[1], "--address", head.address, "--num-gpus", "8", "--no-token",
+                      "--labels", '{"pool": "a"}')
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
         for case, *more in ((case_alive,), (case_group_and_gang,), (case_overbooking_is_refused,),

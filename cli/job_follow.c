@@ -36,11 +36,11 @@ struct follow {
     uint64_t skip_bytes; /* text: of this connection, printed by former ones */
     int has_offset;      /* offset counts: the server said it, or bytes came */
     int is_text;         /* a server that knows no offsets */
-    int ended, status_code;
+    int status_code;
     int failed; /* printing: err says why */
     long http_status;
     char detail[512];
-    struct mb_ws_client *ws;
+    struct mb_wire *wire;
     struct mb_err *err;
 };
 
@@ -50,7 +50,7 @@ static void show(struct follow *f, const void *p, size_t n)
         return;
     f->failed = mb_log_lines_add(f->opts->lines, p, n, f->err) != 0;
     if (f->failed)
-        mb_ws_client_close(f->ws);
+        mb_wire_hang_up(f->wire);
     f->offset += n;
     f->has_offset = 1;
 }
@@ -114,7 +114,6 @@ static void on_end(void *arg, int status_code, long http_status, const char *det
 {
     struct follow *f = arg;
 
-    f->ended = 1;
     f->status_code = status_code;
     f->http_status = http_status;
     snprintf(f->detail, sizeof(f->detail), "%s", detail);
@@ -145,19 +144,19 @@ static char *url_of(const struct mb_rest *rest, const char *path, const struct f
 /* One connection, to its end. */
 static int stream(struct mb_rest *rest, const char *path, struct follow *f, struct mb_err *err)
 {
-    static const struct mb_ws_client_ops ops = {
+    static const struct mb_wire_ops ops = {
         .on_text = on_text, .on_binary = on_binary, .on_end = on_end};
     const char *headers[] = {rest->auth.len > 0 ? mb_buf_str(&rest->auth) : NULL, NULL};
     char *url = url_of(rest, path, f);
     int rc = url != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
-    f->ended = 0;
+    f->wire = rest->wire;
     f->err = err;
     f->skip_bytes = f->is_text ? f->offset : 0;
     if (rc == 0)
-        rc = mb_ws_connect(&rest->loop, url, headers, &ops, f, &f->ws, err);
-    while (rc == 0 && !f->ended)
-        uv_run(&rest->loop, UV_RUN_ONCE);
+        rc = mb_wire_follow(rest->wire, url, headers, &ops, f, err);
+    if (rc != 0)
+        mb_err_wrap(err, "%s", rest->base_url);
     mb_free(url);
     return rc == 0 && f->failed ? err->code : rc;
 }
@@ -201,9 +200,6 @@ int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_o
     int rc = path != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     *job = NULL;
-    if (rc == 0 && mb_starts_with(rest->base_url, "https://"))
-        rc = mb_err_set(err, MB_EUNSUPPORTED, "%s: logs can be followed over http only",
-                        rest->base_url);
     while (rc == 0) {
         uint64_t before = f.offset;
 

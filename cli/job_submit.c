@@ -11,6 +11,7 @@
  *  that the job is the one that was sent.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * 1. find the address and the token; 2. send one request, run the loop until its callback; 3. map
+ * 1. find the address and the token; 2. send one request; 3. map
  * the status: 200 is JSON, 404 and 401/403 have codes of their own, everything else is MB_ESTATE
  * with the last line of what the server said (Ray's servers answer with whole tracebacks).
  */
@@ -12,7 +12,7 @@
 #include "cli/gcs_ask.h"
 #include "gcs/token.h"
 
-enum { CONNECTIONS_MAX = 2, API_PORT = 8265 };
+enum { API_PORT = 8265 };
 static const size_t BODY_MAX_BYTES = (size_t)256 << 20;
 static const uint64_t CALL_TIMEOUT_MS = 120 * 1000, GCS_TIMEOUT_MS = 5 * 1000;
 
@@ -64,8 +64,6 @@ int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *add
 
     memset(rest, 0, sizeof(*rest));
     rest->timeout_ms = CALL_TIMEOUT_MS;
-    if (uv_loop_init(&rest->loop) != 0)
-        return mb_err_set(err, MB_ENOMEM, "no event loop");
     rc = url_of(pick_address(cli, address), &rest->base_url, err);
     if (rc == 0)
         rc = mb_token_load(NULL, &token, err);
@@ -73,7 +71,7 @@ int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *add
         mb_buf_printf(&rest->auth, "Authorization: Bearer %s", token) != 0)
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     if (rc == 0)
-        rc = mb_http_client_create(&rest->loop, CONNECTIONS_MAX, &rest->http, err);
+        rc = mb_wire_open(&rest->wire, err);
     mb_free(token);
     rest->headers[0] = "Content-Type: application/json";
     rest->headers[1] = rest->auth.len > 0 ? mb_buf_str(&rest->auth) : NULL;
@@ -82,23 +80,9 @@ int mb_rest_open(struct mb_rest *rest, const struct mb_cli *cli, const char *add
     return rc;
 }
 
-static void on_stopped(void *arg)
-{
-    *(int *)arg = 1;
-}
-
 void mb_rest_close(struct mb_rest *rest)
 {
-    int stopped = 0;
-
-    if (rest->http != NULL) {
-        mb_http_client_stop(rest->http, on_stopped, &stopped);
-        while (!stopped)
-            uv_run(&rest->loop, UV_RUN_ONCE);
-        mb_http_client_destroy(rest->http);
-    }
-    uv_run(&rest->loop, UV_RUN_DEFAULT);
-    uv_loop_close(&rest->loop);
+    mb_wire_close(rest->wire);
     mb_free(rest->base_url);
     mb_buf_close(&rest->auth);
     memset(rest, 0, sizeof(*rest));
@@ -106,31 +90,9 @@ void mb_rest_close(struct mb_rest *rest)
 
 /* ---- calls ---- */
 
-struct pending {
-    struct mb_rest_answer *answer;
-    struct mb_err *err;
-    const char *base_url;
-    int done, rc;
-};
-
-static void on_response(void *arg, const struct mb_http_response *r)
-{
-    struct pending *p = arg;
-
-    p->done = 1;
-    if (r->error != 0) {
-        p->rc = mb_err_set(p->err, r->error, "%s: %s", p->base_url, r->detail);
-        return;
-    }
-    p->answer->status = r->status;
-    if (mb_buf_add(&p->answer->body, r->body, r->body_len) != 0)
-        p->rc = mb_err_set(p->err, MB_ENOMEM, "out of memory");
-}
-
-static int fetch(struct mb_rest *rest, struct mb_http_request *request, const char *path,
+static int fetch(struct mb_rest *rest, struct mb_wire_request *request, const char *path,
                  struct mb_rest_answer *answer, struct mb_err *err)
 {
-    struct pending p = {.answer = answer, .err = err, .base_url = rest->base_url};
     char *url = mb_asprintf("%s%s", rest->base_url, path);
     int rc;
 
@@ -141,15 +103,13 @@ static int fetch(struct mb_rest *rest, struct mb_http_request *request, const ch
     request->headers = rest->headers;
     /* A megabyte a second is the least that an upload may do. */
     request->timeout_ms = rest->timeout_ms + (uint64_t)request->body_len / 1000;
-    request->max_body_bytes = BODY_MAX_BYTES;
-    rc = mb_http_fetch(rest->http, request, on_response, &p, NULL, err);
-    while (rc == 0 && !p.done)
-        uv_run(&rest->loop, UV_RUN_ONCE);
+    request->max_answer_bytes = BODY_MAX_BYTES;
+    rc = mb_wire_fetch(rest->wire, request, &answer->status, &answer->body, err);
     mb_free(url);
-    if (rc == 0)
-        rc = p.rc;
-    if (rc != 0)
+    if (rc != 0) {
+        mb_err_wrap(err, "%s", rest->base_url);
         mb_buf_close(&answer->body);
+    }
     return rc;
 }
 
@@ -157,7 +117,7 @@ int mb_rest_call(struct mb_rest *rest, const char *method, const char *path,
                  const json_t *body_json, struct mb_rest_answer *answer, struct mb_err *err)
 {
     char *text = body_json != NULL ? json_dumps(body_json, JSON_COMPACT) : NULL;
-    struct mb_http_request request = {
+    struct mb_wire_request request = {
         .method = method, .body = text, .body_len = text != NULL ? strlen(text) : 0, .body_fd = -1};
     int rc = fetch(rest, &request, path, answer, err);
 
@@ -168,7 +128,7 @@ int mb_rest_call(struct mb_rest *rest, const char *method, const char *path,
 int mb_rest_put_file(struct mb_rest *rest, const char *path, int fd, size_t n,
                      struct mb_rest_answer *answer, struct mb_err *err)
 {
-    struct mb_http_request request = {.method = "PUT", .body_fd = fd, .body_len = n};
+    struct mb_wire_request request = {.method = "PUT", .body_fd = fd, .body_len = n};
 
     return fetch(rest, &request, path, answer, err);
 }

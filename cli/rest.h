@@ -6,15 +6,13 @@
 #define MOBULA_CLI_REST_H
 
 #include <jansson.h>
-#include <uv.h>
 #include "base/buf.h"
 #include "base/err.h"
-#include "base/http/client.h"
 #include "cli/options.h"
+#include "cli/wire.h"
 
 struct mb_rest {
-    uv_loop_t loop;
-    struct mb_http_client *http;
+    struct mb_wire *wire;
     char *base_url;     /* http://host:port, no slash at the end */
     struct mb_buf auth; /* "Authorization: Bearer TOKEN"; empty: none */
     const char *headers[3];

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -182,7 +183,9 @@ static int add_ours(json_t *request, const struct submit_args *a, struct mb_err 
         metadata = json_object();
         rc |= json_object_set_new(request, "metadata", metadata);
     }
-    rc |= json_object_set_new(metadata, KEY_KEY, json_string(mb_hex(random, sizeof random, key)));
+    if (json_object_get(metadata, KEY_KEY) == NULL) /* who gives one may repeat the whole command */
+        rc |=
+            json_object_set_new(metadata, KEY_KEY, json_string(mb_hex(random, sizeof random, key)));
     if (a->driver_on != NULL)
         rc |= json_object_set_new(metadata, DRIVER_ON_KEY, json_string(a->driver_on));
     if (a->pipefail)
@@ -282,24 +285,36 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
 
 /* ---- the working directory ---- */
 
-static int put_package(struct mb_rest *rest, const struct mb_package *p, const char *dir,
-                       const char *path, struct mb_err *err)
+/* A file without a name, in TMPDIR or /tmp. A container may have neither, or only such that cannot
+ * be written: then it is in memory. */
+static int open_unnamed(struct mb_err *err)
 {
     const char *tmp = getenv("TMPDIR");
     char *name = mb_asprintf("%s/mobula-package-XXXXXX", tmp != NULL ? tmp : "/tmp");
-    int fd = name != NULL ? mkostemp(name, O_CLOEXEC) : -1, rc;
+    int fd = name != NULL ? mkostemp(name, O_CLOEXEC) : -1;
+
+    if (fd >= 0)
+        unlink(name);
+    else if (name != NULL && tmp == NULL && (errno == ENOENT || errno == EROFS || errno == EACCES))
+        fd = memfd_create("mobula-package", MFD_CLOEXEC);
+    if (fd < 0)
+        mb_err_sys(err, name != NULL ? errno : ENOMEM, "%s", name != NULL ? name : "package");
+    mb_free(name);
+    return fd;
+}
+
+static int put_package(struct mb_rest *rest, const struct mb_package *p, const char *dir,
+                       const char *path, struct mb_err *err)
+{
+    int fd = open_unnamed(err), rc;
     struct mb_rest_answer answer;
     struct stat st;
 
-    if (fd < 0) {
-        rc = mb_err_sys(err, errno, "%s", name != NULL ? name : "package");
-        mb_free(name);
-        return rc;
-    }
-    unlink(name);
+    if (fd < 0)
+        return err->code;
     rc = mb_package_zip(p, dir, fd, err);
     if (rc == 0 && fstat(fd, &st) != 0)
-        rc = mb_err_sys(err, errno, "%s", name);
+        rc = mb_err_sys(err, errno, "package");
     if (rc == 0)
         rc = mb_rest_put_file(rest, path, fd, (size_t)st.st_size, &answer, err);
     if (rc == 0) {
@@ -310,7 +325,6 @@ static int put_package(struct mb_rest *rest, const struct mb_package *p, const c
         mb_buf_close(&answer.body);
     }
     close(fd);
-    mb_free(name);
     return rc;
 }
 
@@ -435,7 +449,7 @@ static int post(struct mb_rest *rest, const json_t *request, json_t **answer, st
         if (i > 0)
             poll(NULL, 0, POST_PAUSE_MS << (i - 1));
         rc = mb_rest_json(rest, "POST", "/api/jobs/", request, answer, err);
-        if (i > 0 && is_duplicate(rc, err) && is_ours(rest, request)) {
+        if (is_duplicate(rc, err) && is_ours(rest, request)) {
             *answer = json_pack("{s:O, s:O}", "job_id", json_object_get(request, "submission_id"),
                                 "submission_id", json_object_get(request, "submission_id"));
             return *answer != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");

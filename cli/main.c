@@ -8,22 +8,6 @@
 #include <string.h>
 #include "cli/options.h"
 
-const struct mb_verb *const mb_verbs[] = {&mb_verb_start,
-                                          &mb_verb_stop,
-                                          &mb_verb_status,
-                                          &mb_verb_job,
-                                          &mb_verb_train,
-                                          &mb_verb_run,
-                                          &mb_verb_preprocess,
-                                          &mb_verb_checkpoint,
-                                          &mb_verb_health_check,
-                                          &mb_verb_version,
-                                          NULL};
-
-/* What `ray` has too. */
-static const struct mb_verb *const ray_verbs[] = {
-    &mb_verb_start, &mb_verb_stop, &mb_verb_status, &mb_verb_job, &mb_verb_health_check, NULL};
-
 static int run_verb(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct mb_err err;
@@ -42,6 +26,19 @@ static int run_verb(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
     }
     cli->parent = verb->name;
     return run_verb(cli, sub, argc - 1, argv + 1);
+}
+
+static const struct mb_verb *find_verb(const struct mb_verb *const *verbs, const char *name,
+                                       struct mb_err *err)
+{
+    for (const char *const *absent = mb_absent_verbs; *absent != NULL; absent++) {
+        if (strcmp(*absent, name) == 0) {
+            mb_err_set(err, MB_EUNSUPPORTED,
+                       "this is the client; `mobula %s` needs the full package", name);
+            return NULL;
+        }
+    }
+    return mb_options_find_verb(verbs, name, err);
 }
 
 static int is_ray(const char *argv0)
@@ -63,7 +60,7 @@ int main(int argc, char **argv)
     if (is_ray(argv[0])) {
         cli.program = "ray";
         cli.ray_mode = 1;
-        verbs = ray_verbs;
+        verbs = mb_ray_verbs;
     }
     if (argc < 2) {
         mb_options_help_all(&cli, verbs, stderr);
@@ -83,9 +80,9 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "help") == 0) {
         char *help[] = {argv[2], (char[]){"--help"}, NULL};
 
-        verb = mb_options_find_verb(verbs, argv[2], &err);
+        verb = find_verb(verbs, argv[2], &err);
         return verb != NULL ? run_verb(&cli, verb, 2, help) : mb_cli_fail(&cli, &err);
     }
-    verb = mb_options_find_verb(verbs, argv[1], &err);
+    verb = find_verb(verbs, argv[1], &err);
     return verb != NULL ? run_verb(&cli, verb, argc - 1, argv + 1) : mb_cli_fail(&cli, &err);
 }

@@ -78,8 +78,10 @@ const struct mb_verb *mb_options_find_verb(const struct mb_verb *const *verbs, c
  * or options. */
 void mb_options_complete(const struct mb_verb *const *verbs, char *const *words, int n, FILE *out);
 
-/* Every verb, NULL-terminated: main.c. */
-extern const struct mb_verb *const mb_verbs[];
+/* What this program has, NULL-terminated: verbs.c, or client/verbs.c in the static client. */
+extern const struct mb_verb *const mb_verbs[], *const mb_ray_verbs[];
+/* What only the other one has. */
+extern const char *const mb_absent_verbs[];
 
 /* One per file of this room. */
 extern const struct mb_verb mb_verb_start, mb_verb_stop, mb_verb_status, mb_verb_job,

@@ -205,8 +205,12 @@ class Cluster:
 
     # ---- commands ----
 
+    def command(self, argv):
+        """What `mobula ARGV` is run as."""
+        return [str(MOBULA), *map(str, argv)]
+
     def mobula(self, *argv, env=None, timeout=60, **more):
-        return self.run(MOBULA, *argv, env=env, timeout=timeout, **more)
+        return self.run(*self.command(argv), env=env, timeout=timeout, **more)
 
     def ray(self, *argv, env=None, timeout=120):
         return self.run(RAY, *argv, env={"RAY_ADDRESS": None, **(env or {})}, timeout=timeout)
@@ -224,7 +228,7 @@ class Cluster:
         path = tempfile.mktemp(prefix="out-", dir=self.dir)
         full = {k: v for k, v in {**self.env, **(env or {})}.items() if v is not None}
         with open(path, "wb") as out:
-            process = subprocess.Popen([str(MOBULA), *map(str, argv)], env=full, stdout=out,
+            process = subprocess.Popen(self.command(argv), env=full, stdout=out,
                                        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         process.output = lambda: pathlib.Path(path).read_text(errors="replace")
         try:

@@ -4,4 +4,4 @@ _mobula() {
     local IFS=$'\n'
     COMPREPLY=($("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
 }
-complete -o bashdefault -o default -F _mobula mobula
+complete -o bashdefault -o default -F _mobula mobula mobula-client

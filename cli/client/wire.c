@@ -37,8 +37,10 @@ int mb_wire_open(struct mb_wire **out, struct mb_err *err)
     }
     /* Without the file: a server on 127.0.0.1, as everywhere. */
     (void)evdns_base_resolv_conf_parse(w->dns, DNS_OPTIONS_ALL, "/etc/resolv.conf");
-    (void)evdns_base_load_hosts(w->dns,
-                                NULL); /* localhost is this machine, also without /etc/hosts */
+    /* localhost is this machine, also when /etc/hosts does not say so. */
+    (void)evdns_base_load_hosts(w->dns, NULL);
+    /* As glibc asks: some servers answer in the letters they like. */
+    (void)evdns_base_set_option(w->dns, "randomize-case:", "0");
     *out = w;
     return 0;
 }

@@ -198,6 +198,16 @@ static int log_path(void *self, const char *id, char **out, struct mb_err *err)
     return 0;
 }
 
+static void forget(void *self, const char *id)
+{
+    struct mb_err err = {0};
+    char *path = NULL;
+
+    if (log_path(self, id, &path, &err) == 0)
+        unlink(path);
+    mb_free(path);
+}
+
 static const char *http_address(void *self)
 {
     return ((struct shell_runner *)self)->http;
@@ -222,6 +232,7 @@ struct shell_runner *shell_runner_create(uv_loop_t *loop, const char *dir)
                                       .stop = stop,
                                       .adopt = adopt,
                                       .log_path = log_path,
+                                      .forget = forget,
                                       .http_address = http_address,
                                       .node_id_hex = node_id_hex};
     return r;

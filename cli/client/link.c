@@ -107,9 +107,11 @@ int mb_link_target(const char *url, struct mb_link_target *out, struct mb_err *e
         snprintf(out->port, sizeof(out->port), "%.*s", (int)(p + authority - port), port);
     }
     if (host_len == 0 || host_len >= sizeof(out->host) || memchr(p, '@', authority) != NULL ||
+        (*p == '[' && memchr(p, ']', authority) == NULL) || strpbrk(url, " \t\r\n") != NULL ||
         (*host_end == ':' ? p + authority - port > 5 : host_end < p + authority) ||
         mb_parse_i64(out->port, 1, 65535, "port", &number, err) != 0)
-        return mb_err_set(err, MB_EINVAL, "bad host or port in the address");
+        return mb_err_set(err, MB_EINVAL,
+                          "the address has a host, a port or a space that it may not have");
     memcpy(out->host, host, host_len);
     return check_proxy(out, err);
 }

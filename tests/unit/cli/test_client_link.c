@@ -38,6 +38,9 @@ static void test_addresses(void **state)
         {"http://head:65536", NULL, NULL, NULL, NULL, 0},
         {"http://head:123456789", NULL, NULL, NULL, NULL, 0},
         {"http://head:80x", NULL, NULL, NULL, NULL, 0},
+        {"http://[::1", NULL, NULL, NULL, NULL, 0},
+        {"http://head:1/\r\nX: y", NULL, NULL, NULL, NULL, 0},
+        {"http://head /", NULL, NULL, NULL, NULL, 0},
         {"http://[::1]x", NULL, NULL, NULL, NULL, 0},
         {"http://user:secret@head:80", NULL, NULL, NULL, NULL, 0},
     };

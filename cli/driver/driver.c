@@ -321,6 +321,8 @@ static void do_actions(struct driver *d, int actions)
         if (actions & MB_DRV_DO_END)
             drv_node_end(n, 0);
     }
+    if (actions & MB_DRV_DO_ASK_STORE)
+        drv_ask_store(d);
     if (actions & MB_DRV_DO_RELEASE)
         do_release(d);
     if (actions & MB_DRV_DO_FINISH)

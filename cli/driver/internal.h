@@ -195,6 +195,10 @@ void drv_seals_add(struct driver *d, uint32_t from, const Mobula__V1__Seal *seal
 void drv_seals_repeat(struct drv_node *n); /* a node said hello again */
 void drv_seals_durable(struct driver *d, int64_t iteration);
 void drv_seals_clear(struct driver *d);
+/* durable.c: whether what was saved is durable after all; MB_DRV_STORE_SAID follows, not at once.
+ */
+void drv_ask_store(struct driver *d);
+
 /* waiting.c */
 void drv_waiting_begin(struct driver *d);
 void drv_waiting_tick(struct driver *d); /* once a second */

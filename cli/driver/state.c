@@ -11,7 +11,8 @@
  *     A worker that gave up because a peer went away is an echo: it is the verdict only if no rank
  *     with a reason of its own is heard of while the gang stops.
  *     Of other programs only the verdict is replaced, by a rank that somebody killed.
- *  7. At the end something saved is not committed: that is the verdict.
+ *  7. At the end something saved is not known to be committed: the store is asked, since the word
+ *     of it may be lost. It is not there: that is the verdict.
  */
 #include "cli/driver/state.h"
 
@@ -43,6 +44,7 @@ struct mb_drv {
     int64_t saved;
     int64_t committed;
     int exit_status;
+    int store_asked, store_said;
     int in_order; /* the verdict is no failure of a rank: its peers can finish their step */
     int is_echo;  /* the verdict is that of a rank that lost a peer */
     struct mb_failure failure;
@@ -58,7 +60,7 @@ static const char *const phase_names[MB_DRV_N_PHASES] = {
 static const char *const event_names[MB_DRV_N_EVENTS] = {
     "connected", "paused",     "owned",  "reserved",    "hello",         "launched",
     "endpoint",  "rank-exit",  "saved",  "committed",   "upload-failed", "node-failed",
-    "node-lost", "node-ended", "failed", "interrupted", "released",
+    "node-lost", "node-ended", "failed", "interrupted", "released",      "store-said",
 };
 
 #define P(phase) (1u << MB_DRV_##phase)
@@ -84,6 +86,7 @@ static const unsigned legal[MB_DRV_N_EVENTS] = {
     [MB_DRV_FAILED] = ~0u,
     [MB_DRV_INTERRUPTED] = ~0u,
     [MB_DRV_RELEASED] = P(RELEASE),
+    [MB_DRV_STORE_SAID] = P(END) | P(RELEASE), /* a node may have said it meanwhile */
 };
 
 enum mb_drv_dialled mb_drv_dialled(int runs, int asked, int heard, int let_go)
@@ -246,8 +249,14 @@ static int advance(struct mb_drv *d)
         d->phase = MB_DRV_END;
         actions |= MB_DRV_DO_END;
     }
-    if (d->phase == MB_DRV_END && all_nodes(d, node_ended))
-        actions |= release(d);
+    if (d->phase == MB_DRV_END && all_nodes(d, node_ended)) {
+        if (!d->config.has_url || d->saved <= d->committed || d->store_said) {
+            actions |= release(d);
+        } else if (!d->store_asked) {
+            d->store_asked = 1;
+            actions |= MB_DRV_DO_ASK_STORE;
+        }
+    }
     return actions;
 }
 
@@ -397,6 +406,11 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
     case MB_DRV_COMMITTED:
         for (uint32_t i = 0; i < d->config.n_nodes; i++)
             note_saved(&d->nodes[i], e->iteration);
+        if (e->iteration > d->committed)
+            d->committed = e->iteration;
+        return 0;
+    case MB_DRV_STORE_SAID:
+        d->store_said = 1;
         if (e->iteration > d->committed)
             d->committed = e->iteration;
         return 0;

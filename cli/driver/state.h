@@ -51,6 +51,7 @@ enum mb_drv_event_kind {
     MB_DRV_FAILED,        /* code, text: a request of the driver itself failed */
     MB_DRV_INTERRUPTED,   /* signal: somebody wants us to stop */
     MB_DRV_RELEASED,
+    MB_DRV_STORE_SAID, /* iteration: what this attempt saved, if it is durable; else -1 */
     MB_DRV_N_EVENTS
 };
 
@@ -76,7 +77,8 @@ enum mb_drv_action {
     MB_DRV_DO_STOP = 32,  /* every node: stop your ranks */
     MB_DRV_DO_END = 64,   /* every node: drain, release, say Ended; again when one is lost */
     MB_DRV_DO_RELEASE = 128,
-    MB_DRV_DO_FINISH = 256 /* the loop may end: see mb_drv_exit_status() */
+    MB_DRV_DO_FINISH = 256,   /* the loop may end: see mb_drv_exit_status() */
+    MB_DRV_DO_ASK_STORE = 512 /* is the newest that was saved durable? */
 };
 
 struct mb_drv_config {

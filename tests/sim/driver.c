@@ -376,6 +376,26 @@ static void owned_already(struct world *w, int job, int unused)
     happened(w, job, MB_DRV_OWNED);
 }
 
+/* The store's answer, as cli/driver/durable.c reads it. */
+static void store_says(struct world *w, int job, int saved)
+{
+    const struct driver *d = &w->drivers[job];
+    const char *text = w->bucket.jobs[job].manifest[saved];
+    struct mb_drv_event e = {.kind = MB_DRV_STORE_SAID, .iteration = -1};
+    struct mb_manifest m = {0};
+    struct mb_err err;
+
+    if (!d->state || mb_drv_phase(d->state) != MB_DRV_END)
+        return;
+    if (text && w->bucket.jobs[job].latest >= saved &&
+        mb_manifest_decode(text, strlen(text), "manifest", &m, &err) == MB_OK) {
+        if (m.attempt == d->attempt && sim_below(w, 20) > 0) /* or it does not answer */
+            e.iteration = saved;
+        mb_manifest_close(&m);
+    }
+    event(w, job, e);
+}
+
 static void check_success(struct world *w, int job)
 {
     struct driver *d = &w->drivers[job];
@@ -422,6 +442,9 @@ static void event(struct world *w, int job, struct mb_drv_event e)
     if ((actions & MB_DRV_DO_END) && w->plant == PLANT_SUCCESS_TOO_EARLY)
         for (int i = 0; i < w->scripts[job].n_nodes && mb_drv_phase(d->state) == MB_DRV_END; i++)
             node_event(w, job, i, MB_DRV_NODE_ENDED, 0);
+    if (actions & MB_DRV_DO_ASK_STORE)
+        sim_at(w, sim_driver_proc(job), 1 + (uint64_t)sim_below(w, 2000), store_says, job,
+               (int)mb_drv_saved(d->state));
     if (actions & MB_DRV_DO_RELEASE)
         release(w, job);
     if (actions & MB_DRV_DO_FINISH) {

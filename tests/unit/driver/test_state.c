@@ -53,6 +53,13 @@ static void wind_down(struct mb_drv *d)
     assert_int_equal(mb_drv_phase(d), MB_DRV_OVER);
 }
 
+static void ends_and_asks(struct mb_drv *d)
+{
+    SAY(d, NODE_ENDED, .node = 0);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 1), MB_DRV_DO_ASK_STORE);
+    assert_int_equal(mb_drv_phase(d), MB_DRV_END);
+}
+
 static void test_happy(void **state)
 {
     (void)state;
@@ -81,9 +88,42 @@ static void test_saved_but_not_durable(void **state)
     SAY(d, COMMITTED, .iteration = 5);
     for (uint32_t r = 0; r < RANKS; r++)
         SAY(d, RANK_EXIT, .rank = r);
-    wind_down(d);
+    ends_and_asks(d);
+    assert_true(SAY(d, STORE_SAID, .iteration = -1) & MB_DRV_DO_RELEASE);
+    assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
     assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
     assert_non_null(strstr(mb_drv_verdict(d), "iteration 10"));
+    mb_drv_destroy(d);
+}
+
+/* Ended came, and the word of the commit was lost with the agent that should have said it. */
+static void test_durable_unheard(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    assert_int_equal(SAY(d, STORE_SAID, .iteration = 10), MB_ESTATE);
+    SAY(d, SAVED, .iteration = 10);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    ends_and_asks(d);
+    assert_int_equal(SAY(d, COMMITTED, .iteration = 5), 0); /* is asked once */
+    assert_true(SAY(d, STORE_SAID, .iteration = 10) & MB_DRV_DO_RELEASE);
+    assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
+    assert_int_equal(mb_drv_exit_status(d), 0);
+    assert_int_equal(mb_drv_committed(d), 10);
+    mb_drv_destroy(d);
+
+    d = make(1, 1); /* it was heard meanwhile */
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    ends_and_asks(d);
+    assert_true(SAY(d, COMMITTED, .iteration = 10) & MB_DRV_DO_RELEASE);
+    assert_int_equal(SAY(d, STORE_SAID, .iteration = -1), 0);
+    assert_int_equal(mb_drv_exit_status(d), 0);
     mb_drv_destroy(d);
 }
 
@@ -528,6 +568,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
+        cmocka_unit_test(test_durable_unheard),
         cmocka_unit_test(test_newest_on_all),
         cmocka_unit_test(test_a_loss_is_told),
         cmocka_unit_test(test_fewer_nodes),

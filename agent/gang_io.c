@@ -391,7 +391,7 @@ static void free_node(struct mb_gang_run *r)
 static void say_ended(struct mb_gang_run *r, uint64_t now_ms)
 {
     mb_gang_logs_pump(r, UINT64_MAX);
-    if (now_ms < r->ended_by_ms && !mb_gang_logs_sent(r))
+    if (!mb_gang_logs_sent(r)) /* it has a bound of its own */
         return;
     for (size_t i = 0; i < r->n_ranks && now_ms < r->ended_by_ms; i++)
         if (!mb_gang_logs_drained(&r->ranks[i]))
@@ -495,7 +495,7 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
     }
     mb_ledger_hold(r->owner->ledger, &r->pg);
     for (size_t i = 0; i < r->n_ranks; i++)
-        if (mb_gang_logs_keep(&r->ranks[i], 0, NULL, &err) != MB_OK)
+        if (mb_gang_logs_keep(&r->ranks[i], 0, NULL, NULL, &err) != MB_OK)
             mb_warn("gang", "rank=%u: its log is neither capped nor sent: %s", r->ranks[i].rank,
                     err.text);
     rc = mb_supervisor_adopt(r->owner->loop, r->dir, &supervisor_ops, r, &r->sup, &err);

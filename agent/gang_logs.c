@@ -101,7 +101,7 @@ int mb_gang_logs_drained(const struct mb_gang_rank *rank)
 /* ---- cap and store ---- */
 
 int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
-                      struct mb_err *err)
+                      const char *wait, struct mb_err *err)
 {
     const struct mb_gang_run *r = rank->run;
     char *path = mb_gang_log_path(r, rank->rank);
@@ -111,6 +111,8 @@ int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_byt
 
     if (rc == MB_OK)
         rc = mb_log_cap_parse(max_bytes, &opts.cap_bytes, err);
+    if (rc == MB_OK)
+        rc = mb_log_wait_parse(wait, &opts.wait_ms, err);
     if (rc == MB_OK)
         rc = mb_log_keeper_add(r->owner->opts.logs, &opts, &rank->kept, err);
     mb_free(path);

@@ -157,9 +157,10 @@ void mb_gang_logs_pump(struct mb_gang_run *r, uint64_t now_ms);
 int mb_gang_logs_drained(const struct mb_gang_rank *rank); /* 1: all of it is on the stream */
 
 /* Keeps a rank's log below its cap and sends it to the store. is_new: it is about to start, with
- * MOBULA_LOG_MAX_BYTES (NULL: not set); else an earlier agent of this node kept it. */
+ * MOBULA_LOG_MAX_BYTES and MOBULA_LOG_WAIT (NULL: not set); else an earlier agent of this node
+ * kept it. */
 int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
-                      struct mb_err *err);
+                      const char *wait, struct mb_err *err);
 void mb_gang_logs_end(struct mb_gang_run *r);       /* no rank is left */
 int mb_gang_logs_sent(const struct mb_gang_run *r); /* 1: nothing of them is on its way */
 void mb_gang_logs_drop(struct mb_gang_run *r);

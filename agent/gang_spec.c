@@ -346,7 +346,8 @@ static int fill_child(struct parts *p, struct mb_gang_run *r, size_t i, struct m
         .log_path = p->logs[i],
         .want_report = r->is_worker,
     };
-    return mb_gang_logs_keep(&r->ranks[i], 1, env_get(&p->envs[i], "MOBULA_LOG_MAX_BYTES"), err);
+    return mb_gang_logs_keep(&r->ranks[i], 1, env_get(&p->envs[i], "MOBULA_LOG_MAX_BYTES"),
+                             env_get(&p->envs[i], "MOBULA_LOG_WAIT"), err);
 }
 
 int mb_gang_spec_start(struct mb_gang_run *r, const struct mb_supervisor_ops *ops,

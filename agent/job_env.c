@@ -10,6 +10,7 @@
 
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 #include <strings.h>
 #include <jansson.h>
 #include "base/alloc.h"
@@ -266,4 +267,14 @@ out:
     json_decref(metadata);
     mb_job_env_close(&env);
     return rc;
+}
+
+const char *mb_job_pipefail_shell(void)
+{
+    static const char *const bash[] = {"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"};
+
+    for (size_t i = 0; i < sizeof(bash) / sizeof(bash[0]); i++)
+        if (access(bash[i], X_OK) == 0)
+            return bash[i];
+    return NULL;
 }

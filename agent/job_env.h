@@ -32,4 +32,7 @@ int mb_job_env_set(struct mb_job_env *env, const char *name, const char *value);
 const char *mb_job_env_get(const struct mb_job_env *env, const char *name); /* NULL: not set */
 void mb_job_env_close(struct mb_job_env *env);
 
+/* A shell that knows pipefail; NULL: there is none. POSIX 2024 has it, many a /bin/sh not yet. */
+const char *mb_job_pipefail_shell(void);
+
 #endif

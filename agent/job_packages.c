@@ -177,3 +177,13 @@ char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *o
     mb_buf_close(&b);
     return NULL;
 }
+
+int mb_job_setup_failed(struct mb_err *err)
+{
+    char text[MB_ERR_TEXT_MAX];
+
+    snprintf(text, sizeof(text), "%s", err->text);
+    return mb_err_set(err, err->code,
+                      "runtime_env setup failed: Failed to set up runtime environment. %.800s",
+                      text);
+}

@@ -34,4 +34,7 @@ int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err);
  * when memory is out, and "" for nothing. */
 char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old);
 
+/* Puts Ray's words, which its clients look for, before the reason. Returns its code. */
+int mb_job_setup_failed(struct mb_err *err);
+
 #endif

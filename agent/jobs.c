@@ -318,10 +318,21 @@ static void on_log_sent(void *arg)
     over(job, job->reason);
 }
 
+static void on_log_late(void *arg, const char *text)
+{
+    const struct job *job = arg;
+
+    tell(job,
+         &(struct mb_job_event){
+             .submission_id = job->id, .kind = MB_JOB_EVENT_ENDING, .text = text, .log_tail = ""});
+}
+
 /* A job is not over before its log is safe. */
 static void send_log(struct job *job, const char *reason)
 {
     job->reason = mb_strdup(reason);
+    if (job->log != NULL)
+        mb_kept_log_tell_late(job->log, on_log_late);
     if (job->log == NULL || job->reason == NULL)
         over(job, reason);
     else if (mb_kept_log_end(job->log, on_log_sent, job))
@@ -362,6 +373,9 @@ static int keep_log(struct job *job, int is_new, struct mb_err *err)
     if (rc == MB_OK && is_new) {
         rc = mb_log_cap_parse(mb_job_env_get(&job->env, "MOBULA_LOG_MAX_BYTES"), &opts.cap_bytes,
                               err);
+        if (rc == MB_OK)
+            rc =
+                mb_log_wait_parse(mb_job_env_get(&job->env, "MOBULA_LOG_WAIT"), &opts.wait_ms, err);
         opts.url = mb_job_env_get(&job->env, "MOBULA_LOG_URL");
         if (rc == MB_OK && opts.url != NULL)
             rc = mb_fs_write_atomic(url_file, opts.url, strlen(opts.url), 0600, err);
@@ -375,22 +389,11 @@ static int keep_log(struct job *job, int is_new, struct mb_err *err)
 
 /* ---- start ---- */
 
-/* Ray's words, which its clients look for, before the reason. */
-static int setup_failed(struct mb_err *err)
-{
-    char text[MB_ERR_TEXT_MAX];
-
-    snprintf(text, sizeof(text), "%s", err->text);
-    return mb_err_set(err, err->code,
-                      "runtime_env setup failed: Failed to set up runtime environment. %.800s",
-                      text);
-}
-
 /* The pool thread: the packages, the log's first line. */
 static int prepare(struct job *job, struct mb_err *err)
 {
     if (mb_job_packages_unpack(&job->packages, err) != 0)
-        return setup_failed(err);
+        return mb_job_setup_failed(err);
     return mb_job_log_begin(job->log_path, job->id, job->entrypoint, err);
 }
 
@@ -416,21 +419,11 @@ static int set_python_path(struct job *job)
     return rc;
 }
 
-/* A shell that knows pipefail; NULL: there is none. POSIX 2024 has it, many a /bin/sh not yet. */
-static const char *pipefail_shell(void)
-{
-    static const char *const bash[] = {"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"};
-
-    for (size_t i = 0; i < sizeof(bash) / sizeof(bash[0]); i++)
-        if (access(bash[i], X_OK) == 0)
-            return bash[i];
-    return NULL;
-}
-
 static int supervise(struct job *job, struct mb_err *err)
 {
     const char *plain[] = {"/bin/sh", "-c", job->entrypoint, NULL};
-    const char *strict[] = {pipefail_shell(), "-eo", "pipefail", "-c", job->entrypoint, NULL};
+    const char *strict[] = {mb_job_pipefail_shell(), "-eo", "pipefail", "-c",
+                            job->entrypoint,         NULL};
     const char **argv = job->pipefail ? strict : plain;
     struct mb_sup_child child = {
         .argv = argv,
@@ -487,7 +480,7 @@ static void on_fetched(void *arg, const struct mb_err *err)
     } else if (job->stop_asked) {
         exited(job, -job->env.stop_signal, "stopped before it started");
     } else if (err->code != 0) {
-        setup_failed(&why);
+        mb_job_setup_failed(&why);
         start_failed(job, why.text);
     } else {
         mb_job_packages_missing(&job->packages)->is_missing = 0;
@@ -504,7 +497,7 @@ static void prepare_next(struct job *job)
                                           job, &job->fetch, &job->work_err) == 0)
         return;
     if (missing != NULL)
-        setup_failed(&job->work_err);
+        mb_job_setup_failed(&job->work_err);
     uv_queue_work(job->jobs->loop, &job->work, do_prepare, on_prepared);
 }
 

@@ -6,7 +6,8 @@
  *  2. A piece is read and sent with one put; when it is durable, PATH.idx says so.
  *  3. A release: the new first byte, a line's beginning if one is near, goes into PATH.idx, is
  *     flushed, and then a pool thread punches the hole. Readers look at PATH.idx after they read.
- *  4. end: the rest is sent; cb. After END_MS, or without a store, it is given up with a warning.
+ *  4. end: the rest is sent; cb. A store that takes nothing for wait_ms, or is not ready after
+ * WAITS times that, is given up with a warning.
  *
  *  The filesystem cannot punch holes: found out at start, not when the disk is full.
  *  The log or its index cannot be read or written: said once, the log itself goes on.
@@ -30,7 +31,10 @@
 
 enum {
     TICK_MS = 250,
-    END_MS = 60000,
+    WAIT_MIN_MS = 1000,
+    WAIT_MAX_MS = 3600 * 1000,
+    WAITS = 4,      /* of wait_ms, whatever arrives */
+    LATE_MS = 1000, /* then it is said for what it waits */
     PUT_MS = 60000,
     PUTS_MAX = 2, /* pieces in memory at a time */
     LINE_MAX_BYTES = 64 << 10,
@@ -51,7 +55,8 @@ struct mb_kept_log {
     uint64_t hole_begin, hole_end;
     int hole_errno;
     int ending, dropped, complained;
-    uint64_t end_by_ms;
+    uint64_t wait_ms, ended_ms, end_by_ms;
+    void (*late)(void *arg, const char *text);
     void (*end_cb)(void *arg);
     void *end_arg;
     int closing_store;
@@ -102,6 +107,18 @@ int mb_log_cap_parse(const char *value, int64_t *out, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL, "MOBULA_LOG_MAX_BYTES=%s: 0 (no cap) or at least %d KiB",
                           value, MB_LOG_PLAN_CAP_MIN >> 10);
     *out = (int64_t)bytes;
+    return MB_OK;
+}
+
+int mb_log_wait_parse(const char *value, uint64_t *out_ms, struct mb_err *err)
+{
+    *out_ms = 0;
+    if (value == NULL)
+        return MB_OK;
+    if (mb_parse_duration_ms(value, "MOBULA_LOG_WAIT", out_ms, err) != MB_OK)
+        return MB_EINVAL;
+    if (*out_ms < WAIT_MIN_MS || *out_ms > WAIT_MAX_MS)
+        return mb_err_set(err, MB_EINVAL, "MOBULA_LOG_WAIT=%s: 1s to 1h", value);
     return MB_OK;
 }
 
@@ -274,6 +291,7 @@ int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *op
     if (log == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     log->keeper = k;
+    log->wait_ms = opts->wait_ms > 0 ? opts->wait_ms : MB_LOG_WAIT_DEFAULT_MS;
     log->index_fd = -1;
     log->file = (struct mb_logfile){-1, -1};
     log->work.data = log;
@@ -322,6 +340,7 @@ static void on_put(void *arg, const struct mb_store_result *r)
     log->keeper->puts--;
     if (r->error == MB_OK) {
         mb_log_plan_shipped(&log->plan, log->ship_end, mb_mono_ms());
+        log->end_by_ms = mb_mono_ms() + log->wait_ms;
         save_head(log);
     } else {
         mb_log_plan_ship_failed(&log->plan, mb_mono_ms());
@@ -422,6 +441,24 @@ static void release(struct mb_kept_log *log, uint64_t end)
 
 /* ---- the turn ---- */
 
+static void say_late(struct mb_kept_log *log)
+{
+    void (*late)(void *arg, const char *text) = log->late;
+    char text[700];
+
+    log->late = NULL;
+    snprintf(text, sizeof(text),
+             "the rest of its log is on its way to %.500s, which is waited for while it takes "
+             "something, else for %llu s",
+             mb_store_url(log->store), (unsigned long long)log->wait_ms / 1000);
+    late(log->end_arg, text);
+}
+
+void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text))
+{
+    log->late = late;
+}
+
 static void look_after(struct mb_kept_log *log)
 {
     struct mb_log_step step;
@@ -447,11 +484,16 @@ static void look_after(struct mb_kept_log *log)
         release(log, step.release_end);
     if (!log->ending)
         return;
-    if (now_ms >= log->end_by_ms && !mb_log_plan_done(&log->plan, size))
-        mb_warn("logs", "%s: bytes %llu to %llu did not reach the store within %d s", log->path,
-                (unsigned long long)log->plan.shipped, (unsigned long long)size, END_MS / 1000);
-    if (now_ms >= log->end_by_ms || mb_log_plan_done(&log->plan, size))
+    if (mb_log_plan_done(&log->plan, size)) {
         let_go(log);
+    } else if (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms) {
+        mb_warn("logs", "%s: bytes %llu to %llu did not reach the store within %llu s", log->path,
+                (unsigned long long)log->plan.shipped, (unsigned long long)size,
+                (unsigned long long)(now_ms - log->ended_ms) / 1000);
+        let_go(log);
+    } else if (log->late != NULL && now_ms >= log->ended_ms + LATE_MS) {
+        say_late(log);
+    }
 }
 
 int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
@@ -479,7 +521,9 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
         return 1;
     }
     log->ending = 1;
-    log->end_by_ms = mb_mono_ms() + END_MS;
+    log->ended_ms = mb_mono_ms();
+    log->end_by_ms = log->ended_ms + log->wait_ms;
+    mb_log_plan_hurry(&log->plan);
     log->end_cb = cb;
     log->end_arg = arg;
     /* The next turn of the loop, since cb must not run inside this call. */

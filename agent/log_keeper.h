@@ -29,10 +29,16 @@ void mb_log_keeper_close(struct mb_log_keeper *k, void (*cb)(void *arg), void *a
 /* A value of MOBULA_LOG_MAX_BYTES: 0 or at least MB_LOG_PLAN_CAP_MIN. NULL gives -1, as below. */
 int mb_log_cap_parse(const char *value, int64_t *out, struct mb_err *err);
 
+/* A value of MOBULA_LOG_WAIT, a duration of 1 s to an hour. NULL gives 0: MB_LOG_WAIT_DEFAULT_MS.
+ */
+enum { MB_LOG_WAIT_DEFAULT_MS = 15000 };
+int mb_log_wait_parse(const char *value, uint64_t *out_ms, struct mb_err *err);
+
 struct mb_kept_log_opts {
     const char *path;     /* need not exist yet */
     int is_new;           /* 1: forget what an earlier file of this name left */
     int64_t cap_bytes;    /* -1: what the keeper was given; counts with is_new only */
+    uint64_t wait_ms;     /* at the end, for a store that takes nothing; 0: the default */
     const char *key;      /* below URL/logs/ */
     const char *url;      /* NULL or "": none, or it is in url_file */
     const char *url_file; /* NULL: none. Looked for until it is there: its first line is the URL */
@@ -40,8 +46,12 @@ struct mb_kept_log_opts {
 int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *opts,
                       struct mb_kept_log **out, struct mb_err *err);
 /* The writer is gone. 1: nothing is left to do; 0: cb follows, once, when the rest is in the store
- * or that was given up (said in the log). Either way the handle dies with it. */
+ * or that was given up (said in the log): after wait_ms in which nothing arrived there, or four
+ * times that. Either way the handle dies with it. */
 int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg);
+/* Before mb_kept_log_end(): late is told once, with its arg, when that takes more than a second,
+ * and for what it waits. */
+void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text));
 /* Let go without waiting: another agent goes on, or nobody cares. NULL is legal. */
 void mb_kept_log_drop(struct mb_kept_log *log);
 

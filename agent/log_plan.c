@@ -119,6 +119,12 @@ void mb_log_plan_ship_failed(struct mb_log_plan *p, uint64_t now_ms)
     p->retry_ms = now_ms + (wait_ms < RETRY_MAX_MS ? wait_ms : RETRY_MAX_MS);
 }
 
+void mb_log_plan_hurry(struct mb_log_plan *p)
+{
+    p->failures = 0;
+    p->retry_ms = 0;
+}
+
 void mb_log_plan_released(struct mb_log_plan *p, uint64_t end)
 {
     p->releasing = 0;

@@ -45,6 +45,8 @@ struct mb_log_step mb_log_plan_next(struct mb_log_plan *p, uint64_t size, int en
                                     uint64_t now_ms);
 void mb_log_plan_shipped(struct mb_log_plan *p, uint64_t end, uint64_t now_ms);
 void mb_log_plan_ship_failed(struct mb_log_plan *p, uint64_t now_ms);
+/* The log has ended: the next send is not put off by failures of before. */
+void mb_log_plan_hurry(struct mb_log_plan *p);
 void mb_log_plan_released(struct mb_log_plan *p, uint64_t end);
 /* 1: an ended log of this size needs nothing more. */
 int mb_log_plan_done(const struct mb_log_plan *p, uint64_t size);

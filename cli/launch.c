@@ -33,6 +33,7 @@ static const char *const forwarded_names[] = {
     "GPU_MAX_HW_QUEUES",
     "LOGLEVEL",
     "MOBULA_LOG_MAX_BYTES",
+    "MOBULA_LOG_WAIT",
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
     "LD_LIBRARY_PATH",

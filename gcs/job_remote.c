@@ -89,7 +89,7 @@ static void take_report(struct mb_head *h, const Mobula__V1__ReportDriversReques
                                  .text = in->text,
                                  .log_tail = in->log_tail};
         struct head_job *job = head_job_find(h, in->submission_id);
-        if (job && in->kind >= MB_JOB_EVENT_RUNNING && in->kind <= MB_JOB_EVENT_START_FAILED &&
+        if (job && in->kind >= MB_JOB_EVENT_RUNNING && in->kind <= MB_JOB_EVENT_ENDING &&
             strcmp(driver_node(job), node_hex) == 0)
             head_jobs_event(h, &e);
     }

@@ -118,6 +118,8 @@ void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct m
     case MB_JOB_EVENT_START_FAILED:
         out->inputs[out->n_inputs++] = MB_JOB_START_FAILED;
         break;
+    case MB_JOB_EVENT_ENDING: /* changes no state */
+        break;
     }
 }
 

@@ -396,6 +396,21 @@ static void stop_job(struct mb_head *h, struct head_job *job)
         head_job_apply(h, job, news.inputs[i], &facts);
 }
 
+/* The driver has ended, the job not yet: its message says why. */
+static void say_ending(struct mb_head *h, struct head_job *job, const char *why)
+{
+    struct mb_err err = {0};
+    json_t *text = json_sprintf("Job is currently running: its driver has ended, %s.", why);
+
+    if (job->state == MB_JOB_PENDING || mb_job_is_terminal(job->state)) {
+        json_decref(text);
+        return;
+    }
+    mb_info("jobs", "job=%s its driver has ended, %s", job->id, why);
+    if (json_object_set_new(job->info, "message", text) != 0 || write_job(h, job, 0, &err) != 0)
+        mb_warn("jobs", "job=%s what it waits for is not in its message: %s", job->id, err.text);
+}
+
 void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
 {
     struct head_job *job = h->stopping ? NULL : head_job_find(h, e->submission_id);
@@ -405,6 +420,10 @@ void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
 
     if (!job)
         return;
+    if (e->kind == MB_JOB_EVENT_ENDING) {
+        say_ending(h, job, e->text);
+        return;
+    }
     if (e->kind != MB_JOB_EVENT_RUNNING)
         head_admission_leave(job);
     mb_job_on_event(job->state, e, &news);

@@ -22,10 +22,11 @@ struct mb_job_spec {
 };
 
 enum mb_job_event_kind {
-    MB_JOB_EVENT_RUNNING,     /* the driver process exists: pid */
-    MB_JOB_EVENT_EXITED,      /* exit_code (negative signal number when killed) */
-    MB_JOB_EVENT_START_FAILED /* text says why (runtime_env: text starts with "runtime_env setup
+    MB_JOB_EVENT_RUNNING,      /* the driver process exists: pid */
+    MB_JOB_EVENT_EXITED,       /* exit_code (negative signal number when killed) */
+    MB_JOB_EVENT_START_FAILED, /* text says why (runtime_env: text starts with "runtime_env setup
                                  failed") */
+    MB_JOB_EVENT_ENDING        /* it has ended, but text: EXITED follows */
 };
 
 struct mb_job_event {

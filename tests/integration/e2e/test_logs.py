@@ -232,6 +232,23 @@ class LogsTest(unittest.TestCase):
                 self.assert_shipped(pathlib.Path(store, "logs", job_id, f"rank-{rank}", "1"),
                                     self.show("--rank", rank, job_id))
 
+    def test_a_store_that_is_not_there_holds_a_job_as_long_as_it_may(self):
+        with tempfile.NamedTemporaryFile() as blocked:
+            env = {"MOBULA_LOG_URL": f"file://{blocked.name}/x", "MOBULA_LOG_WAIT": "4s"}
+            job_id = self.cluster.submit("exit 3", runtime_env={"env_vars": env})
+            message = wait_until(lambda: (j := self.cluster.job(job_id))["status"] == "RUNNING"
+                                 and "on its way" in j["message"] and j["message"],
+                                 lambda: self.cluster.job(job_id))
+            self.assertEqual(message, "Job is currently running: its driver has ended, the rest of "
+                             f"its log is on its way to {env['MOBULA_LOG_URL']}, which is waited for "
+                             "while it takes something, else for 4 s.")
+            job = self.cluster.wait_job(job_id, timeout_s=15)
+            self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
+            env["MOBULA_LOG_WAIT"] = "soon"
+            job = self.cluster.wait_job(self.cluster.submit("true", runtime_env={"env_vars": env}))
+            self.assertEqual(job["status"], "FAILED")
+            self.assertIn("MOBULA_LOG_WAIT", job["message"])
+
 
 class RestartTest(unittest.TestCase):
     def test_follow_survives_the_death_of_the_head(self):

@@ -116,8 +116,8 @@ class TrainTest(unittest.TestCase):
         open(blocked, "w").close()  # a file where the store's directory should be
         self.cluster.submit(train_command(f"file://{blocked}/ckpt", 5, "--save-interval", "5"),
                             submission_id="blocked")
-        # Five tries of every file, then the ranks' logs (30 s) and the driver's (60 s) are given up.
-        job = self.cluster.wait_job("blocked", timeout_s=150)
+        # Five tries of every file, then the ranks' logs (15 s) and the driver's (15 s) are given up.
+        job = self.cluster.wait_job("blocked", timeout_s=100)
         self.assertEqual(job["status"], "FAILED", self.cluster.logs("blocked"))
         self.assertIn("blocked", self.cluster.logs("blocked"))
 

@@ -10,6 +10,7 @@
 #include "agent/log_keeper.h"
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/logfile.h"
 
@@ -142,6 +143,81 @@ static void test_truncated_log(void **state)
     world_close(&w);
 }
 
+struct wait {
+    int ended, n_late;
+    char text[700];
+};
+
+static void on_late(void *arg, const char *text)
+{
+    struct wait *wait = arg;
+
+    wait->n_late++;
+    snprintf(wait->text, sizeof(wait->text), "%s", text);
+}
+
+static void on_wait_over(void *arg)
+{
+    ((struct wait *)arg)->ended = 1;
+}
+
+/* The end of a log waits as long as it was told, and says for what; a store that comes back before
+ * that gets everything. */
+static void test_a_store_that_is_not_there(void **state)
+{
+    (void)state;
+    for (int comes_back = 0; comes_back < 2; comes_back++) {
+        struct world w;
+        struct wait wait = {.ended = 0};
+        struct mb_kept_log_opts opts = {
+            .is_new = 1, .cap_bytes = -1, .wait_ms = comes_back ? 20000 : 2000, .key = "j/driver"};
+        struct mb_kept_log *log;
+        struct mb_err err;
+        char blocked[96];
+        uint64_t began_ms = mb_mono_ms(), took_ms;
+
+        world_open(&w);
+        write_log(&w, story);
+        opts.path = w.log;
+        opts.url = w.url;
+        snprintf(blocked, sizeof(blocked), "%s/store", w.dir);
+        assert_int_equal(mb_fs_write_atomic(blocked, "", 0, 0600, &err), 0);
+        assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+        assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        mb_kept_log_tell_late(log, on_late);
+        assert_int_equal(mb_kept_log_end(log, on_wait_over, &wait), 0);
+        while (wait.n_late == 0)
+            uv_run(&w.loop, UV_RUN_ONCE);
+        assert_int_equal(wait.ended, 0);
+        assert_non_null(strstr(wait.text, w.url));
+        assert_non_null(strstr(wait.text, comes_back ? "for 20 s" : "for 2 s"));
+        if (comes_back)
+            assert_int_equal(unlink(blocked), 0);
+        loop_until(&w.loop, &wait.ended);
+        took_ms = mb_mono_ms() - began_ms;
+        assert_true(took_ms >= (comes_back ? 1000 : 2000) && took_ms < 15000);
+        assert_int_equal(wait.n_late, 1);
+        if (comes_back)
+            check_object(&w);
+        world_close(&w);
+    }
+}
+
+static void test_wait_values(void **state)
+{
+    struct mb_err err;
+    uint64_t ms = 7;
+
+    (void)state;
+    assert_int_equal(mb_log_wait_parse(NULL, &ms, &err), 0);
+    assert_int_equal(ms, 0);
+    assert_int_equal(mb_log_wait_parse("2m", &ms, &err), 0);
+    assert_int_equal(ms, 120000);
+    assert_int_equal(mb_log_wait_parse("999ms", &ms, &err), MB_EINVAL);
+    assert_int_equal(mb_log_wait_parse("2h", &ms, &err), MB_EINVAL);
+    assert_int_equal(mb_log_wait_parse("soon", &ms, &err), MB_EINVAL);
+}
+
 static void test_cap_values(void **state)
 {
     struct mb_err err;
@@ -165,6 +241,8 @@ int main(void)
         cmocka_unit_test(test_every_allocation_fails_once),
         cmocka_unit_test(test_truncated_log),
         cmocka_unit_test(test_cap_values),
+        cmocka_unit_test(test_wait_values),
+        cmocka_unit_test(test_a_store_that_is_not_there),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -595,12 +595,44 @@ static void note_exit(struct driver *d, const Mobula__V1__RankExit *m)
     d->record_dirty = 1;
 }
 
+static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
+{
+    struct driver *d = n->driver;
+
+    if (load_url(d)[0] && m->loaded_iteration < 0 && n->index == 0)
+        fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
+                load_url(d));
+    else if (d->attempt > 1 && n->index == 0)
+        fprintf(stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
+                (long long)(m->loaded_iteration > 0 ? m->loaded_iteration : 0));
+    if (!d->launched_ms)
+        d->launched_ms = mb_mono_ms();
+    n->launch_heard = 1;
+    drv_event(d, &(struct mb_drv_event){.kind = MB_DRV_LAUNCHED, .node = n->index});
+}
+
+static void on_rank_exit(struct drv_node *n, const Mobula__V1__RankExit *m)
+{
+    note_exit(n->driver, m);
+    drv_event(n->driver, &(struct mb_drv_event){.kind = MB_DRV_RANK_EXIT,
+                                                .node = n->index,
+                                                .rank = m->rank,
+                                                .exit_code = m->exit_code,
+                                                .signal = m->signal,
+                                                .text = m->cause});
+}
+
+static void on_log(struct driver *d, const Mobula__V1__LogChunk *m)
+{
+    if (m->rank < drv_world_size(d))
+        drv_output(d, m->rank, m->offset, m->data.data, m->data.len);
+}
+
 static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg)
 {
     struct drv_node *n = arg;
     struct driver *d = n->driver;
     const Mobula__V1__AgentMessage *m = (const Mobula__V1__AgentMessage *)msg;
-    struct mb_drv_event e = {.node = n->index};
 
     if (n->stream != s || d->closing)
         return;
@@ -610,18 +642,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_hello_reply(n, m->hello_reply);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_LAUNCHED:
-        if (load_url(d)[0] && m->launched->loaded_iteration < 0 && n->index == 0)
-            fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
-                    load_url(d));
-        else if (d->attempt > 1 && n->index == 0)
-            fprintf(
-                stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
-                (long long)(m->launched->loaded_iteration > 0 ? m->launched->loaded_iteration : 0));
-        if (!d->launched_ms)
-            d->launched_ms = mb_mono_ms();
-        n->launch_heard = 1;
-        e.kind = MB_DRV_LAUNCHED;
-        drv_event(d, &e);
+        on_launched(n, m->launched);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_ENDPOINT:
         on_endpoint(n, m->endpoint);
@@ -630,17 +651,10 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_progress(d, m->progress);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_LOG:
-        if (m->log->rank < drv_world_size(d))
-            drv_output(d, m->log->rank, m->log->offset, m->log->data.data, m->log->data.len);
+        on_log(d, m->log);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_RANK_EXIT:
-        e.kind = MB_DRV_RANK_EXIT;
-        e.rank = m->rank_exit->rank;
-        e.exit_code = m->rank_exit->exit_code;
-        e.signal = m->rank_exit->signal;
-        e.text = m->rank_exit->cause;
-        note_exit(d, m->rank_exit);
-        drv_event(d, &e);
+        on_rank_exit(n, m->rank_exit);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_SAVED:
         on_saved(n, m->saved->iteration);
@@ -656,8 +670,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         fail(n, MB_DRV_NODE_FAILED, m->failure->code, m->failure->text);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_ENDED:
-        e.kind = MB_DRV_NODE_ENDED;
-        drv_event(d, &e);
+        fail(n, MB_DRV_NODE_ENDED, 0, NULL);
         break;
     default:
         break; /* a newer agent may say more; what we do not know does not concern us */

@@ -92,16 +92,27 @@ static void create_group(struct driver *d);
 
 /* ---- another size ---- */
 
+struct old_group { /* while it is being removed */
+    struct driver *d;
+    uint8_t pg_id[MB_PG_ID_BYTES];
+};
+
 static void on_old_removed(void *arg, const struct mb_err *err)
 {
     const struct mb_err ok = {0};
-    struct driver *d = arg;
+    struct old_group *old = arg;
+    struct driver *d = old->d;
+    int is_ours = memcmp(old->pg_id, d->pg_id, sizeof(old->pg_id)) == 0;
 
+    mb_free(old);
+    if (!is_ours || !d->is_resizing)
+        return; /* of an attempt that is over */
     d->is_resizing = 0;
     if (mb_drv_phase(d->state) != MB_DRV_RESERVE || err->code == MB_ECANCELED)
         return;
     if (err->code && err->code != MB_ENOENT) {
-        fprintf(stderr, "mobula: giving up the wait for %u nodes: %s\n", d->n_nodes, err->text);
+        fprintf(stderr, "mobula: cannot ask for another number than %u nodes: %s\n", d->n_nodes,
+                err->text);
         d->elastic.n_nodes = d->n_nodes;
         on_requested(d, &ok);
         return;
@@ -115,9 +126,18 @@ static void on_old_removed(void *arg, const struct mb_err *err)
 /* The wait is over without nodes: it was cancelled for another size. */
 static void replace_group(struct driver *d)
 {
+    struct old_group *old = mb_alloc(sizeof(*old));
     struct mb_err e = {0};
 
-    if (mb_gcs_pg_remove(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_old_removed, d, NULL, &e) < 0) {
+    if (!old) {
+        mb_err_set(&e, MB_ENOMEM, "out of memory");
+    } else {
+        old->d = d;
+        memcpy(old->pg_id, d->pg_id, sizeof(old->pg_id));
+        mb_gcs_pg_remove(d->gcs, d->pg_id, REQUEST_TIMEOUT_MS, on_old_removed, old, NULL, &e);
+    }
+    if (e.code) {
+        mb_free(old);
         d->is_resizing = 0;
         drv_failed(d, &e);
     }
@@ -234,6 +254,7 @@ void drv_reserve(struct driver *d)
     mb_elastic_begin(&d->elastic, d->attempt == 1, keeps, mb_mono_ms());
     d->n_nodes = d->elastic.n_nodes;
     d->keeps_group = 0;
+    d->is_resizing = 0;
     if (keeps)
         on_requested(d, &ok);
     else

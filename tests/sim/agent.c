@@ -98,18 +98,18 @@ void agent_reply_came(struct world *w, const struct msg *q, const struct msg *re
 
 /* ---- bundles ---- */
 
-static void spec_of(struct world *w, int job, int bundle, struct mb_bundle_spec *out)
+static void spec_of(struct world *w, int group, int bundle, struct mb_bundle_spec *out)
 {
     *out = (struct mb_bundle_spec){.index = bundle, .n_want = 1};
-    sim_pg(job, &out->pg);
+    sim_pg(group, &out->pg);
     snprintf(out->want[0].name, sizeof(out->want[0].name), "%s", MB_RESOURCE_GPU);
-    out->want[0].units = (uint32_t)w->scripts[job].per_node;
+    out->want[0].units = (uint32_t)w->scripts[group / MAX_GROUPS].per_node;
 }
 
 static size_t specs_of(struct world *w, const struct msg *q, struct mb_bundle_spec *out)
 {
     for (int i = 0; i < q->n_list; i++)
-        spec_of(w, q->job, q->list[i], &out[i]);
+        spec_of(w, q->group, q->list[i], &out[i]);
     return (size_t)q->n_list;
 }
 
@@ -136,12 +136,12 @@ static void on_return(struct world *w, int machine, const struct msg *q)
         sim_reply(w, q, &reply);
         sim_crash_point(w);
     }
-    sim_pg(q->job, &pg);
+    sim_pg(q->group, &pg);
     for (int i = 0; i < q->n_list; i++)
         mb_ledger_remove(a->ledger, &pg, q->list[i]);
     agent_keep_ledger(w, machine);
     sim_crash_point(w);
-    gang_bundles_removed(w, machine, q->job);
+    gang_bundles_removed(w, machine, q->group);
     agent_keep_ledger(w, machine);
     if (w->plant != PLANT_REPLY_BEFORE_LEDGER)
         sim_reply(w, q, &reply);
@@ -150,9 +150,9 @@ static void on_return(struct world *w, int machine, const struct msg *q)
 static void on_release_unused(struct world *w, int machine, const struct msg *q)
 {
     struct agent *a = &w->machines[machine].agent;
-    struct mb_bundle_spec in_use[MAX_JOBS * MAX_BUNDLES];
+    struct mb_bundle_spec in_use[N_GROUPS * MAX_BUNDLES];
     struct msg reply = {.flag = 1};
-    int had[MAX_JOBS] = {0};
+    int had[N_GROUPS] = {0};
 
     for (int i = 0; i < q->n_list; i++)
         spec_of(w, q->list[i] / MAX_BUNDLES, q->list[i] % MAX_BUNDLES, &in_use[i]);
@@ -161,14 +161,14 @@ static void on_release_unused(struct world *w, int machine, const struct msg *q)
     if (mb_ledger_release_unused(a->ledger, in_use, (size_t)q->n_list) > 0) {
         agent_keep_ledger(w, machine);
         sim_crash_point(w);
-        for (int job = 0; job < MAX_JOBS; job++) {
+        for (int group = 0; group < N_GROUPS; group++) {
             struct mb_pg_id pg;
-            sim_pg(job, &pg);
-            if (!had[job] || mb_ledger_is_committed(a->ledger, &pg))
+            sim_pg(group, &pg);
+            if (!had[group] || mb_ledger_is_committed(a->ledger, &pg))
                 continue;
             if (q->from_inc != w->procs[q->from].inc) /* of a head that is dead: no help for it */
-                w->scripts[job].harmed = 1;
-            gang_bundles_removed(w, machine, job);
+                w->scripts[group / MAX_GROUPS].harmed = 1;
+            gang_bundles_removed(w, machine, group);
         }
         agent_keep_ledger(w, machine);
     }
@@ -190,7 +190,7 @@ static void from_head(struct world *w, int machine, const struct msg *q)
     case M_COMMIT:
         specs_of(w, q, specs);
         if (w->plant == PLANT_COMMIT_OF_ANOTHER)
-            specs[0].index = (specs[0].index + 1) % w->scripts[q->job].n_nodes;
+            specs[0].index = (specs[0].index + 1) % w->group_nodes[q->group];
         if (mb_ledger_commit(a->ledger, specs, (size_t)q->n_list, &err) != MB_OK)
             sim_trace(w, "agent %d: commit: %s", machine, err.text);
         answer(w, machine, q, &reply);

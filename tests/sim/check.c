@@ -124,7 +124,7 @@ void check_end(struct world *w)
         if (mb_ledger_count(a->ledger) > 0) {
             const struct mb_bundle *b = mb_ledger_at(a->ledger, 0);
             sim_fail(w, "machine %d: bundle %d of job %d leaked (%s)", m, b->index,
-                     b->pg.bytes[0] - 1, mb_bundle_state_name(b->state));
+                     (b->pg.bytes[0] - 1) / MAX_GROUPS, mb_bundle_state_name(b->state));
         }
         for (int run = 0; run < MAX_RUNS; run++)
             sim_check(w, !w->machines[m].disk.sups[run].running,
@@ -135,8 +135,8 @@ void check_end(struct world *w)
         uint8_t id[MB_PG_ID_BYTES];
         memcpy(id, pg->id, sizeof(id));
         sim_check(w, pg->state == MB_PG_REMOVED, "the group of job %d is left (state %d)",
-                  pg->id[0] - 1, (int)pg->state);
+                  (pg->id[0] - 1) / MAX_GROUPS, (int)pg->state);
         sim_check(w, mb_placement_forget(w->head.placement, id),
-                  "the group of job %d still waits for its bundles", id[0] - 1);
+                  "the group of job %d still waits for its bundles", (id[0] - 1) / MAX_GROUPS);
     }
 }

@@ -4,9 +4,10 @@
  *  1. Own a job, create the group, wait for it, dial every node, and do what the machine says.
  *  2. A request is repeated until its deadline, so a head that restarts is waited for.
  *  3. A broken stream is dialled again until the lease is over; what was asked is asked again.
- *  4. An attempt that failed: cli/driver/restart decides about another. Here the group always stays
- *     (a lost node makes it RESCHEDULING); the next attempt begins once it is CREATED again. The
- *     older attempt is told nothing more: the fence and the lease end it.
+ *  4. An attempt that failed: cli/driver/restart decides about another, and whether the group
+ * stays; else it is removed and another one created. cli/driver/elastic decides of how many nodes,
+ * while it is waited for, too. The older attempt is told nothing more: the fence and the lease end
+ * it.
  */
 #include <signal.h>
 #include <string.h>
@@ -16,7 +17,9 @@
 enum {
     REQUEST_MS = 20000,
     RELEASE_MS = 5000,
+    REMOVE_MS = 60000,
     RESERVE_MS = 300000,
+    ELASTIC_MS = 2000,
     AGAIN_MS = 500,
     RENEW_MS = 2000
 };
@@ -44,8 +47,11 @@ static void exits(struct world *w, int job, int code)
 
 static void ask(struct world *w, int job, enum msg_kind kind)
 {
-    struct msg m = {
-        .kind = kind, .from = sim_driver_proc(job), .to = sim_agent_proc(0), .job = job};
+    struct msg m = {.kind = kind,
+                    .from = sim_driver_proc(job),
+                    .to = sim_agent_proc(0),
+                    .job = job,
+                    .group = w->drivers[job].group};
 
     sim_call(w, &m, kind == M_WAIT ? 3000 : 2000);
 }
@@ -68,6 +74,109 @@ static void failed(struct world *w, int job, int code)
 
 static void next_attempt(struct world *w, int job, uint64_t delay_ms);
 
+/* ---- the group ---- */
+
+static void wait_for_group(struct world *w, int job)
+{
+    uint64_t by_ms = w->drivers[job].reserve_by_ms;
+
+    begin_request(w, job, M_WAIT, by_ms > w->now_ms ? by_ms - w->now_ms : 0);
+}
+
+static void create_group(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+
+    sim_check(w, d->n_groups < MAX_GROUPS, "job %d: more than %d groups", job, MAX_GROUPS);
+    if (d->n_nodes < w->scripts[job].n_nodes)
+        w->stats.shrunk++;
+    else if (d->n_groups > 0 && w->group_nodes[d->group] < d->n_nodes)
+        w->stats.grown++;
+    d->group = job * MAX_GROUPS + d->n_groups++;
+    d->group_of[d->attempt - 1] = d->group;
+    w->group_nodes[d->group] = d->n_nodes;
+    d->reserved = 1;
+    begin_request(w, job, M_CREATE, REQUEST_MS);
+}
+
+static void reserve(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+    int keeps = d->keeps_group;
+
+    d->keeps_group = 0;
+    d->reserve_by_ms = w->now_ms + RESERVE_MS;
+    mb_elastic_begin(&d->elastic, d->attempt == 1, keeps, w->now_ms);
+    d->n_nodes = (int)d->elastic.n_nodes;
+    d->group_of[d->attempt - 1] = d->group;
+    if (keeps)
+        wait_for_group(w, job);
+    else
+        create_group(w, job);
+}
+
+static uint32_t alive(const struct world *w)
+{
+    uint32_t n = 0;
+
+    for (int i = 0; i < w->next_id; i++)
+        n += w->head.nodes[i].used && w->head.nodes[i].alive;
+    return n;
+}
+
+/* What the head would say, or, while it is away, what is known to live. */
+static uint32_t nodes_there(struct world *w, int job, int *is_guess)
+{
+    uint8_t id[MB_PG_ID_BYTES];
+
+    sim_pg_id(w->drivers[job].group, id);
+    *is_guess = w->head.placement == NULL || sim_below(w, 4) == 0; /* a stock head is one, too */
+    if (!*is_guess)
+        return (uint32_t)mb_placement_nodes_for(w->head.placement, id);
+    return alive(w);
+}
+
+/* 1: another size is asked for. The last group numbers are left to attempts. */
+static int another_size(struct world *w, int job)
+{
+    struct driver *d = &w->drivers[job];
+    int is_guess;
+    uint32_t n = nodes_there(w, job, &is_guess);
+
+    if (mb_drv_phase(d->state) != MB_DRV_RESERVE || d->n_groups > MAX_GROUPS - MAX_ATTEMPTS)
+        return 0;
+    if ((int)mb_elastic_look(&d->elastic, n, is_guess, w->now_ms) == d->n_nodes)
+        return 0;
+    sim_trace(w, "driver %d: %u nodes are there, asking for %u instead of %d", job, n,
+              d->elastic.n_nodes, d->n_nodes);
+    d->is_resizing = 1;
+    begin_request(w, job, M_REMOVE, REQUEST_MS);
+    return 1;
+}
+
+static void on_removed(struct world *w, int job, int is_done)
+{
+    struct driver *d = &w->drivers[job];
+
+    if (d->is_resizing) {
+        d->is_resizing = 0;
+        if (mb_drv_phase(d->state) != MB_DRV_RESERVE)
+            return; /* the end of the attempt removes it once more */
+        if (is_done) {
+            d->n_nodes = (int)d->elastic.n_nodes;
+            create_group(w, job);
+        } else {
+            d->elastic.n_nodes = (uint32_t)d->n_nodes;
+            wait_for_group(w, job);
+        }
+    } else if (d->again) {
+        d->again = 0;
+        next_attempt(w, job, d->next_delay_ms);
+    } else {
+        begin_request(w, job, M_FINISH, RELEASE_MS);
+    }
+}
+
 void driver_reply_came(struct world *w, const struct msg *q, const struct msg *reply)
 {
     struct driver *d = &w->drivers[q->job];
@@ -75,11 +184,13 @@ void driver_reply_came(struct world *w, const struct msg *q, const struct msg *r
     int releasing = q->kind == M_REMOVE || q->kind == M_FINISH;
 
     if (!reply && w->now_ms < d->give_up_ms && (releasing || phase < MB_DRV_DIAL)) {
+        if (q->kind == M_WAIT && another_size(w, q->job))
+            return;
         sim_at(w, sim_driver_proc(q->job), AGAIN_MS, request_again, q->job, (int)q->kind);
         return;
     }
     if (q->kind == M_REMOVE) {
-        begin_request(w, q->job, M_FINISH, RELEASE_MS);
+        on_removed(w, q->job, reply != NULL);
         return;
     }
     if (q->kind == M_FINISH) {
@@ -97,15 +208,16 @@ void driver_reply_came(struct world *w, const struct msg *q, const struct msg *r
         break;
     case M_CREATE:
         if (phase == MB_DRV_RESERVE)
-            begin_request(w, q->job, M_WAIT, RESERVE_MS);
+            wait_for_group(w, q->job);
         break;
     default:
         if (phase != MB_DRV_RESERVE)
             break;
-        for (int i = 0; i < w->scripts[q->job].n_nodes; i++)
+        for (int i = 0; i < d->n_nodes; i++)
             *node_at(w, q->job, i) =
                 (struct drv_node){.machine = w->id_machine[reply->list[i]], .conn = -1};
-        happened(w, q->job, MB_DRV_RESERVED);
+        event(w, q->job,
+              (struct mb_drv_event){.kind = MB_DRV_RESERVED, .n_nodes = (uint32_t)d->n_nodes});
         break;
     }
 }
@@ -322,7 +434,7 @@ void driver_message(struct world *w, const struct msg *m)
 
 static void on_nodes(struct world *w, int job, int actions)
 {
-    for (int i = 0; i < w->scripts[job].n_nodes; i++) {
+    for (int i = 0; i < w->drivers[job].n_nodes; i++) {
         struct drv_node *n = node_at(w, job, i);
 
         if (mb_drv_phase(w->drivers[job].state) < MB_DRV_DIAL || over(w, job, i))
@@ -363,7 +475,14 @@ static void release(struct world *w, int job)
         mb_restart_decide(&d->restart, &f, sim_rnd(w), &next);
     }
     if (next.again && d->attempt < MAX_ATTEMPTS) {
-        next_attempt(w, job, next.delay_ms);
+        d->keeps_group = next.keep_group && d->reserved && mb_elastic_keeps(&d->elastic, alive(w));
+        if (d->keeps_group) {
+            next_attempt(w, job, next.delay_ms);
+            return;
+        }
+        d->again = 1;
+        d->next_delay_ms = next.delay_ms;
+        begin_request(w, job, M_REMOVE, REMOVE_MS);
         return;
     }
     d->releasing = 1;
@@ -432,15 +551,11 @@ static void event(struct world *w, int job, struct mb_drv_event e)
         begin_request(w, job, M_ADD_JOB, REQUEST_MS);
     else if (actions & MB_DRV_DO_OWN)
         sim_at(w, sim_driver_proc(job), 0, owned_already, job, 0);
-    if ((actions & MB_DRV_DO_RESERVE) && d->attempt == 1) {
-        d->reserved = 1;
-        begin_request(w, job, M_CREATE, REQUEST_MS);
-    } else if (actions & MB_DRV_DO_RESERVE) {
-        begin_request(w, job, M_WAIT, RESERVE_MS);
-    }
+    if (actions & MB_DRV_DO_RESERVE)
+        reserve(w, job);
     on_nodes(w, job, actions);
     if ((actions & MB_DRV_DO_END) && w->plant == PLANT_SUCCESS_TOO_EARLY)
-        for (int i = 0; i < w->scripts[job].n_nodes && mb_drv_phase(d->state) == MB_DRV_END; i++)
+        for (int i = 0; i < d->n_nodes && mb_drv_phase(d->state) == MB_DRV_END; i++)
             node_event(w, job, i, MB_DRV_NODE_ENDED, 0);
     if (actions & MB_DRV_DO_ASK_STORE)
         sim_at(w, sim_driver_proc(job), 1 + (uint64_t)sim_below(w, 2000), store_says, job,
@@ -480,12 +595,12 @@ static void pause_is_over(struct world *w, int job, int unused)
     happened(w, job, MB_DRV_PAUSED);
 }
 
-/* The group stays ours; what the last attempt had open is let go. */
+/* What the last attempt had open is let go. */
 static void next_attempt(struct world *w, int job, uint64_t delay_ms)
 {
     struct driver *d = &w->drivers[job];
 
-    for (int i = 0; i < w->scripts[job].n_nodes; i++)
+    for (int i = 0; i < MAX_BUNDLES; i++)
         if (d->nodes[i].conn >= 0)
             sim_stream_close(w, d->nodes[i].conn, 1);
     w->stats.restarts++;
@@ -498,7 +613,7 @@ static void tick(struct world *w, int job, int unused)
 {
     struct driver *d = &w->drivers[job];
 
-    for (int i = 0; i < w->scripts[job].n_nodes; i++)
+    for (int i = 0; i < d->n_nodes; i++)
         if (d->nodes[i].conn >= 0 && d->nodes[i].hello && !over(w, job, i))
             say(w, job, i, M_RENEW);
     sim_at(w, sim_driver_proc(job), RENEW_MS, tick, job, unused);
@@ -512,9 +627,21 @@ static void connected(struct world *w, int job, int unused)
 
 void driver_begin(struct world *w, int job)
 {
-    w->drivers[job].attempt = 0;
-    w->drivers[job].restart = (struct mb_restart){
-        .max_restarts = (uint32_t)w->scripts[job].max_restarts, .delay_ms = 500};
+    const struct job_script *s = &w->scripts[job];
+    struct driver *d = &w->drivers[job];
+
+    d->attempt = 0;
+    d->group = job * MAX_GROUPS;
+    d->n_groups = 0;
+    d->restart = (struct mb_restart){.max_restarts = (uint32_t)s->max_restarts, .delay_ms = 500};
+    d->elastic = (struct mb_elastic){
+        .min_nodes = (uint32_t)s->min_nodes,
+        .max_nodes = (uint32_t)s->n_nodes,
+        .ranks_per_node = (uint32_t)s->per_node,
+        .micro_batch = 1,
+        .wait_ms = ELASTIC_MS,
+        .global_batch = w->plant == PLANT_BATCH_DOES_NOT_DIVIDE ? 0 : (uint64_t)s->global_batch};
+    d->n_nodes = s->n_nodes;
     new_machine(w, job, 0);
     sim_at(w, sim_driver_proc(job), 5 + (uint64_t)sim_below(w, 30), connected, job, 0);
     sim_at(w, sim_driver_proc(job), RENEW_MS, tick, job, 0);
@@ -538,6 +665,7 @@ void driver_ghost(struct world *w, int job, int machine)
     if (conn < 0)
         return;
     w->conns[conn].attempt--;
+    w->conns[conn].group = w->drivers[job].group_of[w->conns[conn].attempt - 1];
     sim_stream_send(w, conn, 1, &m);
     sim_stream_close(w, conn, 1);
 }

@@ -27,6 +27,7 @@ static void save(struct world *w, int machine, int run)
 
     *f = (struct run_file){.present = 1,
                            .job = r->job,
+                           .group = r->group,
                            .node = r->node,
                            .per_node = r->per_node,
                            .n_nodes = r->n_nodes,
@@ -119,10 +120,11 @@ static void free_node(struct world *w, int machine, int run)
 
     for (int i = 0; i < MAX_RUNS; i++) {
         const struct run *o = run_at(w, machine, i);
-        if (i != run && o->used && o->job == r->job && mb_gang_keeps_node(&o->fsm, o->launch_waits))
+        if (i != run && o->used && o->group == r->group &&
+            mb_gang_keeps_node(&o->fsm, o->launch_waits))
             return;
     }
-    sim_pg(r->job, &pg);
+    sim_pg(r->group, &pg);
     mb_ledger_unhold(w->machines[machine].agent.ledger, &pg);
     agent_keep_ledger(w, machine);
 }
@@ -146,7 +148,8 @@ static void release(struct world *w, int machine, int run)
         struct msg m = {.kind = M_ABANDONED,
                         .from = sim_agent_proc(machine),
                         .to = sim_agent_proc(0),
-                        .job = r->job};
+                        .job = r->job,
+                        .group = r->group};
         sim_call(w, &m, 10000);
     }
     if (r->conn >= 0)
@@ -161,7 +164,7 @@ static void stop_ranks(struct world *w, int machine, int run)
 
     if (w->plant == PLANT_FREED_TOO_EARLY) {
         struct mb_pg_id pg;
-        sim_pg(r->job, &pg);
+        sim_pg(r->group, &pg);
         mb_ledger_unhold(w->machines[machine].agent.ledger, &pg);
         agent_keep_ledger(w, machine);
     }
@@ -214,6 +217,19 @@ int gang_event(struct world *w, int machine, int run, enum mb_gang_event e)
 
 /* ---- launching ---- */
 
+/* Every attempt has a size that the job allows. */
+static void check_size(struct world *w, const struct run *r)
+{
+    const struct job_script *s = &w->scripts[r->job];
+
+    sim_check(w, r->n_nodes >= s->min_nodes && r->n_nodes <= s->n_nodes && r->node < r->n_nodes,
+              "job %d attempt %u: node %d of %d, it may have %d to %d", r->job, r->attempt, r->node,
+              r->n_nodes, s->min_nodes, s->n_nodes);
+    sim_check(w, s->global_batch % (r->n_nodes * r->per_node) == 0,
+              "job %d attempt %u: a batch of %d on %d ranks", r->job, r->attempt, s->global_batch,
+              r->n_nodes * r->per_node);
+}
+
 static void pulled(struct world *w, int machine, int run)
 {
     struct run *r = run_at(w, machine, run);
@@ -226,9 +242,10 @@ static void pulled(struct world *w, int machine, int run)
         gang_event(w, machine, run, MB_GANG_EV_ALL_EXITED);
         return;
     }
-    sim_pg(r->job, &pg);
+    sim_pg(r->group, &pg);
     const struct mb_bundle *b = mb_ledger_find(w->machines[machine].agent.ledger, &pg, r->node);
     upload_open(w, machine, run);
+    check_size(w, r);
     if (!b || b->state != MB_BUNDLE_COMMITTED) { /* placed elsewhere since the driver looked */
         fail(w, machine, run, MB_ENOENT);
         gang_event(w, machine, run, MB_GANG_EV_LAUNCH_FAILED);
@@ -252,7 +269,7 @@ static void begin_launch(struct world *w, int machine, int run)
     }
     if (r->launch_waits)
         return;
-    sim_pg(r->job, &pg);
+    sim_pg(r->group, &pg);
     mb_ledger_hold(w->machines[machine].agent.ledger, &pg);
     r->is_pulling = 1;
     sim_at(w, sim_agent_proc(machine), 1 + (uint64_t)sim_below(w, 80), pulled, machine, run);
@@ -296,15 +313,16 @@ static int admit(struct world *w, int machine, const struct msg *q, int known)
 {
     struct mb_ledger *l = w->machines[machine].agent.ledger;
     uint32_t *newest = &w->newest_attempt[machine][q->job];
-    struct mb_pg_id pg;
+    struct mb_pg_id pg, gang;
     struct mb_err err;
 
-    sim_pg(q->job, &pg);
-    uint32_t before = mb_ledger_newest(l, &pg);
-    int rc = mb_gang_admit(l, &pg, &pg, q->attempt, known, &err);
+    sim_pg(q->group, &pg);
+    sim_pg(w->plant == PLANT_FENCE_BY_GROUP ? q->group : q->job * MAX_GROUPS, &gang);
+    uint32_t before = mb_ledger_newest(l, &gang);
+    int rc = mb_gang_admit(l, &pg, &gang, q->attempt, known, &err);
     if (rc != MB_OK)
         return rc;
-    if (mb_ledger_newest(l, &pg) != before && w->plant != PLANT_FENCE_FORGOTTEN)
+    if (mb_ledger_newest(l, &gang) != before && w->plant != PLANT_FENCE_FORGOTTEN)
         agent_keep_ledger(w, machine); /* before Hello is answered */
     sim_crash_point(w);
     sim_check(w, q->attempt >= *newest, "machine %d admitted attempt %u of job %d after attempt %u",
@@ -327,10 +345,11 @@ static void on_hello(struct world *w, int machine, const struct msg *q)
         memset(r, 0, sizeof(*r));
         r->used = 1;
         r->job = q->job;
+        r->group = q->group;
         r->attempt = q->attempt;
         r->node = q->node;
         r->per_node = w->scripts[q->job].per_node;
-        r->n_nodes = w->scripts[q->job].n_nodes;
+        r->n_nodes = w->group_nodes[q->group];
         r->first_failed = -1;
         mb_gang_init(&r->fsm);
     } else if (r->conn >= 0) {
@@ -391,11 +410,11 @@ void gang_message(struct world *w, int machine, const struct msg *m)
     }
 }
 
-void gang_bundles_removed(struct world *w, int machine, int job)
+void gang_bundles_removed(struct world *w, int machine, int group)
 {
     for (int i = 0; i < MAX_RUNS; i++) {
         struct run *r = run_at(w, machine, i);
-        if (r->used && r->job == job && r->fsm.state != MB_GANG_ENDED && !r->fsm.released)
+        if (r->used && r->group == group && r->fsm.state != MB_GANG_ENDED && !r->fsm.released)
             gang_event(w, machine, i, MB_GANG_EV_BUNDLES_REMOVED);
     }
 }
@@ -454,7 +473,7 @@ static void adopt_one(struct world *w, int machine, int run)
     r->is_launched = 0;
     for (int i = 0; i < r->per_node; i++) /* its supervisor tells all of it again */
         r->ranks[i].pid_known = r->ranks[i].exited = 0;
-    sim_pg(r->job, &pg);
+    sim_pg(r->group, &pg);
     mb_ledger_hold(w->machines[machine].agent.ledger, &pg);
     if (s->exists && w->plant != PLANT_NOT_ADOPTED) {
         if (r->fsm.state == MB_GANG_STOPPING)
@@ -482,6 +501,7 @@ void gang_adopt(struct world *w, int machine)
             continue;
         *r = (struct run){.used = 1,
                           .job = f->job,
+                          .group = f->group,
                           .attempt = f->attempt,
                           .node = f->node,
                           .per_node = f->per_node,

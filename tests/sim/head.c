@@ -131,17 +131,17 @@ static void reply_committed(struct world *w, const struct msg *q, struct msg *re
 
 /* ---- groups ---- */
 
-static void store_group(struct world *w, int job)
+static void store_group(struct world *w, int group)
 {
     uint8_t id[MB_PG_ID_BYTES];
     struct record r = {.present = 1};
 
-    sim_pg_id(job, id);
+    sim_pg_id(group, id);
     const struct mb_gcs_pg *pg = mb_placement_get(w->head.placement, id, NULL);
     r.state = (int)pg->state;
     for (size_t i = 0; i < pg->n_bundles; i++)
         r.nodes[i] = pg->bundles[i].has_node ? sim_node_number(pg->bundles[i].node_id) : -1;
-    put(w, T_GROUP, job, &r, DONE_NOTHING, 0);
+    put(w, T_GROUP, group, &r, DONE_NOTHING, 0);
 }
 
 static void answer_waits(struct world *w, uint64_t written)
@@ -153,7 +153,7 @@ static void answer_waits(struct world *w, uint64_t written)
         if (!w->head.waits[i].used ||
             (w->head.waits[i].need > written && w->plant != PLANT_WAIT_TOO_EARLY))
             continue;
-        sim_pg_id(i, id);
+        sim_pg_id(w->head.waits[i].request.group, id);
         const struct mb_gcs_pg *pg = mb_placement_get(w->head.placement, id, NULL);
         if (pg && pg->state != MB_PG_CREATED && pg->state != MB_PG_REMOVED)
             continue;
@@ -174,7 +174,8 @@ static int send_action(struct world *w, const struct mb_place_action *act)
     struct msg m = {.kind = kinds[act->kind],
                     .from = head_proc(),
                     .to = sim_agent_proc(w->head.nodes[id].machine),
-                    .job = act->pg_id[0] - 1,
+                    .job = (act->pg_id[0] - 1) / MAX_GROUPS,
+                    .group = act->pg_id[0] - 1,
                     .ticket = act->ticket,
                     .n_list = (int)act->n_bundles};
 
@@ -208,7 +209,7 @@ static void pump(struct world *w)
             changed = 1;
             sim_trace(w, "head: group %d state %d", act.pg_id[0] - 1,
                       (int)mb_placement_get(h->placement, act.pg_id, NULL)->state);
-            h->waits[act.pg_id[0] - 1].need = h->group_writes + 1;
+            h->waits[(act.pg_id[0] - 1) / MAX_GROUPS].need = h->group_writes + 1;
             store_group(w, act.pg_id[0] - 1);
         } else if (send_action(w, &act) != MB_OK) {
             mb_placement_result(h->placement, act.pg_id, act.ticket, MB_PLACE_FAILED, w->now_ms);
@@ -219,16 +220,22 @@ static void pump(struct world *w)
         tell_after_commit(w);
 }
 
-static void remove_group(struct world *w, int job)
+static void remove_group(struct world *w, int group)
 {
     uint8_t id[MB_PG_ID_BYTES];
 
-    sim_pg_id(job, id);
+    sim_pg_id(group, id);
     mb_placement_remove(w->head.placement, id);
     pump(w);
 }
 
-/* The driver is over: its group goes with it. Its record may say so already, and a former head may
+static void remove_groups(struct world *w, int job)
+{
+    for (int i = 0; i < MAX_GROUPS; i++)
+        remove_group(w, job * MAX_GROUPS + i);
+}
+
+/* The driver is over: its groups go with it. Its record may say so already, and a former head may
  * have died before the group's did. */
 static void finish_gcs_job(struct world *w, int job)
 {
@@ -237,12 +244,12 @@ static void finish_gcs_job(struct world *w, int job)
     if (!r.present)
         return;
     if (r.state == 1) {
-        remove_group(w, job);
+        remove_groups(w, job);
         return;
     }
     r.state = 1;
     put(w, T_GCS_JOB, job, &r, DONE_NOTHING, 0);
-    remove_group(w, job);
+    remove_groups(w, job);
 }
 
 static void finish_submission(struct world *w, int job)
@@ -516,17 +523,16 @@ static void add_gcs_job(struct world *w, const struct msg *q)
     reply_committed(w, q, &reply);
 }
 
-static void make_pg(struct world *w, int job, struct mb_gcs_resource *demand,
+static void make_pg(struct world *w, int group, struct mb_gcs_resource *demand,
                     struct mb_gcs_bundle *bundles, struct mb_gcs_pg *pg)
 {
-    const struct job_script *s = &w->scripts[job];
+    size_t n = (size_t)w->group_nodes[group];
 
-    *demand = (struct mb_gcs_resource){MB_RESOURCE_GPU, s->per_node};
-    *pg = (struct mb_gcs_pg){
-        .bundles = bundles, .n_bundles = (size_t)s->n_nodes, .strategy = MB_PG_STRICT_SPREAD};
-    for (int i = 0; i < s->n_nodes; i++)
+    *demand = (struct mb_gcs_resource){MB_RESOURCE_GPU, w->scripts[group / MAX_GROUPS].per_node};
+    *pg = (struct mb_gcs_pg){.bundles = bundles, .n_bundles = n, .strategy = MB_PG_STRICT_SPREAD};
+    for (size_t i = 0; i < n; i++)
         bundles[i] = (struct mb_gcs_bundle){.resources = demand, .n_resources = 1};
-    sim_pg_id(job, pg->id);
+    sim_pg_id(group, pg->id);
 }
 
 static void create_group(struct world *w, const struct msg *q)
@@ -538,7 +544,7 @@ static void create_group(struct world *w, const struct msg *q)
     const struct record *owner = &w->store.mem[T_GCS_JOB][q->job];
     struct msg reply = {.code = MB_OK};
 
-    make_pg(w, q->job, &demand, bundles, &pg);
+    make_pg(w, q->group, &demand, bundles, &pg);
     if (!owner->present || owner->state == 1)
         reply.code = MB_ENOENT;
     else
@@ -586,13 +592,13 @@ void head_message(struct world *w, const struct msg *m)
         tell_after_commit(w);
         break;
     case M_REMOVE:
-        remove_group(w, m->job);
+        remove_group(w, m->group);
         reply_committed(w, m, &ok);
         break;
     case M_ABANDONED:
     case M_FINISH:
         if (m->kind == M_ABANDONED)
-            remove_group(w, m->job);
+            remove_group(w, m->group);
         finish_gcs_job(w, m->job);
         reply_committed(w, m, &ok);
         break;
@@ -626,7 +632,7 @@ void head_reply_came(struct world *w, const struct msg *q, const struct msg *rep
             outcome = MB_PLACE_REFUSED;
         if (q->kind == M_RETURN && w->plant == PLANT_RETURN_TAKEN_FOR_DONE)
             outcome = MB_PLACE_OK;
-        sim_pg_id(q->job, id);
+        sim_pg_id(q->group, id);
         mb_placement_result(w->head.placement, id, q->ticket, outcome, w->now_ms);
         break;
     }
@@ -662,8 +668,8 @@ static void load_nodes(struct world *w)
 
 static void load_groups(struct world *w)
 {
-    for (int job = 0; job < w->n_jobs; job++) {
-        const struct record *r = &w->store.mem[T_GROUP][job];
+    for (int group = 0; group < N_GROUPS; group++) {
+        const struct record *r = &w->store.mem[T_GROUP][group];
         struct mb_gcs_resource demand;
         struct mb_gcs_bundle bundles[MAX_BUNDLES];
         struct mb_gcs_pg pg;
@@ -671,7 +677,7 @@ static void load_groups(struct world *w)
 
         if (!r->present)
             continue;
-        make_pg(w, job, &demand, bundles, &pg);
+        make_pg(w, group, &demand, bundles, &pg);
         pg.state = (enum mb_pg_state)r->state;
         for (size_t i = 0; i < pg.n_bundles; i++) {
             bundles[i].has_node = r->nodes[i] >= 0;

@@ -107,7 +107,7 @@ static void fault(struct world *w, int a, int b)
     (void)a;
     (void)b;
     w->stats.faults++;
-    switch (sim_below(w, 14)) {
+    switch (sim_below(w, 15)) {
     case 0:
     case 1:
         agent_down(w, machine, 30 + sim_below(w, sim_below(w, 4) ? 1500 : 9000));
@@ -125,6 +125,8 @@ static void fault(struct world *w, int a, int b)
         break;
     case 6:
         sim_trace(w, "FAULT: the object store is down");
+        if (w->now_ms < w->bucket.down_until_ms + LONG_MS)
+            harm_all(w); /* twice in a row is longer than a file is tried */
         w->bucket.down_until_ms = w->now_ms + 500 + (uint64_t)sim_below(w, 2500);
         break;
     case 7:
@@ -142,7 +144,7 @@ static void fault(struct world *w, int a, int b)
         break;
     default:
         if (machine > 0)
-            power_loss(w, machine, 300 + sim_below(w, 25000));
+            power_loss(w, machine, 300 + sim_below(w, sim_below(w, 2) ? 25000 : 90000));
         break;
     }
 }
@@ -177,6 +179,8 @@ static void make_job(struct world *w, int job)
 
     s->n_nodes = 1 + sim_below(w, MAX_BUNDLES);
     s->per_node = 1 + sim_below(w, MAX_PER_NODE);
+    s->min_nodes = sim_below(w, 3) ? 1 + sim_below(w, s->n_nodes) : s->n_nodes;
+    s->global_batch = s->n_nodes * s->per_node * (1 + sim_below(w, 2));
     s->n_saves = sim_below(w, MAX_SAVES + 1);
     s->step_ms = sim_below(w, 6) ? 100 + sim_below(w, 1500) : 9000;
     s->max_restarts = sim_below(w, MAX_ATTEMPTS);
@@ -232,8 +236,8 @@ static void close_world(struct world *w)
         mb_drv_destroy(w->drivers[job].state);
         for (int i = 0; i <= MAX_SAVES; i++) {
             mb_free(w->bucket.jobs[job].manifest[i]);
-            for (int k = 0; k < MAX_BUNDLES; k++)
-                mb_free(w->bucket.jobs[job].parts[i][k]);
+            for (int k = 0; k < (MAX_BUNDLES + 1) * MAX_BUNDLES; k++)
+                mb_free(w->bucket.jobs[job].parts[i][k / MAX_BUNDLES][k % MAX_BUNDLES]);
         }
     }
 }

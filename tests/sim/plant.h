@@ -23,6 +23,8 @@
     X(LAUNCH_ONCE, "a driver does not repeat a Launch that never arrived")                         \
     X(OLD_PREPARE_KEPT, "a bundle that a former head prepared is kept for ever")                   \
     X(COMMIT_OF_ANOTHER, "Commit books a bundle that was not prepared")                            \
+    X(FENCE_BY_GROUP, "an agent counts attempts by their group, not by the gang's first")          \
+    X(BATCH_DOES_NOT_DIVIDE, "a driver takes any number of nodes that is there")                   \
     X(OLD_MANIFEST, "parts of an older attempt go into a manifest")                                \
     X(NEWER_DELETED, "an older attempt deletes the manifest of a newer one")                       \
     X(POINTER_BACKWARDS, "the latest pointer is written without a look at it")                     \

@@ -236,7 +236,7 @@ void ranks_spawn(struct world *w, int machine, int run)
                                    .leftover_grace_ms = 1000,
                                    .n_children = (size_t)a->per_node};
     mb_sup_plan_init(&s->plan, &s->spec);
-    sim_pg(a->job, &pg);
+    sim_pg(a->group, &pg);
     const struct mb_bundle *b = mb_ledger_find(w->machines[machine].agent.ledger, &pg, a->node);
     for (int i = 0; i < s->n_ranks; i++) {
         struct rank *k = &s->ranks[i];

@@ -31,11 +31,13 @@ static void print_stats(uint64_t seeds, const struct stats *s)
            (unsigned long long)s->messages, (unsigned long long)s->lost,
            (unsigned long long)s->faults, (unsigned long long)s->crashes,
            (unsigned long long)s->torn);
-    printf("jobs: SUCCEEDED %llu, FAILED %llu, STOPPED %llu; restarts of gangs %llu, commits of "
-           "checkpoints %llu\n",
-           (unsigned long long)s->succeeded, (unsigned long long)s->failed,
-           (unsigned long long)s->stopped, (unsigned long long)s->restarts,
-           (unsigned long long)s->commits);
+    printf(
+        "jobs: SUCCEEDED %llu, FAILED %llu, STOPPED %llu; restarts of gangs %llu (on fewer nodes "
+        "%llu, on more again %llu), commits of checkpoints %llu\n",
+        (unsigned long long)s->succeeded, (unsigned long long)s->failed,
+        (unsigned long long)s->stopped, (unsigned long long)s->restarts,
+        (unsigned long long)s->shrunk, (unsigned long long)s->grown,
+        (unsigned long long)s->commits);
 }
 
 /* 0: it kept every promise, and was worth its time. */
@@ -68,7 +70,8 @@ static int run_seeds(const struct options *o)
     }
     print_stats(o->n, &sum);
     /* Faults must not be so many that nothing ever goes well. */
-    if (o->n >= 100 && (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0)) {
+    if (o->n >= 100 &&
+        (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0 || sum.shrunk == 0)) {
         printf("the seeds do not reach what they are for\n");
         bad++;
     }

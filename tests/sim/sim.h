@@ -5,9 +5,9 @@
  *
  * The real modules decide: gcs/placement, gcs/job_states, gcs/health, agent/ledger, agent/gang,
  * agent/gang_rules, agent/supervise/plan, agent/upload/{plan,journal,manifest}, cli/driver/{state,
- * offsets}. head.c, agent.c, upload.c, driver.c and client.c here are the shells that carry out
- * their actions, in the order in which the real shells do: a process may be killed between any two
- * steps that reach a disk or the network (sim_crash_point).
+ * restart,elastic,offsets}. head.c, agent.c, upload.c, driver.c and client.c here are the shells
+ * that carry out their actions, in the order in which the real shells do: a process may be killed
+ * between any two steps that reach a disk or the network (sim_crash_point).
  */
 #ifndef MOBULA_TESTS_SIM_SIM_H
 #define MOBULA_TESTS_SIM_SIM_H
@@ -19,6 +19,7 @@
 #include "agent/supervise/plan.h"
 #include "agent/upload/journal.h"
 #include "agent/upload/manifest.h"
+#include "cli/driver/elastic.h"
 #include "cli/driver/restart.h"
 #include "cli/driver/state.h"
 #include "gcs/health.h"
@@ -33,9 +34,11 @@ enum {
     MAX_PER_NODE = 2,
     MAX_RANKS = MAX_BUNDLES * MAX_PER_NODE,
     MAX_ATTEMPTS = 3,
+    MAX_GROUPS = 8, /* placement groups of a job, one after the other */
+    N_GROUPS = MAX_JOBS * MAX_GROUPS,
     MAX_SAVES = 4,
     MAX_RUNS = 16, /* attempts on one machine */
-    MAX_IDS = 40,  /* node ids of all machines together */
+    MAX_IDS = 40,  /* node ids of all machines together; not less than N_GROUPS */
     MAX_KEYS = 16, /* of the client's KV */
     MAX_CALLS = 512,
     MAX_CONNS = 256,
@@ -109,7 +112,8 @@ struct msg {
     int conn; /* -1: none */
     uint32_t conn_no, seq;
     int code; /* MB_E* */
-    int job;  /* also the placement group: a job has one */
+    int job;
+    int group; /* placement group: job * MAX_GROUPS + its number */
     uint32_t attempt;
     int node_id; /* number of a node id */
     int node;    /* bundle */
@@ -119,7 +123,7 @@ struct msg {
     uint64_t ticket;
     int64_t iteration;
     uint64_t offset, n;
-    int list[MAX_JOBS * MAX_BUNDLES];
+    int list[N_GROUPS * MAX_BUNDLES];
     int n_list;
 };
 
@@ -231,7 +235,7 @@ struct rank_file {
 /* An attempt as the agent knows it. */
 struct run {
     int used;
-    int job;
+    int job, group;
     uint32_t attempt;
     int node, per_node, n_nodes;
     struct mb_gang fsm;
@@ -248,7 +252,7 @@ struct run {
 /* gang.json */
 struct run_file {
     int present;
-    int job, node, per_node, n_nodes;
+    int job, group, node, per_node, n_nodes;
     uint32_t attempt;
     enum mb_gang_state state;
     int released;
@@ -287,6 +291,8 @@ struct machine {
 
 struct job_script {
     int n_nodes, per_node;
+    int min_nodes;    /* n_nodes: never fewer */
+    int global_batch; /* what has to divide by the ranks */
     int n_saves;
     int step_ms;
     int max_restarts;
@@ -325,6 +331,12 @@ struct driver {
     uint64_t next_offset[MAX_RANKS];
     int reserved, interrupted, releasing;
     struct mb_restart restart;
+    struct mb_elastic elastic;
+    int n_nodes;                /* of the present attempt */
+    int group, n_groups;        /* the present one; how many there were */
+    int group_of[MAX_ATTEMPTS]; /* by attempt, for ghosts */
+    int keeps_group, is_resizing, again;
+    uint64_t next_delay_ms, reserve_by_ms;
     uint64_t give_up_ms;
     int ops_fail;
 };
@@ -339,7 +351,7 @@ struct object {
 struct bucket {
     struct {
         struct object files[MAX_SAVES + 1][MAX_RANKS];
-        char *parts[MAX_SAVES + 1][MAX_BUNDLES];
+        char *parts[MAX_SAVES + 1][MAX_BUNDLES + 1][MAX_BUNDLES]; /* part N of M: [M][N] */
         char *manifest[MAX_SAVES + 1];
         int64_t latest; /* -1: no pointer */
         int etag;
@@ -387,6 +399,7 @@ struct conn {
     int driver, machine; /* its two ends */
     uint32_t driver_inc, agent_inc;
     int node; /* bundle */
+    int group;
     uint32_t attempt;
     uint64_t last_ms[2]; /* of each direction */
     uint32_t sent[2], taken[2];
@@ -401,7 +414,7 @@ struct proc {
 
 struct stats {
     uint64_t events, messages, lost, crashes, faults;
-    uint64_t succeeded, failed, stopped, restarts, commits, torn;
+    uint64_t succeeded, failed, stopped, restarts, commits, torn, shrunk, grown;
 };
 
 enum { MAX_EVENTS = 4096, MAX_MSGS = 2048 };
@@ -431,6 +444,7 @@ struct world {
     struct head head;
     int n_jobs;
     struct job_script scripts[MAX_JOBS];
+    int group_nodes[N_GROUPS]; /* bundles that each was created with */
     struct driver drivers[MAX_JOBS];
     struct client client;
     struct bucket bucket;
@@ -472,8 +486,8 @@ int sim_dial(struct world *w, int job, int node, int machine);
 void sim_stream_send(struct world *w, int conn, int from_driver, struct msg *m);
 void sim_stream_close(struct world *w, int conn, int by_driver);
 int sim_step(struct world *w); /* 0: nothing left */
-void sim_pg_id(int job, uint8_t out[MB_PG_ID_BYTES]);
-void sim_pg(int job, struct mb_pg_id *out);
+void sim_pg_id(int group, uint8_t out[MB_PG_ID_BYTES]);
+void sim_pg(int group, struct mb_pg_id *out);
 void sim_node_id(int id, uint8_t out[MB_NODE_ID_BYTES]);
 int sim_node_number(const uint8_t id[MB_NODE_ID_BYTES]);
 uint64_t sim_crc(int job, int64_t iteration, int rank, uint32_t attempt);
@@ -502,7 +516,7 @@ void agent_keep_ledger(struct world *w, int machine);
 
 /* gang.c: attempts on a machine */
 void gang_message(struct world *w, int machine, const struct msg *m);
-void gang_bundles_removed(struct world *w, int machine, int job);
+void gang_bundles_removed(struct world *w, int machine, int group);
 void gang_adopt(struct world *w, int machine);
 void gang_tick(struct world *w, int machine);
 int gang_event(struct world *w, int machine, int run, enum mb_gang_event e);

@@ -106,7 +106,7 @@ static void check_manifest(struct world *w, int job, int64_t iteration)
         return;
     if (mb_manifest_decode(text, strlen(text), "manifest", &m, &err) != MB_OK)
         sim_fail(w, "%s", err.text);
-    int bad = m.n_files != (size_t)(w->scripts[job].n_nodes * w->scripts[job].per_node);
+    int bad = m.n_files != (size_t)m.num_nodes * (size_t)w->scripts[job].per_node;
     for (size_t i = 0; i < m.n_files; i++) {
         const struct object *o = &w->bucket.jobs[job].files[iteration][m.files[i].path[4] - '0'];
         bad |= !o->present || o->crc != m.files[i].crc64nvme;
@@ -153,7 +153,7 @@ static void put_part(struct world *w, int machine, int run, struct mb_plan_itera
     sim_check(w, rc == MB_OK, "%s", err.text);
     r->up.part_busy = 1;
     if (request(w, machine, run, OP_PART, it->iteration, 0))
-        replace(&w->bucket.jobs[r->job].parts[it->iteration][r->node], text);
+        replace(&w->bucket.jobs[r->job].parts[it->iteration][r->n_nodes][r->node], text);
     else
         mb_free(text);
 }
@@ -205,7 +205,7 @@ static void merge_and_put(struct world *w, int machine, int run)
     int rc = MB_OK;
 
     for (int i = 0; i < r->n_nodes; i++)
-        if (!is_ours(w, r, w->bucket.jobs[r->job].parts[r->up.commit_it][i], &parts[i]))
+        if (!is_ours(w, r, w->bucket.jobs[r->job].parts[r->up.commit_it][r->n_nodes][i], &parts[i]))
             rc = MB_ENOENT;
     if (rc == MB_OK)
         rc = mb_manifest_merge(parts, (size_t)r->n_nodes, &whole, &err);

@@ -87,15 +87,15 @@ void sim_fail(struct world *w, const char *fmt, ...)
 
 /* ---- ids ---- */
 
-void sim_pg_id(int job, uint8_t out[MB_PG_ID_BYTES])
+void sim_pg_id(int group, uint8_t out[MB_PG_ID_BYTES])
 {
     memset(out, 0, MB_PG_ID_BYTES);
-    out[0] = (uint8_t)(job + 1);
+    out[0] = (uint8_t)(group + 1);
 }
 
-void sim_pg(int job, struct mb_pg_id *out)
+void sim_pg(int group, struct mb_pg_id *out)
 {
-    sim_pg_id(job, out->bytes);
+    sim_pg_id(group, out->bytes);
 }
 
 void sim_node_id(int id, uint8_t out[MB_NODE_ID_BYTES])
@@ -466,6 +466,7 @@ int sim_dial(struct world *w, int job, int node, int machine)
                                    .driver_inc = w->procs[driver].inc,
                                    .agent_inc = w->procs[agent].inc,
                                    .node = node,
+                                   .group = w->drivers[job].group,
                                    .attempt = w->drivers[job].attempt};
     sim_at(w, -1, 300, watch_conn, conn, (int)w->next_conn);
     return conn;
@@ -483,6 +484,7 @@ void sim_stream_send(struct world *w, int conn, int from_driver, struct msg *m)
     m->job = c->driver;
     m->node = c->node;
     m->attempt = c->attempt;
+    m->group = c->group;
     m->from = from_driver ? driver : agent;
     m->to = from_driver ? agent : driver;
     m->from_inc = from_driver ? c->driver_inc : c->agent_inc;

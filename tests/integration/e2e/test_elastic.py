@@ -86,6 +86,27 @@ class Train(unittest.TestCase):
             self.assertEqual(iterations_of(log)[-len(expected):], expected)
             cluster.forget_node(victim)
 
+    def test_a_node_that_is_drained_is_done_without(self):
+        """Its notice is used: no interval saves here, and no iteration is done twice."""
+        with Cluster(nodes=3) as cluster:
+            url = f"{cluster.dir}/run"
+            job_id = cluster.submit(
+                ["mobula", "train", "--num-nodes", "3", "--min-nodes", "1", "--gpus-per-node", "1",
+                 "--elastic-wait", "200ms", "--max-restarts", "1", "--restart-delay", "50ms",
+                 "--checkpoint-url", f"file://{url}", *self.model("--save-interval", "100000")])
+            wait_until(lambda: len(iterations_of(cluster.logs(job_id))) > 5,
+                       lambda: cluster.logs(job_id), 60)
+            victim = next(n for n in cluster.nodes() if not n["is_head"])
+            os.kill(victim["pid_init"], signal.SIGTERM)
+            job = cluster.wait_job(job_id, timeout_s=120)
+            log = cluster.logs(job_id)
+            self.assertEqual(job["status"], "SUCCEEDED", log)
+            self.assertEqual([(i, n) for i, n, _ in iterations_of(log)],
+                             [(i, 12 * i) for i in range(1, self.ITERATIONS + 1)],
+                             "every iteration once, with the same number of samples")
+            self.assertEqual(cluster.gang_of(job_id)["world_size"], 2)
+            checkpoints.assert_complete(url, self.ITERATIONS)
+
     def test_a_size_that_does_not_divide_is_waited_for(self):
         """It says what it waits for, and goes on when the node is there."""
         with Cluster(nodes=3) as cluster:

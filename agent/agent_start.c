@@ -222,6 +222,7 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.gpu_keeper = a->gpu_keeper;
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
+    a->http.head = a->head;
     a->http.node_name = a->node_name;
     rc = mb_agent_http_start(&a->loop, &a->http, a->access.bind_addr, a->access.token.text,
                              (int)a->opts->http_port, a->former.http_port, err);

@@ -188,6 +188,24 @@ static const struct mb_http_route routes[] = {
     {"GET", "/api/mobula/node", on_node, 0},
 };
 
+/* Ray's agents take jobs on every node; ours are the head's matter. */
+static void on_job_agent(void *arg, struct mb_http_req *req)
+{
+    (void)arg;
+    mb_http_reply_text(
+        req, 503,
+        "jobs are not served by this node: ask the head, at its dashboard port or at "
+        "the agent port of its node");
+}
+
+static const struct mb_http_route elsewhere[] = {
+    {"POST", "/api/job_agent/jobs/", on_job_agent, 0},
+    {"DELETE", "/api/job_agent/jobs/{id}", on_job_agent, 0},
+    {"POST", "/api/job_agent/jobs/{id}/stop", on_job_agent, 0},
+    {"GET", "/api/job_agent/jobs/{id}/logs", on_job_agent, 0},
+    {"GET", "/api/job_agent/jobs/{id}/logs/tail", on_job_agent, 0},
+};
+
 static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
                      const char *token, int port, struct mb_err *err)
 {
@@ -198,6 +216,11 @@ static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_
     if (rc != MB_OK)
         return rc;
     rc = mb_http_server_add(h->server, routes, sizeof(routes) / sizeof(routes[0]), h, err);
+    if (rc == MB_OK && h->head != NULL)
+        rc = mb_head_serve_job_agent(h->head, h->server, err);
+    else if (rc == MB_OK)
+        rc = mb_http_server_add(h->server, elsewhere, sizeof(elsewhere) / sizeof(elsewhere[0]), h,
+                                err);
     if (rc == MB_OK)
         rc = mb_http_server_listen(h->server, &h->port, err);
     if (rc != MB_OK) {

@@ -11,6 +11,7 @@
 #include "agent/node.h"
 #include "base/err.h"
 #include "base/http/server.h"
+#include "gcs/head.h"
 
 enum { MB_AGENT_HTTP_PORT = 52365 }; /* where Ray's own agents listen, and Kubernetes probes look */
 
@@ -19,6 +20,7 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
     struct mb_ledger *ledger;
     struct mb_gangs *gangs;
     const struct mb_gpu_keeper *gpu_keeper; /* NULL: nothing is ever in quarantine */
+    struct mb_head *head;                   /* NULL: this node cannot be one */
     const char *ip;
     const char *node_name;
     struct mb_http_server *server;

@@ -14,6 +14,7 @@
 #include "gcs/runner.h"
 
 struct mb_head;
+struct mb_http_server;
 
 /* What drivers may use, and how many there may be. */
 struct mb_head_job_limits {
@@ -80,5 +81,9 @@ void mb_head_set_node(struct mb_head *h, const char *node_id_hex);
 void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg);
 /* After both the callback above and that of mb_grpc_stop(): calls may arrive until then. */
 void mb_head_destroy(struct mb_head *h);
+
+/* Ray's /api/job_agent/jobs/ (submit, stop, delete, logs and their tail) on the server of the
+ * node's agent; before it listens. It must be stopped before the head is destroyed. */
+int mb_head_serve_job_agent(struct mb_head *h, struct mb_http_server *server, struct mb_err *err);
 
 #endif

@@ -118,9 +118,21 @@ static struct head_job *find_job(struct mb_head *h, struct mb_http_req *req, con
     return NULL;
 }
 
-static void submit(void *arg, struct mb_http_req *req)
+static void refuse_duplicate(struct mb_http_req *req, const struct mb_err *err, int is_agent)
 {
-    struct mb_head *h = arg;
+    if (is_agent)
+        mb_http_reply_text(req, 400, "Traceback (most recent call last):\nValueError: %s",
+                           err->text);
+    else
+        mb_http_reply_text(req, 500,
+                           "Traceback (most recent call last):\nRuntimeError: Request failed with "
+                           "status code 400: Traceback (most recent call last):\nValueError: %s\n.",
+                           err->text);
+}
+
+/* is_agent: asked for as Ray's head asks a node's agent, which says itself what its head wraps. */
+static void submit_to(struct mb_head *h, struct mb_http_req *req, int is_agent)
+{
     size_t n;
     const char *body = mb_http_req_body(req, &n);
     json_t *request = json_loadb(body ? body : "", n, 0, NULL);
@@ -139,13 +151,15 @@ static void submit(void *arg, struct mb_http_req *req)
         reply_committed(h, req,
                         json_pack("{s:s, s:s}", "job_id", job->id, "submission_id", job->id));
     else if (err.code == MB_EEXIST)
-        mb_http_reply_text(req, 500,
-                           "Traceback (most recent call last):\nRuntimeError: Request failed with "
-                           "status code 400: Traceback (most recent call last):\nValueError: %s\n.",
-                           err.text);
+        refuse_duplicate(req, &err, is_agent);
     else
         mb_http_reply_text(req, err.code == MB_EFULL ? 503 : 500, "%s", err.text);
     json_decref(request);
+}
+
+static void submit(void *arg, struct mb_http_req *req)
+{
+    submit_to(arg, req, 0);
 }
 
 /* ---- reading ---- */
@@ -354,4 +368,59 @@ int head_jobs_routes(struct mb_head *h, struct mb_err *err)
     };
 
     return mb_http_server_add(h->http, routes, sizeof routes / sizeof routes[0], h, err);
+}
+
+/* ---- Ray's internal mirror of it, on the port of the node's agent ---- */
+
+/* That port is open while this head stands by, too. */
+static int is_open(struct mb_head *h, struct mb_http_req *req)
+{
+    const char *closed = head_closed(h);
+
+    if (closed)
+        mb_http_reply_text(req, 503, "%s", closed);
+    return closed == NULL;
+}
+
+static void agent_submit(void *arg, struct mb_http_req *req)
+{
+    if (is_open(arg, req))
+        submit_to(arg, req, 1);
+}
+
+static void agent_stop(void *arg, struct mb_http_req *req)
+{
+    if (is_open(arg, req))
+        stop(arg, req);
+}
+
+static void agent_delete(void *arg, struct mb_http_req *req)
+{
+    if (is_open(arg, req))
+        delete (arg, req);
+}
+
+static void agent_logs(void *arg, struct mb_http_req *req)
+{
+    if (is_open(arg, req))
+        logs(arg, req);
+}
+
+static void agent_tail(void *arg, struct mb_http_req *req)
+{
+    if (is_open(arg, req))
+        tail(arg, req);
+}
+
+int mb_head_serve_job_agent(struct mb_head *h, struct mb_http_server *server, struct mb_err *err)
+{
+    static const struct mb_http_route routes[] = {
+        {"POST", "/api/job_agent/jobs/", agent_submit, 0},
+        {"DELETE", "/api/job_agent/jobs/{id}", agent_delete, 0},
+        {"POST", "/api/job_agent/jobs/{id}/stop", agent_stop, 0},
+        {"GET", "/api/job_agent/jobs/{id}/logs", agent_logs, 0},
+        {"GET", "/api/job_agent/jobs/{id}/logs/tail", agent_tail, MB_HTTP_WEBSOCKET},
+    };
+
+    return mb_http_server_add(server, routes, sizeof routes / sizeof routes[0], h, err);
 }

@@ -9,12 +9,12 @@ TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
 
 
 class Tail:
-    def __init__(self, address, job_id, query=""):
+    def __init__(self, address, job_id, query="", prefix="/api/jobs/"):
         url = urllib.parse.urlsplit(address)
         self.socket = socket.create_connection((url.hostname, url.port), timeout=30)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(
-            f"GET /api/jobs/{job_id}/logs/tail{query} HTTP/1.1\r\nHost: {url.netloc}\r\n"
+            f"GET {prefix}{job_id}/logs/tail{query} HTTP/1.1\r\nHost: {url.netloc}\r\n"
             "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             f"Sec-WebSocket-Key: {key}\r\n\r\n".encode())
         self.file = self.socket.makefile("rb", buffering=1 << 20)

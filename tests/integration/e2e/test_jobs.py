@@ -11,6 +11,7 @@ import unittest
 import ray
 from cluster import Cluster, is_alive, wait_until
 from ray.job_submission import JobStatus, JobSubmissionClient
+from tail import Tail
 
 # A tree of a shell, a child that is deaf to SIGTERM, and a daemon in a session of its own.
 TREE = ("cd $DIR; (trap '' TERM; echo $$ > shell; exec sleep 1000) & "
@@ -65,6 +66,41 @@ class JobsTest(unittest.TestCase):
                                     "fails-3")
         self.assertEqual(shown.returncode, 0, shown.stdout)
         self.assertEqual(json.loads(shown.stdout)["status"], "FAILED")
+
+    # ---- Ray's internal mirror ----
+
+    def agent_port(self, name="node-0"):
+        """The same calls at the port of a node's agent."""
+        mirror = Cluster.__new__(Cluster)
+        mirror.address = f"http://127.0.0.1:{self.cluster.node(name)['http_port']}"
+        return mirror
+
+    def test_job_agent(self):
+        agent, base = self.agent_port(), "/api/job_agent/jobs/"
+        body = {"entrypoint": "echo out; sleep 600", "submission_id": "mirror"}
+        self.assertEqual(agent.call("POST", base, body),
+                         (200, '{"job_id": "mirror", "submission_id": "mirror"}'))
+        status, text = agent.call("POST", base, body)
+        self.assertEqual(status, 400, text)
+        self.assertIn("Please use a different submission_id.", text)
+        self.assertEqual(agent.call("POST", base, {"entrypoint": 1})[0], 400)
+        wait_until(lambda: "\nout\n" in json.loads(agent.call("GET", base + "mirror/logs")[1])["logs"],
+                   "its log")
+        tail = Tail(agent.address, "mirror", prefix="/api/job_agent/jobs/")
+        self.assertEqual(tail.status, 101)
+        status, text = agent.call("DELETE", base + "mirror")
+        self.assertEqual(status, 500)
+        self.assertIn("non-terminal state", text)
+        self.assertEqual(agent.call("POST", base + "mirror/stop"), (200, '{"stopped": true}'))
+        self.assertTrue(tail.read().decode().endswith("\nout\n"))
+        self.assertEqual(tail.closed, (1000, "STOPPED"))
+        self.assertEqual(agent.call("DELETE", base + "mirror"), (200, '{"deleted": true}'))
+        self.assertEqual(agent.call("GET", base + "mirror/logs"),
+                         (404, "Job mirror does not exist"))
+        for method, path in (("POST", base), ("GET", base + "mirror/logs")):
+            status, text = self.agent_port("node-1").call(method, path, body if method == "POST" else None)
+            self.assertEqual(status, 503, text)
+            self.assertIn("ask the head", text)
 
     def test_mobula_list_logs_stop_delete(self):
         address = ("--address", self.cluster.address)

@@ -338,7 +338,6 @@ static void on_sup_all_exited(void *arg, const char *reason)
             reason[0] != '\0' ? " reason=" : "", reason);
     for (size_t i = 0; i < r->n_ranks; i++)
         mb_gang_report_close(&r->ranks[i]);
-    mb_gang_logs_end(r);
     mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
 }
 
@@ -427,6 +426,7 @@ static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const 
     if (actions & MB_GANG_ACT_FREE_NODE) {
         if (r->upload != NULL) /* also when the supervisor took its ranks along without a word */
             mb_upload_no_more(r->upload);
+        mb_gang_logs_end(r); /* nobody writes on, whatever became of the supervisor */
         free_node(r);
     }
     if (actions & MB_GANG_ACT_LAUNCH)

@@ -257,6 +257,24 @@ def case_metrics(s, gcs, node, pg):
     assert node.http("/api/healthz") == "success"
 
 
+def case_front_process_lost_while_launching(s, bin_dir):
+    """No rank has begun, so there is nothing to wait for: the driver hears the end at once."""
+    node = s.node(bin_dir, "--head", "--port", "0", "--dashboard-port", "0")
+    info = node.wait_alive()
+    gcs = cluster.Gcs(s, info["gcs_address"])
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    node.process.send_signal(signal.SIGSTOP)
+    d.launch(["sleep", "1000"])
+    cluster.wait_for("the launch", lambda: list(pathlib.Path(node.dir, "gangs").glob("*/spec")))
+    node.process.kill()
+    assert "mobula-init is gone" in d.expect("failure").text
+    d.expect("ended", deadline_s=10)
+    cluster.wait_for("the agent's end", lambda: not os.path.exists(f"/proc/{info['pid_agent']}"), 20)
+
+
 def main():
     with cluster.Sandbox() as s:
         # Four devices that do not exist: their numbers are only handed out.
@@ -275,6 +293,8 @@ def main():
             print(f"ok   {case.__name__[5:]}", flush=True)
         case_port_in_use(s, sys.argv[1])
         print("ok   port_in_use", flush=True)
+        case_front_process_lost_while_launching(s, sys.argv[1])
+        print("ok   front_process_lost_while_launching", flush=True)
     return 0
 
 

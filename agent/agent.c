@@ -237,7 +237,7 @@ static void share_head(struct agent *a)
     if (mb_gcs_announce_head(mb_node_gcs(a->node), a->gcs_address, &err) != MB_OK)
         mb_warn("agent", "this head is not announced: %s", err.text);
     if (!mb_head_is_active(a->head) && a->drivers == NULL &&
-        mb_drivers_start(&a->loop, mb_jobs_runner(a->jobs), a->node, &a->drivers, &err) != MB_OK)
+        mb_agent_report_drivers(a, &err) != MB_OK)
         mb_error("agent", "the head will not hear of drivers here: %s", err.text);
 }
 
@@ -245,15 +245,19 @@ static void on_alive(void *arg)
 {
     struct agent *a = arg;
     struct mb_err err;
-    char words[32];
+    char words[32], former[2 * MB_NODE_ID_BYTES + 1];
 
     snprintf(words, sizeof(words), "node=%.8s", mb_node_id_hex(a->node));
     mb_log_context(words);
     mb_info("agent", "ALIVE gcs=%s ip=%s port=%d http_port=%d", a->gcs_address, a->ip, a->grpc_port,
             a->http.port);
+    snprintf(former, sizeof(former), "%s", mb_jobs_runner(a->jobs)->node_id_hex(a->jobs));
+    if (mb_jobs_set_address(a->jobs, a->http_address, mb_node_id_hex(a->node), &err) != MB_OK)
+        mb_error("agent", "%s", err.text);
+    mb_drivers_tell(a->drivers);
     if (a->head != NULL) {
-        if (mb_jobs_set_address(a->jobs, a->http_address, mb_node_id_hex(a->node), &err) != MB_OK)
-            mb_error("agent", "%s", err.text);
+        if (former[0] != '\0')
+            mb_head_node_renamed(a->head, former);
         mb_head_set_node(a->head, mb_node_id_hex(a->node));
         if (mb_head_store_is_shared(a->opts->store))
             share_head(a);
@@ -358,6 +362,7 @@ static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *te
         return;
     }
     a->stage = ENDING_GANGS;
+    a->driver_service.is_stopping = 1;
     uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
     mb_node_drain(a->node, 0);
     mb_gangs_stop_all(a->gangs);

@@ -8,6 +8,7 @@
 #include <uv.h>
 #include "agent/access.h"
 #include "agent/agent.h"
+#include "agent/driver_service.h"
 #include "agent/drivers.h"
 #include "agent/gangs.h"
 #include "agent/gpu_keeper.h"
@@ -54,6 +55,7 @@ struct agent {
     struct mb_node *node;
     struct mb_node_manager manager;
     struct mb_log_service logs;
+    struct mb_driver_service driver_service;
     struct mb_gangs *gangs;
     struct mb_agent_http http;
     struct mb_signals signals;
@@ -84,5 +86,7 @@ void mb_agent_load_ledger(struct agent *a);
 
 /* agent_start.c: up to the registration. What is there when it fails has to be closed. */
 int mb_agent_start(struct agent *a, struct mb_err *err);
+/* The head runs elsewhere: it hears of the drivers here, and may start some. */
+int mb_agent_report_drivers(struct agent *a, struct mb_err *err);
 
 #endif

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/callers.h"
 #include "agent/forget_service.h"
 #include "agent/head_limits.h"
 #include "agent/head_store.h"
@@ -65,6 +66,13 @@ static int make_ledger(struct agent *a, struct mb_err *err)
                                 &a->gpu_keeper, err);
 }
 
+static struct mb_gcs *gcs_of(void *arg)
+{
+    struct agent *a = arg;
+
+    return a->node != NULL ? mb_node_gcs(a->node) : NULL;
+}
+
 static int start_jobs(struct agent *a, struct mb_err *err)
 {
     char *cwd = getcwd(NULL, 0);
@@ -74,6 +82,8 @@ static int start_jobs(struct agent *a, struct mb_err *err)
                                 .node_dir = a->opts->node_dir,
                                 .bin_dir = a->self_dir,
                                 .cwd = cwd != NULL ? cwd : "/",
+                                .gcs_of = gcs_of,
+                                .gcs_arg = a,
                                 .gpus = {.ledger = a->ledger,
                                          .visible_env = mb_gpu_visible_env(a->gpus.vendor),
                                          .on_changed = mb_agent_on_ledger_changed,
@@ -81,7 +91,33 @@ static int start_jobs(struct agent *a, struct mb_err *err)
     int rc = mb_jobs_create(&opts, &a->jobs, err);
 
     free(cwd);
+    if (rc == MB_OK && (!a->opts->is_head || mb_head_store_is_shared(a->opts->store)))
+        mb_jobs_adopt_all(a->jobs); /* before their GPUs are taken for nobody's */
     return rc;
+}
+
+int mb_agent_report_drivers(struct agent *a, struct mb_err *err)
+{
+    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
+    struct mb_head_job_limits limits;
+    struct mb_drivers_opts opts = {.jobs = a->jobs,
+                                   .node = a->node,
+                                   .takes_drivers = a->access.token.text != NULL ||
+                                                    a->access.is_open ||
+                                                    mb_access_is_loopback(a->ip),
+                                   .totals = totals};
+    uint32_t n_gpus, n_free;
+    int rc = mb_head_limits_of(a->opts, totals, &limits, err);
+
+    if (rc != MB_OK)
+        return rc;
+    mb_job_gpus_count(a->ledger, &n_gpus, &n_free);
+    opts.n_totals = limits.n_totals;
+    totals[opts.n_totals++] =
+        (struct mb_job_amount){.name = MB_JOB_GPU, .amount = n_gpus, .is_outside = 1};
+    if (!opts.takes_drivers)
+        mb_info("agent", "the head starts no drivers here: %s", MB_CALLER_NEEDS_TOKEN);
+    return mb_drivers_start(&a->loop, &opts, &a->drivers, err);
 }
 
 /* ---- a head whose store is shared ---- */
@@ -174,10 +210,14 @@ static int make_parts(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_node_create(&a->loop, a->grpc, a->ledger, &node, &mb_agent_node_ops, a, &a->node,
                             err);
+    if (rc == MB_OK) /* until it is registered: drivers of before the restart are its own */
+        rc = mb_jobs_set_address(a->jobs, "", mb_node_former_hex(a->node), err);
     if (rc == MB_OK) {
         mb_gangs_adopt(a->gangs);
         if (mb_ledger_drop_unheld(a->ledger) > 0)
             mb_agent_keep_ledger(a);
+        if (!a->opts->is_head)
+            rc = mb_agent_report_drivers(a, err);
         uv_timer_start(&a->doubt_timer, mb_agent_on_doubt_timer, DOUBT_MS, DOUBT_MS);
     }
     return rc;
@@ -191,6 +231,10 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
 
     a->manager = (struct mb_node_manager){
         .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &mb_agent_manager_ops, .arg = a};
+    a->driver_service = (struct mb_driver_service){
+        .jobs = a->jobs,
+        .node_ip = a->ip,
+        .callers_are_trusted = a->access.token.text != NULL || a->access.is_open};
     a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
     snprintf(addr, sizeof(addr), "%s:%d", a->access.bind_addr, port);
     if (rc == MB_OK)
@@ -199,6 +243,8 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
         rc = mb_log_service_add(a->server, &a->logs, err);
     if (rc == MB_OK)
         rc = mb_forget_service_add(a->server, mb_jobs_runner(a->jobs), err);
+    if (rc == MB_OK)
+        rc = mb_driver_service_add(a->server, &a->driver_service, err);
     if (rc == MB_OK)
         rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
     if (rc == MB_OK)

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "agent/callers.h"
 #include "agent/gang_run.h"
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -210,18 +211,6 @@ static void refuse(struct mb_control *c, int status, const char *text)
     mb_grpc_stream_finish(c->stream, status, text);
 }
 
-static int is_local(const char *peer, const char *node_ip)
-{
-    size_t n = strlen(node_ip);
-
-    if (mb_starts_with(peer, "ipv4:127.") || mb_starts_with(peer, "ipv6:[::1]") ||
-        mb_starts_with(peer, "ipv6:%5B::1%5D") || mb_starts_with(peer, "unix:"))
-        return 1;
-    /* A caller on this machine that used the node's own address. */
-    return mb_starts_with(peer, "ipv4:") && strncmp(peer + 5, node_ip, n) == 0 &&
-           peer[5 + n] == ':';
-}
-
 /* A port that is free now; 0 if none could be had. It stays free until the first rank listens
  * there, since no outgoing connection gets it (base/ports.h). */
 static uint32_t free_port(void)
@@ -303,57 +292,66 @@ static void supersede_older(struct mb_gangs *g, const struct mb_gang_run *r)
     }
 }
 
-static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
+/* 0 and the ids; else the stream was refused. */
+static int check_hello(struct mb_control *c, const Mobula__V1__Hello *hello, struct mb_pg_id *pg,
+                       struct mb_pg_id *gang)
 {
-    struct mb_gangs *g = c->gangs;
-    struct mb_gang_run *r;
-    struct mb_pg_id pg, gang;
-    struct mb_err err = {0};
+    const struct mb_gangs *g = c->gangs;
     char text[TEXT_MAX];
-    uint32_t before;
 
     if (hello->protocol_version != PROTOCOL_VERSION) {
         snprintf(text, sizeof(text), "this agent speaks version %d of the gang protocol, not %u",
                  PROTOCOL_VERSION, hello->protocol_version);
         refuse(c, MB_GRPC_UNIMPLEMENTED, text);
-        return;
+        return MB_EUNSUPPORTED;
     }
-    if (hello->placement_group_id.len != sizeof(pg.bytes) || hello->attempt == 0 ||
-        (hello->gang_id.len != 0 && hello->gang_id.len != sizeof(gang.bytes))) {
+    if (hello->placement_group_id.len != sizeof(pg->bytes) || hello->attempt == 0 ||
+        (hello->gang_id.len != 0 && hello->gang_id.len != sizeof(gang->bytes))) {
         refuse(c, MB_GRPC_INVALID_ARGUMENT, "Hello needs ids of 18 bytes and an attempt from 1");
-        return;
+        return MB_EINVAL;
     }
     if (!g->opts.callers_are_trusted &&
-        !is_local(mb_grpc_stream_peer(c->stream), g->opts.node_ip)) {
-        refuse(c, MB_GRPC_PERMISSION_DENIED,
-               "launching from another machine needs the cluster's token: start head and nodes "
-               "with a token, not with --no-token");
-        return;
+        !mb_caller_is_local(mb_grpc_stream_peer(c->stream), g->opts.node_ip)) {
+        refuse(c, MB_GRPC_PERMISSION_DENIED, MB_CALLER_NEEDS_TOKEN);
+        return MB_EDENIED;
     }
-    memcpy(pg.bytes, hello->placement_group_id.data, sizeof(pg.bytes));
-    gang = pg;
-    if (hello->gang_id.len == sizeof(gang.bytes))
-        memcpy(gang.bytes, hello->gang_id.data, sizeof(gang.bytes));
-    r = mb_gangs_find(g, &pg, hello->attempt);
-    before = mb_ledger_newest(g->ledger, &gang);
-    if (mb_gang_admit(g->ledger, &pg, &gang, hello->attempt, r != NULL, &err) != MB_OK) {
-        refuse(c, MB_GRPC_FAILED_PRECONDITION, err.text);
-        return;
-    }
-    if (mb_ledger_newest(g->ledger, &gang) != before && g->ops->on_fenced(g->arg, &err) != MB_OK) {
-        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, err.text);
-        return;
-    }
-    if (r == NULL)
-        r = g->stopping ? NULL
-                        : mb_gangs_new_run(g, &pg, &gang, hello->attempt, hello->job_id, &err);
-    if (r == NULL) {
-        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, g->stopping ? "the node is stopping" : err.text);
-        return;
-    }
-    if (r->stream != NULL) {
-        struct mb_grpc_stream *old = r->stream;
+    memcpy(pg->bytes, hello->placement_group_id.data, sizeof(pg->bytes));
+    *gang = *pg;
+    if (hello->gang_id.len == sizeof(gang->bytes))
+        memcpy(gang->bytes, hello->gang_id.data, sizeof(gang->bytes));
+    return 0;
+}
 
+/* The run of the attempt, which has got past the fence; NULL: the stream was refused. */
+static struct mb_gang_run *admit(struct mb_control *c, const Mobula__V1__Hello *hello,
+                                 const struct mb_pg_id *pg, const struct mb_pg_id *gang)
+{
+    struct mb_gangs *g = c->gangs;
+    struct mb_gang_run *r = mb_gangs_find(g, pg, hello->attempt);
+    uint32_t before = mb_ledger_newest(g->ledger, gang);
+    struct mb_err err = {0};
+
+    if (mb_gang_admit(g->ledger, pg, gang, hello->attempt, r != NULL, &err) != MB_OK) {
+        refuse(c, MB_GRPC_FAILED_PRECONDITION, err.text);
+        return NULL;
+    }
+    if (mb_ledger_newest(g->ledger, gang) != before && g->ops->on_fenced(g->arg, &err) != MB_OK) {
+        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, err.text);
+        return NULL;
+    }
+    if (r == NULL && !g->stopping)
+        r = mb_gangs_new_run(g, pg, gang, hello->attempt, hello->job_id, &err);
+    if (r == NULL)
+        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, g->stopping ? "the node is stopping" : err.text);
+    return r;
+}
+
+/* The newer stream wins. */
+static void bind_stream(struct mb_control *c, struct mb_gang_run *r, const Mobula__V1__Hello *hello)
+{
+    struct mb_grpc_stream *old = r->stream;
+
+    if (old != NULL) {
         mb_control_unbind(r);
         mb_grpc_stream_finish(old, MB_GRPC_ABORTED, "the driver opened another stream");
     }
@@ -364,12 +362,23 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     r->has_own_job = hello->own_job_id.len == sizeof(r->own_job);
     if (r->has_own_job)
         memcpy(r->own_job, hello->own_job_id.data, sizeof(r->own_job));
+}
+
+static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
+{
+    struct mb_pg_id pg, gang;
+    struct mb_gang_run *r =
+        check_hello(c, hello, &pg, &gang) == 0 ? admit(c, hello, &pg, &gang) : NULL;
+
+    if (r == NULL)
+        return;
+    bind_stream(c, r, hello);
     if (r->fsm.state != MB_GANG_ENDED)
         mb_gang_lease(&r->fsm, hello->lease_ms, mb_mono_ms());
     mb_info("control", "job=%s attempt=%u: driver connected from %s state=%s", r->job_id,
             r->attempt, mb_grpc_stream_peer(c->stream), mb_gang_state_name(r->fsm.state));
     say_hello(r);
-    supersede_older(g, r);
+    supersede_older(c->gangs, r);
     repeat(r, hello);
 }
 

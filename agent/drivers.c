@@ -1,12 +1,14 @@
 /*
- *  1. Once a second the head is asked which drivers it looks for here; a new one is adopted from
- * its supervisor, as after a restart of the agent.
+ *  1. Once a second while there are drivers here, else every 5 s, the head is told what there is,
+ * and asked which drivers it looks for here; a new one is adopted from its supervisor, as after a
+ * restart of the agent.
  *  2. What the runner says of it then is queued and sent, until the head has confirmed it.
- *  3. A driver that is not here is said so; one that shall end is stopped.
+ *  3. A driver that is not here is said so; one that shall end, also because the head has given it
+ * up, is stopped.
  * Failure paths:
  *  4. No head answers: the next turn tries again; events stay queued (EVENTS_MAX: beyond it the
  *     oldest RUNNING ones are of no interest any more and the newest event is dropped and said).
- *  5. The head is Ray's, or older: it does not know the call; nothing follows.
+ *  5. The head is Ray's, or older: it does not know the call; it is asked once a minute.
  */
 #include "agent/drivers.h"
 
@@ -16,7 +18,14 @@
 #include "base/str.h"
 #include "gcs/client.h"
 
-enum { REPORT_MS = 1000, CALL_MS = 3000, EVENTS_MAX = 1024, KNOWN_MAX = 1024 };
+enum {
+    REPORT_MS = 1000,
+    IDLE_MS = 5000,
+    FOREIGN_MS = 60000,
+    CALL_MS = 3000,
+    EVENTS_MAX = 1024,
+    KNOWN_MAX = 1024
+};
 
 struct mb_drivers {
     const struct mb_job_runner *runner;
@@ -27,8 +36,14 @@ struct mb_drivers {
     size_t n_events, n_sent;
     char *unknown[KNOWN_MAX];
     size_t n_unknown, n_unknown_sent;
-    char *known[KNOWN_MAX]; /* adopted here */
+    char *known[KNOWN_MAX]; /* drivers that are here */
+    uint64_t known_no[KNOWN_MAX];
     size_t n_known;
+    struct mb_jobs *jobs;
+    int takes_drivers;
+    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
+    size_t n_totals;
+    uint64_t period_ms; /* until the next turn; by what the last one found */
     int stopped;
 };
 
@@ -41,11 +56,55 @@ static void free_event(struct mb_job_event *e)
     mb_free((void *)(uintptr_t)e->log_tail);
 }
 
+static int is_in(char *const *list, size_t n, const char *id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(list[i], id) == 0)
+            return 1;
+    return 0;
+}
+
+/* 0: there is no room. */
+static int know(struct mb_drivers *d, const char *id, uint64_t start_no)
+{
+    char *copy;
+
+    if (is_in(d->known, d->n_known, id))
+        return 1;
+    if (d->n_known == KNOWN_MAX || !(copy = mb_strdup(id)))
+        return 0;
+    d->known_no[d->n_known] = start_no;
+    d->known[d->n_known++] = copy;
+    return 1;
+}
+
+static void forget(struct mb_drivers *d, const char *id)
+{
+    for (size_t i = 0; i < d->n_known; i++) {
+        if (strcmp(d->known[i], id) != 0)
+            continue;
+        mb_free(d->known[i]);
+        d->known[i] = d->known[--d->n_known];
+        d->known_no[i] = d->known_no[d->n_known];
+        return;
+    }
+}
+
+/* Nothing follows about this driver. */
+static int is_last(const struct mb_job_event *e)
+{
+    return e->kind == MB_JOB_EVENT_EXITED || e->kind == MB_JOB_EVENT_START_FAILED;
+}
+
 static void on_event(void *arg, const struct mb_job_event *e)
 {
     struct mb_drivers *d = arg;
     struct mb_job_event copy = *e;
 
+    if (e->kind == MB_JOB_EVENT_RUNNING)
+        know(d, e->submission_id, e->start_no);
+    else if (is_last(e))
+        forget(d, e->submission_id);
     copy.submission_id = mb_strdup(e->submission_id);
     copy.text = mb_strdup(e->text ? e->text : "");
     copy.log_tail = mb_strdup(e->log_tail ? e->log_tail : "");
@@ -56,13 +115,14 @@ static void on_event(void *arg, const struct mb_job_event *e)
     }
     d->events[d->n_events++] = copy;
     if (!d->op)
-        uv_timer_start(&d->timer, on_timer, 0, REPORT_MS);
+        uv_timer_start(&d->timer, on_timer, 0, 0);
 }
 
-static int is_in(char *const *list, size_t n, const char *id)
+/* Its last event waits to be sent: what the head looks for it will hear of. */
+static int is_told(const struct mb_drivers *d, const char *id)
 {
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(list[i], id) == 0)
+    for (size_t i = 0; i < d->n_events; i++)
+        if (is_last(&d->events[i]) && strcmp(d->events[i].submission_id, id) == 0)
             return 1;
     return 0;
 }
@@ -71,16 +131,15 @@ static void look_for(struct mb_drivers *d, const char *id)
 {
     char *copy;
 
-    if (is_in(d->known, d->n_known, id) || is_in(d->unknown, d->n_unknown, id))
+    if (is_in(d->known, d->n_known, id) || is_in(d->unknown, d->n_unknown, id) || is_told(d, id))
         return;
-    if (d->n_known == KNOWN_MAX || d->n_unknown == KNOWN_MAX || !(copy = mb_strdup(id)))
-        return; /* at the next turn */
     if (d->runner->adopt(d->runner->self, id) == MB_JOB_ADOPT_UNKNOWN) {
-        d->unknown[d->n_unknown++] = copy;
+        if (d->n_unknown < KNOWN_MAX && (copy = mb_strdup(id))) /* else at the next turn */
+            d->unknown[d->n_unknown++] = copy;
         return;
     }
-    mb_info("agent", "job=%s its driver is reported to the head, which runs elsewhere", id);
-    d->known[d->n_known++] = copy;
+    if (know(d, id, mb_jobs_start_no(d->jobs, id)))
+        mb_info("agent", "job=%s its driver is reported to the head, which runs elsewhere", id);
 }
 
 /* What the head has confirmed. */
@@ -126,8 +185,10 @@ static void on_reported(void *arg, const struct mb_err *err, char *const *wanted
             free_drivers(d);
         return;
     }
-    if (err->code != 0)
+    if (err->code != 0) {
+        d->period_ms = err->code == MB_EUNSUPPORTED ? FOREIGN_MS : REPORT_MS;
         return;
+    }
     forget_sent(d);
     for (size_t i = 0; i < n_wanted; i++)
         look_for(d, wanted[i]);
@@ -137,8 +198,9 @@ static void on_reported(void *arg, const struct mb_err *err, char *const *wanted
         if (rc != 0 && rc != MB_ENOENT)
             mb_warn("agent", "job=%s %s", stop[i], e.text);
     }
+    d->period_ms = d->n_known > 0 ? REPORT_MS : IDLE_MS;
     if (d->n_events > 0 || d->n_unknown > 0)
-        uv_timer_start(&d->timer, on_timer, 0, REPORT_MS);
+        uv_timer_start(&d->timer, on_timer, 0, 0);
 }
 
 static void on_timer(uv_timer_t *timer)
@@ -149,8 +211,16 @@ static void on_timer(uv_timer_t *timer)
     struct mb_gcs_drivers report = {.events = d->events,
                                     .n_events = d->n_events,
                                     .unknown = (const char *const *)d->unknown,
-                                    .n_unknown = d->n_unknown};
+                                    .n_unknown = d->n_unknown,
+                                    .running = (const char *const *)d->known,
+                                    .running_no = d->known_no,
+                                    .n_running = d->n_known,
+                                    .takes_drivers = d->takes_drivers,
+                                    .totals = d->totals,
+                                    .n_totals = d->n_totals,
+                                    .http_address = d->runner->http_address(d->runner->self)};
 
+    uv_timer_start(&d->timer, on_timer, d->period_ms, 0);
     if (d->op || !mb_node_is_alive(d->node) || gcs == NULL || !mb_gcs_connected(gcs))
         return;
     report.node_id = mb_node_id(d->node);
@@ -160,21 +230,32 @@ static void on_timer(uv_timer_t *timer)
         mb_warn("agent", "drivers are not reported: %s", err.text);
 }
 
-int mb_drivers_start(uv_loop_t *loop, const struct mb_job_runner *runner, struct mb_node *node,
-                     struct mb_drivers **out, struct mb_err *err)
+int mb_drivers_start(uv_loop_t *loop, const struct mb_drivers_opts *opts, struct mb_drivers **out,
+                     struct mb_err *err)
 {
     struct mb_drivers *d = mb_calloc(1, sizeof *d);
 
     if (!d)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    d->runner = runner;
-    d->node = node;
+    d->runner = mb_jobs_runner(opts->jobs);
+    d->jobs = opts->jobs;
+    d->node = opts->node;
+    d->takes_drivers = opts->takes_drivers;
+    d->period_ms = REPORT_MS;
+    for (size_t i = 0; i < opts->n_totals && i < MB_JOB_QUEUE_KINDS_MAX; i++)
+        d->totals[d->n_totals++] = opts->totals[i];
     uv_timer_init(loop, &d->timer);
     d->timer.data = d;
-    runner->set_listener(runner->self, on_event, d);
-    uv_timer_start(&d->timer, on_timer, 0, REPORT_MS);
+    d->runner->set_listener(d->runner->self, on_event, d);
+    uv_timer_start(&d->timer, on_timer, 0, 0);
     *out = d;
     return 0;
+}
+
+void mb_drivers_tell(struct mb_drivers *d)
+{
+    if (d && !d->stopped && !d->op)
+        uv_timer_start(&d->timer, on_timer, 0, 0);
 }
 
 void mb_drivers_stop(struct mb_drivers *d)

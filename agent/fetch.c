@@ -3,6 +3,7 @@
  *  stopped; 3. the callback.
  *  s3, gs: 1. a look at the object, with a short deadline, so that a store that is not there fails
  *  soon; 2. the object into the file; 3. the store is closed; 4. the callback.
+ *  gcs: pieces of the head's file, one after the other; a takeover between two changes nothing.
  *  Failure: the reason is kept, what was written is removed, and the steps from the stop on follow.
  */
 #include "agent/fetch.h"
@@ -16,11 +17,14 @@
 #include "base/http/client.h"
 #include "base/s3/store.h"
 #include "base/str.h"
+#include "gcs/client.h"
 
 enum {
     LOOK_TIMEOUT_MS = 8000,
     STALL_TIMEOUT_MS = 8000,
     FETCH_TIMEOUT_MS = 3600 * 1000,
+    PIECE_BYTES = 1 << 20,
+    PIECE_TIMEOUT_MS = 30 * 1000,
 };
 static const uint64_t FETCH_MAX_BYTES = (uint64_t)64 << 30;
 
@@ -28,10 +32,12 @@ struct mb_fetch {
     uv_loop_t *loop;
     struct mb_http_client *http;
     struct mb_store *store;
+    struct mb_gcs *gcs; /* borrowed */
+    struct mb_gcs_op *op;
     char *uri, *path;
     const char *key; /* inside uri, behind its last slash */
     int fd;
-    uint64_t size_bytes;
+    uint64_t size_bytes, total_bytes; /* total: of a package of the head */
     struct mb_err err;
     mb_fetch_cb cb;
     void *arg;
@@ -62,8 +68,10 @@ static void finish(struct mb_fetch *f)
 {
     if (f->http != NULL)
         mb_http_client_stop(f->http, on_closed, f);
-    else
+    else if (f->store != NULL)
         mb_store_close(f->store, on_closed, f);
+    else
+        on_closed(f);
 }
 
 /* ---- http ---- */
@@ -145,6 +153,46 @@ static int start_store(struct mb_fetch *f, struct mb_err *err)
     return rc != 0 ? rc : mb_store_head(f->store, f->key, LOOK_TIMEOUT_MS, on_looked, f, err);
 }
 
+/* ---- the head ---- */
+
+static int ask_piece(struct mb_fetch *f, struct mb_err *err);
+
+static void on_package_piece(void *arg, const struct mb_err *err, uint64_t total_bytes,
+                             const void *p, size_t n)
+{
+    struct mb_fetch *f = arg;
+
+    f->op = NULL;
+    if (f->err.code != 0) { /* given up meanwhile */
+        finish(f);
+        return;
+    }
+    if (err->code != 0)
+        mb_err_set(&f->err, err->code, "%.300s: %.500s", f->uri, err->text);
+    else if (total_bytes > FETCH_MAX_BYTES ||
+             (f->size_bytes > 0 && total_bytes != f->total_bytes) ||
+             f->size_bytes + n > total_bytes || (n == 0 && f->size_bytes < total_bytes))
+        mb_err_set(&f->err, MB_ECORRUPT, "%.300s: another package came under this name", f->uri);
+    else
+        mb_fs_write_all(f->fd, p, n, &f->err);
+    f->total_bytes = total_bytes;
+    f->size_bytes += n;
+    if (f->err.code != 0 || f->size_bytes == total_bytes || ask_piece(f, &f->err) != 0)
+        finish(f);
+}
+
+static int ask_piece(struct mb_fetch *f, struct mb_err *err)
+{
+    return mb_gcs_read_package(f->gcs, f->key, f->size_bytes, PIECE_BYTES, PIECE_TIMEOUT_MS,
+                               on_package_piece, f, &f->op, err);
+}
+
+static int start_gcs(struct mb_fetch *f, struct mb_err *err)
+{
+    f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    return f->fd < 0 ? mb_err_sys(err, errno, "%s", f->path) : ask_piece(f, err);
+}
+
 /* ---- begin ---- */
 
 /* A part that was made before the beginning failed ends by itself, without a callback of ours. */
@@ -158,20 +206,34 @@ static void on_abandoned(void *arg)
     free_fetch(f);
 }
 
-int mb_fetch_start(uv_loop_t *loop, const char *uri, const char *path, mb_fetch_cb cb, void *arg,
-                   struct mb_fetch **out, struct mb_err *err)
+static int start_from(struct mb_fetch *f, int is_http, struct mb_err *err)
+{
+    int rc;
+
+    if (f->gcs != NULL)
+        return start_gcs(f, err);
+    if (!is_http)
+        return start_store(f, err);
+    rc = mb_http_client_create(f->loop, 1, &f->http, err);
+    return rc == 0 ? start_http(f, err) : rc;
+}
+
+int mb_fetch_start(uv_loop_t *loop, struct mb_gcs *gcs, const char *uri, const char *path,
+                   mb_fetch_cb cb, void *arg, struct mb_fetch **out, struct mb_err *err)
 {
     int is_http = mb_starts_with(uri, "http://") || mb_starts_with(uri, "https://");
+    int is_head = gcs != NULL && mb_starts_with(uri, "gcs://");
     struct mb_fetch *f;
-    int rc = 0;
+    int rc;
 
-    if (!is_http && !mb_starts_with(uri, "s3://") && !mb_starts_with(uri, "gs://"))
+    if (!is_head && !is_http && !mb_starts_with(uri, "s3://") && !mb_starts_with(uri, "gs://"))
         return mb_err_set(err, MB_EUNSUPPORTED,
                           "%.300s: packages are fetched from http, https, s3 and gs", uri);
     f = mb_calloc(1, sizeof(*f));
     if (f == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     f->loop = loop;
+    f->gcs = is_head ? gcs : NULL;
     f->fd = -1;
     f->cb = cb;
     f->arg = arg;
@@ -186,21 +248,18 @@ int mb_fetch_start(uv_loop_t *loop, const char *uri, const char *path, mb_fetch_
         free_fetch(f);
         return mb_err_set(err, MB_EINVAL, "%.300s does not name a package", uri);
     }
-    if (is_http) {
-        rc = mb_http_client_create(loop, 1, &f->http, err);
-        if (rc == 0)
-            rc = start_http(f, err);
-    } else {
-        rc = start_store(f, err);
-    }
+    rc = start_from(f, is_http, err);
     if (rc == 0)
         *out = f;
     else if (f->http != NULL)
         mb_http_client_stop(f->http, on_abandoned, f);
     else if (f->store != NULL)
         mb_store_close(f->store, on_abandoned, f);
-    else
+    else {
+        if (f->fd >= 0)
+            unlink(f->path);
         free_fetch(f);
+    }
     return rc;
 }
 
@@ -212,6 +271,8 @@ void mb_fetch_cancel(struct mb_fetch *f)
     mb_err_set(&f->err, MB_ECANCELED, "%.300s: given up", f->uri);
     if (f->http != NULL)
         mb_http_client_stop(f->http, on_closed, f);
-    else
+    else if (f->store != NULL)
         mb_store_close(f->store, on_closed, f);
+    else
+        mb_gcs_op_cancel(f->op);
 }

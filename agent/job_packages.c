@@ -1,6 +1,6 @@
 /*
- *  1. an uploaded package is a file below packages_dir, a remote one becomes a file of the job, a
- *  file:// one is read where it is;
+ *  1. an uploaded package is a file below packages_dir on the head's node; a remote one, and on
+ *  other nodes an uploaded one, becomes a file of the job; a file:// one is read where it is;
  *  2. each is unpacked into a directory of its own: JOB_DIR/working_dir, JOB_DIR/py_modules/N;
  *  3. of a remote archive whose only entry is a directory, that directory is the content (as Ray
  *  does: such archives are what source hosts offer for download).
@@ -31,13 +31,13 @@ static int init_item(struct mb_job_package *p, const struct mb_runtime_env_ref *
     }
     p->dir = ref->is_module ? mb_asprintf("%s/py_modules/%zu", job_dir, i)
                             : mb_path_join(job_dir, "working_dir");
-    if (ref->place == MB_RUNTIME_ENV_UPLOADED) {
+    if (ref->place == MB_RUNTIME_ENV_UPLOADED && packages_dir != NULL) {
         p->file = mb_path_join(packages_dir, ref->rest);
     } else if (mb_starts_with(ref->uri, "file://")) {
         p->file = mb_strdup(ref->rest);
     } else {
         p->file = mb_asprintf("%s/package-%zu", job_dir, i);
-        p->is_missing = 1;
+        p->is_missing = p->is_fetched = 1;
     }
     return p->uri != NULL && p->dir != NULL && p->file != NULL ? 0 : MB_ENOMEM;
 }
@@ -129,10 +129,10 @@ static int unpack(struct mb_job_packages *all, struct mb_job_package *p, struct 
 
     if (rc == 0)
         rc = mb_unpack(p->file, p->dir, &mb_unpack_limits, err);
+    if (p->is_fetched)
+        unlink(p->file);
     if (rc != 0 || p->place != MB_RUNTIME_ENV_REMOTE)
         return rc;
-    if (!mb_starts_with(p->uri, "file://"))
-        unlink(p->file);
     inner = only_folder(p->dir);
     if (inner != NULL) {
         if (all->working_dir == p->dir)

@@ -13,6 +13,7 @@ struct mb_job_package {
     enum mb_runtime_env_place place;
     int is_module;
     int is_missing; /* still to be fetched into file */
+    int is_fetched; /* file is the job's own */
 };
 
 struct mb_job_packages {
@@ -21,7 +22,8 @@ struct mb_job_packages {
     const char *working_dir; /* borrowed from an item; NULL: none */
 };
 
-/* Pure. runtime_env_json: an object; packages_dir holds the uploaded ones. After an error out holds
+/* Pure. runtime_env_json: an object; packages_dir holds the uploaded ones; NULL: they are
+ * to be fetched. After an error out holds
  * nothing. */
 int mb_job_packages_init(struct mb_job_packages *out, const char *runtime_env_json,
                          const char *packages_dir, const char *job_dir, struct mb_err *err);

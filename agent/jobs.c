@@ -1,7 +1,8 @@
 /*
  * A driver, from submission to exit.
  *
- *  1. start: check the id, build the environment, make a fresh job directory;
+ *  1. start: check the id, build the environment, make a fresh job directory (a start that a head
+ *     numbered is noted first: job_adopt.c);
  *  2. packages that are elsewhere are fetched, one after another; then a pool thread unpacks all;
  *     the working_dir becomes the driver's directory, modules and it the front of its PYTHONPATH;
  *  3. the log gets its first line, "Running entrypoint for job ID: ...", and a supervisor starts
@@ -17,8 +18,6 @@
  * driver ended. The supervisor was killed, or cannot be reached any more: EXITED -9, with that as
  * its text.
  */
-#include "agent/jobs.h"
-
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,13 +26,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "agent/fetch.h"
-#include "agent/job_env.h"
-#include "agent/job_forget.h"
 #include "agent/job_gpus.h"
 #include "agent/job_log.h"
-#include "agent/job_packages.h"
-#include "agent/supervise/protocol.h"
+#include "agent/jobs_internal.h"
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -42,48 +37,9 @@
 
 enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
 
-enum phase { PREPARING, SUPERVISED, OVER };
-
-struct job {
-    struct job *next;
-    struct mb_jobs *jobs;
-    char *id, *dir, *log_path;
-    char *entrypoint;
-    struct mb_job_packages packages;
-    struct mb_fetch *fetch; /* of a package, while it is under way */
-    struct mb_job_env env;
-    enum phase phase;
-    uv_work_t work;
-    struct mb_err work_err;
-    struct mb_supervisor *supervisor;
-    int stop_asked, started, pipefail;
-    int exit_code;
-    struct mb_kept_log *log; /* NULL: not kept (any more) */
-    char *reason;            /* why it ended, while its log is sent */
-    char start_error[MB_SUP_TEXT_MAX];
-};
-
-struct mb_jobs {
-    uv_loop_t *loop;
-    struct mb_init *init;
-    struct mb_log_keeper *logs;
-    struct mb_job_runner runner;
-    struct mb_job_gpus gpus;
-    struct job *list;
-    size_t n_jobs;
-    char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
-    mb_job_event_cb listener;
-    void *listener_arg;
-    struct mb_job_forget forget;
-    int closing;
-    uv_timer_t closer; /* gives the callback of close a turn of its own */
-    void (*on_closed)(void *arg);
-    void *on_closed_arg;
-};
-
 /* ---- memory ---- */
 
-static void free_job(struct job *job)
+void mb_jobs_free(struct job *job)
 {
     mb_free(job->id);
     mb_free(job->dir);
@@ -118,7 +74,7 @@ static void on_closer_closed(uv_handle_t *handle)
         cb(arg);
 }
 
-static void finish_close(void *arg)
+void mb_jobs_finish_close(void *arg)
 {
     struct mb_jobs *jobs = arg;
 
@@ -128,7 +84,7 @@ static void finish_close(void *arg)
 }
 
 /* The job is forgotten; its files stay. */
-static void drop_job(void *arg)
+void mb_jobs_drop(void *arg)
 {
     struct job *job = arg;
     struct mb_jobs *jobs = job->jobs;
@@ -140,26 +96,26 @@ static void drop_job(void *arg)
         }
     }
     jobs->n_jobs--;
-    free_job(job);
-    finish_close(jobs);
+    mb_jobs_free(job);
+    mb_jobs_finish_close(jobs);
 }
 
-static struct job *find_job(struct mb_jobs *jobs, const char *id)
+struct job *mb_jobs_find(struct mb_jobs *jobs, const char *id)
 {
     for (struct job *job = jobs->list; job != NULL; job = job->next) {
-        if (job->phase != OVER && strcmp(job->id, id) == 0)
+        if (job->phase != JOB_OVER && strcmp(job->id, id) == 0)
             return job;
     }
     return NULL;
 }
 
-static char *log_path_of(const struct mb_jobs *jobs, const char *id)
+char *mb_jobs_log_path(const struct mb_jobs *jobs, const char *id)
 {
     return mb_asprintf("%s/logs/job-driver-%s.log", jobs->node_dir, id);
 }
 
 /* The id becomes part of file names. */
-static int check_id(const char *id, struct mb_err *err)
+int mb_jobs_check_id(const char *id, struct mb_err *err)
 {
     size_t n = strlen(id);
 
@@ -174,7 +130,7 @@ static int check_id(const char *id, struct mb_err *err)
     return 0;
 }
 
-static struct job *new_job(struct mb_jobs *jobs, const char *id)
+struct job *mb_jobs_new(struct mb_jobs *jobs, const char *id)
 {
     struct job *job = mb_calloc(1, sizeof(*job));
 
@@ -183,15 +139,15 @@ static struct job *new_job(struct mb_jobs *jobs, const char *id)
     job->jobs = jobs;
     job->id = mb_strdup(id);
     job->dir = mb_asprintf("%s/jobs/%s", jobs->node_dir, id);
-    job->log_path = log_path_of(jobs, id);
+    job->log_path = mb_jobs_log_path(jobs, id);
     if (job->id == NULL || job->dir == NULL || job->log_path == NULL) {
-        free_job(job);
+        mb_jobs_free(job);
         return NULL;
     }
     return job;
 }
 
-static void add_job(struct mb_jobs *jobs, struct job *job)
+void mb_jobs_add(struct mb_jobs *jobs, struct job *job)
 {
     job->next = jobs->list;
     jobs->list = job;
@@ -214,15 +170,15 @@ static void tell(const struct job *job, const struct mb_job_event *event)
 /* Last event of a job; the supervisor, if there is one, is let go. */
 static void end_job(struct job *job, const struct mb_job_event *event)
 {
-    job->phase = OVER;
+    job->phase = JOB_OVER;
     mb_job_gpus_give_back(&job->jobs->gpus, job->id);
     tell(job, event);
     if (job->supervisor == NULL) {
-        drop_job(job);
+        mb_jobs_drop(job);
         return;
     }
     mb_supervisor_release(job->supervisor);
-    mb_supervisor_close(job->supervisor, drop_job, job);
+    mb_supervisor_close(job->supervisor, mb_jobs_drop, job);
 }
 
 static void start_failed(struct job *job, const char *text)
@@ -238,6 +194,7 @@ static void exited(struct job *job, int code, const char *text)
 {
     struct mb_job_event event = {.submission_id = job->id,
                                  .kind = MB_JOB_EVENT_EXITED,
+                                 .start_no = job->start_no,
                                  .exit_code = code,
                                  .text = text,
                                  .log_tail = ""};
@@ -271,6 +228,7 @@ static void on_started(void *arg, unsigned child, int64_t pid, uint64_t start_ti
     struct job *job = arg;
     struct mb_job_event event = {.submission_id = job->id,
                                  .kind = MB_JOB_EVENT_RUNNING,
+                                 .start_no = job->start_no,
                                  .pid = pid,
                                  .text = "",
                                  .log_tail = ""};
@@ -349,7 +307,7 @@ static void on_all_exited(void *arg, const char *reason)
         send_log(job, reason);
 }
 
-static const struct mb_supervisor_ops supervisor_ops = {.on_error = on_error,
+const struct mb_supervisor_ops mb_job_supervisor_ops = {.on_error = on_error,
                                                         .on_started = on_started,
                                                         .on_start_failed = on_start_failed,
                                                         .on_exit = on_exit_cb,
@@ -363,7 +321,7 @@ static char *url_file_of(const struct job *job)
     return mb_path_join(job->dir, "log_url");
 }
 
-static int keep_log(struct job *job, int is_new, struct mb_err *err)
+int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err)
 {
     char *url_file = url_file_of(job), *key = mb_asprintf("%s/driver", job->id);
     struct mb_kept_log_opts opts = {
@@ -443,7 +401,8 @@ static int supervise(struct job *job, struct mb_err *err)
         return mb_err_set(
             err, MB_EUNSUPPORTED,
             "pipefail was asked for, and this node has no bash, whose pipefail it is");
-    return mb_supervisor_start(job->jobs->init, &spec, &supervisor_ops, job, &job->supervisor, err);
+    return mb_supervisor_start(job->jobs->init, &spec, &mb_job_supervisor_ops, job,
+                               &job->supervisor, err);
 }
 
 static void on_prepared(uv_work_t *work, int status)
@@ -453,7 +412,7 @@ static void on_prepared(uv_work_t *work, int status)
 
     (void)status;
     if (job->jobs->closing) {
-        drop_job(job);
+        mb_jobs_drop(job);
     } else if (job->work_err.code != 0) {
         start_failed(job, job->work_err.text);
     } else if (job->stop_asked) {
@@ -463,7 +422,7 @@ static void on_prepared(uv_work_t *work, int status)
     } else if (supervise(job, &err) != 0) {
         start_failed(job, err.text);
     } else {
-        job->phase = SUPERVISED;
+        job->phase = JOB_SUPERVISED;
     }
 }
 
@@ -476,7 +435,7 @@ static void on_fetched(void *arg, const struct mb_err *err)
 
     job->fetch = NULL;
     if (job->jobs->closing) {
-        drop_job(job);
+        mb_jobs_drop(job);
     } else if (job->stop_asked) {
         exited(job, -job->env.stop_signal, "stopped before it started");
     } else if (err->code != 0) {
@@ -493,8 +452,10 @@ static void prepare_next(struct job *job)
 {
     const struct mb_job_package *missing = mb_job_packages_missing(&job->packages);
 
-    if (missing != NULL && mb_fetch_start(job->jobs->loop, missing->uri, missing->file, on_fetched,
-                                          job, &job->fetch, &job->work_err) == 0)
+    struct mb_gcs *gcs = job->jobs->gcs_of != NULL ? job->jobs->gcs_of(job->jobs->gcs_arg) : NULL;
+
+    if (missing != NULL && mb_fetch_start(job->jobs->loop, gcs, missing->uri, missing->file,
+                                          on_fetched, job, &job->fetch, &job->work_err) == 0)
         return;
     if (missing != NULL)
         mb_job_setup_failed(&job->work_err);
@@ -529,25 +490,16 @@ static int fresh_dir(const struct job *job, struct mb_err *err)
     return rc != 0 ? rc : mb_fs_mkdir_p(job->dir, 0700, err);
 }
 
-static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
+/* Its directory, environment and devices: all that can be refused before anything runs. */
+static int set_up(struct job *job, const struct mb_job_spec *spec, struct mb_err *err)
 {
-    struct mb_jobs *jobs = self;
-    struct job *job;
-    int rc = check_id(spec->submission_id, err);
+    struct mb_jobs *jobs = job->jobs;
+    int rc = mb_job_env_build(spec, environ, jobs->bin_dir, &job->env, err);
 
-    if (rc != 0)
-        return rc;
-    if (find_job(jobs, spec->submission_id) != NULL)
-        return mb_err_set(err, MB_EEXIST, "job %s runs already", spec->submission_id);
-    if (jobs->n_jobs >= JOBS_MAX)
-        return mb_err_set(err, MB_EFULL, "%d drivers run on this node already", JOBS_MAX);
-    job = new_job(jobs, spec->submission_id);
-    if (job == NULL)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    rc = mb_job_env_build(spec, environ, jobs->bin_dir, &job->env, err);
+    job->start_no = spec->start_no;
+    job->pipefail = spec->pipefail;
     if (rc == 0) {
         job->entrypoint = mb_strdup(spec->entrypoint);
-        job->pipefail = spec->pipefail;
         if (job->entrypoint == NULL)
             rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     }
@@ -556,18 +508,55 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
                                   job->dir, err);
     if (rc == 0)
         rc = fresh_dir(job, err);
+    if (rc == 0 && spec->start_no > 0) /* after the former one's files are gone, before its own */
+        rc = mb_jobs_note_start(jobs, job->id, spec->start_no, 0, err);
     if (rc == 0)
-        rc = keep_log(job, 1, err);
+        rc = mb_jobs_keep_log(job, 1, err);
     if (rc == 0)
         rc = tell_url_file(job, err);
     if (rc == 0)
-        rc = mb_job_gpus_take(&job->jobs->gpus, job->id, spec->n_gpus, &job->env, err);
+        rc = mb_job_gpus_take(&jobs->gpus, job->id, spec->n_gpus, &job->env, err);
+    if (rc == 0 && spec->n_gpus == 0 && spec->hides_gpus && jobs->gpus.visible_env != NULL &&
+        mb_job_env_set(&job->env, jobs->gpus.visible_env, "") != 0)
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    return rc;
+}
+
+/* Whoever asked will go on elsewhere: a request of the same start that comes late finds this. */
+static void refuse_start(const struct mb_jobs *jobs, const struct mb_job_spec *spec)
+{
+    struct mb_err err = {0};
+
+    if (spec->start_no > 0 &&
+        mb_jobs_note_start(jobs, spec->submission_id, spec->start_no, 1, &err) != 0)
+        mb_warn("jobs", "job=%s: %s", spec->submission_id, err.text);
+}
+
+static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
+{
+    struct mb_jobs *jobs = self;
+    struct job *job;
+    int rc = mb_jobs_check_id(spec->submission_id, err);
+
+    if (rc == 0 && spec->start_no > 0)
+        rc = mb_jobs_former_start(jobs, spec, err);
+    if (rc != 0)
+        return rc > 0 ? 0 : rc;
+    if (mb_jobs_find(jobs, spec->submission_id) != NULL)
+        return mb_err_set(err, MB_EEXIST, "job %s runs already", spec->submission_id);
+    job = jobs->n_jobs < JOBS_MAX ? mb_jobs_new(jobs, spec->submission_id) : NULL;
+    if (jobs->n_jobs >= JOBS_MAX)
+        rc = mb_err_set(err, MB_EFULL, "%d drivers run on this node already", JOBS_MAX);
+    else
+        rc = job != NULL ? set_up(job, spec, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
     if (rc != 0) {
-        free_job(job);
+        if (job != NULL)
+            mb_jobs_free(job);
+        refuse_start(jobs, spec);
         return rc;
     }
     job->work.data = job;
-    add_job(jobs, job);
+    mb_jobs_add(jobs, job);
     prepare_next(job);
     return 0;
 }
@@ -576,7 +565,7 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
 
 static int stop(void *self, const char *submission_id, struct mb_err *err)
 {
-    struct job *job = find_job(self, submission_id);
+    struct job *job = mb_jobs_find(self, submission_id);
 
     if (job == NULL)
         return mb_err_set(err, MB_ENOENT, "no driver of job %s runs on this node", submission_id);
@@ -588,71 +577,13 @@ static int stop(void *self, const char *submission_id, struct mb_err *err)
     return 0;
 }
 
-/* How it is to be stopped stands in the spec of its supervisor. */
-static void read_stop(struct job *job)
-{
-    char text[MB_SUP_TEXT_MAX], *path = mb_path_join(job->dir, "spec");
-    struct mb_sup_spec spec;
-
-    job->env.stop_signal = SIGTERM;
-    job->env.stop_grace_ms = 30 * 1000;
-    if (path != NULL && mb_sup_spec_read(path, &spec, text) == 0) {
-        job->env.stop_signal = spec.stop_signal;
-        job->env.stop_grace_ms = spec.stop_grace_ms;
-        mb_sup_spec_close(&spec);
-    }
-    mb_free(path);
-}
-
-static int has_ended(const struct job *job)
-{
-    static struct mb_sup_state state; /* loop thread only */
-    char text[MB_SUP_TEXT_MAX];
-    int dir_fd = open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
-
-    if (dir_fd < 0)
-        return 0;
-    rc = mb_sup_state_read(dir_fd, &state, text);
-    close(dir_fd);
-    return rc == 0 && state.all_exited;
-}
-
-static enum mb_job_adopt adopt(void *self, const char *submission_id)
-{
-    struct mb_jobs *jobs = self;
-    struct mb_err err;
-    struct job *job;
-
-    if (check_id(submission_id, &err) != 0)
-        return MB_JOB_ADOPT_UNKNOWN;
-    if (find_job(jobs, submission_id) != NULL)
-        return MB_JOB_ADOPT_RUNNING;
-    job = new_job(jobs, submission_id);
-    if (job == NULL)
-        return MB_JOB_ADOPT_UNKNOWN;
-    read_stop(job);
-    if (mb_supervisor_adopt(jobs->loop, job->dir, &supervisor_ops, job, &job->supervisor, &err) !=
-        0) {
-        mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
-        free_job(job);
-        mb_job_gpus_give_back(&jobs->gpus, submission_id);
-        return MB_JOB_ADOPT_UNKNOWN;
-    }
-    mb_job_gpus_adopt(jobs->gpus.ledger, submission_id);
-    job->phase = SUPERVISED;
-    if (keep_log(job, 0, &err) != 0)
-        mb_warn("jobs", "job=%s its log is neither capped nor sent: %s", submission_id, err.text);
-    add_job(jobs, job);
-    return has_ended(job) ? MB_JOB_ADOPT_EXITED : MB_JOB_ADOPT_RUNNING;
-}
-
 static int log_path(void *self, const char *submission_id, char **out, struct mb_err *err)
 {
     char *path;
 
-    if (check_id(submission_id, err) != 0)
+    if (mb_jobs_check_id(submission_id, err) != 0)
         return MB_EINVAL;
-    path = log_path_of(self, submission_id);
+    path = mb_jobs_log_path(self, submission_id);
     if (path == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     if (!mb_fs_exists(path)) {
@@ -668,12 +599,14 @@ static void forget(void *self, const char *submission_id)
 {
     struct mb_jobs *jobs = self;
     struct mb_err err;
-    int is_over = check_id(submission_id, &err) == 0 && find_job(jobs, submission_id) == NULL;
-    struct job *job = is_over ? new_job(jobs, submission_id) : NULL;
+    int is_over =
+        mb_jobs_check_id(submission_id, &err) == 0 && mb_jobs_find(jobs, submission_id) == NULL;
+    struct job *job = is_over ? mb_jobs_new(jobs, submission_id) : NULL;
 
     if (job != NULL) { /* else out of memory: they stay */
         mb_job_forget_all(&jobs->forget, job->id, job->dir, job->log_path);
-        free_job(job);
+        mb_jobs_forget_start(jobs, submission_id);
+        mb_jobs_free(job);
     }
 }
 
@@ -719,10 +652,10 @@ const struct mb_job_runner *mb_jobs_runner(struct mb_jobs *jobs)
 
 static int make_dirs(const struct mb_jobs *jobs, struct mb_err *err)
 {
-    static const char *const names[] = {"jobs", "logs"};
+    static const char *const names[] = {"jobs", "logs", "starts"};
     int rc = 0;
 
-    for (int i = 0; i < 2 && rc == 0; i++) {
+    for (int i = 0; i < 3 && rc == 0; i++) {
         char *path = mb_path_join(jobs->node_dir, names[i]);
 
         rc = path != NULL ? mb_fs_mkdir_p(path, 0755, err)
@@ -751,20 +684,23 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .set_listener = set_listener,
                                           .start = start,
                                           .stop = stop,
-                                          .adopt = adopt,
+                                          .adopt = mb_jobs_adopt,
                                           .forget = forget,
                                           .log_path = log_path,
                                           .http_address = http_address,
                                           .node_id_hex = node_id_hex,
                                           .gpus = gpus};
     jobs->gpus = opts->gpus;
+    jobs->gcs_of = opts->gcs_of;
+    jobs->gcs_arg = opts->gcs_arg;
     if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->http_address == NULL ||
         jobs->node_id_hex == NULL || (opts->cwd != NULL && jobs->cwd == NULL))
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     else
         rc = make_dirs(jobs, err);
     if (rc == 0)
-        rc = mb_job_forget_init(&jobs->forget, jobs->loop, jobs->node_dir, finish_close, jobs, err);
+        rc = mb_job_forget_init(&jobs->forget, jobs->loop, jobs->node_dir, mb_jobs_finish_close,
+                                jobs, err);
     if (rc != 0) {
         free_jobs(jobs);
         return rc;
@@ -783,10 +719,10 @@ void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
     for (struct job *job = jobs->list; job != NULL; job = job->next) {
         if (job->fetch != NULL) {
             mb_fetch_cancel(job->fetch);
-        } else if (job->phase == SUPERVISED) {
-            job->phase = OVER;
-            mb_supervisor_close(job->supervisor, drop_job, job);
+        } else if (job->phase == JOB_SUPERVISED) {
+            job->phase = JOB_OVER;
+            mb_supervisor_close(job->supervisor, mb_jobs_drop, job);
         }
     }
-    finish_close(jobs);
+    mb_jobs_finish_close(jobs);
 }

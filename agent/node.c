@@ -66,6 +66,7 @@ struct mb_node {
     int has_id; /* id was registered, or is about to be */
     int has_former;
     uint8_t former_id[MB_NODE_ID_BYTES];
+    char former_hex[2 * MB_NODE_ID_BYTES + 1];
     char former_cluster[2 * MB_NODE_ID_BYTES + 1];
     int former_port;
     int grpc_port;
@@ -114,6 +115,7 @@ static void load_identity(struct mb_node *n)
         strlen(cluster) < sizeof(n->former_cluster)) {
         snprintf(n->former_cluster, sizeof(n->former_cluster), "%s", cluster);
         n->former_port = port;
+        mb_hex(n->former_id, sizeof(n->former_id), n->former_hex);
         n->has_former = 1;
     }
     json_decref(o);
@@ -524,6 +526,11 @@ int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledg
     load_identity(n);
     *out = n;
     return MB_OK;
+}
+
+const char *mb_node_former_hex(const struct mb_node *n)
+{
+    return n->former_hex;
 }
 
 int mb_node_former_port(const struct mb_node *n)

@@ -48,6 +48,7 @@ int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledg
                    const struct mb_node_opts *opts, const struct mb_node_ops *ops, void *arg,
                    struct mb_node **out, struct mb_err *err);
 /* The port a former agent of this node directory listened on, 0 if there was none. */
+const char *mb_node_former_hex(const struct mb_node *n); /* its id before a restart; "": none */
 int mb_node_former_port(const struct mb_node *n);
 /* Connect and register; on_alive or on_failed follows. */
 int mb_node_start(struct mb_node *n, int grpc_port, int http_port, struct mb_err *err);

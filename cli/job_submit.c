@@ -31,7 +31,7 @@ enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 /* Keys of metadata, as gcs/services.h has them for the head. */
 #define KEY_KEY      "mobula_submission_key"
 #define PIPEFAIL_KEY "mobula_pipefail"
-/* For people; what it does is in the entrypoint, so that a stock Ray head does it too. */
+/* Our head places the driver by it. On a stock Ray head the entrypoint does it. */
 #define DRIVER_ON_KEY "mobula_driver_on"
 
 struct submit_args {
@@ -202,17 +202,21 @@ static int on_gpu_node(const struct submit_args *a)
     return a->driver_on != NULL && strcmp(a->driver_on, "gpu-node") == 0;
 }
 
-static int check_driver_on(const struct submit_args *a, const json_t *env, struct mb_err *err)
+static int check_driver_on(const struct submit_args *a, struct mb_err *err)
 {
-    if (a->driver_on == NULL || strcmp(a->driver_on, "head") == 0)
+    if (a->driver_on == NULL || strcmp(a->driver_on, "head") == 0 || on_gpu_node(a))
         return 0;
-    if (!on_gpu_node(a))
-        return mb_err_set(err, MB_EINVAL, "job submit: --driver-on %s: head or gpu-node",
-                          a->driver_on);
-    if (json_object_get(env, "working_dir") != NULL)
+    return mb_err_set(err, MB_EINVAL, "job submit: --driver-on %s: head or gpu-node", a->driver_on);
+}
+
+/* On a stock Ray head the driver there would only keep a gang of one. */
+static int check_stock_head(const struct submit_args *a, const json_t *env, struct mb_err *err)
+{
+    if (json_object_get(env, "working_dir") != NULL || json_object_get(env, "py_modules") != NULL)
         return mb_err_set(err, MB_EUNSUPPORTED,
-                          "job submit: --driver-on gpu-node: a working_dir is unpacked on the head "
-                          "only; use a directory that all nodes have, or --driver-on head");
+                          "job submit: --driver-on gpu-node: Ray's head unpacks working_dir and "
+                          "py_modules on its own node only; use a directory that all nodes have, "
+                          "or --driver-on head");
     if (a->num_gpus > 0 && a->num_gpus != (double)(int64_t)a->num_gpus)
         return mb_err_set(err, MB_EINVAL,
                           "job submit: --driver-on gpu-node: --entrypoint-num-gpus must be whole");
@@ -258,20 +262,18 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     if (a->working_dir != NULL)
         json_object_set_new(env, "working_dir", json_string(a->working_dir));
     json_object_set_new(request, "runtime_env", env);
-    if (check_driver_on(a, env, err) != 0) {
+    if (check_driver_on(a, err) != 0) {
         json_decref(request);
         mb_free(entrypoint);
         return NULL;
     }
-    if (on_gpu_node(a))
-        entrypoint = move_to_gpu_node(a, entrypoint);
     if (entrypoint != NULL)
         json_object_set_new(request, "entrypoint", json_string(entrypoint));
     if (id != NULL)
         json_object_set_new(request, "submission_id", json_string(id));
     if (a->num_cpus >= 0)
         json_object_set_new(request, "entrypoint_num_cpus", json_real(a->num_cpus));
-    if (a->num_gpus >= 0 && !on_gpu_node(a)) /* there the gang of one asks for them */
+    if (a->num_gpus >= 0)
         json_object_set_new(request, "entrypoint_num_gpus", json_real(a->num_gpus));
     if (a->memory >= 0)
         json_object_set_new(request, "entrypoint_memory", json_integer(a->memory));
@@ -357,17 +359,44 @@ static const char **list_excludes(const json_t *env)
     return out;
 }
 
-/* A real Ray head has no such path: its limit stays. */
-static int ask_limit(struct mb_rest *rest, uint64_t *max_bytes, struct mb_err *err)
+/* A real Ray head has no such path: its limit stays, and it places nothing. */
+static int ask_limits(struct mb_rest *rest, uint64_t *max_bytes, int *places_drivers,
+                      struct mb_err *err)
 {
     json_t *answer = NULL;
     int rc = mb_rest_json(rest, "GET", "/api/mobula/limits", NULL, &answer, err);
     json_int_t limit = json_integer_value(json_object_get(answer, "max_package_bytes"));
 
+    *places_drivers = json_is_true(json_object_get(answer, "places_drivers"));
     json_decref(answer);
     if (limit > 0)
         *max_bytes = (uint64_t)limit;
     return rc == MB_ENOENT ? 0 : rc;
+}
+
+static int place_driver(struct mb_rest *rest, const struct submit_args *a, json_t *request,
+                        struct mb_err *err)
+{
+    uint64_t max_bytes;
+    int places_drivers, rc;
+    char *entrypoint;
+
+    if (!on_gpu_node(a))
+        return 0;
+    rc = ask_limits(rest, &max_bytes, &places_drivers, err);
+    if (rc != 0 || places_drivers)
+        return rc;
+    rc = check_stock_head(a, json_object_get(request, "runtime_env"), err);
+    if (rc != 0)
+        return rc;
+    entrypoint = mb_strdup(mb_job_text(request, "entrypoint"));
+    entrypoint = move_to_gpu_node(a, entrypoint);
+    json_object_del(request, "entrypoint_num_gpus"); /* the gang of one asks for them */
+    if (entrypoint == NULL ||
+        json_object_set_new(request, "entrypoint", json_string(entrypoint)) != 0)
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    mb_free(entrypoint);
+    return rc;
 }
 
 /* A directory in runtime_env.working_dir is uploaded and replaced by its gcs:// URI. */
@@ -379,7 +408,7 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
     struct mb_package p;
     char path[96], uri[64];
     struct stat st;
-    int has = 0, rc;
+    int has = 0, places_drivers, rc;
 
     if (dir == NULL || strstr(dir, "://") != NULL)
         return 0;
@@ -387,7 +416,7 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
         return mb_err_sys(err, errno, "working_dir %s", dir);
     if (!S_ISDIR(st.st_mode))
         return mb_err_set(err, MB_EINVAL, "working_dir %s is not a directory", dir);
-    rc = ask_limit(rest, &max_bytes, err);
+    rc = ask_limits(rest, &max_bytes, &places_drivers, err);
     if (rc != 0)
         return rc;
     excludes = list_excludes(env);
@@ -472,15 +501,17 @@ static void print_json_line(const json_t *j)
 }
 
 static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
-                  const json_t *request, int *status, struct mb_err *err)
+                  json_t *request, int *status, struct mb_err *err)
 {
     struct mb_log_view view = {.json = a->common.json};
     struct mb_log_lines lines = {.view = &view, .rank = -1};
     struct mb_follow_opts opts = {.lines = &lines, .rank = -1, .tail_lines = -1};
     json_t *answer, *job;
     const char *id;
-    int rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
+    int rc = place_driver(rest, a, request, err);
 
+    if (rc == 0)
+        rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
     if (rc == 0)
         rc = post(rest, request, &answer, err);
     if (is_duplicate(rc, err))

@@ -1,10 +1,10 @@
 /*
  * mobula run -- CMD: the same gang around any command, with torchrun's environment variables.
  *
- * --as-driver is what `mobula job submit --driver-on gpu-node` puts in front of the entrypoint: the
- * driver that the head runs is then only the keeper of a gang of one, on a node with GPUs, whose
- * command is the real driver. Output, exit status, a stop, restarts of agents and of the head go
- * the way they go for every gang.
+ * --as-driver is what `mobula job submit --driver-on gpu-node` puts in front of the entrypoint for
+ * a stock Ray head (mobula's places drivers itself): the driver that the head runs is then only the
+ * keeper of a gang of one, on a node with GPUs, whose command is the real driver. Output, exit
+ * status, a stop, restarts of agents and of the head go the way they go for every gang.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -90,18 +90,33 @@ int mb_gcs_kv_keys(struct mb_gcs *c, const char *ns, const char *prefix, uint64_
 
 /* ---- drivers on a node that is not the head's (proto/mobula/head.proto) ---- */
 struct mb_job_event;
+struct mb_job_amount;
 struct mb_gcs_drivers {
     const uint8_t *node_id; /* MB_NODE_ID_BYTES */
     const struct mb_job_event *events;
     size_t n_events;
     const char *const *unknown;
     size_t n_unknown;
+    const char *const *running; /* drivers that are here, and the numbers of their starts */
+    const uint64_t *running_no;
+    size_t n_running;
+    int takes_drivers; /* the head may start others here */
+    const struct mb_job_amount *totals;
+    size_t n_totals;
+    const char *http_address; /* of the node's agent */
 };
 typedef void (*mb_gcs_drivers_cb)(void *arg, const struct mb_err *err, char *const *wanted,
                                   size_t n_wanted, char *const *stop, size_t n_stop);
 int mb_gcs_report_drivers(struct mb_gcs *c, const struct mb_gcs_drivers *report,
                           uint64_t timeout_ms, mb_gcs_drivers_cb cb, void *arg,
                           struct mb_gcs_op **op, struct mb_err *err);
+/* A piece of an uploaded package (gcs://NAME): n bytes of size_bytes altogether. MB_ENOENT: the
+ * head has no such package. */
+typedef void (*mb_gcs_piece_cb)(void *arg, const struct mb_err *err, uint64_t size_bytes,
+                                const void *p, size_t n);
+int mb_gcs_read_package(struct mb_gcs *c, const char *name, uint64_t offset, uint32_t max_bytes,
+                        uint64_t timeout_ms, mb_gcs_piece_cb cb, void *arg, struct mb_gcs_op **op,
+                        struct mb_err *err);
 
 /* ---- nodes ---- */
 typedef void (*mb_gcs_nodes_cb)(void *arg, const struct mb_err *err,

@@ -225,6 +225,8 @@ static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct m
     if (rc == 0)
         rc = head_drivers_methods(h, err);
     if (rc == 0)
+        rc = head_packages_methods(h, err);
+    if (rc == 0)
         rc = head_placement_report_methods(h, err);
     if (rc == 0)
         rc = head_syncer_methods(h, err);
@@ -312,6 +314,7 @@ static int load(struct mb_head *h, struct mb_err *err)
 /* From here on it serves. */
 static void activate(struct mb_head *h)
 {
+    h->active_ms = mb_mono_ms();
     head_jobs_adopt(h);
     head_jobinfo_settle(h);
     head_placement_settle(h);
@@ -476,6 +479,15 @@ void mb_head_set_node(struct mb_head *h, const char *node_id_hex)
     if (h->store && !h->standby &&
         put_kv(h, "job", "head_node_id", mb_blob_str(node_id_hex), &err) != 0)
         mb_error("gcs", "head_node_id not stored: %s", err.text);
+}
+
+void mb_head_node_renamed(struct mb_head *h, const char *old_hex)
+{
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        struct head_job *job = h->jobs[i];
+        if (strcmp(job->node, old_hex) == 0)
+            snprintf(job->node, sizeof job->node, "%s", h->runner->node_id_hex(h->runner->self));
+    }
 }
 
 /* ---- stop ---- */

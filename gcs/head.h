@@ -76,6 +76,8 @@ int mb_head_http_port(const struct mb_head *h);
 /* The node id of the head's own node: KV head_node_id and the driver's node. Call when its agent
  * has registered. */
 void mb_head_set_node(struct mb_head *h, const char *node_id_hex);
+/* The runner had that id before: drivers there are its own. */
+void mb_head_node_renamed(struct mb_head *h, const char *old_hex);
 /* Ends HTTP, flushes and closes the store, then cb; jobs are left to the runner. gRPC calls are
  * answered UNAVAILABLE from now on, until the runtime itself is stopped. */
 void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg);

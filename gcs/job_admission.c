@@ -4,6 +4,7 @@
  *  1. add: what the entrypoint asks for is read from the job's record, and the job is last in line.
  *  2. pump, after whatever may have changed something (a commit, a start, an end, the tick): free
  *     GPUs are asked for, then whoever may start is started.
+ *     Where, the queue says: the head's node, or another that has told what it has (job_offers.c).
  *  3. A start that fails makes the job FAILED. One that finds the GPUs taken meanwhile goes back to
  *     the front; the next tick tries again.
  *  4. What never fits, or has waited too long, is FAILED with the reason.
@@ -30,7 +31,9 @@ int head_admission_create(struct mb_head *h, const struct mb_head_job_limits *li
         .max_running = limits->max_running > 0 ? limits->max_running : MB_HEAD_RUNNING_JOBS,
         .max_waiting = limits->max_queued > 0 ? limits->max_queued : MB_HEAD_QUEUED_JOBS,
         .totals = totals,
-        .n_totals = limits->n_totals + 1};
+        .n_totals = limits->n_totals + 1,
+        .may_use = head_offers_may_use,
+        .arg = h};
     uint32_t n_gpus = 0, n_free;
 
     if (opts.n_totals > MB_JOB_QUEUE_KINDS_MAX)
@@ -93,18 +96,43 @@ static uint64_t timeout_of(const struct mb_head *h, const struct head_job *job)
 int head_admission_add(struct mb_head *h, struct head_job *job, int forced, struct mb_err *err)
 {
     struct mb_job_amount needs[NEEDS_MAX];
+    struct mb_job_wish wish;
     size_t n = needs_of(job, needs);
+    int rc = head_job_wish(job, n > 0, &wish);
 
-    return mb_job_queue_add(h->queue, &job->ticket, needs, n, timeout_of(h, job), mb_mono_ms(),
-                            forced, err);
+    if (rc != 0)
+        return mb_err_set(err, rc, "out of memory");
+    rc = mb_job_queue_add(h->queue, &job->ticket, needs, n, timeout_of(h, job), mb_mono_ms(),
+                          forced, err);
+    if (rc == 0)
+        mb_job_queue_wish(&job->ticket, &wish);
+    return rc;
 }
 
-void head_admission_adopt(struct mb_head *h, struct head_job *job)
+void head_admission_adopt(struct mb_head *h, struct head_job *job, const char *node)
 {
     struct mb_job_amount needs[NEEDS_MAX];
     size_t n = needs_of(job, needs);
+    struct mb_err err = {0};
+    int is_new;
 
-    mb_job_queue_adopt(h->queue, &job->ticket, needs, n);
+    /* It has not told what it has: enough for what runs there. */
+    if (!mb_job_queue_find_node(h->queue, node) &&
+        mb_job_queue_node(h->queue, node, NULL, 0, &is_new, &err) != 0)
+        mb_warn("jobs", "job=%s is counted as the head's: %s", job->id, err.text);
+    mb_job_queue_adopt(h->queue, &job->ticket, node, needs, n);
+}
+
+void head_admission_needs_anew(struct mb_head *h)
+{
+    struct mb_job_amount needs[NEEDS_MAX];
+
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        struct mb_job_ticket *t = &h->jobs[i]->ticket;
+
+        if (t->place == MB_JOB_PLACE_COMING || t->place == MB_JOB_PLACE_WAITING)
+            mb_job_queue_set_needs(t, needs, needs_of(h->jobs[i], needs));
+    }
 }
 
 void head_admission_leave(struct head_job *job)
@@ -166,8 +194,9 @@ void head_admission_pump(struct mb_head *h)
         return;
     if (h->runner->gpus) {
         h->runner->gpus(h->runner->self, &n_gpus, &n_free);
-        mb_job_queue_set_free(h->queue, MB_JOB_GPU, n_free);
+        mb_job_queue_set_free(h->queue, MB_JOB_HEAD_NODE, MB_JOB_GPU, n_free);
     }
+    head_offers_refresh(h);
     /* A turn of the loop is short: every start that ends calls for the next turn. */
     while (starts < STARTS_PER_TURN &&
            (action = mb_job_queue_next(h->queue, mb_mono_ms(), &t)) != MB_JOB_QUEUE_NOTHING) {

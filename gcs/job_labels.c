@@ -1,17 +1,14 @@
 /*
- * The label selector of a submission. Drivers run on the head's node, so its labels have to match.
- * JobInfo has no field for the selector, and Ray's readers take no other; it has a key of its own.
+ * The label selector of a submission: job_offers.c compares it with the nodes' labels. JobInfo has
+ * no field for it, and Ray's readers take no other; it has a key of its own.
  *
- *  1. store: beside the job's record, before it; load: with it; forget: with it.
- *  2. check: every label of the selector against the node's. The first that does not match is
- * named.
+ * store: beside the job's record, before it; load: with it; forget: with it.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "gcs/job_needs.h"
 #include "gcs/services.h"
 
 static char *key_of(const char *id)
@@ -60,35 +57,4 @@ void head_job_labels_forget(struct mb_head *h, const struct head_job *job)
     if (rc != 0)
         mb_warn("jobs", "job=%s its label selector stays in the store: %s", job->id, err.text);
     mb_free(key);
-}
-
-static const char *label_of(const struct head_node *n, const char *name)
-{
-    for (size_t i = 0; n && i < n->info->n_labels; i++)
-        if (strcmp(n->info->labels[i]->key, name) == 0)
-            return n->info->labels[i]->value;
-    return NULL;
-}
-
-int head_job_labels_check(struct mb_head *h, const struct head_job *job, struct mb_err *err)
-{
-    uint8_t id[MB_NODE_ID_BYTES];
-    const char *hex = h->runner->node_id_hex(h->runner->self), *name;
-    struct head_node *n = strlen(hex) == 2 * sizeof id && mb_unhex(hex, id, sizeof id) == 0
-                              ? head_node_find_id(h, id)
-                              : NULL;
-    json_t *wanted;
-
-    json_object_foreach(job->selector, name, wanted)
-    {
-        const char *has = label_of(n, name);
-
-        if (!mb_job_label_matches(json_string_value(wanted), has))
-            return mb_err_set(err, MB_EINVAL,
-                              "the driver would run on the head's node, which does not match the "
-                              "label selector %.100s=%.200s: it has %s%.100s",
-                              name, json_string_value(wanted), has ? "" : "no such label",
-                              has ? has : "");
-    }
-    return 0;
 }

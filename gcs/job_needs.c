@@ -1,6 +1,11 @@
-/* 1. Each amount in Ray's order, under Ray's names; 2. the first that is negative is told. */
+/*
+ * Amounts: each in Ray's order, under Ray's names; the first that is negative is told.
+ * Label selectors: Ray's two regular expressions, read by hand. A word is 1 to 63 of [A-Za-z0-9_.-]
+ * that begins and ends with a letter or digit.
+ */
 #include "gcs/job_needs.h"
 
+#include <stdint.h>
 #include <string.h>
 
 static int check(const char *name, const json_t *amount, struct mb_err *err)
@@ -58,4 +63,113 @@ int mb_job_label_matches(const char *selector, const char *value)
     else
         found = value && strcmp(selector, value) == 0;
     return found != is_not;
+}
+
+/* ---- the form of a selector ---- */
+
+enum { WORD_MAX = 63, PREFIX_MAX = 253 };
+
+static int is_alnum(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+static int is_word(const char *p, size_t n)
+{
+    if (n == 0 || n > WORD_MAX || !is_alnum(p[0]) || !is_alnum(p[n - 1]))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        if (!is_alnum(p[i]) && p[i] != '_' && p[i] != '.' && p[i] != '-')
+            return 0;
+    return 1;
+}
+
+/* Words with dots between them; a word may be missing, and has dots of its own. begins[i]: what is
+ * before i is such a list, and a word or a dot may follow. */
+static int is_prefix(const char *p, size_t n)
+{
+    char begins[PREFIX_MAX + 2] = {1};
+
+    if (n > PREFIX_MAX)
+        return 0;
+    for (size_t i = 0; i <= n; i++) {
+        if (!begins[i])
+            continue;
+        if (i == n)
+            return 1;
+        begins[i + 1] |= p[i] == '.';
+        for (size_t m = 1; m <= WORD_MAX && i + m <= n; m++) {
+            if (!is_word(p + i, m))
+                continue;
+            if (i + m == n)
+                return 1;
+            begins[i + m + 1] |= p[i + m] == '.';
+        }
+    }
+    return 0;
+}
+
+static int check_key(const char *key, struct mb_err *err)
+{
+    const char *slash = strrchr(key, '/'), *name = slash ? slash + 1 : key;
+
+    if (slash && !is_prefix(key, (size_t)(slash - key)))
+        return mb_err_set(err, MB_EINVAL,
+                          "Invalid label key prefix `%.*s`. Prefix must be a series of DNS labels "
+                          "separated by dots (.), not longer than 253 characters in total.",
+                          (int)(slash - key), key);
+    if (!is_word(name, strlen(name)))
+        return mb_err_set(
+            err, MB_EINVAL,
+            "Invalid label key name `%s`. Name must be 63 chars or less beginning and "
+            "ending with an alphanumeric character ([a-z0-9A-Z]) with dashes (-), "
+            "underscores (_),dots (.), and alphanumerics between.",
+            name);
+    return 0;
+}
+
+/* "", "v", "!v", "in(v, w)", "!in(v,w)", "(v)". */
+static int is_condition(const char *p)
+{
+    size_t n;
+
+    if (*p == '\0')
+        return 1;
+    p += *p == '!';
+    if (strncmp(p, "in(", 3) == 0)
+        p += 2;
+    if (*p != '(')
+        return is_word(p, strlen(p));
+    do {
+        p++;
+        p += p[-1] == ',' && *p == ' ';
+        n = strcspn(p, ",)");
+        if (!is_word(p, n))
+            return 0;
+        p += n;
+    } while (*p == ',');
+    return strcmp(p, ")") == 0;
+}
+
+int mb_job_selector_check(const json_t *selector, struct mb_err *err)
+{
+    const char *key;
+    json_t *value;
+    int rc = 0;
+
+    json_object_foreach((json_t *)(uintptr_t)selector, key, value)
+    {
+        if (rc == 0)
+            rc = check_key(key, err);
+        if (rc == 0 && !is_condition(json_string_value(value)))
+            rc = mb_err_set(
+                err, MB_EINVAL,
+                "Invalid label selector value `%s`. The label selector value should contain "
+                "optional operators and a label value. Supported operators are: ! and {'in'}. "
+                "Value must be 63 chars or less beginning and ending with an alphanumeric "
+                "character ([a-z0-9A-Z]) with dashes (-), underscores (_),dots (.), and "
+                "alphanumerics between.",
+                json_string_value(value));
+    }
+    return rc;
 }

@@ -13,4 +13,8 @@ int mb_job_needs_check(const json_t *info, struct mb_err *err);
  * _private/label_utils.py) */
 int mb_job_label_matches(const char *selector, const char *value);
 
+/* selector: label -> condition. MB_EINVAL with Ray's sentence for the first that is malformed (Ray
+ * 2.60, the same file). */
+int mb_job_selector_check(const json_t *selector, struct mb_err *err);
+
 #endif

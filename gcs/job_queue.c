@@ -12,36 +12,20 @@
  * A job that is COMING is always behind all that are WAITING, since records are stored in the order
  * in which they came; the walk ends at the first.
  */
-#include "gcs/job_queue.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
-#include "base/str.h"
+#include "gcs/job_queue_internal.h"
 
-enum { FULL_WALK_MS = 250 };        /* when no place is free, a walk only finds what is overdue */
-static const double EPSILON = 1e-9; /* sums of fractions such as 0.1 */
-
-struct line {
-    struct mb_job_ticket *first, *last;
-    size_t n;
-};
-
-struct mb_job_queue {
-    struct mb_job_amount kinds[MB_JOB_QUEUE_KINDS_MAX]; /* amount: the total */
-    double used[MB_JOB_QUEUE_KINDS_MAX];                /* by RUNNING; of inside kinds */
-    double outside_free[MB_JOB_QUEUE_KINDS_MAX];
-    size_t n_kinds;
-    size_t max_running, max_waiting;
-    struct line waiting, running;
-    int is_numbered;    /* positions are right */
-    uint64_t walked_ms; /* when the line was last looked through to its end */
+enum {
+    FULL_WALK_MS = 250, /* when no place is free, a walk only finds what is overdue */
+    LOOKS_MAX = 200000  /* at nodes, in one walk: who comes behind has his turn in another */
 };
 
 /* ---- lines ---- */
 
-static void append(struct line *l, struct mb_job_ticket *t)
+static void append(struct queue_line *l, struct mb_job_ticket *t)
 {
     t->prev = l->last;
     t->next = NULL;
@@ -50,7 +34,7 @@ static void append(struct line *l, struct mb_job_ticket *t)
     l->n++;
 }
 
-static void prepend(struct line *l, struct mb_job_ticket *t)
+static void prepend(struct queue_line *l, struct mb_job_ticket *t)
 {
     t->prev = NULL;
     t->next = l->first;
@@ -59,7 +43,7 @@ static void prepend(struct line *l, struct mb_job_ticket *t)
     l->n++;
 }
 
-static void unlink_ticket(struct line *l, struct mb_job_ticket *t)
+static void unlink_ticket(struct queue_line *l, struct mb_job_ticket *t)
 {
     *(t->prev ? &t->prev->next : &l->first) = t->next;
     *(t->next ? &t->next->prev : &l->last) = t->prev;
@@ -73,6 +57,7 @@ int mb_job_queue_create(const struct mb_job_queue_opts *opts, struct mb_job_queu
                         struct mb_err *err)
 {
     struct mb_job_queue *q;
+    int is_new;
 
     if (opts->n_totals > MB_JOB_QUEUE_KINDS_MAX)
         return mb_err_set(err, MB_EINVAL,
@@ -81,34 +66,33 @@ int mb_job_queue_create(const struct mb_job_queue_opts *opts, struct mb_job_queu
     q = mb_calloc(1, sizeof *q);
     if (!q)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    for (size_t i = 0; i < opts->n_totals; i++)
-        q->kinds[i] = opts->totals[i];
-    q->n_kinds = opts->n_totals;
+    if (mb_job_queue_node(q, MB_JOB_HEAD_NODE, opts->totals, opts->n_totals, &is_new, err) != 0) {
+        mb_job_queue_destroy(q);
+        return MB_ENOMEM;
+    }
     q->max_running = opts->max_running;
     q->max_waiting = opts->max_waiting;
+    q->may_use = opts->may_use;
+    q->arg = opts->arg;
     *out = q;
     return 0;
 }
 
 void mb_job_queue_destroy(struct mb_job_queue *q)
 {
+    if (q)
+        queue_free_nodes(q);
     mb_free(q);
 }
 
-static int kind_of(const struct mb_job_queue *q, const char *name)
+void mb_job_queue_set_needs(struct mb_job_ticket *t, const struct mb_job_amount *needs, size_t n)
 {
-    for (size_t k = 0; k < q->n_kinds; k++)
-        if (strcmp(q->kinds[k].name, name) == 0)
-            return (int)k;
-    return -1;
-}
+    const struct mb_job_queue *q = t->queue;
 
-static void set_needs(struct mb_job_queue *q, struct mb_job_ticket *t,
-                      const struct mb_job_amount *needs, size_t n)
-{
-    *t = (struct mb_job_ticket){.queue = q};
+    memset(t->need, 0, sizeof t->need);
+    t->unknown[0] = '\0';
     for (size_t i = 0; i < n; i++) {
-        int k = kind_of(q, needs[i].name);
+        int k = queue_kind_of(q, needs[i].name);
 
         if (!(needs[i].amount > 0))
             continue;
@@ -131,7 +115,8 @@ int mb_job_queue_add(struct mb_job_queue *q, struct mb_job_ticket *t,
                           "%zu jobs wait already, which is the bound of this head "
                           "(--max-queued-jobs); submit again when some have started",
                           q->waiting.n);
-    set_needs(q, t, needs, n);
+    *t = (struct mb_job_ticket){.queue = q};
+    mb_job_queue_set_needs(t, needs, n);
     t->since_ms = now_ms;
     t->timeout_ms = timeout_ms;
     t->place = MB_JOB_PLACE_COMING;
@@ -146,34 +131,21 @@ void mb_job_queue_ready(struct mb_job_ticket *t)
         t->place = MB_JOB_PLACE_WAITING;
 }
 
-static void hold(struct mb_job_queue *q, struct mb_job_ticket *t)
+void mb_job_queue_wish(struct mb_job_ticket *t, const struct mb_job_wish *wish)
 {
-    for (size_t k = 0; k < q->n_kinds; k++) {
-        if (q->kinds[k].is_outside)
-            q->outside_free[k] = fmax(0, q->outside_free[k] - t->need[k]);
-        else
-            q->used[k] += t->need[k];
-    }
-    t->place = MB_JOB_PLACE_RUNNING;
-    append(&q->running, t);
+    t->wish = *wish;
 }
 
-/* Units of an outside kind come back by mb_job_queue_set_free(). */
-static void unhold(struct mb_job_queue *q, struct mb_job_ticket *t)
-{
-    for (size_t k = 0; k < q->n_kinds; k++)
-        if (!q->kinds[k].is_outside)
-            q->used[k] = fmax(0, q->used[k] - t->need[k]);
-    unlink_ticket(&q->running, t);
-    if (q->running.n == 0)
-        memset(q->used, 0, sizeof q->used); /* what rounding left */
-}
-
-void mb_job_queue_adopt(struct mb_job_queue *q, struct mb_job_ticket *t,
+void mb_job_queue_adopt(struct mb_job_queue *q, struct mb_job_ticket *t, const char *node,
                         const struct mb_job_amount *needs, size_t n)
 {
-    set_needs(q, t, needs, n);
-    hold(q, t);
+    struct mb_job_node *at = mb_job_queue_find_node(q, node);
+
+    *t = (struct mb_job_ticket){.queue = q};
+    mb_job_queue_set_needs(t, needs, n);
+    queue_hold(t, at ? at : q->nodes[0]);
+    append(&q->running, t);
+    mb_job_queue_confirm(t);
 }
 
 void mb_job_queue_put_back(struct mb_job_ticket *t)
@@ -182,7 +154,8 @@ void mb_job_queue_put_back(struct mb_job_ticket *t)
 
     if (t->place != MB_JOB_PLACE_RUNNING)
         return;
-    unhold(q, t);
+    queue_unhold(t);
+    unlink_ticket(&q->running, t);
     t->place = MB_JOB_PLACE_WAITING;
     prepend(&q->waiting, t);
     q->is_numbered = 0;
@@ -192,10 +165,12 @@ void mb_job_queue_leave(struct mb_job_ticket *t)
 {
     struct mb_job_queue *q = t->queue;
 
-    if (t->place == MB_JOB_PLACE_RUNNING)
-        unhold(q, t);
-    else if (t->place != MB_JOB_PLACE_NONE)
+    if (t->place == MB_JOB_PLACE_RUNNING) {
+        queue_unhold(t);
+        unlink_ticket(&q->running, t);
+    } else if (t->place != MB_JOB_PLACE_NONE) {
         unlink_ticket(&q->waiting, t);
+    }
     if (q)
         q->is_numbered = 0;
     *t = (struct mb_job_ticket){.place = MB_JOB_PLACE_NONE};
@@ -207,37 +182,88 @@ void mb_job_queue_seen(struct mb_job_ticket *t, uint64_t now_ms)
         t->seen_ms = now_ms;
 }
 
-void mb_job_queue_set_free(struct mb_job_queue *q, const char *name, double amount)
-{
-    int k = kind_of(q, name);
-
-    if (k >= 0 && q->kinds[k].is_outside)
-        q->outside_free[k] = amount;
-}
-
 /* ---- decisions ---- */
 
-static double free_of(const struct mb_job_queue *q, size_t k)
-{
-    return q->kinds[k].is_outside ? q->outside_free[k] : q->kinds[k].amount - q->used[k];
-}
-
-static int fits(const struct mb_job_queue *q, const struct mb_job_ticket *t, const double *left)
+static int fits(const struct mb_job_queue *q, const struct mb_job_ticket *t,
+                const struct mb_job_node *n)
 {
     for (size_t k = 0; k < q->n_kinds; k++)
-        if (t->need[k] > 0 && t->need[k] > left[k] + EPSILON)
+        if (t->need[k] > 0 && t->need[k] > n->left[k] + QUEUE_EPSILON)
             return 0;
     return 1;
 }
 
-static int never_fits(const struct mb_job_queue *q, const struct mb_job_ticket *t)
+/* The part of its scarcest need that is there. */
+static double share_of(const struct mb_job_queue *q, const struct mb_job_ticket *t,
+                       const struct mb_job_node *n)
 {
-    if (t->unknown[0] != '\0')
-        return 1;
+    double least = 1;
+
     for (size_t k = 0; k < q->n_kinds; k++)
-        if (t->need[k] > q->kinds[k].amount + EPSILON)
-            return 1;
-    return 0;
+        if (t->need[k] > 0)
+            least = fmin(least, n->left[k] / t->need[k]);
+    return least;
+}
+
+/* What a look at all nodes finds for one job. */
+struct look {
+    struct mb_job_node *now;   /* it fits there at this moment */
+    struct mb_job_node *later; /* it would, were the node empty, and lacks least of all such */
+};
+
+static struct look look_at_nodes(const struct mb_job_queue *q, const struct mb_job_ticket *t,
+                                 long *looks_left)
+{
+    size_t n = t->wish.is_plain ? 1 : q->n_nodes;
+    struct look out = {0};
+    double best = -1;
+
+    *looks_left -= (long)n;
+    for (size_t i = 0; i < n; i++) {
+        struct mb_job_node *at = q->nodes[i];
+        double share;
+
+        if (!queue_could_hold(q, t, at))
+            continue;
+        share = share_of(q, t, at);
+        if (share > best) {
+            out.later = at;
+            best = share;
+        }
+        if (!fits(q, t, at))
+            continue;
+        if (i == 0) { /* the head's node comes first */
+            out.now = at;
+            break;
+        }
+        if (!out.now || at->n_running < out.now->n_running)
+            out.now = at;
+    }
+    return out;
+}
+
+/* It keeps its pin while that node could hold it. */
+static void set_aside(const struct mb_job_queue *q, struct mb_job_ticket *t, struct look found)
+{
+    if (!t->node || !queue_could_hold(q, t, t->node))
+        t->node = found.later;
+    for (size_t k = 0; k < q->n_kinds; k++)
+        t->node->left[k] = fmax(0, t->node->left[k] - t->need[k]);
+}
+
+static void begin_walk(struct mb_job_queue *q)
+{
+    for (size_t i = 0; i < q->n_nodes; i++)
+        for (size_t k = 0; k < q->n_kinds; k++)
+            q->nodes[i]->left[k] = queue_free_of(q, q->nodes[i], k);
+}
+
+static void start(struct mb_job_queue *q, struct mb_job_ticket *t, struct mb_job_node *n)
+{
+    unlink_ticket(&q->waiting, t);
+    queue_hold(t, n);
+    append(&q->running, t);
+    q->is_numbered = 0;
 }
 
 static int verdict_is_due(const struct mb_job_ticket *t, uint64_t now_ms)
@@ -246,139 +272,58 @@ static int verdict_is_due(const struct mb_job_ticket *t, uint64_t now_ms)
            now_ms >= t->since_ms + MB_JOB_QUEUE_UNSEEN_MS;
 }
 
+/* One job of the line. NOTHING: it waits on. */
+static enum mb_job_queue_action judge(struct mb_job_queue *q, struct mb_job_ticket *t,
+                                      uint64_t now_ms, int has_place, long *looks_left)
+{
+    struct look found = {0};
+
+    if (t->unknown[0] == '\0')
+        found = look_at_nodes(q, t, looks_left);
+    if (has_place && found.now && t->unknown[0] == '\0') {
+        start(q, t, found.now);
+        return MB_JOB_QUEUE_START;
+    }
+    if (!found.later)
+        t->node = NULL;
+    if (!found.later && !t->wish.is_patient)
+        return verdict_is_due(t, now_ms) && !q->is_unsettled ? MB_JOB_QUEUE_NEVER_FITS
+                                                             : MB_JOB_QUEUE_NOTHING;
+    if (t->timeout_ms > 0 && now_ms >= t->since_ms + t->timeout_ms)
+        return MB_JOB_QUEUE_TIMED_OUT;
+    if (found.later)
+        set_aside(q, t, found);
+    return MB_JOB_QUEUE_NOTHING;
+}
+
 enum mb_job_queue_action mb_job_queue_next(struct mb_job_queue *q, uint64_t now_ms,
                                            struct mb_job_ticket **out)
 {
     size_t places = q->max_running > q->running.n ? q->max_running - q->running.n : 0;
-    double left[MB_JOB_QUEUE_KINDS_MAX];
+    long looks_left = LOOKS_MAX;
     int place_is_set_aside = 0;
 
     *out = NULL;
     if (places == 0 && now_ms < q->walked_ms + FULL_WALK_MS)
         return MB_JOB_QUEUE_NOTHING;
-    for (size_t k = 0; k < q->n_kinds; k++)
-        left[k] = free_of(q, k);
-    for (struct mb_job_ticket *t = q->waiting.first; t; t = t->next) {
-        *out = t;
+    begin_walk(q);
+    for (struct mb_job_ticket *t = q->waiting.first; t && looks_left > 0; t = t->next) {
+        enum mb_job_queue_action action;
+
         if (t->place == MB_JOB_PLACE_COMING)
             break;
-        if (never_fits(q, t)) {
-            if (verdict_is_due(t, now_ms))
-                return MB_JOB_QUEUE_NEVER_FITS;
-            continue;
+        action = judge(q, t, now_ms, places > 0, &looks_left);
+        if (action != MB_JOB_QUEUE_NOTHING) {
+            *out = t;
+            return action;
         }
-        if (places > 0 && fits(q, t, left)) {
-            unlink_ticket(&q->waiting, t);
-            hold(q, t);
-            q->is_numbered = 0;
-            return MB_JOB_QUEUE_START;
-        }
-        if (t->timeout_ms > 0 && now_ms >= t->since_ms + t->timeout_ms)
-            return MB_JOB_QUEUE_TIMED_OUT;
-        for (size_t k = 0; k < q->n_kinds; k++)
-            left[k] = fmax(0, left[k] - t->need[k]);
-        if (places > 0 && !place_is_set_aside) {
+        if (places > 0 && !place_is_set_aside && t->node) {
             places--;
             place_is_set_aside = 1;
         }
     }
-    *out = NULL;
     q->walked_ms = now_ms;
     return MB_JOB_QUEUE_NOTHING;
-}
-
-/* ---- words ---- */
-
-static int put_amount(struct mb_buf *out, const char *name, double amount)
-{
-    char human[16];
-
-    if (strcmp(name, MB_JOB_MEMORY) == 0)
-        return mb_buf_printf(out, "%s of memory", mb_human_bytes((uint64_t)amount, human));
-    if (strcmp(name, MB_JOB_CPU) == 0 || strcmp(name, MB_JOB_GPU) == 0)
-        return mb_buf_printf(out, "%g %s%s", amount, name, amount == 1 ? "" : "s");
-    return mb_buf_printf(out, "%g %s", amount, name);
-}
-
-static int put_bare(struct mb_buf *out, const char *name, double amount)
-{
-    char human[16];
-
-    if (strcmp(name, MB_JOB_MEMORY) == 0)
-        return mb_buf_puts(out, mb_human_bytes((uint64_t)amount, human));
-    return mb_buf_printf(out, "%g", amount);
-}
-
-/* "needs 3 GPUs, the cluster has 1": of what is beyond every total. */
-static int put_never(const struct mb_job_ticket *t, struct mb_buf *out)
-{
-    const struct mb_job_queue *q = t->queue;
-    const char *sep = "It ";
-    int rc = 0;
-
-    for (size_t k = 0; k < q->n_kinds && rc == 0; k++) {
-        if (!(t->need[k] > q->kinds[k].amount + EPSILON))
-            continue;
-        rc = mb_buf_printf(out, "%sneeds ", sep);
-        rc = rc != 0 ? rc : put_amount(out, q->kinds[k].name, t->need[k]);
-        rc = rc != 0 ? rc : mb_buf_puts(out, ", the cluster has ");
-        rc = rc != 0 ? rc : put_bare(out, q->kinds[k].name, q->kinds[k].amount);
-        sep = "; it ";
-    }
-    if (rc == 0 && t->unknown[0] != '\0')
-        rc = mb_buf_printf(out, "%sneeds %g %s, the cluster has 0", sep, t->unknown_amount,
-                           t->unknown);
-    return rc != 0 ? rc : mb_buf_puts(out, " for drivers, which run on the node of the head.");
-}
-
-/* ": it needs 2 GPUs, 1 of 4 is free": of what is not free at this moment. */
-static int put_missing(const struct mb_job_ticket *t, struct mb_buf *out)
-{
-    const struct mb_job_queue *q = t->queue;
-    int rc = 0, n = 0;
-
-    for (size_t k = 0; k < q->n_kinds && rc == 0; k++) {
-        if (!(t->need[k] > 0) || t->need[k] <= free_of(q, k) + EPSILON)
-            continue;
-        rc = mb_buf_puts(out, n++ == 0 ? ": it needs " : "; ");
-        rc = rc != 0 ? rc : put_amount(out, q->kinds[k].name, t->need[k]);
-        rc = rc != 0 ? rc : mb_buf_puts(out, ", ");
-        rc = rc != 0 ? rc : put_bare(out, q->kinds[k].name, fmax(0, free_of(q, k)));
-        rc = rc != 0 ? rc : mb_buf_puts(out, " of ");
-        rc = rc != 0 ? rc : put_bare(out, q->kinds[k].name, q->kinds[k].amount);
-        rc = rc != 0 ? rc : mb_buf_puts(out, " free");
-    }
-    if (rc == 0 && n == 0 && q->running.n >= q->max_running)
-        rc = mb_buf_printf(out, ": %zu jobs run, which is the bound (--max-running-jobs)",
-                           q->running.n);
-    else if (rc == 0 && n == 0 && t->prev)
-        rc = mb_buf_puts(out, ": what is free is kept for jobs before it");
-    return rc;
-}
-
-static void number(struct mb_job_queue *q)
-{
-    size_t n = 0;
-
-    for (struct mb_job_ticket *t = q->waiting.first; t; t = t->next)
-        t->position = ++n;
-    q->is_numbered = 1;
-}
-
-int mb_job_queue_reason(struct mb_job_ticket *t, struct mb_buf *out)
-{
-    struct mb_job_queue *q = t->queue;
-    int rc;
-
-    if (t->place != MB_JOB_PLACE_COMING && t->place != MB_JOB_PLACE_WAITING)
-        return 0;
-    if (never_fits(q, t))
-        return put_never(t, out);
-    if (!q->is_numbered)
-        number(q);
-    rc = mb_buf_printf(out, "It is number %zu of %zu in the queue", t->position, q->waiting.n);
-    rc = rc != 0 ? rc : put_missing(t, out);
-    return rc != 0 ? rc : mb_buf_puts(out, ".");
 }
 
 size_t mb_job_queue_waiting(const struct mb_job_queue *q)
@@ -391,23 +336,39 @@ size_t mb_job_queue_running(const struct mb_job_queue *q)
     return q->running.n;
 }
 
-const char *mb_job_queue_invariant(const struct mb_job_queue *q)
+static int node_adds_up(const struct mb_job_queue *q, const struct mb_job_node *node)
 {
     double sum[MB_JOB_QUEUE_KINDS_MAX] = {0};
+    size_t n = 0;
+
+    for (const struct mb_job_ticket *t = q->running.first; t; t = t->next) {
+        if (t->node != node)
+            continue;
+        n++;
+        for (size_t k = 0; k < q->n_kinds; k++)
+            if (!q->kinds[k].is_outside || !t->is_confirmed)
+                sum[k] += t->need[k];
+    }
+    for (size_t k = 0; k < q->n_kinds; k++)
+        if (fabs(sum[k] - (q->kinds[k].is_outside ? node->promised[k] : node->used[k])) > 1e-6)
+            return 0;
+    return n == node->n_running && (n > 0 || !node->is_gone);
+}
+
+const char *mb_job_queue_invariant(const struct mb_job_queue *q)
+{
     size_t n = 0;
     int coming = 0;
 
     for (struct mb_job_ticket *t = q->running.first; t; t = t->next, n++) {
-        if (t->place != MB_JOB_PLACE_RUNNING || t->queue != q)
+        if (t->place != MB_JOB_PLACE_RUNNING || t->queue != q || !t->node)
             return "a ticket among the running is not";
-        for (size_t k = 0; k < q->n_kinds; k++)
-            sum[k] += t->need[k];
     }
     if (n != q->running.n)
         return "the running are miscounted";
-    for (size_t k = 0; k < q->n_kinds; k++)
-        if (!q->kinds[k].is_outside && fabs(sum[k] - q->used[k]) > 1e-6)
-            return "what is used is not what the running hold";
+    for (size_t i = 0; i < q->n_nodes; i++)
+        if (!node_adds_up(q, q->nodes[i]))
+            return "what is used of a node is not what the running hold";
     n = 0;
     for (struct mb_job_ticket *t = q->waiting.first; t; t = t->next, n++) {
         if (t->place != MB_JOB_PLACE_COMING && t->place != MB_JOB_PLACE_WAITING)

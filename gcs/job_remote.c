@@ -1,13 +1,14 @@
 /*
- * Jobs whose driver runs on another node than the head's: after a takeover, on the node that was
- * the head before (proto/mobula/head.proto).
+ * Jobs whose driver runs on another node than the head's: where the queue put it, or, after a
+ * takeover, on the node that was the head before (proto/mobula/head.proto).
  *
- *  1. Adoption finds no driver here, but the job's record names another node that is alive: the job
- *     stays as it is until that node reports.
- *  2. The node reports what its drivers do; the job follows. Stop requests go back in the answer.
+ *  1. The node reports what its drivers do; the job follows. What it has for drivers is taken too.
+ *  2. The answer names the drivers that are looked for there, and those that are to end: their jobs
+ *     are stopping, or over, or not known, or began anew elsewhere.
  * Failure paths:
  *  3. The node does not know the driver, or is declared dead: the job is FAILED, and names the
  * node.
+ *  4. An event of a former start of the same job (its number is another): nobody's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,24 +20,9 @@
 
 enum { REMOTE_JOBS_MAX = 10000 };
 
-static const char *driver_node(const struct head_job *job)
+int head_job_is_elsewhere(struct mb_head *h, const struct head_job *job)
 {
-    const char *hex = json_string_value(json_object_get(job->info, "driver_node_id"));
-
-    return hex ? hex : "";
-}
-
-int head_job_is_remote(struct mb_head *h, const struct head_job *job)
-{
-    const char *hex = driver_node(job);
-    uint8_t id[MB_NODE_ID_BYTES];
-
-    if (!h->redis || job->state == MB_JOB_PENDING || mb_job_is_terminal(job->state) ||
-        strlen(hex) != 2 * MB_NODE_ID_BYTES || mb_unhex(hex, id, sizeof id) != 0 ||
-        strcmp(hex, h->runner->node_id_hex(h->runner->self)) == 0)
-        return 0;
-    struct head_node *n = head_node_find_id(h, id);
-    return n && head_node_alive(n);
+    return job->node[0] != '\0' && strcmp(job->node, h->runner->node_id_hex(h->runner->self)) != 0;
 }
 
 static void fail_lost(struct mb_head *h, struct head_job *job, const char *why)
@@ -44,22 +30,16 @@ static void fail_lost(struct mb_head *h, struct head_job *job, const char *why)
     char text[200];
     struct mb_job_facts facts = {.text = text};
 
-    snprintf(text, sizeof text, "The driver was lost: node %.56s, where it ran, %s.",
-             driver_node(job), why);
+    snprintf(text, sizeof text, "The driver was lost: node %.56s, where it %s, %s.", job->node,
+             job->state == MB_JOB_PENDING ? "was being started" : "ran", why);
     head_job_apply(h, job, MB_JOB_LOST, &facts);
 }
 
 void head_job_lost(struct mb_head *h, struct head_job *job)
 {
     struct mb_job_facts facts = {0};
-    uint8_t id[MB_NODE_ID_BYTES];
-    const char *hex = driver_node(job);
-    struct head_node *n = NULL;
 
-    if (strlen(hex) == 2 * MB_NODE_ID_BYTES && mb_unhex(hex, id, sizeof id) == 0 &&
-        strcmp(hex, h->runner->node_id_hex(h->runner->self)) != 0)
-        n = head_node_find_id(h, id);
-    if (h->redis && n && !head_node_alive(n))
+    if (head_job_is_elsewhere(h, job))
         fail_lost(h, job, "is dead");
     else
         head_job_apply(h, job, MB_JOB_LOST, &facts);
@@ -70,11 +50,22 @@ void head_jobs_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYT
     char hex[2 * MB_NODE_ID_BYTES + 1];
 
     mb_hex(node_id, MB_NODE_ID_BYTES, hex);
-    if (!h->redis || strcmp(hex, h->runner->node_id_hex(h->runner->self)) == 0)
+    if (h->n_jobs == 0 || strcmp(hex, h->runner->node_id_hex(h->runner->self)) == 0)
         return;
     for (size_t i = 0; i < h->n_jobs; i++)
-        if (!mb_job_is_terminal(h->jobs[i]->state) && strcmp(driver_node(h->jobs[i]), hex) == 0)
+        if (!mb_job_is_terminal(h->jobs[i]->state) && strcmp(h->jobs[i]->node, hex) == 0)
             fail_lost(h, h->jobs[i], "is dead");
+}
+
+/* The job that a node speaks of, if its driver is looked for there. */
+static struct head_job *job_there(struct mb_head *h, const char *id, uint64_t start_no,
+                                  const char *node_hex)
+{
+    struct head_job *job = head_job_find(h, id);
+
+    if (!job || strcmp(job->node, node_hex) != 0)
+        return NULL;
+    return start_no == 0 || job->start_no == 0 || start_no == job->start_no ? job : NULL;
 }
 
 static void take_report(struct mb_head *h, const Mobula__V1__ReportDriversRequest *m,
@@ -84,20 +75,48 @@ static void take_report(struct mb_head *h, const Mobula__V1__ReportDriversReques
         const Mobula__V1__DriverEvent *in = m->events[i];
         struct mb_job_event e = {.submission_id = in->submission_id,
                                  .kind = (enum mb_job_event_kind)in->kind,
+                                 .start_no = in->start_no,
                                  .pid = in->pid,
                                  .exit_code = in->exit_code,
                                  .text = in->text,
                                  .log_tail = in->log_tail};
-        struct head_job *job = head_job_find(h, in->submission_id);
-        if (job && in->kind >= MB_JOB_EVENT_RUNNING && in->kind <= MB_JOB_EVENT_ENDING &&
-            strcmp(driver_node(job), node_hex) == 0)
+        if (in->kind >= MB_JOB_EVENT_RUNNING && in->kind <= MB_JOB_EVENT_ENDING &&
+            job_there(h, in->submission_id, in->start_no, node_hex))
             head_jobs_event(h, &e);
     }
     for (size_t i = 0; i < m->n_unknown; i++) {
-        struct head_job *job = head_job_find(h, m->unknown[i]);
-        if (job && head_job_is_remote(h, job) && strcmp(driver_node(job), node_hex) == 0)
+        struct head_job *job = job_there(h, m->unknown[i], 0, node_hex);
+        if (job && job->state != MB_JOB_PENDING && !mb_job_is_terminal(job->state))
             fail_lost(h, job, "does not know it");
     }
+}
+
+/* Drivers that run there and are to end. */
+static size_t list_stops(struct mb_head *h, const Mobula__V1__ReportDriversRequest *m,
+                         const char *node_hex, char **out)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < m->n_running; i++) {
+        const Mobula__V1__RunningDriver *r = m->running[i];
+        const struct head_job *job = job_there(h, r->submission_id, r->start_no, node_hex);
+        if (!job || job->state == MB_JOB_STOPPING || mb_job_is_terminal(job->state))
+            out[n++] = r->submission_id;
+    }
+    return n;
+}
+
+static size_t list_wanted(struct mb_head *h, const char *node_hex, char **out, size_t max)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < h->n_jobs && n < max; i++) {
+        struct head_job *job = h->jobs[i];
+        if (job->state != MB_JOB_PENDING && !mb_job_is_terminal(job->state) &&
+            strcmp(job->node, node_hex) == 0)
+            out[n++] = job->id;
+    }
+    return n;
 }
 
 static void report_drivers(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
@@ -116,23 +135,19 @@ static void report_drivers(void *arg, struct mb_grpc_req *req, const ProtobufCMe
         return;
     }
     mb_hex(n->id, MB_NODE_ID_BYTES, hex);
+    head_offers_take(h, n, m);
     take_report(h, m, hex);
+    head_admission_pump(h);
     size_t max = h->n_jobs < REMOTE_JOBS_MAX ? h->n_jobs : REMOTE_JOBS_MAX;
     reply.wanted = mb_arena_calloc(&a, max + 1, sizeof *reply.wanted);
-    reply.stop = mb_arena_calloc(&a, max + 1, sizeof *reply.stop);
-    for (size_t i = 0; reply.wanted && reply.stop && i < h->n_jobs; i++) {
-        struct head_job *job = h->jobs[i];
-        if (reply.n_wanted == max || !head_job_is_remote(h, job) ||
-            strcmp(driver_node(job), hex) != 0)
-            continue;
-        reply.wanted[reply.n_wanted++] = job->id;
-        if (job->state == MB_JOB_STOPPING)
-            reply.stop[reply.n_stop++] = job->id;
-    }
-    if (reply.wanted && reply.stop)
+    reply.stop = mb_arena_calloc(&a, m->n_running + 1, sizeof *reply.stop);
+    if (reply.wanted && reply.stop) {
+        reply.n_wanted = list_wanted(h, hex, reply.wanted, max);
+        reply.n_stop = list_stops(h, m, hex, reply.stop);
         head_reply_committed(h, req, &reply.base);
-    else
+    } else {
         mb_grpc_reply_error(req, MB_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+    }
     mb_arena_close(&a);
 }
 

@@ -6,8 +6,9 @@
 #include "base/err.h"
 
 /* Keys of a job's metadata that mean something here; a stock Ray head just keeps them. */
-#define MB_JOB_KEY_KEY      "mobula_submission_key" /* who sent it: makes a repetition harmless */
-#define MB_JOB_PIPEFAIL_KEY "mobula_pipefail" /* "1"; "0" is nothing, anything else is refused */
+#define MB_JOB_KEY_KEY       "mobula_submission_key" /* who sent it: makes a repetition harmless */
+#define MB_JOB_PIPEFAIL_KEY  "mobula_pipefail"  /* "1"; "0" is nothing, anything else is refused */
+#define MB_JOB_DRIVER_ON_KEY "mobula_driver_on" /* "gpu-node": where there are GPUs */
 
 /* 0, or MB_EINVAL with the text of Ray's TypeError. Nulls and empty ids are removed from request,
  * which must be an object; truth values of number fields become 0 or 1. */

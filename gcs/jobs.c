@@ -4,7 +4,7 @@
  *
  * Happy path:
  *  1. submit: the record is written as PENDING and the job stands in line (job_admission.c); after
- *     its commit, and when it is its turn, the runner is asked to start.
+ *     its commit, and when it is its turn, its driver is started here or elsewhere (job_start.c).
  *  2. The runner reports RUNNING, later EXITED; each change is written; after the commit followers
  *     of the log hear of it, and a terminal job's drivers and placement groups end.
  *  3. stop: a job without a driver becomes STOPPED at once; one whose driver runs, or is being
@@ -21,7 +21,6 @@
  *     the records and files of others go, a few at a time. Whatever has not ended stays.
  *  8. A driver that starts although its job was stopped meanwhile is stopped.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -30,7 +29,6 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/job_needs.h"
-#include "gcs/runtime_env.h"
 #include "gcs/services.h"
 #include "gcs/text.h"
 
@@ -51,6 +49,7 @@ static void free_job(struct head_job *job)
     head_admission_leave(job);
     json_decref(job->info);
     json_decref(job->selector);
+    mb_free(job->wish);
     mb_free(job->id);
     mb_free(job);
 }
@@ -118,7 +117,7 @@ static void into_line(struct mb_head *h, struct head_job *job)
     struct mb_err why = {0}, err = {0};
     struct mb_job_facts facts = {.text = err.text};
 
-    if (mb_job_needs_check(job->info, &why) == 0 && head_job_labels_check(h, job, &why) == 0) {
+    if (mb_job_needs_check(job->info, &why) == 0) {
         mb_job_queue_ready(&job->ticket);
         return;
     }
@@ -199,13 +198,6 @@ static int set_or_null(json_t *o, const char *key, const char *text)
     return json_object_set_new(o, key, text ? json_string(text) : json_null());
 }
 
-static const char *runtime_env_text(const struct head_job *job)
-{
-    const char *text = json_string_value(json_object_get(job->info, "runtime_env_json"));
-
-    return text ? text : "{}";
-}
-
 static int asks_resources(const struct head_job *job)
 {
     json_t *resources = json_object_get(job->info, "entrypoint_resources");
@@ -216,6 +208,25 @@ static int asks_resources(const struct head_job *job)
            json_object_size(resources) > 0;
 }
 
+/* Where its driver runs, and who has its log. */
+static int describe_node(struct mb_head *h, struct head_job *job)
+{
+    const struct head_node *n = head_node_find_hex(h, job->node);
+    char address[300];
+
+    if (!head_job_is_elsewhere(h, job))
+        return set_or_null(job->info, "driver_agent_http_address",
+                           h->runner->http_address(h->runner->self)) |
+               set_or_null(job->info, "driver_node_id", h->runner->node_id_hex(h->runner->self));
+    if (n && n->http_address[0])
+        snprintf(address, sizeof address, "%s", n->http_address);
+    else if (n)
+        snprintf(address, sizeof address, "http://%.200s:%d", n->info->node_manager_address,
+                 n->info->dashboard_agent_listen_port);
+    return set_or_null(job->info, "driver_agent_http_address", n ? address : NULL) |
+           set_or_null(job->info, "driver_node_id", job->node);
+}
+
 /* JobInfo's fields for the state; memory running out leaves the old value and is said. */
 static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input input,
                      struct mb_job_facts *facts)
@@ -224,18 +235,15 @@ static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input 
     int rc = 0;
 
     facts->asks_resources = asks_resources(job);
-    facts->has_runtime_env = strcmp(runtime_env_text(job), "{}") != 0;
+    facts->has_runtime_env = strcmp(head_job_runtime_env(job), "{}") != 0;
     rc |= mb_job_message(job->state, input, facts, &raw);
     rc |= mb_text_clean(mb_buf_str(&raw), raw.len, &message); /* it may quote log bytes */
     rc |= set_or_null(job->info, "status", mb_job_state_name(job->state));
     rc |=
         json_object_set_new(job->info, "message", json_stringn(mb_buf_str(&message), message.len));
     rc |= set_or_null(job->info, "error_type", mb_job_error_type(job->state, input, facts->text));
-    if (job->state == MB_JOB_RUNNING) {
-        rc |= set_or_null(job->info, "driver_agent_http_address",
-                          h->runner->http_address(h->runner->self));
-        rc |= set_or_null(job->info, "driver_node_id", h->runner->node_id_hex(h->runner->self));
-    }
+    if (job->state == MB_JOB_RUNNING)
+        rc |= describe_node(h, job);
     if (mb_job_is_terminal(job->state)) {
         rc |= json_object_set_new(job->info, "end_time", json_integer((json_int_t)mb_unix_ms()));
         if (job->state != MB_JOB_STOPPED &&
@@ -281,15 +289,17 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     }
 }
 
-static int delete_record(struct mb_head *h, const struct head_job *job, struct mb_err *err)
+static int delete_record(struct mb_head *h, struct head_job *job, struct mb_err *err)
 {
     char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
     int rc = key ? mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL,
                                  NULL, err)
                  : mb_err_set(err, MB_ENOMEM, "out of memory");
 
-    if (rc == 0)
+    if (rc == 0) {
         head_job_labels_forget(h, job);
+        head_job_start_forget(h, job);
+    }
     mb_free(key);
     return rc;
 }
@@ -316,10 +326,13 @@ static void forget_ended(struct mb_head *h)
 
 void head_jobs_tick(struct mb_head *h)
 {
+    uint64_t now = mb_mono_ms();
+
     for (size_t i = 0; i < h->n_jobs; i++) {
         struct mb_err err = {0};
         if (h->jobs[i]->unwritten)
             h->jobs[i]->unwritten = write_job(h, h->jobs[i], 0, &err) != 0;
+        head_job_start_tick(h, h->jobs[i], now);
     }
     forget_ended(h);
     head_admission_pump(h);
@@ -327,73 +340,21 @@ void head_jobs_tick(struct mb_head *h)
 
 /* ---- the runner ---- */
 
-/* Said before the runner is asked, with Ray's words: what can never work, and what is not here. */
-static int check_runtime_env(struct mb_head *h, const struct head_job *job, struct mb_err *err)
-{
-    json_t *json = json_loads(runtime_env_text(job), 0, NULL);
-    struct mb_runtime_env env;
-    struct mb_err why = {0};
-    int rc = mb_runtime_env_parse(json, &env, &why);
-
-    if (rc != 0)
-        mb_err_set(err, rc, "Failed to start supervisor actor %s: '%s'", job->id, why.text);
-    for (size_t i = 0; rc == 0 && i < env.n_refs; i++)
-        if (env.refs[i].place == MB_RUNTIME_ENV_UPLOADED &&
-            !head_package_known(h, env.refs[i].rest))
-            rc = mb_err_set(err, MB_ENOENT,
-                            "runtime_env setup failed: Failed to set up runtime environment.\n"
-                            "The package %s is not on this head.",
-                            env.refs[i].uri);
-    json_decref(json);
-    return rc;
-}
-
-static const char *metadata_of(const struct head_job *job, const char *key)
-{
-    const char *text =
-        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
-
-    return text ? text : "";
-}
-
-int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err *err)
-{
-    char address[300];
-    /* NULL for the null of a submission without metadata */
-    char *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
-    double gpus = json_number_value(json_object_get(job->info, "entrypoint_num_gpus"));
-    int rc = check_runtime_env(h, job, err);
-
-    snprintf(address, sizeof address, "%s:%d", h->node_ip, h->gcs_port);
-    if (rc == 0) {
-        struct mb_job_spec spec = {
-            .submission_id = job->id,
-            .entrypoint = json_string_value(json_object_get(job->info, "entrypoint")),
-            .runtime_env_json = runtime_env_text(job),
-            .metadata_json = metadata ? metadata : "{}",
-            .ray_address = address,
-            .packages_dir = h->packages_dir,
-            .n_gpus = (uint32_t)ceil(gpus > 0 ? gpus : 0),
-            .pipefail = strcmp(metadata_of(job, MB_JOB_PIPEFAIL_KEY), "1") == 0};
-        rc = h->runner->start(h->runner->self, &spec, err);
-    }
-    free(metadata);
-    return rc;
-}
-
 static void stop_job(struct mb_head *h, struct head_job *job)
 {
+    int is_elsewhere = head_job_is_elsewhere(h, job);
     struct mb_err err = {0};
     struct mb_job_facts facts = {0};
     struct mb_job_news news;
-    int rc = h->runner->stop(h->runner->self, job->id, &err);
+    int rc = is_elsewhere ? 0 : h->runner->stop(h->runner->self, job->id, &err);
 
     if (rc != 0 && rc != MB_ENOENT)
         mb_error("jobs", "job=%s could not be told to stop: %s", job->id, err.text);
-    /* A remote driver's node is told with the answer to its next report. */
-    mb_job_on_stop(job->state, rc != MB_ENOENT || head_job_is_remote(h, job), &news);
+    mb_job_on_stop(job->state, rc != MB_ENOENT, &news);
     for (int i = 0; i < news.n_inputs; i++)
         head_job_apply(h, job, news.inputs[i], &facts);
+    if (is_elsewhere)
+        head_job_stop_elsewhere(h, job);
 }
 
 /* The driver has ended, the job not yet: its message says why. */
@@ -426,8 +387,10 @@ void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
     }
     if (e->kind != MB_JOB_EVENT_RUNNING)
         head_admission_leave(job);
+    job->asking = 0;
+    mb_job_queue_confirm(&job->ticket);
     mb_job_on_event(job->state, e, &news);
-    if (news.stop_driver) {
+    if (news.stop_driver && !head_job_is_elsewhere(h, job)) { /* else its node's report is told */
         struct mb_err err = {0};
         mb_info("jobs", "job=%s started after it had ended: stopping its driver", job->id);
         if (h->runner->stop(h->runner->self, job->id, &err) != 0)
@@ -460,10 +423,12 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
             state = MB_JOB_STOPPING;
         mb_free(mark);
         struct head_job *job = add_job(h, id, state, json_incref(info));
-        if (job)
+        if (job) {
             head_job_labels_load(h, job);
-        else
+            head_job_start_load(h, job);
+        } else {
             rc = MB_ENOMEM;
+        }
     }
     mb_free(id);
     json_decref(info);
@@ -481,10 +446,26 @@ static void queue_again(struct mb_head *h, struct head_job *job)
     struct mb_err err = {0};
     struct mb_job_facts facts = {.text = err.text};
 
+    head_job_start_forget(h, job); /* this node knows that it did not begin */
     if (head_admission_add(h, job, 1, &err) == 0)
         into_line(h, job);
     else
         head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
+}
+
+/* Its node reports what became of it, or is asked again to begin it. */
+static void adopt_elsewhere(struct mb_head *h, struct head_job *job)
+{
+    const struct head_node *n = head_node_find_hex(h, job->node);
+
+    if (!n || !head_node_alive(n)) {
+        head_job_lost(h, job);
+        return;
+    }
+    mb_info("jobs", "job=%s adopted, its driver is on node %.8s%s", job->id, job->node,
+            job->state == MB_JOB_PENDING ? ", or is about to start there" : "");
+    head_admission_adopt(h, job, job->node);
+    job->asking = job->state == MB_JOB_PENDING;
 }
 
 static void adopt(struct mb_head *h, struct head_job *job)
@@ -494,14 +475,13 @@ static void adopt(struct mb_head *h, struct head_job *job)
                                         [MB_JOB_ADOPT_UNKNOWN] = "is not known"};
     enum mb_job_adopt found = h->runner->adopt(h->runner->self, job->id);
 
-    if (found == MB_JOB_ADOPT_UNKNOWN && head_job_is_remote(h, job)) {
-        mb_info("jobs", "job=%s adopted, its driver is on node %.8s", job->id,
-                json_string_value(json_object_get(job->info, "driver_node_id")));
+    if (found == MB_JOB_ADOPT_UNKNOWN && head_job_is_elsewhere(h, job)) {
+        adopt_elsewhere(h, job);
         return;
     }
     mb_info("jobs", "job=%s adopted, its driver %s", job->id, words[found]);
     if (found == MB_JOB_ADOPT_RUNNING)
-        head_admission_adopt(h, job);
+        head_admission_adopt(h, job, MB_JOB_HEAD_NODE);
     switch (mb_job_recover(job->state, found)) {
     case MB_JOB_RECOVER_STOP:
         stop_job(h, job);
@@ -625,6 +605,14 @@ static json_t *new_info(const json_t *request)
     return info;
 }
 
+static const char *metadata_of(const struct head_job *job, const char *key)
+{
+    const char *text =
+        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
+
+    return text ? text : "";
+}
+
 /* The client that sent this job sends it again, since it saw no answer. */
 static int is_repeated(const struct head_job *job, const json_t *request)
 {
@@ -636,7 +624,7 @@ static int is_repeated(const struct head_job *job, const json_t *request)
 
     if (*metadata_of(job, MB_JOB_KEY_KEY) == '\0' || !(info = new_info(request)))
         return 0;
-    was = json_loads(runtime_env_text(job), 0, NULL);
+    was = json_loads(head_job_runtime_env(job), 0, NULL);
     same = is ? json_equal(was, is) : json_object_size(was) == 0;
     is = json_object_get(request, "entrypoint_label_selector");
     same = same && (json_object_size(is) > 0 ? json_equal(job->selector, is) : !job->selector);
@@ -653,8 +641,10 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
     const char *id = json_string_value(json_object_get(request, "submission_id"));
     struct mb_job_facts facts = {0};
     char generated[27];
-    json_t *info;
+    json_t *info, *selector = json_object_get(request, "entrypoint_label_selector");
 
+    if (mb_job_selector_check(selector, err) != 0)
+        return MB_EINVAL;
     if (!id)
         id = json_string_value(json_object_get(request, "job_id"));
     if (!id) {
@@ -677,10 +667,11 @@ int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **
     if (!job)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     describe(h, job, MB_JOB_STARTED, &facts);
-    json_t *selector = json_object_get(request, "entrypoint_label_selector");
-    int rc = head_admission_add(h, job, 0, err);
-    if (rc == 0 && json_object_size(selector) > 0)
+    int rc = 0;
+    if (json_object_size(selector) > 0)
         rc = head_job_labels_store(h, job, selector, err);
+    if (rc == 0)
+        rc = head_admission_add(h, job, 0, err);
     if (rc == 0)
         rc = write_job(h, job, 1, err);
     if (rc != 0) {
@@ -714,74 +705,4 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
         drop_job(h, job);
     }
     return rc;
-}
-
-/* ---- reading ---- */
-
-static void index_driver(void *arg, const Ray__Rpc__JobTableData *job)
-{
-    json_t *index = arg;
-    const char *submission = head_jobinfo_submission(job);
-    char hex[2 * MB_JOB_ID_BYTES + 1], pid[24];
-
-    json_t *known = json_object_get(index, submission);
-    if (*submission == '\0' || job->job_id.len != MB_JOB_ID_BYTES ||
-        (known && json_integer_value(json_array_get(known, 0)) > (json_int_t)job->start_time))
-        return;
-    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
-    snprintf(pid, sizeof pid, "%lld", (long long)job->driver_pid);
-    json_object_set_new(index, submission,
-                        json_pack("[I, {s:s, s:s, s:s}]", (json_int_t)job->start_time, "id", hex,
-                                  "node_ip_address", job->driver_ip_address, "pid", pid));
-}
-
-json_t *head_job_drivers(struct mb_head *h)
-{
-    json_t *index = json_object();
-
-    if (index)
-        head_jobinfo_each(h, index_driver, index);
-    return index;
-}
-
-static json_t *runtime_env_of(const struct head_job *job, int redact)
-{
-    const char *text = json_string_value(json_object_get(job->info, "runtime_env_json"));
-    json_t *env = text ? json_loads(text, 0, NULL) : json_null(); /* as it was submitted */
-    json_t *vars = redact ? json_object_get(env, "env_vars") : NULL;
-    const char *key;
-    json_t *value;
-    void *tmp;
-
-    json_object_foreach_safe(vars, tmp, key, value)
-        json_object_set_new(vars, key, json_string("<redacted>"));
-    return env ? env : json_object();
-}
-
-json_t *head_job_details(struct head_job *job, const json_t *drivers, int redact)
-{
-    static const char *const copied[] = {
-        "status",         "entrypoint",       "message",  "error_type",
-        "start_time",     "end_time",         "metadata", "driver_agent_http_address",
-        "driver_node_id", "driver_exit_code", NULL};
-    json_t *driver = json_array_get(json_object_get(drivers, job->id), 1);
-    json_t *out =
-        json_pack("{s:s, s:s?, s:s, s:O?, s:o}", "type", "SUBMISSION", "job_id",
-                  json_string_value(json_object_get(driver, "id")), "submission_id", job->id,
-                  "driver_info", driver, "runtime_env", runtime_env_of(job, redact));
-
-    for (size_t i = 0; out && copied[i]; i++) {
-        json_t *v = json_object_get(job->info, copied[i]);
-        if (json_object_set_new(out, copied[i], v ? json_incref(v) : json_null()) != 0) {
-            json_decref(out);
-            return NULL;
-        }
-    }
-    if (out && job->state == MB_JOB_PENDING) {
-        struct mb_buf message = {0};
-        if (head_admission_message(job, &message) == 0)
-            set_or_null(out, "message", mb_buf_str(&message));
-        mb_buf_close(&message);
-    }
-    return out;
 }

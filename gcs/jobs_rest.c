@@ -118,7 +118,7 @@ static struct head_job *find_job(struct mb_head *h, struct mb_http_req *req, con
     return NULL;
 }
 
-static void refuse_duplicate(struct mb_http_req *req, const struct mb_err *err, int is_agent)
+static void refuse_value(struct mb_http_req *req, const struct mb_err *err, int is_agent)
 {
     if (is_agent)
         mb_http_reply_text(req, 400, "Traceback (most recent call last):\nValueError: %s",
@@ -150,8 +150,8 @@ static void submit_to(struct mb_head *h, struct mb_http_req *req, int is_agent)
     else if (head_job_submit(h, request, &job, &err) == 0)
         reply_committed(h, req,
                         json_pack("{s:s, s:s}", "job_id", job->id, "submission_id", job->id));
-    else if (err.code == MB_EEXIST)
-        refuse_duplicate(req, &err, is_agent);
+    else if (err.code == MB_EEXIST || err.code == MB_EINVAL) /* Ray's ValueErrors */
+        refuse_value(req, &err, is_agent);
     else
         mb_http_reply_text(req, err.code == MB_EFULL ? 503 : 500, "%s", err.text);
     json_decref(request);

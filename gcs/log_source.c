@@ -1,8 +1,8 @@
 /*
- * A driver's log is a file here and read in place, unless the head before us, on another node,
- * started it. A rank's log is on the node that the gang's
- * record in the KV names; pieces of it are asked for with ReadLog (proto/mobula/agent.proto), one
- * at a time, when the client has taken the former: so neither the head nor the wire holds more.
+ * A driver's log is a file here and read in place, unless it runs on another node. A rank's log is
+ * on the node that the gang's record in the KV names; pieces of it are asked for with ReadLog
+ * (proto/mobula/agent.proto), one at a time, when the client has taken the former: so neither the
+ * head nor the wire holds more.
  *
  *  1. No file yet, no gang yet: an empty log; the reader asks again, a node at most all MISSING_MS.
  *  2. The gang begins a new attempt: what is left of the former one is read, then its log from 0.
@@ -65,17 +65,20 @@ struct log_source {
     void *arg;
 };
 
-/* Is the log of a driver to be asked for at another node? What is here counts first: this node may
- * have been that one, under the id it had before. */
+/* Is the log of a driver to be asked for at another node? If that node is gone, what is here
+ * counts: this node may have been that one, under the id it had before. */
 static int is_elsewhere(struct mb_head *h, const char *job_id)
 {
     struct log_place unused;
     struct mb_err err = {0};
     char *path = NULL;
-    int rc = h->runner->log_path(h->runner->self, job_id, &path, &err);
+    int found = head_log_place(h, job_id, -1, &unused, &err), rc;
 
+    if (found == LOG_ON_NODE || found == LOG_NOWHERE)
+        return found == LOG_ON_NODE;
+    rc = h->runner->log_path(h->runner->self, job_id, &path, &err);
     mb_free(path);
-    return rc == MB_ENOENT && head_log_place(h, job_id, -1, &unused, &err) != LOG_NOWHERE;
+    return rc == MB_ENOENT;
 }
 
 /* ---- a log on another node ---- */
@@ -370,6 +373,8 @@ int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
 int head_log_peek(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
     *out = (struct log_piece){.offset = s->offset};
+    if (!s->is_remote && s->file.fd < 0) /* it was opened before the driver had its place */
+        s->is_remote = is_elsewhere(s->h, s->job_id);
     return s->is_remote ? peek_remote(s, max, out, err) : peek_file(s, max, out, err);
 }
 

@@ -37,6 +37,15 @@ struct head_node *head_node_find(struct mb_head *h, ProtobufCBinaryData id)
     return id.len == MB_NODE_ID_BYTES ? head_node_find_id(h, id.data) : NULL;
 }
 
+struct head_node *head_node_find_hex(struct mb_head *h, const char *hex)
+{
+    uint8_t id[MB_NODE_ID_BYTES];
+
+    return strlen(hex) == 2 * sizeof id && mb_unhex(hex, id, sizeof id) == 0
+               ? head_node_find_id(h, id)
+               : NULL;
+}
+
 int head_node_alive(const struct head_node *n)
 {
     return n->info->state == STATE_ALIVE;
@@ -101,6 +110,7 @@ static struct head_node *add_node(struct mb_head *h, Ray__Rpc__GcsNodeInfo *info
         memcpy(n->id, info->node_id.data, MB_NODE_ID_BYTES);
     }
     n->info = info;
+    n->since_ms = mb_mono_ms();
     mb_health_init(&n->health, mb_mono_ms());
     return n;
 }

@@ -1,5 +1,6 @@
 /*
- * Uploaded working_dir packages: files below packages_dir, named as in their URI gcs://NAME.
+ * Uploaded working_dir packages: files below packages_dir, named as in their URI gcs://NAME. Nodes
+ * that run a driver read them piece by piece (ReadPackage in proto/mobula/head.proto).
  *
  *  1. GET: is it there? If so it is as new again to package_sweep.c.
  *  2. PUT: the body goes piece by piece into a temporary file; then fsync on the thread pool,
@@ -20,6 +21,8 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "gcs/services.h"
+
+enum { PIECE_MAX_BYTES = 1 << 20 };
 
 struct upload {
     struct mb_http_req *req;
@@ -228,7 +231,8 @@ static void limits(void *arg, struct mb_http_req *req)
     struct mb_head *h = arg;
 
     mb_http_reply_json(req, 200,
-                       json_pack("{s:I}", "max_package_bytes", (json_int_t)h->max_package_bytes));
+                       json_pack("{s:I, s:b}", "max_package_bytes",
+                                 (json_int_t)h->max_package_bytes, "places_drivers", 1));
 }
 
 int head_packages_routes(struct mb_head *h, struct mb_err *err)
@@ -240,4 +244,51 @@ int head_packages_routes(struct mb_head *h, struct mb_err *err)
     };
 
     return mb_http_server_add(h->http, routes, sizeof routes / sizeof routes[0], h, err);
+}
+
+/* ---- for nodes that run a driver ---- */
+
+static void read_package(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    static uint8_t piece[PIECE_MAX_BYTES]; /* loop thread only */
+    struct mb_head *h = arg;
+    const Mobula__V1__ReadPackageRequest *q = (const Mobula__V1__ReadPackageRequest *)request;
+    Mobula__V1__ReadPackageReply reply = MOBULA__V1__READ_PACKAGE_REPLY__INIT;
+    char *path;
+    struct stat st;
+    ssize_t n = -1;
+    int fd;
+
+    if (!head_admits(h, req))
+        return;
+    path = head_package_known(h, q->name) ? mb_path_join(h->packages_dir, q->name) : NULL;
+    fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    mb_free(path);
+    if (fd < 0) {
+        mb_grpc_reply_error(req, MB_GRPC_NOT_FOUND, "the package gcs://%.200s is not on this head",
+                            q->name);
+        return;
+    }
+    if (fstat(fd, &st) == 0)
+        n = pread(fd, piece, q->max_bytes < sizeof piece ? q->max_bytes : sizeof piece,
+                  (off_t)(q->offset & INT64_MAX));
+    close(fd);
+    if (n < 0) {
+        mb_grpc_reply_error(req, MB_GRPC_INTERNAL, "the package cannot be read");
+        return;
+    }
+    reply.size = (uint64_t)st.st_size;
+    reply.data.data = piece;
+    reply.data.len = (size_t)n;
+    mb_grpc_reply(req, &reply.base);
+}
+
+int head_packages_methods(struct mb_head *h, struct mb_err *err)
+{
+    static const struct mb_grpc_method methods[] = {
+        {"/mobula.v1.Head/ReadPackage", &mobula__v1__read_package_request__descriptor, read_package,
+         NULL, 0},
+    };
+
+    return mb_grpc_server_add(h->server, methods, 1, h, err);
 }

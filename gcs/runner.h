@@ -16,9 +16,13 @@ struct mb_job_spec {
     const char *runtime_env_json; /* "{}" if none: env_vars, working_dir, py_modules count */
     const char *metadata_json;    /* "{}" if none */
     const char *ray_address;      /* host:port of the GCS for RAY_ADDRESS */
-    const char *packages_dir;     /* absolute; holds NAME of every uploaded package gcs://NAME */
-    uint32_t n_gpus; /* devices of this node that are the driver's own until it has ended */
-    int pipefail;    /* the shell ends at the first command that fails, also inside a pipe */
+    const char *packages_dir;     /* absolute; holds NAME of every uploaded package gcs://NAME;
+                                     NULL: the head has them */
+    uint32_t n_gpus;   /* devices of this node that are the driver's own until it has ended */
+    int pipefail;      /* the shell ends at the first command that fails, also inside a pipe */
+    int hides_gpus;    /* without n_gpus it sees none, instead of all */
+    uint64_t start_no; /* not 0: the same number again is the same start, begun once; numbers of a
+                          job only grow */
 };
 
 enum mb_job_event_kind {
@@ -32,6 +36,7 @@ enum mb_job_event_kind {
 struct mb_job_event {
     const char *submission_id;
     enum mb_job_event_kind kind;
+    uint64_t start_no; /* of its mb_job_spec */
     int64_t pid;
     int exit_code;
     const char *text;     /* borrowed; "" if none */

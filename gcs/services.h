@@ -14,6 +14,7 @@
 #include "gcs/store.h"
 #include "gcs/store_redis.h"
 #include "gcs/wire.h"
+#include "proto/mobula/head.pb-c.h"
 #include "proto/ray/autoscaler.pb-c.h"
 #include "proto/ray/ray_syncer.pb-c.h"
 
@@ -37,6 +38,11 @@ struct head_node {
     struct mb_grpc_channel *channel; /* opened when first needed */
     int reconciled; /* after a restart: its unused bundles are released; before, it gets nothing */
     int reconciling;
+    uint64_t since_ms;         /* registered, or found in the store */
+    int has_offer;             /* it told what it has for drivers */
+    double driver_gpus;        /* of that */
+    char http_address[96];     /* of its agent, as that told; "": not yet */
+    struct mb_job_node *place; /* in the queue of jobs; NULL: none is started there */
 };
 
 struct head_wait { /* somebody waits for a group to be CREATED */
@@ -111,6 +117,7 @@ struct mb_head {
     size_t max_ended_jobs;
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
+    uint64_t active_ms; /* since when it serves */
     struct head_follow *follows;
     char **forgotten; /* ids of jobs that other nodes are to be told to forget */
     size_t n_forgotten;
@@ -146,6 +153,7 @@ void head_nodes_close(struct mb_head *h); /* channels; calls in flight end */
 void head_nodes_free(struct mb_head *h);
 struct head_node *head_node_find(struct mb_head *h, ProtobufCBinaryData id);
 struct head_node *head_node_find_id(struct mb_head *h, const uint8_t id[MB_NODE_ID_BYTES]);
+struct head_node *head_node_find_hex(struct mb_head *h, const char *hex); /* NULL: also for no id */
 int head_node_alive(const struct head_node *n);
 /* NULL and err when it cannot be made. */
 struct mb_grpc_channel *head_node_channel(struct mb_head *h, struct head_node *n,
@@ -196,6 +204,7 @@ int head_cluster_routes(struct mb_head *h, struct mb_err *err);
 int head_jobs_routes(struct mb_head *h, struct mb_err *err);
 /* 1 if the uploaded package of this name is here. */
 int head_package_known(struct mb_head *h, const char *name);
+int head_packages_methods(struct mb_head *h, struct mb_err *err);
 /* ---- package_sweep.c ---- */
 void head_packages_tick(struct mb_head *h, uint64_t now_ms);
 void head_packages_close(struct mb_head *h);
@@ -212,6 +221,14 @@ struct head_job {
     json_t *selector; /* entrypoint_label_selector; NULL: none */
     struct mb_job_ticket ticket;
     int unwritten; /* the store refused the newest state: again at the next tick */
+    char *wish;    /* which nodes it would take, for the ticket; NULL: any */
+    /* Of its numbered start (job_start.c); start_no 0: it has none, and its driver is here. */
+    char node[2 * MB_NODE_ID_BYTES + 1]; /* hex; "": none yet, or here */
+    uint64_t start_no;
+    uint64_t ask_at_ms; /* not before */
+    int asking;         /* it is not known whether the node has begun */
+    int start_in_flight, stop_in_flight;
+    int stop_told; /* the node knows that it is to end */
 };
 int head_jobs_load(struct mb_head *h, struct mb_err *err);
 void head_jobs_free(struct mb_head *h);
@@ -222,7 +239,7 @@ struct head_job *head_job_find(struct mb_head *h, const char *id);
 /* request: a checked JobSubmitRequest (borrowed). The job is in the store's queue and has its place
  * in line when this returns 0. MB_EEXIST: duplicate id; but the same request again, with the same
  * submission key in its metadata, is answered with the job that is there. MB_EFULL: too many wait.
- */
+ * MB_EINVAL: a malformed label selector, in Ray's words. */
 int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
                     struct mb_err *err);
 int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err);
@@ -233,15 +250,36 @@ json_t *head_job_details(struct head_job *job, const json_t *drivers, int redact
 /* An input of the state machine, with everything that follows from it. */
 void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input input,
                     struct mb_job_facts *facts);
-/* MB_EFULL: not now; any other failure: not at all. */
+/* ---- job_details.c ---- */
+/* "{}" if none. */
+const char *head_job_runtime_env(const struct head_job *job);
+
+/* ---- job_start.c ---- */
+/* Where the queue has put it. MB_EFULL: not now; any other failure: not at all. */
 int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err *err);
+void head_job_start_load(struct mb_head *h, struct head_job *job);
+void head_job_start_forget(struct mb_head *h, struct head_job *job);
+void head_job_start_tick(struct mb_head *h, struct head_job *job, uint64_t now_ms);
+/* Its driver on another node is to end, or never to begin; told again until the node knows. */
+void head_job_stop_elsewhere(struct mb_head *h, struct head_job *job);
+
+/* ---- job_offers.c: where drivers may run ---- */
+int head_job_wants_gpu_node(const struct head_job *job);
+/* The text in out is the job's. 0 or MB_ENOMEM. */
+int head_job_wish(struct head_job *job, int asks_resources, struct mb_job_wish *out);
+int head_offers_may_use(void *head, const struct mb_job_ticket *t, const char *node);
+void head_offers_take(struct mb_head *h, struct head_node *n,
+                      const Mobula__V1__ReportDriversRequest *report);
+void head_offers_refresh(struct mb_head *h);
 
 /* ---- job_admission.c: who may start ---- */
 int head_admission_create(struct mb_head *h, const struct mb_head_job_limits *limits,
                           struct mb_err *err);
 /* In line. forced: whatever the bound says. */
 int head_admission_add(struct mb_head *h, struct head_job *job, int forced, struct mb_err *err);
-void head_admission_adopt(struct mb_head *h, struct head_job *job); /* it runs already */
+/* It runs already, or is being started, on that node. */
+void head_admission_adopt(struct mb_head *h, struct head_job *job, const char *node);
+void head_admission_needs_anew(struct mb_head *h); /* there are new kinds of resources */
 void head_admission_leave(struct head_job *job);
 /* Starts whoever may start, fails whoever may not. Not from inside a call of the runner. */
 void head_admission_pump(struct mb_head *h);
@@ -254,17 +292,16 @@ int head_forget_is_full(const struct mb_head *h); /* no more before the next tic
 void head_forget_tick(struct mb_head *h, uint64_t now_ms);
 void head_forget_close(struct mb_head *h);
 
-/* ---- job_labels.c: on which node its driver may run ---- */
+/* ---- job_labels.c: the label selector ---- */
 int head_job_labels_store(struct mb_head *h, struct head_job *job, json_t *selector,
                           struct mb_err *err);
 void head_job_labels_load(struct mb_head *h, struct head_job *job);
 void head_job_labels_forget(struct mb_head *h, const struct head_job *job);
-/* MB_EINVAL: the node of the drivers has other labels; err names the first. */
-int head_job_labels_check(struct mb_head *h, const struct head_job *job, struct mb_err *err);
 
-/* ---- job_remote.c: drivers on another node, after a takeover ---- */
+/* ---- job_remote.c: drivers on other nodes ---- */
 int head_drivers_methods(struct mb_head *h, struct mb_err *err);
-int head_job_is_remote(struct mb_head *h, const struct head_job *job);
+/* 1: its driver runs, or is being started, on a node that is not the head's. */
+int head_job_is_elsewhere(struct mb_head *h, const struct head_job *job);
 /* A new head finds no driver of it: a node that died with the old head is named. */
 void head_job_lost(struct mb_head *h, struct head_job *job);
 void head_jobs_node_dead(struct mb_head *h, const uint8_t node_id[MB_NODE_ID_BYTES]);

@@ -125,7 +125,7 @@ class QueueTest(unittest.TestCase):
                                   f"of resource {name} cannot be negative'"))
 
     def test_label_selector(self):
-        """It is the head's node that has to match; a selector is part of a repeated submission."""
+        """No node matches: it never starts; a selector is part of a repeated submission."""
         node = self.cluster.node("node-0")["node_id"]
         for name, selector, status in (("here", {"ray.io/node-id": f"in({node}, x)"}, "SUCCEEDED"),
                                        ("not", {"zone": "!a"}, "SUCCEEDED"),
@@ -134,10 +134,14 @@ class QueueTest(unittest.TestCase):
                 self.cluster.submit("true", submission_id=name, entrypoint_label_selector=selector)
                 job = self.cluster.wait_job(name)
                 self.assertEqual(job["status"], status, job["message"])
+        self.assertEqual(job["error_type"], "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
         self.assertEqual(job["message"],
-                         "Failed to start supervisor actor zone: 'the driver would run on the "
-                         "head's node, which does not match the label selector zone=a: it has no "
-                         "such label'")
+                         "This job can never start. It needs a node that matches the label selector "
+                         "zone=a, the cluster has none.")
+        status, text = self.cluster.call("POST", "/api/jobs/", {
+            "entrypoint": "true", "entrypoint_label_selector": {"zone": "in(a"}})
+        self.assertEqual(status, 500)  # the rest of Ray's words: gcs/test_contract.py
+        self.assertIn("ValueError: Invalid label selector value `in(a`.", text)
         body = {"entrypoint": "true", "submission_id": "labelled",
                 "metadata": {"mobula_submission_key": "k"},
                 "entrypoint_label_selector": {"zone": "!a"}}

@@ -123,6 +123,12 @@ def bad_bodies():
         ("entrypoint_memory", "1"), ("entrypoint_resources", 1),
         ("entrypoint_resources", {"a": "b"}), ("entrypoint_label_selector", 1),
         ("entrypoint_label_selector", {"a": 1}), ("bogus", 1),
+        ("entrypoint_label_selector", {"-a": "b"}), ("entrypoint_label_selector", {"a/": "b"}),
+        ("entrypoint_label_selector", {"x_/a": "b"}), ("entrypoint_label_selector", {"/a": "b-"}),
+        ("entrypoint_label_selector", {"x..y/a": "in()"}),
+        ("entrypoint_label_selector", {"a": "!!b"}), ("entrypoint_label_selector", {"a": "in(b,  c)"}),
+        ("entrypoint_label_selector", {"a": "in(b, c"}), ("entrypoint_label_selector", {"a": "b c"}),
+        ("entrypoint_label_selector", {"a": "b" * 64}),
     ):
         yield f"{name} = {json.dumps(value)}", {**job, name: value}
     yield "no entrypoint", {"submission_id": "x"}

@@ -17,13 +17,24 @@ enum { CPU, GPU, MEMORY, KINDS };
 static const struct mb_job_amount totals[KINDS] = {
     {MB_JOB_CPU, 4, 0}, {MB_JOB_GPU, 2, 1}, {MB_JOB_MEMORY, 1 << 30, 0}};
 
+/* The wish is the name of the node. */
+static int may_use(void *arg, const struct mb_job_ticket *t, const char *node)
+{
+    (void)arg;
+    return strcmp(t->wish.what, node) == 0;
+}
+
 static struct mb_job_queue *make(size_t max_running, size_t max_waiting)
 {
-    struct mb_job_queue_opts opts = {max_running, max_waiting, totals, KINDS};
+    struct mb_job_queue_opts opts = {.max_running = max_running,
+                                     .max_waiting = max_waiting,
+                                     .totals = totals,
+                                     .n_totals = KINDS,
+                                     .may_use = may_use};
     struct mb_job_queue *q = NULL;
 
     assert_int_equal(mb_job_queue_create(&opts, &q, NULL), 0);
-    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 2);
     return q;
 }
 
@@ -149,7 +160,8 @@ static void bounds(void **state)
     assert_int_equal(mb_job_queue_add(q, &t[2], NULL, 0, 0, 0, 1, &err), 0);
     assert_int_equal(t[2].place, MB_JOB_PLACE_COMING);
     starts(q, &t[0]);
-    mb_job_queue_adopt(q, &t[3], NULL, 0); /* beyond max_running: it runs, whatever the bound */
+    mb_job_queue_adopt(q, &t[3], MB_JOB_HEAD_NODE, NULL,
+                       0); /* beyond max_running: it runs, whatever the bound */
     assert_int_equal(mb_job_queue_running(q), 2);
     mb_job_queue_leave(&t[0]);
     starts(q, NULL);
@@ -177,8 +189,7 @@ static void what_never_fits_is_shown_before_it_fails(void **state)
     starts(q, &after); /* what never fits keeps nothing from anybody */
     starts(q, NULL);
     assert_string_equal(reason(&wide), "It needs 999 CPUs, the cluster has 4; it needs 3 GPUs, the "
-                                       "cluster has 2 for drivers, which run on the node of the "
-                                       "head.");
+                                       "cluster has 2 on one node.");
     mb_job_queue_seen(&wide, 100);
     mb_job_queue_seen(&wide, 400); /* the first look counts */
     assert_int_equal(mb_job_queue_next(q, 100 + MB_JOB_QUEUE_SEEN_MS - 1, &t),
@@ -218,20 +229,180 @@ static void gpus_that_others_took(void **state)
     struct mb_job_ticket a = {0}, b = {0};
 
     (void)state;
-    mb_job_queue_set_free(q, MB_JOB_GPU, 1);
+    mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 1);
     join(q, &a, 0, 2, 0);
     join(q, &b, 0, 1, 0);
     starts(q, NULL);
     assert_non_null(strstr(reason(&a), "it needs 2 GPUs, 1 of 2 free"));
-    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 2);
     starts(q, &a);
     mb_job_queue_put_back(&a); /* a gang was faster */
-    mb_job_queue_set_free(q, MB_JOB_GPU, 0);
+    mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 0);
     starts(q, NULL);
     assert_non_null(strstr(reason(&a), "number 1 of 2"));
-    mb_job_queue_set_free(q, MB_JOB_GPU, 2);
+    mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 2);
     starts(q, &a);
     starts(q, NULL);
+    mb_job_queue_destroy(q);
+}
+
+/* ---- several nodes ---- */
+
+static void add_node(struct mb_job_queue *q, const char *name, double cpus, double gpus)
+{
+    struct mb_job_amount has[] = {{MB_JOB_CPU, cpus, 0}, {MB_JOB_GPU, gpus, 1}};
+    int is_new;
+
+    assert_int_equal(mb_job_queue_node(q, name, has, 2, &is_new, NULL), 0);
+    assert_int_equal(is_new, 0);
+    mb_job_queue_set_free(q, name, MB_JOB_GPU, gpus);
+}
+
+static void starts_on(struct mb_job_queue *q, const struct mb_job_ticket *t, const char *node)
+{
+    starts(q, t);
+    assert_string_equal(mb_job_queue_node_of(t), node);
+}
+
+/* Ray's rule: nothing asked for is the head; else the head if it fits, or where it does. */
+static void the_head_comes_first_then_the_emptiest(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_ticket a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, plain = {0};
+
+    (void)state;
+    add_node(q, "one", 4, 0);
+    add_node(q, "two", 4, 0);
+    join(q, &a, 3, 0, 0);
+    starts_on(q, &a, MB_JOB_HEAD_NODE);
+    join(q, &b, 2, 0, 0);
+    starts_on(q, &b, "one");
+    join(q, &c, 1, 0, 0);
+    starts_on(q, &c, MB_JOB_HEAD_NODE);
+    join(q, &d, 1, 0, 0);
+    starts_on(q, &d, "two");
+    join(q, &e, 2, 0, 0);
+    starts_on(q, &e, "one");
+    join(q, &plain, 0, 0, 0);
+    mb_job_queue_wish(&plain, &(struct mb_job_wish){.is_plain = 1});
+    starts_on(q, &plain, MB_JOB_HEAD_NODE);
+    assert_null(mb_job_queue_node_of(&(struct mb_job_ticket){0}));
+    mb_job_queue_destroy(q);
+}
+
+/* A job keeps one node for itself, not every one where it could run. */
+static void who_waits_is_pinned_to_one_node(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_ticket h = {0}, one = {0}, two = {0}, wide = {0}, small = {0}, behind = {0};
+
+    (void)state;
+    add_node(q, "one", 4, 0);
+    add_node(q, "two", 4, 0);
+    join(q, &h, 4, 0, 0);
+    starts_on(q, &h, MB_JOB_HEAD_NODE);
+    join(q, &one, 3, 0, 0);
+    starts_on(q, &one, "one");
+    join(q, &two, 2, 0, 0);
+    starts_on(q, &two, "two");
+    join(q, &wide, 4, 0, 0); /* lacks least on two */
+    starts(q, NULL);
+    assert_string_equal(reason(&wide), "It is number 1 of 1 in the queue: it needs 4 CPUs, 2 of 4 "
+                                       "free.");
+    join(q, &small, 1, 0, 0);
+    starts_on(q, &small, "one");
+    join(q, &behind, 1, 0, 0);
+    starts(q, NULL);
+    mb_job_queue_leave(&one); /* now it would lack less there, but a pin stays */
+    starts_on(q, &behind, "one");
+    mb_job_queue_leave(&two);
+    starts_on(q, &wide, "two");
+    mb_job_queue_destroy(q);
+}
+
+static void nodes_come_and_go(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_amount whale[] = {{"whale", 1, 0}, {MB_JOB_GPU, 1, 0}};
+    struct mb_job_amount has[] = {{"whale", 1, 0}, {MB_JOB_GPU, 1, 1}};
+    struct mb_job_ticket t = {0}, wide = {0}, *due;
+    int is_new;
+
+    (void)state;
+    assert_int_equal(mb_job_queue_add(q, &t, whale, 2, 0, 0, 0, NULL), 0);
+    mb_job_queue_ready(&t);
+    mb_job_queue_settled(q, 0);
+    assert_non_null(strstr(reason(&t), "nodes have not told yet what they have"));
+    assert_int_equal(mb_job_queue_next(q, 20000, &due), MB_JOB_QUEUE_NOTHING);
+    mb_job_queue_settled(q, 1);
+    assert_string_equal(reason(&t), "It needs 1 whale, the cluster has 0 on one node.");
+    assert_int_equal(mb_job_queue_node(q, "sea", has, 2, &is_new, NULL), 0);
+    assert_int_equal(is_new, 1);
+    mb_job_queue_set_needs(&t, whale, 2);
+    starts(q, NULL); /* its GPUs are not told yet */
+    mb_job_queue_set_free(q, "sea", MB_JOB_GPU, 1);
+    starts_on(q, &t, "sea");
+    mb_job_queue_set_free(q, "sea", MB_JOB_GPU, 1); /* an older word: the unit is promised */
+    join(q, &wide, 0, 1, 0);
+    starts_on(q, &wide, MB_JOB_HEAD_NODE);
+    mb_job_queue_confirm(&t);
+    mb_job_queue_node_gone(q, "sea");
+    assert_null(mb_job_queue_invariant(q));
+    assert_string_equal(mb_job_queue_node_of(&t), "sea");
+    mb_job_queue_put_back(&t);
+    assert_null(mb_job_queue_invariant(q));
+    starts(q, NULL);
+    assert_string_equal(reason(&t), "It needs 1 whale, the cluster has 0 on one node.");
+    mb_job_queue_node_gone(q, "sea");
+    mb_job_queue_node_gone(q, MB_JOB_HEAD_NODE);
+    mb_job_queue_leave(&t);
+    mb_job_queue_adopt(q, &t, "nowhere", whale, 2);
+    assert_string_equal(mb_job_queue_node_of(&t), MB_JOB_HEAD_NODE);
+    mb_job_queue_destroy(q);
+}
+
+static void a_wish_for_a_node(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_wish impatient = {.what = "moon"}, patient = {.what = "moon", .is_patient = 1};
+    struct mb_job_ticket a = {0}, b = {0}, c = {0}, *due;
+
+    (void)state;
+    join(q, &a, 1, 0, 0);
+    mb_job_queue_wish(&a, &impatient);
+    join(q, &b, 1, 0, 0);
+    mb_job_queue_wish(&b, &patient);
+    starts(q, NULL);
+    assert_string_equal(reason(&a), "It needs moon, the cluster has none.");
+    assert_string_equal(
+        reason(&b), "It is number 2 of 2 in the queue: it waits for moon that has what it needs.");
+    assert_int_equal(mb_job_queue_next(q, MB_JOB_QUEUE_UNSEEN_MS, &due), MB_JOB_QUEUE_NEVER_FITS);
+    assert_ptr_equal(due, &a);
+    mb_job_queue_leave(&a);
+    add_node(q, "moon", 1, 0);
+    starts_on(q, &b, "moon");
+    join(q, &c, 2, 0, 0);
+    mb_job_queue_wish(&c, &impatient);
+    assert_string_equal(reason(&c), "It needs 2 CPUs, the cluster has 1 on one node that is moon.");
+    mb_job_queue_destroy(q);
+}
+
+static void there_is_room_for_so_many_kinds(void **state)
+{
+    struct mb_job_queue *q = make(1, 1);
+    struct mb_job_amount has[MB_JOB_QUEUE_KINDS_MAX];
+    struct mb_err err = {0};
+    int is_new;
+
+    (void)state;
+    for (int i = 0; i < MB_JOB_QUEUE_KINDS_MAX; i++) {
+        has[i] = (struct mb_job_amount){.amount = 1};
+        snprintf(has[i].name, sizeof has[i].name, "kind-%d", i);
+    }
+    assert_int_equal(mb_job_queue_node(q, "one", has, MB_JOB_QUEUE_KINDS_MAX, &is_new, &err),
+                     MB_EFULL);
+    assert_int_equal(is_new, 1);
+    assert_non_null(strstr(err.text, "kind-"));
     mb_job_queue_destroy(q);
 }
 
@@ -288,7 +459,7 @@ static void pump(struct walk *w)
     struct mb_job_ticket *t;
     enum mb_job_queue_action action;
 
-    mb_job_queue_set_free(w->q, MB_JOB_GPU, amount_free(w, GPU));
+    mb_job_queue_set_free(w->q, MB_JOB_HEAD_NODE, MB_JOB_GPU, amount_free(w, GPU));
     for (;;) {
         for (int k = 0; k < KINDS; k++)
             before[k] = amount_free(w, k);
@@ -297,6 +468,8 @@ static void pump(struct walk *w)
             return;
         if (action == MB_JOB_QUEUE_START)
             check_start(w, (int)(t - w->t), before);
+        if (action == MB_JOB_QUEUE_START)
+            mb_job_queue_confirm(t);
         else
             mb_job_queue_leave(t);
         for (int k = 0; k < KINDS; k++)
@@ -364,7 +537,8 @@ static void random_walk(void **state)
 
 static void allocations_fail(void **state)
 {
-    struct mb_job_queue_opts opts = {1, 1, totals, KINDS};
+    struct mb_job_queue_opts opts = {
+        .max_running = 1, .max_waiting = 1, .totals = totals, .n_totals = KINDS};
     struct mb_job_queue *q = NULL;
     struct mb_job_ticket t = {0};
     struct mb_buf b = {0};
@@ -400,6 +574,11 @@ int main(void)
         cmocka_unit_test(what_never_fits_is_shown_before_it_fails),
         cmocka_unit_test(a_wait_may_have_an_end),
         cmocka_unit_test(gpus_that_others_took),
+        cmocka_unit_test(the_head_comes_first_then_the_emptiest),
+        cmocka_unit_test(who_waits_is_pinned_to_one_node),
+        cmocka_unit_test(nodes_come_and_go),
+        cmocka_unit_test(a_wish_for_a_node),
+        cmocka_unit_test(there_is_room_for_so_many_kinds),
         cmocka_unit_test(random_walk),
         cmocka_unit_test(allocations_fail),
     };

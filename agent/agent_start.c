@@ -86,6 +86,7 @@ static int start_jobs(struct agent *a, struct mb_err *err)
                                 .gcs_arg = a,
                                 .gpus = {.ledger = a->ledger,
                                          .visible_env = mb_gpu_visible_env(a->gpus.vendor),
+                                         .order_env = mb_gpu_order_env(a->gpus.vendor),
                                          .on_changed = mb_agent_on_ledger_changed,
                                          .arg = a}};
     int rc = mb_jobs_create(&opts, &a->jobs, err);

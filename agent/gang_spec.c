@@ -195,6 +195,7 @@ static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank 
 
 static int put_identity(struct env *e, const struct mb_gang_run *r, const struct mb_gang_rank *rank)
 {
+    const char *order = mb_gpu_order_env(r->owner->opts.gpu_vendor);
     char *devices = device_list(r, rank);
     int rc = devices != NULL ? MB_OK : MB_ENOMEM;
     char *const lines[] = {
@@ -218,6 +219,8 @@ static int put_identity(struct env *e, const struct mb_gang_run *r, const struct
         if (rc == MB_OK)
             rc = one;
     }
+    if (rc == MB_OK && order != NULL)
+        rc = env_put(e, mb_asprintf("%s=" MB_GPU_ORDER, order));
     mb_free(devices);
     return rc;
 }

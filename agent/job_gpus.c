@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "agent/resources.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/checksum.h"
@@ -76,6 +77,8 @@ int mb_job_gpus_take(const struct mb_job_gpus *g, const char *submission_id, uin
     mb_info("jobs", "job=%s holds GPUs %s", submission_id, visible);
     rc = mb_job_env_set(env, g->visible_env, visible);
     mb_free(visible);
+    if (rc == 0 && g->order_env != NULL)
+        rc = mb_job_env_set(env, g->order_env, MB_GPU_ORDER);
     if (rc == 0)
         changed(g);
     else

@@ -13,6 +13,7 @@
 struct mb_job_gpus {
     struct mb_ledger *ledger;      /* NULL: there are none */
     const char *visible_env;       /* CUDA_VISIBLE_DEVICES or its like; static */
+    const char *order_env;         /* mb_gpu_order_env(); static */
     void (*on_changed)(void *arg); /* some were taken or given back; NULL: nobody cares */
     void *arg;
 };

@@ -206,3 +206,8 @@ const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor)
 {
     return vendor == MB_GPU_AMD ? "HIP_VISIBLE_DEVICES" : "CUDA_VISIBLE_DEVICES";
 }
+
+const char *mb_gpu_order_env(enum mb_gpu_vendor vendor)
+{
+    return vendor == MB_GPU_AMD ? NULL : "CUDA_DEVICE_ORDER";
+}

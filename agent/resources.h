@@ -31,6 +31,10 @@ unsigned mb_cpus_detect(void);
 uint64_t mb_memory_detect(void);
 /* The environment variable that limits a process to devices of this vendor. */
 const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor);
+/* The variable that has to say MB_GPU_ORDER so that a process counts devices as we do; NULL: none
+ * is needed. CUDA alone puts the fastest first, NVML goes by the bus. */
+#define MB_GPU_ORDER "PCI_BUS_ID"
+const char *mb_gpu_order_env(enum mb_gpu_vendor vendor);
 
 /* For the test: AMD devices below a topology directory. */
 unsigned mb_gpus_count_kfd(const char *topology_nodes_dir);

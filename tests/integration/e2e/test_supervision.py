@@ -183,8 +183,9 @@ class GpuMemory(unittest.TestCase):
                        "GPU 0 is back", 20)
             wait_until(lambda: cluster.status()["nodes"][-1]["gpu_quarantine"] == [],
                        lambda: json.dumps(cluster.status()["nodes"]), 5)
-            third = cluster.submit("mobula run --gpus-per-node 2 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES'")
+            third = cluster.submit("mobula run --gpus-per-node 2 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES by $CUDA_DEVICE_ORDER'")
             self.assertEqual(cluster.wait_job(third)["status"], "SUCCEEDED", cluster.logs(third))
+            self.assertRegex(cluster.logs(third), "on [01] by PCI_BUS_ID")  # NVML's numbers, not CUDA's own
 
     @staticmethod
     def answers(cluster):

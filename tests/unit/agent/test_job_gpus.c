@@ -92,7 +92,8 @@ static void allocations_fail(void **state)
     (void)state;
     for (unsigned long nth = 1;; nth++) {
         int changes = 0;
-        struct mb_job_gpus g = {make(2), "CUDA_VISIBLE_DEVICES", count_change, &changes};
+        struct mb_job_gpus g = {make(2), "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", count_change,
+                                &changes};
         struct mb_job_env env = {0};
         int rc, failed;
 
@@ -105,6 +106,7 @@ static void allocations_fail(void **state)
         assert_int_equal(changes, failed ? 0 : 1);
         if (!failed) {
             assert_string_equal(mb_job_env_get(&env, "CUDA_VISIBLE_DEVICES"), "0,1");
+            assert_string_equal(mb_job_env_get(&env, "CUDA_DEVICE_ORDER"), "PCI_BUS_ID");
             mb_job_gpus_give_back(&g, "a");
             mb_job_gpus_give_back(&g, "a");
             assert_int_equal(changes, 2);

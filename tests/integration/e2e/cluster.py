@@ -26,6 +26,10 @@ MOBULA = pathlib.Path(os.environ["MOBULA_BIN"])
 RAY = pathlib.Path(sys.executable).parent / "ray"
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
+# What this run of tests starts has it in its environment, servers beside the cluster too: so another
+# run on the machine, which may have been given a port that was ours, is told from a leftover.
+os.environ["MB_TEST_RUN"] = f"{os.getpid()}-{time.time_ns()}"
+
 
 def wait_until(look, what, timeout_s=30.0):
     """The first true value of look(), asked again and again until the deadline."""
@@ -63,6 +67,39 @@ def shared_memory_names():
 def port_answers(port):
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def listeners(port):
+    """Processes that listen on this port."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in pathlib.Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
+    found = set()
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(link) in sockets:
+                found.add(int(link.parts[2]))
+    return found
+
+
+def is_of_another_run(pid):
+    try:
+        names = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    mark = next((n for n in names if n.startswith(b"MB_TEST_RUN=")), None)
+    return mark not in (None, b"MB_TEST_RUN=" + os.environ["MB_TEST_RUN"].encode())
+
+
+def is_left_listening(port):
+    """Somebody answers there, and is not known to be of another run of tests."""
+    if not port_answers(port):
+        return False
+    pids = listeners(port)
+    return any(not is_of_another_run(p) for p in pids) if pids else port_answers(port)
 
 
 class Cluster:
@@ -183,7 +220,7 @@ class Cluster:
 
         wait_until(lambda: not leftovers(), lambda: f"processes are left: {leftovers()}", 5)
         self.nodes()  # learns ports of nodes that a test started
-        answering = [p for p in self._ports if port_answers(p)]
+        answering = [p for p in self._ports if is_left_listening(p)]
         assert not answering, f"ports still answer: {answering}"
         sockets = [str(p) for p in pathlib.Path(self.dir).rglob("*") if p.is_socket()]
         assert not sockets, f"sockets are left: {sockets}"

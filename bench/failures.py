@@ -1,6 +1,7 @@
 """How soon a failure is known. Dead worker: SIGKILL of one process of a gang of two, until the line
 in the output of the program that owns the gang (`mobula run`; for Ray a driver with two actors and
-ray.get). Hung node: SIGSTOP of a node's daemon, until the head's table of nodes says DEAD."""
+ray.get). Hung node: SIGSTOP of a node's daemon, until the head's table of nodes says DEAD: of a node
+that has been in the cluster for a while, and of one that has just joined."""
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from ray._raylet import GcsClient
 from lib import MOBULA, RAY_PYTHON, Mobula, Ray, children_of, spread, write_result
 
 DEAD_STATE = 1  # Ray's GcsNodeInfo.DEAD
+SETTLED_S = 10.0
 OURS = [MOBULA, "run", "--num-nodes", "1", "--ranks-per-node", "2", "--", "sh", "-c",
         "echo pid $$; exec sleep 1000"]
 RAYS = """
@@ -55,9 +57,10 @@ def dead_worker(argv, env, word):
             driver.wait(60)
 
 
-def hung_node(cluster, name):
+def hung_node(cluster, name, settled_s):
     """Seconds from the SIGSTOP of the process of that name to DEAD."""
     _, pids = cluster.start_node()
+    time.sleep(settled_s)
     gcs = GcsClient(address=f"127.0.0.1:{cluster.gcs}")
 
     def dead():
@@ -83,7 +86,9 @@ def measure(cluster, env, argv, word, daemon, kills, hangs):
         address = f"127.0.0.1:{cluster.gcs}"
         env = dict(env, RAY_ADDRESS=address)
         return {"dead_worker_s": spread([dead_worker(argv, env, word) for _ in range(kills)]),
-                "hung_node_s": spread([hung_node(cluster, daemon) for _ in range(hangs)])}
+                "hung_node_s": spread([hung_node(cluster, daemon, SETTLED_S)
+                                       for _ in range(hangs)]),
+                "hung_new_node_s": spread([hung_node(cluster, daemon, 0) for _ in range(hangs)])}
     finally:
         cluster.stop()
 

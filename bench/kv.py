@@ -1,11 +1,13 @@
 """Internal KV puts per second, acknowledged one by one: the same C client (bench_kv, on one core)
 against mobula's head in memory, on SQLite (a put is answered after its group commit) and against the
 real gcs_server of Ray 2.60 (memory; it forgets everything when it ends). Server and client share
-the machine; the sides take turns."""
+the machine, so beside the rate stands what a put cost the server in CPU time, which depends less on
+who else computes; the sides take turns."""
 import json
+import os
 import pathlib
 
-from lib import MOBULA, Mobula, Ray, sh, spread, write_result
+from lib import MOBULA, Mobula, Ray, children_of, cpu_s, sh, spread, write_result
 
 BENCH_KV = MOBULA.parent.parent / "bench/bench_kv"
 SECONDS, WINDOW, KEYS, ROUNDS = 3, 256, 10000, 3
@@ -23,9 +25,21 @@ class Sqlite(Memory):
     store = "sqlite"
 
 
+def server(cluster):
+    """The process that has the KV."""
+    name, pids = (("mobula-agent", cluster.node_pids()) if isinstance(cluster, Mobula)
+                  else ("gcs_server", cluster.pids))
+    return next(p for p in children_of(pids)
+                if os.path.basename(os.readlink(f"/proc/{p}/exe")) == name)
+
+
 def one(cluster):
+    """Puts per second, and microseconds of the server's CPU time per put."""
+    pid = server(cluster)
+    before = cpu_s(pid)
     done = sh("taskset", "-c", "0", BENCH_KV, f"127.0.0.1:{cluster.gcs}", SECONDS, WINDOW, KEYS)
-    return json.loads(done.strip().splitlines()[-1])["puts_per_s"]
+    seen = json.loads(done.strip().splitlines()[-1])
+    return seen["puts_per_s"], (cpu_s(pid) - before) / seen["puts"] * 1e6
 
 
 def main():
@@ -43,7 +57,9 @@ def main():
     write_result("kv", {
         "what": f"puts of 100 bytes per second, {WINDOW} under way, {KEYS} keys, {SECONDS} s a run; "
                 "client on one core, the servers' stores: memory, SQLite with group commit",
-        **{name: spread(values) for name, values in runs.items()}})
+        **{name: spread([rate for rate, _ in values]) for name, values in runs.items()},
+        **{f"{name}_server_cpu_us_per_put": spread([cpu for _, cpu in values])
+           for name, values in runs.items()}})
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def measure(cluster, rounds):
         cluster.stop()
     result = {k: spread([r[k] for r in runs]) for k in runs[0]}
     result.update(pss_before_mib=before["pss_mib"], pss_after_mib=after["pss_mib"],
-                  pss_growth_mib=round(after["pss_mib"] - before["pss_mib"], 2))
+                  **{f"{k}_growth_mib": round(after[f"{k}_mib"] - before[f"{k}_mib"], 2)
+                     for k in ("pss", "rss", "uss")})
     return result
 
 

@@ -1,12 +1,13 @@
 """Idle node: memory, threads, CPU, and the time `start` takes until the node is ALIVE; before it
 the idle head, with its own node as both have it.
-mobula and Ray alternate in one run; each node joins a head of its own kind."""
+mobula and Ray in one run; each node joins a head of its own kind, at last mobula's a Ray head."""
 import sys
 import time
 
-from lib import Mobula, Ray, children_of, memory, spread, write_result
+from lib import (Mobula, MobulaAtRay, Ray, children_of, idle_cpu_percent, memory, spread,
+                 write_result)
 
-IDLE_S = 15.0
+SETTLE_S, IDLE_S = 5.0, 60.0
 
 
 def measure(make, rounds):
@@ -14,18 +15,16 @@ def measure(make, rounds):
     cluster = make()
     try:
         cluster.start_head()
-        time.sleep(3.0)
-        head = memory(children_of(cluster.node_pids() if make is Mobula else cluster.pids))
+        time.sleep(SETTLE_S)
+        tree = children_of(cluster.node_pids() if make is Mobula else cluster.pids)
+        head = {**memory(tree), "idle_cpu_percent": idle_cpu_percent(tree, IDLE_S)}
         for _ in range(rounds):
             took, pids = cluster.start_node()
             joins.append(took)
-            time.sleep(3.0)  # start-up work settles; what is measured is the idle node
+            time.sleep(SETTLE_S)  # start-up work settles; what is measured is the idle node
             tree = children_of(pids)
-            before = memory(tree)
-            time.sleep(IDLE_S)
-            after = memory(tree)
-            cpu.append(100 * (after["cpu_s"] - before["cpu_s"]) / IDLE_S)
-            samples.append(after)
+            cpu.append(idle_cpu_percent(tree, IDLE_S))
+            samples.append(memory(children_of(pids)))
     finally:
         cluster.stop()
     return {"head": head, "start_to_alive_s": spread(joins), "idle_cpu_percent": spread(cpu),
@@ -35,7 +34,8 @@ def measure(make, rounds):
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    write_result("node", {"mobula": measure(Mobula, rounds), "ray 2.60.0": measure(Ray, rounds)})
+    write_result("node", {"mobula": measure(Mobula, rounds), "ray 2.60.0": measure(Ray, rounds),
+                          "mobula node, ray head": measure(MobulaAtRay, 1)})
 
 
 main()

@@ -311,7 +311,8 @@ static void on_sup_exit(void *arg, unsigned child, int code, int signal)
     rank->code = signal != 0 ? 128 + signal : code;
     if (failed && rank->cause == NULL && r->first_failed_rank >= 0)
         rank->cause = mb_asprintf("ended because rank %d failed", r->first_failed_rank);
-    if (failed && rank->cause == NULL && r->fsm.state == MB_GANG_STOPPING)
+    if (failed && rank->cause == NULL && r->fsm.state == MB_GANG_STOPPING &&
+        mb_gang_ended_by_stop(signal, mb_mono_ms() - r->stopped_ms, r->stop_grace_ms))
         rank->cause = mb_strdup("it was told to stop");
     if (failed && r->first_failed_rank < 0 && r->fsm.state != MB_GANG_STOPPING) {
         r->first_failed_rank = (int)rank->rank;
@@ -357,6 +358,7 @@ static void stop_ranks(struct mb_gang_run *r)
 {
     struct mb_report stop = {.type = MB_REPORT_STOP, .text = (char *)r->fsm.cause};
 
+    r->stopped_ms = mb_mono_ms();
     for (size_t i = 0; r->is_worker && i < r->n_ranks; i++)
         mb_gang_report_send(&r->ranks[i], &stop);
     if (r->sup != NULL)

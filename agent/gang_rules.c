@@ -8,6 +8,8 @@
  */
 #include "agent/gang_rules.h"
 
+#include <signal.h>
+
 int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, const struct mb_pg_id *gang,
                   uint32_t attempt, int is_known, struct mb_err *err)
 {
@@ -28,6 +30,11 @@ enum mb_gang_adoption mb_gang_adoption(enum mb_gang_state s)
 enum mb_gang_event mb_gang_adoption_lost(enum mb_gang_state s)
 {
     return s == MB_GANG_LAUNCHING ? MB_GANG_EV_LAUNCH_FAILED : MB_GANG_EV_ALL_EXITED;
+}
+
+int mb_gang_ended_by_stop(int signal, uint64_t since_stop_ms, uint64_t grace_ms)
+{
+    return signal != SIGKILL || since_stop_ms >= grace_ms;
 }
 
 int mb_gang_keeps_node(const struct mb_gang *g, int waits)

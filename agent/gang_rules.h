@@ -22,6 +22,9 @@ enum mb_gang_adoption {
 enum mb_gang_adoption mb_gang_adoption(enum mb_gang_state s);
 /* The event for an attempt with processes whose supervisor is not there. */
 enum mb_gang_event mb_gang_adoption_lost(enum mb_gang_state s);
+/* 1: a rank that ended this long after the stop may have ended by it. SIGKILL is ours only when the
+ * grace is over: before, somebody else killed the rank, and that is why the gang stops. */
+int mb_gang_ended_by_stop(int signal, uint64_t since_stop_ms, uint64_t grace_ms);
 /* 1: this attempt's processes keep the node's devices; waits: its launch waits for an older one. */
 int mb_gang_keeps_node(const struct mb_gang *g, int waits);
 

@@ -72,6 +72,7 @@ struct mb_gang_run {
     uint32_t node_rank;
     int is_worker;
     uint32_t stop_grace_ms;
+    uint64_t stopped_ms; /* when this agent told the ranks to stop; 0: it did not */
     struct mb_gang_rank *ranks;
     size_t n_ranks;
     int is_launched;      /* Launched was due: pids are known */

@@ -164,6 +164,27 @@ def case_agent_killed_while_starting(s, gcs, node, pg):
     gcs.remove_group(pg)
 
 
+def case_killed_while_it_stops(s, gcs, node, pg):
+    """Its peer's end may be heard of first: that a rank was killed is still no stop of ours."""
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    ready = pathlib.Path(s.dir, "ready")
+    d.launch(["/bin/sh", "-c", f"trap '' TERM; : > {ready}; while :; do sleep 1; done"],
+             grace_ms=50000)
+    pids = d.expect("launched").pids
+    cluster.wait_for("the trap", ready.exists)
+    d.send(stop={"reason": "test"})
+    cluster.wait_for("STOPPING", lambda: "STOPPING" in [g["state"] for g in node.state()["gangs"]])
+    os.kill(pids[0], signal.SIGKILL)
+    e = d.expect("rank_exit", deadline_s=20)
+    assert (e.exit_code, e.signal, e.cause) == (137, 9, ""), e
+    d.expect("ended")
+    gcs.remove_group(pg)
+    d.close()
+
+
 def case_group_removed(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=8)
     d.expect("hello_reply")
@@ -286,7 +307,8 @@ def main():
         gcs.wait_created(pg)
         for case in (case_environment_and_logs, case_a_failed_rank_ends_its_peers,
                      case_a_killed_rank_is_named, case_refusals, case_redial_and_lease,
-                     case_agent_killed, case_agent_killed_while_starting, case_group_removed, case_metrics,
+                     case_agent_killed, case_agent_killed_while_starting,
+                     case_killed_while_it_stops, case_group_removed, case_metrics,
                      case_a_report_larger_than_its_socket, case_a_driver_that_does_not_read,
                      case_end_with_a_gang):
             case(s, gcs, node, pg)

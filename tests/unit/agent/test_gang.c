@@ -1,5 +1,6 @@
 /* The state machine of an attempt: the paths of its story, leases, and a seeded random walk. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -162,6 +163,16 @@ static void test_who_may_say_hello(void **state)
     mb_ledger_destroy(l);
 }
 
+static void test_ended_by_stop(void **state)
+{
+    (void)state;
+    assert_true(mb_gang_ended_by_stop(0, 0, 30000));
+    assert_true(mb_gang_ended_by_stop(SIGTERM, 5, 30000));
+    assert_false(mb_gang_ended_by_stop(SIGKILL, 29999, 30000));
+    assert_true(mb_gang_ended_by_stop(SIGKILL, 30000, 30000));
+    assert_true(mb_gang_ended_by_stop(SIGKILL, 0, 0));
+}
+
 static void test_adoption(void **state)
 {
     struct mb_gang g;
@@ -194,6 +205,7 @@ int main(void)
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_who_may_say_hello),
         cmocka_unit_test(test_adoption),
+        cmocka_unit_test(test_ended_by_stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@ import unittest
 
 import checkpoints
 from cluster import Cluster, iterations_of, mini_model, wait_until
+from ray_head import RayHead
 
 
 def environment_of(pid):
@@ -173,6 +174,32 @@ class Run(unittest.TestCase):
                              [f"rank {r} of 3" for r in range(3)], log)
             self.assertEqual(len(cluster.gang_of(job_id)["nodes"]), 3)
             cluster.assert_all_free()
+
+
+class Joined(Cluster):
+    """Nodes of a stock Ray head."""
+
+    def __init__(self, gcs, nodes):
+        super().__init__(nodes=nodes + 1, start_args=["--no-token"])
+        self.gcs = gcs
+
+    def start_head(self):
+        self.env["RAY_ADDRESS"] = self.gcs
+
+
+class StockHead(unittest.TestCase):
+    def test_the_next_smaller_size_is_tried(self):
+        """Ray's GCS says who is alive, not who is free."""
+        with RayHead() as head, Joined(head.address, 3) as cluster:
+            with cluster.running("run", "--num-nodes", "3", "--min-nodes", "2", "--elastic-wait",
+                                 "2s", "--max-restarts", "1", "--restart-delay", "50ms", "--", "sh",
+                                 "-c", "echo attempt $MOBULA_ATTEMPT of $WORLD_SIZE; "
+                                 "[ $MOBULA_ATTEMPT = 2 ] || exec sleep 1000") as driver:
+                wait_until(lambda: driver.output().count("attempt 1 of 3") == 3, driver.output, 60)
+                os.kill(cluster.nodes()[0]["pid_init"], signal.SIGTERM)
+                self.assertEqual(driver.wait(90), 0, driver.output())
+                self.assertEqual(driver.output().count("attempt 2 of 2"), 2, driver.output())
+                self.assertIn("asking for 2 of 3", driver.output())
 
 
 if __name__ == "__main__":

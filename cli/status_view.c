@@ -182,11 +182,12 @@ static int put_gang(struct mb_buf *out, const json_t *gang)
     double validation = json_number_value(json_object_get(gang, "validation_loss"));
     int rc;
 
-    rc = mb_buf_printf(out,
-                       "      gang: %s, %" JSON_INTEGER_FORMAT " ranks on %" JSON_INTEGER_FORMAT
-                       " nodes, attempt %" JSON_INTEGER_FORMAT,
-                       text(gang, "state"), number(gang, "world_size"), number(gang, "num_nodes"),
-                       number(gang, "attempt"));
+    rc = mb_buf_printf(
+        out, "      gang: %s, %" JSON_INTEGER_FORMAT " ranks on %" JSON_INTEGER_FORMAT " nodes",
+        text(gang, "state"), number(gang, "world_size"), number(gang, "num_nodes"));
+    if (number(gang, "max_nodes") > number(gang, "num_nodes"))
+        rc |= mb_buf_printf(out, " (of %" JSON_INTEGER_FORMAT ")", number(gang, "max_nodes"));
+    rc |= mb_buf_printf(out, ", attempt %" JSON_INTEGER_FORMAT, number(gang, "attempt"));
     if (iteration > 0)
         rc |= mb_buf_printf(out,
                             ", iteration %" JSON_INTEGER_FORMAT "/%" JSON_INTEGER_FORMAT

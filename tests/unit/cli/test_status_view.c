@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -97,6 +98,25 @@ static void everything(void **state)
         "  SUCCEEDED old  true\n");
 }
 
+/* A gang that goes on with fewer nodes says of how many. */
+static void fewer_nodes(void **state)
+{
+    static const char line[] =
+        "{\"jobs\": [{\"submission_id\": \"run\", \"status\": \"RUNNING\", \"entrypoint\": \"x\","
+        "  \"gang\": {\"state\": \"RUNNING\", \"world_size\": 4, \"num_nodes\": 2,"
+        "   \"max_nodes\": %d, \"attempt\": 2}}]}";
+    static const char expected[] = "nodes: 0\njobs: 1\n  RUNNING   run  x\n"
+                                   "      gang: RUNNING, 4 ranks on 2 nodes%s, attempt 2\n";
+    char text[400], view[200];
+
+    (void)state;
+    for (int max = 2; max <= 3; max++) {
+        snprintf(text, sizeof(text), line, max);
+        snprintf(view, sizeof(view), expected, max == 3 ? " (of 3)" : "");
+        assert_view(text, 0, view);
+    }
+}
+
 /* What others wrote moves neither cursor nor colours. */
 static void control_bytes(void **state)
 {
@@ -179,10 +199,10 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_at_all),  cmocka_unit_test(a_standby_and_no_token),
-        cmocka_unit_test(everything),      cmocka_unit_test(control_bytes),
-        cmocka_unit_test(screens),         cmocka_unit_test(clocks_are_no_change),
-        cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(nothing_at_all),       cmocka_unit_test(a_standby_and_no_token),
+        cmocka_unit_test(everything),           cmocka_unit_test(fewer_nodes),
+        cmocka_unit_test(control_bytes),        cmocka_unit_test(screens),
+        cmocka_unit_test(clocks_are_no_change), cmocka_unit_test(memory_runs_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 """--min-nodes: a gang that lost a node goes on with fewer, and takes it back when it returns."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -26,12 +27,10 @@ def lose_a_node(cluster):
                   any(pathlib.Path(n["dir"]).glob("gangs/*/gang.json")))
     pids = [p for p in cluster.own_pids() if str(victim["dir"]) in environment_of(p)
             or p in (victim["pid_agent"], victim["pid_init"])]
-    os.kill(victim["pid_init"], signal.SIGKILL)
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    for sig in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another end
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sig)
     return victim
 
 

@@ -8,10 +8,12 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
+import tempfile
 import time
 import unittest
 
-from cluster import is_alive, wait_until
+from cluster import RAY, is_alive, wait_until
 from ray._raylet import GcsClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from shared_store import Redis, SharedCluster
@@ -134,6 +136,48 @@ class TakeoverWithWorkers(unittest.TestCase):
             job = cluster.wait_job("followed", timeout_s=40)
             self.assertEqual(job["status"], "FAILED")
             self.assertRegex(job["message"], "The driver was lost: node [0-9a-f]{56}, .* is dead")
+
+    def test_the_stock_command_does_not_end_well(self):
+        """`ray job logs -f` while its head goes: an error and status 1, never a finished job; the
+        command given again at the new head shows the log and the state."""
+        def ends_in_order(cluster):
+            os.kill(cluster.node("node-0")["pid_init"], signal.SIGTERM)
+
+        for gone, words in ((lambda cluster: cluster.kill("node-0"), "close code 1006"),
+                            (ends_in_order, "Connection")):
+            with self.subTest(words), tempfile.TemporaryDirectory() as store, Redis() as redis, \
+                    SharedCluster(redis) as cluster:
+                env = {"MOBULA_LOG_URL": f"file://{store}", "MOBULA_LOG_MAX_BYTES": "512K"}
+                cluster.submit("seq 1 50000; sleep 600", submission_id="followed",
+                               runtime_env={"env_vars": env})
+                with self.ray_follower(cluster) as follower:
+                    wait_until(lambda: "\n20000\n" in follower.output(), follower.output, 60)
+                    gone(cluster)
+                    self.assertEqual(follower.wait(60), 1, follower.output())
+                self.assertIn(words, follower.output())
+                self.assertNotIn("succeeded", follower.output())
+                cluster.use("node-1")
+                wait_until(cluster.answers, "the standby is the head", 10)
+                again = cluster.ray("job", "logs", "-f", "--address", cluster.address, "followed")
+                self.assertIn("which had this log, is gone: it is read from", again.stdout)
+                self.assertIn("\n9000\n", again.stdout)
+                self.assertIn("Job 'followed' failed", again.stdout)
+
+    @contextlib.contextmanager
+    def ray_follower(self, cluster):
+        path = pathlib.Path(cluster.dir, "follower")
+        env = {k: v for k, v in cluster.env.items() if k != "RAY_ADDRESS"}
+        with open(path, "wb") as out:
+            process = subprocess.Popen([RAY, "job", "logs", "-f", "--address", cluster.address,
+                                        "followed"], env=env, stdout=out, stdin=subprocess.DEVNULL,
+                                       stderr=subprocess.STDOUT)
+        process.output = lambda: path.read_text(errors="replace")
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
     def old_head_stands_by(self, cluster):
         """It says so once, serves nothing, and is a node of the new head's cluster."""

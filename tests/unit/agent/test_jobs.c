@@ -390,7 +390,10 @@ static void test_limits_are_read_or_refused_by_name(void **state)
     struct mb_err err;
 
     (void)state;
+    mb_alloc_fail_nth(1); /* needs no memory, so none can fail it */
     assert_int_equal(mb_job_limits_read(good, &limits, &err), 0);
+    assert_int_equal(mb_alloc_did_fail(), 0);
+    mb_alloc_fail_nth(0);
     assert_int_equal(limits.memory_bytes, 2LL << 30);
     assert_int_equal(limits.nofile, 0);
     assert_int_equal(limits.core_files, 1);

@@ -308,6 +308,58 @@ static void test_no_server(void **state)
     fixture_end(&f);
 }
 
+static void on_other_handle(uv_timer_t *t)
+{
+    ++*(int *)t->data;
+}
+
+/* A thousand calls end at once: no turn of the loop takes more of them than its bound, so that
+ * other handles get their chance in between. */
+static void test_a_turn_is_bounded(void **state)
+{
+    enum { CALLS = 1000, TURN_MAX = 64 /* base/grpc/internal.h */ };
+    const struct mb_grpc_server_opts opts = {0};
+    static struct mb_grpc_call *calls[CALLS];
+    struct server_state st = {0};
+    struct result r = {0};
+    struct fixture f;
+    uv_timer_t other;
+    int n_other = 0, other_at_first = -1, most = 0;
+
+    (void)state;
+    fixture_start(&f, &opts, methods, N_METHODS, &st);
+    fixture_stop_server(&f);
+    fixture_dial(&f, NULL);
+    uv_timer_init(&f.loop, &other);
+    other.data = &n_other;
+    uv_timer_start(&other, on_other_handle, 0, 1);
+    for (int i = 0; i < CALLS; i++)
+        assert_int_equal(call_check(&f, CHECK, "", 60000, &r, &calls[i]), 0);
+    for (int i = 0; i < CALLS; i++)
+        mb_grpc_call_cancel(calls[i]);
+    assert_int_equal(r.n, 0);
+    f.guard_fired = 0;
+    uv_timer_start(&f.guard, fixture_on_guard, 60000, 0);
+    while (r.n < CALLS && !f.guard_fired) {
+        int before = r.n;
+
+        uv_run(&f.loop, UV_RUN_NOWAIT);
+        most = r.n - before > most ? r.n - before : most;
+        if (r.n > 0 && other_at_first < 0)
+            other_at_first = n_other;
+        if (r.n > 0) /* a millisecond of other work in every turn */
+            for (uint64_t t = uv_hrtime() + 1000000; uv_hrtime() < t;)
+                ;
+    }
+    assert_false(f.guard_fired);
+    uv_timer_stop(&f.guard);
+    assert_true(most > TURN_MAX / 2);  /* there was a backlog */
+    assert_true(most <= TURN_MAX + 1); /* and the one that woke the loop */
+    assert_true(n_other - other_at_first >= CALLS / TURN_MAX / 2);
+    uv_close((uv_handle_t *)&other, NULL);
+    fixture_end(&f);
+}
+
 static void test_port_in_use(void **state)
 {
     struct mb_grpc_server *second = NULL;
@@ -512,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_metadata),
         cmocka_unit_test(test_token),
         cmocka_unit_test(test_no_server),
+        cmocka_unit_test(test_a_turn_is_bounded),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_message_too_large),

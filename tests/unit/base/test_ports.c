@@ -59,8 +59,10 @@ static void test_pick(void **state)
     assert_non_null(f);
     assert_int_equal(fscanf(f, "%d %d", &first, &last), 2);
     fclose(f);
-    if (mb_ports_outside(first, last).last < mb_ports_outside(first, last).first)
-        return; /* this machine has no such port: the kernel chooses */
+    if (mb_ports_outside(first, last).last < mb_ports_outside(first, last).first) {
+        print_message("not tried: the ephemeral range leaves no port, the kernel chooses\n");
+        skip();
+    }
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
         int port = mb_port_pick("127.0.0.1");
 

@@ -371,6 +371,16 @@ static void note_saved(struct node *n, int64_t iteration)
         n->saved = iteration;
 }
 
+static int on_saved(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    if (e->node >= d->config.n_nodes)
+        return MB_ESTATE;
+    note_saved(&d->nodes[e->node], e->iteration);
+    if (e->iteration > d->saved)
+        d->saved = e->iteration;
+    return 0;
+}
+
 static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
 {
     switch (e->kind) {
@@ -397,12 +407,7 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
     case MB_DRV_RANK_EXIT:
         return on_rank_exit(d, e);
     case MB_DRV_SAVED:
-        if (e->node >= d->config.n_nodes)
-            return MB_ESTATE;
-        note_saved(&d->nodes[e->node], e->iteration);
-        if (e->iteration > d->saved)
-            d->saved = e->iteration;
-        return 0;
+        return on_saved(d, e);
     case MB_DRV_COMMITTED:
         for (uint32_t i = 0; i < d->config.n_nodes; i++)
             note_saved(&d->nodes[i], e->iteration);

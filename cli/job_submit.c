@@ -360,31 +360,39 @@ static const char **list_excludes(const json_t *env)
 }
 
 /* A real Ray head has no such path: its limit stays, and it places nothing. */
-static int ask_limits(struct mb_rest *rest, uint64_t *max_bytes, int *places_drivers,
-                      struct mb_err *err)
+struct head_limits {
+    uint64_t package_bytes;
+    uint64_t kept_bytes; /* a head that takes over has packages up to this size; 0: there is none */
+    int places_drivers;
+};
+
+static int ask_limits(struct mb_rest *rest, struct head_limits *out, struct mb_err *err)
 {
     json_t *answer = NULL;
     int rc = mb_rest_json(rest, "GET", "/api/mobula/limits", NULL, &answer, err);
     json_int_t limit = json_integer_value(json_object_get(answer, "max_package_bytes"));
 
-    *places_drivers = json_is_true(json_object_get(answer, "places_drivers"));
+    *out = (struct head_limits){.package_bytes = MB_PACKAGE_MAX_BYTES};
+    out->places_drivers = json_is_true(json_object_get(answer, "places_drivers"));
+    out->kept_bytes =
+        (uint64_t)json_integer_value(json_object_get(answer, "max_kept_package_bytes"));
     json_decref(answer);
     if (limit > 0)
-        *max_bytes = (uint64_t)limit;
+        out->package_bytes = (uint64_t)limit;
     return rc == MB_ENOENT ? 0 : rc;
 }
 
 static int place_driver(struct mb_rest *rest, const struct submit_args *a, json_t *request,
                         struct mb_err *err)
 {
-    uint64_t max_bytes;
-    int places_drivers, rc;
+    struct head_limits limits;
     char *entrypoint;
+    int rc;
 
     if (!on_gpu_node(a))
         return 0;
-    rc = ask_limits(rest, &max_bytes, &places_drivers, err);
-    if (rc != 0 || places_drivers)
+    rc = ask_limits(rest, &limits, err);
+    if (rc != 0 || limits.places_drivers)
         return rc;
     rc = check_stock_head(a, json_object_get(request, "runtime_env"), err);
     if (rc != 0)
@@ -404,11 +412,11 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
 {
     const char *dir = json_string_value(json_object_get(env, "working_dir"));
     const char **excludes;
-    uint64_t max_bytes = MB_PACKAGE_MAX_BYTES;
+    struct head_limits limits;
     struct mb_package p;
     char path[96], uri[64];
     struct stat st;
-    int has = 0, places_drivers, rc;
+    int has = 0, rc;
 
     if (dir == NULL || strstr(dir, "://") != NULL)
         return 0;
@@ -416,13 +424,13 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
         return mb_err_sys(err, errno, "working_dir %s", dir);
     if (!S_ISDIR(st.st_mode))
         return mb_err_set(err, MB_EINVAL, "working_dir %s is not a directory", dir);
-    rc = ask_limits(rest, &max_bytes, &places_drivers, err);
+    rc = ask_limits(rest, &limits, err);
     if (rc != 0)
         return rc;
     excludes = list_excludes(env);
     if (excludes == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    rc = mb_package_scan(dir, excludes, max_bytes, &p, err);
+    rc = mb_package_scan(dir, excludes, limits.package_bytes, &p, err);
     mb_free(excludes);
     if (rc != 0)
         return rc;
@@ -431,6 +439,11 @@ static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *
     rc = has_package(rest, path, &has, err);
     if (rc == 0 && !has)
         rc = put_package(rest, &p, dir, path, err);
+    if (rc == 0 && limits.kept_bytes > 0 && p.total_bytes > limits.kept_bytes)
+        fprintf(stderr,
+                "mobula: working_dir %s has more than %llu MiB: if the head's node is lost before "
+                "the job starts, the job fails\n",
+                dir, (unsigned long long)(limits.kept_bytes >> 20));
     mb_package_close(&p);
     if (rc == 0)
         json_object_set_new(env, "working_dir", json_string(uri));

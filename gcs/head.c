@@ -315,6 +315,7 @@ static int load(struct mb_head *h, struct mb_err *err)
 static void activate(struct mb_head *h)
 {
     h->active_ms = mb_mono_ms();
+    head_packages_restore(h);
     head_jobs_adopt(h);
     head_jobinfo_settle(h);
     head_placement_settle(h);

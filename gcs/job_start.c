@@ -343,8 +343,11 @@ static int check_runtime_env(struct mb_head *h, const struct head_job *job, stru
             !head_package_known(h, env.refs[i].rest))
             rc = mb_err_set(err, MB_ENOENT,
                             "runtime_env setup failed: Failed to set up runtime environment.\n"
-                            "The package %s is not on this head.",
-                            env.refs[i].uri);
+                            "The package %s is not on this head.%s",
+                            env.refs[i].uri,
+                            h->redis ? " If it was uploaded to a head before this one: only "
+                                       "packages of at most 8 MiB are kept in the store."
+                                     : "");
     json_decref(json);
     return rc;
 }

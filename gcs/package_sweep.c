@@ -95,8 +95,11 @@ static void hide(struct mb_head *h, const char *name)
     char *from = mb_asprintf("%s/%s", h->packages_dir, name);
     char *to = mb_asprintf("%s/.%s", h->packages_dir, name);
 
-    if (from && to && rename(from, to) == 0)
+    if (from && to && rename(from, to) == 0) {
         mb_info("jobs", "package removed, no job needs it name=%s", name);
+        if (h->redis && h->store)
+            head_package_drop(h, name);
+    }
     mb_free(from);
     mb_free(to);
 }

@@ -26,6 +26,7 @@ enum { PIECE_MAX_BYTES = 1 << 20 };
 
 struct upload {
     struct mb_http_req *req;
+    struct mb_head *h;
     uv_loop_t *loop;
     int fd;
     uint64_t size_bytes, max_bytes;
@@ -34,7 +35,7 @@ struct upload {
     uv_fs_t fs;
 };
 
-static int name_is_fine(const char *name)
+int head_package_name_is_fine(const char *name)
 {
     size_t n = strlen(name);
 
@@ -78,7 +79,7 @@ static char *package_path(struct mb_head *h, struct mb_http_req *req)
         refuse_protocol(req, protocol);
         return NULL;
     }
-    if (!name_is_fine(name)) {
+    if (!head_package_name_is_fine(name)) {
         mb_http_reply_text(req, 400,
                            "a package name has 1 to 200 of the characters A-Z a-z 0-9 . _ -");
         return NULL;
@@ -91,7 +92,7 @@ static char *package_path(struct mb_head *h, struct mb_http_req *req)
 
 int head_package_known(struct mb_head *h, const char *name)
 {
-    char *path = name_is_fine(name) ? mb_path_join(h->packages_dir, name) : NULL;
+    char *path = head_package_name_is_fine(name) ? mb_path_join(h->packages_dir, name) : NULL;
     int known = path && mb_fs_exists(path);
 
     mb_free(path);
@@ -136,6 +137,36 @@ static void refuse_size(struct upload *u)
     free_upload(u);
 }
 
+static void on_kept(void *arg, const struct mb_err *err)
+{
+    struct upload *u = arg;
+
+    if (err->code != 0) {
+        fail_upload(u, 500, err->text);
+        return;
+    }
+    mb_http_reply(u->req, 200, NULL, "", 0);
+    free_upload(u);
+}
+
+/* It is here. With a shared store it goes there too, or the client is told that it does not. */
+static void finish_upload(struct upload *u)
+{
+    struct mb_err err = {0};
+
+    mb_info("jobs", "package stored path=%s bytes=%llu", u->final,
+            (unsigned long long)u->size_bytes);
+    if (u->h->store && head_package_can_keep(u->h, u->size_bytes)) {
+        if (head_package_keep(u->h, strrchr(u->final, '/') + 1, u->final, on_kept, u, &err) != 0)
+            fail_upload(u, 500, err.text);
+        return;
+    }
+    if (u->h->redis)
+        mb_http_reply_header(u->req, "X-Mobula-Package", "on-this-head-only");
+    mb_http_reply(u->req, 200, NULL, "", 0);
+    free_upload(u);
+}
+
 static void on_synced(uv_fs_t *fs)
 {
     struct upload *u = fs->data;
@@ -147,10 +178,7 @@ static void on_synced(uv_fs_t *fs)
     } else if (rename(u->temp, u->final) != 0) {
         fail_upload(u, 500, strerror(errno));
     } else {
-        mb_info("jobs", "package stored path=%s bytes=%llu", u->final,
-                (unsigned long long)u->size_bytes);
-        mb_http_reply(u->req, 200, NULL, "", 0);
-        free_upload(u);
+        finish_upload(u);
     }
 }
 
@@ -212,6 +240,7 @@ static void put_package(void *arg, struct mb_http_req *req)
         return;
     }
     u->req = req;
+    u->h = h;
     u->loop = h->loop;
     u->max_bytes = h->max_package_bytes;
     u->final = path;
@@ -230,9 +259,12 @@ static void limits(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
 
-    mb_http_reply_json(req, 200,
-                       json_pack("{s:I, s:b}", "max_package_bytes",
-                                 (json_int_t)h->max_package_bytes, "places_drivers", 1));
+    json_t *o = json_pack("{s:I, s:b}", "max_package_bytes", (json_int_t)h->max_package_bytes,
+                          "places_drivers", 1);
+
+    if (o && h->redis)
+        json_object_set_new(o, "max_kept_package_bytes", json_integer(HEAD_KEPT_PACKAGE_BYTES));
+    mb_http_reply_json(req, 200, o);
 }
 
 int head_packages_routes(struct mb_head *h, struct mb_err *err)

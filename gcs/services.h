@@ -205,6 +205,14 @@ int head_jobs_routes(struct mb_head *h, struct mb_err *err);
 /* 1 if the uploaded package of this name is here. */
 int head_package_known(struct mb_head *h, const char *name);
 int head_packages_methods(struct mb_head *h, struct mb_err *err);
+int head_package_name_is_fine(const char *name); /* as a file's, and in a key */
+/* ---- package_store.c: small packages in a store that heads share ---- */
+enum { HEAD_KEPT_PACKAGE_BYTES = 8 << 20, HEAD_KEPT_PACKAGES_BYTES = 64 << 20 };
+int head_package_can_keep(struct mb_head *h, uint64_t size_bytes);
+int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
+                      void *arg, struct mb_err *err);
+void head_package_drop(struct mb_head *h, const char *name);
+void head_packages_restore(struct mb_head *h); /* before jobs look for them */
 /* ---- package_sweep.c ---- */
 void head_packages_tick(struct mb_head *h, uint64_t now_ms);
 void head_packages_close(struct mb_head *h);

@@ -14,6 +14,7 @@ from cluster import NoCluster, is_alive, wait_until
 from ray._raylet import GcsClient
 from shared_store import Redis, SharedCluster
 from tail import Tail
+from test_packages import zip_of
 
 TAKEOVER_S = 5
 
@@ -96,6 +97,70 @@ class Takeover(unittest.TestCase):
             os.kill(pid, signal.SIGTERM)
             wait_until(lambda: not is_alive(pid), "the first head ends")
             wait_until(cluster.answers, "the standby is the head", 2)
+
+
+class Starts(unittest.TestCase):
+    """What was under way when the head went is gone on with, once."""
+
+    def add_worker(self, cluster):
+        done = cluster.mobula(
+            "start", "--address", cluster.gcs, "--temp-dir", cluster.temp, "--node-name", "worker",
+            "--resources", '{"shark": 1}', "--dashboard-agent-listen-port", "0")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return cluster.node("worker")
+
+    def test_a_start_that_nobody_answered_happens_once(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            worker = self.add_worker(cluster)
+            cluster.submit("true", submission_id="warm", entrypoint_resources={"shark": 1})
+            self.assertEqual(cluster.wait_job("warm")["status"], "SUCCEEDED")
+            with cluster.hung("worker"):
+                cluster.submit(f"echo $$ >> {cluster.dir}/started; sleep 1; echo over",
+                               submission_id="once", entrypoint_resources={"shark": 1})
+                wait_until(lambda: "job_start:once" in redis.cli("hkeys", "test:kv"),
+                           "number and node are stored")
+                self.assertEqual(cluster.job("once")["status"], "PENDING")
+                cluster.kill("node-0")
+                cluster.use("node-1")
+                wait_until(cluster.answers, "the standby is the head", 10)
+                self.assertEqual(cluster.job("once")["status"], "PENDING")
+            job = cluster.wait_job("once")
+            self.assertEqual((job["status"], job["driver_node_id"]),
+                             ("SUCCEEDED", worker["node_id"]), job["message"])
+            self.assertEqual(len(pathlib.Path(cluster.dir, "started").read_text().split()), 1)
+            self.assertIn("over\n", cluster.logs("once"))
+
+    def test_packages_of_jobs_that_wait_outlive_their_head(self):
+        with Redis() as redis, SharedCluster(redis) as cluster:
+            self.add_worker(cluster)
+            names = {"small": "_ray_pkg_00000000000000d1.zip", "large": "_ray_pkg_00000000000000d2.zip"}
+            folder = pathlib.Path(cluster.dir, "work")
+            folder.mkdir()
+            (folder / "data").write_bytes(bytes(9 << 20))
+            told = cluster.mobula("job", "submit", "--address", cluster.address, "--working-dir",
+                                  str(folder), "--", "true").stdout
+            self.assertIn("if the head's node is lost before the job starts, the job fails", told)
+            for job, filling in (("small", os.urandom(3 << 20)), ("large", os.urandom(9 << 20))):
+                status, _ = cluster.call("PUT", f"/api/packages/gcs/{names[job]}", raw=zip_of(
+                    {"main.sh": f"echo {job} ran", "filling": filling}))
+                self.assertEqual(status, 200)
+            cluster.submit("sleep 999", submission_id="holds", entrypoint_resources={"shark": 1})
+            cluster.wait_job("holds", ("RUNNING",))
+            for job, name in names.items():
+                cluster.submit("sh main.sh", submission_id=job, entrypoint_resources={"shark": 1},
+                               runtime_env={"working_dir": f"gcs://{name}"})
+            cluster.kill("node-0")
+            cluster.use("node-1")
+            wait_until(cluster.answers, "the standby is the head", 10)
+            cluster.call("POST", "/api/jobs/holds/stop")
+            job = cluster.wait_job("small")
+            self.assertEqual(job["status"], "SUCCEEDED", job["message"])
+            self.assertIn("small ran\n", cluster.logs("small"))
+            job = cluster.wait_job("large")
+            self.assertEqual(job["error_type"], "RUNTIME_ENV_SETUP_FAILURE", job)
+            self.assertIn(f"The package gcs://{names['large']} is not on this head. If it was "
+                          "uploaded to a head before this one: only packages of at most 8 MiB are "
+                          "kept in the store.", job["message"])
 
 
 class StoreTrouble(unittest.TestCase):

@@ -487,6 +487,67 @@ static int close_all(void **state)
     return uv_loop_close(&loop);
 }
 
+/* ---- starts that a head numbered ---- */
+
+static int start_no(const char *id, uint64_t no, struct mb_err *err)
+{
+    struct mb_job_spec spec = {.submission_id = id,
+                               .entrypoint = "echo started",
+                               .runtime_env_json = "{}",
+                               .metadata_json = "{}",
+                               .ray_address = "127.0.0.1:6379",
+                               .start_no = no};
+
+    memset(&seen, 0, sizeof(seen));
+    return runner->start(runner->self, &spec, err);
+}
+
+static int count_starts(const char *id)
+{
+    const char *at = log_of(id);
+    int n = 0;
+
+    while ((at = strstr(at, "\nstarted\n")) != NULL) {
+        at++;
+        n++;
+    }
+    return n;
+}
+
+static void test_a_numbered_start_begins_once(void **state)
+{
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(start_no("once", 7, &err), 0);
+    assert_int_equal(start_no("once", 7, &err), 0); /* the answer was lost: asked again */
+    run_until(&seen.exited);
+    assert_int_equal(seen.exit_code, 0);
+    assert_int_equal(mb_jobs_start_no(jobs, "once"), 7);
+    assert_int_equal(start_no("once", 7, &err), 0); /* by a head that took over: the end again */
+    run_until(&seen.exited);
+    assert_int_equal(count_starts("once"), 1);
+    assert_int_equal(start_no("once", 6, &err), MB_ESTATE);
+    assert_int_equal(start_no("once", 8, &err), 0); /* another job of this name */
+    run_until(&seen.exited);
+    assert_int_equal(start_no("once", 7, &err), MB_ESTATE);
+}
+
+static void test_what_was_given_up_never_begins(void **state)
+{
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_int_equal(mb_jobs_give_up(jobs, "never", 3, &err), MB_ENOENT);
+    assert_int_equal(start_no("never", 3, &err), MB_ECANCELED); /* it came late */
+    assert_int_equal(start_no("never", 2, &err), MB_ESTATE);
+    assert_int_equal(mb_jobs_give_up(jobs, "never", 2, &err), MB_ENOENT);
+    assert_int_equal(start_no("never", 4, &err), 0);
+    assert_int_equal(mb_jobs_give_up(jobs, "never", 4, &err), 0);
+    run_until(&seen.exited);
+    assert_int_equal(mb_jobs_give_up(jobs, "../x", 1, &err), MB_EINVAL);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +565,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_limits_are_read_or_refused_by_name),
         cmocka_unit_test(test_environment_survives_failed_allocations),
         cmocka_unit_test(test_log_tail_is_ten_lines_of_utf8),
+        cmocka_unit_test(test_a_numbered_start_begins_once),
+        cmocka_unit_test(test_what_was_given_up_never_begins),
     };
     int status = mb_under_init(argv[0]);
 

@@ -1,0 +1,172 @@
+/*
+ * Small uploaded packages in a store that heads share, so that a head that takes over has them.
+ *
+ *  1. keep: after an upload the file's bytes go into the KV, a part for each MiB, then a record
+ * that says how many there are; the upload is answered when that is committed.
+ *  2. restore: a head that takes over writes every package that it lacks into its directory.
+ *  3. drop: with the file, when no job needs it (package_sweep.c).
+ * Failure paths:
+ *  4. Too large, or no room beside the others: it is on this head's node only, and the answer to
+ * the upload says so. A job that waits for it when another head takes over FAILS, with its name.
+ *  5. A record whose parts are not all there: said, passed over.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "gcs/services.h"
+
+enum { PART_BYTES = 1 << 20 };
+
+/* Ray's heads have no such keys: namespace "mobula". A package's name has no '/'. */
+static const char *const our_ns = "mobula";
+#define RECORD_PREFIX "package:"
+
+static char *record_key(const char *name)
+{
+    return mb_asprintf(RECORD_PREFIX "%s", name);
+}
+
+static char *part_key(const char *name, size_t i)
+{
+    return mb_asprintf("package_part:%s/%zu", name, i);
+}
+
+static int get(struct mb_head *h, const char *key, struct mb_blob *out)
+{
+    return key && mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(key), out);
+}
+
+static uint64_t size_in(struct mb_blob record)
+{
+    char text[24];
+
+    snprintf(text, sizeof text, "%.*s", (int)(record.n < 23 ? record.n : 23),
+             (const char *)record.p);
+    return strtoull(text, NULL, 10);
+}
+
+static size_t count_parts(uint64_t size_bytes)
+{
+    return (size_t)((size_bytes + PART_BYTES - 1) / PART_BYTES);
+}
+
+static int add_size(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    (void)key;
+    *(uint64_t *)arg += size_in(value);
+    return 0;
+}
+
+int head_package_can_keep(struct mb_head *h, uint64_t size_bytes)
+{
+    uint64_t kept = 0;
+
+    mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
+                   add_size, &kept);
+    return h->redis && size_bytes <= HEAD_KEPT_PACKAGE_BYTES &&
+           kept + size_bytes <= HEAD_KEPT_PACKAGES_BYTES;
+}
+
+static int put(struct mb_head *h, char *key, struct mb_blob value, mb_tables_cb cb, void *arg,
+               struct mb_err *err)
+{
+    int rc = key ? mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(key),
+                                 value, cb, arg, err)
+                 : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    mb_free(key);
+    return rc;
+}
+
+int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
+                      void *arg, struct mb_err *err)
+{
+    struct mb_buf bytes = {0};
+    char size[24];
+    int rc = mb_fs_read(path, HEAD_KEPT_PACKAGE_BYTES, &bytes, err);
+
+    head_package_drop(h, name); /* another one of this name may have had more parts */
+    for (size_t i = 0; rc == 0 && i < count_parts(bytes.len); i++) {
+        size_t at = i * PART_BYTES, left = bytes.len - at;
+        rc = put(h, part_key(name, i),
+                 head_blob(mb_buf_str(&bytes) + at, left < PART_BYTES ? left : PART_BYTES), NULL,
+                 NULL, err);
+    }
+    snprintf(size, sizeof size, "%zu", bytes.len);
+    if (rc == 0)
+        rc = put(h, record_key(name), mb_blob_str(size), cb, arg, err);
+    mb_buf_close(&bytes);
+    return rc;
+}
+
+static void del(struct mb_head *h, char *key)
+{
+    struct mb_err err = {0};
+
+    if (!key || mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(key), NULL,
+                              NULL, &err) != 0)
+        mb_warn("jobs", "a package stays in the store: %s", key ? err.text : "out of memory");
+    mb_free(key);
+}
+
+void head_package_drop(struct mb_head *h, const char *name)
+{
+    char *key = record_key(name);
+    struct mb_blob record;
+    size_t n = get(h, key, &record) ? count_parts(size_in(record)) : 0;
+
+    mb_free(key);
+    if (n == 0)
+        return;
+    del(h, record_key(name));
+    for (size_t i = 0; i < n; i++)
+        del(h, part_key(name, i));
+}
+
+/* ---- takeover ---- */
+
+static int collect(struct mb_head *h, const char *name, uint64_t size_bytes, struct mb_buf *out)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < count_parts(size_bytes); i++) {
+        char *key = part_key(name, i);
+        struct mb_blob part;
+
+        rc = get(h, key, &part) ? mb_buf_add(out, part.p, part.n) : MB_ENOENT;
+        mb_free(key);
+    }
+    return rc == 0 && out->len != size_bytes ? MB_ECORRUPT : rc;
+}
+
+static int restore(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    struct mb_head *h = arg;
+    size_t n = strlen(RECORD_PREFIX);
+    char *name = mb_strndup((const char *)key.p + n, key.n - n);
+    char *path = name ? mb_path_join(h->packages_dir, name) : NULL;
+    struct mb_buf bytes = {0};
+    struct mb_err err = {.text = "its parts are not all in the store"};
+
+    if (path && head_package_name_is_fine(name) && !mb_fs_exists(path)) {
+        if (collect(h, name, size_in(value), &bytes) != 0 ||
+            mb_fs_write_atomic(path, mb_buf_str(&bytes), bytes.len, 0600, &err) != 0)
+            mb_error("jobs", "the package %s is lost: %s", name, err.text);
+        else
+            mb_info("jobs", "package restored name=%s bytes=%zu", name, bytes.len);
+    }
+    mb_buf_close(&bytes);
+    mb_free(path);
+    mb_free(name);
+    return 0;
+}
+
+void head_packages_restore(struct mb_head *h)
+{
+    if (h->redis && *h->packages_dir)
+        mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
+                       restore, h);
+}

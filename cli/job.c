@@ -67,7 +67,8 @@ void mb_job_say_source(const json_t *answer, int64_t rank)
     if (rank >= 0)
         snprintf(whose, sizeof(whose), "the log of rank %" PRId64, rank);
     fprintf(stderr,
-            "mobula: the node of %s is gone: it is read from %s, which has it up to byte "
+            "mobula: the node of %s does not have it any more: it is read from %s, which has it up "
+            "to byte "
             "%" JSON_INTEGER_FORMAT "; what was written after that is lost\n",
             whose, mb_job_text(answer, "source"),
             json_integer_value(json_object_get(answer, "complete_to")));

@@ -40,7 +40,9 @@ static int of_node(struct mb_head *h, const char *hex, struct log_place *out)
 
     snprintf(out->node_hex, sizeof out->node_hex, "%.8s", hex ? hex : "");
     out->node = hex && mb_unhex(hex, id, sizeof id) == 0 ? head_node_find_id(h, id) : NULL;
-    return out->node && head_node_alive(out->node) ? LOG_ON_NODE : LOG_GONE;
+    if (out->node && !head_node_alive(out->node))
+        out->node = NULL;
+    return out->node ? LOG_ON_NODE : LOG_GONE;
 }
 
 static int of_rank(struct mb_head *h, const char *job_id, int64_t rank, const json_t *record,

@@ -215,6 +215,7 @@ static int to_store(struct log_source *s, const struct log_place *p, struct mb_e
         return rc;
     snprintf(s->name, sizeof s->name, "%s", p->name);
     s->origin.number++;
+    s->origin.is_forgotten = opts.may_be_empty;
     snprintf(s->origin.node_hex, sizeof s->origin.node_hex, "%s", p->node_hex);
     snprintf(s->origin.url, sizeof s->origin.url, "%.1700s/%s", p->url, p->prefix);
     s->at_end = 0;
@@ -238,7 +239,8 @@ static int look_for_attempt(struct log_source *s, struct log_piece *out, struct 
         return to_store(s, &p, err);
     head_log_store_close(s->store);
     s->store = NULL;
-    s->offset = 0;
+    if (strcmp(p.name, s->name) != 0) /* else its node is back */
+        s->offset = 0;
     s->at_end = 0;
     return fetch(s, &p, err);
 }
@@ -279,18 +281,20 @@ static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, 
     }
     out->at_end = s->at_end;
     out->offset = s->offset;
-    if (s->call || mb_mono_ms() < s->missing_until_ms)
+    int is_forgotten = s->is_missing && job_has_ended(s); /* by its node, as old ones are */
+    if (s->call || (mb_mono_ms() < s->missing_until_ms && !is_forgotten))
         return 0;
     rc = head_log_place(s->h, s->job_id, s->rank, &p, err);
     if (rc == LOG_NOWHERE)
         out->at_end = 1;
     if (rc < 0 || rc == LOG_NOWHERE)
         return rc;
-    /* Its node forgot it, as it does with old ones. */
-    if (rc == LOG_GONE || (s->is_missing && p.url[0] != '\0' && job_has_ended(s))) {
+    if (rc == LOG_GONE || (is_forgotten && p.url[0] != '\0')) {
         out->at_end = 0;
         return to_store(s, &p, err);
     }
+    if (mb_mono_ms() < s->missing_until_ms)
+        return 0;
     if (s->at_end && strcmp(p.name, s->name) != 0) { /* a new attempt */
         s->offset = 0;
         s->at_end = out->at_end = 0;
@@ -418,10 +422,12 @@ void head_log_be_patient(struct log_source *s)
 
 int head_log_origin_text(const struct log_origin *o, char *buf, size_t max)
 {
-    return snprintf(buf, max,
-                    "[mobula: node %s, which had this log, is gone: it is read from %.700s, which "
-                    "has it up to byte %llu; what was written after that is lost]\n",
-                    o->node_hex, o->url, (unsigned long long)o->complete_to);
+    return snprintf(
+        buf, max,
+        "[mobula: node %s, which had this log, %s: it is read from %.700s, which has it "
+        "up to byte %llu; what was written after that is lost]\n",
+        o->node_hex, o->is_forgotten ? "has removed it" : "is gone", o->url,
+        (unsigned long long)o->complete_to);
 }
 
 const struct log_origin *head_log_origin(const struct log_source *s)

@@ -29,6 +29,7 @@ struct log_piece {
 struct log_origin {
     unsigned number;      /* another one: it was changed to a store again */
     char node_hex[9];     /* of the node that had it */
+    int is_forgotten;     /* it lives, and has removed the log */
     char url[2048];       /* of the log's pieces */
     uint64_t complete_to; /* the byte behind the last one that is there; what came after is lost */
 };

@@ -62,6 +62,23 @@ class LostRanks(unittest.TestCase):
             self.check_without_a_store(cluster, bare, rank, lost)
             cluster.forget_node(lost)
 
+    def test_a_rank_whose_node_has_removed_its_log(self):
+        with tempfile.TemporaryDirectory() as store, Cluster(nodes=1) as cluster:
+            for url in (f"file://{store}", None):
+                command = ["mobula", "run", "--num-nodes", "1", "--", "echo", "kept"]
+                if url:
+                    command[4:4] = ["--checkpoint-url", url, "--save", f"{cluster.dir}/ckpt"]
+                job_id = cluster.submit(command)
+                self.assertEqual(cluster.wait_job(job_id)["status"], "SUCCEEDED", cluster.logs(job_id))
+                path = f"/api/jobs/{job_id}/logs?rank=0"
+                self.assertEqual(cluster.get(path)["logs"], "kept\n")
+                for log in pathlib.Path(cluster.temp).glob("node_*/gangs/*/rank-0.log"):
+                    log.unlink()
+                self.assertEqual(cluster.get(path)["logs"], "kept\n" if url else "")
+                text = Tail(cluster.address, job_id, "?rank=0").read().decode()
+                self.assertEqual(text.splitlines()[1:], ["kept"] if url else [])
+                self.assertEqual("has removed it" in text, bool(url))
+
     def check_tails(self, cluster, job_id, rank, lost, want, there):
         line = (f"[mobula: node {lost['node_id'][:8]}, which had this log, is gone: it is read from "
                 f"{there}, which has it up to byte {len(want)}; what was written after that is lost]\n")
@@ -75,7 +92,7 @@ class LostRanks(unittest.TestCase):
         self.assertEqual([o for o, _ in frames].count(TEXT), 2)
 
     def check_commands(self, cluster, job_id, rank, ranks, there):
-        note = f"the node of this log is gone: it is read from {there}, which has it up to byte"
+        note = f"the node of this log does not have it any more: it is read from {there}, which has it up to byte"
         for more in ((), ("-f",)):
             done = cluster.mobula("job", "logs", "--rank", str(rank), *more, job_id)
             self.assertEqual(done.returncode, 0, done.stdout)
@@ -83,7 +100,7 @@ class LostRanks(unittest.TestCase):
             self.assertIn(ranks[rank], done.stdout)
         merged = cluster.mobula("job", "logs", "--merge", job_id)
         self.assertEqual(merged.returncode, 0, merged.stdout)
-        self.assertIn(f"the node of the log of rank {rank} is gone", merged.stdout)
+        self.assertIn(f"the node of the log of rank {rank} does not have it any more", merged.stdout)
         for r in (0, 1):
             for line in ranks[r].splitlines():
                 self.assertIn(f"[rank {r}] {line}\n", merged.stdout)

@@ -119,6 +119,10 @@ spec:
       image: "{{ $v.image.repository }}:{{ $v.image.tag | default .root.Chart.AppVersion }}"
       imagePullPolicy: {{ $v.image.pullPolicy }}
       env:
+        {{- if eq $v.auth.mode "disabled" }}
+        # KubeRay says nothing to a pod without a token, and then a head makes one of its own.
+        - {name: RAY_AUTH_MODE, value: disabled}
+        {{- end }}
         {{- include "mobula.env" $v.checkpoint.env | nindent 8 }}
         {{- include "mobula.env" $v.workers.env | nindent 8 }}
       # A head that names one port must name all: KubeRay then takes no default.

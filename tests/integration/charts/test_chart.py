@@ -141,6 +141,14 @@ class Render(unittest.TestCase):
             self.assertIn("httpGet", c["readinessProbe"])
         self.assertEqual(job["spec"]["rayClusterSpec"]["authOptions"], {"mode": "token"})
 
+    def test_without_a_token_every_pod_says_so(self):
+        for mode, want in [("token", []), ("disabled", ["disabled"])]:
+            job = self.job({"auth": {"mode": mode}})
+            self.assertEqual(job["spec"]["rayClusterSpec"]["authOptions"], {"mode": mode})
+            for pod in self.pods(job):
+                env = pod["spec"]["containers"][0]["env"]
+                self.assertEqual([e["value"] for e in env if e["name"] == "RAY_AUTH_MODE"], want)
+
     def test_one_node(self):
         job = self.job({"workers": {"replicas": 1, "resources": {"gpu": 0}}})
         self.assertNotIn("workerGroupSpecs", job["spec"]["rayClusterSpec"])
@@ -180,7 +188,7 @@ class Conform(unittest.TestCase):
               "job": {"activeDeadlineSeconds": 100, "preRunningDeadlineSeconds": 50, "backoffLimit": 1},
               "workers": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}, "priorityClassName": "p",
                           "podLabels": {"k": "v"}, "podAnnotations": {"k": "v"}},
-              "image": {"pullSecrets": ["s"]}, "auth": {"mode": "token", "secretName": "s"}}]
+              "image": {"pullSecrets": ["s"]}, "auth": {"mode": "token", "secretName": "s"}}, {"auth": {"mode": "disabled"}}]
 
     @classmethod
     def setUpClass(cls):

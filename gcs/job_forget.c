@@ -7,7 +7,10 @@
  * Failure paths:
  *  3. A node does not answer: told again after 1, 2, 4 ... s, TRIES_MAX times. Then, or if it is
  *     dead, it keeps what it has; ranks' directories go there by a rule of the node's own.
- *  4. More than PENDING_MAX ids between two ticks: no job is forgotten until the next one.
+ *  4. More than PENDING_MAX ids between two ticks: no job is forgotten as one of too many until the
+ *     next one.
+ *  5. The id is submitted again before a node was told: that node is not told of it, and keeps what
+ *     the former job left until the id is forgotten again.
  */
 #include <string.h>
 #include "base/alloc.h"
@@ -47,6 +50,21 @@ static void drop(struct head_forget *b)
         }
     }
     free_batch(b);
+}
+
+/* An id that was given to another job since then is that job's: what it has on that node, also
+ * after its end, is not to be taken for what the former left. */
+static void leave_out_new_ones(struct head_forget *b)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < b->n; i++) {
+        if (head_job_find(b->h, b->ids[i]))
+            mb_free(b->ids[i]);
+        else
+            b->ids[n++] = b->ids[i];
+    }
+    b->n = n;
 }
 
 static void on_told(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
@@ -126,7 +144,8 @@ void head_forget_tick(struct mb_head *h, uint64_t now_ms)
         next = b->next;
         if (b->in_flight || now_ms < b->at_ms)
             continue;
-        if (n && head_node_alive(n))
+        leave_out_new_ones(b);
+        if (b->n > 0 && n && head_node_alive(n))
             tell(b, n);
         else
             drop(b);

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import time
 import unittest
 
 from cluster import Cluster, wait_until
@@ -9,13 +10,23 @@ from ray._raylet import GcsClient
 from shared_store import Redis, SharedCluster
 
 
-def traces(cluster, job_id):
-    """Files and directories anywhere in the cluster that are of this job."""
+def look(cluster, job_id):
     found = [str(p) for p in pathlib.Path(cluster.temp).rglob(f"*{job_id}*")]
     for gang in pathlib.Path(cluster.temp).glob("node_*/gangs/*/gang.json"):
         if f'"{job_id}"' in gang.read_text():
             found.append(str(gang.parent))
     return found
+
+
+def traces(cluster, job_id):
+    """Files and directories anywhere in the cluster that are of this job."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return look(cluster, job_id)
+        except FileNotFoundError:  # it went away between two looks at it
+            if time.monotonic() > end:
+                raise
 
 
 class Forget(unittest.TestCase):

@@ -4,7 +4,8 @@
  *  1. The wanted port is taken: any free one, said in the log. Only an address that cannot be bound
  *     at all is an error.
  *  2. Health is "success" with 200 while the node is ALIVE in its cluster, else 503 with the
- * reason; both health paths need no token, since Kubernetes probes send none.
+ * reason; both health paths need no token, since Kubernetes probes send none. The answer bears the
+ * node's id: it is the head's second way to see that this node lives (gcs/node_checks.c).
  */
 #include "agent/http.h"
 
@@ -24,6 +25,7 @@ static void on_health(void *arg, struct mb_http_req *req)
 {
     const struct mb_agent_http *h = arg;
 
+    mb_http_reply_header(req, "X-Mobula-Node-Id", mb_node_id_hex(h->node));
     if (mb_node_is_alive(h->node))
         mb_http_reply_text(req, 200, "success");
     else

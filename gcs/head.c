@@ -285,6 +285,7 @@ static void free_head(struct mb_head *h)
     head_forget_close(h);
     mb_placement_destroy(h->placement);
     mb_http_server_destroy(h->http);
+    mb_http_client_destroy(h->second_http);
     mb_free(h->node_ip);
     mb_free(h->session_name);
     mb_free(h->session_dir);
@@ -536,6 +537,11 @@ static void on_http_stopped(void *arg)
         close_redis(h);
 }
 
+static void on_second_stopped(void *arg)
+{
+    part_closed(arg);
+}
+
 static void on_timer_closed(uv_handle_t *handle)
 {
     part_closed(handle->data);
@@ -546,7 +552,9 @@ void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg)
     h->stopping = 1;
     h->stopped_cb = cb;
     h->stopped_arg = arg;
-    h->closing = 3;
+    h->closing = h->second_http ? 4 : 3;
+    if (h->second_http)
+        mb_http_client_stop(h->second_http, on_second_stopped, h);
     uv_close((uv_handle_t *)&h->tick, on_timer_closed);
     uv_close((uv_handle_t *)&h->place_timer, on_timer_closed);
     head_placement_close(h);

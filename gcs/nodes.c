@@ -2,8 +2,7 @@
  * NodeInfoGcsService and the life of nodes.
  *
  *  1. RegisterNode: into the table and the store; answered after the commit; placement may use it.
- *  2. Sync messages keep it alive (syncer.c). Silence: Health/Check every 3 s, by the rule of
- *     health.h, and GetResourceLoad with it, so that the view is not older than the check.
+ *  2. Sync messages keep it alive (syncer.c). Silence leads to questions (node_checks.c).
  *  3. UnregisterNode, or the verdict: DEAD with a reason; its bundles, its drivers end.
  * MoveNode: a restarted agent that could not have its port again is at another one.
  * Failure paths:
@@ -111,7 +110,7 @@ static struct head_node *add_node(struct mb_head *h, Ray__Rpc__GcsNodeInfo *info
     }
     n->info = info;
     n->since_ms = mb_mono_ms();
-    mb_health_init(&n->health, mb_mono_ms());
+    mb_health_init(&n->health, head_node_has_second(info), mb_mono_ms());
     return n;
 }
 
@@ -212,151 +211,6 @@ void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathI
     n->channel = NULL;
     head_placement_pump(h);
     forget_old_dead(h);
-}
-
-/* ---- health ---- */
-
-struct check {
-    struct mb_head *h;
-    uint8_t id[MB_NODE_ID_BYTES]; /* the node may be gone when the answer comes */
-};
-
-static void on_checked(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
-{
-    struct check *c = arg;
-    struct head_node *n = head_node_find_id(c->h, c->id);
-    const Grpc__Health__V1__HealthCheckResponse *m =
-        (const Grpc__Health__V1__HealthCheckResponse *)reply;
-    int ok = status == MB_GRPC_OK &&
-             m->status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
-
-    if (n && !c->h->stopping) {
-        mb_health_result(&n->health, ok, mb_mono_ms());
-        if (!ok)
-            mb_info("gcs", "health check of %s failed, %u in a row: %s",
-                    n->info->node_manager_address, n->health.failures, detail ? detail : "");
-    }
-    mb_free(c);
-}
-
-/* The answer to GetResourceLoad as a view. NULL: out of memory. */
-static Ray__Rpc__Syncer__ResourceViewSyncMessage *view_of(const Ray__Rpc__ResourcesData *r)
-{
-    struct mb_arena a = {0};
-    Ray__Rpc__Syncer__ResourceViewSyncMessage view =
-        RAY__RPC__SYNCER__RESOURCE_VIEW_SYNC_MESSAGE__INIT;
-    ProtobufCMessage *copy = NULL;
-    const struct mb_gcs_resource *avail =
-        mb_wire_get_resources(&a, r->resources_available, r->n_resources_available);
-    const struct mb_gcs_resource *total =
-        mb_wire_get_resources(&a, r->resources_total, r->n_resources_total);
-
-    if (avail && total) {
-        view.n_resources_available = r->n_resources_available;
-        view.resources_available = mb_wire_resources(
-            &a,
-            &ray__rpc__syncer__resource_view_sync_message__resources_available_entry__descriptor,
-            avail, r->n_resources_available);
-        view.n_resources_total = r->n_resources_total;
-        view.resources_total = mb_wire_resources(
-            &a, &ray__rpc__syncer__resource_view_sync_message__resources_total_entry__descriptor,
-            total, r->n_resources_total);
-        view.idle_duration_ms = r->idle_duration_ms;
-        view.is_draining = r->is_draining;
-        if (view.resources_available && view.resources_total)
-            copy = mb_wire_copy(&view.base);
-    }
-    mb_arena_close(&a);
-    return (Ray__Rpc__Syncer__ResourceViewSyncMessage *)copy;
-}
-
-static void on_load(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
-{
-    struct check *c = arg;
-    struct head_node *n = head_node_find_id(c->h, c->id);
-    const Ray__Rpc__ResourcesData *r =
-        reply ? ((const Ray__Rpc__GetResourceLoadReply *)reply)->resources : NULL;
-    Ray__Rpc__Syncer__ResourceViewSyncMessage *view = NULL;
-
-    (void)status; /* the health check beside this call judges the node */
-    (void)detail;
-    if (n && r && !c->h->stopping && head_node_alive(n))
-        view = view_of(r);
-    if (view) {
-        if (n->view)
-            ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
-        n->view = view;
-        head_placement_view(c->h, n);
-    }
-    mb_free(c);
-}
-
-static struct check *new_check(struct mb_head *h, const struct head_node *n)
-{
-    struct check *c = mb_alloc(sizeof *c);
-
-    if (c) {
-        c->h = h;
-        memcpy(c->id, n->id, MB_NODE_ID_BYTES);
-    }
-    return c;
-}
-
-static void ask_load(struct mb_head *h, struct head_node *n)
-{
-    Ray__Rpc__GetResourceLoadRequest req = RAY__RPC__GET_RESOURCE_LOAD_REQUEST__INIT;
-    struct mb_err err = {0};
-    struct mb_grpc_channel *ch = head_node_channel(h, n, &err);
-    struct check *c = ch ? new_check(h, n) : NULL;
-
-    if (c && mb_grpc_unary(ch, "/ray.rpc.NodeManagerService/GetResourceLoad", &req.base,
-                           &ray__rpc__get_resource_load_reply__descriptor, MB_HEALTH_TIMEOUT_MS,
-                           on_load, c, NULL, &err) != 0)
-        mb_free(c);
-}
-
-static void ask_health(struct mb_head *h, struct head_node *n)
-{
-    Grpc__Health__V1__HealthCheckRequest req = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
-    char hex[2 * MB_NODE_ID_BYTES + 1];
-    struct mb_err err = {0};
-    struct mb_grpc_channel *ch = head_node_channel(h, n, &err);
-    struct check *c = ch ? new_check(h, n) : NULL;
-
-    req.service = mb_hex(n->id, MB_NODE_ID_BYTES, hex);
-    if (!c || mb_grpc_unary(ch, "/grpc.health.v1.Health/Check", &req.base,
-                            &grpc__health__v1__health_check_response__descriptor,
-                            MB_HEALTH_TIMEOUT_MS, on_checked, c, NULL, &err) != 0) {
-        /* Our own shortage says nothing about the node. */
-        mb_warn("gcs", "health check not sent: %s", err.text);
-        mb_health_result(&n->health, 1, mb_mono_ms());
-        mb_free(c);
-        return;
-    }
-    ask_load(h, n);
-}
-
-void head_nodes_tick(struct mb_head *h, uint64_t now_ms)
-{
-    for (size_t i = 0; i < h->n_nodes; i++) {
-        struct head_node *n = h->nodes[i];
-
-        if (!head_node_alive(n))
-            continue;
-        if (!n->reconciled)
-            head_placement_reconcile(h, n);
-        switch (mb_health_tick(&n->health, now_ms)) {
-        case MB_HEALTH_CHECK:
-            ask_health(h, n);
-            break;
-        case MB_HEALTH_DEAD:
-            head_node_dead(h, n, RAY__RPC__NODE_DEATH_INFO__REASON__UNEXPECTED_TERMINATION,
-                           "health check failed due to missing too many heartbeats");
-            return; /* the array may have moved; the others have their turn at the next tick */
-        case MB_HEALTH_WAIT:
-            break;
-        }
-    }
 }
 
 /* ---- calls ---- */
@@ -461,7 +315,8 @@ static int move_to(struct mb_head *h, struct head_node *n, const Mobula__V1__Mov
     n->info = info;
     mb_grpc_channel_destroy(n->channel);
     n->channel = NULL;
-    mb_health_init(&n->health, mb_mono_ms()); /* failures there say nothing about here */
+    mb_health_init(&n->health, head_node_has_second(info),
+                   mb_mono_ms()); /* failures there say nothing about here */
     return 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 #include "base/grpc/grpc.h"
+#include "base/http/client.h"
 #include "base/http/server.h"
 #include "gcs/head.h"
 #include "gcs/health.h"
@@ -71,7 +72,8 @@ struct mb_head {
     struct mb_grpc *grpc;
     struct mb_grpc_server *server;
     struct mb_http_server *http;
-    struct mb_tables *store; /* NULL once stopped */
+    struct mb_http_client *second_http; /* NULL before a node is in doubt */
+    struct mb_tables *store;            /* NULL once stopped */
     const struct mb_job_runner *runner;
     uv_timer_t tick;
     uv_timer_t place_timer;
@@ -145,10 +147,14 @@ int head_put_message(struct mb_head *h, enum mb_tables_table table, struct mb_bl
                      const ProtobufCMessage *m, struct mb_err *err);
 struct mb_blob head_blob(const void *p, size_t n);
 
+/* ---- node_checks.c ---- */
+void head_nodes_tick(struct mb_head *h, uint64_t now_ms);
+/* 1 if its HTTP port can be asked. */
+int head_node_has_second(const Ray__Rpc__GcsNodeInfo *info);
+
 /* ---- nodes.c ---- */
 int head_nodes_load(struct mb_head *h, struct mb_err *err);
 int head_nodes_methods(struct mb_head *h, struct mb_err *err);
-void head_nodes_tick(struct mb_head *h, uint64_t now_ms);
 void head_nodes_close(struct mb_head *h); /* channels; calls in flight end */
 void head_nodes_free(struct mb_head *h);
 struct head_node *head_node_find(struct mb_head *h, ProtobufCBinaryData id);

@@ -202,6 +202,7 @@ static void from_head(struct world *w, int machine, const struct msg *q)
         on_release_unused(w, machine, q);
         break;
     case M_HEALTH:
+    case M_SECOND:
         sim_reply(w, q, &reply);
         break;
     default:
@@ -215,7 +216,7 @@ void agent_message(struct world *w, const struct msg *m)
 
     if (m->kind <= M_FINISH)
         head_message(w, m);
-    else if (m->kind <= M_HEALTH)
+    else if (m->kind <= M_SECOND)
         from_head(w, machine, m);
     else
         gang_message(w, machine, m);

@@ -4,6 +4,8 @@
 #include <string.h>
 #include "tests/sim/sim.h"
 
+enum { SILENT_MAX_MS = MB_HEALTH_BOUND_MS + 1000 };
+
 /* One process a rank; one process a device. */
 static void check_ranks(struct world *w)
 {
@@ -50,6 +52,25 @@ static void check_leases(struct world *w)
     }
 }
 
+/* A node that answers nobody is dead in the head's books in time. */
+static void check_silent(struct world *w)
+{
+    for (int m = 1; m < w->n_machines; m++) {
+        int is_silent =
+            w->head.placement && (!w->procs[sim_agent_proc(m)].up || sim_is_cut(w, 0, m));
+        uint64_t *since = &w->silent_since_ms[m];
+
+        if (!is_silent)
+            *since = 0;
+        else if (*since == 0)
+            *since = w->now_ms;
+        for (int id = 0; *since && w->now_ms > *since + SILENT_MAX_MS && id < w->next_id; id++)
+            sim_check(w, !w->head.nodes[id].alive || w->head.nodes[id].machine != m,
+                      "machine %d answers nobody for %d ms, and its node is alive", m,
+                      (int)(w->now_ms - *since));
+    }
+}
+
 static void check_books(struct world *w)
 {
     struct mb_err err;
@@ -89,6 +110,7 @@ void check_always(struct world *w)
     check_ranks(w);
     check_leases(w);
     check_books(w);
+    check_silent(w);
     check_acks(w);
 }
 

@@ -320,7 +320,7 @@ static void register_node(struct world *w, const struct msg *q)
     }
     *n =
         (struct head_node){.used = 1, .alive = 1, .machine = q->from - PROC_AGENT, .reconciled = 1};
-    mb_health_init(&n->health, w->now_ms);
+    mb_health_init(&n->health, 1, w->now_ms);
     put(w, T_NODE, q->node_id, &r, DONE_NOTHING, 0);
     node_up(w, q->node_id);
     pump(w);
@@ -343,27 +343,40 @@ static void sync_node(struct world *w, const struct msg *q)
     sim_reply(w, q, &reply);
 }
 
+static void tick_node(struct world *w, int id)
+{
+    struct head_node *n = &w->head.nodes[id];
+    struct msg m = {.from = head_proc(), .to = sim_agent_proc(n->machine), .node_id = id};
+
+    for (;;) {
+        switch (mb_health_tick(&n->health, w->now_ms)) {
+        case MB_HEALTH_CHECK:
+            m.kind = M_HEALTH;
+            sim_call(w, &m, MB_HEALTH_TIMEOUT_MS);
+            break;
+        case MB_HEALTH_SECOND:
+            m.kind = M_SECOND;
+            sim_call(w, &m, MB_HEALTH_TIMEOUT_MS);
+            break;
+        case MB_HEALTH_DEAD:
+            node_dead(w, id);
+            return;
+        case MB_HEALTH_WAIT:
+            return;
+        }
+    }
+}
+
 static void tick_nodes(struct world *w)
 {
     for (int id = 0; id < w->next_id; id++) {
         struct head_node *n = &w->head.nodes[id];
-        struct msg m = {.kind = M_HEALTH, .from = head_proc(), .node_id = id};
 
         if (!n->used || !n->alive)
             continue;
         if (!n->reconciled)
             reconcile(w, id);
-        switch (mb_health_tick(&n->health, w->now_ms)) {
-        case MB_HEALTH_CHECK:
-            m.to = sim_agent_proc(n->machine);
-            sim_call(w, &m, MB_HEALTH_TIMEOUT_MS);
-            break;
-        case MB_HEALTH_DEAD:
-            node_dead(w, id);
-            break;
-        case MB_HEALTH_WAIT:
-            break;
-        }
+        tick_node(w, id);
     }
 }
 
@@ -625,7 +638,13 @@ void head_reply_came(struct world *w, const struct msg *q, const struct msg *rep
             node_up(w, q->node_id);
         break;
     case M_HEALTH:
-        mb_health_result(&n->health, reply && reply->node_id == q->node_id, w->now_ms);
+        mb_health_result(&n->health,
+                         (reply && reply->node_id == q->node_id) || w->plant == PLANT_HUNG_IS_ALIVE,
+                         w->now_ms);
+        return;
+    case M_SECOND:
+        mb_health_second(&n->health,
+                         reply && reply->node_id == q->node_id && w->plant != PLANT_SECOND_UNHEARD);
         return;
     default:
         if (q->kind == M_PREPARE && reply && !reply->flag)
@@ -660,7 +679,7 @@ static void load_nodes(struct world *w)
                                 .alive = r->state == 0,
                                 .machine = r->value,
                                 .reconciled = w->plant == PLANT_RECONCILE_SKIPPED};
-        mb_health_init(&n->health, w->now_ms);
+        mb_health_init(&n->health, 1, w->now_ms);
         if (n->alive)
             node_up(w, id);
     }

@@ -64,6 +64,16 @@ static void partition(struct world *w, int machine, int for_ms)
         cut(w, machine, MACHINE_OUTSIDE, for_ms);
 }
 
+/* Its process lives and its ranks run; only calls between it and the head wait. Nobody is harmed:
+ * a second channel says so, for longer than this lasts. */
+static void deafen(struct world *w, int machine, int for_ms)
+{
+    sim_trace(w, "FAULT: the gRPC of machine %d is held up for %d ms", machine, for_ms);
+    w->deaf_until_ms[machine] = w->now_ms + (uint64_t)for_ms;
+    if (w->calm_ms < w->deaf_until_ms[machine])
+        w->calm_ms = w->deaf_until_ms[machine];
+}
+
 static void kill_rank(struct world *w)
 {
     int at = sim_below(w, w->n_machines), first = sim_below(w, MAX_RUNS);
@@ -218,6 +228,11 @@ static void make_world(struct world *w)
     w->current = -1;
     client_start(w);
     clocks(w, 0, 0);
+    /* Besides the other faults, and not from their dice: those stay as many as they were. */
+    if (w->seed % 3 == 0)
+        sim_at(w, -1, 1000 + w->seed * 7919 % 15000, deafen,
+               1 + (int)(w->seed / 3 % (uint64_t)(w->n_machines - 1)),
+               500 + (int)(w->seed * 104729 % 30000));
     for (int n = 2 + sim_below(w, 5); n > 0; n--)
         sim_at(w, -1, 300 + (uint64_t)sim_below(w, FAULTS_END_MS - 1000), fault, 0, 0);
 }

@@ -80,6 +80,7 @@ enum msg_kind {
     M_RETURN,
     M_RELEASE_UNUSED,
     M_HEALTH,
+    M_SECOND, /* the same over its HTTP port */
     /* driver to agent, on a stream */
     M_HELLO,
     M_LAUNCH,
@@ -436,6 +437,9 @@ struct world {
     struct proc procs[N_PROCS];
     uint64_t cut_until_ms[MAX_MACHINES + 1][MAX_MACHINES + 1];
     uint64_t link_last_ms[N_PROCS][N_PROCS];
+    uint64_t deaf_until_ms[MAX_MACHINES]; /* calls between it and the head do not get through */
+    uint64_t
+        silent_since_ms[MAX_MACHINES]; /* the checker's own: on every channel; 0: it is heard */
     uint64_t slow_disk_until_ms;
     uint64_t calm_ms; /* from here on no link is cut */
     int n_machines;

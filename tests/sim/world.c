@@ -234,6 +234,15 @@ static int new_msg(struct world *w, const struct msg *m)
     return slot;
 }
 
+/* A call between the head and an agent whose gRPC is held up. */
+static int is_unheard(const struct world *w, const struct msg *m)
+{
+    int machine = m->from > m->to ? m->from : m->to; /* the head's is 0, and never deaf */
+
+    return m->conn < 0 && machine < PROC_DRIVER && (m->from == 0 || m->to == 0) &&
+           m->kind != M_SECOND && w->now_ms < w->deaf_until_ms[machine];
+}
+
 static void deliver(struct world *w, int slot, int unused);
 
 static void push_msg(struct world *w, int slot, uint64_t at_ms)
@@ -317,6 +326,10 @@ static void deliver(struct world *w, int slot, int unused)
         push_msg(w, slot, w->cut_until_ms[a][b]); /* in the order in which it would have arrived */
         return;
     }
+    if (is_unheard(w, &m)) {
+        push_msg(w, slot, w->deaf_until_ms[a > b ? a : b]);
+        return;
+    }
     if (m.conn >= 0 && !conn_is_dead(w, &m) && !w->conns[m.conn].is_torn &&
         m.seq != w->conns[m.conn].taken[m.from >= PROC_DRIVER]) {
         push_msg(w, slot, w->now_ms + 1); /* one before it was held up longer */
@@ -336,6 +349,8 @@ static void deliver(struct world *w, int slot, int unused)
         return;
     }
     w->current = m.to;
+    if (m.to == 0 && m.from < PROC_DRIVER)
+        w->silent_since_ms[m.from] = 0; /* the dead are heard, too, when the network was slow */
     if (m.call && m.is_reply) {
         struct call *c = &w->calls[m.call % MAX_CALLS];
         if (c->id == m.call)

@@ -204,7 +204,7 @@ static void a_node_that_sends_is_never_asked(void **state)
     struct mb_health h;
 
     (void)state;
-    mb_health_init(&h, 0);
+    mb_health_init(&h, 1, 0);
     for (uint64_t t = 0; t < 100000; t += 500) {
         if (t % 2000 == 0)
             mb_health_heard(&h, t);
@@ -212,26 +212,81 @@ static void a_node_that_sends_is_never_asked(void **state)
     }
 }
 
-static void failures_in_a_row_are_death(void **state)
-{
+/* A node that fell silent at 0, the head's tick at any phase: what its two channels answer, after
+ * how long (1500: not at all). */
+struct patient {
+    int has_second, grpc_ms, second_ms;
+    uint64_t phase_ms, until_ms;
+    unsigned asked, asked_second;
     struct mb_health h;
-    unsigned asked = 0;
+};
+
+/* When it was declared dead; 0: not at all. */
+static uint64_t watch(struct patient *p)
+{
+    uint64_t answer_ms = 0, second_answer_ms = 0;
+
+    mb_health_init(&p->h, p->has_second, 0);
+    for (uint64_t t = 0; t < p->until_ms; t += 10) {
+        if (p->h.asking && t >= answer_ms)
+            mb_health_result(&p->h, 0, t);
+        if (p->h.asking_second && t >= second_answer_ms)
+            mb_health_second(&p->h, p->second_ms < MB_HEALTH_TIMEOUT_MS);
+        for (enum mb_health_action a = MB_HEALTH_CHECK;
+             t % 500 == p->phase_ms && a != MB_HEALTH_WAIT;) {
+            a = mb_health_tick(&p->h, t);
+            if (a == MB_HEALTH_DEAD)
+                return t;
+            p->asked += a == MB_HEALTH_CHECK;
+            p->asked_second += a == MB_HEALTH_SECOND;
+            if (a == MB_HEALTH_CHECK)
+                answer_ms = t + (uint64_t)p->grpc_ms;
+            if (a == MB_HEALTH_SECOND)
+                second_answer_ms = t + (uint64_t)p->second_ms;
+        }
+    }
+    return 0;
+}
+
+static void a_hung_node_is_dead_in_time(void **state)
+{
+    (void)state;
+    for (uint64_t phase_ms = 0; phase_ms < 500; phase_ms += 10) {
+        struct patient hung = {1, 1500, 1500, phase_ms, 60000, 0, 0, {0}};
+        struct patient gone = {1, 0, 0, phase_ms, 60000, 0, 0, {0}};
+        struct patient alone = {0, 1500, 1500, phase_ms, 60000, 0, 0, {0}};
+        uint64_t t = watch(&hung);
+
+        assert_true(t >= MB_HEALTH_SILENCE_MS && t <= 8000);
+        assert_true(hung.asked >= MB_HEALTH_FAILURES);
+        assert_true(hung.asked_second >= MB_HEALTH_SECOND_FAILURES);
+        assert_non_null(strstr(mb_health_reason(&hung.h), "heartbeats"));
+        assert_int_equal(mb_health_tick(&hung.h, t + 100), MB_HEALTH_WAIT); /* said once */
+        gone.second_ms = 1500;
+        t = watch(&gone); /* refused at once: the agent may be starting again */
+        assert_true(t >= MB_HEALTH_SILENCE_MS && t <= 8000);
+        t = watch(&alone);
+        assert_true(alone.asked == MB_HEALTH_FAILURES_ALONE && alone.asked_second == 0);
+        assert_true(t >= MB_HEALTH_SILENCE_MS && t <= MB_HEALTH_BOUND_MS);
+    }
+}
+
+static void a_second_channel_keeps_it_alive_for_a_minute(void **state)
+{
+    struct patient p = {1, 1500, 1400, 0, 600000, 0, 0, {0}};
     uint64_t t;
 
     (void)state;
-    mb_health_init(&h, 0);
-    for (t = 0; t < 60000; t += 100) {
-        enum mb_health_action a = mb_health_tick(&h, t);
-        if (a == MB_HEALTH_CHECK) {
-            asked++;
-            mb_health_result(&h, 0, t + 50);
-        }
-        if (a == MB_HEALTH_DEAD)
-            break;
-    }
-    assert_int_equal(asked, MB_HEALTH_FAILURES);
-    assert_true(t >= 11000 && t <= 11200); /* 5 s of grace, then every 2 s */
-    assert_int_equal(mb_health_tick(&h, t + 100), MB_HEALTH_WAIT); /* said once */
+    t = watch(&p);
+    assert_true(t >= MB_HEALTH_DOUBT_MAX_MS && t < MB_HEALTH_DOUBT_MAX_MS + 500);
+    assert_non_null(strstr(mb_health_reason(&p.h), "although its HTTP port answers"));
+    p = (struct patient){1, 1500, 1400, 0, MB_HEALTH_DOUBT_MAX_MS - 500, 0, 0, {0}};
+    assert_int_equal(watch(&p), 0);
+    /* It answers gRPC again, and nothing of the doubt is left. */
+    mb_health_heard(&p.h, 70000);
+    assert_int_equal(p.h.failures + p.h.second_failures, 0);
+    mb_health_second(&p.h, 0); /* asked in the doubt, answered after it */
+    assert_int_equal(p.h.second_failures, 0);
 }
 
 static void one_success_clears_the_failures(void **state)
@@ -240,10 +295,12 @@ static void one_success_clears_the_failures(void **state)
     unsigned asked = 0;
 
     (void)state;
-    mb_health_init(&h, 0);
+    mb_health_init(&h, 1, 0);
     for (uint64_t t = 0; t < 100000; t += 100) {
         enum mb_health_action a = mb_health_tick(&h, t);
         assert_int_not_equal(a, MB_HEALTH_DEAD);
+        if (a == MB_HEALTH_SECOND)
+            mb_health_second(&h, 0);
         if (a == MB_HEALTH_CHECK)
             mb_health_result(&h, ++asked % MB_HEALTH_FAILURES == 0, t + 50);
     }
@@ -522,7 +579,8 @@ int main(void)
         cmocka_unit_test(amounts_below_zero_are_told_as_ray_does),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),
-        cmocka_unit_test(failures_in_a_row_are_death),
+        cmocka_unit_test(a_hung_node_is_dead_in_time),
+        cmocka_unit_test(a_second_channel_keeps_it_alive_for_a_minute),
         cmocka_unit_test(one_success_clears_the_failures),
         cmocka_unit_test(job_requests),
         cmocka_unit_test(log_bytes_as_json),

@@ -5,10 +5,14 @@
  */
 #include "agent/head_store.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
+#include "agent/supervise/protocol.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
@@ -20,17 +24,54 @@ int mb_head_store_is_shared(const char *store)
     return mb_starts_with(store, "redis");
 }
 
-static int read_password(const char *path, char **out, struct mb_err *err)
+/* The first line is it. */
+static int keep_password(const char *text, char **out, struct mb_err *err)
 {
-    struct mb_buf b = {0};
-    int rc = mb_fs_read(path, SMALL_FILE_MAX, &b, err);
+    *out = mb_asprintf("%.*s", (int)strcspn(text, "\r\n"), text);
+    return *out != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "out of memory");
+}
 
-    if (rc == MB_OK) {
-        *out = mb_asprintf("%.*s", (int)strcspn(mb_buf_str(&b), "\r\n"), mb_buf_str(&b));
-        rc = *out != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "out of memory");
+/* From mobula-init, which keeps the memory that it stands in for the agents that follow this one;
+ * what we start gets neither the descriptor nor its number, and cannot look into this process. */
+static int take_password(const char *number, char **out, struct mb_err *err)
+{
+    char text[SMALL_FILE_MAX];
+    int64_t fd;
+    ssize_t n;
+    int rc = mb_parse_i64(number, 3, 1 << 20, MB_SECRET_FD_ENV, &fd, err);
+
+    if (rc != MB_OK)
+        return rc;
+    n = pread((int)fd, text, sizeof(text) - 1, 0);
+    if (n < 0 || prctl(PR_SET_DUMPABLE, 0) != 0) {
+        rc = mb_err_sys(err, errno, "%s %d", MB_SECRET_FD_ENV, (int)fd);
     } else {
-        mb_err_wrap(err, "--store-password-file");
+        text[n] = '\0';
+        rc = keep_password(text, out, err);
     }
+    explicit_bzero(text, sizeof(text));
+    close((int)fd);
+    unsetenv(MB_SECRET_FD_ENV);
+    return rc;
+}
+
+static int read_password(const struct mb_agent_options *opts, char **out, struct mb_err *err)
+{
+    const char *number = getenv(MB_SECRET_FD_ENV);
+    struct mb_buf b = {0};
+    int rc = MB_OK;
+
+    if (number != NULL)
+        return take_password(number, out, err);
+    if (opts->store_password_file == NULL)
+        return MB_OK;
+    rc = mb_fs_read(opts->store_password_file, SMALL_FILE_MAX, &b, err);
+    if (rc == MB_OK)
+        rc = keep_password(mb_buf_str(&b), out, err);
+    else
+        mb_err_wrap(err, "--store-password-file");
+    if (b.data != NULL)
+        explicit_bzero(b.data, b.len);
     mb_buf_close(&b);
     return rc;
 }
@@ -76,11 +117,9 @@ int mb_head_store_open(const struct mb_agent_options *opts, struct mb_head_store
     out->store_url = opts->store;
     out->holder = s->holder;
     out->expect_cluster = s->cluster[0] != '\0' ? s->cluster : NULL;
-    if (opts->store_password_file != NULL) {
-        int rc = read_password(opts->store_password_file, &s->password, err);
-        if (rc != MB_OK)
-            return rc;
-    }
+    int rc = read_password(opts, &s->password, err);
+    if (rc != MB_OK)
+        return rc;
     out->store_password = s->password;
     return MB_OK;
 }

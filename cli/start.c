@@ -161,6 +161,7 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--run-dir", node_dir);
         if (!a->block)
             add(c, "--daemonize");
+        add_number(c, "--secret-fd", secret->fd);
         add(c, "--");
         add(c, agent);
         if (a->head)
@@ -188,7 +189,6 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--node-name", a->node_name);
         add_text(c, "--labels", a->labels);
         add_text(c, "--store", secret->url);
-        add_text(c, "--store-password-file", secret->file);
         add_text(c, "--store-sync", a->store_sync);
         add_text(c, "--gang-order", a->gang_order);
         add_text(c, "--gang-patience", a->gang_patience);
@@ -479,7 +479,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
                               .http_port = -1,
                               .log_max_bytes = UINT64_MAX};
     struct command command = {.n = 0};
-    struct mb_start_store store = {.url = NULL};
+    struct mb_start_store store = {.fd = -1};
     struct mb_err err;
     char *temp_dir = NULL, *dir = NULL;
     int n_words, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
@@ -491,7 +491,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     if (rc == 0) {
         temp_dir = make_temp_dir(args.temp_dir, &err);
         dir = temp_dir != NULL ? make_node_dir(temp_dir, &err) : NULL;
-        rc = dir != NULL ? mb_start_store(&store, args.store, args.store_password_file, dir, &err)
+        rc = dir != NULL ? mb_start_store(&store, args.store, args.store_password_file, &err)
                          : err.code;
     }
     if (rc == 0)

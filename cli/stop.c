@@ -29,19 +29,6 @@ static const struct mb_option options[] = {
     {0},
 };
 
-/* What `start` kept in NODE_DIR for agents that come after a crash. */
-static int forget_password(const char *node_dir, struct mb_err *err)
-{
-    char *path = mb_path_join(node_dir, "store.password");
-    int rc = path == NULL ? mb_err_set(err, MB_ENOMEM, "out of memory")
-             : unlink(path) == 0 || errno == ENOENT
-                 ? 0
-                 : mb_err_sys(err, errno, "%s stays, it holds the store's password", path);
-
-    mb_free(path);
-    return rc;
-}
-
 static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     /* mobula-init hears of it with the signal and uses it up but for an eighth. */
@@ -67,8 +54,6 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         if (rc == 0 || (rc == MB_ETIMEOUT && args.force))
             printf("stopped %s\n", nodes[i].dir);
         else
-            status = mb_cli_fail(cli, &err);
-        if (rc == 0 && forget_password(nodes[i].dir, &err) != 0)
             status = mb_cli_fail(cli, &err);
     }
     if (mb_local_end_orphans(mb_local_temp_dir(args.temp_dir), &n_orphans, &err) != 0)

@@ -271,8 +271,8 @@ static void start_agent(struct front *f)
 {
     char text[MB_SUP_TEXT_MAX];
     struct mb_exec x = {.argv = (const char *const *)f->opts->agent_argv,
-                        .pass_fd = {-1, -1},
-                        .fd_env = {MB_INIT_FD_ENV, NULL},
+                        .pass_fd = {-1, f->opts->secret_fd},
+                        .fd_env = {MB_INIT_FD_ENV, MB_SECRET_FD_ENV},
                         .death_signal = SIGTERM};
     int pair[2];
 
@@ -504,6 +504,12 @@ static int set_up(struct front *f)
     sigaddset(&mask, SIGINT);
     sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_BLOCK, &mask, NULL);
+    /* Jobs are the same user: what is not dumpable opens /proc/PID/fd to none of them. */
+    if (f->opts->secret_fd >= 0 &&
+        (fcntl(f->opts->secret_fd, F_SETFD, FD_CLOEXEC) != 0 || prctl(PR_SET_DUMPABLE, 0) != 0)) {
+        say("--secret-fd %d: %s", f->opts->secret_fd, strerror(errno));
+        return -1;
+    }
     f->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     f->self_fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     if (f->signal_fd < 0 || f->self_fd < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0 ||

@@ -1,28 +1,40 @@
 /*
  * mobula-init: two roles in one tiny program.
- *   mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] -- PROGRAM ARGS...
+ *   mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] [--secret-fd N]
+ *       -- PROGRAM ARGS...
  *   mobula-init supervise SPEC
  * Exit status: that of its role, 64 for a wrong command line.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "agent/supervise/front.h"
 #include "agent/supervise/supervise.h"
 
-enum { STATUS_USAGE = 64, GRACE_MS = 30 * 1000, GRACE_MAX_MS = 24 * 3600 * 1000 };
+enum { STATUS_USAGE = 64, GRACE_MS = 30 * 1000, GRACE_MAX_MS = 24 * 3600 * 1000, FD_MAX = 1 << 20 };
 
 static int usage(void)
 {
-    fputs("usage: mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] -- PROGRAM ARGS...\n"
+    fputs("usage: mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] [--secret-fd N]\n"
+          "                         -- PROGRAM ARGS...\n"
           "       mobula-init supervise SPEC\n",
           stderr);
     return STATUS_USAGE;
 }
 
+static int read_number(const char *text, unsigned long max, unsigned long *out)
+{
+    char *end;
+
+    *out = strtoul(text, &end, 10);
+    return *text >= '0' && *text <= '9' && *end == '\0' && *out <= max;
+}
+
 static int agent(int argc, char **argv)
 {
-    struct mb_front_opts opts = {.grace_ms = GRACE_MS};
+    struct mb_front_opts opts = {.secret_fd = -1, .grace_ms = GRACE_MS};
+    unsigned long n;
     int i;
 
     for (i = 2; i < argc && strcmp(argv[i], "--") != 0; i++) {
@@ -31,12 +43,13 @@ static int agent(int argc, char **argv)
         } else if (strcmp(argv[i], "--run-dir") == 0 && i + 1 < argc) {
             opts.run_dir = argv[++i];
         } else if (strcmp(argv[i], "--grace-ms") == 0 && i + 1 < argc) {
-            char *end;
-            unsigned long n = strtoul(argv[++i], &end, 10);
-
-            if (*argv[i] < '0' || *argv[i] > '9' || *end != '\0' || n > GRACE_MAX_MS)
+            if (!read_number(argv[++i], GRACE_MAX_MS, &n))
                 return usage();
             opts.grace_ms = (uint32_t)n;
+        } else if (strcmp(argv[i], "--secret-fd") == 0 && i + 1 < argc) {
+            if (!read_number(argv[++i], FD_MAX, &n) || n <= STDERR_FILENO)
+                return usage();
+            opts.secret_fd = (int)n;
         } else {
             return usage();
         }

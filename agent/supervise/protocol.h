@@ -29,7 +29,9 @@
 #define MB_REPORT_FD_ENV  "MOBULA_REPORT_FD"
 #define MB_LIFE_FD_ENV    "MOBULA_LIFE_FD"  /* a pipe that hangs up when init is gone */
 #define MB_READY_FD_ENV   "MOBULA_READY_FD" /* the supervisor writes "ok" or why it cannot start */
-#define MB_INIT_PID_FILE  "init.pid"        /* in the run directory: "PID START_TICKS\n" */
+#define MB_SECRET_FD_ENV                                                                           \
+    "MOBULA_SECRET_FD"              /* of --secret-fd, for the agent: pread it and close it */
+#define MB_INIT_PID_FILE "init.pid" /* in the run directory: "PID START_TICKS\n" */
 
 enum { MB_SUP_PROTOCOL = 1, MB_SUP_PACKET_MAX = 4096 + MB_SUP_TEXT_MAX };
 

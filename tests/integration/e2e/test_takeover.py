@@ -4,13 +4,16 @@ kuberay#1489, kuberay#3903, kuberay#2161, kuberay#4217: a lost head must not los
 ray#65025: a takeover must not fail a healthy job.
 """
 
+import json
 import os
 import pathlib
 import signal
+import subprocess
+import tempfile
 import time
 import unittest
 
-from cluster import NoCluster, is_alive, wait_until
+from cluster import MOBULA, NoCluster, is_alive, wait_until
 from ray._raylet import GcsClient
 from shared_store import Redis, SharedCluster
 from tail import Tail
@@ -202,6 +205,55 @@ class StoreTrouble(unittest.TestCase):
             self.assertIn("test:kv is not one of mobula's", done.stdout)
             self.assertEqual(redis.cli("hgetall", "test:kv").split(), ["not", "ours", "x"])
 
+    def comes_again(self, cluster):
+        """A restarted agent has the password, too; what it starts and its own user do not."""
+        (node,) = [n for n in cluster.nodes() if n["state"] == "ALIVE"]
+        os.kill(node["pid_agent"], signal.SIGKILL)
+        wait_until(lambda: [n for n in cluster.nodes() if n["state"] == "ALIVE" and
+                            n["pid_agent"] != node["pid_agent"]], "the next agent", 30)
+        wait_until(lambda: cluster.mobula("status", "--address",
+                                          f"http://127.0.0.1:{node['dashboard_port']}"
+                                          ).returncode == 0, "it is the head again", 30)
+
+    def test_another_process_of_the_user_cannot_look(self):
+        """What is not dumpable opens its descriptors to nobody but root, and tests may be root."""
+        nobody = 65534
+        if os.geteuid() != 0:
+            self.skipTest("not root: no other user to be")
+        if subprocess.run([MOBULA, "version"], user=nobody, group=nobody,
+                          capture_output=True).returncode != 0:
+            self.skipTest("another user cannot run the programs from where they are")
+        secret = "hunter2-very-secret"
+        with Redis("--requirepass", secret) as redis, \
+                tempfile.TemporaryDirectory(prefix="mb-nobody-") as home:
+            os.chown(home, nobody, nobody)
+
+            def run(*argv):
+                return subprocess.run([str(a) for a in argv], user=nobody, group=nobody,
+                                      extra_groups=[], text=True, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, timeout=60, cwd=home,
+                                      env={"PATH": os.environ["PATH"], "HOME": home,
+                                           "MOBULA_STORE_PASSWORD": secret})
+
+            temp = ["--temp-dir", f"{home}/t"]
+            try:
+                done = run(MOBULA, "start", "--head", *temp, "--port", "0", "--dashboard-port", "0",
+                           "--dashboard-agent-listen-port", "0", "--store", redis.url)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                (path,) = pathlib.Path(home).rglob("node.json")
+                node = json.loads(path.read_text())
+                fds = [f"/proc/{node[name]}/fd" for name in ("pid_init", "pid_agent")]
+                links = [os.readlink(p) for p in pathlib.Path(fds[0]).iterdir()]
+                self.assertEqual([n for n in links if "mobula-store" in n],
+                                 ["/memfd:mobula-store (deleted)"])
+                for fd in fds:
+                    looked = run("ls", fd)
+                    self.assertNotEqual(looked.returncode, 0, looked.stdout)
+                    self.assertIn("Permission denied", looked.stdout)
+            finally:
+                done = run(MOBULA, "stop", *temp)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
     def test_the_password_is_not_seen(self):
         secret = "hunter2-very-secret"
         with Redis("--requirepass", secret) as redis, NoCluster() as cluster:
@@ -211,18 +263,33 @@ class StoreTrouble(unittest.TestCase):
             done = cluster.mobula(*start, redis.url)
             self.assertEqual(done.returncode, 77, done.stdout)
             self.assertIn("refuses the login", done.stdout)
-            for argv, env in (([url], {}), ([redis.url], {"MOBULA_STORE_PASSWORD": secret})):
+            file = pathlib.Path(cluster.dir, "secret")
+            file.write_text(secret + "\n")
+            for argv, env in (([url], {}), ([redis.url], {"MOBULA_STORE_PASSWORD": secret}),
+                              ([redis.url, "--store-password-file", file], {})):
                 done = cluster.mobula(*start, *argv, env=env)
                 self.assertEqual(done.returncode, 0, done.stdout)
+                file.unlink()
+                self.comes_again(cluster)
+                file.write_text(secret + "\n")
                 for pid in cluster.own_pids():
                     for what in ("cmdline", "environ"):
                         seen = pathlib.Path(f"/proc/{pid}/{what}").read_bytes()
                         self.assertNotIn(secret.encode(), seen, f"{pid} {what}")
                 for log in pathlib.Path(cluster.temp).rglob("*.log"):
                     self.assertNotIn(secret, log.read_text(errors="replace"))
-                nodes = [p.parent for p in pathlib.Path(cluster.temp).rglob("node.json")]
+                for path in pathlib.Path(cluster.temp).rglob("*"):
+                    if path.is_file():
+                        self.assertNotIn(secret.encode(), path.read_bytes(), path)
                 cluster.mobula("stop", "--temp-dir", cluster.temp)
-                self.assertEqual([n for n in nodes if (n / "store.password").exists()], [])
+            for argv, env in (([url], {"MOBULA_STORE_PASSWORD": secret}),
+                              ([url, "--store-password-file", file], {}),
+                              ([redis.url, "--store-password-file", file],
+                               {"MOBULA_STORE_PASSWORD": secret})):
+                done = cluster.mobula(*start, *argv, env=env)
+                self.assertEqual(done.returncode, 64, done.stdout)
+                self.assertIn("given more than once", done.stdout)
+                self.assertNotIn(secret, done.stdout)
             done = cluster.mobula(*start, "rediss://h")
             self.assertIn("TLS", done.stdout)
             self.assertEqual(done.returncode, 78)

@@ -107,7 +107,9 @@ static void drop_job(struct mb_head *h, struct head_job *job)
 
 struct written {
     struct mb_head *h;
-    int first; /* the PENDING record: start the driver now */
+    int first;
+    int is_end; /* the state that was written is a terminal one */ /* the PENDING record: start the
+                                                                      driver now */
     char id[];
 };
 
@@ -144,9 +146,10 @@ static void on_written(void *arg, const struct mb_err *err)
         into_line(h, job);
         head_admission_pump(h);
     }
-    if (err->code == 0 && job && !w->first && mb_job_is_terminal(job->state) && !h->stopping)
+    /* The job may have ended since: only the commit of that end is news of it. */
+    if (err->code == 0 && job && w->is_end && !h->stopping)
         head_jobinfo_finish_submission(h, w->id);
-    if (err->code == 0)
+    if (err->code == 0 && (w->is_end || !job))
         head_logs_job_changed(h, w->id);
     mb_free(w);
 }
@@ -161,6 +164,7 @@ static int write_job(struct mb_head *h, const struct head_job *job, int first, s
     if (key && text && w) {
         w->h = h;
         w->first = first;
+        w->is_end = mb_job_is_terminal(job->state);
         memcpy(w->id, job->id, strlen(job->id) + 1);
         rc = mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key),
                            mb_blob_str(text), on_written, w, err);

@@ -40,7 +40,8 @@ static void run_done(struct world *w, struct write *x)
             start_driver(w, x->job);
         break;
     case DONE_JOB:
-        if (mb_job_is_terminal(j->state)) {
+        if (mb_job_is_terminal(
+                w->plant == PLANT_END_BEFORE_COMMIT ? j->state : (enum mb_job_state)x->r.state)) {
             j->final = 1;
             finish_submission(w, x->job);
         }

@@ -12,6 +12,7 @@
     X(STOP_FORGOTTEN, "a restarted head has forgotten that a stop was asked for")                  \
     X(STOPPED_BEFORE_ITS_DRIVER, "a stopped job is over while its driver is being started")        \
     X(STATUS_BEFORE_COMMIT, "a state is shown before it is committed")                             \
+    X(END_BEFORE_COMMIT, "the commit of an older state of a job counts as that of its end")        \
     X(WAIT_TOO_EARLY, "a driver hears of its group before that is committed")                      \
     X(RETURN_TAKEN_FOR_DONE, "a Return that failed counts as done")                                \
     X(RECONCILE_SKIPPED, "a restarted head does not tell nodes which bundles are in use")          \

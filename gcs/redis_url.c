@@ -70,7 +70,9 @@ static int parse_number(const char *p, size_t n, int max, int *out)
 
 static int parse_host(const char *p, size_t n, struct mb_redis_url *out)
 {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     const char *end = p + n, *colon;
+    int is_v6 = n > 0 && *p == '[';
 
     if (n > 0 && *p == '[') { /* [::1]:6379 */
         const char *close = memchr(p, ']', n);
@@ -87,6 +89,11 @@ static int parse_host(const char *p, size_t n, struct mb_redis_url *out)
         return -1;
     memcpy(out->host, p, n);
     out->host[n] = '\0';
+    for (const char *c = out->host; *c; c++) /* it is printed, and parsed again */
+        if (!strchr(letters, *c) && !strchr(is_v6 ? ":.%" : "._-", *c))
+            return -1;
+    if (is_v6 && !strchr(out->host, ':'))
+        return -1;
     return colon ? parse_number(colon + 1, (size_t)(end - colon - 1), 65535, &out->port) : 0;
 }
 
@@ -110,8 +117,6 @@ int mb_redis_url_parse(const char *text, struct mb_redis_url *out, struct mb_err
     int bad = 0;
 
     memset(out, 0, sizeof *out);
-    out->port = 6379;
-    memcpy(out->prefix, "mobula", sizeof "mobula");
     if (mb_starts_with(text, "rediss://"))
         return mb_err_set(
             err, MB_EUNSUPPORTED,
@@ -119,6 +124,8 @@ int mb_redis_url_parse(const char *text, struct mb_redis_url *out, struct mb_err
             "the head and name that");
     if (!mb_starts_with(text, "redis://"))
         return mb_err_set(err, MB_EINVAL, "the store's address: " EXPECTED);
+    out->port = 6379;
+    memcpy(out->prefix, "mobula", sizeof "mobula");
     p = text + strlen("redis://");
     end = p + strlen(p);
     query = strchr(p, '?');

@@ -26,6 +26,9 @@ class Takeover(unittest.TestCase):
     def test_a_standby_refuses_politely(self):
         with Redis() as redis, SharedCluster(redis) as cluster:
             head = cluster.gcs
+            shown = cluster.mobula("status", "--address", cluster.address).stdout
+            self.assertRegex(shown, r"node-0 +head")
+            self.assertRegex(shown, r"node-1 +standby")
             cluster.use("node-1")
             status, text = cluster.call_once("GET", "/api/jobs/")
             self.assertEqual((status, text), (503, f"this head is a standby; the head is at {head}"))

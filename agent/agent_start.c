@@ -30,7 +30,7 @@
 enum {
     DRIVERS_PER_GPU_NODE = 64,
     DOUBT_MS = 30000,     /* twice this long a bundle may wait for its Commit */
-    PORTS_WAIT_MS = 5000, /* half of what a head bears of silence */
+    PORTS_WAIT_MS = 5000, /* a head bears MB_HEALTH_SILENCE_MS, 7 s */
     PORTS_LOOK_MS = 50
 };
 

@@ -107,9 +107,8 @@ static void drop_job(struct mb_head *h, struct head_job *job)
 
 struct written {
     struct mb_head *h;
-    int first;
-    int is_end; /* the state that was written is a terminal one */ /* the PENDING record: start the
-                                                                      driver now */
+    int first;  /* the PENDING record: start the driver now */
+    int is_end; /* the state that was written is a terminal one */
     char id[];
 };
 

@@ -193,7 +193,8 @@ static void ask_second(struct mb_head *h, struct head_node *n)
                                   .body_fd = -1,
                                   .max_body_bytes = SECOND_BODY_BYTES,
                                   .timeout_ms = MB_HEALTH_TIMEOUT_MS,
-                                  .connect_timeout_ms = MB_HEALTH_TIMEOUT_MS};
+                                  .connect_timeout_ms = MB_HEALTH_TIMEOUT_MS,
+                                  .is_direct = 1}; /* as gRPC, which it is to bear out */
     struct check *c = new_check(h, n);
     char *url = mb_asprintf("http://%s%s%s:%d/api/healthz", is_v6 ? "[" : "", host,
                             is_v6 ? "]" : "", n->info->dashboard_agent_listen_port);

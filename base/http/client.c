@@ -558,6 +558,8 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
         rc |= curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 1L);
         rc |= curl_easy_setopt(e, CURLOPT_MAXREDIRS, 5L);
     }
+    if (request->is_direct)
+        rc |= curl_easy_setopt(e, CURLOPT_PROXY, "");
     if (f->client->ca_file && *f->client->ca_file)
         rc |= curl_easy_setopt(e, CURLOPT_CAINFO, f->client->ca_file);
     return rc;

@@ -49,6 +49,7 @@ struct mb_http_request {
     uint64_t connect_timeout_ms; /* 0: 10 s */
     uint64_t stall_timeout_ms;   /* less than 1 kB/s for this long is MB_ETIMEOUT; 0: 30 s */
     int follow_redirects;
+    int is_direct; /* through no proxy, whatever the environment names */
 };
 /* Everything in request is copied but body_fd and sink_arg. out may be NULL. */
 int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *request,

@@ -271,6 +271,23 @@ static void test_file_body_and_sink(void **state)
     world_close(&w);
 }
 
+static void test_no_way_round_a_proxy_but_when_asked(void **state)
+{
+    struct world w;
+    (void)state;
+    world_open(&w);
+    unsetenv("no_proxy");
+    unsetenv("NO_PROXY");
+    assert_int_equal(setenv("http_proxy", "http://127.0.0.1:1", 1), 0); /* nobody is there */
+    fetch(&w, "/echo", (struct mb_http_request){.method = "HEAD", .body_fd = -1});
+    assert_int_equal(w.error, MB_EUNAVAIL);
+    fetch(&w, "/echo", (struct mb_http_request){.method = "HEAD", .body_fd = -1, .is_direct = 1});
+    assert_int_equal(w.error, 0);
+    assert_int_equal(w.status, 200);
+    unsetenv("http_proxy");
+    world_close(&w);
+}
+
 /* No socket of client or server reaches a program that this one starts. */
 static void test_sockets_close_at_exec(void **state)
 {
@@ -484,6 +501,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_file_body_and_sink),
+        cmocka_unit_test(test_no_way_round_a_proxy_but_when_asked),
         cmocka_unit_test(test_sockets_close_at_exec),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_websocket),

@@ -18,6 +18,7 @@ void mb_health_init(struct mb_health *h, int has_second, uint64_t now_ms)
 void mb_health_heard(struct mb_health *h, uint64_t now_ms)
 {
     h->failures = h->second_failures = 0;
+    h->in_doubt = 0;
     h->heard_ms = now_ms;
     h->next_ms = now_ms + MB_HEALTH_PERIOD_MS;
 }
@@ -31,13 +32,19 @@ void mb_health_result(struct mb_health *h, int ok, uint64_t now_ms)
         h->failures++;
 }
 
-void mb_health_second(struct mb_health *h, int ok)
+int mb_health_second(struct mb_health *h, int ok)
 {
     h->asking_second = 0;
-    if (ok)
-        h->second_failures = 0;
-    else if (h->failures > 0) /* else it was asked in a doubt that is over */
-        h->second_failures++;
+    if (!ok) {
+        if (h->failures > 0) /* else it was asked in a doubt that is over */
+            h->second_failures++;
+        return 0;
+    }
+    h->second_failures = 0;
+    if (h->in_doubt || h->failures < MB_HEALTH_FAILURES)
+        return 0;
+    h->in_doubt = 1;
+    return 1;
 }
 
 static int is_dead(const struct mb_health *h, uint64_t now_ms)

@@ -36,12 +36,14 @@ struct mb_health {
     int asking, asking_second;
     int has_second;
     int dead;
+    int in_doubt; /* said so, and nothing was heard since */
 };
 
 void mb_health_init(struct mb_health *h, int has_second, uint64_t now_ms);
 void mb_health_heard(struct mb_health *h, uint64_t now_ms); /* a sync message arrived */
 void mb_health_result(struct mb_health *h, int ok, uint64_t now_ms);
-void mb_health_second(struct mb_health *h, int ok);
+/* 1: a doubt begins that is to be told to people. */
+int mb_health_second(struct mb_health *h, int ok);
 /* To be repeated until it says WAIT or DEAD. */
 enum mb_health_action mb_health_tick(struct mb_health *h, uint64_t now_ms);
 /* Of a node that is dead: Ray's words, or what the second channel had said. */

@@ -171,7 +171,7 @@ static void on_second(void *arg, const struct mb_http_response *r)
     int ok = id && strcmp(id, mb_hex(c->id, MB_NODE_ID_BYTES, hex)) == 0;
 
     if (n && !c->h->stopping) {
-        if (ok && n->health.failures == MB_HEALTH_FAILURES)
+        if (mb_health_second(&n->health, ok))
             mb_warn("gcs",
                     "node %.12s at %s does not answer gRPC, but its HTTP port does: it is not "
                     "declared dead before %d s are over",
@@ -179,7 +179,6 @@ static void on_second(void *arg, const struct mb_http_response *r)
         else if (!ok)
             mb_info("gcs", "the HTTP port of %s does not answer, either: %s",
                     n->info->node_manager_address, r->error ? r->detail : "not that node");
-        mb_health_second(&n->health, ok);
     }
     mb_free(c);
 }

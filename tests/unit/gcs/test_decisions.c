@@ -289,6 +289,24 @@ static void a_second_channel_keeps_it_alive_for_a_minute(void **state)
     assert_int_equal(p.h.second_failures, 0);
 }
 
+/* However many failures were counted between two answers of the second channel. */
+static void a_doubt_is_told_once(void **state)
+{
+    struct mb_health h;
+
+    (void)state;
+    mb_health_init(&h, 1, 0);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(mb_health_second(&h, 1), 0);
+        for (int i = 0; i < MB_HEALTH_FAILURES + 2; i++)
+            mb_health_result(&h, 0, 100);
+        assert_int_equal(mb_health_second(&h, 0), 0);
+        assert_int_equal(mb_health_second(&h, 1), 1);
+        assert_int_equal(mb_health_second(&h, 1), 0);
+        mb_health_heard(&h, 200);
+    }
+}
+
 static void one_success_clears_the_failures(void **state)
 {
     struct mb_health h;
@@ -581,6 +599,7 @@ int main(void)
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(a_hung_node_is_dead_in_time),
         cmocka_unit_test(a_second_channel_keeps_it_alive_for_a_minute),
+        cmocka_unit_test(a_doubt_is_told_once),
         cmocka_unit_test(one_success_clears_the_failures),
         cmocka_unit_test(job_requests),
         cmocka_unit_test(log_bytes_as_json),

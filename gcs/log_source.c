@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/logfile.h"
 #include "base/str.h"
+#include "gcs/health.h"
 #include "gcs/log_place.h"
 #include "gcs/log_store.h"
 #include "gcs/services.h"
@@ -31,10 +32,14 @@ enum {
     WAIT_MS = 2000,
     CALL_MS = 10000,
     MISSING_MS = 100,
-    SILENT_MS = 500,       /* until a node that did not answer is asked again */
-    SILENT_MAX_MS = 60000, /* dead ones are told apart long before */
+    SILENT_MS = 500, /* until a node that did not answer is asked again */
     TIMES_MAX = 4096
 };
+
+/* A node that was found silent here first is dead before its reader fails, whoever keeps its second
+ * channel open: only then the log is looked for in the store. */
+_Static_assert(LOG_SILENT_MAX_MS >= MB_HEALTH_DOUBT_MAX_MS + MB_HEALTH_BOUND_MS,
+               "a log is given up while its node may still be declared dead");
 
 static const char read_method[] = "/mobula.v1.NodeAgent/ReadLog";
 
@@ -122,7 +127,7 @@ static int is_patient(struct log_source *s)
 {
     uint64_t now_ms = mb_mono_ms();
 
-    if (!s->is_patient || (s->silent_ms > 0 && now_ms - s->silent_ms > SILENT_MAX_MS))
+    if (!s->is_patient || (s->silent_ms > 0 && now_ms - s->silent_ms > LOG_SILENT_MAX_MS))
         return 0;
     if (s->silent_ms == 0)
         s->silent_ms = now_ms;

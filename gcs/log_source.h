@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "gcs/health.h"
 
 struct mb_head;
 struct log_source;
@@ -54,7 +55,8 @@ const struct log_origin *head_log_origin(const struct log_source *s);
 enum { LOG_ORIGIN_TEXT_BYTES = 1024 };
 int head_log_origin_text(const struct log_origin *o, char *buf, size_t max);
 /* Of a reader that looks again by itself: a node that does not answer is asked again, until it does
- * or is declared dead (a minute at most). */
+ * or is declared dead. One that is neither after LOG_SILENT_MAX_MS: MB_EUNAVAIL. */
+enum { LOG_SILENT_MAX_MS = MB_HEALTH_DOUBT_MAX_MS + MB_HEALTH_BOUND_MS + 1000 };
 void head_log_be_patient(struct log_source *s);
 void head_log_close(struct log_source *s); /* NULL is legal; ready runs no more */
 

@@ -11,6 +11,7 @@
 #include "gcs/job_list.h"
 #include "gcs/job_request.h"
 #include "gcs/job_states.h"
+#include "gcs/log_source.h"
 #include "gcs/placement.h"
 #include "gcs/placement_plan.h"
 #include "gcs/text.h"
@@ -287,6 +288,19 @@ static void a_second_channel_keeps_it_alive_for_a_minute(void **state)
     assert_int_equal(p.h.failures + p.h.second_failures, 0);
     mb_health_second(&p.h, 0); /* asked in the doubt, answered after it */
     assert_int_equal(p.h.second_failures, 0);
+}
+
+/* So the reader of a log on it, who found it silent at the same time, finds it dead, and the log in
+ * the store, before the reader gives up. */
+static void a_doubt_is_over_before_a_reader_of_its_log_gives_up(void **state)
+{
+    (void)state;
+    for (uint64_t phase_ms = 0; phase_ms < 500; phase_ms += 10) {
+        struct patient p = {1, 1500, 1400, phase_ms, 600000, 0, 0, {0}};
+        uint64_t t = watch(&p);
+
+        assert_true(t > 0 && t < LOG_SILENT_MAX_MS);
+    }
 }
 
 /* However many failures were counted between two answers of the second channel. */
@@ -599,6 +613,7 @@ int main(void)
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(a_hung_node_is_dead_in_time),
         cmocka_unit_test(a_second_channel_keeps_it_alive_for_a_minute),
+        cmocka_unit_test(a_doubt_is_over_before_a_reader_of_its_log_gives_up),
         cmocka_unit_test(a_doubt_is_told_once),
         cmocka_unit_test(one_success_clears_the_failures),
         cmocka_unit_test(job_requests),

@@ -26,13 +26,20 @@
 #include "base/log.h"
 #include "base/ports.h"
 #include "base/str.h"
+#include "gcs/health.h"
 
 enum {
     DRIVERS_PER_GPU_NODE = 64,
-    DOUBT_MS = 30000,     /* twice this long a bundle may wait for its Commit */
-    PORTS_WAIT_MS = 5000, /* a head bears MB_HEALTH_SILENCE_MS, 7 s */
+    DOUBT_MS = 30000, /* twice this long a bundle may wait for its Commit */
+    /* What a restart takes besides: the front process's back-off, the start, and what is said to
+     * the head. */
+    RETURN_MS = 2000,
+    /* The head last heard of the node up to MB_HEALTH_PERIOD_MS before the former agent died. */
+    PORTS_WAIT_MS = MB_HEALTH_SILENCE_MS - MB_HEALTH_PERIOD_MS - RETURN_MS,
     PORTS_LOOK_MS = 50
 };
+
+_Static_assert(PORTS_WAIT_MS >= 2000, "too short for who has a port for a moment only");
 
 /* A standby waits for as long as it takes. */
 #define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)

@@ -8,7 +8,8 @@ import time
 import cluster
 
 AWAY_S = 1.0  # shorter than an agent waits for its ports
-WAIT_S = 5.0  # for how long it does
+WAIT_S = 3.0  # for how long it does
+BACK_S = 5.0  # by then it is back: a head bears 7 s, up to 2 s of which were over when it died
 
 
 def later(seconds, what):
@@ -70,7 +71,11 @@ def case_lost_for_good(s, gcs, node):
     before = node.info
     with cluster.agent_is_down(node) as killed:
         others = [cluster.taken(before["grpc_port"]), cluster.taken(before["http_port"])]
+        began = time.monotonic()
     node.wait_alive(other_than_pid=killed)
+    took_s = time.monotonic() - began
+    assert took_s < BACK_S, f"another port after {took_s:.2f} s"
+    print(f"     back at another port after {took_s:.2f} s", flush=True)
     assert node.info["node_id"] == before["node_id"], node.log()
     assert node.info["grpc_port"] != before["grpc_port"]
     seen = gcs.nodes()[node.info["node_id"]]

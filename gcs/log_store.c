@@ -3,11 +3,13 @@
  *  2. Where to begin: at a byte; or, for the last lines, pieces are fetched from the end until the
  *     newlines in them are enough.
  *  3. One piece at a time is in memory; the next is fetched when it is used up.
+ *  4. The end was read: nothing comes after it, so everything is given back at once, however long
+ *     its reader stays there; another attempt's log is opened anew.
  * Failure paths:
- *  4. The store does not answer, a piece is no longer there: MB_EUNAVAIL with its words, for good.
- *  5. Pieces overlap, since a log was shortened and went on: the later one counts. A gap between
+ *  5. The store does not answer, a piece is no longer there: MB_EUNAVAIL with its words, for good.
+ *  6. Pieces overlap, since a log was shortened and went on: the later one counts. A gap between
  *     two: the offset of the piece says so.
- *  6. Closed: transfers are ended, then it is freed; the head may be gone by then.
+ *  7. Closed: transfers are ended, then it is freed; the head may be gone by then.
  */
 #include "gcs/log_store.h"
 
@@ -20,7 +22,7 @@
 #include "gcs/services.h"
 
 enum {
-    READERS_MAX = 16,           /* of a head: each holds a piece */
+    READERS_MAX = 16,           /* of a head: each holds a piece until its end */
     PIECE_MAX_BYTES = 16 << 20, /* agents send 4 MiB */
     CALL_MS = 20000,
     KEY_BYTES = 320
@@ -32,7 +34,7 @@ struct segment {
 
 struct log_store {
     struct mb_head *h;
-    struct mb_store *store;
+    struct mb_store *store; /* NULL: closed at the end */
     char *prefix;
     struct log_start start;
     int may_be_empty;
@@ -44,6 +46,8 @@ struct log_store {
     uint64_t offset;   /* the next byte, once started */
     uint64_t lines;    /* still to be found, before started */
     int listed, started, busy, closed;
+    int ended;           /* the end was read: no segments, no place among the READERS_MAX */
+    uint64_t first, end; /* of all, once ended */
     struct mb_err failure;
     void (*ready)(void *arg);
     void *arg;
@@ -204,6 +208,39 @@ static void on_list(void *arg, const struct mb_store_result *r)
         s->ready(s->arg);
 }
 
+/* ---- the end ---- */
+
+static void free_store(void *arg)
+{
+    struct log_store *s = arg;
+
+    drop_data(s);
+    mb_free(s->segments);
+    mb_free(s->prefix);
+    mb_free(s);
+}
+
+static void on_store_closed(void *arg)
+{
+    struct log_store *s = arg;
+
+    s->store = NULL;
+    if (s->closed)
+        free_store(s);
+}
+
+static void end_reading(struct log_store *s)
+{
+    s->first = head_log_store_first(s);
+    s->end = head_log_store_end(s);
+    s->ended = 1;
+    mb_free(s->segments);
+    s->segments = NULL;
+    s->n = s->at = 0;
+    s->h->n_log_stores--;
+    mb_store_close(s->store, on_store_closed, s);
+}
+
 /* ---- reading ---- */
 
 int head_log_store_peek(struct log_store *s, size_t max, struct log_piece *out, struct mb_err *err)
@@ -213,13 +250,15 @@ int head_log_store_peek(struct log_store *s, size_t max, struct log_piece *out, 
         *err = s->failure;
         return err->code;
     }
-    if (s->busy || !s->started)
+    out->at_end = s->ended;
+    if (s->busy || !s->started || s->ended)
         return 0;
     while (s->at < s->n && s->segments[s->at].end <= s->offset) {
         drop_data(s);
         s->at++;
     }
     if (s->at == s->n) {
+        end_reading(s);
         out->at_end = 1;
         return 0;
     }
@@ -243,25 +282,15 @@ void head_log_store_advance(struct log_store *s, size_t n)
 
 uint64_t head_log_store_first(const struct log_store *s)
 {
-    return s->n > 0 ? s->segments[0].begin : 0;
+    return s->n > 0 ? s->segments[0].begin : s->first;
 }
 
 uint64_t head_log_store_end(const struct log_store *s)
 {
-    return s->n > 0 ? s->segments[s->n - 1].end : 0;
+    return s->n > 0 ? s->segments[s->n - 1].end : s->end;
 }
 
 /* ---- life ---- */
-
-static void free_store(void *arg)
-{
-    struct log_store *s = arg;
-
-    drop_data(s);
-    mb_free(s->segments);
-    mb_free(s->prefix);
-    mb_free(s);
-}
 
 int head_log_store_open(struct mb_head *h, const struct log_store_opts *opts,
                         struct log_store **out, struct mb_err *err)
@@ -307,6 +336,10 @@ void head_log_store_close(struct log_store *s)
     if (!s)
         return;
     s->closed = 1;
-    s->h->n_log_stores--;
-    mb_store_close(s->store, free_store, s);
+    if (!s->ended) {
+        s->h->n_log_stores--;
+        mb_store_close(s->store, free_store, s);
+    } else if (!s->store) {
+        free_store(s);
+    }
 }

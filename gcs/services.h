@@ -126,7 +126,7 @@ struct mb_head {
     struct head_forget *forgets;
     size_t n_forgets;
     struct head_log_answer *log_answers; /* that wait for their first bytes */
-    unsigned n_log_stores;               /* logs that are read from object stores now */
+    unsigned n_log_stores; /* logs that are read from object stores now, not yet to their end */
 
     uint64_t max_package_bytes, package_keep_ms;
     uint64_t swept_ms;

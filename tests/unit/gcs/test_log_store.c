@@ -193,6 +193,37 @@ static void what_cannot_be_read(void **state)
     end(&f);
 }
 
+/* More followers than may read at a time wait at the end of theirs. */
+static void who_waits_at_the_end_keeps_nobody_out(void **state)
+{
+    struct fixture f;
+    struct log_store *many[READERS + 1];
+    struct log_piece p;
+    struct mb_err err = {0};
+    char text[WHOLE_BYTES];
+
+    (void)state;
+    begin(&f);
+    put(&f, 3, "here");
+    for (int i = 0; i < READERS + 1; i++) {
+        assert_int_equal(open_log(&f, (struct log_start){0}, 0, &many[i], &err), 0);
+        assert_int_equal(f.head.n_log_stores, 1);
+        assert_int_equal(read_all(&f, many[i], text, &err), 0);
+        assert_string_equal(text, "<3>here");
+    }
+    for (int i = 0; i < READERS + 1; i++) {
+        if (i == READERS) /* else it is closed while its store is being closed */
+            uv_run(&f.loop, UV_RUN_DEFAULT);
+        assert_int_equal(head_log_store_peek(many[i], 5, &p, &err), 0);
+        assert_true(p.at_end && p.n == 0 && p.offset == 7);
+        assert_int_equal(head_log_store_first(many[i]), 3);
+        assert_int_equal(head_log_store_end(many[i]), 7);
+        head_log_store_close(many[i]);
+    }
+    expect(&f, (struct log_start){0}, "<3>here");
+    end(&f);
+}
+
 /* A piece is deleted between the list and its turn. */
 static void a_piece_goes_away(void **state)
 {
@@ -250,9 +281,13 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_are_one_log), cmocka_unit_test(the_last_lines),
-        cmocka_unit_test(gaps_and_overlaps),  cmocka_unit_test(what_cannot_be_read),
-        cmocka_unit_test(a_piece_goes_away),  cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(pieces_are_one_log),
+        cmocka_unit_test(the_last_lines),
+        cmocka_unit_test(gaps_and_overlaps),
+        cmocka_unit_test(what_cannot_be_read),
+        cmocka_unit_test(who_waits_at_the_end_keeps_nobody_out),
+        cmocka_unit_test(a_piece_goes_away),
+        cmocka_unit_test(memory_runs_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,7 +47,7 @@ int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb
     enum mb_token_mode mode;
 
     *out = (struct mb_access){.is_open = 0};
-    snprintf(out->bind_addr, sizeof(out->bind_addr), "%s", is_loopback ? "127.0.0.1" : "0.0.0.0");
+    snprintf(out->bind_addr, sizeof(out->bind_addr), "%s", is_loopback ? ip : "0.0.0.0");
     if (o->no_token && o->token_file != NULL)
         return mb_err_set(err, MB_EINVAL, "either --token-file or --no-token, not both");
     if (!is_trusted && o->token_file == NULL) {

@@ -324,7 +324,7 @@ static void print_access(const json_t *node)
 static void print_next_steps(const struct start_args *a, const char *dir, const json_t *node)
 {
     json_int_t http_port = json_integer_value(json_object_get(node, "dashboard_port"));
-    const char *gcs = text(node, "gcs_address");
+    const char *gcs = text(node, "gcs_address"), *ip = text(node, "node_ip");
     struct mb_buf stop = {0}; /* as it can be typed */
     int failed = mb_buf_puts(&stop, "mobula stop");
 
@@ -342,17 +342,18 @@ static void print_next_steps(const struct start_args *a, const char *dir, const 
     }
     if (http_port == 0)
         http_port = 8265;
+    if (!mb_starts_with(ip, "127.")) /* it listens on all of them */
+        ip = "127.0.0.1";
     if (*gcs == '\0' || mb_starts_with(gcs, "127."))
         printf("\nnext:\n  a second node here: mobula start --address %s\n"
                "  other machines:     join a head started with --node-ip-address IP\n",
                *gcs != '\0' ? gcs : "127.0.0.1:6379");
     else
         printf("\nnext:\n  on other machines:  mobula start --address %s\n", gcs);
-    printf("  submit:             mobula job submit --address http://127.0.0.1:%lld -- "
-           "mobula train ...\n"
-           "  look:               mobula status --address http://127.0.0.1:%lld\n"
+    printf("  submit:             mobula job submit --address http://%s:%lld -- mobula train ...\n"
+           "  look:               mobula status --address http://%s:%lld\n"
            "  end:                %s\n",
-           (long long)http_port, (long long)http_port, mb_buf_str(&stop));
+           ip, (long long)http_port, ip, (long long)http_port, mb_buf_str(&stop));
     mb_buf_close(&stop);
 }
 

@@ -85,6 +85,7 @@ static void a_head_makes_its_token_once(void **state)
 
     (void)state;
     choose(&head, "127.0.0.1", 0, 0, "127.0.0.1");
+    choose(&head, "127.0.0.2", 0, 0, "127.0.0.2"); /* what others are told is what is bound */
     assert_int_equal(mb_access_choose(&node, "10.0.0.2", &first, &err), MB_EDENIED);
     assert_non_null(strstr(err.text, "--no-token"));
     assert_non_null(strstr(err.text, "h:6379"));

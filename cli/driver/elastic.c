@@ -10,9 +10,15 @@
 
 int mb_elastic_divides(const struct mb_elastic *e, uint32_t n_nodes)
 {
-    uint64_t slice = e->micro_batch * n_nodes * e->ranks_per_node;
+    uint64_t left = e->global_batch;
 
-    return e->global_batch == 0 || slice == 0 || e->global_batch % slice == 0;
+    if (left == 0 || e->micro_batch == 0 || n_nodes == 0 || e->ranks_per_node == 0)
+        return 1;
+    /* One factor after the other: their product may be more than 64 bits hold. */
+    if (left % e->micro_batch != 0)
+        return 0;
+    left /= e->micro_batch;
+    return left % n_nodes == 0 && left / n_nodes % e->ranks_per_node == 0;
 }
 
 /* 0: none. */
@@ -72,8 +78,8 @@ void mb_elastic_explain(const struct mb_elastic *e, uint32_t n_nodes, uint64_t n
                  e->min_nodes);
     else
         snprintf(out, size,
-                 "%u nodes are there, but neither %u ranks nor fewer on at least %u nodes divide "
+                 "%u nodes are there, but neither %llu ranks nor fewer on at least %u nodes divide "
                  "--global-batch-size %llu by --micro-batch-size %llu: ",
-                 n_nodes, n_nodes * e->ranks_per_node, e->min_nodes,
+                 n_nodes, (unsigned long long)n_nodes * e->ranks_per_node, e->min_nodes,
                  (unsigned long long)e->global_batch, (unsigned long long)e->micro_batch);
 }

@@ -65,6 +65,26 @@ static void test_fewer_after_the_wait(void **state)
     assert_int_equal(e.n_nodes, 4);
 }
 
+/* A product of 2^64 is none of 0, for which any number of ranks would do. */
+static void test_batches_beyond_64_bits(void **state)
+{
+    struct mb_elastic e = make(1, 4);
+
+    (void)state;
+    e.global_batch = 512;
+    e.ranks_per_node = 8;
+    e.micro_batch = UINT64_C(1) << 60;
+    assert_false(mb_elastic_divides(&e, 2) || mb_elastic_divides(&e, 1));
+    e.micro_batch = (UINT64_C(1) << 61) + 1; /* 8 in 64 bits */
+    assert_false(mb_elastic_divides(&e, 1));
+    e.micro_batch = 8;
+    assert_true(mb_elastic_divides(&e, 8) && !mb_elastic_divides(&e, UINT32_MAX));
+    e.global_batch = UINT64_MAX; /* 3 * 5 * 17 * ... */
+    e.ranks_per_node = 5;
+    e.micro_batch = UINT64_MAX / 15;
+    assert_true(mb_elastic_divides(&e, 3));
+}
+
 static void test_the_global_batch_divides(void **state)
 {
     struct mb_elastic e = make(1, 4);
@@ -134,6 +154,7 @@ int main(void)
         cmocka_unit_test(test_first_attempt_wants_all),
         cmocka_unit_test(test_not_elastic),
         cmocka_unit_test(test_fewer_after_the_wait),
+        cmocka_unit_test(test_batches_beyond_64_bits),
         cmocka_unit_test(test_the_global_batch_divides),
         cmocka_unit_test(test_guesses),
         cmocka_unit_test(test_keeps_its_nodes),

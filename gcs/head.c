@@ -317,6 +317,7 @@ static void activate(struct mb_head *h)
 {
     h->active_ms = mb_mono_ms();
     head_packages_restore(h);
+    head_forget_resume(h);
     head_jobs_adopt(h);
     head_jobinfo_settle(h);
     head_placement_settle(h);

@@ -1,16 +1,22 @@
 /*
  * A job that is forgotten, by DELETE or as the oldest of too many, leaves nothing behind.
  *
- *  1. At once: the files on this node (runner.h), and the gang's record in the KV.
+ *  1. A mark goes into the store, then the record is deleted (jobs.c). After that commit: the files
+ *     on this node (runner.h), the gang's record in the KV, and the mark.
  *  2. At the next tick every other node that lives is told (Forget of proto/mobula/agent.proto):
  *     directories of its ranks, and a driver that an earlier head had there.
  * Failure paths:
- *  3. A node does not answer: told again after 1, 2, 4 ... s, TRIES_MAX times. Then, or if it is
- *     dead, it keeps what it has; ranks' directories go there by a rule of the node's own.
+ *  3. A node does not answer: told again after 1, 2, 4 ... 32 s, as long as it is ALIVE. If it is
+ *     dead, or the head restarts meanwhile (what nodes are still to be told is in memory only), it
+ *     keeps what it has; ranks' directories go there by a rule of the node's own.
  *  4. More than PENDING_MAX ids between two ticks: no job is forgotten as one of too many until the
- *     next one.
+ *     next one, and DELETE is refused.
  *  5. The id is submitted again before a node was told: that node is not told of it, and keeps what
  *     the former job left until the id is forgotten again.
+ *  6. The head dies between 1's commit and the files: the next one finds the mark, and begins with
+ *     the files. A mark whose job is there was never followed by a deletion: it goes.
+ *  7. More than NODE_BATCHES_MAX requests wait for one node, or BATCHES_MAX for all: it keeps the
+ *     files of further ones, which is said.
  */
 #include <string.h>
 #include "base/alloc.h"
@@ -20,9 +26,19 @@
 #include "gcs/services.h"
 #include "proto/mobula/agent.pb-c.h"
 
-enum { PENDING_MAX = 1024, BATCHES_MAX = 4096, TRIES_MAX = 5, RETRY_MS = 1000 };
+enum {
+    PENDING_MAX = 1024,
+    BATCH_IDS = 256, /* of one request */
+    NODE_BATCHES_MAX = 16,
+    BATCHES_MAX = 4096,
+    RETRY_MS = 1000,
+    RETRY_DOUBLED_MAX = 5,
+    TOLD_OF_AFTER = 5 /* tries without an answer */
+};
 
-struct head_forget { /* what one node is still to be told */
+#define MARK_PREFIX "job_forgotten:"
+
+struct head_forget { /* what one node is still to be told, in one request */
     struct head_forget *next;
     struct mb_head *h; /* NULL: it is gone */
     uint8_t node_id[MB_NODE_ID_BYTES];
@@ -30,7 +46,7 @@ struct head_forget { /* what one node is still to be told */
     unsigned tries;
     int in_flight;
     size_t n;
-    char *ids[];
+    char *ids[BATCH_IDS];
 };
 
 static void free_batch(struct head_forget *b)
@@ -77,12 +93,14 @@ static void on_told(void *arg, int status, const char *detail, const ProtobufCMe
         free_batch(b);
     } else if (status == MB_GRPC_OK) {
         drop(b);
-    } else if (++b->tries >= TRIES_MAX) {
-        mb_warn("jobs", "a node keeps the files of %zu forgotten jobs: %s", b->n,
-                detail ? detail : "it does not answer");
-        drop(b);
     } else {
-        b->at_ms = mb_mono_ms() + ((uint64_t)RETRY_MS << (b->tries - 1));
+        unsigned doubled = b->tries < RETRY_DOUBLED_MAX ? b->tries : RETRY_DOUBLED_MAX;
+        b->at_ms = mb_mono_ms() + ((uint64_t)RETRY_MS << doubled);
+        if (++b->tries == TOLD_OF_AFTER)
+            mb_warn("jobs",
+                    "a node still has the files of %zu forgotten jobs, it is asked again: "
+                    "%s",
+                    b->n, detail ? detail : "it does not answer");
     }
 }
 
@@ -101,29 +119,45 @@ static void tell(struct head_forget *b, struct head_node *n)
         on_told(b, MB_GRPC_UNAVAILABLE, err.text, NULL);
 }
 
-/* Of all that is pending, for one node. */
-static void add_batch(struct mb_head *h, const struct head_node *n)
+/* One of this node's that has not been sent yet and has room; NULL: none can be had. */
+static struct head_forget *find_room(struct mb_head *h, const struct head_node *n)
 {
-    struct head_forget *b = h->n_forgets < BATCHES_MAX
-                                ? mb_calloc(1, sizeof *b + h->n_forgotten * sizeof b->ids[0])
-                                : NULL;
+    size_t n_of_node = 0;
 
-    for (size_t i = 0; b && i < h->n_forgotten; i++) {
-        b->ids[i] = mb_strdup(h->forgotten[i]);
-        b->n += b->ids[i] != NULL;
-        if (!b->ids[i])
-            break;
+    for (struct head_forget *b = h->forgets; b; b = b->next) {
+        if (memcmp(b->node_id, n->id, sizeof b->node_id) != 0)
+            continue;
+        if (!b->in_flight && b->tries == 0 && b->n < BATCH_IDS)
+            return b;
+        n_of_node++;
     }
-    if (!b || b->n < h->n_forgotten)
-        mb_warn("jobs", "a node keeps files of forgotten jobs: out of memory, or too many nodes do "
-                        "not answer");
-    if (!b)
-        return;
-    memcpy(b->node_id, n->id, sizeof b->node_id);
-    b->h = h;
-    b->next = h->forgets;
-    h->forgets = b;
-    h->n_forgets++;
+    struct head_forget *b =
+        n_of_node < NODE_BATCHES_MAX && h->n_forgets < BATCHES_MAX ? mb_calloc(1, sizeof *b) : NULL;
+    if (b) {
+        memcpy(b->node_id, n->id, sizeof b->node_id);
+        b->h = h;
+        b->next = h->forgets;
+        h->forgets = b;
+        h->n_forgets++;
+    }
+    return b;
+}
+
+/* All that is pending, for one node. */
+static void add_batches(struct mb_head *h, const struct head_node *n)
+{
+    struct head_forget *b = NULL;
+
+    for (size_t i = 0; i < h->n_forgotten; i++) {
+        if (!b || b->n == BATCH_IDS)
+            b = find_room(h, n);
+        if (!b || !(b->ids[b->n] = mb_strdup(h->forgotten[i]))) {
+            mb_warn("jobs", "a node keeps files of %zu forgotten jobs: %s", h->n_forgotten - i,
+                    b ? "out of memory" : "too many requests wait for it, or for all nodes");
+            return;
+        }
+        b->n++;
+    }
 }
 
 void head_forget_tick(struct mb_head *h, uint64_t now_ms)
@@ -134,7 +168,7 @@ void head_forget_tick(struct mb_head *h, uint64_t now_ms)
         char hex[2 * MB_NODE_ID_BYTES + 1];
         mb_hex(h->nodes[i]->id, MB_NODE_ID_BYTES, hex);
         if (head_node_alive(h->nodes[i]) && strcmp(hex, self) != 0)
-            add_batch(h, h->nodes[i]);
+            add_batches(h, h->nodes[i]);
     }
     for (size_t i = 0; i < h->n_forgotten; i++)
         mb_free(h->forgotten[i]);
@@ -154,7 +188,68 @@ void head_forget_tick(struct mb_head *h, uint64_t now_ms)
 
 int head_forget_is_full(const struct mb_head *h)
 {
-    return h->n_forgotten >= PENDING_MAX;
+    return h->n_forgotten + h->n_deleting >= PENDING_MAX;
+}
+
+int head_forget_mark(struct mb_head *h, const char *id, struct mb_err *err)
+{
+    char *key = mb_asprintf(MARK_PREFIX "%s", id);
+    int rc = key ? mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key),
+                                 mb_blob_str("1"), NULL, NULL, err)
+                 : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    mb_free(key);
+    return rc;
+}
+
+void head_forget_unmark(struct mb_head *h, const char *id)
+{
+    struct mb_err err = {.text = "out of memory"};
+    char *key = mb_asprintf(MARK_PREFIX "%s", id);
+
+    if (!key || mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
+                              NULL, &err) != 0)
+        mb_warn("jobs", "job=%s is forgotten again by the next head: %s", id, err.text);
+    mb_free(key);
+}
+
+struct marked {
+    size_t n;
+    char **ids;
+};
+
+/* What does not fit in memory stays for the head after this one. */
+static int collect_mark(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    struct marked *m = arg;
+    char **grown = mb_reallocarray(m->ids, m->n + 1, sizeof *grown);
+    size_t skip = strlen(MARK_PREFIX);
+
+    (void)value;
+    if (grown)
+        m->ids = grown;
+    if (!grown || !(grown[m->n] = mb_strndup((const char *)key.p + skip, key.n - skip)))
+        return 1;
+    m->n++;
+    return m->n == PENDING_MAX;
+}
+
+void head_forget_resume(struct mb_head *h)
+{
+    struct marked m = {0};
+
+    mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(MARK_PREFIX),
+                   collect_mark, &m);
+    for (size_t i = 0; i < m.n; i++) {
+        if (head_job_find(h, m.ids[i])) {
+            head_forget_unmark(h, m.ids[i]);
+        } else {
+            mb_info("jobs", "job=%s deleted by a former head, its files go now", m.ids[i]);
+            head_forget_files(h, m.ids[i]);
+        }
+        mb_free(m.ids[i]);
+    }
+    mb_free(m.ids);
 }
 
 static void forget_gang(struct mb_head *h, const char *id)
@@ -178,10 +273,12 @@ void head_forget_files(struct mb_head *h, const char *id)
     forget_gang(h, id);
     if (grown)
         h->forgotten = grown;
-    if (!grown || !(grown[h->n_forgotten] = mb_strdup(id)))
-        mb_warn("jobs", "job=%s files of it stay on other nodes: out of memory", id);
-    else
-        h->n_forgotten++;
+    if (!grown || !(grown[h->n_forgotten] = mb_strdup(id))) {
+        mb_warn("jobs", "job=%s other nodes are told by the next head: out of memory", id);
+        return;
+    }
+    h->n_forgotten++;
+    head_forget_unmark(h, id);
 }
 
 void head_forget_close(struct mb_head *h)

@@ -18,7 +18,8 @@
  *  6. A state that the store refuses is written again at every tick; followers and drivers hear of
  * it only after the commit.
  *  7. Of jobs that have ended the newest max_ended_jobs are remembered, in the order of their ends;
- *     the records and files of others go, a few at a time. Whatever has not ended stays.
+ *     the records of others go, a few at a time, and after the commit their files. Whatever has not
+ *     ended stays, and what the store does not delete is there again.
  *  8. A driver that starts although its job was stopped meanwhile is stopped.
  */
 #include <stdlib.h>
@@ -292,19 +293,69 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     }
 }
 
-static int delete_record(struct mb_head *h, struct head_job *job, struct mb_err *err)
+/* ---- forgetting ---- */
+
+static int load_one(void *arg, struct mb_blob key, struct mb_blob value);
+
+struct deleted {
+    struct mb_head *h;
+    char id[];
+};
+
+/* Its record is back: it can be asked for, and deleted, again. The store has said why. */
+static void not_deleted(struct mb_head *h, const char *id)
+{
+    char *key = head_job_find(h, id) ? NULL : mb_asprintf("%s%s", KEY_PREFIX, id);
+    struct head_job *job = NULL;
+    struct mb_blob value;
+
+    if (key &&
+        mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), &value) &&
+        load_one(h, mb_blob_str(key), value) == 0)
+        job = head_job_find(h, id);
+    if (job && mb_job_is_terminal(job->state))
+        mb_job_index_ended(&h->job_index, &job->entry);
+    mb_free(key);
+}
+
+static void on_deleted(void *arg, const struct mb_err *err)
+{
+    struct deleted *d = arg;
+
+    d->h->n_deleting--;
+    if (err->code == 0 && !d->h->stopping) /* else the next head finds the mark */
+        head_forget_files(d->h, d->id);
+    else if (err->code != 0 && !d->h->stopping)
+        not_deleted(d->h, d->id);
+    mb_free(d);
+}
+
+/* Drops it from the table; its files go after the commit. */
+static int forget_job(struct mb_head *h, struct head_job *job, struct mb_err *err)
 {
     char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
-    int rc = key ? mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL,
-                                 NULL, err)
-                 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    struct deleted *d = mb_alloc(sizeof *d + strlen(job->id) + 1);
+    int rc =
+        key && d ? head_forget_mark(h, job->id, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     if (rc == 0) {
-        head_job_labels_forget(h, job);
-        head_job_start_forget(h, job);
+        d->h = h;
+        memcpy(d->id, job->id, strlen(job->id) + 1);
+        rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), on_deleted,
+                           d, err);
+        if (rc != 0)
+            head_forget_unmark(h, job->id);
     }
     mb_free(key);
-    return rc;
+    if (rc != 0) {
+        mb_free(d);
+        return rc;
+    }
+    h->n_deleting++;
+    head_job_labels_forget(h, job);
+    head_job_start_forget(h, job);
+    drop_job(h, job);
+    return 0;
 }
 
 /* Rule 7. One whose end is not stored yet, or whose driver may still be there, waits for a later
@@ -318,12 +369,10 @@ static void forget_ended(struct mb_head *h)
         if (!job || job->unwritten || job->ticket.place != MB_JOB_PLACE_NONE ||
             head_forget_is_full(h))
             return;
-        if (delete_record(h, job, &err) != 0) {
+        if (forget_job(h, job, &err) != 0) {
             mb_warn("jobs", "job=%s not forgotten: %s", job->id, err.text);
             return;
         }
-        head_forget_files(h, job->id);
-        drop_job(h, job);
     }
 }
 
@@ -702,10 +751,7 @@ int head_job_delete(struct mb_head *h, struct head_job *job, struct mb_err *err)
         return mb_err_set(err, MB_ESTATE,
                           "Attempted to delete job '%s', but it is in a non-terminal state %s.",
                           job->id, mb_job_state_name(job->state));
-    int rc = delete_record(h, job, err);
-    if (rc == 0) {
-        head_forget_files(h, job->id);
-        drop_job(h, job);
-    }
-    return rc;
+    if (head_forget_is_full(h))
+        return mb_err_set(err, MB_EFULL, "Too many jobs are being deleted: try again in a second.");
+    return forget_job(h, job, err);
 }

@@ -336,7 +336,7 @@ static void delete (void *arg, struct mb_http_req *req)
         mb_http_reply_text(req, 500, "Traceback (most recent call last):\nRuntimeError: %s",
                            err.text);
     else
-        mb_http_reply_text(req, 500, "%s", err.text);
+        mb_http_reply_text(req, err.code == MB_EFULL ? 503 : 500, "%s", err.text);
 }
 
 static void logs(void *arg, struct mb_http_req *req)

@@ -123,6 +123,7 @@ struct mb_head {
     struct head_follow *follows;
     char **forgotten; /* ids of jobs that other nodes are to be told to forget */
     size_t n_forgotten;
+    size_t n_deleting; /* jobs whose deletion is not committed yet */
     struct head_forget *forgets;
     size_t n_forgets;
     struct head_log_answer *log_answers; /* that wait for their first bytes */
@@ -301,7 +302,16 @@ void head_admission_pump(struct mb_head *h);
 int head_admission_message(struct head_job *job, struct mb_buf *out);
 
 /* ---- job_forget.c: what a forgotten job leaves on any node ---- */
+/* A node is asked to forget as long as it is ALIVE; which nodes are still to be asked is in memory
+ * only: after a restart of the head they keep what they have. */
+/* Before its record is deleted, in the same order of commits: whoever finds the mark without the
+ * record removes the files. */
+int head_forget_mark(struct mb_head *h, const char *id, struct mb_err *err);
+void head_forget_unmark(struct mb_head *h, const char *id);
+/* Its deletion is committed; the mark goes too. */
 void head_forget_files(struct mb_head *h, const char *id);
+/* What a head that died had not come to. */
+void head_forget_resume(struct mb_head *h);
 int head_forget_is_full(const struct mb_head *h); /* no more before the next tick */
 void head_forget_tick(struct mb_head *h, uint64_t now_ms);
 void head_forget_close(struct mb_head *h);

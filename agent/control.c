@@ -33,6 +33,8 @@
 
 enum { PROTOCOL_VERSION = 1, TEXT_MAX = 1200 };
 
+static const char any_addr[] = "0.0.0.0";
+
 struct mb_control {
     struct mb_gangs *gangs;
     struct mb_grpc_stream *stream;
@@ -211,15 +213,15 @@ static void refuse(struct mb_control *c, int status, const char *text)
     mb_grpc_stream_finish(c->stream, status, text);
 }
 
-/* A port that is free now; 0 if none could be had. It stays free until the first rank listens
- * there, since no outgoing connection gets it (base/ports.h). */
-static uint32_t free_port(void)
+/* A port that is free now; 0 if none could be had. No outgoing connection gets it before the first
+ * rank listens there, unless the kernel had to choose (base/ports.h). */
+static int pick_port(void *unused)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_ANY)}};
     socklen_t len = sizeof(a);
-    uint32_t port = (uint32_t)mb_port_pick("0.0.0.0");
-    int fd;
+    int port = mb_port_pick(any_addr), fd;
 
+    (void)unused;
     if (port != 0)
         return port;
     fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -230,6 +232,25 @@ static uint32_t free_port(void)
         port = ntohs(a.sin_port);
     close(fd);
     return port;
+}
+
+/* The attempt keeps it for its life: no other gang of this node is given it before its first rank
+ * listens there. Another program of this machine may take it all the same. */
+static uint32_t port_of(struct mb_gang_run *r)
+{
+    const struct mb_gangs *g = r->owner;
+    uint32_t given[MB_GANGS_MAX];
+    size_t n = 0;
+
+    if (r->rendezvous_port != 0 &&
+        (r->fsm.state != MB_GANG_CREATED || mb_port_is_free(any_addr, (int)r->rendezvous_port)))
+        return r->rendezvous_port;
+    for (size_t i = 0; i < g->n_runs; i++)
+        if (g->runs[i] != r && g->runs[i]->fsm.state != MB_GANG_ENDED &&
+            g->runs[i]->rendezvous_port != 0)
+            given[n++] = g->runs[i]->rendezvous_port;
+    r->rendezvous_port = mb_gang_port(pick_port, NULL, given, n);
+    return r->rendezvous_port;
 }
 
 static void host_id(char out[64])
@@ -251,7 +272,7 @@ static void say_hello(struct mb_gang_run *r)
     host_id(host);
     m.protocol_version = PROTOCOL_VERSION;
     m.node_ip = (char *)r->owner->opts.node_ip;
-    m.rendezvous_port = free_port();
+    m.rendezvous_port = port_of(r);
     m.host_id = host;
     m.running = r->fsm.state != MB_GANG_CREATED;
     send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_HELLO_REPLY, &m);

@@ -10,6 +10,9 @@
 
 #include <signal.h>
 
+/* With a few hundred gangs at most and 7000 ports the second or third try finds one. */
+enum { PORT_TRIES = 64 };
+
 int mb_gang_admit(struct mb_ledger *l, const struct mb_pg_id *pg, const struct mb_pg_id *gang,
                   uint32_t attempt, int is_known, struct mb_err *err)
 {
@@ -40,4 +43,18 @@ int mb_gang_ended_by_stop(int signal, uint64_t since_stop_ms, uint64_t grace_ms)
 int mb_gang_keeps_node(const struct mb_gang *g, int waits)
 {
     return mb_gang_has_processes(g) && !waits;
+}
+
+uint32_t mb_gang_port(int (*pick)(void *arg), void *arg, const uint32_t *given, size_t n)
+{
+    for (int i = 0; i < PORT_TRIES; i++) {
+        uint32_t port = (uint32_t)pick(arg);
+        size_t k = 0;
+
+        while (k < n && given[k] != port)
+            k++;
+        if (k == n)
+            return port;
+    }
+    return 0;
 }

@@ -27,5 +27,8 @@ enum mb_gang_event mb_gang_adoption_lost(enum mb_gang_state s);
 int mb_gang_ended_by_stop(int signal, uint64_t since_stop_ms, uint64_t grace_ms);
 /* 1: this attempt's processes keep the node's devices; waits: its launch waits for an older one. */
 int mb_gang_keeps_node(const struct mb_gang *g, int waits);
+/* A port for an attempt to meet at: what pick finds, unless one of the n that live was given it and
+ * may not listen there yet. 0: none was found. */
+uint32_t mb_gang_port(int (*pick)(void *arg), void *arg, const uint32_t *given, size_t n);
 
 #endif

@@ -70,6 +70,7 @@ struct mb_gang_run {
     uint32_t world_size;
     uint32_t num_nodes;
     uint32_t node_rank;
+    uint32_t rendezvous_port; /* said to the driver, nobody else's while it lives; 0: none yet */
     int is_worker;
     uint32_t stop_grace_ms;
     uint64_t stopped_ms; /* when this agent told the ranks to stop; 0: it did not */

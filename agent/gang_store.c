@@ -68,6 +68,8 @@ void mb_gang_store_save(const struct mb_gang_run *r)
         json_object_set_new(
             o, "checkpoint",
             json_pack("{s:s, s:s}", "local_dir", r->checkpoint_dir, "url", text_of(r->url)));
+    if (o != NULL && r->rendezvous_port != 0)
+        json_object_set_new(o, "rendezvous_port", json_integer(r->rendezvous_port));
     if (o != NULL)
         text = json_dumps(o, JSON_INDENT(1));
     if (path == NULL || text == NULL ||
@@ -123,7 +125,7 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
 static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
 {
     const char *pg_hex, *gang_hex, *job_id, *own_job, *state, *failure, *dir = NULL, *url = NULL;
-    json_int_t attempt, lease, world, nodes, node, grace, loaded;
+    json_int_t attempt, lease, world, nodes, node, grace, loaded, port;
     int version, released, is_worker, watch, is_launched, failure_code;
     json_t *ranks;
     struct mb_pg_id pg, gang;
@@ -167,6 +169,10 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
         r->checkpoint_dir = mb_strdup(dir);
         r->url = mb_strdup(url);
     }
+    /* An agent from before this was kept says another one to a driver that dials again, which does
+     * not mind (cli/driver/node.c). */
+    if (json_unpack(o, "{s:I}", "rendezvous_port", &port) == 0 && port > 0 && port <= UINT16_MAX)
+        r->rendezvous_port = (uint32_t)port;
     *out = r;
     if (load_ranks(r, ranks) != MB_OK)
         return mb_err_set(err, MB_ECORRUPT, "gang.json: its ranks are damaged");

@@ -94,12 +94,13 @@ def case_refusals(s, gcs, node, pg):
 
 def case_redial_and_lease(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=6)
-    d.expect("hello_reply")
+    port = d.expect("hello_reply").rendezvous_port
     d.launch(["/bin/sh", "-c", "echo one; trap 'echo bye; exit 3' TERM; sleep 1000 & wait"])
     pids = list(d.expect("launched").pids)
     d.close()
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=6, lease_ms=1000)
-    assert d.expect("hello_reply").running
+    reply = d.expect("hello_reply")
+    assert reply.running and reply.rendezvous_port == port, (reply, port)
     assert list(d.expect("launched").pids) == pids
     assert "lease" in d.expect("failure").text  # nobody renews: SIGTERM
     e = d.expect("rank_exit")
@@ -110,7 +111,7 @@ def case_redial_and_lease(s, gcs, node, pg):
 
 def case_agent_killed(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=7)
-    d.expect("hello_reply")
+    port = d.expect("hello_reply").rendezvous_port
     go = pathlib.Path(s.dir, "go")
     d.launch(["/bin/sh", "-c", f"echo before; while [ ! -e {go} ]; do sleep 0.05; done; "
               "echo after; exit 5"])
@@ -122,7 +123,8 @@ def case_agent_killed(s, gcs, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=6)
     assert "older than attempt 7" in d.expect("error").details(), "the fence was not on disk"
     d = cluster.Driver(s, node.grpc_address(), pg, attempt=7)
-    assert d.expect("hello_reply").running
+    reply = d.expect("hello_reply")
+    assert reply.running and reply.rendezvous_port == port, (reply, port)
     assert list(d.expect("launched").pids) == pids
     go.touch()
     e = d.expect("rank_exit")

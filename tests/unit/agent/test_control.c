@@ -7,6 +7,8 @@
 #include "base/fs.h"
 #include "proto/mobula/agent.pb-c.h"
 
+enum { GANGS = 250 };
+
 #define CONTROL "/mobula.v1.NodeAgent/Control"
 
 struct node {
@@ -21,9 +23,13 @@ struct node {
 struct driver {
     struct mb_grpc_stream *stream;
     int n_replies, n_ended, status;
+    uint32_t port;
 };
 
-static const struct mb_pg_id pg = {{1}};
+static struct mb_pg_id pg_of(int i)
+{
+    return (struct mb_pg_id){{1, (uint8_t)i}};
+}
 
 static void on_nothing(void *arg)
 {
@@ -42,8 +48,8 @@ static const struct mb_gangs_ops gangs_ops = {
 
 static void start_node(struct node *n)
 {
-    struct mb_resource totals[] = {{MB_RESOURCE_SLOT, 1}};
-    struct mb_bundle_spec spec = {.pg = pg, .n_want = 1};
+    struct mb_resource totals[] = {{MB_RESOURCE_SLOT, GANGS}};
+    struct mb_bundle_spec spec = {.n_want = 1};
     struct mb_gangs_opts opts = {.node_dir = n->dir, .node_ip = "127.0.0.1", .self_dir = "/"};
     struct mb_grpc_server_opts so = {0};
 
@@ -56,8 +62,11 @@ static void start_node(struct node *n)
     snprintf(spec.want[0].name, sizeof spec.want[0].name, MB_RESOURCE_SLOT);
     spec.want[0].units = 1;
     assert_int_equal(mb_ledger_create(totals, 1, &n->ledger, NULL), 0);
-    assert_int_equal(mb_ledger_prepare(n->ledger, &spec, 1, NULL), 0);
-    assert_int_equal(mb_ledger_commit(n->ledger, &spec, 1, NULL), 0);
+    for (int i = 0; i < GANGS; i++) {
+        spec.pg = pg_of(i);
+        assert_int_equal(mb_ledger_prepare(n->ledger, &spec, 1, NULL), 0);
+        assert_int_equal(mb_ledger_commit(n->ledger, &spec, 1, NULL), 0);
+    }
     assert_int_equal(
         mb_gangs_create(&n->f.loop, n->ledger, NULL, &opts, &gangs_ops, n, &n->gangs, NULL), 0);
     assert_int_equal(mb_grpc_server_create(n->f.server_g, &so, &n->f.srv, NULL), 0);
@@ -84,9 +93,13 @@ static void stop_node(struct node *n)
 
 static void on_reply(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *m)
 {
+    const Mobula__V1__AgentMessage *reply = (const void *)m;
+    struct driver *d = arg;
+
     (void)s;
-    (void)m;
-    ((struct driver *)arg)->n_replies++;
+    if (reply->body_case == MOBULA__V1__AGENT_MESSAGE__BODY_HELLO_REPLY)
+        d->port = reply->hello_reply->rendezvous_port;
+    d->n_replies++;
 }
 
 static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *detail)
@@ -113,13 +126,14 @@ static void dial(struct node *n, struct driver *d)
                      0);
 }
 
-static void say_hello(struct driver *d)
+static void say_hello(struct driver *d, int gang)
 {
+    struct mb_pg_id pg = pg_of(gang);
     Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
     Mobula__V1__Hello hello = MOBULA__V1__HELLO__INIT;
 
     hello.protocol_version = 1;
-    hello.placement_group_id.data = (uint8_t *)(uintptr_t)pg.bytes;
+    hello.placement_group_id.data = pg.bytes;
     hello.placement_group_id.len = sizeof pg.bytes;
     hello.attempt = 1;
     hello.lease_ms = 20000;
@@ -149,7 +163,7 @@ static void what_is_said_after_the_attempt_let_go_is_not_refused(void **state)
     (void)state;
     start_node(&n);
     dial(&n, &d);
-    say_hello(&d);
+    say_hello(&d, 0);
     fixture_wait(&n.f, &d.n_replies, 1);
     mb_gangs_close(n.gangs, on_closed, &n);
     fixture_wait(&n.f, &n.closed, 1);
@@ -174,11 +188,44 @@ static void a_stream_begins_with_hello(void **state)
     stop_node(&n);
 }
 
+/* Hello, and its stream is closed; the gang waits for another one. Returns its port. */
+static uint32_t port_for(struct node *n, int gang)
+{
+    struct driver d;
+
+    dial(n, &d);
+    say_hello(&d, gang);
+    fixture_wait(&n->f, &d.n_replies, 1);
+    mb_grpc_stream_close_send(d.stream);
+    fixture_wait(&n->f, &d.n_ended, 1);
+    assert_int_equal(d.status, MB_GRPC_OK);
+    return d.port;
+}
+
+/* So many that two of them would draw the same one, if nobody looked, in 98 of 100 runs. */
+static void gangs_meet_at_different_ports(void **state)
+{
+    uint32_t ports[GANGS];
+    struct node n;
+
+    (void)state;
+    start_node(&n);
+    for (int i = 0; i < GANGS; i++) {
+        ports[i] = port_for(&n, i);
+        assert_true(ports[i] > 0 && ports[i] <= UINT16_MAX);
+        for (int k = 0; k < i; k++)
+            assert_int_not_equal(ports[k], ports[i]);
+    }
+    assert_int_equal(port_for(&n, 0), ports[0]);
+    stop_node(&n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_said_after_the_attempt_let_go_is_not_refused),
         cmocka_unit_test(a_stream_begins_with_hello),
+        cmocka_unit_test(gangs_meet_at_different_ports),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -194,6 +194,30 @@ static void test_adoption(void **state)
     }
 }
 
+/* Ports one after the other, each found twice. */
+static int next_port(void *arg)
+{
+    return 20000 + (*(int *)arg)++ / 2;
+}
+
+static int same_port(void *arg)
+{
+    (void)arg;
+    return 20000;
+}
+
+static void test_ports_of_others(void **state)
+{
+    static const uint32_t given[] = {20001, 20000, 20003};
+    int at = 0;
+
+    (void)state;
+    assert_int_equal(mb_gang_port(next_port, &at, given, 0), 20000);
+    assert_int_equal(mb_gang_port(next_port, &at, given, 3), 20002);
+    assert_int_equal(mb_gang_port(same_port, NULL, given, 1), 20000);
+    assert_int_equal(mb_gang_port(same_port, NULL, given, 2), 0); /* and it ends */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -206,6 +230,7 @@ int main(void)
         cmocka_unit_test(test_who_may_say_hello),
         cmocka_unit_test(test_adoption),
         cmocka_unit_test(test_ended_by_stop),
+        cmocka_unit_test(test_ports_of_others),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 #include "agent/supervise/protocol.h"
 #include "base/alloc.h"
@@ -32,7 +31,8 @@ static int keep_password(const char *text, char **out, struct mb_err *err)
 }
 
 /* From mobula-init, which keeps the memory that it stands in for the agents that follow this one;
- * what we start gets neither the descriptor nor its number, and cannot look into this process. */
+ * what we start gets neither the descriptor nor its number, and cannot look into this process
+ * (main.c). */
 static int take_password(const char *number, char **out, struct mb_err *err)
 {
     char text[SMALL_FILE_MAX];
@@ -43,7 +43,7 @@ static int take_password(const char *number, char **out, struct mb_err *err)
     if (rc != MB_OK)
         return rc;
     n = pread((int)fd, text, sizeof(text) - 1, 0);
-    if (n < 0 || prctl(PR_SET_DUMPABLE, 0) != 0) {
+    if (n < 0) {
         rc = mb_err_sys(err, errno, "%s %d", MB_SECRET_FD_ENV, (int)fd);
     } else {
         text[n] = '\0';

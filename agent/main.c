@@ -4,12 +4,15 @@
  *  1. Bad flags: one line on stderr, status 64. --help: the table of flags, status 0.
  *  2. A node that cannot come up: one line, the status of its code (docs/operations.md).
  */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include "agent/agent.h"
 #include "agent/options.h"
+#include "agent/supervise/protocol.h"
 #include "base/log.h"
 
 /* Of the descriptors that the system allows: a head serves thousands of connections. */
@@ -23,13 +26,24 @@ static void open_many_files(void)
     }
 }
 
+/* We hold the store's password, and an exec makes a process dumpable again: jobs are the same user
+ * and run while an agent is restarted. What is not dumpable opens /proc/PID/fd to none of them. */
+static int shut_out_others(struct mb_err *err)
+{
+    if (getenv(MB_SECRET_FD_ENV) != NULL && prctl(PR_SET_DUMPABLE, 0) != 0)
+        return mb_err_sys(err, errno, "cannot keep the store's password from others");
+    return MB_OK;
+}
+
 int main(int argc, char **argv)
 {
-    struct mb_agent_options opts;
+    struct mb_agent_options opts = {0};
     enum mb_log_level level = MB_LOG_INFO;
     struct mb_err err = {0};
-    int rc = mb_agent_options_parse(argc, argv, &opts, &err);
+    int rc = shut_out_others(&err);
 
+    if (rc == MB_OK)
+        rc = mb_agent_options_parse(argc, argv, &opts, &err);
     if (rc == 1)
         return 0;
     if (rc == MB_OK && mb_log_level_parse(opts.log_level, &level) != MB_OK)

@@ -504,12 +504,6 @@ static int set_up(struct front *f)
     sigaddset(&mask, SIGINT);
     sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_BLOCK, &mask, NULL);
-    /* Jobs are the same user: what is not dumpable opens /proc/PID/fd to none of them. */
-    if (f->opts->secret_fd >= 0 &&
-        (fcntl(f->opts->secret_fd, F_SETFD, FD_CLOEXEC) != 0 || prctl(PR_SET_DUMPABLE, 0) != 0)) {
-        say("--secret-fd %d: %s", f->opts->secret_fd, strerror(errno));
-        return -1;
-    }
     f->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     f->self_fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     if (f->signal_fd < 0 || f->self_fd < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0 ||
@@ -554,13 +548,26 @@ static int daemonize(const struct mb_front_opts *opts)
     return fds[1];
 }
 
+/* Before anything else, forks inherit it. Jobs are the same user: what is not dumpable opens
+ * /proc/PID/fd to none of them. */
+static int keep_secret(int fd)
+{
+    if (fd < 0 || (prctl(PR_SET_DUMPABLE, 0) == 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0))
+        return 0;
+    say("--secret-fd %d: %s", fd, strerror(errno));
+    return -1;
+}
+
 int mb_front_main(const struct mb_front_opts *opts)
 {
     static struct front f; /* zeroed, and too large for a stack */
-    int none_left = 0, up_fd = opts->daemonize ? daemonize(opts) : -1;
+    int none_left = 0, up_fd;
     unsigned char status = 0;
     char path[4096];
 
+    if (keep_secret(opts->secret_fd) != 0)
+        return STATUS_CANNOT_START;
+    up_fd = opts->daemonize ? daemonize(opts) : -1;
     f.opts = opts;
     f.agent_sock = -1;
     for (size_t i = 0; i < SUPERVISORS_MAX; i++)

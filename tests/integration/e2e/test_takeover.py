@@ -4,6 +4,7 @@ kuberay#1489, kuberay#3903, kuberay#2161, kuberay#4217: a lost head must not los
 ray#65025: a takeover must not fail a healthy job.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -20,6 +21,16 @@ from tail import Tail
 from test_packages import zip_of
 
 TAKEOVER_S = 5
+
+
+def open_if_read(pipe):
+    """A descriptor, as soon as somebody reads from it."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as e:
+        if e.errno != errno.ENXIO:
+            raise
+        return None
 
 
 class Takeover(unittest.TestCase):
@@ -256,6 +267,34 @@ class StoreTrouble(unittest.TestCase):
             finally:
                 done = run(MOBULA, "stop", *temp)
             self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_a_process_that_begins_cannot_be_looked_into(self):
+        """Jobs run while an agent is restarted: it shuts them out before it does anything else. A
+        pipe in the place of a file that is read first holds it there."""
+        as_other = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        if subprocess.run([MOBULA, "version"], capture_output=True, **as_other).returncode != 0:
+            self.skipTest("another user cannot run the programs from where they are")
+        with tempfile.TemporaryDirectory(prefix="mb-nobody-") as home:
+            if as_other:
+                os.chown(home, 65534, 65534)
+            pipe = pathlib.Path(home, "node.json")
+            subprocess.run(["mkfifo", pipe], check=True, **as_other)
+            secret = os.memfd_create("mobula-store", 0)
+            agent = subprocess.Popen([str(pathlib.Path(MOBULA).parent / "mobula-agent"), "--head",
+                                      "--node-dir", home, "--port", "0", "--dashboard-port", "0"],
+                                     pass_fds=[secret], env={"MOBULA_SECRET_FD": str(secret)},
+                                     cwd=home, **as_other)
+            try:
+                writer = wait_until(lambda: open_if_read(pipe), "the agent reads its file", 10)
+                looked = subprocess.run(["ls", f"/proc/{agent.pid}/fd"], text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        **as_other)
+                self.assertIn("Permission denied", looked.stdout)
+            finally:
+                agent.kill()
+                agent.wait()
+                os.close(secret)
+            os.close(writer)
 
     def test_the_password_is_not_seen(self):
         secret = "hunter2-very-secret"

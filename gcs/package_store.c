@@ -9,6 +9,7 @@
  *  4. Too large, or no room beside the others: it is on this head's node only, and the answer to
  * the upload says so. A job that waits for it when another head takes over FAILS, with its name.
  *  5. A record whose parts are not all there: said, passed over.
+ *  6. Parts whose record is not committed: dropped, by a head that died at the next takeover.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +19,12 @@
 #include "base/str.h"
 #include "gcs/services.h"
 
-enum { PART_BYTES = 1 << 20 };
+enum { PART_BYTES = 1 << 20, ORPHANS_MAX = 256 }; /* the rest at the next takeover */
 
 /* Ray's heads have no such keys: namespace "mobula". A package's name has no '/'. */
 static const char *const our_ns = "mobula";
 #define RECORD_PREFIX "package:"
+#define PART_PREFIX   "package_part:"
 
 static char *record_key(const char *name)
 {
@@ -31,7 +33,7 @@ static char *record_key(const char *name)
 
 static char *part_key(const char *name, size_t i)
 {
-    return mb_asprintf("package_part:%s/%zu", name, i);
+    return mb_asprintf(PART_PREFIX "%s/%zu", name, i);
 }
 
 static int get(struct mb_head *h, const char *key, struct mb_blob *out)
@@ -81,27 +83,6 @@ static int put(struct mb_head *h, char *key, struct mb_blob value, mb_tables_cb 
     return rc;
 }
 
-int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
-                      void *arg, struct mb_err *err)
-{
-    struct mb_buf bytes = {0};
-    char size[24];
-    int rc = mb_fs_read(path, HEAD_KEPT_PACKAGE_BYTES, &bytes, err);
-
-    head_package_drop(h, name); /* another one of this name may have had more parts */
-    for (size_t i = 0; rc == 0 && i < count_parts(bytes.len); i++) {
-        size_t at = i * PART_BYTES, left = bytes.len - at;
-        rc = put(h, part_key(name, i),
-                 head_blob(mb_buf_str(&bytes) + at, left < PART_BYTES ? left : PART_BYTES), NULL,
-                 NULL, err);
-    }
-    snprintf(size, sizeof size, "%zu", bytes.len);
-    if (rc == 0)
-        rc = put(h, record_key(name), mb_blob_str(size), cb, arg, err);
-    mb_buf_close(&bytes);
-    return rc;
-}
-
 static void del(struct mb_head *h, char *key)
 {
     struct mb_err err = {0};
@@ -112,18 +93,92 @@ static void del(struct mb_head *h, char *key)
     mb_free(key);
 }
 
-void head_package_drop(struct mb_head *h, const char *name)
+/* An upload that is being kept: its parts go again if its record is not committed. */
+struct keeping {
+    struct mb_head *h;
+    size_t n_parts;
+    mb_tables_cb cb;
+    void *arg;
+    char name[];
+};
+
+static void drop_parts(struct mb_head *h, const char *name, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        del(h, part_key(name, i));
+}
+
+/* MB_ENOMEM: what is there is not known. */
+static int drop(struct mb_head *h, const char *name)
 {
     char *key = record_key(name);
     struct mb_blob record;
     size_t n = get(h, key, &record) ? count_parts(size_in(record)) : 0;
 
+    if (n > 0)
+        del(h, record_key(name));
+    drop_parts(h, name, n);
     mb_free(key);
-    if (n == 0)
-        return;
-    del(h, record_key(name));
-    for (size_t i = 0; i < n; i++)
-        del(h, part_key(name, i));
+    return key ? 0 : MB_ENOMEM;
+}
+
+void head_package_drop(struct mb_head *h, const char *name)
+{
+    if (drop(h, name) != 0)
+        mb_warn("jobs", "the package %s stays in the store: out of memory", name);
+}
+
+static void on_recorded(void *arg, const struct mb_err *err)
+{
+    struct keeping *k = arg;
+    /* A head that ends leaves them to the next one. */
+    char *key = err->code != 0 && !k->h->stopping ? record_key(k->name) : NULL;
+
+    if (key && !get(k->h, key, NULL)) /* else another upload of this name has parts there */
+        drop_parts(k->h, k->name, k->n_parts);
+    mb_free(key);
+    k->cb(k->arg, err);
+    mb_free(k);
+}
+
+static struct keeping *new_keeping(struct mb_head *h, const char *name, mb_tables_cb cb, void *arg)
+{
+    struct keeping *k = mb_alloc(sizeof *k + strlen(name) + 1);
+
+    if (k) {
+        *k = (struct keeping){.h = h, .cb = cb, .arg = arg};
+        memcpy(k->name, name, strlen(name) + 1);
+    }
+    return k;
+}
+
+int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
+                      void *arg, struct mb_err *err)
+{
+    struct keeping *k = new_keeping(h, name, cb, arg);
+    struct mb_buf bytes = {0};
+    char size[24];
+    int rc = k ? mb_fs_read(path, HEAD_KEPT_PACKAGE_BYTES, &bytes, err)
+               : mb_err_set(err, MB_ENOMEM, "out of memory");
+
+    if (rc == 0 && drop(h, name) != 0) /* another one of this name may have had more parts */
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    for (size_t i = 0; rc == 0 && i < count_parts(bytes.len); i++) {
+        size_t at = i * PART_BYTES, left = bytes.len - at;
+        rc = put(h, part_key(name, i),
+                 head_blob(mb_buf_str(&bytes) + at, left < PART_BYTES ? left : PART_BYTES), NULL,
+                 NULL, err);
+        k->n_parts += rc == 0;
+    }
+    snprintf(size, sizeof size, "%zu", bytes.len);
+    if (rc == 0)
+        rc = put(h, record_key(name), mb_blob_str(size), on_recorded, k, err);
+    if (rc != 0 && k)
+        drop_parts(h, name, k->n_parts);
+    if (rc != 0)
+        mb_free(k);
+    mb_buf_close(&bytes);
+    return rc;
 }
 
 /* ---- takeover ---- */
@@ -164,8 +219,48 @@ static int restore(void *arg, struct mb_blob key, struct mb_blob value)
     return 0;
 }
 
+struct orphans {
+    struct mb_head *h;
+    size_t n;
+    char *keys[ORPHANS_MAX];
+};
+
+/* "package_part:NAME/I" without the record of NAME. */
+static int collect_orphan(void *arg, struct mb_blob key, struct mb_blob value)
+{
+    struct orphans *o = arg;
+    size_t skip = strlen(PART_PREFIX);
+    const char *slash = memrchr(key.p, '/', key.n);
+    char *name =
+        slash ? mb_strndup((const char *)key.p + skip, (size_t)(slash - (const char *)key.p) - skip)
+              : NULL;
+    char *record = name ? record_key(name) : NULL;
+
+    (void)value;
+    if (record && !get(o->h, record, NULL) &&
+        (o->keys[o->n] = mb_strndup((const char *)key.p, key.n)))
+        o->n++;
+    mb_free(record);
+    mb_free(name);
+    return o->n == ORPHANS_MAX;
+}
+
+static void drop_orphans(struct mb_head *h)
+{
+    struct orphans o = {.h = h};
+
+    mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(PART_PREFIX),
+                   collect_orphan, &o);
+    if (o.n > 0)
+        mb_info("jobs", "%zu parts of packages that were never whole are dropped", o.n);
+    for (size_t i = 0; i < o.n; i++)
+        del(h, o.keys[i]);
+}
+
 void head_packages_restore(struct mb_head *h)
 {
+    if (h->redis)
+        drop_orphans(h);
     if (h->redis && *h->packages_dir)
         mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
                        restore, h);

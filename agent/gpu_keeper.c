@@ -63,15 +63,33 @@ static void keep(const struct mb_gpu_keeper *k)
     json_decref(list);
 }
 
-/* A file that is not as it should be is as good as none: baselines are taken anew. */
-static void load(struct mb_gpu_keeper *k)
+/* NULL: there is none, or one that is not as it should be, which is as good as none: baselines are
+ * taken anew. One that cannot be read is an error: what it has in doubt would be given away. */
+static int read_list(const char *path, json_t **out, struct mb_err *err)
 {
     struct mb_buf text = {0};
-    json_t *list = NULL, *item;
-    size_t i;
+    struct mb_err failure = {0};
+    json_error_t why;
+    int rc = mb_fs_read(path, FILE_MAX_BYTES, &text, &failure);
 
-    if (mb_fs_exists(k->path) && mb_fs_read(k->path, FILE_MAX_BYTES, &text, NULL) == MB_OK)
-        list = json_loads(mb_buf_str(&text), 0, NULL);
+    *out = rc == MB_OK ? json_loads(mb_buf_str(&text), 0, &why) : NULL;
+    if (rc == MB_OK && *out == NULL && json_error_code(&why) == json_error_out_of_memory)
+        rc = mb_err_set(&failure, MB_ENOMEM, "%s: out of memory", path);
+    mb_buf_close(&text);
+    if (rc == MB_OK || rc == MB_ENOENT)
+        return MB_OK;
+    *err = failure;
+    return rc;
+}
+
+static int load(struct mb_gpu_keeper *k, struct mb_err *err)
+{
+    json_t *list, *item;
+    size_t i;
+    int rc = read_list(k->path, &list, err);
+
+    if (rc != MB_OK)
+        return mb_err_wrap(err, "which GPUs are in doubt is not known");
     json_array_foreach(list, i, item)
     {
         json_int_t baseline = 0;
@@ -86,7 +104,7 @@ static void load(struct mb_gpu_keeper *k)
             mb_ledger_set_gpu(k->ledger, i, MB_LEDGER_GPU_CHECKED);
     }
     json_decref(list);
-    mb_buf_close(&text);
+    return MB_OK;
 }
 
 /* ---- looking ---- */
@@ -211,35 +229,51 @@ static void destroy(struct mb_gpu_keeper *k)
     mb_free(k);
 }
 
+/* Takes nvml. NULL: no memory. */
+static struct mb_gpu_keeper *new_keeper(struct mb_nvml *nvml, size_t n, const char *node_dir)
+{
+    struct mb_gpu_keeper *k = mb_calloc(1, sizeof(*k));
+
+    if (k == NULL) {
+        mb_nvml_close(nvml);
+        return NULL;
+    }
+    k->nvml = nvml;
+    k->n = n;
+    k->path = mb_path_join(node_dir, "gpus.json");
+    k->watches = mb_calloc(n, sizeof(*k->watches));
+    k->samples = mb_calloc(n, sizeof(*k->samples));
+    if (k->path != NULL && k->watches != NULL && k->samples != NULL)
+        return k;
+    destroy(k);
+    return NULL;
+}
+
 int mb_gpu_keeper_create(uv_loop_t *loop, struct mb_ledger *ledger, const char *node_dir,
                          void (*on_changed)(void *arg), void *arg, struct mb_gpu_keeper **out,
                          struct mb_err *err)
 {
     size_t n = mb_ledger_gpus(ledger);
-    struct mb_nvml *nvml = n > 0 ? mb_nvml_open() : NULL;
+    struct mb_nvml *nvml = NULL;
     struct mb_gpu_keeper *k;
+    int rc = n > 0 ? mb_nvml_open(&nvml, err) : MB_OK;
 
     *out = NULL;
+    if (rc != MB_OK)
+        return mb_err_wrap(err, "GPUs cannot be looked at");
     if (nvml == NULL)
         return MB_OK;
-    k = mb_calloc(1, sizeof(*k));
-    if (k == NULL) {
-        mb_nvml_close(nvml);
+    k = new_keeper(nvml, n, node_dir);
+    if (k == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory to look at the GPUs");
-    }
-    k->nvml = nvml;
     k->ledger = ledger;
     k->on_changed = on_changed;
     k->arg = arg;
-    k->n = n;
-    k->path = mb_path_join(node_dir, "gpus.json");
-    k->watches = mb_calloc(n, sizeof(*k->watches));
-    k->samples = mb_calloc(n, sizeof(*k->samples));
-    if (k->path == NULL || k->watches == NULL || k->samples == NULL) {
+    rc = load(k, err);
+    if (rc != MB_OK) {
         destroy(k);
-        return mb_err_set(err, MB_ENOMEM, "no memory to look at the GPUs");
+        return rc;
     }
-    load(k);
     for (size_t i = 0; i < n; i++) { /* at start-up, before anything waits for the loop */
         uint64_t used;
 

@@ -16,7 +16,8 @@ struct mb_gpu_keeper;
 
 /* After the ledger has loaded its bundles; ledger is borrowed. on_changed: what is available has
  * changed. *out is NULL where there is no NVML: then devices count as free when they are given
- * back. */
+ * back. MB_ENOMEM, MB_EIO: NVML, or the file, is there and cannot be used; devices that are in
+ * doubt would be given away. */
 int mb_gpu_keeper_create(uv_loop_t *loop, struct mb_ledger *ledger, const char *node_dir,
                          void (*on_changed)(void *arg), void *arg, struct mb_gpu_keeper **out,
                          struct mb_err *err);

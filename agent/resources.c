@@ -52,6 +52,12 @@ static int nvml_open(struct mb_nvml *n)
     return 1;
 }
 
+/* What nvmlInit says where there are no devices. */
+static int is_none(int status)
+{
+    return status == NVML_NO_DRIVER || status == NVML_NOT_FOUND || status == NVML_NO_LIBRARY;
+}
+
 static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
 {
     struct mb_nvml n = {0};
@@ -66,7 +72,7 @@ static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
         goto out;
     }
     status = n.init();
-    if (status == NVML_NO_DRIVER || status == NVML_NOT_FOUND || status == NVML_NO_LIBRARY)
+    if (is_none(status))
         goto out;
     if (status != NVML_OK) {
         rc = mb_err_set(err, MB_EIO, "NVML cannot start (status %d); is the NVIDIA driver healthy?",
@@ -88,19 +94,26 @@ out:
     return rc;
 }
 
-struct mb_nvml *mb_nvml_open(void)
+int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
 {
     struct mb_nvml *n = mb_calloc(1, sizeof(*n));
+    int status = NVML_OK;
 
+    *out = NULL;
     if (n == NULL)
-        return NULL;
+        return mb_err_set(err, MB_ENOMEM, "no memory for NVML");
     if (nvml_open(n)) {
-        if (n->init && n->shutdown && n->handle && n->memory && n->init() == NVML_OK)
-            return n;
+        if (n->init && n->shutdown && n->handle && n->memory && (status = n->init()) == NVML_OK) {
+            *out = n;
+            return MB_OK;
+        }
         dlclose(n->library);
     }
     mb_free(n);
-    return NULL;
+    if (status == NVML_OK || is_none(status))
+        return MB_OK;
+    return mb_err_set(err, MB_EIO, "NVML cannot start (status %d); is the NVIDIA driver healthy?",
+                      status);
 }
 
 int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out)

@@ -21,7 +21,8 @@ int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
 /* Bytes in use on NVIDIA devices, from NVML; keeps the library open. Blocking (some ms each), one
  * caller at a time. MB_EIO: the driver gives no answer. */
 struct mb_nvml;
-struct mb_nvml *mb_nvml_open(void); /* NULL: there is none */
+/* MB_OK and NULL: there is none. MB_EIO: there is one, and it fails. */
+int mb_nvml_open(struct mb_nvml **out, struct mb_err *err);
 int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out);
 void mb_nvml_close(struct mb_nvml *n);
 

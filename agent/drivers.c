@@ -3,9 +3,8 @@
  * and asked which drivers it looks for here; a new one is adopted from its supervisor, as after a
  * restart of the agent.
  *  2. What the runner says of it then is queued and sent, until the head has confirmed it.
- *  3. A driver that is not here is said so; one that shall end, also because the head has given it
- * up, is stopped.
- * Failure paths:
+ *  3. A driver that is not here is said so, with the number of the start that the head named; one
+ * that shall end, also because the head has given it up, is stopped. Failure paths:
  *  4. No head answers: the next turn tries again; events stay queued (EVENTS_MAX: beyond it the
  *     oldest RUNNING ones are of no interest any more and the newest event is dropped and said).
  *  5. The head is Ray's, or older: it does not know the call; it is asked once a minute.
@@ -35,6 +34,7 @@ struct mb_drivers {
     struct mb_job_event events[EVENTS_MAX]; /* strings owned */
     size_t n_events, n_sent;
     char *unknown[KNOWN_MAX];
+    uint64_t unknown_no[KNOWN_MAX];
     size_t n_unknown, n_unknown_sent;
     char *known[KNOWN_MAX]; /* drivers that are here */
     uint64_t known_no[KNOWN_MAX];
@@ -127,15 +127,17 @@ static int is_told(const struct mb_drivers *d, const char *id)
     return 0;
 }
 
-static void look_for(struct mb_drivers *d, const char *id)
+static void look_for(struct mb_drivers *d, const char *id, uint64_t start_no)
 {
     char *copy;
 
     if (is_in(d->known, d->n_known, id) || is_in(d->unknown, d->n_unknown, id) || is_told(d, id))
         return;
     if (d->runner->adopt(d->runner->self, id) == MB_JOB_ADOPT_UNKNOWN) {
-        if (d->n_unknown < KNOWN_MAX && (copy = mb_strdup(id))) /* else at the next turn */
+        if (d->n_unknown < KNOWN_MAX && (copy = mb_strdup(id))) { /* else at the next turn */
+            d->unknown_no[d->n_unknown] = start_no;
             d->unknown[d->n_unknown++] = copy;
+        }
         return;
     }
     if (know(d, id, mb_jobs_start_no(d->jobs, id)))
@@ -153,6 +155,8 @@ static void forget_sent(struct mb_drivers *d)
         mb_free(d->unknown[i]);
     d->n_unknown -= d->n_unknown_sent;
     memmove(d->unknown, d->unknown + d->n_unknown_sent, d->n_unknown * sizeof d->unknown[0]);
+    memmove(d->unknown_no, d->unknown_no + d->n_unknown_sent,
+            d->n_unknown * sizeof d->unknown_no[0]);
 }
 
 static void free_drivers(struct mb_drivers *d)
@@ -174,8 +178,9 @@ static void on_closed(uv_handle_t *handle)
         free_drivers(d);
 }
 
-static void on_reported(void *arg, const struct mb_err *err, char *const *wanted, size_t n_wanted,
-                        char *const *stop, size_t n_stop)
+static void on_reported(void *arg, const struct mb_err *err, char *const *wanted,
+                        const uint64_t *wanted_no, size_t n_wanted, char *const *stop,
+                        size_t n_stop)
 {
     struct mb_drivers *d = arg;
 
@@ -191,7 +196,7 @@ static void on_reported(void *arg, const struct mb_err *err, char *const *wanted
     }
     forget_sent(d);
     for (size_t i = 0; i < n_wanted; i++)
-        look_for(d, wanted[i]);
+        look_for(d, wanted[i], wanted_no ? wanted_no[i] : 0);
     for (size_t i = 0; i < n_stop; i++) {
         struct mb_err e = {0};
         int rc = d->runner->stop(d->runner->self, stop[i], &e);
@@ -211,6 +216,7 @@ static void on_timer(uv_timer_t *timer)
     struct mb_gcs_drivers report = {.events = d->events,
                                     .n_events = d->n_events,
                                     .unknown = (const char *const *)d->unknown,
+                                    .unknown_no = d->unknown_no,
                                     .n_unknown = d->n_unknown,
                                     .running = (const char *const *)d->known,
                                     .running_no = d->known_no,

@@ -95,7 +95,8 @@ struct mb_gcs_drivers {
     const uint8_t *node_id; /* MB_NODE_ID_BYTES */
     const struct mb_job_event *events;
     size_t n_events;
-    const char *const *unknown;
+    const char *const *unknown; /* asked for, and not here, and the numbers that were asked for */
+    const uint64_t *unknown_no;
     size_t n_unknown;
     const char *const *running; /* drivers that are here, and the numbers of their starts */
     const uint64_t *running_no;
@@ -105,8 +106,10 @@ struct mb_gcs_drivers {
     size_t n_totals;
     const char *http_address; /* of the node's agent */
 };
+/* wanted_no: the numbers of the starts of wanted; NULL: an older head. */
 typedef void (*mb_gcs_drivers_cb)(void *arg, const struct mb_err *err, char *const *wanted,
-                                  size_t n_wanted, char *const *stop, size_t n_stop);
+                                  const uint64_t *wanted_no, size_t n_wanted, char *const *stop,
+                                  size_t n_stop);
 int mb_gcs_report_drivers(struct mb_gcs *c, const struct mb_gcs_drivers *report,
                           uint64_t timeout_ms, mb_gcs_drivers_cb cb, void *arg,
                           struct mb_gcs_op **op, struct mb_err *err);

@@ -10,8 +10,9 @@ static void complete_report(struct mb_gcs_op *op, const struct mb_err *err,
 {
     const Mobula__V1__ReportDriversReply *m = (const Mobula__V1__ReportDriversReply *)reply;
 
-    ((mb_gcs_drivers_cb)op->cb)(op->cb_arg, err, m ? m->wanted : NULL, m ? m->n_wanted : 0,
-                                m ? m->stop : NULL, m ? m->n_stop : 0);
+    ((mb_gcs_drivers_cb)op->cb)(op->cb_arg, err, m ? m->wanted : NULL,
+                                m && m->n_wanted_no == m->n_wanted ? m->wanted_no : NULL,
+                                m ? m->n_wanted : 0, m ? m->stop : NULL, m ? m->n_stop : 0);
 }
 
 /* The parts of the request, in an arena. 0 or MB_ENOMEM. */
@@ -46,8 +47,9 @@ static int put_running(struct mb_arena *a, const struct mb_gcs_drivers *report,
     Mobula__V1__RunningDriver *rows = mb_arena_calloc(a, report->n_running + 1, sizeof *rows);
     Mobula__V1__RunningDriver **list = mb_arena_calloc(a, report->n_running + 1, sizeof *list);
     char **unknown = mb_arena_calloc(a, report->n_unknown + 1, sizeof *unknown);
+    uint64_t *unknown_no = mb_arena_calloc(a, report->n_unknown + 1, sizeof *unknown_no);
 
-    if (!rows || !list || !unknown)
+    if (!rows || !list || !unknown || !unknown_no)
         return MB_ENOMEM;
     for (size_t i = 0; i < report->n_running; i++) {
         mobula__v1__running_driver__init(&rows[i]);
@@ -55,12 +57,16 @@ static int put_running(struct mb_arena *a, const struct mb_gcs_drivers *report,
         rows[i].start_no = report->running_no[i];
         list[i] = &rows[i];
     }
-    for (size_t i = 0; i < report->n_unknown; i++)
+    for (size_t i = 0; i < report->n_unknown; i++) {
         unknown[i] = mb_wire_str(report->unknown[i]);
+        unknown_no[i] = report->unknown_no[i];
+    }
     req->n_running = report->n_running;
     req->running = list;
     req->n_unknown = report->n_unknown;
     req->unknown = unknown;
+    req->n_unknown_no = report->n_unknown;
+    req->unknown_no = unknown_no;
     return 0;
 }
 

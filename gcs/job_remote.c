@@ -8,7 +8,8 @@
  * Failure paths:
  *  3. The node does not know the driver, or is declared dead: the job is FAILED, and names the
  * node.
- *  4. An event of a former start of the same job (its number is another): nobody's.
+ *  4. What a node says of a former start of the same job (its number is another), also that it
+ *     does not know it: nobody's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +69,8 @@ static struct head_job *job_there(struct mb_head *h, const char *id, uint64_t st
     return start_no == 0 || job->start_no == 0 || start_no == job->start_no ? job : NULL;
 }
 
-static void take_report(struct mb_head *h, const Mobula__V1__ReportDriversRequest *m,
-                        const char *node_hex)
+void head_drivers_take(struct mb_head *h, const Mobula__V1__ReportDriversRequest *m,
+                       const char *node_hex)
 {
     for (size_t i = 0; i < m->n_events; i++) {
         const Mobula__V1__DriverEvent *in = m->events[i];
@@ -85,7 +86,8 @@ static void take_report(struct mb_head *h, const Mobula__V1__ReportDriversReques
             head_jobs_event(h, &e);
     }
     for (size_t i = 0; i < m->n_unknown; i++) {
-        struct head_job *job = job_there(h, m->unknown[i], 0, node_hex);
+        uint64_t start_no = m->n_unknown_no == m->n_unknown ? m->unknown_no[i] : 0;
+        struct head_job *job = job_there(h, m->unknown[i], start_no, node_hex);
         if (job && job->state != MB_JOB_PENDING && !mb_job_is_terminal(job->state))
             fail_lost(h, job, "does not know it");
     }
@@ -106,15 +108,18 @@ static size_t list_stops(struct mb_head *h, const Mobula__V1__ReportDriversReque
     return n;
 }
 
-static size_t list_wanted(struct mb_head *h, const char *node_hex, char **out, size_t max)
+static size_t list_wanted(struct mb_head *h, const char *node_hex, char **out, uint64_t *numbers,
+                          size_t max)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < h->n_jobs && n < max; i++) {
         struct head_job *job = h->jobs[i];
         if (job->state != MB_JOB_PENDING && !mb_job_is_terminal(job->state) &&
-            strcmp(job->node, node_hex) == 0)
+            strcmp(job->node, node_hex) == 0) {
+            numbers[n] = job->start_no;
             out[n++] = job->id;
+        }
     }
     return n;
 }
@@ -136,13 +141,15 @@ static void report_drivers(void *arg, struct mb_grpc_req *req, const ProtobufCMe
     }
     mb_hex(n->id, MB_NODE_ID_BYTES, hex);
     head_offers_take(h, n, m);
-    take_report(h, m, hex);
+    head_drivers_take(h, m, hex);
     head_admission_pump(h);
     size_t max = h->n_jobs < REMOTE_JOBS_MAX ? h->n_jobs : REMOTE_JOBS_MAX;
     reply.wanted = mb_arena_calloc(&a, max + 1, sizeof *reply.wanted);
+    reply.wanted_no = mb_arena_calloc(&a, max + 1, sizeof *reply.wanted_no);
     reply.stop = mb_arena_calloc(&a, m->n_running + 1, sizeof *reply.stop);
-    if (reply.wanted && reply.stop) {
-        reply.n_wanted = list_wanted(h, hex, reply.wanted, max);
+    if (reply.wanted && reply.wanted_no && reply.stop) {
+        reply.n_wanted = list_wanted(h, hex, reply.wanted, reply.wanted_no, max);
+        reply.n_wanted_no = reply.n_wanted;
         reply.n_stop = list_stops(h, m, hex, reply.stop);
         head_reply_committed(h, req, &reply.base);
     } else {

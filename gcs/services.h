@@ -324,6 +324,9 @@ void head_job_labels_forget(struct mb_head *h, const struct head_job *job);
 
 /* ---- job_remote.c: drivers on other nodes ---- */
 int head_drivers_methods(struct mb_head *h, struct mb_err *err);
+/* What a node says of drivers. */
+void head_drivers_take(struct mb_head *h, const Mobula__V1__ReportDriversRequest *m,
+                       const char *node_hex);
 /* 1: its driver runs, or is being started, on a node that is not the head's. */
 int head_job_is_elsewhere(struct mb_head *h, const struct head_job *job);
 /* A new head finds no driver of it: a node that died with the old head is named. */

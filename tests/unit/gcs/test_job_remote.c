@@ -1,0 +1,103 @@
+/* A node that does not know a driver: the job is lost, unless the node speaks of a former start. */
+#include "loop.h"
+#include <string.h>
+#include "base/alloc.h"
+#include "gcs/services.h"
+#include "proto/mobula/head.pb-c.h"
+
+static const char *const node = "00112233445566778899aabbccddeeff00112233445566778899aabb";
+
+static const char *other_node(void *self)
+{
+    (void)self;
+    return "";
+}
+
+static const struct mb_job_runner runner = {.node_id_hex = other_node};
+
+struct fixture {
+    uv_loop_t loop;
+    struct mb_head head; /* as much of it as is needed */
+};
+
+static void put(struct fixture *f, const char *ns, const char *key, const char *value)
+{
+    struct mb_err err = {0};
+
+    assert_int_equal(mb_tables_put(f->head.store, MB_TABLES_KV, mb_blob_str(ns), mb_blob_str(key),
+                                   mb_blob_str(value), NULL, NULL, &err),
+                     0);
+}
+
+/* Job "a" runs there, by start 7. */
+static void begin(struct fixture *f)
+{
+    struct mb_err err = {0};
+    char start[100];
+
+    memset(f, 0, sizeof *f);
+    uv_loop_init(&f->loop);
+    f->head.loop = &f->loop;
+    f->head.runner = &runner;
+    f->head.max_ended_jobs = 10;
+    assert_int_equal(mb_tables_open_memory(&f->loop, &f->head.store, &err), 0);
+    put(f, "job", "_ray_internal_job_info_a", "{\"status\": \"RUNNING\"}");
+    snprintf(start, sizeof start, "{\"node\": \"%s\", \"number\": 7}", node);
+    put(f, "mobula", "job_start:a", start);
+    assert_int_equal(head_jobs_load(&f->head, &err), 0);
+    assert_int_equal(head_job_find(&f->head, "a")->start_no, 7);
+}
+
+static void on_closed(void *arg)
+{
+    *(int *)arg = 1;
+}
+
+static void end(struct fixture *f)
+{
+    int closed = 0;
+
+    f->head.stopping = 1;
+    mb_tables_close(f->head.store, on_closed, &closed);
+    loop_until(&f->loop, &closed);
+    head_jobs_free(&f->head);
+    uv_run(&f->loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&f->loop), 0);
+}
+
+/* n_numbers 0: from an older agent. */
+static enum mb_job_state after_unknown(uint64_t number, size_t n_numbers)
+{
+    Mobula__V1__ReportDriversRequest m = MOBULA__V1__REPORT_DRIVERS_REQUEST__INIT;
+    char *ids[] = {(char *)(uintptr_t) "a"};
+    enum mb_job_state state;
+    struct fixture f;
+
+    begin(&f);
+    m.unknown = ids;
+    m.n_unknown = 1;
+    m.unknown_no = &number;
+    m.n_unknown_no = n_numbers;
+    head_drivers_take(&f.head, &m, node);
+    state = head_job_find(&f.head, "a")->state;
+    end(&f);
+    return state;
+}
+
+static void an_unknown_driver(void **state)
+{
+    (void)state;
+    assert_int_equal(after_unknown(7, 1), MB_JOB_FAILED);
+    assert_int_equal(after_unknown(6, 1), MB_JOB_RUNNING);
+    assert_int_equal(after_unknown(0, 1), MB_JOB_FAILED);
+    assert_int_equal(after_unknown(6, 0), MB_JOB_FAILED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_unknown_driver),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,8 +1,9 @@
 /*
  * Small uploaded packages in a store that heads share, so that a head that takes over has them.
  *
- *  1. keep: after an upload the file's bytes go into the KV, a part for each MiB, then a record
- * that says how many there are; the upload is answered when that is committed.
+ *  1. keep: after an upload its bytes, which a pool thread has read, go into the KV, a part for
+ * each MiB, then a record that says how many there are; the upload is answered when that is
+ * committed.
  *  2. restore: a head that takes over writes every package that it lacks into its directory.
  *  3. drop: with the file, when no job needs it (package_sweep.c).
  * Failure paths:
@@ -152,32 +153,29 @@ static struct keeping *new_keeping(struct mb_head *h, const char *name, mb_table
     return k;
 }
 
-int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
+int head_package_keep(struct mb_head *h, const char *name, struct mb_blob bytes, mb_tables_cb cb,
                       void *arg, struct mb_err *err)
 {
     struct keeping *k = new_keeping(h, name, cb, arg);
-    struct mb_buf bytes = {0};
     char size[24];
-    int rc = k ? mb_fs_read(path, HEAD_KEPT_PACKAGE_BYTES, &bytes, err)
-               : mb_err_set(err, MB_ENOMEM, "out of memory");
+    int rc = k ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     if (rc == 0 && drop(h, name) != 0) /* another one of this name may have had more parts */
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
-    for (size_t i = 0; rc == 0 && i < count_parts(bytes.len); i++) {
-        size_t at = i * PART_BYTES, left = bytes.len - at;
+    for (size_t i = 0; rc == 0 && i < count_parts(bytes.n); i++) {
+        size_t at = i * PART_BYTES, left = bytes.n - at;
         rc = put(h, part_key(name, i),
-                 head_blob(mb_buf_str(&bytes) + at, left < PART_BYTES ? left : PART_BYTES), NULL,
+                 head_blob((const char *)bytes.p + at, left < PART_BYTES ? left : PART_BYTES), NULL,
                  NULL, err);
         k->n_parts += rc == 0;
     }
-    snprintf(size, sizeof size, "%zu", bytes.len);
+    snprintf(size, sizeof size, "%zu", bytes.n);
     if (rc == 0)
         rc = put(h, record_key(name), mb_blob_str(size), on_recorded, k, err);
     if (rc != 0 && k)
         drop_parts(h, name, k->n_parts);
     if (rc != 0)
         mb_free(k);
-    mb_buf_close(&bytes);
     return rc;
 }
 

@@ -32,7 +32,10 @@ struct upload {
     uint64_t size_bytes, max_bytes;
     char *temp;
     char *final;
-    uv_fs_t fs;
+    uv_work_t work; /* syncs the file, and reads one that the store may keep */
+    int is_shared;
+    struct mb_buf bytes;
+    struct mb_err failure;
 };
 
 int head_package_name_is_fine(const char *name)
@@ -119,6 +122,7 @@ static void free_upload(struct upload *u)
         close(u->fd);
     if (u->temp)
         unlink(u->temp); /* gone already when it was renamed */
+    mb_buf_close(&u->bytes);
     mb_free(u->temp);
     mb_free(u->final);
     mb_free(u);
@@ -157,7 +161,9 @@ static void finish_upload(struct upload *u)
     mb_info("jobs", "package stored path=%s bytes=%llu", u->final,
             (unsigned long long)u->size_bytes);
     if (u->h->store && head_package_can_keep(u->h, u->size_bytes)) {
-        if (head_package_keep(u->h, strrchr(u->final, '/') + 1, u->final, on_kept, u, &err) != 0)
+        if (head_package_keep(u->h, strrchr(u->final, '/') + 1,
+                              head_blob(mb_buf_str(&u->bytes), u->bytes.len), on_kept, u,
+                              &err) != 0)
             fail_upload(u, 500, err.text);
         return;
     }
@@ -167,14 +173,23 @@ static void finish_upload(struct upload *u)
     free_upload(u);
 }
 
-static void on_synced(uv_fs_t *fs)
+/* On a pool thread. */
+static void sync_file(uv_work_t *work)
 {
-    struct upload *u = fs->data;
-    long result = (long)fs->result;
+    struct upload *u = work->data;
 
-    uv_fs_req_cleanup(fs);
-    if (result < 0) {
-        fail_upload(u, 500, uv_strerror((int)result));
+    if (fsync(u->fd) != 0)
+        mb_err_sys(&u->failure, errno, "fsync");
+    else if (u->is_shared && u->size_bytes <= HEAD_KEPT_PACKAGE_BYTES)
+        mb_fs_read(u->temp, HEAD_KEPT_PACKAGE_BYTES, &u->bytes, &u->failure);
+}
+
+static void on_synced(uv_work_t *work, int status)
+{
+    struct upload *u = work->data;
+
+    if (status != 0 || u->failure.code != 0) {
+        fail_upload(u, 500, status != 0 ? uv_strerror(status) : u->failure.text);
     } else if (rename(u->temp, u->final) != 0) {
         fail_upload(u, 500, strerror(errno));
     } else {
@@ -204,8 +219,9 @@ static int on_piece(void *arg, struct mb_http_req *req, const void *p, size_t n,
         fail_upload(u, 500, "the upload was broken off");
         return 0;
     }
-    u->fs.data = u;
-    int rc = uv_fs_fsync(u->loop, &u->fs, u->fd, on_synced);
+    u->work.data = u;
+    u->is_shared = u->h->redis != NULL;
+    int rc = uv_queue_work(u->loop, &u->work, sync_file, on_synced);
     if (rc != 0)
         fail_upload(u, 500, uv_strerror(rc));
     return 0;

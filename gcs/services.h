@@ -216,7 +216,7 @@ int head_package_name_is_fine(const char *name); /* as a file's, and in a key */
 /* ---- package_store.c: small packages in a store that heads share ---- */
 enum { HEAD_KEPT_PACKAGE_BYTES = 8 << 20, HEAD_KEPT_PACKAGES_BYTES = 64 << 20 };
 int head_package_can_keep(struct mb_head *h, uint64_t size_bytes);
-int head_package_keep(struct mb_head *h, const char *name, const char *path, mb_tables_cb cb,
+int head_package_keep(struct mb_head *h, const char *name, struct mb_blob bytes, mb_tables_cb cb,
                       void *arg, struct mb_err *err);
 void head_package_drop(struct mb_head *h, const char *name);
 void head_packages_restore(struct mb_head *h); /* before jobs look for them */

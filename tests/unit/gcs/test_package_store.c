@@ -14,7 +14,8 @@ enum { SIZE_BYTES = (2 << 20) + 5 }; /* three parts */
 struct fixture {
     uv_loop_t loop;
     struct mb_head head; /* as much of it as is needed */
-    char dir[32], path[64], package[64];
+    char dir[32], path[64];
+    char *bytes;
 };
 
 struct answer {
@@ -43,16 +44,13 @@ static void on_barrier(void *arg, const struct mb_err *err)
 static void begin(struct fixture *f)
 {
     struct mb_err err = {0};
-    char *bytes = calloc(1, SIZE_BYTES);
 
     memset(f, 0, sizeof *f);
     strcpy(f->dir, "/tmp/mb-packages-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
     snprintf(f->path, sizeof f->path, "%s/store", f->dir);
-    snprintf(f->package, sizeof f->package, "%s/p.zip", f->dir);
-    assert_non_null(bytes);
-    assert_int_equal(mb_fs_write_atomic(f->package, bytes, SIZE_BYTES, 0600, &err), 0);
-    free(bytes);
+    f->bytes = calloc(1, SIZE_BYTES);
+    assert_non_null(f->bytes);
     uv_loop_init(&f->loop);
     assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &f->head.store, &err), 0);
     f->head.loop = &f->loop;
@@ -78,12 +76,13 @@ static void end(struct fixture *f)
     loop_until(&f->loop, &closed);
     uv_run(&f->loop, UV_RUN_DEFAULT);
     assert_int_equal(uv_loop_close(&f->loop), 0);
+    free(f->bytes);
     assert_int_equal(mb_fs_remove_tree(f->dir, &err), 0);
 }
 
 static int keep(struct fixture *f, struct answer *a, struct mb_err *err)
 {
-    return head_package_keep(&f->head, "p.zip", f->package, on_kept, a, err);
+    return head_package_keep(&f->head, "p.zip", head_blob(f->bytes, SIZE_BYTES), on_kept, a, err);
 }
 
 static void a_package_is_whole(void **state)

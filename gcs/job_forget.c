@@ -119,7 +119,8 @@ static void tell(struct head_forget *b, struct head_node *n)
         on_told(b, MB_GRPC_UNAVAILABLE, err.text, NULL);
 }
 
-/* One of this node's that has not been sent yet and has room; NULL: none can be had. */
+/* One of this node's that is not under way and has room, also one that waits to be sent again: a
+ * node that does not answer has few. NULL: none can be had. */
 static struct head_forget *find_room(struct mb_head *h, const struct head_node *n)
 {
     size_t n_of_node = 0;
@@ -127,7 +128,7 @@ static struct head_forget *find_room(struct mb_head *h, const struct head_node *
     for (struct head_forget *b = h->forgets; b; b = b->next) {
         if (memcmp(b->node_id, n->id, sizeof b->node_id) != 0)
             continue;
-        if (!b->in_flight && b->tries == 0 && b->n < BATCH_IDS)
+        if (!b->in_flight && b->n < BATCH_IDS)
             return b;
         n_of_node++;
     }

@@ -226,6 +226,29 @@ static void what_waits_for_a_deaf_node_is_bounded(void **state)
     end(&t);
 }
 
+static void a_few_at_a_time_for_a_deaf_node(void **state)
+{
+    struct node t;
+    char id[24];
+
+    (void)state;
+    begin(&t);
+    t.is_deaf = 1;
+    for (int i = 0; i < 200; i++) {
+        snprintf(id, sizeof id, "job-%d", i);
+        head_forget_files(&t.head, id);
+        head_forget_tick(&t.head, mb_mono_ms());
+        while (t.n_calls == 0)
+            uv_run(&t.f.loop, UV_RUN_ONCE);
+        uv_run(&t.f.loop, UV_RUN_NOWAIT);
+    }
+    assert_true(t.head.n_forgets <= 3);
+    t.is_deaf = 0;
+    tick_until_told(&t);
+    assert_int_equal(t.n_told, 200);
+    end(&t);
+}
+
 /* ---- the order of what is deleted ---- */
 
 static const char *const key_of_gone = "_ray_internal_job_info_gone";
@@ -377,6 +400,7 @@ int main(void)
         cmocka_unit_test(a_node_that_is_deaf_for_long),
         cmocka_unit_test(many_at_once_go_in_several_requests),
         cmocka_unit_test(what_waits_for_a_deaf_node_is_bounded),
+        cmocka_unit_test(a_few_at_a_time_for_a_deaf_node),
         cmocka_unit_test(files_go_after_the_commit),
         cmocka_unit_test(the_next_head_takes_the_files),
         cmocka_unit_test(deletions_are_bounded),

@@ -137,6 +137,8 @@ static struct head_forget *find_room(struct mb_head *h, const struct head_node *
     if (b) {
         memcpy(b->node_id, n->id, sizeof b->node_id);
         b->h = h;
+        if (n_of_node > 0) /* what comes while the node has not answered joins it */
+            b->at_ms = mb_mono_ms() + RETRY_MS;
         b->next = h->forgets;
         h->forgets = b;
         h->n_forgets++;

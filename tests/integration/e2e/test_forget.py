@@ -38,7 +38,8 @@ class Forget(unittest.TestCase):
                 self.assertEqual(cluster.wait_job(job_id)["status"], "SUCCEEDED")
             alive = cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sleep", "600"],
                                    submission_id="lives")
-            wait_until(lambda: len(traces(cluster, alive)) >= 4, lambda: traces(cluster, alive))
+            wait_until(lambda: len([t for t in traces(cluster, alive) if "/gangs/" in t]) == 2,
+                       lambda: traces(cluster, alive))  # the last that come, on each node one
             self.assertGreaterEqual(len(traces(cluster, "deleted")), 4)  # two of them gangs
             kept = {job: sorted(traces(cluster, job)) for job in ("stays", "lives")}
             gcs = GcsClient(address=cluster.gcs)

@@ -333,6 +333,34 @@ static void test_node_lost_and_launch_failure(void **state)
     mb_drv_destroy(d);
 }
 
+/* A node gives the attempt up without a word of its ranks, and there is no other node to wait for:
+ * the driver ends, and not well. */
+static void test_the_only_node_ends_early(void **state)
+{
+    const struct mb_drv_config c = {
+        .n_nodes = 1, .ranks_per_node = 2, .is_worker = 1, .committed = -1};
+    static const struct mb_drv_event path[] = {
+        {.kind = MB_DRV_CONNECTED},          {.kind = MB_DRV_OWNED},
+        {.kind = MB_DRV_RESERVED},           {.kind = MB_DRV_HELLO},
+        {.kind = MB_DRV_LAUNCHED},           {.kind = MB_DRV_ENDPOINT},
+        {.kind = MB_DRV_ENDPOINT, .rank = 1}};
+
+    (void)state;
+    for (size_t steps = 3; steps <= sizeof(path) / sizeof(path[0]); steps++) {
+        struct mb_drv *d = mb_drv_create(&c);
+
+        assert_non_null(d);
+        for (size_t i = 0; i < steps; i++)
+            assert_true(mb_drv_step(d, &path[i]) >= 0);
+        assert_true(mb_drv_phase(d) < MB_DRV_STOPPING);
+        assert_true(SAY(d, NODE_ENDED, .node = 0) & MB_DRV_DO_RELEASE);
+        assert_string_equal(mb_drv_verdict(d), "node 0 ended the gang before its ranks were done");
+        assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NODE);
+        assert_int_not_equal(mb_drv_exit_status(d), 0);
+        mb_drv_destroy(d);
+    }
+}
+
 /* Its ranks save and end with 0; the run is not done all the same. */
 static void test_a_node_that_stops(void **state)
 {
@@ -574,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_fewer_nodes),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_a_node_that_stops),
+        cmocka_unit_test(test_the_only_node_ends_early),
         cmocka_unit_test(test_the_reason_replaces_its_echo),
         cmocka_unit_test(test_an_echo_alone_stands),
         cmocka_unit_test(test_interrupted_in_every_phase),

@@ -1,7 +1,10 @@
 /*
  * NodeInfoGcsService and the life of nodes.
  *
- *  1. RegisterNode: into the table and the store; answered after the commit; placement may use it.
+ *  1. RegisterNode: into the table and the store; answered after the commit. Placement may use it
+ *     when it has said that it holds no bundle which the table does not know: one that registers
+ * again may have been given some by a head that died before the registration was stored, or before
+ * it was declared dead.
  *  2. Sync messages keep it alive (syncer.c). Silence leads to questions (node_checks.c).
  *  3. UnregisterNode, or the verdict: DEAD with a reason; its bundles, its drivers end.
  * MoveNode: a restarted agent that could not have its port again is at another one.
@@ -125,10 +128,12 @@ static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
             ray__rpc__gcs_node_info__free_unpacked(info, NULL);
         return MB_ECORRUPT;
     }
-    if (!add_node(h, info)) {
+    struct head_node *n = add_node(h, info);
+    if (!n) {
         ray__rpc__gcs_node_info__free_unpacked(info, NULL);
         return MB_ENOMEM;
     }
+    n->is_loaded = 1;
     return 0;
 }
 
@@ -260,6 +265,8 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
                             MB_NODE_ID_BYTES);
         return;
     }
+    const struct head_node *before = head_node_find(h, m->node_info->node_id);
+    int reconciled = before && head_node_alive(before) && before->reconciled;
     Ray__Rpc__GcsNodeInfo *info = (Ray__Rpc__GcsNodeInfo *)mb_wire_copy(&m->node_info->base);
     struct head_node *n = info ? add_node(h, info) : NULL;
     if (!n) {
@@ -269,7 +276,7 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
         return;
     }
     info->state = STATE_ALIVE;
-    n->reconciled = 1;
+    n->reconciled = reconciled;
     if (head_put_message(h, MB_TABLES_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &info->base,
                          &err) != 0) {
         head_reply_err(req, &err);
@@ -280,6 +287,8 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
     head_placement_node_up(h, n);
     if (info->is_head_node && !h->redis) /* standbys are head nodes too */
         retire_old_heads(h, n);
+    if (!reconciled)
+        head_placement_reconcile(h, n);
     head_placement_pump(h);
     reply.status = &ok;
     head_reply_committed(h, req, &reply.base);

@@ -303,7 +303,7 @@ void head_placement_view(struct mb_head *h, struct head_node *n)
     head_placement_pump(h);
 }
 
-/* ---- after a restart ---- */
+/* ---- before a node is used ---- */
 
 struct reconcile {
     struct mb_head *h;
@@ -382,7 +382,8 @@ void head_placement_reconcile(struct mb_head *h, struct head_node *n)
                           &ray__rpc__release_unused_bundles_reply__descriptor, HEAD_NODE_RPC_MS,
                           on_reconciled, r, NULL, &err) == 0) {
             r = NULL;
-            if (mb_grpc_unary(ch, "/ray.rpc.NodeManagerService/NotifyGCSRestart", &notify.base,
+            if (n->is_loaded &&
+                mb_grpc_unary(ch, "/ray.rpc.NodeManagerService/NotifyGCSRestart", &notify.base,
                               &ray__rpc__notify_gcsrestart_reply__descriptor, HEAD_NODE_RPC_MS,
                               on_notified, NULL, NULL, &err) != 0)
                 mb_warn("gcs", "NotifyGCSRestart not sent: %s", err.text);

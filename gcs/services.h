@@ -37,7 +37,8 @@ struct head_node {
     Ray__Rpc__Syncer__ResourceViewSyncMessage *view; /* owned; NULL before the first sync */
     struct mb_health health;
     struct mb_grpc_channel *channel; /* opened when first needed */
-    int reconciled; /* after a restart: its unused bundles are released; before, it gets nothing */
+    int reconciled; /* it holds no bundle but those in the table; before, it gets nothing */
+    int is_loaded;  /* of a former head: it has to hear of the restart */
     int reconciling;
     uint64_t since_ms;         /* registered, or found in the store */
     int has_offer;             /* it told what it has for drivers */

@@ -23,6 +23,7 @@ struct agent {
     int port;
     uint8_t id[MB_NODE_ID_BYTES];
     int prepared, committed, returned, released, in_use, refuse;
+    int prepared_before; /* the last release */
 };
 
 struct fixture {
@@ -212,6 +213,7 @@ static void release(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     Ray__Rpc__ReleaseUnusedBundlesReply reply = RAY__RPC__RELEASE_UNUSED_BUNDLES_REPLY__INIT;
 
     a->released++;
+    a->prepared_before = a->prepared;
     a->in_use = (int)((const Ray__Rpc__ReleaseUnusedBundlesRequest *)m)->n_bundles_in_use;
     mb_grpc_reply(req, &reply.base);
 }
@@ -526,11 +528,21 @@ static void a_lost_bundle_is_placed_anew(void **state)
     register_agent(f, 1);
     new_driver(f, &pg, NULL);
     create_and_wait(f, &pg);
+    register_agent(f, 1); /* it saw no answer: what it has is in the table */
     DO(f, r,
        mb_gcs_unregister_node(f->gcs, f->agents[1].id, MB_GCS_DEATH_EXPECTED, "", 0, on_done, &r,
                               NULL, &e));
     DO(f, r, mb_gcs_pg_get(f->gcs, pg.id, 0, on_groups, &r, NULL, &e));
     assert_int_equal(r.state, MB_PG_RESCHEDULING);
+    assert_int_equal(f->agents[1].released, 1);
+    register_agent(f, 1); /* what it held goes before it is given anything */
+    DO(f, r, mb_gcs_pg_wait(f->gcs, pg.id, 15000, on_done, &r, NULL, &e));
+    assert_int_equal(f->agents[1].released, 2);
+    assert_int_equal(f->agents[1].in_use, 0);
+    assert_int_equal(f->agents[1].prepared_before, 1);
+    DO(f, r,
+       mb_gcs_unregister_node(f->gcs, f->agents[1].id, MB_GCS_DEATH_EXPECTED, "", 0, on_done, &r,
+                              NULL, &e));
     register_agent(f, 2);
     DO(f, r, mb_gcs_pg_wait(f->gcs, pg.id, 15000, on_done, &r, NULL, &e));
     assert_int_equal(r.code, 0);
@@ -551,6 +563,7 @@ static void a_restarted_head_knows_everything(void **state)
     new_driver(f, &pg, NULL);
     create_and_wait(f, &pg);
     DO(f, r, mb_gcs_kv_put(f->gcs, "", "key", "value", 5, 1, 0, on_count, &r, NULL, &e));
+    f->agents[0].released = f->agents[1].released = 0;
     stop_head(f);
     start_head(f, "a.db");
     /* The client goes on by itself: same cluster. */
@@ -595,6 +608,7 @@ static void a_node_moves(void **state)
     assert_int_equal(r.code, 0);
     DO(f, r, mb_gcs_pg_get(f->gcs, pg.id, 0, on_groups, &r, NULL, &e));
     assert_int_equal(r.state, MB_PG_CREATED);
+    f->agents[0].released = f->agents[1].released = 0;
     stop_head(f);
     start_head(f, "a.db"); /* it was stored */
     for (int i = 0; (!f->agents[2].released || !f->agents[1].released) && i < 100000; i++)

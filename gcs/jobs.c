@@ -127,6 +127,34 @@ static void into_line(struct mb_head *h, struct head_job *job)
     head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
 }
 
+static void remember_stopping(struct mb_head *h, const char *id, int on)
+{
+    struct mb_err err = {0};
+    char *key = mb_asprintf("%s%s", stopping_prefix, id);
+    int rc = MB_ENOMEM;
+
+    if (key && on)
+        rc = mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key),
+                           mb_blob_str("1"), NULL, NULL, &err);
+    else if (key)
+        rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
+                           NULL, &err);
+    if (rc != 0)
+        mb_warn("jobs", "job=%s stop request not stored: %s", id, err.text);
+    mb_free(key);
+}
+
+/* The mark of a stop outlives the job's end in the store: the other way round a head that died in
+ * between would not know why the driver ended, and call the job SUCCEEDED. */
+static void stop_is_over(struct mb_head *h, const char *id)
+{
+    char *key = mb_asprintf("%s%s", stopping_prefix, id);
+
+    if (key && mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL))
+        remember_stopping(h, id, 0);
+    mb_free(key);
+}
+
 static void on_written(void *arg, const struct mb_err *err)
 {
     struct written *w = arg;
@@ -146,6 +174,8 @@ static void on_written(void *arg, const struct mb_err *err)
         into_line(h, job);
         head_admission_pump(h);
     }
+    if (err->code == 0 && w->is_end && !h->stopping && (!job || mb_job_is_terminal(job->state)))
+        stop_is_over(h, w->id);
     /* The job may have ended since: only the commit of that end is news of it. */
     if (err->code == 0 && job && w->is_end && !h->stopping)
         head_jobinfo_finish_submission(h, w->id);
@@ -176,23 +206,6 @@ static int write_job(struct mb_head *h, const struct head_job *job, int first, s
     mb_free(key);
     free(text); /* jansson's allocation */
     return rc;
-}
-
-static void remember_stopping(struct mb_head *h, const char *id, int on)
-{
-    struct mb_err err = {0};
-    char *key = mb_asprintf("%s%s", stopping_prefix, id);
-    int rc = MB_ENOMEM;
-
-    if (key && on)
-        rc = mb_tables_put(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key),
-                           mb_blob_str("1"), NULL, NULL, &err);
-    else if (key)
-        rc = mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL,
-                           NULL, &err);
-    if (rc != 0)
-        mb_warn("jobs", "job=%s stop request not stored: %s", id, err.text);
-    mb_free(key);
 }
 
 /* ---- states ---- */
@@ -285,8 +298,6 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     if (mb_job_is_terminal(to))
         head_admission_leave(job);
     describe(h, job, input, facts);
-    if (from == MB_JOB_STOPPING)
-        remember_stopping(h, job->id, 0);
     if (write_job(h, job, 0, &err) != 0) {
         mb_error("jobs", "job=%s state not stored yet: %s", job->id, err.text);
         job->unwritten = 1;
@@ -555,6 +566,8 @@ void head_jobs_adopt(struct mb_head *h)
     for (size_t i = 0; i < h->n_jobs; i++)
         if (!mb_job_is_terminal(h->jobs[i]->state))
             adopt(h, h->jobs[i]);
+        else
+            stop_is_over(h, h->jobs[i]->id);
     head_admission_pump(h);
 }
 

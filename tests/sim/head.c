@@ -24,8 +24,16 @@ static int head_proc(void)
 
 static void commit_later(struct world *w);
 static void finish_submission(struct world *w, int job);
+static void remember_stopping(struct world *w, int job, int on);
 static void start_driver(struct world *w, int job);
 static void answer_waits(struct world *w, uint64_t written);
+
+/* Its end is on the disk; before that the mark has to stay. */
+static void stop_is_over(struct world *w, int job)
+{
+    if (w->store.mem[T_STOPPING][job].present)
+        remember_stopping(w, job, 0);
+}
 
 static void run_done(struct world *w, struct write *x)
 {
@@ -43,6 +51,7 @@ static void run_done(struct world *w, struct write *x)
         if (mb_job_is_terminal(
                 w->plant == PLANT_END_BEFORE_COMMIT ? j->state : (enum mb_job_state)x->r.state)) {
             j->final = 1;
+            stop_is_over(w, x->job);
             finish_submission(w, x->job);
         }
         break;
@@ -273,6 +282,13 @@ static void node_up(struct world *w, int id)
         mb_placement_node_view(w->head.placement, raw, &total, 1, 1);
 }
 
+/* Nobody hears what is answered to calls that went through it. */
+static void close_channel(struct head_node *n)
+{
+    n->channel++;
+    n->reconciling = 0;
+}
+
 static void node_dead(struct world *w, int id)
 {
     struct record r = {.present = 1, .state = 1, .value = w->head.nodes[id].machine};
@@ -283,6 +299,7 @@ static void node_dead(struct world *w, int id)
     sim_trace(w, "head: node id %d of machine %d is dead", id, w->head.nodes[id].machine);
     w->head.nodes[id].alive = 0;
     put(w, T_NODE, id, &r, DONE_NOTHING, 0);
+    close_channel(&w->head.nodes[id]);
     sim_node_id(id, raw);
     mb_placement_node_dead(w->head.placement, raw);
     pump(w);
@@ -294,7 +311,8 @@ static void reconcile(struct world *w, int id)
     struct msg m = {.kind = M_RELEASE_UNUSED,
                     .from = head_proc(),
                     .to = sim_agent_proc(n->machine),
-                    .node_id = id};
+                    .node_id = id,
+                    .ticket = n->channel};
 
     if (n->reconciling)
         return;
@@ -314,16 +332,17 @@ static void register_node(struct world *w, const struct msg *q)
     struct record r = {.present = 1, .state = 0, .value = q->from - PROC_AGENT};
     struct msg reply = {.code = MB_OK, .flag = 1};
 
-    if (n->used && !n->alive) { /* asked for, not answered, and declared dead meanwhile */
-        reply.flag = 0;
-        sim_reply(w, q, &reply);
-        return;
-    }
-    *n =
-        (struct head_node){.used = 1, .alive = 1, .machine = q->from - PROC_AGENT, .reconciled = 1};
+    /* It may have a place in the table: asked for, not answered, and dead meanwhile perhaps. */
+    n->reconciled = (n->used && n->alive && n->reconciled) || w->plant == PLANT_REGISTERED_IS_CLEAN;
+    close_channel(n);
+    n->used = n->alive = 1;
+    n->machine = q->from - PROC_AGENT;
     mb_health_init(&n->health, 1, w->now_ms);
     put(w, T_NODE, q->node_id, &r, DONE_NOTHING, 0);
     node_up(w, q->node_id);
+    if (!n->reconciled)
+        reconcile(w, q->node_id);
+    life_joined(w);
     pump(w);
     reply_committed(w, q, &reply);
 }
@@ -413,8 +432,6 @@ static void apply(struct world *w, int job, enum mb_job_input input)
         remember_stopping(w, job, 1);
         return;
     }
-    if (from == MB_JOB_STOPPING)
-        remember_stopping(w, job, 0);
     store_job(w, job, DONE_JOB);
 }
 
@@ -631,6 +648,8 @@ void head_reply_came(struct world *w, const struct msg *q, const struct msg *rep
 
     switch (q->kind) {
     case M_RELEASE_UNUSED:
+        if (q->ticket != n->channel)
+            return;
         n->reconciling = 0;
         if (!reply)
             return;
@@ -748,6 +767,8 @@ static void load_jobs(struct world *w)
             adopt(w, job);
         else
             finish_submission(w, job); /* the former head may have died before it did */
+        if (j->final)
+            stop_is_over(w, job);
     }
 }
 

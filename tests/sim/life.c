@@ -77,6 +77,24 @@ static void deafen(struct world *w, int machine, int for_ms)
         w->calm_ms = w->deaf_until_ms[machine];
 }
 
+static void head_down(struct world *w, int for_ms, int unused)
+{
+    (void)unused;
+    agent_down(w, 0, for_ms);
+}
+
+/* Every seventh life has heads that die before they have stored who joined; not from the dice of
+ * the other faults. */
+void life_joined(struct world *w)
+{
+    if (!w->faults_on || w->seed % 7 != 0 || w->now_ms < 1000)
+        return;
+    w->stats.faults++;
+    w->slow_disk_until_ms = w->now_ms + 500;
+    sim_at(w, -1, 10 + (w->seed + w->now_ms) * 7919 % 400, head_down,
+           30 + (int)(w->seed * 104729 % 1000), 0);
+}
+
 static void kill_rank(struct world *w)
 {
     int at = sim_below(w, w->n_machines), first = sim_below(w, MAX_RUNS);
@@ -273,7 +291,8 @@ static int is_settled(const struct world *w)
             return 0;
     for (int m = 0; m < w->n_machines; m++) {
         const struct agent *a = &w->machines[m].agent;
-        if (!a->up || a->registered != 1 || mb_ledger_count(a->ledger) > 0)
+        if (!a->up || a->registered != 1 || mb_ledger_count(a->ledger) > 0 ||
+            !w->head.nodes[a->node_id].alive) /* it has not heard yet that it is dead */
             return 0;
         for (int run = 0; run < MAX_RUNS; run++)
             if (w->machines[m].disk.sups[run].running)

@@ -165,6 +165,7 @@ struct head_node {
     int used, alive, machine;
     struct mb_health health;
     int reconciled, reconciling;
+    uint64_t channel; /* number of the connection that calls go through */
 };
 
 struct head_job {
@@ -225,7 +226,7 @@ struct agent_upload {
     int preparing, sending, part_busy, commit_busy;
     int64_t prepared, commit_it; /* -1: none */
     int pointer_etag;
-    uint64_t not_before_ms, commit_at_ms, released_at_ms;
+    uint64_t prepared_ms, not_before_ms, commit_at_ms, released_at_ms;
     int was_busy;
 };
 
@@ -355,6 +356,7 @@ struct bucket {
         char *parts[MAX_SAVES + 1][MAX_BUNDLES + 1][MAX_BUNDLES]; /* part N of M: [M][N] */
         char *manifest[MAX_SAVES + 1];
         int64_t latest; /* -1: no pointer */
+        uint32_t fence; /* the newest attempt that was here */
         int etag;
     } jobs[MAX_JOBS];
     uint64_t down_until_ms;
@@ -571,6 +573,7 @@ struct life {
     struct stats stats;
     char why[400];
 };
-int sim_life(struct life *l); /* 0: every promise held */
+int sim_life(struct life *l);      /* 0: every promise held */
+void life_joined(struct world *w); /* a node registers */
 
 #endif

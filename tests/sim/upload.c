@@ -11,7 +11,13 @@
 #include "base/alloc.h"
 #include "tests/sim/sim.h"
 
-enum { FAIL_ONE_IN = 40, BACK_OFF_MS = 1000, RELEASED_WAIT_MS = 30000, TRIES_MAX = 5 };
+enum {
+    FAIL_ONE_IN = 40,
+    BACK_OFF_MS = 1000,
+    RELEASED_WAIT_MS = 30000,
+    PREPARED_MS = 10000,
+    TRIES_MAX = 5
+};
 enum { OP_PREPARE, OP_FILE, OP_PART, OP_LIST, OP_MANIFEST, OP_GET_POINTER, OP_PUT_POINTER };
 
 static struct run *run_at(struct world *w, int machine, int run)
@@ -168,6 +174,16 @@ static void commit_step(struct world *w, int machine, int run, int op)
     request(w, machine, run, op, r->up.commit_it, 0);
 }
 
+/* 1: what was being committed is dropped, so nothing follows the request that is under way. */
+static int is_cancelled(struct agent_upload *u)
+{
+    if (mb_plan_find(u->plan, u->commit_it)->state == MB_PLAN_PART)
+        return 0;
+    u->commit_busy = 0;
+    u->commit_it = -1;
+    return 1;
+}
+
 static void list_again(struct world *w, int machine, int run)
 {
     struct agent_upload *u = &run_at(w, machine, run)->up;
@@ -283,7 +299,7 @@ void upload_put_pointer(struct world *w, int machine, int run)
 {
     struct run *r = run_at(w, machine, run);
 
-    if (!r->used || !r->up.plan || !r->up.commit_busy)
+    if (!r->used || !r->up.plan || !r->up.commit_busy || is_cancelled(&r->up))
         return;
     int matches =
         w->bucket.jobs[r->job].etag == r->up.pointer_etag || w->plant == PLANT_POINTER_BACKWARDS;
@@ -303,6 +319,22 @@ void upload_put_pointer(struct world *w, int machine, int run)
 
 /* ---- answers ---- */
 
+/* 1: a newer attempt was here, and nothing of this one counts any more. */
+static int stands_back(struct world *w, int machine, int run)
+{
+    struct run *r = run_at(w, machine, run);
+    uint32_t *fence = &w->bucket.jobs[r->job].fence;
+
+    if (*fence <= r->attempt || w->plant == PLANT_NEWER_DELETED) {
+        *fence = r->attempt;
+        return 0;
+    }
+    for (size_t i = 0; i < mb_plan_count(r->up.plan); i++)
+        if (mb_plan_at(r->up.plan, i)->state < MB_PLAN_COMMITTED)
+            drop(w, machine, run, mb_plan_at(r->up.plan, i), "a newer attempt has taken over");
+    return 1;
+}
+
 static void on_prepared(struct world *w, int machine, int run, int64_t iteration)
 {
     struct run *r = run_at(w, machine, run);
@@ -314,6 +346,8 @@ static void on_prepared(struct world *w, int machine, int run, int64_t iteration
     char hex[8];
     int newer = 0, ours = 0;
 
+    if (stands_back(w, machine, run))
+        return;
     writer_of(r, hex, &writer);
     if (*at && mb_manifest_decode(*at, strlen(*at), "manifest", &m, &err) == MB_OK) {
         ours = mb_manifest_is_of(&m, &writer);
@@ -330,6 +364,7 @@ static void on_prepared(struct world *w, int machine, int run, int64_t iteration
         replace(at, NULL);
     }
     r->up.prepared = iteration;
+    r->up.prepared_ms = w->now_ms;
 }
 
 static void on_file(struct world *w, int machine, int run, int64_t iteration, int rank, int failed)
@@ -376,8 +411,8 @@ static void on_part(struct world *w, int machine, int run, int64_t iteration, in
 
 static void on_commit_answer(struct world *w, int machine, int run, int op, int x, int failed)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
-
+    if (is_cancelled(&run_at(w, machine, run)->up))
+        return;
     if (failed) {
         list_again(w, machine, run);
         return;
@@ -402,7 +437,6 @@ static void on_commit_answer(struct world *w, int machine, int run, int op, int 
             committed(w, machine, run);
         break;
     }
-    (void)u;
 }
 
 static void answered(struct world *w, int a, int b)
@@ -449,7 +483,7 @@ static void start_transfers(struct world *w, int machine, int run)
 
         if (!mb_plan_next(u->plan, &it, &f))
             return;
-        if (it->iteration != u->prepared) {
+        if (it->iteration != u->prepared || w->now_ms - u->prepared_ms > PREPARED_MS) {
             f->state = MB_PLAN_FILE_WAITING;
             if (!u->preparing)
                 request(w, machine, run, OP_PREPARE, it->iteration, 0);

@@ -126,6 +126,13 @@ static void answer(struct world *w, int machine, const struct msg *q, struct msg
     }
 }
 
+/* What a dead head had sent may come after its successor placed the group anew: no help for it. */
+static void bundles_lost(struct world *w, const struct msg *q, int group)
+{
+    if (q->from_inc != w->procs[q->from].inc)
+        w->scripts[group / MAX_GROUPS].harmed = 1;
+}
+
 static void on_return(struct world *w, int machine, const struct msg *q)
 {
     struct agent *a = &w->machines[machine].agent;
@@ -137,6 +144,8 @@ static void on_return(struct world *w, int machine, const struct msg *q)
         sim_crash_point(w);
     }
     sim_pg(q->group, &pg);
+    if (mb_ledger_is_committed(a->ledger, &pg))
+        bundles_lost(w, q, q->group);
     for (int i = 0; i < q->n_list; i++)
         mb_ledger_remove(a->ledger, &pg, q->list[i]);
     agent_keep_ledger(w, machine);
@@ -166,8 +175,7 @@ static void on_release_unused(struct world *w, int machine, const struct msg *q)
             sim_pg(group, &pg);
             if (!had[group] || mb_ledger_is_committed(a->ledger, &pg))
                 continue;
-            if (q->from_inc != w->procs[q->from].inc) /* of a head that is dead: no help for it */
-                w->scripts[group / MAX_GROUPS].harmed = 1;
+            bundles_lost(w, q, group);
             gang_bundles_removed(w, machine, group);
         }
         agent_keep_ledger(w, machine);

@@ -297,6 +297,7 @@ static void node_dead(struct world *w, int id)
     if (!w->head.nodes[id].alive)
         return;
     sim_trace(w, "head: node id %d of machine %d is dead", id, w->head.nodes[id].machine);
+    life_dead(w, &w->head.nodes[id]);
     w->head.nodes[id].alive = 0;
     put(w, T_NODE, id, &r, DONE_NOTHING, 0);
     close_channel(&w->head.nodes[id]);
@@ -645,6 +646,7 @@ void head_reply_came(struct world *w, const struct msg *q, const struct msg *rep
     enum mb_place_outcome outcome = reply ? MB_PLACE_OK : MB_PLACE_FAILED;
     uint8_t id[MB_PG_ID_BYTES];
     struct head_node *n = &w->head.nodes[q->node_id];
+    int is_it = reply && reply->node_id == q->node_id;
 
     switch (q->kind) {
     case M_RELEASE_UNUSED:
@@ -658,13 +660,11 @@ void head_reply_came(struct world *w, const struct msg *q, const struct msg *rep
             node_up(w, q->node_id);
         break;
     case M_HEALTH:
-        mb_health_result(&n->health,
-                         (reply && reply->node_id == q->node_id) || w->plant == PLANT_HUNG_IS_ALIVE,
-                         w->now_ms);
+        mb_health_result(&n->health, is_it || w->plant == PLANT_HUNG_IS_ALIVE, w->now_ms);
         return;
     case M_SECOND:
-        mb_health_second(&n->health,
-                         reply && reply->node_id == q->node_id && w->plant != PLANT_SECOND_UNHEARD);
+        w->unanswered[n->machine] = is_it ? 0 : w->unanswered[n->machine] + 1;
+        mb_health_second(&n->health, is_it && w->plant != PLANT_SECOND_UNHEARD);
         return;
     default:
         if (q->kind == M_PREPARE && reply && !reply->flag)
@@ -775,6 +775,7 @@ static void load_jobs(struct world *w)
 void head_start(struct world *w)
 {
     memset(&w->head, 0, sizeof(w->head));
+    memset(w->unanswered, 0, sizeof(w->unanswered));
     w->head.placement = mb_placement_create(sim_rnd(w));
     memcpy(w->store.mem, w->store.disk, sizeof(w->store.mem));
     w->store.n = w->store.n_batch = 0;

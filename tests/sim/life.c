@@ -68,13 +68,27 @@ static void partition(struct world *w, int machine, int for_ms)
 }
 
 /* Its process lives and its ranks run; only calls between it and the head wait. Nobody is harmed:
- * a second channel says so, for longer than this lasts. */
+ * a second channel says so, for longer than this lasts (life_dead). */
 static void deafen(struct world *w, int machine, int for_ms)
 {
     sim_trace(w, "FAULT: the gRPC of machine %d is held up for %d ms", machine, for_ms);
     w->deaf_until_ms[machine] = w->now_ms + (uint64_t)for_ms;
     if (w->calm_ms < w->deaf_until_ms[machine])
         w->calm_ms = w->deaf_until_ms[machine];
+}
+
+/* Nobody is harmed by a gRPC that is held up, since the second channel says so in time; unless two
+ * of its answers in a row were late, which is a verdict as it should be. */
+void life_dead(struct world *w, const struct head_node *n)
+{
+    int m = n->machine;
+
+    sim_check(w,
+              w->unanswered[m] >= MB_HEALTH_SECOND_FAILURES ||
+                  w->now_ms >= n->health.heard_ms + MB_HEALTH_DOUBT_MAX_MS,
+              "machine %d answers on its second channel, and its node is declared dead", m);
+    if (w->now_ms < w->deaf_until_ms[m] + TICK_MS)
+        harm_all(w);
 }
 
 static void head_down(struct world *w, int for_ms, int unused)

@@ -442,6 +442,7 @@ struct world {
     uint64_t deaf_until_ms[MAX_MACHINES]; /* calls between it and the head do not get through */
     uint64_t
         silent_since_ms[MAX_MACHINES]; /* the checker's own: on every channel; 0: it is heard */
+    int unanswered[MAX_MACHINES]; /* the checker's own: questions to its second channel, in a row */
     uint64_t slow_disk_until_ms;
     uint64_t calm_ms; /* from here on no link is cut */
     int n_machines;
@@ -573,7 +574,8 @@ struct life {
     struct stats stats;
     char why[400];
 };
-int sim_life(struct life *l);      /* 0: every promise held */
-void life_joined(struct world *w); /* a node registers */
+int sim_life(struct life *l);                               /* 0: every promise held */
+void life_joined(struct world *w);                          /* a node registers */
+void life_dead(struct world *w, const struct head_node *n); /* it is declared so */
 
 #endif

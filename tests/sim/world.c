@@ -261,9 +261,7 @@ static uint64_t latency(struct world *w, int from, int to)
 
 static void post(struct world *w, struct msg *m)
 {
-    /* A question to the second channel is a connection of its own, and in time unless it is cut:
-     * two in a row that come late are a verdict as it should be. */
-    uint64_t at_ms = w->now_ms + (m->kind == M_SECOND ? 1 : latency(w, m->from, m->to));
+    uint64_t at_ms = w->now_ms + latency(w, m->from, m->to);
 
     w->stats.messages++;
     if (m->conn >= 0) {
@@ -272,7 +270,7 @@ static void post(struct world *w, struct msg *m)
             at_ms = *last;
         *last = at_ms;
         m->seq = w->conns[m->conn].sent[m->from >= PROC_DRIVER]++;
-    } else if (m->kind != M_SECOND) {
+    } else if (m->kind != M_SECOND) { /* which is a connection of its own for every question */
         /* One connection: calls overtake each other only while they are handled. */
         uint64_t *last = &w->link_last_ms[m->from][m->to];
         if (at_ms + OVERTAKES_MS < *last)

@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "tests/sim/sim.h"
 
-enum { FAULTS_END_MS = 20000, GIVE_UP_MS = 600000, LONG_MS = 4000, STORE_RESTS_MS = 1500 };
+enum { FAULTS_END_MS = 20000, GIVE_UP_MS = 600000, LONG_MS = 4000 };
 
 /* ---- what is done to the cluster ---- */
 
@@ -60,9 +60,6 @@ static void partition(struct world *w, int machine, int for_ms)
     for (int m = 0; m < w->n_machines; m++)
         if (m != machine)
             cut(w, machine, m, for_ms);
-    /* Right after the store was down it is away for longer than one of both. */
-    if ((machine == 0 || from_store) && w->bucket.down_until_ms + STORE_RESTS_MS > w->now_ms)
-        harm_all(w);
     if (machine == 0 || from_store)
         cut(w, machine, MACHINE_OUTSIDE, for_ms);
 }
@@ -170,12 +167,7 @@ static void fault(struct world *w, int a, int b)
         break;
     case 6:
         sim_trace(w, "FAULT: the object store is down");
-        if (w->now_ms < w->bucket.down_until_ms + LONG_MS)
-            harm_all(w); /* twice in a row is longer than a file is tried */
         w->bucket.down_until_ms = w->now_ms + 500 + (uint64_t)sim_below(w, 2500);
-        for (int m = 0; m < w->n_machines; m++)
-            if (w->cut_until_ms[m][MACHINE_OUTSIDE] + STORE_RESTS_MS > w->now_ms)
-                harm_all(w);
         break;
     case 7:
         kill_rank(w);

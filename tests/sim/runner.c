@@ -85,6 +85,7 @@ int runner_start(struct world *w, int job)
 
     if (d->preparing || (d->exists && !d->exited))
         return MB_EEXIST;
+    d->told = 0; /* perhaps by an agent that died before its head took it in */
     d->preparing = 1;
     sim_at(w, agent_proc(), 5 + (uint64_t)sim_below(w, 60), prepared, job, 0);
     return MB_OK;

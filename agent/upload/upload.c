@@ -31,9 +31,9 @@ enum {
     STATUS_EVERY_MS = 500,
     TRIES_MAX = 5,
     RETRY_BASE_MS = 1000,
-    FILE_TIMEOUT_MS = 1800000, /* then the next try goes on from the parts that are there */
     RELEASED_WAIT_MS = 30000,
-    PREPARED_MS = 10000 /* how long a look at the fence counts */
+    /* How long a look at the fence counts; so no request is repeated for longer. */
+    PREPARED_MS = 10000
 };
 
 struct mb_manifest_writer upload_writer(const struct mb_upload *u)
@@ -118,7 +118,11 @@ static void on_file_sent(void *arg, const struct mb_store_result *result)
             upload_back_off(u, f->failures);
         }
     } else if (it->state == MB_PLAN_UPLOADING) {
+        int is_away = result->error == MB_EUNAVAIL; /* no fault of the file: as often as it takes */
+
         mb_plan_file_again(f);
+        if (is_away && f->failures >= TRIES_MAX)
+            f->failures = TRIES_MAX - 1;
         mb_warn("upload", "%s: %s (try %u of %d)", t->key, result->text, f->failures, TRIES_MAX);
         if (f->failures >= TRIES_MAX)
             upload_drop(u, it, f->path, result->text);
@@ -132,8 +136,14 @@ static void on_file_sent(void *arg, const struct mb_store_result *result)
 static void on_upload_id(void *arg, const char *upload_id)
 {
     struct transfer *t = arg;
+    char *own = mb_strdup(upload_id);
     struct mb_err err;
 
+    /* For the next try of this process, as the journal is for the next process. */
+    if (own != NULL) {
+        mb_free(t->file->upload_id);
+        t->file->upload_id = own;
+    }
     if (t->u->closing ||
         mb_journal_begin(t->u->journal, t->it->iteration, t->file->path, upload_id, &err) == MB_OK)
         return;
@@ -155,8 +165,10 @@ static int send_file(struct mb_upload *u, struct transfer *t, struct mb_plan_ite
                      struct mb_plan_file *f)
 {
     char dir[MB_CHECKPOINT_KEY_MAX];
-    struct mb_store_put_file put = {
-        .resume_upload_id = f->upload_id, .on_upload_id = on_upload_id, .progress = on_progress};
+    struct mb_store_put_file put = {.resume_upload_id = f->upload_id,
+                                    .on_upload_id = on_upload_id,
+                                    .progress = on_progress,
+                                    .outage_ms = PREPARED_MS};
     struct mb_err err;
 
     *t = (struct transfer){.u = u, .it = it, .file = f};

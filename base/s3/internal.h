@@ -34,6 +34,7 @@ struct mb_store_op {
     char *etag; /* of the condition */
     size_t max_bytes;
     uint64_t deadline_ms; /* monotonic */
+    uint64_t outage_ms;   /* 0: none */
     char *resume_upload_id;
     void (*on_upload_id)(void *arg, const char *upload_id);
     mb_store_progress_cb progress;

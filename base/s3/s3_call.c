@@ -42,6 +42,7 @@ struct s3_call {
     uv_timer_t timer;
     struct mb_http_fetch *fetch;
     unsigned attempt;
+    uint64_t failing_since_ms; /* 0: not failing */
     unsigned n_bad_checksums;
     int canceled;
     int clock_corrected;
@@ -364,7 +365,15 @@ static void on_response(void *arg, const struct mb_http_response *r)
     uint64_t now = mb_mono_ms();
     uint64_t delay =
         mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
+    if (call->failing_since_ms == 0)
+        call->failing_since_ms = now;
     if (worth_retrying(call, r) && now + delay < call->op->deadline_ms) {
+        if (call->op->outage_ms != 0 &&
+            now + delay > call->failing_since_ms + call->op->outage_ms) {
+            call->answer.error = MB_EUNAVAIL;
+            finish(call);
+            return;
+        }
         mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
         retry_after(call, delay);
         return;

@@ -284,6 +284,7 @@ int mb_store_put_file(struct mb_store *s, const struct mb_store_put_file *req, m
         return op_nomem(op, err);
     op->on_upload_id = req->on_upload_id;
     op->progress = req->progress;
+    op->outage_ms = req->outage_ms;
     return op_start(op, err);
 }
 

@@ -74,6 +74,9 @@ struct mb_store_put_file {
     void (*on_upload_id)(void *arg, const char *upload_id);
     mb_store_progress_cb progress;
     uint64_t timeout_ms; /* 0: 24 h */
+    /* A request that has failed for so long is not repeated: MB_EUNAVAIL, and the caller may look
+     * again whether the file is still to be sent. 0: repeated until the time-out. */
+    uint64_t outage_ms;
 };
 int mb_store_put_file(struct mb_store *s, const struct mb_store_put_file *req, mb_store_cb cb,
                       void *arg, struct mb_err *err);

@@ -227,6 +227,7 @@ struct agent_upload {
     int64_t prepared, commit_it; /* -1: none */
     int pointer_etag;
     int tries; /* of the request that is being made: answers that did not come */
+    uint64_t failing_since_ms[MAX_RANKS]; /* of each rank's file */
     uint64_t prepared_ms, not_before_ms, commit_at_ms, released_at_ms;
     int was_busy;
 };

@@ -17,6 +17,7 @@ enum {
     BACK_OFF_MS = 1000,
     RELEASED_WAIT_MS = 30000,
     PREPARED_MS = 10000,
+    IS_AWAY = 2, /* how a request failed */
     TRIES_MAX = 5,
     S3_BACKOFF_MS = 100,
     S3_BACKOFF_CAP_MS = 20000
@@ -99,8 +100,8 @@ static int is_away(const struct world *w, int machine)
 }
 
 /* 1: the request takes effect. Its answer comes later, and may say failed all the same. A store
- * that is away is tried for a minute, for a file much longer (base/s3/s3_call.c): no outage here
- * lasts for that. */
+ * that is away is tried for a minute: no outage here lasts for that. For a file it is PREPARED_MS,
+ * after which the fence is looked at again (try_again). */
 static int request(struct world *w, int machine, int run, int op, int64_t iteration, int x)
 {
     int tries = run_at(w, machine, run)->up.tries,
@@ -150,11 +151,9 @@ static void put_file(struct world *w, int machine, int run, int64_t iteration, i
 {
     struct run *r = run_at(w, machine, run);
 
-    /* A known hole, left out: a file that was on its way when the store went away is repeated
-     * without another look at the fence, onto what a newer attempt has sent meanwhile. */
-    int is_too_late = r->up.tries > 0 && w->bucket.jobs[r->job].fence > r->attempt;
-
-    if (!request(w, machine, run, OP_FILE, iteration, rank) || is_too_late)
+    if (r->up.tries == 0)
+        r->up.failing_since_ms[rank] = w->now_ms;
+    if (!request(w, machine, run, OP_FILE, iteration, rank))
         return;
     w->bucket.jobs[r->job].files[iteration][rank] =
         (struct object){1, sim_crc(r->job, iteration, rank, r->attempt)};
@@ -404,6 +403,8 @@ static void on_file(struct world *w, int machine, int run, int64_t iteration, in
             continue;
         if (failed) {
             mb_plan_file_again(f);
+            if (failed == IS_AWAY && f->failures >= TRIES_MAX)
+                f->failures = TRIES_MAX - 1;
             if (it->state == MB_PLAN_UPLOADING && f->failures >= TRIES_MAX)
                 drop(w, machine, run, it, path);
             else
@@ -501,7 +502,9 @@ static void try_again(struct world *w, int a, int b)
     if (!run_at(w, machine, run)->used || !u->plan)
         return;
     u->tries = b & 0xff;
-    if (op == OP_FILE)
+    if (op == OP_FILE && w->now_ms - u->failing_since_ms[b >> 8 & 0xff] > PREPARED_MS)
+        on_file(w, machine, run, iteration, b >> 8 & 0xff, IS_AWAY);
+    else if (op == OP_FILE)
         put_file(w, machine, run, iteration, b >> 8 & 0xff);
     else if (op == OP_PREPARE)
         request(w, machine, run, op, iteration, 0);

@@ -1,4 +1,5 @@
-"""A multipart upload to a real S3 server survives the agent's SIGKILL: test_upload_s3.py BIN_DIR
+"""A multipart upload to a real S3 server survives the agent's SIGKILL, and the server's absence for longer
+than a request is repeated: test_upload_s3.py BIN_DIR
 
 The server is versitygw: $MOBULA_VERSITYGW or ~/.cache/mobula/bin/versitygw.
 """
@@ -29,6 +30,9 @@ class Server:
         with socket.socket() as c:
             c.bind(("127.0.0.1", 0))
             self.port = c.getsockname()[1]
+        self.start()
+
+    def start(self):
         self.process = subprocess.Popen(
             [PROGRAM, "--port", f"127.0.0.1:{self.port}", "--access", "testkey", "--secret",
              "testsecret123", "--keep-alive", "--quiet", "posix", str(self.root)],
@@ -52,12 +56,30 @@ class Server:
                 found[str(p)] = (st.st_ino, st.st_size, st.st_mtime_ns)
         return found
 
+    def whole_parts(self):
+        return {n: p for n, p in self.parts().items() if p[1] >= 16 << 20}
+
     def stop(self):
         self.process.kill()
         self.process.wait()
 
 
-def run(s, server):
+def upload_of(part):
+    return pathlib.Path(part).parent.name.split(".")[0]  # while it is completed the name has a tail
+
+
+def kill_agent(server, node):
+    node.wait_alive(other_than_pid=node.kill_agent())
+
+
+def outage(server, node):
+    """Until the uploader has the file back, to look at the fence before it tries again."""
+    server.stop()
+    cluster.wait_for("the file is given back", lambda: "big.pt" in node.log() and "(try 1 of" in node.log())
+    server.start()
+
+
+def run(s, server, trouble):
     node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", env=server.env())
     gcs = cluster.Gcs(s, node.wait_alive()["gcs_address"])
     pg = gcs.create_group([{"mobula_slot": 1}])
@@ -70,23 +92,27 @@ def run(s, server):
               "$D/iter_0000001/big.pt && printf 1 > $D/latest_checkpointed_iteration.txt"],
              env=[f"D={local}"], checkpoint=checkpoint)
     d.expect("launched")
-    cluster.wait_for("parts on the server", lambda: len(server.parts()) > 6)
-    killed = node.kill_agent()
-    whole = {n: p for n, p in server.parts().items() if p[1] >= 16 << 20}
-    assert len(whole) > 3, whole
+    cluster.wait_for("parts on the server", lambda: len(server.whole_parts()) > 3)
+    whole = server.whole_parts()
     target = server.root / "bucket/run/iter_0000001/big.pt"
-    assert not target.exists(), "the upload was over before the kill"
-    node.wait_alive(other_than_pid=killed)
+    trouble(server, node)
+    assert not target.exists(), "the upload was over before the trouble"
     again = set()
+    uploads = {upload_of(n) for n in whole}
 
     def finished():
-        again.update(n for n, p in server.parts().items() if n in whole and p != whole[n])
+        for n, p in server.parts().items():
+            if p != whole.get(n, p):
+                again.add(n)
+            if p[1] >= 16 << 20:
+                uploads.add(upload_of(n))
         return target.exists()
 
     cluster.wait_for("the object", finished)
-    d = cluster.Driver(s, node.grpc_address(), pg)
-    assert d.expect("hello_reply").running
-    d.expect("launched")
+    if trouble == kill_agent:
+        d = cluster.Driver(s, node.grpc_address(), pg)
+        assert d.expect("hello_reply").running
+        d.expect("launched")
     assert d.expect("rank_exit").exit_code == 0
     d.send(end={})
     d.expect("ended")
@@ -95,19 +121,21 @@ def run(s, server):
     latest = server.root / "bucket/run/latest_checkpointed_iteration.txt"
     assert latest.read_text() == "1"
     assert not again, f"parts were sent again: {again}"
-    print(f"     {len(whole)} parts were there at the kill, none was sent again", flush=True)
+    assert len(uploads) == 1, f"begun anew: {uploads}"
+    print(f"     {trouble.__name__}: {len(whole)} parts were there, none was sent again", flush=True)
     assert node.stop() == 0
 
 
 def main():
     if not os.access(PROGRAM, os.X_OK):
         sys.exit(f"no S3 server {PROGRAM}: tools/test builds it; MOBULA_VERSITYGW names another one")
-    with cluster.Sandbox() as s:
-        server = Server(s.dir)
-        try:
-            run(s, server)
-        finally:
-            server.stop()
+    for trouble in kill_agent, outage:
+        with cluster.Sandbox() as s:
+            server = Server(s.dir)
+            try:
+                run(s, server, trouble)
+            finally:
+                server.stop()
     print("ok   multipart_upload_resumed", flush=True)
     return 0
 

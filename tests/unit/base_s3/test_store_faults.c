@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/http/server.h"
 #include "base/str.h"
 #include "store_run.h"
@@ -301,6 +302,37 @@ static void test_deadline(void **state)
     world_close(&w);
 }
 
+/* A file is not repeated for ever onto a store that comes back when the file is not wanted any
+ * more. */
+static void test_outage(void **state)
+{
+    static const struct answer down = {503, "", NULL};
+    struct mb_store_put_file put = {.key = "k", .outage_ms = 300};
+    char path[] = "/tmp/mobula-outage-XXXXXX";
+    struct answer script[64];
+    uint64_t began_ms;
+    struct world w;
+    struct mb_err err;
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_int_equal(write(fd, "x", 1), 1);
+    for (size_t i = 0; i < 64; i++)
+        script[i] = down;
+    world_open(&w, script, 64);
+    put.path = path;
+    began_ms = mb_mono_ms();
+    assert_int_equal(mb_store_put_file(w.r.store, &put, run_on_result, &w.r, &err), 0);
+    run_wait(&w.r, 1);
+    assert_int_equal(w.r.error, MB_EUNAVAIL);
+    assert_true(w.n_requests > 1);
+    assert_true(mb_mono_ms() - began_ms < 5000);
+    w.n_script = w.n_requests;
+    world_close(&w);
+    close(fd);
+    unlink(path);
+}
+
 /* Any allocation of the client or of the peer fails once: the operation ends, and nothing leaks. */
 static void test_allocation_failures(void **state)
 {
@@ -347,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_resume_sends_what_lacks),
         cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_outage),
         cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,8 +66,12 @@ class Slurm:
                         OPENBLAS_NUM_THREADS="1", PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         self.daemons = [self._start("slurmctld", "-D"), self._start("slurmd", "-D", "-N", "n1"),
                         self._start("slurmd", "-D", "-N", "n2")]
-        wait_until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2",
-                   self.logs, 60)
+        try:
+            wait_until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2",
+                       self.logs, 60)
+        except BaseException:
+            self.__exit__(None)
+            raise
         return self
 
     def __exit__(self, kind, *_):

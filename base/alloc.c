@@ -13,6 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 static atomic_ulong fail_in; /* 0: not armed; 1: the next allocation fails */
 static atomic_int did_fail;
@@ -58,6 +61,19 @@ void *mb_calloc(size_t n, size_t size_bytes)
     if (__builtin_mul_overflow(n, size_bytes, &total_bytes) || should_fail())
         return NULL;
     return calloc(1, total_bytes == 0 ? 1 : total_bytes);
+}
+
+void *mb_alloc_huge(size_t size_bytes)
+{
+    void *p = NULL;
+
+    if (size_bytes < HUGE_PAGE_BYTES / 2)
+        return mb_alloc(size_bytes);
+    if (should_fail() || posix_memalign(&p, HUGE_PAGE_BYTES, size_bytes) != 0)
+        return NULL;
+    /* A kernel that has none to give only makes it slower. */
+    (void)madvise(p, size_bytes, MADV_HUGEPAGE);
+    return p;
 }
 
 void *mb_realloc(void *p, size_t size_bytes)

@@ -12,6 +12,9 @@
 
 void *mb_alloc(size_t size_bytes);            /* NULL when memory is out; size 0 gives 1 byte */
 void *mb_calloc(size_t n, size_t size_bytes); /* zeroed; overflow of the product gives NULL */
+/* For a big table that is read all over: on huge pages where the kernel has some to give, since
+ * with small ones each look would cost a walk of the page table as well. Not zeroed. */
+void *mb_alloc_huge(size_t size_bytes);
 void *mb_realloc(void *p, size_t size_bytes); /* on NULL the old block is untouched */
 void *mb_reallocarray(void *p, size_t n, size_t size_bytes);
 void mb_free(void *p);          /* NULL is legal */

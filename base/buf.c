@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "base/err.h"
 
 enum { FIRST_CAP_BYTES = 64 };
@@ -136,6 +137,31 @@ int mb_buf_shell(struct mb_buf *b, const char *word)
     for (; *word && rc == 0; word++)
         rc = *word == '\'' ? mb_buf_puts(b, "'\"'\"'") : mb_buf_add(b, word, 1);
     rc = rc ? rc : mb_buf_add(b, "'", 1);
+    if (rc != 0 && b->data) {
+        b->len = len;
+        b->data[len] = '\0';
+    }
+    return rc;
+}
+
+int mb_buf_utf8(struct mb_buf *b, const void *p, size_t n)
+{
+    const uint8_t *text = p;
+    size_t len = b->len, begin = 0;
+    int rc = 0;
+
+    for (size_t at = 0; rc == 0 && at < n;) {
+        size_t length;
+        int is_whole = mb_utf8_look(text + at, n - at, &length) == MB_UTF8_WHOLE;
+
+        at += length;
+        if (is_whole && at < n)
+            continue;
+        rc = mb_buf_add(b, text + begin, (is_whole ? at : at - length) - begin);
+        if (rc == 0 && !is_whole)
+            rc = mb_buf_add(b, "\xEF\xBF\xBD", 3);
+        begin = at;
+    }
     if (rc != 0 && b->data) {
         b->len = len;
         b->data[len] = '\0';

@@ -29,6 +29,9 @@ int mb_buf_vprintf(struct mb_buf *b, const char *fmt, va_list ap)
 int mb_buf_url(struct mb_buf *b, const char *s, int keep_slash);
 /* A word as a shell reads it back: in single quotes where anything in it is special. */
 int mb_buf_shell(struct mb_buf *b, const char *word);
+/* n bytes as UTF-8, with one U+FFFD for each maximal broken part: what CPython's decoder makes of
+ * them with errors="replace" (Unicode 15, section 3.9). */
+int mb_buf_utf8(struct mb_buf *b, const void *p, size_t n);
 int mb_buf_u32le(struct mb_buf *b, uint32_t v);
 int mb_buf_u64le(struct mb_buf *b, uint64_t v);
 void mb_buf_consume(struct mb_buf *b, size_t n); /* drop the first n bytes, n <= len */

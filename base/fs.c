@@ -299,6 +299,21 @@ int mb_fs_remove_tree(const char *path, struct mb_err *err)
     return remove_at(&r, AT_FDCWD, path, err);
 }
 
+uint64_t mb_fs_stretch(int fd, uint64_t offset, uint64_t n, int *is_hole)
+{
+    off_t at = (off_t)offset, data = lseek(fd, at, SEEK_DATA), end = -1;
+    struct stat st;
+
+    *is_hole = data > at;
+    if (data >= 0) {
+        end = *is_hole ? data : lseek(fd, at, SEEK_HOLE);
+    } else if (errno == ENXIO && fstat(fd, &st) == 0 && st.st_size > at) { /* up to the end */
+        *is_hole = 1;
+        end = st.st_size;
+    }
+    return end > at && (uint64_t)(end - at) < n ? (uint64_t)(end - at) : n;
+}
+
 int mb_fs_exists(const char *path)
 {
     return access(path, F_OK) == 0;

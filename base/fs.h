@@ -30,6 +30,10 @@ int mb_fs_sync_dir(const char *path, struct mb_err *err);
 /* write(2) until done. */
 int mb_fs_write_all(int fd, const void *p, size_t n, struct mb_err *err);
 
+/* The file from offset on: so many bytes, at most n, are a hole, which reads as zeros, or data.
+ * What the file system does not tell is data. 0 only if n is. */
+uint64_t mb_fs_stretch(int fd, uint64_t offset, uint64_t n, int *is_hole);
+
 /* rm -rf, never following links; a missing path is success. */
 int mb_fs_remove_tree(const char *path, struct mb_err *err);
 

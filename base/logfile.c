@@ -25,6 +25,9 @@ static const char magic[8] = {'m', 'b', 'l', 'o', 'g', 'i', 'x', '1'};
 
 enum { FIRST_AT = 8, SHIPPED_AT = 16, CAP_AT = 24, TIMES_AT = 32, TIME_BYTES = 16 };
 
+/* pread refuses an offset from which its bytes would go beyond INT64_MAX: far from there. */
+#define OFFSET_MAX (INT64_MAX / 2)
+
 /* ---- numbers on disk ---- */
 
 static void store_u64(uint8_t *p, uint64_t v)
@@ -133,8 +136,8 @@ int mb_logfile_head_read(int index_fd, struct mb_logfile_head *out)
         return MB_ECORRUPT;
     *out = (struct mb_logfile_head){load_u64(raw + FIRST_AT), load_u64(raw + SHIPPED_AT),
                                     load_u64(raw + CAP_AT)};
-    /* No file is that long: damage, and pread would refuse it as an offset. */
-    return out->first > INT64_MAX || out->shipped > INT64_MAX ? MB_ECORRUPT : 0;
+    /* No file is that long: damage. */
+    return out->first > OFFSET_MAX || out->shipped > OFFSET_MAX ? MB_ECORRUPT : 0;
 }
 
 int mb_logfile_head_write(int index_fd, const struct mb_logfile_head *head, struct mb_err *err)

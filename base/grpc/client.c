@@ -14,6 +14,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/grpc/internal.h"
+#include "base/grpc/tls_internal.h"
 
 enum {
     KEEPALIVE_MS = 300000, /* Ray's; servers refuse pings more often than each five minutes */
@@ -54,7 +55,8 @@ grpc_arg mb_grpc_int_arg(const char *key, int value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = cast.out, .value.integer = value};
 }
 
-static grpc_channel *connect_core(const char *target, size_t max_message_bytes)
+static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
+                                  size_t max_message_bytes)
 {
     int max = max_message_bytes > INT32_MAX ? INT32_MAX : (int)max_message_bytes;
     grpc_arg list[] = {
@@ -70,7 +72,7 @@ static grpc_channel *connect_core(const char *target, size_t max_message_bytes)
         mb_grpc_int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
     };
     grpc_channel_args args = {sizeof(list) / sizeof(list[0]), list};
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel_credentials *creds = mb_grpc_tls_client(g->tls);
     grpc_channel *core = grpc_channel_create(target, creds, &args);
 
     grpc_channel_credentials_release(creds);
@@ -92,6 +94,11 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
         return mb_err_set(err, MB_ENOMEM, "channel to %s: out of memory", target);
     mb_grpc_link_init(&ch->link);
     ch->g = g;
+    ch->target = mb_strdup(target);
+    if (ch->target == NULL) {
+        mb_grpc_channel_free(ch);
+        return mb_err_set(err, MB_ENOMEM, "channel to %s: out of memory", target);
+    }
     if (token != NULL) {
         ch->authorization = mb_grpc_bearer(token);
         if (ch->authorization == NULL) {
@@ -105,7 +112,7 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
                               target);
         }
     }
-    ch->core = connect_core(target, max_bytes == 0 ? MB_GRPC_MESSAGE_MAX : max_bytes);
+    ch->core = connect_core(g, target, max_bytes == 0 ? MB_GRPC_MESSAGE_MAX : max_bytes);
     mb_grpc_link_append(&g->channels, &ch->link);
     *out = ch;
     return 0;
@@ -114,8 +121,10 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
 void mb_grpc_channel_free(struct mb_grpc_channel *ch)
 {
     mb_grpc_link_remove(&ch->link);
+    mb_grpc_fault_close(ch);
     if (ch->core != NULL)
         grpc_channel_destroy(ch->core);
+    mb_free(ch->target);
     mb_grpc_pairs_free(ch->pairs, ch->n_pairs);
     mb_free(ch->authorization);
     mb_free(ch);
@@ -268,8 +277,10 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
         }
     }
     mb_grpc_link_remove(&call->link);
-    if (call->ch != NULL)
+    if (call->ch != NULL) {
         note_peer(call->ch, call->core, status);
+        mb_grpc_channel_heard(call->ch, status);
+    }
     call->cb(call->arg, status, detail, reply);
     mb_grpc_message_free(reply);
     call_free(call);

@@ -30,6 +30,7 @@
  *    grpc_call_failed_before_recv_message() tells them apart.
  *  - The library aborts when malloc() fails; only our own allocations fail softly.
  */
+#include <dlfcn.h>
 #include <grpc/support/log.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,31 @@ void __tsan_release(void *addr);
 #define __tsan_acquire(addr) ((void)(addr))
 #define __tsan_release(addr) ((void)(addr))
 #endif
+
+/*
+ * Debian's Abseil is built without NDEBUG: each of its mutexes keeps a graph of lock orders, a
+ * tenth of what a call costs. A C++ function turns that off; it is asked for by its name, which
+ * depends on the inline namespace of the build. Not found: calls cost that tenth more, nothing else
+ * changes.
+ */
+static void stop_deadlock_detection(void)
+{
+    static const char *const names[] = {
+        "_ZN4absl7debian329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
+        "_ZN4absl12lts_2022062329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
+        "_ZN4absl12lts_2023080229SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
+        "_ZN4absl29SetMutexDeadlockDetectionModeENS_15OnDeadlockCycleE",
+    };
+    union {
+        void *found;
+        void (*set_mode)(int mode);
+    } symbol = {NULL};
+
+    for (size_t i = 0; symbol.found == NULL && i < sizeof(names) / sizeof(names[0]); i++)
+        symbol.found = dlsym(RTLD_DEFAULT, names[i]);
+    if (symbol.found != NULL)
+        symbol.set_mode(0 /* OnDeadlockCycle::kIgnore */);
+}
 
 /* Library messages are hints for debugging: what matters comes back as a status. */
 static void on_library_log(gpr_log_func_args *args)
@@ -233,6 +259,8 @@ static void on_async(uv_async_t *async)
     if (poller_ended) {
         finish_stop(g);
     } else if (has_queue) {
+        if (uv_is_active((uv_handle_t *)&g->turn))
+            return; /* woken by a deferred tag: this turn of the loop has had its share */
         run_turn(g);
         uv_idle_start(&g->turn, on_turn);
     } else {
@@ -252,6 +280,8 @@ void mb_grpc_stop(struct mb_grpc *g, mb_grpc_stopped_cb stopped_cb, void *arg)
         mb_grpc_server_shutdown(MB_GRPC_ENTRY(l, struct mb_grpc_server, link));
     mb_grpc_calls_cancel(g, NULL);
     mb_grpc_streams_cancel(g, NULL);
+    for (struct mb_grpc_link *l = g->channels.next; l != &g->channels; l = l->next)
+        mb_grpc_fault_close(MB_GRPC_ENTRY(l, struct mb_grpc_channel, link));
     /* Not drain_if_idle(): the caller may be a callback of a server or channel. */
     uv_async_send(&g->async);
 }
@@ -314,6 +344,7 @@ int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err)
     }
     g->async.data = g;
     gpr_set_log_function(on_library_log);
+    stop_deadlock_detection();
     grpc_init();
     g->cq = grpc_completion_queue_create_for_next(NULL);
     pthread_mutex_init(&g->lock, NULL);
@@ -339,10 +370,22 @@ int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err)
     return 0;
 }
 
+void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls)
+{
+    mb_grpc_tls_free(g->tls);
+    g->tls = tls;
+}
+
+const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g)
+{
+    return g->tls;
+}
+
 void mb_grpc_destroy(struct mb_grpc *g)
 {
     if (g == NULL)
         return;
+    mb_grpc_tls_free(g->tls);
     pthread_mutex_destroy(&g->lock);
     pthread_cond_destroy(&g->given_back);
     mb_free(g);

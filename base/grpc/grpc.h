@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "base/err.h"
+#include "base/grpc/tls.h"
 
 /* gRPC status codes (the wire's numbers). */
 enum mb_grpc_status {
@@ -53,6 +54,9 @@ struct mb_grpc_req; /* one unary request being served; must be answered exactly 
 
 /* ---- runtime ---- */
 int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err);
+/* Mutual TLS for every channel and server; before the first of them. tls is taken. */
+void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls);
+const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g); /* NULL: plain */
 /* Stops servers, cancels every call and stream (their callbacks run with CANCELLED), drains, then
  * calls stopped_cb on the loop. After that only mb_grpc_destroy() is legal. What is still open is
  * freed: channels, servers, requests that were never answered. A second stop does nothing. */
@@ -71,6 +75,9 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
                            struct mb_err *err);
 /* Metadata sent with every later unary call (not with streams); value NULL removes the key. */
 int mb_grpc_channel_metadata(struct mb_grpc_channel *ch, const char *key, const char *value);
+/* Why the channel cannot connect, if that is TLS (mb_grpc_tls_probe()), else NULL. Known some time
+ * after a first call failed with UNAVAILABLE, and logged once; forgotten when a call succeeds. */
+const char *mb_grpc_channel_fault(const struct mb_grpc_channel *ch);
 /* Calls in flight end with CANCELLED; NULL is legal. */
 void mb_grpc_channel_destroy(struct mb_grpc_channel *ch);
 

@@ -93,6 +93,8 @@ struct mb_grpc {
     struct mb_grpc_link calls;
     struct mb_grpc_link streams;
     struct mb_grpc_link servers;
+    struct mb_grpc_tls *tls; /* NULL: plain */
+    int is_probing;
     int stopping;
     int draining; /* the completion queue is shut down */
     mb_grpc_stopped_cb stopped_cb;
@@ -103,6 +105,10 @@ struct mb_grpc_channel {
     struct mb_grpc_link link;
     struct mb_grpc *g;
     grpc_channel *core;
+    char *target;
+    struct mb_grpc_probe *probe; /* under way, or NULL */
+    uint64_t probe_after_ms;     /* on the loop's clock */
+    char *fault;
     char peer[MB_GRPC_PEER_MAX]; /* "": not known yet */
     char *authorization;         /* "Bearer <token>", or NULL */
     struct mb_grpc_pair *pairs;  /* metadata of unary calls */
@@ -155,6 +161,13 @@ void mb_grpc_arm_timer(struct mb_grpc *g);
 /* Something is about to be sent to that peer ("ipv4:1.2.3.4:5"; NULL and "" are legal): what this
  * turn of the loop sends to it leaves together, before the loop waits. */
 void mb_grpc_sending(struct mb_grpc *g, const char *peer);
+
+/* ---- fault.c ---- */
+
+/* A call of the channel ended with this status. */
+void mb_grpc_channel_heard(struct mb_grpc_channel *ch, int status);
+/* The channel ends: nobody waits for what is found out. */
+void mb_grpc_fault_close(struct mb_grpc_channel *ch);
 
 /* ---- message.c ---- */
 

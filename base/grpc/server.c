@@ -25,6 +25,7 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/grpc/internal.h"
+#include "base/grpc/tls_internal.h"
 #include "base/log.h"
 #include "base/ports.h"
 #include "base/str.h"
@@ -542,9 +543,9 @@ static grpc_server *core_new(const struct mb_grpc_server *srv)
 }
 
 /* The bound port, 0: it cannot be had. Port 0 is chosen by base/ports.h. */
-static int add_port(grpc_server *core, const char *addr)
+static int add_port(grpc_server *core, const struct mb_grpc_tls *tls, const char *addr)
 {
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
+    grpc_server_credentials *creds = mb_grpc_tls_server(tls);
     char host[HOST_BYTES], at[HOST_BYTES + 16];
     const char *wanted = split_addr(addr, host);
     int is_any = wanted != NULL && strcmp(wanted, "0") == 0, port = 0;
@@ -571,7 +572,7 @@ int mb_grpc_server_listen(struct mb_grpc_server *srv, const char *addr, int *out
     if (srv->slots == NULL)
         return mb_err_set(err, MB_ENOMEM, "gRPC server: out of memory");
     core = core_new(srv);
-    port = add_port(core, addr);
+    port = add_port(core, srv->g->tls, addr);
     if (port == 0) {
         grpc_server_destroy(core);
         mb_free(srv->slots);

@@ -349,6 +349,8 @@ static void on_client_end(struct mb_grpc_tag *tag, int ok)
     if (!s->cancelled) {
         s->status = (int)s->core_status;
         mb_grpc_detail(s->core_detail, s->detail);
+        if (s->ch != NULL)
+            mb_grpc_channel_heard(s->ch, s->status);
     }
     op_back(s);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 #include "base/alloc.h"
+#include "base/http/headers.h"
 #include "base/str.h"
 
 void mb_http_answer_close(struct mb_http_answer *a)
@@ -20,15 +21,7 @@ void mb_http_answer_close(struct mb_http_answer *a)
 
 const char *mb_http_answer_header(const struct mb_http_answer *a, const char *name)
 {
-    const char *p = mb_buf_str(&a->head);
-    const char *end = p + a->head.len;
-    while (p < end) {
-        const char *value = p + strlen(p) + 1;
-        if (strcasecmp(p, name) == 0)
-            return value;
-        p = value + strlen(value) + 1;
-    }
-    return NULL;
+    return mb_http_headers_next(&a->head, name, NULL);
 }
 
 /* ---- lines ---- */
@@ -55,8 +48,7 @@ static int take_header(struct mb_http_answer *a, char *line, struct mb_err *err)
     size_t len = strlen(value);
     while (len > 0 && (value[len - 1] == ' ' || value[len - 1] == '\t'))
         len--;
-    if (mb_buf_add(&a->head, line, n) != 0 || mb_buf_add(&a->head, "", 1) != 0 ||
-        mb_buf_add(&a->head, value, len) != 0 || mb_buf_add(&a->head, "", 1) != 0)
+    if (mb_http_headers_add(&a->head, line, n, value, len) != 0)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     return 0;
 }
@@ -64,21 +56,16 @@ static int take_header(struct mb_http_answer *a, char *line, struct mb_err *err)
 /* All Content-Length headers; 1: *out is set, 0: there is none. */
 static int content_length(const struct mb_http_answer *a, uint64_t *out, struct mb_err *err)
 {
-    const char *p = mb_buf_str(&a->head);
-    const char *end = p + a->head.len;
+    const char *value = NULL;
     int found = 0;
-    while (p < end) {
-        const char *value = p + strlen(p) + 1;
+    while ((value = mb_http_headers_next(&a->head, "Content-Length", value))) {
         int64_t n;
-        if (strcasecmp(p, "Content-Length") == 0) {
-            if (strspn(value, "0123456789") != strlen(value) ||
-                mb_parse_i64(value, 0, INT64_MAX, "Content-Length", &n, err) != 0 ||
-                (found && (uint64_t)n != *out))
-                return mb_err_set(err, MB_EPROTO, "the answer has no valid Content-Length");
-            *out = (uint64_t)n;
-            found = 1;
-        }
-        p = value + strlen(value) + 1;
+        if (strspn(value, "0123456789") != strlen(value) ||
+            mb_parse_i64(value, 0, INT64_MAX, "Content-Length", &n, err) != 0 ||
+            (found && (uint64_t)n != *out))
+            return mb_err_set(err, MB_EPROTO, "the answer has no valid Content-Length");
+        *out = (uint64_t)n;
+        found = 1;
     }
     return found;
 }

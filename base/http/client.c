@@ -2,8 +2,9 @@
  * HTTP client: libcurl's multi interface, its sockets and its one deadline watched by the loop.
  *
  * 1. fetch: everything is copied into an easy handle; libcurl arms its timer, nothing runs yet.
- * 2. The loop tells libcurl about sockets and time; it asks for body bytes (memory or pread) and
- *    hands over header lines and body bytes (the sink of a 2xx answer, or a bounded buffer).
+ * 2. The loop tells libcurl about sockets and time; it asks for body bytes (memory or pread; a
+ *    large file without TLS goes past it, client_send.c) and hands over header lines and body
+ *    bytes (the sink of a 2xx answer, or a bounded buffer).
  * 3. A finished transfer is taken out of libcurl first, then its callback runs, then it is freed.
  * Failures: libcurl's result becomes an MB_E* code and a text that names no credential; a sink or a
  * bound that refuses keeps its own code. Cancelling only marks the request: its callback comes from
@@ -12,70 +13,24 @@
 #include "base/http/client.h"
 
 #include <curl/curl.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/http/client_internal.h"
+#include "base/http/headers.h"
+#include "base/secret.h"
 
 enum {
     DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024,
     DEFAULT_TIMEOUT_MS = 60000,
     DEFAULT_STALL_TIMEOUT_MS = 30000,
     CONNECT_TIMEOUT_MS = 10000,
-    MIN_BYTES_PER_S = 1000,
     MAX_HEADER_BYTES = 256 * 1024,
     UPLOAD_BUFFER_BYTES = 256 * 1024,
     DOWNLOAD_BUFFER_BYTES = 128 * 1024
-};
-
-/* One socket of libcurl's. */
-struct watch {
-    uv_poll_t poll;
-    struct mb_http_client *client;
-    curl_socket_t fd;
-    struct watch *prev;
-    struct watch *next;
-};
-
-struct mb_http_client {
-    uv_loop_t *loop;
-    CURLM *multi;
-    uv_timer_t timer;        /* libcurl's deadline */
-    uv_timer_t cancel_timer; /* turns marks of cancellation into callbacks */
-    unsigned n_handles;
-    struct watch *watches;
-    struct mb_http_fetch *fetches;
-    const char *ca_file; /* borrowed from the environment */
-    int stopping;
-    void (*stop_cb)(void *arg);
-    void *stop_arg;
-};
-
-struct mb_http_fetch {
-    struct mb_http_client *client;
-    struct mb_http_fetch *prev;
-    struct mb_http_fetch *next;
-    CURL *easy;
-    struct curl_slist *headers;
-    int canceled;
-    int failure; /* MB_E* of our own, decided inside a callback of libcurl */
-    uint8_t *body;
-    int body_fd;
-    uint64_t body_offset;
-    size_t body_len;
-    size_t body_pos;
-    int (*sink)(void *arg, const void *p, size_t n);
-    void *sink_arg;
-    size_t max_body_bytes;
-    struct mb_buf answer_headers; /* name NUL value NUL ... of the last header block */
-    struct mb_buf answer;
-    mb_http_response_cb cb;
-    void *arg;
-    char detail[CURL_ERROR_SIZE];
 };
 
 /* ---- callbacks of a transfer ---- */
@@ -83,35 +38,24 @@ struct mb_http_fetch {
 static size_t on_read(char *buf, size_t size, size_t n, void *arg)
 {
     struct mb_http_fetch *f = arg;
-    size_t left = f->body_len - f->body_pos;
-    size_t want = size * n < left ? size * n : left;
     if (f->canceled)
         return CURL_READFUNC_ABORT;
-    if (f->body_fd < 0) {
-        if (want > 0)
-            memcpy(buf, f->body + f->body_pos, want);
-    } else if (want > 0) {
-        ssize_t got;
-        do {
-            got = pread(f->body_fd, buf, want, (off_t)(f->body_offset + f->body_pos));
-        } while (got < 0 && errno == EINTR);
-        if (got <= 0) {
-            /* 0: the file is shorter than promised. */
-            f->failure = got < 0 ? MB_EIO : MB_ESTATE;
-            return CURL_READFUNC_ABORT;
-        }
-        want = (size_t)got;
+    if (f->is_sent_here)
+        return mb_client_send_ask(f);
+    ssize_t got = mb_http_body_read(&f->body, buf, size * n);
+    if (got < 0) {
+        f->failure = (int)got;
+        return CURL_READFUNC_ABORT;
     }
-    f->body_pos += want;
-    return want;
+    return (size_t)got;
 }
 
 static int on_seek(void *arg, curl_off_t offset, int origin)
 {
     struct mb_http_fetch *f = arg;
-    if (origin != SEEK_SET || offset < 0 || (size_t)offset > f->body_len)
+    if (origin != SEEK_SET || offset < 0 || (size_t)offset > f->body.len)
         return CURL_SEEKFUNC_FAIL;
-    f->body_pos = (size_t)offset;
+    mb_http_body_seek(&f->body, (size_t)offset);
     return CURL_SEEKFUNC_OK;
 }
 
@@ -121,31 +65,6 @@ static curl_socket_t on_open_socket(void *arg, curlsocktype purpose, struct curl
     (void)arg;
     (void)purpose;
     return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
-}
-
-static long status_of(struct mb_http_fetch *f)
-{
-    long status = 0;
-    curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
-    return status;
-}
-
-static size_t on_write(char *p, size_t size, size_t n, void *arg)
-{
-    struct mb_http_fetch *f = arg;
-    n *= size;
-    if (f->canceled)
-        return 0;
-    if (f->sink && status_of(f) / 100 == 2) {
-        int rc = f->sink(f->sink_arg, p, n);
-        if (rc < 0)
-            f->failure = rc;
-    } else if (n > f->max_body_bytes - f->answer.len) {
-        f->failure = MB_EFULL;
-    } else if (mb_buf_add(&f->answer, p, n) != 0) {
-        f->failure = MB_ENOMEM;
-    }
-    return f->failure ? 0 : n;
 }
 
 static size_t on_header(char *line, size_t size, size_t n, void *arg)
@@ -168,8 +87,8 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         value++;
     if (out->len + n > MAX_HEADER_BYTES)
         f->failure = MB_EFULL;
-    else if (mb_buf_add(out, line, (size_t)(colon - line)) != 0 || mb_buf_add(out, "", 1) != 0 ||
-             mb_buf_add(out, value, (size_t)(line + n - value)) != 0 || mb_buf_add(out, "", 1) != 0)
+    else if (mb_http_headers_add(out, line, (size_t)(colon - line), value,
+                                 (size_t)(line + n - value)) != 0)
         f->failure = MB_ENOMEM;
     return f->failure ? 0 : len;
 }
@@ -177,15 +96,42 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
 static const char *find_header(const struct mb_http_response *r, const char *name)
 {
     const struct mb_http_fetch *f = r->impl;
-    const char *p = mb_buf_str(&f->answer_headers);
-    const char *end = p + f->answer_headers.len;
-    while (p < end) {
-        const char *value = p + strlen(p) + 1;
-        if (strcasecmp(p, name) == 0)
-            return value;
-        p = value + strlen(value) + 1;
+    return mb_http_headers_next(&f->answer_headers, name, NULL);
+}
+
+/* The sink's share of a 2xx answer: what libcurl wants to hear. */
+static size_t to_sink(struct mb_http_fetch *f, const char *p, size_t n)
+{
+    int rc = 0;
+    if (f->head) {
+        struct mb_http_response r = {
+            .status = mb_client_status(f), .detail = "", .header = find_header, .impl = f};
+        rc = f->head(f->sink_arg, &r);
+        f->head = NULL;
     }
-    return NULL;
+    if (rc == 0)
+        rc = f->sink(f->sink_arg, p, n);
+    if (rc == MB_HTTP_SINK_PAUSE)
+        return CURL_WRITEFUNC_PAUSE;
+    if (rc < 0)
+        f->failure = rc;
+    return f->failure ? 0 : n;
+}
+
+static size_t on_write(char *p, size_t size, size_t n, void *arg)
+{
+    struct mb_http_fetch *f = arg;
+    n *= size;
+    if (f->canceled)
+        return 0;
+    if (f->sink && mb_client_status(f) / 100 == 2)
+        return to_sink(f, p, n);
+    if (n > f->max_body_bytes - f->answer.len)
+        f->failure = MB_EFULL;
+    else if ((f->is_secret && mb_buf_reserve(&f->answer, f->max_body_bytes) != 0) ||
+             mb_buf_add(&f->answer, p, n) != 0) /* a buffer that grows leaves copies behind */
+        f->failure = MB_ENOMEM;
+    return f->failure ? 0 : n;
 }
 
 /* ---- the end of a transfer ---- */
@@ -227,6 +173,10 @@ static const char *failure_text(int code)
         return "the file to send cannot be read";
     case MB_ESTATE:
         return "the file to send became shorter";
+    case MB_ETIMEOUT:
+        return "nothing went through for too long";
+    case MB_EUNAVAIL:
+        return "the connection broke while the body was sent";
     default:
         return "the receiver of the answer refused it";
     }
@@ -236,10 +186,16 @@ static void fetch_free(struct mb_http_fetch *f)
 {
     if (f->easy)
         curl_easy_cleanup(f->easy);
+    for (struct curl_slist *h = f->headers; h; h = h->next) /* tokens among them */
+        mb_secret_wipe(h->data, strlen(h->data));
+    if (f->is_secret) {
+        mb_secret_wipe(f->body.bytes, f->body.bytes ? f->body.len : 0);
+        mb_secret_wipe(f->answer.data, f->answer.cap);
+    }
     curl_slist_free_all(f->headers);
     mb_buf_close(&f->answer_headers);
     mb_buf_close(&f->answer);
-    mb_free(f->body);
+    mb_free(f->body.bytes);
     mb_free(f);
 }
 
@@ -247,6 +203,7 @@ static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
 {
     struct mb_http_client *c = f->client;
     struct mb_http_response r = {.detail = "", .header = find_header, .impl = f};
+    mb_client_send_end(f);
     curl_multi_remove_handle(c->multi, f->easy);
     if (f->prev)
         f->prev->next = f->next;
@@ -256,7 +213,7 @@ static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
         f->next->prev = f->prev;
     r.error = f->canceled ? MB_ECANCELED : f->failure ? f->failure : code_of(rc);
     if (r.error == 0) {
-        r.status = status_of(f);
+        r.status = mb_client_status(f);
         r.body = (const uint8_t *)mb_buf_str(&f->answer);
         r.body_len = f->answer.len;
     } else if (f->canceled || f->failure) {
@@ -284,8 +241,6 @@ static void reap(struct mb_http_client *c)
 
 /* ---- libcurl and the loop ---- */
 
-static void on_cancel(uv_timer_t *timer);
-
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
     struct watch *w = poll->data;
@@ -296,10 +251,17 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         flags = CURL_CSELECT_ERR;
     if (events & UV_READABLE)
         flags |= CURL_CSELECT_IN;
-    if (events & UV_WRITABLE)
+    if (events & w->wants & UV_WRITABLE)
         flags |= CURL_CSELECT_OUT;
-    curl_multi_socket_action(c->multi, w->fd, flags, &running);
+    if (flags != 0)
+        curl_multi_socket_action(c->multi, w->fd, flags, &running);
     reap(c);
+    mb_client_send_turn(w, events);
+}
+
+static int watch_start(struct watch *w)
+{
+    return uv_poll_start(&w->poll, w->wants | mb_client_send_events(w), on_poll);
 }
 
 static void on_timeout(uv_timer_t *timer)
@@ -338,6 +300,7 @@ static void on_watch_closed(uv_handle_t *h)
 
 static void watch_close(struct watch *w)
 {
+    mb_client_send_unwatch(w);
     if (w->prev)
         w->prev->next = w->next;
     else
@@ -356,6 +319,7 @@ static struct watch *watch_open(struct mb_http_client *c, curl_socket_t fd)
     }
     w->poll.data = w;
     w->client = c;
+    w->start = watch_start;
     w->fd = fd;
     w->next = c->watches;
     if (c->watches)
@@ -369,11 +333,10 @@ static struct watch *watch_open(struct mb_http_client *c, curl_socket_t fd)
 static int give_up(struct mb_http_client *c, CURL *easy)
 {
     struct mb_http_fetch *f = NULL;
+    (void)c;
     curl_easy_getinfo(easy, CURLINFO_PRIVATE, (char **)&f);
-    if (f) {
-        f->failure = MB_ENOMEM;
-        uv_timer_start(&c->cancel_timer, on_cancel, 0, 0);
-    }
+    if (f)
+        mb_client_fail(f, MB_ENOMEM);
     return 0;
 }
 
@@ -381,7 +344,6 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *s
 {
     struct mb_http_client *c = arg;
     struct watch *w = socket_arg;
-    (void)easy;
     if (what == CURL_POLL_REMOVE) {
         if (w) {
             watch_close(w);
@@ -395,11 +357,14 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *s
             return give_up(c, easy);
         curl_multi_assign(c->multi, fd, w);
     }
-    int events = (what & CURL_POLL_IN ? UV_READABLE : 0) | (what & CURL_POLL_OUT ? UV_WRITABLE : 0);
-    return uv_poll_start(&w->poll, events, on_poll) == 0 ? 0 : give_up(c, easy);
+    w->wants = (what & CURL_POLL_IN ? UV_READABLE : 0) | (what & CURL_POLL_OUT ? UV_WRITABLE : 0);
+    mb_client_send_watch(w, easy);
+    return watch_start(w) == 0 ? 0 : give_up(c, easy);
 }
 
 /* ---- client ---- */
+
+static void on_cancel(uv_timer_t *timer);
 
 static void global_init(void)
 {
@@ -422,9 +387,12 @@ int mb_http_client_create(uv_loop_t *loop, unsigned max_connections, struct mb_h
         c->ca_file = getenv("SSL_CERT_FILE");
     uv_timer_init(loop, &c->timer);
     uv_timer_init(loop, &c->cancel_timer);
+    uv_timer_init(loop, &c->stall_timer);
     c->timer.data = c;
     c->cancel_timer.data = c;
-    c->n_handles = 2;
+    c->stall_timer.data = c;
+    c->on_cancel = on_cancel;
+    c->n_handles = 3;
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
     curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
@@ -452,6 +420,7 @@ static void on_cancel(uv_timer_t *timer)
             fetch_finish(f, CURLE_ABORTED_BY_CALLBACK);
             f = c->fetches; /* the callback may have changed the list */
         } else {
+            mb_client_send_resume(f);
             f = f->next;
         }
     }
@@ -463,6 +432,13 @@ static void on_cancel(uv_timer_t *timer)
         watch_close(c->watches);
     uv_close((uv_handle_t *)&c->timer, on_handle_closed);
     uv_close((uv_handle_t *)&c->cancel_timer, on_handle_closed);
+    uv_close((uv_handle_t *)&c->stall_timer, on_handle_closed);
+}
+
+void mb_client_fail(struct mb_http_fetch *f, int code)
+{
+    f->failure = code;
+    uv_timer_start(&f->client->cancel_timer, on_cancel, 0, 0);
 }
 
 void mb_http_client_stop(struct mb_http_client *c, void (*cb)(void *arg), void *arg)
@@ -484,18 +460,21 @@ void mb_http_client_destroy(struct mb_http_client *c)
 
 static int copy_request(struct mb_http_fetch *f, const struct mb_http_request *request)
 {
-    f->body_fd = request->body_fd;
-    f->body_offset = request->body_offset;
-    f->body_len = request->body_len;
+    f->is_secret = request->is_secret;
+    f->body = (struct mb_http_body){
+        .fd = request->body_fd, .offset = request->body_offset, .len = request->body_len};
     f->sink = request->sink;
+    f->head = request->head;
     f->sink_arg = request->sink_arg;
     f->max_body_bytes = request->max_body_bytes ? request->max_body_bytes : DEFAULT_MAX_BODY_BYTES;
-    if (f->body_fd < 0 && f->body_len > 0) {
-        f->body = mb_alloc(f->body_len);
-        if (!f->body)
+    if (f->body.fd < 0 && f->body.len > 0) {
+        f->body.bytes = mb_alloc(f->body.len);
+        if (!f->body.bytes)
             return MB_ENOMEM;
-        memcpy(f->body, request->body, f->body_len);
+        memcpy(f->body.bytes, request->body, f->body.len);
     }
+    f->stall_ms = request->stall_timeout_ms ? request->stall_timeout_ms : DEFAULT_STALL_TIMEOUT_MS;
+    f->is_sent_here = mb_client_sends_here(request);
     for (const char *const *h = request->headers; h && *h; h++) {
         struct curl_slist *grown = curl_slist_append(f->headers, *h);
         if (!grown)
@@ -507,7 +486,7 @@ static int copy_request(struct mb_http_fetch *f, const struct mb_http_request *r
     if (!grown)
         return MB_ENOMEM;
     f->headers = grown;
-    return 0;
+    return f->is_sent_here ? mb_client_send_headers(f) : 0;
 }
 
 static CURLcode set_method(struct mb_http_fetch *f, const struct mb_http_request *request)
@@ -516,10 +495,11 @@ static CURLcode set_method(struct mb_http_fetch *f, const struct mb_http_request
     CURLcode rc = curl_easy_setopt(f->easy, CURLOPT_CUSTOMREQUEST, method);
     if (strcmp(method, "HEAD") == 0)
         return rc | curl_easy_setopt(f->easy, CURLOPT_NOBODY, 1L);
-    if (f->body_len == 0 && strcmp(method, "PUT") != 0 && strcmp(method, "POST") != 0)
+    if (f->body.len == 0 && strcmp(method, "PUT") != 0 && strcmp(method, "POST") != 0)
         return rc;
     rc |= curl_easy_setopt(f->easy, CURLOPT_UPLOAD, 1L);
-    rc |= curl_easy_setopt(f->easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)f->body_len);
+    rc |= curl_easy_setopt(f->easy, CURLOPT_INFILESIZE_LARGE,
+                           f->is_sent_here ? -1 : (curl_off_t)f->body.len);
     rc |= curl_easy_setopt(f->easy, CURLOPT_READFUNCTION, on_read);
     rc |= curl_easy_setopt(f->easy, CURLOPT_READDATA, f);
     rc |= curl_easy_setopt(f->easy, CURLOPT_SEEKFUNCTION, on_seek);
@@ -528,12 +508,20 @@ static CURLcode set_method(struct mb_http_fetch *f, const struct mb_http_request
     return rc;
 }
 
+/* libcurl knows HTTP_PROXY not, since a CGI program's client could set it; NULL: none. */
+static const char *upper_case_proxy(const char *url)
+{
+    const char *proxy = getenv("http_proxy");
+    if (strncasecmp(url, "http:", 5) != 0 || (proxy && *proxy))
+        return NULL;
+    proxy = getenv("HTTP_PROXY");
+    return proxy && *proxy ? proxy : NULL;
+}
+
 static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_request *request)
 {
     CURL *e = f->easy;
     uint64_t timeout_ms = request->timeout_ms ? request->timeout_ms : DEFAULT_TIMEOUT_MS;
-    uint64_t stall_ms =
-        request->stall_timeout_ms ? request->stall_timeout_ms : DEFAULT_STALL_TIMEOUT_MS;
     uint64_t connect_ms =
         request->connect_timeout_ms ? request->connect_timeout_ms : CONNECT_TIMEOUT_MS;
     CURLcode rc = set_method(f, request);
@@ -547,8 +535,12 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_open_socket);
     rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
-    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MIN_BYTES_PER_S);
-    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((stall_ms + 999) / 1000));
+    if (f->is_sent_here) { /* libcurl does not see what goes through */
+        rc |= mb_client_send_options(f);
+    } else {
+        rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MB_CLIENT_MIN_BYTES_PER_S);
+        rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((f->stall_ms + 999) / 1000));
+    }
     rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)DOWNLOAD_BUFFER_BYTES);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, f);
@@ -557,9 +549,19 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     if (request->follow_redirects) {
         rc |= curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 1L);
         rc |= curl_easy_setopt(e, CURLOPT_MAXREDIRS, 5L);
+        if (strncasecmp(request->url, "https:", 6) == 0)
+            rc |= curl_easy_setopt(e, CURLOPT_REDIR_PROTOCOLS_STR, "https");
+        else
+            rc |= curl_easy_setopt(e, CURLOPT_REDIR_PROTOCOLS_STR, "http,https");
     }
     if (request->is_direct)
         rc |= curl_easy_setopt(e, CURLOPT_PROXY, "");
+    else if (request->takes_http_proxy && upper_case_proxy(request->url))
+        rc |= curl_easy_setopt(e, CURLOPT_PROXY, upper_case_proxy(request->url));
+    if (request->is_fresh) {
+        rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
+        rc |= curl_easy_setopt(e, CURLOPT_DNS_CACHE_TIMEOUT, 0L);
+    }
     if (f->client->ca_file && *f->client->ca_file)
         rc |= curl_easy_setopt(e, CURLOPT_CAINFO, f->client->ca_file);
     return rc;
@@ -597,4 +599,9 @@ void mb_http_fetch_cancel(struct mb_http_fetch *f)
 {
     f->canceled = 1;
     uv_timer_start(&f->client->cancel_timer, on_cancel, 0, 0);
+}
+
+void mb_http_fetch_resume(struct mb_http_fetch *f)
+{
+    curl_easy_pause(f->easy, CURLPAUSE_CONT);
 }

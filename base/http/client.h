@@ -1,7 +1,8 @@
 /*
  * HTTP client on a libuv loop (libcurl multi). Loop-thread only; exactly one callback per request,
  * never from inside mb_http_fetch(). HTTPS is always verified; HTTPS_PROXY, NO_PROXY, AWS_CA_BUNDLE
- * and SSL_CERT_FILE are honoured. Redirects are not followed unless asked.
+ * and SSL_CERT_FILE are honoured. Redirects are not followed unless asked. The program ignores
+ * SIGPIPE.
  */
 #ifndef MOBULA_BASE_HTTP_CLIENT_H
 #define MOBULA_BASE_HTTP_CLIENT_H
@@ -33,6 +34,8 @@ struct mb_http_response {
 };
 typedef void (*mb_http_response_cb)(void *arg, const struct mb_http_response *r);
 
+enum { MB_HTTP_SINK_PAUSE = 1 };
+
 struct mb_http_request {
     const char *method; /* "GET", "PUT", ... */
     const char *url;
@@ -41,21 +44,30 @@ struct mb_http_request {
     size_t body_len;
     int body_fd; /* -1: none. Borrowed until the callback; read with pread */
     uint64_t body_offset;
-    /* A sink for the response body of 2xx answers; negative return aborts. NULL: buffered. */
+    /* A sink for the response body of 2xx answers; negative return aborts. NULL: buffered.
+     * MB_HTTP_SINK_PAUSE: nothing was taken; the same bytes come again after mb_http_fetch_resume()
+     * (perhaps from inside it), and the server is not read meanwhile. */
     int (*sink)(void *arg, const void *p, size_t n);
+    /* Before the first byte goes to the sink: status and headers are known. Negative aborts. */
+    int (*head)(void *sink_arg, const struct mb_http_response *r);
     void *sink_arg;
     size_t max_body_bytes;       /* of a buffered body; 0: 16 MiB; more is MB_EFULL */
     uint64_t timeout_ms;         /* whole request; 0: 60 s */
     uint64_t connect_timeout_ms; /* 0: 10 s */
     uint64_t stall_timeout_ms;   /* less than 1 kB/s for this long is MB_ETIMEOUT; 0: 30 s */
-    int follow_redirects;
-    int is_direct; /* through no proxy, whatever the environment names */
+    int follow_redirects;        /* at most 5, never from https to http */
+    int is_direct;               /* through no proxy, whatever the environment names */
+    int takes_http_proxy; /* HTTP_PROXY counts too, which libcurl leaves to http_proxy alone */
+    int is_secret;        /* bodies are overwritten before their memory is given back */
+    int is_fresh;         /* on a new connection, to an address that is looked up anew */
 };
 /* Everything in request is copied but body_fd and sink_arg. out may be NULL. */
 int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *request,
                   mb_http_response_cb cb, void *arg, struct mb_http_fetch **out,
                   struct mb_err *err);
 void mb_http_fetch_cancel(struct mb_http_fetch *f);
+/* After a sink said MB_HTTP_SINK_PAUSE; not from inside a callback of f. */
+void mb_http_fetch_resume(struct mb_http_fetch *f);
 
 /* ---- WebSocket client (for following logs); messages in, nothing out ---- */
 struct mb_ws_client;

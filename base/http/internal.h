@@ -58,7 +58,8 @@ struct mb_http_req {
     struct mb_buf body;
     uint64_t body_bytes; /* received so far, kept or not */
 
-    int started; /* the header block was seen */
+    int started;  /* the header block was seen */
+    int is_whole; /* so was the end of its body */
     int dispatched;
     int owed;        /* a handler ran and has not answered */
     int suspended;   /* inside libmicrohttpd, waiting for resume */
@@ -66,6 +67,7 @@ struct mb_http_req {
     int pinned;      /* being detached: not freed yet */
     int discard;     /* the rest of the body is read and dropped */
     int body_ended;
+    int body_paused; /* its handler takes nothing now */
     mb_http_body_cb body_cb;
     void *body_arg;
 

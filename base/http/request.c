@@ -195,3 +195,15 @@ void mb_http_req_body_cb(struct mb_http_req *req, mb_http_body_cb cb, void *arg)
     req->body_cb = cb;
     req->body_arg = arg;
 }
+
+void mb_http_req_body_pause(struct mb_http_req *req)
+{
+    req->body_paused = 1;
+}
+
+void mb_http_req_body_resume(struct mb_http_req *req)
+{
+    req->body_paused = 0;
+    if (req->srv)
+        mb_http_req_resume_connection(req);
+}

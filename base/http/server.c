@@ -8,7 +8,8 @@
  * to read the answer, unless the client waits for "100 Continue".
  * 3. The body comes in pieces: kept up to the limit (413 beyond), or handed on.
  * 4. At its end the handler runs (streaming handlers ran in step 2). An answer given at once is
- *    queued at once; else the connection is suspended until the answer resumes it.
+ *    queued at once; else the connection is suspended until the answer resumes it. It is suspended
+ *    as well while the handler of a streamed body cannot take more.
  * 5. on_completed: the connection is done with the request.
  * 6. stop: WebSockets and suspended connections are let go, the daemon ends, handles close, cb
  * runs. Failures: memory gone closes the connection; a refused body is drained only to a bound; a
@@ -232,8 +233,16 @@ static enum MHD_Result first_call(struct mb_http_req *req, struct MHD_Connection
     return MHD_YES;
 }
 
+static void suspend(struct mb_http_req *req)
+{
+    req->suspended = 1;
+    MHD_suspend_connection(req->conn);
+}
+
 static enum MHD_Result take_body(struct mb_http_req *req, const char *p, size_t n)
 {
+    if (req->client_gone)
+        return MHD_NO; /* while it was paused: what it left behind is of no use */
     req->body_bytes += n;
     if (req->discard || req->status != 0)
         return req->body_bytes > MAX_DRAIN_BYTES ? MHD_NO : MHD_YES;
@@ -243,6 +252,8 @@ static enum MHD_Result take_body(struct mb_http_req *req, const char *p, size_t 
             req->discard = 1;
             req->body_bytes = 0;
         }
+        if (req->body_paused && req->status == 0)
+            suspend(req);
         return MHD_YES;
     }
     if (n > req->srv->max_body_bytes - req->body.len)
@@ -254,6 +265,7 @@ static enum MHD_Result take_body(struct mb_http_req *req, const char *p, size_t 
 
 static enum MHD_Result last_call(struct mb_http_req *req)
 {
+    req->is_whole = 1;
     if (req->status == 0 && !req->dispatched)
         dispatch(req);
     if (req->status == 0 && req->body_cb && !req->body_ended) {
@@ -264,8 +276,7 @@ static enum MHD_Result last_call(struct mb_http_req *req)
         return queue_answer(req);
     if (req->client_gone)
         return MHD_NO;
-    req->suspended = 1;
-    MHD_suspend_connection(req->conn);
+    suspend(req);
     return MHD_YES;
 }
 
@@ -281,6 +292,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const 
         return MHD_NO;
     if (!req->started)
         return first_call(req, conn, method);
+    if (req->suspended)
+        return MHD_YES; /* the next piece of the same bytes: it stays, and comes again */
     if (*upload_size > 0) {
         size_t n = *upload_size;
         *upload_size = 0;
@@ -506,10 +519,9 @@ static void on_stop(uv_timer_t *timer)
                 mb_http_req_resume_connection(req);
         }
         MHD_run(srv->daemon); /* takes note of what was resumed; on_request refuses it all */
-        uv_poll_stop(&srv->poll);
+        uv_close((uv_handle_t *)&srv->poll, on_handle_closed); /* while its descriptor is there */
         MHD_stop_daemon(srv->daemon);
         srv->daemon = NULL;
-        uv_close((uv_handle_t *)&srv->poll, on_handle_closed);
         uv_close((uv_handle_t *)&srv->watch, on_handle_closed);
     }
     uv_close((uv_handle_t *)&srv->timer, on_handle_closed);

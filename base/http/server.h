@@ -77,6 +77,11 @@ int mb_http_req_is_browser(const struct mb_http_req *req); /* by the guard's rul
 typedef int (*mb_http_body_cb)(void *arg, struct mb_http_req *req, const void *p, size_t n,
                                int error_code);
 void mb_http_req_body_cb(struct mb_http_req *req, mb_http_body_cb cb, void *arg);
+/* Back-pressure, from inside of cb with a piece, which is taken: the connection is not read, and
+ * neither a piece nor the end comes, before mb_http_req_body_resume(); but that the client went
+ * away is still told (its end call, within a few seconds). An answer resumes it too. */
+void mb_http_req_body_pause(struct mb_http_req *req);
+void mb_http_req_body_resume(struct mb_http_req *req);
 
 /* ---- answers ---- */
 void mb_http_reply(struct mb_http_req *req, int status, const char *content_type, const void *body,

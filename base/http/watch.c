@@ -6,16 +6,20 @@
  * 3. A connection that has not brought a whole header block within two idle timeouts of its start
  *    or of its last answer is shut down: libmicrohttpd's own timeout starts anew with each byte.
  * 4. A suspended connection is watched by nobody. If its client is gone it is resumed, and ends:
- *    a streaming answer breaks off, a request that a handler owes an answer is detached.
- * 5. At its limit of connections or descriptors libmicrohttpd stops listening, and looks again
+ *    a streaming answer breaks off, a request that a handler owes an answer is detached, also when
+ *    its body was paused.
+ * 5. The last bytes and the end of a connection that come at once: libmicrohttpd 0.9.75 reads the
+ *    bytes, fewer than it asked for, takes the socket for empty until its next event, and there is
+ *    none. Whoever is gone before the end of a request, with nothing left to read, is shut down.
+ * 6. At its limit of connections or descriptors libmicrohttpd stops listening, and looks again
  *    only when it runs after one was closed: so it is run once more then.
- *
- * 6. Nearly at the limit, each new connection makes the one go that has waited longest for a
+ * 7. Nearly at the limit, each new connection makes the one go that has waited longest for a
  *    request, of the oldest few: idle connections, however many, never keep a client out.
  *
  * Failure: without memory to note a connection it is shut down at once.
  */
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include "base/alloc.h"
 #include "base/http/internal.h"
@@ -51,19 +55,30 @@ static int client_is_gone(struct MHD_Connection *conn)
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+static int has_unread(struct MHD_Connection *conn)
+{
+    int n = 0;
+    return ioctl(socket_of(conn), FIONREAD, &n) != 0 || n > 0;
+}
+
 static void on_look(uv_timer_t *timer)
 {
     struct mb_http_server *srv = timer->data;
     uint64_t now_ms = uv_now(srv->loop);
     for (const struct mb_http_conn *c = srv->conns; c; c = c->next) {
-        if (c->waits && now_ms - c->since_ms > 2 * srv->idle_timeout_ms)
+        if (c->waits && (now_ms - c->since_ms > 2 * srv->idle_timeout_ms ||
+                         (client_is_gone(c->conn) && !has_unread(c->conn))))
             shutdown(socket_of(c->conn), SHUT_RDWR);
     }
     for (struct mb_http_req *req = srv->reqs; req; req = req->next) {
-        if (!req->suspended || !client_is_gone(req->conn))
+        if (!req->conn || !client_is_gone(req->conn))
             continue;
-        req->client_gone = 1;
-        mb_http_req_resume_connection(req);
+        if (req->suspended) {
+            req->client_gone = 1;
+            mb_http_req_resume_connection(req);
+        } else if (!req->is_whole && !has_unread(req->conn)) {
+            shutdown(socket_of(req->conn), SHUT_RDWR);
+        }
     }
 }
 

@@ -11,9 +11,9 @@
 
 enum {
     /* Of what waits for the peer, each frame counted with 128 bytes more than its payload. */
-    MB_WS_HIGH_WATER_BYTES = 1024 * 1024, /* sends are refused above, the peer is not read */
-    MB_WS_LOW_WATER_BYTES = 256 * 1024,   /* on_writable below */
-    MB_WS_MAX_MESSAGE_BYTES = 64 * 1024,  /* received by a server; larger ends with status 1009 */
+    MB_WS_HIGH_WATER_BYTES = 256 * 1024, /* sends are refused above, the peer is not read */
+    MB_WS_LOW_WATER_BYTES = 128 * 1024,  /* on_writable below */
+    MB_WS_MAX_MESSAGE_BYTES = 64 * 1024, /* received by a server; larger ends with status 1009 */
     MB_WS_PING_INTERVAL_MS = 20000,
     MB_WS_CLOSE_TIMEOUT_MS = 10000 /* of a closing connection without any progress */
 };

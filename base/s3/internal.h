@@ -16,7 +16,9 @@ enum mb_store_kind {
     MB_STORE_GET_FILE,
     MB_STORE_HEAD,
     MB_STORE_LIST,
-    MB_STORE_DELETE
+    MB_STORE_DELETE,
+    MB_STORE_ABORT_UPLOADS,
+    MB_STORE_LIST_UPLOADS
 };
 
 /* One operation. The backend fills the result and calls mb_store_op_finish() exactly once, from the
@@ -27,20 +29,32 @@ struct mb_store_op {
     struct mb_store_op *next;
     enum mb_store_kind kind;
     char *key;  /* relative; of LIST: the prefix */
-    char *path; /* PUT_FILE, GET_FILE */
+    char *path; /* PUT_FILE, GET_FILE (NULL: bytes are looked at only) */
     void *data; /* PUT */
     size_t data_len;
     enum mb_store_if cond;
-    char *etag; /* of the condition */
-    size_t max_bytes;
-    uint64_t deadline_ms; /* monotonic */
-    uint64_t outage_ms;   /* 0: none */
-    char *resume_upload_id;
+    char *etag;     /* of the condition; of GET with is_range: of the object wanted */
+    int n_repeats;  /* PUT: of a write whose condition should have failed */
+    int look_first; /* PUT_FILE, this and the next */
+    int leaves_strays, has_strays;
+    const int *gives_up;
+    size_t max_bytes; /* GET */
+    int is_range;     /* GET: max_bytes from offset on */
+    int has_size;     /* GET_FILE: want_bytes is known */
+    int is_lazy;      /* GET_FILE: nothing is synced */
+    uint64_t want_bytes;
+    uint64_t offset;
+    uint64_t deadline_ms;   /* monotonic */
+    uint64_t outage_ms;     /* 0: none */
+    int32_t priority;       /* of files: lower goes first */
+    char *resume_upload_id; /* ABORT_UPLOADS: the one, NULL: all */
     void (*on_upload_id)(void *arg, const char *upload_id);
+    void (*on_sent)(void *arg, struct mb_store_op *op);
     mb_store_progress_cb progress;
     mb_store_cb cb;
     void *arg;
     int canceled; /* the store closes: end with MB_ECANCELED soon */
+    int is_told;  /* ... and the backend was told */
 
     struct mb_err err; /* result: code 0 is success */
     struct mb_buf body;
@@ -56,8 +70,13 @@ struct mb_store_op {
 struct mb_store_backend {
     int (*start)(struct mb_store_op *op, struct mb_err *err);
     void (*cancel)(struct mb_store_op *op); /* hurry op along; it still finishes through the loop */
+    /* A PUT_FILE that waits behind on_sent goes on, or gives up. NULL: there is no waiting. */
+    void (*go)(struct mb_store_op *op, int gives_up);
+    /* op->priority of a PUT_FILE has changed. NULL: there are no priorities. */
+    void (*set_priority)(struct mb_store_op *op);
     /* No operation is left: release everything, then done(arg) from the loop. */
     void (*close)(struct mb_store *s, void (*done)(void *arg), void *arg);
+    int (*has_conditions)(const struct mb_store *s); /* NULL: it has them */
 };
 
 struct mb_store {

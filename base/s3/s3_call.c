@@ -6,7 +6,8 @@
  *    what is left of the operation's deadline.
  * 3. The answer is judged: success, a refusal, or a fault worth another attempt after a back-off
  *    with jitter. A wrong clock (the server's Date is taken), a wrong region (the server names its
- *    own) and refused checksum headers are each corrected once.
+ *    own) and credentials that ended are each corrected once. A checksum that the endpoint may not
+ *    know is replaced by a weaker one; that is remembered when the weaker one was taken.
  * 4. done runs once, from the loop; then the timer closes and the call is freed.
  * Failures: what the deadline cuts off reports the last fault. Texts carry S3's code and message,
  * never a key. An attempt whose answer was lost marks the call ambiguous: a later failed condition
@@ -21,14 +22,15 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/s3/s3.h"
+#include "base/s3/s3_sum.h"
 #include "base/s3/sigv4.h"
 #include "base/str.h"
 
 enum {
     BACKOFF_BASE_MS = 100,
     BACKOFF_CAP_MS = 20000,
-    STALL_MS = 30000,
-    LONG_STALL_MS = 600000,
+    MAX_SKEW_MS = 300000,   /* servers allow 15 minutes */
+    LONG_STALL_FACTOR = 20, /* of an answer that the server may think about */
     MAX_CHECKSUM_ATTEMPTS =
         3 /* a transfer that arrives broken is repeated, a changed file is not */
 };
@@ -41,10 +43,20 @@ struct s3_call {
     char *query; /* "" when none */
     uv_timer_t timer;
     struct mb_http_fetch *fetch;
+    struct s3_wait wait; /* for credentials */
+    unsigned keys_generation;
+    int keys_rejected;
+    enum s3_sum sum; /* what this request is tried with */
+    uv_work_t work;  /* computes it, where the caller did not */
+    enum s3_sum computed;
+    char sum_text[S3_SUM_TEXT_BYTES];
+    int sum_rc;
+    int is_refused; /* nothing is sent */
     unsigned attempt;
     uint64_t failing_since_ms; /* 0: not failing */
     unsigned n_bad_checksums;
     int canceled;
+    int is_fresh; /* the last attempt found no server: the next one asks for its address anew */
     int clock_corrected;
     int region_corrected;
     struct s3_answer answer;
@@ -67,13 +79,10 @@ void s3_checksum_text(uint64_t crc, char out[16])
     mb_base64(bytes, sizeof bytes, out);
 }
 
-void s3_request_checksum(const struct s3 *s, struct s3_request *r, uint64_t crc)
+void s3_request_checksum(struct s3_request *r, uint64_t crc)
 {
-    char text[16];
-    if (s->no_checksum)
-        return;
-    s3_checksum_text(crc, text);
-    s3_request_header(r, S3_CHECKSUM_HEADER, text);
+    r->has_crc = 1;
+    r->crc = crc;
 }
 
 void s3_op_fail(struct mb_store_op *op, const struct s3_answer *a)
@@ -118,14 +127,16 @@ static int by_name(const void *a, const void *b)
 
 /* Header lines for the HTTP client, each owned; freed by free_lines. */
 struct lines {
-    char *line[S3_MAX_HEADERS + 6];
+    char *line[S3_MAX_HEADERS + 7];
     size_t n;
 };
 
 static void free_lines(struct lines *lines)
 {
-    for (size_t i = 0; i < lines->n; i++)
+    for (size_t i = 0; i < lines->n; i++) {
+        mb_secret_wipe(lines->line[i], strlen(lines->line[i])); /* a session token among them */
         mb_free(lines->line[i]);
+    }
 }
 
 static int add_line(struct lines *lines, const char *name, const char *value)
@@ -137,10 +148,12 @@ static int add_line(struct lines *lines, const char *name, const char *value)
     return 0;
 }
 
-static int sign(struct s3_call *call, struct lines *lines)
+static int sign(struct s3_call *call, const struct mb_s3_keys *keys, struct lines *lines)
 {
     struct s3 *s = call->s3;
-    struct mb_sigv4_header headers[S3_MAX_HEADERS + 4];
+    struct mb_sigv4_header headers[S3_MAX_HEADERS + 5];
+    enum s3_sum sum = s3_sum_of_request(&call->request, call->sum);
+    char crc[16];
     struct mb_buf authorization = {0};
     char date[17];
     size_t n = 0;
@@ -151,11 +164,18 @@ static int sign(struct s3_call *call, struct lines *lines)
     headers[n++] = (struct mb_sigv4_header){"host", s->host};
     headers[n++] = (struct mb_sigv4_header){"x-amz-content-sha256", hash};
     headers[n++] = (struct mb_sigv4_header){"x-amz-date", date};
-    if (s->session_token)
-        headers[n++] = (struct mb_sigv4_header){"x-amz-security-token", s->session_token};
-    for (size_t i = 0; i < call->request.n_headers; i++)
+    if (keys->session_token)
         headers[n++] =
-            (struct mb_sigv4_header){call->request.headers[i].name, call->request.headers[i].value};
+            (struct mb_sigv4_header){"x-amz-security-token", mb_secret_text(keys->session_token)};
+    for (size_t i = 0; i < call->request.n_headers; i++) {
+        const struct s3_header *h = &call->request.headers[i];
+        if (!s3_sum_hides(&call->request, i, call->sum))
+            headers[n++] = (struct mb_sigv4_header){h->name, h->value};
+    }
+    s3_checksum_text(call->request.crc, crc);
+    if (sum != S3_SUM_NONE)
+        headers[n++] = (struct mb_sigv4_header){s3_sum_header(sum),
+                                                sum == S3_SUM_CRC64NVME ? crc : call->sum_text};
     qsort(headers, n, sizeof *headers, by_name);
     struct mb_sigv4_request request = {.method = call->request.method,
                                        .path = call->path,
@@ -165,8 +185,8 @@ static int sign(struct s3_call *call, struct lines *lines)
                                        .payload_hash = hash,
                                        .amz_date = date,
                                        .region = s->region,
-                                       .access_key = s->access_key,
-                                       .secret_key = s->secret_key};
+                                       .access_key = keys->access_key,
+                                       .secret_key = mb_secret_text(keys->secret_key)};
     int rc = mb_sigv4_authorization(&request, &authorization);
     if (rc == 0)
         rc = add_line(lines, "Authorization", mb_buf_str(&authorization));
@@ -178,14 +198,60 @@ static int sign(struct s3_call *call, struct lines *lines)
     return rc;
 }
 
+static void on_retry(uv_timer_t *timer);
+
+static void compute_sum(uv_work_t *work)
+{
+    struct s3_call *call = work->data;
+    call->sum_rc = s3_sum_compute(&call->request, call->computed, call->sum_text);
+}
+
+static void on_sum(uv_work_t *work, int status)
+{
+    struct s3_call *call = work->data;
+    if (status == 0 && call->sum_rc != 0 && !call->canceled) {
+        call->answer.error = call->sum_rc;
+        snprintf(call->answer.text, sizeof call->answer.text,
+                 "what is to be sent cannot be read for its checksum");
+        finish(call);
+        return;
+    }
+    on_retry(&call->timer);
+}
+
+/* 1 if a checksum is computed first. The caller's own is that of all endpoints but a few. */
+static int start_sum(struct s3_call *call)
+{
+    enum s3_sum sum = s3_sum_of_request(&call->request, call->sum);
+    if (sum == S3_SUM_NONE || sum == S3_SUM_CRC64NVME || sum == call->computed)
+        return 0;
+    call->computed = sum;
+    call->work.data = call;
+    return uv_queue_work(call->s3->loop, &call->work, compute_sum, on_sum) == 0;
+}
+
+/* On a connection that was used before, libcurl repeats a request by itself when the server closes
+ * it without an answer. Create must not be repeated unseen: the first one may have been carried
+ * out, and its upload would be nobody's. */
+static int creates_upload(const struct s3_request *r)
+{
+    return strcmp(r->method, "POST") == 0 && r->query != NULL && strcmp(r->query, "uploads=") == 0;
+}
+
 static int attempt(struct s3_call *call, struct mb_err *err)
 {
     struct s3 *s = call->s3;
     struct lines lines = {.n = 0};
     uint64_t now = mb_mono_ms();
+    if (start_sum(call))
+        return 0; /* on_sum follows */
+    const struct mb_s3_keys *keys =
+        s3_credentials_get(s->credentials, &call->wait, &call->keys_generation);
+    if (!keys)
+        return 0; /* on_keys follows */
     char *url =
         mb_asprintf("%s%s%s%s", s->endpoint, call->path, call->query[0] ? "?" : "", call->query);
-    int rc = url ? sign(call, &lines) : MB_ENOMEM;
+    int rc = url ? sign(call, keys, &lines) : MB_ENOMEM;
     if (rc != 0) {
         mb_err_set(err, rc, "s3: out of memory");
     } else {
@@ -199,12 +265,24 @@ static int attempt(struct s3_call *call, struct mb_err *err)
             .body_offset = call->request.body_offset,
             .max_body_bytes = call->request.max_body_bytes,
             .timeout_ms = call->op->deadline_ms > now ? call->op->deadline_ms - now : 1,
-            .stall_timeout_ms = call->request.long_answer ? LONG_STALL_MS : STALL_MS};
+            .stall_timeout_ms = s->stall_ms * (call->request.long_answer ? LONG_STALL_FACTOR : 1),
+            .sink = call->request.sink,
+            .head = call->request.head,
+            .sink_arg = call->request.sink_arg,
+            .takes_http_proxy = 1,
+            .is_fresh = call->is_fresh || creates_upload(&call->request)};
         rc = mb_http_fetch(s->http, &request, on_response, call, &call->fetch, err);
     }
     free_lines(&lines);
     mb_free(url);
     return rc;
+}
+
+static void say_no_conditions(struct s3_call *call)
+{
+    call->answer.error = MB_EUNSUPPORTED;
+    snprintf(call->answer.text, sizeof call->answer.text,
+             "%.200s does not implement conditional writes", call->s3->host);
 }
 
 static void on_retry(uv_timer_t *timer)
@@ -214,6 +292,8 @@ static void on_retry(uv_timer_t *timer)
     if (call->canceled) {
         call->answer.error = MB_ECANCELED;
         snprintf(call->answer.text, sizeof call->answer.text, "cancelled");
+    } else if (call->is_refused) {
+        say_no_conditions(call);
     } else if (attempt(call, &err) == 0) {
         return;
     } else {
@@ -228,11 +308,55 @@ static void retry_after(struct s3_call *call, uint64_t delay_ms)
     uv_timer_start(&call->timer, on_retry, delay_ms, 0);
 }
 
+/* 1: the call goes on after a pause. 0: it has come to its end. */
+static int try_later(struct s3_call *call)
+{
+    uint64_t now = mb_mono_ms();
+    uint64_t delay =
+        mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
+    if (call->failing_since_ms == 0)
+        call->failing_since_ms = now;
+    if (now + delay >= call->op->deadline_ms) {
+        if (call->answer.error == MB_EUNAVAIL && now >= call->op->deadline_ms)
+            call->answer.error = MB_ETIMEOUT;
+        return 0;
+    }
+    if (call->op->outage_ms != 0 && now + delay > call->failing_since_ms + call->op->outage_ms) {
+        call->answer.error = MB_EUNAVAIL;
+        return 0;
+    }
+    mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
+    retry_after(call, delay);
+    return 1;
+}
+
+/* The credentials are there, or cannot be had. */
+static void on_keys(void *arg, const struct mb_err *err)
+{
+    struct s3_call *call = arg;
+    if (err->code == 0) {
+        on_retry(&call->timer);
+        return;
+    }
+    call->answer.error = err->code;
+    snprintf(call->answer.text, sizeof call->answer.text, "%.390s", err->text);
+    if ((err->code != MB_EUNAVAIL && err->code != MB_ETIMEOUT) || !try_later(call))
+        finish(call);
+}
+
 /* ---- judging an answer ---- */
 
 static int code_is(const struct s3_call *call, const char *code)
 {
     return strcmp(call->answer.code, code) == 0;
+}
+
+/* Keys that were good once: temporary ones at their end, and rotated ones. */
+static int is_expired(const struct s3_call *call)
+{
+    return code_is(call, "ExpiredToken") || code_is(call, "ExpiredTokenException") ||
+           code_is(call, "TokenRefreshRequired") || code_is(call, "InvalidAccessKeyId") ||
+           code_is(call, "InvalidClientTokenId") || code_is(call, "InvalidTokenId");
 }
 
 static int error_of_status(const struct s3_call *call, long status)
@@ -241,7 +365,7 @@ static int error_of_status(const struct s3_call *call, long status)
         return MB_ENOENT;
     if (status == 412)
         return MB_EEXIST;
-    if (status == 401 || status == 403)
+    if (status == 401 || status == 403 || is_expired(call) || code_is(call, "InvalidToken"))
         return MB_EDENIED;
     if (status == 501)
         return MB_EUNSUPPORTED;
@@ -281,28 +405,60 @@ static void read_answer(struct s3_call *call, const struct mb_http_response *r,
              xml->code[0] ? " " : "", xml->code, xml->message[0] ? ": " : "", xml->message);
 }
 
+/* It becomes a part of the host's name at AWS: what is no region's name must not lead elsewhere. */
+static int is_region(const char *s)
+{
+    size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-");
+    return n > 0 && n < 40 && s[n] == '\0';
+}
+
+/* An answer to HEAD has no body that would say what is wrong. */
+static int is_mute(const struct s3_call *call)
+{
+    return strcmp(call->request.method, "HEAD") == 0 && !call->answer.code[0];
+}
+
+/* 1 if the server's clock was taken over. */
+static int learn_clock(struct s3_call *call, const struct mb_http_response *r)
+{
+    struct s3 *s = call->s3;
+    const char *date = r->header(r, "Date");
+    struct tm tm = {0};
+    if (call->clock_corrected || !date ||
+        !(code_is(call, "RequestTimeTooSkewed") || (r->status == 403 && is_mute(call))) ||
+        !strptime(date, "%a, %d %b %Y %H:%M:%S", &tm)) /* RFC 9110 section 5.6.7 */
+        return 0;
+    int64_t skew_ms = (int64_t)timegm(&tm) * 1000 - (int64_t)mb_unix_ms();
+    int64_t change_ms = skew_ms - s->skew_ms;
+    if (is_mute(call) && change_ms < MAX_SKEW_MS && change_ms > -MAX_SKEW_MS)
+        return 0; /* it was refused for another reason */
+    call->clock_corrected = 1;
+    s->skew_ms = skew_ms;
+    mb_warn("s3", "clock differs from the server's skew_ms=%lld", (long long)s->skew_ms);
+    return 1;
+}
+
 /* 1 if something about us was put right and the request should go out again at once. */
 static int correct_ourselves(struct s3_call *call, const struct mb_http_response *r,
                              const struct mb_s3_xml_error *xml)
 {
     struct s3 *s = call->s3;
-    const char *date = r->header(r, "Date");
-    if (code_is(call, "RequestTimeTooSkewed") && !call->clock_corrected && date) {
-        struct tm tm = {0};
-        if (!strptime(date, "%a, %d %b %Y %H:%M:%S", &tm)) /* RFC 9110 section 5.6.7 */
-            return 0;
-        time_t server = timegm(&tm);
-        call->clock_corrected = 1;
-        s->skew_ms = (int64_t)server * 1000 - (int64_t)mb_unix_ms();
-        mb_warn("s3", "clock differs from the server's skew_ms=%lld", (long long)s->skew_ms);
+    if (learn_clock(call, r))
+        return 1;
+    if ((is_expired(call) || (r->status == 400 && is_mute(call))) && !call->keys_rejected &&
+        s3_credentials_reject(s->credentials, call->keys_generation)) {
+        call->keys_rejected = 1;
+        mb_info("s3", "credentials were refused (%s): fetching them anew", call->answer.code);
         return 1;
     }
     const char *region = r->header(r, "x-amz-bucket-region");
     if (!region || !*region)
         region = xml->region;
-    if ((r->status == 301 || r->status == 307 || r->status == 400) && *region &&
+    if ((r->status == 301 || r->status == 307 || r->status == 400) && is_region(region) &&
         strcmp(region, s->region) != 0 && !call->region_corrected) {
         call->region_corrected = 1;
+        mb_warn("s3", "bucket %s is in region %.40s, not %s: set AWS_REGION to save a request",
+                s->bucket, region, s->region);
         return s3_use_region(s, region) == 0;
     }
     return 0;
@@ -326,21 +482,66 @@ static void slow_down(struct s3 *s)
         s->parallel /= 2;
 }
 
-/* Takes the checksum headers out, once and for this store. */
-static int drop_checksum(struct s3_call *call)
+static int is_conditional(const struct s3_request *r)
 {
-    struct s3_request *r = &call->request;
-    size_t kept = 0;
     for (size_t i = 0; i < r->n_headers; i++) {
-        if (!mb_starts_with(r->headers[i].name, "x-amz-checksum-"))
-            r->headers[kept++] = r->headers[i];
+        if (mb_starts_with(r->headers[i].name, "if-"))
+            return strcmp(r->method, "PUT") == 0 || strcmp(r->method, "POST") == 0;
     }
-    if (kept == r->n_headers)
+    return 0;
+}
+
+/* What the endpoint takes is known from what it took. */
+static void learn_from_success(struct s3_call *call)
+{
+    struct s3 *s = call->s3;
+    if (!s3_sum_is_in(&call->request) || (s->facts.sum_is_proven && call->sum <= s->facts.sum))
+        return;
+    if (call->sum != s->facts.sum)
+        mb_warn("s3", "%s takes no %s checksums: uploads go with %s", s->host,
+                s3_sum_name(s->facts.sum), s3_sum_name(call->sum));
+    s->facts.sum = call->sum;
+    s->facts.sum_is_proven = 1;
+    s->no_checksum = call->sum != S3_SUM_CRC64NVME;
+    s3_facts_store(s->endpoint, &s->facts);
+}
+
+/* 1 if the request goes out again with a weaker checksum. */
+static int weaken_sum(struct s3_call *call, long status)
+{
+    if (!s3_sum_is_in(&call->request) ||
+        !s3_sum_is_refused(&call->s3->facts, call->sum, status, call->answer.code))
         return 0;
-    r->n_headers = kept;
-    call->s3->no_checksum = 1;
-    mb_warn("s3", "%s takes no CRC64NVME checksums: uploads go without", call->s3->host);
+    call->sum++;
     return 1;
+}
+
+void s3_has_no_conditions(struct s3 *s, const char *why)
+{
+    if (s->facts.no_conditions)
+        return;
+    s->facts.no_conditions = 1;
+    s3_facts_store(s->endpoint, &s->facts);
+    mb_warn("s3",
+            "%s DOES NOT IMPLEMENT CONDITIONAL WRITES (%s): nothing but order keeps two writers of "
+            "one prefix apart there",
+            s->host, why);
+}
+
+/* What an answer to a conditional write says of the endpoint. Whatever else a 501 may mean: the
+ * write did not happen. */
+static void learn_conditions(struct s3_call *call, long status)
+{
+    struct s3 *s = call->s3;
+    if (!is_conditional(&call->request))
+        return;
+    if (status == 501 || code_is(call, "NotImplemented")) {
+        s3_has_no_conditions(s, call->answer.text);
+        say_no_conditions(call);
+    } else if (status == 412 && !s->facts.conditions_are_proven) {
+        s->facts.conditions_are_proven = 1;
+        s3_facts_store(s->endpoint, &s->facts);
+    }
 }
 
 static void on_response(void *arg, const struct mb_http_response *r)
@@ -349,38 +550,24 @@ static void on_response(void *arg, const struct mb_http_response *r)
     struct mb_s3_xml_error xml;
     call->fetch = NULL;
     read_answer(call, r, &xml);
+    if (call->answer.error == 0)
+        learn_from_success(call);
     if (call->answer.error == 0 || call->canceled) {
         finish(call);
         return;
     }
-    if (r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT || r->status >= 500)
+    call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
+    if (call->is_fresh || r->status >= 500)
         call->answer.ambiguous = 1;
-    if (r->error == 0 && (correct_ourselves(call, r, &xml) ||
-                          (call->answer.error == MB_EUNSUPPORTED && drop_checksum(call)))) {
+    if (r->error == 0 && (correct_ourselves(call, r, &xml) || weaken_sum(call, r->status))) {
         retry_after(call, 0);
         return;
     }
+    learn_conditions(call, r->status);
     if (r->status == 503 || r->status == 429)
         slow_down(call->s3);
-    uint64_t now = mb_mono_ms();
-    uint64_t delay =
-        mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
-    if (call->failing_since_ms == 0)
-        call->failing_since_ms = now;
-    if (worth_retrying(call, r) && now + delay < call->op->deadline_ms) {
-        if (call->op->outage_ms != 0 &&
-            now + delay > call->failing_since_ms + call->op->outage_ms) {
-            call->answer.error = MB_EUNAVAIL;
-            finish(call);
-            return;
-        }
-        mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
-        retry_after(call, delay);
-        return;
-    }
-    if (call->answer.error == MB_EUNAVAIL && now >= call->op->deadline_ms)
-        call->answer.error = MB_ETIMEOUT;
-    finish(call);
+    if (!worth_retrying(call, r) || !try_later(call))
+        finish(call);
 }
 
 /* ---- start ---- */
@@ -410,13 +597,20 @@ int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_d
     call->request = *request;
     call->done = done;
     call->arg = arg;
+    call->wait.ready = on_keys;
+    call->wait.arg = call;
+    call->sum = s->facts.sum;
+    call->computed = S3_SUM_NONE;
+    call->is_refused = s->facts.no_conditions && is_conditional(request);
     call->query = mb_strdup(request->query ? request->query : "");
+    call->request.query = call->query;
+    call->request.key = NULL; /* it is in path */
     int rc = call->query ? encode_path(s, request->key, &path) : MB_ENOMEM;
     call->path = rc == 0 ? mb_buf_take(&path) : NULL;
     mb_buf_close(&path);
     if (!call->path)
         rc = mb_err_set(err, MB_ENOMEM, "s3: out of memory");
-    else
+    else if (!call->is_refused)
         rc = attempt(call, err);
     if (rc != 0) {
         mb_free(call->path);
@@ -426,6 +620,8 @@ int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_d
     }
     uv_timer_init(s->loop, &call->timer);
     call->timer.data = call;
+    if (call->is_refused)
+        retry_after(call, 0);
     s->n_calls++;
     if (out)
         *out = call;
@@ -437,8 +633,17 @@ void s3_call_cancel(struct s3_call *call)
     if (call->canceled)
         return;
     call->canceled = 1;
-    if (call->fetch)
+    if (call->wait.is_waiting) {
+        s3_credentials_forget(call->s3->credentials, &call->wait);
+        retry_after(call, 0);
+    } else if (call->fetch)
         mb_http_fetch_cancel(call->fetch);
     else if (uv_is_active((uv_handle_t *)&call->timer))
         retry_after(call, 0);
+}
+
+void s3_call_resume(struct s3_call *call)
+{
+    if (call->fetch)
+        mb_http_fetch_resume(call->fetch);
 }

@@ -1,14 +1,21 @@
 /*
- * An object becomes a file.
+ * An object becomes a file, or only its checksum.
  *
- * 1. HEAD tells size, etag and, where the server keeps it, the object's checksum.
- * 2. Ranges of 8 MiB are fetched, a few at a time, each bound to the etag (If-Match), so that a
- *    change in between is an error and never a mixture.
- * 3. The pool writes each range into the temporary file and takes its checksum; the ranges' sums
- *    combine to that of the whole.
- * 4. All there: compare with the server's checksum, fsync, rename, sync the directory.
- * Failures: an object that changed meanwhile is MB_ESTATE, a checksum that differs MB_ECORRUPT, a
- * full disk MB_EFULL; the temporary file is removed.
+ * 1. HEAD tells size, etag and, where the server keeps it, the object's checksum. A caller that
+ *    knows the size saves this: the first range's answer tells the etag.
+ * 2. Ranges of 16 MiB take their turns among all transfers (s3_turns.h), each bound to the etag
+ *    (If-Match), so that a change in between is an error and never a mixture.
+ * 3. The bytes of a range are summed as they come, while they are in the processor's cache, and
+ *    fill a buffer of 256 KiB; full, it goes to the pool, which writes it, while the other buffer
+ *    fills. Both full: the server is not read meanwhile. So memory is bounded by the connections,
+ *    not by sizes. One thread at a time writes a file: several would spin for its lock, and burn
+ *    more processor time than the writing takes. An attempt that broke off begins its range anew,
+ *    after what the pool still has of it. A range that is through begins its way onto the disk.
+ *    Where only the checksum is wanted there are no buffers.
+ * 4. All there: the ranges' sums combine to that of the whole; compare with the server's, fsync,
+ *    rename, sync the directory.
+ * Failures: an object that changed meanwhile is MB_ESTATE, a checksum or a size that differs
+ * MB_ECORRUPT, a full disk MB_EFULL (room is taken at the beginning); the temporary file goes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,33 +30,53 @@
 #include "base/fs.h"
 #include "base/s3/s3.h"
 
-#define RANGE_BYTES (8ull * 1024 * 1024)
+#define RANGE_BYTES (16ull * 1024 * 1024)
+
+enum {
+    BUFFER_BYTES = 256 * 1024,
+    WRITE_OUT_BYTES = 1024 * 1024, /* less is not worth a command to the disk */
+    RANGES_MAX = S3_MAX_CONNECTIONS
+};
 
 struct range {
-    uv_work_t work;
     struct download *down;
+    struct range *next; /* in one of the download's lists */
+    struct s3_turn turn;
     size_t index;
     int busy;
     struct s3_call *call;
-    struct mb_buf bytes; /* moved from the answer to the pool */
-    struct mb_err err;   /* of the pool's work */
+    uint8_t *filling, *writing; /* BUFFER_BYTES each; NULL without a file */
+    size_t n_filling, n_writing;
+    uint64_t received; /* bytes of this attempt */
+    uint64_t written;  /* ... that went through the pool */
+    uint64_t crc;      /* of the received ones */
+    int begins_anew;   /* the next byte is the first of another attempt */
+    int in_pool;       /* in one of the lists */
+    int is_paused;
+    struct mb_err err; /* of the pool's work */
 };
 
 struct download {
     struct mb_store_op *op;
     struct s3 *s3;
     int fd;
-    char *temp;
+    char *temp; /* NULL: nothing is written */
     char server_crc[16];
     uint64_t *crcs; /* one per range */
+    uint64_t order;
     size_t n_ranges;
     size_t next_range;
     size_t n_done;
     uint64_t done_bytes;
     size_t in_flight;
-    struct range ranges[S3_PARTS_IN_FLIGHT];
+    int pumping;
+    struct range *ranges;
+    size_t n_slots;
     struct s3_call *call;
     uv_work_t work;
+    uv_work_t write_work;
+    struct range *full;        /* their buffers wait for the pool */
+    struct range *in_the_pool; /* ... are being written now */
 };
 
 static void pump(struct download *d);
@@ -61,8 +88,11 @@ static void finish(struct download *d)
         close(d->fd);
     if (d->temp && op->err.code != 0)
         unlink(d->temp);
-    for (size_t i = 0; i < S3_PARTS_IN_FLIGHT; i++)
-        mb_buf_close(&d->ranges[i].bytes);
+    for (size_t i = 0; d->ranges && i < d->n_slots; i++) {
+        mb_free(d->ranges[i].filling);
+        mb_free(d->ranges[i].writing);
+    }
+    mb_free(d->ranges);
     mb_free(d->temp);
     mb_free(d->crcs);
     mb_free(d);
@@ -88,11 +118,11 @@ static void close_file(uv_work_t *work)
                                   : mb_strdup(".");
     if (!dir)
         mb_err_set(&op->err, MB_ENOMEM, "out of memory");
-    else if (fsync(d->fd) != 0)
+    else if (!op->is_lazy && fsync(d->fd) != 0)
         mb_err_sys(&op->err, errno, "fsync %s", d->temp);
     else if (rename(d->temp, op->path) != 0)
         mb_err_sys(&op->err, errno, "rename to %s", op->path);
-    else
+    else if (!op->is_lazy)
         mb_fs_sync_dir(dir, &op->err);
     mb_free(dir);
 }
@@ -104,43 +134,46 @@ static void on_closed(uv_work_t *work, int status)
     finish(d);
 }
 
-static void conclude(struct download *d)
-{
-    struct mb_store_op *op = d->op;
-    char text[16];
-    for (size_t i = 0; i < d->n_ranges; i++) {
-        uint64_t left = op->size_bytes - i * RANGE_BYTES;
-        op->crc64nvme = mb_crc64nvme_combine(op->crc64nvme, d->crcs[i],
-                                             left < RANGE_BYTES ? left : RANGE_BYTES);
-    }
-    s3_checksum_text(op->crc64nvme, text);
-    if (d->server_crc[0] && strcmp(d->server_crc, text) != 0)
-        mb_err_set(&op->err, MB_ECORRUPT,
-                   "the bytes received have CRC64NVME %s, the object should have %s", text,
-                   d->server_crc);
-    else if (uv_queue_work(d->s3->loop, &d->work, close_file, on_closed) == 0)
-        return;
-    else
-        mb_err_set(&op->err, MB_ENOMEM, "out of memory");
-    finish(d);
-}
-
-/* ---- ranges ---- */
-
 static uint64_t range_len(const struct download *d, size_t i)
 {
     uint64_t left = d->op->size_bytes - i * RANGE_BYTES;
     return left < RANGE_BYTES ? left : RANGE_BYTES;
 }
 
-static void write_range(uv_work_t *work)
+static void conclude(struct download *d)
 {
-    struct range *r = work->data;
+    struct mb_store_op *op = d->op;
+    char text[16];
+    for (size_t i = 0; i < d->n_ranges; i++)
+        op->crc64nvme = mb_crc64nvme_combine(op->crc64nvme, d->crcs[i], range_len(d, i));
+    s3_checksum_text(op->crc64nvme, text);
+    if (d->server_crc[0] && strcmp(d->server_crc, text) != 0)
+        mb_err_set(&op->err, MB_ECORRUPT,
+                   "the bytes received have CRC64NVME %s, the object should have %s", text,
+                   d->server_crc);
+    else if (d->temp && uv_queue_work(d->s3->loop, &d->work, close_file, on_closed) == 0)
+        return;
+    else if (d->temp)
+        mb_err_set(&op->err, MB_ENOMEM, "out of memory");
+    finish(d);
+}
+
+/* ---- from the buffers to the disk ---- */
+
+/* The disk begins with a whole range while the next ones come, so that little is left for the sync
+ * at the end. What it says goes unheeded: a disk that fails tells the sync, too. */
+static void begin_writing_out(const struct range *r)
+{
+    sync_file_range(r->down->fd, (off_t)(r->index * RANGE_BYTES),
+                    (off_t)range_len(r->down, r->index), SYNC_FILE_RANGE_WRITE);
+}
+
+static void write_buffer(struct range *r)
+{
     struct download *d = r->down;
-    off_t offset = (off_t)(r->index * RANGE_BYTES);
-    d->crcs[r->index] = mb_crc64nvme(0, r->bytes.data, r->bytes.len);
-    for (size_t done = 0; done < r->bytes.len;) {
-        ssize_t n = pwrite(d->fd, r->bytes.data + done, r->bytes.len - done, offset + (off_t)done);
+    off_t offset = (off_t)(r->index * RANGE_BYTES + r->written);
+    for (size_t done = 0; done < r->n_writing;) {
+        ssize_t n = pwrite(d->fd, r->writing + done, r->n_writing - done, offset + (off_t)done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
@@ -149,89 +182,266 @@ static void write_range(uv_work_t *work)
         }
         done += (size_t)n;
     }
+    if (r->written + r->n_writing == range_len(d, r->index) &&
+        r->written + r->n_writing >= WRITE_OUT_BYTES)
+        begin_writing_out(r);
+}
+
+/* In the pool. */
+static void write_buffers(uv_work_t *work)
+{
+    struct download *d = work->data;
+    for (struct range *r = d->in_the_pool; r; r = r->next)
+        write_buffer(r);
 }
 
 static void range_done(struct range *r)
 {
+    struct download *d = r->down;
+    s3_turn_end(d->s3, &r->turn);
+    mb_free(r->filling);
+    mb_free(r->writing);
+    r->filling = r->writing = NULL;
     r->busy = 0;
-    r->down->in_flight--;
-    mb_buf_close(&r->bytes);
-    pump(r->down);
+    d->in_flight--;
+    if (!d->pumping)
+        pump(d);
 }
 
-static void on_range_written(uv_work_t *work, int status)
+static void on_buffers_written(uv_work_t *work, int status);
+
+/* All that is full goes, if nothing of this file is in the pool already. */
+static int write_full(struct download *d)
 {
-    struct range *r = work->data;
+    if (d->in_the_pool || !d->full)
+        return 0;
+    d->write_work.data = d;
+    d->in_the_pool = d->full; /* before the pool may look */
+    d->full = NULL;
+    if (uv_queue_work(d->s3->loop, &d->write_work, write_buffers, on_buffers_written) == 0)
+        return 0;
+    d->full = d->in_the_pool;
+    d->in_the_pool = NULL;
+    return MB_ENOMEM;
+}
+
+/* The full buffer waits for the pool, the other one fills. */
+static int write_out(struct range *r)
+{
     struct download *d = r->down;
-    note_cancel(d, status);
-    if (d->op->err.code == 0 && r->err.code != 0)
-        d->op->err = r->err;
-    if (d->op->err.code == 0) {
+    uint8_t *full = r->filling;
+    r->filling = r->writing;
+    r->writing = full;
+    r->n_writing = r->n_filling;
+    r->n_filling = 0;
+    r->next = d->full;
+    d->full = r;
+    r->in_pool = 1;
+    if (write_full(d) == 0)
+        return 0;
+    d->full = r->next;
+    r->in_pool = 0;
+    return MB_ENOMEM;
+}
+
+/* The answer is in: what is left in the buffer follows, then the range is through. */
+static void end_range(struct range *r)
+{
+    struct download *d = r->down;
+    struct mb_store_op *op = d->op;
+    if (op->err.code == 0 && r->n_filling > 0) {
+        if (write_out(r) == 0)
+            return;
+        mb_err_set(&op->err, MB_ENOMEM, "out of memory");
+    }
+    if (op->err.code == 0 && r->received != range_len(d, r->index))
+        mb_err_set(&op->err, MB_ECORRUPT, "asked for %" PRIu64 " bytes, got %" PRIu64,
+                   range_len(d, r->index), r->received);
+    if (op->err.code == 0) {
+        d->crcs[r->index] = r->crc;
         d->n_done++;
-        d->done_bytes += r->bytes.len;
-        if (d->op->progress)
-            d->op->progress(d->op->arg, d->done_bytes, d->op->size_bytes);
+        d->done_bytes += r->received;
+        if (op->progress)
+            op->progress(op->arg, d->done_bytes, op->size_bytes);
     }
     range_done(r);
 }
 
-static void on_range(void *arg, const struct s3_answer *a)
+static void buffer_written(struct range *r)
+{
+    struct download *d = r->down;
+    r->in_pool = 0;
+    r->written += r->n_writing;
+    if (d->op->err.code == 0 && r->err.code != 0)
+        d->op->err = r->err;
+    if (!r->call) {
+        end_range(r);
+    } else if (d->op->err.code != 0) {
+        s3_call_cancel(r->call);
+    } else if (r->is_paused) {
+        r->is_paused = 0;
+        s3_call_resume(r->call);
+    }
+}
+
+static void on_buffers_written(uv_work_t *work, int status)
+{
+    struct download *d = work->data;
+    struct range *written = d->in_the_pool, *next;
+    d->in_the_pool = NULL;
+    note_cancel(d, status);
+    if (write_full(d) != 0) {
+        if (d->op->err.code == 0)
+            mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
+        /* They end with that. */
+        for (next = d->full; next; next = d->full) {
+            d->full = next->next;
+            next->next = written;
+            written = next;
+        }
+    }
+    for (struct range *r = written; r; r = next) {
+        next = r->next; /* the last one may end the download */
+        buffer_written(r);
+    }
+}
+
+static int refuse(struct range *r, int code, const char *text)
+{
+    if (r->down->op->err.code == 0)
+        mb_err_set(&r->down->op->err, code, "%s", text);
+    return MB_ESTATE; /* no other attempt follows */
+}
+
+static int take_bytes(void *arg, const void *p, size_t n)
+{
+    struct range *r = arg;
+    const uint8_t *bytes = p;
+    if (r->down->op->err.code != 0)
+        return MB_ESTATE;
+    if ((r->begins_anew || r->n_filling + n > BUFFER_BYTES) && r->in_pool) {
+        r->is_paused = 1;
+        return MB_HTTP_SINK_PAUSE;
+    }
+    if (r->begins_anew) {
+        r->begins_anew = 0;
+        r->received = r->written = r->crc = 0;
+        r->n_filling = 0;
+    }
+    if (n > range_len(r->down, r->index) - r->received)
+        return refuse(r, MB_EPROTO, "the server sent more than was asked for");
+    r->received += n;
+    r->crc = mb_crc64nvme(r->crc, bytes, n);
+    while (r->filling && n > 0) {
+        size_t room = BUFFER_BYTES - r->n_filling, some = n < room ? n : room;
+        memcpy(r->filling + r->n_filling, bytes, some);
+        r->n_filling += some;
+        bytes += some;
+        n -= some;
+        /* A piece that does not fit is let in only while the pool has nothing, so this is one. */
+        if (r->n_filling == BUFFER_BYTES && !r->in_pool && write_out(r) != 0)
+            return refuse(r, MB_ENOMEM, "out of memory");
+    }
+    return 0;
+}
+
+static int take_head(void *arg, const struct mb_http_response *http)
 {
     struct range *r = arg;
     struct download *d = r->down;
-    struct mb_store_op *op = d->op;
+    const char *all = http->header(http, d->n_ranges > 1 ? "Content-Range" : "Content-Length");
+    const char *etag = http->header(http, "ETag");
+    r->begins_anew = 1;
+    if (d->n_ranges > 1 && http->status != 206)
+        return refuse(r, MB_EPROTO, "a part was asked for, the server sent the whole object");
+    if (d->n_ranges > 1 && all) { /* "bytes 0-99/1234" */
+        all = strchr(all, '/');
+        all = all && all[1] >= '0' && all[1] <= '9' ? all + 1 : NULL;
+    }
+    if (all && strtoull(all, NULL, 10) != d->op->size_bytes)
+        return refuse(r, MB_ECORRUPT, "the object has another size than it should have");
+    if (!d->op->out_etag[0] && etag)
+        snprintf(d->op->out_etag, sizeof d->op->out_etag, "%s", etag);
+    return 0;
+}
+
+/* ---- ranges ---- */
+
+static void on_range(void *arg, const struct s3_answer *a)
+{
+    struct range *r = arg;
+    struct mb_store_op *op = r->down->op;
     r->call = NULL;
     if (a->error == MB_EEXIST) {
         if (op->err.code == 0)
             mb_err_set(&op->err, MB_ESTATE, "the object changed while it was read");
+    } else if (a->error != 0 && strcmp(a->code, "InvalidRange") == 0) {
+        refuse(r, MB_ECORRUPT, "the object is shorter than it should be");
     } else if (a->error != 0) {
-        s3_op_fail(op, a);
-    } else if (a->http->body_len != range_len(d, r->index)) {
-        mb_err_set(&op->err, MB_EPROTO, "asked for %" PRIu64 " bytes of a range, got %zu",
-                   range_len(d, r->index), a->http->body_len);
-    } else if (mb_buf_add(&r->bytes, a->http->body, a->http->body_len) != 0) {
-        mb_err_set(&op->err, MB_ENOMEM, "out of memory");
+        s3_op_fail(op, a); /* keeps what a sink has said before */
+    } else {
+        s3_went_well(r->down->s3);
     }
-    if (op->err.code != 0 ||
-        uv_queue_work(d->s3->loop, &r->work, write_range, on_range_written) != 0)
+    if (a->error == 0 && r->begins_anew) { /* an answer without a byte */
+        r->begins_anew = 0;
+        r->n_filling = 0;
+    }
+    if (!r->in_pool)
+        end_range(r);
+}
+
+static void start_range(void *arg)
+{
+    struct range *r = arg;
+    struct download *d = r->down;
+    char text[64];
+    uint64_t first = r->index * RANGE_BYTES;
+    struct s3_request request = {.method = "GET",
+                                 .key = d->op->key,
+                                 .body_fd = -1,
+                                 .sink = take_bytes,
+                                 .head = take_head,
+                                 .sink_arg = r};
+    note_cancel(d, 0);
+    if (d->fd >= 0) {
+        r->filling = mb_alloc(BUFFER_BYTES);
+        r->writing = mb_alloc(BUFFER_BYTES);
+        if (d->op->err.code == 0 && (!r->filling || !r->writing))
+            mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
+    }
+    if (d->n_ranges > 1) {
+        snprintf(text, sizeof text, "bytes=%" PRIu64 "-%" PRIu64, first,
+                 first + range_len(d, r->index) - 1);
+        s3_request_header(&request, "range", text);
+    }
+    if (d->op->out_etag[0])
+        s3_request_header(&request, "if-match", d->op->out_etag);
+    if (d->op->err.code != 0 ||
+        s3_call_start(d->op, &request, on_range, r, &r->call, &d->op->err) != 0)
         range_done(r);
 }
 
-static int start_range(struct download *d)
+static void take_turn(struct download *d)
 {
     struct range *r = d->ranges;
     while (r->busy)
         r++;
-    char text[64];
-    uint64_t first = d->next_range * RANGE_BYTES;
-    struct s3_request request = {
-        .method = "GET", .key = d->op->key, .body_fd = -1, .max_body_bytes = RANGE_BYTES};
-    r->down = d;
-    r->work.data = r;
-    r->index = d->next_range;
-    mb_err_clear(&r->err);
-    snprintf(text, sizeof text, "bytes=%" PRIu64 "-%" PRIu64, first,
-             first + range_len(d, r->index) - 1);
-    s3_request_header(&request, "range", text);
-    if (d->op->out_etag[0])
-        s3_request_header(&request, "if-match", d->op->out_etag);
-    int rc = s3_call_start(d->op, &request, on_range, r, &r->call, &d->op->err);
-    if (rc != 0)
-        return rc;
-    r->busy = 1;
-    d->next_range++;
+    *r = (struct range){.down = d, .index = d->next_range++, .busy = 1};
+    r->turn.priority = d->op->priority;
+    r->turn.order = d->order;
     d->in_flight++;
-    return 0;
+    s3_turn_send(d->s3, &r->turn, start_range, r);
 }
 
 static void pump(struct download *d)
 {
+    /* Without an etag the first range goes alone: its answer binds the others. */
+    size_t at_once = d->op->out_etag[0] ? d->n_slots : 1;
     note_cancel(d, 0);
-    while (d->op->err.code == 0 && d->in_flight < S3_PARTS_IN_FLIGHT &&
-           d->in_flight < d->s3->parallel && d->next_range < d->n_ranges) {
-        if (start_range(d) != 0)
-            break;
-    }
+    d->pumping = 1;
+    while (d->op->err.code == 0 && d->in_flight < at_once && d->next_range < d->n_ranges)
+        take_turn(d);
+    d->pumping = 0;
     if (d->in_flight > 0)
         return;
     if (d->op->err.code != 0)
@@ -245,11 +455,18 @@ static void pump(struct download *d)
 static void open_temp(uv_work_t *work)
 {
     struct download *d = work->data;
+    if (!d->temp)
+        return;
     d->fd = open(d->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (d->fd < 0) {
         mb_err_sys(&d->op->err, errno, "create %s", d->temp);
         mb_free(d->temp); /* nothing to remove */
         d->temp = NULL;
+    } else if (d->op->size_bytes > RANGE_BYTES &&
+               fallocate(d->fd, 0, 0, (off_t)d->op->size_bytes) != 0 &&
+               (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+        mb_err_sys(&d->op->err, errno, "taking %" PRIu64 " bytes for %s", d->op->size_bytes,
+                   d->temp);
     }
 }
 
@@ -258,6 +475,21 @@ static void on_temp_open(uv_work_t *work, int status)
     struct download *d = work->data;
     note_cancel(d, status);
     pump(d);
+}
+
+/* The size is known. */
+static int prepare(struct download *d, struct mb_err *err)
+{
+    struct mb_store_op *op = d->op;
+    d->n_ranges = (size_t)((op->size_bytes + RANGE_BYTES - 1) / RANGE_BYTES);
+    if (d->n_ranges == 0 && op->has_size)
+        d->n_ranges = 1; /* of no bytes: is the object there at all? */
+    d->n_slots = d->n_ranges < RANGES_MAX ? d->n_ranges : RANGES_MAX;
+    d->crcs = mb_calloc(d->n_ranges + 1, sizeof *d->crcs);
+    d->ranges = mb_calloc(d->n_slots + 1, sizeof *d->ranges);
+    if (d->crcs && d->ranges && uv_queue_work(d->s3->loop, &d->work, open_temp, on_temp_open) == 0)
+        return 0;
+    return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
 }
 
 static void on_head(void *arg, const struct s3_answer *a)
@@ -276,46 +508,59 @@ static void on_head(void *arg, const struct s3_answer *a)
     s3_answer_etag(a, op->out_etag, sizeof op->out_etag);
     if (crc && strlen(crc) < sizeof d->server_crc)
         snprintf(d->server_crc, sizeof d->server_crc, "%s", crc);
-    d->n_ranges = (size_t)((op->size_bytes + RANGE_BYTES - 1) / RANGE_BYTES);
-    d->crcs = mb_calloc(d->n_ranges + 1, sizeof *d->crcs);
-    if (!d->crcs || uv_queue_work(d->s3->loop, &d->work, open_temp, on_temp_open) != 0) {
-        mb_err_set(&op->err, MB_ENOMEM, "out of memory");
-        mb_free(d->temp);
-        d->temp = NULL;
+    if (prepare(d, &op->err) != 0)
         finish(d);
-    }
 }
 
 int s3_download_start(struct mb_store_op *op, struct mb_err *err)
 {
     struct s3_request request = {.method = "HEAD", .key = op->key, .body_fd = -1};
     struct download *d = mb_calloc(1, sizeof *d);
+    int rc = 0;
     if (!d)
         return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
     d->op = op;
     d->s3 = op->store->impl;
+    d->order = ++d->s3->turns.last_order;
     d->fd = -1;
     d->work.data = d;
-    d->temp = mb_asprintf("%s.mobula-tmp-%016" PRIx64, op->path, mb_random_u64());
-    s3_request_header(&request, "x-amz-checksum-mode", "ENABLED");
-    int rc = d->temp ? s3_call_start(op, &request, on_head, d, &d->call, err)
-                     : mb_err_set(err, MB_ENOMEM, "s3: out of memory");
-    if (rc != 0) {
-        mb_free(d->temp);
-        mb_free(d);
-        return rc;
+    if (op->path) {
+        d->temp = mb_asprintf("%s.mobula-tmp-%016" PRIx64, op->path, mb_random_u64());
+        rc = d->temp ? 0 : mb_err_set(err, MB_ENOMEM, "s3: out of memory");
     }
     op->impl = d;
-    return 0;
+    s3_request_header(&request, "x-amz-checksum-mode", "ENABLED");
+    op->size_bytes = op->want_bytes;
+    if (rc == 0)
+        rc =
+            op->has_size ? prepare(d, err) : s3_call_start(op, &request, on_head, d, &d->call, err);
+    if (rc != 0) {
+        mb_free(d->crcs);
+        mb_free(d->ranges);
+        mb_free(d->temp);
+        mb_free(d);
+        op->impl = NULL;
+    }
+    return rc;
 }
 
 void s3_download_cancel(struct mb_store_op *op)
 {
     struct download *d = op->impl;
+    int n_ended = 0;
     if (d->call)
         s3_call_cancel(d->call);
-    for (size_t i = 0; i < S3_PARTS_IN_FLIGHT; i++) {
-        if (d->ranges[i].call)
-            s3_call_cancel(d->ranges[i].call);
+    d->pumping = 1;
+    for (size_t i = 0; d->ranges && i < d->n_slots; i++) {
+        struct range *r = &d->ranges[i];
+        if (r->call) {
+            s3_call_cancel(r->call);
+        } else if (r->turn.state == S3_TURN_WAITS_2) {
+            range_done(r);
+            n_ended++;
+        }
     }
+    d->pumping = 0;
+    if (n_ended > 0)
+        pump(d);
 }

@@ -2,19 +2,23 @@
  * Settings of an s3:// store.
  *
  * 1. The URL gives bucket and prefix.
- * 2. The environment gives endpoint and keys: BUCKET_STORAGE_HOST, _ACCESS_KEY, _SECRET_KEY first,
- *    then AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
- *    AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION.
+ * 2. The environment gives the endpoint: BUCKET_STORAGE_HOST first, then AWS_ENDPOINT_URL_S3 or
+ *    AWS_ENDPOINT_URL; AWS_REGION or AWS_DEFAULT_REGION; and says where credentials are.
  * 3. An endpoint of one's own uses path style; AWS uses virtual hosts, but path style for a bucket
- *    with dots, whose name would not match the certificate.
- * Failures: a bad bucket name or endpoint, no keys: one line saying which variables are meant.
+ *    with dots, whose name would not match the certificate. BUCKET_STORAGE_ADDRESSING_STYLE says
+ *    otherwise.
+ * Failures: a bad bucket name or endpoint, half a pair of keys: one line saying which variables are
+ * meant.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/s3/s3.h"
+#include "base/s3/source.h"
 #include "base/str.h"
+
+enum { DEFAULT_STALL_S = 30 };
 
 static const char *env(const char *name)
 {
@@ -46,8 +50,9 @@ int s3_use_region(struct s3 *s, const char *region)
     snprintf(s->region, sizeof s->region, "%s", region);
     if (!s->is_aws)
         return 0;
-    char *host = s->path_style ? mb_asprintf("s3.%s.amazonaws.com", region)
-                               : mb_asprintf("%s.s3.%s.amazonaws.com", s->bucket, region);
+    const char *domain = mb_s3_aws_domain(region);
+    char *host = s->path_style ? mb_asprintf("s3.%s.%s", region, domain)
+                               : mb_asprintf("%s.s3.%s.%s", s->bucket, region, domain);
     char *endpoint = host ? mb_asprintf("https://%s", host) : NULL;
     if (!endpoint) {
         mb_free(host);
@@ -77,33 +82,36 @@ static int set_endpoint(struct s3 *s, const char *url, struct mb_err *err)
     size_t port_len = strlen(own_port);
     if (host_len > port_len && strncmp(host + host_len - port_len, own_port, port_len) == 0)
         host_len -= port_len;
-    s->host = mb_strndup(host, host_len);
-    s->endpoint = mb_strndup(url, (size_t)(host - url) + n);
-    s->path_style = 1;
+    const char *before = s->path_style ? "" : s->bucket;
+    const char *dot = s->path_style ? "" : ".";
+    s->host = mb_asprintf("%s%s%.*s", before, dot, (int)host_len, host);
+    s->endpoint = mb_asprintf("%.*s%s%s%.*s", (int)(host - url), url, before, dot, (int)n, host);
     return s->host && s->endpoint ? 0 : mb_err_set(err, MB_ENOMEM, "s3: out of memory");
 }
 
-static int set_keys(struct s3 *s, struct mb_err *err)
+/* By the words that AWS's tools use for their own setting of this name. */
+static int set_style(struct s3 *s, int is_aws, struct mb_err *err)
 {
-    const char *access = env("BUCKET_STORAGE_ACCESS_KEY");
-    const char *secret = env("BUCKET_STORAGE_SECRET_KEY");
-    const char *token = NULL;
-    if (!access || !secret) {
-        access = env("AWS_ACCESS_KEY_ID");
-        secret = env("AWS_SECRET_ACCESS_KEY");
-        token = env("AWS_SESSION_TOKEN");
-    }
-    if (!access || !secret)
-        return mb_err_set(
-            err, MB_EDENIED,
-            "no S3 keys: set BUCKET_STORAGE_ACCESS_KEY and BUCKET_STORAGE_SECRET_KEY, "
-            "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
-    s->access_key = mb_strdup(access);
-    s->secret_key = mb_strdup(secret);
-    s->session_token = mb_strdup(token);
-    return s->access_key && s->secret_key && (!token || s->session_token)
-               ? 0
-               : mb_err_set(err, MB_ENOMEM, "s3: out of memory");
+    const char *style = env("BUCKET_STORAGE_ADDRESSING_STYLE");
+    if (!style || strcmp(style, "auto") == 0)
+        s->path_style = !is_aws || strchr(s->bucket, '.') != NULL;
+    else if (strcmp(style, "path") == 0 || strcmp(style, "virtual") == 0)
+        s->path_style = style[0] == 'p';
+    else
+        return mb_err_set(err, MB_EINVAL,
+                          "BUCKET_STORAGE_ADDRESSING_STYLE \"%.40s\": auto, path or virtual is "
+                          "expected",
+                          style);
+    return 0;
+}
+
+static int set_stall(struct s3 *s, struct mb_err *err)
+{
+    const char *text = env("BUCKET_STORAGE_STALL_SECONDS");
+    int64_t seconds = DEFAULT_STALL_S;
+    int rc = text ? mb_parse_i64(text, 1, 3600, "BUCKET_STORAGE_STALL_SECONDS", &seconds, err) : 0;
+    s->stall_ms = (uint64_t)seconds * 1000;
+    return rc;
 }
 
 int s3_settings(struct s3 *s, const char *rest, struct mb_err *err)
@@ -117,17 +125,22 @@ int s3_settings(struct s3 *s, const char *rest, struct mb_err *err)
     if (!region)
         region = env("AWS_DEFAULT_REGION");
     int rc = set_bucket(s, rest, err);
+    s->is_aws = endpoint == NULL;
     if (rc == 0)
-        rc = set_keys(s, err);
-    if (rc == 0 && endpoint) {
+        rc = set_style(s, s->is_aws, err);
+    if (rc == 0)
+        rc = set_stall(s, err);
+    if (rc == 0 && endpoint)
         rc = set_endpoint(s, endpoint, err);
-    } else if (rc == 0) {
-        s->is_aws = 1;
-        s->path_style = strchr(s->bucket, '.') != NULL;
-    }
     if (rc == 0 && s3_use_region(s, region ? region : "us-east-1") != 0)
         rc = mb_err_set(err, MB_ENOMEM, "s3: out of memory");
-    s->parallel = S3_PARTS_IN_FLIGHT;
+    s->region_is_default = region == NULL;
+    s->parallel = S3_FIRST_PARALLEL;
+    if (rc == 0) {
+        s3_facts_load(s->endpoint, &s->facts);
+        s->no_checksum = s->facts.sum != S3_SUM_CRC64NVME;
+        rc = s3_credentials_create(s, &s->credentials, err);
+    }
     return rc;
 }
 
@@ -137,7 +150,5 @@ void s3_settings_free(struct s3 *s)
     mb_free(s->host);
     mb_free(s->bucket);
     mb_free(s->prefix);
-    mb_free(s->access_key);
-    mb_free(s->secret_key);
-    mb_free(s->session_token);
+    s3_credentials_destroy(s->credentials);
 }

@@ -6,12 +6,21 @@
  *    size alone decides, so a resumed upload cuts the same parts.
  * 3. Resume: ListParts is the truth. Unknown upload: perhaps it was completed and only the answer
  *    was lost, so the object itself is compared first; else a new upload begins.
- * 4. Parts in flight: checksum in the pool, then PUT straight from the file. A part the server
- * holds with the same size and checksum is not sent again.
+ * 4. Each part waits for its turn among those of all files (s3_turns.h): checksum in the pool, then
+ *    PUT straight from the file, which leaves the page cache. A part the server holds with the same
+ *    size and checksum is not sent again.
  * 5. Complete with every part's checksum and that of the whole object, combined from the parts.
+ * With on_sent, even a small file goes as one part, and step 5 waits until the caller lets it go (a
+ * file of no bytes has nothing to send before).
+ * 6. The condition fails: the object that is there is compared. The same bytes are success, also if
+ *    somebody else wrote them; else MB_EEXIST with its etag.
+ * A file of up to 1 MiB gets its checksum where it is opened, so it waits for a connection only.
  * Failures: single requests repeat themselves (s3_call.c). The upload id getting lost in the middle
  * starts over once. What fails for good ends the rest; the upload is aborted unless the caller may
- * resume it (it was told the id, and the fault was reachability, time or cancellation).
+ * resume it (it was told the id, and the fault was reachability, time or cancellation, or a
+ * condition). When the answer to CreateMultipartUpload was lost and it was asked again, the server
+ * may hold two: the one without a known id is looked for at the end and aborted. A file whose size
+ * or time changed while it was sent is MB_ESTATE.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,67 +29,65 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/s3/s3.h"
+#include "base/s3/s3_sum.h"
+#include "base/s3/s3_sweep.h"
+#include "base/s3/s3_upload.h"
 #include "base/s3/sigv4.h"
 
-enum { HASH_BLOCK_BYTES = 256 * 1024, ABORT_TIMEOUT_MS = 30000, MAX_PARTS = 10000 };
-
-struct part {
-    uint64_t crc;
-    char etag[72]; /* "" until the server has it */
-    char server_crc[16];
-    uint64_t server_size_bytes;
+enum {
+    SMALL_BYTES = 1024 * 1024,
+    HASH_PIECE_BYTES = 8 * 1024 * 1024,
+    ABORT_TIMEOUT_MS = 30000,
+    SLOTS_MAX = S3_MAX_CONNECTIONS + S3_AHEAD
 };
 
-struct slot {
-    uv_work_t work;
-    struct upload *up;
-    size_t part;
-    int busy;
-    int rc; /* of the pool's work */
-    struct s3_call *call;
-};
-
-struct upload {
-    struct mb_store_op *op;
-    struct s3 *s3;
-    int fd;
-    struct stat st;
-    uint64_t size_bytes;
-    uint64_t part_bytes;
-    size_t n_parts;
-    struct part *parts;
-    size_t next_part;
-    size_t n_done;
-    uint64_t done_bytes;
-    size_t in_flight;
-    struct slot slots[S3_PARTS_IN_FLIGHT];
-    char *upload_id;
-    struct mb_buf complete_body;
-    struct s3_call *call; /* of a step that is alone */
-    uv_work_t work;
-    int rc;
-    int is_single; /* one PUT, no multipart upload */
-    int lost;      /* the upload id is unknown to the server */
-    int restarted; /* that happened before */
-    uint64_t whole_crc;
-};
-
-static void pump(struct upload *up);
-static void create(struct upload *up);
+static void begin_sending(struct upload *up);
+static uint64_t part_len(const struct upload *up, size_t part);
 
 /* ---- the end ---- */
+
+static void finish(struct upload *up);
+
+static void on_strays_gone(void *arg, const struct mb_err *err, size_t n_aborted)
+{
+    struct upload *up = arg;
+    up->sweep = NULL;
+    if (err->code != 0)
+        mb_warn("s3", "an unfinished upload may stay behind: %s", err->text);
+    else if (n_aborted > 0)
+        mb_info("s3", "uploads without a known id aborted key=%s n=%zu", up->op->key, n_aborted);
+    finish(up);
+}
+
+/* 1: finish() comes later. */
+static int sweep_strays(struct upload *up)
+{
+    struct mb_err err = {0};
+    int code = up->op->err.code;
+    if (!up->may_have_strays || up->op->leaves_strays || up->op->canceled || code == MB_EUNAVAIL ||
+        code == MB_ETIMEOUT)
+        return 0;
+    up->may_have_strays = 0;
+    up->op->deadline_ms = mb_mono_ms() + ABORT_TIMEOUT_MS;
+    return s3_sweep_start(up->op, code == 0 ? NULL : up->upload_id, up->strays_since_unix_s,
+                          on_strays_gone, up, &up->sweep, &err) == 0;
+}
 
 static void finish(struct upload *up)
 {
     struct mb_store_op *op = up->op;
+    if (sweep_strays(up))
+        return;
     if (up->fd >= 0)
         close(up->fd);
+    mb_free(up->slots);
     mb_free(up->parts);
     mb_free(up->upload_id);
     mb_buf_close(&up->complete_body);
@@ -98,12 +105,12 @@ static void on_aborted(void *arg, const struct s3_answer *a)
     finish(up);
 }
 
-static int start_call(struct upload *up, const struct s3_request *request, s3_done_cb done)
+int s3_upload_call(struct upload *up, const struct s3_request *request, s3_done_cb done)
 {
     return s3_call_start(up->op, request, done, up, &up->call, &up->op->err);
 }
 
-static int upload_query(struct upload *up, const char *before, struct mb_buf *query)
+int s3_upload_query(struct upload *up, const char *before, struct mb_buf *query)
 {
     int rc = mb_buf_printf(query, "%suploadId=", before);
     return rc != 0 ? rc : mb_buf_url(query, up->upload_id, 0);
@@ -114,24 +121,26 @@ static int is_resumable(const struct upload *up)
 {
     int code = up->op->err.code;
     return (up->op->on_upload_id || up->op->resume_upload_id) &&
-           (code == MB_EUNAVAIL || code == MB_ETIMEOUT || code == MB_ECANCELED);
+           (code == MB_EUNAVAIL || code == MB_ETIMEOUT || code == MB_ECANCELED ||
+            (code == MB_EEXIST && up->refused));
 }
 
-static void end(struct upload *up)
+void s3_upload_end(struct upload *up)
 {
     struct mb_store_op *op = up->op;
     struct mb_buf query = {0};
-    if (op->err.code == 0 || !up->upload_id || up->lost || is_resumable(up) || op->canceled) {
+    if ((op->err.code == 0 && !up->refused) || !up->upload_id || up->lost || is_resumable(up) ||
+        op->canceled) {
         finish(up);
         return;
     }
     struct mb_err kept = op->err;
     struct s3_request request = {.method = "DELETE", .key = op->key, .body_fd = -1};
     op->deadline_ms = mb_mono_ms() + ABORT_TIMEOUT_MS;
-    int rc = upload_query(up, "", &query);
+    int rc = s3_upload_query(up, "", &query);
     request.query = mb_buf_str(&query);
     if (rc == 0)
-        rc = start_call(up, &request, on_aborted);
+        rc = s3_upload_call(up, &request, on_aborted);
     op->err = kept;
     mb_buf_close(&query);
     if (rc != 0)
@@ -144,36 +153,19 @@ static void fail_nomem(struct upload *up)
         mb_err_set(&up->op->err, MB_ENOMEM, "out of memory");
 }
 
-static int is_no_such_upload(const struct s3_answer *a)
+int s3_upload_is_unknown(const struct s3_answer *a)
 {
     return a->error == MB_ENOENT && strcmp(a->code, "NoSuchUpload") == 0;
 }
 
-/* ---- is the object there already? ---- */
-
-/* Reads the whole file in the pool; up->whole_crc. */
-static int hash_range(int fd, uint64_t offset, uint64_t n, uint64_t *out)
+/* The condition failed; also when the object that should be replaced is gone. */
+static int is_refused(const struct upload *up, const struct s3_answer *a)
 {
-    uint8_t *block = mb_alloc(HASH_BLOCK_BYTES);
-    uint64_t crc = 0;
-    int rc = block ? 0 : MB_ENOMEM;
-    while (rc == 0 && n > 0) {
-        size_t want = n < HASH_BLOCK_BYTES ? (size_t)n : HASH_BLOCK_BYTES;
-        ssize_t got = pread(fd, block, want, (off_t)offset);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            rc = got < 0 ? MB_EIO : MB_ESTATE;
-            break;
-        }
-        crc = mb_crc64nvme(crc, block, (size_t)got);
-        offset += (uint64_t)got;
-        n -= (uint64_t)got;
-    }
-    mb_free(block);
-    *out = crc;
-    return rc;
+    return (up->op->cond != MB_STORE_ALWAYS && a->error == MB_EEXIST) ||
+           (up->op->cond == MB_STORE_IF_MATCH && strcmp(a->code, "NoSuchKey") == 0);
 }
+
+/* ---- is the object there already? ---- */
 
 static void fail_hash(struct upload *up, int rc)
 {
@@ -182,17 +174,31 @@ static void fail_hash(struct upload *up, int rc)
                    rc == MB_ESTATE ? "became shorter while it was sent" : "cannot be read");
 }
 
+/* 1: what is sent may be a mixture. */
+static int has_changed(const struct upload *up)
+{
+    struct stat now;
+    return fstat(up->fd, &now) != 0 || now.st_size != up->st.st_size ||
+           now.st_mtim.tv_sec != up->st.st_mtim.tv_sec ||
+           now.st_mtim.tv_nsec != up->st.st_mtim.tv_nsec;
+}
+
+static void fail_changed(struct upload *up)
+{
+    if (up->op->err.code == 0)
+        mb_err_set(&up->op->err, MB_ESTATE, "%s: changed while it was sent", up->op->path);
+}
+
 /* op->out_etag is set. */
 static void succeed(struct upload *up)
 {
-    struct stat now;
-    if (fstat(up->fd, &now) != 0 || (uint64_t)now.st_size != up->size_bytes) {
-        mb_err_set(&up->op->err, MB_ESTATE, "%s: changed while it was sent", up->op->path);
+    if (has_changed(up)) {
+        fail_changed(up);
     } else {
         up->op->size_bytes = up->size_bytes;
         up->op->crc64nvme = up->whole_crc;
     }
-    finish(up);
+    s3_upload_end(up); /* parts that are not needed any more go */
 }
 
 static void on_object_compared(void *arg, const struct s3_answer *a)
@@ -205,18 +211,23 @@ static void on_object_compared(void *arg, const struct s3_answer *a)
     const char *crc = a->error == 0 ? a->http->header(a->http, S3_CHECKSUM_HEADER) : NULL;
     int same =
         length && strtoull(length, NULL, 10) == up->size_bytes && crc && strcmp(crc, want) == 0;
+    s3_answer_etag(a, up->op->out_etag, sizeof up->op->out_etag);
     if (same) {
-        s3_answer_etag(a, up->op->out_etag, sizeof up->op->out_etag);
         succeed(up);
     } else if (a->error != 0 && a->error != MB_ENOENT) {
         s3_op_fail(up->op, a);
-        end(up);
+        s3_upload_end(up);
+    } else if (up->refused) {
+        mb_err_set(&up->op->err, MB_EEXIST, "another object is there");
+        s3_upload_end(up);
+    } else if (up->looks) {
+        begin_sending(up);
     } else if (up->restarted) {
         mb_err_set(&up->op->err, MB_EUNAVAIL, "the server forgot the multipart upload twice");
-        end(up);
+        s3_upload_end(up);
     } else {
         up->restarted = 1;
-        create(up);
+        s3_upload_create(up);
     }
 }
 
@@ -229,23 +240,32 @@ static void on_whole_hashed(uv_work_t *work, int status)
     else if (up->rc != 0)
         fail_hash(up, up->rc);
     s3_request_header(&request, "x-amz-checksum-mode", "ENABLED");
-    if (up->op->err.code != 0 || start_call(up, &request, on_object_compared) != 0)
-        end(up);
+    if (up->op->err.code != 0 || s3_upload_call(up, &request, on_object_compared) != 0)
+        s3_upload_end(up);
 }
 
+/* Reads the whole file in the pool, in pieces: a cancel does not wait for all of it. */
 static void hash_whole(uv_work_t *work)
 {
     struct upload *up = work->data;
-    up->rc = hash_range(up->fd, 0, up->size_bytes, &up->whole_crc);
+    up->rc = 0;
+    up->whole_crc = 0;
+    for (uint64_t at = 0, n; up->rc == 0 && at < up->size_bytes; at += n) {
+        uint64_t crc;
+        n = up->size_bytes - at < HASH_PIECE_BYTES ? up->size_bytes - at : HASH_PIECE_BYTES;
+        up->rc = atomic_load(&up->stops) ? MB_ECANCELED : s3_hash_range(up->fd, at, n, &crc);
+        if (up->rc == 0)
+            up->whole_crc = mb_crc64nvme_combine(up->whole_crc, crc, n);
+    }
 }
 
-static void compare_object(struct upload *up)
+/* Is it there, with these bytes? */
+void s3_upload_compare(struct upload *up)
 {
-    up->lost = 1;
     up->work.data = up;
     if (uv_queue_work(up->s3->loop, &up->work, hash_whole, on_whole_hashed) != 0) {
         fail_nomem(up);
-        end(up);
+        s3_upload_end(up);
     }
 }
 
@@ -266,15 +286,29 @@ static void on_completed(void *arg, const struct s3_answer *a)
     if (a->error == 0 && mb_s3_xml_parse(a->http->body, a->http->body_len, on_complete_field, up,
                                          &up->op->err) != 0) {
         mb_err_wrap(&up->op->err, "answer to CompleteMultipartUpload");
-        end(up);
-    } else if (a->error == 0) {
+        s3_upload_end(up);
+    } else if (a->error == 0 && !a->ambiguous) {
         succeed(up);
-    } else if (is_no_such_upload(a)) {
-        compare_object(up); /* completed by an attempt whose answer was lost? */
+    } else if (a->error == 0 || s3_upload_is_unknown(a)) {
+        /* A server that was killed inside the first attempt may call the second one a success, with
+         * no object there (seen with versitygw 1.8.0). */
+        up->lost = 1;
+        s3_upload_compare(up); /* completed by an attempt whose answer was lost? */
+    } else if (is_refused(up, a)) {
+        up->refused = 1;
+        s3_upload_compare(up);
     } else {
         s3_op_fail(up->op, a);
-        end(up);
+        s3_upload_end(up);
     }
+}
+
+static void add_condition(const struct upload *up, struct s3_request *request)
+{
+    if (up->op->cond == MB_STORE_IF_ABSENT)
+        s3_request_header(request, "if-none-match", "*");
+    else if (up->op->cond == MB_STORE_IF_MATCH)
+        s3_request_header(request, "if-match", up->op->etag);
 }
 
 static int add_complete_part(struct upload *up, size_t i)
@@ -309,17 +343,18 @@ static void complete(struct upload *up)
     if (rc == 0)
         rc = mb_buf_puts(&up->complete_body, "</CompleteMultipartUpload>");
     if (rc == 0)
-        rc = upload_query(up, "", &query);
-    s3_request_checksum(up->s3, &request, up->whole_crc);
+        rc = s3_upload_query(up, "", &query);
+    s3_request_checksum(&request, up->whole_crc);
     if (!up->s3->no_checksum)
         s3_request_header(&request, "x-amz-checksum-type", "FULL_OBJECT");
+    add_condition(up, &request);
     request.query = mb_buf_str(&query);
     request.body = up->complete_body.data;
     request.body_len = up->complete_body.len;
     if (rc != 0)
         fail_nomem(up);
-    if (up->op->err.code != 0 || start_call(up, &request, on_completed) != 0)
-        end(up);
+    if (up->op->err.code != 0 || s3_upload_call(up, &request, on_completed) != 0)
+        s3_upload_end(up);
     mb_buf_close(&query);
 }
 
@@ -334,15 +369,17 @@ static uint64_t part_len(const struct upload *up, size_t part)
 static void part_done(struct slot *slot)
 {
     struct upload *up = slot->up;
+    s3_turn_end(up->s3, &slot->turn);
     slot->busy = 0;
     up->in_flight--;
-    if (up->op->err.code == 0 && !up->lost) {
+    if (up->op->err.code == 0 && !up->lost && !up->refused) {
         up->n_done++;
         up->done_bytes += part_len(up, slot->part);
         if (up->op->progress)
             up->op->progress(up->op->arg, up->done_bytes, up->size_bytes);
     }
-    pump(up);
+    if (!up->pumping)
+        s3_upload_pump(up);
 }
 
 static void on_part_sent(void *arg, const struct s3_answer *a)
@@ -356,18 +393,25 @@ static void on_part_sent(void *arg, const struct s3_answer *a)
             up->whole_crc = up->parts[0].crc;
             s3_answer_etag(a, up->op->out_etag, sizeof up->op->out_etag);
         }
-        if (up->s3->parallel < S3_PARTS_IN_FLIGHT)
-            up->s3->parallel++;
-    } else if (is_no_such_upload(a)) {
+        if (!up->is_single) /* it is with the server, and nobody else reads it soon */
+            posix_fadvise(up->fd, (off_t)(slot->part * up->part_bytes),
+                          (off_t)part_len(up, slot->part), POSIX_FADV_DONTNEED);
+        s3_went_well(up->s3);
+    } else if (s3_upload_is_unknown(a)) {
         up->lost = 1;
+    } else if (up->is_single && is_refused(up, a)) {
+        up->refused = 1;
+    } else if (a->error == MB_ECORRUPT && has_changed(up)) {
+        fail_changed(up);
     } else {
         s3_op_fail(up->op, a);
     }
     part_done(slot);
 }
 
-static int send_part(struct slot *slot)
+static void send_part(void *arg)
 {
+    struct slot *slot = arg;
     struct upload *up = slot->up;
     struct mb_buf query = {0};
     char before[48];
@@ -376,37 +420,44 @@ static int send_part(struct slot *slot)
                                  .body_fd = up->fd,
                                  .body_offset = slot->part * up->part_bytes,
                                  .body_len = (size_t)part_len(up, slot->part)};
-    int rc = 0;
-    if (up->upload_id) {
+    int rc = up->op->canceled ? mb_err_set(&up->op->err, MB_ECANCELED, "cancelled") : 0;
+    if (rc == 0 && up->upload_id) {
         snprintf(before, sizeof before, "partNumber=%zu&", slot->part + 1);
-        rc = upload_query(up, before, &query);
+        rc = s3_upload_query(up, before, &query);
         request.query = mb_buf_str(&query);
+    } else {
+        add_condition(up, &request);
     }
-    s3_request_checksum(up->s3, &request, up->parts[slot->part].crc);
+    s3_request_checksum(&request, up->parts[slot->part].crc);
     if (rc != 0)
         fail_nomem(up);
-    else
+    else if (up->op->err.code == 0 && !up->lost)
         rc = s3_call_start(up->op, &request, on_part_sent, slot, &slot->call, &up->op->err);
     mb_buf_close(&query);
-    return rc;
+    if (rc != 0 || !slot->call)
+        part_done(slot);
 }
 
-/* The server has this part: same size, and same checksum where it tells one. */
+/* The server has this part: same size, and same checksum; where it tells none the etag has to be
+ * one, since a file may have been written anew with its old size. */
 static int server_has(const struct upload *up, size_t i)
 {
     const struct part *p = &up->parts[i];
     char crc[16];
     s3_checksum_text(p->crc, crc);
     return p->etag[0] && p->server_size_bytes == part_len(up, i) &&
-           (!p->server_crc[0] || strcmp(p->server_crc, crc) == 0);
+           (p->server_crc[0] ? strcmp(p->server_crc, crc) == 0 : p->is_same);
 }
 
 static void hash_part(uv_work_t *work)
 {
     struct slot *slot = work->data;
     struct upload *up = slot->up;
-    slot->rc = hash_range(up->fd, slot->part * up->part_bytes, part_len(up, slot->part),
-                          &up->parts[slot->part].crc);
+    struct part *p = &up->parts[slot->part];
+    uint64_t offset = slot->part * up->part_bytes, n = part_len(up, slot->part);
+    slot->rc = s3_hash_range(up->fd, offset, n, &p->crc);
+    if (slot->rc == 0 && p->etag[0] && p->server_size_bytes == n && !p->server_crc[0])
+        slot->rc = s3_sum_is_etag(up->fd, offset, n, p->etag, &p->is_same);
 }
 
 static void on_part_hashed(uv_work_t *work, int status)
@@ -418,168 +469,86 @@ static void on_part_hashed(uv_work_t *work, int status)
         mb_err_set(&op->err, MB_ECANCELED, "cancelled");
     else if (slot->rc != 0)
         fail_hash(up, slot->rc);
-    if (op->err.code == 0 && !up->lost && !server_has(up, slot->part) && send_part(slot) == 0)
-        return;
+    if (op->err.code == 0 && !up->lost && !server_has(up, slot->part))
+        s3_turn_send(up->s3, &slot->turn, send_part, slot);
+    else
+        part_done(slot);
+}
+
+static void prepare_part(void *arg)
+{
+    struct slot *slot = arg;
+    struct upload *up = slot->up;
+    if (up->op->err.code == 0 && !up->lost && !up->op->canceled) {
+        if (uv_queue_work(up->s3->loop, &slot->work, hash_part, on_part_hashed) == 0)
+            return;
+        fail_nomem(up);
+    }
     part_done(slot);
 }
 
-static int start_part(struct upload *up)
+static void start_part(struct upload *up)
 {
-    for (size_t i = 0; i < S3_PARTS_IN_FLIGHT; i++) {
-        struct slot *slot = &up->slots[i];
-        if (slot->busy)
-            continue;
-        slot->up = up;
-        slot->work.data = slot;
-        slot->part = up->next_part;
-        slot->rc = 0;
-        if (uv_queue_work(up->s3->loop, &slot->work, hash_part, on_part_hashed) != 0)
-            return MB_ENOMEM;
-        slot->busy = 1;
-        up->next_part++;
-        up->in_flight++;
-        return 0;
-    }
-    return MB_ESTATE;
+    struct slot *slot = up->slots;
+    while (slot->busy)
+        slot++;
+    slot->up = up;
+    slot->work.data = slot;
+    slot->part = up->next_part++;
+    slot->rc = 0;
+    slot->busy = 1;
+    slot->turn.priority = up->op->priority;
+    slot->turn.order = up->order;
+    up->in_flight++;
+    if (up->is_hashed)
+        s3_turn_send(up->s3, &slot->turn, send_part, slot);
+    else
+        s3_turn_prepare(up->s3, &slot->turn, prepare_part, slot);
 }
 
-static void pump(struct upload *up)
+static void wait_for_go(struct upload *up)
+{
+    up->waits = 1;
+    up->op->on_sent(up->op->arg, up->op);
+}
+
+void s3_upload_pump(struct upload *up)
 {
     struct mb_store_op *op = up->op;
-    if (op->canceled && op->err.code == 0)
+    if ((op->canceled || (op->gives_up && *op->gives_up)) && op->err.code == 0)
         mb_err_set(&op->err, MB_ECANCELED, "cancelled");
-    while (op->err.code == 0 && !up->lost && up->in_flight < up->s3->parallel &&
-           up->next_part < up->n_parts) {
-        if (start_part(up) != 0)
-            fail_nomem(up);
-    }
+    up->pumping = 1;
+    while (op->err.code == 0 && !up->lost && up->in_flight < up->n_slots &&
+           up->next_part < up->n_parts)
+        start_part(up);
+    up->pumping = 0;
     if (up->in_flight > 0)
         return;
     if (op->err.code != 0)
-        end(up);
-    else if (up->lost)
-        compare_object(up);
+        s3_upload_end(up);
+    else if (up->lost || up->refused)
+        s3_upload_compare(up);
     else if (up->n_done == up->n_parts && up->is_single)
         succeed(up);
+    else if (up->n_done == up->n_parts && op->on_sent && !up->may_go)
+        wait_for_go(up);
     else if (up->n_done == up->n_parts)
         complete(up);
 }
 
-/* ---- begin, anew or again ---- */
-
-static int on_create_field(void *arg, const char *parent, const char *name, const char *text)
+void s3_upload_go(struct mb_store_op *op, int gives_up)
 {
-    struct upload *up = arg;
-    if (strcmp(parent, "InitiateMultipartUploadResult") != 0 || strcmp(name, "UploadId") != 0)
-        return 0;
-    mb_free(up->upload_id);
-    up->upload_id = mb_strdup(text);
-    return up->upload_id ? 0 : MB_ENOMEM;
-}
-
-static void on_created(void *arg, const struct s3_answer *a)
-{
-    struct upload *up = arg;
-    up->call = NULL;
-    if (a->error != 0)
-        s3_op_fail(up->op, a);
+    struct upload *up = op->impl;
+    up->waits = 0;
+    up->may_go = 1;
+    if (gives_up)
+        mb_err_set(&op->err, MB_ECANCELED, "given up");
+    if (op->err.code != 0)
+        s3_upload_end(up);
+    else if (up->is_single)
+        s3_upload_pump(up);
     else
-        mb_s3_xml_parse(a->http->body, a->http->body_len, on_create_field, up, &up->op->err);
-    if (up->op->err.code == 0 && (!up->upload_id || !up->upload_id[0]))
-        mb_err_set(&up->op->err, MB_EPROTO, "the server gave no upload id");
-    if (up->op->err.code == 0 && up->op->on_upload_id)
-        up->op->on_upload_id(up->op->arg, up->upload_id);
-    pump(up);
-}
-
-static void create(struct upload *up)
-{
-    struct s3_request request = {
-        .method = "POST", .key = up->op->key, .query = "uploads=", .body_fd = -1};
-    mb_free(up->upload_id);
-    up->upload_id = NULL;
-    up->lost = 0;
-    up->next_part = 0;
-    up->n_done = 0;
-    up->done_bytes = 0;
-    memset(up->parts, 0, up->n_parts * sizeof *up->parts);
-    if (!up->s3->no_checksum) {
-        s3_request_header(&request, "x-amz-checksum-algorithm", "CRC64NVME");
-        s3_request_header(&request, "x-amz-checksum-type", "FULL_OBJECT");
-    }
-    if (start_call(up, &request, on_created) != 0)
-        end(up);
-}
-
-struct part_fields {
-    struct upload *up;
-    struct part part;
-    size_t number;
-    int truncated;
-    size_t next_marker;
-};
-
-static int on_part_field(void *arg, const char *parent, const char *name, const char *text)
-{
-    struct part_fields *f = arg;
-    if (strcmp(parent, "Part") == 0) {
-        if (strcmp(name, "PartNumber") == 0)
-            f->number = strtoul(text, NULL, 10);
-        else if (strcmp(name, "ETag") == 0)
-            snprintf(f->part.etag, sizeof f->part.etag, "%s", text);
-        else if (strcmp(name, "Size") == 0)
-            f->part.server_size_bytes = strtoull(text, NULL, 10);
-        else if (strcmp(name, "ChecksumCRC64NVME") == 0)
-            snprintf(f->part.server_crc, sizeof f->part.server_crc, "%s", text);
-    } else if (strcmp(name, "Part") == 0) {
-        if (f->number >= 1 && f->number <= f->up->n_parts)
-            f->up->parts[f->number - 1] = f->part;
-        memset(&f->part, 0, sizeof f->part);
-        f->number = 0;
-    } else if (strcmp(name, "IsTruncated") == 0) {
-        f->truncated = strcmp(text, "true") == 0;
-    } else if (strcmp(name, "NextPartNumberMarker") == 0) {
-        f->next_marker = strtoul(text, NULL, 10);
-    }
-    return 0;
-}
-
-static void list_parts(struct upload *up, size_t marker);
-
-static void on_parts(void *arg, const struct s3_answer *a)
-{
-    struct upload *up = arg;
-    struct part_fields fields = {.up = up};
-    up->call = NULL;
-    if (is_no_such_upload(a)) {
-        compare_object(up);
-        return;
-    }
-    if (a->error != 0)
-        s3_op_fail(up->op, a);
-    else
-        mb_s3_xml_parse(a->http->body, a->http->body_len, on_part_field, &fields, &up->op->err);
-    if (up->op->err.code == 0 && fields.truncated && fields.next_marker > 0 &&
-        fields.next_marker < MAX_PARTS) {
-        list_parts(up, fields.next_marker);
-        return;
-    }
-    pump(up);
-}
-
-static void list_parts(struct upload *up, size_t marker)
-{
-    struct mb_buf query = {0};
-    char before[64] = "";
-    struct s3_request request = {.method = "GET", .key = up->op->key, .body_fd = -1};
-    if (marker > 0)
-        snprintf(before, sizeof before, "part-number-marker=%zu&", marker);
-    if (upload_query(up, before, &query) != 0)
-        fail_nomem(up);
-    request.query = mb_buf_str(&query);
-    if (up->op->err.code != 0 || start_call(up, &request, on_parts) != 0)
-        end(up);
-    mb_buf_close(&query);
+        complete(up);
 }
 
 static void open_file(uv_work_t *work)
@@ -591,6 +560,9 @@ static void open_file(uv_work_t *work)
         up->rc = errno;
     else if (!S_ISREG(up->st.st_mode))
         up->rc = EINVAL;
+    if (up->rc != 0 || up->st.st_size > SMALL_BYTES || up->op->on_sent)
+        return;
+    up->is_hashed = s3_hash_range(up->fd, 0, (uint64_t)up->st.st_size, &up->whole_crc) == 0;
 }
 
 static void on_opened(uv_work_t *work, int status)
@@ -602,7 +574,8 @@ static void on_opened(uv_work_t *work, int status)
     else if (up->rc != 0)
         mb_err_sys(&op->err, up->rc, "open %s", op->path);
     up->size_bytes = (uint64_t)up->st.st_size;
-    up->is_single = up->size_bytes < S3_SINGLE_PUT_BYTES;
+    up->is_single =
+        up->size_bytes < (op->on_sent ? 1 : S3_SINGLE_PUT_BYTES); /* see on_sent above */
     up->part_bytes = S3_MIN_PART_BYTES;
     if (up->is_single) {
         up->part_bytes = up->size_bytes ? up->size_bytes : 1;
@@ -612,17 +585,43 @@ static void on_opened(uv_work_t *work, int status)
     }
     up->n_parts =
         up->is_single ? 1 : (size_t)((up->size_bytes + up->part_bytes - 1) / up->part_bytes);
+    up->n_slots = up->n_parts < SLOTS_MAX ? up->n_parts : SLOTS_MAX;
     up->parts = mb_calloc(up->n_parts, sizeof *up->parts);
-    if (!up->parts)
+    up->slots = mb_calloc(up->n_slots, sizeof *up->slots);
+    if (!up->parts || !up->slots)
         fail_nomem(up);
+    else
+        up->parts[0].crc = up->whole_crc; /* of a small file */
+    up->looks = op->look_first && !(op->resume_upload_id && !up->is_single);
     if (op->err.code != 0)
         finish(up);
-    else if (up->is_single)
-        pump(up);
-    else if (op->resume_upload_id && (up->upload_id = mb_strdup(op->resume_upload_id)))
-        list_parts(up, 0);
+    else if (up->looks)
+        s3_upload_compare(up);
     else
-        create(up);
+        begin_sending(up);
+}
+
+static void begin_sending(struct upload *up)
+{
+    struct mb_store_op *op = up->op;
+    up->looks = 0;
+    if (up->is_single && op->on_sent)
+        wait_for_go(up);
+    else if (up->is_single)
+        s3_upload_pump(up);
+    else if (op->resume_upload_id && (up->upload_id = mb_strdup(op->resume_upload_id)))
+        s3_upload_list_parts(up, 0);
+    else
+        s3_upload_create(up);
+}
+
+void s3_upload_set_priority(struct mb_store_op *op)
+{
+    struct upload *up = op->impl;
+    for (size_t i = 0; up->slots && i < up->n_slots; i++) {
+        if (up->slots[i].busy)
+            s3_turn_set_priority(up->s3, &up->slots[i].turn, op->priority);
+    }
 }
 
 int s3_upload_start(struct mb_store_op *op, struct mb_err *err)
@@ -632,6 +631,7 @@ int s3_upload_start(struct mb_store_op *op, struct mb_err *err)
         return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
     up->op = op;
     up->s3 = op->store->impl;
+    up->order = ++up->s3->turns.last_order;
     up->fd = -1;
     up->work.data = up;
     if (uv_queue_work(up->s3->loop, &up->work, open_file, on_opened) != 0) {
@@ -645,10 +645,27 @@ int s3_upload_start(struct mb_store_op *op, struct mb_err *err)
 void s3_upload_cancel(struct mb_store_op *op)
 {
     struct upload *up = op->impl;
+    atomic_store(&up->stops, 1);
+    if (up->waits) {
+        s3_upload_go(op, 1);
+        return;
+    }
+    if (up->sweep)
+        s3_sweep_cancel(up->sweep);
     if (up->call)
         s3_call_cancel(up->call);
-    for (size_t i = 0; i < S3_PARTS_IN_FLIGHT; i++) {
-        if (up->slots[i].call)
-            s3_call_cancel(up->slots[i].call);
+    int n_ended = 0;
+    up->pumping = 1;
+    for (size_t i = 0; up->slots && i < up->n_slots; i++) {
+        struct slot *slot = &up->slots[i];
+        if (slot->call) {
+            s3_call_cancel(slot->call);
+        } else if (slot->turn.state == S3_TURN_WAITS || slot->turn.state == S3_TURN_WAITS_2) {
+            part_done(slot);
+            n_ended++;
+        }
     }
+    up->pumping = 0;
+    if (n_ended > 0)
+        s3_upload_pump(up);
 }

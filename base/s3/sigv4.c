@@ -17,6 +17,7 @@
 #include <openssl/hmac.h>
 #include "base/checksum.h"
 #include "base/err.h"
+#include "base/secret.h"
 #include "base/str.h"
 
 enum { HASH_BYTES = 32 };
@@ -27,6 +28,15 @@ void mb_sigv4_date(uint64_t unix_ms, char out[17])
     struct tm tm;
     gmtime_r(&seconds, &tm);
     strftime(out, 17, "%Y%m%dT%H%M%SZ", &tm);
+}
+
+static size_t canonical_bytes(const struct mb_sigv4_request *req)
+{
+    size_t n = strlen(req->method) + strlen(req->path) + strlen(req->query) +
+               strlen(req->payload_hash) + 8;
+    for (size_t i = 0; i < req->n_headers; i++)
+        n += 2 * strlen(req->headers[i].name) + strlen(req->headers[i].value) + 3;
+    return n;
 }
 
 static int canonical_request(const struct mb_sigv4_request *req, struct mb_buf *out)
@@ -46,6 +56,7 @@ static int hmac(unsigned char key[HASH_BYTES], const char *text)
     if (!HMAC(EVP_sha256(), key, HASH_BYTES, (const unsigned char *)text, strlen(text), out, &n))
         return MB_ENOMEM;
     memcpy(key, out, HASH_BYTES);
+    OPENSSL_cleanse(out, sizeof out);
     return 0;
 }
 
@@ -80,7 +91,9 @@ int mb_sigv4_authorization(const struct mb_sigv4_request *req, struct mb_buf *ou
     char signature[2 * HASH_BYTES + 1];
     size_t start = out->len;
     snprintf(day, sizeof day, "%.8s", req->amz_date);
-    int rc = canonical_request(req, &canonical);
+    int rc = mb_buf_reserve(&canonical, canonical_bytes(req)); /* one block: it is wiped below */
+    if (rc == 0)
+        rc = canonical_request(req, &canonical);
     if (rc == 0)
         rc = mb_sha256_hex(canonical.data, canonical.len, hash);
     if (rc == 0)
@@ -100,6 +113,7 @@ int mb_sigv4_authorization(const struct mb_sigv4_request *req, struct mb_buf *ou
         out->len = start;
         out->data[start] = '\0';
     }
+    mb_secret_wipe(canonical.data, canonical.cap); /* a session token among the headers */
     mb_buf_close(&canonical);
     mb_buf_close(&to_sign);
     return rc;

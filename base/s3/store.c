@@ -55,6 +55,11 @@ const char *mb_store_url(const struct mb_store *s)
     return s->url;
 }
 
+int mb_store_has_conditions(const struct mb_store *s)
+{
+    return !s->backend->has_conditions || s->backend->has_conditions(s);
+}
+
 static void on_timer_closed(uv_handle_t *h)
 {
     struct mb_store *s = h->data;
@@ -83,11 +88,15 @@ static void close_if_quiet(struct mb_store *s)
 static void on_close_timer(uv_timer_t *timer)
 {
     struct mb_store *s = timer->data;
-    struct mb_store_op *next;
-    for (struct mb_store_op *op = s->ops; op; op = next) {
-        next = op->next;
-        op->canceled = 1;
-        s->backend->cancel(op);
+    struct mb_store_op *op = s->ops;
+    for (struct mb_store_op *o = op; o; o = o->next)
+        o->canceled = 1;
+    while (op) { /* from the head again: one that ends may end others, which waited for its place */
+        int is_told = op->is_told;
+        op->is_told = 1;
+        if (!is_told)
+            s->backend->cancel(op);
+        op = is_told ? op->next : s->ops;
     }
     close_if_quiet(s);
 }
@@ -146,6 +155,7 @@ void mb_store_op_finish(struct mb_store_op *op)
                                 .size_bytes = op->size_bytes,
                                 .crc64nvme = op->crc64nvme,
                                 .etag = op->out_etag,
+                                .has_strays = op->has_strays,
                                 .entries = op->entries,
                                 .n_entries = op->n_entries};
     if (op->err.code == 0 && op->kind == MB_STORE_GET) {
@@ -278,14 +288,54 @@ int mb_store_put_file(struct mb_store *s, const struct mb_store_put_file *req, m
     struct mb_store_op *op = op_create(s, MB_STORE_PUT_FILE, req->key, timeout_ms, cb, arg, err);
     if (!op)
         return err ? err->code : MB_EINVAL;
+    op->on_sent = req->on_sent;
+    if (op->on_sent && !s->backend->go) {
+        op_free(op);
+        return mb_err_set(err, MB_EUNSUPPORTED, "object store: on_sent is for s3:// only");
+    }
     op->path = mb_strdup(req->path);
+    op->etag = mb_strdup(req->etag ? req->etag : "");
     op->resume_upload_id = mb_strdup(req->resume_upload_id);
-    if (!op->path || (req->resume_upload_id && !op->resume_upload_id))
+    if (!op->path || !op->etag || (req->resume_upload_id && !op->resume_upload_id))
         return op_nomem(op, err);
+    op->cond = req->cond;
+    op->look_first = req->look_first;
+    op->leaves_strays = req->leaves_strays;
+    op->gives_up = req->gives_up;
     op->on_upload_id = req->on_upload_id;
     op->progress = req->progress;
     op->outage_ms = req->outage_ms;
+    op->priority = req->priority;
+    if (req->op)
+        *req->op = op;
     return op_start(op, err);
+}
+
+void mb_store_put_set_priority(struct mb_store_op *op, int32_t priority)
+{
+    if (op->priority == priority)
+        return;
+    op->priority = priority;
+    if (op->impl && op->store->backend->set_priority)
+        op->store->backend->set_priority(op);
+}
+
+void mb_store_put_cancel(struct mb_store_op *op)
+{
+    if (op->is_told)
+        return;
+    op->canceled = op->is_told = 1;
+    op->store->backend->cancel(op);
+}
+
+void mb_store_put_go(struct mb_store_op *op)
+{
+    op->store->backend->go(op, 0);
+}
+
+void mb_store_put_give_up(struct mb_store_op *op)
+{
+    op->store->backend->go(op, 1);
 }
 
 int mb_store_get(struct mb_store *s, const char *key, size_t max_bytes, uint64_t timeout_ms,
@@ -298,20 +348,49 @@ int mb_store_get(struct mb_store *s, const char *key, size_t max_bytes, uint64_t
     return op_start(op, err);
 }
 
+int mb_store_get_range(struct mb_store *s, const struct mb_store_range *range, mb_store_cb cb,
+                       void *arg, struct mb_err *err)
+{
+    struct mb_store_op *op =
+        op_create(s, MB_STORE_GET, range->key, range->timeout_ms, cb, arg, err);
+    if (!op)
+        return err ? err->code : MB_EINVAL;
+    op->etag = mb_strdup(range->etag ? range->etag : "");
+    if (!op->etag)
+        return op_nomem(op, err);
+    op->is_range = 1;
+    op->offset = range->offset;
+    op->max_bytes = range->size_bytes;
+    op->outage_ms = range->outage_ms;
+    return op_start(op, err);
+}
+
+int mb_store_get_file_as(struct mb_store *s, const struct mb_store_get_file *req, mb_store_cb cb,
+                         void *arg, struct mb_err *err)
+{
+    uint64_t timeout_ms = req->timeout_ms ? req->timeout_ms : DEFAULT_FILE_TIMEOUT_MS;
+    struct mb_store_op *op = op_create(s, MB_STORE_GET_FILE, req->key, timeout_ms, cb, arg, err);
+    if (!op)
+        return err ? err->code : MB_EINVAL;
+    op->path = mb_strdup(req->path);
+    if (req->path && !op->path)
+        return op_nomem(op, err);
+    op->has_size = req->has_size;
+    op->want_bytes = req->size_bytes;
+    op->is_lazy = req->is_lazy;
+    op->priority = req->priority;
+    op->progress = req->progress;
+    op->outage_ms = req->outage_ms;
+    return op_start(op, err);
+}
+
 int mb_store_get_file(struct mb_store *s, const char *key, const char *path,
                       mb_store_progress_cb progress, uint64_t timeout_ms, mb_store_cb cb, void *arg,
                       struct mb_err *err)
 {
-    if (timeout_ms == 0)
-        timeout_ms = DEFAULT_FILE_TIMEOUT_MS;
-    struct mb_store_op *op = op_create(s, MB_STORE_GET_FILE, key, timeout_ms, cb, arg, err);
-    if (!op)
-        return err ? err->code : MB_EINVAL;
-    op->path = mb_strdup(path);
-    if (!op->path)
-        return op_nomem(op, err);
-    op->progress = progress;
-    return op_start(op, err);
+    struct mb_store_get_file req = {
+        .key = key, .path = path, .progress = progress, .timeout_ms = timeout_ms};
+    return mb_store_get_file_as(s, &req, cb, arg, err);
 }
 
 static int start_simple(struct mb_store *s, enum mb_store_kind kind, const char *key,
@@ -339,4 +418,33 @@ int mb_store_delete(struct mb_store *s, const char *key, uint64_t timeout_ms, mb
                     void *arg, struct mb_err *err)
 {
     return start_simple(s, MB_STORE_DELETE, key, timeout_ms, cb, arg, err);
+}
+
+int mb_store_same_etag(const char *a, const char *b)
+{
+    size_t n_a = strlen(a), n_b = strlen(b);
+
+    if (n_a >= 2 && a[0] == '"' && a[n_a - 1] == '"')
+        a++, n_a -= 2;
+    if (n_b >= 2 && b[0] == '"' && b[n_b - 1] == '"')
+        b++, n_b -= 2;
+    return n_a > 0 && n_a == n_b && memcmp(a, b, n_a) == 0;
+}
+
+int mb_store_list_uploads(struct mb_store *s, const char *key, uint64_t timeout_ms, mb_store_cb cb,
+                          void *arg, struct mb_err *err)
+{
+    return start_simple(s, MB_STORE_LIST_UPLOADS, key, timeout_ms, cb, arg, err);
+}
+
+int mb_store_abort_uploads(struct mb_store *s, const char *key, const char *upload_id,
+                           uint64_t timeout_ms, mb_store_cb cb, void *arg, struct mb_err *err)
+{
+    struct mb_store_op *op = op_create(s, MB_STORE_ABORT_UPLOADS, key, timeout_ms, cb, arg, err);
+    if (!op)
+        return err ? err->code : MB_EINVAL;
+    op->resume_upload_id = mb_strdup(upload_id);
+    if (upload_id && !op->resume_upload_id)
+        return op_nomem(op, err);
+    return op_start(op, err);
 }

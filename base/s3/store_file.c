@@ -9,7 +9,9 @@
  *    moment of its rename. The etag is made of the content: CRC64NVME and size.
  * Failures: a failed condition is MB_EEXIST, a source that changes while it is copied MB_ESTATE, a
  * full disk MB_EFULL; the temporary file is removed. A kill leaves at most a temporary file, which
- * listings hide and which nothing takes for an object.
+ * listings hide and which nothing takes for an object. Its writer held a lock on it, so whoever can
+ * take that lock knows that it is nobody's: it goes when uploads of its directory are aborted, and
+ * before the next large file is written there.
  */
 #include "base/s3/internal.h"
 
@@ -30,7 +32,12 @@
 
 #define TEMP_PREFIX ".mobula-tmp-"
 
-enum { STEP_BYTES = 32 * 1024 * 1024, BLOCK_BYTES = 256 * 1024, ETAG_BYTES = 48 };
+enum {
+    STEP_BYTES = 32 * 1024 * 1024,
+    BLOCK_BYTES = 256 * 1024,
+    ETAG_BYTES = 48,
+    SWEEP_FROM_BYTES = 16 * 1024 * 1024 /* reading a directory costs nothing beside so much */
+};
 
 struct file_store {
     char *root; /* without a slash at the end, but "/" itself */
@@ -114,12 +121,56 @@ static char *dir_of(const char *path)
     return slash == path ? mb_strdup("/") : mb_strndup(path, (size_t)(slash - path));
 }
 
-/* A new file beside path, its name in *temp (owned by the caller). */
+/* A temporary file that nobody has locked has no writer. */
+static void sweep_one(int dir_fd, const char *name)
+{
+    int fd = openat(dir_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlinkat(dir_fd, name, 0);
+    close(fd);
+}
+
+/* What killed writers left in dir; what cannot be looked at stays. */
+static void sweep_temps(const char *dir)
+{
+    struct dirent *entry;
+    DIR *d = opendir(dir);
+    while (d && (entry = readdir(d)))
+        if (mb_starts_with(entry->d_name, TEMP_PREFIX))
+            sweep_one(dirfd(d), entry->d_name);
+    if (d)
+        closedir(d);
+}
+
+static void sweep_beside(const char *path)
+{
+    char *dir = dir_of(path);
+    if (dir)
+        sweep_temps(dir);
+    mb_free(dir);
+}
+
+/* 1: it is ours, and still there: a sweep may have come between its creation and its lock. On a
+ * file system without locks nothing is swept. */
+static int lock_temp(int fd)
+{
+    struct stat st;
+    int rc;
+    while ((rc = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
+        ;
+    return fstat(fd, &st) != 0 || st.st_nlink > 0;
+}
+
+/* A new file beside path, its name in *temp (owned by the caller). Locked until it is closed, which
+ * is after its rename. */
 static int open_temp(const char *path, int *out_fd, char **temp, struct mb_err *err)
 {
     char *dir = dir_of(path);
     int rc = dir ? mb_fs_mkdir_p(dir, 0777, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
-    if (rc == 0) {
+    while (rc == 0) {
+        mb_free(*temp);
         *temp = mb_asprintf("%s/" TEMP_PREFIX "%016" PRIx64, dir, mb_random_u64());
         int fd = *temp ? open(*temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
         if (!*temp)
@@ -127,6 +178,9 @@ static int open_temp(const char *path, int *out_fd, char **temp, struct mb_err *
         else if (fd < 0)
             rc = mb_err_sys(err, errno, "create %s", *temp);
         *out_fd = fd;
+        if (rc != 0 || lock_temp(fd))
+            break;
+        close(fd);
     }
     mb_free(dir);
     return rc;
@@ -157,29 +211,43 @@ static int lock_root(const char *root, int *out_fd, struct mb_err *err)
     return 0;
 }
 
-static int check_condition(const char *path, enum mb_store_if cond, const char *etag,
-                           struct mb_err *err)
+/* have: of what is there, "" for nothing, when the condition fails and is_file. */
+static int check_condition(const char *path, enum mb_store_if cond, const char *etag, int is_file,
+                           char have[ETAG_BYTES], struct mb_err *err)
 {
-    char have[ETAG_BYTES];
     uint64_t size_bytes;
-    if (cond == MB_STORE_ALWAYS)
+    have[0] = '\0';
+    if (cond == MB_STORE_ALWAYS || (cond == MB_STORE_IF_ABSENT && !mb_fs_exists(path)))
         return 0;
-    if (cond == MB_STORE_IF_ABSENT)
-        return mb_fs_exists(path) ? mb_err_set(err, MB_EEXIST, "the object exists already") : 0;
-    int rc = etag_of(path, have, &size_bytes, err);
-    if (rc == MB_ENOENT || (rc == 0 && strcmp(have, etag) != 0))
-        return mb_err_set(err, MB_EEXIST, "the object is not the expected one");
-    return rc;
+    int rc = cond == MB_STORE_IF_MATCH || is_file ? etag_of(path, have, &size_bytes, err) : 0;
+    if (rc != 0 && rc != MB_ENOENT)
+        return rc;
+    if (rc == 0 && cond == MB_STORE_IF_MATCH && strcmp(have, etag) == 0)
+        return 0;
+    return mb_err_set(err, MB_EEXIST, "%s",
+                      cond == MB_STORE_IF_MATCH ? "the object is not the expected one"
+                                                : "the object exists already");
 }
 
 /* Temp becomes the object if the condition holds. The temporary file is gone either way. */
 static int commit(struct job *job, const char *temp)
 {
     struct mb_store_op *op = job->op;
-    int lock_fd = -1;
+    char have[ETAG_BYTES], ours[ETAG_BYTES];
+    int lock_fd = -1, is_file = op->kind == MB_STORE_PUT_FILE;
     int rc = lock_root(job->root, &lock_fd, &op->err);
     if (rc == 0)
-        rc = check_condition(job->object, op->cond, op->etag, &op->err);
+        rc = check_condition(job->object, op->cond, op->etag, is_file, have, &op->err);
+    if (rc == MB_EEXIST && is_file) {
+        snprintf(op->out_etag, sizeof op->out_etag, "%s", have);
+        format_etag(op->crc64nvme, job->copied_bytes, ours);
+        if (strcmp(have, ours) == 0) { /* these bytes are there already */
+            mb_err_clear(&op->err);
+            close(lock_fd);
+            unlink(temp);
+            return 0;
+        }
+    }
     if (rc == 0 && rename(temp, job->object) != 0)
         rc = mb_err_sys(&op->err, errno, "rename to %s", job->object);
     if (rc != 0)
@@ -201,18 +269,48 @@ static void do_put(struct job *job)
         rc = mb_fs_write_all(fd, op->data, op->data_len, &op->err);
         if (rc == 0 && fsync(fd) != 0)
             rc = mb_err_sys(&op->err, errno, "fsync %s", temp);
-        if (close(fd) != 0 && rc == 0)
-            rc = mb_err_sys(&op->err, errno, "close %s", temp);
         if (rc == 0)
             rc = commit(job, temp);
         else
             unlink(temp);
+        close(fd); /* and its lock; it was synced */
     }
     if (rc == 0) {
         op->size_bytes = op->data_len;
         format_etag(mb_crc64nvme(0, op->data, op->data_len), op->data_len, op->out_etag);
     }
     mb_free(temp);
+}
+
+static int get_range(struct mb_store_op *op, int fd, const struct stat *st)
+{
+    uint64_t size_bytes = (uint64_t)st->st_size;
+    uint64_t left = op->offset < size_bytes ? size_bytes - op->offset : 0;
+    size_t want = left < op->max_bytes ? (size_t)left : op->max_bytes;
+    if (mb_buf_reserve(&op->body, want) != 0)
+        return mb_err_set(&op->err, MB_ENOMEM, "out of memory");
+    while (op->body.len < want) {
+        ssize_t n = pread(fd, op->body.data + op->body.len, want - op->body.len,
+                          (off_t)(op->offset + op->body.len));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? mb_err_sys(&op->err, errno, "read")
+                         : mb_err_set(&op->err, MB_ESTATE, "the object changed while it was read");
+        op->body.len += (size_t)n;
+    }
+    op->size_bytes = op->body.len;
+    return 0;
+}
+
+static void do_get_range(struct job *job)
+{
+    struct stat st;
+    int fd = -1;
+    if (open_object(job->object, &fd, &st, &job->op->err) != 0)
+        return;
+    get_range(job->op, fd, &st);
+    close(fd);
 }
 
 static void do_get(struct job *job)
@@ -285,7 +383,14 @@ static int list_dir(struct job *job, const char *dir, const char *key_dir, int d
         return errno == ENOENT || errno == ENOTDIR
                    ? 0
                    : mb_err_sys(&job->op->err, errno, "open %s", dir);
-    while (rc == 0 && (entry = readdir(d))) {
+    while (rc == 0) {
+        errno = 0; /* NULL is the end, and a failure as well */
+        entry = readdir(d);
+        if (!entry) {
+            if (errno != 0)
+                rc = mb_err_sys(&job->op->err, errno, "read %s", dir);
+            break;
+        }
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             !mb_starts_with(entry->d_name, TEMP_PREFIX))
             rc = list_one(job, dir, key_dir, entry->d_name, depth);
@@ -306,6 +411,14 @@ static int copy_open(struct job *job)
             mb_err_set(&op->err, MB_ENOENT, "%s: no such file", op->path);
         return rc;
     }
+    if (op->has_size && (uint64_t)job->source.st_size != op->want_bytes)
+        return mb_err_set(&op->err, MB_ECORRUPT,
+                          "the object has %" PRIu64 " bytes, it should have %" PRIu64,
+                          (uint64_t)job->source.st_size, op->want_bytes);
+    if (!op->path)
+        return 0;
+    if (job->source.st_size >= SWEEP_FROM_BYTES)
+        sweep_beside(is_put ? job->object : op->path);
     return open_temp(is_put ? job->object : op->path, &job->out_fd, &job->temp, &op->err);
 }
 
@@ -322,7 +435,7 @@ static int copy_step(struct job *job)
             rc = mb_err_sys(&op->err, errno, "read");
         else if (n == 0)
             job->copy_done = 1;
-        else
+        else if (op->path)
             rc = mb_fs_write_all(job->out_fd, block, (size_t)n, &op->err);
         if (rc == 0 && n > 0) {
             op->crc64nvme = mb_crc64nvme(op->crc64nvme, block, (size_t)n);
@@ -343,13 +456,15 @@ static int copy_end(struct job *job)
         now.st_mtim.tv_sec != job->source.st_mtim.tv_sec ||
         now.st_mtim.tv_nsec != job->source.st_mtim.tv_nsec)
         return mb_err_set(&op->err, MB_ESTATE, "the file changed while it was copied");
-    if (fsync(job->out_fd) != 0)
+    if (!op->path)
+        return 0;
+    if (!op->is_lazy && fsync(job->out_fd) != 0)
         return mb_err_sys(&op->err, errno, "fsync %s", job->temp);
     if (op->kind == MB_STORE_PUT_FILE)
         return commit(job, job->temp);
     if (rename(job->temp, op->path) != 0)
         return mb_err_sys(&op->err, errno, "rename to %s", op->path);
-    return sync_parent(op->path, &op->err);
+    return op->is_lazy ? 0 : sync_parent(op->path, &op->err);
 }
 
 static void do_copy(struct job *job)
@@ -378,7 +493,10 @@ static void on_work(uv_work_t *work)
         do_put(job);
         break;
     case MB_STORE_GET:
-        do_get(job);
+        if (job->op->is_range)
+            do_get_range(job);
+        else
+            do_get(job);
         break;
     case MB_STORE_HEAD:
         do_head(job);
@@ -392,6 +510,12 @@ static void on_work(uv_work_t *work)
     case MB_STORE_PUT_FILE:
     case MB_STORE_GET_FILE:
         do_copy(job);
+        break;
+    case MB_STORE_ABORT_UPLOADS:
+        sweep_beside(job->object);
+        break;
+    case MB_STORE_LIST_UPLOADS:
+        mb_err_set(&job->op->err, MB_EUNSUPPORTED, "a directory has no multipart uploads");
         break;
     }
 }
@@ -419,7 +543,7 @@ static void on_worked(uv_work_t *work, int status)
     if (is_copy && op->err.code == 0 && op->progress)
         op->progress(op->arg, job->copied_bytes, (uint64_t)job->source.st_size);
     if (is_copy && op->err.code == 0 && !job->copy_done) {
-        if (op->canceled)
+        if (op->canceled || (op->gives_up && *op->gives_up))
             mb_err_set(&op->err, MB_ECANCELED, "cancelled");
         else if (mb_mono_ms() > op->deadline_ms)
             mb_err_set(&op->err, MB_ETIMEOUT, "deadline passed after %" PRIu64 " bytes",
@@ -469,7 +593,8 @@ static void file_close(struct mb_store *s, void (*done)(void *arg), void *arg)
 
 int mb_store_file_open(struct mb_store *s, const char *rest, struct mb_err *err)
 {
-    static const struct mb_store_backend backend = {file_start, file_cancel, file_close};
+    static const struct mb_store_backend backend = {
+        .start = file_start, .cancel = file_cancel, .close = file_close};
     size_t n = strlen(rest);
     while (n > 1 && rest[n - 1] == '/')
         n--;

@@ -4,8 +4,11 @@
  * 1. Each operation makes one request (a listing one per page) and finishes with its answer.
  * 2. Whole files go through s3_upload.c and s3_download.c.
  * 3. close: no operation is left, so the HTTP client stops, the last timers close, done.
- * Failures: a failed condition is MB_EEXIST. If an earlier attempt of a conditional write may have
- * been carried out, the object is read back: equal bytes mean that it was, and that is success.
+ * 4. Some servers take a condition and do not heed it. So the first write of a process to an
+ * endpoint that is to create an object is repeated, which has to fail; one that goes through twice
+ * says that there are no conditions. Failures: a failed condition is MB_EEXIST. If an earlier
+ * attempt of a conditional write may have been carried out, the object is read back: equal bytes
+ * mean that it was, and that is success.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,6 +19,8 @@
 #include "base/s3/s3.h"
 #include "base/s3/sigv4.h"
 #include "base/str.h"
+
+enum { MAX_REPEATS = 2, MAX_REPEATED_BYTES = 64 * 1024 };
 
 static void start_next(struct mb_store_op *op, const struct s3_request *request, s3_done_cb done)
 {
@@ -43,6 +48,42 @@ static void on_put_compared(void *arg, const struct s3_answer *a)
     mb_store_op_finish(op);
 }
 
+static int start_put(struct mb_store_op *op, s3_done_cb done, struct mb_err *err);
+
+static void repeat_put(struct mb_store_op *op);
+
+/* The object is there: its creation has to fail now. */
+static void on_put_repeated(void *arg, const struct s3_answer *a)
+{
+    struct mb_store_op *op = arg;
+    op->impl = NULL;
+    if (a->error == 0 && op->n_repeats < MAX_REPEATS) { /* it may have been deleted between */
+        repeat_put(op);
+        return;
+    }
+    if (a->error == 0) {
+        s3_has_no_conditions(op->store->impl, "an object was created over another one");
+        mb_err_set(&op->err, MB_EUNSUPPORTED,
+                   "the server takes If-None-Match and does not heed it: the object was written "
+                   "whether it was there or not");
+    } /* else the first answer stands */
+    mb_store_op_finish(op);
+}
+
+static void repeat_put(struct mb_store_op *op)
+{
+    op->n_repeats++;
+    if (op->canceled || start_put(op, on_put_repeated, NULL) != 0)
+        mb_store_op_finish(op); /* what was written is written */
+}
+
+static int is_doubtful(const struct mb_store_op *op)
+{
+    const struct s3 *s = op->store->impl;
+    return op->cond == MB_STORE_IF_ABSENT && !s->facts.conditions_are_proven &&
+           op->data_len <= MAX_REPEATED_BYTES;
+}
+
 static void on_put(void *arg, const struct s3_answer *a)
 {
     struct mb_store_op *op = arg;
@@ -58,6 +99,10 @@ static void on_put(void *arg, const struct s3_answer *a)
     if (a->error == 0) {
         s3_answer_etag(a, op->out_etag, sizeof op->out_etag);
         op->size_bytes = op->data_len;
+        if (is_doubtful(op)) {
+            repeat_put(op);
+            return;
+        }
     } else if (op->cond == MB_STORE_IF_MATCH && strcmp(a->code, "NoSuchKey") == 0) {
         mb_err_set(&op->err, MB_EEXIST, "the object is not the expected one: it is gone");
     } else {
@@ -66,17 +111,17 @@ static void on_put(void *arg, const struct s3_answer *a)
     mb_store_op_finish(op);
 }
 
-static int start_put(struct mb_store_op *op, struct mb_err *err)
+static int start_put(struct mb_store_op *op, s3_done_cb done, struct mb_err *err)
 {
     struct s3_request request = {
         .method = "PUT", .key = op->key, .body = op->data, .body_len = op->data_len, .body_fd = -1};
     struct s3_call *call = NULL;
-    s3_request_checksum(op->store->impl, &request, mb_crc64nvme(0, op->data, op->data_len));
+    s3_request_checksum(&request, mb_crc64nvme(0, op->data, op->data_len));
     if (op->cond == MB_STORE_IF_ABSENT)
         s3_request_header(&request, "if-none-match", "*");
     else if (op->cond == MB_STORE_IF_MATCH)
         s3_request_header(&request, "if-match", op->etag);
-    int rc = s3_call_start(op, &request, on_put, op, &call, err);
+    int rc = s3_call_start(op, &request, done, op, &call, err);
     op->impl = call;
     return rc;
 }
@@ -87,8 +132,13 @@ static void on_get(void *arg, const struct s3_answer *a)
 {
     struct mb_store_op *op = arg;
     op->impl = NULL;
-    if (a->error != 0)
+    if (a->error == MB_EEXIST && op->is_range)
+        mb_err_set(&op->err, MB_ESTATE, "the object changed while it was read");
+    else if (a->error != 0)
         s3_op_fail(op, a);
+    else if (op->is_range && a->http->status != 206)
+        mb_err_set(&op->err, MB_EPROTO, "a part was asked for, the server sent HTTP %ld",
+                   a->http->status);
     else if (a->http->body_len > op->max_bytes)
         mb_err_set(&op->err, MB_EFULL, "the object has %zu bytes, at most %zu are wanted",
                    a->http->body_len, op->max_bytes);
@@ -131,6 +181,14 @@ static int start_plain(struct mb_store_op *op, const char *method, s3_done_cb do
     struct s3_call *call = NULL;
     if (op->kind == MB_STORE_GET) /* room for the XML of an error as well */
         request.max_body_bytes = op->max_bytes > 64 * 1024 ? op->max_bytes : 64 * 1024;
+    if (op->is_range) {
+        char text[64];
+        snprintf(text, sizeof text, "bytes=%" PRIu64 "-%" PRIu64, op->offset,
+                 op->offset + op->max_bytes - 1);
+        s3_request_header(&request, "range", text);
+        if (op->etag[0])
+            s3_request_header(&request, "if-match", op->etag);
+    }
     int rc = s3_call_start(op, &request, done, op, &call, err);
     op->impl = call;
     return rc;
@@ -242,7 +300,7 @@ static int s3_start(struct mb_store_op *op, struct mb_err *err)
 {
     switch (op->kind) {
     case MB_STORE_PUT:
-        return start_put(op, err);
+        return start_put(op, on_put, err);
     case MB_STORE_GET:
         return start_plain(op, "GET", on_get, err);
     case MB_STORE_HEAD:
@@ -255,6 +313,9 @@ static int s3_start(struct mb_store_op *op, struct mb_err *err)
         return s3_upload_start(op, err);
     case MB_STORE_GET_FILE:
         return s3_download_start(op, err);
+    case MB_STORE_ABORT_UPLOADS:
+    case MB_STORE_LIST_UPLOADS:
+        return s3_abort_start(op, err);
     }
     return mb_err_set(err, MB_EUNSUPPORTED, "s3: unknown operation");
 }
@@ -265,8 +326,18 @@ static void s3_cancel(struct mb_store_op *op)
         s3_upload_cancel(op);
     else if (op->kind == MB_STORE_GET_FILE)
         s3_download_cancel(op);
+    else if (op->kind == MB_STORE_ABORT_UPLOADS || op->kind == MB_STORE_LIST_UPLOADS)
+        s3_abort_cancel(op);
     else if (op->impl)
         s3_call_cancel(op->impl);
+}
+
+void s3_went_well(struct s3 *s)
+{
+    if (s->parallel < S3_MAX_CONNECTIONS) {
+        s->parallel++;
+        s3_turns_run(s);
+    }
 }
 
 static void close_if_quiet(struct s3 *s)
@@ -302,12 +373,24 @@ static void s3_close(struct mb_store *store, void (*done)(void *arg), void *arg)
     mb_http_client_stop(s->http, on_http_stopped, s);
 }
 
+static int s3_has_conditions(const struct mb_store *store)
+{
+    const struct s3 *s = store->impl;
+    return !s->facts.no_conditions;
+}
+
 int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *err)
 {
-    static const struct mb_store_backend backend = {s3_start, s3_cancel, s3_close};
+    static const struct mb_store_backend backend = {.start = s3_start,
+                                                    .cancel = s3_cancel,
+                                                    .go = s3_upload_go,
+                                                    .set_priority = s3_upload_set_priority,
+                                                    .close = s3_close,
+                                                    .has_conditions = s3_has_conditions};
     struct s3 *s = mb_calloc(1, sizeof *s);
     if (!s)
         return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
+    s->loop = store->loop;
     int rc = s3_settings(s, rest, err);
     if (rc == 0)
         rc = mb_http_client_create(store->loop, S3_MAX_CONNECTIONS, &s->http, err);
@@ -316,7 +399,6 @@ int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *er
         mb_free(s);
         return rc;
     }
-    s->loop = store->loop;
     store->backend = &backend;
     store->impl = s;
     return 0;

@@ -1,0 +1,22 @@
+/* What tls.c, tls_probe.c and the runtime share. */
+#ifndef MOBULA_BASE_GRPC_TLS_INTERNAL_H
+#define MOBULA_BASE_GRPC_TLS_INTERNAL_H
+
+#include <grpc/grpc_security.h>
+#include <openssl/x509.h>
+#include "base/grpc/tls.h"
+
+struct mb_grpc_tls {
+    char *cert_pem;
+    char *key_pem;
+    char *ca_pem;
+    char *cert_path;
+    char *ca_path;
+    X509 *cert;
+};
+
+/* t NULL: plain. NULL only where the library refuses what was checked. */
+grpc_channel_credentials *mb_grpc_tls_client(const struct mb_grpc_tls *t);
+grpc_server_credentials *mb_grpc_tls_server(const struct mb_grpc_tls *t);
+
+#endif

@@ -9,9 +9,9 @@
  *     gone, the channel and the client are freed.
  * Failure paths:
  *  4. Handshake fails: again after a jittered back-off until connect_timeout_ms; a refused token
- *     fails at once.
- *  5. UNAVAILABLE on a request that may be repeated: again after a jittered back-off, inside its
- *     deadline. Everything else goes to the callback.
+ *     fails at once, and so does TLS that cannot work, unless another head is to be asked.
+ *  5. UNAVAILABLE, or a CANCELLED that is not ours, on a request that may be repeated: again after
+ * a jittered back-off, inside its deadline. Everything else goes to the callback.
  *  6. WrongClusterID on any request: all state of this cluster is dropped, CLUSTER_CHANGED.
  *  7. Cancel while no call is in flight: the timer carries the callback out of the caller's stack.
  */
@@ -35,13 +35,29 @@ int gcs_no_memory(struct mb_err *err)
     return mb_err_set(err, MB_ENOMEM, "out of memory");
 }
 
-int gcs_is_modern(const struct mb_gcs *c)
+static int is_before(const char *version, long major, long minor)
 {
     char *end;
-    long major = strtol(c->ray_version, &end, 10);
-    long minor = *end == '.' ? strtol(end + 1, NULL, 10) : 0;
+    long its_major = strtol(version, &end, 10);
+    long its_minor = *end == '.' ? strtol(end + 1, NULL, 10) : 0;
 
-    return major > 2 || (major == 2 && minor >= 60);
+    return its_major < major || (its_major == major && its_minor < minor);
+}
+
+int gcs_is_modern(const struct mb_gcs *c)
+{
+    return !is_before(c->ray_version, 2, 60);
+}
+
+const char *mb_gcs_version_note(const char *version)
+{
+    if (is_before(version, 2, 40))
+        return "older than 2.40: the node is a member, but gangs may wait there for ever. Use a "
+               "head "
+               "of Ray 2.40 or 2.60";
+    if (!is_before(version, 2, 61))
+        return "newer than 2.60, the last one that was tried: going by the rules of 2.60";
+    return NULL;
 }
 
 void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err)
@@ -137,6 +153,13 @@ static void cluster_changed(struct mb_gcs *c, const char *detail)
     gcs_emit(c, MB_GCS_CLUSTER_CHANGED, &err);
 }
 
+/* CANCELLED is what a head says that ends or fails over, and a proxy between; of a request that we
+ * cancel ourselves nobody looks at the status. */
+static int is_gone(int status)
+{
+    return status == MB_GRPC_UNAVAILABLE || status == MB_GRPC_CANCELLED;
+}
+
 static void op_fail(struct mb_gcs_op *op, int status, const char *detail)
 {
     struct mb_err err = {0};
@@ -145,8 +168,8 @@ static void op_fail(struct mb_gcs_op *op, int status, const char *detail)
     if (op->canceled) {
         mb_err_set(&err, MB_ECANCELED, "%s: cancelled", op->method);
     } else {
-        mb_err_set(&err, mb_grpc_status_code(status), "GCS %s: %s: %s", c->address,
-                   mb_grpc_status_name(status), detail);
+        int code = is_gone(status) ? MB_EUNAVAIL : mb_grpc_status_code(status);
+        mb_err_set(&err, code, "GCS %s: %s: %s", c->address, mb_grpc_status_name(status), detail);
         if (status == MB_GRPC_UNAUTHENTICATED && strstr(detail, "WrongClusterID")) {
             err.code = MB_EUNAVAIL;
             cluster_changed(c, detail);
@@ -175,10 +198,9 @@ static void on_unary(void *arg, int status, const char *detail, const ProtobufCM
     struct mb_err err = {0};
 
     op->call = NULL;
-    if ((status == MB_GRPC_UNAVAILABLE || status == MB_GRPC_DEADLINE_EXCEEDED) && !op->canceled)
+    if ((is_gone(status) || status == MB_GRPC_DEADLINE_EXCEEDED) && !op->canceled)
         gcs_next_head(op->c, op->channel);
-    if ((status == MB_GRPC_UNAVAILABLE ||
-         (status == MB_GRPC_DEADLINE_EXCEEDED && op->c->n_heads > 1)) &&
+    if ((is_gone(status) || (status == MB_GRPC_DEADLINE_EXCEEDED && op->c->n_heads > 1)) &&
         op->repeatable && !op->canceled && now < op->deadline_ms) {
         uint64_t wait =
             mb_backoff_ms(op->attempt++, GCS_BACKOFF_BASE_MS, GCS_BACKOFF_CAP_MS, mb_random_u64());
@@ -307,10 +329,18 @@ static void on_connect_timer(uv_timer_t *timer)
 static void handshake_failed(struct mb_gcs *c, const struct mb_err *cause)
 {
     uint64_t now = mb_mono_ms();
+    const char *fault = mb_grpc_channel_fault(c->channel);
 
     c->connect_op = NULL;
     if (c->state != GCS_CONNECTING)
         return;
+    if (fault != NULL && c->n_heads == 1) {
+        struct mb_err err = {0};
+        c->state = GCS_IDLE;
+        mb_err_set(&err, MB_EDENIED, "no connection to the head: %s", fault);
+        gcs_emit(c, MB_GCS_CONNECT_FAILED, &err);
+        return;
+    }
     if (cause->code == MB_EDENIED || cause->code == MB_ENOMEM || now >= c->connect_deadline_ms) {
         struct mb_err err = *cause;
         c->state = GCS_IDLE;

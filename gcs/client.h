@@ -61,7 +61,9 @@ int mb_gcs_announce_head(struct mb_gcs *c, const char *address, struct mb_err *e
 int mb_gcs_connected(const struct mb_gcs *c); /* 1 or 0 */
 const char *mb_gcs_address(const struct mb_gcs *c);
 const char *mb_gcs_ray_version(const struct mb_gcs *c); /* "2.60.0"; "" before the handshake */
-const char *mb_gcs_cluster_id(const struct mb_gcs *c);  /* 56 hex digits; "" before */
+/* What people should know of a head of this version; NULL: it is one that was tried. */
+const char *mb_gcs_version_note(const char *version);
+const char *mb_gcs_cluster_id(const struct mb_gcs *c); /* 56 hex digits; "" before */
 
 typedef void (*mb_gcs_done_cb)(void *arg, const struct mb_err *err);
 
@@ -91,15 +93,17 @@ int mb_gcs_kv_keys(struct mb_gcs *c, const char *ns, const char *prefix, uint64_
 /* ---- drivers on a node that is not the head's (proto/mobula/head.proto) ---- */
 struct mb_job_event;
 struct mb_job_amount;
+struct mb_gcs_driver {
+    char *submission_id;
+    uint64_t start_no;
+};
 struct mb_gcs_drivers {
     const uint8_t *node_id; /* MB_NODE_ID_BYTES */
     const struct mb_job_event *events;
     size_t n_events;
-    const char *const *unknown; /* asked for, and not here, and the numbers that were asked for */
-    const uint64_t *unknown_no;
+    const struct mb_gcs_driver *unknown; /* asked for, with the number asked for, and not here */
     size_t n_unknown;
-    const char *const *running; /* drivers that are here, and the numbers of their starts */
-    const uint64_t *running_no;
+    const struct mb_gcs_driver *running; /* those that are here */
     size_t n_running;
     int takes_drivers; /* the head may start others here */
     const struct mb_job_amount *totals;
@@ -143,6 +147,17 @@ int mb_gcs_move_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t 
 /* Every node, the dead ones too. */
 int mb_gcs_nodes(struct mb_gcs *c, uint64_t timeout_ms, mb_gcs_nodes_cb cb, void *arg,
                  struct mb_gcs_op **op, struct mb_err *err);
+/* Where Ray's tools find the node's logs (`ray logs cluster`): a key of the KV. With Ray
+ * before 2.60 without http_port, by which its dashboard would take the node for one that jobs can
+ * be given to.
+ */
+int mb_gcs_announce_agent(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
+                          mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* What the machine of a node is doing, a JSON text, for the dashboard. MB_EUNSUPPORTED: nobody
+ * there reads it. */
+int mb_gcs_publish_usage(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                         const char *json, uint64_t timeout_ms, mb_gcs_done_cb cb, void *arg,
+                         struct mb_gcs_op **op, struct mb_err *err);
 /* Poll the verdict on this node every 5 s; NODE_DEAD, CLUSTER_CHANGED, UNREACHABLE and REACHABLE
  * come as events. The watch ends by itself after NODE_DEAD and CLUSTER_CHANGED. */
 int mb_gcs_watch_node(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],

@@ -19,75 +19,58 @@ static void complete_report(struct mb_gcs_op *op, const struct mb_err *err,
 static int put_events(struct mb_arena *a, const struct mb_gcs_drivers *report,
                       Mobula__V1__ReportDriversRequest *req)
 {
-    Mobula__V1__DriverEvent *rows = mb_arena_calloc(a, report->n_events + 1, sizeof *rows);
-    Mobula__V1__DriverEvent **list = mb_arena_calloc(a, report->n_events + 1, sizeof *list);
-
-    if (!rows || !list)
+    req->n_events = report->n_events;
+    req->events = mb_wire_messages(a, &mobula__v1__driver_event__descriptor, report->n_events);
+    if (!req->events)
         return MB_ENOMEM;
     for (size_t i = 0; i < report->n_events; i++) {
         const struct mb_job_event *e = &report->events[i];
-        mobula__v1__driver_event__init(&rows[i]);
-        rows[i].submission_id = mb_wire_str(e->submission_id);
-        rows[i].kind = (int32_t)e->kind;
-        rows[i].start_no = e->start_no;
-        rows[i].pid = e->pid;
-        rows[i].exit_code = e->exit_code;
-        rows[i].text = mb_wire_str(e->text ? e->text : "");
-        rows[i].log_tail = mb_wire_str(e->log_tail ? e->log_tail : "");
-        list[i] = &rows[i];
+        Mobula__V1__DriverEvent *m = req->events[i];
+        m->submission_id = mb_wire_str(e->submission_id);
+        m->kind = (int32_t)e->kind;
+        m->start_no = e->start_no;
+        m->pid = e->pid;
+        m->exit_code = e->exit_code;
+        m->text = mb_wire_str(e->text);
+        m->log_tail = mb_wire_str(e->log_tail);
     }
-    req->n_events = report->n_events;
-    req->events = list;
     return 0;
 }
 
-static int put_running(struct mb_arena *a, const struct mb_gcs_drivers *report,
+static int put_drivers(struct mb_arena *a, const struct mb_gcs_drivers *report,
                        Mobula__V1__ReportDriversRequest *req)
 {
-    Mobula__V1__RunningDriver *rows = mb_arena_calloc(a, report->n_running + 1, sizeof *rows);
-    Mobula__V1__RunningDriver **list = mb_arena_calloc(a, report->n_running + 1, sizeof *list);
-    char **unknown = mb_arena_calloc(a, report->n_unknown + 1, sizeof *unknown);
-    uint64_t *unknown_no = mb_arena_calloc(a, report->n_unknown + 1, sizeof *unknown_no);
-
-    if (!rows || !list || !unknown || !unknown_no)
+    req->n_running = report->n_running;
+    req->running = mb_wire_messages(a, &mobula__v1__running_driver__descriptor, report->n_running);
+    req->n_unknown = req->n_unknown_no = report->n_unknown;
+    req->unknown = mb_arena_calloc(a, report->n_unknown + 1, sizeof *req->unknown);
+    req->unknown_no = mb_arena_calloc(a, report->n_unknown + 1, sizeof *req->unknown_no);
+    if (!req->running || !req->unknown || !req->unknown_no)
         return MB_ENOMEM;
     for (size_t i = 0; i < report->n_running; i++) {
-        mobula__v1__running_driver__init(&rows[i]);
-        rows[i].submission_id = mb_wire_str(report->running[i]);
-        rows[i].start_no = report->running_no[i];
-        list[i] = &rows[i];
+        req->running[i]->submission_id = mb_wire_str(report->running[i].submission_id);
+        req->running[i]->start_no = report->running[i].start_no;
     }
     for (size_t i = 0; i < report->n_unknown; i++) {
-        unknown[i] = mb_wire_str(report->unknown[i]);
-        unknown_no[i] = report->unknown_no[i];
+        req->unknown[i] = mb_wire_str(report->unknown[i].submission_id);
+        req->unknown_no[i] = report->unknown[i].start_no;
     }
-    req->n_running = report->n_running;
-    req->running = list;
-    req->n_unknown = report->n_unknown;
-    req->unknown = unknown;
-    req->n_unknown_no = report->n_unknown;
-    req->unknown_no = unknown_no;
     return 0;
 }
 
 static int put_offer(struct mb_arena *a, const struct mb_gcs_drivers *report,
                      Mobula__V1__ReportDriversRequest *req)
 {
-    Mobula__V1__DriverAmount *rows = mb_arena_calloc(a, report->n_totals + 1, sizeof *rows);
-    Mobula__V1__DriverAmount **list = mb_arena_calloc(a, report->n_totals + 1, sizeof *list);
-
-    if (!rows || !list)
+    req->takes_drivers = report->takes_drivers;
+    req->http_address = mb_wire_str(report->http_address);
+    req->n_totals = report->n_totals;
+    req->totals = mb_wire_messages(a, &mobula__v1__driver_amount__descriptor, report->n_totals);
+    if (!req->totals)
         return MB_ENOMEM;
     for (size_t i = 0; i < report->n_totals; i++) {
-        mobula__v1__driver_amount__init(&rows[i]);
-        rows[i].name = mb_wire_str(report->totals[i].name);
-        rows[i].amount = report->totals[i].amount;
-        list[i] = &rows[i];
+        req->totals[i]->name = mb_wire_str(report->totals[i].name);
+        req->totals[i]->amount = report->totals[i].amount;
     }
-    req->takes_drivers = report->takes_drivers;
-    req->http_address = mb_wire_str(report->http_address ? report->http_address : "");
-    req->n_totals = report->n_totals;
-    req->totals = list;
     return 0;
 }
 
@@ -103,7 +86,7 @@ int mb_gcs_report_drivers(struct mb_gcs *c, const struct mb_gcs_drivers *report,
     int rc = 0;
 
     req.node_id = mb_wire_bytes(report->node_id, MB_NODE_ID_BYTES);
-    if (put_events(&a, report, &req) != 0 || put_running(&a, report, &req) != 0 ||
+    if (put_events(&a, report, &req) != 0 || put_drivers(&a, report, &req) != 0 ||
         put_offer(&a, report, &req) != 0)
         rc = gcs_no_memory(err);
     if (rc == 0)

@@ -7,6 +7,10 @@
 #include "gcs/client_internal.h"
 #include "proto/mobula/queue.pb-c.h"
 
+/* max_cpu_fraction_per_node, a double: gone in 2.60. Before, a group that does not say 1.0 leaves a
+ * CPU of each node free, and stays PENDING where nodes have none, as ours. */
+enum { MAX_CPU_FRACTION_FIELD = 10 };
+
 static const char *const create_method =
     "/ray.rpc.PlacementGroupInfoGcsService/CreatePlacementGroup";
 
@@ -58,6 +62,9 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
 {
     Ray__Rpc__CreatePlacementGroupRequest req = RAY__RPC__CREATE_PLACEMENT_GROUP_REQUEST__INIT;
     struct mb_arena a = {0};
+    uint8_t one[sizeof(double)];
+    ProtobufCMessageUnknownField all_cpus = {MAX_CPU_FRACTION_FIELD, PROTOBUF_C_WIRE_TYPE_64BIT,
+                                             sizeof one, one};
     ProtobufCMessage *second = NULL;
     struct mb_gcs_op *started = NULL;
     int rc = check_group(pg, err);
@@ -65,6 +72,11 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
     if (rc != 0)
         return rc;
     req.placement_group_spec = mb_wire_pg_spec(&a, pg);
+    if (req.placement_group_spec && !gcs_is_modern(c)) {
+        memcpy(one, &(double){1.0}, sizeof one);
+        req.placement_group_spec->base.n_unknown_fields = 1;
+        req.placement_group_spec->base.unknown_fields = &all_cpus;
+    }
     if (req.placement_group_spec)
         second = mb_wire_copy(&req.base);
     mb_arena_close(&a);

@@ -145,6 +145,9 @@ void gcs_heads_close(struct mb_gcs *c);
 int gcs_no_memory(struct mb_err *err);
 /* 1 if the head speaks Ray 2.60's messages (batched sync, CheckAlive by node id). */
 int gcs_is_modern(const struct mb_gcs *c);
+enum { GCS_AGENT_KEY_BYTES = 128 };
+/* Key of a node's agent, in the namespace "dashboard". */
+void gcs_agent_key(const struct mb_gcs *c, const char *node_hex, char out[GCS_AGENT_KEY_BYTES]);
 void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err);
 
 void gcs_sync_init(struct mb_gcs *c);

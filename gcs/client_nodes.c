@@ -1,7 +1,10 @@
 /* Nodes: registration, the table, and the watch that asks every 5 s whether we still count as
  * alive (the GCS tells nobody that it has declared them dead). */
+#include <stdio.h>
 #include <string.h>
+#include "base/buf.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "gcs/client_internal.h"
 #include "proto/mobula/head.pb-c.h"
 
@@ -81,6 +84,101 @@ int mb_gcs_move_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t 
     req.port = node->port;
     req.http_port = node->agent_http_port;
     return gcs_repeatable(c, &method, &req.base, timeout_ms, (gcs_any_cb)cb, arg, op, err);
+}
+
+void gcs_agent_key(const struct mb_gcs *c, const char *node_hex, char out[GCS_AGENT_KEY_BYTES])
+{
+    snprintf(out, GCS_AGENT_KEY_BYTES, "%s:%s",
+             gcs_is_modern(c) ? "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX"
+                              : "DASHBOARD_AGENT_PORT_PREFIX",
+             node_hex);
+}
+
+int mb_gcs_announce_agent(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t timeout_ms,
+                          mb_gcs_count_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err)
+{
+    char hex[2 * MB_NODE_ID_BYTES + 1], key[GCS_AGENT_KEY_BYTES], value[128];
+
+    gcs_agent_key(c, mb_hex(node->node_id, MB_NODE_ID_BYTES, hex), key);
+    if (gcs_is_modern(c))
+        snprintf(value, sizeof value, "[\"%.64s\", %d, %d]", node->ip, node->agent_http_port,
+                 node->port);
+    else
+        snprintf(value, sizeof value, "[-1, %d]", node->port);
+    return mb_gcs_kv_put(c, "dashboard", key, value, strlen(value), 1, timeout_ms, cb, arg, op,
+                         err);
+}
+
+/* ---- hardware ---- */
+
+static void complete_publish(struct mb_gcs_op *op, const struct mb_err *err,
+                             const ProtobufCMessage *reply)
+{
+    const Ray__Rpc__GcsPublishReply *m = (const Ray__Rpc__GcsPublishReply *)reply;
+    struct mb_err e = *err;
+
+    if (m && m->status && strcmp(m->status->message, MB_GCS_NO_READERS) == 0)
+        mb_err_set(&e, MB_EUNSUPPORTED, "%s", MB_GCS_NO_READERS);
+    ((mb_gcs_done_cb)op->cb)(op->cb_arg, &e);
+}
+
+/* Ray before 2.60 has one service, and other numbers for the channel and the message's field. */
+enum { OLD_USAGE_CHANNEL = 10, OLD_USAGE_FIELD = 15 };
+
+int mb_gcs_publish_usage(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
+                         const char *json, uint64_t timeout_ms, mb_gcs_done_cb cb, void *arg,
+                         struct mb_gcs_op **op, struct mb_err *err)
+{
+    Ray__Rpc__GcsPublishRequest req = RAY__RPC__GCS_PUBLISH_REQUEST__INIT;
+    Ray__Rpc__PubMessage msg = RAY__RPC__PUB_MESSAGE__INIT, *list = &msg;
+    Ray__Rpc__NodeResourceUsage usage = RAY__RPC__NODE_RESOURCE_USAGE__INIT;
+    ProtobufCMessageUnknownField old = {.tag = OLD_USAGE_FIELD,
+                                        .wire_type = PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED};
+    char hex[2 * MB_NODE_ID_BYTES + 1], key[sizeof hex + 16];
+    struct gcs_call call = {.method = "/ray.rpc.ObservabilityPubSubService/GcsPublish",
+                            .request = &req.base,
+                            .reply_desc = &ray__rpc__gcs_publish_reply__descriptor,
+                            .timeout_ms = timeout_ms,
+                            .complete = complete_publish,
+                            .cb = (gcs_any_cb)cb,
+                            .cb_arg = arg};
+    struct mb_buf body = {0};
+    int rc;
+
+    snprintf(key, sizeof key, "RAY_REPORTER:%s", mb_hex(node_id, MB_NODE_ID_BYTES, hex));
+    msg.key_id = mb_wire_bytes(key, strlen(key));
+    usage.json = mb_wire_str(json);
+    req.n_pub_messages = 1;
+    req.pub_messages = &list;
+    if (gcs_is_modern(c)) {
+        msg.channel_type = RAY__RPC__CHANNEL_TYPE__RAY_NODE_RESOURCE_USAGE_CHANNEL;
+        msg.inner_message_case = RAY__RPC__PUB_MESSAGE__INNER_MESSAGE_NODE_RESOURCE_USAGE_MESSAGE;
+        msg.node_resource_usage_message = &usage;
+        return gcs_start(c, &call, op, err);
+    }
+    /* An unknown field is kept with its length in front. */
+    size_t n = protobuf_c_message_get_packed_size(&usage.base), left = n;
+    uint8_t prefix[10];
+    size_t n_prefix = 0;
+    do {
+        prefix[n_prefix++] = (uint8_t)((left & 0x7f) | (left > 0x7f ? 0x80 : 0));
+        left >>= 7;
+    } while (left > 0);
+    rc = mb_buf_add(&body, prefix, n_prefix);
+    if (rc == 0 && (rc = mb_buf_reserve(&body, n)) == 0) {
+        protobuf_c_message_pack(&usage.base, (uint8_t *)body.data + body.len);
+        old.len = n_prefix + n;
+        old.data = (uint8_t *)body.data;
+        msg.channel_type = (Ray__Rpc__ChannelType)OLD_USAGE_CHANNEL;
+        msg.base.n_unknown_fields = 1;
+        msg.base.unknown_fields = &old;
+        call.method = "/ray.rpc.InternalPubSubGcsService/GcsPublish";
+        rc = gcs_start(c, &call, op, err);
+    } else {
+        rc = gcs_no_memory(err);
+    }
+    mb_buf_close(&body);
+    return rc;
 }
 
 static void complete_nodes(struct mb_gcs_op *op, const struct mb_err *err,

@@ -256,7 +256,7 @@ static void state_jobs(void *arg, struct mb_http_req *req)
     json_array_foreach(all, i, row) if (passes(req, row) && (int64_t)json_array_size(rows) < limit)
         json_array_append(rows, row);
     json_decref(all);
-    mb_http_reply_json(req, 200, state_reply(rows, total));
+    head_jobs_reply_read(h, req, state_reply(rows, total));
 }
 
 static void host_names(struct mb_head *h, struct mb_http_req *req)
@@ -423,6 +423,22 @@ static json_t *gang_of(struct mb_head *h, const char *id)
     if (mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), &value))
         record = json_loadb(value.p, value.n, 0, NULL);
     return record ? record : json_null();
+}
+
+void head_gang_tell(struct mb_head *h, json_t *details)
+{
+    const char *status = json_string_value(json_object_get(details, "status"));
+    const char *progress;
+    json_t *gang;
+
+    if (!status || strcmp(status, "RUNNING") != 0)
+        return;
+    gang = gang_of(h, json_string_value(json_object_get(details, "submission_id")));
+    progress = json_string_value(json_object_get(json_object_get(gang, "checkpoint"), "progress"));
+    if (progress && *progress)
+        json_object_set_new(details, "message",
+                            json_sprintf("Job is currently running: %s.", progress));
+    json_decref(gang);
 }
 
 /* What an agent keeps in the KV about GPUs that it gives to nobody, or []. */

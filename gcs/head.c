@@ -5,6 +5,7 @@
  *     keys that Ray's tools read, listen on both ports, ask the runner for the jobs that ran.
  *  2. A tick every 500 ms drives health checks and long polls.
  *     With a shared store: both ports listen and refuse until the lease is won; then the same.
+ *     As a guest of Ray's head (guest.c): no ports, only its jobs.
  *  3. stop: waiting calls are answered UNAVAILABLE, HTTP stops, the store commits what it has; from
  *     then on every call is answered UNAVAILABLE until the gRPC runtime itself is stopped.
  * Failure paths:
@@ -19,7 +20,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "gcs/services.h"
+#include "gcs/guest.h"
 
 enum { PACKAGE_BYTES_MAX = 100 << 20, PACKAGE_KEEP_MS = 3600 * 1000 };
 
@@ -36,7 +37,7 @@ const char *head_closed(struct mb_head *h)
         return h->closed_text;
     if (h->redis && !mb_redis_is_head(h->redis))
         return "the head's lease is in doubt: its store does not answer";
-    return NULL;
+    return h->guest ? head_guest_closed(h->guest) : NULL;
 }
 
 static const char *http_closed(void *arg)
@@ -301,7 +302,7 @@ static void free_head(struct mb_head *h)
 /* The store's content becomes the head's. */
 static int load(struct mb_head *h, struct mb_err *err)
 {
-    int rc = load_cluster_id(h, err);
+    int rc = h->guest ? 0 : load_cluster_id(h, err);
 
     if (rc == 0)
         rc = head_nodes_load(h, err);
@@ -316,15 +317,18 @@ static int load(struct mb_head *h, struct mb_err *err)
 static void activate(struct mb_head *h)
 {
     h->active_ms = mb_mono_ms();
-    head_packages_restore(h);
+    head_packages_restore(h, head_admission_restored); /* jobs whose package comes wait for it */
     head_forget_resume(h);
     head_jobs_adopt(h);
     head_jobinfo_settle(h);
     head_placement_settle(h);
     uv_timer_start(&h->tick, on_tick, HEAD_TICK_MS, HEAD_TICK_MS);
     head_placement_pump(h);
-    mb_info("gcs", "head started gcs_port=%d http_port=%d cluster_id=%s nodes=%zu jobs=%zu",
-            h->gcs_port, h->http_port, h->cluster_hex, h->n_nodes, h->n_jobs);
+    if (h->guest)
+        mb_info("jobs", "job agent started jobs=%zu", h->n_jobs);
+    else
+        mb_info("gcs", "head started gcs_port=%d http_port=%d cluster_id=%s nodes=%zu jobs=%zu",
+                h->gcs_port, h->http_port, h->cluster_hex, h->n_nodes, h->n_jobs);
 }
 
 /* ---- the election, with a shared store ---- */
@@ -410,6 +414,17 @@ static int serve_alone(struct mb_head *h, const struct mb_head_opts *opts, struc
     return rc;
 }
 
+static int be_a_guest(struct mb_head *h, const struct mb_head_opts *opts, struct mb_err *err)
+{
+    int rc = head_guest_open(h, opts, err);
+
+    if (rc == 0)
+        rc = load(h, err);
+    if (rc == 0)
+        activate(h);
+    return rc;
+}
+
 int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_opts *opts,
                   const struct mb_job_runner *runner, const struct mb_head_ops *ops, void *arg,
                   struct mb_head **out, struct mb_err *err)
@@ -446,12 +461,14 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     if (rc == 0 && *h->packages_dir)
         rc = mb_fs_mkdir_p(h->packages_dir, 0700, err);
     if (rc == 0)
-        rc = opts->store_url ? stand_by(h, opts, err) : serve_alone(h, opts, err);
+        rc = opts->guest_of    ? be_a_guest(h, opts, err)
+             : opts->store_url ? stand_by(h, opts, err)
+                               : serve_alone(h, opts, err);
     if (rc != 0) {
         mb_head_stop(h, (void (*)(void *))mb_head_destroy, h);
         return rc;
     }
-    if (h->is_open)
+    if (h->is_open && !h->guest)
         mb_warn("gcs",
                 "listening on %s WITHOUT authentication: whoever reaches it can run commands here",
                 opts->bind_addr);
@@ -461,7 +478,7 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
 
 int mb_head_is_active(const struct mb_head *h)
 {
-    return !h->standby && !h->stopping;
+    return !h->standby && !h->stopping && (!h->guest || !head_guest_closed(h->guest));
 }
 
 int mb_head_gcs_port(const struct mb_head *h)
@@ -479,8 +496,10 @@ void mb_head_set_node(struct mb_head *h, const char *node_id_hex)
     struct mb_err err = {0};
 
     snprintf(h->head_node_hex, sizeof h->head_node_hex, "%s", node_id_hex);
-    if (h->store && !h->standby &&
-        put_kv(h, "job", "head_node_id", mb_blob_str(node_id_hex), &err) != 0)
+    if (h->guest)
+        head_guest_moved(h->guest);
+    else if (h->store && !h->standby &&
+             put_kv(h, "job", "head_node_id", mb_blob_str(node_id_hex), &err) != 0)
         mb_error("gcs", "head_node_id not stored: %s", err.text);
 }
 
@@ -503,26 +522,30 @@ static void part_closed(struct mb_head *h)
         h->stopped_cb(h->stopped_arg);
 }
 
-static void on_redis_closed(void *arg)
+static void on_outside_closed(void *arg)
 {
     part_closed(arg);
 }
 
-/* The lease is given back after the last write. */
-static void close_redis(struct mb_head *h)
+/* After the last write: the lease is given back, a guest leaves. */
+static void close_outside(struct mb_head *h)
 {
     struct mb_redis *r = h->redis;
+    struct head_guest *guest = h->guest;
 
     h->redis = NULL;
+    h->guest = NULL;
     if (r)
-        mb_redis_close(r, on_redis_closed, h);
+        mb_redis_close(r, on_outside_closed, h);
+    else if (guest)
+        head_guest_close(guest, on_outside_closed, h);
     else
         part_closed(h);
 }
 
 static void on_store_closed(void *arg)
 {
-    close_redis(arg);
+    close_outside(arg);
 }
 
 static void on_http_stopped(void *arg)
@@ -535,7 +558,7 @@ static void on_http_stopped(void *arg)
     if (s)
         mb_tables_close(s, on_store_closed, h);
     else
-        close_redis(h);
+        close_outside(h);
 }
 
 static void on_second_stopped(void *arg)
@@ -562,6 +585,8 @@ void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg)
     head_pubsub_close(h);
     head_logs_close(h);
     head_packages_close(h);
+    head_package_uploads_close(h);
+    head_packages_restore_close(h);
     head_nodes_close(h);
     if (h->http)
         mb_http_server_stop(h->http, on_http_stopped, h);

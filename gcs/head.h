@@ -49,13 +49,18 @@ struct mb_head_opts {
     /* Larger uploads are refused (0: 100 MiB, as in Ray); how long a package is kept that no job
      * needs which has not ended, from its last upload or look-up (0: an hour). */
     uint64_t max_package_bytes, package_keep_ms;
-    const char *token;       /* NULL: no authentication */
+    const char *token; /* NULL: no authentication */
+    /* host:port of a head that is Ray's, whose dashboard hands its jobs to this node; NULL: this is
+     * a head itself. With it only the job agent serves (mb_head_serve_job_agent), store_path must
+     * be given, and of ops on_active (jobs are taken; again after each new connection) and on_lost
+     * are called. */
+    const char *guest_of;
     const char *ray_version; /* what /api/version and CheckAlive say; NULL: 2.60.0 */
     const char *ray_commit;  /* NULL: our own */
     struct mb_head_job_limits jobs;
 };
 
-/* With store_url; never from inside mb_head_start(). */
+/* With store_url or guest_of; never from inside mb_head_start(). */
 struct mb_head_ops {
     void (*on_active)(void *arg);                     /* this is the head now */
     void (*on_other)(void *arg, const char *address); /* another one is: host:port of its GCS */
@@ -63,18 +68,18 @@ struct mb_head_ops {
     void (*on_lost)(void *arg, const struct mb_err *err);
 };
 
-/* ops and arg: NULL without store_url. With it the head begins as a standby: both ports refuse
- * politely (UNAVAILABLE, 503) until on_active. The runner is borrowed and must outlive the head.
- * Re-adopts jobs that the store says are running.
+/* ops and arg: NULL without store_url and guest_of. With it the head begins as a standby: both
+ * ports refuse politely (UNAVAILABLE, 503) until on_active. The runner is borrowed and must outlive
+ * the head. Re-adopts jobs that the store says are running.
  */
 int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_opts *opts,
                   const struct mb_job_runner *runner, const struct mb_head_ops *ops, void *arg,
                   struct mb_head **out, struct mb_err *err);
-int mb_head_is_active(const struct mb_head *h); /* 0: standing by, or stopping */
+int mb_head_is_active(const struct mb_head *h); /* 0: standing by, a guest not let in, stopping */
 int mb_head_gcs_port(const struct mb_head *h);
 int mb_head_http_port(const struct mb_head *h);
 /* The node id of the head's own node: KV head_node_id and the driver's node. Call when its agent
- * has registered. */
+ * has registered; a guest's records say from then on where it is. */
 void mb_head_set_node(struct mb_head *h, const char *node_id_hex);
 /* The runner had that id before: drivers there are its own. */
 void mb_head_node_renamed(struct mb_head *h, const char *old_hex);

@@ -5,8 +5,9 @@
  *  2. pump, after whatever may have changed something (a commit, a start, an end, the tick): free
  *     GPUs are asked for, then whoever may start is started.
  *     Where, the queue says: the head's node, or another that has told what it has (job_offers.c).
- *  3. A start that fails makes the job FAILED. One that finds the GPUs taken meanwhile goes back to
- *     the front; the next tick tries again.
+ *  3. A start that fails makes the job FAILED. One that finds the GPUs taken meanwhile, or its
+ *     packages not restored yet, goes back to its place; it is tried again after a moment, or when
+ *     they are here. Those behind it go on.
  *  4. What never fits, or has waited too long, is FAILED with the reason.
  */
 #include <stddef.h>
@@ -19,7 +20,7 @@
 #include "gcs/services.h"
 
 /* Names beyond this are not looked at: among so many one is unknown to the queue already. */
-enum { NEEDS_MAX = MB_JOB_QUEUE_KINDS_MAX + 8, STARTS_PER_TURN = 16 };
+enum { NEEDS_MAX = MB_JOB_QUEUE_KINDS_MAX + 8, STARTS_PER_TURN = 16, HOLD_MS = 400 };
 
 #define TIMEOUT_VAR "RAY_JOB_START_TIMEOUT_SECONDS"
 
@@ -145,22 +146,29 @@ static struct head_job *job_of(struct mb_job_ticket *t)
     return (struct head_job *)(void *)((char *)t - offsetof(struct head_job, ticket));
 }
 
-/* 0: started, or it never will; MB_EFULL: not now. */
-static int start(struct mb_head *h, struct head_job *job)
+static void start(struct mb_head *h, struct head_job *job)
 {
     struct mb_err err = {0};
     int rc = head_job_start_driver(h, job, &err);
 
     if (rc == MB_EFULL) {
         mb_info("jobs", "job=%s waits on: %s", job->id, err.text);
-        mb_job_queue_put_back(&job->ticket);
-        return rc;
-    }
-    if (rc != 0) {
+        mb_job_queue_put_back(&job->ticket, mb_mono_ms() + HOLD_MS,
+                              "it could not start a moment ago and is tried again");
+    } else if (rc == MB_EUNAVAIL && h->restore) {
+        mb_info("jobs", "job=%s waits on: %s", job->id, err.text);
+        mb_job_queue_put_back(&job->ticket, UINT64_MAX,
+                              "the packages of the head before this one are restored");
+    } else if (rc != 0) {
         struct mb_job_facts facts = {.text = err.text};
         head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
     }
-    return 0;
+}
+
+void head_admission_restored(struct mb_head *h)
+{
+    mb_job_queue_release(h->queue);
+    head_admission_pump(h);
 }
 
 static void refuse(struct mb_head *h, struct head_job *job, enum mb_job_input input)
@@ -197,14 +205,14 @@ void head_admission_pump(struct mb_head *h)
         mb_job_queue_set_free(h->queue, MB_JOB_HEAD_NODE, MB_JOB_GPU, n_free);
     }
     head_offers_refresh(h);
-    /* A turn of the loop is short: every start that ends calls for the next turn. */
+    /* A turn of the loop is short: every start that ends, and the tick, call for the next turn. */
     while (starts < STARTS_PER_TURN &&
            (action = mb_job_queue_next(h->queue, mb_mono_ms(), &t)) != MB_JOB_QUEUE_NOTHING) {
         if (action != MB_JOB_QUEUE_START)
             refuse(h, job_of(t),
                    action == MB_JOB_QUEUE_NEVER_FITS ? MB_JOB_NEVER_FITS : MB_JOB_START_TIMEOUT);
-        else if (start(h, job_of(t)) != 0)
-            return;
+        else
+            start(h, job_of(t));
         starts++;
     }
 }

@@ -11,6 +11,14 @@ const char *head_job_runtime_env(const struct head_job *job)
     return text ? text : "{}";
 }
 
+const char *head_job_metadata(const struct head_job *job, const char *key)
+{
+    const char *text =
+        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
+
+    return text ? text : "";
+}
+
 static void index_driver(void *arg, const Ray__Rpc__JobTableData *job)
 {
     json_t *index = arg;

@@ -5,14 +5,17 @@
  *   pieces: the file is never in memory. A released front is said in the first line, and so is a
  *   log whose node is gone: from which store it is read, and up to which byte it is there.
  * Piece (?offset=, ?tail=, ?since_ms=, ?limit=, ?rank=): {"offset": N, "logs": "...",
- *   "next_offset": M, "first_offset": F, "size": S}. Offsets count bytes of the file, not of the
- *   text, in which bytes that are no UTF-8 are replaced: go on at next_offset. Of a log that is
- * read from a store also "source": its URL there, "complete_to": the byte behind the last one
- * there. Times (?times=1): {"offset": N, "times": [[offset, unix_ms], ...]}, at most 4096 pairs:
- * the bytes before the offset were written before the time. Failure paths:
- *  1. A number that is none: 400 with its name. No such rank: 404. Its node does not answer, or is
- *     gone and no store has the log: 503. ?since_ms= of a log in a store: 501. The answer begins
- *     when the first piece is there, so that all of this can be told by its status.
+ *   "next_offset": M, "first_offset": F, "size": S}; of a rank also "attempt", which one's log it
+ * is
+ *   (?attempt=; else the newest), "newest_attempt", and the "world_size" of that attempt. Offsets
+ * count bytes of the file, not of the text, in which bytes that are no UTF-8 are replaced: go on at
+ * next_offset. Of a log that is read from a store also "source": its URL there, "complete_to": the
+ * byte behind the last one there. Times (?times=1): {"offset": N, "times": [[offset, unix_ms],
+ * ...]}, at most 4096 pairs: the bytes before the offset were written before the time. Failure
+ * paths:
+ *  1. A number that is none: 400 with its name. No such rank or attempt: 404. Its node does not
+ * answer, or is gone and no store has the log: 503. ?since_ms= of a log in a store: 501. The answer
+ * begins when the first piece is there, so that all of this can be told by its status.
  *  2. The node of a rank goes away amid the answer: the connection breaks off, the JSON is not
  *     whole.
  */
@@ -41,15 +44,21 @@ static int query_number(struct mb_http_req *req, const char *name, int64_t max, 
 
 int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *rank)
 {
-    int64_t offset = 0, since_ms = 0, tail = -1;
+    int64_t offset = 0, since_ms = 0, tail = -1, attempt = 0;
 
     *rank = -1;
     if (query_number(req, "offset", INT64_MAX / 4, &offset) != 0 ||
         query_number(req, "since_ms", INT64_MAX, &since_ms) != 0 ||
         query_number(req, "tail", INT64_MAX, &tail) != 0 ||
-        query_number(req, "rank", INT32_MAX, rank) != 0)
+        query_number(req, "rank", INT32_MAX, rank) != 0 ||
+        query_number(req, "attempt", INT32_MAX, &attempt) != 0)
         return MB_EINVAL;
-    *start = (struct log_start){.offset = (uint64_t)offset,
+    if (attempt > 0 && *rank < 0) {
+        mb_http_reply_text(req, 400, "attempt: of a rank only, there is one log of the driver");
+        return MB_EINVAL;
+    }
+    *start = (struct log_start){.attempt = attempt,
+                                .offset = (uint64_t)offset,
                                 .since_unix_ms = (uint64_t)since_ms,
                                 .tail_lines = tail > 0 ? (uint64_t)tail : 0,
                                 .has_tail = tail >= 0};
@@ -134,6 +143,7 @@ static long put_gap(struct head_log_answer *a, uint64_t offset, char *buf)
 static long put_end(struct head_log_answer *a, char *buf)
 {
     const struct log_origin *origin = head_log_origin(a->source);
+    const struct log_attempt *attempt = head_log_attempt(a->source);
     long n;
 
     a->phase = OVER;
@@ -143,6 +153,10 @@ static long put_end(struct head_log_answer *a, char *buf)
                  "\", \"next_offset\": %llu, \"first_offset\": %llu, \"size\": %llu",
                  (unsigned long long)a->next, (unsigned long long)head_log_first(a->source),
                  (unsigned long long)head_log_size(a->source));
+    if (attempt->world_size > 0)
+        n += snprintf(
+            buf + n, 200, ", \"attempt\": %lld, \"newest_attempt\": %lld, \"world_size\": %lld",
+            (long long)attempt->number, (long long)attempt->newest, (long long)attempt->world_size);
     if (origin) {
         n += snprintf(buf + n, 100, ", \"complete_to\": %llu, \"source\": \"",
                       (unsigned long long)origin->complete_to);
@@ -260,9 +274,10 @@ void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job
         query_number(req, "limit", INT64_MAX, &limit) != 0)
         return;
     if (mb_http_req_query(req, "times")) {
-        head_log_times(h, job->id, rank, start.offset, on_times, req);
+        head_log_times(h, job->id, rank, &start, on_times, req);
         return;
     }
+    start.is_one = 1;
     a = mb_calloc(1, sizeof *a);
     if (!a || head_log_open(h, job->id, rank, &start, on_ready, a, &a->source, &err) != 0) {
         mb_free(a);

@@ -30,10 +30,7 @@ static struct head_job *job_of(const struct mb_job_ticket *t)
 
 int head_job_wants_gpu_node(const struct head_job *job)
 {
-    const char *on = json_string_value(
-        json_object_get(json_object_get(job->info, "metadata"), MB_JOB_DRIVER_ON_KEY));
-
-    return on && strcmp(on, "gpu-node") == 0;
+    return strcmp(head_job_metadata(job, MB_JOB_DRIVER_ON_KEY), "gpu-node") == 0;
 }
 
 static int put_selector(const struct head_job *job, struct mb_buf *out)
@@ -184,4 +181,6 @@ void head_offers_refresh(struct mb_head *h)
             is_settled = 0;
     }
     mb_job_queue_settled(h->queue, is_settled);
+    /* A numbered start names its node (job_start.c). */
+    mb_job_queue_close_node(h->queue, MB_JOB_HEAD_NODE, h->redis && *self == '\0');
 }

@@ -8,6 +8,11 @@
  *  5. A need beyond the total, or of a resource that nobody has: the job never fits. It takes part
  *     in nothing, and is given out as NEVER_FITS when it was seen, or has waited long enough.
  *  6. It has waited longer than it wanted to: TIMED_OUT.
+ *  7. The line is long and there are many nodes: one walk looks at nodes for the front of the line,
+ *     always, and for a stretch of those behind; the next walk for the next stretch, until all had
+ *     their turn. For the others it only sets aside what they need where they are pinned.
+ *  8. A start that was put back: in its old place, and not tried again before its time. What it
+ *     needs is set aside as for any other that waits.
  *
  * A job that is COMING is always behind all that are WAITING, since records are stored in the order
  * in which they came; the walk ends at the first.
@@ -20,7 +25,9 @@
 
 enum {
     FULL_WALK_MS = 250, /* when no place is free, a walk only finds what is overdue */
-    LOOKS_MAX = 200000  /* at nodes, in one walk: who comes behind has his turn in another */
+    /* Looks at nodes in one walk, a few milliseconds: for the front of the line, and behind. */
+    LOOKS_FRONT = 100000,
+    LOOKS_BEHIND = 100000
 };
 
 /* ---- lines ---- */
@@ -34,12 +41,21 @@ static void append(struct queue_line *l, struct mb_job_ticket *t)
     l->n++;
 }
 
-static void prepend(struct queue_line *l, struct mb_job_ticket *t)
+/* Before the first that joined later. */
+static void insert(struct queue_line *l, struct mb_job_ticket *t)
 {
-    t->prev = NULL;
-    t->next = l->first;
-    *(l->first ? &l->first->prev : &l->last) = t;
-    l->first = t;
+    struct mb_job_ticket *after = l->first;
+
+    while (after && after->number < t->number)
+        after = after->next;
+    if (!after) {
+        append(l, t);
+        return;
+    }
+    t->prev = after->prev;
+    t->next = after;
+    *(after->prev ? &after->prev->next : &l->first) = t;
+    after->prev = t;
     l->n++;
 }
 
@@ -49,6 +65,14 @@ static void unlink_ticket(struct queue_line *l, struct mb_job_ticket *t)
     *(t->next ? &t->next->prev : &l->last) = t->prev;
     t->prev = t->next = NULL;
     l->n--;
+}
+
+static void take_from_waiting(struct mb_job_queue *q, struct mb_job_ticket *t)
+{
+    if (q->turn == t)
+        q->turn = t->next;
+    unlink_ticket(&q->waiting, t);
+    q->is_numbered = 0;
 }
 
 /* ---- life ---- */
@@ -117,6 +141,7 @@ int mb_job_queue_add(struct mb_job_queue *q, struct mb_job_ticket *t,
                           q->waiting.n);
     *t = (struct mb_job_ticket){.queue = q};
     mb_job_queue_set_needs(t, needs, n);
+    t->number = ++q->n_joined;
     t->since_ms = now_ms;
     t->timeout_ms = timeout_ms;
     t->place = MB_JOB_PLACE_COMING;
@@ -143,12 +168,13 @@ void mb_job_queue_adopt(struct mb_job_queue *q, struct mb_job_ticket *t, const c
 
     *t = (struct mb_job_ticket){.queue = q};
     mb_job_queue_set_needs(t, needs, n);
+    t->number = ++q->n_joined;
     queue_hold(t, at ? at : q->nodes[0]);
     append(&q->running, t);
     mb_job_queue_confirm(t);
 }
 
-void mb_job_queue_put_back(struct mb_job_ticket *t)
+void mb_job_queue_put_back(struct mb_job_ticket *t, uint64_t until_ms, const char *why)
 {
     struct mb_job_queue *q = t->queue;
 
@@ -157,8 +183,18 @@ void mb_job_queue_put_back(struct mb_job_ticket *t)
     queue_unhold(t);
     unlink_ticket(&q->running, t);
     t->place = MB_JOB_PLACE_WAITING;
-    prepend(&q->waiting, t);
+    t->held_until_ms = until_ms;
+    t->held_for = why;
+    insert(&q->waiting, t);
     q->is_numbered = 0;
+}
+
+void mb_job_queue_release(struct mb_job_queue *q)
+{
+    for (struct mb_job_ticket *t = q->waiting.first; t; t = t->next) {
+        t->held_until_ms = 0;
+        t->held_for = NULL;
+    }
 }
 
 void mb_job_queue_leave(struct mb_job_ticket *t)
@@ -169,10 +205,8 @@ void mb_job_queue_leave(struct mb_job_ticket *t)
         queue_unhold(t);
         unlink_ticket(&q->running, t);
     } else if (t->place != MB_JOB_PLACE_NONE) {
-        unlink_ticket(&q->waiting, t);
+        take_from_waiting(q, t);
     }
-    if (q)
-        q->is_numbered = 0;
     *t = (struct mb_job_ticket){.place = MB_JOB_PLACE_NONE};
 }
 
@@ -230,7 +264,7 @@ static struct look look_at_nodes(const struct mb_job_queue *q, const struct mb_j
             out.later = at;
             best = share;
         }
-        if (!fits(q, t, at))
+        if (at->is_closed || !fits(q, t, at))
             continue;
         if (i == 0) { /* the head's node comes first */
             out.now = at;
@@ -242,13 +276,17 @@ static struct look look_at_nodes(const struct mb_job_queue *q, const struct mb_j
     return out;
 }
 
+static void set_aside(const struct mb_job_queue *q, const struct mb_job_ticket *t)
+{
+    for (size_t k = 0; t->node && k < q->n_kinds; k++)
+        t->node->left[k] = fmax(0, t->node->left[k] - t->need[k]);
+}
+
 /* It keeps its pin while that node could hold it. */
-static void set_aside(const struct mb_job_queue *q, struct mb_job_ticket *t, struct look found)
+static void pin(const struct mb_job_queue *q, struct mb_job_ticket *t, struct look found)
 {
     if (!t->node || !queue_could_hold(q, t, t->node))
         t->node = found.later;
-    for (size_t k = 0; k < q->n_kinds; k++)
-        t->node->left[k] = fmax(0, t->node->left[k] - t->need[k]);
 }
 
 static void begin_walk(struct mb_job_queue *q)
@@ -260,10 +298,9 @@ static void begin_walk(struct mb_job_queue *q)
 
 static void start(struct mb_job_queue *q, struct mb_job_ticket *t, struct mb_job_node *n)
 {
-    unlink_ticket(&q->waiting, t);
+    take_from_waiting(q, t);
     queue_hold(t, n);
     append(&q->running, t);
-    q->is_numbered = 0;
 }
 
 static int verdict_is_due(const struct mb_job_ticket *t, uint64_t now_ms)
@@ -280,7 +317,7 @@ static enum mb_job_queue_action judge(struct mb_job_queue *q, struct mb_job_tick
 
     if (t->unknown[0] == '\0')
         found = look_at_nodes(q, t, looks_left);
-    if (has_place && found.now && t->unknown[0] == '\0') {
+    if (has_place && found.now && now_ms >= t->held_until_ms) {
         start(q, t, found.now);
         return MB_JOB_QUEUE_START;
     }
@@ -292,27 +329,43 @@ static enum mb_job_queue_action judge(struct mb_job_queue *q, struct mb_job_tick
     if (t->timeout_ms > 0 && now_ms >= t->since_ms + t->timeout_ms)
         return MB_JOB_QUEUE_TIMED_OUT;
     if (found.later)
-        set_aside(q, t, found);
+        pin(q, t, found);
+    set_aside(q, t);
     return MB_JOB_QUEUE_NOTHING;
+}
+
+/* Whose looks t is looked at with. NULL: with none in this walk. */
+static long *looks_for(long *front, long *behind, int has_turn)
+{
+    if (*front > 0)
+        return front;
+    return has_turn && *behind > 0 ? behind : NULL;
 }
 
 enum mb_job_queue_action mb_job_queue_next(struct mb_job_queue *q, uint64_t now_ms,
                                            struct mb_job_ticket **out)
 {
     size_t places = q->max_running > q->running.n ? q->max_running - q->running.n : 0;
-    long looks_left = LOOKS_MAX;
-    int place_is_set_aside = 0;
+    long front = LOOKS_FRONT, behind = LOOKS_BEHIND;
+    int place_is_set_aside = 0, has_turn = q->turn == NULL;
+    struct mb_job_ticket *t;
 
     *out = NULL;
     if (places == 0 && now_ms < q->walked_ms + FULL_WALK_MS)
         return MB_JOB_QUEUE_NOTHING;
     begin_walk(q);
-    for (struct mb_job_ticket *t = q->waiting.first; t && looks_left > 0; t = t->next) {
-        enum mb_job_queue_action action;
+    for (t = q->waiting.first; t && t->place == MB_JOB_PLACE_WAITING; t = t->next) {
+        enum mb_job_queue_action action = MB_JOB_QUEUE_NOTHING;
+        long *looks;
 
-        if (t->place == MB_JOB_PLACE_COMING)
+        has_turn |= t == q->turn;
+        looks = looks_for(&front, &behind, has_turn);
+        if (looks)
+            action = judge(q, t, now_ms, places > 0, looks);
+        else if (has_turn)
             break;
-        action = judge(q, t, now_ms, places > 0, &looks_left);
+        else
+            set_aside(q, t);
         if (action != MB_JOB_QUEUE_NOTHING) {
             *out = t;
             return action;
@@ -322,6 +375,7 @@ enum mb_job_queue_action mb_job_queue_next(struct mb_job_queue *q, uint64_t now_
             place_is_set_aside = 1;
         }
     }
+    q->turn = t && t->place == MB_JOB_PLACE_WAITING ? t : NULL;
     q->walked_ms = now_ms;
     return MB_JOB_QUEUE_NOTHING;
 }
@@ -358,7 +412,8 @@ static int node_adds_up(const struct mb_job_queue *q, const struct mb_job_node *
 const char *mb_job_queue_invariant(const struct mb_job_queue *q)
 {
     size_t n = 0;
-    int coming = 0;
+    uint64_t number = 0;
+    int coming = 0, has_turn = q->turn == NULL;
 
     for (struct mb_job_ticket *t = q->running.first; t; t = t->next, n++) {
         if (t->place != MB_JOB_PLACE_RUNNING || t->queue != q || !t->node)
@@ -375,7 +430,13 @@ const char *mb_job_queue_invariant(const struct mb_job_queue *q)
             return "a ticket among the waiting is not";
         if (coming && t->place == MB_JOB_PLACE_WAITING)
             return "a stored job waits behind one that is not";
+        if (t->number <= number)
+            return "a job waits behind one that came after it";
+        number = t->number;
+        has_turn |= q->turn == t;
         coming |= t->place == MB_JOB_PLACE_COMING;
     }
+    if (!has_turn)
+        return "the one whose turn it is does not wait";
     return n == q->waiting.n ? NULL : "the waiting are miscounted";
 }

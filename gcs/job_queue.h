@@ -10,7 +10,8 @@
  * when every job pinned there has set aside, of each resource, as much of its need as is free. So
  * what a waiting job lacks only ever grows towards it. The place of one running job is set aside in
  * the same way. Amounts of the queue's own kinds are counted here; free units of an outside kind
- * (GPUs, which gangs use too) are told before each look.
+ * (GPUs, which gangs use too) are told before each look. In a line so long that one look at it
+ * would take long, the front is looked at each time, and those behind in turns.
  *
  * A job that can never fit is failed as soon as somebody was shown that, and why, it waits; or
  * after MB_JOB_QUEUE_UNSEEN_MS when nobody looks. Not before every node has told what it has.
@@ -64,12 +65,15 @@ struct mb_job_wish {
 struct mb_job_ticket {
     struct mb_job_queue *queue;
     struct mb_job_ticket *prev, *next;
+    uint64_t number; /* in the order in which they joined; kept when it is put back */
     enum mb_job_place place;
     double need[MB_JOB_QUEUE_KINDS_MAX];
     char unknown[MB_JOB_QUEUE_NAME_MAX]; /* a resource nobody has; "": none */
     double unknown_amount;
     uint64_t since_ms, seen_ms; /* seen_ms 0: nobody looked yet */
     uint64_t timeout_ms;        /* longest wait; 0: none */
+    uint64_t held_until_ms;     /* it was put back: not started before */
+    const char *held_for;       /* for this reason; static */
     size_t position;            /* from 1; valid while the queue is numbered */
     struct mb_job_wish wish;
     struct mb_job_node *node; /* RUNNING: there. Waiting: what it needs is set aside there */
@@ -108,8 +112,12 @@ void mb_job_queue_adopt(struct mb_job_queue *q, struct mb_job_ticket *t, const c
 /* The one that was told to start holds what it needs of outside kinds: it is not free any more, and
  * is not told as free. */
 void mb_job_queue_confirm(struct mb_job_ticket *t);
-/* It could not start for lack of what others took meanwhile: back to the front of those waiting. */
-void mb_job_queue_put_back(struct mb_job_ticket *t);
+/* It could not start now: back to its old place in line, and not started before until_ms; those
+ * behind may start with what it does not need. why: static, said of it in place of what is missing.
+ */
+void mb_job_queue_put_back(struct mb_job_ticket *t, uint64_t until_ms, const char *why);
+/* Those that were put back may start at once. */
+void mb_job_queue_release(struct mb_job_queue *q);
 /* Ended, stopped or failed: what it held is free. Legal in any place. */
 void mb_job_queue_leave(struct mb_job_ticket *t);
 /* Somebody was shown that it waits. */
@@ -120,6 +128,9 @@ void mb_job_queue_seen(struct mb_job_ticket *t, uint64_t now_ms);
 int mb_job_queue_node(struct mb_job_queue *q, const char *node, const struct mb_job_amount *totals,
                       size_t n, int *is_new_kind, struct mb_err *err);
 void mb_job_queue_node_gone(struct mb_job_queue *q, const char *node); /* unknown: legal */
+/* Nothing starts on this node, though it has what is needed: on another, or when it is open again.
+ */
+void mb_job_queue_close_node(struct mb_job_queue *q, const char *node, int is_closed);
 /* Free units of an outside kind on a node, as of now. */
 void mb_job_queue_set_free(struct mb_job_queue *q, const char *node, const char *name,
                            double amount);

@@ -20,7 +20,8 @@ struct mb_job_node {
     double promised[MB_JOB_QUEUE_KINDS_MAX];  /* of them, to who is not confirmed */
     double left[MB_JOB_QUEUE_KINDS_MAX];      /* of one walk */
     size_t n_running;
-    int is_gone; /* freed when nothing runs there */
+    int is_gone;   /* freed when nothing runs there */
+    int is_closed; /* nothing starts there now */
 };
 
 struct queue_kind {
@@ -37,9 +38,11 @@ struct mb_job_queue {
     int (*may_use)(void *arg, const struct mb_job_ticket *t, const char *node);
     void *arg;
     struct queue_line waiting, running;
-    int is_numbered;    /* positions are right */
-    int is_unsettled;   /* nodes have not told what they have */
-    uint64_t walked_ms; /* when the line was last looked through to its end */
+    uint64_t n_joined;
+    struct mb_job_ticket *turn; /* where the looks behind the front go on; NULL: right behind it */
+    int is_numbered;            /* positions are right */
+    int is_unsettled;           /* nodes have not told what they have */
+    uint64_t walked_ms;         /* when the line was last looked through to its end */
 };
 
 /* ---- job_queue_nodes.c ---- */

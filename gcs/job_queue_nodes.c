@@ -158,6 +158,14 @@ void mb_job_queue_set_free(struct mb_job_queue *q, const char *node, const char 
     mb_job_queue_node_free(q, mb_job_queue_find_node(q, node), name, amount);
 }
 
+void mb_job_queue_close_node(struct mb_job_queue *q, const char *node, int is_closed)
+{
+    struct mb_job_node *n = mb_job_queue_find_node(q, node);
+
+    if (n)
+        n->is_closed = is_closed;
+}
+
 void mb_job_queue_settled(struct mb_job_queue *q, int is_settled)
 {
     q->is_unsettled = !is_settled;

@@ -114,6 +114,10 @@ static int put_missing(const struct mb_job_ticket *t, const struct mb_job_node *
     if (rc == 0 && n == 0 && q->running.n >= q->max_running)
         rc = mb_buf_printf(out, ": %zu jobs run, which is the bound (--max-running-jobs)",
                            q->running.n);
+    else if (rc == 0 && n == 0 && t->held_for)
+        rc = mb_buf_printf(out, ": %s", t->held_for);
+    else if (rc == 0 && n == 0 && at->is_closed)
+        rc = mb_buf_puts(out, ": its node is not registered yet");
     else if (rc == 0 && n == 0 && t->prev)
         rc = mb_buf_puts(out, ": what is free is kept for jobs before it");
     return rc;

@@ -11,10 +11,11 @@
  *     reads number and node, and does the same.
  *  4. A job that is stopped meanwhile: the node is told to end the driver, or to give the number
  * up; what it says then is final. Failure paths:
- *  5. The node has no room (MB_EFULL): it has given the number up; the job is first in line again.
+ *  5. The node has no room (MB_EFULL): it has given the number up; the job is in line again, in
+ *     its old place.
  *  6. The node is dead: whether the driver began nobody knows, and it is not begun a second time:
  *     the job is FAILED, and names the node (job_remote.c).
- *  7. The store refuses the number: first in line again.
+ *  7. The store refuses the number: the same.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@
 #include "base/str.h"
 #include "gcs/job_request.h"
 #include "gcs/runtime_env.h"
-#include "gcs/services.h"
+#include "gcs/guest.h"
 #include "proto/mobula/agent.pb-c.h"
 
 enum { ASK_MS = 5000, ASK_AGAIN_MS = 500 };
@@ -131,14 +132,6 @@ static int write_number(struct mb_head *h, const struct head_job *job, mb_tables
 
 /* ---- the question ---- */
 
-static const char *metadata_of(const struct head_job *job, const char *key)
-{
-    const char *text =
-        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
-
-    return text ? text : "";
-}
-
 static const char *text_of(const struct head_job *job, const char *key, const char *otherwise)
 {
     const char *text = json_string_value(json_object_get(job->info, key));
@@ -154,18 +147,21 @@ static void fill_spec(struct mb_head *h, const struct head_job *job, char addres
 
     /* NULL for the null of a submission without metadata */
     *metadata = json_dumps(json_object_get(job->info, "metadata"), JSON_COMPACT);
-    snprintf(address, 300, "%s:%d", h->node_ip, h->gcs_port);
-    *spec =
-        (struct mb_job_spec){.submission_id = job->id,
-                             .entrypoint = text_of(job, "entrypoint", ""),
-                             .runtime_env_json = text_of(job, "runtime_env_json", "{}"),
-                             .metadata_json = *metadata ? *metadata : "{}",
-                             .ray_address = address,
-                             .packages_dir = h->packages_dir,
-                             .n_gpus = (uint32_t)ceil(gpus > 0 ? gpus : 0),
-                             .hides_gpus = head_job_wants_gpu_node(job),
-                             .start_no = job->start_no,
-                             .pipefail = strcmp(metadata_of(job, MB_JOB_PIPEFAIL_KEY), "1") == 0};
+    if (h->guest)
+        snprintf(address, 300, "%s", head_guest_ray_address(h->guest));
+    else
+        snprintf(address, 300, "%s:%d", h->node_ip, h->gcs_port);
+    *spec = (struct mb_job_spec){.submission_id = job->id,
+                                 .entrypoint = text_of(job, "entrypoint", ""),
+                                 .runtime_env_json = text_of(job, "runtime_env_json", "{}"),
+                                 .metadata_json = *metadata ? *metadata : "{}",
+                                 .ray_address = address,
+                                 .packages_dir = h->guest ? NULL : h->packages_dir,
+                                 .n_gpus = (uint32_t)ceil(gpus > 0 ? gpus : 0),
+                                 .hides_gpus = head_job_wants_gpu_node(job),
+                                 .start_no = job->start_no,
+                                 .pipefail =
+                                     strcmp(head_job_metadata(job, MB_JOB_PIPEFAIL_KEY), "1") == 0};
 }
 
 static int start_here(struct mb_head *h, const struct head_job *job, struct mb_err *err)
@@ -184,7 +180,8 @@ static void back_in_line(struct mb_head *h, struct head_job *job, const char *wh
 {
     mb_info("jobs", "job=%s waits on: %s", job->id, why);
     head_job_start_forget(h, job);
-    mb_job_queue_put_back(&job->ticket);
+    mb_job_queue_put_back(&job->ticket, mb_mono_ms() + ASK_AGAIN_MS,
+                          "its start did not succeed and is tried again");
 }
 
 /* What the node said of the start; it will say no other thing of this number. */
@@ -328,6 +325,21 @@ static int begin_numbered(struct mb_head *h, struct head_job *job, const char *n
     return 0;
 }
 
+/* MB_EUNAVAIL: it comes yet. */
+static int lacks(struct mb_head *h, const char *uri, struct mb_err *err)
+{
+    if (h->restore)
+        return mb_err_set(err, MB_EUNAVAIL,
+                          "the packages of the head before this one are restored");
+    return mb_err_set(err, MB_ENOENT,
+                      "runtime_env setup failed: Failed to set up runtime environment.\n"
+                      "The package %s is not on this head.%s",
+                      uri,
+                      h->redis ? " If it was uploaded to a head before this one: only packages of "
+                                 "at most 8 MiB are kept in the store."
+                               : "");
+}
+
 /* Said before the runner is asked, with Ray's words: what can never work, and what is not here. */
 static int check_runtime_env(struct mb_head *h, const struct head_job *job, struct mb_err *err)
 {
@@ -339,15 +351,9 @@ static int check_runtime_env(struct mb_head *h, const struct head_job *job, stru
     if (rc != 0)
         mb_err_set(err, rc, "Failed to start supervisor actor %s: '%s'", job->id, why.text);
     for (size_t i = 0; rc == 0 && i < env.n_refs; i++)
-        if (env.refs[i].place == MB_RUNTIME_ENV_UPLOADED &&
+        if (env.refs[i].place == MB_RUNTIME_ENV_UPLOADED && !h->guest &&
             !head_package_known(h, env.refs[i].rest))
-            rc = mb_err_set(err, MB_ENOENT,
-                            "runtime_env setup failed: Failed to set up runtime environment.\n"
-                            "The package %s is not on this head.%s",
-                            env.refs[i].uri,
-                            h->redis ? " If it was uploaded to a head before this one: only "
-                                       "packages of at most 8 MiB are kept in the store."
-                                     : "");
+            rc = lacks(h, env.refs[i].uri, err);
     json_decref(json);
     return rc;
 }

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "gcs/services.h"
+#include "gcs/guest.h"
 
 static const char *const next_key = "next_job_id";
 
@@ -264,6 +264,8 @@ void head_jobinfo_finish_submission(struct mb_head *h, const char *submission_id
     struct doomed d = {.submission_id = submission_id};
 
     finish_doomed(h, &d);
+    if (h->guest)
+        head_guest_settle(h->guest);
 }
 
 void head_jobinfo_settle(struct mb_head *h)

@@ -3,40 +3,37 @@
  * (namespace "job"), so that Ray's own readers see our jobs; states follow job_states.h.
  *
  * Happy path:
- *  1. submit: the record is written as PENDING and the job stands in line (job_admission.c); after
- *     its commit, and when it is its turn, its driver is started here or elsewhere (job_start.c).
+ *  1. submit (job_submit.c): the record is written as PENDING and the job stands in line
+ *     (job_admission.c); after its commit, and when it is its turn, its driver is started here or
+ *     elsewhere (job_start.c).
  *  2. The runner reports RUNNING, later EXITED; each change is written; after the commit followers
  *     of the log hear of it, and a terminal job's drivers and placement groups end.
  *  3. stop: a job without a driver becomes STOPPED at once; one whose driver runs, or is being
  *     started, when that driver has ended. That a stop was asked for is remembered in the store.
  * Failure paths:
  *  4. A package that is not there, or a runner that cannot start, makes the job FAILED, with a
- * text.
- *  5. After a restart the runner is asked for every job that had not ended: RUNNING and EXITED are
- *     adopted, a PENDING one it does not know stands in line again, a RUNNING one is FAILED: its
- *     driver is lost.
+ *     text.
+ *  5. After a restart: job_load.c.
  *  6. A state that the store refuses is written again at every tick; followers and drivers hear of
- * it only after the commit.
+ *     it only after the commit.
  *  7. Of jobs that have ended the newest max_ended_jobs are remembered, in the order of their ends;
- *     the records of others go, a few at a time, and after the commit their files. Whatever has not
- *     ended stays, and what the store does not delete is there again.
+ *     the records of others go, a few at a time but never slower than jobs end, and after the
+ * commit their files. Whatever has not ended stays, and what the store does not delete is there
+ * again.
  *  8. A driver that starts although its job was stopped meanwhile is stopped.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/job_needs.h"
-#include "gcs/services.h"
+#include "gcs/jobs_internal.h"
 #include "gcs/text.h"
 
-enum { FORGET_PER_TICK = 128 }; /* two ticks a second: a callback stays short */
-
-#define KEY_PREFIX "_ray_internal_job_info_"
-static const char *const stopping_prefix = "job_stopping:"; /* in our own namespace */
+/* Two ticks a second: a callback stays short. As many go beside these as have ended. */
+enum { FORGET_PER_TICK = 128 };
 
 struct head_job *head_job_find(struct mb_head *h, const char *id)
 {
@@ -65,9 +62,7 @@ void head_jobs_free(struct mb_head *h)
     mb_job_queue_destroy(h->queue);
 }
 
-/* Takes info. */
-static struct head_job *add_job(struct mb_head *h, const char *id, enum mb_job_state state,
-                                json_t *info)
+struct head_job *jobs_add(struct mb_head *h, const char *id, enum mb_job_state state, json_t *info)
 {
     struct head_job **jobs = mb_reallocarray(h->jobs, h->n_jobs + 1, sizeof *jobs);
     struct head_job *job = mb_calloc(1, sizeof *job);
@@ -91,7 +86,7 @@ static struct head_job *add_job(struct mb_head *h, const char *id, enum mb_job_s
     return job;
 }
 
-static void drop_job(struct mb_head *h, struct head_job *job)
+void jobs_drop(struct mb_head *h, struct head_job *job)
 {
     mb_job_index_remove(&h->job_index, &job->entry);
     for (size_t i = 0; i < h->n_jobs; i++) {
@@ -113,8 +108,7 @@ struct written {
     char id[];
 };
 
-/* Its record is stored: it may start when it is its turn, or it is failed for what nobody gives. */
-static void into_line(struct mb_head *h, struct head_job *job)
+void jobs_into_line(struct mb_head *h, struct head_job *job)
 {
     struct mb_err why = {0}, err = {0};
     struct mb_job_facts facts = {.text = err.text};
@@ -130,7 +124,7 @@ static void into_line(struct mb_head *h, struct head_job *job)
 static void remember_stopping(struct mb_head *h, const char *id, int on)
 {
     struct mb_err err = {0};
-    char *key = mb_asprintf("%s%s", stopping_prefix, id);
+    char *key = mb_asprintf(JOBS_STOPPING_PREFIX "%s", id);
     int rc = MB_ENOMEM;
 
     if (key && on)
@@ -146,9 +140,9 @@ static void remember_stopping(struct mb_head *h, const char *id, int on)
 
 /* The mark of a stop outlives the job's end in the store: the other way round a head that died in
  * between would not know why the driver ended, and call the job SUCCEEDED. */
-static void stop_is_over(struct mb_head *h, const char *id)
+void jobs_stop_is_over(struct mb_head *h, const char *id)
 {
-    char *key = mb_asprintf("%s%s", stopping_prefix, id);
+    char *key = mb_asprintf(JOBS_STOPPING_PREFIX "%s", id);
 
     if (key && mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(key), NULL))
         remember_stopping(h, id, 0);
@@ -167,15 +161,15 @@ static void on_written(void *arg, const struct mb_err *err)
         job->unwritten = 1;
     if (err->code != 0 && w->first && job) {
         head_job_labels_forget(h, job);
-        drop_job(h, job); /* its submitter gets the error: it never existed */
+        jobs_drop(h, job); /* its submitter gets the error: it never existed */
         job = NULL;
     }
     if (job && w->first) {
-        into_line(h, job);
+        jobs_into_line(h, job);
         head_admission_pump(h);
     }
     if (err->code == 0 && w->is_end && !h->stopping && (!job || mb_job_is_terminal(job->state)))
-        stop_is_over(h, w->id);
+        jobs_stop_is_over(h, w->id);
     /* The job may have ended since: only the commit of that end is news of it. */
     if (err->code == 0 && job && w->is_end && !h->stopping)
         head_jobinfo_finish_submission(h, w->id);
@@ -184,9 +178,9 @@ static void on_written(void *arg, const struct mb_err *err)
     mb_free(w);
 }
 
-static int write_job(struct mb_head *h, const struct head_job *job, int first, struct mb_err *err)
+int jobs_write(struct mb_head *h, const struct head_job *job, int first, struct mb_err *err)
 {
-    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
+    char *key = mb_asprintf(JOBS_KEY_PREFIX "%s", job->id);
     char *text = json_dumps(job->info, JSON_COMPACT);
     struct written *w = mb_alloc(sizeof *w + strlen(job->id) + 1);
     int rc = MB_ENOMEM;
@@ -210,7 +204,7 @@ static int write_job(struct mb_head *h, const struct head_job *job, int first, s
 
 /* ---- states ---- */
 
-static int set_or_null(json_t *o, const char *key, const char *text)
+int jobs_set_text(json_t *o, const char *key, const char *text)
 {
     return json_object_set_new(o, key, text ? json_string(text) : json_null());
 }
@@ -232,21 +226,29 @@ static int describe_node(struct mb_head *h, struct head_job *job)
     char address[300];
 
     if (!head_job_is_elsewhere(h, job))
-        return set_or_null(job->info, "driver_agent_http_address",
-                           h->runner->http_address(h->runner->self)) |
-               set_or_null(job->info, "driver_node_id", h->runner->node_id_hex(h->runner->self));
+        return jobs_set_text(job->info, "driver_agent_http_address",
+                             h->runner->http_address(h->runner->self)) |
+               jobs_set_text(job->info, "driver_node_id", h->runner->node_id_hex(h->runner->self));
     if (n && n->http_address[0])
         snprintf(address, sizeof address, "%s", n->http_address);
     else if (n)
         snprintf(address, sizeof address, "http://%.200s:%d", n->info->node_manager_address,
                  n->info->dashboard_agent_listen_port);
-    return set_or_null(job->info, "driver_agent_http_address", n ? address : NULL) |
-           set_or_null(job->info, "driver_node_id", job->node);
+    return jobs_set_text(job->info, "driver_agent_http_address", n ? address : NULL) |
+           jobs_set_text(job->info, "driver_node_id", job->node);
 }
 
-/* JobInfo's fields for the state; memory running out leaves the old value and is said. */
-static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input input,
-                     struct mb_job_facts *facts)
+/* Not before its start, which may be dated a little ahead (job_submit.c). */
+static json_int_t end_of(const struct head_job *job)
+{
+    json_int_t start = json_integer_value(json_object_get(job->info, "start_time"));
+    json_int_t now = (json_int_t)mb_unix_ms();
+
+    return now < start && start - now <= JOBS_AHEAD_MAX_MS ? start : now;
+}
+
+void jobs_describe(struct mb_head *h, struct head_job *job, enum mb_job_input input,
+                   struct mb_job_facts *facts)
 {
     struct mb_buf raw = {0}, message = {0};
     int rc = 0;
@@ -255,14 +257,14 @@ static void describe(struct mb_head *h, struct head_job *job, enum mb_job_input 
     facts->has_runtime_env = strcmp(head_job_runtime_env(job), "{}") != 0;
     rc |= mb_job_message(job->state, input, facts, &raw);
     rc |= mb_text_clean(mb_buf_str(&raw), raw.len, &message); /* it may quote log bytes */
-    rc |= set_or_null(job->info, "status", mb_job_state_name(job->state));
+    rc |= jobs_set_text(job->info, "status", mb_job_state_name(job->state));
     rc |=
         json_object_set_new(job->info, "message", json_stringn(mb_buf_str(&message), message.len));
-    rc |= set_or_null(job->info, "error_type", mb_job_error_type(job->state, input, facts->text));
+    rc |= jobs_set_text(job->info, "error_type", mb_job_error_type(job->state, input, facts->text));
     if (job->state == MB_JOB_RUNNING)
         rc |= describe_node(h, job);
     if (mb_job_is_terminal(job->state)) {
-        rc |= json_object_set_new(job->info, "end_time", json_integer((json_int_t)mb_unix_ms()));
+        rc |= json_object_set_new(job->info, "end_time", json_integer(end_of(job)));
         if (job->state != MB_JOB_STOPPED &&
             (input == MB_JOB_EXIT_ZERO || input == MB_JOB_EXIT_NONZERO))
             rc |=
@@ -287,8 +289,10 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     job->state = to;
     if (from == to)
         return;
-    if (mb_job_is_terminal(to))
+    if (mb_job_is_terminal(to)) {
         mb_job_index_ended(&h->job_index, &job->entry);
+        h->n_ended_lately++;
+    }
     mb_info("jobs", "job=%s %s -> %s%s", job->id, mb_job_state_name(from), mb_job_state_name(to),
             to == MB_JOB_STOPPING ? " (stopping)" : "");
     if (to == MB_JOB_STOPPING) {
@@ -297,16 +301,14 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
     }
     if (mb_job_is_terminal(to))
         head_admission_leave(job);
-    describe(h, job, input, facts);
-    if (write_job(h, job, 0, &err) != 0) {
+    jobs_describe(h, job, input, facts);
+    if (jobs_write(h, job, 0, &err) != 0) {
         mb_error("jobs", "job=%s state not stored yet: %s", job->id, err.text);
         job->unwritten = 1;
     }
 }
 
 /* ---- forgetting ---- */
-
-static int load_one(void *arg, struct mb_blob key, struct mb_blob value);
 
 struct deleted {
     struct mb_head *h;
@@ -316,13 +318,13 @@ struct deleted {
 /* Its record is back: it can be asked for, and deleted, again. The store has said why. */
 static void not_deleted(struct mb_head *h, const char *id)
 {
-    char *key = head_job_find(h, id) ? NULL : mb_asprintf("%s%s", KEY_PREFIX, id);
+    char *key = head_job_find(h, id) ? NULL : mb_asprintf(JOBS_KEY_PREFIX "%s", id);
     struct head_job *job = NULL;
     struct mb_blob value;
 
     if (key &&
         mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), &value) &&
-        load_one(h, mb_blob_str(key), value) == 0)
+        jobs_load_one(h, mb_blob_str(key), value) == 0)
         job = head_job_find(h, id);
     if (job && mb_job_is_terminal(job->state))
         mb_job_index_ended(&h->job_index, &job->entry);
@@ -344,7 +346,7 @@ static void on_deleted(void *arg, const struct mb_err *err)
 /* Drops it from the table; its files go after the commit. */
 static int forget_job(struct mb_head *h, struct head_job *job, struct mb_err *err)
 {
-    char *key = mb_asprintf("%s%s", KEY_PREFIX, job->id);
+    char *key = mb_asprintf(JOBS_KEY_PREFIX "%s", job->id);
     struct deleted *d = mb_alloc(sizeof *d + strlen(job->id) + 1);
     int rc =
         key && d ? head_forget_mark(h, job->id, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
@@ -365,18 +367,22 @@ static int forget_job(struct mb_head *h, struct head_job *job, struct mb_err *er
     h->n_deleting++;
     head_job_labels_forget(h, job);
     head_job_start_forget(h, job);
-    drop_job(h, job);
+    jobs_drop(h, job);
     return 0;
 }
 
 /* Rule 7. One whose end is not stored yet, or whose driver may still be there, waits for a later
  * tick, and the others with it. */
-static void forget_ended(struct mb_head *h)
+void jobs_forget_ended(struct mb_head *h)
 {
-    for (int i = 0; i < FORGET_PER_TICK; i++) {
+    size_t most = FORGET_PER_TICK + h->n_ended_lately;
+
+    for (size_t i = 0; i < most; i++) {
         struct head_job *job = mb_job_index_surplus(&h->job_index, h->max_ended_jobs);
         struct mb_err err = {0};
 
+        if (!job)
+            h->n_ended_lately = 0;
         if (!job || job->unwritten || job->ticket.place != MB_JOB_PLACE_NONE ||
             head_forget_is_full(h))
             return;
@@ -384,6 +390,7 @@ static void forget_ended(struct mb_head *h)
             mb_warn("jobs", "job=%s not forgotten: %s", job->id, err.text);
             return;
         }
+        h->n_ended_lately -= h->n_ended_lately > 0;
     }
 }
 
@@ -394,16 +401,16 @@ void head_jobs_tick(struct mb_head *h)
     for (size_t i = 0; i < h->n_jobs; i++) {
         struct mb_err err = {0};
         if (h->jobs[i]->unwritten)
-            h->jobs[i]->unwritten = write_job(h, h->jobs[i], 0, &err) != 0;
+            h->jobs[i]->unwritten = jobs_write(h, h->jobs[i], 0, &err) != 0;
         head_job_start_tick(h, h->jobs[i], now);
     }
-    forget_ended(h);
+    jobs_forget_ended(h);
     head_admission_pump(h);
 }
 
 /* ---- the runner ---- */
 
-static void stop_job(struct mb_head *h, struct head_job *job)
+void jobs_stop_driver(struct mb_head *h, struct head_job *job)
 {
     int is_elsewhere = head_job_is_elsewhere(h, job);
     struct mb_err err = {0};
@@ -431,7 +438,7 @@ static void say_ending(struct mb_head *h, struct head_job *job, const char *why)
         return;
     }
     mb_info("jobs", "job=%s its driver has ended, %s", job->id, why);
-    if (json_object_set_new(job->info, "message", text) != 0 || write_job(h, job, 0, &err) != 0)
+    if (json_object_set_new(job->info, "message", text) != 0 || jobs_write(h, job, 0, &err) != 0)
         mb_warn("jobs", "job=%s what it waits for is not in its message: %s", job->id, err.text);
 }
 
@@ -464,297 +471,14 @@ void head_jobs_event(struct mb_head *h, const struct mb_job_event *e)
     head_admission_pump(h);
 }
 
-/* ---- load ---- */
-
-static int load_one(void *arg, struct mb_blob key, struct mb_blob value)
-{
-    struct mb_head *h = arg;
-    json_t *info = json_loadb(value.p, value.n, 0, NULL);
-    const char *status = json_string_value(json_object_get(info, "status"));
-    enum mb_job_state state;
-    char *id = mb_strndup((const char *)key.p + strlen(KEY_PREFIX), key.n - strlen(KEY_PREFIX));
-    int rc = 0;
-
-    if (!id) {
-        rc = MB_ENOMEM;
-    } else if (!status || mb_job_state_parse(status, &state) != 0) {
-        mb_error("jobs", "job=%s its record in the store is no JobInfo; it is left alone", id);
-    } else {
-        char *mark = mb_asprintf("%s%s", stopping_prefix, id);
-        if (mark && state == MB_JOB_RUNNING &&
-            mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("mobula"), mb_blob_str(mark), NULL))
-            state = MB_JOB_STOPPING;
-        mb_free(mark);
-        struct head_job *job = add_job(h, id, state, json_incref(info));
-        if (job) {
-            head_job_labels_load(h, job);
-            head_job_start_load(h, job);
-        } else {
-            rc = MB_ENOMEM;
-        }
-    }
-    mb_free(id);
-    json_decref(info);
-    return rc;
-}
-
-/* In line again, as it was let in before. */
-static void on_event(void *arg, const struct mb_job_event *e)
-{
-    head_jobs_event(arg, e);
-}
-
-static void queue_again(struct mb_head *h, struct head_job *job)
-{
-    struct mb_err err = {0};
-    struct mb_job_facts facts = {.text = err.text};
-
-    head_job_start_forget(h, job); /* this node knows that it did not begin */
-    if (head_admission_add(h, job, 1, &err) == 0)
-        into_line(h, job);
-    else
-        head_job_apply(h, job, MB_JOB_START_FAILED, &facts);
-}
-
-/* Its node reports what became of it, or is asked again to begin it. */
-static void adopt_elsewhere(struct mb_head *h, struct head_job *job)
-{
-    const struct head_node *n = head_node_find_hex(h, job->node);
-
-    if (!n || !head_node_alive(n)) {
-        head_job_lost(h, job);
-        return;
-    }
-    mb_info("jobs", "job=%s adopted, its driver is on node %.8s%s", job->id, job->node,
-            job->state == MB_JOB_PENDING ? ", or is about to start there" : "");
-    head_admission_adopt(h, job, job->node);
-    job->asking = job->state == MB_JOB_PENDING;
-}
-
-static void adopt(struct mb_head *h, struct head_job *job)
-{
-    static const char *const words[] = {[MB_JOB_ADOPT_RUNNING] = "runs",
-                                        [MB_JOB_ADOPT_EXITED] = "has ended",
-                                        [MB_JOB_ADOPT_UNKNOWN] = "is not known"};
-    enum mb_job_adopt found = h->runner->adopt(h->runner->self, job->id);
-
-    if (found == MB_JOB_ADOPT_UNKNOWN && head_job_is_elsewhere(h, job)) {
-        adopt_elsewhere(h, job);
-        return;
-    }
-    mb_info("jobs", "job=%s adopted, its driver %s", job->id, words[found]);
-    if (found == MB_JOB_ADOPT_RUNNING)
-        head_admission_adopt(h, job, MB_JOB_HEAD_NODE);
-    switch (mb_job_recover(job->state, found)) {
-    case MB_JOB_RECOVER_STOP:
-        stop_job(h, job);
-        break;
-    case MB_JOB_RECOVER_START:
-        queue_again(h, job);
-        break;
-    case MB_JOB_RECOVER_LOST:
-        head_job_lost(h, job);
-        break;
-    case MB_JOB_RECOVER_WAIT:
-        break;
-    }
-}
-
-void head_jobs_adopt(struct mb_head *h)
-{
-    h->runner->set_listener(h->runner->self, on_event, h);
-    for (size_t i = 0; i < h->n_jobs; i++)
-        if (!mb_job_is_terminal(h->jobs[i]->state))
-            adopt(h, h->jobs[i]);
-        else
-            stop_is_over(h, h->jobs[i]->id);
-    head_admission_pump(h);
-}
-
-static int by_start(const void *a, const void *b)
-{
-    struct head_job *const *x = a, *const *y = b;
-    json_int_t tx = json_integer_value(json_object_get((*x)->info, "start_time"));
-    json_int_t ty = json_integer_value(json_object_get((*y)->info, "start_time"));
-
-    return (tx > ty) - (tx < ty);
-}
-
-static int by_end(const void *a, const void *b)
-{
-    struct head_job *const *x = a, *const *y = b;
-    json_int_t tx = json_integer_value(json_object_get((*x)->info, "end_time"));
-    json_int_t ty = json_integer_value(json_object_get((*y)->info, "end_time"));
-
-    return (tx > ty) - (tx < ty);
-}
-
-static int index_ended(struct mb_head *h)
-{
-    struct head_job **ended = mb_calloc(h->n_jobs + 1, sizeof *ended);
-    size_t n = 0;
-
-    if (!ended)
-        return MB_ENOMEM;
-    for (size_t i = 0; i < h->n_jobs; i++)
-        if (mb_job_is_terminal(h->jobs[i]->state))
-            ended[n++] = h->jobs[i];
-    qsort(ended, n, sizeof *ended, by_end);
-    for (size_t i = 0; i < n; i++)
-        mb_job_index_ended(&h->job_index, &ended[i]->entry);
-    mb_free(ended);
-    return 0;
-}
-
-int head_jobs_load(struct mb_head *h, struct mb_err *err)
-{
-    int rc = mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(KEY_PREFIX),
-                            load_one, h);
-
-    if (h->n_jobs > 1)
-        qsort(h->jobs, h->n_jobs, sizeof *h->jobs, by_start);
-    if (rc == 0)
-        rc = index_ended(h);
-    return rc == 0 ? 0 : mb_err_set(err, rc, "the store's jobs cannot be read: out of memory");
-}
-
 /* ---- the verbs ---- */
-
-/* "raysubmit_" and 16 characters without those that look alike. */
-static void new_id(char out[27])
-{
-    static const char alphabet[] = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz123456789";
-
-    memcpy(out, "raysubmit_", 10);
-    for (int i = 10; i < 26; i++) {
-        uint8_t byte;
-        do
-            mb_random_bytes(&byte, 1);
-        while (byte >= 256 / (sizeof alphabet - 1) * (sizeof alphabet - 1));
-        out[i] = alphabet[byte % (sizeof alphabet - 1)];
-    }
-    out[26] = '\0';
-}
-
-static json_t *number_or_zero(const json_t *request, const char *key)
-{
-    json_t *v = json_object_get(request, key);
-
-    return json_is_number(v) ? json_incref(v) : json_integer(0);
-}
-
-static json_t *new_info(const json_t *request)
-{
-    json_t *env = json_object_get(request, "runtime_env");
-    json_t *metadata = json_object_get(request, "metadata");
-    json_t *resources = json_object_get(request, "entrypoint_resources");
-    json_t *info = json_pack(
-        "{s:s, s:O, s:s, s:n, s:I, s:n, s:o, s:o, s:o, s:o, s:o, s:n, s:n, s:n}", "status",
-        "PENDING", "entrypoint", json_object_get(request, "entrypoint"), "message", "",
-        "error_type", "start_time", (json_int_t)mb_unix_ms(), "end_time", "metadata",
-        json_is_object(metadata) ? json_deep_copy(metadata) : json_null(), "entrypoint_num_cpus",
-        number_or_zero(request, "entrypoint_num_cpus"), "entrypoint_num_gpus",
-        number_or_zero(request, "entrypoint_num_gpus"), "entrypoint_memory",
-        number_or_zero(request, "entrypoint_memory"), "entrypoint_resources",
-        json_is_object(resources) ? json_deep_copy(resources) : json_null(),
-        "driver_agent_http_address", "driver_node_id", "driver_exit_code");
-
-    if (info && json_is_object(env)) {
-        char *text = json_dumps(env, JSON_COMPACT);
-        if (!text || set_or_null(info, "runtime_env_json", text) != 0) {
-            json_decref(info);
-            info = NULL;
-        }
-        free(text);
-    }
-    return info;
-}
-
-static const char *metadata_of(const struct head_job *job, const char *key)
-{
-    const char *text =
-        json_string_value(json_object_get(json_object_get(job->info, "metadata"), key));
-
-    return text ? text : "";
-}
-
-/* The client that sent this job sends it again, since it saw no answer. */
-static int is_repeated(const struct head_job *job, const json_t *request)
-{
-    static const char *const fields[] = {"entrypoint",          "metadata",
-                                         "entrypoint_num_cpus", "entrypoint_num_gpus",
-                                         "entrypoint_memory",   "entrypoint_resources"};
-    json_t *info, *was, *is = json_object_get(request, "runtime_env");
-    int same;
-
-    if (*metadata_of(job, MB_JOB_KEY_KEY) == '\0' || !(info = new_info(request)))
-        return 0;
-    was = json_loads(head_job_runtime_env(job), 0, NULL);
-    same = is ? json_equal(was, is) : json_object_size(was) == 0;
-    is = json_object_get(request, "entrypoint_label_selector");
-    same = same && (json_object_size(is) > 0 ? json_equal(job->selector, is) : !job->selector);
-    for (size_t i = 0; same && i < sizeof fields / sizeof fields[0]; i++)
-        same = json_equal(json_object_get(job->info, fields[i]), json_object_get(info, fields[i]));
-    json_decref(was);
-    json_decref(info);
-    return same;
-}
-
-int head_job_submit(struct mb_head *h, const json_t *request, struct head_job **out,
-                    struct mb_err *err)
-{
-    const char *id = json_string_value(json_object_get(request, "submission_id"));
-    struct mb_job_facts facts = {0};
-    char generated[27];
-    json_t *info, *selector = json_object_get(request, "entrypoint_label_selector");
-
-    if (mb_job_selector_check(selector, err) != 0)
-        return MB_EINVAL;
-    if (!id)
-        id = json_string_value(json_object_get(request, "job_id"));
-    if (!id) {
-        new_id(generated);
-        id = generated;
-    }
-    struct head_job *job = head_job_find(h, id);
-    if (job && is_repeated(job, request)) {
-        mb_info("jobs", "job=%s submitted again with its key: the same job", id);
-        *out = job;
-        return 0;
-    }
-    if (job)
-        return mb_err_set(err, MB_EEXIST,
-                          "Job with submission_id %s already exists. Please use a different "
-                          "submission_id.",
-                          id);
-    info = new_info(request);
-    job = info ? add_job(h, id, MB_JOB_PENDING, info) : NULL;
-    if (!job)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    describe(h, job, MB_JOB_STARTED, &facts);
-    int rc = 0;
-    if (json_object_size(selector) > 0)
-        rc = head_job_labels_store(h, job, selector, err);
-    if (rc == 0)
-        rc = head_admission_add(h, job, 0, err);
-    if (rc == 0)
-        rc = write_job(h, job, 1, err);
-    if (rc != 0) {
-        head_job_labels_forget(h, job);
-        drop_job(h, job);
-        return rc;
-    }
-    mb_info("jobs", "job=%s submitted", id);
-    *out = job;
-    return 0;
-}
 
 int head_job_stop(struct mb_head *h, struct head_job *job, int *stopped, struct mb_err *err)
 {
     (void)err;
     *stopped = !mb_job_is_terminal(job->state);
     if (*stopped)
-        stop_job(h, job);
+        jobs_stop_driver(h, job);
     return 0;
 }
 

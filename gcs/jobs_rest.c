@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
+#include "gcs/guest.h"
 #include "gcs/job_list.h"
 #include "gcs/job_request.h"
 #include "gcs/services.h"
@@ -80,13 +81,13 @@ static void reply_when_committed(struct mb_head *h, struct mb_http_req *req, jso
     mb_http_reply_text(req, 500, "%s", err.text);
 }
 
-/* Both take body. */
+/* Takes body. */
 static void reply_committed(struct mb_head *h, struct mb_http_req *req, json_t *body)
 {
     reply_when_committed(h, req, body, 0);
 }
 
-static void reply_read(struct mb_head *h, struct mb_http_req *req, json_t *body)
+void head_jobs_reply_read(struct mb_head *h, struct mb_http_req *req, json_t *body)
 {
     reply_when_committed(h, req, body, 1);
 }
@@ -200,16 +201,23 @@ static void add_driver(void *arg, const Ray__Rpc__JobTableData *job)
         json_array_append_new(d->list, driver_details(job));
 }
 
+/* One submission as every list and GET shows it. */
+static json_t *details_of(struct mb_head *h, struct head_job *job, const json_t *index, int redact)
+{
+    json_t *details = head_job_details(job, index, redact);
+
+    head_placement_tell(h, details);
+    head_gang_tell(h, details);
+    return details;
+}
+
 json_t *head_jobs_json(struct mb_head *h, int redact)
 {
     struct drivers d = {.list = json_array()};
     json_t *index = head_job_drivers(h);
 
-    for (size_t i = 0; i < h->n_jobs; i++) {
-        json_t *details = head_job_details(h->jobs[i], index, redact);
-        head_placement_tell(h, details);
-        json_array_append_new(d.list, details);
-    }
+    for (size_t i = 0; i < h->n_jobs; i++)
+        json_array_append_new(d.list, details_of(h, h->jobs[i], index, redact));
     json_decref(index);
     head_jobinfo_each(h, add_driver, &d);
     return d.list;
@@ -242,7 +250,7 @@ static void list_page(struct mb_head *h, struct mb_http_req *req, const struct m
         qsort(found, n, sizeof *found, by_page);
     shown = q->limit > 0 && q->limit < n ? q->limit : n;
     for (size_t i = 0; i < shown; i++)
-        json_array_append_new(rows, head_job_details(found[i], index, mb_http_req_is_browser(req)));
+        json_array_append_new(rows, details_of(h, found[i], index, mb_http_req_is_browser(req)));
     if (shown < n) {
         char *token =
             mb_asprintf("%lld:%s", (long long)start_of(found[shown - 1]), found[shown - 1]->id);
@@ -256,7 +264,7 @@ static void list_page(struct mb_head *h, struct mb_http_req *req, const struct m
         rows = NULL;
     }
     mb_free(found);
-    mb_http_reply_json(req, 200, rows);
+    head_jobs_reply_read(h, req, rows);
 }
 
 static void list(void *arg, struct mb_http_req *req)
@@ -271,7 +279,7 @@ static void list(void *arg, struct mb_http_req *req)
     if (!is_running(h, req))
         return;
     if (!status && !limit && !token)
-        reply_read(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
+        head_jobs_reply_read(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
     else if (mb_job_list_parse(status, limit, token, &q, &err) != 0)
         mb_http_reply_text(req, 400, "%s", err.text);
     else
@@ -288,10 +296,8 @@ static void get(void *arg, struct mb_http_req *req)
     struct head_job *job = head_job_find(h, id);
     if (job) {
         json_t *index = head_job_drivers(h);
-        json_t *details = head_job_details(job, index, mb_http_req_is_browser(req));
-        head_placement_tell(h, details);
-        /* What is shown is committed: a state never comes back from a later one after a crash. */
-        reply_read(h, req, details);
+
+        head_jobs_reply_read(h, req, details_of(h, job, index, mb_http_req_is_browser(req)));
         json_decref(index);
         return;
     }
@@ -299,7 +305,7 @@ static void get(void *arg, struct mb_http_req *req)
     head_jobinfo_each(h, add_driver, &d);
     json_t *found = json_array_get(d.list, 0);
     if (found)
-        mb_http_reply_json(req, 200, json_incref(found));
+        head_jobs_reply_read(h, req, json_incref(found));
     else
         mb_http_reply_text(req, 404, "Job %s does not exist", id);
     json_decref(d.list);
@@ -372,6 +378,19 @@ int head_jobs_routes(struct mb_head *h, struct mb_err *err)
 
 /* ---- Ray's internal mirror of it, on the port of the node's agent ---- */
 
+/* The id that a submission asks for, or NULL; owned by the caller. */
+static char *id_of_body(const char *body, size_t n)
+{
+    json_t *request = json_loadb(body ? body : "", n, 0, NULL);
+    const char *id = json_string_value(json_object_get(request, "submission_id"));
+
+    if (!id)
+        id = json_string_value(json_object_get(request, "job_id"));
+    char *copy = mb_strdup(id);
+    json_decref(request);
+    return copy;
+}
+
 /* That port is open while this head stands by, too. */
 static int is_open(struct mb_head *h, struct mb_http_req *req)
 {
@@ -382,10 +401,63 @@ static int is_open(struct mb_head *h, struct mb_http_req *req)
     return closed == NULL;
 }
 
+struct submission {
+    struct mb_head *h;
+    struct mb_http_req *req;
+};
+
+static void on_id_known(void *arg, const struct mb_err *err, int is_taken)
+{
+    struct submission *s = arg;
+    size_t n;
+    const char *body = mb_http_req_body(s->req, &n);
+    char *id = is_taken ? id_of_body(body, n) : NULL;
+
+    if (err->code != 0)
+        mb_http_reply_text(s->req, 503, "%s", err->text);
+    else if (id && !head_job_find(s->h, id)) /* else ours, which submit_to() answers */
+        mb_http_reply_text(s->req, 400,
+                           "Traceback (most recent call last):\nValueError: Job with submission_id "
+                           "%s already exists. Please use a different submission_id.",
+                           id);
+    else
+        submit_to(s->h, s->req, 1);
+    mb_free(id);
+    mb_free(s);
+}
+
+/* Another agent of Ray's cluster may have a job of this id. */
+static void submit_to_guest(struct mb_head *h, struct mb_http_req *req)
+{
+    struct submission *s = mb_calloc(1, sizeof *s);
+    struct mb_err err = {0};
+    size_t n;
+    const char *body = mb_http_req_body(req, &n);
+    char *id = id_of_body(body, n);
+
+    mb_err_set(&err, MB_ENOMEM, "out of memory");
+    if (s)
+        *s = (struct submission){h, req};
+    if (s && !id)
+        submit_to(h, req, 1);
+    else if (s && head_guest_ask_id(h->guest, id, on_id_known, s, &err) == 0)
+        s = NULL;
+    else
+        mb_http_reply_text(req, 503, "%s", err.text);
+    mb_free(s);
+    mb_free(id);
+}
+
 static void agent_submit(void *arg, struct mb_http_req *req)
 {
-    if (is_open(arg, req))
-        submit_to(arg, req, 1);
+    struct mb_head *h = arg;
+
+    if (!is_open(h, req))
+        return;
+    if (h->guest)
+        submit_to_guest(h, req);
+    else
+        submit_to(h, req, 1);
 }
 
 static void agent_stop(void *arg, struct mb_http_req *req)

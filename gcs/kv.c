@@ -2,6 +2,7 @@
  * InternalKVGcsService on the store. Reads come from its mirror; a write is answered after its
  * commit. "Not found" is an OK reply with status code 17, as Ray has it.
  */
+#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "gcs/services.h"
@@ -179,6 +180,23 @@ static void kv_keys(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     mb_arena_close(&k.a);
 }
 
+/* A node of Ray's insists on these two, and spills below its own session directory when the one
+ * that it is told is the head's. Owned by the caller: jansson's, free(). */
+static char *internal_config(const struct mb_head *h)
+{
+    json_t *spill = json_pack("{s:s, s:{s:[s]}}", "type", "filesystem", "params", "directory_path",
+                              h->session_dir);
+    char *text = json_dumps(spill, JSON_COMPACT), *config;
+    json_t *all = json_pack("{s:b, s:s?}", "automatic_object_spilling_enabled", 1,
+                            "object_spilling_config", text);
+
+    config = json_dumps(all, JSON_COMPACT);
+    json_decref(spill);
+    json_decref(all);
+    free(text);
+    return config;
+}
+
 static void get_internal_config(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
     Ray__Rpc__GetInternalConfigReply reply = RAY__RPC__GET_INTERNAL_CONFIG_REPLY__INIT;
@@ -187,9 +205,11 @@ static void get_internal_config(void *arg, struct mb_grpc_req *req, const Protob
     (void)request;
     if (!head_admits(arg, req))
         return;
+    char *config = internal_config(arg);
     reply.status = &status;
-    reply.config = mb_wire_str("{}"); /* every setting has its default */
+    reply.config = mb_wire_str(config ? config : "{}"); /* every other setting has its default */
     mb_grpc_reply(req, &reply.base);
+    free(config);
 }
 
 int head_kv_methods(struct mb_head *h, struct mb_err *err)

@@ -7,11 +7,12 @@
  *     with the job's state as its reason. So whoever sees the close finds a terminal state, also
  *     after a crash of this head. A driver whose log is sent to a store is terminal only after
  * that.
- *  3. ?offset= ?tail= ?since_ms= ?rank=: where to begin, and in which log. ?follow=0: the end of
- *     the log is the end of the stream.
+ *  3. ?offset= ?tail= ?since_ms= ?rank= ?attempt=: where to begin, and in which log; the logs of
+ *     later attempts of the rank follow. ?follow=0: the end of the log is the end of the stream.
  *  4. ?format=bytes, for clients that resume: binary frames with the file's own bytes, so that
  *     their count is the offset. A text frame {"offset": N, "lost": L} comes first and again when
- *     L bytes were released before this follower took them.
+ *     L bytes were released before this follower took them. Of a rank it has "attempt", and comes
+ *     again when another attempt's log begins; "former_lost" says why the former one is not whole.
  *     Without it: text frames, bytes that are no UTF-8 replaced; a loss is said in a line.
  * Failure paths:
  *  5. No log yet (PENDING): looked for again at every turn; a job without any log closes when it is
@@ -41,13 +42,14 @@ struct head_follow {
     uv_timer_t timer;
     struct log_source *source;
     uint64_t next_offset;
-    int began;     /* next_offset counts */
-    int as_bytes;  /* ?format=bytes */
-    int once;      /* ?follow=0 */
-    int final;     /* the job is terminal, and that is committed */
-    int ending;    /* the close frame is queued */
-    unsigned told; /* number of the origin that was said */
-    int64_t rank;  /* -1: the driver */
+    int began;       /* next_offset counts */
+    int as_bytes;    /* ?format=bytes */
+    int once;        /* ?follow=0 */
+    int final;       /* the job is terminal, and that is committed */
+    int ending;      /* the close frame is queued */
+    unsigned told;   /* number of the origin that was said */
+    int64_t attempt; /* that was said; 0: none */
+    int64_t rank;    /* -1: the driver */
     char id[];
 };
 
@@ -64,16 +66,50 @@ static void end_follow(struct head_follow *f, int status, const char *reason)
 
 static int say_position(struct head_follow *f, uint64_t offset, uint64_t lost, struct mb_err *err)
 {
-    char text[128];
-    int n;
+    const struct log_attempt *attempt = head_log_attempt(f->source);
+    char text[200 + MB_TEXT_ESCAPE_MAX * sizeof attempt->lost];
+    size_t used, n;
 
-    if (f->as_bytes)
-        n = snprintf(text, sizeof text, "{\"offset\": %llu, \"lost\": %llu}",
-                     (unsigned long long)offset, (unsigned long long)lost);
-    else
-        n = snprintf(text, sizeof text, "[mobula: %llu bytes before this were released]\n",
-                     (unsigned long long)lost);
-    return mb_ws_send_text(f->ws, text, (size_t)n, err);
+    if (!f->as_bytes) {
+        n = (size_t)snprintf(text, sizeof text, "[mobula: %llu bytes before this were released]\n",
+                             (unsigned long long)lost);
+        return mb_ws_send_text(f->ws, text, n, err);
+    }
+    n = (size_t)snprintf(text, sizeof text, "{\"offset\": %llu, \"lost\": %llu",
+                         (unsigned long long)offset, (unsigned long long)lost);
+    if (attempt->number > 0)
+        n += (size_t)snprintf(text + n, 50, ", \"attempt\": %lld", (long long)attempt->number);
+    if (attempt->lost[0] != '\0') {
+        n += (size_t)snprintf(text + n, 50, ", \"former_lost\": \"");
+        n += mb_text_json(attempt->lost, strlen(attempt->lost), 1, text + n, &used);
+        text[n++] = '"';
+    }
+    text[n++] = '}';
+    return mb_ws_send_text(f->ws, text, n, err);
+}
+
+/* Another attempt's log begins: its offsets have nothing to do with those before. */
+static int turn_attempt(struct head_follow *f, struct mb_err *err)
+{
+    const struct log_attempt *attempt = head_log_attempt(f->source);
+    char text[MB_ERR_TEXT_MAX + 100];
+    int is_first = f->attempt == 0, n, rc = 0;
+
+    if (attempt->number == f->attempt)
+        return 0;
+    if (!is_first && !f->as_bytes) {
+        n = snprintf(text, sizeof text, "[mobula: attempt %lld begins%s%s]\n",
+                     (long long)attempt->number, attempt->lost[0] != '\0' ? "; " : "",
+                     attempt->lost);
+        rc = mb_ws_send_text(f->ws, text, (size_t)n, err);
+    }
+    if (rc != 0)
+        return rc;
+    f->attempt = attempt->number;
+    f->began = f->began && !f->as_bytes; /* its number is said with the position */
+    if (!is_first)
+        f->next_offset = 0;
+    return 0;
 }
 
 static int say_origin(struct head_follow *f, const struct log_origin *o, uint64_t offset,
@@ -152,7 +188,9 @@ static int send_pieces(struct head_follow *f, int *more)
         int at_end = p.at_end;
         const struct log_origin *origin = rc == 0 ? head_log_origin(f->source) : NULL;
 
-        if (origin && origin->number != f->told && (p.n > 0 || at_end)) {
+        if (rc == 0 && (p.n > 0 || at_end))
+            rc = turn_attempt(f, &err);
+        if (rc == 0 && origin && origin->number != f->told && (p.n > 0 || at_end)) {
             rc = say_origin(f, origin, p.offset, &err);
             if (rc == 0)
                 f->told = origin->number;
@@ -274,15 +312,17 @@ static struct head_follow *new_follow(struct mb_head *h, struct mb_http_req *req
     const char *follow = mb_http_req_query(req, "follow");
     size_t n = strlen(id) + 1;
     struct head_follow *f = mb_calloc(1, sizeof *f + n);
+    struct log_start from = *start;
     struct mb_err err;
 
-    if (!f || head_log_open(h, id, rank, start, on_ready, f, &f->source, &err) != 0) {
+    from.is_one = follow && strcmp(follow, "0") == 0;
+    if (!f || head_log_open(h, id, rank, &from, on_ready, f, &f->source, &err) != 0) {
         mb_free(f);
         return NULL;
     }
     f->h = h;
     f->as_bytes = format && strcmp(format, "bytes") == 0;
-    f->once = follow && strcmp(follow, "0") == 0;
+    f->once = from.is_one;
     f->rank = rank;
     if (!f->once)
         head_log_be_patient(f->source);

@@ -5,7 +5,8 @@
  * head nor the wire holds more.
  *
  *  1. No file yet, no gang yet: an empty log; the reader asks again, a node at most all MISSING_MS.
- *  2. The gang begins a new attempt: what is left of the former one is read, then its log from 0.
+ *  2. The gang begins a new attempt: what is left of the former one is read, asked for after the
+ *     new one is known, then its log from 0. Is that of the former one lost, the new one follows.
  *  3. A node that does not answer: MB_EUNAVAIL that names it. One that is dead, or has no such file
  *     any more: the log is read from the job's store (log_store.c), from the byte where we are;
  * while the job runs, a new attempt is looked for at its end. No store: MB_EUNAVAIL that says so.
@@ -47,6 +48,8 @@ struct log_source {
     struct mb_head *h;
     char *job_id;
     int64_t rank;
+    struct log_attempt attempt;
+    int saw_next; /* what is asked for now is asked for with another attempt known */
     int is_remote;
     struct log_start start;
     int started; /* start is resolved: offset counts */
@@ -57,7 +60,6 @@ struct log_source {
     size_t used;                     /* of it */
     struct mb_grpc_call *call;
     struct mb_err failure;
-    char name[LOG_NAME_BYTES]; /* of the file that is being read */
     uint64_t missing_until_ms;
     int at_end, closed, rechecking;
     int is_missing; /* its node lives and has no such file */
@@ -74,16 +76,58 @@ struct log_source {
  * counts: this node may have been that one, under the id it had before. */
 static int is_elsewhere(struct mb_head *h, const char *job_id)
 {
+    const struct log_whose driver = {.rank = -1};
     struct log_place unused;
     struct mb_err err = {0};
     char *path = NULL;
-    int found = head_log_place(h, job_id, -1, &unused, &err), rc;
+    int found = head_log_place(h, job_id, &driver, &unused, &err), rc;
 
     if (found == LOG_ON_NODE || found == LOG_NOWHERE)
         return found == LOG_ON_NODE;
     rc = h->runner->log_path(h->runner->self, job_id, &path, &err);
     mb_free(path);
     return rc == MB_ENOENT;
+}
+
+/* ---- attempts ---- */
+
+static struct log_whose whose_log(const struct log_source *s)
+{
+    return (struct log_whose){s->rank, s->attempt.number};
+}
+
+/* Once it has a place, the log that is read is that attempt's. */
+static int find_place(struct log_source *s, struct log_place *p, struct mb_err *err)
+{
+    struct log_whose whose = whose_log(s);
+    int rc = head_log_place(s->h, s->job_id, &whose, p, err);
+
+    if (rc >= 0 && p->attempt > 0) {
+        s->attempt.number = p->attempt;
+        s->attempt.newest = p->newest_attempt;
+        s->attempt.world_size = p->world_size;
+    }
+    return rc;
+}
+
+static int64_t next_attempt(const struct log_source *s)
+{
+    struct log_whose whose = whose_log(s);
+
+    return s->start.is_one || whose.attempt == 0 ? 0
+                                                 : head_log_next_attempt(s->h, s->job_id, &whose);
+}
+
+static void begin_attempt(struct log_source *s, int64_t number, const char *lost)
+{
+    head_log_store_close(s->store);
+    s->store = NULL;
+    s->attempt = (struct log_attempt){.number = number};
+    snprintf(s->attempt.lost, sizeof s->attempt.lost, "%s", lost);
+    s->started = 1;
+    s->offset = s->first = s->size = 0;
+    s->at_end = s->is_missing = s->saw_next = 0;
+    s->missing_until_ms = s->silent_ms = 0;
 }
 
 /* ---- a log on another node ---- */
@@ -177,7 +221,6 @@ static int fetch(struct log_source *s, const struct log_place *p, struct mb_err 
         q.since_unix_ms = s->start.since_unix_ms;
     else if (s->at_end)
         q.wait_ms = WAIT_MS;
-    snprintf(s->name, sizeof s->name, "%s", p->name);
     return mb_grpc_unary(channel, read_method, &q.base, &mobula__v1__read_log_reply__descriptor,
                          CALL_MS, on_piece, s, &s->call, err);
 }
@@ -212,13 +255,12 @@ static int to_store(struct log_source *s, const struct log_place *p, struct mb_e
     if (p->url[0] == '\0')
         return head_log_place_lost(p, s->rank, err);
     if (s->started)
-        opts.start = (struct log_start){.offset = strcmp(p->name, s->name) == 0 ? s->offset : 0};
+        opts.start = (struct log_start){.offset = s->offset};
     head_log_store_close(s->store);
     s->store = NULL;
     rc = head_log_store_open(s->h, &opts, &s->store, err);
     if (rc != 0)
         return rc;
-    snprintf(s->name, sizeof s->name, "%s", p->name);
     s->origin.number++;
     s->origin.is_forgotten = opts.may_be_empty;
     snprintf(s->origin.node_hex, sizeof s->origin.node_hex, "%s", p->node_hex);
@@ -227,56 +269,108 @@ static int to_store(struct log_source *s, const struct log_place *p, struct mb_e
     return 0;
 }
 
-/* The end of what the store has, and the job goes on: is there another attempt? */
-static int look_for_attempt(struct log_source *s, struct log_piece *out, struct mb_err *err)
+/* ---- both of these ---- */
+
+/* The end of an attempt's log; if another attempt is known, that is next. What the node wrote until
+ * then is asked for once more before; a store says nothing new. */
+static void pass_end(struct log_source *s, struct log_piece *out)
+{
+    int64_t next = next_attempt(s);
+
+    if (next == 0)
+        return;
+    if (s->saw_next || s->store)
+        begin_attempt(s, next, "");
+    else
+        s->saw_next = 1;
+    s->at_end = out->at_end = 0;
+    out->offset = s->offset;
+}
+
+/* The rest of an attempt's log is nowhere: 0 if another one follows, else the error. */
+static int pass_lost(struct log_source *s, struct log_piece *out, const struct mb_err *why)
+{
+    int64_t next = next_attempt(s);
+
+    if (next == 0)
+        return why->code;
+    begin_attempt(s, next, why->text);
+    *out = (struct log_piece){.offset = 0};
+    return 0;
+}
+
+/* The end of what the store has, and the job goes on: is its node back? */
+static int look_for_node(struct log_source *s, struct log_piece *out, struct mb_err *err)
 {
     struct log_place p;
     int rc;
 
-    if (job_has_ended(s) || mb_mono_ms() < s->look_again_ms)
+    if (job_has_ended(s))
         return 0;
-    s->look_again_ms = mb_mono_ms() + MISSING_MS;
-    rc = head_log_place(s->h, s->job_id, s->rank, &p, err);
-    if (rc < 0 || rc == LOG_NOWHERE || (rc == LOG_GONE && strcmp(p.name, s->name) == 0))
+    rc = find_place(s, &p, err);
+    if (rc < 0 || rc == LOG_NOWHERE || rc == LOG_GONE)
         return rc < 0 ? rc : 0;
     out->at_end = 0;
-    if (rc == LOG_GONE)
-        return to_store(s, &p, err);
     head_log_store_close(s->store);
     s->store = NULL;
-    if (strcmp(p.name, s->name) != 0) /* else its node is back */
-        s->offset = 0;
     s->at_end = 0;
     return fetch(s, &p, err);
 }
 
+/* Afterwards s->store is NULL if the log goes on elsewhere. */
 static int peek_store(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
     int rc = head_log_store_peek(s->store, max, out, err);
 
     if (rc != 0)
-        return rc;
+        return rc == MB_EUNAVAIL ? pass_lost(s, out, err) : rc;
     s->offset = out->offset;
     s->at_end = out->at_end;
     s->started |= out->n > 0 || out->at_end;
     s->first = head_log_store_first(s->store);
     s->size = s->origin.complete_to = head_log_store_end(s->store);
-    return out->at_end ? look_for_attempt(s, out, err) : 0;
+    if (!out->at_end || (!job_has_ended(s) && mb_mono_ms() < s->look_again_ms))
+        return 0;
+    s->look_again_ms = mb_mono_ms() + MISSING_MS;
+    pass_end(s, out);
+    return s->store ? look_for_node(s, out, err) : 0;
 }
 
-/* ---- both of these ---- */
+/* Where the node, or the store, is asked for the next piece. */
+static int ask(struct log_source *s, struct log_piece *out, struct mb_err *err)
+{
+    int is_forgotten = s->is_missing && job_has_ended(s); /* by its node, as old ones are */
+    struct log_place p;
+    int rc = find_place(s, &p, err);
+
+    while (rc == LOG_GONE && p.url[0] == '\0') {
+        head_log_place_lost(&p, s->rank, err);
+        rc = pass_lost(s, out, err);
+        rc = rc == 0 ? find_place(s, &p, err) : rc;
+    }
+    if (rc == LOG_NOWHERE)
+        out->at_end = 1;
+    if (rc < 0 || rc == LOG_NOWHERE)
+        return rc;
+    if (rc == LOG_GONE || (is_forgotten && p.url[0] != '\0')) {
+        out->at_end = 0;
+        return to_store(s, &p, err);
+    }
+    return mb_mono_ms() < s->missing_until_ms ? 0 : fetch(s, &p, err);
+}
 
 static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, struct mb_err *err)
 {
-    struct log_place p;
-    int rc;
+    int rc = 0;
 
     if (s->failure.code != 0) {
         *err = s->failure;
         return err->code;
     }
     if (s->store)
-        return peek_store(s, max, out, err);
+        rc = peek_store(s, max, out, err);
+    if (rc != 0 || s->store)
+        return rc;
     if (s->reply) {
         size_t left = s->reply->data.len - s->used;
         out->data = s->reply->data.data + s->used;
@@ -286,25 +380,11 @@ static int peek_remote(struct log_source *s, size_t max, struct log_piece *out, 
     }
     out->at_end = s->at_end;
     out->offset = s->offset;
-    int is_forgotten = s->is_missing && job_has_ended(s); /* by its node, as old ones are */
-    if (s->call || (mb_mono_ms() < s->missing_until_ms && !is_forgotten))
+    if (s->call || (mb_mono_ms() < s->missing_until_ms && !(s->is_missing && job_has_ended(s))))
         return 0;
-    rc = head_log_place(s->h, s->job_id, s->rank, &p, err);
-    if (rc == LOG_NOWHERE)
-        out->at_end = 1;
-    if (rc < 0 || rc == LOG_NOWHERE)
-        return rc;
-    if (rc == LOG_GONE || (is_forgotten && p.url[0] != '\0')) {
-        out->at_end = 0;
-        return to_store(s, &p, err);
-    }
-    if (mb_mono_ms() < s->missing_until_ms)
-        return 0;
-    if (s->at_end && strcmp(p.name, s->name) != 0) { /* a new attempt */
-        s->offset = 0;
-        s->at_end = out->at_end = 0;
-    }
-    return fetch(s, &p, err);
+    if (s->at_end)
+        pass_end(s, out);
+    return ask(s, out, err);
 }
 
 /* ---- a driver's log ---- */
@@ -372,6 +452,7 @@ int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
     s->rank = rank;
     s->is_remote = rank >= 0 || is_elsewhere(h, job_id);
     s->start = *start;
+    s->attempt.number = start->attempt;
     s->file = (struct mb_logfile){-1, -1};
     s->ready = ready;
     s->arg = arg;
@@ -435,6 +516,11 @@ int head_log_origin_text(const struct log_origin *o, char *buf, size_t max)
         (unsigned long long)o->complete_to);
 }
 
+const struct log_attempt *head_log_attempt(const struct log_source *s)
+{
+    return &s->attempt;
+}
+
 const struct log_origin *head_log_origin(const struct log_source *s)
 {
     return s->store ? &s->origin : NULL;
@@ -475,9 +561,10 @@ static void on_times(void *arg, int status, const char *detail, const ProtobufCM
     mb_free(a);
 }
 
-static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
-                         log_times_cb cb, void *arg)
+static void remote_times(struct mb_head *h, const char *job_id, int64_t rank,
+                         const struct log_start *from, log_times_cb cb, void *arg)
 {
+    const struct log_whose whose = {rank, from->attempt};
     Mobula__V1__ReadLogRequest q = MOBULA__V1__READ_LOG_REQUEST__INIT;
     struct asked *a = mb_calloc(1, sizeof *a);
     struct log_times none = {0};
@@ -485,7 +572,7 @@ static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, ui
     struct log_place p;
     struct mb_err err = {0};
     int rc =
-        a ? head_log_place(h, job_id, rank, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
+        a ? head_log_place(h, job_id, &whose, &p, &err) : mb_err_set(&err, MB_ENOMEM, "no memory");
 
     if (rc == LOG_GONE && p.url[0] == '\0')
         head_log_place_lost(&p, rank, &err);
@@ -493,7 +580,7 @@ static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, ui
     if (channel) {
         *a = (struct asked){cb, arg};
         q.name = p.name;
-        q.offset = from;
+        q.offset = from->offset;
         q.times = 1;
         if (mb_grpc_unary(channel, read_method, &q.base, &mobula__v1__read_log_reply__descriptor,
                           CALL_MS, on_times, a, NULL, &err) == 0)
@@ -503,12 +590,12 @@ static void remote_times(struct mb_head *h, const char *job_id, int64_t rank, ui
     cb(arg, &none, &err);
 }
 
-void head_log_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
-                    log_times_cb cb, void *arg)
+void head_log_times(struct mb_head *h, const char *job_id, int64_t rank,
+                    const struct log_start *from, log_times_cb cb, void *arg)
 {
     static struct mb_logfile_time found[TIMES_MAX]; /* loop thread only */
     static uint64_t offsets[TIMES_MAX], unix_ms[TIMES_MAX];
-    struct log_times times = {.offset = from, .offsets = offsets, .unix_ms = unix_ms};
+    struct log_times times = {.offset = from->offset, .offsets = offsets, .unix_ms = unix_ms};
     struct mb_logfile f;
     struct mb_err err = {0};
     char *path = NULL;
@@ -522,7 +609,7 @@ void head_log_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_
     if (rc == 0)
         rc = mb_logfile_open(path, &f, &err);
     if (rc == 0) {
-        times.n = mb_logfile_times(&f, from, found, TIMES_MAX);
+        times.n = mb_logfile_times(&f, from->offset, found, TIMES_MAX);
         mb_logfile_close(&f);
     }
     for (size_t i = 0; i < times.n; i++) {

@@ -13,8 +13,10 @@
 struct mb_head;
 struct log_source;
 
-/* Where a reader begins: since_unix_ms, else tail_lines, else offset. */
+/* Where a reader begins: since_unix_ms, else tail_lines, else offset; of a rank in this attempt. */
 struct log_start {
+    int64_t attempt; /* 0: the newest that there is then */
+    int is_one;      /* this attempt's log alone; else the next one's follows, from its byte 0 */
     uint64_t offset, since_unix_ms, tail_lines;
     int has_tail; /* tail_lines counts, 0 too */
 };
@@ -35,6 +37,13 @@ struct log_origin {
     uint64_t complete_to; /* the byte behind the last one that is there; what came after is lost */
 };
 
+/* Which attempt of a rank the last piece is of. */
+struct log_attempt {
+    int64_t number;             /* 0: none yet, or a driver's */
+    int64_t newest, world_size; /* the newest known then; of this one */
+    char lost[MB_ERR_TEXT_MAX]; /* why the former one is not whole; "": it is */
+};
+
 /* rank -1: the driver. ready runs, from the loop, when a piece that was not there yet may be.
  * A log that does not exist yet is no error: it is empty so far. */
 int head_log_open(struct mb_head *h, const char *job_id, int64_t rank,
@@ -49,6 +58,7 @@ void head_log_advance(struct log_source *s, size_t n);
 void head_log_recheck(struct log_source *s);
 uint64_t head_log_first(const struct log_source *s); /* as of the last peek */
 uint64_t head_log_size(const struct log_source *s);
+const struct log_attempt *head_log_attempt(const struct log_source *s); /* as of the last peek */
 /* NULL: it is read from its file. As of the last peek that gave bytes or the end; borrowed. */
 const struct log_origin *head_log_origin(const struct log_source *s);
 /* For people: a line, at most LOG_ORIGIN_TEXT_BYTES with its zero. Returns its length. */
@@ -68,7 +78,7 @@ struct log_times {
     size_t n;
 };
 typedef void (*log_times_cb)(void *arg, const struct log_times *times, const struct mb_err *err);
-void head_log_times(struct mb_head *h, const char *job_id, int64_t rank, uint64_t from,
-                    log_times_cb cb, void *arg);
+void head_log_times(struct mb_head *h, const char *job_id, int64_t rank,
+                    const struct log_start *from, log_times_cb cb, void *arg);
 
 #endif

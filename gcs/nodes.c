@@ -3,8 +3,8 @@
  *
  *  1. RegisterNode: into the table and the store; answered after the commit. Placement may use it
  *     when it has said that it holds no bundle which the table does not know: one that registers
- * again may have been given some by a head that died before the registration was stored, or before
- * it was declared dead.
+ *     again may have been given some by a head that died before the registration was stored. Who is
+ *     dead stays dead: a registration may come late, when its process has another id.
  *  2. Sync messages keep it alive (syncer.c). Silence leads to questions (node_checks.c).
  *  3. UnregisterNode, or the verdict: DEAD with a reason; its bundles, its drivers end.
  * MoveNode: a restarted agent that could not have its port again is at another one.
@@ -195,6 +195,19 @@ static void set_death(struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reaso
     n->info->end_time_ms = mb_unix_ms();
 }
 
+/* Its agent's address, which it put into the KV; the key is Ray's. */
+static void forget_agent(struct mb_head *h, const char *hex)
+{
+    char key[sizeof "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX:" + 2 * MB_NODE_ID_BYTES];
+    struct mb_err err = {0};
+
+    snprintf(key, sizeof key, "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX:%s", hex);
+    if (mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("dashboard"), mb_blob_str(key), NULL) &&
+        mb_tables_del(h->store, MB_TABLES_KV, mb_blob_str("dashboard"), mb_blob_str(key), NULL,
+                      NULL, &err) != 0)
+        mb_warn("gcs", "the address of a dead node's agent stays: %s", err.text);
+}
+
 void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathInfo__Reason reason,
                     const char *text)
 {
@@ -209,6 +222,7 @@ void head_node_dead(struct mb_head *h, struct head_node *n, Ray__Rpc__NodeDeathI
     if (head_put_message(h, MB_TABLES_NODES, head_blob(n->id, MB_NODE_ID_BYTES), &n->info->base,
                          &err) != 0)
         mb_error("gcs", "node death not stored: %s", err.text);
+    forget_agent(h, hex);
     mb_placement_node_dead(h->placement, n->id);
     head_jobinfo_node_dead(h, n->id);
     head_jobs_node_dead(h, n->id);
@@ -266,7 +280,12 @@ static void register_node(void *arg, struct mb_grpc_req *req, const ProtobufCMes
         return;
     }
     const struct head_node *before = head_node_find(h, m->node_info->node_id);
-    int reconciled = before && head_node_alive(before) && before->reconciled;
+    if (before && !head_node_alive(before)) { /* its process may be there under another id */
+        mb_grpc_reply_error(req, MB_GRPC_ALREADY_EXISTS,
+                            "the node of this id is dead: a node comes back under a new one");
+        return;
+    }
+    int reconciled = before && before->reconciled;
     Ray__Rpc__GcsNodeInfo *info = (Ray__Rpc__GcsNodeInfo *)mb_wire_copy(&m->node_info->base);
     struct head_node *n = info ? add_node(h, info) : NULL;
     if (!n) {

@@ -2,29 +2,27 @@
  * Small uploaded packages in a store that heads share, so that a head that takes over has them.
  *
  *  1. keep: after an upload its bytes, which a pool thread has read, go into the KV, a part for
- * each MiB, then a record that says how many there are; the upload is answered when that is
- * committed.
- *  2. restore: a head that takes over writes every package that it lacks into its directory.
+ *     each MiB, then a record that says how many there are; the upload is answered when that is
+ *     committed.
+ *  2. A head that takes over writes those that it lacks to its disk (package_restore.c).
  *  3. drop: with the file, when no job needs it (package_sweep.c).
  * Failure paths:
  *  4. Too large, or no room beside the others: it is on this head's node only, and the answer to
- * the upload says so. A job that waits for it when another head takes over FAILS, with its name.
- *  5. A record whose parts are not all there: said, passed over.
- *  6. Parts whose record is not committed: dropped, by a head that died at the next takeover.
+ *     the upload says so. A job that waits for it when another head takes over FAILS, and names it.
+ *  5. Parts whose record is not committed: dropped, of a head that died at the next takeover.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
-#include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/services.h"
 
-enum { PART_BYTES = 1 << 20, ORPHANS_MAX = 256 }; /* the rest at the next takeover */
+enum { PART_BYTES = HEAD_PACKAGE_PART_BYTES, ORPHANS_MAX = 256 /* the rest next time */ };
 
 /* Ray's heads have no such keys: namespace "mobula". A package's name has no '/'. */
 static const char *const our_ns = "mobula";
-#define RECORD_PREFIX "package:"
+#define RECORD_PREFIX HEAD_PACKAGE_RECORD
 #define PART_PREFIX   "package_part:"
 
 static char *record_key(const char *name)
@@ -51,7 +49,7 @@ static uint64_t size_in(struct mb_blob record)
     return strtoull(text, NULL, 10);
 }
 
-static size_t count_parts(uint64_t size_bytes)
+size_t head_package_count_parts(uint64_t size_bytes)
 {
     return (size_t)((size_bytes + PART_BYTES - 1) / PART_BYTES);
 }
@@ -67,8 +65,7 @@ int head_package_can_keep(struct mb_head *h, uint64_t size_bytes)
 {
     uint64_t kept = 0;
 
-    mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
-                   add_size, &kept);
+    head_packages_each(h, add_size, &kept);
     return h->redis && size_bytes <= HEAD_KEPT_PACKAGE_BYTES &&
            kept + size_bytes <= HEAD_KEPT_PACKAGES_BYTES;
 }
@@ -114,7 +111,7 @@ static int drop(struct mb_head *h, const char *name)
 {
     char *key = record_key(name);
     struct mb_blob record;
-    size_t n = get(h, key, &record) ? count_parts(size_in(record)) : 0;
+    size_t n = get(h, key, &record) ? head_package_count_parts(size_in(record)) : 0;
 
     if (n > 0)
         del(h, record_key(name));
@@ -162,7 +159,7 @@ int head_package_keep(struct mb_head *h, const char *name, struct mb_blob bytes,
 
     if (rc == 0 && drop(h, name) != 0) /* another one of this name may have had more parts */
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
-    for (size_t i = 0; rc == 0 && i < count_parts(bytes.n); i++) {
+    for (size_t i = 0; rc == 0 && i < head_package_count_parts(bytes.n); i++) {
         size_t at = i * PART_BYTES, left = bytes.n - at;
         rc = put(h, part_key(name, i),
                  head_blob((const char *)bytes.p + at, left < PART_BYTES ? left : PART_BYTES), NULL,
@@ -179,42 +176,33 @@ int head_package_keep(struct mb_head *h, const char *name, struct mb_blob bytes,
     return rc;
 }
 
-/* ---- takeover ---- */
+/* ---- for a head that takes over ---- */
 
-static int collect(struct mb_head *h, const char *name, uint64_t size_bytes, struct mb_buf *out)
+int head_package_kept(struct mb_head *h, const char *name, uint64_t *size_bytes)
 {
-    int rc = 0;
+    char *key = record_key(name);
+    struct mb_blob record;
+    int found = get(h, key, &record);
 
-    for (size_t i = 0; rc == 0 && i < count_parts(size_bytes); i++) {
-        char *key = part_key(name, i);
-        struct mb_blob part;
-
-        rc = get(h, key, &part) ? mb_buf_add(out, part.p, part.n) : MB_ENOENT;
-        mb_free(key);
-    }
-    return rc == 0 && out->len != size_bytes ? MB_ECORRUPT : rc;
+    if (found)
+        *size_bytes = size_in(record);
+    mb_free(key);
+    return found;
 }
 
-static int restore(void *arg, struct mb_blob key, struct mb_blob value)
+int head_package_part(struct mb_head *h, const char *name, size_t i, struct mb_blob *out)
 {
-    struct mb_head *h = arg;
-    size_t n = strlen(RECORD_PREFIX);
-    char *name = mb_strndup((const char *)key.p + n, key.n - n);
-    char *path = name ? mb_path_join(h->packages_dir, name) : NULL;
-    struct mb_buf bytes = {0};
-    struct mb_err err = {.text = "its parts are not all in the store"};
+    char *key = part_key(name, i);
+    int found = get(h, key, out);
 
-    if (path && head_package_name_is_fine(name) && !mb_fs_exists(path)) {
-        if (collect(h, name, size_in(value), &bytes) != 0 ||
-            mb_fs_write_atomic(path, mb_buf_str(&bytes), bytes.len, 0600, &err) != 0)
-            mb_error("jobs", "the package %s is lost: %s", name, err.text);
-        else
-            mb_info("jobs", "package restored name=%s bytes=%zu", name, bytes.len);
-    }
-    mb_buf_close(&bytes);
-    mb_free(path);
-    mb_free(name);
-    return 0;
+    mb_free(key);
+    return found;
+}
+
+int head_packages_each(struct mb_head *h, mb_tables_visit visit, void *arg)
+{
+    return mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
+                          visit, arg);
 }
 
 struct orphans {
@@ -243,7 +231,7 @@ static int collect_orphan(void *arg, struct mb_blob key, struct mb_blob value)
     return o->n == ORPHANS_MAX;
 }
 
-static void drop_orphans(struct mb_head *h)
+void head_packages_drop_orphans(struct mb_head *h)
 {
     struct orphans o = {.h = h};
 
@@ -253,13 +241,4 @@ static void drop_orphans(struct mb_head *h)
         mb_info("jobs", "%zu parts of packages that were never whole are dropped", o.n);
     for (size_t i = 0; i < o.n; i++)
         del(h, o.keys[i]);
-}
-
-void head_packages_restore(struct mb_head *h)
-{
-    if (h->redis)
-        drop_orphans(h);
-    if (h->redis && *h->packages_dir)
-        mb_tables_each(h->store, MB_TABLES_KV, mb_blob_str(our_ns), mb_blob_str(RECORD_PREFIX),
-                       restore, h);
 }

@@ -2,9 +2,11 @@
  * Uploaded packages go when nobody needs them any more.
  *
  *  1. Every so often a pool thread lists the packages whose last upload or look-up (their mtime) is
- *     older than the keep time: a client that was told "it is there" has that long to submit.
- *  2. Back on the loop, those that a job names which has not ended are kept, however old. The
- * others get a hidden name, which no request can name: from now on they are not there.
+ *     older than the keep time: a client that was told "it is there" has that long to submit. Those
+ *     that a job names which has not ended are kept, however old, and not listed.
+ *  2. Back on the loop, where look-ups are answered and jobs submitted, both are asked again of
+ * each that is listed. The others get a hidden name, which no request can name: from now on they
+ * are not there.
  *  3. The next round's thread removes hidden files, and parts of uploads that a crash left.
  * Failure paths: a directory that cannot be read, a name that cannot be changed: next round. The
  * head stops meanwhile: the thread's result is dropped.
@@ -27,6 +29,7 @@ struct head_sweep {
     uv_work_t work;
     struct mb_head *h; /* NULL: the head has gone */
     uint64_t before_unix_ms;
+    json_t *needed; /* when the thread began; it only reads */
     size_t n_due;
     char due[DUE_MAX][NAME_BYTES];
     char dir[];
@@ -41,17 +44,23 @@ static int is_part(const char *name)
     return n > 5 && strcmp(name + n - 5, ".part") == 0;
 }
 
+static int is_old(const struct head_sweep *s, const struct stat *st)
+{
+    uint64_t used_ms =
+        (uint64_t)st->st_mtim.tv_sec * 1000 + (uint64_t)st->st_mtim.tv_nsec / 1000000;
+
+    return used_ms < s->before_unix_ms;
+}
+
 static void look_at(struct head_sweep *s, const char *name)
 {
     char *path = mb_asprintf("%s/%s", s->dir, name);
     struct stat st;
 
     if (path && lstat(path, &st) == 0 && S_ISREG(st.st_mode)) {
-        uint64_t used_ms =
-            (uint64_t)st.st_mtim.tv_sec * 1000 + (uint64_t)st.st_mtim.tv_nsec / 1000000;
-        if (name[0] == '.' || (is_part(name) && used_ms < s->before_unix_ms))
+        if (name[0] == '.' || (is_part(name) && is_old(s, &st)))
             unlink(path);
-        else if (used_ms < s->before_unix_ms && strlen(name) < NAME_BYTES)
+        else if (is_old(s, &st) && strlen(name) < NAME_BYTES && !json_object_get(s->needed, name))
             snprintf(s->due[s->n_due++], NAME_BYTES, "%s", name);
     }
     mb_free(path);
@@ -79,7 +88,7 @@ static json_t *needed(struct mb_head *h)
     for (size_t i = 0; i < h->n_jobs; i++) {
         const char *text = json_string_value(json_object_get(h->jobs[i]->info, "runtime_env_json"));
         struct mb_runtime_env env;
-        if (!text || mb_job_is_terminal(h->jobs[i]->state))
+        if (!text || mb_job_is_terminal(h->jobs[i]->state) || !strstr(text, "gcs://"))
             continue;
         json_t *json = json_loads(text, 0, NULL);
         if (mb_runtime_env_parse(json, &env, NULL) == 0)
@@ -90,18 +99,27 @@ static json_t *needed(struct mb_head *h)
     return names;
 }
 
-static void hide(struct mb_head *h, const char *name)
+/* Unless it was looked up, or came again, since the thread read its age. */
+static void hide(const struct head_sweep *s, const char *name)
 {
+    struct mb_head *h = s->h;
     char *from = mb_asprintf("%s/%s", h->packages_dir, name);
     char *to = mb_asprintf("%s/.%s", h->packages_dir, name);
+    struct stat st;
 
-    if (from && to && rename(from, to) == 0) {
+    if (from && to && lstat(from, &st) == 0 && is_old(s, &st) && rename(from, to) == 0) {
         mb_info("jobs", "package removed, no job needs it name=%s", name);
         if (h->redis && h->store)
             head_package_drop(h, name);
     }
     mb_free(from);
     mb_free(to);
+}
+
+static void free_sweep(struct head_sweep *s)
+{
+    json_decref(s->needed);
+    mb_free(s);
 }
 
 static void on_listed(uv_work_t *work, int status)
@@ -112,11 +130,11 @@ static void on_listed(uv_work_t *work, int status)
         json_t *names = status == 0 && s->n_due > 0 ? needed(s->h) : NULL;
         for (size_t i = 0; names && i < s->n_due; i++)
             if (!json_object_get(names, s->due[i]))
-                hide(s->h, s->due[i]);
+                hide(s, s->due[i]);
         json_decref(names);
         s->h->sweep = NULL;
     }
-    mb_free(s);
+    free_sweep(s);
 }
 
 void head_packages_tick(struct mb_head *h, uint64_t now_ms)
@@ -132,12 +150,13 @@ void head_packages_tick(struct mb_head *h, uint64_t now_ms)
         return;
     memcpy(s->dir, h->packages_dir, n);
     s->h = h;
+    s->needed = needed(h);
     s->before_unix_ms = mb_unix_ms() - h->package_keep_ms;
     s->work.data = s;
     h->sweep = s;
     if (uv_queue_work(h->loop, &s->work, do_list, on_listed) != 0) {
         h->sweep = NULL;
-        mb_free(s);
+        free_sweep(s);
     }
 }
 

@@ -18,7 +18,8 @@
  * ones are placed anew.
  *  - A node is not given a bundle of a group while an earlier bundle of it is on its way back.
  *  - A gang whose driver went away while it waits is not placed, and leaves the queue when the
- *    driver has not come back for MB_PLACE_ORPHAN_MS.
+ *    driver has not come back for MB_PLACE_ORPHAN_MS. It holds nobody up, but one of a former head,
+ *    whose driver has yet to find this head, keeps its turn in STRICT order meanwhile.
  * Bounds: a bundle has at most MB_PLACE_RETURNS places it is on its way back from; then it waits.
  */
 #ifndef MOBULA_GCS_PLACEMENT_H

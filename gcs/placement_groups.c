@@ -207,6 +207,7 @@ int mb_placement_restore(struct mb_placement *p, const struct mb_gcs_pg *pg, str
                : !keeps                   ? PENDING
                : missing                  ? RESCHEDULING
                                           : CREATED;
+    g->is_expected = g->state == PENDING;
     g->wait = place_wait_of(g->state);
     g->pub.state = place_outside_of(g->state);
     g->changed = g->pub.state != pg->state;
@@ -231,10 +232,12 @@ void mb_placement_attend(struct mb_placement *p, const uint8_t pg_id[MB_PG_ID_BY
 
     if (!g || strncmp(g->pub.name, gang_prefix, sizeof gang_prefix - 1) != 0)
         return;
-    if (is_attended)
+    if (is_attended) {
+        g->is_expected = 0;
         g->orphan_ms = 0;
-    else if (g->orphan_ms == 0)
+    } else if (g->orphan_ms == 0) {
         g->orphan_ms = now_ms ? now_ms : 1;
+    }
 }
 
 static int is_quiet(const struct group *g)

@@ -67,6 +67,7 @@ struct group {
     int blocked;         /* by strict order: not tried at all */
     uint64_t seen_ahead; /* seq of the group that kept places at the last failed plan */
     uint64_t orphan_ms;  /* its driver is away since then; 0: it is not */
+    int is_expected;     /* this head has not heard of its driver yet: the head is new */
     size_t *pins;        /* [n_bundles]: node kept for the bundle, or PLACE_NOWHERE */
     uint64_t pins_epoch; /* fleet when the pins were chosen */
     int fits_fleet;      /* the nodes could hold it, were they empty */

@@ -212,9 +212,17 @@ static void choose_pins(struct mb_placement *p, struct group *g)
     plan_close(&pl);
 }
 
+/* Drivers find a new head at different times. In strict order none loses its turn by that. */
+static int keeps_turn_for_driver(const struct mb_placement *p, const struct group *g)
+{
+    return g->is_expected && p->order == MB_PLACE_STRICT;
+}
+
 int place_keeps(struct mb_placement *p, struct group *g, uint64_t now_ms)
 {
-    if (!place_is_waiting(g) || place_is_orphan(g) || g->waiting_since_ms == 0)
+    if (!place_is_waiting(g))
+        return 0;
+    if (place_is_orphan(g) ? !keeps_turn_for_driver(p, g) : g->waiting_since_ms == 0)
         return 0;
     if (p->order == MB_PLACE_BACKFILL && g->overtaken < MB_PLACE_OVERTAKES &&
         now_ms < g->waiting_since_ms + p->patience_ms)

@@ -18,6 +18,7 @@ static void publish(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     (void)request;
     if (!head_admits(arg, req))
         return;
+    ok.message = mb_wire_str(MB_GCS_NO_READERS); /* our nodes need not go on */
     reply.status = &ok;
     mb_grpc_reply(req, &reply.base);
 }

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "gcs/redis_bound.h"
 
 enum { TRY_MS = 2000, BACKOFF_BASE_MS = 50, BACKOFF_CAP_MS = 1000 };
 
@@ -27,7 +28,8 @@ struct redis_link {
     const struct redis_link_ops *ops;
     void *arg;
     redisAsyncContext *ac;
-    int logins; /* answers of AUTH and SELECT still to come */
+    struct redis_bound bound; /* of ac's reader */
+    int logins;               /* answers of AUTH and SELECT still to come */
     int is_ready, was_ready, is_stopped, is_resolving, is_closing;
     unsigned tries; /* since it was ready */
     uv_timer_t timer;
@@ -172,6 +174,7 @@ static void connect_to(struct redis_link *l, const char *ip)
         again(l, "cannot connect");
         return;
     }
+    redis_bound_reader(&l->bound, ac->c.reader, REDIS_ELEMENTS_MAX);
     l->ac = ac;
     ac->data = l;
     redisAsyncSetConnectCallback(ac, on_connect);

@@ -62,8 +62,10 @@ struct head_poll { /* a long poll of a subscriber */
     uint64_t until_ms;
 };
 
+struct head_guest;      /* guest.c */
 struct head_job;        /* jobs.c */
 struct head_sweep;      /* package_sweep.c */
+struct head_restore;    /* package_restore.c */
 struct head_follow;     /* log_follow.c */
 struct head_forget;     /* job_forget.c */
 struct head_log_answer; /* job_logs.c */
@@ -79,9 +81,10 @@ struct mb_head {
     uv_timer_t tick;
     uv_timer_t place_timer;
     int stopping;
-    struct mb_redis *redis; /* NULL: the store is this head's alone */
-    int standby;            /* another head has the lease: nothing is served */
-    int n_lost;             /* on_lost was told */
+    struct mb_redis *redis;   /* NULL: the store is this head's alone */
+    struct head_guest *guest; /* NULL: this is a head; else Ray's is, and jobs come from there */
+    int standby;              /* another head has the lease: nothing is served */
+    int n_lost;               /* on_lost was told */
     char closed_text[400];
     const struct mb_head_ops *ops;
     void *ops_arg;
@@ -118,6 +121,7 @@ struct mb_head {
     size_t n_jobs;
     struct mb_job_index job_index;
     size_t max_ended_jobs;
+    size_t n_ended_lately; /* jobs that ended and made no other one go yet (jobs.c, 7) */
     struct mb_job_queue *queue;
     uint64_t start_timeout_ms;
     uint64_t active_ms; /* since when it serves */
@@ -132,7 +136,9 @@ struct mb_head {
 
     uint64_t max_package_bytes, package_keep_ms;
     uint64_t swept_ms;
-    struct head_sweep *sweep; /* NULL: none is under way */
+    struct head_upload *uploads;  /* of packages, under way */
+    struct head_sweep *sweep;     /* NULL: none is under way */
+    struct head_restore *restore; /* NULL: every kept package is here */
 };
 
 /* ---- head.c ---- */
@@ -200,6 +206,8 @@ json_t *head_placement_queue_json(struct mb_head *h); /* groups that wait, in or
 const char *head_placement_order_name(const struct mb_head *h);
 /* Into the message of a running job's details, what its gang waits for. */
 void head_placement_tell(struct mb_head *h, json_t *details);
+/* What a running job's gang sends into the store goes into the message of its details. */
+void head_gang_tell(struct mb_head *h, json_t *details);
 
 int head_syncer_methods(struct mb_head *h, struct mb_err *err);
 int head_pubsub_methods(struct mb_head *h, struct mb_err *err);
@@ -215,20 +223,44 @@ int head_package_known(struct mb_head *h, const char *name);
 int head_packages_methods(struct mb_head *h, struct mb_err *err);
 int head_package_name_is_fine(const char *name); /* as a file's, and in a key */
 /* ---- package_store.c: small packages in a store that heads share ---- */
-enum { HEAD_KEPT_PACKAGE_BYTES = 8 << 20, HEAD_KEPT_PACKAGES_BYTES = 64 << 20 };
+enum {
+    HEAD_KEPT_PACKAGE_BYTES = 8 << 20,
+    HEAD_KEPT_PACKAGES_BYTES = 64 << 20,
+    HEAD_PACKAGE_PART_BYTES = 1 << 20
+};
 int head_package_can_keep(struct mb_head *h, uint64_t size_bytes);
 int head_package_keep(struct mb_head *h, const char *name, struct mb_blob bytes, mb_tables_cb cb,
                       void *arg, struct mb_err *err);
 void head_package_drop(struct mb_head *h, const char *name);
-void head_packages_restore(struct mb_head *h); /* before jobs look for them */
+/* Records of kept packages: key HEAD_PACKAGE_RECORD NAME. */
+#define HEAD_PACKAGE_RECORD "package:"
+int head_packages_each(struct mb_head *h, mb_tables_visit visit, void *arg);
+int head_package_kept(struct mb_head *h, const char *name, uint64_t *size_bytes); /* 1 or 0 */
+size_t head_package_count_parts(uint64_t size_bytes);
+/* 1 and its bytes (borrowed until the next write), or 0. */
+int head_package_part(struct mb_head *h, const char *name, size_t i, struct mb_blob *out);
+void head_packages_drop_orphans(struct mb_head *h); /* parts without a record */
+/* ---- package_restore.c ---- */
+/* Begins to write kept packages that are not here to the disk, part by part; h->restore is there
+ * until the last one is, then done runs, once, from the loop. With none to write nothing happens.
+ */
+void head_packages_restore(struct mb_head *h, void (*done)(struct mb_head *h));
+void head_packages_restore_close(struct mb_head *h); /* done does not run any more */
+/* ---- package_upload.c ---- */
+/* A PUT whose body is to come; path is taken. */
+void head_package_upload(struct mb_head *h, struct mb_http_req *req, char *path);
+void head_package_uploads_close(struct mb_head *h);
 /* ---- package_sweep.c ---- */
 void head_packages_tick(struct mb_head *h, uint64_t now_ms);
 void head_packages_close(struct mb_head *h);
 int head_packages_routes(struct mb_head *h, struct mb_err *err);
 json_t *head_node_json(const struct head_node *n);
 json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
+/* Takes body. What is shown of jobs is committed: a state never comes back from a later one after a
+ * crash. 503 when the store does not answer in time. */
+void head_jobs_reply_read(struct mb_head *h, struct mb_http_req *req, json_t *body);
 
-/* ---- jobs.c: submissions ---- */
+/* ---- jobs.c, job_submit.c, job_load.c: submissions ---- */
 struct head_job {
     char *id;
     struct mb_job_entry entry;
@@ -251,6 +283,9 @@ void head_jobs_free(struct mb_head *h);
 /* Listen to the runner and ask it for every job that had not ended. */
 void head_jobs_adopt(struct mb_head *h);
 void head_jobs_tick(struct mb_head *h);
+/* A record that turns up while the head runs: a job of the table, as after a restart. */
+int head_jobs_take_record(struct mb_head *h, struct mb_blob key, struct mb_blob value,
+                          struct mb_err *err);
 struct head_job *head_job_find(struct mb_head *h, const char *id);
 /* request: a checked JobSubmitRequest (borrowed). The job is in the store's queue and has its place
  * in line when this returns 0. MB_EEXIST: duplicate id; but the same request again, with the same
@@ -269,9 +304,12 @@ void head_job_apply(struct mb_head *h, struct head_job *job, enum mb_job_input i
 /* ---- job_details.c ---- */
 /* "{}" if none. */
 const char *head_job_runtime_env(const struct head_job *job);
+/* A text of its submission's metadata; "" if there is none. Borrowed. */
+const char *head_job_metadata(const struct head_job *job, const char *key);
 
 /* ---- job_start.c ---- */
-/* Where the queue has put it. MB_EFULL: not now; any other failure: not at all. */
+/* Where the queue has put it. MB_EFULL: not now; MB_EUNAVAIL: not before the packages are restored;
+ * any other failure: not at all. */
 int head_job_start_driver(struct mb_head *h, struct head_job *job, struct mb_err *err);
 void head_job_start_load(struct mb_head *h, struct head_job *job);
 void head_job_start_forget(struct mb_head *h, struct head_job *job);
@@ -299,6 +337,8 @@ void head_admission_needs_anew(struct mb_head *h); /* there are new kinds of res
 void head_admission_leave(struct head_job *job);
 /* Starts whoever may start, fails whoever may not. Not from inside a call of the runner. */
 void head_admission_pump(struct mb_head *h);
+/* The packages are restored: those that waited for them may start. */
+void head_admission_restored(struct mb_head *h);
 /* Ray's sentence for a PENDING job, with its place and what is missing; added to out. */
 int head_admission_message(struct head_job *job, struct mb_buf *out);
 
@@ -338,7 +378,8 @@ void head_jobs_event(struct mb_head *h, const struct mb_job_event *e);
 
 /* ---- job_logs.c, log_follow.c ---- */
 struct log_start;
-/* ?offset= &since_ms= &tail= &rank= of a request. 0, or MB_EINVAL after it was answered. */
+/* ?offset= &since_ms= &tail= &rank= &attempt= of a request. 0, or MB_EINVAL after it was answered.
+ */
 int head_logs_query(struct mb_http_req *req, struct log_start *start, int64_t *rank);
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job);
 void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_job *job);

@@ -115,7 +115,7 @@ static int split_field(const redisReply *e, struct mb_blob *ns, struct mb_blob *
     return 0;
 }
 
-static int load_pairs(struct mb_redis *r, enum mb_tables_table t, const redisReply *reply)
+int redis_load_pairs(struct mb_tables *tables, enum mb_tables_table t, const redisReply *reply)
 {
     int rc = reply->type == REDIS_REPLY_ARRAY && reply->elements % 2 == 0 ? 0 : MB_ECORRUPT;
 
@@ -126,7 +126,7 @@ static int load_pairs(struct mb_redis *r, enum mb_tables_table t, const redisRep
         if (rc == 0 && v->type != REDIS_REPLY_STRING)
             rc = MB_ECORRUPT;
         if (rc == 0)
-            rc = tables_load(r->tables, t, ns, key, (struct mb_blob){v->str, v->len});
+            rc = tables_load(tables, t, ns, key, (struct mb_blob){v->str, v->len});
     }
     return rc;
 }
@@ -185,7 +185,7 @@ static void on_table(void *arg, const redisReply *reply)
     mb_free(arg);
     if (!reply || l.r->is_lost || l.r->is_closing)
         return; /* begin_load() starts anew on the next connection */
-    int rc = load_pairs(l.r, l.t, reply);
+    int rc = redis_load_pairs(l.r->tables, l.t, reply);
     if (rc != 0)
         load_failed(l.r, rc, l.r->key_table[l.t], reply);
     else

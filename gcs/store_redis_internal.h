@@ -48,6 +48,8 @@ struct mb_redis {
 const redisReply *redis_element(const redisReply *reply, size_t i);
 /* The i-th number of an answer, or -2. */
 long long redis_number_at(const redisReply *reply, size_t i);
+/* What HGETALL said of a table, into the mirrors. MB_ECORRUPT: a field has another form. */
+int redis_load_pairs(struct mb_tables *tables, enum mb_tables_table t, const redisReply *reply);
 void redis_arm(struct mb_redis *r);
 /* Not the head any more, for good; the first reason counts. */
 void redis_lose(struct mb_redis *r, const struct mb_err *why);

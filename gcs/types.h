@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What our head says of statistics: it has no page for them. */
+#define MB_GCS_NO_READERS "nobody reads this here"
+
 enum {
     MB_NODE_ID_BYTES = 28, /* also worker ids and the cluster id */
     MB_PG_ID_BYTES = 18,   /* 14 random bytes, then the creator's job id */

@@ -26,8 +26,7 @@ _Static_assert(sizeof(struct double_entry) == sizeof(Ray__Rpc__GcsNodeInfo__Reso
 _Static_assert(sizeof(struct string_entry) == sizeof(Ray__Rpc__GcsNodeInfo__LabelsEntry),
                "layout of map<string,string> entries");
 
-/* n messages of one type behind an array of pointers to them. */
-static void *new_messages(struct mb_arena *a, const ProtobufCMessageDescriptor *desc, size_t n)
+void *mb_wire_messages(struct mb_arena *a, const ProtobufCMessageDescriptor *desc, size_t n)
 {
     void **array = mb_arena_calloc(a, n ? n : 1, sizeof *array);
     char *bodies = mb_arena_calloc(a, n ? n : 1, desc->sizeof_message);
@@ -66,7 +65,7 @@ void *mb_wire_resources(struct mb_arena *a, const ProtobufCMessageDescriptor *de
                         const struct mb_gcs_resource *r, size_t n)
 {
     assert(desc->sizeof_message == sizeof(struct double_entry));
-    struct double_entry **out = new_messages(a, desc, n);
+    struct double_entry **out = mb_wire_messages(a, desc, n);
 
     for (size_t i = 0; out && i < n; i++) {
         out[i]->key = mb_wire_str(r[i].name);
@@ -79,7 +78,7 @@ void *mb_wire_labels(struct mb_arena *a, const ProtobufCMessageDescriptor *desc,
                      const struct mb_gcs_label *l, size_t n)
 {
     assert(desc->sizeof_message == sizeof(struct string_entry));
-    struct string_entry **out = new_messages(a, desc, n);
+    struct string_entry **out = mb_wire_messages(a, desc, n);
 
     for (size_t i = 0; out && i < n; i++) {
         out[i]->key = mb_wire_str(l[i].key);
@@ -205,9 +204,9 @@ Ray__Rpc__Bundle **mb_wire_bundles(struct mb_arena *a, const uint8_t pg_id[MB_PG
                                    const struct mb_gcs_bundle *bundles, const size_t *indexes,
                                    size_t n, int with_node)
 {
-    Ray__Rpc__Bundle **out = new_messages(a, &ray__rpc__bundle__descriptor, n);
+    Ray__Rpc__Bundle **out = mb_wire_messages(a, &ray__rpc__bundle__descriptor, n);
     Ray__Rpc__Bundle__BundleIdentifier **ids =
-        new_messages(a, &ray__rpc__bundle__bundle_identifier__descriptor, n);
+        mb_wire_messages(a, &ray__rpc__bundle__bundle_identifier__descriptor, n);
     const void *id = mb_arena_dup(a, pg_id, MB_PG_ID_BYTES);
 
     if (!out || !ids || !id)

@@ -13,6 +13,10 @@
 #include "proto/ray/gcs.pb-c.h"
 #include "proto/ray/gcs_service.pb-c.h"
 
+/* n initialised messages of one type, as a repeated field has them: the array of pointers to them.
+ * NULL when memory is out, never for n = 0. */
+void *mb_wire_messages(struct mb_arena *a, const ProtobufCMessageDescriptor *desc, size_t n);
+
 /* Entries of a map<string,double> / map<string,string>; desc is the entry type's descriptor, so one
  * function serves every map of that shape. NULL when memory is out (n > 0). */
 void *mb_wire_resources(struct mb_arena *a, const ProtobufCMessageDescriptor *desc,

@@ -2,6 +2,8 @@
  *  1. --no-token, or RAY_AUTH_MODE=disabled: no token, wherever the node listens.
  *  2. A token that is given or found holds on loopback too: it is one cluster with one token.
  *  3. None, on loopback: none is needed. Else the head makes one, and a node needs the head's.
+ *  4. With RAY_USE_TLS a node without a token is as safe, unless it takes jobs over HTTP, which has
+ *     no TLS with Ray.
  */
 #include "agent/access.h"
 
@@ -10,14 +12,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "gcs/tls.h"
 
-enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head)
+enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head,
+                                     int is_mutual)
 {
     if (is_trusted)
         return MB_ACCESS_NONE;
     if (has_token)
         return MB_ACCESS_USE;
-    if (is_loopback)
+    if (is_loopback || (is_mutual && !is_head))
         return MB_ACCESS_NONE;
     return is_head ? MB_ACCESS_MAKE : MB_ACCESS_REFUSE;
 }
@@ -43,7 +47,7 @@ static int refuse(const struct mb_agent_options *o, const char *ip, struct mb_er
 int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb_access *out,
                      struct mb_err *err)
 {
-    int is_loopback = mb_access_is_loopback(ip), is_trusted = o->no_token, rc = MB_OK;
+    int is_loopback = mb_access_is_loopback(ip), is_trusted = o->no_token, grpc_only, rc = MB_OK;
     enum mb_token_mode mode;
 
     *out = (struct mb_access){.is_open = 0};
@@ -56,13 +60,19 @@ int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb
     }
     if (rc == MB_OK && !is_trusted)
         rc = mb_token_find(o->token_file, &out->token, err);
-    if (rc != MB_OK)
+    if (rc == MB_OK)
+        rc = mb_gcs_use_tls(&out->is_mutual, err);
+    if (rc != MB_OK) {
+        mb_token_close(&out->token);
         return rc;
-    switch (mb_access_decide(out->token.text != NULL, is_trusted, is_loopback, o->is_head)) {
+    }
+    grpc_only = out->is_mutual && !o->is_head && !o->is_job_agent;
+    switch (
+        mb_access_decide(out->token.text != NULL, is_trusted, is_loopback, o->is_head, grpc_only)) {
     case MB_ACCESS_USE:
         return MB_OK;
     case MB_ACCESS_NONE:
-        out->is_open = !is_loopback;
+        out->is_open = !is_loopback && !grpc_only;
         return MB_OK;
     case MB_ACCESS_MAKE:
         return mb_token_make(&out->token, err);
@@ -72,12 +82,18 @@ int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb
     return refuse(o, ip, err);
 }
 
+int mb_access_callers_are_trusted(const struct mb_access *a)
+{
+    return a->token.text != NULL || a->is_open || a->is_mutual;
+}
+
 int mb_access_hand_down(const struct mb_access *a, struct mb_err *err)
 {
     const char *mode = a->token.text != NULL ? "token" : a->is_open ? "disabled" : NULL;
+    int rc = mb_gcs_tls_hand_down(err);
 
-    if (mode == NULL)
-        return MB_OK;
+    if (rc != MB_OK || mode == NULL)
+        return rc;
     if (setenv("RAY_AUTH_MODE", mode, 1) != 0 ||
         (a->token.path != NULL &&
          (setenv("RAY_AUTH_TOKEN_PATH", a->token.path, 1) != 0 || unsetenv("RAY_AUTH_TOKEN") != 0)))

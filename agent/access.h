@@ -1,7 +1,8 @@
 /*
  * Who may reach this node's ports, and with which token. Blocking; before the loop runs.
  * Without a token every port is bound to loopback, unless somebody said in so many words that the
- * network is trusted: launching a gang or a job is running a program.
+ * network is trusted: launching a gang or a job is running a program. Mutual TLS stands for a token
+ * where programs are started through gRPC alone: on a node that takes no jobs over HTTP.
  */
 #ifndef MOBULA_AGENT_ACCESS_H
 #define MOBULA_AGENT_ACCESS_H
@@ -18,12 +19,14 @@ enum mb_access_step {
 };
 
 /* Pure. */
-enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head);
+enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head,
+                                     int is_mutual);
 
 struct mb_access {
     struct mb_token token;
     char bind_addr[16];
-    int is_open; /* other machines reach it, and it has no token */
+    int is_mutual; /* gRPC callers show a certificate (RAY_USE_TLS); HTTP's do not */
+    int is_open;   /* other machines may start programs here, and need neither */
 };
 
 /* 127.0.0.0/8, as an address that is bound and told to others. */
@@ -32,7 +35,10 @@ int mb_access_is_loopback(const char *ip);
  * step in its text. */
 int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb_access *out,
                      struct mb_err *err);
-/* Drivers on this node look where Ray looks: they find the same token, or none. */
+/* Programs are started by callers who have shown who they are, or whom somebody trusts. */
+int mb_access_callers_are_trusted(const struct mb_access *a);
+/* Drivers on this node look where Ray looks: they find the same token, or none, and the same
+ * certificates. */
 int mb_access_hand_down(const struct mb_access *a, struct mb_err *err);
 
 #endif

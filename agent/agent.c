@@ -9,7 +9,8 @@
  *     status of its code. Nothing is left behind but the log.
  *  2. SIGTERM or SIGINT: gangs get the grace they asked for; then the node unregisters as "received
  *     SIGTERM". A second signal skips the wait: the front process sends it when its grace is over,
- *     which is the only bound, since it knows how long the node may take. Any other stop has
+ *     which is the only bound, since it knows how long the node may take; with the first one it
+ *     says how long that is, where it was told itself. Any other stop has until its deadline, or
  *     STOP_GANGS_MS altogether.
  *  3. Declared dead, or a new cluster: every bundle is void, gangs are stopped, the node registers
  *     anew.
@@ -27,6 +28,7 @@
 #include "agent/node_file.h"
 #include "agent/supervise/sender.h"
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
 
@@ -37,7 +39,17 @@ enum {
     LEDGER_MAX = 1 << 20
 };
 
-static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text);
+/* Why the node goes, and when. */
+struct leaving {
+    enum mb_gcs_death reason;
+    const char *text; /* for the cluster */
+    enum mb_deadline_source source;
+    uint64_t unix_ms; /* 0: not said */
+    const char *why;  /* for the gangs' drivers */
+    int is_patient;   /* there is no other bound: gangs get the time that they need */
+};
+
+static void begin_stop(struct agent *a, const struct leaving *how);
 static void on_stop_timer(uv_timer_t *t);
 static void begin_leave(struct agent *a);
 static void begin_close(struct agent *a);
@@ -171,6 +183,7 @@ static int on_drain(void *arg, int is_preemption, const char *reason, int64_t de
                     char *text, size_t size)
 {
     struct agent *a = arg;
+    int has_time = deadline_unix_ms > 0 && deadline_unix_ms < INT64_MAX;
 
     (void)reason;
     if (!is_preemption && mb_ledger_count(a->ledger) > 0) {
@@ -179,14 +192,20 @@ static int on_drain(void *arg, int is_preemption, const char *reason, int64_t de
         return 0;
     }
     mb_node_drain(a->node, deadline_unix_ms);
-    begin_stop(a, is_preemption ? MB_GCS_DEATH_PREEMPTED : MB_GCS_DEATH_IDLE,
-               is_preemption ? "preempted" : "idle");
+    begin_stop(
+        a, &(struct leaving){.reason = is_preemption ? MB_GCS_DEATH_PREEMPTED : MB_GCS_DEATH_IDLE,
+                             .text = is_preemption ? "preempted" : "idle",
+                             .source = MB_DEADLINE_DRAIN,
+                             .unix_ms = has_time ? (uint64_t)deadline_unix_ms : 0,
+                             .why = "the node is drained",
+                             .is_patient = is_preemption});
     return 1;
 }
 
 static void on_shutdown(void *arg)
 {
-    begin_stop(arg, MB_GCS_DEATH_EXPECTED, "asked to shut down");
+    begin_stop(arg, &(struct leaving){MB_GCS_DEATH_EXPECTED, "asked to shut down",
+                                      MB_DEADLINE_DRAIN, 0, "the node is stopping", 0});
 }
 
 const struct mb_node_manager_ops mb_agent_manager_ops = {mb_agent_on_ledger_changed,
@@ -241,6 +260,24 @@ static void share_head(struct agent *a)
         mb_error("agent", "the head will not hear of drivers here: %s", err.text);
 }
 
+/* The node does what it was started for. */
+static void say_ready(struct agent *a)
+{
+    struct mb_err err;
+
+    write_node_file(a, "ALIVE");
+    if (mb_init_ready(a->init, &err) != MB_OK)
+        mb_error("agent", "the front process cannot be told that the node is up: %s", err.text);
+}
+
+void mb_agent_on_jobs_taken(void *arg)
+{
+    struct agent *a = arg;
+
+    if (mb_node_is_alive(a->node))
+        say_ready(a);
+}
+
 static void on_alive(void *arg)
 {
     struct agent *a = arg;
@@ -255,18 +292,18 @@ static void on_alive(void *arg)
     if (mb_jobs_set_address(a->jobs, a->http_address, mb_node_id_hex(a->node), &err) != MB_OK)
         mb_error("agent", "%s", err.text);
     mb_drivers_tell(a->drivers);
+    mb_hardware_report_alive(a->hardware);
     if (a->head != NULL) {
         if (former[0] != '\0')
             mb_head_node_renamed(a->head, former);
         mb_head_set_node(a->head, mb_node_id_hex(a->node));
-        if (mb_head_store_is_shared(a->opts->store))
+        if (a->opts->is_head && mb_head_store_is_shared(a->opts->store))
             share_head(a);
     }
-    write_node_file(a, "ALIVE");
     if (a->stage == STARTING)
         a->stage = SERVING;
-    if (mb_init_ready(a->init, &err) != MB_OK)
-        mb_error("agent", "the front process cannot be told that the node is up: %s", err.text);
+    if (!a->opts->is_job_agent || mb_head_is_active(a->head))
+        say_ready(a);
 }
 
 static void fail(struct agent *a, const struct mb_err *err)
@@ -280,6 +317,20 @@ static void fail(struct agent *a, const struct mb_err *err)
 void mb_agent_on_failed(void *arg, const struct mb_err *err)
 {
     fail(arg, err);
+}
+
+/* It is registered, or about to be: the head need not find out that it is gone. */
+void mb_agent_on_refused(void *arg, const struct mb_err *err)
+{
+    struct agent *a = arg;
+
+    if (a->stage >= LEAVING)
+        return;
+    a->failure = *err;
+    a->leave_reason = MB_GCS_DEATH_EXPECTED;
+    a->leave_text = "refused to be the job agent";
+    mb_error("agent", "%s", err->text);
+    begin_leave(a);
 }
 
 static void on_node_reset(void *arg, const char *why)
@@ -296,7 +347,24 @@ static void on_node_reset(void *arg, const char *why)
     mb_agent_keep_ledger(a);
 }
 
-const struct mb_node_ops mb_agent_node_ops = {on_alive, mb_agent_on_failed, on_node_reset};
+void mb_agent_on_adrift_lost(void *arg, const struct mb_pg_id *pg)
+{
+    struct agent *a = arg;
+
+    mb_gangs_bundles_removed(a->gangs, pg);
+    mb_agent_on_ledger_changed(a);
+}
+
+static void on_given_up(void *arg, const char *why)
+{
+    struct agent *a = arg;
+
+    mb_adrift_begin(&a->adrift, why);
+    mb_agent_keep_ledger(a);
+}
+
+const struct mb_node_ops mb_agent_node_ops = {on_alive, mb_agent_on_failed, on_node_reset,
+                                              on_given_up};
 
 void mb_agent_on_init_lost(void *arg)
 {
@@ -304,7 +372,8 @@ void mb_agent_on_init_lost(void *arg)
 
     mb_error("agent", "the front process is gone, ending");
     a->is_alone = 1;
-    begin_stop(a, MB_GCS_DEATH_EXPECTED, "the front process is gone");
+    begin_stop(a, &(struct leaving){MB_GCS_DEATH_EXPECTED, "the front process is gone",
+                                    MB_DEADLINE_SIGTERM, 0, "the node is stopping", 0});
     if (a->stage == ENDING_GANGS) /* also when its death signal was faster than this */
         uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
 }
@@ -313,6 +382,7 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
 {
     struct agent *a = arg;
     int signum = (int)info->ssi_signo;
+    int has_time = info->ssi_code == SI_QUEUE && info->ssi_int > 0; /* until we are told again */
 
     if (!mb_sender_counts(info))
         return;
@@ -321,10 +391,15 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
     if (a->stage == ENDING_GANGS && a->signalled)
         begin_leave(a);
     else
-        begin_stop(a, MB_GCS_DEATH_EXPECTED,
-                   signum == SIGTERM ? "received SIGTERM" : "received SIGINT");
+        begin_stop(
+            a, &(struct leaving){.reason = MB_GCS_DEATH_EXPECTED,
+                                 .text = signum == SIGTERM ? "received SIGTERM" : "received SIGINT",
+                                 .source = MB_DEADLINE_SIGTERM,
+                                 .unix_ms = has_time ? mb_unix_ms() + (uint64_t)info->ssi_int : 0,
+                                 .why = "the node is stopping",
+                                 .is_patient = 1});
     a->signalled = 1;
-    if (!a->is_alone)
+    if (!a->is_alone) /* the front process tells again when its time is over */
         uv_timer_stop(&a->stop_timer);
 }
 
@@ -350,22 +425,51 @@ static void on_stop_timer(uv_timer_t *t)
     begin_leave(a);
 }
 
-static void begin_stop(struct agent *a, enum mb_gcs_death reason, const char *text)
+/* The bound of a stop that nobody else bounds: a deadline, or STOP_GANGS_MS altogether. */
+static void bound_stop(struct agent *a, const struct leaving *how)
 {
-    if (a->stage >= ENDING_GANGS)
+    uint64_t now_ms = mb_unix_ms(), ms = STOP_GANGS_MS;
+
+    if (how->unix_ms != 0)
+        ms = how->unix_ms > now_ms ? how->unix_ms - now_ms : 0;
+    else if (how->is_patient)
         return;
-    a->leave_reason = reason;
-    a->leave_text = text;
-    if (a->stage == STARTING) {
+    if (!uv_is_active((uv_handle_t *)&a->stop_timer) || uv_timer_get_due_in(&a->stop_timer) > ms)
+        uv_timer_start(&a->stop_timer, on_stop_timer, ms, 0);
+}
+
+static void begin_stop(struct agent *a, const struct leaving *how)
+{
+    if (a->stage > ENDING_GANGS)
+        return;
+    if (a->stage < ENDING_GANGS) {
+        a->leave_reason = how->reason;
+        a->leave_text = how->text;
+    }
+    /* Gangs of a former agent save and upload first, also before this one is ALIVE. */
+    if (a->stage == STARTING && (a->gangs == NULL || mb_gangs_count(a->gangs) == 0)) {
         a->stage = LEAVING;
         begin_close(a);
         return;
     }
-    a->stage = ENDING_GANGS;
-    a->driver_service.is_stopping = 1;
-    uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
-    mb_node_drain(a->node, 0);
-    mb_gangs_stop_all(a->gangs);
+    if (a->stage < ENDING_GANGS) {
+        a->stage = ENDING_GANGS;
+        a->driver_service.is_stopping = 1;
+        mb_node_drain(a->node, (int64_t)how->unix_ms);
+    }
+    bound_stop(a, how);
+    /* Also while they end: an earlier deadline counts. */
+    mb_gangs_stop_all(a->gangs, how->source, how->unix_ms, how->why);
+}
+
+void mb_agent_on_notice(void *arg, uint64_t unix_ms)
+{
+    begin_stop(arg, &(struct leaving){.reason = MB_GCS_DEATH_PREEMPTED,
+                                      .text = "preempted",
+                                      .source = MB_DEADLINE_NOTICE,
+                                      .unix_ms = unix_ms,
+                                      .why = "the node will be taken away",
+                                      .is_patient = 1});
 }
 
 static void on_left(void *arg)
@@ -392,6 +496,7 @@ static void on_grpc_stopped(void *arg)
     mb_signals_close(&a->signals, NULL);
     uv_close((uv_handle_t *)&a->stop_timer, NULL);
     uv_close((uv_handle_t *)&a->doubt_timer, NULL);
+    mb_adrift_close(&a->adrift);
     uv_close((uv_handle_t *)&a->port_timer, NULL);
 }
 
@@ -443,6 +548,7 @@ static void begin_close(struct agent *a)
         return;
     a->stage = CLOSING;
     uv_timer_stop(&a->port_timer);
+    mb_adrift_stop(&a->adrift);
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
     a->closing = 1;
     mb_log_service_close(&a->logs);
@@ -463,6 +569,16 @@ static void begin_close(struct agent *a)
     if (a->node != NULL) {
         a->closing++;
         mb_node_close(a->node, part_closed, a);
+    }
+    if (a->hardware != NULL) {
+        a->closing++;
+        mb_hardware_report_stop(a->hardware, part_closed, a);
+        a->hardware = NULL;
+    }
+    if (a->notice != NULL) {
+        a->closing++;
+        mb_notice_stop(a->notice, part_closed, a);
+        a->notice = NULL;
     }
     if (a->gpu_keeper != NULL) {
         a->closing++;
@@ -505,6 +621,7 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
     }
     uv_timer_init(&a->loop, &a->stop_timer);
     a->stop_timer.data = a;
+    mb_adrift_init(&a->adrift, &a->loop);
     uv_timer_init(&a->loop, &a->doubt_timer);
     a->doubt_timer.data = a;
     uv_timer_init(&a->loop, &a->port_timer);

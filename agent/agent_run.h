@@ -7,11 +7,14 @@
 
 #include <uv.h>
 #include "agent/access.h"
+#include "agent/adrift.h"
 #include "agent/agent.h"
+#include "agent/drain_service.h"
 #include "agent/driver_service.h"
 #include "agent/drivers.h"
 #include "agent/gangs.h"
 #include "agent/gpu_keeper.h"
+#include "agent/hardware_report.h"
 #include "agent/http.h"
 #include "agent/jobs.h"
 #include "agent/ledger.h"
@@ -20,6 +23,7 @@
 #include "agent/node.h"
 #include "agent/node_file.h"
 #include "agent/node_manager.h"
+#include "agent/notice.h"
 #include "agent/resources.h"
 #include "agent/supervisor.h"
 #include "base/grpc/grpc.h"
@@ -56,11 +60,16 @@ struct agent {
     struct mb_node_manager manager;
     struct mb_log_service logs;
     struct mb_driver_service driver_service;
+    struct mb_drain_service drain_service;
     struct mb_gangs *gangs;
     struct mb_agent_http http;
+    uint64_t active_deadline_unix_ms; /* MB_DEADLINE_ESTIMATED; 0: none */
+    struct mb_hardware_report *hardware;
+    struct mb_notice *notice; /* NULL: nobody gives notices */
     struct mb_signals signals;
     uv_timer_t stop_timer;
     uv_timer_t doubt_timer;
+    struct mb_adrift adrift;
     uv_timer_t port_timer;
     uint64_t ports_by_ms; /* how long the start waits for the former agent's ports */
     int signalled;
@@ -76,9 +85,15 @@ extern const struct mb_gangs_ops mb_agent_gangs_ops;
 extern const struct mb_node_ops mb_agent_node_ops;
 void mb_agent_on_ledger_changed(void *arg);
 void mb_agent_on_gpus_changed(void *arg);
+void mb_agent_on_jobs_taken(
+    void *arg); /* the dashboard of Ray's head hands its jobs to this node */
+void mb_agent_on_refused(void *arg, const struct mb_err *err); /* ... nor will it ever */
 void mb_agent_on_init_lost(void *arg);
 void mb_agent_on_failed(void *arg, const struct mb_err *err);
 void mb_agent_on_doubt_timer(uv_timer_t *t);
+void mb_agent_on_adrift_lost(void *arg, const struct mb_pg_id *pg);
+/* The node will be taken away at this time, 0: soon. Again and earlier: that counts. */
+void mb_agent_on_notice(void *arg, uint64_t unix_ms);
 
 /* agent.c: what is on disk */
 void mb_agent_keep_ledger(struct agent *a);

@@ -10,9 +10,11 @@
  */
 #include "agent/agent_run.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include "agent/callers.h"
 #include "agent/forget_service.h"
@@ -27,6 +29,7 @@
 #include "base/ports.h"
 #include "base/str.h"
 #include "gcs/health.h"
+#include "gcs/tls.h"
 
 enum {
     DRIVERS_PER_GPU_NODE = 64,
@@ -99,7 +102,8 @@ static int start_jobs(struct agent *a, struct mb_err *err)
     int rc = mb_jobs_create(&opts, &a->jobs, err);
 
     free(cwd);
-    if (rc == MB_OK && (!a->opts->is_head || mb_head_store_is_shared(a->opts->store)))
+    if (rc == MB_OK && !a->opts->is_job_agent &&
+        (!a->opts->is_head || mb_head_store_is_shared(a->opts->store)))
         mb_jobs_adopt_all(a->jobs); /* before their GPUs are taken for nobody's */
     return rc;
 }
@@ -110,8 +114,7 @@ int mb_agent_report_drivers(struct agent *a, struct mb_err *err)
     struct mb_head_job_limits limits;
     struct mb_drivers_opts opts = {.jobs = a->jobs,
                                    .node = a->node,
-                                   .takes_drivers = a->access.token.text != NULL ||
-                                                    a->access.is_open ||
+                                   .takes_drivers = mb_access_callers_are_trusted(&a->access) ||
                                                     mb_access_is_loopback(a->ip),
                                    .totals = totals};
     uint32_t n_gpus, n_free;
@@ -172,7 +175,9 @@ static int start_head(struct agent *a, struct mb_err *err)
         .session_dir = a->opts->node_dir,
         .temp_dir = a->opts->temp_dir,
         .packages_dir = packages,
-        .token = a->access.token.text};
+        .token = a->access.token.text,
+        .ray_version = a->opts->ray_version,
+        .ray_commit = a->opts->ray_commit};
     int rc = mb_head_store_open(a->opts, &store, &opts, err);
 
     if (rc == MB_OK && packages == NULL)
@@ -190,6 +195,30 @@ static int start_head(struct agent *a, struct mb_err *err)
     return MB_OK;
 }
 
+/* Its jobs come from the dashboard of Ray's own head. */
+static int start_guest(struct agent *a, struct mb_err *err)
+{
+    static const struct mb_head_ops ops = {mb_agent_on_jobs_taken, NULL, mb_agent_on_refused};
+    struct mb_job_amount totals[MB_JOB_QUEUE_KINDS_MAX];
+    char *path = mb_path_join(a->opts->node_dir, "job-agent.sqlite");
+    struct mb_head_opts opts = {.bind_addr = a->access.bind_addr,
+                                .node_ip = a->ip,
+                                .guest_of = a->gcs_address,
+                                .store_path = path,
+                                .session_dir = a->opts->node_dir,
+                                .temp_dir = a->opts->temp_dir,
+                                .gang_patience_ms = 1,
+                                .token = a->access.token.text};
+    int rc = path != NULL ? mb_head_limits_of(a->opts, totals, &opts.jobs, err)
+                          : mb_err_set(err, MB_ENOMEM, "no memory for the job agent");
+
+    if (rc == MB_OK)
+        rc = mb_head_start(&a->loop, a->grpc, &opts, mb_jobs_runner(a->jobs), &ops, a, &a->head,
+                           err);
+    mb_free(path);
+    return rc;
+}
+
 static int make_parts(struct agent *a, struct mb_err *err)
 {
     int waits_for_head = a->opts->is_head && mb_head_store_is_shared(a->opts->store);
@@ -198,8 +227,7 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                   .self_dir = a->self_dir,
                                   .logs = a->log_keeper,
                                   .gpu_vendor = a->gpus.vendor,
-                                  .callers_are_trusted =
-                                      a->access.token.text != NULL || a->access.is_open};
+                                  .callers_are_trusted = mb_access_callers_are_trusted(&a->access)};
     struct mb_node_opts node = {.node_dir = a->opts->node_dir,
                                 .gcs_address = a->gcs_address,
                                 .token = a->access.token.text,
@@ -224,8 +252,13 @@ static int make_parts(struct agent *a, struct mb_err *err)
         mb_gangs_adopt(a->gangs);
         if (mb_ledger_drop_unheld(a->ledger) > 0)
             mb_agent_keep_ledger(a);
-        if (!a->opts->is_head)
+        if (!a->opts->is_head && !a->opts->is_job_agent)
             rc = mb_agent_report_drivers(a, err);
+        a->adrift.ledger = a->ledger;
+        a->adrift.node = a->node;
+        a->adrift.on_lost = mb_agent_on_adrift_lost;
+        a->adrift.arg = a;
+        mb_adrift_resume(&a->adrift);
         uv_timer_start(&a->doubt_timer, mb_agent_on_doubt_timer, DOUBT_MS, DOUBT_MS);
     }
     return rc;
@@ -239,10 +272,14 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
 
     a->manager = (struct mb_node_manager){
         .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &mb_agent_manager_ops, .arg = a};
-    a->driver_service = (struct mb_driver_service){
-        .jobs = a->jobs,
-        .node_ip = a->ip,
-        .callers_are_trusted = a->access.token.text != NULL || a->access.is_open};
+    a->driver_service = (struct mb_driver_service){.jobs = a->jobs,
+                                                   .node_ip = a->ip,
+                                                   .callers_are_trusted =
+                                                       mb_access_callers_are_trusted(&a->access)};
+    a->drain_service = (struct mb_drain_service){.gangs = a->gangs,
+                                                 .node = a->node,
+                                                 .drivers = &a->driver_service,
+                                                 .node_dir = a->opts->node_dir};
     a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
     snprintf(addr, sizeof(addr), "%s:%d", a->access.bind_addr, port);
     if (rc == MB_OK)
@@ -253,6 +290,8 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
         rc = mb_forget_service_add(a->server, mb_jobs_runner(a->jobs), err);
     if (rc == MB_OK)
         rc = mb_driver_service_add(a->server, &a->driver_service, err);
+    if (rc == MB_OK)
+        rc = mb_drain_service_add(a->server, &a->drain_service, err);
     if (rc == MB_OK)
         rc = mb_gangs_serve(a->gangs, a->server, mb_node_id(a->node), err);
     if (rc == MB_OK)
@@ -311,7 +350,46 @@ static int choose_access(struct agent *a, struct mb_err *err)
                 a->access.token.path != NULL ? " in " : " of RAY_AUTH_TOKEN",
                 a->access.token.path != NULL ? a->access.token.path : "",
                 a->access.token.is_new ? ", which was made now" : "");
+    if (a->access.is_mutual)
+        mb_info("agent", "gRPC callers need a certificate of the CA in %s",
+                getenv("RAY_TLS_CA_CERT") != NULL ? getenv("RAY_TLS_CA_CERT") : "RAY_TLS_CA_CERT");
     return MB_OK;
+}
+
+/* Of the front process: in a pod about when its container began, and the same for every agent. */
+static uint64_t node_started_unix_ms(const struct agent *a)
+{
+    uint64_t hz = (uint64_t)sysconf(_SC_CLK_TCK), now_ms = mb_unix_ms(), ticks = 0, up_ms, at_ms;
+    struct timespec up = {0};
+    int64_t pid = 0;
+
+    mb_init_identity(a->init, &pid, &ticks);
+    clock_gettime(CLOCK_BOOTTIME, &up);
+    up_ms = (uint64_t)up.tv_sec * 1000 + (uint64_t)up.tv_nsec / 1000000;
+    at_ms = ticks * 1000 / hz;
+    return ticks > 0 && at_ms < up_ms ? now_ms - (up_ms - at_ms) : now_ms;
+}
+
+static const char *from_environment(const char *name)
+{
+    return getenv(name);
+}
+
+/* When the node's job is over, as far as it can know. Drivers are told: the gangs that they start
+ * may be on nodes that came later, or again, and would count from there. */
+static int read_active_deadline(struct agent *a, struct mb_err *err)
+{
+    uint64_t *ms = &a->active_deadline_unix_ms;
+    char text[40];
+    int rc = mb_notice_active_deadline(from_environment, node_started_unix_ms(a), ms, err);
+
+    if (rc != MB_OK || *ms == 0)
+        return rc;
+    snprintf(text, sizeof(text), "@%llu.%03u", (unsigned long long)(*ms / 1000),
+             (unsigned)(*ms % 1000));
+    return setenv("MOBULA_ESTIMATED_DEADLINE", text, 1) == 0
+               ? MB_OK
+               : mb_err_sys(err, errno, "MOBULA_ESTIMATED_DEADLINE");
 }
 
 /* What needs no port. */
@@ -321,6 +399,8 @@ static int prepare(struct agent *a, struct mb_err *err)
 
     if (rc == MB_OK)
         rc = mb_init_open(&a->loop, mb_agent_on_init_lost, a, &a->init, err);
+    if (rc == MB_OK)
+        rc = read_active_deadline(a, err);
     if (rc == MB_OK)
         rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
     if (rc == MB_OK)
@@ -335,12 +415,41 @@ static int prepare(struct agent *a, struct mb_err *err)
     return a->self_dir != NULL ? MB_OK : err->code;
 }
 
+/* When this node will be gone, as far as somebody says it. */
+static int start_deadlines(struct agent *a, struct mb_err *err)
+{
+    struct mb_notice_opts opts = {.file = a->opts->notice_file, .url = a->opts->notice_url};
+    uint64_t unix_ms = a->active_deadline_unix_ms;
+
+    if (unix_ms != 0) {
+        mb_info("agent", "the job's active deadline, as far as this node can know, in_s=%lld",
+                ((long long)unix_ms - (long long)mb_unix_ms()) / 1000);
+        mb_gangs_deadline(a->gangs, MB_DEADLINE_ESTIMATED, unix_ms);
+    }
+    if (opts.file == NULL && opts.url == NULL)
+        return MB_OK;
+    return mb_notice_start(&a->loop, &opts, mb_agent_on_notice, a, &a->notice, err);
+}
+
+static int start_hardware(struct agent *a, struct mb_err *err)
+{
+    struct mb_hardware_report_opts opts = {.node = a->node,
+                                           .ip = a->ip,
+                                           .dir = a->opts->node_dir,
+                                           .n_gpus =
+                                               a->gpus.vendor == MB_GPU_NVIDIA ? a->gpus.count : 0};
+
+    return mb_hardware_report_start(&a->loop, &opts, &a->hardware, err);
+}
+
 static int start_parts(struct agent *a, struct mb_err *err)
 {
     int rc = make_ledger(a, err);
 
     if (rc == MB_OK)
-        rc = mb_grpc_create(&a->loop, &a->grpc, err);
+        rc = mb_gcs_grpc_create(&a->loop, &a->grpc, err);
+    if (rc == MB_OK && mb_grpc_tls(a->grpc) != NULL)
+        rc = mb_grpc_tls_names(mb_grpc_tls(a->grpc), a->ip, err);
     if (rc == MB_OK)
         rc = mb_log_keeper_create(&a->loop, a->opts->node_dir, a->opts->log_max_bytes,
                                   &a->log_keeper, err);
@@ -348,10 +457,18 @@ static int start_parts(struct agent *a, struct mb_err *err)
         rc = start_jobs(a, err);
     if (rc == MB_OK && a->opts->is_head)
         rc = start_head(a, err);
+    if (rc == MB_OK && a->opts->is_job_agent)
+        rc = start_guest(a, err);
     if (rc == MB_OK)
         rc = make_parts(a, err);
     if (rc == MB_OK)
         rc = start_servers(a, err);
+    if (rc == MB_OK)
+        rc = start_deadlines(a, err);
+    if (rc == MB_OK && !a->opts->is_head)
+        rc = start_hardware(a, err);
+    if (rc == MB_OK)
+        mb_drain_service_resume(&a->drain_service);
     if (rc == MB_OK)
         rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
     return rc;

@@ -63,6 +63,14 @@ static int send_message(struct mb_gang_run *r, Mobula__V1__AgentMessage__BodyCas
     return rc;
 }
 
+void mb_control_note(struct mb_gang_run *r, const char *text)
+{
+    Mobula__V1__Note m = MOBULA__V1__NOTE__INIT;
+
+    m.text = (char *)(uintptr_t)text;
+    send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_NOTE, &m);
+}
+
 void mb_control_launched(struct mb_gang_run *r)
 {
     Mobula__V1__Launched m = MOBULA__V1__LAUNCHED__INIT;
@@ -156,9 +164,44 @@ void mb_control_upload(struct mb_gang_run *r, const struct mb_upload_status *sta
     m.total_bytes = status->total_bytes;
     m.shards_durable = status->shards_durable;
     m.committed = status->committed;
+    m.parts_done = status->parts_done;
+    m.parts_total = status->parts_total;
+    m.rate_bytes_per_s = status->rate_bytes_per_s;
+    if (status->parts_total > 0 && status->eta_ms != UINT64_MAX) {
+        m.eta_case = MOBULA__V1__UPLOAD__ETA_ETA_MS;
+        m.eta_ms = status->eta_ms;
+    }
+    m.left = status->is_left;
+    m.never = status->never;
     if (status->error != NULL)
         m.error = (char *)status->error;
     send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_UPLOAD, &m);
+}
+
+static void fill_plan(const struct mb_gang_run *r, Mobula__V1__Plan *m)
+{
+    const struct mb_gang_deadline *d = &r->deadline;
+
+    mobula__v1__plan__init(m);
+    m->deadline_unix_ms = d->until.unix_ms;
+    m->source = (char *)(uintptr_t)mb_deadline_source_name(d->until.source);
+    m->save_at_unix_ms = d->plan.save_at_ms;
+    m->save_and_end = d->state.asked_end;
+    m->end = d->state.ended;
+    m->is_local_only = d->plan.is_local_only;
+    m->why = (char *)(uintptr_t)(d->plan.why != NULL ? d->plan.why : "");
+    m->leaves = d->until.leaves;
+    m->saved_iteration = d->saved;
+}
+
+void mb_control_plan(struct mb_gang_run *r)
+{
+    Mobula__V1__Plan m;
+
+    if (r->deadline.until.unix_ms == 0 && !r->deadline.until.leaves)
+        return;
+    fill_plan(r, &m);
+    send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_PLAN, &m);
 }
 
 void mb_control_sealed(struct mb_gang_run *r, int64_t iteration, const uint64_t *prints, size_t n)
@@ -290,6 +333,7 @@ static void repeat(struct mb_gang_run *r, const Mobula__V1__Hello *hello)
     }
     if (r->is_launched)
         mb_control_launched(r);
+    mb_control_plan(r);
     for (size_t i = 0; i < r->n_ranks; i++) {
         mb_control_endpoint(r, &r->ranks[i]);
         mb_control_progress(r, &r->ranks[i]);
@@ -360,10 +404,13 @@ static struct mb_gang_run *admit(struct mb_control *c, const Mobula__V1__Hello *
         refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, err.text);
         return NULL;
     }
-    if (r == NULL && !g->stopping)
+    if (r == NULL && !g->stopping && !g->is_drained)
         r = mb_gangs_new_run(g, pg, gang, hello->attempt, hello->job_id, &err);
     if (r == NULL)
-        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED, g->stopping ? "the node is stopping" : err.text);
+        refuse(c, MB_GRPC_RESOURCE_EXHAUSTED,
+               g->stopping     ? "the node is stopping"
+               : g->is_drained ? "the node is drained"
+                               : err.text);
     return r;
 }
 
@@ -456,28 +503,35 @@ static void on_save_now(struct mb_gang_run *r, const char *reason)
         mb_gang_report_send(&r->ranks[i], &m);
 }
 
-static void on_stop(struct mb_gang_run *r, uint64_t grace_ms)
+static void on_stop(struct mb_gang_run *r, const Mobula__V1__Stop *stop)
 {
-    if (grace_ms > 0 && grace_ms < r->stop_grace_ms)
-        r->stop_grace_ms = (uint32_t)grace_ms;
-    mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
+    if (stop->grace_ms > 0 && stop->grace_ms < r->stop_grace_ms)
+        r->stop_grace_ms = (uint32_t)stop->grace_ms;
+    else if (stop->waits_for_end && stop->grace_ms > 0)
+        mb_gang_deadline_peer_leaves(r, stop->grace_ms);
+    mb_gang_run_event(r, stop->waits_for_end ? MB_GANG_EV_HALT : MB_GANG_EV_STOP, NULL);
 }
 
 static void on_seal(struct mb_gang_run *r, const Mobula__V1__Seal *seal)
 {
-    struct mb_upload_status status = {.iteration = seal->iteration};
     struct mb_err err = {0};
 
     if (r->upload == NULL || !r->watch_tracker)
         return;
-    if (mb_upload_seal(r->upload, seal->iteration, seal->files, seal->n_files, &err) != MB_OK) {
-        mb_error("control", "job=%s: iteration %lld: %s", r->job_id, (long long)seal->iteration,
-                 err.text);
-        status.error = err.text;
-        mb_control_upload(r, &status);
-    } else if (mb_upload_is_busy(r->upload)) {
+    /* A failure was told already, and there may be something to clean up. */
+    mb_upload_seal(r->upload, seal->iteration, seal->files, seal->n_files, &err);
+    if (mb_upload_is_busy(r->upload))
         mb_gang_run_event(r, MB_GANG_EV_UPLOADS_BUSY, NULL);
-    }
+}
+
+static void on_leave(struct mb_gang_run *r, const Mobula__V1__Leave *leave)
+{
+    if (r->upload == NULL)
+        return;
+    if (leave->never)
+        mb_upload_given_up(r->upload, leave->iteration, leave->why);
+    else
+        mb_upload_left(r->upload, leave->iteration, leave->left);
 }
 
 static void on_end(struct mb_gang_run *r, const Mobula__V1__End *end)
@@ -485,7 +539,9 @@ static void on_end(struct mb_gang_run *r, const Mobula__V1__End *end)
     struct mb_err err = {0};
 
     if (end->abandon_uploads && r->upload != NULL)
-        mb_upload_abandon(r->upload);
+        mb_upload_abandon(r->upload, end->within_ms);
+    if (end->abandon_uploads && end->within_ms > 0)
+        mb_gang_logs_hurry(r, mb_mono_ms() + end->within_ms);
     if (end->known_case == MOBULA__V1__END__KNOWN_NEWEST_ON_ALL && r->upload != NULL)
         mb_upload_newest_on_all(r->upload, end->newest_on_all);
     if (end->n_lost_nodes > 0 && r->upload != NULL &&
@@ -522,13 +578,16 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_save_now(r, m->save_now->reason);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_STOP:
-        on_stop(r, m->stop->grace_ms);
+        on_stop(r, m->stop);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_END:
         on_end(r, m->end);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_SEAL:
         on_seal(r, m->seal);
+        break;
+    case MOBULA__V1__DRIVER_MESSAGE__BODY_LEAVE:
+        on_leave(r, m->leave);
         break;
     case MOBULA__V1__DRIVER_MESSAGE__BODY_RENEW:
     case MOBULA__V1__DRIVER_MESSAGE__BODY_HELLO:

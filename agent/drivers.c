@@ -33,11 +33,9 @@ struct mb_drivers {
     struct mb_gcs_op *op;
     struct mb_job_event events[EVENTS_MAX]; /* strings owned */
     size_t n_events, n_sent;
-    char *unknown[KNOWN_MAX];
-    uint64_t unknown_no[KNOWN_MAX];
+    struct mb_gcs_driver unknown[KNOWN_MAX]; /* ids owned, as are those of known */
     size_t n_unknown, n_unknown_sent;
-    char *known[KNOWN_MAX]; /* drivers that are here */
-    uint64_t known_no[KNOWN_MAX];
+    struct mb_gcs_driver known[KNOWN_MAX]; /* drivers that are here */
     size_t n_known;
     struct mb_jobs *jobs;
     int takes_drivers;
@@ -56,10 +54,10 @@ static void free_event(struct mb_job_event *e)
     mb_free((void *)(uintptr_t)e->log_tail);
 }
 
-static int is_in(char *const *list, size_t n, const char *id)
+static int is_in(const struct mb_gcs_driver *list, size_t n, const char *id)
 {
     for (size_t i = 0; i < n; i++)
-        if (strcmp(list[i], id) == 0)
+        if (strcmp(list[i].submission_id, id) == 0)
             return 1;
     return 0;
 }
@@ -73,19 +71,17 @@ static int know(struct mb_drivers *d, const char *id, uint64_t start_no)
         return 1;
     if (d->n_known == KNOWN_MAX || !(copy = mb_strdup(id)))
         return 0;
-    d->known_no[d->n_known] = start_no;
-    d->known[d->n_known++] = copy;
+    d->known[d->n_known++] = (struct mb_gcs_driver){copy, start_no};
     return 1;
 }
 
 static void forget(struct mb_drivers *d, const char *id)
 {
     for (size_t i = 0; i < d->n_known; i++) {
-        if (strcmp(d->known[i], id) != 0)
+        if (strcmp(d->known[i].submission_id, id) != 0)
             continue;
-        mb_free(d->known[i]);
+        mb_free(d->known[i].submission_id);
         d->known[i] = d->known[--d->n_known];
-        d->known_no[i] = d->known_no[d->n_known];
         return;
     }
 }
@@ -134,10 +130,8 @@ static void look_for(struct mb_drivers *d, const char *id, uint64_t start_no)
     if (is_in(d->known, d->n_known, id) || is_in(d->unknown, d->n_unknown, id) || is_told(d, id))
         return;
     if (d->runner->adopt(d->runner->self, id) == MB_JOB_ADOPT_UNKNOWN) {
-        if (d->n_unknown < KNOWN_MAX && (copy = mb_strdup(id))) { /* else at the next turn */
-            d->unknown_no[d->n_unknown] = start_no;
-            d->unknown[d->n_unknown++] = copy;
-        }
+        if (d->n_unknown < KNOWN_MAX && (copy = mb_strdup(id))) /* else at the next turn */
+            d->unknown[d->n_unknown++] = (struct mb_gcs_driver){copy, start_no};
         return;
     }
     if (know(d, id, mb_jobs_start_no(d->jobs, id)))
@@ -152,11 +146,9 @@ static void forget_sent(struct mb_drivers *d)
     d->n_events -= d->n_sent;
     memmove(d->events, d->events + d->n_sent, d->n_events * sizeof d->events[0]);
     for (size_t i = 0; i < d->n_unknown_sent; i++)
-        mb_free(d->unknown[i]);
+        mb_free(d->unknown[i].submission_id);
     d->n_unknown -= d->n_unknown_sent;
     memmove(d->unknown, d->unknown + d->n_unknown_sent, d->n_unknown * sizeof d->unknown[0]);
-    memmove(d->unknown_no, d->unknown_no + d->n_unknown_sent,
-            d->n_unknown * sizeof d->unknown_no[0]);
 }
 
 static void free_drivers(struct mb_drivers *d)
@@ -165,7 +157,7 @@ static void free_drivers(struct mb_drivers *d)
     d->n_unknown_sent = d->n_unknown;
     forget_sent(d);
     for (size_t i = 0; i < d->n_known; i++)
-        mb_free(d->known[i]);
+        mb_free(d->known[i].submission_id);
     mb_free(d);
 }
 
@@ -215,11 +207,9 @@ static void on_timer(uv_timer_t *timer)
     struct mb_err err = {0};
     struct mb_gcs_drivers report = {.events = d->events,
                                     .n_events = d->n_events,
-                                    .unknown = (const char *const *)d->unknown,
-                                    .unknown_no = d->unknown_no,
+                                    .unknown = d->unknown,
                                     .n_unknown = d->n_unknown,
-                                    .running = (const char *const *)d->known,
-                                    .running_no = d->known_no,
+                                    .running = d->known,
                                     .n_running = d->n_known,
                                     .takes_drivers = d->takes_drivers,
                                     .totals = d->totals,

@@ -8,6 +8,9 @@
  *  2. A failed rank leads to STOPPING at once; the supervisor has begun to end the peers already.
  *  3. Stop, End, an expired lease, removed bundles and a newer attempt all stop what runs, and mark
  *     the attempt as released; uploads of what was saved go on in DRAINING.
+ *     Halt stops what runs as well, but releases nothing: a rank elsewhere may still seal what this
+ *     node has to send. The driver lives, and says End when it has heard of every rank's exit.
+ *     Ranks that were not spawned have no exit and nothing to send: their attempt Halt releases.
  *  4. While LAUNCHING a stop goes to STOPPING too: the shell cancels the pull, or the processes
  *     that are just appearing, and reports ALL_EXITED.
  *  5. A repeated Stop, End and so on is harmless in every later state. Anything else that the table
@@ -51,6 +54,7 @@ static const struct {
     [MB_GANG_EV_LEASE_EXPIRED] = {"lease expired", 1, "the driver's lease ran out"},
     [MB_GANG_EV_BUNDLES_REMOVED] = {"bundles removed", 1, "the placement group was removed"},
     [MB_GANG_EV_SUPERSEDED] = {"superseded", 1, "a newer attempt took over"},
+    [MB_GANG_EV_HALT] = {"halt", 0, "told to end"},
     [MB_GANG_EV_UPLOADS_BUSY] = {"uploads busy", 0, NULL},
     [MB_GANG_EV_UPLOADS_IDLE] = {"uploads idle", 0, NULL},
     [MB_GANG_EV_DRAINED] = {"drained", 0, NULL},
@@ -65,15 +69,15 @@ static const struct {
 #define E MB_GANG_ENDED
 
 /* Columns: launch, launch failed, workers up, commands up, start, rank failed, all exited, stop,
- * end, lease expired, bundles removed, superseded, uploads busy, uploads idle, drained. */
+ * end, lease expired, bundles removed, superseded, halt, uploads busy, uploads idle, drained. */
 static const signed char next_state[MB_GANG_N_STATES][MB_GANG_N_EVENTS] = {
-    [C] = {L, NO, NO, NO, NO, NO, NO, D, D, D, D, D, NO, C, NO},
-    [L] = {NO, D, V, R, NO, S, D, S, S, S, S, S, L, L, NO},
-    [V] = {NO, NO, NO, NO, R, S, D, S, S, S, S, S, V, V, NO},
-    [R] = {NO, NO, NO, NO, R, S, D, S, S, S, S, S, R, R, NO},
-    [S] = {NO, D, S, S, S, S, D, S, S, S, S, S, S, S, NO},
-    [D] = {NO, D, NO, NO, D, NO, D, D, D, D, D, D, D, D, E},
-    [E] = {NO, NO, NO, NO, NO, NO, E, E, E, E, E, E, NO, E, NO},
+    [C] = {L, NO, NO, NO, NO, NO, NO, D, D, D, D, D, D, NO, C, NO},
+    [L] = {NO, D, V, R, NO, S, D, S, S, S, S, S, S, L, L, NO},
+    [V] = {NO, NO, NO, NO, R, S, D, S, S, S, S, S, S, V, V, NO},
+    [R] = {NO, NO, NO, NO, R, S, D, S, S, S, S, S, S, R, R, NO},
+    [S] = {NO, D, S, S, S, S, D, S, S, S, S, S, S, S, S, NO},
+    [D] = {NO, D, NO, NO, D, NO, D, D, D, D, D, D, D, D, D, E},
+    [E] = {NO, NO, NO, NO, NO, NO, E, E, E, E, E, E, E, NO, E, NO},
 };
 
 #undef C
@@ -122,7 +126,9 @@ static int move(struct mb_gang *g, enum mb_gang_event event, unsigned *actions, 
                           events[event].name, states[g->state].name);
     if (event == MB_GANG_EV_UPLOADS_BUSY || event == MB_GANG_EV_UPLOADS_IDLE)
         g->uploads_busy = event == MB_GANG_EV_UPLOADS_BUSY;
-    if (events[event].releases)
+    if (event == MB_GANG_EV_WORKERS_UP || event == MB_GANG_EV_COMMANDS_UP)
+        g->is_up = 1;
+    if (events[event].releases || (event == MB_GANG_EV_HALT && !g->is_up))
         g->released = 1;
     if (events[event].cause != NULL && g->cause[0] == '\0' && g->state != MB_GANG_DRAINING)
         g->cause = events[event].cause;

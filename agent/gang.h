@@ -38,6 +38,7 @@ enum mb_gang_event {
     MB_GANG_EV_LEASE_EXPIRED, /* nobody renewed */
     MB_GANG_EV_BUNDLES_REMOVED,
     MB_GANG_EV_SUPERSEDED,   /* a newer attempt said Hello */
+    MB_GANG_EV_HALT,         /* the ranks are to end; the driver has more to say, End at last */
     MB_GANG_EV_UPLOADS_BUSY, /* something saved is not durable yet */
     MB_GANG_EV_UPLOADS_IDLE,
     MB_GANG_EV_DRAINED, /* made by the machine itself */
@@ -56,6 +57,7 @@ enum mb_gang_action {
 struct mb_gang {
     enum mb_gang_state state;
     int released; /* somebody let go: DRAINING may end */
+    int is_up;    /* every rank was spawned: the driver hears of each one's exit */
     int uploads_busy;
     uint64_t lease_ms;       /* 0: not set yet */
     uint64_t lease_until_ms; /* monotonic */

@@ -2,7 +2,8 @@
  * An attempt's processes: turns what happens to them into events of gang.c, and carries out its
  * actions.
  *
- * Happy path: Launch -> pull the checkpoint (if asked) -> supervisor spawns every rank -> Launched
+ * Happy path: Launch -> pull the checkpoint and fetch inputs (if asked) -> supervisor spawns every
+ * rank -> Launched
  * -> endpoints -> Start -> ... -> every rank exits -> uploads finish -> Ended.
  *
  *  1. An older attempt of the same group still has processes: the launch waits for their end, which
@@ -38,7 +39,14 @@ static const struct mb_supervisor_ops supervisor_ops;
 
 static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const char *event,
                         unsigned actions);
-static void part_closed(void *arg);
+
+/* Who let go of the attempt will not tell any more which nodes are gone or done: their parts have a
+ * bound. A driver that says End stays, and tells it with another End. */
+static int nobody_waits(const struct mb_gang_run *r, enum mb_gang_event event)
+{
+    return event == MB_GANG_EV_LEASE_EXPIRED || event == MB_GANG_EV_BUNDLES_REMOVED ||
+           event == MB_GANG_EV_SUPERSEDED || (event == MB_GANG_EV_STOP && r->stream == NULL);
+}
 
 int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb_err *err)
 {
@@ -46,7 +54,13 @@ int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb
     const char *broken;
     struct mb_err local;
     unsigned actions;
-    int rc = mb_gang_step(&r->fsm, event, &actions, err != NULL ? err : &local);
+    int rc;
+
+    /* What the ranks sealed last is in the journal before it is noted that none is left: an agent
+     * that is started after that does not look again. */
+    if (event == MB_GANG_EV_ALL_EXITED && r->upload != NULL)
+        mb_upload_look(r->upload);
+    rc = mb_gang_step(&r->fsm, event, &actions, err != NULL ? err : &local);
 
     if (rc != MB_OK) {
         mb_warn("gang", "job=%s attempt=%u: %s", r->job_id, r->attempt,
@@ -60,6 +74,8 @@ int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb
     if ((actions & MB_GANG_ACT_STOP_RANKS) &&
         (event == MB_GANG_EV_BUNDLES_REMOVED || event == MB_GANG_EV_LEASE_EXPIRED))
         mb_gang_run_fail(r, MB_ECANCELED, r->fsm.cause);
+    if (r->upload != NULL && nobody_waits(r, event))
+        mb_upload_release(r->upload);
     after_event(r, before, mb_gang_event_name(event), actions);
     return MB_OK;
 }
@@ -74,7 +90,7 @@ void mb_gang_run_fail(struct mb_gang_run *r, int code, const char *text)
     mb_control_failure(r);
 }
 
-static void launch_failed(struct mb_gang_run *r, int code, const char *text)
+void mb_gang_run_launch_failed(struct mb_gang_run *r, int code, const char *text)
 {
     mb_gang_run_fail(r, code, text);
     mb_gang_run_event(r, MB_GANG_EV_LAUNCH_FAILED, NULL);
@@ -86,6 +102,7 @@ static void on_upload_status(void *arg, const struct mb_upload_status *status)
 {
     struct mb_gang_run *r = arg;
 
+    mb_gang_deadline_upload(r, status);
     if (status->committed) {
         struct mb_report durable = {.type = MB_REPORT_DURABLE, .iteration = status->iteration};
 
@@ -126,7 +143,10 @@ static int open_upload(struct mb_gang_run *r, struct mb_err *err)
                                   .world_size = r->world_size,
                                   .ranks = ranks,
                                   .n_ranks = r->n_ranks,
-                                  .watch_tracker = r->watch_tracker};
+                                  .watch_tracker = r->watch_tracker,
+                                  .keep_last = r->keep_last,
+                                  .local_keep_last = r->watch_tracker ? r->local_keep_last : 0,
+                                  .has_ended = r->fsm.state >= MB_GANG_DRAINING};
     int rc;
 
     if (r->url == NULL || r->url[0] == '\0' || r->upload != NULL)
@@ -142,7 +162,7 @@ static int open_upload(struct mb_gang_run *r, struct mb_err *err)
 
 /* ---- launching ---- */
 
-static void spawn(struct mb_gang_run *r)
+void mb_gang_run_spawn(struct mb_gang_run *r)
 {
     struct mb_err err = {0};
     int rc = open_upload(r, &err);
@@ -153,33 +173,55 @@ static void spawn(struct mb_gang_run *r)
         mobula__v1__launch__free_unpacked(r->launch, NULL);
     r->launch = NULL;
     if (rc != MB_OK)
-        launch_failed(r, rc, err.text);
+        mb_gang_run_launch_failed(r, rc, err.text);
+}
+
+int mb_gang_run_fetched(struct mb_gang_run *r, const char *what, const struct mb_err *err)
+{
+    char text[MB_ERR_TEXT_MAX + 32];
+
+    if (r->is_closing) {
+        mb_gang_run_part_closed(r);
+    } else if (r->fsm.state != MB_GANG_LAUNCHING) { /* stopped meanwhile: nothing was spawned */
+        mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
+    } else if (err->code != MB_OK) {
+        snprintf(text, sizeof(text), "%s: %s", what, err->text);
+        mb_gang_run_launch_failed(r, err->code, text);
+    } else {
+        return 1;
+    }
+    return 0;
+}
+
+/* People should know that it is not the newest, and why. */
+static void tell_fall_back(struct mb_gang_run *r, int64_t iteration)
+{
+    struct mb_pull_status s;
+    char text[MB_ERR_TEXT_MAX + 128];
+
+    mb_pull_status(r->pull, &s);
+    if (s.n_bad == 0 || iteration < 0)
+        return;
+    snprintf(text, sizeof(text),
+             "the newest checkpoint in the store is not whole (%s): iteration "
+             "%lld is loaded instead",
+             s.why, (long long)iteration);
+    mb_control_note(r, text);
 }
 
 static void on_pulled(void *arg, const struct mb_err *err, int64_t iteration)
 {
     struct mb_gang_run *r = arg;
 
+    if (err->code == MB_OK && !r->is_closing)
+        tell_fall_back(r, iteration);
     r->pull = NULL;
-    if (r->is_closing) {
-        part_closed(r);
+    if (!mb_gang_run_fetched(r, "loading the checkpoint", err))
         return;
-    }
-    if (r->fsm.state != MB_GANG_LAUNCHING) { /* stopped meanwhile: nothing was spawned */
-        mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
-        return;
-    }
-    if (err->code != MB_OK) {
-        char text[MB_ERR_TEXT_MAX + 32];
-
-        snprintf(text, sizeof(text), "loading the checkpoint: %s", err->text);
-        launch_failed(r, err->code, text);
-        return;
-    }
     r->loaded_iteration = iteration;
     mb_info("gang", "job=%s attempt=%u: checkpoint loaded iteration=%lld", r->job_id, r->attempt,
             (long long)iteration);
-    spawn(r);
+    mb_gang_inputs_begin(r);
 }
 
 void mb_gang_run_begin_launch(struct mb_gang_run *r)
@@ -196,13 +238,17 @@ void mb_gang_run_begin_launch(struct mb_gang_run *r)
     if (rc == MB_OK && r->load_url != NULL && r->load_url[0] != '\0') {
         rc = mb_pull_start(r->owner->loop, r->load_url, r->checkpoint_dir, on_pulled, r, &r->pull,
                            &err);
-        if (rc == MB_OK)
+        if (rc == MB_OK) {
+            mb_pull_set_filter(r->pull, mb_gang_wants_shard, r);
+            if (r->load_iteration > 0)
+                mb_pull_set_iteration(r->pull, r->load_iteration);
             return;
+        }
     }
     if (rc == MB_OK)
-        spawn(r);
+        mb_gang_inputs_begin(r);
     else
-        launch_failed(r, rc, err.text);
+        mb_gang_run_launch_failed(r, rc, err.text);
 }
 
 int mb_gang_run_launch(struct mb_gang_run *r, Mobula__V1__Launch *launch, struct mb_err *err)
@@ -219,6 +265,9 @@ int mb_gang_run_launch(struct mb_gang_run *r, Mobula__V1__Launch *launch, struct
         return rc;
     }
     r->launch = launch;
+    mb_gang_deadline_add(r, MB_DEADLINE_RUN, launch->deadline_unix_ms);
+    mb_gang_deadline_add(r, MB_DEADLINE_ESTIMATED, launch->estimated_deadline_unix_ms);
+    mb_gang_deadline_add(r, r->owner->deadline_source, r->owner->deadline_unix_ms);
     return mb_gang_run_event(r, MB_GANG_EV_LAUNCH, err);
 }
 
@@ -231,7 +280,7 @@ static void on_sup_error(void *arg, const struct mb_err *err)
 
     snprintf(text, sizeof(text), "the supervisor of the ranks: %s", err->text);
     if (r->fsm.state == MB_GANG_LAUNCHING || r->fsm.state == MB_GANG_STOPPING) {
-        launch_failed(r, err->code, text);
+        mb_gang_run_launch_failed(r, err->code, text);
     } else {
         mb_gang_run_fail(r, err->code, text);
         mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
@@ -290,10 +339,12 @@ static void on_sup_report(void *arg, unsigned child, int fd)
 {
     struct mb_gang_run *r = arg;
 
-    if (child < r->n_ranks)
+    if (child < r->n_ranks) {
         mb_gang_report_open(&r->ranks[child], fd);
-    else
+        mb_gang_deadline_repeat(&r->ranks[child]);
+    } else {
         close(fd);
+    }
 }
 
 static void on_sup_exit(void *arg, unsigned child, int code, int signal)
@@ -365,6 +416,8 @@ static void stop_ranks(struct mb_gang_run *r)
         mb_supervisor_stop(r->sup, SIGTERM, r->stop_grace_ms);
     else if (r->pull != NULL)
         mb_pull_cancel(r->pull);
+    else if (r->inputs != NULL)
+        mb_inputs_cancel(r->inputs);
     else
         mb_gang_run_event(r, MB_GANG_EV_ALL_EXITED, NULL);
 }
@@ -403,7 +456,7 @@ static void say_ended(struct mb_gang_run *r, uint64_t now_ms)
 
 static void release(struct mb_gang_run *r)
 {
-    r->ended_by_ms = mb_mono_ms() + LOG_DRAIN_MS;
+    r->ended_by_ms = r->logs_by_ms > 0 ? r->logs_by_ms : mb_mono_ms() + LOG_DRAIN_MS;
     if (r->is_abandoned && r->stream == NULL)
         r->owner->ops->on_abandoned(r->owner->arg, &r->pg, r->has_own_job ? r->own_job : NULL);
     if (r->stream != NULL)
@@ -417,8 +470,6 @@ static void release(struct mb_gang_run *r)
 static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const char *event,
                         unsigned actions)
 {
-    if (r->fsm.released && r->upload != NULL)
-        mb_upload_release(r->upload);
     if (before == r->fsm.state && actions == 0)
         return;
     mb_info("gang", "job=%s attempt=%u: %s -> %s event=\"%s\"%s%s", r->job_id, r->attempt,
@@ -458,6 +509,7 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
         return;
     }
     mb_gang_logs_pump(r, now_ms);
+    mb_gang_deadline_tick(r, now_ms);
     if (!mb_gang_lease_is_over(&r->fsm, now_ms))
         return;
     if (r->fsm.state == MB_GANG_ENDED) {
@@ -513,7 +565,7 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
 
 /* ---- closing ---- */
 
-static void part_closed(void *arg)
+void mb_gang_run_part_closed(void *arg)
 {
     struct mb_gang_run *r = arg;
 
@@ -526,7 +578,7 @@ static void on_poll_closed(uv_handle_t *h)
     struct mb_gang_run *r = h->data;
 
     mb_free(h);
-    part_closed(r);
+    mb_gang_run_part_closed(r);
 }
 
 void mb_gang_run_close(struct mb_gang_run *r)
@@ -548,15 +600,19 @@ void mb_gang_run_close(struct mb_gang_run *r)
         r->close_pending++;
         mb_pull_cancel(r->pull);
     }
+    if (r->inputs != NULL) { /* as well */
+        r->close_pending++;
+        mb_inputs_cancel(r->inputs);
+    }
     if (r->sup != NULL) {
         r->close_pending++;
-        mb_supervisor_close(r->sup, part_closed, r);
+        mb_supervisor_close(r->sup, mb_gang_run_part_closed, r);
         r->sup = NULL;
     }
     if (r->upload != NULL) {
         r->owner->sent_bytes_before += mb_upload_sent_bytes(r->upload);
         r->close_pending++;
-        mb_upload_close(r->upload, part_closed, r);
+        mb_upload_close(r->upload, mb_gang_run_part_closed, r);
         r->upload = NULL;
     }
     /* Never freed from inside the call that ends it: one turn of the loop lies between. */

@@ -132,6 +132,19 @@ void mb_gang_logs_end(struct mb_gang_run *r)
     for (size_t i = 0; i < r->n_ranks; i++)
         if (r->ranks[i].kept != NULL && mb_kept_log_end(r->ranks[i].kept, on_sent, &r->ranks[i]))
             r->ranks[i].kept = NULL;
+    if (r->logs_by_ms > 0)
+        mb_gang_logs_hurry(r, r->logs_by_ms);
+}
+
+void mb_gang_logs_hurry(struct mb_gang_run *r, uint64_t by_ms)
+{
+    if (r->logs_by_ms == 0 || r->logs_by_ms > by_ms)
+        r->logs_by_ms = by_ms;
+    if (r->ended_by_ms > by_ms)
+        r->ended_by_ms = by_ms;
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].kept != NULL)
+            mb_kept_log_hurry(r->ranks[i].kept, by_ms);
 }
 
 int mb_gang_logs_sent(const struct mb_gang_run *r)

@@ -89,7 +89,8 @@ void mb_gang_prune(const char *root, int64_t now_s)
 
 void mb_gang_prune_ended(const char *dir)
 {
-    static const char *const names[] = {"spec", "upload.journal", "tracker.known"};
+    static const char *const names[] = {"spec", "upload.journal", "upload.journal.new",
+                                        "tracker.known"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char *path = mb_path_join(dir, names[i]);

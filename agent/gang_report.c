@@ -76,6 +76,7 @@ static int saved(struct mb_gang_rank *rank, const struct mb_report *m)
         bytes += m->files[i].size_bytes;
     mb_info("gang", "job=%s rank=%u: saved iteration=%lld files=%zu bytes=%llu", r->job_id,
             rank->rank, (long long)m->iteration, m->n_files, (unsigned long long)bytes);
+    mb_gang_deadline_saved(rank, m->iteration, bytes, m->has_times ? m->stall_ms : -1);
     mb_control_saved(r, rank->rank, m->iteration, bytes);
     if (r->upload == NULL)
         return MB_OK;
@@ -126,6 +127,7 @@ static void handle(struct mb_gang_rank *rank, struct mb_report *m)
         rank->progress.n_files = 0;
         rank->progress.endpoints = NULL;
         rank->progress.n_endpoints = 0;
+        mb_gang_deadline_progress(r, m->iteration);
         mb_control_progress(r, rank);
         break;
     case MB_REPORT_SAVED:

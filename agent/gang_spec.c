@@ -33,7 +33,7 @@ static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=
                                         "MOBULA_JOB_"};
 
 static const char *const inherited_by_driver[] = {
-    "RAY_AUTH_MODE=", "RAY_AUTH_TOKEN=", "RAY_AUTH_TOKEN_PATH="};
+    "RAY_AUTH_MODE=", "RAY_AUTH_TOKEN=", "RAY_AUTH_TOKEN_PATH=", "RAY_USE_TLS=", "RAY_TLS_"};
 
 char *mb_gang_log_path(const struct mb_gang_run *r, uint32_t rank)
 {
@@ -79,6 +79,9 @@ static int keep_checkpoint(struct mb_gang_run *r, const Mobula__V1__Checkpoint *
     r->url = mb_strdup(c->url);
     r->load_url = mb_strdup(c->load_url);
     r->watch_tracker = c->watch_tracker;
+    r->keep_last = c->keep_last;
+    r->local_keep_last = c->local_keep_last;
+    r->load_iteration = c->load_iteration;
     return r->checkpoint_dir != NULL && r->url != NULL && r->load_url != NULL ? MB_OK : MB_ENOMEM;
 }
 
@@ -101,6 +104,7 @@ int mb_gang_spec_ranks(struct mb_gang_run *r, const Mobula__V1__Launch *l, struc
                                             .local_rank = l->ranks[i]->local_rank,
                                             .bundle_index = l->ranks[i]->bundle_index,
                                             .progress = {.iteration = -1},
+                                            .saved = -1,
                                             .fd = -1,
                                             .log_fd = -1};
     r->world_size = l->world_size;
@@ -193,6 +197,24 @@ static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank 
     return out;
 }
 
+static size_t len_without_slashes(const char *url)
+{
+    size_t n = strlen(url);
+
+    while (n > 0 && url[n - 1] == '/')
+        n--;
+    return n;
+}
+
+/* What was loaded is durable where this gang's checkpoints go. */
+static int loads_from_own_store(const struct mb_gang_run *r)
+{
+    size_t n = r->url != NULL ? len_without_slashes(r->url) : 0;
+
+    return n > 0 && r->load_url != NULL && len_without_slashes(r->load_url) == n &&
+           strncmp(r->url, r->load_url, n) == 0;
+}
+
 static int put_identity(struct env *e, const struct mb_gang_run *r, const struct mb_gang_rank *rank)
 {
     const char *order = mb_gpu_order_env(r->owner->opts.gpu_vendor);
@@ -208,7 +230,9 @@ static int put_identity(struct env *e, const struct mb_gang_run *r, const struct
         mb_asprintf("MOBULA_JOB_ID=%s", r->job_id),
         mb_asprintf("MOBULA_ATTEMPT=%u", r->attempt),
         mb_asprintf("MOBULA_CHECKPOINT_DIR=%s", r->checkpoint_dir != NULL ? r->checkpoint_dir : ""),
-        mb_asprintf("MOBULA_LOADED_ITERATION=%lld", (long long)r->loaded_iteration),
+        mb_asprintf("MOBULA_CHECKPOINT_URL=%s", r->url != NULL ? r->url : ""),
+        mb_asprintf("MOBULA_DURABLE_ITERATION=%lld",
+                    (long long)(loads_from_own_store(r) ? r->loaded_iteration : -1)),
         mb_asprintf("%s=%s", mb_gpu_visible_env(r->owner->opts.gpu_vendor),
                     devices != NULL ? devices : ""),
     };

@@ -65,9 +65,16 @@ void mb_gang_store_save(const struct mb_gang_run *r)
     struct mb_err err = {.text = "no memory"};
 
     if (o != NULL && r->checkpoint_dir != NULL)
+        json_object_set_new(o, "checkpoint",
+                            json_pack("{s:s, s:s, s:I, s:I}", "local_dir", r->checkpoint_dir, "url",
+                                      text_of(r->url), "keep_last", (json_int_t)r->keep_last,
+                                      "local_keep_last", (json_int_t)r->local_keep_last));
+    if (o != NULL && (r->deadline.until.unix_ms != 0 || r->deadline.until.leaves))
         json_object_set_new(
-            o, "checkpoint",
-            json_pack("{s:s, s:s}", "local_dir", r->checkpoint_dir, "url", text_of(r->url)));
+            o, "deadline",
+            json_pack("{s:I, s:i, s:b, s:b}", "unix_ms", (json_int_t)r->deadline.until.unix_ms,
+                      "source", (int)r->deadline.until.source, "leaves", r->deadline.until.leaves,
+                      "asked_end", r->deadline.state.asked_end));
     if (o != NULL && r->rendezvous_port != 0)
         json_object_set_new(o, "rendezvous_port", json_integer(r->rendezvous_port));
     if (o != NULL)
@@ -110,6 +117,7 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
                                             .code = code,
                                             .signal = sig,
                                             .progress = {.iteration = -1},
+                                            .saved = -1,
                                             .fd = -1,
                                             .log_fd = -1};
         if (endpoint[0] != '\0')
@@ -121,11 +129,30 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
     return MB_OK;
 }
 
+/* NULL: there was none. */
+static void load_deadline(struct mb_gang_run *r, json_t *o)
+{
+    struct mb_gang_deadline *d = &r->deadline;
+    int source, leaves, asked_end;
+    json_int_t unix_ms;
+
+    if (o == NULL || json_unpack(o, "{s:I, s:i, s:b, s:b}", "unix_ms", &unix_ms, "source", &source,
+                                 "leaves", &leaves, "asked_end", &asked_end) != 0)
+        return;
+    d->until = (struct mb_deadline){(uint64_t)(unix_ms > 0 ? unix_ms : 0),
+                                    source > 0 && source < MB_DEADLINE_N_SOURCES
+                                        ? (enum mb_deadline_source)source
+                                        : MB_DEADLINE_RUN,
+                                    leaves};
+    d->state.asked_end = asked_end;
+}
+
 /* The run is registered with g before its fields are known: its key comes from the file. */
 static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct mb_err *err)
 {
     const char *pg_hex, *gang_hex, *job_id, *own_job, *state, *failure, *dir = NULL, *url = NULL;
-    json_int_t attempt, lease, world, nodes, node, grace, loaded, port;
+    json_int_t attempt, lease, world, nodes, node, grace, loaded, port, keep_last = 0,
+                                                                        local_keep_last = 0;
     int version, released, is_worker, watch, is_launched, failure_code;
     json_t *ranks;
     struct mb_pg_id pg, gang;
@@ -153,6 +180,7 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
     r->has_own_job = mb_unhex(own_job, r->own_job, sizeof(r->own_job)) == MB_OK;
     r->fsm.state = s;
     r->fsm.released = released;
+    r->fsm.is_up = is_launched;
     r->world_size = (uint32_t)world;
     r->num_nodes = (uint32_t)nodes;
     r->node_rank = (uint32_t)node;
@@ -165,10 +193,14 @@ static int load(struct mb_gangs *g, json_t *o, struct mb_gang_run **out, struct 
     if (failure[0] != '\0')
         r->failure = mb_strdup(failure);
     mb_gang_lease(&r->fsm, (uint64_t)lease, mb_mono_ms());
-    if (json_unpack(o, "{s:{s:s, s:s}}", "checkpoint", "local_dir", &dir, "url", &url) == 0) {
+    if (json_unpack(o, "{s:{s:s, s:s, s?:I, s?:I}}", "checkpoint", "local_dir", &dir, "url", &url,
+                    "keep_last", &keep_last, "local_keep_last", &local_keep_last) == 0) {
+        r->keep_last = (uint32_t)keep_last;
+        r->local_keep_last = (uint32_t)local_keep_last;
         r->checkpoint_dir = mb_strdup(dir);
         r->url = mb_strdup(url);
     }
+    load_deadline(r, json_object_get(o, "deadline"));
     /* An agent from before this was kept says another one to a driver that dials again, which does
      * not mind (cli/driver/node.c). */
     if (json_unpack(o, "{s:I}", "rendezvous_port", &port) == 0 && port > 0 && port <= UINT16_MAX)

@@ -23,6 +23,8 @@
 #include "base/log.h"
 #include "base/str.h"
 
+enum { PENDING_MAX = 32 };
+
 static void on_tick(uv_timer_t *t)
 {
     struct mb_gangs *g = t->data;
@@ -151,6 +153,7 @@ struct mb_gang_run *mb_gangs_new_run(struct mb_gangs *g, const struct mb_pg_id *
     r->attempt = attempt;
     r->loaded_iteration = -1;
     r->first_failed_rank = -1;
+    mb_gang_deadline_init(&r->deadline);
     r->job_id = mb_strdup(job_id);
     r->dir = mb_asprintf("%s/gangs/%.8s-%u", g->opts.node_dir, r->pg_hex, attempt);
     if (r->job_id == NULL || r->dir == NULL) {
@@ -181,10 +184,37 @@ static void maybe_closed(struct mb_gangs *g)
     cb(arg);
 }
 
+void mb_gangs_note_lost(struct mb_gang_run *r, const char *text)
+{
+    struct mb_gangs *g = r->owner;
+    char *line = g->n_lost < MB_GANGS_LOST_MAX ? mb_asprintf("job %s: %s", r->job_id, text) : NULL;
+
+    for (size_t i = 0; line != NULL && i < g->n_lost; i++)
+        if (strcmp(g->lost[i], line) == 0) {
+            mb_free(line);
+            return;
+        }
+    if (line != NULL)
+        g->lost[g->n_lost++] = line;
+}
+
+static void forget_lost(struct mb_gangs *g)
+{
+    while (g->n_lost > 0)
+        mb_free(g->lost[--g->n_lost]);
+}
+
+size_t mb_gangs_lost(const struct mb_gangs *g, const char *const **texts)
+{
+    *texts = (const char *const *)g->lost;
+    return g->n_lost;
+}
+
 void mb_gangs_destroy(struct mb_gangs *g)
 {
     if (g == NULL)
         return;
+    forget_lost(g);
     mb_free(g->scratch);
     mb_free(g);
 }
@@ -255,24 +285,45 @@ void mb_gangs_bundles_removed(struct mb_gangs *g, const struct mb_pg_id *pg)
     }
 }
 
-void mb_gangs_stop_all(struct mb_gangs *g)
+/* All that has not ended, also what ends already: this deadline may be the earlier one. */
+static void leave_all(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms,
+                      const char *why)
 {
-    g->stopping = 1;
-    for (size_t i = g->n_runs; i-- > 0;) {
-        struct mb_gang_run *r = g->runs[i];
+    for (size_t i = g->n_runs; i-- > 0;)
+        if (!g->runs[i]->is_closing && g->runs[i]->fsm.state != MB_GANG_ENDED)
+            mb_gang_deadline_leave(g->runs[i], source, unix_ms, why);
+}
 
-        if (r->is_closing)
-            continue;
-        if (r->fsm.state == MB_GANG_ENDED) {
-            mb_gang_run_close(r);
-            continue;
-        }
-        if (mb_gang_has_processes(&r->fsm) && !r->fsm.released)
-            mb_gang_run_fail(r, MB_ECANCELED, "the node is stopping");
-        mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
-    }
-    if (g->n_runs == 0)
+void mb_gangs_stop_all(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms,
+                       const char *why)
+{
+    int again = g->stopping;
+
+    g->stopping = 1;
+    for (size_t i = g->n_runs; i-- > 0;)
+        if (g->runs[i]->fsm.state == MB_GANG_ENDED && !g->runs[i]->is_closing)
+            mb_gang_run_close(g->runs[i]);
+    leave_all(g, source, unix_ms, why);
+    if (g->n_runs == 0 && !again)
         g->ops->on_all_ended(g->arg);
+}
+
+void mb_gangs_drain(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms,
+                    const char *why)
+{
+    if (!g->is_drained)
+        forget_lost(g);
+    g->is_drained = 1;
+    leave_all(g, source, unix_ms, why);
+}
+
+void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms)
+{
+    g->deadline_source = source;
+    g->deadline_unix_ms = unix_ms;
+    for (size_t i = g->n_runs; i-- > 0;)
+        if (!g->runs[i]->is_closing)
+            mb_gang_deadline_add(g->runs[i], source, unix_ms);
 }
 
 static void on_timer_closed(uv_handle_t *h)
@@ -304,13 +355,29 @@ size_t mb_gangs_count(const struct mb_gangs *g)
 void mb_gangs_info(const struct mb_gangs *g, size_t i, struct mb_gang_info *out)
 {
     const struct mb_gang_run *r = g->runs[i];
+    struct mb_upload_status pending[PENDING_MAX];
+    size_t n;
 
     *out = (struct mb_gang_info){.pg = &r->pg,
                                  .attempt = r->attempt,
                                  .job_id = r->job_id,
                                  .state = r->fsm.state,
                                  .ranks = (unsigned)r->n_ranks,
-                                 .iteration = -1};
+                                 .iteration = -1,
+                                 .saved = r->deadline.saved,
+                                 .durable = r->deadline.durable,
+                                 .rate_bytes_per_s = mb_rate_bytes_per_s(&r->deadline.rate),
+                                 .save_ms = r->deadline.save.ms,
+                                 .n_saves = r->deadline.n_saves,
+                                 .stall_ms = r->deadline.stall_ms,
+                                 .deadline = r->deadline.until};
+    out->parts = r->deadline.parts;
+    out->retries = r->deadline.retries;
+    n = mb_gang_deadline_pending(r, pending, PENDING_MAX);
+    for (size_t k = 0; k < n; k++) {
+        out->pending_done_bytes += pending[k].done_bytes;
+        out->pending_total_bytes += pending[k].total_bytes;
+    }
     for (size_t k = 0; k < r->n_ranks; k++) {
         if (r->ranks[k].pid != 0 && !r->ranks[k].exited)
             out->ranks_running++;

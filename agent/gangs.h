@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
+#include "agent/deadline.h"
 #include "agent/gang.h"
 #include "agent/ledger.h"
 #include "agent/log_keeper.h"
@@ -49,8 +50,18 @@ int mb_gangs_serve(struct mb_gangs *g, struct mb_grpc_server *srv, const uint8_t
                    struct mb_err *err);
 /* The placement group is gone: its attempts are stopped. */
 void mb_gangs_bundles_removed(struct mb_gangs *g, const struct mb_pg_id *pg);
-/* Stop every attempt; on_all_ended follows (also when there is none). */
-void mb_gangs_stop_all(struct mb_gangs *g);
+/* The node ends: every attempt saves and ends, nothing new is taken; on_all_ended follows (also
+ * when there is none). unix_ms: when the node is gone, 0: not said. Again with an earlier time: it
+ * counts. why is static. */
+void mb_gangs_stop_all(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms,
+                       const char *why);
+/* The same for what is here now; the node stays. */
+void mb_gangs_drain(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms,
+                    const char *why);
+/* What was saved here and is not durable, since the drain began; borrowed. */
+size_t mb_gangs_lost(const struct mb_gangs *g, const char *const **texts);
+/* A deadline by the clock, for what is here and what comes. */
+void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms);
 /* Lets go of every attempt without ending it. After cb only new streams may come, and are refused,
  * until mb_gangs_destroy(). */
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg);
@@ -64,7 +75,15 @@ struct mb_gang_info {
     enum mb_gang_state state;
     unsigned ranks;
     unsigned ranks_running;
-    int64_t iteration; /* -1: none yet */
+    int64_t iteration;                                /* -1: none yet */
+    int64_t saved;                                    /* newest on this node's disk, -1: none */
+    int64_t durable;                                  /* newest, -1: none of this agent's life */
+    uint64_t pending_done_bytes, pending_total_bytes; /* of what is not durable yet */
+    uint64_t rate_bytes_per_s;                        /* of its uploads; 0: not known */
+    uint64_t save_ms;                                 /* of the newest saves; 0: not known */
+    uint64_t parts, retries;                          /* of its uploads, as n_saves */
+    uint64_t n_saves, stall_ms;                       /* since this agent knows the gang */
+    struct mb_deadline deadline;
 };
 size_t mb_gangs_count(const struct mb_gangs *g);
 void mb_gangs_info(const struct mb_gangs *g, size_t i, struct mb_gang_info *out);

@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include "agent/metrics.h"
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
 
@@ -108,6 +110,115 @@ static void put_gangs(const struct mb_agent_http *h, struct mb_buf *out)
     mb_metric_sample(out, "mobula_upload_bytes_total", NULL, (double)mb_gangs_sent_bytes(h->gangs));
 }
 
+/* ---- what a gang keeps: a sample for each attempt that is here ---- */
+
+static double saved_of(const struct mb_gang_info *g)
+{
+    return (double)g->saved;
+}
+
+static double durable_of(const struct mb_gang_info *g)
+{
+    return (double)g->durable;
+}
+
+static double lag_of(const struct mb_gang_info *g)
+{
+    return (double)(g->pending_total_bytes - g->pending_done_bytes);
+}
+
+static double rate_of(const struct mb_gang_info *g)
+{
+    return (double)g->rate_bytes_per_s;
+}
+
+static double parts_of(const struct mb_gang_info *g)
+{
+    return (double)g->parts;
+}
+
+static double retries_of(const struct mb_gang_info *g)
+{
+    return (double)g->retries;
+}
+
+static double saves_of(const struct mb_gang_info *g)
+{
+    return (double)g->n_saves;
+}
+
+static double stall_of(const struct mb_gang_info *g)
+{
+    return (double)g->stall_ms / 1000;
+}
+
+static double save_seconds_of(const struct mb_gang_info *g)
+{
+    return (double)g->save_ms / 1000;
+}
+
+/* Seconds that are left; less than 0 when it is over, and +Inf without one. */
+static double deadline_of(const struct mb_gang_info *g)
+{
+    return g->deadline.unix_ms == 0 ? INFINITY
+                                    : ((double)g->deadline.unix_ms - (double)mb_unix_ms()) / 1000;
+}
+
+static const struct {
+    const char *name;
+    enum mb_metric_type type;
+    const char *help;
+    double (*value)(const struct mb_gang_info *g);
+} kept[] = {
+    {"mobula_saved_iteration", MB_METRIC_GAUGE,
+     "Newest iteration that is on this node's disk; -1: none.", saved_of},
+    {"mobula_durable_iteration", MB_METRIC_GAUGE,
+     "Newest iteration that this node knows to be durable in the store; -1: none.", durable_of},
+    {"mobula_upload_lag_bytes", MB_METRIC_GAUGE,
+     "Bytes on this node that were saved and are not in the store yet.", lag_of},
+    {"mobula_upload_rate_bytes_per_second", MB_METRIC_GAUGE,
+     "Measured over acknowledged bytes, never overestimated; 0: not known.", rate_of},
+    {"mobula_upload_parts_total", MB_METRIC_COUNTER,
+     "Parts of checkpoint files that the store acknowledged.", parts_of},
+    {"mobula_upload_retries_total", MB_METRIC_COUNTER, "Transfers that were tried again.",
+     retries_of},
+    {"mobula_saves_total", MB_METRIC_COUNTER, "Saves of the first rank on this node.", saves_of},
+    {"mobula_save_stall_seconds_total", MB_METRIC_COUNTER,
+     "How long its training stood still for them.", stall_of},
+    {"mobula_save_seconds", MB_METRIC_GAUGE,
+     "From an iteration's end until its save is on the disks of this node; 0: not known.",
+     save_seconds_of},
+    {"mobula_deadline_seconds", MB_METRIC_GAUGE,
+     "Until the earliest deadline of the gang; negative: over.", deadline_of},
+};
+
+static void put_kept(const struct mb_agent_http *h, struct mb_buf *out)
+{
+    for (size_t k = 0; k < sizeof(kept) / sizeof(kept[0]); k++) {
+        mb_metric_family(out, kept[k].name, kept[k].type, kept[k].help);
+        for (size_t i = 0; i < mb_gangs_count(h->gangs); i++) {
+            struct mb_gang_info info;
+            char attempt[16];
+
+            mb_gangs_info(h->gangs, i, &info);
+            snprintf(attempt, sizeof(attempt), "%u", info.attempt);
+            const char *labels[] = {"job_id",  info.job_id,
+                                    "attempt", attempt,
+                                    "source",  mb_deadline_source_name(info.deadline.source),
+                                    NULL};
+            double value = kept[k].value(&info);
+
+            if (kept[k].value != deadline_of)
+                labels[4] = NULL;
+            if (!isinf(value))
+                mb_metric_sample(out, kept[k].name, labels, value);
+        }
+    }
+    mb_metric_family(out, "mobula_node_draining", MB_METRIC_GAUGE,
+                     "1 while this node takes no new work.");
+    mb_metric_sample(out, "mobula_node_draining", NULL, mb_node_is_draining(h->node));
+}
+
 static void on_metrics(void *arg, struct mb_http_req *req)
 {
     const struct mb_agent_http *h = arg;
@@ -120,6 +231,7 @@ static void on_metrics(void *arg, struct mb_http_req *req)
     mb_metric_sample(&out, "mobula_node_up", NULL, mb_node_is_alive(h->node));
     put_resources(h, &out);
     put_gangs(h, &out);
+    put_kept(h, &out);
     mb_metric_family(&out, "process_resident_memory_bytes", MB_METRIC_GAUGE,
                      "Resident memory of the agent.");
     mb_metric_sample(&out, "process_resident_memory_bytes", NULL, rss_bytes());

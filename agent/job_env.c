@@ -26,9 +26,13 @@ static const char *const agent_only[] = {"MOBULA_INIT_FD",
                                          "MOBULA_SUPERVISOR",
                                          "MOBULA_SIGNALS",
                                          NULL};
-static const char *const store_keys[] = {"BUCKET_STORAGE_ACCESS_KEY", "BUCKET_STORAGE_SECRET_KEY",
-                                         "AWS_ACCESS_KEY_ID",         "AWS_SECRET_ACCESS_KEY",
-                                         "AWS_SESSION_TOKEN",         NULL};
+static const char *const store_keys[] = {"BUCKET_STORAGE_ACCESS_KEY",
+                                         "BUCKET_STORAGE_SECRET_KEY",
+                                         "AWS_ACCESS_KEY_ID",
+                                         "AWS_SECRET_ACCESS_KEY",
+                                         "AWS_SESSION_TOKEN",
+                                         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+                                         NULL};
 
 static int is_one_of(const char *var, const char *const *names)
 {

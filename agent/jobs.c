@@ -31,11 +31,12 @@
 #include "agent/jobs_internal.h"
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 
-enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
+enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000, URL_FILE_MAX_BYTES = 4096 };
 
 /* ---- memory ---- */
 
@@ -183,8 +184,11 @@ static void end_job(struct job *job, const struct mb_job_event *event)
 
 static void start_failed(struct job *job, const char *text)
 {
-    struct mb_job_event event = {
-        .submission_id = job->id, .kind = MB_JOB_EVENT_START_FAILED, .text = text, .log_tail = ""};
+    struct mb_job_event event = {.submission_id = job->id,
+                                 .kind = MB_JOB_EVENT_START_FAILED,
+                                 .start_no = job->start_no,
+                                 .text = text,
+                                 .log_tail = ""};
 
     mb_warn("jobs", "job=%s could not be started: %s", job->id, text);
     end_job(job, &event);
@@ -280,17 +284,47 @@ static void on_log_late(void *arg, const char *text)
 {
     const struct job *job = arg;
 
-    tell(job,
-         &(struct mb_job_event){
-             .submission_id = job->id, .kind = MB_JOB_EVENT_ENDING, .text = text, .log_tail = ""});
+    tell(job, &(struct mb_job_event){.submission_id = job->id,
+                                     .kind = MB_JOB_EVENT_ENDING,
+                                     .start_no = job->start_no,
+                                     .text = text,
+                                     .log_tail = ""});
+}
+
+/* Where a driver says to which store its log goes. */
+static char *url_file_of(const struct job *job)
+{
+    return mb_path_join(job->dir, "log_url");
+}
+
+/* A driver whose --drain-timeout is over waits no longer for its log either: it has said so in the
+ * second line of the file with the store's URL. */
+static void hurry_log(struct job *job)
+{
+    char *path = url_file_of(job);
+    struct mb_buf text = {0};
+    const char *line = NULL;
+    int64_t by_unix_ms, now = (int64_t)mb_unix_ms();
+
+    if (path != NULL && mb_fs_exists(path) &&
+        mb_fs_read(path, URL_FILE_MAX_BYTES, &text, NULL) == MB_OK)
+        line = strchr(mb_buf_str(&text), '\n');
+    if (line != NULL && line[1] != '\0' &&
+        mb_parse_i64(line + 1, 0, INT64_MAX, "log_url", &by_unix_ms, NULL) == MB_OK)
+        mb_kept_log_hurry(job->log,
+                          mb_mono_ms() + (uint64_t)(by_unix_ms > now ? by_unix_ms - now : 0));
+    mb_buf_close(&text);
+    mb_free(path);
 }
 
 /* A job is not over before its log is safe. */
 static void send_log(struct job *job, const char *reason)
 {
     job->reason = mb_strdup(reason);
-    if (job->log != NULL)
+    if (job->log != NULL) {
+        hurry_log(job);
         mb_kept_log_tell_late(job->log, on_log_late);
+    }
     if (job->log == NULL || job->reason == NULL)
         over(job, reason);
     else if (mb_kept_log_end(job->log, on_log_sent, job))
@@ -314,12 +348,6 @@ const struct mb_supervisor_ops mb_job_supervisor_ops = {.on_error = on_error,
                                                         .on_all_exited = on_all_exited};
 
 /* ---- its log ---- */
-
-/* Where a driver says to which store its log goes. */
-static char *url_file_of(const struct job *job)
-{
-    return mb_path_join(job->dir, "log_url");
-}
 
 int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err)
 {

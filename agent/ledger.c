@@ -404,6 +404,8 @@ static int reserve(struct mb_ledger *l, const struct mb_bundle_spec *specs, size
             take_units(l, b);
         }
         b = &l->bundles[at];
+        l->version += (uint64_t)b->is_adrift;
+        b->is_adrift = 0;
         b->is_late |= event == EV_COMMIT && b->state == MB_BUNDLE_FREE;
         b->state = (enum mb_bundle_state)next_state[b->state][event];
     }
@@ -445,6 +447,8 @@ static int remove_at(struct mb_ledger *l, size_t at)
         return 0;
     }
     b->state = next;
+    l->version += (uint64_t)b->is_adrift;
+    b->is_adrift = 0;
     return 1;
 }
 
@@ -471,6 +475,34 @@ size_t mb_ledger_release_unused(struct mb_ledger *l, const struct mb_bundle_spec
         }
     }
     return removed;
+}
+
+size_t mb_ledger_set_adrift(struct mb_ledger *l)
+{
+    size_t n = 0;
+
+    for (size_t at = l->n_bundles; at-- > 0;) {
+        struct mb_bundle *b = &l->bundles[at];
+
+        if (b->state == MB_BUNDLE_COMMITTED && is_held(l, &b->pg)) {
+            b->is_adrift = 1;
+            n++;
+        } else if (b->state != MB_BUNDLE_RELEASING) {
+            remove_at(l, at);
+        }
+    }
+    l->version++;
+    return n;
+}
+
+uint32_t mb_ledger_offered(const struct mb_ledger *l, size_t kind)
+{
+    uint32_t units = mb_ledger_available(l, kind);
+
+    for (size_t i = 0; i < l->n_bundles; i++)
+        if (l->bundles[i].is_adrift)
+            units += wanted(l->bundles[i].want, l->bundles[i].n_want, l->totals[kind].name);
+    return units;
 }
 
 void mb_ledger_hold(struct mb_ledger *l, const struct mb_pg_id *pg)
@@ -633,7 +665,8 @@ char *mb_ledger_dump(const struct mb_ledger *l)
             json_array_append_new(gpus, json_integer(b->gpus[g]));
         json_array_append_new(
             list,
-            json_pack("{s:b, s:s, s:i, s:s, s:o, s:o}", "is_late", b->is_late, "placement_group_id",
+            json_pack("{s:b, s:b, s:s, s:i, s:s, s:o, s:o}", "is_late", b->is_late, "is_adrift",
+                      b->is_adrift, "placement_group_id",
                       mb_hex(b->pg.bytes, sizeof(b->pg.bytes), pg), "bundle_index", (int)b->index,
                       "state", mb_bundle_state_name(b->state), "want", want, "gpus", gpus));
     }
@@ -693,6 +726,7 @@ static int load_one(struct mb_ledger *l, json_t *item)
         return MB_ECORRUPT;
     b = &l->bundles[l->n_bundles - 1];
     b->is_late = json_is_true(json_object_get(item, "is_late"));
+    b->is_adrift = json_is_true(json_object_get(item, "is_adrift"));
     if (json_array_size(gpus) != b->n_gpus)
         return MB_ECORRUPT;
     for (g = 0; g < b->n_gpus; g++)

@@ -49,8 +49,9 @@ struct mb_bundle {
     struct mb_pg_id pg;
     int32_t index;
     enum mb_bundle_state state;
-    int is_late;  /* committed without having been prepared */
-    int is_stale; /* in doubt when mb_ledger_drop_stale() looked */
+    int is_late;   /* committed without having been prepared */
+    int is_adrift; /* committed to a head that has taken this node for dead since */
+    int is_stale;  /* in doubt when mb_ledger_drop_stale() looked */
     struct mb_resource want[MB_LEDGER_KINDS_MAX];
     size_t n_want;
     uint32_t *gpus; /* owned by the ledger; ascending device numbers */
@@ -98,6 +99,14 @@ int mb_ledger_remove(struct mb_ledger *l, const struct mb_pg_id *pg, int32_t ind
 /* Removes every bundle that is not listed; the placement groups whose bundles became RELEASING are
  * found through mb_ledger_at(). Returns how many bundles were removed. */
 size_t mb_ledger_release_unused(struct mb_ledger *l, const struct mb_bundle_spec *in_use, size_t n);
+
+/* The head took this node for dead: what it knows of its bundles is void, and it places them again,
+ * here or elsewhere. Bundles of groups whose processes run stay, adrift, and are offered to the
+ * head again: a Prepare or Commit of the same bundle brings it back. Others are removed. Returns
+ * how many are adrift. */
+size_t mb_ledger_set_adrift(struct mb_ledger *l);
+/* What the head may place here: what is available, and what adrift bundles have. */
+uint32_t mb_ledger_offered(const struct mb_ledger *l, size_t kind);
 
 /* Processes of this placement group exist here from now on / are all gone (frees what is
  * RELEASING). */

@@ -7,7 +7,7 @@
  *  3. A release: the new first byte, a line's beginning if one is near, goes into PATH.idx, is
  *     flushed, and then a pool thread punches the hole. Readers look at PATH.idx after they read.
  *  4. end: the rest is sent; cb. A store that takes nothing for wait_ms, or is not ready after
- * WAITS times that, is given up with a warning.
+ * WAITS times that, or when it is told to hurry, is given up with a warning.
  *
  *  The filesystem cannot punch holes: found out at start, not when the disk is full.
  *  The log or its index cannot be read or written: said once, the log itself goes on.
@@ -56,6 +56,7 @@ struct mb_kept_log {
     int hole_errno;
     int ending, dropped, complained;
     uint64_t wait_ms, ended_ms, end_by_ms;
+    uint64_t hurry_ms; /* the end by then, whatever arrives; 0: no such bound */
     void (*late)(void *arg, const char *text);
     void (*end_cb)(void *arg);
     void *end_arg;
@@ -454,6 +455,11 @@ static void say_late(struct mb_kept_log *log)
     late(log->end_arg, text);
 }
 
+void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms)
+{
+    log->hurry_ms = by_ms;
+}
+
 void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text))
 {
     log->late = late;
@@ -486,7 +492,8 @@ static void look_after(struct mb_kept_log *log)
         return;
     if (mb_log_plan_done(&log->plan, size)) {
         let_go(log);
-    } else if (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms) {
+    } else if (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms ||
+               (log->hurry_ms > 0 && now_ms >= log->hurry_ms)) {
         mb_warn("logs", "%s: bytes %llu to %llu did not reach the store within %llu s", log->path,
                 (unsigned long long)log->plan.shipped, (unsigned long long)size,
                 (unsigned long long)(now_ms - log->ended_ms) / 1000);

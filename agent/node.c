@@ -10,10 +10,10 @@
  *     told: there it is resumed when its port is the same.
  *  3. Any other old id is unregistered first. A real GCS gives no answer for an id it has removed,
  *     so that call has 2 s and its outcome does not matter.
- *  4. Declared dead, or another cluster at the address: on_reset, a fresh id, register again.
- * Failures then are retried every 2 s for as long as the agent runs.
+ *  4. Declared dead (on_given_up), or another cluster at the address (on_reset): a fresh id,
+ * register again. Failures then are retried every 2 s for as long as the agent runs.
  *  6. No answer to a registration, or to the question of 2, says nothing: it is asked again, and
- *     registered again under the same id, which may be in the table already.
+ *     registered again under the same id, which may be in the table already, or dead: then as 4.
  *  5. Leaving while unregistered or unreachable ends after 2 s at the latest.
  */
 #include "agent/node.h"
@@ -183,7 +183,7 @@ static void build_view(struct mb_node *n, struct view *out)
 
         out->total[k] = (struct mb_gcs_resource){total->name, (double)total->units};
         out->available[k] =
-            (struct mb_gcs_resource){total->name, (double)mb_ledger_available(n->ledger, k)};
+            (struct mb_gcs_resource){total->name, (double)mb_ledger_offered(n->ledger, k)};
     }
     out->v = (struct mb_gcs_view){
         .available = out->available,
@@ -248,6 +248,25 @@ static void failed(struct mb_node *n, const struct mb_err *err)
     try_again(n, "registration failed", err);
 }
 
+static void on_announced(void *arg, const struct mb_err *err, int64_t count)
+{
+    (void)arg;
+    (void)count;
+    if (err->code != MB_OK && err->code != MB_ECANCELED)
+        mb_warn("node", "Ray's tools will not find the logs of this node: %s", err->text);
+}
+
+static void announce_agent(struct mb_node *n)
+{
+    struct mb_gcs_node here = {
+        .ip = n->opts.ip, .port = n->grpc_port, .agent_http_port = n->http_port};
+    struct mb_err err = {0};
+
+    memcpy(here.node_id, n->id, sizeof(here.node_id));
+    if (mb_gcs_announce_agent(n->gcs, &here, CALL_MS, on_announced, n, NULL, &err) != MB_OK)
+        on_announced(n, &err, 0);
+}
+
 static void now_alive(struct mb_node *n)
 {
     struct view view;
@@ -262,8 +281,11 @@ static void now_alive(struct mb_node *n)
     n->phase = PH_ALIVE;
     n->was_alive = 1;
     uv_timer_start(&n->timer, on_timer, IDLE_REFRESH_MS, IDLE_REFRESH_MS);
+    announce_agent(n);
     n->ops->on_alive(n->arg);
 }
+
+static void reset(struct mb_node *n, const char *why, void (*tell)(void *arg, const char *why));
 
 static void on_registered(void *arg, const struct mb_err *err)
 {
@@ -275,6 +297,9 @@ static void on_registered(void *arg, const struct mb_err *err)
         now_alive(n);
     else if (is_unanswered(err) && mb_mono_ms() < n->register_by_ms)
         try_again(n, "no answer to the registration", err);
+    else if (err->code == MB_EEXIST) /* an earlier try came through */
+        reset(n, "the head declared this node dead before it was heard of again",
+              n->ops->on_given_up);
     else
         failed(n, err);
 }
@@ -364,14 +389,31 @@ static void on_former_checked(void *arg, const struct mb_err *err, int64_t count
         unregister_former(n);
 }
 
+/* Ray before 2.60 cannot be asked about one node. */
+static void on_former_listed(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes,
+                             size_t count)
+{
+    const struct mb_node *n = arg;
+    int64_t is_alive = 0;
+
+    for (size_t i = 0; i < count; i++)
+        is_alive |=
+            !nodes[i].is_dead && memcmp(nodes[i].node_id, n->former_id, sizeof(n->former_id)) == 0;
+    on_former_checked(arg, err, is_alive);
+}
+
 /* A head that knows no MoveNode has the node where it registered. */
 static void check_former(struct mb_node *n)
 {
     struct mb_err err;
+    int rc = MB_ESTATE;
 
     n->phase = PH_CHECKING;
-    if (n->former_port != n->grpc_port ||
-        mb_gcs_check_alive(n->gcs, n->former_id, CHECK_MS, on_former_checked, n, NULL, &err) != 0)
+    if (n->former_port == n->grpc_port)
+        rc = mb_gcs_check_alive(n->gcs, n->former_id, CHECK_MS, on_former_checked, n, NULL, &err);
+    if (rc == MB_EUNSUPPORTED)
+        rc = mb_gcs_nodes(n->gcs, CHECK_MS, on_former_listed, n, NULL, &err);
+    if (rc != 0)
         unregister_former(n);
 }
 
@@ -460,24 +502,27 @@ static void on_timer(uv_timer_t *t)
     }
 }
 
-static void reset(struct mb_node *n, const char *why)
+static void reset(struct mb_node *n, const char *why, void (*tell)(void *arg, const char *why))
 {
     mb_warn("node", "%s: registering under a new id", why);
     mb_gcs_unwatch(n->gcs);
     mb_gcs_sync_stop(n->gcs);
     n->has_id = 0;
     n->phase = PH_CONNECTING;
-    n->ops->on_reset(n->arg, why);
+    tell(n->arg, why);
     reconnect(n);
 }
 
 static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const struct mb_err *err)
 {
     struct mb_node *n = arg;
+    const char *note;
 
-    (void)gcs;
     switch (event) {
     case MB_GCS_CONNECTED:
+        note = mb_gcs_version_note(mb_gcs_ray_version(gcs));
+        if (note != NULL)
+            mb_warn("node", "the head is Ray %s, %s", mb_gcs_ray_version(gcs), note);
         if (n->phase == PH_CONNECTING)
             begin_registration(n);
         break;
@@ -487,11 +532,11 @@ static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const
         break;
     case MB_GCS_CLUSTER_CHANGED:
         if (n->phase != PH_GONE)
-            reset(n, "another cluster answers at the head's address");
+            reset(n, "another cluster answers at the head's address", n->ops->on_reset);
         break;
     case MB_GCS_NODE_DEAD:
         if (n->phase == PH_ALIVE)
-            reset(n, "the head declared this node dead");
+            reset(n, "the head declared this node dead", n->ops->on_given_up);
         break;
     case MB_GCS_UNREACHABLE:
         mb_warn("node", "the head at %s does not answer; gangs go on", n->opts.gcs_address);

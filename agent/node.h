@@ -39,9 +39,11 @@ struct mb_node_opts { /* all borrowed for the life of the node */
 struct mb_node_ops {
     void (*on_alive)(void *arg);                            /* also after each re-registration */
     void (*on_failed)(void *arg, const struct mb_err *err); /* the first registration failed */
-    /* The cluster forgot this node (it was declared dead, or the cluster is a new one): every
+    /* The cluster forgot this node (the agent was restarted, or the cluster is a new one): every
      * bundle is void. A new registration is under way. */
     void (*on_reset)(void *arg, const char *why);
+    /* The head took this node for dead, and places its bundles again. The same. */
+    void (*on_given_up)(void *arg, const char *why);
 };
 
 int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledger,

@@ -164,6 +164,21 @@ static void on_remove(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
     mb_grpc_reply(req, &reply.base);
 }
 
+/* The same from Ray before 2.60, a call for each bundle. Its request has one Bundle as field 1, the
+ * reply nothing. */
+static void on_cancel_reserve(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
+{
+    const Ray__Rpc__PrepareBundleResourcesRequest *q = (const void *)request;
+    Ray__Rpc__RemovePlacementGroupBundlesRequest remove =
+        RAY__RPC__REMOVE_PLACEMENT_GROUP_BUNDLES_REQUEST__INIT;
+
+    remove.n_bundle_specs = q->n_bundle_specs;
+    remove.bundle_specs = q->bundle_specs;
+    if (q->n_bundle_specs > 0 && q->bundle_specs[0]->bundle_id != NULL)
+        remove.placement_group_id = q->bundle_specs[0]->bundle_id->placement_group_id;
+    on_remove(arg, req, &remove.base);
+}
+
 static void on_release_unused(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
     struct mb_node_manager *m = arg;
@@ -216,7 +231,7 @@ static void on_resource_load(void *arg, struct mb_grpc_req *req, const ProtobufC
         ray__rpc__resources_data__resources_total_entry__init(&total[k]);
         available[k].key = total[k].key = (char *)r->name;
         total[k].value = r->units;
-        available[k].value = mb_ledger_available(m->ledger, k);
+        available[k].value = mb_ledger_offered(m->ledger, k);
         available_at[k] = &available[k];
         total_at[k] = &total[k];
     }
@@ -335,6 +350,8 @@ static const struct mb_grpc_method methods[] = {
      NULL, 0},
     {NM("RemovePlacementGroupBundles"),
      &ray__rpc__remove_placement_group_bundles_request__descriptor, on_remove, NULL, 0},
+    {NM("CancelResourceReserve"), &ray__rpc__prepare_bundle_resources_request__descriptor,
+     on_cancel_reserve, NULL, 0},
     {NM("ReleaseUnusedBundles"), &ray__rpc__release_unused_bundles_request__descriptor,
      on_release_unused, NULL, 0},
     {NM("GetResourceLoad"), &ray__rpc__get_resource_load_request__descriptor, on_resource_load,
@@ -356,6 +373,10 @@ static const struct mb_grpc_method methods[] = {
      NULL, 0},
     {NM("ReleaseUnusedActorWorkers"), &ray__rpc__release_unused_actor_workers_request__descriptor,
      on_nothing, NULL, 0},
+    {NM("ReleaseUnusedWorkers"), /* Ray 2.9 */
+     &ray__rpc__release_unused_actor_workers_request__descriptor, on_nothing, NULL, 0},
+    {NM("ReturnWorker"), /* Ray before 2.60 */
+     &ray__rpc__return_worker_lease_request__descriptor, on_nothing, NULL, 0},
     {NM("GetNodeStats"), &ray__rpc__get_node_stats_request__descriptor, on_nothing, NULL, 0},
     {NM("GlobalGC"), &ray__rpc__global_gcrequest__descriptor, on_nothing, NULL, 0},
     {NM("GetSystemConfig"), &ray__rpc__get_system_config_request__descriptor, on_nothing, NULL, 0},

@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "agent/log_plan.h"
 #include "base/alloc.h"
@@ -31,6 +32,8 @@ struct option {
 static const struct option options[] = {
     {"head", KIND_FLAG, AT(is_head), 0, 0, "be the head of a new cluster"},
     {"address", KIND_TEXT, AT(address), 0, 0, "HOST:PORT of the head to join"},
+    {"job-agent", KIND_FLAG, AT(is_job_agent), 0, 0,
+     "with --address of Ray's own head: its dashboard hands its jobs to this node"},
     {"node-dir", KIND_TEXT, AT(node_dir), 0, 0, "directory of this node's files"},
     {"num-gpus", KIND_NUMBER, AT(num_gpus), 0, 1024, "devices to offer (default: those found)"},
     {"num-cpus", KIND_NUMBER, AT(num_cpus), 0, 1 << 20, "CPUs for drivers (default: those found)"},
@@ -66,6 +69,12 @@ static const struct option options[] = {
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
     {"no-token", KIND_FLAG, AT(no_token), 0, 0,
      "trust the network: whoever reaches a port may use it"},
+    {"notice-file", KIND_TEXT, AT(notice_file), 0, 0,
+     "when it appears the node will be taken away (MOBULA_NOTICE_FILE)"},
+    {"notice-url", KIND_TEXT, AT(notice_url), 0, 0, "a cloud's notice of that (MOBULA_NOTICE_URL)"},
+    {"ray-version", KIND_TEXT, AT(ray_version), 0, 0,
+     "of the head: the version of Ray that it says it is (MOBULA_RAY_VERSION, 2.60.0)"},
+    {"ray-commit", KIND_TEXT, AT(ray_commit), 0, 0, "the same of the commit (MOBULA_RAY_COMMIT)"},
     {"log-level", KIND_TEXT, AT(log_level), 0, 0, "debug | info | warn | error"},
 };
 
@@ -160,12 +169,47 @@ static int parse_resources(struct mb_agent_options *o, struct mb_err *err)
     return rc;
 }
 
+static int is_empty(const char *text)
+{
+    return text != NULL && text[0] == '\0';
+}
+
+/* It becomes part of JSON, and clients parse it: 2.60.0, 3.0.0.dev0, 2.9.3+cu12. */
+static int check_version(const char **version, const char *what, struct mb_err *err)
+{
+    static const char letters[] =
+        "0123456789.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-_";
+    const char *v = *version;
+
+    if (is_empty(v))
+        *version = v = NULL;
+    if (v != NULL && (strlen(v) > 64 || v[strspn(v, letters)] != '\0'))
+        return mb_err_set(err, MB_EINVAL,
+                          "%s %.80s: expected at most 64 letters, digits and . + - _", what, v);
+    return MB_OK;
+}
+
+static int check_ray(struct mb_agent_options *o, struct mb_err *err)
+{
+    int rc = check_version(&o->ray_version, "--ray-version", err);
+
+    if (rc == MB_OK && o->ray_version != NULL &&
+        (o->ray_version[0] < '0' || o->ray_version[0] > '9'))
+        rc = mb_err_set(err, MB_EINVAL, "--ray-version %s: expected a version, e.g. 2.60.0",
+                        o->ray_version);
+    return rc == MB_OK ? check_version(&o->ray_commit, "--ray-commit", err) : rc;
+}
+
 static int check(struct mb_agent_options *o, struct mb_err *err)
 {
     if (o->node_dir == NULL || o->node_dir[0] != '/')
         return mb_err_set(err, MB_EINVAL, "--node-dir: an absolute directory is needed");
     if (o->is_head == (o->address != NULL))
         return mb_err_set(err, MB_EINVAL, "give exactly one of --head and --address HOST:PORT");
+    if (o->is_head && o->is_job_agent)
+        return mb_err_set(err, MB_EINVAL,
+                          "--job-agent goes with --address: a head takes its own "
+                          "jobs");
     if (o->address != NULL && strchr(o->address, ':') == NULL)
         return mb_err_set(err, MB_EINVAL, "--address %s: expected HOST:PORT, e.g. 10.0.0.1:6379",
                           o->address);
@@ -180,6 +224,16 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
     } else if (strcmp(o->store, "sqlite") != 0 && strcmp(o->store, "memory") != 0) {
         return mb_err_set(err, MB_EINVAL, "--store: expected sqlite, memory or redis://...");
     }
+    if (is_empty(o->notice_file))
+        o->notice_file = NULL;
+    if (is_empty(o->notice_url))
+        o->notice_url = NULL;
+    if (check_ray(o, err) != MB_OK)
+        return MB_EINVAL;
+    if (o->notice_url != NULL && !mb_starts_with(o->notice_url, "http://") &&
+        !mb_starts_with(o->notice_url, "https://"))
+        return mb_err_set(err, MB_EINVAL, "--notice-url %s: expected http:// or https://",
+                          o->notice_url);
     if (strcmp(o->gang_order, "backfill") != 0 && strcmp(o->gang_order, "strict") != 0)
         return mb_err_set(err, MB_EINVAL, "--gang-order %s: expected backfill or strict",
                           o->gang_order);
@@ -209,6 +263,10 @@ int mb_agent_options_parse(int argc, char **argv, struct mb_agent_options *out, 
                                      .gang_order = "backfill",
                                      .gang_patience = "60s",
                                      .log_level = "info"};
+    out->notice_file = getenv("MOBULA_NOTICE_FILE");
+    out->notice_url = getenv("MOBULA_NOTICE_URL");
+    out->ray_version = getenv("MOBULA_RAY_VERSION");
+    out->ray_commit = getenv("MOBULA_RAY_COMMIT");
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         const char *eq = strchr(arg, '=');

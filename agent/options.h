@@ -15,6 +15,7 @@ struct mb_agent_options {
     const char *node_dir;
     const char *address; /* host:port of the head; NULL with is_head */
     int is_head;
+    int is_job_agent; /* below a head that is Ray's: its dashboard hands jobs to this node */
     int64_t num_gpus; /* -1: count them */
     /* For drivers of submitted jobs, on a head. */
     int64_t num_cpus, memory_bytes; /* -1: what there is */
@@ -39,7 +40,10 @@ struct mb_agent_options {
     const char *gang_patience;       /* a duration */
     uint64_t gang_patience_ms;
     const char *token_file;
-    int no_token; /* the network is trusted */
+    int no_token;                         /* the network is trusted */
+    const char *notice_file, *notice_url; /* of notice.h; NULL: none */
+    /* What the head says that it is, for clients that compare; NULL: its own. */
+    const char *ray_version, *ray_commit;
     const char *log_level;
     struct mb_gcs_label labels[MB_AGENT_LABELS_MAX]; /* of labels_json; owned */
     size_t n_labels;

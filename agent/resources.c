@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include "base/alloc.h"
 
+enum { NVML_GPU_CORE = 0 }; /* nvmlTemperatureSensors_t */
 enum { NVML_OK = 0, NVML_NOT_FOUND = 6, NVML_NO_DRIVER = 9, NVML_NO_LIBRARY = 12 };
 
 /* nvmlMemory_t of nvml.h */
@@ -36,6 +37,10 @@ struct mb_nvml {
     int (*handle)(unsigned, void **);
     int (*name)(void *, char *, unsigned);
     int (*memory)(void *, struct nvml_memory *);
+    int (*uuid)(void *, char *, unsigned);
+    int (*rates)(void *, unsigned gpu_memory[2]);
+    int (*power)(void *, unsigned *);
+    int (*temperature)(void *, int sensor, unsigned *);
 };
 
 static int nvml_open(struct mb_nvml *n)
@@ -49,6 +54,10 @@ static int nvml_open(struct mb_nvml *n)
     *(void **)&n->handle = dlsym(n->library, "nvmlDeviceGetHandleByIndex_v2");
     *(void **)&n->name = dlsym(n->library, "nvmlDeviceGetName");
     *(void **)&n->memory = dlsym(n->library, "nvmlDeviceGetMemoryInfo");
+    *(void **)&n->uuid = dlsym(n->library, "nvmlDeviceGetUUID");
+    *(void **)&n->rates = dlsym(n->library, "nvmlDeviceGetUtilizationRates");
+    *(void **)&n->power = dlsym(n->library, "nvmlDeviceGetPowerUsage");
+    *(void **)&n->temperature = dlsym(n->library, "nvmlDeviceGetTemperature");
     return 1;
 }
 
@@ -125,6 +134,31 @@ int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out)
         return MB_EIO;
     *out = memory.used;
     return MB_OK;
+}
+
+void mb_nvml_usage(struct mb_nvml *n, unsigned device, struct mb_gpu_usage *out)
+{
+    struct nvml_memory memory = {0};
+    unsigned rates[2] = {0, 0};
+    void *handle = NULL;
+
+    *out = (struct mb_gpu_usage){.percent = 0};
+    if (n->handle(device, &handle) != NVML_OK)
+        return;
+    if (n->name && n->name(handle, out->name, sizeof(out->name)) != NVML_OK)
+        out->name[0] = '\0';
+    if (n->uuid && n->uuid(handle, out->uuid, sizeof(out->uuid)) != NVML_OK)
+        out->uuid[0] = '\0';
+    if (n->memory(handle, &memory) == NVML_OK) {
+        out->used_bytes = memory.used;
+        out->total_bytes = memory.total;
+    }
+    if (n->rates && n->rates(handle, rates) == NVML_OK)
+        out->percent = rates[0];
+    if (n->power && n->power(handle, &out->power_mw) != NVML_OK)
+        out->power_mw = 0;
+    if (n->temperature && n->temperature(handle, NVML_GPU_CORE, &out->temperature_c) != NVML_OK)
+        out->temperature_c = 0;
 }
 
 void mb_nvml_close(struct mb_nvml *n)
@@ -213,6 +247,21 @@ uint64_t mb_memory_detect(void)
             bytes = limit;
     }
     return bytes;
+}
+
+uint64_t mb_memory_used(void)
+{
+    uint64_t used = read_number("/sys/fs/cgroup/memory.current"), inactive = 0;
+    unsigned long long bytes;
+    FILE *f = fopen("/sys/fs/cgroup/memory.stat", "re");
+    char line[128];
+
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL)
+        if (sscanf(line, "inactive_file %llu", &bytes) == 1)
+            inactive = bytes;
+    if (f != NULL)
+        fclose(f);
+    return used > inactive ? used - inactive : 0;
 }
 
 const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor)

@@ -24,12 +24,23 @@ struct mb_nvml;
 /* MB_OK and NULL: there is none. MB_EIO: there is one, and it fails. */
 int mb_nvml_open(struct mb_nvml **out, struct mb_err *err);
 int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out);
+struct mb_gpu_usage {
+    char name[96], uuid[96];
+    unsigned percent; /* of time in which a kernel ran */
+    uint64_t used_bytes, total_bytes;
+    unsigned power_mw, temperature_c;
+};
+/* What the driver does not say stays 0. */
+void mb_nvml_usage(struct mb_nvml *n, unsigned device, struct mb_gpu_usage *out);
 void mb_nvml_close(struct mb_nvml *n);
 
 /* CPUs this process may run on, at least 1. */
 unsigned mb_cpus_detect(void);
 /* Bytes of memory that processes here may use: the machine's, or the control group's limit. */
 uint64_t mb_memory_detect(void);
+/* Bytes that count against a control group's limit, without what the kernel would give back at once
+ * (inactive pages of files); 0: there is no such group. */
+uint64_t mb_memory_used(void);
 /* The environment variable that limits a process to devices of this vendor. */
 const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor);
 /* The variable that has to say MB_GPU_ORDER so that a process counts devices as we do; NULL: none

@@ -27,6 +27,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "agent/init.h"
+#include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
@@ -300,12 +301,13 @@ static void on_handle_closed(uv_handle_t *handle)
     }
 }
 
-/* The socket may be closed before its handle: uv_poll never touches it after uv_poll_stop(). */
+/* The handle goes before the socket: uv_close() takes the descriptor out of the loop's epoll set by
+ * its number, and by then the number may be that of another supervisor's socket. */
 static void disconnect(struct mb_supervisor *s)
 {
     if (s->fd < 0)
         return;
-    uv_poll_stop(&s->poll);
+    uv_close((uv_handle_t *)&s->poll, on_handle_closed);
     close(s->fd);
     s->fd = -1;
 }
@@ -415,7 +417,7 @@ static unsigned count_orphans(const struct mb_sup_state *state, int kill_them)
             continue;
         n++;
         if (kill_them)
-            kill((pid_t)c->pid, SIGKILL);
+            mb_procs_signal(c->pid, c->start_ticks, SIGKILL);
     }
     return n;
 }
@@ -461,11 +463,8 @@ static void look_what_became_of_it(uv_timer_t *timer)
     char text[MB_SUP_TEXT_MAX];
     struct mb_err err;
 
-    if (s->n_handles == 2) { /* the broken socket's handle first */
-        if (!uv_is_closing((uv_handle_t *)&s->poll))
-            uv_close((uv_handle_t *)&s->poll, on_handle_closed);
+    if (s->n_handles == 2) /* the broken socket's handle first */
         return;
-    }
     if (read_state(s, text) != 0) {
         mb_err_set(&err, MB_EUNAVAIL, "supervisor in %s is gone: %s", s->dir, text);
         tell_error(s, &err);
@@ -623,7 +622,5 @@ void mb_supervisor_close(struct mb_supervisor *s, void (*cb)(void *arg), void *a
     s->on_closed = cb;
     s->on_closed_arg = arg;
     disconnect(s);
-    if (s->n_handles == 2 && !uv_is_closing((uv_handle_t *)&s->poll))
-        uv_close((uv_handle_t *)&s->poll, on_handle_closed);
     uv_close((uv_handle_t *)&s->timer, on_handle_closed);
 }

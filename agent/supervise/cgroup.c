@@ -2,10 +2,10 @@
  * Finding our place: /proc/self/cgroup has our path in each hierarchy, /proc/self/mountinfo where a
  * hierarchy is mounted and which path of it that is; the rest of our path is below the mount.
  *
- *  1. create: mkdir there. v2 first, the v1 freezer next.
- *  2. The memory controller may have to be handed to children first. The kernel refuses that while
- *     we ourselves sit in the parent (unless it is the root); then there is no limit by the kernel
- *     and the caller measures instead.
+ *  1. create: mkdir there, or beside the leaf that we sit in. v2 first, the v1 freezer next.
+ *  2. The memory controller has to be handed to children first. The kernel refuses that while a
+ *     process sits in the parent (unless it is the root): init, if it is the only one, moves to a
+ *     leaf. Where others sit there, too, there is no limit by the kernel and the caller measures.
  *  3. kill: v2 in one write. v1: freeze, which also stops forks that are under way, SIGKILL to each
  *     member, thaw so that they can die.
  *  4. remove: inner groups first; a supervisor that ran inside of us may have left its own.
@@ -27,6 +27,7 @@
 enum { LINE_MAX_BYTES = 4096, FREEZE_POLLS = 200, FREEZE_POLL_NS = 1000000, DEPTH_MAX = 4 };
 
 #define NAME_PREFIX "mobula-"
+#define LEAF        "/mobula-init"
 
 static const char *const kind_names[] = {"none", "cgroup-v1", "cgroup-v2"};
 
@@ -183,6 +184,73 @@ static int remove_one(const char *dir, int unused)
     return rmdir(dir) != 0 && errno != ENOENT;
 }
 
+/* ---- init's own place ---- */
+
+/* Where groups are made: our own group, or the one above if we sit in init's leaf. */
+static int base_dir(const char *controller, char *out, size_t cap)
+{
+    size_t n, leaf = strlen(LEAF);
+
+    if (!own_dir(controller, out, cap))
+        return 0;
+    n = strlen(out);
+    if (n > leaf && strcmp(out + n - leaf, LEAF) == 0)
+        out[n - leaf] = '\0';
+    return 1;
+}
+
+static int may_use_v2(void)
+{
+    const char *which = getenv("MOBULA_CGROUP");
+
+    return which == NULL || (strcmp(which, "v1") != 0 && strcmp(which, "off") != 0);
+}
+
+static int has_word(const char *dir, const char *name, const char *word)
+{
+    char path[MB_CGROUP_DIR_MAX + 64], found[64];
+    int has = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    f = fopen(path, "re");
+    while (f != NULL && !has && fscanf(f, "%63s", found) == 1)
+        has = strcmp(found, word) == 0;
+    if (f != NULL)
+        fclose(f);
+    return has;
+}
+
+void mb_cgroup_take_seat(void)
+{
+    char dir[MB_CGROUP_DIR_MAX], base[MB_CGROUP_DIR_MAX], leaf[MB_CGROUP_DIR_MAX + sizeof(LEAF)];
+
+    if (!may_use_v2() || !own_dir("", dir, sizeof(dir)) || !base_dir("", base, sizeof(base)) ||
+        strcmp(dir, base) != 0 || !has_word(dir, "cgroup.controllers", "memory") ||
+        has_word(dir, "cgroup.subtree_control", "memory") || each_member(dir, 0) != 1)
+        return;
+    snprintf(leaf, sizeof(leaf), "%s" LEAF, dir);
+    if (mkdir(leaf, 0755) != 0 && errno != EEXIST)
+        return;
+    if (write_file(leaf, "cgroup.procs", "0") == 0 &&
+        write_file(dir, "cgroup.subtree_control", "+memory") == 0)
+        return;
+    write_file(dir, "cgroup.procs", "0"); /* somebody came, or it is not ours to divide */
+    rmdir(leaf);
+}
+
+void mb_cgroup_leave_seat(void)
+{
+    char leaf[MB_CGROUP_DIR_MAX], dir[MB_CGROUP_DIR_MAX];
+
+    if (!may_use_v2() || !own_dir("", leaf, sizeof(leaf)) || !base_dir("", dir, sizeof(dir)) ||
+        strcmp(leaf, dir) == 0 || each_member(leaf, 0) != 1)
+        return;
+    if (write_file(dir, "cgroup.subtree_control", "-memory") == 0 &&
+        write_file(dir, "cgroup.procs", "0") == 0)
+        rmdir(leaf);
+}
+
 /* ---- life ---- */
 
 static int make(struct mb_cgroup *g, enum mb_cgroup_kind kind, const char *controller, int64_t pid,
@@ -191,7 +259,7 @@ static int make(struct mb_cgroup *g, enum mb_cgroup_kind kind, const char *contr
     char own[LINE_MAX_BYTES];
     struct stat st;
 
-    if (!own_dir(controller, own, sizeof(own)) ||
+    if (!base_dir(controller, own, sizeof(own)) ||
         snprintf(g->dir, sizeof(g->dir), "%s/" NAME_PREFIX "%lld-%llu", own, (long long)pid,
                  (unsigned long long)ticks) >= (int)sizeof(g->dir))
         return 0;
@@ -220,12 +288,11 @@ static void limit_memory(struct mb_cgroup *g, uint64_t bytes)
 static int pick(struct mb_cgroup *out, int64_t pid, uint64_t ticks, int must_exist)
 {
     const char *which = getenv("MOBULA_CGROUP");
-    int no_v2 = which != NULL && strcmp(which, "v1") == 0;
 
     *out = (struct mb_cgroup){.kind = MB_CGROUP_NONE};
     if (which != NULL && strcmp(which, "off") == 0)
         return 0;
-    if ((!no_v2 && make(out, MB_CGROUP_V2, "", pid, ticks, must_exist)) ||
+    if ((may_use_v2() && make(out, MB_CGROUP_V2, "", pid, ticks, must_exist)) ||
         make(out, MB_CGROUP_V1, "freezer", pid, ticks, must_exist))
         return 1;
     *out = (struct mb_cgroup){.kind = MB_CGROUP_NONE};

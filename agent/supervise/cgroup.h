@@ -2,8 +2,11 @@
  * The control group of one supervisor's children: what is in it can be killed in one step, however
  * fast it forks. libc only.
  *
- * A group is a directory "mobula-PID-TICKS" (of its supervisor) in the control group that the
- * supervisor and init run in themselves, so it never leaves a limit that somebody else has set.
+ * A group is a directory "mobula-PID-TICKS" (of its supervisor) in the control group that init was
+ * started in, so it never leaves a limit that somebody else has set. v2 hands controllers on from a
+ * group only while no process sits in it; where init is alone in its group (a pod, a service with
+ * Delegate=yes) it therefore moves to a leaf "mobula-init" beside those of its supervisors, which
+ * are born in there.
  * v2: cgroup.kill. Else the v1 freezer: freeze, SIGKILL to each, thaw. Where neither can be written
  * kind is MB_CGROUP_NONE and only the parent chain counts (procs.h). MOBULA_CGROUP=off, v1 or auto
  * in the environment of mobula-init restricts the choice.
@@ -24,11 +27,18 @@ struct mb_cgroup {
     int has_memory_limit;        /* the kernel enforces it */
 };
 
+/* For init, before it starts anything: if it is alone in a v2 group that has the memory controller
+ * to give, it moves to the leaf and has that handed on. Never fails; otherwise nothing is changed.
+ */
+void mb_cgroup_take_seat(void);
+/* And at its end, when it is alone again: everything is as it was. */
+void mb_cgroup_leave_seat(void);
+
 /* Makes the group of supervisor (pid, ticks); memory_limit_bytes 0: none. Never fails: what is not
  * possible shows in *out. */
 void mb_cgroup_create(struct mb_cgroup *out, int64_t pid, uint64_t ticks,
                       uint64_t memory_limit_bytes);
-/* The group that the supervisor (pid, ticks), a process in our own control group, would have made;
+/* The group that the supervisor (pid, ticks), started where we were, would have made;
  * MB_CGROUP_NONE when there is none. */
 void mb_cgroup_find(struct mb_cgroup *out, int64_t pid, uint64_t ticks);
 /* From what a state file says; only directories of our naming are taken. */

@@ -29,15 +29,17 @@ static void report_and_exit(int fd, const char *what, const char *name)
     _exit(127);
 }
 
-static void default_signals(void)
+static void default_signals(int holds_term)
 {
-    sigset_t none;
+    sigset_t mask;
 
     for (int s = 1; s < NSIG; s++)
         signal(s,
                SIG_DFL); /* refused for SIGKILL, SIGSTOP and libc's own: they are as they must be */
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    sigemptyset(&mask);
+    if (holds_term)
+        sigaddset(&mask, SIGTERM);
+    sigprocmask(SIG_SETMASK, &mask, NULL);
 }
 
 static void open_stdio(const char *log_path, int fail_fd)
@@ -68,7 +70,7 @@ static void run_child(const struct mb_exec *x, pid_t parent, int fail_fd)
     const char *program = x->program != NULL ? x->program : x->argv[0];
 
     setsid();
-    default_signals();
+    default_signals(x->holds_term);
     if (x->death_signal != 0) {
         prctl(PR_SET_PDEATHSIG, x->death_signal);
         if (getppid() != parent)

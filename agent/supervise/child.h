@@ -18,6 +18,7 @@ struct mb_exec {
     int cgroup_fd;           /* mb_cgroup_join_fd(), closed at exec; 0 or less: none */
     uint32_t nofile;         /* soft and hard limit of open files; 0: inherited */
     int no_core;             /* no core file, whatever is inherited */
+    int holds_term;          /* SIGTERM waits until the program takes it, instead of ending it */
 };
 
 /* Forks and executes in a new session, signals at their defaults. The pid, or -1 with a line in

@@ -11,8 +11,12 @@
  *     the grace, then whatever is below us is killed until the kernel says that nothing is. An
  *     agent that is still there after its grace is told once more, which makes it leave the
  *     cluster at once. A signal sent with a value (sigqueue) says in milliseconds after how long
- *     its sender pushes: the agent has 3/4 of that, everything together 7/8. A second signal skips
- *     the waiting. SIGHUP is forwarded to the agent.
+ *     its sender pushes: the agent has 3/4 of that, everything together 7/8. Without one
+ *     --killed-after-ms says after how long we are killed: the agent has all of it but 6 s,
+ *     everything together all but 2 s (of short times 3/4 and 7/8). Either way the agent hears how
+ *     long it has, by a value with its own SIGTERM. A second signal skips the waiting. SIGHUP is
+ *     forwarded to the agent. An agent that crashes in its grace is started again and told what is
+ *     left of it: what gangs have saved is still to be sent.
  *
  *  A supervisor that was killed leaves its processes to us (subreaper): they are killed at once,
  *  since nobody could tell any more how they end. Other orphans are reaped when they end.
@@ -50,7 +54,9 @@ enum {
     BACKOFF_MAX_MS = 5000,
     STABLE_MS = 60 * 1000, /* an agent that lived this long starts again without back-off */
     KILL_AGAIN_MS = 20,
-    LEAVE_MS = 3000, /* for an agent that stops waiting for its gangs */
+    LEAVE_MS = 3000,     /* for an agent that stops waiting for its gangs */
+    LEAVE_ALL_MS = 6000, /* ... and its supervisors, before we are killed ... */
+    LAST_MS = 2000,      /* ... and what is left of them */
     STATUS_CANNOT_RUN = 66,
     STATUS_CANNOT_START = 71
 };
@@ -75,6 +81,8 @@ struct front {
     uint64_t phase_ends_ms;
     uint64_t all_by_ms; /* when supervisors are killed, if the signal said so; 0: it did not */
     int agent_told_twice;
+    int agent_is_timed; /* it hears how much time it has */
+    int restart_due;    /* it is to be started, also while it stops */
     int signal_fd, self_fd;
     int life_fds[2]; /* [1] is held by this process only */
     pid_t agent_pid; /* 0: not running */
@@ -273,12 +281,14 @@ static void start_agent(struct front *f)
     struct mb_exec x = {.argv = (const char *const *)f->opts->agent_argv,
                         .pass_fd = {-1, f->opts->secret_fd},
                         .fd_env = {MB_INIT_FD_ENV, MB_SECRET_FD_ENV},
-                        .death_signal = SIGTERM};
+                        .death_signal = SIGTERM,
+                        .holds_term = f->phase == STOPPING_AGENT};
     int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
         say("socketpair: %s", strerror(errno));
         f->agent_restart_ms = now_ms() + BACKOFF_MAX_MS;
+        f->restart_due = 1;
         return;
     }
     x.pass_fd[0] = pair[1];
@@ -296,10 +306,19 @@ static void start_agent(struct front *f)
     enter(f, STOPPING_AGENT, now_ms());
 }
 
+/* By a signal that is none of those that we tell it to end with. */
+static int has_crashed(int status)
+{
+    return WIFSIGNALED(status) && WTERMSIG(status) != SIGTERM && WTERMSIG(status) != SIGINT;
+}
+
 static void agent_ended(struct front *f, int status)
 {
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    int wanted = f->phase != SERVING || code == 0 || (!f->ever_ready && code >= 64 && code <= 78);
+    int in_grace = f->phase == STOPPING_AGENT && !f->agent_told_twice && f->ever_ready &&
+                   now_ms() < f->phase_ends_ms;
+    int wanted = f->phase == SERVING ? code == 0 || (!f->ever_ready && code >= 64 && code <= 78)
+                                     : !in_grace || !has_crashed(status);
 
     f->agent_pid = 0;
     if (f->agent_sock >= 0)
@@ -315,6 +334,7 @@ static void agent_ended(struct front *f, int status)
         f->backoff_ms = BACKOFF_MIN_MS;
     say("the agent ended with status %d; starting it again in %llu ms", code,
         (unsigned long long)f->backoff_ms);
+    f->restart_due = 1;
     f->agent_restart_ms = now_ms() + f->backoff_ms;
     f->backoff_ms = f->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : f->backoff_ms * 2;
 }
@@ -365,18 +385,36 @@ static void reap(struct front *f, int *none_left)
     }
 }
 
+/* With the time that is left of its grace, if it plans with that. */
+static void tell_agent_to_end(const struct front *f)
+{
+    uint64_t now = now_ms();
+    union sigval value = {0};
+
+    if (f->agent_is_timed && f->phase_ends_ms > now)
+        value.sival_int = (int)(f->phase_ends_ms - now);
+    if (f->agent_pid > 0)
+        sigqueue(f->agent_pid, SIGTERM, value);
+}
+
 /* pushed_after_ms: 0, not said. */
 static void begin_stop(struct front *f, int pushed_after_ms)
 {
     uint64_t now = now_ms(), grace_ms = f->opts->grace_ms;
+    uint64_t killed_ms = f->opts->killed_after_ms;
 
     if (pushed_after_ms > 0) {
         grace_ms = (uint64_t)pushed_after_ms * 3 / 4;
         f->all_by_ms = now + (uint64_t)pushed_after_ms * 7 / 8;
+    } else if (killed_ms > 0) {
+        grace_ms = killed_ms - (killed_ms / 4 < LEAVE_ALL_MS ? killed_ms / 4 : LEAVE_ALL_MS);
+        f->all_by_ms = now + killed_ms - (killed_ms / 8 < LAST_MS ? killed_ms / 8 : LAST_MS);
     }
-    if (f->agent_pid > 0)
-        kill(f->agent_pid, SIGTERM);
+    f->agent_is_timed = pushed_after_ms > 0 || killed_ms > 0;
+    f->restart_due &= f->ever_ready; /* it has crashed just now: what it was at goes on */
+    f->agent_restart_ms = now;
     enter(f, STOPPING_AGENT, now + grace_ms);
+    tell_agent_to_end(f);
 }
 
 static void take_signals(struct front *f)
@@ -402,18 +440,22 @@ static int advance(struct front *f, int none_left)
 {
     uint64_t now = now_ms();
 
-    if (f->phase == SERVING) {
-        if (f->agent_pid == 0 && now >= f->agent_restart_ms)
-            start_agent(f);
-        return 0;
+    if (f->phase <= STOPPING_AGENT && f->restart_due && now >= f->agent_restart_ms) {
+        f->restart_due = 0;
+        start_agent(f);
+        if (f->phase == STOPPING_AGENT)
+            tell_agent_to_end(f);
     }
+    if (f->phase == SERVING)
+        return 0;
     if (f->phase == STOPPING_AGENT && f->agent_pid != 0 && now >= f->phase_ends_ms &&
         !f->agent_told_twice) {
         f->agent_told_twice = 1;
         kill(f->agent_pid, SIGTERM);
         f->phase_ends_ms = now + LEAVE_MS;
     }
-    if (f->phase == STOPPING_AGENT && (f->agent_pid == 0 || now >= f->phase_ends_ms)) {
+    if (f->phase == STOPPING_AGENT &&
+        ((f->agent_pid == 0 && !f->restart_due) || now >= f->phase_ends_ms)) {
         if (f->agent_pid != 0) {
             say("the agent did not end in time: killing it");
             kill(f->agent_pid, SIGKILL);
@@ -443,7 +485,7 @@ static int poll_timeout(const struct front *f)
 
     if (f->phase != SERVING)
         at = f->phase_ends_ms;
-    else if (f->agent_pid == 0)
+    if (f->phase <= STOPPING_AGENT && f->restart_due && f->agent_restart_ms < at)
         at = f->agent_restart_ms;
     if (f->strays_due && f->strays_again_ms < at)
         at = f->strays_again_ms;
@@ -511,6 +553,7 @@ static int set_up(struct front *f)
         say("cannot start in %s: %s", f->opts->run_dir, strerror(errno));
         return -1;
     }
+    mb_cgroup_take_seat();
     return 0;
 }
 
@@ -548,11 +591,20 @@ static int daemonize(const struct mb_front_opts *opts)
     return fds[1];
 }
 
+/* Of an object store, for the agent; what jobs get of them is said in docs/operations.md. */
+static int has_secret_in_environment(void)
+{
+    return getenv("BUCKET_STORAGE_SECRET_KEY") || getenv("AWS_SECRET_ACCESS_KEY") ||
+           getenv("AWS_SESSION_TOKEN") || getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN");
+}
+
 /* Before anything else, forks inherit it. Jobs are the same user: what is not dumpable opens
- * /proc/PID/fd to none of them. */
+ * /proc/PID/fd and /proc/PID/environ to none of them. */
 static int keep_secret(int fd)
 {
-    if (fd < 0 || (prctl(PR_SET_DUMPABLE, 0) == 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0))
+    if (fd < 0 && !has_secret_in_environment())
+        return 0;
+    if (prctl(PR_SET_DUMPABLE, 0) == 0 && (fd < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) == 0))
         return 0;
     say("--secret-fd %d: %s", fd, strerror(errno));
     return -1;
@@ -570,6 +622,7 @@ int mb_front_main(const struct mb_front_opts *opts)
     up_fd = opts->daemonize ? daemonize(opts) : -1;
     f.opts = opts;
     f.agent_sock = -1;
+    f.restart_due = 1;
     for (size_t i = 0; i < SUPERVISORS_MAX; i++)
         f.supervisors[i].ready_fd = -1;
     if (set_up(&f) != 0)
@@ -585,6 +638,7 @@ int mb_front_main(const struct mb_front_opts *opts)
         kill_strays(&f);
     } while (!advance(&f, none_left));
     remove_dead_groups(&f);
+    mb_cgroup_leave_seat();
     snprintf(path, sizeof(path), "%s/%s", opts->run_dir, MB_INIT_PID_FILE);
     unlink(path);
     close(f.signal_fd);

@@ -1,10 +1,13 @@
 /*
  * mobula-init: two roles in one tiny program.
- *   mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] [--secret-fd N]
+ *   mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] [--killed-after-ms N] [--secret-fd
+ * N]
  *       -- PROGRAM ARGS...
  *   mobula-init supervise SPEC
  * Exit status: that of its role, 64 for a wrong command line.
  */
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +19,8 @@ enum { STATUS_USAGE = 64, GRACE_MS = 30 * 1000, GRACE_MAX_MS = 24 * 3600 * 1000,
 
 static int usage(void)
 {
-    fputs("usage: mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N] [--secret-fd N]\n"
+    fputs("usage: mobula-init agent --run-dir DIR [--daemonize] [--grace-ms N]\n"
+          "                         [--killed-after-ms N] [--secret-fd N]\n"
           "                         -- PROGRAM ARGS...\n"
           "       mobula-init supervise SPEC\n",
           stderr);
@@ -29,6 +33,22 @@ static int read_number(const char *text, unsigned long max, unsigned long *out)
 
     *out = strtoul(text, &end, 10);
     return *text >= '0' && *text <= '9' && *end == '\0' && *out <= max;
+}
+
+/* What our starter had open is not ours: a lock would be held, a pipe never end, as long as the
+ * node lives, and every job would have them too. A kernel before 5.9 cannot: its descriptors stay.
+ */
+static void close_inherited(int but)
+{
+    unsigned first = STDERR_FILENO + 1;
+
+    if (but >= (int)first) {
+        if (but > (int)first)
+            close_range(first, (unsigned)but - 1, 0);
+        first = (unsigned)but + 1;
+    }
+    if (close_range(first, UINT_MAX, 0) != 0)
+        fprintf(stderr, "mobula-init: what its starter had open stays open: %s\n", strerror(errno));
 }
 
 static int agent(int argc, char **argv)
@@ -46,6 +66,10 @@ static int agent(int argc, char **argv)
             if (!read_number(argv[++i], GRACE_MAX_MS, &n))
                 return usage();
             opts.grace_ms = (uint32_t)n;
+        } else if (strcmp(argv[i], "--killed-after-ms") == 0 && i + 1 < argc) {
+            if (!read_number(argv[++i], GRACE_MAX_MS, &n))
+                return usage();
+            opts.killed_after_ms = (uint32_t)n;
         } else if (strcmp(argv[i], "--secret-fd") == 0 && i + 1 < argc) {
             if (!read_number(argv[++i], FD_MAX, &n) || n <= STDERR_FILENO)
                 return usage();
@@ -57,6 +81,7 @@ static int agent(int argc, char **argv)
     if (opts.run_dir == NULL || i + 1 >= argc)
         return usage();
     opts.agent_argv = argv + i + 1;
+    close_inherited(opts.secret_fd);
     return mb_front_main(&opts);
 }
 

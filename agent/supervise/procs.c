@@ -8,6 +8,10 @@
  * What can still be missed is a process whose parent died between the reads: it is our child by
  * then, and the next pass sees it. So signalling makes a second pass, and killing is repeated by
  * the caller until the kernel says that no child is left.
+ *
+ * Between a read and a signal a grandchild may end, be reaped by its parent, and its pid go to a
+ * process of somebody else. So a signal goes through a pidfd whose process still has the start time
+ * that was read; kernels before 5.3 have none, there the pid must do.
  */
 #include "agent/supervise/procs.h"
 
@@ -19,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "agent/supervise/state.h"
 
@@ -27,6 +32,7 @@ enum { STAT_MAX_BYTES = 1024, TICKS_FIELD = 22, STOP_PASSES = 64 };
 struct proc {
     pid_t pid;
     pid_t ppid;
+    uint64_t ticks; /* its start time */
     int marked;
 };
 
@@ -119,7 +125,7 @@ static int read_all(struct proc **out, size_t *n_out)
             all = p;
             cap = grown;
         }
-        all[n++] = (struct proc){.pid = pid, .ppid = ppid};
+        all[n++] = (struct proc){.pid = pid, .ppid = ppid, .ticks = ticks_of(stat_text)};
     }
     closedir(dir);
     *out = all;
@@ -158,65 +164,91 @@ static void mark_below(pid_t root, const pid_t *keep, size_t n_keep, struct proc
     }
 }
 
-/* Adds the descendants that are not in pids yet (malloc'ed, grown). The number added, or -1. */
-static int collect(const pid_t *keep, size_t n_keep, pid_t **pids, size_t *n)
+static int is_known(const struct proc *procs, size_t n, const struct proc *p)
 {
-    struct proc *all = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (procs[i].pid == p->pid && procs[i].ticks == p->ticks)
+            return 1;
+    }
+    return 0;
+}
+
+/* Adds the descendants that are not in procs yet (malloc'ed, grown). The number added, or -1. */
+static int collect(const pid_t *keep, size_t n_keep, struct proc **procs, size_t *n)
+{
+    struct proc *all = NULL, *grown;
     size_t n_all = 0, n_old = *n;
-    pid_t *grown;
 
     if (read_all(&all, &n_all) != 0)
         return -1;
     mark_below(getpid(), keep, n_keep, all, n_all);
-    grown = reallocarray(*pids, n_old + n_all + 1, sizeof(**pids));
+    grown = reallocarray(*procs, n_old + n_all + 1, sizeof(**procs));
     if (grown == NULL) {
         free(all);
         return -1;
     }
-    *pids = grown;
+    *procs = grown;
     for (size_t i = 0; i < n_all; i++) {
-        if (all[i].marked && !contains(grown, n_old, all[i].pid))
-            grown[(*n)++] = all[i].pid;
+        if (all[i].marked && !is_known(grown, n_old, &all[i]))
+            grown[(*n)++] = all[i];
     }
     free(all);
     return (int)(*n - n_old);
 }
 
+int mb_procs_signal(int64_t pid, uint64_t start_ticks, int signal)
+{
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0), rc;
+
+    if (fd < 0 && errno != ENOSYS && errno != EPERM) /* EPERM: a filter of system calls */
+        return -1;
+    if (fd >= 0 && mb_sup_start_ticks(pid) != start_ticks) {
+        close(fd);
+        errno = ESRCH;
+        return -1;
+    }
+    rc = fd < 0 ? kill((pid_t)pid, signal)
+                : (int)syscall(SYS_pidfd_send_signal, fd, signal, NULL, 0);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 int mb_procs_signal_tree(int signal)
 {
-    pid_t *pids = NULL;
+    struct proc *procs = NULL;
     size_t n = 0;
 
     for (int pass = 0; pass < 2; pass++) {
         size_t done = n;
 
-        if (collect(NULL, 0, &pids, &n) < 0) {
-            free(pids);
+        if (collect(NULL, 0, &procs, &n) < 0) {
+            free(procs);
             return -1;
         }
-        for (size_t i = done; i < n; i++)
-            kill(pids[i], signal); /* ESRCH: it ended meanwhile */
+        for (size_t i = done; i < n; i++) /* what is gone meanwhile needs none */
+            mb_procs_signal(procs[i].pid, procs[i].ticks, signal);
     }
-    free(pids);
+    free(procs);
     return (int)n;
 }
 
 int mb_procs_kill_tree(const pid_t *keep, size_t n_keep)
 {
-    pid_t *pids = NULL;
+    struct proc *procs = NULL;
     size_t n = 0;
     int added = 1;
 
     for (int pass = 0; pass < STOP_PASSES && added > 0; pass++) {
         size_t done = n;
 
-        added = collect(keep, n_keep, &pids, &n);
+        added = collect(keep, n_keep, &procs, &n);
         for (size_t i = done; i < n; i++)
-            kill(pids[i], SIGSTOP);
+            mb_procs_signal(procs[i].pid, procs[i].ticks, SIGSTOP);
     }
     for (size_t i = 0; i < n; i++)
-        kill(pids[i], SIGKILL);
-    free(pids);
+        mb_procs_signal(procs[i].pid, procs[i].ticks, SIGKILL);
+    free(procs);
     return added < 0 && n == 0 ? -1 : (int)n;
 }
 
@@ -258,21 +290,21 @@ static uint64_t proportional_bytes(pid_t pid)
 int mb_procs_memory_exceeds(uint64_t limit_bytes)
 {
     uint64_t (*const measures[])(pid_t) = {resident_bytes, proportional_bytes};
-    pid_t *pids = NULL;
+    struct proc *procs = NULL;
     size_t n = 0;
     int above = 1;
 
-    if (collect(NULL, 0, &pids, &n) < 0) {
-        free(pids);
+    if (collect(NULL, 0, &procs, &n) < 0) {
+        free(procs);
         return -1;
     }
     for (int m = 0; m < 2 && above; m++) {
         uint64_t sum = 0;
 
         for (size_t i = 0; i < n; i++)
-            sum += measures[m](pids[i]);
+            sum += measures[m](procs[i].pid);
         above = sum > limit_bytes;
     }
-    free(pids);
+    free(procs);
     return above;
 }

@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* A signal to the process of this pid and start time (state.h) and to no other that has its pid
+ * meanwhile. 0, or -1 with errno: ESRCH when it is gone. */
+int mb_procs_signal(int64_t pid, uint64_t start_ticks, int signal);
+
 /* One signal to every live descendant of this process, each at most once, also to those that were
  * born while the first pass looked. The number signalled, or -1 when /proc or memory fails. */
 int mb_procs_signal_tree(int signal);

@@ -1,19 +1,27 @@
 /*
  * Committing an iteration.
  *
- * Happy path: list -> every part is there -> get them -> merge -> put the manifest if absent -> get
- * the pointer -> move it if it is older.
+ * Happy path: list -> every part is there -> get what stands at the manifest's key: our claim ->
+ * get the parts -> merge -> put the manifest in place of the claim -> get the pointer -> is the
+ * manifest still there? -> move the pointer if it is older.
  *
  *  1. Parts are missing, or still those of another attempt: listed again after 0.2 s, growing to 2
- * s, until give_up_at.
- *  2. The manifest is there: another node was faster (or this one before a restart). If it is of
- *     this job, group and attempt, only the pointer is left to do; a foreign one is about to be
- * deleted by the node that has not begun yet, so this waits as in 1.
- *  3. The pointer changed between get and put: read again, at most POINTER_TRIES times. A pointer
+ *     s, until give_up_at.
+ *  2. The manifest is there: another node was faster (or this one before a restart): only the
+ *     pointer is left to do. The manifest of somebody else: ours takes its place if our files lie
+ *     beside (claim.h), with one conditional write.
+ *  3. The claim of somebody else, or none: a newer writer has taken over. This one is over.
+ *  4. What stood there changed between get and put: 1.
+ *  5. The pointer changed between get and put: read again, at most POINTER_TRIES times. A pointer
  *     that is newer stays: it never moves backwards.
- *  4. The store fails: tried again like 1, FAILURES_MAX times in a row at most; give_up_at is for
- *     other nodes' parts only.
- *  5. Cancelled: freed when the request in flight has come back; the callback stays away.
+ *     The manifest is gone by then: the iteration was removed, and this one is over. The move would
+ *     fail if it were removed after that look (docs/adr/0015-what-the-pointer-names-is-there.md).
+ *  6. The store fails: tried again like 1, FAILURES_MAX times in a row at most; give_up_at is for
+ *     other nodes' parts only. A store that is away is asked as often as it takes, until
+ * give_up_at.
+ *  7. A store without conditional writes: the manifest and the pointer are put plainly, by the
+ * first node alone, which has just seen its claim; the others wait for what it writes.
+ *  8. Cancelled: freed when the request in flight has come back; the callback stays away.
  */
 #include "agent/upload/commit.h"
 
@@ -30,8 +38,7 @@ enum {
     WAIT_MAX_MS = 2000,
     TIMEOUT_MS = 60000,
     FAILURES_MAX = 10,
-    POINTER_TRIES = 20,
-    LATEST_MAX_BYTES = 64
+    POINTER_TRIES = 20
 };
 
 struct mb_commit {
@@ -49,7 +56,17 @@ struct mb_commit {
     uint64_t wait_ms;
     unsigned failures;
     unsigned pointer_tries;
+    uint32_t node_rank;
+    int is_moved;      /* the pointer, by us */
+    int no_conditions; /* the store takes no conditional writes */
+    char etag[200];    /* of what stands at the manifest's key */
+    int is_there;      /* the pointer; with this etag, and to be this text */
+    char pointer_etag[200], pointer[MB_LATEST_MAX_BYTES];
+    size_t pointer_len;
+    int is_beside; /* that is the manifest of somebody else, and ours goes in its place */
+    int has_all;   /* the listing had all parts */
     int in_flight;
+    int waits; /* for what other nodes send */
     int cancelled;
     int timer_closed;
     struct mb_err last; /* why it is not done yet */
@@ -100,7 +117,7 @@ static void finish(struct mb_commit *c, const struct mb_err *err)
     if (c->cancelled)
         return;
     mb_commit_cancel(c);
-    c->cb(c->arg, err);
+    c->cb(c->arg, err, c->is_moved && err->code == MB_OK);
 }
 
 static void on_timer(uv_timer_t *t)
@@ -114,23 +131,37 @@ static void list_later(struct mb_commit *c)
     c->wait_ms = c->wait_ms * 2 < WAIT_MAX_MS ? c->wait_ms * 2 : WAIT_MAX_MS;
 }
 
+static int is_given_up(const struct mb_commit *c)
+{
+    return c->give_up_at_ms > 0 && mb_mono_ms() >= c->give_up_at_ms;
+}
+
 static void wait_and_list(struct mb_commit *c)
 {
     c->failures = 0;
-    if (c->give_up_at_ms > 0 && mb_mono_ms() >= c->give_up_at_ms) {
+    if (is_given_up(c)) {
         if (c->last.code == MB_OK)
             mb_err_set(&c->last, MB_ETIMEOUT, "the parts of other nodes did not appear");
         finish(c, &c->last);
         return;
     }
+    c->waits = 1;
     list_later(c);
+}
+
+int mb_commit_waits(const struct mb_commit *c)
+{
+    return c != NULL && c->waits;
 }
 
 static void trouble(struct mb_commit *c, int code, const char *what, const char *text)
 {
+    int is_away = code == MB_EUNAVAIL || code == MB_ETIMEOUT; /* no fault of what was sent */
+
     mb_err_set(&c->last, code, "%s: %s", what, text);
     mb_warn("upload", "commit of iteration %" PRId64 ": %s", c->iteration, c->last.text);
-    if (++c->failures >= FAILURES_MAX)
+    c->failures += !is_away || is_given_up(c);
+    if (c->failures >= FAILURES_MAX)
         finish(c, &c->last);
     else
         list_later(c);
@@ -154,6 +185,24 @@ static void started(struct mb_commit *c, int rc, const char *what, const struct 
         trouble(c, rc, what, err->text);
 }
 
+/* 1: said once, and goes on without. */
+static int lose_conditions(struct mb_commit *c)
+{
+    if (c->no_conditions)
+        return 0;
+    c->no_conditions = 1;
+    mb_warn("upload",
+            "the store takes no conditional writes: the first node alone commits, and two "
+            "jobs must not save into one place");
+    return 1;
+}
+
+static void is_over(struct mb_commit *c, const char *why)
+{
+    mb_err_set(&c->last, MB_ESTATE, "%s", why);
+    finish(c, &c->last);
+}
+
 /* ---- the pointer ---- */
 
 static void on_pointer_put(void *arg, const struct mb_store_result *r)
@@ -163,31 +212,98 @@ static void on_pointer_put(void *arg, const struct mb_store_result *r)
 
     if (!came_back(c))
         return;
+    c->is_moved = r->error == MB_OK;
     if (r->error == MB_OK)
         finish(c, &ok);
     else if (r->error == MB_EEXIST && ++c->pointer_tries < POINTER_TRIES)
+        get_pointer(c);
+    else if (r->error == MB_EUNSUPPORTED && lose_conditions(c))
         get_pointer(c);
     else
         trouble(c, r->error, MB_LATEST_KEY, r->text);
 }
 
-static void on_pointer(void *arg, const struct mb_store_result *r)
+static void put_pointer(struct mb_commit *c)
+{
+    struct mb_err err = {0};
+    enum mb_store_if cond = c->no_conditions ? MB_STORE_ALWAYS
+                            : c->is_there    ? MB_STORE_IF_MATCH
+                                             : MB_STORE_IF_ABSENT;
+
+    started(c,
+            mb_store_put(c->store, MB_LATEST_KEY, c->pointer, c->pointer_len, cond, c->pointer_etag,
+                         TIMEOUT_MS, on_pointer_put, c, &err),
+            MB_LATEST_KEY, &err);
+}
+
+static void on_still_there(void *arg, const struct mb_store_result *r)
 {
     struct mb_commit *c = arg;
-    enum mb_store_if cond = MB_STORE_IF_MATCH;
-    struct mb_err err = {0};
-    int64_t now_at = -1;
-    char text[32];
-    int n = snprintf(text, sizeof(text), "%" PRId64, c->iteration);
 
     if (!came_back(c))
         return;
-    if (r->error == MB_ENOENT) {
-        cond = MB_STORE_IF_ABSENT;
-    } else if (r->error != MB_OK) {
+    if (r->error == MB_ENOENT)
+        is_over(c, "it was removed from the store");
+    else if (r->error != MB_OK)
+        trouble(c, r->error, "manifest", r->text);
+    else if (c->etag[0] != '\0' && r->etag[0] != '\0' && !mb_store_same_etag(c->etag, r->etag))
+        wait_and_list(c); /* who has replaced it? */
+    else
+        put_pointer(c);
+}
+
+/* there: the pointer as it is. */
+static void look_and_move(struct mb_commit *c, const struct mb_store_result *there)
+{
+    char key[MB_CHECKPOINT_KEY_MAX];
+    struct mb_err err = {0};
+
+    if (c->no_conditions && c->node_rank > 0) { /* the first node moves it */
+        wait_and_list(c);
+        return;
+    }
+    c->is_there = there->error == MB_OK;
+    snprintf(c->pointer_etag, sizeof(c->pointer_etag), "%s", there->etag);
+    c->pointer_len = mb_latest_format(c->iteration, there->data, there->data_len, 0,
+                                      mb_random_u64(), c->pointer);
+    started(c,
+            mb_store_head(c->store, mb_manifest_key(c->iteration, key), TIMEOUT_MS, on_still_there,
+                          c, &err),
+            "manifest", &err);
+}
+
+/* Of a pointer that is too long to be one. */
+static void on_pointer_head(void *arg, const struct mb_store_result *r)
+{
+    struct mb_commit *c = arg;
+
+    if (!came_back(c))
+        return;
+    if (r->error != MB_OK && r->error != MB_ENOENT)
+        trouble(c, r->error, MB_LATEST_KEY, r->text);
+    else
+        look_and_move(c, r);
+}
+
+static void on_pointer(void *arg, const struct mb_store_result *r)
+{
+    struct mb_commit *c = arg;
+    struct mb_err err = {0};
+    int64_t now_at = -1;
+
+    if (!came_back(c))
+        return;
+    if (r->error == MB_EFULL) {
+        mb_warn("upload", "the pointer is damaged and will be replaced: %s", r->text);
+        started(c, mb_store_head(c->store, MB_LATEST_KEY, TIMEOUT_MS, on_pointer_head, c, &err),
+                MB_LATEST_KEY, &err);
+        return;
+    }
+    if (r->error != MB_OK && r->error != MB_ENOENT) {
         trouble(c, r->error, MB_LATEST_KEY, r->text);
         return;
-    } else if (mb_latest_parse(r->data, r->data_len, &now_at, &err) != MB_OK) {
+    }
+    if (r->error == MB_OK && mb_latest_parse(r->data, r->data_len, &now_at, &err) != MB_OK) {
         mb_warn("upload", "the pointer is damaged and will be replaced: %s", err.text);
         now_at = -1;
     }
@@ -198,10 +314,7 @@ static void on_pointer(void *arg, const struct mb_store_result *r)
         finish(c, &err);
         return;
     }
-    started(c,
-            mb_store_put(c->store, MB_LATEST_KEY, text, (size_t)n, cond, r->etag, TIMEOUT_MS,
-                         on_pointer_put, c, &err),
-            MB_LATEST_KEY, &err);
+    look_and_move(c, r);
 }
 
 static void get_pointer(struct mb_commit *c)
@@ -209,7 +322,8 @@ static void get_pointer(struct mb_commit *c)
     struct mb_err err;
 
     started(
-        c, mb_store_get(c->store, MB_LATEST_KEY, LATEST_MAX_BYTES, TIMEOUT_MS, on_pointer, c, &err),
+        c,
+        mb_store_get(c->store, MB_LATEST_KEY, MB_LATEST_MAX_BYTES, TIMEOUT_MS, on_pointer, c, &err),
         MB_LATEST_KEY, &err);
 }
 
@@ -221,9 +335,10 @@ static void on_manifest_put(void *arg, const struct mb_store_result *r)
 
     if (!came_back(c))
         return;
+    snprintf(c->etag, sizeof(c->etag), "%s", r->error == MB_OK ? r->etag : "");
     if (r->error == MB_OK)
         get_pointer(c);
-    else if (r->error == MB_EEXIST)
+    else if (r->error == MB_EEXIST || (r->error == MB_EUNSUPPORTED && lose_conditions(c)))
         wait_and_list(c);
     else
         trouble(c, r->error, "manifest", r->text);
@@ -240,15 +355,18 @@ static void put_manifest(struct mb_commit *c)
     if (rc == MB_OK)
         rc = mb_manifest_encode(&whole, &text, &err);
     mb_manifest_close(&whole);
-    if (rc == MB_ECORRUPT || rc == MB_ENOENT) { /* parts of different attempts: wait for ours */
+    if (rc == MB_ECORRUPT || rc == MB_ENOENT) { /* parts of different attempts: wait */
         c->last = err;
         wait_and_list(c);
-        return;
+    } else if (rc == MB_OK && c->no_conditions && c->node_rank > 0) {
+        wait_and_list(c);
+    } else {
+        if (rc == MB_OK)
+            rc = mb_store_put(c->store, mb_manifest_key(c->iteration, key), text, strlen(text),
+                              c->no_conditions ? MB_STORE_ALWAYS : MB_STORE_IF_MATCH, c->etag,
+                              TIMEOUT_MS, on_manifest_put, c, &err);
+        started(c, rc, "manifest", &err);
     }
-    if (rc == MB_OK)
-        rc = mb_store_put(c->store, mb_manifest_key(c->iteration, key), text, strlen(text),
-                          MB_STORE_IF_ABSENT, NULL, TIMEOUT_MS, on_manifest_put, c, &err);
-    started(c, rc, "manifest", &err);
     mb_free(text);
 }
 
@@ -257,12 +375,13 @@ static int is_ours(const struct mb_commit *c, const struct mb_manifest *m)
     return m->iteration == c->iteration && mb_manifest_is_of(m, &c->writer);
 }
 
+/* What stands at the manifest's key. */
 static void on_manifest(void *arg, const struct mb_store_result *r)
 {
     struct mb_commit *c = arg;
     struct mb_manifest m = {0};
     struct mb_err err = {0};
-    int ours;
+    int ours, is_claim, rc = MB_OK;
 
     if (!came_back(c))
         return;
@@ -270,12 +389,24 @@ static void on_manifest(void *arg, const struct mb_store_result *r)
         trouble(c, r->error, "manifest", r->text);
         return;
     }
-    ours = r->error == MB_OK &&
-           mb_manifest_decode(r->data, r->data_len, "manifest", &m, &err) == MB_OK &&
-           is_ours(c, &m);
+    if (r->error == MB_OK)
+        rc = mb_manifest_decode_any(r->data, r->data_len, "manifest", &m, &err);
+    if (rc == MB_ENOMEM) {
+        trouble(c, rc, "manifest", err.text);
+        return;
+    }
+    ours = r->error == MB_OK && rc == MB_OK && is_ours(c, &m);
+    is_claim = m.is_claim;
     mb_manifest_close(&m);
-    if (ours)
+    snprintf(c->etag, sizeof(c->etag), "%s", r->etag);
+    if (r->error == MB_ENOENT)
+        is_over(c, "its claim is gone from the store");
+    else if (!ours && (is_claim || rc != MB_OK || !c->is_beside))
+        is_over(c, "another writer has taken over");
+    else if (ours && !is_claim)
         get_pointer(c);
+    else if (c->has_all)
+        get_part(c);
     else
         wait_and_list(c);
 }
@@ -345,20 +476,16 @@ static void on_list(void *arg, const struct mb_store_result *r)
         trouble(c, r->error, "list", r->text);
         return;
     }
-    if (has_key(r, mb_manifest_key(c->iteration, key))) {
-        started(
-            c, mb_store_get(c->store, key, MB_MANIFEST_MAX_BYTES, TIMEOUT_MS, on_manifest, c, &err),
-            "manifest", &err);
-        return;
-    }
-    for (uint32_t i = 0; i < c->num_nodes; i++)
+    c->has_all = 1;
+    for (uint32_t i = 0; i < c->num_nodes && c->has_all; i++)
         if (!has_key(r, mb_part_key(c->iteration, i, c->num_nodes, key))) {
             mb_err_set(&c->last, MB_ETIMEOUT, "the part of node %u of %u did not appear", i,
                        c->num_nodes);
-            wait_and_list(c);
-            return;
+            c->has_all = 0;
         }
-    get_part(c);
+    mb_manifest_key(c->iteration, key);
+    started(c, mb_store_get(c->store, key, MB_MANIFEST_MAX_BYTES, TIMEOUT_MS, on_manifest, c, &err),
+            "manifest", &err);
 }
 
 static void list(struct mb_commit *c)
@@ -368,6 +495,7 @@ static void list(struct mb_commit *c)
     struct mb_err err;
 
     free_parts(c);
+    c->waits = 0;
     snprintf(prefix, sizeof(prefix), "%s/.mobula/", mb_iteration_dir(c->iteration, dir));
     started(c, mb_store_list(c->store, prefix, TIMEOUT_MS, on_list, c, &err), "list", &err);
 }
@@ -397,6 +525,8 @@ int mb_commit_start(uv_loop_t *loop, struct mb_store *store, const struct mb_com
     c->store = store;
     c->iteration = opts->iteration;
     c->num_nodes = opts->num_nodes;
+    c->node_rank = opts->node_rank;
+    c->is_beside = opts->is_beside;
     c->writer = (struct mb_manifest_writer){c->job_id, c->placement_group, opts->writer.attempt};
     c->give_up_at_ms = opts->give_up_at_ms;
     c->cb = cb;

@@ -1,18 +1,26 @@
 /*
  * The uploader's memory across a SIGKILL: an append-only file of records, each with its length and
- * CRC32C, flushed to disk before the step it notes counts.
+ * CRC32C, flushed to disk before the step it notes counts. Only "done" is flushed with what follows
+ * it: if the machine loses power before, the file is compared with what the store has, and not sent
+ * again. When most of it is of iterations that are durable, it is written anew without them.
  *
  * File: "mobula-journal 1\n", then per record u32 length, u32 CRC32C of the payload
  * (little-endian), payload: one JSON object whose "r" names it:
  *
- *   saved      iteration, rank, dir, files [{path, size, crc, has_crc}]
+ *   launched   unix_ms: of the gang, as a whole; the first record
+ *   entered    the gang is in the store's list of writers (fence.h)
+ *   saved      iteration, rank, dir, files [{path, size, crc, has_crc}], before: so many files of
+ *              this report are in the "files" records before it (0 if absent)
+ *   files      iteration, rank, at, files: a piece of a long report, counts with its "saved" only
+ *   place      iteration, data: where its files go inside the iteration's directory
  *   begin      iteration, path, upload_id: a multipart upload is open under this id
+ *   aborted    iteration, path: no unfinished upload of it is left
  *   done       iteration, path, crc: the file is in the store
  *   part       iteration: this node's part file is in the store
- *   committed  iteration: manifest and pointer are there
+ *   committed  iteration: manifest and pointer are there; needs no "saved" before it
  *   dropped    iteration, error: given up; needs no "saved" before it
  *
- * Blocking, a few kB at a time.
+ * Blocking, a few kB at a time, but for the report of a rank with many files.
  */
 #ifndef MOBULA_AGENT_UPLOAD_JOURNAL_H
 #define MOBULA_AGENT_UPLOAD_JOURNAL_H
@@ -45,9 +53,18 @@ struct mb_journal;
 int mb_journal_open(const char *path, struct mb_plan *plan, struct mb_journal **out,
                     struct mb_err *err);
 void mb_journal_close(struct mb_journal *j); /* NULL is legal */
+/* Writes it anew from the plan, if it is long and most of it is of no use any more; nothing
+ * otherwise. A failure leaves it as it is. */
+int mb_journal_shorten(struct mb_journal *j, struct mb_plan *plan, struct mb_err *err);
 
+int mb_journal_launched(struct mb_journal *j, int64_t unix_ms, struct mb_err *err);
+int mb_journal_entered(struct mb_journal *j, struct mb_err *err);
 int mb_journal_saved(struct mb_journal *j, int64_t iteration, uint32_t rank, const char *dir,
                      const struct mb_upload_file *files, size_t n, struct mb_err *err);
+int mb_journal_place(struct mb_journal *j, int64_t iteration, const char *place,
+                     struct mb_err *err);
+int mb_journal_aborted(struct mb_journal *j, int64_t iteration, const char *path,
+                       struct mb_err *err);
 int mb_journal_begin(struct mb_journal *j, int64_t iteration, const char *path,
                      const char *upload_id, struct mb_err *err);
 int mb_journal_done(struct mb_journal *j, int64_t iteration, const char *path, uint64_t crc64nvme,

@@ -15,8 +15,9 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_MANIFEST_VERSION = 1, MB_MANIFEST_MAX_BYTES = 64 << 20 };
+enum { MB_MANIFEST_VERSION = 2, MB_MANIFEST_MAX_BYTES = 256 << 20 /* over a million files */ };
 
+/* Version 2 has "data"; a manifest without it is written as version 1. */
 #define MB_LATEST_KEY "latest_checkpointed_iteration.txt"
 
 struct mb_manifest_file {
@@ -40,6 +41,8 @@ struct mb_manifest {
     char *job_id;
     char *placement_group; /* "" when it was not recorded */
     uint32_t attempt;
+    int is_claim; /* who is about to write the manifest: no files yet */
+    char *data;   /* directory of the files inside the iteration's own; NULL: that itself */
     struct mb_manifest_file *files; /* sorted by path, each path once */
     size_t n_files;
 };
@@ -60,13 +63,30 @@ int mb_manifest_is_newer(const struct mb_manifest *m, const struct mb_manifest_w
  * with other contents is MB_EEXIST, with the same contents it is left as it is. */
 int mb_manifest_add(struct mb_manifest *m, const char *path, uint64_t size_bytes,
                     uint64_t crc64nvme, struct mb_err *err);
+/* The same for n files in any order, in n log n: one at a time, 100,000 in another order than their
+ * paths' took seconds. After an error m is as it was. */
+int mb_manifest_add_all(struct mb_manifest *m, const struct mb_manifest_file *files, size_t n,
+                        struct mb_err *err);
 
-/* Compact JSON, owned by the caller; the same bytes for the same contents. */
+/* Where the files are, in place of the iteration's own directory: .mobula/data-... MB_EINVAL: it is
+ * not below .mobula/. NULL or "": there. */
+int mb_manifest_set_data(struct mb_manifest *m, const char *data, struct mb_err *err);
+/* Key of a file of iteration below data (NULL or ""); owned by the caller, NULL: no memory. */
+char *mb_manifest_file_key(int64_t iteration, const char *data, const char *path);
+/* Compact JSON, owned by the caller; the same bytes for the same contents. MB_EFULL: longer than a
+ * reader takes. */
 int mb_manifest_encode(const struct mb_manifest *m, char **out, struct mb_err *err);
 /* what: name for texts. Anything missing, of a wrong type, negative or out of place is MB_ECORRUPT.
- */
+ * A claim is MB_ENOENT: for a reader there is no manifest yet. */
 int mb_manifest_decode(const void *json, size_t n, const char *what, struct mb_manifest *out,
                        struct mb_err *err);
+
+/* The same, and claims too. */
+int mb_manifest_decode_any(const void *json, size_t n, const char *what, struct mb_manifest *out,
+                           struct mb_err *err);
+
+/* 1: a newer program wrote it, and it cannot be told what it says. */
+int mb_manifest_is_of_newer_version(const void *json, size_t n);
 
 /* All parts 0..num_nodes-1 of one iteration and writer into one manifest; MB_ECORRUPT when
  * they do not belong together, MB_ENOENT when one is missing. */
@@ -83,5 +103,11 @@ char *mb_part_key(int64_t iteration, uint32_t node_rank, uint32_t num_nodes,
 int mb_latest_parse(const void *p, size_t n, int64_t *out, struct mb_err *err);
 /* 1: a pointer that says now_at (-1: there is none) has to move to iteration. Never backwards. */
 int mb_latest_moves(int64_t now_at, int64_t iteration);
+/* What the pointer is to hold, into out; its length is returned. there: what it holds now, NULL for
+ * nothing. Digits alone, unless it is_touched or was: then white space of 40 random bits follows,
+ * so that no two such contents, and no etags, are alike (docs/adr/0015). */
+enum { MB_LATEST_MAX_BYTES = 64 };
+size_t mb_latest_format(int64_t iteration, const void *there, size_t n, int is_touched,
+                        uint64_t random, char out[MB_LATEST_MAX_BYTES]);
 
 #endif

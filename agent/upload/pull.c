@@ -1,19 +1,29 @@
 /*
  * Fetching a checkpoint.
  *
- * Happy path: pointer -> manifest -> files, four at a time -> local tracker file -> callback.
+ * Happy path: pointer -> manifest -> files, 32 at a time -> everything onto the disk -> local
+ * tracker file -> callback. Files are not synced one by one: the file system is, once, before the
+ * tracker.
  *
- *  1. No pointer: there is no checkpoint, iteration -1, no error.
- *  2. The manifest is absent or damaged, a file is absent, or has not the size and CRC64NVME that
- *     the manifest says: the checkpoint is named in a warning, and the newest older one that has a
- *     manifest is tried. None is left: MB_ECORRUPT with the first reason.
+ *  1. No pointer: nobody has come to move it yet. The newest whole one that has a manifest is
+ * taken, with a warning; there is no manifest at all, only claims of writers: no checkpoint,
+ * iteration -1, no error.
+ *  2. The manifest is absent, damaged or longer than any, a file is absent, or has not the size and
+ * CRC64NVME that the manifest says: the checkpoint is named in a warning, and the newest older one
+ * that has a manifest is tried. None is left: MB_ECORRUPT with the first reason.
  *  3. A file that is there already with the right size is read and checked in the pool instead of
  *     being fetched: a restart on the same node costs no transfer.
- *  4. Files come under a temporary name with our pid, so that two nodes sharing a directory do not
- *     meet; a rename of equal contents over equal contents harms nobody.
- *  5. The store fails otherwise (no access, no route): that is the error, nothing older is tried.
+ *  4. Files come under a temporary name with a random number (containers have equal pids), so that
+ *     two nodes sharing a directory do not meet; a rename of equal contents over equal contents
+ *     harms nobody. A big file is fetched by one of them, the others wait and then find it there;
+ *     leftovers of dead pullers are removed by the next one that comes alone (pull_lock.h).
+ *  5. Something of it is not there: perhaps keep-last removes it while it is fetched. The pointer
+ *     is read again, a few times at most; if it names a newer one by now, that is fetched instead,
+ *     else 2.
+ *  6. An iteration that was asked for is fetched or it is an error: nothing older is taken.
+ *  7. The store fails otherwise (no access, no route): that is the error, nothing older is tried.
  */
-#include "agent/upload/pull.h"
+#include "agent/upload/pull_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,62 +33,49 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "agent/upload/manifest.h"
 #include "base/alloc.h"
 #include "base/checksum.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "base/s3/store.h"
 #include "base/str.h"
 
 enum {
-    SLOTS = 4,
-    SMALL_TIMEOUT_MS = 60000,
     FILE_TIMEOUT_MS = 24 * 3600 * 1000,
-    LATEST_MAX_BYTES = 64,
-    READ_CHUNK = 1 << 20
+    READ_CHUNK = 1 << 20,
+    LOCK_FROM_BYTES = 8 << 20, /* smaller files are fetched twice rather than waited for */
+    LOCK_LOOK_MS = 200
 };
 
-struct slot {
-    struct mb_pull *p;
-    const struct mb_manifest_file *file; /* NULL: free */
-    char *path;                          /* where it belongs */
-    char *temporary;
-    uv_work_t work;
-    int matches; /* what the check in the pool found */
-};
-
-struct mb_pull {
-    uv_loop_t *loop;
-    struct mb_store *store;
-    char *local_dir;
-    mb_pull_cb cb;
-    void *arg;
-    struct mb_manifest manifest;
-    int64_t trying;
-    int64_t *older; /* ascending; those not tried yet are the first n_older */
-    size_t n_older;
-    int has_listed;
-    size_t next; /* file to start next */
-    unsigned busy;
-    struct slot slots[SLOTS];
-    struct mb_err first; /* why the newest was not good */
-    struct mb_err bad;   /* why the present one is not; code 0: nothing yet */
-    struct mb_err result;
-    int64_t iteration;
-    int finishing;
-    int store_closed;
-};
-
-static void try_iteration(struct mb_pull *p, int64_t iteration);
 static void step(struct mb_pull *p);
 
 /* ---- the end ---- */
+
+static void maybe_over(struct mb_pull *p);
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct mb_pull *p = h->data;
+
+    p->timer_closed = 1;
+    maybe_over(p);
+}
 
 static void maybe_over(struct mb_pull *p)
 {
     if (p->busy > 0 || !p->store_closed)
         return;
+    if (!p->timer_closing) {
+        p->timer_closing = 1;
+        uv_close((uv_handle_t *)&p->timer, on_timer_closed);
+        return;
+    }
+    if (!p->timer_closed)
+        return;
+    for (size_t i = 0; i < PULL_SLOTS; i++)
+        if (p->slots[i].waits)
+            pull_end_slot(&p->slots[i]);
+    pull_leave_dir(p);
     p->cb(p->arg, &p->result, p->iteration);
     mb_manifest_close(&p->manifest);
     mb_free(p->older);
@@ -95,18 +92,19 @@ static void on_store_closed(void *arg)
 }
 
 /* Requests in flight come back with MB_ECANCELED before the store reports that it is closed. */
-static void finish(struct mb_pull *p, const struct mb_err *err, int64_t iteration)
+void pull_finish(struct mb_pull *p, const struct mb_err *err, int64_t iteration)
 {
     if (p->finishing)
         return;
     p->finishing = 1;
+    atomic_store(&p->stops, 1);
     p->result = *err;
     p->iteration = iteration;
     mb_store_close(p->store, on_store_closed, p);
 }
 
 /* A request or a check came back; 0: the pull is over, nothing more may be begun. */
-static int came_back(struct mb_pull *p)
+int pull_came_back(struct mb_pull *p)
 {
     p->busy--;
     if (!p->finishing)
@@ -115,158 +113,156 @@ static int came_back(struct mb_pull *p)
     return 0;
 }
 
+void mb_pull_set_filter(struct mb_pull *p, int (*wants)(void *arg, const char *path), void *arg)
+{
+    p->wants = wants;
+    p->wants_arg = arg;
+}
+
+void mb_pull_set_iteration(struct mb_pull *p, int64_t iteration)
+{
+    p->wanted = iteration;
+}
+
+void mb_pull_status(const struct mb_pull *p, struct mb_pull_status *out)
+{
+    *out = p->status;
+    out->iteration = p->trying;
+    out->why = p->first.code != MB_OK ? p->first.text : "";
+}
+
+void mb_pull_clear(struct mb_pull *p)
+{
+    for (size_t i = 0; i < PULL_SLOTS; i++) {
+        if (p->slots[i].temporary != NULL)
+            mb_pull_remove_temp(p->slots[i].temporary);
+        pull_end_slot(&p->slots[i]);
+    }
+    pull_leave_dir(p);
+}
+
 void mb_pull_cancel(struct mb_pull *p)
 {
     struct mb_err err;
 
     mb_err_set(&err, MB_ECANCELED, "cancelled");
-    finish(p, &err, -1);
+    pull_finish(p, &err, -1);
 }
 
-static void started(struct mb_pull *p, int rc, const struct mb_err *err)
+void pull_started(struct mb_pull *p, int rc, const struct mb_err *err)
 {
     if (rc == MB_OK)
         p->busy++;
     else
-        finish(p, err, -1);
+        pull_finish(p, err, -1);
 }
 
-/* ---- older checkpoints ---- */
-
-static void try_next_older(struct mb_pull *p)
+void pull_leave_dir(struct mb_pull *p)
 {
-    if (p->n_older == 0) {
-        mb_err_wrap(&p->first, "no whole checkpoint is there; the newest");
-        p->first.code = MB_ECORRUPT;
-        finish(p, &p->first, -1);
-        return;
-    }
-    try_iteration(p, p->older[--p->n_older]);
-}
-
-static int compare_i64(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
-static void on_list(void *arg, const struct mb_store_result *r)
-{
-    struct mb_pull *p = arg;
-    struct mb_err err;
-
-    if (!came_back(p))
-        return;
-    if (r->error != MB_OK) {
-        mb_err_set(&err, r->error, "looking for older checkpoints: %s", r->text);
-        finish(p, &err, -1);
-        return;
-    }
-    p->has_listed = 1;
-    p->older = mb_calloc(r->n_entries, sizeof(*p->older));
-    for (size_t i = 0; p->older != NULL && i < r->n_entries; i++) {
-        char *end = NULL;
-        long long n;
-
-        if (!mb_starts_with(r->entries[i].key, "iter_"))
-            continue;
-        n = strtoll(r->entries[i].key + 5, &end, 10);
-        if (strcmp(end, "/.mobula/manifest.json") == 0 && n < p->trying)
-            p->older[p->n_older++] = n;
-    }
-    if (p->n_older > 0)
-        qsort(p->older, p->n_older, sizeof(*p->older), compare_i64);
-    try_next_older(p);
-}
-
-/* The present checkpoint is not whole: p->bad says why. */
-static void fall_back(struct mb_pull *p)
-{
-    struct mb_err err;
-
-    mb_warn("pull", "checkpoint of iteration %" PRId64 " is not whole: %s; trying the one before",
-            p->trying, p->bad.text);
-    if (p->first.code == MB_OK)
-        p->first = p->bad;
-    mb_err_clear(&p->bad);
-    mb_manifest_close(&p->manifest);
-    p->manifest = (struct mb_manifest){0};
-    if (p->has_listed)
-        try_next_older(p);
-    else
-        started(p, mb_store_list(p->store, "iter_", SMALL_TIMEOUT_MS, on_list, p, &err), &err);
+    if (p->iteration_dir != NULL)
+        mb_pull_leave(p->iteration_dir, p->dir_fd);
+    if (p->sync_fd >= 0)
+        close(p->sync_fd);
+    mb_free(p->iteration_dir);
+    p->iteration_dir = NULL;
+    p->dir_fd = p->sync_fd = -1;
 }
 
 /* ---- files ---- */
 
-static void end_slot(struct slot *s)
+void pull_end_slot(struct pull_slot *s)
 {
+    if (s->path != NULL)
+        mb_pull_file_done(s->path, s->lock_fd);
+    s->lock_fd = -1;
+    s->waits = 0;
     mb_free(s->path);
     mb_free(s->temporary);
     s->path = s->temporary = NULL;
     s->file = NULL;
 }
 
-static void file_is_bad(struct mb_pull *p, const struct slot *s, const char *why)
+static void file_is_bad(struct mb_pull *p, const struct pull_slot *s, const char *why)
 {
     if (p->bad.code == MB_OK)
         mb_err_set(&p->bad, MB_ECORRUPT, "%s: %s", s->file->path, why);
 }
 
+static void file_is_there(struct mb_pull *p, const struct pull_slot *s)
+{
+    p->status.done_bytes += s->file->size_bytes - s->done_bytes;
+    p->status.n_done++;
+}
+
+static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct pull_slot *s = arg;
+
+    (void)total_bytes;
+    s->p->status.done_bytes += done_bytes - s->done_bytes;
+    s->done_bytes = done_bytes;
+}
+
 static void on_file(void *arg, const struct mb_store_result *r)
 {
-    struct slot *s = arg;
+    struct pull_slot *s = arg;
     struct mb_pull *p = s->p;
 
     if (r->error == MB_OK && !p->finishing) {
         if (r->size_bytes != s->file->size_bytes || r->crc64nvme != s->file->crc64nvme) {
             file_is_bad(p, s, "size or checksum differ from the manifest");
             unlink(s->temporary);
-        } else if (rename(s->temporary, s->path) != 0) {
+        } else if (file_is_there(p, s), rename(s->temporary, s->path) != 0) {
             struct mb_err err;
 
             mb_err_sys(&err, errno, "renaming to %s", s->path);
-            finish(p, &err, -1);
+            pull_finish(p, &err, -1);
         }
     } else if (r->error == MB_ENOENT) {
+        p->is_gone = 1;
         file_is_bad(p, s, "it is not there");
+    } else if (r->error == MB_ECORRUPT) {
+        file_is_bad(p, s, r->text);
     } else if (!p->finishing) {
         struct mb_err err;
 
         mb_err_set(&err, r->error, "%s: %s", s->file->path, r->text);
-        finish(p, &err, -1);
+        pull_finish(p, &err, -1);
     } else {
         unlink(s->temporary);
     }
-    end_slot(s);
-    if (came_back(p))
+    pull_end_slot(s);
+    if (pull_came_back(p))
         step(p);
 }
 
-static void fetch(struct slot *s)
+static void fetch(struct pull_slot *s)
 {
     struct mb_pull *p = s->p;
-    char dir[MB_CHECKPOINT_KEY_MAX];
-    char *key = mb_asprintf("%s/%s", mb_iteration_dir(p->trying, dir), s->file->path);
+    char *key = mb_manifest_file_key(p->trying, p->manifest.data, s->file->path);
     struct mb_err err = {0};
     int rc = MB_ENOMEM;
 
+    struct mb_store_get_file get = {.key = key,
+                                    .path = s->temporary,
+                                    .has_size = 1,
+                                    .size_bytes = s->file->size_bytes,
+                                    .is_lazy = 1,
+                                    .progress = on_progress};
+
     if (key != NULL)
-        rc =
-            mb_store_get_file(p->store, key, s->temporary, NULL, FILE_TIMEOUT_MS, on_file, s, &err);
+        rc = mb_store_get_file_as(p->store, &get, on_file, s, &err);
     else
         mb_err_set(&err, rc, "no memory to fetch a checkpoint");
     mb_free(key);
     if (rc != MB_OK)
-        end_slot(s);
-    started(p, rc, &err);
+        pull_end_slot(s);
+    pull_started(p, rc, &err);
 }
 
 /* In the pool: is the file there, and is it the right one? */
-static void check_local(uv_work_t *work)
+static void look_at_file(struct pull_slot *s)
 {
-    struct slot *s = work->data;
     struct stat st;
     uint8_t *chunk;
     uint64_t crc = 0;
@@ -278,31 +274,83 @@ static void check_local(uv_work_t *work)
         return;
     chunk = mb_alloc(READ_CHUNK);
     if (chunk != NULL && fstat(fd, &st) == 0 && (uint64_t)st.st_size == s->file->size_bytes) {
-        while ((got = read(fd, chunk, READ_CHUNK)) > 0)
+        while (!atomic_load(&s->p->stops) && (got = read(fd, chunk, READ_CHUNK)) > 0)
             crc = mb_crc64nvme(crc, chunk, (size_t)got);
-        s->matches = got == 0 && crc == s->file->crc64nvme;
+        s->matches = got == 0 && !atomic_load(&s->p->stops) && crc == s->file->crc64nvme;
     }
     mb_free(chunk);
     close(fd);
 }
 
+/* In the pool. Who gets the lock looks once more: the one before may have fetched it. */
+static void check_local(uv_work_t *work)
+{
+    struct pull_slot *s = work->data;
+
+    s->turn = MB_PULL_NO_LOCK;
+    look_at_file(s);
+    if (s->matches || s->file->size_bytes < LOCK_FROM_BYTES || atomic_load(&s->p->stops))
+        return;
+    s->turn = mb_pull_file_turn(s->path, &s->lock_fd);
+    if (s->turn == MB_PULL_OURS)
+        look_at_file(s);
+}
+
+static void on_lock_timer(uv_timer_t *timer);
+
 static void on_checked(uv_work_t *work, int status)
 {
-    struct slot *s = work->data;
+    struct pull_slot *s = work->data;
     struct mb_pull *p = s->p;
 
-    if (!came_back(p)) {
-        end_slot(s);
+    if (!pull_came_back(p)) {
+        pull_end_slot(s);
         return;
     }
-    if (status == 0 && s->matches)
-        end_slot(s);
-    else
+    s->done_bytes = 0;
+    if (status == 0 && s->matches) {
+        file_is_there(p, s);
+        p->status.kept_bytes += s->file->size_bytes;
+        pull_end_slot(s);
+    } else if (status == 0 && s->turn == MB_PULL_WAIT) {
+        s->waits = 1;
+        if (!uv_is_active((uv_handle_t *)&p->timer))
+            uv_timer_start(&p->timer, on_lock_timer, LOCK_LOOK_MS, 0);
+        return;
+    } else {
         fetch(s);
+    }
     step(p);
 }
 
-static int begin_file(struct slot *s, const struct mb_manifest_file *f, struct mb_err *err)
+/* Those that waited look again. */
+static void on_lock_timer(uv_timer_t *timer)
+{
+    struct mb_pull *p = timer->data;
+    struct mb_err err;
+
+    for (size_t i = 0; i < PULL_SLOTS && !p->finishing; i++) {
+        struct pull_slot *s = &p->slots[i];
+
+        if (!s->waits)
+            continue;
+        s->waits = 0;
+        if (uv_queue_work(p->loop, &s->work, check_local, on_checked) == 0)
+            pull_started(p, MB_OK, NULL);
+        else
+            pull_started(p, mb_err_set(&err, MB_EIO, "the thread pool takes no work"), &err);
+    }
+}
+
+static int waits(const struct mb_pull *p)
+{
+    for (size_t i = 0; i < PULL_SLOTS; i++)
+        if (p->slots[i].waits)
+            return 1;
+    return 0;
+}
+
+static int begin_file(struct pull_slot *s, const struct mb_manifest_file *f, struct mb_err *err)
 {
     struct mb_pull *p = s->p;
     char dir[MB_CHECKPOINT_KEY_MAX];
@@ -311,9 +359,11 @@ static int begin_file(struct slot *s, const struct mb_manifest_file *f, struct m
 
     s->file = f;
     s->path = mb_asprintf("%s/%s/%s", p->local_dir, mb_iteration_dir(p->trying, dir), f->path);
-    s->temporary = s->path != NULL ? mb_asprintf("%s.pull-%d", s->path, (int)getpid()) : NULL;
+    s->temporary = s->path != NULL
+                       ? mb_asprintf("%s" MB_PULL_TEMP "%u", s->path, (unsigned)mb_random_u64())
+                       : NULL;
     if (s->temporary == NULL) {
-        end_slot(s);
+        pull_end_slot(s);
         return mb_err_set(err, MB_ENOMEM, "no memory to fetch a checkpoint");
     }
     slash = strrchr(s->path, '/');
@@ -327,8 +377,31 @@ static int begin_file(struct slot *s, const struct mb_manifest_file *f, struct m
                  : mb_err_set(err, MB_EIO, "the thread pool takes no work");
     }
     if (rc != MB_OK)
-        end_slot(s);
+        pull_end_slot(s);
     return rc;
+}
+
+static void on_synced(uv_work_t *work, int status);
+
+/* In the pool. */
+static void sync_files(uv_work_t *work)
+{
+    struct mb_pull *p = work->data;
+
+    if (p->sync_errno == 0 && syncfs(p->sync_fd) != 0)
+        p->sync_errno = errno;
+}
+
+static void begin_sync(struct mb_pull *p)
+{
+    struct mb_err err = {0};
+    int rc;
+
+    p->sync_work.data = p;
+    rc = uv_queue_work(p->loop, &p->sync_work, sync_files, on_synced) == 0
+             ? MB_OK
+             : mb_err_set(&err, MB_EIO, "the thread pool takes no work");
+    pull_started(p, rc, &err);
 }
 
 static void write_tracker(struct mb_pull *p)
@@ -341,39 +414,163 @@ static void write_tracker(struct mb_pull *p)
                           : mb_err_set(&err, MB_ENOMEM, "no memory");
 
     mb_free(path);
-    finish(p, &err, rc == MB_OK ? p->trying : -1);
+    pull_finish(p, &err, rc == MB_OK ? p->trying : -1);
+}
+
+static void on_synced(uv_work_t *work, int status)
+{
+    struct mb_pull *p = work->data;
+    struct mb_err err;
+
+    if (!pull_came_back(p))
+        return;
+    if (status == 0 && p->sync_errno == 0) {
+        write_tracker(p);
+        return;
+    }
+    mb_err_sys(&err, p->sync_errno, "bringing %s onto its disk", p->local_dir);
+    pull_finish(p, &err, -1);
+}
+
+/* The next file that is wanted, or NULL. */
+static const struct mb_manifest_file *take_file(struct mb_pull *p)
+{
+    while (p->next < p->manifest.n_files) {
+        const struct mb_manifest_file *f = &p->manifest.files[p->next++];
+
+        if (p->wants == NULL || p->wants(p->wants_arg, f->path))
+            return f;
+    }
+    return NULL;
 }
 
 static void step(struct mb_pull *p)
 {
+    const struct mb_manifest_file *f;
     struct mb_err err;
 
-    for (size_t i = 0; i < SLOTS && p->bad.code == MB_OK && !p->finishing; i++)
-        if (p->slots[i].file == NULL && p->next < p->manifest.n_files)
-            started(p, begin_file(&p->slots[i], &p->manifest.files[p->next++], &err), &err);
-    if (p->busy > 0 || p->finishing)
+    for (size_t i = 0; i < PULL_SLOTS && p->bad.code == MB_OK && !p->finishing; i++)
+        if (p->slots[i].file == NULL && (f = take_file(p)) != NULL)
+            pull_started(p, begin_file(&p->slots[i], f, &err), &err);
+    if (p->busy > 0 || p->finishing || (waits(p) && p->bad.code == MB_OK))
         return;
     if (p->bad.code != MB_OK)
-        fall_back(p);
+        pull_fall_back(p);
     else
-        write_tracker(p);
+        begin_sync(p);
 }
 
 /* ---- pointer and manifest ---- */
+
+static void do_enter(uv_work_t *work)
+{
+    struct mb_pull *p = work->data;
+
+    p->dir_fd = mb_pull_enter(p->iteration_dir);
+    p->sync_fd = open(p->iteration_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    p->sync_errno = p->sync_fd < 0 ? errno : 0;
+}
+
+static void on_entered(uv_work_t *work, int status)
+{
+    struct mb_pull *p = work->data;
+
+    (void)status; /* without the lock it goes as well */
+    if (pull_came_back(p))
+        step(p);
+}
+
+static void enter_dir(struct mb_pull *p)
+{
+    char name[MB_CHECKPOINT_KEY_MAX];
+    struct mb_err err = {0};
+    int rc = MB_OK;
+
+    p->iteration_dir = mb_path_join(p->local_dir, mb_iteration_dir(p->trying, name));
+    p->sync_work.data = p;
+    if (p->iteration_dir == NULL)
+        rc = mb_err_set(&err, MB_ENOMEM, "no memory to fetch a checkpoint");
+    else if (uv_queue_work(p->loop, &p->sync_work, do_enter, on_entered) != 0)
+        rc = mb_err_set(&err, MB_EIO, "the thread pool takes no work");
+    pull_started(p, rc, &err);
+}
+
+static int compare_key(const void *key, const void *entry)
+{
+    return strcmp(key, ((const struct mb_store_entry *)entry)->key);
+}
+
+/* All files, also those that are not fetched here. */
+static void check_sizes(struct mb_pull *p, const struct mb_store_entry *entries, size_t n)
+{
+    for (size_t i = 0; i < p->manifest.n_files && p->bad.code == MB_OK; i++) {
+        const struct mb_manifest_file *f = &p->manifest.files[i];
+        char *key = mb_manifest_file_key(p->trying, p->manifest.data, f->path);
+        const struct mb_store_entry *e =
+            key != NULL && n > 0 ? bsearch(key, entries, n, sizeof(*entries), compare_key) : NULL;
+
+        if (key == NULL)
+            mb_err_set(&p->bad, MB_ENOMEM, "no memory to check a checkpoint");
+        else if (e == NULL && (p->is_gone = 1))
+            mb_err_set(&p->bad, MB_ECORRUPT, "%s: it is not there", f->path);
+        else if (e->size_bytes != f->size_bytes)
+            mb_err_set(&p->bad, MB_ECORRUPT, "%s: size or checksum differ from the manifest",
+                       f->path);
+        mb_free(key);
+    }
+}
+
+static void on_sizes(void *arg, const struct mb_store_result *r)
+{
+    struct mb_pull *p = arg;
+
+    if (!pull_came_back(p))
+        return;
+    if (r->error != MB_OK) {
+        struct mb_err err;
+
+        mb_err_set(&err, r->error, "files of iteration %" PRId64 ": %s", p->trying, r->text);
+        pull_finish(p, &err, -1);
+        return;
+    }
+    check_sizes(p, r->entries, r->n_entries);
+    if (p->bad.code == MB_ENOMEM)
+        pull_finish(p, &p->bad, -1);
+    else if (p->bad.code != MB_OK)
+        pull_fall_back(p);
+    else
+        enter_dir(p);
+}
+
+static void ask_for_sizes(struct mb_pull *p)
+{
+    char dir[MB_CHECKPOINT_KEY_MAX];
+    char *below = mb_asprintf("%s/", mb_iteration_dir(p->trying, dir));
+    struct mb_err err;
+    int rc = below != NULL
+                 ? mb_store_list(p->store, below, PULL_SMALL_TIMEOUT_MS, on_sizes, p, &err)
+                 : mb_err_set(&err, MB_ENOMEM, "no memory to check a checkpoint");
+
+    mb_free(below);
+    pull_started(p, rc, &err);
+}
 
 static void on_manifest(void *arg, const struct mb_store_result *r)
 {
     struct mb_pull *p = arg;
 
-    if (!came_back(p))
+    if (!pull_came_back(p))
         return;
     if (r->error == MB_ENOENT) {
+        p->is_gone = 1;
         mb_err_set(&p->bad, MB_ECORRUPT, "it has no manifest");
+    } else if (r->error == MB_EFULL) {
+        mb_err_set(&p->bad, MB_ECORRUPT, "its manifest is larger than any can be");
     } else if (r->error != MB_OK) {
         struct mb_err err;
 
         mb_err_set(&err, r->error, "manifest of iteration %" PRId64 ": %s", p->trying, r->text);
-        finish(p, &err, -1);
+        pull_finish(p, &err, -1);
         return;
     } else {
         mb_manifest_decode(r->data, r->data_len, "manifest", &p->manifest, &p->bad);
@@ -382,24 +579,33 @@ static void on_manifest(void *arg, const struct mb_store_result *r)
         mb_err_set(&p->bad, MB_ECORRUPT, "its manifest is of iteration %" PRId64,
                    p->manifest.iteration);
     if (p->bad.code != MB_OK) {
-        fall_back(p);
+        pull_fall_back(p);
         return;
     }
+    p->status = (struct mb_pull_status){.n_bad = p->status.n_bad};
+    for (size_t i = 0; i < p->manifest.n_files; i++)
+        if (p->wants == NULL || p->wants(p->wants_arg, p->manifest.files[i].path)) {
+            p->status.n_files++;
+            p->status.total_bytes += p->manifest.files[i].size_bytes;
+        }
     mb_info("pull", "fetching iteration=%" PRId64 " files=%zu", p->trying, p->manifest.n_files);
-    step(p);
+    if (p->wants == NULL)
+        enter_dir(p);
+    else
+        ask_for_sizes(p);
 }
 
-static void try_iteration(struct mb_pull *p, int64_t iteration)
+void pull_try(struct mb_pull *p, int64_t iteration)
 {
     char key[MB_CHECKPOINT_KEY_MAX];
     struct mb_err err;
 
     p->trying = iteration;
     p->next = 0;
-    started(p,
-            mb_store_get(p->store, mb_manifest_key(iteration, key), MB_MANIFEST_MAX_BYTES,
-                         SMALL_TIMEOUT_MS, on_manifest, p, &err),
-            &err);
+    pull_started(p,
+                 mb_store_get(p->store, mb_manifest_key(iteration, key), MB_MANIFEST_MAX_BYTES,
+                              PULL_SMALL_TIMEOUT_MS, on_manifest, p, &err),
+                 &err);
 }
 
 static void on_latest(void *arg, const struct mb_store_result *r)
@@ -408,19 +614,26 @@ static void on_latest(void *arg, const struct mb_store_result *r)
     int64_t iteration = -1;
     struct mb_err err = {0};
 
-    if (!came_back(p))
+    if (!pull_came_back(p))
         return;
-    if (r->error == MB_ENOENT)
-        finish(p, &err, -1);
-    else if (r->error != MB_OK) {
+    if (r->error == MB_EFULL) /* too long for a number */
+        mb_err_set(&err, MB_ECORRUPT, MB_LATEST_KEY ": %s", r->text);
+    else if (r->error == MB_OK)
+        mb_latest_parse(r->data, r->data_len, &iteration, &err);
+    if (p->wanted >= 0 && (r->error == MB_OK || r->error == MB_ENOENT || r->error == MB_EFULL))
+        pull_try(p, p->wanted);
+    else if (r->error == MB_ENOENT)
+        pull_without_pointer(p);
+    else if (r->error != MB_OK && r->error != MB_EFULL) {
         mb_err_set(&err, r->error, MB_LATEST_KEY ": %s", r->text);
-        finish(p, &err, -1);
-    } else if (mb_latest_parse(r->data, r->data_len, &iteration, &err) != MB_OK) {
+        pull_finish(p, &err, -1);
+    } else if (err.code != MB_OK) {
         p->trying = INT64_MAX;
         p->bad = err;
-        fall_back(p);
+        pull_fall_back(p);
     } else {
-        try_iteration(p, iteration);
+        p->newest = iteration;
+        pull_try(p, iteration);
     }
 }
 
@@ -442,14 +655,18 @@ int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, mb_pu
         return mb_err_set(err, MB_ENOMEM, "no memory to fetch a checkpoint");
     }
     p->loop = loop;
+    p->wanted = p->trying = p->newest = -1;
     p->cb = cb;
     p->arg = arg;
-    for (size_t i = 0; i < SLOTS; i++)
+    p->dir_fd = p->sync_fd = -1;
+    for (size_t i = 0; i < PULL_SLOTS; i++) {
         p->slots[i].p = p;
+        p->slots[i].lock_fd = -1;
+    }
     rc = mb_store_open(loop, url, &p->store, err);
     if (rc == MB_OK) {
-        rc = mb_store_get(p->store, MB_LATEST_KEY, LATEST_MAX_BYTES, SMALL_TIMEOUT_MS, on_latest, p,
-                          err);
+        rc = mb_store_get(p->store, MB_LATEST_KEY, PULL_LATEST_MAX_BYTES, PULL_SMALL_TIMEOUT_MS,
+                          on_latest, p, err);
         if (rc != MB_OK)
             mb_store_close(p->store, on_unused_closed, NULL);
     }
@@ -458,6 +675,8 @@ int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, mb_pu
         mb_free(p);
         return rc;
     }
+    uv_timer_init(loop, &p->timer);
+    p->timer.data = p;
     p->busy = 1;
     *out = p;
     return MB_OK;

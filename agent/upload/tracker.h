@@ -1,7 +1,8 @@
 /*
  * Watches latest_checkpointed_iteration.txt of a checkpoint directory that a foreign trainer writes
  * (Megatron-LM). The file is written with plain open and write, so it may be seen empty or half:
- * only a whole integer counts, and only an iteration whose directory is there. Loop-thread only.
+ * only a whole integer counts, when its writer has closed the file (inotify) or when it has not
+ * changed between two looks, and only an iteration whose directory is there. Loop-thread only.
  */
 #ifndef MOBULA_AGENT_UPLOAD_TRACKER_H
 #define MOBULA_AGENT_UPLOAD_TRACKER_H
@@ -20,7 +21,8 @@ typedef void (*mb_tracker_cb)(void *arg, int64_t iteration, const char *dir, str
  * remembers it across restarts of the agent. */
 int mb_tracker_start(uv_loop_t *loop, const char *dir, const char *state_path, mb_tracker_cb cb,
                      void *arg, struct mb_tracker **out, struct mb_err *err);
-void mb_tracker_look(struct mb_tracker *t); /* now, calls cb; NULL is legal */
+/* Now, calls cb: the writer has ended, so what is there is whole. NULL is legal. */
+void mb_tracker_look(struct mb_tracker *t);
 void mb_tracker_stop(struct mb_tracker *t); /* NULL is legal */
 
 #endif

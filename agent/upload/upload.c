@@ -1,20 +1,26 @@
 /*
- * The uploader: the shell around plan.c and journal.c. What comes before the first file is in
- * upload_prepare.c, what a foreign trainer's tracker file seals in upload_seals.c.
+ * The uploader: the shell around plan.c and journal.c. The gang's place in the list of writers is
+ * in upload_enter.c, the claim that comes before the first file is in upload_prepare.c, files and
+ * parts in upload_files.c, what a dropped iteration leaves in the store in upload_clean.c, what a
+ * foreign trainer's tracker file seals in upload_seals.c.
  *
- * Happy path of an iteration: saved -> journal -> files, four at a time -> part file -> commit.c
- * (manifest, pointer) -> committed.
+ * Happy path of an iteration: saved -> journal -> claim -> files, many at a time -> part file ->
+ * commit.c (manifest, pointer) -> committed.
  *
- *  1. Another attempt or job has saved the iteration: upload_prepare.c stands back or makes room.
+ *  1. A newer attempt or job has taken over: dropped (upload_prepare.c, commit.c).
  *  2. A transfer fails for good in the store's eyes: tried again after 1 s, 2 s, ... up to 5 times,
  *     then the iteration is dropped with an error that names the file.
  *  3. Killed: the journal says what is done; an open multipart upload goes on from its id, finished
  *     files are not sent again.
  *  4. The journal cannot be written (disk full): the step is not counted and is tried again.
  *  5. Released, and other nodes' parts do not come within 30 s: dropped, with an error saying so.
- *     The driver has heard that a node will never have one, or that a node is lost which has not
- * sent its own (upload_lost.c): dropped at once.
- *  6. Abandoned: everything pending is dropped; transfers in flight are ended by close.
+ *     The driver has heard that a node will never have one or has given it up, or that a node is
+ *     lost which has not sent its own (upload_lost.c): dropped at once.
+ *  6. Parts of other nodes do not come, and nobody says why: whatever else waits for its commit has
+ *     its turn meanwhile, so a node that has dropped an iteration holds up no newer one. Too many
+ *     wait: the oldest is dropped, if a newer one is durable.
+ *  7. Abandoned: everything pending is dropped; transfers in flight end, unfinished ones are
+ * aborted.
  */
 #include "agent/upload/upload.h"
 
@@ -29,11 +35,11 @@
 enum {
     TICK_MS = 100,
     STATUS_EVERY_MS = 500,
-    TRIES_MAX = 5,
     RETRY_BASE_MS = 1000,
     RELEASED_WAIT_MS = 30000,
-    /* How long a look at the fence counts; so no request is repeated for longer. */
-    PREPARED_MS = 10000
+    /* Between looks for the parts of other nodes, when several iterations wait for them. */
+    ASIDE_MIN_MS = 200,
+    ASIDE_MAX_MS = 2000
 };
 
 struct mb_manifest_writer upload_writer(const struct mb_upload *u)
@@ -43,11 +49,28 @@ struct mb_manifest_writer upload_writer(const struct mb_upload *u)
 
 /* ---- what is told ---- */
 
-static void tell(struct mb_upload *u, const struct mb_plan_iteration *it)
+static uint64_t left_ms(const struct mb_upload *u)
+{
+    int64_t left = u->deadline_unix_ms - (int64_t)mb_unix_ms();
+
+    return left > 0 ? (uint64_t)left : 0;
+}
+
+static void fill_status(const struct mb_upload *u, const struct mb_plan_iteration *it,
+                        struct mb_upload_status *out)
+{
+    mb_plan_status(it, out);
+    out->rate_bytes_per_s = u->rate_bytes_per_s;
+    out->retries = u->retries;
+    if (it->state == MB_PLAN_UPLOADING)
+        out->eta_ms = mb_plan_eta_ms(u->plan, it, u->rate_bytes_per_s);
+}
+
+void upload_tell(struct mb_upload *u, const struct mb_plan_iteration *it)
 {
     struct mb_upload_status status;
 
-    mb_plan_status(it, &status);
+    fill_status(u, it, &status);
     u->ops->on_status(u->arg, &status);
 }
 
@@ -57,15 +80,18 @@ static void drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *
 
     if (mb_plan_event(it, MB_PLAN_EV_DROPPED, error, &err) != MB_OK || it->state != MB_PLAN_DROPPED)
         return;
+    it->never &= it != u->part_it; /* its part is on its way, and may arrive */
     mb_error("upload", "job=%s: %s", u->job_id, error);
     if (mb_journal_dropped(u->journal, it->iteration, error, &err) != MB_OK)
         mb_error("upload", "%s", err.text);
+    u->shorten_wanted = 1;
+    upload_clean_on(u);
     if (u->commit_it == it) { /* it would hold up the commits of others until it gives up */
         mb_commit_cancel(u->commit);
         u->commit = NULL;
         u->commit_it = NULL;
     }
-    tell(u, it);
+    upload_tell(u, it);
 }
 
 void upload_drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *what,
@@ -78,188 +104,15 @@ void upload_drop(struct mb_upload *u, struct mb_plan_iteration *it, const char *
     drop(u, it, text);
 }
 
-/* ---- files ---- */
-
-static void free_transfer(struct transfer *t)
-{
-    mb_free(t->key);
-    mb_free(t->path);
-    t->key = t->path = NULL;
-    t->it = NULL;
-}
-
 void upload_back_off(struct mb_upload *u, unsigned failures)
 {
     u->not_before_ms = mb_mono_ms() + RETRY_BASE_MS +
                        mb_backoff_ms(failures, RETRY_BASE_MS, 20000, mb_random_u64());
 }
 
-static void on_file_sent(void *arg, const struct mb_store_result *result)
-{
-    struct transfer *t = arg;
-    struct mb_upload *u = t->u;
-    struct mb_plan_iteration *it = t->it;
-    struct mb_plan_file *f = t->file;
-    struct mb_err err = {0};
-
-    if (u->closing) {
-        free_transfer(t);
-        return;
-    }
-    if (result->error == MB_OK && f->has_crc && result->crc64nvme != f->crc64nvme) {
-        upload_drop(u, it, f->path, "it changed after it was saved (checksum)");
-    } else if (result->error == MB_OK) {
-        if (mb_journal_done(u->journal, it->iteration, f->path, result->crc64nvme, &err) == MB_OK) {
-            mb_plan_file_done(f, result->crc64nvme);
-            mb_debug("upload", "sent %s bytes=%llu", t->key, (unsigned long long)f->size_bytes);
-        } else {
-            mb_error("upload", "%s", err.text);
-            mb_plan_file_again(f);
-            upload_back_off(u, f->failures);
-        }
-    } else if (it->state == MB_PLAN_UPLOADING) {
-        int is_away = result->error == MB_EUNAVAIL; /* no fault of the file: as often as it takes */
-
-        mb_plan_file_again(f);
-        if (is_away && f->failures >= TRIES_MAX)
-            f->failures = TRIES_MAX - 1;
-        mb_warn("upload", "%s: %s (try %u of %d)", t->key, result->text, f->failures, TRIES_MAX);
-        if (f->failures >= TRIES_MAX)
-            upload_drop(u, it, f->path, result->text);
-        else
-            upload_back_off(u, f->failures);
-    }
-    free_transfer(t);
-    upload_kick(u);
-}
-
-static void on_upload_id(void *arg, const char *upload_id)
-{
-    struct transfer *t = arg;
-    char *own = mb_strdup(upload_id);
-    struct mb_err err;
-
-    /* For the next try of this process, as the journal is for the next process. */
-    if (own != NULL) {
-        mb_free(t->file->upload_id);
-        t->file->upload_id = own;
-    }
-    if (t->u->closing ||
-        mb_journal_begin(t->u->journal, t->it->iteration, t->file->path, upload_id, &err) == MB_OK)
-        return;
-    mb_warn("upload", "a restart would send %s from its start: %s", t->key, err.text);
-}
-
-static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
-{
-    struct transfer *t = arg;
-
-    (void)total_bytes;
-    if (done_bytes > t->last_bytes)
-        t->u->sent_bytes += done_bytes - t->last_bytes;
-    t->last_bytes = done_bytes;
-    t->file->sent_bytes = done_bytes;
-}
-
-static int send_file(struct mb_upload *u, struct transfer *t, struct mb_plan_iteration *it,
-                     struct mb_plan_file *f)
-{
-    char dir[MB_CHECKPOINT_KEY_MAX];
-    struct mb_store_put_file put = {.resume_upload_id = f->upload_id,
-                                    .on_upload_id = on_upload_id,
-                                    .progress = on_progress,
-                                    .outage_ms = PREPARED_MS};
-    struct mb_err err;
-
-    *t = (struct transfer){.u = u, .it = it, .file = f};
-    t->key = mb_asprintf("%s/%s", mb_iteration_dir(it->iteration, dir), f->path);
-    t->path = mb_path_join(it->dir, f->path);
-    put.key = t->key;
-    put.path = t->path;
-    if (t->key != NULL && t->path != NULL &&
-        mb_store_put_file(u->store, &put, on_file_sent, t, &err) == MB_OK)
-        return MB_OK;
-    if (t->key == NULL || t->path == NULL)
-        mb_err_set(&err, MB_ENOMEM, "no memory");
-    mb_plan_file_again(f);
-    if (f->failures >= TRIES_MAX)
-        upload_drop(u, it, f->path, err.text);
-    else
-        upload_back_off(u, f->failures);
-    free_transfer(t);
-    return MB_EIO;
-}
-
-/* ---- the part file ---- */
-
-static void on_part_sent(void *arg, const struct mb_store_result *result)
-{
-    struct mb_upload *u = arg;
-    struct mb_plan_iteration *it = u->part_it;
-    struct mb_err err = {0};
-
-    u->part_it = NULL;
-    if (u->closing)
-        return;
-    if (result->error != MB_OK) {
-        mb_warn("upload", "part file of iteration %lld: %s", (long long)it->iteration,
-                result->text);
-        upload_back_off(u, 1);
-        return;
-    }
-    if (it->state == MB_PLAN_UPLOADING) {
-        if (mb_journal_part(u->journal, it->iteration, &err) != MB_OK ||
-            mb_plan_event(it, MB_PLAN_EV_PART_SENT, NULL, &err) != MB_OK) {
-            mb_error("upload", "%s", err.text);
-            upload_back_off(u, 1);
-            return;
-        }
-        tell(u, it);
-    }
-    upload_kick(u);
-}
-
-static int build_part(struct mb_upload *u, const struct mb_plan_iteration *it, char **out,
-                      struct mb_err *err)
-{
-    struct mb_manifest m = {.iteration = it->iteration,
-                            .node_rank = (int32_t)u->opts.node_rank,
-                            .num_nodes = u->opts.num_nodes};
-    struct mb_manifest_writer writer = upload_writer(u);
-    int rc = mb_manifest_set_writer(&m, &writer, err);
-
-    for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
-        rc = mb_manifest_add(&m, it->files[i].path, it->files[i].size_bytes, it->files[i].crc64nvme,
-                             err);
-    if (rc == MB_OK)
-        rc = mb_manifest_encode(&m, out, err);
-    mb_manifest_close(&m);
-    return rc;
-}
-
-static void send_part(struct mb_upload *u, struct mb_plan_iteration *it)
-{
-    char key[MB_CHECKPOINT_KEY_MAX];
-    struct mb_err err = {0};
-    char *text = NULL;
-    int rc = build_part(u, it, &text, &err);
-
-    if (rc == MB_OK)
-        rc = mb_store_put(
-            u->store, mb_part_key(it->iteration, u->opts.node_rank, u->opts.num_nodes, key), text,
-            strlen(text), MB_STORE_ALWAYS, NULL, UPLOAD_SMALL_TIMEOUT_MS, on_part_sent, u, &err);
-    if (rc == MB_OK) {
-        u->part_it = it;
-    } else {
-        mb_warn("upload", "%s", err.text);
-        upload_back_off(u, 1);
-    }
-    mb_free(text);
-}
-
 /* ---- the commit ---- */
 
-static void on_committed(void *arg, const struct mb_err *result)
+static void on_committed(void *arg, const struct mb_err *result, int is_moved)
 {
     struct mb_upload *u = arg;
     struct mb_plan_iteration *it = u->commit_it;
@@ -280,8 +133,11 @@ static void on_committed(void *arg, const struct mb_err *result)
     } else {
         mb_info("upload", "job=%s: committed iteration=%lld files=%zu", u->job_id,
                 (long long)it->iteration, it->n_files);
-        tell(u, it);
+        upload_tell(u, it);
         mb_plan_shed(it);
+        u->shorten_wanted = 1;
+        u->retain_wanted |= u->opts.keep_last > 0 && (is_moved || u->opts.node_rank == 0);
+        u->evict_wanted = upload_wants_evict(u);
     }
     upload_kick(u);
 }
@@ -291,6 +147,8 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
     struct mb_commit_opts opts = {
         .iteration = it->iteration,
         .num_nodes = u->opts.num_nodes,
+        .node_rank = u->opts.node_rank,
+        .is_beside = it->place != NULL && it->place[0] != '\0',
         .writer = upload_writer(u),
         .give_up_at_ms = u->released_at_ms > 0 ? u->released_at_ms + RELEASED_WAIT_MS : 0};
     struct mb_err err;
@@ -303,46 +161,142 @@ static void begin_commit(struct mb_upload *u, struct mb_plan_iteration *it)
     }
 }
 
-/* ---- the loop of work ---- */
-
-static void start_transfers(struct mb_upload *u)
+static struct mb_plan_iteration *next_commit(const struct mb_upload *u)
 {
-    for (size_t i = 0; i < UPLOAD_IN_FLIGHT_MAX; i++) {
-        struct mb_plan_iteration *it;
-        struct mb_plan_file *f;
+    struct mb_plan_iteration *next = NULL;
+    uint64_t now_ms = mb_mono_ms();
 
-        if (u->transfers[i].it != NULL)
-            continue;
-        if (!mb_plan_next(u->plan, &it, &f))
-            return;
-        /* Nothing of it may go before the look at fence and manifest; a process that was stopped
-         * meanwhile has to look again. */
-        if (it != u->prepared || mb_mono_ms() - u->prepared_ms > PREPARED_MS) {
-            f->state = MB_PLAN_FILE_WAITING;
-            if (u->preparing == NULL)
-                upload_prepare(u, it);
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+
+        if (it->state == MB_PLAN_PART && it != u->commit_it && it->commit_at_ms <= now_ms &&
+            (next == NULL || it->commit_at_ms < next->commit_at_ms))
+            next = it;
+    }
+    return next;
+}
+
+static void put_aside(struct mb_upload *u)
+{
+    struct mb_plan_iteration *it = u->commit_it;
+
+    mb_commit_cancel(u->commit);
+    u->commit = NULL;
+    u->commit_it = NULL;
+    it->commit_wait_ms = it->commit_wait_ms == 0                 ? ASIDE_MIN_MS
+                         : it->commit_wait_ms * 2 < ASIDE_MAX_MS ? it->commit_wait_ms * 2
+                                                                 : ASIDE_MAX_MS;
+    it->commit_at_ms = mb_mono_ms() + it->commit_wait_ms;
+}
+
+/* One at a time. One that only waits for other nodes makes room for the next. */
+static void look_after_commits(struct mb_upload *u)
+{
+    struct mb_plan_iteration *next;
+
+    if ((u->commit_it != NULL && !mb_commit_waits(u->commit)) || (next = next_commit(u)) == NULL)
+        return;
+    if (u->commit_it != NULL)
+        put_aside(u);
+    begin_commit(u, next);
+}
+
+/* The plan is full: the oldest that only other nodes could complete goes, if a newer one is
+ * durable.
+ */
+static void make_room(struct mb_upload *u)
+{
+    struct mb_plan_iteration *oldest = NULL;
+
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+
+        if (it->state == MB_PLAN_PART && oldest == NULL) {
+            oldest = it;
+        } else if (it->state == MB_PLAN_COMMITTED && oldest != NULL) {
+            upload_drop(u, oldest, "the parts of other nodes did not appear",
+                        "a newer one is durable");
             return;
         }
-        if (send_file(u, &u->transfers[i], it, f) != MB_OK)
-            return;
     }
+}
+
+/* ---- what other nodes do about an iteration ---- */
+
+void mb_upload_given_up(struct mb_upload *u, int64_t iteration, const char *why)
+{
+    upload_refuse(u, iteration, why, "");
+    upload_kick(u);
+}
+
+void mb_upload_left(struct mb_upload *u, int64_t iteration, int is_left)
+{
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
+
+    if (it == NULL || it->is_left_by_other == is_left)
+        return;
+    it->is_left_by_other = is_left;
+    mb_info("upload", "job=%s: iteration=%lld %s", u->job_id, (long long)iteration,
+            is_left ? "is left: another node cannot send its part of it before the deadline"
+                    : "is not left any more");
+    upload_kick(u);
+}
+
+/* ---- the loop of work ---- */
+
+/* Where there was no part before, the condition of its write alone is enough. */
+static int may_send_part(struct mb_upload *u, struct mb_plan_iteration *it)
+{
+    return (it->place != NULL && it->part_etag == NULL && !u->no_conditions) ||
+           upload_is_prepared(u, it);
 }
 
 void upload_kick(struct mb_upload *u)
 {
     if (u->closing || mb_mono_ms() < u->not_before_ms)
         return;
-    start_transfers(u);
+    mb_plan_prefer(u->plan, u->deadline_unix_ms > 0
+                                ? mb_plan_choose(u->plan, left_ms(u), u->rate_bytes_per_s)
+                                : -1);
+    upload_files(u);
     /* A part goes out while an older iteration still waits for the parts of other nodes. */
     for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
         struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
 
-        if (u->part_it == NULL && mb_plan_files_done(it))
-            send_part(u, it);
-        if (u->commit_it == NULL && it->state == MB_PLAN_PART)
-            begin_commit(u, it);
+        if (u->part_it == NULL && mb_plan_files_done(it) && may_send_part(u, it))
+            upload_part(u, it);
     }
+    look_after_commits(u);
     upload_look_for_lost(u);
+    upload_enter(u);
+    upload_clean(u);
+    upload_retain(u);
+    upload_evict(u);
+}
+
+/* The other nodes have to know which iterations this one cannot send in time. */
+static void decide_what_is_left(struct mb_upload *u)
+{
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+        int is_left = it->state == MB_PLAN_UPLOADING && u->deadline_unix_ms > 0 &&
+                      u->rate_bytes_per_s > 0 &&
+                      !mb_plan_has_time(it, left_ms(u), u->rate_bytes_per_s);
+
+        if (is_left == it->is_left || it->state > MB_PLAN_UPLOADING)
+            continue;
+        it->is_left = is_left;
+        upload_tell(u, it);
+    }
+}
+
+static void shorten(struct mb_upload *u)
+{
+    struct mb_err err;
+
+    if (u->shorten_wanted && mb_journal_shorten(u->journal, u->plan, &err) != MB_OK)
+        mb_warn("upload", "the journal stays as long as it is: %s", err.text);
+    u->shorten_wanted = 0;
 }
 
 static void on_timer(uv_timer_t *t)
@@ -352,12 +306,15 @@ static void on_timer(uv_timer_t *t)
     int busy;
 
     upload_kick(u);
-    busy = mb_plan_is_busy(u->plan);
+    upload_clean(u); /* a pause after a failure does not hold that up */
+    shorten(u);
+    busy = mb_upload_is_busy(u);
     if (busy && now_ms >= u->status_at_ms) {
         u->status_at_ms = now_ms + STATUS_EVERY_MS;
+        decide_what_is_left(u);
         for (size_t i = 0; i < mb_plan_count(u->plan); i++)
             if (mb_plan_at(u->plan, i)->state == MB_PLAN_UPLOADING) {
-                tell(u, mb_plan_at(u->plan, i));
+                upload_tell(u, mb_plan_at(u->plan, i));
                 break;
             }
     }
@@ -369,6 +326,17 @@ static void on_timer(uv_timer_t *t)
 
 /* ---- in from outside ---- */
 
+void upload_refuse(struct mb_upload *u, int64_t iteration, const char *what, const char *why)
+{
+    struct mb_plan_iteration *it = mb_plan_note(u->plan, iteration);
+    struct mb_upload_status status = {.iteration = iteration, .error = why, .never = 1};
+
+    if (it != NULL && it->state < MB_PLAN_COMMITTED)
+        upload_drop(u, it, what, why);
+    else if (it == NULL) /* a driver that comes back will not hear of it */
+        u->ops->on_status(u->arg, &status);
+}
+
 int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const char *dir,
                     const struct mb_upload_file *files, size_t n, struct mb_err *err)
 {
@@ -378,6 +346,8 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
 
     if (dir[0] != '/')
         own = mb_path_join(u->local_dir, dir[0] != '\0' ? dir : mb_iteration_dir(iteration, name));
+    if (mb_plan_is_full(u->plan) && mb_plan_find(u->plan, iteration) == NULL)
+        make_room(u);
     rc = mb_plan_saved(u->plan, iteration, rank, own != NULL ? own : dir, files, n, err);
     if (rc == MB_EEXIST) {
         mb_err_clear(err);
@@ -386,12 +356,8 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
         u->was_busy = 1;
         rc = mb_journal_saved(u->journal, iteration, rank, own != NULL ? own : dir, files, n, err);
     }
-    if (rc != MB_OK) { /* noted, so that a driver that comes back hears of it too */
-        struct mb_plan_iteration *it = mb_plan_note(u->plan, iteration);
-
-        if (it != NULL)
-            upload_drop(u, it, "what a rank saved was not taken", err->text);
-    }
+    if (rc != MB_OK)
+        upload_refuse(u, iteration, "what a rank saved was not taken", err->text);
     mb_free(own);
     return rc;
 }
@@ -399,6 +365,9 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
 void mb_upload_no_more(struct mb_upload *u)
 {
     mb_tracker_look(u->tracker);
+    mb_tracker_stop(u->tracker); /* what it names from now on is somebody else's */
+    u->tracker = NULL;
+    u->has_ended = 1;
     for (size_t i = 0; i < mb_plan_count(u->plan); i++)
         if (mb_plan_at(u->plan, i)->state == MB_PLAN_COLLECTING)
             upload_drop(u, mb_plan_at(u->plan, i), "a rank ended before it saved its part", "");
@@ -409,6 +378,7 @@ void mb_upload_release(struct mb_upload *u)
     if (u->released_at_ms > 0)
         return;
     u->released_at_ms = mb_mono_ms();
+    upload_evict_stop(u);
     mb_commit_give_up_at(u->commit, u->released_at_ms + RELEASED_WAIT_MS);
 }
 
@@ -422,9 +392,14 @@ static void drop_newer(struct mb_upload *u, int64_t iteration, const char *why)
     }
 }
 
-void mb_upload_abandon(struct mb_upload *u)
+void mb_upload_abandon(struct mb_upload *u, uint64_t within_ms)
 {
     drop_newer(u, INT64_MIN, "its upload was abandoned");
+    if (within_ms > 0) {
+        u->clean_bound_ms = mb_mono_ms() + within_ms;
+        if (u->clean_until_ms > u->clean_bound_ms)
+            u->clean_until_ms = u->clean_bound_ms;
+    }
 }
 
 void mb_upload_newest_on_all(struct mb_upload *u, int64_t iteration)
@@ -434,7 +409,30 @@ void mb_upload_newest_on_all(struct mb_upload *u, int64_t iteration)
 
 int mb_upload_is_busy(const struct mb_upload *u)
 {
-    return mb_plan_is_busy(u->plan);
+    return mb_plan_is_busy(u->plan) || upload_is_cleaning(u) || u->retain_wanted || u->retain ||
+           u->evict_wanted || u->evict;
+}
+
+void mb_upload_deadline(struct mb_upload *u, int64_t deadline_unix_ms, uint64_t rate_bytes_per_s)
+{
+    u->deadline_unix_ms = deadline_unix_ms;
+    u->rate_bytes_per_s = rate_bytes_per_s;
+}
+
+size_t mb_upload_pending(const struct mb_upload *u, struct mb_upload_status *out, size_t max)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        const struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+
+        if (it->state >= MB_PLAN_COMMITTED)
+            continue;
+        if (n < max)
+            fill_status(u, it, &out[n]);
+        n++;
+    }
+    return n;
 }
 
 uint64_t mb_upload_sent_bytes(const struct mb_upload *u)
@@ -447,7 +445,7 @@ void mb_upload_repeat(struct mb_upload *u)
     upload_repeat_seals(u);
     for (size_t i = 0; i < mb_plan_count(u->plan); i++)
         if (mb_plan_at(u->plan, i)->state != MB_PLAN_COLLECTING)
-            tell(u, mb_plan_at(u->plan, i));
+            upload_tell(u, mb_plan_at(u->plan, i));
 }
 
 /* ---- life ---- */
@@ -463,6 +461,9 @@ static void free_upload(struct mb_upload *u)
     mb_free(u->placement_group);
     mb_free(u->ranks);
     mb_free(u->lost);
+    mb_free(u->part_text);
+    upload_retain_close(u);
+    upload_evict_close(u);
     mb_free(u);
 }
 
@@ -503,7 +504,7 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
     if (rc == MB_OK)
         rc = mb_journal_open(path, u->plan, &u->journal, err);
     state = mb_path_join(u->dir, "tracker.known");
-    if (rc == MB_OK && opts->watch_tracker && opts->node_rank == 0)
+    if (rc == MB_OK && opts->watch_tracker && opts->node_rank == 0 && !opts->has_ended)
         rc = state != NULL ? mb_tracker_start(loop, u->local_dir, state, upload_on_sealed, u,
                                               &u->tracker, err)
                            : mb_err_set(err, MB_ENOMEM, "no memory for the uploader");
@@ -517,16 +518,21 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
         return rc;
     }
     for (size_t i = 0; i < mb_plan_count(u->plan); i++)
-        mb_plan_shed(mb_plan_at(u->plan, i));
+        upload_replayed(mb_plan_at(u->plan, i));
+    u->has_ended = opts->has_ended;
+    upload_note_launch(u);
     uv_timer_init(loop, &u->timer);
     u->timer.data = u;
-    u->was_busy = mb_plan_is_busy(u->plan);
+    upload_clean_on(u);
+    u->evict_wanted = upload_wants_evict(u);
+    u->was_busy = mb_upload_is_busy(u);
     uv_timer_start(&u->timer, on_timer, TICK_MS, TICK_MS);
+    upload_enter(u);
     *out = u;
     return MB_OK;
 }
 
-static void part_closed(struct mb_upload *u)
+void upload_part_closed(struct mb_upload *u)
 {
     void (*cb)(void *) = u->close_cb;
     void *arg = u->close_arg;
@@ -540,12 +546,12 @@ static void part_closed(struct mb_upload *u)
 
 static void on_store_closed(void *arg)
 {
-    part_closed(arg);
+    upload_part_closed(arg);
 }
 
 static void on_timer_closed(uv_handle_t *h)
 {
-    part_closed(h->data);
+    upload_part_closed(h->data);
 }
 
 void mb_upload_close(struct mb_upload *u, void (*cb)(void *arg), void *arg)
@@ -553,7 +559,8 @@ void mb_upload_close(struct mb_upload *u, void (*cb)(void *arg), void *arg)
     u->closing = 1;
     u->close_cb = cb;
     u->close_arg = arg;
-    u->parts_open = 2;
+    u->parts_open = 2 + upload_is_evicting(u);
+    upload_evict_stop(u);
     mb_tracker_stop(u->tracker);
     mb_commit_cancel(u->commit);
     mb_store_close(u->store, on_store_closed, u);

@@ -1,45 +1,66 @@
 /*
- * One request after the other: pointer, manifest, then each file into scratch_dir and away again.
- * The first thing that does not fit ends it.
+ * Pointer, manifest, then all files, MB_STORE_FILES_AT_ONCE at a time. The first that does not fit
+ * ends it: no other is begun, and the verdict comes when those in flight are back.
  */
 #include "agent/upload/verify.h"
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <unistd.h>
 #include "agent/upload/manifest.h"
 #include "base/alloc.h"
-#include "base/fs.h"
 
-enum { SMALL_TIMEOUT_MS = 60000, FILE_TIMEOUT_MS = 24 * 3600 * 1000, LATEST_MAX_BYTES = 64 };
+enum { SMALL_TIMEOUT_MS = 60000, LATEST_MAX_BYTES = 64 };
 
-struct verify {
+struct slot {
+    struct mb_verify *v;
+    size_t file;
+    int busy;
+    uint64_t done_bytes;
+};
+
+struct mb_verify {
     struct mb_store *store;
-    char *scratch; /* path of the one file that is read back */
     mb_verify_cb cb;
     void *arg;
     struct mb_manifest manifest;
     struct mb_verify_result result;
-    size_t next;
+    struct mb_err bad;
+    size_t bad_file, next;
+    unsigned in_flight;
+    struct slot slots[MB_STORE_FILES_AT_ONCE];
 };
 
-static void finish(struct verify *v, const struct mb_err *err)
+static void finish(struct mb_verify *v, const struct mb_err *err)
 {
     v->cb(v->arg, err, &v->result);
     mb_manifest_close(&v->manifest);
-    mb_free(v->scratch);
     mb_free(v);
 }
 
-static void check_next(struct verify *v);
+void mb_verify_status(const struct mb_verify *v, struct mb_verify_result *out)
+{
+    *out = v->result;
+}
+
+static void check_more(struct mb_verify *v);
+
+static void note_bad(struct mb_verify *v, size_t file, const struct mb_err *err)
+{
+    if (v->bad.code != 0 && v->bad_file < file)
+        return;
+    v->bad = *err;
+    v->bad_file = file;
+}
 
 static void on_file(void *arg, const struct mb_store_result *r)
 {
-    struct verify *v = arg;
-    const struct mb_manifest_file *f = &v->manifest.files[v->next];
+    struct slot *s = arg;
+    struct mb_verify *v = s->v;
+    const struct mb_manifest_file *f = &v->manifest.files[s->file];
     struct mb_err err = {0};
 
-    unlink(v->scratch);
+    s->busy = 0;
+    v->in_flight--;
     if (r->error == MB_ENOENT)
         mb_err_set(&err, MB_ECORRUPT, "iteration %" PRId64 ": %s is in the manifest but not there",
                    v->manifest.iteration, f->path);
@@ -53,47 +74,69 @@ static void on_file(void *arg, const struct mb_store_result *r)
                    v->manifest.iteration, f->path, r->size_bytes, r->crc64nvme, f->size_bytes,
                    f->crc64nvme);
     if (err.code) {
-        finish(v, &err);
-        return;
+        note_bad(v, s->file, &err);
+    } else {
+        v->result.n_files++;
+        v->result.total_bytes += f->size_bytes;
+        v->result.done_bytes += f->size_bytes - s->done_bytes;
     }
-    v->result.n_files++;
-    v->result.total_bytes += f->size_bytes;
-    v->next++;
-    check_next(v);
+    check_more(v);
 }
 
-static void check_next(struct verify *v)
+static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
 {
-    char key[MB_CHECKPOINT_KEY_MAX];
-    struct mb_err err = {0};
-    char *path;
+    struct slot *s = arg;
 
-    if (v->next == v->manifest.n_files) {
-        finish(v, &err);
-        return;
-    }
-    mb_iteration_dir(v->manifest.iteration, key);
-    path = mb_asprintf("%s/%s", key, v->manifest.files[v->next].path);
-    if (!path)
-        mb_err_set(&err, MB_ENOMEM, "out of memory");
+    (void)total_bytes;
+    s->v->result.done_bytes += done_bytes - s->done_bytes;
+    s->done_bytes = done_bytes;
+}
+
+static int check_one(struct mb_verify *v, struct slot *s, size_t file, struct mb_err *err)
+{
+    const struct mb_manifest_file *f = &v->manifest.files[file];
+    char *key = mb_manifest_file_key(v->manifest.iteration, v->manifest.data, f->path);
+    struct mb_store_get_file get = {
+        .key = key, .has_size = 1, .size_bytes = f->size_bytes, .progress = on_progress};
+    int rc;
+
+    *s = (struct slot){.v = v, .file = file, .busy = 1};
+    rc = key ? mb_store_get_file_as(v->store, &get, on_file, s, err)
+             : mb_err_set(err, MB_ENOMEM, "out of memory");
+    mb_free(key);
+    if (rc == 0)
+        v->in_flight++;
     else
-        mb_store_get_file(v->store, path, v->scratch, NULL, FILE_TIMEOUT_MS, on_file, v, &err);
-    mb_free(path);
-    if (err.code)
-        finish(v, &err);
+        s->busy = 0;
+    return rc;
+}
+
+static void check_more(struct mb_verify *v)
+{
+    for (size_t i = 0; i < MB_STORE_FILES_AT_ONCE; i++) {
+        struct mb_err err = {0};
+
+        if (v->bad.code != 0 || v->next == v->manifest.n_files)
+            break;
+        if (v->slots[i].busy)
+            continue;
+        if (check_one(v, &v->slots[i], v->next, &err) != 0)
+            note_bad(v, v->next, &err);
+        v->next++;
+    }
+    if (v->in_flight == 0)
+        finish(v, &v->bad);
 }
 
 static void on_manifest(void *arg, const struct mb_store_result *r)
 {
-    struct verify *v = arg;
+    struct mb_verify *v = arg;
     char key[MB_CHECKPOINT_KEY_MAX];
     struct mb_err err = {0};
 
     mb_manifest_key(v->result.iteration, key);
     if (r->error == MB_ENOENT)
-        mb_err_set(&err, MB_ECORRUPT,
-                   "the latest pointer names iteration %" PRId64 ", but %s is not "
-                   "there",
+        mb_err_set(&err, MB_ECORRUPT, "iteration %" PRId64 " is not whole: %s is not there",
                    v->result.iteration, key);
     else if (r->error)
         mb_err_set(&err, r->error, "%s: %s", key, r->text);
@@ -102,16 +145,27 @@ static void on_manifest(void *arg, const struct mb_store_result *r)
     if (!err.code && v->manifest.iteration != v->result.iteration)
         mb_err_set(&err, MB_ECORRUPT, "%s is the manifest of iteration %" PRId64, key,
                    v->manifest.iteration);
-    if (err.code)
+    if (err.code) {
         finish(v, &err);
-    else
-        check_next(v);
+        return;
+    }
+    v->result.all_files = v->manifest.n_files;
+    for (size_t i = 0; i < v->manifest.n_files; i++)
+        v->result.all_bytes += v->manifest.files[i].size_bytes;
+    check_more(v);
+}
+
+static int get_manifest(struct mb_verify *v, struct mb_err *err)
+{
+    char key[MB_CHECKPOINT_KEY_MAX];
+
+    return mb_store_get(v->store, mb_manifest_key(v->result.iteration, key), MB_MANIFEST_MAX_BYTES,
+                        SMALL_TIMEOUT_MS, on_manifest, v, err);
 }
 
 static void on_latest(void *arg, const struct mb_store_result *r)
 {
-    struct verify *v = arg;
-    char key[MB_CHECKPOINT_KEY_MAX];
+    struct mb_verify *v = arg;
     struct mb_err err = {0};
 
     if (r->error == MB_ENOENT)
@@ -119,30 +173,29 @@ static void on_latest(void *arg, const struct mb_store_result *r)
     else if (r->error)
         mb_err_set(&err, r->error, MB_LATEST_KEY ": %s", r->text);
     else if (mb_latest_parse(r->data, r->data_len, &v->result.iteration, &err) == 0)
-        mb_store_get(v->store, mb_manifest_key(v->result.iteration, key), MB_MANIFEST_MAX_BYTES,
-                     SMALL_TIMEOUT_MS, on_manifest, v, &err);
+        get_manifest(v, &err);
     if (err.code)
         finish(v, &err);
 }
 
-int mb_verify_start(struct mb_store *store, const char *scratch_dir, mb_verify_cb cb, void *arg,
-                    struct mb_err *err)
+int mb_verify_start(struct mb_store *store, int64_t iteration, mb_verify_cb cb, void *arg,
+                    struct mb_verify **out, struct mb_err *err)
 {
-    struct verify *v = mb_calloc(1, sizeof(*v));
+    struct mb_verify *v = mb_calloc(1, sizeof(*v));
     int rc;
 
-    if (!v || !(v->scratch = mb_asprintf("%s/verify-%d", scratch_dir, (int)getpid()))) {
-        mb_free(v);
+    if (!v)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    }
     v->store = store;
     v->cb = cb;
     v->arg = arg;
-    v->result.iteration = -1;
-    rc = mb_store_get(store, MB_LATEST_KEY, LATEST_MAX_BYTES, SMALL_TIMEOUT_MS, on_latest, v, err);
-    if (rc < 0) {
-        mb_free(v->scratch);
+    v->result.iteration = iteration;
+    rc = iteration >= 0 ? get_manifest(v, err)
+                        : mb_store_get(store, MB_LATEST_KEY, LATEST_MAX_BYTES, SMALL_TIMEOUT_MS,
+                                       on_latest, v, err);
+    if (rc < 0)
         mb_free(v);
-    }
+    else
+        *out = v;
     return rc;
 }

@@ -2,6 +2,7 @@
 #include "agent/upload/walk.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 
-enum { DEPTH_MAX = 8, FILES_MAX = 100000 };
+enum { DEPTH_MAX = 8, FILES_MAX = 1000000 };
 
 static uint64_t fingerprint(const char *path, const struct stat *st)
 {
@@ -19,6 +20,23 @@ static uint64_t fingerprint(const char *path, const struct stat *st)
                               (uint64_t)st->st_mtim.tv_nsec, (uint64_t)st->st_ino};
 
     return mb_crc64nvme(mb_crc64nvme(0, path, strlen(path) + 1), facts, sizeof(facts));
+}
+
+static uint64_t state_of(uint64_t print, const struct stat *st)
+{
+    const uint64_t facts[] = {(uint64_t)st->st_ctim.tv_sec, (uint64_t)st->st_ctim.tv_nsec};
+
+    return mb_crc64nvme(print, facts, sizeof(facts));
+}
+
+/* An array of numbers for cap files; 0: no memory, it stays as it is. */
+static int grow(uint64_t **array, size_t cap)
+{
+    uint64_t *grown = mb_reallocarray(*array, cap, sizeof(*grown));
+
+    if (grown != NULL)
+        *array = grown;
+    return grown != NULL;
 }
 
 static int add_file(struct mb_walk *w, const char *path, const struct stat *st)
@@ -30,21 +48,19 @@ static int add_file(struct mb_walk *w, const char *path, const struct stat *st)
     if (w->n == w->cap) {
         size_t cap = w->cap * 2 + 16;
         struct mb_upload_file *files = mb_reallocarray(w->files, cap, sizeof(*files));
-        uint64_t *prints;
 
         if (files == NULL)
             return MB_ENOMEM;
         w->files = files;
-        prints = mb_reallocarray(w->prints, cap, sizeof(*prints));
-        if (prints == NULL)
+        if (!grow(&w->prints, cap) || !grow(&w->states, cap))
             return MB_ENOMEM;
-        w->prints = prints;
         w->cap = cap;
     }
     copy = mb_strdup(path);
     if (copy == NULL)
         return MB_ENOMEM;
     w->prints[w->n] = fingerprint(path, st);
+    w->states[w->n] = state_of(w->prints[w->n], st);
     w->files[w->n++] = (struct mb_upload_file){.path = copy, .size_bytes = (uint64_t)st->st_size};
     return MB_OK;
 }
@@ -54,17 +70,32 @@ static int is_ours_or_dots(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || mb_starts_with(name, ".mobula");
 }
 
+/* What failed just now. Only that the directory itself is not there is MB_ENOENT: what vanishes
+ * from inside it, or cannot be read, must not make its files few. */
+static int failed(int is_root)
+{
+    if (errno != ENOENT)
+        return MB_EIO;
+    return is_root ? MB_ENOENT : MB_ESTATE;
+}
+
 static int walk_below(struct mb_walk *w, const char *root, const char *below, int depth)
 {
     char *path = mb_path_join(root, below);
     DIR *dir = path != NULL ? opendir(path) : NULL;
     struct dirent *e;
-    int rc = dir != NULL ? MB_OK : MB_ENOENT;
+    int rc = dir != NULL ? MB_OK : path == NULL ? MB_ENOMEM : failed(below[0] == '\0');
 
-    while (rc == MB_OK && (e = readdir(dir)) != NULL) {
+    while (rc == MB_OK) {
         char *name, *full;
         struct stat st;
 
+        errno = 0; /* NULL is the end, and a failure as well */
+        e = readdir(dir);
+        if (e == NULL) {
+            rc = errno != 0 ? MB_EIO : MB_OK;
+            break;
+        }
         if (is_ours_or_dots(e->d_name))
             continue;
         name = below[0] != '\0' ? mb_path_join(below, e->d_name) : mb_strdup(e->d_name);
@@ -72,7 +103,7 @@ static int walk_below(struct mb_walk *w, const char *root, const char *below, in
         if (full == NULL)
             rc = MB_ENOMEM;
         else if (stat(full, &st) != 0)
-            rc = MB_ENOENT;
+            rc = failed(0);
         else if (S_ISDIR(st.st_mode))
             rc = depth < DEPTH_MAX ? walk_below(w, root, name, depth + 1) : MB_EFULL;
         else if (S_ISREG(st.st_mode))
@@ -114,6 +145,7 @@ void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n)
             continue;
         }
         w->files[kept] = w->files[i];
+        w->states[kept] = w->states[i];
         w->prints[kept++] = w->prints[i];
     }
     w->n = kept;
@@ -125,11 +157,21 @@ void mb_walk_sort_prints(struct mb_walk *w)
         qsort(w->prints, w->n, sizeof(*w->prints), compare);
 }
 
+uint64_t mb_walk_state(const struct mb_walk *w)
+{
+    uint64_t sum = w->n + 1; /* never 0 of an empty directory */
+
+    for (size_t i = 0; i < w->n; i++)
+        sum += w->states[i];
+    return sum;
+}
+
 void mb_walk_close(struct mb_walk *w)
 {
     for (size_t i = 0; i < w->n; i++)
         mb_free((void *)(uintptr_t)w->files[i].path);
     mb_free(w->files);
     mb_free(w->prints);
+    mb_free(w->states);
     *w = (struct mb_walk){0};
 }

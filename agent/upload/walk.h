@@ -15,18 +15,24 @@ struct mb_walk {
      * directory that they share. Different: two files, or a file system that numbers its files by
      * the node; then both are taken. */
     uint64_t *prints;
+    /* By file: the same with the time at which its inode changed last, which no program can set.
+     * For who asks whether one file is as it was; a shared directory's nodes may differ in it. */
+    uint64_t *states;
     size_t n;
     size_t cap;
 };
 
-/* At most 100,000 files, 8 directories deep (MB_EFULL). Hidden files belong to it (torch's
- * .metadata does), except our own: names that begin with .mobula. MB_ENOENT: there is no such
- * directory. On failure *w is empty. */
+/* At most 1,000,000 files (150 MB), 8 directories deep (MB_EFULL). Hidden files belong to it
+ * (torch's .metadata does), except our own: names that begin with .mobula. MB_ENOENT: there is no
+ * such directory. MB_ESTATE: something in it vanished while it was looked at, or is a link to
+ * nothing. MB_EIO: it cannot be read whole. On failure *w is empty. */
 int mb_walk_dir(const char *dir, struct mb_walk *w);
 /* Forget the files whose fingerprint is among known[0..n), ascending. */
 void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n);
 /* The fingerprints ascending; the order of the files is left alone, so this ends their pairing. */
 void mb_walk_sort_prints(struct mb_walk *w);
+/* One number of all states, in any order: another one, and something was written, came or went. */
+uint64_t mb_walk_state(const struct mb_walk *w);
 void mb_walk_close(struct mb_walk *w);
 
 #endif

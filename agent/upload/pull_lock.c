@@ -1,0 +1,186 @@
+/*
+ * Every puller holds a shared lock on DIR/.mobula-pull.lock; who gets it alone knows that no other
+ * is alive. A big file has a lock of its own, PATH.mobula-lock, so that one fetches and the others
+ * wait. Lock files are removed by who holds them alone, so whoever locks one looks whether it still
+ * has its name.
+ */
+#include "agent/upload/pull_lock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/alloc.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+
+#define DIR_LOCK ".mobula-pull.lock"
+
+enum { TRIES = 20, DEPTH_MAX = 16, ENTER_LOOK_MS = 50, ENTER_LOOKS = 600 };
+
+int mb_pull_is_temp(const char *name)
+{
+    for (const char *at = strstr(name, MB_PULL_TEMP); at; at = strstr(at + 1, MB_PULL_TEMP)) {
+        const char *rest = at + strlen(MB_PULL_TEMP);
+        size_t digits = strspn(rest, "0123456789");
+
+        rest += digits;
+        if (digits == 0 || at == name)
+            continue;
+        if (!*rest)
+            return 1;
+        if (strncmp(rest, ".mobula-tmp-", 12) == 0 && strspn(rest + 12, "0123456789abcdef") == 16 &&
+            !rest[28])
+            return 1;
+    }
+    return 0;
+}
+
+static void remove_temps(const char *dir, int depth)
+{
+    DIR *d = depth < DEPTH_MAX ? opendir(dir) : NULL;
+    struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char *path;
+        struct stat st;
+
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        path = mb_path_join(dir, e->d_name);
+        if (path && lstat(path, &st) == 0) {
+            if (S_ISDIR(st.st_mode))
+                remove_temps(path, depth + 1);
+            else if (mb_pull_is_temp(e->d_name) && unlink(path) == 0)
+                mb_info("pull", "removed what a puller that is dead left: %s", path);
+        }
+        mb_free(path);
+    }
+    if (d)
+        closedir(d);
+}
+
+void mb_pull_remove_temp(const char *path)
+{
+    const char *name = strrchr(path, '/') + 1;
+    char *parent = mb_strndup(path, (size_t)(name - path));
+    DIR *d = parent ? opendir(parent) : NULL;
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        if (mb_starts_with(e->d_name, name) && mb_pull_is_temp(e->d_name))
+            unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+    mb_free(parent);
+}
+
+/* An open file that still has this name, locked so; -1 with errno, EWOULDBLOCK for somebody else's.
+ */
+static int lock(const char *path, int how)
+{
+    for (int i = 0; i < TRIES; i++) {
+        struct stat here, named;
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+
+        if (fd < 0)
+            return -1;
+        if (flock(fd, how | LOCK_NB) != 0) {
+            int saved = errno;
+
+            close(fd);
+            errno = saved;
+            return -1;
+        }
+        if (fstat(fd, &here) == 0 && stat(path, &named) == 0 && here.st_ino == named.st_ino &&
+            here.st_dev == named.st_dev)
+            return fd;
+        close(fd);
+    }
+    errno = EAGAIN;
+    return -1;
+}
+
+int mb_pull_enter(const char *dir)
+{
+    char *path = mb_path_join(dir, DIR_LOCK);
+    const struct timespec pause = {.tv_nsec = ENTER_LOOK_MS * 1000000L};
+    int fd = -1;
+
+    if (!path || mb_fs_mkdir_p(dir, 0777, NULL) != 0) {
+        mb_free(path);
+        return -1;
+    }
+    for (int i = 0; fd < 0 && i < ENTER_LOOKS; i++) {
+        fd = lock(path, LOCK_EX);
+        if (fd >= 0) {
+            remove_temps(dir, 0);
+            flock(fd, LOCK_SH); /* from exclusive to shared nobody is waited for */
+            break;
+        }
+        fd = lock(path, LOCK_SH);
+        if (fd < 0 && errno != EWOULDBLOCK)
+            break;
+        if (fd < 0) /* one that came alone removes what the dead left: ours must not be there yet */
+            nanosleep(&pause, NULL);
+    }
+    mb_free(path);
+    return fd;
+}
+
+void mb_pull_leave(const char *dir, int fd)
+{
+    char *path = fd >= 0 ? mb_path_join(dir, DIR_LOCK) : NULL;
+
+    if (path && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlink(path);
+    if (fd >= 0)
+        close(fd);
+    mb_free(path);
+}
+
+int mb_pull_is_entered(const char *dir)
+{
+    char *path = mb_path_join(dir, DIR_LOCK);
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
+    int entered = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+
+    if (fd >= 0)
+        close(fd);
+    mb_free(path);
+    return entered;
+}
+
+static char *lock_of(const char *path)
+{
+    return mb_asprintf("%s.mobula-lock", path);
+}
+
+enum mb_pull_turn mb_pull_file_turn(const char *path, int *fd)
+{
+    char *name = lock_of(path);
+    int saved;
+
+    *fd = name ? lock(name, LOCK_EX) : -1;
+    saved = errno;
+    mb_free(name);
+    if (*fd >= 0)
+        return MB_PULL_OURS;
+    return saved == EWOULDBLOCK || saved == EAGAIN ? MB_PULL_WAIT : MB_PULL_NO_LOCK;
+}
+
+void mb_pull_file_done(const char *path, int fd)
+{
+    char *name = fd >= 0 ? lock_of(path) : NULL;
+
+    if (name)
+        unlink(name);
+    if (fd >= 0)
+        close(fd);
+    mb_free(name);
+}

@@ -1,6 +1,7 @@
 /*
  * Parsing (args.h).
  *
+ *  0. The words of --model-preset go before all others, which so override them.
  *  1. Each argument is looked up whole in the table; `--k=v` is split at the first '='.
  *  2. Values are taken as the row's type says: none, one, three, or all up to the next option.
  *  3. A later occurrence replaces an earlier one. Numbers are checked when they are met.
@@ -8,6 +9,7 @@
  * Failures, with argparse's words: an unknown argument (all of them are listed, the first with its
  * nearest known name), a missing or surplus value, a value that is no number or no choice.
  */
+#include "worker/args_preset.h"
 #include "worker/args_table.h"
 
 #include <errno.h>
@@ -253,27 +255,21 @@ static int fill_field(struct mb_args *args, const struct mb_arg_row *row,
         memcpy(field, &copy, sizeof copy);
         return copy != NULL || last == NULL ? 0 : no_memory(err);
     }
-    case MB_ARG_LIST: {
+    case MB_ARG_LIST:
+    case MB_ARG_TRIPLE: {
         struct mb_args_list list = {raw->values, raw->n_values}; /* borrowed from raw */
         memcpy(field, &list, sizeof list);
         return 0;
     }
-    case MB_ARG_TRIPLE:
-        break;
     }
     return 0;
 }
 
-int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err)
+static int parse_words(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err)
 {
     struct mb_buf unknown = {0};
     const char *first_unknown = NULL;
     int rc = 0, help = 0;
-    memset(args, 0, sizeof *args);
-    args->raw = mb_calloc(MB_ARG_N_ROWS, sizeof *args->raw);
-    if (args->raw == NULL) {
-        return no_memory(err);
-    }
     for (int at = 0; at < argc && rc == 0;) {
         const char *arg = argv[at++];
         if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
@@ -311,6 +307,49 @@ int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struc
         }
     }
     mb_buf_close(&unknown);
+    return rc;
+}
+
+int mb_arg_set(struct mb_args *args, size_t row, const char *text, struct mb_err *err)
+{
+    const struct mb_arg_row *r = &MB_ARG_ROWS[row];
+    const int is_flag = r->type == MB_ARG_FLAG || r->type == MB_ARG_FLAG_OFF;
+    int rc = text != NULL && !is_flag ? check_value(r, text, err) : 0;
+    if (rc != 0) {
+        return rc;
+    }
+    clear_raw(&args->raw[row]);
+    args->raw[row].given = text != NULL;
+    if (text != NULL && !is_flag) {
+        rc = add_value(&args->raw[row], text, err);
+    }
+    if (rc == 0 && r->type == MB_ARG_TEXT) {
+        char *old;
+        memcpy(&old, (char *)args + r->offset, sizeof old);
+        mb_free(old);
+    }
+    return rc == 0 ? fill_field(args, r, &args->raw[row], err) : rc;
+}
+
+int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err)
+{
+    const char *const *preset = NULL;
+    size_t n_preset = mb_args_preset(argc, argv, &preset);
+    memset(args, 0, sizeof *args);
+    args->raw = mb_calloc(MB_ARG_N_ROWS, sizeof *args->raw);
+    const char **words = mb_calloc((size_t)argc + n_preset + 1, sizeof *words);
+    if (args->raw == NULL || words == NULL) {
+        mb_free(words);
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < n_preset; i++) {
+        words[i] = preset[i];
+    }
+    for (int i = 0; i < argc; i++) {
+        words[n_preset + (size_t)i] = argv[i];
+    }
+    int rc = parse_words(args, argc + (int)n_preset, words, err);
+    mb_free(words);
     return rc;
 }
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include "base/buf.h"
 #include "base/err.h"
+#include "worker/model/batch_ramp.h"
 
 #define MB_ARGS_NONE INT64_MIN /* an int argument that is None; a float is NaN, a text NULL */
 
@@ -29,6 +30,11 @@ struct mb_args {
     int64_t num_query_groups, max_position_embeddings, make_vocab_size_divisible_by, vocab_size;
     int64_t group_query_attention, untie_embeddings_and_output_weights, bias_gelu_fusion;
     double norm_epsilon, init_method_std;
+    char *position_embedding_type, *normalization;
+    int64_t add_position_embedding, use_rotary_position_embeddings;
+    int64_t rotary_base, rotary_seq_len_interpolation_factor, use_rope_scaling;
+    double rotary_percent, rope_scaling_factor;
+    int64_t apply_layernorm_1p, swiglu, add_bias_linear, add_qkv_bias;
     /* training */
     int64_t seq_length, micro_batch_size, global_batch_size, train_iters, train_samples;
     int64_t seed, calculate_per_token_loss, check_for_nan_in_loss_and_grad;
@@ -37,7 +43,12 @@ struct mb_args {
     char *weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps;
     int64_t exit_interval, exit_duration_in_mins, exit_signal_handler;
+    int64_t bf16, deterministic_mode;
+    char *recompute_granularity, *recompute_method;
+    int64_t recompute_num_layers, fp16;
     /* learning rate */
+    struct mb_args_list rampup_batch_size; /* none or three */
+    double decoupled_lr, decoupled_min_lr;
     double lr, min_lr, lr_warmup_init, lr_warmup_fraction;
     char *lr_decay_style, *lr_wsd_decay_style;
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
@@ -45,22 +56,32 @@ struct mb_args {
     /* distributed */
     char *distributed_backend;
     int64_t distributed_timeout_minutes, use_distributed_optimizer;
-    int64_t overlap_grad_reduce, overlap_param_gather;
+    int64_t overlap_grad_reduce, overlap_param_gather, ddp_bucket_size;
     /* data */
     struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
-    char *split, *dataloader_type, *tokenizer_type, *vocab_file, *merge_file;
+    char *split, *dataloader_type;
+    char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model, *tiktoken_pattern;
+    struct mb_args_list tiktoken_special_tokens;
+    int64_t tiktoken_num_special_tokens, tokenizer_hf_include_special_tokens;
     int64_t mock_data, data_sharding, eod_mask_loss;
     /* checkpoints */
-    char *save, *load;
-    int64_t save_interval, no_save_optim, no_load_optim, finetune, exit_on_missing_checkpoint;
+    char *save, *load, *pretrained_checkpoint;
+    int64_t save_interval, save_retain_interval, keep_last_k, async_save, no_save_optim,
+        no_load_optim, finetune, exit_on_missing_checkpoint, use_checkpoint_args;
     /* validation, logging */
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
+    char *tensorboard_dir;
+    int64_t tensorboard_log_interval, log_timers_to_tensorboard, log_loss_scale_to_tensorboard;
+    int64_t log_validation_ppl_to_tensorboard, log_world_size_to_tensorboard;
     /* mobula's own */
     int64_t eval_at_start;
+    char *model_preset;
 
     /* Not arguments: set by mb_args_validate() and by the trainer, shown in the dump. */
-    int64_t rank, world_size, data_parallel_size, padded_vocab_size;
+    int64_t rank, world_size, data_parallel_size, padded_vocab_size, true_vocab_size;
     int64_t consumed_train_samples, consumed_valid_samples;
+
+    int64_t checkpoint_padded_vocab_size; /* of mb_args_adopt(); 0: none */
 
     struct mb_args_raw *raw; /* what was given, by row; owned */
     struct mb_buf notes;     /* lines for rank 0 to print, each ending in a newline */
@@ -68,15 +89,28 @@ struct mb_args {
 
 enum mb_args_outcome { MB_ARGS_OK = 0, MB_ARGS_HELP = 1 };
 
-/* argv without the program's name. MB_ARGS_HELP when --help is there; MB_EINVAL with argparse's
- * text for a line that cannot be parsed. args is to be closed in every case. */
+/* argv without the program's name; what --model-preset stands for comes before it. MB_ARGS_HELP
+ * when --help is there; MB_EINVAL with argparse's text for a line that cannot be parsed. args is to
+ * be closed in every case. */
 int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err);
 void mb_args_close(struct mb_args *args);
+
+/* --rampup-batch-size, checked. */
+struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);
 
 /* Refusals, then Megatron's checks in Megatron's order; fills in what derives from other arguments
  * (ffn_hidden_size, global_batch_size, train_iters, split, ...). MB_EUNSUPPORTED for a refusal,
  * MB_EINVAL for a check; exit status by mb_exit_status(). */
 int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, struct mb_err *err);
+
+/* Between parsing and validating, with --use-checkpoint-args: what the checkpoint says of the
+ * model. args_json is untrusted. */
+int mb_args_adopt(struct mb_args *args, const char *args_json, struct mb_err *err);
+
+/* Whether the checkpoint's model is the validated arguments' one: MB_EINVAL if not. What does not
+ * make other tensors may differ when is_new, when another training begins; it is lines of notes. */
+int mb_args_compare(const struct mb_args *args, const char *args_json, int is_new,
+                    struct mb_buf *notes, struct mb_err *err);
 
 /* The help text, by groups. */
 int mb_args_help(struct mb_buf *out);

@@ -17,11 +17,7 @@
 #include <strings.h>
 #include "base/alloc.h"
 
-/* repr() of a Python float: the shortest digits that read back, exponent from 1e16 and below 1e-4.
- */
-enum { FLOAT_TEXT_MAX = 64 };
-
-static void float_text(double v, char out[FLOAT_TEXT_MAX])
+void mb_arg_float_text(double v, char out[MB_ARG_FLOAT_TEXT_MAX])
 {
     char digits[40];
     int precision = 1;
@@ -31,10 +27,11 @@ static void float_text(double v, char out[FLOAT_TEXT_MAX])
     int exponent = atoi(strchr(digits, 'e') + 1);
     if (v == 0 || (exponent >= -4 && exponent < 16)) {
         int decimals = precision - 1 - exponent;
-        snprintf(out, FLOAT_TEXT_MAX, "%.*f", decimals > 1 ? decimals : 1, v);
+        snprintf(out, MB_ARG_FLOAT_TEXT_MAX, "%.*f", decimals > 1 ? decimals : 1, v);
     } else {
         *strchr(digits, 'e') = '\0';
-        snprintf(out, FLOAT_TEXT_MAX, "%se%c%02d", digits, exponent < 0 ? '-' : '+', abs(exponent));
+        snprintf(out, MB_ARG_FLOAT_TEXT_MAX, "%se%c%02d", digits, exponent < 0 ? '-' : '+',
+                 abs(exponent));
     }
 }
 
@@ -63,6 +60,7 @@ static struct view from_field(const struct mb_args *args, const struct mb_arg_ro
         v.none = v.text == NULL;
         break;
     case MB_ARG_LIST:
+    case MB_ARG_TRIPLE:
         memcpy(&list, field, sizeof list);
         v.list = list.items;
         v.n_list = list.n;
@@ -100,7 +98,7 @@ static struct view view_of(const struct mb_args *args, size_t row)
 
 static int add_value(struct mb_buf *out, const struct view *v)
 {
-    char text[FLOAT_TEXT_MAX];
+    char text[MB_ARG_FLOAT_TEXT_MAX];
     int rc = 0;
     if (v->none) {
         return mb_buf_puts(out, "None");
@@ -113,7 +111,7 @@ static int add_value(struct mb_buf *out, const struct view *v)
     case MB_ARG_COMPUTED:
         return mb_buf_printf(out, "%lld", (long long)v->i);
     case MB_ARG_FLOAT:
-        float_text(v->d, text);
+        mb_arg_float_text(v->d, text);
         return mb_buf_puts(out, text);
     case MB_ARG_TEXT:
         return mb_buf_puts(out, v->text);

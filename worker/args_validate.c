@@ -54,10 +54,32 @@ static int refuse(struct mb_args *a, struct mb_err *err)
             return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
         }
     }
-    if (strcmp(a->distributed_backend, "nccl") == 0) {
+    return 0;
+}
+
+/* What the device cannot do. */
+static int check_device(struct mb_args *a, struct mb_err *err)
+{
+    const int on_gpu = strcmp(a->distributed_backend, "nccl") == 0;
+    if (a->fp16 && a->bf16) {
+        return invalid(err, "fp16 and bf16 exclude each other");
+    }
+    if (!on_gpu && a->bf16) { /* more digits than were asked for, and twice the memory */
+        a->bf16 = 0;
+        if (mb_buf_puts(&a->notes, "note: --bf16: the CPU computes in fp32\n") != 0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
+    }
+    if (on_gpu && a->fp16) {
         return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--distributed-backend nccl: this build has no CUDA backend; "
-                          "--distributed-backend gloo trains on the CPU");
+                          "--fp16: not provided by this version; GPUs train in fp32 or --bf16");
+    }
+    if (a->fp16) {
+        a->fp16 = 0;
+        if (mb_buf_puts(&a->notes,
+                        "note: --fp16: the CPU computes in fp32 and needs no loss scale\n") != 0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
     }
     return 0;
 }
@@ -69,6 +91,28 @@ static int too_large(struct mb_err *err, const char *name, int64_t value)
 {
     return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be at most %d", name, (long long)value,
                       INT32_MAX);
+}
+
+struct mb_batch_ramp mb_args_ramp(const struct mb_args *a)
+{
+    struct mb_batch_ramp r = {.full = a->global_batch_size};
+    int64_t *const fields[] = {&r.start, &r.increment, &r.samples};
+    for (size_t i = 0; i < a->rampup_batch_size.n; i++) {
+        mb_parse_i64(a->rampup_batch_size.items[i], INT64_MIN + 1, INT64_MAX, "", fields[i], NULL);
+    }
+    return r;
+}
+
+static int check_ramp(const struct mb_args *a, struct mb_err *err)
+{
+    const struct mb_batch_ramp r = mb_args_ramp(a);
+    if (a->rampup_batch_size.n == 0) {
+        return 0;
+    }
+    if (r.start == 0 || r.increment > INT32_MAX || r.samples > INT64_MAX / 2) {
+        return invalid(err, "rampup-batch-size: its numbers must be positive, and sane");
+    }
+    return mb_batch_ramp_check(&r, a->micro_batch_size, a->data_parallel_size, err);
 }
 
 static int check_batches(struct mb_args *a, struct mb_err *err)
@@ -98,6 +142,37 @@ static int check_batches(struct mb_args *a, struct mb_err *err)
                           "times data parallel size (%lld)",
                           (long long)a->global_batch_size, (long long)a->micro_batch_size,
                           (long long)a->data_parallel_size);
+    }
+    return check_ramp(a, err);
+}
+
+static int is_remote(const char *path)
+{
+    return path != NULL && (mb_starts_with(path, "s3://") || mb_starts_with(path, "gs://"));
+}
+
+static int list_is_remote(const struct mb_args_list *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        if (is_remote(l->items[i])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Agents have put a path in the place of each URL. A base model is read by rank 0 alone. */
+static int check_remote(const struct mb_args *a, struct mb_err *err)
+{
+    if (is_remote(a->tensorboard_dir)) {
+        return invalid(err, "--tensorboard-dir must be a directory of the last rank's node");
+    }
+    if (list_is_remote(&a->data_path) || list_is_remote(&a->train_data_path) ||
+        list_is_remote(&a->valid_data_path) || list_is_remote(&a->test_data_path) ||
+        is_remote(a->vocab_file) || is_remote(a->merge_file) || is_remote(a->tokenizer_model) ||
+        is_remote(a->load) || is_remote(a->save) ||
+        (a->rank == 0 && is_remote(a->pretrained_checkpoint))) {
+        return invalid(err, "s3:// is fetched by a node's agent: start with `mobula train`");
     }
     return 0;
 }
@@ -141,13 +216,6 @@ static int check_data(struct mb_args *a, struct mb_err *err)
     if (a->tokenizer_type == NULL && (a->tokenizer_type = mb_strdup("GPT2BPETokenizer")) == NULL) {
         return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
     }
-    if (strcmp(a->tokenizer_type, "GPT2BPETokenizer") != 0 &&
-        strcmp(a->tokenizer_type, "NullTokenizer") != 0) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--tokenizer-type %s: not provided by this version; use "
-                          "GPT2BPETokenizer or NullTokenizer",
-                          a->tokenizer_type);
-    }
     return 0;
 }
 
@@ -155,6 +223,9 @@ static int check_data(struct mb_args *a, struct mb_err *err)
 
 static int check_iterations(struct mb_args *a, struct mb_err *err)
 {
+    if (a->rampup_batch_size.n > 0) {
+        return invalid(err, "expected no batch-size rampup with iteration-based training");
+    }
     if (!none(a->train_samples)) {
         return mb_err_set(err, MB_EINVAL,
                           "expected iteration-based training: --train-iters and --train-samples "
@@ -227,23 +298,20 @@ static int check_required(const struct mb_args *a, struct mb_err *err)
 static int check_shape(struct mb_args *a, struct mb_err *err)
 {
     if (none(a->ffn_hidden_size)) {
-        a->ffn_hidden_size = 4 * a->hidden_size;
+        a->ffn_hidden_size = a->swiglu ? (int64_t)((double)(4 * a->hidden_size) * 2 / 3 / 64) * 64
+                                       : 4 * a->hidden_size;
     }
-    if (a->hidden_size % a->num_attention_heads != 0) {
+    if (none(a->kv_channels) && a->hidden_size % a->num_attention_heads != 0) {
         return mb_err_set(err, MB_EINVAL,
                           "hidden size (%lld) is not divisible by the number of attention heads "
                           "(%lld)",
                           (long long)a->hidden_size, (long long)a->num_attention_heads);
     }
-    int64_t head = a->hidden_size / a->num_attention_heads;
     if (none(a->kv_channels)) {
-        a->kv_channels = head;
+        a->kv_channels = a->hidden_size / a->num_attention_heads;
     }
-    if (a->kv_channels != head) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--kv-channels %lld: not provided by this version; only hidden size / "
-                          "heads (%lld)",
-                          (long long)a->kv_channels, (long long)head);
+    if (a->kv_channels <= 0) {
+        return invalid(err, "kv-channels must be positive");
     }
     if (!a->group_query_attention) {
         a->num_query_groups = a->num_attention_heads;
@@ -261,6 +329,68 @@ static int check_shape(struct mb_args *a, struct mb_err *err)
     }
     if (a->ffn_hidden_size <= 0 || a->make_vocab_size_divisible_by <= 0) {
         return invalid(err, "ffn-hidden-size and make-vocab-size-divisible-by must be positive");
+    }
+    return 0;
+}
+
+static int check_recompute(struct mb_args *a, struct mb_err *err)
+{
+    if (a->recompute_granularity == NULL || strcmp(a->recompute_granularity, "full") != 0) {
+        return a->recompute_method == NULL
+                   ? 0
+                   : invalid(err, "recompute-method needs --recompute-granularity full");
+    }
+    if (a->recompute_method == NULL) {
+        return invalid(err, "with --recompute-granularity full, recompute-method must be one of "
+                            "\"block\" or \"uniform\"");
+    }
+    if (strcmp(a->recompute_method, "block") == 0 &&
+        (none(a->recompute_num_layers) || a->recompute_num_layers < 1 ||
+         a->recompute_num_layers > a->num_layers)) {
+        return mb_err_set(err, MB_EINVAL,
+                          "--recompute-method block needs --recompute-num-layers from 1 to %lld",
+                          (long long)a->num_layers);
+    }
+    return 0;
+}
+
+static int check_positions(struct mb_args *a, struct mb_err *err)
+{
+    if (a->use_rotary_position_embeddings) {
+        char *rope = mb_strdup("rope");
+        if (rope == NULL ||
+            mb_buf_puts(&a->notes, "--use-rotary-position-embeddings is deprecated, use "
+                                   "--position-embedding-type\n") != 0) {
+            mb_free(rope);
+            return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+        }
+        mb_free(a->position_embedding_type);
+        a->position_embedding_type = rope;
+    }
+    const char *type = a->position_embedding_type;
+    const int rope = strcmp(type, "rope") == 0;
+    if (!rope && strcmp(type, "learned_absolute") != 0 && strcmp(type, "none") != 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--position-embedding-type %s: not provided by this version; use "
+                          "learned_absolute, rope or none",
+                          type);
+    }
+    if (!a->add_position_embedding && !rope) {
+        return invalid(err,
+                       "--no-position-embedding is deprecated, use --position-embedding-type none");
+    }
+    if (!rope && (a->use_rope_scaling || !none(a->rotary_seq_len_interpolation_factor))) {
+        return invalid(err, "--use-rope-scaling and --rotary-seq-len-interpolation-factor need "
+                            "--position-embedding-type rope");
+    }
+    if (rope && (a->rotary_base <= 0 || !(a->rotary_percent > 0 && a->rotary_percent <= 1) ||
+                 !(a->rope_scaling_factor > 0))) {
+        return invalid(err, "rotary-base and rope-scaling-factor must be positive, rotary-percent "
+                            "must be above 0 and at most 1");
+    }
+    if (!none(a->rotary_seq_len_interpolation_factor) &&
+        a->rotary_seq_len_interpolation_factor <= 0) {
+        return invalid(err, "rotary-seq-len-interpolation-factor must be positive");
     }
     return 0;
 }
@@ -295,6 +425,14 @@ static int check_ranges(const struct mb_args *a, struct mb_err *err)
     if (a->min_lr > a->lr || a->lr_warmup_init > a->lr) {
         return invalid(err, "min-lr and lr-warmup-init must not exceed lr");
     }
+    if (!isnan(a->decoupled_lr) && !(a->decoupled_lr >= 0 && a->decoupled_lr < INFINITY)) {
+        return mb_err_set(err, MB_EINVAL, "decoupled-lr is %g: it must be at least 0",
+                          a->decoupled_lr);
+    }
+    if (!isnan(a->decoupled_min_lr) &&
+        !(a->decoupled_min_lr >= 0 && a->decoupled_min_lr <= a->decoupled_lr)) {
+        return invalid(err, "decoupled-min-lr needs --decoupled-lr and must not exceed it");
+    }
     if (a->seed <= 0 || a->seed > UINT32_MAX) {
         return mb_err_set(err, MB_EINVAL, "Seed (%lld) should be a positive integer.",
                           (long long)a->seed);
@@ -312,10 +450,14 @@ static int check_positive(const struct mb_args *a, struct mb_err *err)
     } counts[] = {
         {a->train_iters, "train-iters", 1, 0},
         {a->distributed_timeout_minutes, "distributed-timeout-minutes", 0, 1},
+        {a->ddp_bucket_size, "ddp-bucket-size", 1, 1},
         {a->log_interval, "log-interval", 0, 1},
+        {a->tensorboard_log_interval, "tensorboard-log-interval", 0, 1},
         {a->eval_iters, "eval-iters", 0, 0},
         {a->eval_interval, "eval-interval", 0, 1},
         {a->save_interval, "save-interval", 1, 1},
+        {a->save_retain_interval, "save-retain-interval", 1, 1},
+        {a->keep_last_k, "keep-last-k", 1, 1},
         {a->exit_interval, "exit-interval", 1, 1},
         {a->exit_duration_in_mins, "exit-duration-in-mins", 1, 0},
         {a->lr_warmup_iters, "lr-warmup-iters", 0, 0},
@@ -379,8 +521,11 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
 {
     a->rank = rank;
     a->world_size = a->data_parallel_size = world_size;
-    a->padded_vocab_size = MB_ARGS_NONE; /* until there is a tokenizer */
+    a->padded_vocab_size = a->true_vocab_size = MB_ARGS_NONE; /* until there is a tokenizer */
     int rc = refuse(a, err);
+    if (rc == 0) {
+        rc = check_device(a, err);
+    }
     if (rc == 0) {
         rc = check_batches(a, err);
     }
@@ -389,6 +534,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     }
     if (rc == 0 && a->overlap_param_gather && !a->overlap_grad_reduce) {
         rc = invalid(err, "Must use --overlap-param-gather with --overlap-grad-reduce");
+    }
+    if (rc == 0) {
+        rc = check_remote(a, err);
     }
     if (rc == 0) {
         rc = check_data(a, err);
@@ -402,11 +550,21 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     if (rc == 0) {
         rc = check_shape(a, err);
     }
+    if (rc == 0) {
+        rc = check_positions(a, err);
+    }
+    if (rc == 0) {
+        rc = check_recompute(a, err);
+    }
     if (rc == 0 && isnan(a->lr)) {
         rc = invalid(err, "lr argument is None");
     }
     if (rc == 0 && a->save != NULL && none(a->save_interval)) {
         rc = invalid(err, "--save needs --save-interval");
+    }
+    if (rc == 0 && a->async_save && a->save == NULL &&
+        mb_buf_puts(&a->notes, "note: --async-save has no effect: there is no --save\n") != 0) {
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory for notes");
     }
     if (rc == 0) {
         rc = check_ranges(a, err);
@@ -419,7 +577,8 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     }
     if (rc == 0 && none(a->train_iters)) {
         /* Megatron drops the samples that do not fill a batch. */
-        a->train_iters = a->train_samples / a->global_batch_size;
+        const struct mb_batch_ramp ramp = mb_args_ramp(a);
+        a->train_iters = mb_batch_ramp_iterations(&ramp, a->train_samples);
         if (a->train_iters == 0) {
             rc = invalid(err, "train-samples is less than one global batch");
         }

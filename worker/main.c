@@ -4,6 +4,7 @@
  *  1. Arguments; --help prints them and ends.
  *  2. RANK and WORLD_SIZE from the environment; MOBULA_REPORT_FD, when set, is the socket to the
  * agent and everything below is reported there.
+ *     With --use-checkpoint-args the ranks meet and take the model's arguments from the checkpoint.
  *  3. Build the trainer, run it, say done, flush the report, exit 0.
  * Failures: one line on stderr and a failed report; the exit status is mb_exit_status() of the
  * error, also for a command line that cannot be parsed (64, where argparse says 2). What every rank
@@ -71,6 +72,22 @@ static int read_environment(struct mb_trainer *t, struct mb_err *err)
     return rc != 0 ? mb_err_wrap(err, "MOBULA_REPORT_FD") : 0;
 }
 
+/* Peers hear of it at once. A checkpoint that is being written is not lost with the run: all ranks
+ * end it first. If it failed here, that is why a peer gave up before this rank could. */
+static int settle(struct mb_trainer *t, int rc, struct mb_err *err)
+{
+    struct mb_err of_save;
+    if (t->comm != NULL) {
+        mb_comm_abort(t->comm, err->text);
+    }
+    int save_rc = mb_trainer_wait_saved(t, &of_save);
+    if (rc == MB_EUNAVAIL && save_rc != 0 && save_rc != MB_EUNAVAIL && save_rc != MB_ETIMEOUT) {
+        *err = of_save;
+        return save_rc;
+    }
+    return rc;
+}
+
 /* The one line of a failure, to stderr and to the agent. */
 static void tell(struct mb_trainer *t, const struct mb_err *err, int everybody_knows)
 {
@@ -81,9 +98,6 @@ static void tell(struct mb_trainer *t, const struct mb_err *err, int everybody_k
     }
     if (t->report != NULL) {
         (void)mb_report_client_send(t->report, &r, &ignored); /* nobody is left to tell */
-    }
-    if (t->comm != NULL) {
-        mb_comm_abort(t->comm, err->text);
     }
 }
 
@@ -129,6 +143,11 @@ int main(int argc, char **argv)
     if (parsed != 0) {
         rc = parsed;
     }
+    if (rc == 0 && t.args.use_checkpoint_args) {
+        known = 0;
+        rc = mb_trainer_adopt(&t, &err);
+        known = rc == 0;
+    }
     if (rc == 0) {
         rc = mb_args_validate(&t.args, t.rank, t.world_size, &err);
     }
@@ -137,6 +156,7 @@ int main(int argc, char **argv)
         rc = train(&t, &err);
     }
     if (rc != 0) {
+        rc = settle(&t, rc, &err);
         tell(&t, &err, known);
         status = status != 0 ? status : mb_exit_status(rc);
     }

@@ -29,7 +29,8 @@ enum field {
     F_PROGRESS = 1 << 4,
     F_TEXT = 1 << 5,
     F_FILES = 1 << 6,
-    F_ENDPOINTS = 1 << 7
+    F_ENDPOINTS = 1 << 7,
+    F_SAVE_TIMES = 1 << 8
 };
 
 static const struct {
@@ -39,7 +40,7 @@ static const struct {
     [MB_REPORT_HELLO] = {"hello", F_ABI | F_RANK | F_PID},
     [MB_REPORT_ENDPOINT] = {"endpoint", F_RANK | F_TEXT},
     [MB_REPORT_PROGRESS] = {"progress", F_RANK | F_ITERATION | F_PROGRESS},
-    [MB_REPORT_SAVED] = {"saved", F_RANK | F_ITERATION | F_TEXT | F_FILES},
+    [MB_REPORT_SAVED] = {"saved", F_RANK | F_ITERATION | F_TEXT | F_FILES | F_SAVE_TIMES},
     [MB_REPORT_DONE] = {"done", F_RANK | F_ITERATION},
     [MB_REPORT_FAILED] = {"failed", F_RANK | F_TEXT},
     [MB_REPORT_START] = {"start", F_ENDPOINTS},
@@ -175,6 +176,10 @@ static int build(json_t *obj, const struct mb_report *r, struct mb_err *err)
     if (f & F_PROGRESS) {
         bad |= progress_json(obj, r);
     }
+    if ((f & F_SAVE_TIMES) && r->has_times) {
+        bad |= json_object_set_new(obj, "stall_ms", json_integer(r->stall_ms));
+        bad |= json_object_set_new(obj, "write_ms", json_integer(r->write_ms));
+    }
     if (f & F_TEXT) {
         bad |= json_object_set_new(obj, "text", text_json(r->text));
     }
@@ -248,6 +253,13 @@ static int take_u32(const json_t *obj, const char *type, const char *name, uint3
     int rc = take_int(obj, type, name, 0, UINT32_MAX, &v, err);
     *out = (uint32_t)v;
     return rc;
+}
+
+static int take_times(const json_t *obj, const char *type, struct mb_report *r, struct mb_err *err)
+{
+    int rc = take_int(obj, type, "stall_ms", 0, INT64_MAX, &r->stall_ms, err);
+    r->has_times = 1;
+    return rc == 0 ? take_int(obj, type, "write_ms", 0, INT64_MAX, &r->write_ms, err) : rc;
 }
 
 static int take_progress(const json_t *obj, const char *type, struct mb_report *r,
@@ -387,6 +399,9 @@ static int take_fields(const json_t *obj, struct mb_report *r, struct mb_err *er
     }
     if (rc == 0 && (f & F_PROGRESS)) {
         rc = take_progress(obj, type, r, err);
+    }
+    if (rc == 0 && (f & F_SAVE_TIMES) && json_object_get(obj, "stall_ms") != NULL) {
+        rc = take_times(obj, type, r, err);
     }
     if (rc == 0 && (f & F_TEXT)) {
         rc = take_text(obj, type, r, err);

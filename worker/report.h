@@ -24,10 +24,11 @@ enum mb_report_type {
     MB_REPORT_HELLO,    /* abi, rank, pid */
     MB_REPORT_ENDPOINT, /* rank, text = endpoint, opaque to everybody but workers */
     MB_REPORT_PROGRESS, /* iteration .. validation_loss */
-    MB_REPORT_SAVED, /* iteration, text = directory of the iteration, files: this rank's, fsynced */
-    MB_REPORT_DONE,  /* iteration: training ended as asked */
-    MB_REPORT_FAILED,   /* text = one line: what failed, naming the operation and the peer */
-    MB_REPORT_START,    /* endpoints by rank */
+    MB_REPORT_SAVED,  /* iteration, text = directory of the iteration, files: this rank's, fsynced;
+                         stall_ms, write_ms */
+    MB_REPORT_DONE,   /* iteration: training ended as asked */
+    MB_REPORT_FAILED, /* text = one line: what failed, naming the operation and the peer */
+    MB_REPORT_START,  /* endpoints by rank */
     MB_REPORT_SAVE_NOW, /* text = reason */
     MB_REPORT_STOP,     /* text = reason: finish the step, save, exit */
     MB_REPORT_DURABLE   /* iteration is committed in the store */
@@ -48,6 +49,9 @@ struct mb_report {
     int64_t iteration;
     int64_t train_iters;
     int64_t consumed_samples;
+    int has_times;    /* saved: the two below are told; an older worker does not tell them */
+    int64_t stall_ms; /* training stood still for the save */
+    int64_t write_ms; /* from the snapshot until it was whole on disk */
     double loss;
     double learning_rate;
     double grad_norm;

@@ -50,7 +50,8 @@ struct mb_report_client {
     char stop_reason[MB_REPORT_REASON_MAX];
     int save_now;
     char save_reason[MB_REPORT_REASON_MAX];
-    int64_t durable;
+    int64_t durable[MB_REPORT_DURABLE_MAX]; /* a ring */
+    size_t n_durable;                       /* ever heard of */
 };
 
 static void wake(struct mb_report_client *c)
@@ -103,7 +104,7 @@ static void remember(struct mb_report_client *c, struct mb_report *r)
         snprintf(c->save_reason, sizeof c->save_reason, "%s", r->text);
         break;
     case MB_REPORT_DURABLE:
-        c->durable = r->iteration > c->durable ? r->iteration : c->durable;
+        c->durable[c->n_durable++ % MB_REPORT_DURABLE_MAX] = r->iteration;
         break;
     default:
         break;
@@ -249,7 +250,6 @@ int mb_report_client_start(int fd, uint32_t rank, struct mb_report_client **out,
     }
     c->fd = fd;
     c->rank = rank;
-    c->durable = -1;
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -365,10 +365,13 @@ int mb_report_client_take_save_now(struct mb_report_client *c, char reason[MB_RE
     return save;
 }
 
-int64_t mb_report_client_durable(struct mb_report_client *c)
+int mb_report_client_is_durable(struct mb_report_client *c, int64_t iteration)
 {
+    int found = 0;
     pthread_mutex_lock(&c->lock);
-    int64_t d = c->durable;
+    for (size_t i = 0; i < c->n_durable && i < MB_REPORT_DURABLE_MAX; i++) {
+        found |= c->durable[i] == iteration;
+    }
     pthread_mutex_unlock(&c->lock);
-    return d;
+    return found;
 }

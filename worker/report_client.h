@@ -5,14 +5,18 @@
  * Outgoing: of progress only the newest waits; every other message is kept, at most
  * MB_REPORT_CLIENT_QUEUE_MAX of them. Incoming wishes are remembered until the training loop asks.
  * A socket that ends, or that speaks another protocol, is a wish to stop: nobody is left to train
- * for. Threads: the functions may be called from one thread; the client's own thread is inside.
+ * for. Threads: start and close from one thread, the others from any, until close.
  */
 #ifndef MOBULA_WORKER_REPORT_CLIENT_H
 #define MOBULA_WORKER_REPORT_CLIENT_H
 
 #include "worker/report.h"
 
-enum { MB_REPORT_CLIENT_QUEUE_MAX = 1024, MB_REPORT_REASON_MAX = 256 };
+enum {
+    MB_REPORT_CLIENT_QUEUE_MAX = 1024,
+    MB_REPORT_REASON_MAX = 256,
+    MB_REPORT_DURABLE_MAX = 1024
+};
 
 struct mb_report_client;
 
@@ -35,7 +39,7 @@ int mb_report_client_wait_start(struct mb_report_client *c, uint64_t timeout_ms,
 int mb_report_client_stopping(struct mb_report_client *c, char reason[MB_REPORT_REASON_MAX]);
 /* 1 once per save_now. */
 int mb_report_client_take_save_now(struct mb_report_client *c, char reason[MB_REPORT_REASON_MAX]);
-/* The newest iteration that the agent called durable, -1 before the first. */
-int64_t mb_report_client_durable(struct mb_report_client *c);
+/* 1 if the agent called this iteration durable; it remembers the last MB_REPORT_DURABLE_MAX. */
+int mb_report_client_is_durable(struct mb_report_client *c, int64_t iteration);
 
 #endif

@@ -4,12 +4,14 @@
  *
  *  1. Say what the run is: sizes, arguments, tokenizer.
  *  2. Meet the other ranks: listen, report the endpoint, wait for start, connect. Alone, nothing.
- *  3. Open the backend beside the executable, build the model and print its memory.
+ *  3. Open the backend beside the executable, let the GPUs meet, build the model and print its
+ * memory.
  *  4. Build the optimizer (the rank's share of it with --use-distributed-optimizer) and the
  * schedule.
  *  5. Load a checkpoint, which decides how many samples are consumed; then build the data.
  * Failures: any step's error text names what was wrong; mb_trainer_close() undoes what was done.
  */
+#include "worker/args_model.h"
 #include "worker/trainer.h"
 
 #include <arpa/inet.h>
@@ -26,8 +28,9 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "worker/data/tokenizer/tokenizer.h"
+#include "worker/tensorboard.h"
 
-enum { MINUTE_MS = 60 * 1000 };
+enum { MINUTE_MS = 60 * 1000, START_TIMEOUT_MS = 24 * 60 * MINUTE_MS };
 
 static int no_memory(struct mb_err *err)
 {
@@ -48,7 +51,7 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
                    "pipeline-model-parallel size: 1 \n",
                    t->world_size, t->world_size);
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
-    mb_trainer_say(t, "using torch.float32 for parameters ...\n");
+    mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
     if (mb_args_dump(a, &dump) != 0) {
         mb_buf_close(&dump);
         return no_memory(err);
@@ -61,11 +64,20 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
     if (a->train_samples != MB_ARGS_NONE) {
         mb_trainer_say(t, "setting training iterations to %" PRId64 "\n", a->train_iters);
     }
-    t->n_micro = a->global_batch_size / (a->micro_batch_size * a->data_parallel_size);
+    t->ramp = mb_args_ramp(a);
+    t->batch = mb_batch_ramp_at(&t->ramp, 0);
+    if (a->rampup_batch_size.n > 0) {
+        mb_trainer_say(t,
+                       "INFO:megatron.core.num_microbatches_calculator:setting number of "
+                       "microbatches to ramp up: from global batch size %" PRId64 " to %" PRId64
+                       " with batch size increments %" PRId64 " over %" PRId64 " samples\n",
+                       t->ramp.start, t->ramp.full, t->ramp.increment, t->ramp.samples);
+        return 0;
+    }
     mb_trainer_say(t,
                    "INFO:megatron.core.num_microbatches_calculator:setting number of microbatches "
                    "to constant %" PRId64 "\n",
-                   t->n_micro);
+                   a->global_batch_size / (a->micro_batch_size * a->data_parallel_size));
     return 0;
 }
 
@@ -73,21 +85,38 @@ static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
 {
     struct mb_args *a = &t->args;
     struct mb_tokenizer *tokenizer = NULL;
-    struct mb_tokenizer_options o = {.type = a->tokenizer_type,
-                                     .vocab_file = a->vocab_file,
-                                     .merge_file = a->merge_file,
-                                     .vocab_size =
-                                         a->vocab_size != MB_ARGS_NONE ? a->vocab_size : 0};
+    struct mb_tokenizer_options o = {
+        .type = a->tokenizer_type,
+        .vocab_file = a->vocab_file,
+        .merge_file = a->merge_file,
+        .vocab_size = a->vocab_size != MB_ARGS_NONE ? a->vocab_size : 0,
+        .tokenizer_model = a->tokenizer_model,
+        .leaves_out_special_tokens = !a->tokenizer_hf_include_special_tokens,
+        .tiktoken_pattern = a->tiktoken_pattern,
+        .tiktoken_num_special_tokens = a->tiktoken_num_special_tokens,
+        .tiktoken_special_tokens = (const char *const *)a->tiktoken_special_tokens.items,
+        .n_tiktoken_special_tokens = a->tiktoken_special_tokens.n,
+    };
     mb_trainer_say(t, "> building %s tokenizer ...\n", a->tokenizer_type);
     int rc = mb_tokenizer_create(&o, &tokenizer, err);
     if (rc != 0) {
         return rc;
     }
     t->vocab_size = mb_tokenizer_vocab_size(tokenizer);
+    a->true_vocab_size = (int64_t)t->vocab_size;
     t->eod = mb_tokenizer_eod(tokenizer);
     mb_tokenizer_destroy(tokenizer);
     a->padded_vocab_size =
         (int64_t)mb_gpt_padded_vocab(t->vocab_size, (size_t)a->make_vocab_size_divisible_by, 1);
+    if (a->checkpoint_padded_vocab_size > 0) {
+        a->padded_vocab_size = a->checkpoint_padded_vocab_size;
+    }
+    if (a->padded_vocab_size < a->true_vocab_size) {
+        return mb_err_set(err, MB_EINVAL,
+                          "the tokenizer has %" PRId64 " tokens, the checkpoint %" PRId64
+                          " rows for them",
+                          a->true_vocab_size, a->padded_vocab_size);
+    }
     mb_trainer_say(t,
                    " > padded vocab (size: %" PRIu64 ") with %" PRIu64
                    " dummy tokens (new size: %" PRId64 ")\n",
@@ -127,6 +156,17 @@ static void own_address(char out[INET6_ADDRSTRLEN])
     freeaddrinfo(list);
 }
 
+/* The threads that save agree among themselves, over a communicator of their own. */
+static int saves_asynchronously(const struct mb_trainer *t)
+{
+    return t->args.async_save && t->args.save != NULL;
+}
+
+static uint64_t timeout_ms(const struct mb_trainer *t)
+{
+    return (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS;
+}
+
 static int meet_through_agent(struct mb_trainer *t, struct mb_err *err)
 {
     char address[INET6_ADDRSTRLEN];
@@ -136,8 +176,7 @@ static int meet_through_agent(struct mb_trainer *t, struct mb_err *err)
     struct mb_comm_options o = {.rank = t->rank,
                                 .world_size = t->world_size,
                                 .address = address,
-                                .timeout_ms =
-                                    (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS};
+                                .timeout_ms = timeout_ms(t)};
     int rc = mb_comm_listen(&o, &l, err);
     if (rc != 0) {
         return rc;
@@ -146,21 +185,37 @@ static int meet_through_agent(struct mb_trainer *t, struct mb_err *err)
                                  .text = (char *)(uintptr_t)mb_comm_listener_endpoint(l)};
     rc = mb_report_client_send(t->report, &endpoint, err);
     if (rc == 0) {
-        rc = mb_report_client_wait_start(t->report, o.timeout_ms, &start, err);
+        /* Another node may still fetch its data; the agent's end of the socket is the sign of life.
+         */
+        rc = mb_report_client_wait_start(t->report, START_TIMEOUT_MS, &start, err);
     }
     if (rc == 0) {
         rc = mb_comm_connect(l, (const char *const *)start.endpoints, start.n_endpoints, &t->comm,
                              err);
+    }
+    if (rc == 0 && saves_asynchronously(t)) {
+        mb_comm_barrier(t->comm); /* who is through with the first meeting may come to the second */
+        rc = mb_comm_synchronize(t->comm, err);
+        if (rc == 0) {
+            rc = mb_comm_connect(l, (const char *const *)start.endpoints, start.n_endpoints,
+                                 &t->save_comm, err);
+        }
     }
     mb_report_close(&start);
     mb_comm_listener_destroy(l);
     return rc;
 }
 
-static int meet(struct mb_trainer *t, struct mb_err *err)
+int mb_trainer_meet(struct mb_trainer *t, struct mb_err *err)
 {
+    if (t->comm != NULL) {
+        return 0;
+    }
     mb_trainer_say(t, "> initializing torch distributed ...\n");
     int rc = t->report != NULL ? meet_through_agent(t, err) : mb_comm_create_single(&t->comm, err);
+    if (rc == 0 && t->report == NULL && saves_asynchronously(t)) {
+        rc = mb_comm_create_single(&t->save_comm, err);
+    }
     if (rc != 0) {
         return mb_err_wrap(err, "rank %u", t->rank);
     }
@@ -173,19 +228,57 @@ static int meet(struct mb_trainer *t, struct mb_err *err)
 
 /* ---- device and model ---- */
 
-static int open_backend(struct mb_trainer *t, struct mb_err *err)
+static int open_beside(struct mb_trainer *t, const char *library, struct mb_err *err)
 {
-    static const char *const PLACES[] = {"../lib/libmobula_cpu.so", "libmobula_cpu.so",
-                                         "../lib/mobula/libmobula_cpu.so"};
+    static const char *const PLACES[] = {"../lib", ".", "../lib/mobula"};
     char *dir = mb_fs_self_dir(err);
     int rc = dir != NULL ? MB_ENOENT : MB_EIO;
     for (size_t i = 0; i < sizeof PLACES / sizeof PLACES[0] && rc == MB_ENOENT; i++) {
-        char *path = mb_path_join(dir, PLACES[i]);
+        char *place = mb_path_join(dir, PLACES[i]);
+        char *path = place != NULL ? mb_path_join(place, library) : NULL;
         rc = path != NULL ? mb_backend_open(path, 0, &t->dev, err) : no_memory(err);
         mb_free(path);
+        mb_free(place);
     }
     mb_free(dir);
     return rc;
+}
+
+/* The GPU where nccl is asked for, which is the default, and never silently the CPU instead. Each
+ * rank sees one GPU: its agent has chosen it. */
+static int open_backend(struct mb_trainer *t, struct mb_err *err)
+{
+    if (strcmp(t->args.distributed_backend, "nccl") != 0) {
+        return open_beside(t, "libmobula_cpu.so", err);
+    }
+    if (t->args.deterministic_mode &&
+        (setenv("MOBULA_CUDA_TUNE", "0", 1) != 0 || setenv("NCCL_ALGO", "Ring", 0) != 0)) {
+        return no_memory(err);
+    }
+    int rc = open_beside(t, "libmobula_cuda.so", err);
+    if (rc == MB_ENOENT) {
+        rc = mb_err_set(err, MB_EUNSUPPORTED,
+                        "this build has no CUDA backend (libmobula_cuda.so); --distributed-backend "
+                        "gloo trains on the CPU");
+    }
+    return rc != 0 ? mb_err_wrap(err, "--distributed-backend nccl") : 0;
+}
+
+/* GPUs reach each other through a library of their own; the carrier of the host stays for the rest.
+ */
+static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
+{
+    struct mb_comm *host = t->comm;
+    if (t->world_size == 1 || t->dev.ops->collectives == NULL) {
+        return 0;
+    }
+    t->comm = NULL;
+    int rc = mb_comm_create_device(host, &t->dev, timeout_ms(t), &t->comm, err);
+    if (rc != 0) {
+        return mb_err_wrap(err, "rank %u", t->rank);
+    }
+    mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
+    return 0;
 }
 
 static int list_tensors(struct mb_trainer *t, struct mb_err *err)
@@ -210,31 +303,19 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     struct mb_gpt_config c;
     struct mb_buf plan = {0};
     void *norm = NULL;
-    mb_gpt_config_init(&c);
-    c.n_layers = (size_t)a->num_layers;
-    c.hidden = (size_t)a->hidden_size;
-    c.ffn_hidden = (size_t)a->ffn_hidden_size;
-    c.n_heads = (size_t)a->num_attention_heads;
-    c.n_groups = (size_t)a->num_query_groups;
-    c.seq = (size_t)a->seq_length;
-    c.max_positions = (size_t)a->max_position_embeddings;
-    c.vocab = t->vocab_size;
-    c.padded_vocab = (size_t)a->padded_vocab_size;
-    c.untie_output = a->untie_embeddings_and_output_weights != 0;
-    c.gelu = a->bias_gelu_fusion ? MB_GELU_TANH : MB_GELU_ERF;
-    c.norm_eps = (float)a->norm_epsilon;
-    c.init_std = (float)a->init_method_std;
-    c.hidden_dropout = (float)a->hidden_dropout;
-    c.attention_dropout = (float)a->attention_dropout;
-    c.seed = (uint64_t)a->seed;
+    mb_args_model(a, t->vocab_size, &c);
     mb_trainer_say(t, "building GPT model ...\n");
-    int rc = mb_gpt_create(&t->dev, &c, (size_t)a->micro_batch_size, &t->gpt, err);
+    size_t n_parameters = 0;
+    int rc = mb_gpt_count_parameters(&c, &n_parameters, err);
+    if (rc == 0) { /* said first: what does not fit is refused next */
+        mb_trainer_say(
+            t, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %zu\n",
+            n_parameters);
+        rc = mb_gpt_create(&t->dev, &c, (size_t)a->micro_batch_size, &t->gpt, err);
+    }
     if (rc != 0) {
         return rc;
     }
-    mb_trainer_say(
-        t, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %zu\n",
-        mb_gpt_n_parameters(t->gpt));
     mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
     if (mb_gpt_print_plan(t->gpt, &plan) == 0) {
         mb_trainer_say(t, "%s", mb_buf_str(&plan));
@@ -250,7 +331,8 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
 static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
-    struct mb_optimizer_config c = {a->adam_beta1, a->adam_beta2, a->adam_eps};
+    struct mb_optimizer_config c = {a->adam_beta1, a->adam_beta2, a->adam_eps,
+                                    !isnan(a->decoupled_lr)};
     size_t n_params = 0;
     const struct mb_param *params = mb_gpt_params(t->gpt, &n_params);
     size_t begin = a->use_distributed_optimizer ? t->begin : 0;
@@ -400,10 +482,16 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
         rc = build_tokenizer(t, err);
     }
     if (rc == 0) {
-        rc = meet(t, err);
+        rc = mb_trainer_meet(t, err);
+    }
+    if (rc == 0) {
+        rc = mb_trainer_open_tensorboard(t, err);
     }
     if (rc == 0) {
         rc = open_backend(t, err);
+    }
+    if (rc == 0) {
+        rc = meet_on_devices(t, err);
     }
     if (rc != 0) {
         return rc;
@@ -416,9 +504,12 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
         rc = build_optimizer(t, err);
     }
     if (rc == 0) {
+        rc = mb_trainer_build_saver(t, err);
+    }
+    if (rc == 0) {
         rc = build_schedule(t, err);
     }
-    if (rc == 0 && t->args.load != NULL) {
+    if (rc == 0 && (t->args.load != NULL || t->args.pretrained_checkpoint != NULL)) {
         rc = mb_trainer_load(t, err);
     }
     if (rc != 0) {
@@ -435,6 +526,10 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
 
 void mb_trainer_close(struct mb_trainer *t)
 {
+    mb_tensorboard_close(t->tensorboard);
+    mb_saver_destroy(t->saver);
+    mb_comm_destroy(t->save_comm);
+    mb_comm_destroy(t->comm); /* before the memory and the device that it uses */
     for (int i = 0; i < MB_N_SPLITS; i++) {
         mb_loader_destroy(t->loaders[i]);
     }
@@ -448,5 +543,4 @@ void mb_trainer_close(struct mb_trainer *t)
         t->dev.ops->free(t->dev.ctx, t->norm_device);
     }
     mb_backend_close(&t->dev);
-    mb_comm_destroy(t->comm);
 }

@@ -8,7 +8,8 @@
  *  2. With --eval-at-start an evaluation before the first step, whose samples are given back: the
  *     training is the same bits with and without it. After a step: log line, progress to the agent,
  * evaluation, save, and the decision to go on.
- *  3. After the last: save unless just saved, evaluate on validation and test data.
+ *  3. After the last: save unless just saved, evaluate on validation and test data. With
+ *     --async-save the end waits until what was begun is on disk.
  * A wish (SIGTERM, stop or save_now of the agent, the run's allowed time) is any rank's; the sum of
  * all wishes is known to all after the small all-reduce, so all save and leave at the same
  * iteration. Failures: a collective that fails, data that ends, a save that fails end the run with
@@ -31,6 +32,7 @@ struct shared {
     double loss_sum, n_tokens; /* over micro batches; sum of losses for the log */
     double norm2;              /* of this rank's range of the reduced gradient */
     double stop, save_now, time_is_up;
+    double save_failed; /* of an asynchronous save */
 };
 
 enum { SHARED_DOUBLES = sizeof(struct shared) / sizeof(double), MINUTE_US = 60 * 1000 * 1000 };
@@ -56,6 +58,7 @@ static void add_wishes(struct mb_trainer *t, struct shared *s)
     if (t->report != NULL) {
         s->save_now = mb_report_client_take_save_now(t->report, reason);
     }
+    s->save_failed = t->saver != NULL && mb_saver_has_failed(t->saver);
     s->time_is_up =
         minutes != MB_ARGS_NONE && mb_mono_us() - t->started_us > (uint64_t)minutes * MINUTE_US;
 }
@@ -81,10 +84,11 @@ static int next_batch(struct mb_trainer *t, enum mb_split split, struct mb_err *
 static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
     int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
-    double parts = (double)t->n_micro * (double)t->args.data_parallel_size;
+    int64_t n_micro = t->batch / slice;
+    double parts = (double)(n_micro * t->args.data_parallel_size);
     double per_micro = (double)(t->args.micro_batch_size * t->args.seq_length);
     mb_gpt_zero_grads(t->gpt);
-    for (int64_t k = 0; k < t->n_micro; k++) {
+    for (int64_t k = 0; k < n_micro; k++) {
         int rc = next_batch(t, MB_SPLIT_TRAIN, err);
         if (rc != 0) {
             return rc;
@@ -95,6 +99,9 @@ static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_er
             .grad_scale = tokens > 0 ? 1.0 / (tokens * parts) : 0,
             .iteration = t->iteration + 1,
             .first_sample = (uint64_t)(k * slice + t->args.micro_batch_size * (int64_t)t->rank)};
+        if (k + 1 == n_micro) {
+            mb_trainer_overlap(t, &step);
+        }
         rc = mb_gpt_forward_backward(t->gpt, &batch, &step, err);
         if (rc != 0) {
             return rc;
@@ -103,41 +110,32 @@ static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_er
     return mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);
 }
 
-static int squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
-                        struct mb_err *err)
+double mb_trainer_decoupled_lr(const struct mb_trainer *t)
 {
-    struct mb_device *d = &t->dev;
-    d->ops->zero(d->ctx, d->stream, t->norm_device, sizeof *out);
-    d->ops->squared_norm(d->ctx, d->stream, p, n, t->norm_device);
-    d->ops->copy_out(d->ctx, d->stream, out, t->norm_device, sizeof *out);
-    return d->ops->synchronize(d->ctx, d->stream, err);
-}
-
-static int reduce_gradients(struct mb_trainer *t, struct shared *s, struct mb_err *err)
-{
-    float *grads = mb_gpt_grads(t->gpt);
-    if (t->args.use_distributed_optimizer) {
-        mb_comm_reduce_scatter(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
-    } else {
-        mb_comm_allreduce(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+    struct mb_schedule s = t->schedule;
+    if (!isnan(t->args.decoupled_lr)) {
+        s.max_lr = t->args.decoupled_lr;
+        s.min_lr = isnan(t->args.decoupled_min_lr) ? s.min_lr : t->args.decoupled_min_lr;
     }
-    int rc = mb_comm_synchronize(t->comm, err);
-    /* Each rank its range in both cases, so that both give the same norm. */
-    return rc != 0 ? rc : squared_norm(t, grads + t->begin, t->end - t->begin, &s->norm2, err);
+    return mb_schedule_lr(&s, t->schedule_samples);
 }
 
 static int update(struct mb_trainer *t, double grad_factor, struct mb_err *err)
 {
     double lr = mb_schedule_lr(&t->schedule, t->schedule_samples);
     double wd = mb_schedule_weight_decay(&t->schedule, t->schedule_samples);
-    mb_optimizer_step(t->optimizer, lr, wd,
-                      grad_factor * mb_optimizer_clip(t->grad_norm, t->args.clip_grad));
-    t->schedule_samples += t->args.global_batch_size;
-    if (!t->args.use_distributed_optimizer) {
-        return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
+    mb_optimizer_step_decoupled(t->optimizer, lr, mb_trainer_decoupled_lr(t), wd,
+                                grad_factor * mb_optimizer_clip(t->grad_norm, t->args.clip_grad));
+    t->schedule_samples += t->batch;
+    if (t->args.use_distributed_optimizer) {
+        mb_comm_allgather(t->comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
+        int rc = mb_comm_synchronize(t->comm, err);
+        if (rc != 0) {
+            return rc;
+        }
     }
-    mb_comm_allgather(t->comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
-    return mb_comm_synchronize(t->comm, err);
+    mb_gpt_weights_changed(t->gpt);
+    return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
 }
 
 static int not_finite(struct mb_trainer *t, const char *what, struct mb_err *err)
@@ -152,22 +150,35 @@ static int not_finite(struct mb_trainer *t, const char *what, struct mb_err *err
     return 0;
 }
 
+/* The saver's thread of some rank has said so: then all ranks' fail, each with its own text. */
+static int save_failed(struct mb_trainer *t, struct mb_err *err)
+{
+    int rc = mb_trainer_wait_saved(t, err);
+    return rc != 0 ? rc : mb_err_set(err, MB_EUNAVAIL, "another rank could not save");
+}
+
 /* *s holds afterwards what all ranks said; *loss the iteration's loss. */
 static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_err *err)
 {
     memset(s, 0, sizeof *s);
     int rc = forward_backward(t, s, err);
     if (rc == 0) {
-        rc = reduce_gradients(t, s, err);
+        rc = mb_trainer_reduce_gradients(t, &s->norm2, err);
     }
     if (rc == 0) {
         add_wishes(t, s);
         rc = share(t, s, err);
     }
+    if (rc == 0 && s->save_failed > 0) {
+        rc = save_failed(t, err);
+    }
+    if (rc == 0 && t->saver != NULL) {
+        mb_saver_wait_copied(t->saver); /* now weights and optimizer change */
+    }
     if (rc != 0) {
         return rc;
     }
-    double nominal = (double)(t->args.global_batch_size * t->args.seq_length);
+    double nominal = (double)(t->batch * t->args.seq_length);
     double factor = t->args.calculate_per_token_loss && s->n_tokens > 0 ? nominal / s->n_tokens : 1;
     *loss = s->n_tokens > 0 ? s->loss_sum / s->n_tokens : 0;
     t->grad_norm = sqrt(s->norm2) * factor;
@@ -184,7 +195,7 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     }
     if (rc == 0) {
         t->iteration++;
-        t->args.consumed_train_samples += t->args.global_batch_size;
+        t->args.consumed_train_samples += t->batch;
     }
     return rc;
 }
@@ -198,7 +209,7 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
         return 0;
     }
     if (t->args.log_params_norm) {
-        int rc = squared_norm(t, mb_gpt_weights(t->gpt), t->n_elements, &norm2, err);
+        int rc = mb_trainer_squared_norm(t, mb_gpt_weights(t->gpt), t->n_elements, &norm2, err);
         if (rc != 0) {
             return rc;
         }
@@ -212,7 +223,7 @@ static void report_progress(struct mb_trainer *t)
 {
     struct mb_err err;
     uint64_t elapsed_us = t->last_elapsed_us;
-    double tokens = (double)(t->args.global_batch_size * t->args.seq_length);
+    double tokens = (double)(t->batch * t->args.seq_length);
     struct mb_report r = {.type = MB_REPORT_PROGRESS,
                           .iteration = t->iteration,
                           .train_iters = t->args.train_iters,
@@ -235,6 +246,8 @@ static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, doub
 {
     double loss_sum = 0, n_tokens = 0;
     uint64_t from_us = mb_mono_us();
+    const int64_t n_micro =
+        t->args.global_batch_size / (t->args.micro_batch_size * t->args.data_parallel_size);
     if (verbose) {
         mb_trainer_say(t, "Evaluating on %" PRId64 " samples\n",
                        t->args.eval_iters * t->args.global_batch_size);
@@ -246,7 +259,7 @@ static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, doub
             mb_trainer_say(t, "Evaluating iter %" PRId64 "/%" PRId64 "\n", i, t->args.eval_iters);
         }
         int rc = 0;
-        for (int64_t k = 0; k < t->n_micro && rc == 0; k++) {
+        for (int64_t k = 0; k < n_micro && rc == 0; k++) {
             rc = next_batch(t, split, err);
             if (rc == 0) {
                 struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
@@ -288,6 +301,7 @@ static int evaluate_and_say(struct mb_trainer *t, enum mb_split split, const cha
     }
     if (split == MB_SPLIT_VALID) {
         t->validation_loss = loss;
+        mb_trainer_tell_validation(t, loss);
     }
     mb_trainer_say_validation(t, prefix, loss);
     return 0;
@@ -332,6 +346,9 @@ static int save_and_decide(struct mb_trainer *t, const struct shared *s, int *ex
     *exiting = line[0] != '\0';
     int rc = save || *exiting ? save_if_needed(t, err) : 0;
     if (rc == 0 && *exiting) {
+        rc = mb_trainer_wait_saved(t, err);
+    }
+    if (rc == 0 && *exiting) {
         mb_trainer_say_datetime(t, line);
     }
     return rc;
@@ -343,12 +360,14 @@ static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
 {
     struct shared s;
     uint64_t from_us = mb_mono_us();
+    t->batch = mb_batch_ramp_at(&t->ramp, t->args.consumed_train_samples);
     int rc = step(t, &s, &t->last_loss, err);
     if (rc != 0) {
         return rc;
     }
     t->last_elapsed_us = mb_mono_us() - from_us;
     t->window.elapsed_us += t->last_elapsed_us;
+    mb_trainer_tell_iteration(t);
     rc = log_iteration(t, err);
     if (rc == 0 && t->iteration % t->args.eval_interval == 0) {
         char prefix[64];
@@ -390,6 +409,9 @@ int mb_trainer_run(struct mb_trainer *t, struct mb_err *err)
     }
     if (rc == 0 && !exiting) {
         rc = finish(t, err);
+    }
+    if (rc == 0) {
+        rc = mb_trainer_wait_saved(t, err);
     }
     if (rc == 0) {
         /* Nobody leaves before all have come this far: a goodbye is then never taken for a death.

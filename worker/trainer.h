@@ -1,10 +1,11 @@
 /*
  * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
- * it, train.c runs it, trainer_checkpoint.c saves and loads it, trainer_log.c prints it.
+ * it, train.c runs it, trainer_gradients.c sums gradients, trainer_checkpoint.c saves and loads it,
+ * trainer_log.c prints it, trainer_tensorboard.c tells TensorBoard.
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
  * effect only after a collective has told all. Every function that says "collective" is called by
- * all ranks. One thread; signal handlers only set flags.
+ * all ranks. One thread, and that of asynchronous saves (saver.h); signal handlers only set flags.
  */
 #ifndef MOBULA_WORKER_TRAINER_H
 #define MOBULA_WORKER_TRAINER_H
@@ -12,11 +13,13 @@
 #include <signal.h>
 #include "worker/args.h"
 #include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/saver.h"
 #include "worker/data/loader.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/gpt.h"
 #include "worker/model/optimizer.h"
 #include "worker/model/schedule.h"
+#include "worker/parallel/buckets.h"
 #include "worker/parallel/comm.h"
 #include "worker/report_client.h"
 
@@ -32,6 +35,8 @@ struct mb_trainer {
     uint32_t rank, world_size;
     struct mb_report_client *report; /* NULL: nobody to report to */
     struct mb_comm *comm;
+    struct mb_comm *save_comm; /* with --async-save: of the saver's threads */
+    struct mb_saver *saver;    /* NULL: saves are synchronous */
     struct mb_device dev;
     struct mb_gpt *gpt;
     struct mb_optimizer *optimizer;
@@ -45,7 +50,9 @@ struct mb_trainer {
     double *norm_device; /* one double of device memory */
     int32_t *tokens, *labels;
     float *loss_mask;
-    int64_t n_micro; /* micro batches of an iteration */
+    struct mb_buckets buckets; /* with --overlap-grad-reduce */
+    struct mb_batch_ramp ramp;
+    int64_t batch; /* samples of the newest iteration */
     uint64_t vocab_size;
     int32_t eod;
 
@@ -55,19 +62,40 @@ struct mb_trainer {
     uint64_t last_elapsed_us; /* of its step */
     uint64_t started_us;
     struct mb_log_window window;
+    struct mb_tensorboard *tensorboard; /* NULL: this rank tells nothing */
 };
 
 /* Set by the signal handler. */
 extern volatile sig_atomic_t mb_trainer_signal;
 
+/* Meets the other ranks, once; what is needed of the arguments are the timeout and --async-save.
+ * Collective. */
+int mb_trainer_meet(struct mb_trainer *t, struct mb_err *err);
+/* For --use-checkpoint-args, before the arguments are validated: meets the other ranks and takes
+ * the model's arguments from the checkpoint that will be loaded, if there is one. Collective. */
+int mb_trainer_adopt(struct mb_trainer *t, struct mb_err *err);
 /* Meets the other ranks and builds model, data and optimizer; loads a checkpoint. Collective. */
 int mb_trainer_create(struct mb_trainer *t, struct mb_err *err);
 /* Trains until the end or until it is asked to stop; evaluates, saves. Collective. */
 int mb_trainer_run(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_close(struct mb_trainer *t);
 
+/* ---- gradients ---- */
+/* Of the last micro batch's step: gradients are reduced while it runs, if that was asked for. */
+void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step);
+/* The sum over all ranks; each its own range at least. *norm2 is of that range. Collective. */
+int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err);
+int mb_trainer_squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
+                            struct mb_err *err);
+
+/* Of embedding and output layer now: --decoupled-lr's schedule, without it everybody's. */
+double mb_trainer_decoupled_lr(const struct mb_trainer *t);
+
 /* ---- checkpoints ---- */
-int mb_trainer_save(struct mb_trainer *t, struct mb_err *err); /* collective */
+int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err); /* with --async-save */
+int mb_trainer_save(struct mb_trainer *t, struct mb_err *err);        /* collective */
+/* Until a save in flight is on disk, or has failed: 0 or its failure. */
+int mb_trainer_wait_saved(struct mb_trainer *t, struct mb_err *err);
 int mb_trainer_load(struct mb_trainer *t,
                     struct mb_err *err); /* collective; also when nothing is there */
 
@@ -82,6 +110,12 @@ void mb_trainer_now(char out[32]);              /* "2025-04-25 10:11:12" */
 /* Megatron's timer lines: (min, max) over ranks, printed by the last. Collective. */
 int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err);
 void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm);
+/* Events for --tensorboard-dir; no-ops where there is none. */
+int mb_trainer_open_tensorboard(struct mb_trainer *t, struct mb_err *err);
+void mb_trainer_tell_iteration(struct mb_trainer *t);
+void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops,
+                            double params_norm);
+void mb_trainer_tell_validation(struct mb_trainer *t, double loss);
 void mb_trainer_say_validation(struct mb_trainer *t, const char *prefix, double loss);
 
 #endif

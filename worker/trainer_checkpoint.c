@@ -2,7 +2,8 @@
  * Saving and loading a trainer, with Megatron-LM's lines.
  *
  *  1. save: counters and arguments become the state, the optimizer's range is what this rank has;
- *     afterwards the agent hears of the files.
+ *     afterwards the agent hears of the files. With --async-save the saver's thread does it, and
+ *     says so; only what is on disk is called saved.
  *  2. load: find the newest iteration; compare the model's shape and the schedule with the
  *     checkpoint's; take weights, then counters and optimizer unless told otherwise.
  * Failures: nothing to load is a warning and a random start, or an error with
@@ -19,6 +20,10 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/str.h"
+#include "worker/checkpoint/evict.h"
+
+enum { US_PER_MS = 1000, US_PER_S = 1000 * 1000, MINUTE_MS = 60 * 1000 };
 
 static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimizer)
 {
@@ -39,7 +44,9 @@ static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimi
 
 /* ---- saving ---- */
 
-static void report_saved(struct mb_trainer *t, const struct mb_checkpoint_saved *saved)
+static void report_saved(struct mb_trainer *t, int64_t iteration,
+                         const struct mb_checkpoint_saved *saved,
+                         const struct mb_checkpoint_times *times)
 {
     struct mb_report_file files[3];
     struct mb_err err;
@@ -52,20 +59,109 @@ static void report_saved(struct mb_trainer *t, const struct mb_checkpoint_saved 
     }
     char *absolute = realpath(saved->dir, NULL); /* the agent has another working directory */
     struct mb_report r = {.type = MB_REPORT_SAVED,
-                          .iteration = t->iteration,
+                          .iteration = iteration,
                           .text = absolute != NULL ? absolute : saved->dir,
                           .files = files,
-                          .n_files = saved->n_files};
+                          .n_files = saved->n_files,
+                          .has_times = 1,
+                          .stall_ms = (int64_t)(times->own_stall_us / US_PER_MS),
+                          .write_ms = (int64_t)(times->write_us / US_PER_MS)};
     if (mb_report_client_send(t->report, &r, &err) != 0) {
         mb_error("trainer", "the agent does not know of %s: %s", saved->dir, err.text);
     }
     mb_free(absolute);
 }
 
-int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
+/* What the agent called durable, and what came before the checkpoint that it loaded, if that is in
+ * the store that this run saves to: nobody goes back behind it. In another store it may be deleted
+ * while here nothing is durable yet. */
+static int is_durable(void *arg, int64_t iteration)
+{
+    const struct mb_trainer *t = arg;
+    const char *loaded = getenv("MOBULA_DURABLE_ITERATION");
+    int64_t n = -1;
+    if (loaded != NULL && mb_parse_i64(loaded, 0, INT64_MAX, "iteration", &n, NULL) == 0 &&
+        iteration <= n) {
+        return 1;
+    }
+    return t->report != NULL && mb_report_client_is_durable(t->report, iteration);
+}
+
+static void evict(struct mb_trainer *t, int64_t newest)
+{
+    const char *url = getenv("MOBULA_CHECKPOINT_URL");
+    int64_t last = t->args.keep_last_k, interval = t->args.save_retain_interval;
+    struct mb_checkpoint_keep k = {
+        .keep_last = last != MB_ARGS_NONE ? last : (interval != MB_ARGS_NONE ? 1 : 0),
+        .retain_interval = interval != MB_ARGS_NONE ? interval : 0,
+        .is_durable = url != NULL && url[0] != '\0' ? is_durable : NULL,
+        .arg = t};
+    struct mb_err err;
+    size_t n = 0;
+    /* Only room is lost: the checkpoint that was asked for is there. */
+    if (mb_checkpoint_evict(t->args.save, &k, newest, &n, &err) != 0) {
+        mb_warn("trainer", "an older checkpoint cannot be removed: %s", err.text);
+    }
+}
+
+/* It is on disk. On the saver's thread, if there is one. */
+static void on_saved(void *arg, int64_t iteration, const struct mb_checkpoint_saved *saved,
+                     const struct mb_checkpoint_times *times)
+{
+    struct mb_trainer *t = arg;
+    double written_s = (double)times->write_us / US_PER_S;
+    report_saved(t, iteration, saved, times);
+    mb_trainer_say(t,
+                   "  successfully saved checkpoint from iteration %7" PRId64
+                   " to %s [ t 1/1, p 1/1 ]\n"
+                   "  saved iteration %" PRId64 ": stalled %.1f ms, written in %.3f s, %.1f MB/s\n",
+                   iteration, t->args.save, iteration, (double)times->stall_us / US_PER_MS,
+                   written_s, written_s > 0 ? (double)times->total_bytes / 1e6 / written_s : 0);
+    if (saved->is_owner) {
+        evict(t, iteration);
+    }
+}
+
+int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
+{
+    char size[16];
+    struct mb_saver_options o = {.model = model_of(t, !t->args.no_save_optim),
+                                 .comm = t->save_comm,
+                                 .stall_ms =
+                                     (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS,
+                                 .cb = on_saved,
+                                 .arg = t};
+    if (t->save_comm == NULL) {
+        return 0;
+    }
+    int rc = mb_saver_create(&o, &t->saver, err);
+    if (rc == 0) {
+        uint64_t bytes = mb_saver_bytes(&o.model, t->save_comm);
+        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "host memory: snapshot of a save",
+                       mb_human_bytes(bytes, size), bytes);
+    }
+    return rc;
+}
+
+static int save_synchronously(struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                              uint64_t from_us, struct mb_err *err)
 {
     struct mb_checkpoint_model m = model_of(t, !t->args.no_save_optim);
     struct mb_checkpoint_saved saved;
+    struct mb_checkpoint_times times = {0};
+    int rc = mb_checkpoint_save(&m, t->args.save, s, &saved, err);
+    if (rc != 0) {
+        return mb_err_wrap(err, "checkpoint of iteration %" PRId64, t->iteration);
+    }
+    times.own_stall_us = times.write_us = mb_mono_us() - from_us;
+    rc = mb_checkpoint_share_times(t->comm, &saved, &times, err);
+    on_saved(t, t->iteration, &saved, &times);
+    mb_checkpoint_saved_close(&saved);
+    return rc;
+}
+
+int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
+{
     struct mb_checkpoint_state s = {.iteration = t->iteration,
                                     .consumed_train_samples = t->args.consumed_train_samples,
                                     .consumed_valid_samples = t->args.consumed_valid_samples,
@@ -76,50 +172,33 @@ int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
                                     .decay_samples = t->schedule.decay_samples,
                                     .args_json = mb_args_json(&t->args)};
     uint64_t from_us = mb_mono_us();
+    int rc;
     mb_trainer_say(t, "saving checkpoint at iteration %7" PRId64 " to %s in safetensors format\n",
                    t->iteration, t->args.save);
-    int rc = mb_checkpoint_save(&m, t->args.save, &s, &saved, err);
+    if (t->saver != NULL) {
+        rc = mb_saver_start(t->saver, t->args.save, &s, err);
+    } else {
+        rc = save_synchronously(t, &s, from_us, err);
+    }
     mb_free(s.args_json);
     if (rc != 0) {
-        return mb_err_wrap(err, "checkpoint of iteration %" PRId64, t->iteration);
+        return rc;
     }
-    report_saved(t, &saved);
-    mb_checkpoint_saved_close(&saved);
     t->last_saved = t->iteration;
-    mb_trainer_say(
-        t, "  successfully saved checkpoint from iteration %7" PRId64 " to %s [ t 1/1, p 1/1 ]\n",
-        t->iteration, t->args.save);
-    return mb_trainer_say_timer(t, "save-checkpoint", (double)(mb_mono_us() - from_us) / 1000, err);
+    if (t->saver != NULL) {
+        mb_trainer_say(t, "  scheduled an async checkpoint save at iteration %7" PRId64 " to %s\n",
+                       t->iteration, t->args.save);
+    }
+    return mb_trainer_say_timer(t, "save-checkpoint", (double)(mb_mono_us() - from_us) / US_PER_MS,
+                                err);
+}
+
+int mb_trainer_wait_saved(struct mb_trainer *t, struct mb_err *err)
+{
+    return t->saver != NULL ? mb_saver_wait(t->saver, err) : 0;
 }
 
 /* ---- loading ---- */
-
-static int check_shape(const struct mb_trainer *t, const json_t *args, struct mb_err *err)
-{
-    const struct {
-        const char *name;
-        int64_t value;
-    } shape[] = {
-        {"num_layers", t->args.num_layers},
-        {"hidden_size", t->args.hidden_size},
-        {"num_attention_heads", t->args.num_attention_heads},
-        {"num_query_groups", t->args.num_query_groups},
-        {"ffn_hidden_size", t->args.ffn_hidden_size},
-        {"max_position_embeddings", t->args.max_position_embeddings},
-        {"padded_vocab_size", t->args.padded_vocab_size},
-    };
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
-        const json_t *j = json_object_get(args, shape[i].name);
-        if (json_is_integer(j) && json_integer_value(j) != shape[i].value) {
-            return mb_err_set(err, MB_EINVAL,
-                              "%s value from checkpoint (%lld) is not equal to the input argument "
-                              "value (%lld).",
-                              shape[i].name, (long long)json_integer_value(j),
-                              (long long)shape[i].value);
-        }
-    }
-    return 0;
-}
 
 static int check_schedule(const struct mb_trainer *t, const struct mb_checkpoint_state *s,
                           const json_t *args, struct mb_err *err)
@@ -165,14 +244,26 @@ static int check_schedule(const struct mb_trainer *t, const struct mb_checkpoint
     return 0;
 }
 
-static int check_state(const struct mb_trainer *t, const struct mb_checkpoint_state *s,
+static int check_model(struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                       struct mb_err *err)
+{
+    struct mb_buf notes = {0};
+    int rc = mb_args_compare(&t->args, s->args_json, t->args.finetune != 0, &notes, err);
+    if (rc == 0) {
+        mb_trainer_say(t, "%s", mb_buf_str(&notes));
+    }
+    mb_buf_close(&notes);
+    return rc;
+}
+
+static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s,
                        int with_optimizer, struct mb_err *err)
 {
     json_error_t je;
     json_t *args = json_loads(s->args_json, 0, &je);
     int rc = args != NULL ? 0 : mb_err_set(err, MB_ECORRUPT, "the checkpoint's args are no JSON");
-    if (rc == 0 && !t->args.finetune) {
-        rc = check_shape(t, args, err);
+    if (rc == 0) {
+        rc = check_model(t, s, err);
     }
     if (rc == 0 && with_optimizer && !s->has_optimizer) {
         rc = mb_err_set(err, MB_ENOENT,
@@ -216,15 +307,76 @@ static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
     }
 }
 
+int mb_trainer_adopt(struct mb_trainer *t, struct mb_err *err)
+{
+    struct mb_args *a = &t->args;
+    const char *places[] = {a->load, a->pretrained_checkpoint};
+    struct mb_checkpoint_state s;
+    int64_t iteration = 0;
+    size_t i = 0;
+    if (a->distributed_timeout_minutes < 1) {
+        return mb_err_set(err, MB_EINVAL,
+                          "distributed-timeout-minutes is %" PRId64 ": it must be at least 1",
+                          a->distributed_timeout_minutes);
+    }
+    int rc = a->load != NULL || a->pretrained_checkpoint != NULL ? mb_trainer_meet(t, err) : 0;
+    for (; i < 2 && rc == 0 && iteration == 0; i++) {
+        rc = places[i] != NULL ? mb_checkpoint_find(t->comm, places[i], &iteration, err) : 0;
+    }
+    if (rc == 0 && iteration == 0) {
+        /* At once: what arguments lack without it would be the error otherwise. */
+        mb_trainer_say(t, "Checkpoint not found to provide arguments, using provided arguments.\n");
+        return a->load != NULL && a->exit_on_missing_checkpoint ? missing(t, err) : 0;
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_load_state(t->comm, places[i - 1], iteration, &s, err);
+    }
+    if (rc == 0) {
+        rc = mb_args_adopt(a, s.args_json, err);
+        mb_checkpoint_state_close(&s);
+    }
+    return rc != 0 ? mb_err_wrap(err, "--use-checkpoint-args") : 0;
+}
+
+/* The iteration to load and where from; 0: there is none. A base model counts only while --load has
+ * nothing: a run that goes on must not begin anew. */
+static int find_source(struct mb_trainer *t, int64_t *iteration, struct mb_err *err)
+{
+    struct mb_args *a = &t->args;
+    int rc = a->load != NULL ? mb_checkpoint_find(t->comm, a->load, iteration, err) : 0;
+    if (rc != 0 || *iteration != 0) {
+        return rc;
+    }
+    if (a->pretrained_checkpoint == NULL) {
+        return missing(t, err);
+    }
+    rc = mb_checkpoint_find(t->comm, a->pretrained_checkpoint, iteration, err);
+    if (rc == 0 && *iteration == 0) {
+        rc = mb_err_set(err, MB_ENOENT, "--pretrained-checkpoint: no checkpoint in %s",
+                        a->pretrained_checkpoint);
+    }
+    char *from = rc == 0 ? mb_strdup(a->pretrained_checkpoint) : NULL;
+    if (rc == 0 && from == NULL) {
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+    }
+    if (rc == 0) {
+        mb_free(a->load);
+        a->load = from;
+        a->finetune = 1;
+        mb_trainer_say(t, " --pretrained-checkpoint %s is the start\n", a->load);
+    }
+    return rc;
+}
+
 int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
 {
-    int with_optimizer = !t->args.no_load_optim && !t->args.finetune;
     struct mb_checkpoint_state s;
     uint64_t from_us = mb_mono_us();
     int64_t iteration = 0;
-    int rc = mb_checkpoint_find(t->comm, t->args.load, &iteration, err);
+    int rc = find_source(t, &iteration, err);
+    int with_optimizer = !t->args.no_load_optim && !t->args.finetune;
     if (rc != 0 || iteration == 0) {
-        return rc != 0 ? rc : missing(t, err);
+        return rc;
     }
     mb_trainer_say(t, " loading checkpoint from %s at iteration %" PRId64 "\n", t->args.load,
                    iteration);
@@ -244,6 +396,7 @@ int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
     if (rc != 0) {
         return rc;
     }
+    mb_gpt_weights_changed(t->gpt);
     mb_trainer_say(t, " checkpoint version %d\n", (int)MB_CHECKPOINT_VERSION);
     mb_trainer_say(
         t, "  successfully loaded checkpoint from %s [ t 1/1, p 1/1 ] at iteration %" PRId64 "\n",

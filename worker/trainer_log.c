@@ -59,7 +59,7 @@ int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, stru
 }
 
 /* Share of the host's memory that this process uses: what "mem usages" means without a GPU. */
-static double memory_share(void)
+static double host_memory_share(void)
 {
     unsigned long pages = 0, total_kib = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -80,6 +80,23 @@ static double memory_share(void)
     return total_kib > 0 ? used / ((double)total_kib * 1024) : 0;
 }
 
+static double memory_share(const struct mb_device *dev)
+{
+    size_t used = 0, total = 0;
+    if (dev->ops->memory == NULL) {
+        return host_memory_share();
+    }
+    dev->ops->memory(dev->ctx, &used, &total);
+    return total > 0 ? (double)used / (double)total : 0;
+}
+
+/* Of each rank, as Megatron-LM counts operations. */
+static double tflops(const struct mb_trainer *t, double elapsed_ms)
+{
+    double flops = mb_gpt_flops_per_sample(mb_gpt_config(t->gpt)) * (double)t->batch;
+    return flops / (elapsed_ms / 1000 * 1e12 * (double)t->world_size);
+}
+
 void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
 {
     const struct mb_log_window *w = &t->window;
@@ -90,19 +107,20 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
     if (!mb_trainer_is_last(t)) {
         return;
     }
+    mb_trainer_tell_window(t, elapsed_ms, tflops(t, elapsed_ms), params_norm);
     mb_trainer_now(now);
     printf(" [%s] iteration %8lld/%8lld | consumed samples: %12lld |", now, (long long)t->iteration,
            (long long)t->args.train_iters, (long long)t->args.consumed_train_samples);
     printf(" elapsed time per iteration (ms): %.1f | mem usages: %.4f |", elapsed_ms,
-           memory_share());
+           memory_share(&t->dev));
     if (t->args.log_throughput) {
-        double flops =
-            mb_gpt_flops_per_sample(mb_gpt_config(t->gpt)) * (double)t->args.global_batch_size;
-        printf(" throughput per GPU (TFLOP/s/GPU): %.1f |",
-               flops / (elapsed_ms / 1000 * 1e12 * (double)t->world_size));
+        printf(" throughput per GPU (TFLOP/s/GPU): %.1f |", tflops(t, elapsed_ms));
     }
-    printf(" learning rate: %.6E | global batch size: %5lld |",
-           mb_schedule_lr(&t->schedule, t->schedule_samples), (long long)t->args.global_batch_size);
+    printf(" learning rate: %.6E |", mb_schedule_lr(&t->schedule, t->schedule_samples));
+    if (!isnan(t->args.decoupled_lr)) {
+        printf(" decoupled learning rate: %.6E |", mb_trainer_decoupled_lr(t));
+    }
+    printf(" global batch size: %5lld |", (long long)t->batch);
     if (loss > 0) {
         printf(" lm loss: %.6E |", loss);
     }

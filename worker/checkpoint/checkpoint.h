@@ -38,8 +38,10 @@ struct mb_checkpoint_tensor {
 };
 
 /* What lives on the device. Everything is borrowed. */
+struct mb_checkpoint_progress; /* watch.h */
+
 struct mb_checkpoint_model {
-    struct mb_device *dev;
+    struct mb_device *dev; /* NULL: the pointers below are host memory; saving only */
     struct mb_comm *comm;
     const struct mb_checkpoint_tensor *tensors;
     size_t n_tensors;
@@ -47,6 +49,10 @@ struct mb_checkpoint_model {
     size_t n_elements;
     float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer */
     size_t state_begin, state_end;
+    /* With dev NULL: a save in which nothing of any rank is written for stall_ms fails (watch.h).
+     * 0: it waits. */
+    uint64_t stall_ms;
+    struct mb_checkpoint_progress *progress;
 };
 
 struct mb_checkpoint_state {
@@ -75,6 +81,8 @@ struct mb_checkpoint_saved {
     char *dir; /* DIR/iter_NNNNNNN */
     struct mb_checkpoint_file files[3];
     size_t n_files;
+    int hangs;    /* it failed, and a thread still uses model, state and dir: never free them */
+    int is_owner; /* of the ranks that share DIR, this one put the checkpoint in its place */
 };
 
 void mb_checkpoint_saved_close(struct mb_checkpoint_saved *s);
@@ -82,6 +90,18 @@ void mb_checkpoint_saved_close(struct mb_checkpoint_saved *s);
 int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
                        const struct mb_checkpoint_state *s, struct mb_checkpoint_saved *out,
                        struct mb_err *err);
+
+/* How a save went, over all ranks. */
+struct mb_checkpoint_times {
+    uint64_t stall_us;     /* the longest that a rank's training stood still for it */
+    uint64_t write_us;     /* until it was whole on disk, the slowest rank's */
+    uint64_t own_stall_us; /* this rank's */
+    uint64_t total_bytes;  /* files of all ranks */
+};
+
+/* Ranks tell each other; t comes with this rank's own_stall_us and write_us. */
+int mb_checkpoint_share_times(struct mb_comm *comm, const struct mb_checkpoint_saved *saved,
+                              struct mb_checkpoint_times *t, struct mb_err *err);
 
 /* The tracker's iteration on every rank: > 0, or 0 when rank 0's DIR has no tracker. */
 int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration,

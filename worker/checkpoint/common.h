@@ -1,4 +1,4 @@
-/* What save.c and load.c share. Nobody else includes this. */
+/* What save.c, load.c and hf/convert.c share. Nobody else includes this. */
 #ifndef MOBULA_WORKER_CHECKPOINT_COMMON_H
 #define MOBULA_WORKER_CHECKPOINT_COMMON_H
 
@@ -14,10 +14,20 @@ enum { MB_CHECKPOINT_STATE_MAX = 64 << 20, MB_CHECKPOINT_PIECE = 1 << 18 /* floa
 void mb_checkpoint_iter_name(int64_t iteration, char out[32]);
 void mb_checkpoint_optim_name(uint32_t rank, uint32_t world_size, char out[48]);
 
+/* Where the directory of an iteration is while another takes its place, on a file system that
+ * cannot exchange two names: DIR/.iter_0000010.old, owned by the caller. */
+char *mb_checkpoint_old_name(const char *dir, int64_t iteration);
+/* A kill at that moment left it there: it gets its name back, unless that is taken by now; then it
+ * goes. Several ranks may do it at once. */
+int mb_checkpoint_put_back(const char *dir, struct mb_err *err);
+
+/* The tracker's iteration: > 0, or 0 when there is no tracker. */
+int mb_checkpoint_read_tracker(const char *dir, int64_t *iteration, struct mb_err *err);
+
 /* Every rank brings its own outcome; 0 if all are 0. Else rc, or MB_EUNAVAIL naming a rank. */
 int mb_checkpoint_agree(struct mb_comm *comm, int rc, const char *what, struct mb_err *err);
 
-/* state.json */
+/* state.json. To encode, m needs its tensors only; without comm there is one rank. */
 int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
                                const struct mb_checkpoint_state *s, struct mb_buf *out,
                                struct mb_err *err);

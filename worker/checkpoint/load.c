@@ -33,7 +33,7 @@ static int no_memory(struct mb_err *err)
 
 /* ---- tracker ---- */
 
-static int read_tracker(const char *dir, int64_t *iteration, struct mb_err *err)
+int mb_checkpoint_read_tracker(const char *dir, int64_t *iteration, struct mb_err *err)
 {
     struct mb_buf text = {0};
     char *path = mb_path_join(dir, MB_CHECKPOINT_TRACKER);
@@ -64,7 +64,12 @@ int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration
                        struct mb_err *err)
 {
     *iteration = 0;
-    int rc = mb_comm_rank(comm) == 0 ? read_tracker(dir, iteration, err) : 0;
+    int rc = 0;
+    /* Where nothing can be renamed, what is not there is named later. */
+    mb_checkpoint_put_back(dir, NULL);
+    if (mb_comm_rank(comm) == 0) {
+        rc = mb_checkpoint_read_tracker(dir, iteration, err);
+    }
     rc = mb_checkpoint_agree(comm, rc, WHAT, err);
     if (rc != 0) {
         return rc;

@@ -5,7 +5,9 @@
  * and offsets agree, and, sorted by offset, the tensors cover the data exactly.
  *  2. read: pread of a part of a tensor.
  *  3. create: lay the tensors out in order, write the header, padded with spaces to 8 bytes.
- *  4. write: bytes go through one buffer to the file and into the checksum.
+ *  4. write: bytes go through one buffer to the file and into the checksum; a large
+ *     piece is written from where it lies. The kernel is told to begin with the disk
+ *     now and then: else all of a large file waits for the fsync at the end.
  *  5. finish: everything announced must have come; fsync, close.
  * Failures: a header that is too long, no JSON, with a wrong field, an overflowing shape, a gap, an
  * overlap or a wrong size is MB_ECORRUPT naming the file and the tensor. A failed write removes the
@@ -29,7 +31,13 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are written as they lie");
 
-enum { BUFFER_BYTES = 1 << 20, ALIGN_BYTES = 8, META_MAX = 256 };
+enum {
+    BUFFER_BYTES = 1 << 20,
+    DIRECT_BYTES = 1 << 18, /* pieces from this size on do not go through the buffer */
+    KICK_BYTES = 16 << 20,
+    ALIGN_BYTES = 8,
+    META_MAX = 256
+};
 
 static const struct {
     const char *name;
@@ -263,7 +271,7 @@ static int read_at(int fd, const char *name, uint64_t at, void *buf, size_t n, s
 
 int mb_st_open(const char *path, struct mb_st_reader **out, struct mb_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for a writer */
     if (fd < 0) {
         return mb_err_sys(err, errno, "%s", path);
     }
@@ -273,6 +281,10 @@ int mb_st_open(const char *path, struct mb_st_reader **out, struct mb_err *err)
     int rc = 0;
     if (fstat(fd, &st) != 0) {
         rc = mb_err_sys(err, errno, "%s", path);
+        goto out;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        rc = corrupt(err, path, NULL, "it is no regular file");
         goto out;
     }
     rc = read_at(fd, path, 0, &n, sizeof n, err);
@@ -372,14 +384,55 @@ struct mb_st_writer {
     uint64_t crc;
     uint64_t n_written; /* bytes of the file so far, those in buf included */
     uint64_t n_expected;
+    uint64_t n_flushed, n_kicked; /* bytes in the file; of these, on their way to the disk */
+    int (*written)(void *arg, uint64_t n); /* NULL: nobody listens */
+    void *arg;
 };
+
+void mb_st_watch(struct mb_st_writer *w, int (*written)(void *arg, uint64_t n), void *arg)
+{
+    w->written = written;
+    w->arg = arg;
+}
+
+static int put(struct mb_st_writer *w, const uint8_t *p, size_t n, struct mb_err *err)
+{
+    w->crc = mb_crc64nvme(w->crc, p, n);
+    int rc = mb_fs_write_all(w->fd, p, n, err);
+    if (rc != 0) {
+        return mb_err_wrap(err, "%s", w->path);
+    }
+    if (w->written != NULL && (rc = w->written(w->arg, n)) != 0) {
+        return mb_err_set(err, rc, "%s: cancelled", w->path);
+    }
+    w->n_flushed += n;
+    if (w->n_flushed - w->n_kicked >= KICK_BYTES) {
+        /* Not every file system can; what goes wrong with the disk is what fsync says. */
+        (void)sync_file_range(w->fd, (off_t)w->n_kicked, (off_t)(w->n_flushed - w->n_kicked),
+                              SYNC_FILE_RANGE_WRITE);
+        w->n_kicked = w->n_flushed;
+    }
+    return 0;
+}
 
 static int flush_buffer(struct mb_st_writer *w, struct mb_err *err)
 {
-    w->crc = mb_crc64nvme(w->crc, w->buf, w->n_buf);
-    int rc = mb_fs_write_all(w->fd, w->buf, w->n_buf, err);
+    size_t n = w->n_buf;
     w->n_buf = 0;
-    return rc != 0 ? mb_err_wrap(err, "%s", w->path) : 0;
+    return put(w, w->buf, n, err);
+}
+
+/* In parts that the checksum leaves in the processor's cache for the write. */
+static int write_directly(struct mb_st_writer *w, const uint8_t *p, size_t n, struct mb_err *err)
+{
+    int rc = flush_buffer(w, err);
+    while (n > 0 && rc == 0) {
+        size_t k = n < BUFFER_BYTES ? n : BUFFER_BYTES;
+        rc = put(w, p, k, err);
+        p += k;
+        n -= k;
+    }
+    return rc;
 }
 
 int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *err)
@@ -389,6 +442,9 @@ int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *
         return mb_err_set(err, MB_ESTATE, "%s: more data than the header announces", w->path);
     }
     w->n_written += n;
+    if (n >= DIRECT_BYTES) {
+        return write_directly(w, bytes, n, err);
+    }
     while (n > 0) {
         size_t k = BUFFER_BYTES - w->n_buf;
         k = k < n ? k : n;
@@ -501,6 +557,20 @@ static void free_writer(struct mb_st_writer *w)
     mb_free(w);
 }
 
+/* What waits in the page cache goes to the disk piece by piece, so that who listens sees it go;
+ * what goes wrong is what fsync says. */
+static void sync_in_pieces(struct mb_st_writer *w)
+{
+    for (uint64_t at = 0; w->written != NULL && at < w->n_flushed; at += KICK_BYTES) {
+        if (sync_file_range(w->fd, (off_t)at, KICK_BYTES,
+                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                                SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
+            break;
+        }
+        (void)w->written(w->arg, w->n_flushed - at < KICK_BYTES ? w->n_flushed - at : KICK_BYTES);
+    }
+}
+
 int mb_st_finish(struct mb_st_writer *w, uint64_t *size_bytes, uint64_t *crc64nvme,
                  struct mb_err *err)
 {
@@ -511,6 +581,9 @@ int mb_st_finish(struct mb_st_writer *w, uint64_t *size_bytes, uint64_t *crc64nv
     }
     if (rc == 0) {
         rc = flush_buffer(w, err);
+    }
+    if (rc == 0) {
+        sync_in_pieces(w);
     }
     if (rc == 0 && fsync(w->fd) != 0) {
         rc = mb_err_sys(err, errno, "%s: fsync", w->path);

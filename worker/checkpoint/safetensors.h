@@ -65,6 +65,10 @@ struct mb_st_writer;
 int mb_st_create(const char *path, struct mb_st_tensor *tensors, size_t n_tensors,
                  const struct mb_st_meta *meta, size_t n_meta, struct mb_st_writer **out,
                  struct mb_err *err);
+/* Right after create: written(arg, n) hears of every n bytes that went to the file, and of those
+ * that reached the disk at the end. What it returns but 0 is the error of the call that is under
+ * way. */
+void mb_st_watch(struct mb_st_writer *w, int (*written)(void *arg, uint64_t n), void *arg);
 /* The next bytes of the data section, in the order of the tensors. */
 int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *err);
 /* fsync and close; MB_ESTATE if bytes are missing. Frees the writer whatever it returns. */

@@ -7,9 +7,12 @@
  *  3. Claim the temporary directory by a rename to a name of the rank's own; of ranks that share it
  *     one succeeds and the others leave the rest to it.
  *  4. Rename it into place. An older directory of this iteration, which the tracker may name,
- *     changes places with it, so that at no moment there is none. fsync of the parent.
+ *     changes places with it, so that at no moment there is none. fsync of the parent. A file
+ * system that cannot exchange two names has it under a name of its own for a moment, from which the
+ *     next load or save puts it back (put_back.c).
  *  5. Rank 0 writes the tracker. Remove what step 4 replaced.
- * Failures: a rank that fails in 1 to 3 makes all fail; each removes what it wrote. The
+ * Failures: a rank that fails in 1 to 3 makes all fail; each removes what it wrote. A disk that
+ * hangs in 2 is one that fails, if the model says when (watch.h); what was written there stays. The
  * tracker still names the checkpoint before. A kill leaves at most hidden directories, which the
  * next save removes.
  */
@@ -28,18 +31,22 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "worker/checkpoint/safetensors.h"
+#include "worker/checkpoint/watch.h"
 
 struct saving {
     const struct mb_checkpoint_model *m;
     const struct mb_checkpoint_state *state;
-    struct mb_checkpoint_saved *out;
+    struct mb_checkpoint_saved written;
     const char *dir;
     char *tmp;   /* DIR/.iter_0000010.tmp */
     char *final; /* DIR/iter_0000010 */
     char *claim; /* DIR/.iter_0000010.of-RANK */
     int claimed; /* this rank renames it into place */
+    int hangs;   /* a thread that will perhaps never end uses all of this */
     float *piece;
 };
+
+static const char WHAT[] = "saving a checkpoint";
 
 static int no_memory(struct mb_err *err)
 {
@@ -49,19 +56,22 @@ static int no_memory(struct mb_err *err)
 static int note_file(struct saving *s, const char *name, uint64_t size_bytes, uint64_t crc,
                      struct mb_err *err)
 {
-    struct mb_checkpoint_file *f = &s->out->files[s->out->n_files];
+    struct mb_checkpoint_file *f = &s->written.files[s->written.n_files];
     f->path = mb_strdup(name);
     f->size_bytes = size_bytes;
     f->crc64nvme = crc;
-    s->out->n_files += f->path != NULL;
+    s->written.n_files += f->path != NULL;
     return f->path != NULL ? 0 : no_memory(err);
 }
 
-/* n floats of device memory into the file, through the piece buffer. */
+/* n floats into the file: device memory through the piece buffer, host memory as it lies. */
 static int write_floats(struct saving *s, struct mb_st_writer *w, const float *p, size_t n,
                         struct mb_err *err)
 {
     struct mb_device *d = s->m->dev;
+    if (d == NULL) {
+        return mb_st_write(w, p, n * sizeof *p, err);
+    }
     while (n > 0) {
         size_t k = n < MB_CHECKPOINT_PIECE ? n : MB_CHECKPOINT_PIECE;
         d->ops->copy_out(d->ctx, d->stream, s->piece, p, k * sizeof *p);
@@ -76,6 +86,15 @@ static int write_floats(struct saving *s, struct mb_st_writer *w, const float *p
         n -= k;
     }
     return 0;
+}
+
+/* Of a writer that was just created. */
+static void watch(struct saving *s, struct mb_st_writer *w, const char *path)
+{
+    if (s->m->progress != NULL) {
+        mb_checkpoint_progress_file(s->m->progress, path);
+        mb_st_watch(w, mb_checkpoint_progress_add, s->m->progress);
+    }
 }
 
 static int finish_file(struct saving *s, struct mb_st_writer *w, int rc, const char *name,
@@ -111,6 +130,7 @@ static int write_model(struct saving *s, struct mb_err *err)
     }
     int rc = mb_st_create(path, tensors, m->n_tensors, &meta, 1, &w, err);
     if (rc == 0) {
+        watch(s, w, path);
         for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
             rc = write_floats(s, w, m->weights + m->tensors[i].offset, m->tensors[i].n, err);
         }
@@ -144,6 +164,7 @@ static int write_optimizer(struct saving *s, struct mb_err *err)
         rc = mb_st_create(path, tensors, 2, meta, 3, &w, err);
     }
     if (rc == 0) {
+        watch(s, w, path);
         rc = write_floats(s, w, m->exp_avg + (begin - m->state_begin), end - begin, err);
         if (rc == 0) {
             rc = write_floats(s, w, m->exp_avg_sq + (begin - m->state_begin), end - begin, err);
@@ -174,13 +195,26 @@ static int write_state(struct saving *s, struct mb_err *err)
     return rc;
 }
 
-static int write_files(struct saving *s, struct mb_err *err)
+/* After each step that a disk can hold up: is the rest still wanted? */
+static int goes_on(struct saving *s, int rc, struct mb_err *err)
 {
-    int rc = mb_fs_mkdir_p(s->tmp, 0755, err);
+    if (rc == 0 && s->m->progress != NULL) {
+        rc = mb_checkpoint_progress_add(s->m->progress, 0);
+        if (rc != 0) {
+            mb_err_set(err, rc, "cancelled");
+        }
+    }
+    return rc;
+}
+
+static int write_files(void *arg, struct mb_err *err)
+{
+    struct saving *s = arg;
+    int rc = goes_on(s, mb_fs_mkdir_p(s->tmp, 0755, err), err);
     if (rc == 0 && mb_comm_rank(s->m->comm) == 0) {
-        rc = write_model(s, err);
+        rc = goes_on(s, write_model(s, err), err);
         if (rc == 0) {
-            rc = write_state(s, err);
+            rc = goes_on(s, write_state(s, err), err);
         }
     }
     if (rc == 0 && s->m->exp_avg != NULL) {
@@ -198,6 +232,26 @@ static int claim(struct saving *s, struct mb_err *err)
     return 0;
 }
 
+/* This file system cannot: for a moment there is neither under its name. */
+static int exchange_by_hand(struct saving *s, struct mb_err *err)
+{
+    char *old = mb_checkpoint_old_name(s->dir, s->state->iteration);
+    int rc = 0;
+    if (old == NULL) {
+        return no_memory(err);
+    }
+    if (rename(s->final, old) != 0) {
+        rc = mb_err_sys(err, errno, "%s: renaming it to %s", s->final, old);
+    } else if (rename(s->claim, s->final) != 0) {
+        rc = mb_err_sys(err, errno, "%s: renaming it to %s", s->claim, s->final);
+        rename(old, s->final);
+    } else if (rename(old, s->claim) != 0) {
+        rc = mb_err_sys(err, errno, "%s: renaming it to %s", old, s->claim);
+    }
+    mb_free(old);
+    return rc;
+}
+
 /* Afterwards the older directory, if there was one, has the claim's name. */
 static int exchange(struct saving *s, struct mb_err *err)
 {
@@ -205,11 +259,7 @@ static int exchange(struct saving *s, struct mb_err *err)
         return 0;
     }
     if (errno == EINVAL || errno == ENOSYS) {
-        /* This file system cannot: for a moment there is neither. */
-        if (rename(s->final, s->tmp) == 0 && rename(s->claim, s->final) == 0 &&
-            rename(s->tmp, s->claim) == 0) {
-            return 0;
-        }
+        return exchange_by_hand(s, err);
     }
     return mb_err_sys(err, errno, "%s: replacing it by %s", s->final, s->claim);
 }
@@ -276,48 +326,97 @@ static int names(struct saving *s, struct mb_err *err)
     s->tmp = mb_asprintf("%s/.%s.tmp", s->dir, iter);
     s->claim = mb_asprintf("%s/.%s.of-%u", s->dir, iter, mb_comm_rank(s->m->comm));
     s->piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *s->piece);
-    s->out->dir = mb_strdup(s->final);
+    s->written.dir = mb_strdup(s->final);
     if (s->final == NULL || s->tmp == NULL || s->claim == NULL || s->piece == NULL ||
-        s->out->dir == NULL) {
+        s->written.dir == NULL) {
         return no_memory(err);
     }
     int rc = mb_fs_mkdir_p(s->dir, 0755, err);
+    if (rc == 0) {
+        rc = mb_checkpoint_put_back(s->dir, err);
+    }
     return rc == 0 ? remove_leftovers(s->dir, err) : rc;
+}
+
+static void free_saving(struct saving *s)
+{
+    mb_free(s->tmp);
+    mb_free(s->final);
+    mb_free(s->claim);
+    mb_free(s->piece);
+    mb_free(s);
+}
+
+/* The disk came back, long after the save has failed. */
+static void release(void *arg)
+{
+    struct saving *s = arg;
+    mb_checkpoint_saved_close(&s->written);
+    free_saving(s);
+}
+
+/* Step 2. */
+static int write_all(struct saving *s, struct mb_err *err)
+{
+    const struct mb_checkpoint_model *m = s->m;
+    int rc = m->stall_ms > 0 ? mb_checkpoint_watch(m->comm, m->progress, m->stall_ms, write_files,
+                                                   release, s, &s->hangs, err)
+                             : write_files(s, err);
+    return mb_checkpoint_agree(m->comm, rc, WHAT, err);
+}
+
+/* Steps 2 to 5. */
+static int write_and_place(struct saving *s, struct mb_err *err)
+{
+    struct mb_comm *comm = s->m->comm;
+    int rc = write_all(s, err);
+    if (rc == 0) {
+        rc = mb_checkpoint_agree(comm, claim(s, err), WHAT, err);
+    }
+    if (rc != 0 && !s->hangs) {
+        mb_fs_remove_tree(s->tmp, NULL);
+        mb_fs_remove_tree(s->claim, NULL);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_agree(comm, move_into_place(s, err), WHAT, err);
+    }
+    if (rc == 0) {
+        int own = mb_comm_rank(comm) == 0 ? write_tracker(s, err) : 0;
+        rc = mb_checkpoint_agree(comm, own, WHAT, err);
+    }
+    if (rc == 0) {
+        mb_fs_remove_tree(s->claim, NULL);
+    }
+    return rc;
 }
 
 int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
                        const struct mb_checkpoint_state *state, struct mb_checkpoint_saved *out,
                        struct mb_err *err)
 {
-    static const char WHAT[] = "saving a checkpoint";
-    struct saving s = {.m = m, .state = state, .out = out, .dir = dir};
+    struct saving *s = mb_calloc(1, sizeof *s);
     memset(out, 0, sizeof *out);
-    int rc = mb_checkpoint_agree(m->comm, names(&s, err), WHAT, err);
-    if (rc == 0) {
-        rc = mb_checkpoint_agree(m->comm, write_files(&s, err), WHAT, err);
+    int rc = no_memory(err);
+    if (s != NULL) {
+        *s = (struct saving){.m = m, .state = state, .dir = dir};
+        rc = names(s, err);
     }
+    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
-        rc = mb_checkpoint_agree(m->comm, claim(&s, err), WHAT, err);
+        rc = write_and_place(s, err);
     }
-    if (rc != 0 && s.tmp != NULL && s.claim != NULL) {
-        mb_fs_remove_tree(s.tmp, NULL);
-        mb_fs_remove_tree(s.claim, NULL);
+    if (s == NULL) {
+        return rc;
     }
-    if (rc == 0) {
-        rc = mb_checkpoint_agree(m->comm, move_into_place(&s, err), WHAT, err);
+    if (s->hangs) { /* the thread still uses all of it */
+        out->hangs = 1;
+        return rc;
     }
-    if (rc == 0) {
-        int own = mb_comm_rank(m->comm) == 0 ? write_tracker(&s, err) : 0;
-        rc = mb_checkpoint_agree(m->comm, own, WHAT, err);
-    }
-    if (rc == 0) {
-        mb_fs_remove_tree(s.claim, NULL);
-    } else {
+    *out = s->written;
+    out->is_owner = s->claimed;
+    if (rc != 0) {
         mb_checkpoint_saved_close(out);
     }
-    mb_free(s.tmp);
-    mb_free(s.final);
-    mb_free(s.claim);
-    mb_free(s.piece);
+    free_saving(s);
     return rc;
 }

@@ -58,6 +58,22 @@ int mb_checkpoint_agree(struct mb_comm *comm, int rc, const char *what, struct m
     return 0;
 }
 
+int mb_checkpoint_share_times(struct mb_comm *comm, const struct mb_checkpoint_saved *saved,
+                              struct mb_checkpoint_times *t, struct mb_err *err)
+{
+    int64_t bytes = 0, longest[2] = {(int64_t)t->own_stall_us, (int64_t)t->write_us};
+    for (size_t i = 0; i < saved->n_files; i++) {
+        bytes += (int64_t)saved->files[i].size_bytes;
+    }
+    mb_comm_allreduce(comm, NULL, &bytes, 1, MB_COMM_I64, MB_COMM_SUM);
+    mb_comm_allreduce(comm, NULL, longest, 2, MB_COMM_I64, MB_COMM_MAX);
+    int rc = mb_comm_synchronize(comm, err);
+    t->total_bytes = (uint64_t)bytes;
+    t->stall_us = (uint64_t)longest[0];
+    t->write_us = (uint64_t)longest[1];
+    return rc;
+}
+
 static const struct {
     const char *name;
     size_t offset;
@@ -102,8 +118,8 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
     bad |= json_object_set_new(root, "has_optimizer", json_boolean(m->exp_avg != NULL));
     bad |= json_object_set_new(root, "tensor_parallel_size", json_integer(1));
     bad |= json_object_set_new(root, "pipeline_parallel_size", json_integer(1));
-    bad |=
-        json_object_set_new(root, "data_parallel_size", json_integer(mb_comm_world_size(m->comm)));
+    bad |= json_object_set_new(root, "data_parallel_size",
+                               json_integer(m->comm != NULL ? mb_comm_world_size(m->comm) : 1));
     bad |= json_object_set_new(root, "flat_elements", json_integer((json_int_t)m->n_elements));
     bad |= json_object_set_new(root, "layout", layout_json(m));
     bad |= json_object_set_new(root, "args", args);

@@ -64,26 +64,70 @@ int mb_index_read(const struct mb_index *index, uint64_t seq, uint64_t offset, u
                   uint64_t vocab_size, int32_t *out, struct mb_err *err);
 
 /*
- * Writer. Both files are written under temporary names beside their final ones. prepare makes them
- * whole and fsyncs them; commit takes an old .idx away, renames .bin, then .idx: at every moment
- * either there is no .idx or it describes the .bin beside it. destroy without commit removes what
- * was written. Memory is constant: lengths and documents are spooled to unlinked temporary files.
+ * Writer. Everything is written under temporary names. prepare makes .bin and .idx whole and fsyncs
+ * them; commit takes an old .idx away, renames .bin, then .idx: at every moment either there is no
+ * .idx or it describes the .bin beside it. destroy without commit removes what was written, unless
+ * mb_index_writer_keep() was called. Memory is constant: lengths and documents are spooled.
+ *
+ * Documents may be dealt over several lanes; the output has all of lane 0, then all of lane 1, ...
+ * Nothing but mb_index_writer_sync may run beside another call.
  */
 struct mb_index_writer;
 
+/* How far a lane has come: what a later run cuts its files to, to go on from there. */
+struct mb_index_mark {
+    uint64_t bin_bytes;
+    uint64_t n_sequences;
+    uint64_t n_documents;
+};
+
+struct mb_index_writer_options {
+    const char *prefix; /* PREFIX.bin and PREFIX.idx appear at commit */
+    const char *work;   /* WORK.LANE.bin, .lengths, .documents and WORK.idx are written; on the same
+                           file system; NULL: a random name beside PREFIX */
+    enum mb_index_dtype dtype;
+    unsigned n_lanes;                  /* 0: 1 */
+    const struct mb_index_mark *marks; /* NULL: a new output; else one per lane, which must be there
+                                          (MB_ENOENT, MB_ECORRUPT) */
+};
+
+int mb_index_writer_open(const struct mb_index_writer_options *o, struct mb_index_writer **out,
+                         struct mb_err *err);
+/* The same with one lane and the random name. */
 int mb_index_writer_create(const char *prefix, enum mb_index_dtype dtype,
                            struct mb_index_writer **out, struct mb_err *err);
-/* Append one sequence of n ids to the open document. MB_EINVAL if an id does not fit the dtype. */
+/* Append one sequence of n ids to the open document of lane 0. MB_EINVAL if an id does not fit the
+ * dtype. */
 int mb_index_writer_add(struct mb_index_writer *w, const int32_t *ids, size_t n,
                         struct mb_err *err);
-/* Append n_sequences sequences whose tokens already have the dtype's form: `tokens` of size_bytes,
- * lengths that sum to it. */
-int mb_index_writer_add_raw(struct mb_index_writer *w, const void *tokens, size_t size_bytes,
-                            const int32_t *lengths, size_t n_sequences, struct mb_err *err);
-/* The open document ends here; it may have no sequence. */
+/* The open document of lane 0 ends here; it may have no sequence. */
 int mb_index_writer_end_document(struct mb_index_writer *w, struct mb_err *err);
+
+/* Whole documents: tokens in the dtype's form, the length of each sequence, the number of sequences
+ * of each document (native byte order, unaligned). The lengths sum up to tokens_bytes. */
+struct mb_index_batch {
+    const void *tokens;
+    size_t tokens_bytes;
+    const void *lengths; /* int32_t[n_sequences] */
+    size_t n_sequences;
+    const void *document_sequences; /* uint32_t[n_documents] */
+    size_t n_documents;
+};
+int mb_index_writer_add_batch(struct mb_index_writer *w, unsigned lane,
+                              const struct mb_index_batch *batch, struct mb_err *err);
+
+/* Hands everything to the kernel and says how far each lane has come; marks[n_lanes]. */
+int mb_index_writer_mark(struct mb_index_writer *w, struct mb_index_mark *marks,
+                         struct mb_err *err);
+/* What was marked before this call survives power loss after it. May run on a thread of its own
+ * beside appends. */
+int mb_index_writer_sync(struct mb_index_writer *w, struct mb_err *err);
+void mb_index_writer_keep(struct mb_index_writer *w); /* destroy leaves the temporary files */
+
 int mb_index_writer_prepare(struct mb_index_writer *w, struct mb_err *err);
 int mb_index_writer_commit(struct mb_index_writer *w, struct mb_err *err); /* prepares if needed */
+/* The renames of a commit that was prepared, whichever of them are done already. */
+int mb_index_finish(const char *prefix, const char *work, struct mb_err *err);
 void mb_index_writer_destroy(struct mb_index_writer *w);
 
 uint64_t mb_index_writer_n_sequences(const struct mb_index_writer *w);

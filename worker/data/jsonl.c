@@ -9,6 +9,12 @@
 #include "base/alloc.h"
 #include "base/str.h"
 #include "worker/data/jsonl.h"
+#include "worker/data/jsonl_copy.h"
+#include "worker/data/jsonl_utf8.h"
+#include "worker/data/tokenizer/utf8.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 struct text {
     size_t start; /* in the parser's buffer */
@@ -34,6 +40,7 @@ struct mb_jsonl {
     const uint8_t *line;
     const uint8_t *p;
     const uint8_t *end;
+    uint64_t n_tails; /* bytes of the line that are not the first of their character */
     struct mb_err *err;
 };
 
@@ -89,31 +96,71 @@ static int no_memory(struct mb_jsonl *j)
 }
 
 static const uint64_t high_bits = 0x8080808080808080u;
-static const uint64_t ones = 0x0101010101010101u;
+
+/* The first byte above 127 from p on; end if there is none. */
+static const uint8_t *ascii_end(const uint8_t *p, const uint8_t *end)
+{
+#if defined(__SSE2__)
+    for (; end - p >= 64; p += 64) {
+        __m128i a =
+            _mm_or_si128(_mm_loadu_si128((const void *)p), _mm_loadu_si128((const void *)(p + 16)));
+        __m128i b = _mm_or_si128(_mm_loadu_si128((const void *)(p + 32)),
+                                 _mm_loadu_si128((const void *)(p + 48)));
+
+        if (_mm_movemask_epi8(_mm_or_si128(a, b)) != 0)
+            break;
+    }
+#endif
+    while (end - p >= 8) {
+        uint64_t word;
+
+        memcpy(&word, p, 8);
+        if ((word & high_bits) != 0)
+            return p + (__builtin_ctzll(word & high_bits) >> 3);
+        p += 8;
+    }
+    while (p < end && *p < 128)
+        p++;
+    return p;
+}
+
+static inline int is_tail(uint8_t byte)
+{
+    return (byte & 0xc0) == 0x80;
+}
+
+/* Bytes of the character at p, which is above 127; 0 if it is none. The usual forms are seen here,
+ * the rest by the one decoder that knows all. */
+static inline size_t wide_length(const uint8_t *p, size_t left)
+{
+    size_t n;
+
+    if (p[0] >= 0xc2 && p[0] <= 0xdf && left >= 2 && is_tail(p[1]))
+        return 2;
+    if (p[0] > 0xe0 && p[0] < 0xed && left >= 3 && is_tail(p[1]) && is_tail(p[2]))
+        return 3;
+    return mb_utf8_look(p, left, &n) == MB_UTF8_WHOLE ? n : 0;
+}
 
 static int check_utf8(struct mb_jsonl *j)
 {
-    const uint8_t *p = j->p;
+    const uint8_t *p;
 
+    if (mb_jsonl_utf8(mb_jsonl_utf8_best(), j->p, (size_t)(j->end - j->p), &j->n_tails))
+        return 0;
+    j->n_tails = 0;
+    p = ascii_end(j->p, j->end);
     while (p < j->end) {
-        uint64_t word;
-        size_t n;
+        while (p < j->end && *p >= 128) {
+            size_t n = wide_length(p, (size_t)(j->end - p));
 
-        if (j->end - p >= 8) {
-            memcpy(&word, p, 8);
-            if ((word & high_bits) == 0) {
-                p += 8;
-                continue;
-            }
+            if (n == 0)
+                return mb_err_set(j->err, MB_EINVAL, "not UTF-8: byte 0x%02x at byte %zu", *p,
+                                  (size_t)(p - j->line) + 1);
+            j->n_tails += n - 1;
+            p += n;
         }
-        if (*p < 128) {
-            p++;
-            continue;
-        }
-        if (mb_utf8_look(p, (size_t)(j->end - p), &n) != MB_UTF8_WHOLE)
-            return mb_err_set(j->err, MB_EINVAL, "not UTF-8: byte 0x%02x at byte %zu", *p,
-                              (size_t)(p - j->line) + 1);
-        p += n;
+        p = ascii_end(p, j->end);
     }
     return 0;
 }
@@ -122,30 +169,6 @@ static void skip_space(struct mb_jsonl *j)
 {
     while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r'))
         j->p++;
-}
-
-/* The first quote, backslash or control character from p on; end if there is none. */
-static const uint8_t *plain_end(const uint8_t *p, const uint8_t *end)
-{
-    while (end - p >= 8) {
-        uint64_t w;
-        uint64_t quote;
-        uint64_t slash;
-        uint64_t found;
-
-        memcpy(&w, p, 8);
-        quote = w ^ ones * '"';
-        slash = w ^ ones * '\\';
-        /* The lowest byte marked is right; marks above it may be false. */
-        found = ((quote - ones) & ~quote) | ((slash - ones) & ~slash) | ((w - ones * 0x20) & ~w);
-        found &= high_bits;
-        if (found != 0)
-            return p + (__builtin_ctzll(found) >> 3);
-        p += 8;
-    }
-    while (p < end && *p != '"' && *p != '\\' && *p >= 0x20)
-        p++;
-    return p;
 }
 
 static int hex4(const uint8_t *p, const uint8_t *end, uint32_t *out)
@@ -165,31 +188,7 @@ static int hex4(const uint8_t *p, const uint8_t *end, uint32_t *out)
     return 0;
 }
 
-static size_t put_utf8(uint32_t c, uint8_t out[4])
-{
-    if (c < 0x80) {
-        out[0] = (uint8_t)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (uint8_t)(0xc0 | c >> 6);
-        out[1] = (uint8_t)(0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (uint8_t)(0xe0 | c >> 12);
-        out[1] = (uint8_t)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (uint8_t)(0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (uint8_t)(0xf0 | c >> 18);
-    out[1] = (uint8_t)(0x80 | (c >> 12 & 0x3f));
-    out[2] = (uint8_t)(0x80 | (c >> 6 & 0x3f));
-    out[3] = (uint8_t)(0x80 | (c & 0x3f));
-    return 4;
-}
-
-/* The escape after the backslash at j->p: its character, appended to out unless that is NULL. */
+/* The escape \uXXXX at j->p, or two of them that are one character. */
 static int read_unicode(struct mb_jsonl *j, uint32_t *c)
 {
     const uint8_t *start = j->p;
@@ -208,57 +207,84 @@ static int read_unicode(struct mb_jsonl *j, uint32_t *c)
     return 0;
 }
 
-static int read_escape(struct mb_jsonl *j, struct mb_buf *out)
+/* The escape at j->p; *c is its character. */
+static int read_escape(struct mb_jsonl *j, uint32_t *c)
 {
-    static const char names[] = "\"\\/bfnrt";
-    static const char values[] = "\"\\/\b\f\n\r\t";
-    uint8_t bytes[4];
-    uint32_t c = 0;
-    const char *name;
-
     if (j->end - j->p < 2)
         return fail_at(j, j->p, "the end of a string was expected");
-    if (j->p[1] == 'u') {
-        int rc = read_unicode(j, &c);
-        if (rc != 0)
-            return rc;
-    } else {
-        name = j->p[1] != '\0' ? strchr(names, j->p[1]) : NULL;
-        if (name == NULL)
-            return fail_at(j, j->p, "a known escape was expected");
-        c = (uint8_t)values[name - names];
-        j->p += 2;
-    }
-    if (out != NULL && mb_buf_add(out, bytes, put_utf8(c, bytes)) != 0)
-        return no_memory(j);
+    if (j->p[1] == 'u')
+        return read_unicode(j, c);
+    *c = mb_jsonl_escaped(j->p[1]);
+    if (*c == 0)
+        return fail_at(j, j->p, "a known escape was expected");
+    j->p += 2;
     return 0;
 }
 
-/* A string whose opening quote is at j->p; appended to out unless that is NULL. */
-static int read_string(struct mb_jsonl *j, struct mb_buf *out)
+/* What stops plain text, at j->p: 1 at the closing quote, which is passed, else negative. */
+static int end_string(struct mb_jsonl *j)
+{
+    if (j->p == j->end)
+        return fail_at(j, j->p, "the end of a string was expected");
+    if (*j->p != '"')
+        return fail_at(j, j->p, "a control character in a string must be escaped:");
+    j->p++;
+    return 1;
+}
+
+static int open_string(struct mb_jsonl *j)
 {
     if (j->p == j->end || *j->p != '"')
         return fail_at(j, j->p, "a string was expected");
     j->p++;
-    for (;;) {
-        const uint8_t *stop = plain_end(j->p, j->end);
-        int rc = 0;
+    return 0;
+}
 
-        if (out != NULL && stop > j->p && mb_buf_add(out, j->p, (size_t)(stop - j->p)) != 0)
-            return no_memory(j);
-        j->p = stop;
-        if (stop == j->end)
-            return fail_at(j, stop, "the end of a string was expected");
-        if (*stop == '"') {
-            j->p++;
-            return 0;
-        }
-        if (*stop != '\\')
-            return fail_at(j, stop, "a control character in a string must be escaped:");
-        rc = read_escape(j, out);
+/* A string whose opening quote is at j->p, appended to out. What it becomes is never longer than
+ * its escaped form, so that there is room for all of the line from the start. */
+static int read_string(struct mb_jsonl *j, struct mb_buf *out)
+{
+    uint8_t *to;
+    int rc = open_string(j);
+
+    if (rc != 0)
+        return rc;
+    if (mb_buf_reserve(out, (size_t)(j->end - j->p) + MB_JSONL_COPY_SLACK) != 0)
+        return no_memory(j);
+    to = out->data + out->len;
+    for (;;) {
+        uint32_t c;
+
+        j->p = mb_jsonl_copy(j->p, j->end, &to);
+        if (j->p == j->end || *j->p != '\\')
+            break;
+        rc = read_escape(j, &c);
         if (rc != 0)
             return rc;
+        if (c < 128)
+            *to++ = (uint8_t)c;
+        else
+            to += mb_utf8_encode(c, to);
     }
+    rc = end_string(j);
+    if (rc < 0)
+        return rc;
+    out->len = (size_t)(to - out->data);
+    out->data[out->len] = '\0';
+    return 0;
+}
+
+static int skip_string(struct mb_jsonl *j)
+{
+    int rc = open_string(j);
+
+    while (rc == 0) {
+        uint32_t c;
+
+        j->p = mb_jsonl_plain_end(j->p, j->end);
+        rc = j->p < j->end && *j->p == '\\' ? read_escape(j, &c) : end_string(j);
+    }
+    return rc < 0 ? rc : 0;
 }
 
 static size_t digits(struct mb_jsonl *j)
@@ -312,17 +338,33 @@ static int skip_scalar(struct mb_jsonl *j)
     if (j->p == j->end)
         return fail_at(j, j->p, "a value was expected");
     if (*j->p == '"')
-        return read_string(j, NULL);
+        return skip_string(j);
     if (take_word(j, "true") || take_word(j, "false") || take_word(j, "null") ||
         take_word(j, "NaN") || take_word(j, "Infinity"))
         return 0;
     return skip_number(j);
 }
 
-/* "key" : of an object; the value follows. */
+/* A string as read_string reads it, but with room for this string only. */
+static int read_name(struct mb_jsonl *j, struct mb_buf *out)
+{
+    const uint8_t *start = j->p;
+    const uint8_t *end = j->end;
+    int rc = skip_string(j);
+
+    if (rc != 0)
+        return rc;
+    j->end = j->p;
+    j->p = start;
+    rc = read_string(j, out);
+    j->end = end;
+    return rc;
+}
+
+/* "key" : of an object; the value follows. name may be NULL. */
 static int read_key(struct mb_jsonl *j, struct mb_buf *name)
 {
-    int rc = read_string(j, name);
+    int rc = name != NULL ? read_name(j, name) : skip_string(j);
 
     if (rc != 0)
         return rc;
@@ -527,12 +569,17 @@ static int read_object(struct mb_jsonl *j)
 
 int mb_jsonl_parse(struct mb_jsonl *j, const uint8_t *line, size_t n, struct mb_err *err)
 {
+    mb_buf_reset(&j->text);
+    return mb_jsonl_parse_more(j, line, n, err);
+}
+
+int mb_jsonl_parse_more(struct mb_jsonl *j, const uint8_t *line, size_t n, struct mb_err *err)
+{
     int rc;
 
     j->line = j->p = line;
     j->end = line + n;
     j->err = err;
-    mb_buf_reset(&j->text);
     mb_buf_reset(&j->texts);
     for (size_t k = 0; k < j->n_keys; k++)
         j->keys[k].was_found = 0;
@@ -576,4 +623,22 @@ const uint8_t *mb_jsonl_text(const struct mb_jsonl *j, size_t k, size_t i, size_
 
     *n = t.n;
     return t.n > 0 ? j->text.data + t.start : (const uint8_t *)"";
+}
+
+size_t mb_jsonl_place(const struct mb_jsonl *j, size_t k, size_t i, size_t *n)
+{
+    struct text t = text_at(j, j->keys[k].first + i);
+
+    *n = t.n;
+    return t.start;
+}
+
+const uint8_t *mb_jsonl_at(const struct mb_jsonl *j, size_t place)
+{
+    return j->text.len > 0 ? j->text.data + place : (const uint8_t *)"";
+}
+
+uint64_t mb_jsonl_n_chars(const struct mb_jsonl *j)
+{
+    return (uint64_t)(j->end - j->line) - j->n_tails;
 }

@@ -33,6 +33,16 @@ int mb_jsonl_parse(struct mb_jsonl *j, const uint8_t *line, size_t n, struct mb_
 size_t mb_jsonl_n_texts(const struct mb_jsonl *j, size_t k);
 const uint8_t *mb_jsonl_text(const struct mb_jsonl *j, size_t k, size_t i, size_t *n);
 
+/* As parse, but the texts of the lines before stay, at their places; nothing else of them does. A
+ * parse that fails changes none of them. */
+int mb_jsonl_parse_more(struct mb_jsonl *j, const uint8_t *line, size_t n, struct mb_err *err);
+/* The place of a text of the last line, and what is there: until the next parse. */
+size_t mb_jsonl_place(const struct mb_jsonl *j, size_t k, size_t i, size_t *n);
+const uint8_t *mb_jsonl_at(const struct mb_jsonl *j, size_t place);
+
+/* Characters (code points) of the last line that was parsed without an error. */
+uint64_t mb_jsonl_n_chars(const struct mb_jsonl *j);
+
 /* Characters (code points) of n bytes of UTF-8. */
 uint64_t mb_utf8_count(const uint8_t *p, size_t n);
 

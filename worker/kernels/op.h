@@ -11,8 +11,14 @@
  * Pointers in argument structs are device memory from alloc() unless a comment says host. Matrices
  * are row-major and dense. A token or label outside the vocabulary makes the operation fail, not
  * fault. "+=" in a comment means that the operation adds to what is there. A token is a row: row =
- * sample * seq + position. Shapes are the caller's promise (assert), sizes that come from people
- * are checked where the model is created. Threads: a context is used by one thread at a time.
+ * sample * seq + position. A pointer to void is of the call's dtype: activations and their
+ * gradients, and the weights of matrix products. Everything else is fp32 whatever the dtype:
+ * statistics, gradients of weights, the optimizer's state; sums are formed in fp32 at least. Shapes
+ * are the caller's promise (assert), and so is that a matrix begins at 16 bytes, as what alloc()
+ * gives does; its rows, and flat ranges of fp32, may begin anywhere. Sizes that come from people
+ * are checked where the model is created. Threads: a context is used by one thread at a time, but
+ * for copy_out() and synchronize() on a stream that no other thread uses: an asynchronous save
+ * reads memory that the operations running meanwhile do not change.
  */
 #ifndef MOBULA_WORKER_KERNELS_OP_H
 #define MOBULA_WORKER_KERNELS_OP_H
@@ -21,12 +27,26 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 1 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 5 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1 };
 
-struct mb_context; /* one open device, defined by the backend */
-struct mb_stream;  /* one ordered queue of operations, defined by the backend */
+static inline size_t mb_dtype_size(enum mb_dtype dtype)
+{
+    return dtype == MB_DTYPE_BF16 ? 2 : 4;
+}
+
+/* What a backend may lack: the model asks before it is made, and names what is missing. */
+enum mb_feature {
+    MB_FEATURE_RMSNORM = 1,
+    MB_FEATURE_SWIGLU = 2,
+    MB_FEATURE_ROPE = 4,
+    MB_FEATURE_NO_POSITIONS = 8 /* embeddings whose position_weight is NULL */
+};
+
+struct mb_context;     /* one open device, defined by the backend */
+struct mb_stream;      /* one ordered queue of operations, defined by the backend */
+struct mb_collectives; /* collective.h */
 
 /* Dropout. Element e of site s in iteration i is kept or not as a pure function of (seed, i, s, e),
  * so that it does not depend on how samples are spread over ranks. probability 0 switches it off.
@@ -39,85 +59,139 @@ struct mb_dropout {
     float probability;      /* of dropping, [0, 1) */
 };
 
-/* out[t] = tokens_weight[token[t]] + position_weight[t % seq] */
+/* out[t] = token_weight[token[t]] + position_weight[t % seq], or the first alone */
 struct mb_embedding_forward {
     const int32_t *token;         /* [n_tokens], each in [0, vocab) */
     const float *token_weight;    /* [vocab, hidden] */
-    const float *position_weight; /* [>= seq, hidden] */
-    float *out;                   /* [n_tokens, hidden] */
+    const float *position_weight; /* [>= seq, hidden], or NULL */
+    void *out;                    /* [n_tokens, hidden] */
     size_t n_tokens, seq, hidden, vocab;
+    enum mb_dtype dtype;
 };
 
 struct mb_embedding_backward {
     const int32_t *token;     /* [n_tokens] */
-    const float *d_out;       /* [n_tokens, hidden] */
+    const void *d_out;        /* [n_tokens, hidden] */
     float *d_token_weight;    /* += [vocab, hidden] */
-    float *d_position_weight; /* += [>= seq, hidden] */
+    float *d_position_weight; /* += [>= seq, hidden], or NULL */
     size_t n_tokens, seq, hidden, vocab;
+    enum mb_dtype dtype;
 };
 
 /* LayerNorm over the last dimension: biased variance, eps inside the root. */
 struct mb_layernorm_forward {
-    const float *x;      /* [n_rows, hidden] */
+    const void *x;       /* [n_rows, hidden] */
     const float *weight; /* [hidden] */
     const float *bias;   /* [hidden] */
-    float *out;          /* [n_rows, hidden] */
+    void *out;           /* [n_rows, hidden] */
     float *mean;         /* [n_rows], kept for backward */
     float *rstd;         /* [n_rows], 1 / sqrt(variance + eps), kept for backward */
     size_t n_rows, hidden;
     float eps;
+    enum mb_dtype dtype;
 };
 
 struct mb_layernorm_backward {
-    const float *x;      /* [n_rows, hidden] */
+    const void *x;       /* [n_rows, hidden] */
     const float *weight; /* [hidden] */
     const float *mean;   /* [n_rows] */
     const float *rstd;   /* [n_rows] */
-    const float *d_out;  /* [n_rows, hidden] */
-    float *d_x;          /* += [n_rows, hidden] */
+    const void *d_out;   /* [n_rows, hidden] */
+    void *d_x;           /* += [n_rows, hidden] */
     float *d_weight;     /* += [hidden] */
     float *d_bias;       /* += [hidden] */
     size_t n_rows, hidden;
+    enum mb_dtype dtype;
 };
 
-/* out = x weight^T + bias */
-struct mb_linear_forward {
-    const float *x;      /* [n_rows, n_in] */
-    const float *weight; /* [n_out, n_in] */
-    const float *bias;   /* [n_out], or NULL */
-    float *out;          /* [n_rows, n_out] */
-    size_t n_rows, n_in, n_out;
+/* RMSNorm over the last dimension: out = x * weight / sqrt(mean of x^2 + eps). */
+struct mb_rmsnorm_forward {
+    const void *x;       /* [n_rows, hidden] */
+    const float *weight; /* [hidden] */
+    void *out;           /* [n_rows, hidden] */
+    float *rstd;         /* [n_rows], 1 / sqrt(mean of x^2 + eps), kept for backward */
+    size_t n_rows, hidden;
+    float eps;
+    enum mb_dtype dtype;
 };
 
-struct mb_linear_backward {
-    const float *x;      /* [n_rows, n_in] */
-    const float *weight; /* [n_out, n_in] */
-    const float *d_out;  /* [n_rows, n_out] */
-    float *d_x;          /* = [n_rows, n_in] */
-    float *d_weight;     /* += [n_out, n_in] */
-    float *d_bias;       /* += [n_out], or NULL */
-    size_t n_rows, n_in, n_out;
+struct mb_rmsnorm_backward {
+    const void *x;       /* [n_rows, hidden] */
+    const float *weight; /* [hidden] */
+    const float *rstd;   /* [n_rows] */
+    const void *d_out;   /* [n_rows, hidden] */
+    void *d_x;           /* += [n_rows, hidden] */
+    float *d_weight;     /* += [hidden] */
+    size_t n_rows, hidden;
+    enum mb_dtype dtype;
 };
 
 enum mb_gelu_form { MB_GELU_TANH = 0, MB_GELU_ERF = 1 };
 
+/* out = x weight^T + bias + residual. With gelu_out, which excludes a residual, gelu(out) is
+ * written there as well. */
+struct mb_linear_forward {
+    const void *x;        /* [n_rows, n_in] */
+    const void *weight;   /* [n_out, n_in] */
+    const void *bias;     /* [n_out], or NULL */
+    const void *residual; /* [n_rows, n_out], or NULL; not out itself */
+    void *out;            /* [n_rows, n_out] */
+    void *gelu_out;       /* [n_rows, n_out], or NULL */
+    size_t n_rows, n_in, n_out;
+    enum mb_gelu_form form;
+    enum mb_dtype dtype;
+};
+
+/* With gelu_x, x was gelu(gelu_x), and d_x is the gradient of gelu_x. */
+struct mb_linear_backward {
+    const void *x;      /* [n_rows, n_in] */
+    const void *gelu_x; /* [n_rows, n_in], or NULL */
+    const void *weight; /* [n_out, n_in] */
+    const void *d_out;  /* [n_rows, n_out] */
+    void *d_x;          /* = [n_rows, n_in] */
+    float *d_weight;    /* += [n_out, n_in] */
+    float *d_bias;      /* += [n_out], or NULL */
+    size_t n_rows, n_in, n_out;
+    enum mb_gelu_form form;
+    enum mb_dtype dtype;
+};
+
 /* forward: out = gelu(x); backward: out = d_out * gelu'(x), out may be d_out. */
 struct mb_gelu {
-    const float *x;     /* [n] */
-    const float *d_out; /* [n], backward only */
-    float *out;         /* [n] */
+    const void *x;     /* [n] */
+    const void *d_out; /* [n], backward only */
+    void *out;         /* [n] */
     size_t n;
     enum mb_gelu_form form;
+    enum mb_dtype dtype;
+};
+
+/* The gated MLP's activation: a row of x holds n gates, then n values; out = silu(gate) * value
+ * with silu(g) = g / (1 + exp(-g)). */
+struct mb_swiglu_forward {
+    const void *x; /* [n_rows, 2 n] */
+    void *out;     /* [n_rows, n] */
+    size_t n_rows, n;
+    enum mb_dtype dtype;
+};
+
+struct mb_swiglu_backward {
+    const void *x;     /* [n_rows, 2 n] */
+    const void *d_out; /* [n_rows, n] */
+    void *d_x;         /* = [n_rows, 2 n] */
+    size_t n_rows, n;
+    enum mb_dtype dtype;
 };
 
 /* out = residual + dropout(x). Without residual it is dropout alone, which is also its own
  * backward: applied to the gradient with the same mb_dropout. out may be x or residual. */
 struct mb_dropout_add {
-    const float *x;        /* [n] */
-    const float *residual; /* [n], or NULL */
-    float *out;            /* [n] */
+    const void *x;        /* [n] */
+    const void *residual; /* [n], or NULL */
+    void *out;            /* [n] */
     size_t n;
     struct mb_dropout dropout;
+    enum mb_dtype dtype;
 };
 
 /* Causal self-attention, softmax(q k^T / sqrt(head_dim)) v, dropout after the softmax. A row of qkv
@@ -127,22 +201,41 @@ struct mb_attention_shape {
     size_t n_samples, seq, n_heads, n_groups, head_dim; /* n_groups divides n_heads */
 };
 
+/* Rotary positions, in place on the queries and keys of qkv (values stay): of each head the first
+ * rotary_dim channels are taken as pairs (c, c + rotary_dim / 2), and the row of position p turns
+ * pair c by the angle whose cosine and sine are cosine[p][c] and sine[p][c]:
+ *   a' = a cos - b sin;  b' = b cos + a sin
+ * The gradient goes through the same turn backwards: with inverse the angle is negative, on d_qkv.
+ * Cosine and sine are rounded to the dtype, products are formed in fp32. */
+struct mb_rope {
+    struct mb_attention_shape shape;
+    void *qkv;           /* [n_samples * seq, (n_heads + 2 * n_groups) * head_dim] */
+    const float *cosine; /* [seq, rotary_dim / 2] */
+    const float *sine;   /* [seq, rotary_dim / 2] */
+    size_t rotary_dim;   /* even, from 2 to head_dim */
+    int inverse;
+    enum mb_dtype dtype;
+};
+
 struct mb_attention_forward {
     struct mb_attention_shape shape;
-    const float *qkv; /* [n_samples * seq, (n_heads + 2 * n_groups) * head_dim] */
-    float *out;       /* [n_samples * seq, n_heads * head_dim] */
-    float *log_sum;   /* [n_samples, n_heads, seq]: log of the softmax's denominator */
-    float *scratch;   /* attention_scratch() floats */
+    const void *qkv; /* [n_samples * seq, (n_heads + 2 * n_groups) * head_dim] */
+    void *out;       /* [n_samples * seq, n_heads * head_dim] */
+    float *log_sum;  /* [n_samples, n_heads, seq]: log of the softmax's denominator */
+    float *scratch;  /* attention_scratch() floats */
     struct mb_dropout dropout;
+    enum mb_dtype dtype;
 };
 
 struct mb_attention_backward {
     struct mb_attention_shape shape;
-    const float *qkv, *out, *log_sum; /* of the forward call */
-    const float *d_out;               /* shaped as out */
-    float *d_qkv;                     /* = shaped as qkv */
-    float *scratch;                   /* attention_scratch() floats */
-    struct mb_dropout dropout;        /* that of the forward call */
+    const void *qkv, *out;     /* of the forward call */
+    const float *log_sum;      /* of the forward call */
+    const void *d_out;         /* shaped as out */
+    void *d_qkv;               /* = shaped as qkv */
+    float *scratch;            /* attention_scratch() floats */
+    struct mb_dropout dropout; /* that of the forward call */
+    enum mb_dtype dtype;
 };
 
 /* The output layer and its loss in one: logits = x weight^T, cross entropy over all vocab rows
@@ -150,16 +243,17 @@ struct mb_attention_backward {
  * as a whole. loss_sum gains the sum over tokens of mask * loss. With d_x the gradient of
  * grad_scale * that sum is computed too. */
 struct mb_cross_entropy {
-    const float *x;       /* [n_tokens, hidden] */
-    const float *weight;  /* [vocab, hidden] */
+    const void *x;        /* [n_tokens, hidden] */
+    const void *weight;   /* [vocab, hidden] */
     const int32_t *label; /* [n_tokens], each in [0, vocab) */
     const float *mask;    /* [n_tokens] */
     double *loss_sum;     /* += [1] */
-    float *d_x;           /* = [n_tokens, hidden], or NULL: loss only */
+    void *d_x;            /* = [n_tokens, hidden], or NULL: loss only */
     float *d_weight;      /* += [vocab, hidden], NULL with d_x */
     float *scratch;       /* cross_entropy_scratch() floats */
     size_t n_tokens, hidden, vocab;
     float grad_scale;
+    enum mb_dtype dtype;
 };
 
 /* AdamW with decoupled weight decay and bias correction over segments of flat buffers:
@@ -183,8 +277,10 @@ struct mb_adamw {
 };
 
 struct mb_backend {
-    uint32_t abi;     /* MB_BACKEND_ABI of the build; always the first field */
-    const char *name; /* "cpu", "cuda" */
+    uint32_t abi;      /* MB_BACKEND_ABI of the build; always the first field */
+    const char *name;  /* "cpu", "cuda" */
+    uint32_t dtypes;   /* bit 1 << dtype: calls of that dtype are provided; fp32 always is */
+    uint32_t features; /* of enum mb_feature; the ops of one that is missing are NULL */
 
     /* --- life and memory. These fail at once, through err. --- */
     int (*open)(int device_index, struct mb_context **out, struct mb_err *err);
@@ -194,6 +290,8 @@ struct mb_backend {
     const char *(*describe)(struct mb_context *ctx);
     int (*alloc)(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err);
     void (*free)(struct mb_context *ctx, void *p); /* NULL is legal */
+    /* Of the device, everybody's use counted; NULL where it is the host's memory. */
+    void (*memory)(struct mb_context *ctx, size_t *used_bytes, size_t *total_bytes);
     int (*stream_create)(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err);
     void (*stream_destroy)(struct mb_context *ctx, struct mb_stream *stream);
     /* Wait for all operations of the stream; returns the first failure among them, once. */
@@ -220,12 +318,21 @@ struct mb_backend {
                               const struct mb_layernorm_forward *);
     void (*layernorm_backward)(struct mb_context *, struct mb_stream *,
                                const struct mb_layernorm_backward *);
+    void (*rmsnorm_forward)(struct mb_context *, struct mb_stream *,
+                            const struct mb_rmsnorm_forward *);
+    void (*rmsnorm_backward)(struct mb_context *, struct mb_stream *,
+                             const struct mb_rmsnorm_backward *);
     void (*linear_forward)(struct mb_context *, struct mb_stream *,
                            const struct mb_linear_forward *);
     void (*linear_backward)(struct mb_context *, struct mb_stream *,
                             const struct mb_linear_backward *);
     void (*gelu_forward)(struct mb_context *, struct mb_stream *, const struct mb_gelu *);
     void (*gelu_backward)(struct mb_context *, struct mb_stream *, const struct mb_gelu *);
+    void (*swiglu_forward)(struct mb_context *, struct mb_stream *,
+                           const struct mb_swiglu_forward *);
+    void (*swiglu_backward)(struct mb_context *, struct mb_stream *,
+                            const struct mb_swiglu_backward *);
+    void (*rope)(struct mb_context *, struct mb_stream *, const struct mb_rope *);
     void (*dropout_add)(struct mb_context *, struct mb_stream *, const struct mb_dropout_add *);
     void (*attention_forward)(struct mb_context *, struct mb_stream *,
                               const struct mb_attention_forward *);
@@ -241,6 +348,12 @@ struct mb_backend {
     /* y += a x */
     void (*axpy)(struct mb_context *, struct mb_stream *, float *y, const float *x, size_t n,
                  float a);
+    /* y = x in dtype, rounded to nearest even; NULL where fp32 is the only dtype */
+    void (*convert)(struct mb_context *, struct mb_stream *, void *y, const float *x, size_t n,
+                    enum mb_dtype dtype);
+
+    /* Between devices of this kind; NULL: its memory is the host's, which moves data itself. */
+    const struct mb_collectives *collectives;
 };
 
 /* The one symbol that a backend exports. */

@@ -1,10 +1,10 @@
 /*
  * The model's step.
  *
- * Forward: embed, dropout; per layer norm, qkv, attention, projection, residual, norm, fc1, gelu,
- * fc2, residual; final norm; output and loss. Backward: the same list from its end, with d_residual
- * the gradient of the residual stream: each branch reads it (through its dropout) and each norm
- * adds to it.
+ * Forward: embed, dropout; per layer norm, qkv, rotation, attention, projection, residual, norm,
+ * fc1, activation, fc2, residual; final norm; output and loss. Backward: the same list from its
+ * end, with d_residual the gradient of the residual stream: each branch reads it (through its
+ * dropout) and each norm adds to it.
  *
  * Failure paths:
  *  1. A token or label outside the vocabulary is refused before anything is enqueued.
@@ -20,25 +20,25 @@
 /* Dropouts of a layer; site 0 is that of the embedding. */
 enum { SITE_ATTENTION = 1, SITE_PROJ = 2, SITE_MLP = 3, SITES_PER_LAYER = 3 };
 
-/* What one pass needs beside the model; step NULL: no dropout. */
-struct pass {
-    struct mb_gpt *m;
-    const struct mb_gpt_step *step;
-};
-
 struct mb_attention_shape mb_gpt_attention_shape(const struct mb_gpt *m)
 {
     return (struct mb_attention_shape){.n_samples = m->micro_batch,
                                        .seq = m->c.seq,
                                        .n_heads = m->c.n_heads,
                                        .n_groups = m->c.n_groups,
-                                       .head_dim = m->c.hidden / m->c.n_heads};
+                                       .head_dim = m->c.head_dim};
 }
 
 int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                   struct mb_gpt **out, struct mb_err *err)
 {
     int rc = mb_gpt_config_check(c, err);
+    if (rc != 0)
+        return rc;
+    if ((dev->ops->dtypes >> c->dtype & 1) == 0)
+        return mb_err_set(err, MB_EUNSUPPORTED, "the %s backend computes in fp32 only",
+                          dev->ops->name);
+    rc = mb_gpt_parts_check(dev, c, err);
     if (rc != 0)
         return rc;
     if (micro_batch == 0 || micro_batch > ((size_t)1 << 30) / c->seq)
@@ -51,8 +51,7 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
         return mb_err_set(err, MB_ENOMEM, "out of memory creating the model");
     m->dev = dev;
     m->c = *c;
-    m->c.ffn_hidden = c->ffn_hidden ? c->ffn_hidden : 4 * c->hidden;
-    m->c.n_groups = c->n_groups ? c->n_groups : c->n_heads;
+    mb_gpt_config_complete(&m->c);
     m->micro_batch = micro_batch;
     m->n_tokens = micro_batch * c->seq;
     rc = mb_gpt_params_create(m, err);
@@ -69,6 +68,9 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
         m->host_ones[i] = 1;
     dev->ops->zero(dev->ctx, dev->stream, m->arena, m->arena_bytes);
     rc = mb_gpt_params_draw(m, err);
+    if (rc == 0)
+        rc = mb_gpt_parts_fill(m, err);
+    mb_gpt_weights_changed(m);
 out:
     if (rc != 0)
         mb_gpt_destroy(m);
@@ -119,9 +121,23 @@ float *mb_gpt_grads(struct mb_gpt *m)
     return m->grads;
 }
 
+void mb_gpt_weights_changed(struct mb_gpt *m)
+{
+    if (m->compute_weights != m->weights)
+        m->dev->ops->convert(m->dev->ctx, m->dev->stream, m->compute_weights, m->weights,
+                             m->n_elements, m->c.dtype);
+    mb_gpt_parts_weights_changed(m);
+}
+
 /* --- pieces of both directions --- */
 
-static struct mb_dropout dropout_at(const struct pass *p, float probability, uint32_t site,
+/* Where a product finds its weights. */
+static const void *weight_at(const struct mb_gpt *m, size_t offset)
+{
+    return (const char *)m->compute_weights + offset * mb_dtype_size(m->c.dtype);
+}
+
+static struct mb_dropout dropout_at(const struct mb_gpt_pass *p, float probability, uint32_t site,
                                     size_t elements_per_sample)
 {
     if (p->step == NULL)
@@ -133,12 +149,12 @@ static struct mb_dropout dropout_at(const struct pass *p, float probability, uin
                                .probability = probability};
 }
 
-static struct mb_dropout hidden_dropout(const struct pass *p, uint32_t site)
+static struct mb_dropout hidden_dropout(const struct mb_gpt_pass *p, uint32_t site)
 {
     return dropout_at(p, p->m->c.hidden_dropout, site, p->m->c.seq * p->m->c.hidden);
 }
 
-static struct mb_dropout attention_dropout(const struct pass *p, uint32_t site)
+static struct mb_dropout attention_dropout(const struct mb_gpt_pass *p, uint32_t site)
 {
     const struct mb_gpt_config *c = &p->m->c;
     return dropout_at(p, c->attention_dropout, site, c->n_heads * c->seq * c->seq);
@@ -149,7 +165,7 @@ static uint32_t site_of(size_t layer, uint32_t site)
     return (uint32_t)layer * SITES_PER_LAYER + site;
 }
 
-static void dropout_add(const struct pass *p, const float *x, const float *residual, float *out,
+static void dropout_add(const struct mb_gpt_pass *p, const void *x, const void *residual, void *out,
                         uint32_t site)
 {
     const struct mb_device *dev = p->m->dev;
@@ -157,138 +173,148 @@ static void dropout_add(const struct pass *p, const float *x, const float *resid
                                .residual = residual,
                                .out = out,
                                .n = p->m->n_tokens * p->m->c.hidden,
-                               .dropout = hidden_dropout(p, site)};
+                               .dropout = hidden_dropout(p, site),
+                               .dtype = p->m->c.dtype};
     dev->ops->dropout_add(dev->ctx, dev->stream, &a);
 }
 
-static void norm_forward(struct mb_gpt *m, struct mb_gpt_pair at, const float *x, float *out,
-                         float *mean, float *rstd)
+static struct mb_linear_forward linear(const struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
+                                       size_t n_in, void *out, size_t n_out)
 {
-    struct mb_layernorm_forward a = {.x = x,
-                                     .weight = m->weights + at.weight,
-                                     .bias = m->weights + at.bias,
-                                     .out = out,
-                                     .mean = mean,
-                                     .rstd = rstd,
-                                     .n_rows = m->n_tokens,
-                                     .hidden = m->c.hidden,
-                                     .eps = m->c.norm_eps};
-    m->dev->ops->layernorm_forward(m->dev->ctx, m->dev->stream, &a);
-}
-
-/* Adds to d_residual. */
-static void norm_backward(struct mb_gpt *m, struct mb_gpt_pair at, const float *x,
-                          const float *mean, const float *rstd, const float *d_out)
-{
-    struct mb_layernorm_backward a = {.x = x,
-                                      .weight = m->weights + at.weight,
-                                      .mean = mean,
-                                      .rstd = rstd,
-                                      .d_out = d_out,
-                                      .d_x = m->d_residual,
-                                      .d_weight = m->grads + at.weight,
-                                      .d_bias = m->grads + at.bias,
+    return (struct mb_linear_forward){.x = x,
+                                      .weight = weight_at(m, at.weight),
+                                      .bias = at.bias != MB_GPT_NONE ? weight_at(m, at.bias) : NULL,
+                                      .out = out,
                                       .n_rows = m->n_tokens,
-                                      .hidden = m->c.hidden};
-    m->dev->ops->layernorm_backward(m->dev->ctx, m->dev->stream, &a);
+                                      .n_in = n_in,
+                                      .n_out = n_out,
+                                      .form = m->c.gelu,
+                                      .dtype = m->c.dtype};
 }
 
-static void linear_forward(struct mb_gpt *m, struct mb_gpt_pair at, const float *x, size_t n_in,
-                           float *out, size_t n_out)
+static void linear_forward(struct mb_gpt *m, const struct mb_linear_forward *a)
 {
-    struct mb_linear_forward a = {.x = x,
-                                  .weight = m->weights + at.weight,
-                                  .bias = m->weights + at.bias,
-                                  .out = out,
-                                  .n_rows = m->n_tokens,
-                                  .n_in = n_in,
-                                  .n_out = n_out};
-    m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, &a);
+    m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, a);
 }
 
-static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const float *x, size_t n_in,
-                            const float *d_out, size_t n_out, float *d_x)
+/* With gelu_x, x was gelu(gelu_x). */
+static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
+                            const void *gelu_x, size_t n_in, const void *d_out, size_t n_out,
+                            void *d_x)
 {
     struct mb_linear_backward a = {.x = x,
-                                   .weight = m->weights + at.weight,
+                                   .gelu_x = gelu_x,
+                                   .weight = weight_at(m, at.weight),
                                    .d_out = d_out,
                                    .d_x = d_x,
                                    .d_weight = m->grads + at.weight,
-                                   .d_bias = m->grads + at.bias,
+                                   .d_bias = at.bias != MB_GPT_NONE ? m->grads + at.bias : NULL,
                                    .n_rows = m->n_tokens,
                                    .n_in = n_in,
-                                   .n_out = n_out};
+                                   .n_out = n_out,
+                                   .form = m->c.gelu,
+                                   .dtype = m->c.dtype};
     m->dev->ops->linear_backward(m->dev->ctx, m->dev->stream, &a);
-}
-
-static size_t qkv_width(const struct mb_gpt *m)
-{
-    return m->c.hidden + 2 * m->c.n_groups * (m->c.hidden / m->c.n_heads);
 }
 
 /* --- forward --- */
 
-static void embed(const struct pass *p)
+static void embed(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
+    const int learned = m->c.positions == MB_GPT_LEARNED;
     struct mb_embedding_forward a = {.token = m->tokens,
                                      .token_weight = m->weights + m->word_embedding,
-                                     .position_weight = m->weights + m->position_embedding,
+                                     .position_weight =
+                                         learned ? m->weights + m->position_embedding : NULL,
                                      .out = m->embedded,
                                      .n_tokens = m->n_tokens,
                                      .seq = m->c.seq,
                                      .hidden = m->c.hidden,
-                                     .vocab = m->c.padded_vocab};
+                                     .vocab = m->c.padded_vocab,
+                                     .dtype = m->c.dtype};
     m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
     if (p->step != NULL && m->c.hidden_dropout > 0)
         dropout_add(p, m->embedded, NULL, m->embedded, 0);
 }
 
-static void layer_forward(const struct pass *p, size_t l)
+/* out = residual + dropout(the linear layer of x); without dropout the product adds the residual.
+ */
+static void branch_forward(const struct mb_gpt_pass *p, struct mb_gpt_pair at, const void *x,
+                           size_t n_in, const void *residual, void *out, uint32_t site)
+{
+    struct mb_gpt *m = p->m;
+    const int drops = p->step != NULL && m->c.hidden_dropout > 0;
+    struct mb_linear_forward a = linear(m, at, x, n_in, drops ? m->d_a : out, m->c.hidden);
+    a.residual = drops ? NULL : residual;
+    linear_forward(m, &a);
+    if (drops)
+        dropout_add(p, m->d_a, residual, out, site);
+}
+
+/* fc1 and the activation behind it. */
+static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
+{
+    struct mb_linear_forward fc1 =
+        linear(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, mb_gpt_fc1_width(&m->c));
+    fc1.gelu_out = m->c.swiglu ? NULL : y->activation;
+    linear_forward(m, &fc1);
+    if (!m->c.swiglu)
+        return;
+    struct mb_swiglu_forward a = {.x = y->fc1_out,
+                                  .out = y->activation,
+                                  .n_rows = m->n_tokens,
+                                  .n = m->c.ffn_hidden,
+                                  .dtype = m->c.dtype};
+    m->dev->ops->swiglu_forward(m->dev->ctx, m->dev->stream, &a);
+}
+
+static void layer_forward(const struct mb_gpt_pass *p, size_t l)
 {
     struct mb_gpt *m = p->m;
     const struct mb_device *dev = m->dev;
     struct mb_gpt_layer *y = &m->layers[l];
-    const size_t h = m->c.hidden, ffn = m->c.ffn_hidden;
+    const size_t h = m->c.hidden;
 
-    norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1);
-    linear_forward(m, y->qkv, y->norm1_out, h, y->qkv_out, qkv_width(m));
+    mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1);
+    struct mb_linear_forward qkv =
+        linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->c));
+    linear_forward(m, &qkv);
+    mb_gpt_rotate(m, y->qkv_out, 0);
     struct mb_attention_forward attention = {.shape = mb_gpt_attention_shape(m),
                                              .qkv = y->qkv_out,
                                              .out = y->attention_out,
                                              .log_sum = y->log_sum,
                                              .scratch = m->attention_scratch,
                                              .dropout =
-                                                 attention_dropout(p, site_of(l, SITE_ATTENTION))};
+                                                 attention_dropout(p, site_of(l, SITE_ATTENTION)),
+                                             .dtype = m->c.dtype};
     dev->ops->attention_forward(dev->ctx, dev->stream, &attention);
-    linear_forward(m, y->proj, y->attention_out, h, m->d_a, h);
-    dropout_add(p, m->d_a, y->in, y->middle, site_of(l, SITE_PROJ));
+    branch_forward(p, y->proj, y->attention_out, mb_gpt_attention_width(&m->c), y->in, y->middle,
+                   site_of(l, SITE_PROJ));
 
-    norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2);
-    linear_forward(m, y->fc1, y->norm2_out, h, y->fc1_out, ffn);
-    struct mb_gelu gelu = {
-        .x = y->fc1_out, .out = y->gelu_out, .n = m->n_tokens * ffn, .form = m->c.gelu};
-    dev->ops->gelu_forward(dev->ctx, dev->stream, &gelu);
-    linear_forward(m, y->fc2, y->gelu_out, ffn, m->d_a, h);
-    dropout_add(p, m->d_a, y->middle, y->out, site_of(l, SITE_MLP));
+    mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2);
+    fc1_forward(m, y);
+    branch_forward(p, y->fc2, y->activation, m->c.ffn_hidden, y->middle, y->out,
+                   site_of(l, SITE_MLP));
 }
 
 /* Up to the final norm; d_a serves as scratch for the branches' outputs. */
-static void forward(const struct pass *p)
+static void forward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
     embed(p);
     for (size_t l = 0; l < m->c.n_layers; l++)
         layer_forward(p, l);
-    norm_forward(m, m->final_norm, m->layers[m->c.n_layers - 1].out, m->final_out, m->final_mean,
-                 m->final_rstd);
+    mb_gpt_norm_forward(m, m->final_norm, m->layers[m->c.n_layers - 1].out, m->final_out,
+                        m->final_mean, m->final_rstd);
 }
 
 /* Output and loss; d_a becomes the gradient of final_out if d is set. */
 static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
 {
     struct mb_cross_entropy a = {.x = m->final_out,
-                                 .weight = m->weights + m->output_weight,
+                                 .weight = weight_at(m, m->output_weight),
                                  .label = m->labels,
                                  .mask = m->mask,
                                  .loss_sum = m->loss_sum,
@@ -298,7 +324,8 @@ static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
                                  .n_tokens = m->n_tokens,
                                  .hidden = m->c.hidden,
                                  .vocab = m->c.padded_vocab,
-                                 .grad_scale = (float)grad_scale};
+                                 .grad_scale = (float)grad_scale,
+                                 .dtype = m->c.dtype};
     m->dev->ops->cross_entropy(m->dev->ctx, m->dev->stream, &a);
 }
 
@@ -306,7 +333,7 @@ static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
 
 /* The gradient of a branch's output: d_residual itself, or d_residual through the branch's dropout
  * in d_a. */
-static const float *branch_gradient(const struct pass *p, uint32_t site)
+static const void *branch_gradient(const struct mb_gpt_pass *p, uint32_t site)
 {
     if (p->m->c.hidden_dropout <= 0)
         return p->m->d_residual;
@@ -314,26 +341,37 @@ static const float *branch_gradient(const struct pass *p, uint32_t site)
     return p->m->d_a;
 }
 
-static void layer_backward(const struct pass *p, size_t l)
+/* d_mlp is the gradient of fc2's output; d_a becomes that of norm2's. */
+static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const void *d_mlp)
+{
+    linear_backward(m, y->fc2, y->activation, m->c.swiglu ? NULL : y->fc1_out, m->c.ffn_hidden,
+                    d_mlp, m->c.hidden, m->d_activation);
+    if (m->c.swiglu) {
+        struct mb_swiglu_backward a = {.x = y->fc1_out,
+                                       .d_out = m->d_activation,
+                                       .d_x = m->d_fc1,
+                                       .n_rows = m->n_tokens,
+                                       .n = m->c.ffn_hidden,
+                                       .dtype = m->c.dtype};
+        m->dev->ops->swiglu_backward(m->dev->ctx, m->dev->stream, &a);
+    }
+    linear_backward(m, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1, mb_gpt_fc1_width(&m->c),
+                    m->d_a);
+}
+
+static void layer_backward(const struct mb_gpt_pass *p, size_t l)
 {
     struct mb_gpt *m = p->m;
     const struct mb_device *dev = m->dev;
     const struct mb_gpt_layer *y = &m->layers[l];
-    const size_t h = m->c.hidden, ffn = m->c.ffn_hidden;
+    const size_t h = m->c.hidden;
 
-    const float *d_mlp = branch_gradient(p, site_of(l, SITE_MLP));
-    linear_backward(m, y->fc2, y->gelu_out, ffn, d_mlp, h, m->d_ffn);
-    struct mb_gelu gelu = {.x = y->fc1_out,
-                           .d_out = m->d_ffn,
-                           .out = m->d_ffn,
-                           .n = m->n_tokens * ffn,
-                           .form = m->c.gelu};
-    dev->ops->gelu_backward(dev->ctx, dev->stream, &gelu);
-    linear_backward(m, y->fc1, y->norm2_out, h, m->d_ffn, ffn, m->d_a);
-    norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a);
+    mlp_backward(m, y, branch_gradient(p, site_of(l, SITE_MLP)));
+    mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a);
 
-    const float *d_proj = branch_gradient(p, site_of(l, SITE_PROJ));
-    linear_backward(m, y->proj, y->attention_out, h, d_proj, h, m->d_b);
+    const void *d_proj = branch_gradient(p, site_of(l, SITE_PROJ));
+    linear_backward(m, y->proj, y->attention_out, NULL, mb_gpt_attention_width(&m->c), d_proj, h,
+                    m->d_b);
     struct mb_attention_backward attention = {.shape = mb_gpt_attention_shape(m),
                                               .qkv = y->qkv_out,
                                               .out = y->attention_out,
@@ -342,39 +380,47 @@ static void layer_backward(const struct pass *p, size_t l)
                                               .d_qkv = m->d_qkv,
                                               .scratch = m->attention_scratch,
                                               .dropout =
-                                                  attention_dropout(p, site_of(l, SITE_ATTENTION))};
+                                                  attention_dropout(p, site_of(l, SITE_ATTENTION)),
+                                              .dtype = m->c.dtype};
     dev->ops->attention_backward(dev->ctx, dev->stream, &attention);
-    linear_backward(m, y->qkv, y->norm1_out, h, m->d_qkv, qkv_width(m), m->d_a);
-    norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a);
+    mb_gpt_rotate(m, m->d_qkv, 1);
+    linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->c), m->d_a);
+    mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a);
 }
 
-static void grads_final(const struct pass *p, size_t begin, size_t end)
+static void grads_final(const struct mb_gpt_pass *p, size_t begin, size_t end)
 {
     if (p->step->grads_final != NULL)
         p->step->grads_final(p->step->arg, begin, end);
 }
 
-static void backward(const struct pass *p)
+static void backward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
     const struct mb_device *dev = m->dev;
     const size_t n_layers = m->c.n_layers;
-    dev->ops->zero(dev->ctx, dev->stream, m->d_residual, m->n_tokens * m->c.hidden * sizeof(float));
-    norm_backward(m, m->final_norm, m->layers[n_layers - 1].out, m->final_mean, m->final_rstd,
-                  m->d_a);
+    dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
+                   m->n_tokens * m->c.hidden * mb_dtype_size(m->c.dtype));
+    mb_gpt_norm_backward(m, m->final_norm, m->layers[n_layers - 1].out, m->final_mean,
+                         m->final_rstd, m->d_a);
     grads_final(p, m->layers_end, m->n_elements);
     for (size_t l = n_layers; l-- > 0;) {
+        if (l + 1 < m->c.recompute_layers) /* of the last of them everything is still there */
+            layer_forward(p, l);
         layer_backward(p, l);
         grads_final(p, m->layers[l].begin, m->layers[l].end);
     }
-    struct mb_embedding_backward embedding = {.token = m->tokens,
-                                              .d_out = branch_gradient(p, 0),
-                                              .d_token_weight = m->grads + m->word_embedding,
-                                              .d_position_weight = m->grads + m->position_embedding,
-                                              .n_tokens = m->n_tokens,
-                                              .seq = m->c.seq,
-                                              .hidden = m->c.hidden,
-                                              .vocab = m->c.padded_vocab};
+    struct mb_embedding_backward embedding = {
+        .token = m->tokens,
+        .d_out = branch_gradient(p, 0),
+        .d_token_weight = m->grads + m->word_embedding,
+        .d_position_weight =
+            m->c.positions == MB_GPT_LEARNED ? m->grads + m->position_embedding : NULL,
+        .n_tokens = m->n_tokens,
+        .seq = m->c.seq,
+        .hidden = m->c.hidden,
+        .vocab = m->c.padded_vocab,
+        .dtype = m->c.dtype};
     dev->ops->embedding_backward(dev->ctx, dev->stream, &embedding);
     grads_final(p, 0, m->layers[0].begin);
 }
@@ -423,7 +469,7 @@ int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
     int rc = load_batch(m, batch, err);
     if (rc != 0)
         return rc;
-    const struct pass p = {.m = m, .step = step};
+    const struct mb_gpt_pass p = {.m = m, .step = step};
     forward(&p);
     output_and_loss(m, 1, step->grad_scale);
     backward(&p);
@@ -435,9 +481,25 @@ int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb
     int rc = load_batch(m, batch, err);
     if (rc != 0)
         return rc;
-    const struct pass p = {.m = m, .step = NULL};
+    const struct mb_gpt_pass p = {.m = m, .step = NULL};
     forward(&p);
     output_and_loss(m, 0, 0);
+    return 0;
+}
+
+int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
+                  struct mb_err *err)
+{
+    const double mask_sum = m->mask_sum;
+    int rc = load_batch(m, batch, err);
+    m->mask_sum = mask_sum; /* this is no loss */
+    if (rc != 0)
+        return rc;
+    const struct mb_gpt_pass p = {.m = m, .step = NULL};
+    forward(&p);
+    struct mb_linear_forward output = linear(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE},
+                                             m->final_out, m->c.hidden, logits, m->c.padded_vocab);
+    linear_forward(m, &output);
     return 0;
 }
 

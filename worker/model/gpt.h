@@ -1,6 +1,8 @@
 /*
- * The GPT-2 style model as Megatron trains it: pre-LayerNorm blocks, learned positions, biases,
- * GELU, causal attention, tied or untied output, cross entropy over the padded vocabulary.
+ * The GPT model as Megatron trains it, in GPT-2's style and in Llama's and what lies between:
+ * blocks with a norm before each branch (LayerNorm or RMSNorm), causal attention with query groups,
+ * learned or rotary positions or none, an MLP with GELU or SwiGLU, biases or none, tied or untied
+ * output, cross entropy over the padded vocabulary.
  *
  * All memory is planned and taken in mb_gpt_create(); a step allocates nothing. A micro batch has
  * always micro_batch samples of seq tokens, row = sample * seq + position. Calls enqueue on the
@@ -19,28 +21,44 @@
 #include "base/err.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/param.h"
+#include "worker/model/rope.h"
+
+enum mb_gpt_norm { MB_GPT_LAYERNORM, MB_GPT_RMSNORM };
+enum mb_gpt_positions { MB_GPT_LEARNED, MB_GPT_ROPE, MB_GPT_NO_POSITIONS };
 
 struct mb_gpt_config {
     size_t n_layers;
     size_t hidden;
-    size_t ffn_hidden;    /* 0: 4 * hidden */
-    size_t n_heads;       /* divides hidden */
+    size_t ffn_hidden; /* 0: 4 * hidden, with swiglu 2/3 of that in steps of 64 */
+    size_t n_heads;
+    size_t head_dim;      /* 0: hidden / n_heads, which must divide */
     size_t n_groups;      /* query groups, divides n_heads; 0: n_heads */
     size_t seq;           /* tokens of a sample */
-    size_t max_positions; /* rows of the position table, >= seq */
+    size_t max_positions; /* >= seq; rows of the table of learned positions */
     size_t vocab;         /* true size: tokens and labels lie below it */
     size_t
         padded_vocab; /* rows of the embedding and of the output, >= vocab (mb_gpt_padded_vocab) */
     int untie_output; /* 1: output_layer.weight of its own */
+    enum mb_gpt_norm norm;
+    int norm_1p; /* a norm's weight is kept as its difference from 1 */
+    enum mb_gpt_positions positions;
+    struct mb_rope_config rope; /* with MB_GPT_ROPE */
+    int swiglu;                 /* linear_fc1 gives ffn_hidden gates, then ffn_hidden values */
+    int linear_bias;            /* of all linear layers but the output */
+    int qkv_bias;               /* that of qkv, whatever linear_bias says */
     enum mb_gelu_form gelu;
-    float norm_eps;          /* 1e-5 */
-    float init_std;          /* 0.02; residual projections get init_std / sqrt(2 n_layers) */
+    float norm_eps; /* 1e-5 */
+    float init_std; /* 0.02; residual projections get init_std / sqrt(2 n_layers) */
+    /* The first so many layers keep nothing but their input and compute forward once more in the
+     * backward pass: less memory, the same bits. */
+    size_t recompute_layers;
     float hidden_dropout;    /* [0, 1) */
     float attention_dropout; /* [0, 1) */
     uint64_t seed;
+    enum mb_dtype dtype; /* of activations and of the weights in matrix products */
 };
 
-/* Megatron's defaults for everything but the sizes, which stay zero. */
+/* Megatron's defaults for everything but the sizes, which stay zero: GPT-2's style. */
 void mb_gpt_config_init(struct mb_gpt_config *c);
 
 /* The smallest multiple of divisible_by * tensor_parallel that is >= vocab. */
@@ -49,6 +67,10 @@ size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_para
 /* MB_EINVAL with a text such as "number of attention heads (5) must divide hidden size (128)". */
 int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err);
 
+/* The number of parameters that a model of this shape has, padded vocabulary included; it needs no
+ * device and no memory for them. */
+int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct mb_err *err);
+
 /* Floating point operations of one sample's forward and backward as Megatron's --log-throughput
  * counts. */
 double mb_gpt_flops_per_sample(const struct mb_gpt_config *c);
@@ -56,8 +78,8 @@ double mb_gpt_flops_per_sample(const struct mb_gpt_config *c);
 struct mb_gpt;
 
 /* dev is borrowed and must outlive the model. Parameters hold their initial weights, gradients
- * zeros. Errors: MB_EINVAL (config, micro_batch 0), MB_ENOMEM naming the size that the plan needs.
- */
+ * zeros. Errors: MB_EINVAL (config, micro_batch 0), MB_EUNSUPPORTED (a dtype or an operation that
+ * the backend has not, by name), MB_ENOMEM naming the size that the plan needs. */
 int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                   struct mb_gpt **out, struct mb_err *err);
 void mb_gpt_destroy(struct mb_gpt *m);
@@ -74,6 +96,9 @@ const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);
 size_t mb_gpt_n_elements(const struct mb_gpt *m);
 float *mb_gpt_weights(struct mb_gpt *m);
 float *mb_gpt_grads(struct mb_gpt *m);
+/* To be called after the weights were written from outside: the model computes with a copy of its
+ * dtype. Enqueues. */
+void mb_gpt_weights_changed(struct mb_gpt *m);
 /* True number of parameters, without the gaps. */
 size_t mb_gpt_n_parameters(const struct mb_gpt *m);
 
@@ -109,6 +134,11 @@ int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
 
 /* Forward without dropout; adds to the loss sum only. */
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err);
+
+/* Forward without dropout; logits, device memory [micro_batch * seq, padded_vocab] of the model's
+ * dtype, are overwritten. Labels and mask of the batch do not matter. Enqueues. */
+int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
+                  struct mb_err *err);
 
 /* Waits for the device, gives sum(mask * loss) and sum(mask) since the last call and starts both
  * anew. lm loss = sum of the first / sum of the second over micro batches and ranks. */

@@ -3,11 +3,14 @@
  * in the words of Megatron's arguments.
  */
 #include <math.h>
-#include "worker/model/gpt.h"
+#include "worker/model/gpt_internal.h"
 
 void mb_gpt_config_init(struct mb_gpt_config *c)
 {
-    *c = (struct mb_gpt_config){.gelu = MB_GELU_TANH,
+    *c = (struct mb_gpt_config){.rope = {10000, 1, 1, 0, 8},
+                                .linear_bias = 1,
+                                .qkv_bias = 1,
+                                .gelu = MB_GELU_TANH,
                                 .norm_eps = 1e-5f,
                                 .init_std = 0.02f,
                                 .hidden_dropout = 0.1f,
@@ -19,6 +22,32 @@ size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_para
 {
     size_t multiple = divisible_by * tensor_parallel;
     return (vocab + multiple - 1) / multiple * multiple;
+}
+
+size_t mb_gpt_attention_width(const struct mb_gpt_config *c)
+{
+    return c->n_heads * c->head_dim;
+}
+
+size_t mb_gpt_qkv_width(const struct mb_gpt_config *c)
+{
+    return (c->n_heads + 2 * c->n_groups) * c->head_dim;
+}
+
+size_t mb_gpt_fc1_width(const struct mb_gpt_config *c)
+{
+    return (c->swiglu ? 2 : 1) * c->ffn_hidden;
+}
+
+void mb_gpt_config_complete(struct mb_gpt_config *c)
+{
+    if (c->head_dim == 0)
+        c->head_dim = c->hidden / c->n_heads;
+    if (c->n_groups == 0)
+        c->n_groups = c->n_heads;
+    if (c->ffn_hidden == 0)
+        c->ffn_hidden =
+            c->swiglu ? (size_t)((double)(4 * c->hidden) * 2 / 3 / 64) * 64 : 4 * c->hidden;
 }
 
 /* Bounds that people never reach and below which no count of elements or bytes overflows. */
@@ -34,6 +63,7 @@ static int check_sizes(const struct mb_gpt_config *c, struct mb_err *err)
                  {c->hidden, 1, MAX_SIZE, "hidden size"},
                  {c->ffn_hidden, 0, MAX_SIZE, "ffn hidden size"},
                  {c->n_heads, 1, MAX_SIZE, "number of attention heads"},
+                 {c->head_dim, 0, MAX_SIZE, "number of channels of a head"},
                  {c->n_groups, 0, MAX_SIZE, "number of query groups"},
                  {c->seq, 1, MAX_SIZE, "sequence length"},
                  {c->max_positions, 1, MAX_SIZE, "max position embeddings"},
@@ -44,8 +74,9 @@ static int check_sizes(const struct mb_gpt_config *c, struct mb_err *err)
             return mb_err_set(err, MB_EINVAL, "%s is %zu and must lie in [%zu, %zu]", sizes[i].what,
                               sizes[i].value, sizes[i].min, sizes[i].max);
     double h = (double)c->hidden, ffn = c->ffn_hidden ? (double)c->ffn_hidden : 4 * h;
+    double attention = c->head_dim ? (double)c->n_heads * (double)c->head_dim : h;
     double n = h * (2 * (double)c->padded_vocab + (double)c->max_positions) +
-               (double)c->n_layers * h * (4 * h + 2 * ffn);
+               (double)c->n_layers * h * (4 * attention + (c->swiglu ? 3 : 2) * ffn);
     if (n > MAX_PARAMETERS)
         return mb_err_set(
             err, MB_EINVAL,
@@ -75,6 +106,28 @@ static int check_rates(const struct mb_gpt_config *c, struct mb_err *err)
     return 0;
 }
 
+static int check_rope(const struct mb_gpt_config *c, struct mb_err *err)
+{
+    const struct mb_rope_config *r = &c->rope;
+    if (c->positions != MB_GPT_ROPE)
+        return 0;
+    if (!(r->base > 0) || !isfinite(r->base))
+        return mb_err_set(err, MB_EINVAL, "rotary base is %g and must be positive", r->base);
+    if (!(r->percent > 0 && r->percent <= 1))
+        return mb_err_set(err, MB_EINVAL, "rotary percent is %g and must lie in (0, 1]",
+                          r->percent);
+    if (!(r->interpolation > 0) || !(r->scaling_factor > 0))
+        return mb_err_set(err, MB_EINVAL, "rotary scaling factors must be positive");
+    size_t head_dim = c->head_dim ? c->head_dim : c->hidden / c->n_heads;
+    size_t dim = mb_rope_dim(r, head_dim);
+    if (dim == 0 || dim % 2 != 0)
+        return mb_err_set(err, MB_EINVAL,
+                          "rotary percent %g of %zu channels of a head is %zu channels: it must be "
+                          "an even number",
+                          r->percent, head_dim, dim);
+    return 0;
+}
+
 int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
 {
     int rc = check_sizes(c, err);
@@ -82,7 +135,7 @@ int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
         rc = check_rates(c, err);
     if (rc != 0)
         return rc;
-    if (c->hidden % c->n_heads != 0)
+    if (c->head_dim == 0 && c->hidden % c->n_heads != 0)
         return mb_err_set(err, MB_EINVAL,
                           "number of attention heads (%zu) must divide hidden size (%zu)",
                           c->n_heads, c->hidden);
@@ -100,14 +153,23 @@ int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL,
                           "padded vocabulary (%zu) must be at least the vocabulary (%zu)",
                           c->padded_vocab, c->vocab);
-    return 0;
+    if (c->recompute_layers > c->n_layers)
+        return mb_err_set(err, MB_EINVAL, "%zu layers are recomputed, the model has %zu",
+                          c->recompute_layers, c->n_layers);
+    if (c->ffn_hidden == 0 && c->swiglu && c->hidden < 24)
+        return mb_err_set(err, MB_EINVAL,
+                          "hidden size %zu gives no ffn hidden size with SwiGLU: give one",
+                          c->hidden);
+    return check_rope(c, err);
 }
 
-double mb_gpt_flops_per_sample(const struct mb_gpt_config *c)
+double mb_gpt_flops_per_sample(const struct mb_gpt_config *given)
 {
-    double s = (double)c->seq, layers = (double)c->n_layers, h = (double)c->hidden;
-    double ffn = c->ffn_hidden ? (double)c->ffn_hidden : 4 * h;
-    double groups = (double)(c->n_groups ? c->n_groups : c->n_heads) / (double)c->n_heads;
-    return 12 * s * layers * h * h *
-           (1 + groups + s / h + ffn / h + (double)c->padded_vocab / (2 * layers * h));
+    struct mb_gpt_config c = *given;
+    mb_gpt_config_complete(&c);
+    double s = (double)c.seq, layers = (double)c.n_layers, h = (double)c.hidden;
+    double groups = (double)c.n_groups / (double)c.n_heads;
+    double attention = (1 + groups + s / h) * (double)mb_gpt_attention_width(&c) / h;
+    double mlp = (double)c.ffn_hidden / h * (c.swiglu ? 1.5 : 1);
+    return 12 * s * layers * h * h * (attention + mlp + (double)c.padded_vocab / (2 * layers * h));
 }

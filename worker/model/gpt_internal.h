@@ -1,4 +1,5 @@
-/* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_plan.c gpt.c. */
+/* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_plan.c
+ * gpt_parts.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -9,22 +10,37 @@ struct mb_gpt_pair {
     size_t weight, bias;
 };
 
+#define MB_GPT_NONE SIZE_MAX /* the offset of what the model does not have */
+
+struct mb_gpt_norm_at {
+    struct mb_gpt_pair at;
+    size_t index; /* 2 layer, 2 layer + 1, the final norm last */
+};
+
+/* What one pass needs beside the model; step NULL: no dropout. */
+struct mb_gpt_pass {
+    struct mb_gpt *m;
+    const struct mb_gpt_step *step;
+};
+
 struct mb_gpt_layer {
     size_t begin, end; /* flat range of the layer's parameters */
-    struct mb_gpt_pair norm1, qkv, proj, norm2, fc1, fc2;
+    struct mb_gpt_norm_at norm1, norm2;
+    struct mb_gpt_pair qkv, proj, fc1, fc2;
 
     /* Kept from forward for backward. */
-    const float *in;           /* [tokens, hidden], the out of the layer before; borrowed */
-    float *norm1_out;          /* [tokens, hidden] */
-    float *mean1, *rstd1;      /* [tokens] */
-    float *qkv_out;            /* [tokens, (heads + 2 groups) * head_dim] */
-    float *log_sum;            /* [samples, heads, seq] */
-    float *attention_out;      /* [tokens, hidden] */
-    float *middle;             /* [tokens, hidden], after the first residual */
-    float *norm2_out;          /* [tokens, hidden] */
-    float *mean2, *rstd2;      /* [tokens] */
-    float *fc1_out, *gelu_out; /* [tokens, ffn_hidden] */
-    float *out;                /* [tokens, hidden], after the second residual */
+    const void *in;       /* [tokens, hidden], the out of the layer before; borrowed */
+    void *norm1_out;      /* [tokens, hidden] */
+    float *mean1, *rstd1; /* [tokens]; no mean with RMSNorm */
+    void *qkv_out;        /* [tokens, (heads + 2 groups) * head_dim] */
+    float *log_sum;       /* [samples, heads, seq] */
+    void *attention_out;  /* [tokens, heads * head_dim] */
+    void *middle;         /* [tokens, hidden], after the first residual */
+    void *norm2_out;      /* [tokens, hidden] */
+    float *mean2, *rstd2; /* [tokens] */
+    void *fc1_out;        /* [tokens, ffn_hidden], with swiglu twice as wide */
+    void *activation;     /* [tokens, ffn_hidden] */
+    void *out;            /* [tokens, hidden], after the second residual */
 };
 
 enum { MB_GPT_PLAN_MAX = 32 };
@@ -42,7 +58,7 @@ struct mb_gpt {
     struct mb_param *params;
     size_t n_params, n_elements, n_parameters;
     size_t word_embedding, position_embedding, output_weight; /* flat offsets */
-    struct mb_gpt_pair final_norm;
+    struct mb_gpt_norm_at final_norm;
     size_t layers_end; /* flat offset behind the last layer */
     struct mb_gpt_layer *layers;
 
@@ -51,21 +67,48 @@ struct mb_gpt {
     struct mb_gpt_plan_part plan[MB_GPT_PLAN_MAX];
     size_t n_plan;
     float *weights, *grads;
+    void *compute_weights; /* the weights in the model's dtype; weights itself in fp32 */
+    float *cosine, *sine;  /* [seq, rotary channels / 2], with MB_GPT_ROPE */
+    float *norm_weights;   /* with norm_1p [2 layers + 1, hidden]: what norms multiply with */
+    float *ones;           /* with norm_1p [hidden] */
     int32_t *tokens, *labels;
     float *mask;
     double *loss_sum;
-    float *embedded;                /* [tokens, hidden] */
-    float *final_out;               /* [tokens, hidden] */
+    void *embedded;                 /* [tokens, hidden] */
+    void *final_out;                /* [tokens, hidden] */
     float *final_mean, *final_rstd; /* [tokens] */
-    float *d_residual, *d_a, *d_b;  /* [tokens, hidden] */
-    float *d_qkv, *d_ffn;           /* as qkv_out, fc1_out */
+    void *d_residual, *d_a;         /* [tokens, hidden] */
+    void *d_b;                      /* as attention_out */
+    void *d_qkv, *d_fc1;            /* as qkv_out, fc1_out */
+    void *d_activation;             /* as activation; d_fc1 itself but for swiglu */
     float *attention_scratch, *head_scratch;
 
     float *host_ones; /* [tokens], the mask of a batch without one */
     double mask_sum;  /* since the last take_loss */
 };
 
+/* Widths, in channels: of qkv, of the attention's output, of fc1's output. */
+size_t mb_gpt_qkv_width(const struct mb_gpt_config *c);
+size_t mb_gpt_attention_width(const struct mb_gpt_config *c);
+size_t mb_gpt_fc1_width(const struct mb_gpt_config *c);
+
 struct mb_attention_shape mb_gpt_attention_shape(const struct mb_gpt *m);
+
+/* gpt_config.c: zeros replaced by what they stand for. */
+void mb_gpt_config_complete(struct mb_gpt_config *c);
+
+/* gpt_parts.c: norms and rotary positions, which have several forms. */
+int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *c,
+                       struct mb_err *err);
+int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err); /* tables; enqueues */
+void mb_gpt_parts_weights_changed(struct mb_gpt *m);
+void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x, void *out,
+                         float *mean, float *rstd);
+/* Adds to d_residual. */
+void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x,
+                          const float *mean, const float *rstd, const void *d_out);
+/* Does nothing unless positions are rotary. */
+void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse);
 
 /* gpt_params.c: the table and the offsets; the initial weights, enqueued on the stream. */
 int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err);

@@ -5,7 +5,8 @@
  * gradients become final from the end of the buffer to its start. Element e of a parameter takes
  * normal e % 4 of Philox block e / 4 under (seed, hash of the name): four words give four normals
  * by Box-Muller in double. Weights of embeddings, qkv, fc1 and output have the given deviation;
- * those that write to the residual stream have it divided by sqrt(2 layers); norms are 1, biases 0.
+ * those that write to the residual stream have it divided by sqrt(2 layers); norms are 1 (0 where
+ * the difference from 1 is kept), biases 0.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -39,26 +40,33 @@ __attribute__((format(printf, 4, 5))) static size_t add(struct mb_gpt *m, size_t
     return p->offset;
 }
 
+/* A linear layer's or a norm's; columns 0: a norm. */
+static struct mb_gpt_pair add_pair(struct mb_gpt *m, size_t rows, size_t columns, int has_bias,
+                                   size_t l, const char *name)
+{
+    struct mb_gpt_pair at = {.bias = MB_GPT_NONE};
+    const char *norm = columns ? "" : "layer_norm_";
+    at.weight = add(m, rows, columns, "decoder.layers.%zu.%s.%sweight", l, name, norm);
+    if (has_bias)
+        at.bias = add(m, rows, 0, "decoder.layers.%zu.%s.%sbias", l, name, norm);
+    return at;
+}
+
 static void add_layer(struct mb_gpt *m, size_t l)
 {
     const struct mb_gpt_config *c = &m->c;
     struct mb_gpt_layer *y = &m->layers[l];
-    const size_t h = c->hidden, qkv = h + 2 * c->n_groups * (h / c->n_heads);
-    const char *attention = "self_attention", *mlp = "mlp";
+    const size_t h = c->hidden, qkv = mb_gpt_qkv_width(c), fc1 = mb_gpt_fc1_width(c);
+    const int bias = c->linear_bias, norm_bias = c->norm == MB_GPT_LAYERNORM;
     y->begin = m->n_elements;
-    y->norm1.weight =
-        add(m, h, 0, "decoder.layers.%zu.%s.linear_qkv.layer_norm_weight", l, attention);
-    y->norm1.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_qkv.layer_norm_bias", l, attention);
-    y->qkv.weight = add(m, qkv, h, "decoder.layers.%zu.%s.linear_qkv.weight", l, attention);
-    y->qkv.bias = add(m, qkv, 0, "decoder.layers.%zu.%s.linear_qkv.bias", l, attention);
-    y->proj.weight = add(m, h, h, "decoder.layers.%zu.%s.linear_proj.weight", l, attention);
-    y->proj.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_proj.bias", l, attention);
-    y->norm2.weight = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc1.layer_norm_weight", l, mlp);
-    y->norm2.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc1.layer_norm_bias", l, mlp);
-    y->fc1.weight = add(m, c->ffn_hidden, h, "decoder.layers.%zu.%s.linear_fc1.weight", l, mlp);
-    y->fc1.bias = add(m, c->ffn_hidden, 0, "decoder.layers.%zu.%s.linear_fc1.bias", l, mlp);
-    y->fc2.weight = add(m, h, c->ffn_hidden, "decoder.layers.%zu.%s.linear_fc2.weight", l, mlp);
-    y->fc2.bias = add(m, h, 0, "decoder.layers.%zu.%s.linear_fc2.bias", l, mlp);
+    y->norm1 = (struct mb_gpt_norm_at){add_pair(m, h, 0, norm_bias, l, "self_attention.linear_qkv"),
+                                       2 * l};
+    y->qkv = add_pair(m, qkv, h, bias || c->qkv_bias, l, "self_attention.linear_qkv");
+    y->proj = add_pair(m, h, mb_gpt_attention_width(c), bias, l, "self_attention.linear_proj");
+    y->norm2 =
+        (struct mb_gpt_norm_at){add_pair(m, h, 0, norm_bias, l, "mlp.linear_fc1"), 2 * l + 1};
+    y->fc1 = add_pair(m, fc1, h, bias, l, "mlp.linear_fc1");
+    y->fc2 = add_pair(m, h, c->ffn_hidden, bias, l, "mlp.linear_fc2");
     y->end = m->n_elements;
 }
 
@@ -71,16 +79,38 @@ int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err)
         return mb_err_set(err, MB_ENOMEM, "out of memory for the parameter table of %zu layers",
                           c->n_layers);
     m->word_embedding = add(m, c->padded_vocab, c->hidden, "embedding.word_embeddings.weight");
-    m->position_embedding =
-        add(m, c->max_positions, c->hidden, "embedding.position_embeddings.weight");
+    m->params[m->n_params - 1].is_embedding_or_output = 1;
+    m->position_embedding = MB_GPT_NONE;
+    if (c->positions == MB_GPT_LEARNED)
+        m->position_embedding =
+            add(m, c->max_positions, c->hidden, "embedding.position_embeddings.weight");
     for (size_t l = 0; l < c->n_layers; l++)
         add_layer(m, l);
     m->layers_end = m->n_elements;
-    m->final_norm.weight = add(m, c->hidden, 0, "decoder.final_layernorm.weight");
-    m->final_norm.bias = add(m, c->hidden, 0, "decoder.final_layernorm.bias");
-    m->output_weight = c->untie_output ? add(m, c->padded_vocab, c->hidden, "output_layer.weight")
-                                       : m->word_embedding;
+    m->final_norm = (struct mb_gpt_norm_at){.at.bias = MB_GPT_NONE, .index = 2 * c->n_layers};
+    m->final_norm.at.weight = add(m, c->hidden, 0, "decoder.final_layernorm.weight");
+    if (c->norm == MB_GPT_LAYERNORM)
+        m->final_norm.at.bias = add(m, c->hidden, 0, "decoder.final_layernorm.bias");
+    m->output_weight = m->word_embedding;
+    if (c->untie_output) {
+        m->output_weight = add(m, c->padded_vocab, c->hidden, "output_layer.weight");
+        m->params[m->n_params - 1].is_embedding_or_output = 1;
+    }
     return 0;
+}
+
+int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct mb_err *err)
+{
+    struct mb_gpt m = {.c = *c};
+    int rc = mb_gpt_config_check(c, err);
+    if (rc == 0) {
+        mb_gpt_config_complete(&m.c);
+        rc = mb_gpt_params_create(&m, err);
+    }
+    *out = m.n_parameters;
+    mb_free(m.params);
+    mb_free(m.layers);
+    return rc;
 }
 
 /* FNV-1a: the parameter's share of the counter. */
@@ -119,7 +149,7 @@ static void draw_param(struct mb_gpt *m, const struct mb_param *p, float *piece)
     if (ends_with(p->name, "linear_proj.weight") || ends_with(p->name, "linear_fc2.weight"))
         std /= sqrt(2.0 * (double)m->c.n_layers);
     uint32_t stream = hash_name(p->name);
-    if (p->n_dims == 1) /* a norm's weight; what stays out of here are biases, already zero */
+    if (p->n_dims == 1) /* a norm's weight; what stays out of here is already zero */
         for (size_t i = 0; i < DRAW_PIECE; i++)
             piece[i] = 1;
     for (size_t first = 0; first < p->n; first += DRAW_PIECE) {
@@ -137,7 +167,7 @@ int mb_gpt_params_draw(struct mb_gpt *m, struct mb_err *err)
     if (piece == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory drawing the initial weights");
     for (size_t i = 0; i < m->n_params; i++)
-        if (!ends_with(m->params[i].name, "bias"))
+        if (m->params[i].n_dims == 2 || !(m->c.norm_1p || ends_with(m->params[i].name, "bias")))
             draw_param(m, &m->params[i], piece);
     mb_free(piece);
     return m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);

@@ -9,7 +9,7 @@
 #include "base/str.h"
 #include "worker/model/gpt_internal.h"
 
-enum { ALIGN_BYTES = 64 };
+enum { ALIGN_BYTES = 256 }; /* what matrix products on GPUs like best */
 
 static const double MAX_BYTES = 1152921504606846976.0; /* 2^60 */
 
@@ -43,24 +43,73 @@ static float *take_floats(struct cursor *c, const char *name, size_t n)
     return take(c, name, n, sizeof(float));
 }
 
-static void lay_out_layer(struct cursor *c, struct mb_gpt_layer *y)
+/* Activations and their gradients are of the model's dtype. */
+static void *take_typed(struct cursor *c, const char *name, size_t n)
 {
+    return take(c, name, n, mb_dtype_size(c->m->c.dtype));
+}
+
+/* RMSNorm has none. */
+static float *take_mean(struct cursor *c, size_t tokens)
+{
+    return c->m->c.norm == MB_GPT_LAYERNORM ? take_floats(c, "activations: norms", tokens) : NULL;
+}
+
+/* Of layers that compute forward again, one at a time: everything but input and output. */
+static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer *first)
+{
+    y->norm1_out = first->norm1_out;
+    y->mean1 = first->mean1;
+    y->rstd1 = first->rstd1;
+    y->norm2_out = first->norm2_out;
+    y->mean2 = first->mean2;
+    y->rstd2 = first->rstd2;
+    y->qkv_out = first->qkv_out;
+    y->log_sum = first->log_sum;
+    y->attention_out = first->attention_out;
+    y->fc1_out = first->fc1_out;
+    y->activation = first->activation;
+    y->middle = first->middle;
+}
+
+static void lay_out_layer(struct cursor *c, size_t l)
+{
+    struct mb_gpt_layer *y = &c->m->layers[l];
     const struct mb_gpt_config *k = &c->m->c;
     const size_t tokens = c->m->n_tokens, wide = tokens * k->hidden;
-    const size_t qkv = k->hidden + 2 * k->n_groups * (k->hidden / k->n_heads);
-    y->norm1_out = take_floats(c, "activations: norms", wide);
-    y->mean1 = take_floats(c, "activations: norms", tokens);
+    y->out = take_typed(c, "activations: residual stream", wide);
+    if (l > 0 && l < k->recompute_layers) {
+        share_activations(y, &c->m->layers[0]);
+        return;
+    }
+    y->norm1_out = take_typed(c, "activations: norms", wide);
+    y->mean1 = take_mean(c, tokens);
     y->rstd1 = take_floats(c, "activations: norms", tokens);
-    y->norm2_out = take_floats(c, "activations: norms", wide);
-    y->mean2 = take_floats(c, "activations: norms", tokens);
+    y->norm2_out = take_typed(c, "activations: norms", wide);
+    y->mean2 = take_mean(c, tokens);
     y->rstd2 = take_floats(c, "activations: norms", tokens);
-    y->qkv_out = take_floats(c, "activations: attention", tokens * qkv);
+    y->qkv_out = take_typed(c, "activations: attention", tokens * mb_gpt_qkv_width(k));
     y->log_sum = take_floats(c, "activations: attention", tokens * k->n_heads);
-    y->attention_out = take_floats(c, "activations: attention", wide);
-    y->fc1_out = take_floats(c, "activations: mlp", tokens * k->ffn_hidden);
-    y->gelu_out = take_floats(c, "activations: mlp", tokens * k->ffn_hidden);
-    y->middle = take_floats(c, "activations: residual stream", wide);
-    y->out = take_floats(c, "activations: residual stream", wide);
+    y->attention_out = take_typed(c, "activations: attention", tokens * mb_gpt_attention_width(k));
+    y->fc1_out = take_typed(c, "activations: mlp", tokens * mb_gpt_fc1_width(k));
+    y->activation = take_typed(c, "activations: mlp", tokens * k->ffn_hidden);
+    y->middle = take_typed(c, "activations: residual stream", wide);
+}
+
+/* What the weights do not say: angles of rotary positions, norms' weights as they are used. */
+static void lay_out_tables(struct cursor *c)
+{
+    struct mb_gpt *m = c->m;
+    const struct mb_gpt_config *k = &m->c;
+    if (k->positions == MB_GPT_ROPE) {
+        const size_t n = k->seq * mb_rope_dim(&k->rope, k->head_dim) / 2;
+        m->cosine = take_floats(c, "rotary positions", n);
+        m->sine = take_floats(c, "rotary positions", n);
+    }
+    if (k->norm_1p) {
+        m->norm_weights = take_floats(c, "weights of norms", (2 * k->n_layers + 1) * k->hidden);
+        m->ones = take_floats(c, "weights of norms", k->hidden);
+    }
 }
 
 static void lay_out(struct cursor *c)
@@ -68,29 +117,34 @@ static void lay_out(struct cursor *c)
     struct mb_gpt *m = c->m;
     const struct mb_gpt_config *k = &m->c;
     const size_t tokens = m->n_tokens, wide = tokens * k->hidden;
-    const size_t qkv = k->hidden + 2 * k->n_groups * (k->hidden / k->n_heads);
     const struct mb_attention_shape shape = mb_gpt_attention_shape(m);
     const struct mb_backend *ops = m->dev->ops;
 
     m->weights = take_floats(c, "weights", m->n_elements);
+    m->compute_weights = k->dtype == MB_DTYPE_F32
+                             ? m->weights
+                             : take_typed(c, "weights for computing", m->n_elements);
     m->grads = take_floats(c, "gradients", m->n_elements);
     m->tokens = take(c, "batch", tokens, sizeof(int32_t));
     m->labels = take(c, "batch", tokens, sizeof(int32_t));
     m->mask = take_floats(c, "batch", tokens);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
-    m->embedded = take_floats(c, "activations: residual stream", wide);
+    lay_out_tables(c);
+    m->embedded = take_typed(c, "activations: residual stream", wide);
     for (size_t l = 0; l < k->n_layers; l++) {
-        lay_out_layer(c, &m->layers[l]);
+        lay_out_layer(c, l);
         m->layers[l].in = l == 0 ? m->embedded : m->layers[l - 1].out;
     }
-    m->final_out = take_floats(c, "activations: norms", wide);
-    m->final_mean = take_floats(c, "activations: norms", tokens);
+    m->final_out = take_typed(c, "activations: norms", wide);
+    m->final_mean = take_mean(c, tokens);
     m->final_rstd = take_floats(c, "activations: norms", tokens);
-    m->d_residual = take_floats(c, "gradients of activations", wide);
-    m->d_a = take_floats(c, "gradients of activations", wide);
-    m->d_b = take_floats(c, "gradients of activations", wide);
-    m->d_qkv = take_floats(c, "gradients of activations", tokens * qkv);
-    m->d_ffn = take_floats(c, "gradients of activations", tokens * k->ffn_hidden);
+    m->d_residual = take_typed(c, "gradients of activations", wide);
+    m->d_a = take_typed(c, "gradients of activations", wide);
+    m->d_b = take_typed(c, "gradients of activations", tokens * mb_gpt_attention_width(k));
+    m->d_qkv = take_typed(c, "gradients of activations", tokens * mb_gpt_qkv_width(k));
+    m->d_fc1 = take_typed(c, "gradients of activations", tokens * mb_gpt_fc1_width(k));
+    m->d_activation =
+        k->swiglu ? take_typed(c, "gradients of activations", tokens * k->ffn_hidden) : m->d_fc1;
     m->attention_scratch = take_floats(c, "scratch: attention", ops->attention_scratch(&shape));
     m->head_scratch = take_floats(c, "scratch: output and loss",
                                   ops->cross_entropy_scratch(tokens, k->hidden, k->padded_vocab));

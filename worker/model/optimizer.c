@@ -13,8 +13,8 @@ struct mb_optimizer {
     float *weights;
     const float *grads;
     size_t begin, end;
-    struct mb_segment *segments;
-    size_t n_segments;
+    struct mb_segment *segments; /* those of the decoupled learning rate behind the others */
+    size_t n_segments, n_coupled;
     float *exp_avg, *exp_avg_sq; /* one block of device memory, exp_avg first */
     double *sum;                 /* [1], device */
     int64_t steps;
@@ -38,25 +38,28 @@ static int check(const struct mb_optimizer_config *c, size_t begin, size_t end, 
     return 0;
 }
 
-static void add_segment(struct mb_optimizer *o, size_t begin, size_t end, int decay)
+static void add_segment(struct mb_optimizer *o, size_t first, size_t begin, size_t end, int decay)
 {
-    struct mb_segment *last = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
-    if (last != NULL && last->decay == decay)
+    struct mb_segment *last = o->n_segments > first ? &o->segments[o->n_segments - 1] : NULL;
+    if (last != NULL && last->decay == decay && last->end == begin)
         last->end = end;
     else
         o->segments[o->n_segments++] =
             (struct mb_segment){.begin = begin, .end = end, .decay = decay};
 }
 
-static void cut_segments(struct mb_optimizer *o, const struct mb_param *params, size_t n_params)
+/* Those of one learning rate. */
+static void cut_segments(struct mb_optimizer *o, const struct mb_param *params, size_t n_params,
+                         int decoupled)
 {
+    const size_t first = o->n_segments;
     for (size_t i = 0; i < n_params; i++) {
         size_t begin = params[i].offset;
         size_t end = i + 1 < n_params ? params[i + 1].offset : o->end;
         begin = begin < o->begin ? o->begin : begin;
         end = end > o->end ? o->end : end;
-        if (begin < end)
-            add_segment(o, begin, end, !params[i].no_weight_decay);
+        if (begin < end && (o->c.decoupled && params[i].is_embedding_or_output) == decoupled)
+            add_segment(o, first, begin, end, !params[i].no_weight_decay);
     }
 }
 
@@ -78,7 +81,9 @@ int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config 
         rc = mb_err_set(err, MB_ENOMEM, "out of memory creating the optimizer");
         goto out;
     }
-    cut_segments(o, params, n_params);
+    cut_segments(o, params, n_params, 0);
+    o->n_coupled = o->n_segments;
+    cut_segments(o, params, n_params, 1);
     size_t n = end - begin, state_bytes = 2 * n * sizeof(float);
     void *states = NULL, *sum = NULL;
     rc = dev->ops->alloc(dev->ctx, state_bytes, &states, err);
@@ -133,17 +138,16 @@ double mb_optimizer_clip(double norm, double clip)
     return coefficient < 1 ? coefficient : 1;
 }
 
-void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,
-                       double grad_coefficient)
+static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, double weight_decay,
+                   double grad_coefficient)
 {
-    o->steps++;
     struct mb_adamw a = {.weight = o->weights,
                          .grad = o->grads,
                          .exp_avg = o->exp_avg,
                          .exp_avg_sq = o->exp_avg_sq,
                          .state_begin = o->begin,
-                         .segments = o->segments,
-                         .n_segments = o->n_segments,
+                         .segments = o->segments + first,
+                         .n_segments = end - first,
                          .step = o->steps,
                          .lr = lr,
                          .beta1 = o->c.beta1,
@@ -151,7 +155,22 @@ void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,
                          .eps = o->c.eps,
                          .weight_decay = weight_decay,
                          .grad_scale = (float)grad_coefficient};
-    o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
+    if (first < end)
+        o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
+}
+
+void mb_optimizer_step_decoupled(struct mb_optimizer *o, double lr, double decoupled_lr,
+                                 double weight_decay, double grad_coefficient)
+{
+    o->steps++;
+    update(o, 0, o->n_coupled, lr, weight_decay, grad_coefficient);
+    update(o, o->n_coupled, o->n_segments, decoupled_lr, weight_decay, grad_coefficient);
+}
+
+void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,
+                       double grad_coefficient)
+{
+    mb_optimizer_step_decoupled(o, lr, lr, weight_decay, grad_coefficient);
 }
 
 float *mb_optimizer_exp_avg(struct mb_optimizer *o)

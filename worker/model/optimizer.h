@@ -18,9 +18,10 @@
 #include "worker/model/param.h"
 
 struct mb_optimizer_config {
-    double beta1; /* 0.9, [0, 1) */
-    double beta2; /* 0.999, [0, 1) */
-    double eps;   /* 1e-8, > 0 */
+    double beta1;  /* 0.9, [0, 1) */
+    double beta2;  /* 0.999, [0, 1) */
+    double eps;    /* 1e-8, > 0 */
+    int decoupled; /* 1: embedding and output layer have a learning rate of their own */
 };
 
 void mb_optimizer_config_init(struct mb_optimizer_config *c);
@@ -40,6 +41,10 @@ int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err
 
 /* Clipping coefficient: clip / (norm + 1e-6) if below 1, else 1; clip 0 is off (spec 2.6). Pure. */
 double mb_optimizer_clip(double norm, double clip);
+
+/* The same with a learning rate for embedding and output layer, where the configuration says so. */
+void mb_optimizer_step_decoupled(struct mb_optimizer *o, double lr, double decoupled_lr,
+                                 double weight_decay, double grad_coefficient);
 
 /* Enqueue one update with gradients * grad_coefficient; advances the step count. */
 void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,

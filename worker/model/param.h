@@ -16,9 +16,10 @@ struct mb_param {
                                      decoder.layers.0.mlp.linear_fc1.weight */
     size_t shape[2];              /* row-major; 1-D parameters have n_dims 1 and shape[1] 1 */
     int n_dims;
-    size_t offset;       /* elements from the start of the flat buffer */
-    size_t n;            /* elements */
-    int no_weight_decay; /* 1 for biases and all 1-D parameters */
+    size_t offset;              /* elements from the start of the flat buffer */
+    size_t n;                   /* elements */
+    int is_embedding_or_output; /* of tokens: --decoupled-lr is theirs */
+    int no_weight_decay;        /* 1 for biases and all 1-D parameters */
 };
 
 #endif

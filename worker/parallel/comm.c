@@ -1,9 +1,9 @@
 /*
  * The calls of comm.h, the same for every carrier, and the world of one.
  *
- *  1. A call waits for the device's stream (a CPU stream has nothing to hand over but its memory),
- *     makes a struct mb_comm_op of its arguments and gives it to the carrier.
- *  2. A device failure found there becomes the communicator's failure: synchronize() returns it.
+ *  1. A call makes a struct mb_comm_op of its arguments and gives it to the carrier.
+ *  2. A carrier of host memory waits for the device's stream first; a failure found there becomes
+ *     the communicator's: synchronize() returns it.
  *  3. In a world of one nothing is left to do, but failures of the device are kept all the same.
  */
 #include "worker/parallel/comm_impl.h"
@@ -13,8 +13,9 @@
 
 const char *mb_comm_kind_name(enum mb_comm_kind kind)
 {
-    static const char *const NAMES[] = {"?",         "all-reduce", "reduce-scatter", "all-gather",
-                                        "broadcast", "barrier",    "send",           "receive"};
+    static const char *const NAMES[] = {"?",          "all-reduce", "reduce-scatter",
+                                        "all-gather", "broadcast",  "barrier",
+                                        "send",       "receive",    "reduce"};
     return (size_t)kind < sizeof NAMES / sizeof NAMES[0] ? NAMES[kind] : "?";
 }
 
@@ -77,18 +78,16 @@ const char *mb_comm_describe(const struct mb_comm *c)
     return c->description;
 }
 
+int mb_comm_wait_device(struct mb_device *dev, struct mb_err *err)
+{
+    mb_err_clear(err);
+    return dev != NULL ? dev->ops->synchronize(dev->ctx, dev->stream, err) : 0;
+}
+
 static void enqueue(struct mb_comm *c, struct mb_device *dev, struct mb_comm_op op)
 {
     assert(op.peer < c->world_size);
-    if (dev != NULL) {
-        struct mb_err err;
-        mb_err_clear(&err);
-        if (dev->ops->synchronize(dev->ctx, dev->stream, &err) != 0) {
-            c->v->fail(c, &err);
-            return;
-        }
-    }
-    c->v->enqueue(c, &op);
+    c->v->enqueue(c, dev, &op);
 }
 
 void mb_comm_allreduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
@@ -101,6 +100,12 @@ void mb_comm_reduce_scatter(struct mb_comm *c, struct mb_device *dev, void *buf,
                             enum mb_comm_type type, enum mb_comm_reduce reduce)
 {
     enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_REDUCE_SCATTER, type, reduce, buf, n, 0, 0});
+}
+
+void mb_comm_reduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                    enum mb_comm_type type, enum mb_comm_reduce reduce, uint32_t root)
+{
+    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_REDUCE, type, reduce, buf, n, root, 0});
 }
 
 void mb_comm_allgather(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
@@ -161,13 +166,17 @@ struct single {
     struct mb_err failure; /* the first one; code 0: none */
 };
 
-static void single_enqueue(struct mb_comm *c, const struct mb_comm_op *op)
+static void single_enqueue(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *op)
 {
-    (void)c;
+    struct single *s = (struct single *)c;
+    struct mb_err err;
     (void)op;
+    if (mb_comm_wait_device(dev, &err) != 0 && s->failure.code == 0) {
+        s->failure = err;
+    }
 }
 
-static int single_synchronize(struct mb_comm *c, struct mb_err *err)
+static int single_failure(struct mb_comm *c, struct mb_err *err)
 {
     const struct single *s = (const struct single *)c;
     return s->failure.code == 0 ? 0 : mb_err_set(err, s->failure.code, "%s", s->failure.text);
@@ -179,14 +188,6 @@ static void single_abort(struct mb_comm *c, const char *reason)
     (void)reason;
 }
 
-static void single_fail(struct mb_comm *c, const struct mb_err *err)
-{
-    struct single *s = (struct single *)c;
-    if (s->failure.code == 0) {
-        s->failure = *err;
-    }
-}
-
 static void single_destroy(struct mb_comm *c)
 {
     mb_free(c);
@@ -194,8 +195,8 @@ static void single_destroy(struct mb_comm *c)
 
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {single_enqueue, single_synchronize, single_abort,
-                                            single_fail, single_destroy};
+    static const struct mb_comm_vtable V = {single_enqueue, single_failure, single_failure,
+                                            single_abort, single_destroy};
     struct single *s = mb_calloc(1, sizeof *s);
     if (s == NULL) {
         return mb_err_set(err, MB_ENOMEM, "communicator: out of memory");

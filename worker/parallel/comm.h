@@ -9,11 +9,14 @@
  *
  * Sums are deterministic: every element is added in one order that depends on the number of ranks
  * and on the element's place only, so all ranks hold the same bits, run after run, whatever the
- * network. all-reduce gives the bits of reduce-scatter followed by all-gather.
+ * network. all-reduce gives the bits of reduce-scatter followed by all-gather. Between GPUs the
+ * order is NCCL's: all ranks hold the same bits; run after run they are the same where NCCL chooses
+ * the same algorithm, which NCCL_ALGO settles.
  *
  * A rank that dies, or that says mb_comm_abort(), fails the operation of every other rank at once;
- * one that hangs fails it after timeout_ms. The text names operation and rank.
- * Threads: one thread calls; the carrier has threads of its own.
+ * one that hangs fails it after timeout_ms. The text names operation and rank. Operations between
+ * GPUs are aborted then. That peers call something else is found by the host's carrier only;
+ * between GPUs it is a timeout. Threads: one thread calls; the carrier has threads of its own.
  */
 #ifndef MOBULA_WORKER_PARALLEL_COMM_H
 #define MOBULA_WORKER_PARALLEL_COMM_H
@@ -22,9 +25,7 @@
 #include <stdint.h>
 #include "base/err.h"
 #include "worker/kernels/backend.h"
-
-enum mb_comm_type { MB_COMM_F32, MB_COMM_F64, MB_COMM_I64 };
-enum mb_comm_reduce { MB_COMM_SUM, MB_COMM_MAX };
+#include "worker/kernels/collective.h"
 
 enum { MB_COMM_WORLD_MAX = 256, MB_COMM_ENDPOINT_MAX = 256, MB_COMM_QUEUE_MAX = 256 };
 
@@ -57,6 +58,15 @@ int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, si
 /* A world of one: every collective is the identity. */
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err);
 
+/*
+ * Between devices. host, which is taken also on failure, meets the same ranks: it tells the peers
+ * what the device's library must know, moves what has no device, and notices who dies. dev is
+ * borrowed; its backend has collectives. Every rank calls it, and within timeout_ms of each other.
+ * MB_EUNSUPPORTED: no such library here, or one that does not fit the others'.
+ */
+int mb_comm_create_device(struct mb_comm *host, struct mb_device *dev, uint64_t timeout_ms,
+                          struct mb_comm **out, struct mb_err *err);
+
 /* Says goodbye to the peers and frees; operations still queued are cancelled. NULL is legal. */
 void mb_comm_destroy(struct mb_comm *c);
 
@@ -74,6 +84,10 @@ void mb_comm_allreduce(struct mb_comm *c, struct mb_device *dev, void *buf, size
 /* In place: afterwards this rank's mb_comm_range() holds the result, the rest is undefined. */
 void mb_comm_reduce_scatter(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                             enum mb_comm_type type, enum mb_comm_reduce reduce);
+/* In place: afterwards root holds the result; what the others hold is undefined. On the host it
+ * costs what all-reduce costs. */
+void mb_comm_reduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
+                    enum mb_comm_type type, enum mb_comm_reduce reduce, uint32_t root);
 /* In place: every rank gives its mb_comm_range() and gets the others'. */
 void mb_comm_allgather(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                        enum mb_comm_type type);

@@ -4,7 +4,7 @@
  *  1. all-reduce = reduce-scatter + all-gather on the ring rank -> rank + 1. In step s a rank sends
  *     chunk rank - s - 1 and adds what arrives to chunk rank - s - 2, so chunk c is summed in the
  *     order c + 1, c + 2, .., c on every carrier, and ends on rank c. Broadcast is a pipeline from
- * the root, barrier an all-reduce of one number.
+ * the root, barrier an all-reduce of one number, reduce an all-reduce.
  *  2. Each transfer starts with a header (kind, number, bytes) that the receiver compares with what
  *     it is doing itself.
  *  3. A rank that can move nothing sleeps in one poll() over: the queue's eventfd, the control
@@ -481,6 +481,7 @@ int mb_tcp_run_op(struct mb_tcp_comm *c, struct mb_err *err)
     int rc;
     switch (c->op.kind) {
     case MB_COMM_OP_ALLREDUCE:
+    case MB_COMM_OP_REDUCE:
         rc = ring(c, c->op.buf, c->op.n, 0, err);
         return rc != 0 ? rc : ring(c, c->op.buf, c->op.n, 1, err);
     case MB_COMM_OP_REDUCE_SCATTER:

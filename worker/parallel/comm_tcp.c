@@ -103,9 +103,36 @@ static void wake(struct mb_tcp_comm *c)
     (void)!write(c->wake_fd, &one, sizeof one);
 }
 
-static void tcp_enqueue(struct mb_comm *base, const struct mb_comm_op *op)
+static void tcp_abort(struct mb_comm *base, const char *reason)
 {
     struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
+    pthread_mutex_lock(&c->lock);
+    if (c->failure.code == 0) {
+        snprintf(c->abort_reason, sizeof c->abort_reason, "%s",
+                 reason[0] ? reason : "no reason given");
+    }
+    pthread_mutex_unlock(&c->lock);
+    wake(c);
+}
+
+/* Of the device's stream. */
+static void fail(struct mb_tcp_comm *c, const struct mb_err *err)
+{
+    tcp_abort(&c->base, err->text);
+    pthread_mutex_lock(&c->lock);
+    keep_failure(c, err);
+    pthread_mutex_unlock(&c->lock);
+    wake(c);
+}
+
+static void tcp_enqueue(struct mb_comm *base, struct mb_device *dev, const struct mb_comm_op *op)
+{
+    struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
+    struct mb_err err;
+    if (mb_comm_wait_device(dev, &err) != 0) {
+        fail(c, &err);
+        return;
+    }
     pthread_mutex_lock(&c->lock);
     while (c->n_queued - c->n_done == MB_COMM_QUEUE_MAX && c->failure.code == 0) {
         pthread_cond_wait(&c->moved, &c->lock);
@@ -120,6 +147,12 @@ static void tcp_enqueue(struct mb_comm *base, const struct mb_comm_op *op)
     }
 }
 
+/* Locked. */
+static int failure_of(const struct mb_tcp_comm *c, struct mb_err *err)
+{
+    return c->failure.code == 0 ? 0 : mb_err_set(err, c->failure.code, "%s", c->failure.text);
+}
+
 static int tcp_synchronize(struct mb_comm *base, struct mb_err *err)
 {
     struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
@@ -127,34 +160,18 @@ static int tcp_synchronize(struct mb_comm *base, struct mb_err *err)
     while (c->n_done != c->n_queued) {
         pthread_cond_wait(&c->moved, &c->lock);
     }
-    int rc = 0;
-    if (c->failure.code != 0) {
-        rc = mb_err_set(err, c->failure.code, "%s", c->failure.text);
-    }
+    int rc = failure_of(c, err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
 
-static void tcp_abort(struct mb_comm *base, const char *reason)
+static int tcp_peek(struct mb_comm *base, struct mb_err *err)
 {
     struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
     pthread_mutex_lock(&c->lock);
-    if (c->failure.code == 0) {
-        snprintf(c->abort_reason, sizeof c->abort_reason, "%s",
-                 reason[0] ? reason : "no reason given");
-    }
+    int rc = failure_of(c, err);
     pthread_mutex_unlock(&c->lock);
-    wake(c);
-}
-
-static void tcp_fail(struct mb_comm *base, const struct mb_err *err)
-{
-    struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
-    tcp_abort(base, err->text);
-    pthread_mutex_lock(&c->lock);
-    keep_failure(c, err);
-    pthread_mutex_unlock(&c->lock);
-    wake(c);
+    return rc;
 }
 
 static void free_comm(struct mb_tcp_comm *c)
@@ -208,7 +225,7 @@ static void tcp_destroy(struct mb_comm *base)
 int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, size_t n_endpoints,
                     struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {tcp_enqueue, tcp_synchronize, tcp_abort, tcp_fail,
+    static const struct mb_comm_vtable V = {tcp_enqueue, tcp_synchronize, tcp_peek, tcp_abort,
                                             tcp_destroy};
     uint32_t w = l->options.world_size, rank = l->options.rank;
     if (n_endpoints != w) {

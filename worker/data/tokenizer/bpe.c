@@ -3,69 +3,18 @@
  *
  * 1. A piece becomes one symbol per byte.
  * 2. The adjacent pair with the lowest merge rank, the leftmost of equals, becomes one symbol,
- * until no pair has a rank. Up to SHORT_PIECE symbols the pair is searched linearly in an array
- * that closes up; beyond that a heap of (rank, position) over a linked list makes it n log n.
- * 3. Each symbol left gives its id; one that the vocabulary does not list gives 0, as Megatron-LM
- * does. Only memory can run out, for a long piece; the ids appended before stay, the caller drops
- * them.
+ * until no pair has a rank. Short pieces do that side by side (bpe_lanes.c); for a long one a heap
+ * of (rank, position) over a linked list makes it n log n.
+ * 3. Each symbol left gives its id; one that the vocabulary does not list gives `unknown`. Only
+ * memory can run out, for a long piece; the ids appended before stay, the caller drops them.
  */
 #include <string.h>
 #include "base/alloc.h"
 #include "worker/data/tokenizer/bpe_private.h"
 
-enum { SHORT_PIECE = 48, KEEP_BYTES = 4 << 20 };
+enum { KEEP_BYTES = 4 << 20 };
 
-static const uint32_t no_rank = UINT32_MAX;
-
-static uint32_t rank_of(const struct mb_bpe *b, uint32_t left, uint32_t right)
-{
-    uint64_t pair = mb_bpe_pair(left, right);
-
-    for (size_t i = mb_bpe_slot(b, pair);; i = (i + 1) & b->pair_mask) {
-        uint64_t entry = b->pairs[i];
-        if (entry >> MB_BPE_RANK_BITS == pair)
-            return (uint32_t)(entry & MB_BPE_RANK_MASK);
-        if (entry == MB_BPE_NO_ENTRY)
-            return no_rank;
-    }
-}
-
-static int encode_short(const struct mb_bpe *b, const uint8_t *piece, size_t n, struct mb_ids *out)
-{
-    uint32_t symbols[SHORT_PIECE];
-    uint32_t ranks[SHORT_PIECE]; /* of the pair that begins here */
-
-    for (size_t i = 0; i < n; i++)
-        symbols[i] = b->byte_symbols[piece[i]];
-    for (size_t i = 0; i + 1 < n; i++)
-        ranks[i] = rank_of(b, symbols[i], symbols[i + 1]);
-    for (;;) {
-        uint32_t lowest = no_rank;
-        size_t at = 0;
-
-        for (size_t i = 0; i + 1 < n; i++) {
-            if (ranks[i] < lowest) {
-                lowest = ranks[i];
-                at = i;
-            }
-        }
-        if (lowest == no_rank)
-            break;
-        symbols[at] = b->products[lowest];
-        n--;
-        memmove(&symbols[at + 1], &symbols[at + 2], (n - at - 1) * sizeof(*symbols));
-        memmove(&ranks[at], &ranks[at + 1], (n - at) * sizeof(*ranks));
-        if (at + 1 < n)
-            ranks[at] = rank_of(b, symbols[at], symbols[at + 1]);
-        if (at > 0)
-            ranks[at - 1] = rank_of(b, symbols[at - 1], symbols[at]);
-    }
-    if (mb_ids_reserve(out, n) != 0)
-        return MB_ENOMEM;
-    for (size_t i = 0; i < n; i++)
-        out->data[out->n++] = b->symbol_ids[symbols[i]];
-    return 0;
-}
+static const uint32_t no_rank = MB_BPE_NO_RANK;
 
 /* The long piece as a linked list; all arrays have one entry per byte. */
 struct list {
@@ -155,7 +104,7 @@ static void list_make(struct list *l, const struct mb_bpe *b, void *block, const
         l->prev[i] = i > 0 ? i - 1 : l->n;
     }
     for (uint32_t i = 0; i < l->n; i++) {
-        l->ranks[i] = i + 1 < l->n ? rank_of(b, l->symbols[i], l->symbols[i + 1]) : no_rank;
+        l->ranks[i] = i + 1 < l->n ? mb_bpe_rank(b, l->symbols[i], l->symbols[i + 1]) : no_rank;
         if (l->ranks[i] != no_rank)
             l->heap[l->n_heap++] = (uint64_t)l->ranks[i] << 32 | i;
     }
@@ -167,19 +116,19 @@ static void update_pair(struct list *l, const struct mb_bpe *b, uint32_t at)
 {
     uint32_t right = l->next[at];
 
-    l->ranks[at] = right < l->n ? rank_of(b, l->symbols[at], l->symbols[right]) : no_rank;
+    l->ranks[at] = right < l->n ? mb_bpe_rank(b, l->symbols[at], l->symbols[right]) : no_rank;
     if (l->ranks[at] != no_rank)
         push(l, l->ranks[at], at);
 }
 
-static int encode_long(const struct mb_bpe *b, struct mb_bpe_work *work, const uint8_t *piece,
-                       size_t n, struct mb_ids *out)
+int mb_bpe_encode_long(const struct mb_bpe *b, struct mb_bpe_work *work, struct mb_bpe_item *item)
 {
     struct list l;
+    uint32_t n_ids = 0;
 
-    if (n >= UINT32_MAX / 2 || work_reserve(work, n * 32) != 0)
+    if (item->n >= UINT32_MAX / 2 || work_reserve(work, (size_t)item->n * 32) != 0)
         return MB_ENOMEM;
-    list_make(&l, b, work->block, piece, n);
+    list_make(&l, b, work->block, item->piece, item->n);
     while (l.n_heap > 0) {
         uint64_t top = pop(&l);
         uint32_t rank = (uint32_t)(top >> 32);
@@ -189,7 +138,7 @@ static int encode_long(const struct mb_bpe *b, struct mb_bpe_work *work, const u
         if (l.ranks[at] != rank)
             continue; /* the pair changed since it was pushed */
         right = l.next[at];
-        l.symbols[at] = b->products[rank];
+        l.symbols[at] = mb_bpe_product(b, rank);
         l.ranks[right] = no_rank;
         l.next[at] = l.next[right];
         if (l.next[at] < l.n)
@@ -198,37 +147,31 @@ static int encode_long(const struct mb_bpe *b, struct mb_bpe_work *work, const u
         if (l.prev[at] < l.n)
             update_pair(&l, b, l.prev[at]);
     }
-    for (uint32_t i = 0; i < l.n; i = l.next[i]) {
-        if (mb_ids_reserve(out, 1) != 0)
-            return MB_ENOMEM;
-        out->data[out->n++] = b->symbol_ids[l.symbols[i]];
-    }
+    for (uint32_t i = 0; i < l.n; i = l.next[i])
+        item->ids[n_ids++] = mb_bpe_id(b, l.symbols[i]);
+    item->n_ids = n_ids;
     if (work->size_bytes > KEEP_BYTES)
         mb_bpe_work_close(work);
     return 0;
 }
 
+int mb_bpe_encode_many(const struct mb_bpe *b, struct mb_bpe_work *work, struct mb_bpe_item *items,
+                       size_t n)
+{
+    return mb_bpe_has_wide() ? mb_bpe_encode_wide(b, work, items, n)
+                             : mb_bpe_encode_lanes(b, work, items, n);
+}
+
 int mb_bpe_encode(const struct mb_bpe *b, struct mb_bpe_work *work, const uint8_t *piece, size_t n,
-                  struct mb_ids *out)
+                  int is_part, struct mb_ids *out)
 {
-    if (n <= SHORT_PIECE)
-        return encode_short(b, piece, n, out);
-    return encode_long(b, work, piece, n, out);
-}
+    struct mb_bpe_item item = {.piece = piece, .n = (uint32_t)n, .is_part = is_part};
 
-uint64_t mb_bpe_vocab_size(const struct mb_bpe *b)
-{
-    return b->vocab_size;
-}
-
-int32_t mb_bpe_eod(const struct mb_bpe *b)
-{
-    return b->eod;
-}
-
-int mb_bpe_decode(const struct mb_bpe *b, int32_t id, struct mb_buf *out)
-{
-    if (id < 0 || (uint64_t)id >= b->vocab_size)
-        return MB_EINVAL;
-    return mb_buf_add(out, b->text.data + b->id_text[id].start, b->id_text[id].length);
+    if (n > UINT32_MAX || mb_ids_reserve(out, n) != 0)
+        return MB_ENOMEM;
+    item.ids = out->data + out->n;
+    if (mb_bpe_encode_many(b, work, &item, 1) != 0)
+        return MB_ENOMEM;
+    out->n += item.n_ids;
+    return 0;
 }

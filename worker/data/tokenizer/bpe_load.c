@@ -1,35 +1,58 @@
 /*
  * Loading vocab.json and merges.txt.
  *
- * 1. The 256 bytes are symbols 0 to 255. 2. Every vocab.json entry becomes a symbol (its text
- * mapped back from GPT-2's printable alphabet to bytes) with its id; one that has characters
- * outside that alphabet can only be decoded. 3. Line k of merges.txt after the first gives rank k
- * to a pair and makes the symbol of the joined bytes; of equal pairs the later rank counts, as in a
- * Python dict. The first and the last piece of merges.txt split at newlines are dropped, as
- * Megatron-LM does. A missing file is MB_ENOENT, another form MB_ECORRUPT naming file and line or
- * entry; whatever was made is freed.
+ * 1. vocab.json is read front to back; then every entry becomes a symbol (its text mapped back from
+ * GPT-2's printable alphabet to bytes) with its id; one that has characters outside that alphabet
+ * can only be decoded.
+ * 2. Line k of merges.txt after the first gives rank k to a pair and makes the symbol of the joined
+ * bytes; of equal pairs the later rank counts, as in a Python dict. The first and the last piece of
+ * merges.txt split at newlines are dropped, as Megatron-LM does. 3. Symbols that vocab.json does
+ * not list get ids after its last; they are encoded as 0, as Megatron-LM does.
+ * A missing file is MB_ENOENT, another form MB_ECORRUPT naming file and line or entry; whatever was
+ * made is freed.
  */
-#include <jansson.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "worker/data/tokenizer/bpe_private.h"
+#include "worker/data/tokenizer/json_scan.h"
 
-enum { MAX_FILE_BYTES = 256 << 20, MAX_SYMBOL_BYTES = 4096, ALPHABET = 324 };
+enum { MAX_FILE_BYTES = 256 << 20, MAX_SYMBOL_BYTES = 4096, ALPHABET = 324, MAX_MERGES = 1 << 24 };
+
+struct text {
+    uint32_t start; /* in symbols.text */
+    uint32_t length;
+    int32_t id; /* -1: not listed */
+};
 
 /* All symbols seen while loading, found by their bytes. */
 struct symbols {
     struct mb_buf text;
-    struct mb_bpe_text *items;
+    struct text *items;
     uint32_t n;
     uint32_t cap;
     uint32_t *table; /* symbol + 1; 0: empty */
     uint32_t mask;
 };
 
+/* "TOKEN": ID */
+struct entry {
+    size_t start; /* in keys, with a NUL behind */
+    size_t n;
+    int64_t id;
+};
+
 struct loader {
-    struct mb_bpe *b;
     struct symbols symbols;
+    struct mb_buf keys;
+    struct mb_buf entries;         /* struct entry */
+    struct mb_bpe_token *specials; /* entries outside the alphabet, or empty; texts are in keys */
+    size_t n_specials;
+    struct mb_bpe_merge *merges; /* of symbols, until they all have ids */
+    size_t n_merges;
+    uint8_t *is_used; /* [n_ids] */
+    size_t n_ids;
+    int32_t eod;
     int16_t byte_of[ALPHABET]; /* code point of the printable alphabet -> byte; -1: none */
     const char *vocab_file;
     const char *merge_file;
@@ -72,19 +95,10 @@ static int to_bytes(const struct loader *l, const char *s, size_t n, uint8_t *ou
     return length;
 }
 
-static uint32_t hash_bytes(const uint8_t *p, size_t n)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ p[i]) * 0x100000001b3u;
-    return (uint32_t)(h ^ h >> 32);
-}
-
 static int grow(struct symbols *s)
 {
     uint32_t cap = s->cap > 0 ? 2 * s->cap : 65536;
-    struct mb_bpe_text *items = mb_reallocarray(s->items, cap, sizeof(*items));
+    struct text *items = mb_reallocarray(s->items, cap, sizeof(*items));
     uint32_t *table = mb_calloc(2 * (size_t)cap, sizeof(*table));
 
     if (items != NULL)
@@ -99,12 +113,18 @@ static int grow(struct symbols *s)
     s->mask = 2 * cap - 1;
     for (uint32_t i = 0; i < s->n; i++) {
         const uint8_t *p = s->text.data + s->items[i].start;
-        uint32_t at = hash_bytes(p, s->items[i].length) & s->mask;
+        uint32_t at = (uint32_t)mb_bpe_hash(p, s->items[i].length) & s->mask;
         while (s->table[at] != 0)
             at = (at + 1) & s->mask;
         s->table[at] = i + 1;
     }
     return 0;
+}
+
+static int is_symbol(const struct symbols *s, uint32_t symbol, const uint8_t *p, size_t n)
+{
+    return symbol < s->n && s->items[symbol].length == n &&
+           memcmp(s->text.data + s->items[symbol].start, p, n) == 0;
 }
 
 /* The symbol of these bytes, made if it is new. */
@@ -115,17 +135,16 @@ static int intern(struct loader *l, const uint8_t *p, size_t n, uint32_t *out)
 
     if (s->n == s->cap && grow(s) != 0)
         return no_memory(l);
-    for (at = hash_bytes(p, n) & s->mask; s->table[at] != 0; at = (at + 1) & s->mask) {
-        const struct mb_bpe_text *item = &s->items[s->table[at] - 1];
-        if (item->length == n && memcmp(s->text.data + item->start, p, n) == 0) {
+    for (at = (uint32_t)mb_bpe_hash(p, n) & s->mask; s->table[at] != 0; at = (at + 1) & s->mask) {
+        if (is_symbol(s, s->table[at] - 1, p, n)) {
             *out = s->table[at] - 1;
             return 0;
         }
     }
-    if (s->n >= MB_BPE_MAX_SYMBOLS)
-        return mb_err_set(l->err, MB_EUNSUPPORTED, "%s: more than %u symbols", l->vocab_file,
-                          MB_BPE_MAX_SYMBOLS);
-    s->items[s->n] = (struct mb_bpe_text){(uint32_t)s->text.len, (uint32_t)n};
+    if (s->n >= MB_BPE_MAX_IDS)
+        return mb_err_set(l->err, MB_EUNSUPPORTED, "%s: more than %d symbols", l->vocab_file,
+                          MB_BPE_MAX_IDS);
+    s->items[s->n] = (struct text){(uint32_t)s->text.len, (uint32_t)n, -1};
     if (mb_buf_add(&s->text, p, n) != 0)
         return no_memory(l);
     *out = s->n;
@@ -133,105 +152,103 @@ static int intern(struct loader *l, const uint8_t *p, size_t n, uint32_t *out)
     return 0;
 }
 
-static int intern_bytes(struct loader *l)
+static int add_entry(struct loader *l, const char *key, size_t n, int64_t id)
 {
-    for (unsigned i = 0; i < 256; i++) {
-        uint8_t byte = (uint8_t)i;
-        int rc = intern(l, &byte, 1, &l->b->byte_symbols[i]);
-        if (rc != 0)
-            return rc;
-    }
-    return 0;
-}
-
-static int add_entry(struct loader *l, const char *key, const json_t *value, int32_t *ids)
-{
-    struct mb_bpe *b = l->b;
     uint8_t bytes[MAX_SYMBOL_BYTES];
-    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
-    int length = to_bytes(l, key, strlen(key), bytes);
+    int length = to_bytes(l, key, n, bytes);
     uint32_t symbol;
     int rc;
 
-    if (id < 0 || (uint64_t)id >= b->vocab_size || b->id_text[id].start != UINT32_MAX)
+    if (id < 0 || (uint64_t)id >= l->n_ids || l->is_used[id])
         return mb_err_set(l->err, MB_ECORRUPT,
-                          "%s: entry \"%.40s\": the id must be a number below %llu given once; is "
+                          "%s: entry \"%.40s\": the id must be a number below %zu given once; is "
                           "this the vocab.json of GPT-2?",
-                          l->vocab_file, key, (unsigned long long)b->vocab_size);
-    b->id_text[id] = (struct mb_bpe_text){(uint32_t)b->text.len,
-                                          (uint32_t)(length >= 0 ? (size_t)length : strlen(key))};
-    if (mb_buf_add(&b->text, length >= 0 ? (const void *)bytes : key, b->id_text[id].length) != 0)
-        return no_memory(l);
+                          l->vocab_file, key, l->n_ids);
+    l->is_used[id] = 1;
     if (strcmp(key, "<|endoftext|>") == 0)
-        b->eod = (int32_t)id;
-    if (length <= 0)
+        l->eod = (int32_t)id;
+    if (length <= 0) {
+        l->specials[l->n_specials++] =
+            (struct mb_bpe_token){(const uint8_t *)key, n, (int32_t)id, 1};
         return 0;
+    }
     rc = intern(l, bytes, (size_t)length, &symbol);
+    if (rc == 0 && l->symbols.items[symbol].id >= 0)
+        return mb_err_set(l->err, MB_ECORRUPT, "%s: entry \"%.40s\" is given twice", l->vocab_file,
+                          key);
     if (rc == 0)
-        ids[symbol] = (int32_t)id;
+        l->symbols.items[symbol].id = (int32_t)id;
     return rc;
 }
 
-static int add_vocabulary(struct loader *l, json_t *root, int32_t **ids_out)
+static int read_entries(struct loader *l, struct mb_json_scan *s)
 {
-    struct mb_bpe *b = l->b;
-    int32_t *ids;
-    const char *key;
-    json_t *value;
+    struct mb_buf key = {0};
+    size_t n = 0;
+    int rc = mb_json_scan_enter(s, '{');
 
-    if (!json_is_object(root) || json_object_size(root) == 0)
-        return mb_err_set(l->err, MB_ECORRUPT, "%s: not a JSON object of token: id", l->vocab_file);
-    b->vocab_size = json_object_size(root);
-    b->id_text = mb_reallocarray(NULL, (size_t)b->vocab_size, sizeof(*b->id_text));
-    ids = mb_calloc(256 + (size_t)b->vocab_size, sizeof(*ids));
-    *ids_out = ids;
-    if (b->id_text == NULL || ids == NULL)
+    while (rc == 0 && (rc = mb_json_scan_member(s, &n, &key)) == 1) {
+        struct entry entry = {.start = l->keys.len, .n = key.len};
+
+        rc = mb_json_scan_int(s, &entry.id);
+        if (rc == 0 && (mb_buf_add(&l->keys, mb_buf_str(&key), key.len + 1) != 0 ||
+                        mb_buf_add(&l->entries, &entry, sizeof(entry)) != 0))
+            rc = no_memory(l);
+    }
+    mb_buf_close(&key);
+    return rc == 0 ? mb_json_scan_end(s) : rc;
+}
+
+static int add_vocabulary(struct loader *l)
+{
+    const struct entry *entries = (const void *)l->entries.data;
+
+    l->n_ids = l->entries.len / sizeof(*entries);
+    l->is_used = mb_calloc(l->n_ids + 1, 1);
+    l->specials = mb_calloc(l->n_ids + 1, sizeof(*l->specials));
+    if (l->is_used == NULL || l->specials == NULL)
         return no_memory(l);
-    memset(b->id_text, 0xff, (size_t)b->vocab_size * sizeof(*b->id_text));
-    json_object_foreach(root, key, value)
-    {
-        int rc = add_entry(l, key, value, ids);
+    for (size_t i = 0; i < l->n_ids; i++) {
+        int rc = add_entry(l, (const char *)l->keys.data + entries[i].start, entries[i].n,
+                           entries[i].id);
         if (rc != 0)
             return rc;
     }
-    if (b->eod < 0)
+    if (l->eod < 0)
         return mb_err_set(l->err, MB_ECORRUPT,
                           "%s has no <|endoftext|>; is this GPT-2's vocab.json?", l->vocab_file);
     return 0;
 }
 
-static int load_vocabulary(struct loader *l, int32_t **ids_out)
+static int load_vocabulary(struct loader *l)
 {
     struct mb_buf text = {0};
-    json_error_t problem;
-    json_t *root = NULL;
+    struct mb_json_scan s = {.name = l->vocab_file, .err = l->err};
     int rc = mb_fs_read(l->vocab_file, MAX_FILE_BYTES, &text, l->err);
 
     if (rc != 0) {
         mb_err_wrap(l->err, "--vocab-file");
-        goto out;
+    } else {
+        s.text = s.p = mb_buf_str(&text);
+        s.end = s.text + text.len;
+        if (mb_json_scan_peek(&s) != '{')
+            rc = mb_err_set(l->err, MB_ECORRUPT, "%s: not a JSON object of token: id",
+                            l->vocab_file);
+        else
+            rc = read_entries(l, &s);
     }
-    root = json_loadb((const char *)text.data, text.len, 0, &problem);
-    if (root == NULL) {
-        rc =
-            mb_err_set(l->err, MB_ECORRUPT, "%s:%d: %s", l->vocab_file, problem.line, problem.text);
-        goto out;
-    }
-    rc = add_vocabulary(l, root, ids_out);
-out:
-    json_decref(root);
     mb_buf_close(&text);
-    return rc;
+    return rc == 0 ? add_vocabulary(l) : rc;
 }
 
 /* Line `rank` of the merges: "LEFT RIGHT". */
-static int add_merge(struct loader *l, const char *line, size_t n, uint32_t rank, uint64_t *merges)
+static int add_merge(struct loader *l, const char *line, size_t n, uint32_t rank)
 {
     uint8_t bytes[2 * MAX_SYMBOL_BYTES];
     const char *space = memchr(line, ' ', n);
     int left = -1;
     int right = -1;
-    uint32_t symbols[2];
+    uint32_t symbols[3];
     int rc;
 
     if (space != NULL) {
@@ -248,65 +265,42 @@ static int add_merge(struct loader *l, const char *line, size_t n, uint32_t rank
     rc = intern(l, bytes, (size_t)left, &symbols[0]);
     if (rc == 0)
         rc = intern(l, bytes + left, (size_t)right, &symbols[1]);
+    /* Most often the one after the product before. */
+    symbols[2] = l->n_merges > 0 ? (uint32_t)l->merges[l->n_merges - 1].product + 1 : 0;
+    if (rc == 0 && !is_symbol(&l->symbols, symbols[2], bytes, (size_t)left + (size_t)right))
+        rc = intern(l, bytes, (size_t)left + (size_t)right, &symbols[2]);
     if (rc == 0)
-        rc = intern(l, bytes, (size_t)left + (size_t)right, &l->b->products[rank]);
-    if (rc == 0)
-        merges[rank] = mb_bpe_pair(symbols[0], symbols[1]);
+        l->merges[l->n_merges++] = (struct mb_bpe_merge){(int32_t)symbols[0], (int32_t)symbols[1],
+                                                         (int32_t)symbols[2], (int32_t)rank};
     return rc;
-}
-
-static int make_pair_table(struct loader *l, const uint64_t *merges, uint32_t n)
-{
-    struct mb_bpe *b = l->b;
-    unsigned bits = 4;
-
-    while ((1u << bits) < 2 * n + 2)
-        bits++;
-    b->pairs = mb_reallocarray(NULL, (size_t)1 << bits, sizeof(*b->pairs));
-    if (b->pairs == NULL)
-        return no_memory(l);
-    memset(b->pairs, 0xff, sizeof(*b->pairs) << bits);
-    b->pair_mask = ((size_t)1 << bits) - 1;
-    b->pair_shift = 64 - bits;
-    for (uint32_t rank = 0; rank < n; rank++) {
-        size_t at = mb_bpe_slot(b, merges[rank]);
-        while (b->pairs[at] != MB_BPE_NO_ENTRY && b->pairs[at] >> MB_BPE_RANK_BITS != merges[rank])
-            at = (at + 1) & b->pair_mask;
-        b->pairs[at] = merges[rank] << MB_BPE_RANK_BITS | rank;
-    }
-    return 0;
 }
 
 static int add_merges(struct loader *l, const char *text, size_t size)
 {
     const char *end = text + size;
     const char *line = memchr(text, '\n', size);
-    const char *stop;
-    uint64_t *merges = NULL;
     size_t n_lines = 0;
-    uint32_t rank = 0;
     int rc = 0;
 
     for (const char *p = line; p != NULL; p = memchr(p + 1, '\n', (size_t)(end - p) - 1))
         n_lines++;
-    if (n_lines < 2 || n_lines >= MB_BPE_MAX_RANKS)
+    if (n_lines < 2 || n_lines >= MAX_MERGES)
         return mb_err_set(
             l->err, MB_ECORRUPT,
             "%s: %zu lines; is this the merges.txt of GPT-2 (a version line, then one "
             "merge a line)?",
             l->merge_file, n_lines);
-    l->b->products = mb_reallocarray(NULL, n_lines, sizeof(*l->b->products));
-    merges = mb_reallocarray(NULL, n_lines, sizeof(*merges));
-    if (l->b->products == NULL || merges == NULL)
-        rc = no_memory(l);
-    for (line++; rc == 0 && rank + 1 < n_lines; line = stop + 1, rank++) {
-        stop = memchr(line, '\n', (size_t)(end - line));
+    l->merges = mb_reallocarray(NULL, n_lines, sizeof(*l->merges));
+    if (l->merges == NULL)
+        return no_memory(l);
+    line++;
+    for (uint32_t rank = 0; rc == 0 && rank + 1 < n_lines; rank++) {
+        const char *stop = memchr(line, '\n', (size_t)(end - line));
         size_t n = (size_t)(stop - line);
-        rc = add_merge(l, line, n > 0 && line[n - 1] == '\r' ? n - 1 : n, rank, merges);
+
+        rc = add_merge(l, line, n > 0 && line[n - 1] == '\r' ? n - 1 : n, rank);
+        line = stop + 1;
     }
-    if (rc == 0)
-        rc = make_pair_table(l, merges, rank);
-    mb_free(merges);
     return rc;
 }
 
@@ -323,51 +317,71 @@ static int load_merges(struct loader *l)
     return rc;
 }
 
+/* Symbols become tokens, those that vocab.json does not list with ids after its last. */
+static void make_tokens(struct loader *l, struct mb_bpe_token *tokens)
+{
+    int32_t next_id = (int32_t)l->n_ids;
+
+    for (uint32_t i = 0; i < l->symbols.n; i++) {
+        struct text *item = &l->symbols.items[i];
+
+        if (item->id < 0)
+            item->id = next_id++;
+        tokens[i] =
+            (struct mb_bpe_token){l->symbols.text.data + item->start, item->length, item->id, 0};
+    }
+    if (l->n_specials > 0)
+        memcpy(tokens + l->symbols.n, l->specials, l->n_specials * sizeof(*tokens));
+    for (size_t i = 0; i < l->n_merges; i++) {
+        struct mb_bpe_merge *m = &l->merges[i];
+
+        m->left = l->symbols.items[m->left].id;
+        m->right = l->symbols.items[m->right].id;
+        m->product = l->symbols.items[m->product].id;
+    }
+}
+
+static int make_bpe(struct loader *l, struct mb_bpe **out)
+{
+    size_t n = l->symbols.n + l->n_specials;
+    struct mb_bpe_token *tokens = mb_reallocarray(NULL, n, sizeof(*tokens));
+    struct mb_bpe_model model = {.tokens = tokens,
+                                 .n_tokens = n,
+                                 .merges = l->merges,
+                                 .n_merges = l->n_merges,
+                                 .vocab_size = l->n_ids,
+                                 .eod = l->eod};
+    int rc;
+
+    if (tokens == NULL)
+        return no_memory(l);
+    make_tokens(l, tokens);
+    rc = mb_bpe_create(&model, out, l->err);
+    if (rc != 0)
+        mb_err_wrap(l->err, "%s", l->vocab_file);
+    mb_free(tokens);
+    return rc;
+}
+
 int mb_bpe_load(const char *vocab_file, const char *merge_file, struct mb_bpe **out,
                 struct mb_err *err)
 {
-    struct loader l = {.vocab_file = vocab_file, .merge_file = merge_file, .err = err};
-    int32_t *ids = NULL; /* by symbol, for those that vocab.json lists */
-    uint32_t n_listed = 0;
+    struct loader l = {.vocab_file = vocab_file, .merge_file = merge_file, .eod = -1, .err = err};
     int rc;
 
-    l.b = mb_calloc(1, sizeof(*l.b));
-    if (l.b == NULL)
-        return no_memory(&l);
-    l.b->eod = -1;
     make_alphabet(l.byte_of);
-    rc = intern_bytes(&l);
-    if (rc == 0)
-        rc = load_vocabulary(&l, &ids);
-    n_listed = l.symbols.n;
+    rc = load_vocabulary(&l);
     if (rc == 0)
         rc = load_merges(&l);
-    if (rc == 0) {
-        l.b->symbol_ids = mb_calloc(l.symbols.n, sizeof(*l.b->symbol_ids));
-        if (l.b->symbol_ids == NULL)
-            rc = no_memory(&l);
-        else
-            memcpy(l.b->symbol_ids, ids, n_listed * sizeof(*ids));
-    }
     if (rc == 0)
-        *out = l.b;
-    else
-        mb_bpe_destroy(l.b);
-    mb_free(ids);
+        rc = make_bpe(&l, out);
+    mb_buf_close(&l.keys);
+    mb_buf_close(&l.entries);
+    mb_free(l.specials);
+    mb_free(l.is_used);
+    mb_free(l.merges);
     mb_buf_close(&l.symbols.text);
     mb_free(l.symbols.items);
     mb_free(l.symbols.table);
     return rc;
-}
-
-void mb_bpe_destroy(struct mb_bpe *b)
-{
-    if (b == NULL)
-        return;
-    mb_free(b->pairs);
-    mb_free(b->products);
-    mb_free(b->symbol_ids);
-    mb_free(b->id_text);
-    mb_buf_close(&b->text);
-    mb_free(b);
 }

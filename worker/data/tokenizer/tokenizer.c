@@ -1,23 +1,33 @@
 /*
- * One door for both tokenizers: the type decides at creation, each call branches once.
- * NullTokenizer is here whole; GPT2BPETokenizer is gpt2.c. A failed encode gives the ids back to
- * the length they had.
+ * One door for all types: the type decides at creation, each call goes through its table. A failed
+ * encode gives the ids back to the length they had.
  */
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
-#include "worker/data/tokenizer/gpt2.h"
-#include "worker/data/tokenizer/tokenizer.h"
+#include "worker/data/tokenizer/type.h"
 
 struct mb_tokenizer {
-    int is_null;
-    int64_t null_vocab_size; /* --vocab-size, which is also the eod */
-    struct mb_gpt2 gpt2;
+    const struct mb_tokenizer_type *type;
+    void *self;
 };
 
 struct mb_tokenizer_scratch {
-    struct mb_gpt2_scratch *gpt2; /* NULL for the Null tokenizer */
+    const struct mb_tokenizer_type *type;
+    void *scratch; /* NULL where the type needs none */
 };
+
+/* The first is the default. */
+static const struct mb_tokenizer_type *const types[] = {
+    &mb_tokenizer_gpt2,
+    &mb_tokenizer_hf,
+    &mb_tokenizer_llama2,
+    &mb_tokenizer_sentencepiece,
+    &mb_tokenizer_gpt_sentencepiece,
+    &mb_tokenizer_tiktoken,
+    &mb_tokenizer_null,
+};
+enum { N_TYPES = sizeof(types) / sizeof(*types) };
 
 void mb_ids_close(struct mb_ids *ids)
 {
@@ -42,74 +52,99 @@ int mb_ids_reserve(struct mb_ids *ids, size_t extra)
     return 0;
 }
 
-static int create_gpt2(const struct mb_tokenizer_options *o, struct mb_tokenizer *t,
-                       struct mb_err *err)
+static int find_type(const char *name, const struct mb_tokenizer_type **out, struct mb_err *err)
 {
-    if (o->vocab_file == NULL || o->merge_file == NULL)
-        return mb_err_set(err, MB_EINVAL,
-                          "GPT2BPETokenizer needs --vocab-file (vocab.json) and --merge-file "
-                          "(merges.txt)");
-    mb_class_table_make(&t->gpt2.classes);
-    return mb_bpe_load(o->vocab_file, o->merge_file, &t->gpt2.bpe, err);
-}
+    struct mb_buf names = {0};
+    int rc = 0;
 
-static int create_null(const struct mb_tokenizer_options *o, struct mb_tokenizer *t,
-                       struct mb_err *err)
-{
-    if (o->vocab_size <= 0 || o->vocab_size >= INT32_MAX)
-        return mb_err_set(err, MB_EINVAL, "NullTokenizer needs --vocab-size, from 1 to %d",
-                          INT32_MAX - 1);
-    t->is_null = 1;
-    t->null_vocab_size = o->vocab_size;
-    return 0;
+    *out = types[0];
+    for (size_t i = 0; name != NULL && i < N_TYPES; i++) {
+        *out = types[i];
+        if (strcmp(types[i]->name, name) == 0)
+            return 0;
+    }
+    if (name == NULL)
+        return 0;
+    for (size_t i = 0; rc == 0 && i < N_TYPES; i++)
+        rc = mb_buf_printf(&names, i > 0 ? ", %s" : "%s", types[i]->name);
+    if (rc != 0)
+        rc = mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
+    else
+        rc = mb_err_set(err, MB_EINVAL, "--tokenizer-type %s is not provided (choose from %s)",
+                        name, mb_buf_str(&names));
+    mb_buf_close(&names);
+    return rc;
 }
 
 int mb_tokenizer_create(const struct mb_tokenizer_options *o, struct mb_tokenizer **out,
                         struct mb_err *err)
 {
-    static const char *const types[] = {"GPT2BPETokenizer", "NullTokenizer", NULL};
-    const char *type = o->type != NULL ? o->type : types[0];
-    struct mb_tokenizer *t = mb_calloc(1, sizeof(*t));
-    int rc;
+    struct mb_tokenizer *t;
+    const struct mb_tokenizer_type *type;
+    int rc = find_type(o->type, &type, err);
 
+    if (rc != 0)
+        return rc;
+    t = mb_calloc(1, sizeof(*t));
     if (t == NULL)
         return mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
-    if (strcmp(type, types[0]) == 0)
-        rc = create_gpt2(o, t, err);
-    else if (strcmp(type, types[1]) == 0)
-        rc = create_null(o, t, err);
+    t->type = type;
+    rc = type->create(o, &t->self, err);
+    if (rc != 0)
+        mb_free(t);
     else
-        rc = mb_err_set(err, MB_EINVAL, "--tokenizer-type %s is not provided (choose from %s, %s)",
-                        type, types[0], types[1]);
-    if (rc != 0) {
-        mb_tokenizer_destroy(t);
-        return rc;
-    }
-    *out = t;
-    return 0;
+        *out = t;
+    return rc;
 }
 
 void mb_tokenizer_destroy(struct mb_tokenizer *t)
 {
     if (t == NULL)
         return;
-    mb_bpe_destroy(t->gpt2.bpe);
+    t->type->destroy(t->self);
     mb_free(t);
 }
 
 const char *mb_tokenizer_type(const struct mb_tokenizer *t)
 {
-    return t->is_null ? "NullTokenizer" : "GPT2BPETokenizer";
+    return t->type->name;
 }
 
 uint64_t mb_tokenizer_vocab_size(const struct mb_tokenizer *t)
 {
-    return t->is_null ? (uint64_t)t->null_vocab_size + 1 : mb_bpe_vocab_size(t->gpt2.bpe);
+    return t->type->vocab_size(t->self);
 }
 
 int32_t mb_tokenizer_eod(const struct mb_tokenizer *t)
 {
-    return t->is_null ? (int32_t)t->null_vocab_size : mb_bpe_eod(t->gpt2.bpe);
+    return t->type->eod(t->self);
+}
+
+int32_t mb_tokenizer_bos(const struct mb_tokenizer *t)
+{
+    return t->type->bos != NULL ? t->type->bos(t->self) : -1;
+}
+
+const char *mb_tokenizer_family(const struct mb_tokenizer *t)
+{
+    return t->type->family != NULL ? t->type->family(t->self) : NULL;
+}
+
+const char *mb_tokenizer_pattern(const struct mb_tokenizer *t)
+{
+    return t->type->pattern != NULL ? t->type->pattern(t->self) : NULL;
+}
+
+size_t mb_tokenizer_n_added(const struct mb_tokenizer *t)
+{
+    return t->type->n_added != NULL ? t->type->n_added(t->self) : 0;
+}
+
+void mb_tokenizer_added(const struct mb_tokenizer *t, size_t i, struct mb_tokenizer_added *out)
+{
+    *out = (struct mb_tokenizer_added){0};
+    if (t->type->added != NULL)
+        t->type->added(t->self, i, out);
 }
 
 int mb_tokenizer_scratch_create(const struct mb_tokenizer *t, struct mb_tokenizer_scratch **out,
@@ -120,100 +155,62 @@ int mb_tokenizer_scratch_create(const struct mb_tokenizer *t, struct mb_tokenize
 
     if (s == NULL)
         return mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
-    if (!t->is_null)
-        rc = mb_gpt2_scratch_create(&s->gpt2, err);
-    if (rc != 0) {
+    s->type = t->type;
+    if (t->type->scratch_create != NULL)
+        rc = t->type->scratch_create(t->self, &s->scratch, err);
+    if (rc != 0)
         mb_free(s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    else
+        *out = s;
+    return rc;
 }
 
 void mb_tokenizer_scratch_destroy(struct mb_tokenizer_scratch *s)
 {
     if (s == NULL)
         return;
-    mb_gpt2_scratch_destroy(s->gpt2);
+    if (s->type->scratch_destroy != NULL)
+        s->type->scratch_destroy(s->scratch);
     mb_free(s);
 }
 
-/* int(word) of Python for plain decimal numbers; other forms are refused. */
-static int parse_id(const struct mb_tokenizer *t, const char *word, size_t n, int32_t *out)
+int mb_tokenizer_encode_many(const struct mb_tokenizer *t, struct mb_tokenizer_scratch *s,
+                             const struct mb_tokenizer_text *texts, size_t n, size_t *ends,
+                             struct mb_ids *out, struct mb_err *err)
 {
-    int64_t value = 0;
-
-    if (n == 0)
-        return MB_EINVAL;
-    for (size_t i = 0; i < n; i++) {
-        if (word[i] < '0' || word[i] > '9')
-            return MB_EINVAL;
-        value = value * 10 + (word[i] - '0');
-        if (value > t->null_vocab_size)
-            return MB_EINVAL;
-    }
-    *out = (int32_t)value;
-    return 0;
-}
-
-static int encode_null(const struct mb_tokenizer *t, const char *text, size_t n, struct mb_ids *out,
-                       struct mb_err *err)
-{
-    const char *end = text + n;
-
-    for (const char *p = text;;) {
-        const char *space = memchr(p, ' ', (size_t)(end - p));
-        size_t length = (size_t)((space != NULL ? space : end) - p);
-
-        if (mb_ids_reserve(out, 1) != 0)
-            return mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
-        if (parse_id(t, p, length, &out->data[out->n]) != 0)
-            return mb_err_set(
-                err, MB_EINVAL,
-                "NullTokenizer: \"%.*s\" is not an id from 0 to %lld; ids are separated "
-                "by one space",
-                length < 40 ? (int)length : 40, p, (long long)t->null_vocab_size);
-        out->n++;
-        if (space == NULL)
-            return 0;
-        p = space + 1;
-    }
-}
-
-int mb_tokenizer_encode(const struct mb_tokenizer *t, struct mb_tokenizer_scratch *s,
-                        const void *text, size_t n, struct mb_ids *out, struct mb_err *err)
-{
+    struct mb_tokenizer_engine waits = {0};
     size_t before = out->n;
-    int rc;
+    int rc = 0;
 
-    if (n == 0 && !t->is_null)
-        return 0;
-    if (t->is_null)
-        rc = encode_null(t, text, n, out, err);
-    else if (mb_gpt2_encode(&t->gpt2, s->gpt2, text, n, out) == 0)
-        rc = 0;
-    else
-        rc = mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
+    if (t->type->engine != NULL)
+        waits = t->type->engine(t->self, s->scratch);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        rc = t->type->encode(t->self, s->scratch, texts[i].text, texts[i].n, out, err);
+        if (waits.b == NULL)
+            ends[i] = out->n;
+        else if (rc == 0)
+            rc = mb_bytelevel_end_text(waits.b, waits.s, out, &ends[i], err);
+    }
+    if (rc == 0 && waits.b != NULL)
+        rc = mb_bytelevel_settle(waits.b, waits.s, out, err);
+    if (rc != 0 && waits.b != NULL)
+        mb_bytelevel_drop(waits.s);
     if (rc != 0)
         out->n = before;
     return rc;
 }
 
+int mb_tokenizer_encode(const struct mb_tokenizer *t, struct mb_tokenizer_scratch *s,
+                        const void *text, size_t n, struct mb_ids *out, struct mb_err *err)
+{
+    struct mb_tokenizer_text one = {text, n};
+    size_t end;
+
+    return mb_tokenizer_encode_many(t, s, &one, 1, &end, out, err);
+}
+
 int mb_tokenizer_decode(const struct mb_tokenizer *t, const int32_t *ids, size_t n,
                         struct mb_buf *out, struct mb_err *err)
 {
-    for (size_t i = 0; i < n; i++) {
-        int rc;
-        if (t->is_null && (ids[i] < 0 || ids[i] > t->null_vocab_size))
-            rc = MB_EINVAL;
-        else if (t->is_null)
-            rc = mb_buf_printf(out, i > 0 ? " %d" : "%d", (int)ids[i]);
-        else
-            rc = mb_bpe_decode(t->gpt2.bpe, ids[i], out);
-        if (rc == MB_EINVAL)
-            return mb_err_set(err, rc, "token id %d is outside the vocabulary", (int)ids[i]);
-        if (rc != 0)
-            return mb_err_set(err, rc, "tokenizer: out of memory");
-    }
-    return 0;
+    return t->type->decode(t->self, ids, n, out, err);
 }

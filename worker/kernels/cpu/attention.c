@@ -83,21 +83,22 @@ void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,
     const struct mb_attention_shape *s = &a->shape;
     const size_t seq = s->seq, hn = s->head_dim;
     const float scale = 1.0f / sqrtf((float)hn);
-    float *p = a->scratch, *factor = a->scratch + 2 * BLOCK * seq;
+    const float *qkv = a->qkv;
+    float *out = a->out, *p = a->scratch, *factor = a->scratch + 2 * BLOCK * seq;
     for (size_t n = 0; n < s->n_samples * s->n_heads; n++) {
         const struct head h = head_at(s, n / s->n_heads, n % s->n_heads);
         for (size_t i0 = 0; i0 < seq; i0 += BLOCK) {
             size_t i1 = i0 + BLOCK < seq ? i0 + BLOCK : seq, rows = i1 - i0;
-            mb_sgemm(&ctx->blas, MB_N, MB_T, rows, i1, hn, 1, a->qkv + h.q + i0 * h.ld_qkv,
-                     h.ld_qkv, a->qkv + h.k, h.ld_qkv, 0, p, i1);
+            mb_sgemm(&ctx->blas, MB_N, MB_T, rows, i1, hn, 1, qkv + h.q + i0 * h.ld_qkv, h.ld_qkv,
+                     qkv + h.k, h.ld_qkv, 0, p, i1);
             for (size_t i = i0; i < i1; i++) {
                 float *row = p + (i - i0) * i1;
                 a->log_sum[h.index * seq + i] = softmax_row(row, i + 1, scale);
                 memset(row + i + 1, 0, (i1 - i - 1) * sizeof(float));
                 apply_dropout(&a->dropout, h.index, seq, i, row, i + 1, factor);
             }
-            mb_sgemm(&ctx->blas, MB_N, MB_N, rows, hn, i1, 1, p, i1, a->qkv + h.v, h.ld_qkv, 0,
-                     a->out + h.out + i0 * h.ld_out, h.ld_out);
+            mb_sgemm(&ctx->blas, MB_N, MB_N, rows, hn, i1, 1, p, i1, qkv + h.v, h.ld_qkv, 0,
+                     out + h.out + i0 * h.ld_out, h.ld_out);
         }
     }
 }
@@ -117,10 +118,11 @@ static void backward_rows(const struct mb_attention_backward *a, const struct he
 {
     const size_t seq = a->shape.seq, hn = a->shape.head_dim;
     const float scale = 1.0f / sqrtf((float)hn);
+    const float *out = a->out, *d_out = a->d_out;
     for (size_t i = i0; i < i1; i++) {
         float *p_row = p + (i - i0) * i1, *dp_row = dp + (i - i0) * i1;
         size_t out_row = h->out + i * h->ld_out;
-        float sum = dot(a->d_out + out_row, a->out + out_row, hn);
+        float sum = dot(d_out + out_row, out + out_row, hn);
         float log_sum = a->log_sum[h->index * seq + i];
         apply_dropout(&a->dropout, h->index, seq, i, dp_row, i + 1, factor);
 #pragma omp simd
@@ -143,11 +145,12 @@ static void backward_rows(const struct mb_attention_backward *a, const struct he
 static void zero_keys_and_values(const struct mb_attention_backward *a)
 {
     const struct mb_attention_shape *s = &a->shape;
+    float *d_qkv = a->d_qkv;
     for (size_t sample = 0; sample < s->n_samples; sample++)
         for (size_t g = 0; g < s->n_groups; g++) {
             const struct head h = head_at(s, sample, g * (s->n_heads / s->n_groups));
             for (size_t i = 0; i < s->seq; i++) /* v lies behind k */
-                memset(a->d_qkv + h.k + i * h.ld_qkv, 0, 2 * s->head_dim * sizeof(float));
+                memset(d_qkv + h.k + i * h.ld_qkv, 0, 2 * s->head_dim * sizeof(float));
         }
 }
 
@@ -157,16 +160,18 @@ void MB_CPU(attention_backward)(struct mb_context *ctx, struct mb_stream *stream
     (void)stream;
     const struct mb_attention_shape *s = &a->shape;
     const size_t seq = s->seq, hn = s->head_dim;
+    const float *qkv = a->qkv, *all_d_out = a->d_out;
+    float *d_qkv = a->d_qkv;
     float *p = a->scratch, *dp = p + BLOCK * seq, *factor = dp + BLOCK * seq;
     zero_keys_and_values(a);
     for (size_t n = 0; n < s->n_samples * s->n_heads; n++) {
         const struct head h = head_at(s, n / s->n_heads, n % s->n_heads);
-        const float *k = a->qkv + h.k, *v = a->qkv + h.v;
-        float *d_k = a->d_qkv + h.k, *d_v = a->d_qkv + h.v;
+        const float *k = qkv + h.k, *v = qkv + h.v;
+        float *d_k = d_qkv + h.k, *d_v = d_qkv + h.v;
         for (size_t i0 = 0; i0 < seq; i0 += BLOCK) {
             size_t i1 = i0 + BLOCK < seq ? i0 + BLOCK : seq, rows = i1 - i0;
-            const float *q = a->qkv + h.q + i0 * h.ld_qkv;
-            const float *d_out = a->d_out + h.out + i0 * h.ld_out;
+            const float *q = qkv + h.q + i0 * h.ld_qkv;
+            const float *d_out = all_d_out + h.out + i0 * h.ld_out;
             mb_sgemm(&ctx->blas, MB_N, MB_T, rows, i1, hn, 1, q, h.ld_qkv, k, h.ld_qkv, 0, p, i1);
             mb_sgemm(&ctx->blas, MB_N, MB_T, rows, i1, hn, 1, d_out, h.ld_out, v, h.ld_qkv, 0, dp,
                      i1);
@@ -176,7 +181,7 @@ void MB_CPU(attention_backward)(struct mb_context *ctx, struct mb_stream *stream
             mb_sgemm(&ctx->blas, MB_T, MB_N, i1, hn, rows, 1, dp, i1, q, h.ld_qkv, 1, d_k,
                      h.ld_qkv);
             mb_sgemm(&ctx->blas, MB_N, MB_N, rows, hn, i1, 1, dp, i1, k, h.ld_qkv, 0,
-                     a->d_qkv + h.q + i0 * h.ld_qkv, h.ld_qkv);
+                     d_qkv + h.q + i0 * h.ld_qkv, h.ld_qkv);
         }
     }
 }

@@ -61,6 +61,10 @@ void MB_CPU(layernorm_forward)(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_layernorm_forward *a);
 void MB_CPU(layernorm_backward)(struct mb_context *ctx, struct mb_stream *stream,
                                 const struct mb_layernorm_backward *a);
+void MB_CPU(rmsnorm_forward)(struct mb_context *ctx, struct mb_stream *stream,
+                             const struct mb_rmsnorm_forward *a);
+void MB_CPU(rmsnorm_backward)(struct mb_context *ctx, struct mb_stream *stream,
+                              const struct mb_rmsnorm_backward *a);
 void MB_CPU(linear_forward)(struct mb_context *ctx, struct mb_stream *stream,
                             const struct mb_linear_forward *a);
 void MB_CPU(linear_backward)(struct mb_context *ctx, struct mb_stream *stream,
@@ -69,6 +73,11 @@ void MB_CPU(gelu_forward)(struct mb_context *ctx, struct mb_stream *stream,
                           const struct mb_gelu *a);
 void MB_CPU(gelu_backward)(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_gelu *a);
+void MB_CPU(swiglu_forward)(struct mb_context *ctx, struct mb_stream *stream,
+                            const struct mb_swiglu_forward *a);
+void MB_CPU(swiglu_backward)(struct mb_context *ctx, struct mb_stream *stream,
+                             const struct mb_swiglu_backward *a);
+void MB_CPU(rope)(struct mb_context *ctx, struct mb_stream *stream, const struct mb_rope *a);
 void MB_CPU(dropout_add)(struct mb_context *ctx, struct mb_stream *stream,
                          const struct mb_dropout_add *a);
 void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,

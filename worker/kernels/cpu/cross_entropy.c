@@ -99,10 +99,11 @@ static void block_forward(const struct chunk *c, size_t b)
     const struct mb_cross_entropy *a = c->a;
     const size_t v0 = b * BLOCK, n = a->vocab - v0 < BLOCK ? a->vocab - v0 : BLOCK,
                  hidden = a->hidden;
-    const float *w = a->weight + v0 * hidden;
+    const float *w = (const float *)a->weight + v0 * hidden, *x = a->x;
+    float *d_x = a->d_x;
     /* A loss alone reads each block once: all blocks share the place of the first. */
     float *e = c->kept + (a->d_x ? v0 * c->rows : 0);
-    mb_sgemm(&c->ctx->blas, MB_N, MB_T, c->rows, n, hidden, 1, a->x + c->first * hidden, hidden, w,
+    mb_sgemm(&c->ctx->blas, MB_N, MB_T, c->rows, n, hidden, 1, x + c->first * hidden, hidden, w,
              hidden, 0, e, n);
     for (size_t r = 0; r < c->rows; r++) {
         size_t label = (size_t)a->label[c->first + r];
@@ -113,15 +114,14 @@ static void block_forward(const struct chunk *c, size_t b)
         float rescale = expf(before - c->max[r]);
         c->sum[r] = c->sum[r] * rescale + sum;
         c->block_max[b * c->rows + r] = c->max[r];
-        if (a->d_x == NULL || b == 0 || rescale == 1)
+        if (d_x == NULL || b == 0 || rescale == 1)
             continue;
-        float *d_x = a->d_x + (c->first + r) * hidden;
         for (size_t i = 0; i < hidden; i++)
-            d_x[i] *= rescale;
+            d_x[(c->first + r) * hidden + i] *= rescale;
     }
-    if (a->d_x != NULL)
+    if (d_x != NULL)
         mb_sgemm(&c->ctx->blas, MB_N, MB_N, c->rows, hidden, n, 1, e, n, w, hidden, b == 0 ? 0 : 1,
-                 a->d_x + c->first * hidden, hidden);
+                 d_x + c->first * hidden, hidden);
 }
 
 static double chunk_loss(const struct chunk *c)
@@ -141,8 +141,9 @@ static void finish_rows(const struct chunk *c)
     for (size_t r = 0; r < c->rows; r++) {
         size_t t = c->first + r;
         float scale = a->grad_scale * a->mask[t], k = scale / c->sum[r];
-        const float *w = a->weight + (size_t)a->label[t] * a->hidden, *x = a->x + t * a->hidden;
-        float *restrict d_x = a->d_x + t * a->hidden;
+        const float *w = (const float *)a->weight + (size_t)a->label[t] * a->hidden;
+        const float *x = (const float *)a->x + t * a->hidden;
+        float *restrict d_x = (float *)a->d_x + t * a->hidden;
         float *restrict d_w = a->d_weight + (size_t)a->label[t] * a->hidden;
         for (size_t i = 0; i < a->hidden; i++) {
             d_x[i] = k * d_x[i] - scale * w[i];
@@ -159,7 +160,7 @@ static void block_weight_gradient(const struct chunk *c, size_t b)
                  hidden = a->hidden;
     for (size_t r = 0; r < c->rows; r++) {
         float k = c->coefficient[r] * expf(c->block_max[b * c->rows + r] - c->max[r]);
-        const float *x = a->x + (c->first + r) * hidden;
+        const float *x = (const float *)a->x + (c->first + r) * hidden;
         float *restrict y = c->scaled_x + r * hidden;
         for (size_t i = 0; i < hidden; i++)
             y[i] = k * x[i];

@@ -41,8 +41,8 @@ void MB_CPU(dropout_add)(struct mb_context *ctx, struct mb_stream *stream,
         factor[i] = 1;
     for (size_t begin = 0; begin < a->n; begin += PIECE) {
         size_t n = a->n - begin < PIECE ? a->n - begin : PIECE;
-        const float *x = a->x + begin;
-        float *out = a->out + begin;
+        const float *x = (const float *)a->x + begin;
+        float *out = (float *)a->out + begin;
         if (a->dropout.probability > 0)
             MB_CPU(dropout_factors)(&a->dropout, a->dropout.first_element + begin, n, factor);
         if (a->residual == NULL) {
@@ -50,7 +50,7 @@ void MB_CPU(dropout_add)(struct mb_context *ctx, struct mb_stream *stream,
             for (size_t i = 0; i < n; i++)
                 out[i] = x[i] * factor[i];
         } else {
-            const float *residual = a->residual + begin;
+            const float *residual = (const float *)a->residual + begin;
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
                 out[i] = residual[i] + x[i] * factor[i];

@@ -30,8 +30,8 @@ void MB_CPU(layernorm_forward)(struct mb_context *ctx, struct mb_stream *stream,
     (void)ctx;
     (void)stream;
     for (size_t r = 0; r < a->n_rows; r++) {
-        const float *x = a->x + r * a->hidden;
-        float *restrict out = a->out + r * a->hidden;
+        const float *x = (const float *)a->x + r * a->hidden;
+        float *restrict out = (float *)a->out + r * a->hidden;
         float mean = row_mean(x, a->hidden);
         float rstd = 1.0f / sqrtf(row_variance(x, a->hidden, mean) + a->eps);
         for (size_t i = 0; i < a->hidden; i++)
@@ -48,8 +48,8 @@ void MB_CPU(layernorm_backward)(struct mb_context *ctx, struct mb_stream *stream
     (void)stream;
     size_t n = a->hidden;
     for (size_t r = 0; r < a->n_rows; r++) {
-        const float *x = a->x + r * n, *d_out = a->d_out + r * n;
-        float *d_x = a->d_x + r * n;
+        const float *x = (const float *)a->x + r * n, *d_out = (const float *)a->d_out + r * n;
+        float *d_x = (float *)a->d_x + r * n;
         float mean = a->mean[r], rstd = a->rstd[r], sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
         for (size_t i = 0; i < n; i++) {

@@ -1,0 +1,248 @@
+/*
+ * What a checkpoint's arguments say of its model: taken, or compared with the command line's.
+ *
+ *  1. adopt (--use-checkpoint-args, as Megatron-LM's load_args_from_checkpoint): sizes are taken
+ *     where the command line has none; what else makes the model is the checkpoint's, whatever the
+ *     command line says. Each that is taken, and each that the checkpoint does not have, is a line
+ *     of the notes.
+ *  2. compare: what makes tensors mean something else must be equal. What only changes how they are
+ *     used must be, too, while the same training goes on; a new one may mean it (a longer context),
+ *     and hears a line about it. An argument that the checkpoint does not have is not compared.
+ * Failure: a value that its argument could not have is MB_ECORRUPT, with the argument's text;
+ * another model is MB_EINVAL, with Megatron's text.
+ */
+#include "worker/args_table.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+
+static const struct {
+    const char *dest;
+    int forced;
+} TAKEN[] = {
+    {"num_layers", 0},
+    {"hidden_size", 0},
+    {"ffn_hidden_size", 0},
+    {"seq_length", 0},
+    {"num_attention_heads", 0},
+    {"kv_channels", 0},
+    {"max_position_embeddings", 0},
+    {"num_query_groups", 1},
+    {"group_query_attention", 1},
+    {"position_embedding_type", 1},
+    {"add_position_embedding", 1},
+    {"rotary_base", 1},
+    {"rotary_percent", 1},
+    {"rotary_seq_len_interpolation_factor", 1},
+    {"use_rope_scaling", 1},
+    {"rope_scaling_factor", 1},
+    {"add_bias_linear", 1},
+    {"add_qkv_bias", 1},
+    {"swiglu", 1},
+    {"bias_gelu_fusion", 1},
+    {"untie_embeddings_and_output_weights", 1},
+    {"apply_layernorm_1p", 1},
+    {"normalization", 1},
+    {"norm_epsilon", 1},
+    {"attention_dropout", 1},
+    {"hidden_dropout", 1},
+};
+
+static int no_memory(struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "out of memory for the checkpoint's arguments");
+}
+
+static size_t row_of(const char *dest)
+{
+    char name[64];
+    size_t i = 0;
+    for (; i < MB_ARG_N_ROWS; i++) {
+        mb_arg_dest(&MB_ARG_ROWS[i], name);
+        if (strcmp(name, dest) == 0) {
+            break;
+        }
+    }
+    return i;
+}
+
+/* As people would write it; 0: null, or nothing that an argument can be. */
+static int text_of(const json_t *j, char out[256])
+{
+    if (json_is_integer(j)) {
+        return snprintf(out, 256, "%lld", (long long)json_integer_value(j)) > 0;
+    }
+    if (json_is_real(j)) {
+        mb_arg_float_text(json_real_value(j), out);
+        return 1;
+    }
+    if (json_is_boolean(j)) {
+        return snprintf(out, 256, "%s", json_is_true(j) ? "True" : "False") > 0;
+    }
+    const char *s = json_string_value(j);
+    return s != NULL && strlen(s) < 256 && snprintf(out, 256, "%s", s) >= 0;
+}
+
+static int take(struct mb_args *a, const char *dest, const json_t *j, struct mb_err *err)
+{
+    char text[256];
+    const size_t row = row_of(dest);
+    const int is_flag =
+        MB_ARG_ROWS[row].type == MB_ARG_FLAG || MB_ARG_ROWS[row].type == MB_ARG_FLAG_OFF;
+    int rc;
+    if (json_is_null(j)) {
+        return mb_arg_set(a, row, NULL, err);
+    }
+    if (!text_of(j, text) || is_flag != json_is_boolean(j)) {
+        return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s has a wrong type", dest);
+    }
+    if (is_flag) {
+        int given = json_is_true(j) == (MB_ARG_ROWS[row].type == MB_ARG_FLAG);
+        rc = mb_arg_set(a, row, given ? "" : NULL, err);
+    } else {
+        rc = mb_arg_set(a, row, text, err);
+    }
+    if (rc != 0) {
+        return rc == MB_ENOMEM ? rc
+                               : mb_err_set(err, MB_ECORRUPT,
+                                            "the checkpoint's argument %s "
+                                            "has the value %s",
+                                            dest, text);
+    }
+    return mb_buf_printf(&a->notes, "Setting %s to %s from checkpoint\n", dest, text) == 0
+               ? 0
+               : no_memory(err);
+}
+
+int mb_args_adopt(struct mb_args *a, const char *args_json, struct mb_err *err)
+{
+    json_error_t je;
+    json_t *o = json_loads(args_json, JSON_REJECT_DUPLICATES, &je);
+    const json_t *padded = json_object_get(o, "padded_vocab_size");
+    int rc =
+        json_is_object(o) ? 0 : mb_err_set(err, MB_ECORRUPT, "the checkpoint's args are no object");
+    for (size_t i = 0; i < sizeof TAKEN / sizeof TAKEN[0] && rc == 0; i++) {
+        const json_t *j = json_object_get(o, TAKEN[i].dest);
+        if (j == NULL) {
+            rc = mb_buf_printf(&a->notes, "Checkpoint did not provide arguments %s\n",
+                               TAKEN[i].dest) == 0
+                     ? 0
+                     : no_memory(err);
+        } else if (TAKEN[i].forced || !a->raw[row_of(TAKEN[i].dest)].given) {
+            rc = take(a, TAKEN[i].dest, j, err);
+        }
+    }
+    if (rc == 0 && json_is_integer(padded) && json_integer_value(padded) > 0) {
+        a->checkpoint_padded_vocab_size = json_integer_value(padded);
+    }
+    json_decref(o);
+    return rc;
+}
+
+/* ---- comparing ---- */
+
+/* What an argument is to a model. */
+enum matters { STRUCTURE, POSITIONS, ROTARY, SCALING, GELU, NORM };
+
+static const struct {
+    const char *dest;
+    enum matters matters;
+} COMPARED[] = {
+    {"num_layers", STRUCTURE},
+    {"hidden_size", STRUCTURE},
+    {"num_attention_heads", STRUCTURE},
+    {"num_query_groups", STRUCTURE},
+    {"ffn_hidden_size", STRUCTURE},
+    {"max_position_embeddings", POSITIONS},
+    {"padded_vocab_size", STRUCTURE},
+    {"kv_channels", STRUCTURE},
+    {"position_embedding_type", STRUCTURE},
+    {"normalization", STRUCTURE},
+    {"swiglu", STRUCTURE},
+    {"apply_layernorm_1p", STRUCTURE},
+    {"add_bias_linear", STRUCTURE},
+    {"add_qkv_bias", STRUCTURE},
+    {"untie_embeddings_and_output_weights", STRUCTURE},
+    {"rotary_base", ROTARY},
+    {"rotary_percent", ROTARY},
+    {"rotary_seq_len_interpolation_factor", ROTARY},
+    {"use_rope_scaling", ROTARY},
+    {"rope_scaling_factor", SCALING},
+    {"norm_epsilon", NORM},
+    {"bias_gelu_fusion", GELU},
+};
+
+static int is_used(const struct mb_args *a, enum matters m)
+{
+    const int rope = strcmp(a->position_embedding_type, "rope") == 0;
+    return m == ROTARY    ? rope
+           : m == SCALING ? rope && a->use_rope_scaling
+                          : m != GELU || !a->swiglu;
+}
+
+static int is_structure(const struct mb_args *a, enum matters m)
+{
+    return m == STRUCTURE ||
+           (m == POSITIONS && strcmp(a->position_embedding_type, "learned_absolute") == 0);
+}
+
+static int is_equal(const json_t *a, const json_t *b)
+{
+    return json_is_number(a) && json_is_number(b) ? json_number_value(a) == json_number_value(b)
+                                                  : json_equal(a, b);
+}
+
+static const char *shown(const json_t *j, char text[256])
+{
+    return text_of(j, text) ? text : json_is_null(j) ? "None" : "of a wrong type";
+}
+
+static int compare(const struct mb_args *a, const json_t *ours, const json_t *theirs, int is_new,
+                   struct mb_buf *notes, struct mb_err *err)
+{
+    char their_text[256], our_text[256];
+    int rc = 0;
+    for (size_t i = 0; i < sizeof COMPARED / sizeof COMPARED[0] && rc == 0; i++) {
+        const char *dest = COMPARED[i].dest;
+        const json_t *their = json_object_get(theirs, dest), *our = json_object_get(ours, dest);
+        if (their == NULL || !is_used(a, COMPARED[i].matters) || is_equal(their, our)) {
+            continue;
+        }
+        const char *they_have = shown(their, their_text), *we_have = shown(our, our_text);
+        if (is_structure(a, COMPARED[i].matters) || !is_new) {
+            rc = mb_err_set(err, MB_EINVAL,
+                            "%s value from checkpoint (%s) is not equal to the input argument "
+                            "value (%s).",
+                            dest, they_have, we_have);
+        } else if (mb_buf_printf(notes,
+                                 " %s is %s as the command line says; in the checkpoint it is "
+                                 "%s\n",
+                                 dest, we_have, they_have) != 0) {
+            rc = no_memory(err);
+        }
+    }
+    return rc;
+}
+
+int mb_args_compare(const struct mb_args *a, const char *args_json, int is_new,
+                    struct mb_buf *notes, struct mb_err *err)
+{
+    json_error_t je;
+    char *text = mb_args_json(a);
+    json_t *ours = text != NULL ? json_loads(text, 0, &je) : NULL;
+    json_t *theirs = json_loads(args_json, 0, &je);
+    int rc = 0;
+    if (ours == NULL) {
+        rc = no_memory(err);
+    } else if (!json_is_object(theirs)) {
+        rc = mb_err_set(err, MB_ECORRUPT, "the checkpoint's args are no object");
+    } else {
+        rc = compare(a, ours, theirs, is_new, notes, err);
+    }
+    json_decref(ours);
+    json_decref(theirs);
+    mb_free(text);
+    return rc;
+}

@@ -1,0 +1,80 @@
+/*
+ * AdamW over all segments in one launch, or several where there are more segments than fit a
+ * kernel's parameters. A thread finds its segment by bisection. The bias corrections are formed in
+ * double, once per call.
+ */
+#include <math.h>
+#include "worker/kernels/cuda/device.cuh"
+
+enum { THREADS = 256, MAX_SEGMENTS = 128 };
+
+struct segments {
+    size_t begin[MAX_SEGMENTS];     /* of weight and grad */
+    size_t first[MAX_SEGMENTS + 1]; /* elements of the segments before */
+    float decay[MAX_SEGMENTS];
+    int n;
+};
+
+struct update {
+    float b1, b2, c1, c2, correct1, correct2, lr, eps, grad_scale;
+};
+
+__global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, float *exp_avg_sq,
+                             size_t state_begin, const __grid_constant__ struct segments s,
+                             const __grid_constant__ struct update u)
+{
+    const size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    if (i >= s.first[s.n])
+        return;
+    int low = 0, high = s.n; /* first[low] <= i < first[high] */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (s.first[middle] <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    const size_t e = s.begin[low] + (i - s.first[low]), at = e - state_begin;
+    const float g = u.grad_scale * grad[e], w = weight[e];
+    const float m = u.b1 * exp_avg[at] + u.c1 * g;
+    const float v = u.b2 * exp_avg_sq[at] + u.c2 * g * g;
+    exp_avg[at] = m;
+    exp_avg_sq[at] = v;
+    weight[e] = w - u.lr * (m * u.correct1 / (sqrtf(v * u.correct2) + u.eps) + s.decay[low] * w);
+}
+
+static struct update update_of(const struct mb_adamw *a)
+{
+    struct update u;
+    u.b1 = (float)a->beta1;
+    u.b2 = (float)a->beta2;
+    u.c1 = (float)(1 - a->beta1);
+    u.c2 = (float)(1 - a->beta2);
+    u.correct1 = (float)(1 / (1 - pow(a->beta1, (double)a->step)));
+    u.correct2 = (float)(1 / (1 - pow(a->beta2, (double)a->step)));
+    u.lr = (float)a->lr;
+    u.eps = (float)a->eps;
+    u.grad_scale = a->grad_scale;
+    return u;
+}
+
+void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a)
+{
+    (void)ctx;
+    const struct update u = update_of(a);
+    for (size_t from = 0; from < a->n_segments; from += MAX_SEGMENTS) {
+        struct segments s = {};
+        while (s.n < MAX_SEGMENTS && from + (size_t)s.n < a->n_segments) {
+            const struct mb_segment *segment = &a->segments[from + (size_t)s.n];
+            s.begin[s.n] = segment->begin;
+            s.decay[s.n] = segment->decay ? (float)a->weight_decay : 0.0f;
+            s.first[s.n + 1] = s.first[s.n] + (segment->end - segment->begin);
+            s.n++;
+        }
+        if (s.first[s.n] == 0)
+            continue;
+        adamw_kernel<<<blocks_for(s.first[s.n], THREADS), THREADS, 0, stream->cuda>>>(
+            a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+        mb_cuda_launched(stream, "adamw");
+    }
+}

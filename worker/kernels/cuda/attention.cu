@@ -1,0 +1,308 @@
+/*
+ * Causal attention in fp32 arithmetic, for every shape and both dtypes: a warp has one row. Shapes
+ * that matrix units take go to attention_mma.cu or attention_hopper.cu instead.
+ *
+ * Forward: the warp walks over the keys of its query, 32 at a time, a key a lane, with an online
+ * softmax; then each lane gathers its columns of the output. Backward computes the probabilities
+ * again from log_sum: with P' = P * keep, dP = d_out v^T, dS = P (keep dP - d_out . out) /
+ * sqrt(hn), one kernel walks over the keys of a query for d_q, another over the queries of a key,
+ * head after head of its group, for d_k and d_v. So nothing is added to from two sides.
+ *
+ * Scratch: d_out . out [samples, heads, seq].
+ */
+#include <float.h>
+#include "worker/kernels/cuda/attention.cuh"
+
+enum { WARPS = 4, THREADS = WARPS * WARP, MAX_HEAD_DIM = 256, COLUMNS = MAX_HEAD_DIM / WARP };
+enum { MAX_HEADS = 65535 }; /* of all samples: CUDA's limit of a grid's second dimension */
+
+size_t mb_cuda_attention_scratch(const struct mb_attention_shape *shape)
+{
+    return shape->n_samples * shape->n_heads * shape->seq;
+}
+
+template <class T> static __device__ __forceinline__ float dot(const float *x, const T *y, int n)
+{
+    float sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += x[i] * to_float(y[i]);
+    return sum;
+}
+
+/* A row into the warp's shared memory. */
+template <class T>
+static __device__ __forceinline__ void keep_row(float *shared, const T *row, int n)
+{
+    for (int i = threadIdx.x % WARP; i < n; i += WARP)
+        shared[i] = to_float(row[i]);
+    __syncwarp();
+}
+
+/* sum[.] += the weights of 32 rows times these rows; lane owns columns lane, lane + 32, ... */
+template <class T>
+static __device__ __forceinline__ void add_rows(float sum[COLUMNS], float weight, const T *rows,
+                                                size_t ld, int n_rows, int n)
+{
+    const int lane = threadIdx.x % WARP;
+    for (int r = 0; r < n_rows; r++) {
+        const float w = __shfl_sync(~0u, weight, r);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (c * WARP + lane < n)
+                sum[c] += w * to_float(rows[r * ld + c * WARP + lane]);
+    }
+}
+
+template <class T>
+static __device__ __forceinline__ void store_row(T *row, const float sum[COLUMNS], float factor,
+                                                 int n)
+{
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (c * WARP + lane < n)
+            row[c * WARP + lane] = from_float<T>(factor * sum[c]);
+}
+
+template <class T, bool DROPS>
+__global__ void forward_kernel(const __grid_constant__ struct attention a, const T *qkv, T *out,
+                               float *log_sum, const __grid_constant__ struct dropout d)
+{
+    __shared__ float q[WARPS][MAX_HEAD_DIM];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
+    const size_t i = blockIdx.x * (size_t)WARPS + warp;
+    const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
+    if (i >= a.seq)
+        return;
+    keep_row(q[warp], qkv + h.q + i * a.ld_qkv, hn);
+    float sum[COLUMNS] = {}, maximum = -FLT_MAX, total = 0;
+    for (size_t j0 = 0; j0 <= i; j0 += WARP) {
+        const size_t j = j0 + lane;
+        const float score =
+            j <= i ? a.scale * dot(q[warp], qkv + h.k + j * a.ld_qkv, hn) : -FLT_MAX;
+        const float top = fmaxf(maximum, warp_max(score)), rescale = expf(maximum - top);
+        float p = j <= i ? expf(score - top) : 0;
+        total = total * rescale + warp_sum(p);
+        maximum = top;
+        if (DROPS && j <= i)
+            p *= score_factor(a, d, h.index, i, j);
+        for (int c = 0; c < COLUMNS; c++)
+            sum[c] *= rescale;
+        const size_t rows = i + 1 - j0 < WARP ? i + 1 - j0 : WARP;
+        add_rows(sum, p, qkv + h.v + j0 * a.ld_qkv, a.ld_qkv, (int)rows, hn);
+    }
+    store_row(out + h.out + i * a.ld_out, sum, 1 / total, hn);
+    if (lane == 0)
+        log_sum[h.index * a.seq + i] = maximum + logf(total);
+}
+
+/* d_out . out of a row, which the other kernels need. */
+template <class T>
+__global__ void delta_kernel(const __grid_constant__ struct attention a, const T *out,
+                             const T *d_out, float *delta)
+{
+    const size_t i = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP;
+    const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
+    if (i >= a.seq)
+        return;
+    float sum = 0;
+    for (size_t c = threadIdx.x % WARP; c < a.head_dim; c += WARP)
+        sum += to_float(out[h.out + i * a.ld_out + c]) * to_float(d_out[h.out + i * a.ld_out + c]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0)
+        delta[h.index * a.seq + i] = sum;
+}
+
+/* The same for heads of D channels at 16-byte boundaries: D / 8 lanes have a row. */
+template <int D>
+__global__ void delta_vectors_kernel(const __grid_constant__ struct attention a, const bf16 *out,
+                                     const bf16 *d_out, float *delta, size_t n_rows)
+{
+    constexpr int LANES = D / 8;
+    const size_t at = blockIdx.x * (size_t)THREADS + threadIdx.x, row = at / LANES;
+    float sum = 0;
+    if (row < n_rows) {
+        const vec<bf16> x = load_vec(out + at * 8), y = load_vec(d_out + at * 8);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum += to_float(x.v[i]) * to_float(y.v[i]);
+    }
+#pragma unroll
+    for (int i = LANES / 2; i > 0; i /= 2)
+        sum += __shfl_xor_sync(~0u, sum, i);
+    if (row >= n_rows || at % LANES != 0)
+        return;
+    const size_t token = row / a.n_heads, head = row % a.n_heads;
+    delta[(token / a.seq * a.n_heads + head) * a.seq + token % a.seq] = sum;
+}
+
+template <class T, bool DROPS>
+__global__ void queries_kernel(const __grid_constant__ struct attention a, const T *qkv,
+                               const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
+                               const __grid_constant__ struct dropout d)
+{
+    __shared__ float q[WARPS][MAX_HEAD_DIM], g[WARPS][MAX_HEAD_DIM];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
+    const size_t i = blockIdx.x * (size_t)WARPS + warp;
+    const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
+    if (i >= a.seq)
+        return;
+    keep_row(q[warp], qkv + h.q + i * a.ld_qkv, hn);
+    keep_row(g[warp], d_out + h.out + i * a.ld_out, hn);
+    const float log_i = log_sum[h.index * a.seq + i], delta_i = delta[h.index * a.seq + i];
+    float sum[COLUMNS] = {};
+    for (size_t j0 = 0; j0 <= i; j0 += WARP) {
+        const size_t j = j0 + lane;
+        float d_score = 0;
+        if (j <= i) {
+            const float p = expf(a.scale * dot(q[warp], qkv + h.k + j * a.ld_qkv, hn) - log_i);
+            float d_p = dot(g[warp], qkv + h.v + j * a.ld_qkv, hn);
+            if (DROPS)
+                d_p *= score_factor(a, d, h.index, i, j);
+            d_score = p * (d_p - delta_i) * a.scale;
+        }
+        const size_t rows = i + 1 - j0 < WARP ? i + 1 - j0 : WARP;
+        add_rows(sum, d_score, qkv + h.k + j0 * a.ld_qkv, a.ld_qkv, (int)rows, hn);
+    }
+    store_row(d_qkv + h.q + i * a.ld_qkv, sum, 1, hn);
+}
+
+template <class T, bool DROPS>
+__global__ void keys_kernel(const __grid_constant__ struct attention a, const T *qkv,
+                            const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
+                            const __grid_constant__ struct dropout d)
+{
+    __shared__ float k[WARPS][MAX_HEAD_DIM], v[WARPS][MAX_HEAD_DIM];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
+    const size_t j = blockIdx.x * (size_t)WARPS + warp, per_group = a.n_heads / a.n_groups;
+    const size_t sample = blockIdx.y / a.n_groups, first = blockIdx.y % a.n_groups * per_group;
+    if (j >= a.seq)
+        return;
+    const struct attention_head one = head_at(a, sample, first);
+    keep_row(k[warp], qkv + one.k + j * a.ld_qkv, hn);
+    keep_row(v[warp], qkv + one.v + j * a.ld_qkv, hn);
+    float d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
+    for (size_t head = first; head < first + per_group; head++) {
+        const struct attention_head h = head_at(a, sample, head);
+        for (size_t i0 = j; i0 < a.seq; i0 += WARP) {
+            const size_t i = i0 + lane;
+            float p = 0, d_score = 0;
+            if (i < a.seq) {
+                p = expf(a.scale * dot(k[warp], qkv + h.q + i * a.ld_qkv, hn) -
+                         log_sum[h.index * a.seq + i]);
+                float d_p = dot(v[warp], d_out + h.out + i * a.ld_out, hn);
+                const float factor = DROPS ? score_factor(a, d, h.index, i, j) : 1;
+                d_score = p * (factor * d_p - delta[h.index * a.seq + i]) * a.scale;
+                p *= factor;
+            }
+            const size_t rows = a.seq - i0 < WARP ? a.seq - i0 : WARP;
+            add_rows(d_k, d_score, qkv + h.q + i0 * a.ld_qkv, a.ld_qkv, (int)rows, hn);
+            add_rows(d_v, p, d_out + h.out + i0 * a.ld_out, a.ld_out, (int)rows, hn);
+        }
+    }
+    store_row(d_qkv + one.k + j * a.ld_qkv, d_k, 1, hn);
+    store_row(d_qkv + one.v + j * a.ld_qkv, d_v, 1, hn);
+}
+
+/* ---- launches ---- */
+
+static bool is_too_large(struct mb_stream *s, const struct mb_attention_shape *shape)
+{
+    const size_t heads = shape->n_samples * shape->n_heads;
+    if (shape->head_dim <= MAX_HEAD_DIM && heads <= MAX_HEADS)
+        return false;
+    if (s->err.code == 0 && heads > MAX_HEADS)
+        mb_err_set(&s->err, MB_EUNSUPPORTED,
+                   "a micro batch of %zu samples with %zu heads: the GPU's attention has at most "
+                   "%d of both multiplied; a smaller --micro-batch-size does it",
+                   shape->n_samples, shape->n_heads, MAX_HEADS);
+    else if (s->err.code == 0)
+        mb_err_set(&s->err, MB_EUNSUPPORTED,
+                   "a head of %zu channels: the GPU's attention has at most %d", shape->head_dim,
+                   MAX_HEAD_DIM);
+    return true;
+}
+
+static dim3 grid_of(const struct mb_attention_shape *s, size_t n_heads)
+{
+    return dim3(blocks_for(s->seq, WARPS), (unsigned)(s->n_samples * n_heads));
+}
+
+template <class T, bool DROPS>
+static void forward(struct mb_stream *s, const struct mb_attention_forward *a)
+{
+    forward_kernel<T, DROPS><<<grid_of(&a->shape, a->shape.n_heads), THREADS, 0, s->cuda>>>(
+        attention_of(&a->shape), (const T *)a->qkv, (T *)a->out, a->log_sum,
+        dropout_of(&a->dropout));
+}
+
+template <class T> static void delta(struct mb_stream *s, const struct mb_attention_backward *a)
+{
+    delta_kernel<T><<<grid_of(&a->shape, a->shape.n_heads), THREADS, 0, s->cuda>>>(
+        attention_of(&a->shape), (const T *)a->out, (const T *)a->d_out, a->scratch);
+}
+
+static void delta_vectors(struct mb_stream *s, const struct mb_attention_backward *a)
+{
+    const struct mb_attention_shape *shape = &a->shape;
+    const size_t rows = shape->n_samples * shape->seq * shape->n_heads;
+    const unsigned blocks = blocks_for(rows * shape->head_dim / 8, THREADS);
+    const auto kernel =
+        shape->head_dim == 64 ? delta_vectors_kernel<64> : delta_vectors_kernel<128>;
+    kernel<<<blocks, THREADS, 0, s->cuda>>>(attention_of(shape), (const bf16 *)a->out,
+                                            (const bf16 *)a->d_out, a->scratch, rows);
+}
+
+template <class T, bool DROPS>
+static void backward(struct mb_stream *s, const struct mb_attention_backward *a)
+{
+    const struct attention shape = attention_of(&a->shape);
+    const struct dropout d = dropout_of(&a->dropout);
+    const T *qkv = (const T *)a->qkv, *d_out = (const T *)a->d_out;
+    T *d_qkv = (T *)a->d_qkv;
+    queries_kernel<T, DROPS><<<grid_of(&a->shape, a->shape.n_heads), THREADS, 0, s->cuda>>>(
+        shape, qkv, d_out, a->log_sum, a->scratch, d_qkv, d);
+    keys_kernel<T, DROPS><<<grid_of(&a->shape, a->shape.n_groups), THREADS, 0, s->cuda>>>(
+        shape, qkv, d_out, a->log_sum, a->scratch, d_qkv, d);
+}
+
+void mb_cuda_attention_forward(struct mb_context *ctx, struct mb_stream *stream,
+                               const struct mb_attention_forward *a)
+{
+    const bool drops = a->dropout.probability > 0;
+    if (is_too_large(stream, &a->shape))
+        return;
+    if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
+        if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
+            mb_cuda_attention_hopper_forward(stream, a);
+        else
+            mb_cuda_attention_mma_forward(stream, a);
+    } else if (a->dtype == MB_DTYPE_BF16) {
+        drops ? forward<bf16, true>(stream, a) : forward<bf16, false>(stream, a);
+    } else {
+        drops ? forward<float, true>(stream, a) : forward<float, false>(stream, a);
+    }
+    mb_cuda_launched(stream, "attention");
+}
+
+void mb_cuda_attention_backward(struct mb_context *ctx, struct mb_stream *stream,
+                                const struct mb_attention_backward *a)
+{
+    const bool drops = a->dropout.probability > 0;
+    if (is_too_large(stream, &a->shape))
+        return;
+    if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
+        delta_vectors(stream, a);
+        if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
+            mb_cuda_attention_hopper_backward(stream, a);
+        else
+            mb_cuda_attention_mma_backward(stream, a);
+    } else if (a->dtype == MB_DTYPE_BF16) {
+        delta<bf16>(stream, a);
+        drops ? backward<bf16, true>(stream, a) : backward<bf16, false>(stream, a);
+    } else {
+        delta<float>(stream, a);
+        drops ? backward<float, true>(stream, a) : backward<float, false>(stream, a);
+    }
+    mb_cuda_launched(stream, "attention gradient");
+}

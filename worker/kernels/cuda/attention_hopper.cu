@@ -1,0 +1,356 @@
+/*
+ * Causal attention in bf16 with heads of 64 channels on Hopper's matrix units: the kernels of
+ * attention_mma.cu, with products by warp groups, which read their right operands from shared
+ * memory themselves. A warp group has 64 queries (or keys), a warp 16 of them.
+ *
+ * Left operands of scores lie in shared memory, too: kept in registers over several tiles they came
+ * out wrong from the second tile on, whatever guarded them. Those of sums are made anew for each
+ * tile.
+ *
+ * Tiles are 64 rows on both sides and begin at multiples of 64, so that what a warp group skips, it
+ * skips as a whole: a tile of keys is before, on, or behind the diagonal.
+ */
+#include "worker/kernels/cuda/attention_tiles.cuh"
+#include "worker/kernels/cuda/hopper.cuh"
+
+enum {
+    D = 64,
+    ROWS = 64, /* of a tile and of a warp group */
+    TILE = ROWS * D,
+    GROUP = 128, /* threads */
+    FORWARD_GROUPS = 2
+};
+
+struct forward_shared {
+    bf16 q[FORWARD_GROUPS * TILE], k[2][TILE], v[2][TILE];
+};
+
+struct keys_shared {
+    bf16 k[TILE], v[TILE], q[2][TILE], d_out[2][TILE];
+    float log2_sum[2][ROWS], delta[2][ROWS];
+};
+
+struct queries_shared {
+    bf16 q[TILE], d_out[TILE], k[2][TILE], v[2][TILE];
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* x [64, 64] = a b^T over all columns; begun only. */
+static __device__ __forceinline__ void begin_scores(float (&x)[8][4], uint64_t a, uint64_t b)
+{
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        wgmma_transposed(x, a + k * WGMMA_COLUMNS_16, b + k * WGMMA_COLUMNS_16, k > 0);
+    wgmma_commit();
+}
+
+/* sum [64, 64] += p b over all rows of b; begun only. */
+static __device__ __forceinline__ void begin_sum(float (&sum)[8][4], const uint32_t (&p)[4][4],
+                                                 uint64_t b)
+{
+#pragma unroll
+    for (int k = 0; k < ROWS / 16; k++)
+        wgmma_rows(sum, p[k], b + k * WGMMA_ROWS_16);
+    wgmma_commit();
+}
+
+/* The tile just asked for is there, and seen by the products. */
+static __device__ __forceinline__ void await_tile(bool another_is_loading)
+{
+    if (another_is_loading)
+        wait_loads<1>();
+    else
+        wait_loads<0>();
+    wgmma_publish();
+    __syncthreads();
+}
+
+#endif
+
+/* ---- forward ---- */
+
+template <bool DROPS>
+__global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
+    hopper_forward_kernel(const __grid_constant__ struct attention a, const bf16 *qkv, bf16 *out,
+                          float *log_sum, const __grid_constant__ struct dropout d)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(WGMMA_ALIGN) char memory[];
+    auto &shared = *reinterpret_cast<forward_shared *>(memory);
+    constexpr int THREADS = FORWARD_GROUPS * GROUP, QUERIES = FORWARD_GROUPS * ROWS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES; /* the longest walks begin first */
+    const int group_first = i0 + (int)threadIdx.x / GROUP * ROWS, mine = i0 + warp * 16;
+    const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
+    const float scale2 = a.scale * LOG2_E;
+    const int n_tiles = (i0 + valid_rows(a.seq, i0, QUERIES) + ROWS - 1) / ROWS;
+
+    load_tile<D, QUERIES, THREADS>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
+                                   valid_rows(a.seq, i0, QUERIES));
+    load_tile<D, ROWS, THREADS>(shared.k[0], qkv + h.k, a.ld_qkv, valid_rows(a.seq, 0, ROWS));
+    load_tile<D, ROWS, THREADS>(shared.v[0], qkv + h.v, a.ld_qkv, valid_rows(a.seq, 0, ROWS));
+    commit_loads();
+
+    const uint64_t q = wgmma_tile(shared.q + threadIdx.x / GROUP * TILE);
+    float sum[8][4] = {}, maximum[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    for (int tile = 0; tile < n_tiles; tile++) {
+        const int j0 = tile * ROWS, now = tile % 2, next = j0 + ROWS;
+        if (tile + 1 < n_tiles) {
+            const size_t at = (size_t)next * a.ld_qkv;
+            const int valid = valid_rows(a.seq, next, ROWS);
+            load_tile<D, ROWS, THREADS>(shared.k[!now], qkv + h.k + at, a.ld_qkv, valid);
+            load_tile<D, ROWS, THREADS>(shared.v[!now], qkv + h.v + at, a.ld_qkv, valid);
+            commit_loads();
+        }
+        await_tile(tile + 1 < n_tiles);
+        if (j0 <= group_first) {
+            float x[8][4];
+            uint32_t p[4][4];
+            wgmma_begin();
+            begin_scores(x, q, wgmma_tile(shared.k[now]));
+            wgmma_wait<0>();
+            wgmma_guard(x);
+            if (j0 == group_first)
+                mask_scores<KEYS>(x, mine, j0);
+            const float low = softmax_row(x, 0, scale2, &maximum[0], &total[0]);
+            const float high = softmax_row(x, 1, scale2, &maximum[1], &total[1]);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                sum[n][0] *= low;
+                sum[n][1] *= low;
+                sum[n][2] *= high;
+                sum[n][3] *= high;
+            }
+            if (DROPS)
+                drop_scores<KEYS>(a, d, h.index, x, mine, j0);
+            pack_a<KEYS>(p, x);
+            wgmma_guard(p);
+            wgmma_guard(sum);
+            wgmma_begin();
+            begin_sum(sum, p, wgmma_tile(shared.v[now]));
+            wgmma_wait<0>();
+            wgmma_guard(sum);
+        }
+        __syncthreads();
+    }
+    const int valid = valid_rows(a.seq, mine, 16);
+    for (int half = 0; half < 2; half++) {
+        total[half] += __shfl_xor_sync(~0u, total[half], 1);
+        total[half] += __shfl_xor_sync(~0u, total[half], 2);
+        if (lane % 4 == 0 && lane / 4 + half * 8 < valid)
+            log_sum[h.index * a.seq + mine + lane / 4 + half * 8] =
+                a.scale * maximum[half] + logf(total[half]);
+    }
+    store_rows<D>(out + h.out + (size_t)mine * a.ld_out, a.ld_out, sum, valid, 1 / total[0],
+                  1 / total[1]);
+#else
+    __trap(); /* never launched: context.c */
+#endif
+}
+
+/* ---- backward: keys ---- */
+
+template <bool DROPS>
+__global__ void __launch_bounds__(GROUP, 3)
+    hopper_keys_kernel(const __grid_constant__ struct attention a, const bf16 *qkv,
+                       const bf16 *d_out, const float *log_sum, const float *delta, bf16 *d_qkv,
+                       const __grid_constant__ struct dropout d)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(WGMMA_ALIGN) char memory[];
+    auto &shared = *reinterpret_cast<keys_shared *>(memory);
+    const int warp = threadIdx.x / WARP, j0 = (int)blockIdx.x * ROWS, mine = j0 + warp * 16;
+    const int per_group = (int)(a.n_heads / a.n_groups);
+    const size_t sample = blockIdx.y / a.n_groups;
+    const size_t first = blockIdx.y % a.n_groups * (size_t)per_group;
+    const struct attention_head one = head_at(a, sample, first);
+    const int tiles_of_head = ((int)a.seq - j0 + ROWS - 1) / ROWS;
+    const int n_tiles = per_group * tiles_of_head;
+
+    auto load = [&](int tile, int where) {
+        const struct attention_head h = head_at(a, sample, first + (size_t)(tile / tiles_of_head));
+        const int i0 = j0 + tile % tiles_of_head * ROWS, valid = valid_rows(a.seq, i0, ROWS);
+        load_tile<D, ROWS, GROUP>(shared.q[where], qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
+                                  valid);
+        load_tile<D, ROWS, GROUP>(shared.d_out[where], d_out + h.out + (size_t)i0 * a.ld_out,
+                                  a.ld_out, valid);
+        commit_loads();
+        if ((int)threadIdx.x < ROWS) {
+            const bool is_row = (int)threadIdx.x < valid;
+            const size_t at = h.index * a.seq + (size_t)i0 + threadIdx.x;
+            shared.log2_sum[where][threadIdx.x] = is_row ? log_sum[at] * LOG2_E : 0;
+            shared.delta[where][threadIdx.x] = is_row ? delta[at] : 0;
+        }
+    };
+
+    const int n_keys = valid_rows(a.seq, j0, ROWS);
+    load_tile<D, ROWS, GROUP>(shared.k, qkv + one.k + (size_t)j0 * a.ld_qkv, a.ld_qkv, n_keys);
+    load_tile<D, ROWS, GROUP>(shared.v, qkv + one.v + (size_t)j0 * a.ld_qkv, a.ld_qkv, n_keys);
+    load(0, 0);
+    float d_k[8][4] = {}, d_v[8][4] = {};
+    for (int tile = 0; tile < n_tiles; tile++) {
+        const int now = tile % 2, i0 = j0 + tile % tiles_of_head * ROWS;
+        if (tile + 1 < n_tiles)
+            load(tile + 1, !now);
+        await_tile(tile + 1 < n_tiles);
+        const size_t head_index = sample * a.n_heads + first + (size_t)(tile / tiles_of_head);
+        const uint64_t q = wgmma_tile(shared.q[now]), g = wgmma_tile(shared.d_out[now]);
+        float x[8][4], d_x[8][4];
+        uint32_t p[4][4], d_s[4][4];
+        wgmma_begin();
+        begin_scores(x, wgmma_tile(shared.k), q);
+        begin_scores(d_x, wgmma_tile(shared.v), g);
+        wgmma_wait<0>();
+        wgmma_guard(x);
+        wgmma_guard(d_x);
+        if (i0 == j0 || i0 + ROWS > (int)a.seq)
+            probabilities<ROWS, DROPS, true>(a, d, head_index, x, d_x, i0, mine,
+                                             shared.log2_sum[now], shared.delta[now]);
+        else
+            probabilities<ROWS, DROPS, false>(a, d, head_index, x, d_x, i0, mine,
+                                              shared.log2_sum[now], shared.delta[now]);
+        pack_a<ROWS>(p, x);
+        pack_a<ROWS>(d_s, d_x);
+        wgmma_guard(p);
+        wgmma_guard(d_s);
+        wgmma_guard(d_v);
+        wgmma_guard(d_k);
+        wgmma_begin();
+        begin_sum(d_v, p, g);
+        begin_sum(d_k, d_s, q);
+        wgmma_wait<0>();
+        wgmma_guard(d_v);
+        wgmma_guard(d_k);
+        __syncthreads();
+    }
+    const int valid = valid_rows(a.seq, mine, 16);
+    store_rows<D>(d_qkv + one.k + (size_t)mine * a.ld_qkv, a.ld_qkv, d_k, valid, a.scale, a.scale);
+    store_rows<D>(d_qkv + one.v + (size_t)mine * a.ld_qkv, a.ld_qkv, d_v, valid, 1, 1);
+#else
+    __trap(); /* never launched: context.c */
+#endif
+}
+
+/* ---- backward: queries ---- */
+
+template <bool DROPS>
+__global__ void __launch_bounds__(GROUP, 3)
+    hopper_queries_kernel(const __grid_constant__ struct attention a, const bf16 *qkv,
+                          const bf16 *d_out, const float *log_sum, const float *delta, bf16 *d_qkv,
+                          const __grid_constant__ struct dropout d)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(WGMMA_ALIGN) char memory[];
+    auto &shared = *reinterpret_cast<queries_shared *>(memory);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, mine = i0 + warp * 16;
+    const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
+    const int rows = valid_rows(a.seq, i0, ROWS), n_tiles = i0 / ROWS + 1;
+    const float scale2 = a.scale * LOG2_E;
+
+    auto load = [&](int tile, int where) {
+        const size_t at = (size_t)tile * ROWS * a.ld_qkv;
+        const int valid = valid_rows(a.seq, tile * ROWS, ROWS);
+        load_tile<D, ROWS, GROUP>(shared.k[where], qkv + h.k + at, a.ld_qkv, valid);
+        load_tile<D, ROWS, GROUP>(shared.v[where], qkv + h.v + at, a.ld_qkv, valid);
+        commit_loads();
+    };
+    load_tile<D, ROWS, GROUP>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv, rows);
+    load_tile<D, ROWS, GROUP>(shared.d_out, d_out + h.out + (size_t)i0 * a.ld_out, a.ld_out, rows);
+    load(0, 0);
+
+    float log2_i[2] = {}, delta_i[2] = {}, sum[8][4] = {};
+    for (int half = 0; half < 2; half++) {
+        const int i = mine + lane / 4 + half * 8;
+        if (i < (int)a.seq) {
+            log2_i[half] = log_sum[h.index * a.seq + (size_t)i] * LOG2_E;
+            delta_i[half] = delta[h.index * a.seq + (size_t)i];
+        }
+    }
+    for (int tile = 0; tile < n_tiles; tile++) {
+        const int now = tile % 2, j0 = tile * ROWS;
+        if (tile + 1 < n_tiles)
+            load(tile + 1, !now);
+        await_tile(tile + 1 < n_tiles);
+        const uint64_t k = wgmma_tile(shared.k[now]), v = wgmma_tile(shared.v[now]);
+        float x[8][4], d_x[8][4];
+        uint32_t d_s[4][4];
+        wgmma_begin();
+        begin_scores(x, wgmma_tile(shared.q), k);
+        begin_scores(d_x, wgmma_tile(shared.d_out), v);
+        wgmma_wait<0>();
+        wgmma_guard(x);
+        wgmma_guard(d_x);
+        if (DROPS)
+            drop_scores<KEYS>(a, d, h.index, d_x, mine, j0);
+        if (j0 == i0)
+            mask_scores<KEYS>(x, mine, j0);
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[n][e] =
+                    exp2_fast(x[n][e] * scale2 - log2_i[e / 2]) * (d_x[n][e] - delta_i[e / 2]);
+        pack_a<KEYS>(d_s, x);
+        wgmma_guard(d_s);
+        wgmma_guard(sum);
+        wgmma_begin();
+        begin_sum(sum, d_s, k);
+        wgmma_wait<0>();
+        wgmma_guard(sum);
+        __syncthreads();
+    }
+    store_rows<D>(d_qkv + h.q + (size_t)mine * a.ld_qkv, a.ld_qkv, sum, valid_rows(a.seq, mine, 16),
+                  a.scale, a.scale);
+#else
+    __trap(); /* never launched: context.c */
+#endif
+}
+
+/* ---- launches ---- */
+
+int mb_cuda_attention_hopper_fits(const struct mb_context *ctx,
+                                  const struct mb_attention_shape *shape)
+{
+    return ctx->is_hopper && shape->head_dim == D;
+}
+
+/* More than 48 KiB of shared memory have to be asked for. */
+template <class KERNEL, class... ARGS>
+static void launch(struct mb_stream *s, KERNEL kernel, dim3 grid, unsigned threads,
+                   size_t shared_bytes, ARGS... args)
+{
+    mb_cuda_note(s,
+                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)shared_bytes),
+                 "attention's shared memory");
+    kernel<<<grid, threads, shared_bytes, s->cuda>>>(args...);
+}
+
+void mb_cuda_attention_hopper_forward(struct mb_stream *s, const struct mb_attention_forward *a)
+{
+    const struct mb_attention_shape *shape = &a->shape;
+    const dim3 grid(blocks_for(shape->seq, FORWARD_GROUPS * ROWS),
+                    (unsigned)(shape->n_samples * shape->n_heads));
+    const auto kernel =
+        a->dropout.probability > 0 ? hopper_forward_kernel<true> : hopper_forward_kernel<false>;
+    launch(s, kernel, grid, FORWARD_GROUPS * GROUP, sizeof(forward_shared), attention_of(shape),
+           (const bf16 *)a->qkv, (bf16 *)a->out, a->log_sum, dropout_of(&a->dropout));
+}
+
+void mb_cuda_attention_hopper_backward(struct mb_stream *s, const struct mb_attention_backward *a)
+{
+    const struct mb_attention_shape *shape = &a->shape;
+    const bool drops = a->dropout.probability > 0;
+    const unsigned tiles = blocks_for(shape->seq, ROWS);
+    const bf16 *qkv = (const bf16 *)a->qkv, *d_out = (const bf16 *)a->d_out;
+    launch(s, drops ? hopper_keys_kernel<true> : hopper_keys_kernel<false>,
+           dim3(tiles, (unsigned)(shape->n_samples * shape->n_groups)), GROUP, sizeof(keys_shared),
+           attention_of(shape), qkv, d_out, a->log_sum, (const float *)a->scratch, (bf16 *)a->d_qkv,
+           dropout_of(&a->dropout));
+    launch(s, drops ? hopper_queries_kernel<true> : hopper_queries_kernel<false>,
+           dim3(tiles, (unsigned)(shape->n_samples * shape->n_heads)), GROUP,
+           sizeof(queries_shared), attention_of(shape), qkv, d_out, a->log_sum,
+           (const float *)a->scratch, (bf16 *)a->d_qkv, dropout_of(&a->dropout));
+}

@@ -1,0 +1,121 @@
+/*
+ * Token and position embedding.
+ *
+ * Backward sums rows of equal tokens. To do so in one order, a block owns some vocabulary rows: it
+ * walks over all tokens, finds its own by ballots and adds their rows one after the other. Tokens
+ * stay in the second-level cache. A position's rows are summed over the samples by the threads of
+ * its columns.
+ */
+#include "worker/kernels/cuda/device.cuh"
+
+enum { THREADS = 256, ROWS = 16 }; /* vocabulary rows of a block */
+
+static __device__ void fault(unsigned long long *where, size_t row, int32_t id)
+{
+    atomicMin(where, (unsigned long long)row << 32 | (uint32_t)id);
+}
+
+template <class T>
+__global__ void embedding_forward_kernel(const int32_t *token, const float *token_weight,
+                                         const float *position_weight, T *out, size_t seq,
+                                         size_t hidden, size_t vocab, unsigned long long *faults)
+{
+    const size_t t = blockIdx.x;
+    const int32_t id = token[t];
+    if (id < 0 || (size_t)id >= vocab) {
+        if (threadIdx.x == 0)
+            fault(faults, t, id);
+        return;
+    }
+    const float *w = token_weight + (size_t)id * hidden;
+    const float *p = position_weight != NULL ? position_weight + t % seq * hidden : NULL;
+    for (size_t i = threadIdx.x; i < hidden; i += THREADS)
+        out[t * hidden + i] = from_float<T>(p != NULL ? w[i] + p[i] : w[i]);
+}
+
+template <class T>
+__global__ void token_backward_kernel(const int32_t *token, const T *d_out, float *d_weight,
+                                      size_t n_tokens, size_t hidden, size_t vocab,
+                                      unsigned long long *faults)
+{
+    __shared__ unsigned found[THREADS / WARP];
+    const size_t first = (size_t)blockIdx.x * ROWS,
+                 end = first + ROWS < vocab ? first + ROWS : vocab;
+    for (size_t t0 = 0; t0 < n_tokens; t0 += THREADS) {
+        const size_t t = t0 + threadIdx.x;
+        const int32_t id = t < n_tokens ? token[t] : 0;
+        const bool mine = t < n_tokens && id >= 0 && (size_t)id >= first && (size_t)id < end;
+        if (blockIdx.x == 0 && t < n_tokens && (id < 0 || (size_t)id >= vocab))
+            fault(faults, t, id);
+        if (!__syncthreads_or(mine))
+            continue;
+        const unsigned ballot = __ballot_sync(~0u, mine);
+        if (threadIdx.x % WARP == 0)
+            found[threadIdx.x / WARP] = ballot;
+        __syncthreads();
+        for (int w = 0; w < THREADS / WARP; w++)
+            for (unsigned left = found[w]; left != 0; left &= left - 1) {
+                const size_t row = t0 + (size_t)w * WARP + (size_t)(__ffs((int)left) - 1);
+                float *d = d_weight + (size_t)token[row] * hidden;
+                for (size_t i = threadIdx.x; i < hidden; i += THREADS)
+                    d[i] += to_float(d_out[row * hidden + i]);
+            }
+        __syncthreads();
+    }
+}
+
+template <class T>
+__global__ void position_backward_kernel(const T *d_out, float *d_weight, size_t n_tokens,
+                                         size_t seq, size_t hidden)
+{
+    const size_t position = blockIdx.x;
+    for (size_t i = threadIdx.x; i < hidden; i += THREADS) {
+        float sum = 0;
+        for (size_t t = position; t < n_tokens; t += seq)
+            sum += to_float(d_out[t * hidden + i]);
+        d_weight[position * hidden + i] += sum;
+    }
+}
+
+template <class T> static void forward(struct mb_stream *s, const struct mb_embedding_forward *a)
+{
+    embedding_forward_kernel<T><<<(unsigned)a->n_tokens, THREADS, 0, s->cuda>>>(
+        a->token, a->token_weight, a->position_weight, (T *)a->out, a->seq, a->hidden, a->vocab,
+        &s->faults->token);
+}
+
+template <class T> static void backward(struct mb_stream *s, const struct mb_embedding_backward *a)
+{
+    const size_t positions = a->seq < a->n_tokens ? a->seq : a->n_tokens;
+    token_backward_kernel<T><<<blocks_for(a->vocab, ROWS), THREADS, 0, s->cuda>>>(
+        a->token, (const T *)a->d_out, a->d_token_weight, a->n_tokens, a->hidden, a->vocab,
+        &s->faults->token);
+    if (a->d_position_weight == NULL)
+        return;
+    position_backward_kernel<T><<<(unsigned)positions, THREADS, 0, s->cuda>>>(
+        (const T *)a->d_out, a->d_position_weight, a->n_tokens, a->seq, a->hidden);
+}
+
+void mb_cuda_embedding_forward(struct mb_context *ctx, struct mb_stream *stream,
+                               const struct mb_embedding_forward *a)
+{
+    (void)ctx;
+    stream->token_vocab = a->vocab;
+    if (a->dtype == MB_DTYPE_BF16)
+        forward<bf16>(stream, a);
+    else
+        forward<float>(stream, a);
+    mb_cuda_launched(stream, "embedding");
+}
+
+void mb_cuda_embedding_backward(struct mb_context *ctx, struct mb_stream *stream,
+                                const struct mb_embedding_backward *a)
+{
+    (void)ctx;
+    stream->token_vocab = a->vocab;
+    if (a->dtype == MB_DTYPE_BF16)
+        backward<bf16>(stream, a);
+    else
+        backward<float>(stream, a);
+    mb_cuda_launched(stream, "embedding gradient");
+}

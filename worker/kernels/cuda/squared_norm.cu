@@ -1,0 +1,51 @@
+/* Sum of squares in double: partial sums of blocks, then their sum by one block. */
+#include "worker/kernels/cuda/device.cuh"
+
+enum { THREADS = 256, MAX_BLOCKS = 1024 };
+
+static __device__ double block_total(double x)
+{
+    __shared__ double shared[THREADS];
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    for (int i = THREADS / 2; i > 0; i /= 2) {
+        if ((int)threadIdx.x < i)
+            shared[threadIdx.x] += shared[threadIdx.x + i];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+__global__ void square_kernel(const float *x, size_t n, double *parts)
+{
+    double total = 0;
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS)
+        total += (double)x[i] * (double)x[i];
+    total = block_total(total);
+    if (threadIdx.x == 0)
+        parts[blockIdx.x] = total;
+}
+
+__global__ void total_kernel(const double *parts, unsigned n, double *sum)
+{
+    double total = 0;
+    for (unsigned i = threadIdx.x; i < n; i += THREADS)
+        total += parts[i];
+    total = block_total(total);
+    if (threadIdx.x == 0)
+        *sum += total;
+}
+
+void mb_cuda_squared_norm(struct mb_context *ctx, struct mb_stream *stream, const float *x,
+                          size_t n, double *sum)
+{
+    (void)ctx;
+    double *parts = (double *)stream->workspace;
+    const unsigned blocks = (unsigned)at_most(blocks_for(n, THREADS), MAX_BLOCKS);
+    if (n == 0)
+        return;
+    square_kernel<<<blocks, THREADS, 0, stream->cuda>>>(x, n, parts);
+    total_kernel<<<1, THREADS, 0, stream->cuda>>>(parts, blocks, sum);
+    mb_cuda_launched(stream, "squared_norm");
+}

@@ -1,0 +1,79 @@
+/*
+ * SwiGLU, 16 bytes of gates and of values a thread where rows allow it, else one of each. With
+ * s = 1 / (1 + exp(-g)), silu(g) = g s and silu'(g) = s (1 + g (1 - s)); computed in fp32.
+ */
+#include "worker/kernels/cuda/device.cuh"
+
+enum { THREADS = 256 };
+
+static __device__ __forceinline__ float sigmoid(float g)
+{
+    return 1.0f / (1.0f + expf(-g));
+}
+
+/* d_out NULL: forward, into out [n_rows, n]; else backward, into out [n_rows, 2 n]. */
+template <class T, int W>
+__global__ void swiglu_kernel(const T *x, const T *d_out, T *out, size_t n_rows, size_t n)
+{
+    typedef neighbours<T, W> packed;
+    const size_t per_row = n / W, i = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    if (i >= n_rows * per_row)
+        return;
+    const size_t row = i / per_row, column = i % per_row * W;
+    const packed gate = *(const packed *)(x + 2 * row * n + column);
+    const packed value = *(const packed *)(x + (2 * row + 1) * n + column);
+    packed first, second, d = {};
+    if (d_out != NULL)
+        d = *(const packed *)(d_out + row * n + column);
+    for (int k = 0; k < W; k++) {
+        const float g = to_float(gate.v[k]), u = to_float(value.v[k]), s = sigmoid(g);
+        if (d_out == NULL) {
+            first.v[k] = from_float<T>(g * s * u);
+        } else {
+            first.v[k] = from_float<T>(to_float(d.v[k]) * u * s * (1.0f + g * (1.0f - s)));
+            second.v[k] = from_float<T>(to_float(d.v[k]) * g * s);
+        }
+    }
+    if (d_out == NULL) {
+        *(packed *)(out + row * n + column) = first;
+    } else {
+        *(packed *)(out + 2 * row * n + column) = first;
+        *(packed *)(out + (2 * row + 1) * n + column) = second;
+    }
+}
+
+template <class T>
+static void run(struct mb_stream *stream, const void *x, const void *d_out, void *out,
+                size_t n_rows, size_t n)
+{
+    constexpr int N = vec<T>::N;
+    const bool vectors =
+        n % N == 0 && is_aligned(x) && is_aligned(out) && (d_out == NULL || is_aligned(d_out));
+    if (vectors)
+        swiglu_kernel<T, N><<<blocks_for(n_rows * (n / N), THREADS), THREADS, 0, stream->cuda>>>(
+            (const T *)x, (const T *)d_out, (T *)out, n_rows, n);
+    else
+        swiglu_kernel<T, 1><<<blocks_for(n_rows * n, THREADS), THREADS, 0, stream->cuda>>>(
+            (const T *)x, (const T *)d_out, (T *)out, n_rows, n);
+    mb_cuda_launched(stream, d_out == NULL ? "swiglu" : "swiglu gradient");
+}
+
+void mb_cuda_swiglu_forward(struct mb_context *ctx, struct mb_stream *stream,
+                            const struct mb_swiglu_forward *a)
+{
+    (void)ctx;
+    if (a->dtype == MB_DTYPE_BF16)
+        run<bf16>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+    else
+        run<float>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+}
+
+void mb_cuda_swiglu_backward(struct mb_context *ctx, struct mb_stream *stream,
+                             const struct mb_swiglu_backward *a)
+{
+    (void)ctx;
+    if (a->dtype == MB_DTYPE_BF16)
+        run<bf16>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+    else
+        run<float>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+}

@@ -1,0 +1,158 @@
+/*
+ * The parts of the model that have several forms: norms and positions.
+ *
+ *  1. check: what a configuration needs and the backend lacks is named before memory is taken.
+ *  2. fill: the tables of rotary positions, from the host.
+ *  3. With norm_1p the stored weight w stands for 1 + w: the sums are formed anew after each change
+ * of the weights, and a gradient by the sum is one by w.
+ */
+#include "base/alloc.h"
+#include "worker/model/gpt_internal.h"
+
+int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *c,
+                       struct mb_err *err)
+{
+    const struct {
+        int needed;
+        uint32_t feature;
+        const char *what;
+    } parts[] = {{c->norm == MB_GPT_RMSNORM, MB_FEATURE_RMSNORM, "RMSNorm"},
+                 {c->swiglu, MB_FEATURE_SWIGLU, "SwiGLU"},
+                 {c->positions == MB_GPT_ROPE, MB_FEATURE_ROPE, "rotary positions"},
+                 {c->positions != MB_GPT_LEARNED, MB_FEATURE_NO_POSITIONS,
+                  "embeddings without learned positions"}};
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (parts[i].needed && (dev->ops->features & parts[i].feature) == 0)
+            return mb_err_set(err, MB_EUNSUPPORTED, "the %s backend has no %s in this version",
+                              dev->ops->name, parts[i].what);
+    return 0;
+}
+
+static int fill_rope(struct mb_gpt *m, struct mb_err *err)
+{
+    const struct mb_device *dev = m->dev;
+    const size_t dim = mb_rope_dim(&m->c.rope, m->c.head_dim), n = m->c.seq * dim / 2;
+    float *cosine = mb_calloc(2 * n, sizeof(*cosine));
+    if (cosine == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory for rotary positions");
+    mb_rope_tables(&m->c.rope, dim, m->c.seq, cosine, cosine + n);
+    dev->ops->copy_in(dev->ctx, dev->stream, m->cosine, cosine, n * sizeof(float));
+    dev->ops->copy_in(dev->ctx, dev->stream, m->sine, cosine + n, n * sizeof(float));
+    mb_free(cosine);
+    return 0;
+}
+
+int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err)
+{
+    const struct mb_device *dev = m->dev;
+    const size_t h = m->c.hidden;
+    float *ones = m->c.norm_1p ? mb_calloc(h, sizeof(*ones)) : NULL;
+    if (m->c.norm_1p && ones == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory for the weights of norms");
+    for (size_t i = 0; ones != NULL && i < h; i++)
+        ones[i] = 1;
+    if (ones != NULL)
+        dev->ops->copy_in(dev->ctx, dev->stream, m->ones, ones, h * sizeof(*ones));
+    mb_free(ones);
+    return m->c.positions == MB_GPT_ROPE ? fill_rope(m, err) : 0;
+}
+
+static void add_one(struct mb_gpt *m, struct mb_gpt_norm_at norm)
+{
+    const struct mb_device *dev = m->dev;
+    const size_t h = m->c.hidden;
+    float *sum = m->norm_weights + norm.index * h;
+    dev->ops->zero(dev->ctx, dev->stream, sum, h * sizeof(float));
+    dev->ops->axpy(dev->ctx, dev->stream, sum, m->ones, h, 1);
+    dev->ops->axpy(dev->ctx, dev->stream, sum, m->weights + norm.at.weight, h, 1);
+}
+
+void mb_gpt_parts_weights_changed(struct mb_gpt *m)
+{
+    if (!m->c.norm_1p)
+        return;
+    for (size_t l = 0; l < m->c.n_layers; l++) {
+        add_one(m, m->layers[l].norm1);
+        add_one(m, m->layers[l].norm2);
+    }
+    add_one(m, m->final_norm);
+}
+
+static const float *norm_weight(const struct mb_gpt *m, struct mb_gpt_norm_at norm)
+{
+    return m->c.norm_1p ? m->norm_weights + norm.index * m->c.hidden : m->weights + norm.at.weight;
+}
+
+void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
+                         float *mean, float *rstd)
+{
+    const struct mb_device *dev = m->dev;
+    if (m->c.norm == MB_GPT_RMSNORM) {
+        struct mb_rmsnorm_forward a = {.x = x,
+                                       .weight = norm_weight(m, norm),
+                                       .out = out,
+                                       .rstd = rstd,
+                                       .n_rows = m->n_tokens,
+                                       .hidden = m->c.hidden,
+                                       .eps = m->c.norm_eps,
+                                       .dtype = m->c.dtype};
+        dev->ops->rmsnorm_forward(dev->ctx, dev->stream, &a);
+        return;
+    }
+    struct mb_layernorm_forward a = {.x = x,
+                                     .weight = norm_weight(m, norm),
+                                     .bias = m->weights + norm.at.bias,
+                                     .out = out,
+                                     .mean = mean,
+                                     .rstd = rstd,
+                                     .n_rows = m->n_tokens,
+                                     .hidden = m->c.hidden,
+                                     .eps = m->c.norm_eps,
+                                     .dtype = m->c.dtype};
+    dev->ops->layernorm_forward(dev->ctx, dev->stream, &a);
+}
+
+void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x,
+                          const float *mean, const float *rstd, const void *d_out)
+{
+    const struct mb_device *dev = m->dev;
+    if (m->c.norm == MB_GPT_RMSNORM) {
+        struct mb_rmsnorm_backward a = {.x = x,
+                                        .weight = norm_weight(m, norm),
+                                        .rstd = rstd,
+                                        .d_out = d_out,
+                                        .d_x = m->d_residual,
+                                        .d_weight = m->grads + norm.at.weight,
+                                        .n_rows = m->n_tokens,
+                                        .hidden = m->c.hidden,
+                                        .dtype = m->c.dtype};
+        dev->ops->rmsnorm_backward(dev->ctx, dev->stream, &a);
+        return;
+    }
+    struct mb_layernorm_backward a = {.x = x,
+                                      .weight = norm_weight(m, norm),
+                                      .mean = mean,
+                                      .rstd = rstd,
+                                      .d_out = d_out,
+                                      .d_x = m->d_residual,
+                                      .d_weight = m->grads + norm.at.weight,
+                                      .d_bias = m->grads + norm.at.bias,
+                                      .n_rows = m->n_tokens,
+                                      .hidden = m->c.hidden,
+                                      .dtype = m->c.dtype};
+    dev->ops->layernorm_backward(dev->ctx, dev->stream, &a);
+}
+
+void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse)
+{
+    if (m->c.positions != MB_GPT_ROPE)
+        return;
+    struct mb_rope a = {.shape = mb_gpt_attention_shape(m),
+                        .qkv = qkv,
+                        .cosine = m->cosine,
+                        .sine = m->sine,
+                        .rotary_dim = mb_rope_dim(&m->c.rope, m->c.head_dim),
+                        .inverse = inverse,
+                        .dtype = m->c.dtype};
+    m->dev->ops->rope(m->dev->ctx, m->dev->stream, &a);
+}

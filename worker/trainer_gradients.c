@@ -1,0 +1,74 @@
+/*
+ * Gradients of all ranks become one sum.
+ *
+ *  1. Without --overlap-grad-reduce: one operation over the whole buffer after the backward pass,
+ *     a reduce-scatter where each rank updates its range only, else an all-reduce.
+ *  2. With it: during the last micro batch's backward pass the model says which gradients are
+ *     final; they gather into buckets, and a bucket is reduced while the pass goes on. With the
+ *     distributed optimizer a rank's range is one stretch of the whole buffer, so that a bucket has
+ *     one owner or two: each part is reduced to its owner.
+ *  3. Both end with this rank's share of the squared norm.
+ * Failures are the communicator's, which keeps them until it is waited for.
+ */
+#include "worker/trainer.h"
+
+static void reduce_range(struct mb_trainer *t, size_t begin, size_t end)
+{
+    float *grads = mb_gpt_grads(t->gpt);
+    if (!t->args.use_distributed_optimizer) {
+        mb_comm_allreduce(t->comm, &t->dev, grads + begin, end - begin, MB_COMM_F32, MB_COMM_SUM);
+        return;
+    }
+    for (uint32_t r = t->world_size; r-- > 0;) {
+        size_t from = begin, to = end;
+        if (mb_buckets_part(t->n_elements, t->world_size, r, &from, &to)) {
+            mb_comm_reduce(t->comm, &t->dev, grads + from, to - from, MB_COMM_F32, MB_COMM_SUM, r);
+        }
+    }
+}
+
+static void gradients_final(void *arg, size_t begin, size_t end)
+{
+    struct mb_trainer *t = arg;
+    size_t from, to;
+    if (mb_buckets_add(&t->buckets, begin, end, &from, &to)) {
+        reduce_range(t, from, to);
+    }
+}
+
+void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step)
+{
+    const int64_t given = t->args.ddp_bucket_size;
+    if (t->args.overlap_grad_reduce && t->world_size > 1) {
+        mb_buckets_start(&t->buckets, t->n_elements,
+                         given != MB_ARGS_NONE ? (size_t)given : mb_buckets_default(t->world_size));
+        step->grads_final = gradients_final;
+        step->arg = t;
+    }
+}
+
+int mb_trainer_squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
+                            struct mb_err *err)
+{
+    struct mb_device *d = &t->dev;
+    d->ops->zero(d->ctx, d->stream, t->norm_device, sizeof *out);
+    d->ops->squared_norm(d->ctx, d->stream, p, n, t->norm_device);
+    d->ops->copy_out(d->ctx, d->stream, out, t->norm_device, sizeof *out);
+    return d->ops->synchronize(d->ctx, d->stream, err);
+}
+
+int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err)
+{
+    float *grads = mb_gpt_grads(t->gpt);
+    if (t->args.overlap_grad_reduce && t->world_size > 1) {
+        /* Every bucket is under way. */
+    } else if (t->args.use_distributed_optimizer) {
+        mb_comm_reduce_scatter(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+    } else {
+        mb_comm_allreduce(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+    }
+    int rc = mb_comm_synchronize(t->comm, err);
+    /* Each rank its range in all cases, so that all give the same norm. */
+    return rc != 0 ? rc
+                   : mb_trainer_squared_norm(t, grads + t->begin, t->end - t->begin, norm2, err);
+}

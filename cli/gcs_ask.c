@@ -6,10 +6,12 @@
 
 #include <string.h>
 #include <uv.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/grpc/grpc.h"
 #include "base/str.h"
 #include "gcs/client.h"
+#include "gcs/tls.h"
 #include "gcs/token.h"
 
 struct question {
@@ -60,11 +62,11 @@ static void talk(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opts
         return;
     if (mb_gcs_connect(gcs, &q->err) == 0)
         while (!q->done)
-            uv_run(loop, UV_RUN_ONCE);
+            mb_loop_turn(loop);
     q->done = 1; /* what comes while closing is no answer */
     mb_gcs_close(gcs, on_closed, &closed);
     while (!closed)
-        uv_run(loop, UV_RUN_ONCE);
+        mb_loop_turn(loop);
 }
 
 static int ask(const char *address, struct question *q, struct mb_err *err)
@@ -82,11 +84,11 @@ static int ask(const char *address, struct question *q, struct mb_err *err)
         mb_free(token);
         return mb_err_set(err, MB_ENOMEM, "no event loop");
     }
-    if (mb_grpc_create(&loop, &grpc, &q->err) == 0) {
+    if (mb_gcs_grpc_create(&loop, &grpc, &q->err) == 0) {
         talk(&loop, grpc, &opts, q);
         mb_grpc_stop(grpc, on_closed, &closed);
         while (!closed)
-            uv_run(&loop, UV_RUN_ONCE);
+            mb_loop_turn(&loop);
         mb_grpc_destroy(grpc);
     }
     uv_loop_close(&loop);

@@ -8,8 +8,9 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/clock.h"
 
-enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200 };
+enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200, LOST_MS = 300 * 1000 };
 
 /* ---- shared ---- */
 
@@ -236,6 +237,27 @@ static int act_status(struct mb_cli *cli, struct mb_rest *rest, const struct job
     return 0;
 }
 
+/* Until it has ended. The stop goes on while its head restarts, or another one takes over: that is
+ * waited for, up to LOST_MS without an answer. */
+static int wait_for_end(struct mb_rest *rest, const char *id, json_t **job, struct mb_err *err)
+{
+    uint64_t heard_ms = mb_mono_ms();
+
+    for (;;) {
+        int rc = mb_job_get(rest, id, job, err);
+
+        if (rc == 0 && mb_job_is_terminal(*job))
+            return 0;
+        if (rc == 0) {
+            json_decref(*job);
+            heard_ms = mb_mono_ms();
+        } else if (rc == MB_ENOENT || rc == MB_EDENIED || mb_mono_ms() - heard_ms > LOST_MS) {
+            return rc;
+        }
+        poll(NULL, 0, POLL_MS); /* the head's stop grace bounds this */
+    }
+}
+
 static int act_stop(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
                     const char *id, int *status, struct mb_err *err)
 {
@@ -253,10 +275,7 @@ static int act_stop(struct mb_cli *cli, struct mb_rest *rest, const struct job_a
     json_decref(answer);
     if (args->no_wait)
         return 0;
-    while ((rc = mb_job_get(rest, id, &job, err)) == 0 && !mb_job_is_terminal(job)) {
-        json_decref(job);
-        poll(NULL, 0, POLL_MS); /* the head's stop grace bounds this */
-    }
+    rc = wait_for_end(rest, id, &job, err);
     if (rc != 0)
         return rc;
     if (args->common.json)

@@ -45,6 +45,7 @@ int mb_job_get(struct mb_rest *rest, const char *id, json_t **out, struct mb_err
 struct mb_follow_opts {
     struct mb_log_lines *lines; /* where the bytes go */
     int64_t rank;               /* -1: the driver's log */
+    int64_t attempt;            /* of ranks; 0: the newest. Following: later ones come after it */
     uint64_t since_unix_ms;     /* 0: not said */
     int64_t tail_lines;         /* -1: not said */
     int has_start;              /* one of the two above: what lies before is not missed */
@@ -59,7 +60,8 @@ struct mb_follow_opts {
  */
 int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                   json_t **job, struct mb_err *err);
-/* The same for the logs of all ranks; rank of opts is passed over. */
+/* The same for the logs of all ranks; rank of opts is passed over. Another attempt of the gang,
+ * with however many ranks, begins on stderr with its number, and at the first byte of its logs. */
 int mb_job_merge(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                  json_t **job, struct mb_err *err);
 

@@ -6,6 +6,7 @@
  *     close was not clean: connect again after 0.1 to 2 s, by offset: nothing is lost or repeated.
  *  A server that is not ours sends text from the beginning: what former connections printed is
  *     passed over.
+ *  Another attempt of the gang: its number is said on stderr, and offsets are those of its log.
  *  Bytes that the server released meanwhile: said on stderr with their number. So is a log whose
  *     node is gone, with the store that it comes from and the byte up to which it is there.
  *  The server says that there is no such log, or that it cannot be read while the job has ended or
@@ -35,6 +36,7 @@ struct follow {
     uint64_t offset;     /* the next byte of the log; text: bytes printed so far */
     uint64_t skip_bytes; /* text: of this connection, printed by former ones */
     int has_offset;      /* offset counts: the server said it, or bytes came */
+    int64_t attempt;     /* of a rank: whose log the offset is of; 0: not known */
     int is_text;         /* a server that knows no offsets */
     int status_code;
     int failed; /* printing: err says why */
@@ -60,11 +62,29 @@ static void on_binary(void *arg, const void *p, size_t n)
     show(arg, p, n);
 }
 
-/* A log whose node is gone comes from a store: "complete_to": N, "source": URL. */
-static void take_source(const char *text)
+/* The log of another attempt begins. */
+static void turn_attempt(struct follow *f, int64_t attempt, const char *former_lost)
+{
+    if (f->attempt != 0) {
+        f->failed = mb_log_lines_end(f->opts->lines, f->err) != 0;
+        if (*former_lost != '\0')
+            fprintf(stderr, "mobula: attempt %" PRId64 ": %s\n", f->attempt, former_lost);
+        fprintf(stderr, "mobula: attempt %" PRId64 " begins\n", attempt);
+        f->offset = 0;
+        f->has_offset = 1;
+    }
+    f->attempt = attempt;
+}
+
+/* What a position says beside it: "attempt" of a rank; "complete_to" and "source" of a log whose
+ * node is gone, which comes from a store. */
+static void take_rest(struct follow *f, const char *text)
 {
     json_t *o = json_loads(text, 0, NULL);
+    int64_t attempt = json_integer_value(json_object_get(o, "attempt"));
 
+    if (attempt > 0 && attempt != f->attempt)
+        turn_attempt(f, attempt, mb_job_text(o, "former_lost"));
     mb_job_say_source(o, -1);
     json_decref(o);
 }
@@ -81,7 +101,7 @@ static int take_position(struct follow *f, const char *text, size_t n)
     copy[n] = '\0';
     if (sscanf(copy, "{\"offset\": %" SCNu64 ", \"lost\": %" SCNu64, &offset, &lost) != 2)
         return 0;
-    take_source(copy);
+    take_rest(f, copy);
     if (f->has_offset && offset > f->offset)
         fprintf(stderr,
                 "mobula: %" PRIu64 " bytes of the log were released before they were read\n",
@@ -133,6 +153,8 @@ static char *url_of(const struct mb_rest *rest, const char *path, const struct f
         rc |= mb_buf_printf(&b, "&tail=%" PRId64, o->tail_lines);
     if (o->rank >= 0)
         rc |= mb_buf_printf(&b, "&rank=%" PRId64, o->rank);
+    if (f->attempt > 0)
+        rc |= mb_buf_printf(&b, "&attempt=%" PRId64, f->attempt);
     if (o->once)
         rc |= mb_buf_puts(&b, "&follow=0");
     if (rc == 0)
@@ -192,7 +214,7 @@ static int judge(struct mb_rest *rest, const char *id, const struct follow *f, u
 int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                   json_t **job, struct mb_err *err)
 {
-    struct follow f = {.opts = opts};
+    struct follow f = {.opts = opts, .attempt = opts->attempt};
     struct mb_err ignored;
     uint64_t seen_ms = mb_mono_ms();
     unsigned pause_ms = BACKOFF_MIN_MS;

@@ -19,7 +19,7 @@
 struct logs_args {
     struct mb_job_common common;
     const char *grep, *since;
-    int64_t rank, tail;
+    int64_t rank, attempt, tail;
     int follow, merge;
 };
 
@@ -64,6 +64,7 @@ static int show(struct mb_rest *rest, const char *id, const struct logs_args *ar
     struct mb_log_lines lines = {.view = view, .rank = args->rank};
     struct mb_follow_opts opts = {.lines = &lines,
                                   .rank = args->rank,
+                                  .attempt = args->attempt,
                                   .tail_lines = args->tail,
                                   .has_start = args->tail >= 0 || args->since != NULL,
                                   .once = !args->follow};
@@ -105,6 +106,8 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         rc = mb_err_set(&err, MB_EINVAL, "job logs: expected one submission id");
     if (rc == 0 && args.merge && args.rank >= 0)
         rc = mb_err_set(&err, MB_EINVAL, "job logs: --merge shows all ranks, --rank one");
+    if (rc == 0 && args.attempt > 0 && !args.merge && args.rank < 0)
+        rc = mb_err_set(&err, MB_EINVAL, "job logs: --attempt goes with --rank or --merge");
     if (rc == 0)
         rc = mb_log_view_init(&view, args.grep, &err);
     if (rc == 0)
@@ -133,6 +136,8 @@ static const struct mb_option options[] = {
      "the log of this rank, whichever node it is on", 0, INT32_MAX},
     MB_JOB_OPTION("merge", 0, NULL, MB_OPTION_FLAG, struct logs_args, merge,
                   "the logs of all ranks, tagged, in the order of time (to a second)"),
+    {"attempt", 0, "N", MB_OPTION_INT, offsetof(struct logs_args, attempt),
+     "of ranks: this attempt's logs, with -f from it on (the newest)", 1, INT32_MAX},
     MB_JOB_OPTION("grep", 0, "PATTERN", MB_OPTION_STRING, struct logs_args, grep,
                   "only lines that match this extended regular expression"),
     MB_JOB_OPTION("since", 0, "TIME", MB_OPTION_STRING, struct logs_args, since,
@@ -144,7 +149,8 @@ static const struct mb_option options[] = {
 const struct mb_verb mb_verb_job_logs = {
     .name = "logs",
     .summary = "print the output of a job",
-    .synopsis = "[-f] [--rank N | --merge] [--grep PATTERN] [--since TIME] [--tail N] ID",
+    .synopsis =
+        "[-f] [--rank N | --merge] [--attempt N] [--grep PATTERN] [--since TIME] [--tail N] ID",
     .examples = "  mobula job logs -f raysubmit_x\n"
                 "  mobula job logs --merge --since 10m --grep 'loss|error' raysubmit_x\n",
     .options = options,

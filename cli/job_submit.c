@@ -1,8 +1,7 @@
 /*
  * mobula job submit.
  *  1. the request is built from the flags; --working-dir becomes runtime_env.working_dir;
- *  2. a directory is hashed; if the head does not have the package yet, it is zipped into a
- *     temporary file (unlinked at once) and sent;
+ *  2. directories and files of this machine in it are uploaded (job_upload.c);
  *  3. POST; 4. unless --no-wait, the log is followed; the exit status is the job's.
  *
  *  The connection breaks after the POST: nobody knows whether the job was taken. So the job's name
@@ -10,21 +9,18 @@
  *  with the same job by our head, and on a stock Ray head, which refuses the name, the key shows
  *  that the job is the one that was sent.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/moment.h"
 #include "base/str.h"
 #include "cli/job.h"
-#include "cli/package.h"
+#include "cli/job_upload.h"
+#include "cli/yaml_json.h"
 
 enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 
@@ -37,7 +33,7 @@ enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 struct submit_args {
     struct mb_job_common common;
     const char *submission_id, *job_id, *runtime_env, *runtime_env_json, *working_dir, *metadata;
-    const char *resources, *labels, *driver_on;
+    const char *resources, *labels, *driver_on, *deadline;
     double num_cpus, num_gpus;
     int64_t memory;
     uint64_t memory_limit_bytes, nofile;
@@ -53,7 +49,8 @@ static const struct mb_option options[] = {
     OPTION("job-id", "ID", MB_OPTION_STRING, job_id, NULL),
     OPTION("working-dir", "DIR", MB_OPTION_STRING, working_dir,
            "uploaded, the job's working directory; or a URL of a package"),
-    OPTION("runtime-env", "FILE", MB_OPTION_STRING, runtime_env, "runtime environment, JSON"),
+    OPTION("runtime-env", "FILE", MB_OPTION_STRING, runtime_env,
+           "runtime environment, YAML or JSON"),
     OPTION("runtime-env-json", "JSON", MB_OPTION_STRING, runtime_env_json,
            "runtime environment, e.g. {\"env_vars\": {\"A\": \"1\"}}"),
     OPTION("metadata-json", "JSON", MB_OPTION_STRING, metadata, "strings kept with the job"),
@@ -69,6 +66,8 @@ static const struct mb_option options[] = {
     OPTION("nofile", "N", MB_OPTION_SIZE, nofile, "open files of each process of the job"),
     OPTION("driver-on", "WHERE", MB_OPTION_STRING, driver_on,
            "head, or gpu-node: the command runs on a node that has GPUs (head)"),
+    OPTION("deadline", "TIME", MB_OPTION_STRING, deadline,
+           "mobula train and run save and end by then: 90m, 2026-11-22T10:00:00Z"),
     OPTION("pipefail", NULL, MB_OPTION_FLAG, pipefail,
            "end at the first command that fails, also inside a pipe: -- 'a | b; c'"),
     OPTION("no-wait", NULL, MB_OPTION_FLAG, no_wait, "do not follow the log"),
@@ -90,6 +89,22 @@ static json_t *parse_object(const char *text, const char *flag, struct mb_err *e
     return NULL;
 }
 
+/* JSON first: a tab, say, is nothing to it and an error in YAML. */
+static json_t *parse_runtime_env(const char *path, const struct mb_buf *text, struct mb_err *err)
+{
+    json_t *env = json_loadb(mb_buf_str(text), text->len, 0, NULL);
+    int rc = env != NULL ? 0 : mb_yaml_json(mb_buf_str(text), text->len, &env, err);
+
+    if (rc == 0 && !json_is_object(env))
+        rc =
+            mb_err_set(err, MB_EINVAL, "it has to be names with values, e.g. env_vars: {A: \"1\"}");
+    if (rc == 0)
+        return env;
+    json_decref(env);
+    mb_err_wrap(err, "job submit: --runtime-env %s", path);
+    return NULL;
+}
+
 static json_t *read_runtime_env(const struct submit_args *a, struct mb_err *err)
 {
     struct mb_buf text = {0};
@@ -105,7 +120,7 @@ static json_t *read_runtime_env(const struct submit_args *a, struct mb_err *err)
         return json_object();
     if (mb_fs_read(a->runtime_env, RUNTIME_ENV_MAX_BYTES, &text, err) != 0)
         return NULL;
-    env = parse_object(mb_buf_str(&text), "--runtime-env (YAML is not read here)", err);
+    env = parse_runtime_env(a->runtime_env, &text, err);
     mb_buf_close(&text);
     return env;
 }
@@ -143,21 +158,40 @@ static int add_object(json_t *request, const char *field, const char *text, cons
 }
 
 /* A flag wins over the same variable in --runtime-env. */
-static int add_limit(json_t *env, const char *name, uint64_t value, struct mb_err *err)
+static int add_variable(json_t *env, const char *name, const char *value, struct mb_err *err)
 {
     json_t *vars = json_object_get(env, "env_vars");
-    char number[24];
 
-    if (value == 0)
-        return 0;
     if (vars == NULL) {
         vars = json_object();
         json_object_set_new(env, "env_vars", vars);
     }
-    snprintf(number, sizeof(number), "%llu", (unsigned long long)value);
-    if (json_object_set_new(vars, name, json_string(number)) != 0)
+    if (json_object_set_new(vars, name, json_string(value)) != 0)
         return mb_err_set(err, MB_EINVAL, "job submit: env_vars must be an object");
     return 0;
+}
+
+static int add_limit(json_t *env, const char *name, uint64_t value, struct mb_err *err)
+{
+    char number[24];
+
+    snprintf(number, sizeof(number), "%llu", (unsigned long long)value);
+    return value == 0 ? 0 : add_variable(env, name, number, err);
+}
+
+/* As a point in time: the job may wait in the queue, and its clock runs from here. */
+static int add_deadline(json_t *env, const char *text, struct mb_err *err)
+{
+    uint64_t ms;
+    char value[40];
+
+    if (text == NULL)
+        return 0;
+    if (mb_moment_parse(text, mb_unix_ms(), "--deadline", &ms, err) != 0)
+        return MB_EINVAL;
+    snprintf(value, sizeof(value), "@%llu.%03u", (unsigned long long)(ms / 1000),
+             (unsigned)(ms % 1000));
+    return add_variable(env, "MOBULA_DEADLINE", value, err);
 }
 
 /* "raysubmit_" and 16 characters, as a head would choose it. */
@@ -249,6 +283,7 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
 
     if (env == NULL || add_limit(env, "MOBULA_JOB_MEMORY_LIMIT", a->memory_limit_bytes, err) != 0 ||
         add_limit(env, "MOBULA_JOB_NOFILE", a->nofile, err) != 0 ||
+        add_deadline(env, a->deadline, err) != 0 ||
         add_object(request, "metadata", a->metadata, "--metadata-json", err) != 0 ||
         add_object(request, "entrypoint_resources", a->resources, "--entrypoint-resources", err) !=
             0 ||
@@ -285,113 +320,18 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     return request;
 }
 
-/* ---- the working directory ---- */
-
-/* A file without a name, in TMPDIR or /tmp. A container may have neither, or only such that cannot
- * be written: then it is in memory. */
-static int open_unnamed(struct mb_err *err)
-{
-    const char *tmp = getenv("TMPDIR");
-    char *name = mb_asprintf("%s/mobula-package-XXXXXX", tmp != NULL ? tmp : "/tmp");
-    int fd = name != NULL ? mkostemp(name, O_CLOEXEC) : -1;
-
-    if (fd >= 0)
-        unlink(name);
-    else if (name != NULL && tmp == NULL && (errno == ENOENT || errno == EROFS || errno == EACCES))
-        fd = memfd_create("mobula-package", MFD_CLOEXEC);
-    if (fd < 0)
-        mb_err_sys(err, name != NULL ? errno : ENOMEM, "%s", name != NULL ? name : "package");
-    mb_free(name);
-    return fd;
-}
-
-static int put_package(struct mb_rest *rest, const struct mb_package *p, const char *dir,
-                       const char *path, struct mb_err *err)
-{
-    int fd = open_unnamed(err), rc;
-    struct mb_rest_answer answer;
-    struct stat st;
-
-    if (fd < 0)
-        return err->code;
-    rc = mb_package_zip(p, dir, fd, err);
-    if (rc == 0 && fstat(fd, &st) != 0)
-        rc = mb_err_sys(err, errno, "package");
-    if (rc == 0)
-        rc = mb_rest_put_file(rest, path, fd, (size_t)st.st_size, &answer, err);
-    if (rc == 0) {
-        if (answer.status != 200)
-            rc = mb_err_set(err, MB_ESTATE,
-                            "working_dir %s: the head refused it: status %ld: %.200s", dir,
-                            answer.status, mb_buf_str(&answer.body));
-        mb_buf_close(&answer.body);
-    }
-    close(fd);
-    return rc;
-}
-
-static int has_package(struct mb_rest *rest, const char *path, int *has, struct mb_err *err)
-{
-    struct mb_rest_answer answer;
-    int rc = mb_rest_call(rest, "GET", path, NULL, &answer, err);
-
-    if (rc != 0)
-        return rc;
-    *has = answer.status == 200;
-    if (answer.status != 200 && answer.status != 404)
-        rc = mb_err_set(err, MB_ESTATE, "%s: status %ld", path, answer.status);
-    mb_buf_close(&answer.body);
-    return rc;
-}
-
-/* runtime_env.excludes as a NULL-terminated list borrowed from env; NULL when memory is out. */
-static const char **list_excludes(const json_t *env)
-{
-    json_t *list = json_object_get(env, "excludes"), *item;
-    const char **out = mb_calloc(json_array_size(list) + 1, sizeof(*out));
-    size_t i, n = 0;
-
-    json_array_foreach(list, i, item)
-    {
-        if (out != NULL && json_is_string(item))
-            out[n++] = json_string_value(item);
-    }
-    return out;
-}
-
-/* A real Ray head has no such path: its limit stays, and it places nothing. */
-struct head_limits {
-    uint64_t package_bytes;
-    uint64_t kept_bytes; /* a head that takes over has packages up to this size; 0: there is none */
-    int places_drivers;
-};
-
-static int ask_limits(struct mb_rest *rest, struct head_limits *out, struct mb_err *err)
-{
-    json_t *answer = NULL;
-    int rc = mb_rest_json(rest, "GET", "/api/mobula/limits", NULL, &answer, err);
-    json_int_t limit = json_integer_value(json_object_get(answer, "max_package_bytes"));
-
-    *out = (struct head_limits){.package_bytes = MB_PACKAGE_MAX_BYTES};
-    out->places_drivers = json_is_true(json_object_get(answer, "places_drivers"));
-    out->kept_bytes =
-        (uint64_t)json_integer_value(json_object_get(answer, "max_kept_package_bytes"));
-    json_decref(answer);
-    if (limit > 0)
-        out->package_bytes = (uint64_t)limit;
-    return rc == MB_ENOENT ? 0 : rc;
-}
+/* ---- where the driver runs ---- */
 
 static int place_driver(struct mb_rest *rest, const struct submit_args *a, json_t *request,
                         struct mb_err *err)
 {
-    struct head_limits limits;
+    struct mb_head_limits limits;
     char *entrypoint;
     int rc;
 
     if (!on_gpu_node(a))
         return 0;
-    rc = ask_limits(rest, &limits, err);
+    rc = mb_job_ask_limits(rest, &limits, err);
     if (rc != 0 || limits.places_drivers)
         return rc;
     rc = check_stock_head(a, json_object_get(request, "runtime_env"), err);
@@ -404,49 +344,6 @@ static int place_driver(struct mb_rest *rest, const struct submit_args *a, json_
         json_object_set_new(request, "entrypoint", json_string(entrypoint)) != 0)
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     mb_free(entrypoint);
-    return rc;
-}
-
-/* A directory in runtime_env.working_dir is uploaded and replaced by its gcs:// URI. */
-static int upload_working_dir(struct mb_rest *rest, json_t *env, struct mb_err *err)
-{
-    const char *dir = json_string_value(json_object_get(env, "working_dir"));
-    const char **excludes;
-    struct head_limits limits;
-    struct mb_package p;
-    char path[96], uri[64];
-    struct stat st;
-    int has = 0, rc;
-
-    if (dir == NULL || strstr(dir, "://") != NULL)
-        return 0;
-    if (stat(dir, &st) != 0)
-        return mb_err_sys(err, errno, "working_dir %s", dir);
-    if (!S_ISDIR(st.st_mode))
-        return mb_err_set(err, MB_EINVAL, "working_dir %s is not a directory", dir);
-    rc = ask_limits(rest, &limits, err);
-    if (rc != 0)
-        return rc;
-    excludes = list_excludes(env);
-    if (excludes == NULL)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    rc = mb_package_scan(dir, excludes, limits.package_bytes, &p, err);
-    mb_free(excludes);
-    if (rc != 0)
-        return rc;
-    snprintf(path, sizeof(path), "/api/packages/gcs/%s", p.name);
-    snprintf(uri, sizeof(uri), "gcs://%s", p.name);
-    rc = has_package(rest, path, &has, err);
-    if (rc == 0 && !has)
-        rc = put_package(rest, &p, dir, path, err);
-    if (rc == 0 && limits.kept_bytes > 0 && p.total_bytes > limits.kept_bytes)
-        fprintf(stderr,
-                "mobula: working_dir %s has more than %llu MiB: if the head's node is lost before "
-                "the job starts, the job fails\n",
-                dir, (unsigned long long)(limits.kept_bytes >> 20));
-    mb_package_close(&p);
-    if (rc == 0)
-        json_object_set_new(env, "working_dir", json_string(uri));
     return rc;
 }
 
@@ -524,7 +421,7 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
     int rc = place_driver(rest, a, request, err);
 
     if (rc == 0)
-        rc = upload_working_dir(rest, json_object_get(request, "runtime_env"), err);
+        rc = mb_job_upload(rest, json_object_get(request, "runtime_env"), err);
     if (rc == 0)
         rc = post(rest, request, &answer, err);
     if (is_duplicate(rc, err))
@@ -590,6 +487,7 @@ const struct mb_verb mb_verb_job_submit = {
     .synopsis = "[OPTIONS] -- COMMAND...",
     .examples = "  mobula job submit -- mobula train --num-nodes 2 --gpus-per-node 8 ...\n"
                 "  mobula job submit --no-wait --working-dir . -- python main.py\n"
+                "  mobula job submit --runtime-env env.yaml -- python main.py\n"
                 "  mobula job submit --pipefail -- 'python main.py | tee out.txt'\n",
     .options = options,
     .run = run,

@@ -15,7 +15,9 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/fs.h"
+#include "base/moment.h"
 #include "base/str.h"
 #include "cli/driver/driver.h"
 #include "cli/slurm_step.h"
@@ -223,6 +225,32 @@ static int check_elastic(const struct mb_launch *l, struct mb_err *err)
     return 0;
 }
 
+static int read_deadline(const struct mb_launch *l, uint64_t *out, struct mb_err *err)
+{
+    const char *text = l->deadline ? l->deadline : getenv("MOBULA_DEADLINE");
+    uint64_t now = mb_unix_ms();
+    int rc;
+
+    *out = 0;
+    if (!text || !text[0])
+        return 0;
+    rc = mb_moment_parse(text, now, l->deadline ? "--deadline" : "MOBULA_DEADLINE", out, err);
+    if (!rc && *out <= now)
+        rc = mb_err_set(err, MB_ETIMEOUT, "the deadline %s is over already", text);
+    return rc;
+}
+
+/* What the node of this job's driver knows of the job of its pod; over already: the agents know
+ * what follows. */
+static int read_estimate(uint64_t *out, struct mb_err *err)
+{
+    static const char name[] = "MOBULA_ESTIMATED_DEADLINE";
+    const char *text = getenv(name);
+
+    *out = 0;
+    return text && text[0] ? mb_moment_parse(text, mb_unix_ms(), name, out, err) : 0;
+}
+
 static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
 {
     struct context c = {0};
@@ -234,6 +262,8 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     if (!o.address || check_elastic(l, &err) < 0 || identify(&c, l, &err) < 0 ||
         mb_token_load(NULL, &c.token, &err) < 0 || collect_env(&c, &err) < 0 ||
         (l->as_driver && add_drivers_env(&c, &err) < 0) ||
+        read_deadline(l, &o.deadline_unix_ms, &err) < 0 ||
+        read_estimate(&o.estimated_deadline_unix_ms, &err) < 0 ||
         tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
@@ -261,10 +291,15 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.tag_ranks = l->tag_ranks && l->num_nodes * o.ranks_per_node > 1;
     o.save_dir = c.save_dir;
     o.checkpoint_url = l->checkpoint_url;
+    o.checkpoint_keep_last = (uint32_t)l->checkpoint_keep_last;
+    o.local_keep_last = (uint32_t)l->local_keep_last;
     o.load_url = l->load_url;
+    o.inputs = l->inputs;
+    o.n_inputs = l->n_inputs;
     o.priority = (int)l->priority;
     o.reserve_timeout_ms = l->wait_timeout_ms;
     o.stop_grace_ms = l->stop_grace_ms;
+    o.drain_timeout_ms = l->drain_timeout_ms;
     o.lease_ms = l->lease_ms;
     o.max_restarts = (uint32_t)l->max_restarts;
     o.restart_delay_ms = l->restart_delay_ms;

@@ -9,6 +9,8 @@
 #include "base/err.h"
 #include "cli/options.h"
 
+struct mb_driver_input;
+
 struct mb_launch {
     const char *address;
     const char *name;
@@ -16,19 +18,25 @@ struct mb_launch {
     int64_t gpus_per_node;
     int64_t ranks_per_node; /* without GPUs; 0: not given */
     const char *checkpoint_url;
+    int64_t checkpoint_keep_last;
+    int64_t local_keep_last; /* of `run`; a trainer keeps its own directory */
     const char *load_url;
     const char *save_dir;
     int64_t priority;
     uint64_t wait_timeout_ms;
     uint64_t stop_grace_ms;
+    uint64_t drain_timeout_ms; /* 0: not given, as long as it takes */
     uint64_t lease_ms;
     int64_t max_restarts;
     uint64_t restart_delay_ms;
     int64_t min_nodes; /* 0: not given, all of num_nodes */
     uint64_t elastic_wait_ms;
+    const char *deadline; /* NULL: MOBULA_DEADLINE, or none */
     /* Filled by the verb, not by options. */
     const char *const *argv; /* of a rank; NULL-terminated */
     const char *entrypoint;
+    const struct mb_driver_input *inputs; /* of a trainer, from object stores */
+    size_t n_inputs;
     int use_gpu;
     int is_worker;
     int tag_ranks;
@@ -64,6 +72,14 @@ struct mb_launch {
          "s3://bucket/prefix or file:///dir that checkpoints are made durable in",                 \
          0,                                                                                        \
          0},                                                                                       \
+        {"checkpoint-keep-last",                                                                   \
+         0,                                                                                        \
+         "K",                                                                                      \
+         MB_OPTION_INT,                                                                            \
+         offsetof(type, field.checkpoint_keep_last),                                               \
+         "delete all but the newest K checkpoints below --checkpoint-url (0: keep all)",           \
+         0,                                                                                        \
+         100000},                                                                                  \
         {"address",                                                                                \
          0,                                                                                        \
          "HOST:PORT",                                                                              \
@@ -104,6 +120,14 @@ struct mb_launch {
          "between SIGTERM and SIGKILL of a rank (60s)",                                            \
          0,                                                                                        \
          0},                                                                                       \
+        {"drain-timeout",                                                                          \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_DURATION,                                                                       \
+         offsetof(type, field.drain_timeout_ms),                                                   \
+         "for uploads once all ranks have ended; then the job fails and says what is lost (none)", \
+         0,                                                                                        \
+         0},                                                                                       \
         {"max-restarts",                                                                           \
          0,                                                                                        \
          "N",                                                                                      \
@@ -112,6 +136,15 @@ struct mb_launch {
          "attempts after a failed one, from the last durable checkpoint (0)",                      \
          0,                                                                                        \
          1000000},                                                                                 \
+        {"deadline",                                                                               \
+         0,                                                                                        \
+         "TIME",                                                                                   \
+         MB_OPTION_STRING,                                                                         \
+         offsetof(type, field.deadline),                                                           \
+         "save and end so that all is durable by then: 90m, 2026-11-22T10:00:00Z "                 \
+         "($MOBULA_DEADLINE)",                                                                     \
+         0,                                                                                        \
+         0},                                                                                       \
         {"restart-delay",                                                                          \
          0,                                                                                        \
          "TIME",                                                                                   \

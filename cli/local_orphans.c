@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include "agent/supervise/procs.h"
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
 
@@ -36,7 +37,8 @@ static size_t end_children(struct mb_sup_state *state)
 
         if (c->phase != MB_SUP_RUNNING || !mb_sup_is_running(c->pid, c->start_ticks))
             continue;
-        n += kill((pid_t)-c->pid, SIGKILL) == 0 || kill((pid_t)c->pid, SIGKILL) == 0;
+        n += kill((pid_t)-c->pid, SIGKILL) == 0 ||
+             mb_procs_signal(c->pid, c->start_ticks, SIGKILL) == 0;
     }
     if (!mb_cgroup_is_empty(&state->group) && mb_cgroup_kill(&state->group) == 0 && n == 0)
         n++; /* at least one that forked away from those */

@@ -4,9 +4,12 @@
  *
  *  1. how many ranks: the gang's record; 2. per rank, which bytes were written before which time;
  *  3. always the piece that was written first, in whole lines; 4. what has no time yet: last;
- *  5. following: round after round what is new, until the job has ended and a round brings nothing.
+ *  5. following: round after round what is new, until the job has ended and a round brings nothing;
+ *  6. there is a newer attempt: after a round that brought nothing of this one the next one begins,
+ *     with as many ranks as it has, at the first byte of its logs.
  *  A head that does not answer is asked again for LOST_MS; a rank whose node is gone
- *     comes from the job's store, without times, and that is said; no store: that ends the view.
+ *     comes from the job's store, without times, and that is said; no store: passed over, with a
+ * word, if there is a newer attempt, else it ends the view.
  */
 #include <inttypes.h>
 #include <poll.h>
@@ -24,13 +27,16 @@ struct rank_log {
     json_t *times;   /* [[offset, unix_ms], ...], the page that is being used */
     size_t at;       /* in it */
     int no_more;     /* times */
+    int is_lost;     /* what is not shown yet */
 };
 
 struct merge {
     struct mb_rest *rest;
     const char *id;
+    const struct mb_follow_opts *opts;
     struct rank_log *ranks;
     int64_t n;
+    int64_t attempt, newest; /* that is shown; that is known of */
 };
 
 static int ask(struct merge *m, const char *path, json_t **out, struct mb_err *err)
@@ -46,45 +52,78 @@ static int ask(struct merge *m, const char *path, json_t **out, struct mb_err *e
     }
 }
 
-static int ask_rank(struct merge *m, int64_t rank, const char *query, json_t **out,
-                    struct mb_err *err)
-{
-    char suffix[200];
-    char *path;
-    int rc;
-
-    snprintf(suffix, sizeof(suffix), "/logs?rank=%" PRId64 "%s", rank, query);
-    path = mb_job_path(m->id, suffix);
-    rc = path != NULL ? ask(m, path, out, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
-    mb_free(path);
-    return rc;
-}
-
 static int64_t number(const json_t *o, const char *name)
 {
     return json_integer_value(json_object_get(o, name));
 }
 
-static int world_size(struct merge *m, struct mb_err *err)
+/* ---- attempts ---- */
+
+/* Of those whose nodes are known the newest (from 0), or the first one from number `from` on; NULL:
+ * none. Borrowed from the gang's record, which is the present attempt itself. */
+static const json_t *find_attempt(const json_t *gang, int64_t from)
+{
+    const json_t *former = json_object_get(gang, "attempts"), *found = NULL;
+
+    for (size_t i = 0; i <= json_array_size(former); i++) {
+        const json_t *o = i < json_array_size(former) ? json_array_get(former, i) : gang;
+        int64_t n = number(o, "attempt");
+
+        if (json_array_size(json_object_get(o, "nodes")) > 0 && n >= from &&
+            (found == NULL ||
+             (from == 0 ? n > number(found, "attempt") : n < number(found, "attempt"))))
+            found = o;
+    }
+    return found;
+}
+
+/* One question: which attempts there are. *n and *attempt stay when there is none from `from` on.
+ */
+static int look_for_attempt(struct merge *m, int64_t from, int64_t *attempt, int64_t *n,
+                            struct mb_err *err)
 {
     json_t *status, *job;
     size_t i;
-    int rc = ask(m, "/api/mobula/status", &status, err);
+    int rc = mb_rest_json(m->rest, "GET", "/api/mobula/status", NULL, &status, err);
 
     if (rc != 0)
         return rc;
     json_array_foreach(json_object_get(status, "jobs"), i, job)
     {
-        if (strcmp(mb_job_text(job, "submission_id"), m->id) == 0)
-            m->n = number(json_object_get(job, "gang"), "world_size");
+        const json_t *gang = json_object_get(job, "gang"), *found = find_attempt(gang, from);
+
+        if (strcmp(mb_job_text(job, "submission_id"), m->id) != 0)
+            continue;
+        m->newest = number(find_attempt(gang, 0), "attempt");
+        if (found != NULL) {
+            *attempt = number(found, "attempt");
+            *n = number(found, "world_size");
+        }
     }
     json_decref(status);
     return 0;
 }
 
-/* Following: until there are ranks, or the job has ended without any. */
-static int wait_for_ranks(struct merge *m, const char *job_path, int once, struct mb_err *err)
+/* The same until the head answers. */
+static int ask_for_attempt(struct merge *m, int64_t from, int64_t *attempt, int64_t *n,
+                           struct mb_err *err)
 {
+    uint64_t until_ms = mb_mono_ms() + LOST_MS;
+
+    for (;;) {
+        int rc = look_for_attempt(m, from, attempt, n, err);
+
+        if (rc == 0 || (rc != MB_EUNAVAIL && rc != MB_ETIMEOUT) || mb_mono_ms() > until_ms)
+            return rc;
+        poll(NULL, 0, RETRY_MS);
+    }
+}
+
+/* Following: until there are ranks, or the job has ended without any. */
+static int wait_for_ranks(struct merge *m, const char *job_path, struct mb_err *err)
+{
+    int64_t wanted = m->opts->attempt;
+
     for (;;) {
         json_t *job;
         int ended, rc = ask(m, job_path, &job, err);
@@ -93,13 +132,65 @@ static int wait_for_ranks(struct merge *m, const char *job_path, int once, struc
             return rc;
         ended = mb_job_is_terminal(job);
         json_decref(job);
-        rc = world_size(m, err);
-        if (rc != 0 || m->n > 0)
+        rc = ask_for_attempt(m, wanted, &m->attempt, &m->n, err);
+        if (rc != 0)
             return rc;
-        if (once || ended)
+        if (wanted > 0 && m->newest > 0 && m->newest >= wanted && m->attempt != wanted)
+            return mb_err_set(err, MB_ENOENT,
+                              "job %s has no logs of attempt %" PRId64 ", the newest is %" PRId64,
+                              m->id, wanted, m->newest);
+        if (m->n > 0)
+            return 0;
+        if (m->opts->once || ended)
             return mb_err_set(err, MB_ENOENT, "job %s has no ranks%s", m->id, ended ? "" : " yet");
         poll(NULL, 0, ROUND_MS);
     }
+}
+
+/* ---- a rank ---- */
+
+/* The rank's log is nowhere, or its node does not answer: 1 if that is past, and is passed over. */
+static int is_past(struct merge *m, int64_t rank, const struct mb_err *why)
+{
+    int64_t attempt, n;
+    struct mb_err ignored;
+
+    if (look_for_attempt(m, 0, &attempt, &n, &ignored) != 0 || m->newest <= m->attempt)
+        return 0;
+    fprintf(stderr, "mobula: rank %" PRId64 " of attempt %" PRId64 ": %s\n", rank, m->attempt,
+            why->text);
+    m->ranks[rank].is_lost = m->ranks[rank].no_more = 1;
+    return 1;
+}
+
+/* *out is NULL when the rank was given up. */
+static int ask_rank(struct merge *m, int64_t rank, const char *query, json_t **out,
+                    struct mb_err *err)
+{
+    uint64_t until_ms = mb_mono_ms() + LOST_MS;
+    char suffix[200];
+    char *path;
+    int rc;
+
+    *out = NULL;
+    snprintf(suffix, sizeof(suffix), "/logs?rank=%" PRId64 "&attempt=%" PRId64 "%s", rank,
+             m->attempt, query);
+    path = mb_job_path(m->id, suffix);
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    while ((rc = mb_rest_json(m->rest, "GET", path, NULL, out, err)) != 0) {
+        if ((rc != MB_EUNAVAIL && rc != MB_ETIMEOUT) || mb_mono_ms() > until_ms)
+            break;
+        if (rc == MB_EUNAVAIL && is_past(m, rank, err)) {
+            rc = 0;
+            break;
+        }
+        poll(NULL, 0, RETRY_MS);
+    }
+    mb_free(path);
+    if (rc == 0 && number(*out, "newest_attempt") > m->newest)
+        m->newest = number(*out, "newest_attempt");
+    return rc;
 }
 
 /* Shows a rank's log up to `end`, at most what is there; *grew says whether there was anything. */
@@ -108,7 +199,7 @@ static int show_until(struct merge *m, int64_t rank, uint64_t end, int *grew, st
     struct rank_log *r = &m->ranks[rank];
     int rc = 0;
 
-    while (rc == 0 && r->offset < end) {
+    while (rc == 0 && !r->is_lost && r->offset < end) {
         uint64_t limit = end - r->offset < LIMIT_BYTES ? end - r->offset : LIMIT_BYTES;
         char query[80];
         json_t *piece, *text;
@@ -116,7 +207,7 @@ static int show_until(struct merge *m, int64_t rank, uint64_t end, int *grew, st
 
         snprintf(query, sizeof(query), "&offset=%" PRIu64 "&limit=%" PRIu64, r->offset, limit);
         rc = ask_rank(m, rank, query, &piece, err);
-        if (rc != 0)
+        if (rc != 0 || piece == NULL)
             return rc;
         text = json_object_get(piece, "logs");
         next = (uint64_t)number(piece, "next_offset");
@@ -144,7 +235,7 @@ static int next_time(struct merge *m, int64_t rank, struct mb_err *err)
         return 0;
     snprintf(query, sizeof(query), "&times=1&offset=%" PRIu64, r->offset);
     rc = ask_rank(m, rank, query, &page, err);
-    if (rc != 0)
+    if (rc != 0 || page == NULL)
         return rc;
     json_decref(r->times);
     r->times = json_incref(json_object_get(page, "times"));
@@ -192,32 +283,100 @@ static int show_rest(struct merge *m, int *grew, struct mb_err *err)
     return rc;
 }
 
-static int begin(struct merge *m, const char *job_path, const struct mb_follow_opts *opts,
-                 struct mb_err *err)
+/* ---- from one attempt to the next ---- */
+
+/* Where the view begins; in an attempt that came later at its first byte. */
+static int begin_rank(struct merge *m, int64_t rank, struct mb_err *err)
 {
-    int rc = wait_for_ranks(m, job_path, opts->once, err);
+    const struct mb_follow_opts *opts = m->opts;
+    char query[64];
+    json_t *at;
+    int rc;
 
-    m->ranks = rc == 0 ? mb_calloc((size_t)m->n, sizeof(*m->ranks)) : NULL;
-    if (rc == 0 && m->ranks == NULL)
-        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (opts->since_unix_ms > 0)
+        snprintf(query, sizeof(query), "&limit=0&since_ms=%" PRIu64, opts->since_unix_ms);
+    else if (opts->tail_lines >= 0)
+        snprintf(query, sizeof(query), "&limit=0&tail=%" PRId64, opts->tail_lines);
+    else
+        snprintf(query, sizeof(query), "&limit=0");
+    rc = ask_rank(m, rank, query, &at, err);
+    if (rc != 0 || at == NULL)
+        return rc;
+    mb_job_say_source(at, rank);
+    m->ranks[rank].offset = (uint64_t)number(at, "offset");
+    json_decref(at);
+    return 0;
+}
+
+static int begin_attempt(struct merge *m, int is_first, struct mb_err *err)
+{
+    int rc = 0;
+
+    m->ranks = mb_calloc((size_t)m->n, sizeof(*m->ranks));
+    if (m->ranks == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
     for (int64_t i = 0; rc == 0 && i < m->n; i++) {
-        char query[64];
-        json_t *at;
-
-        m->ranks[i].lines.view = opts->lines->view;
+        m->ranks[i].lines.view = m->opts->lines->view;
         m->ranks[i].lines.rank = i;
-        if (opts->since_unix_ms > 0)
-            snprintf(query, sizeof(query), "&limit=0&since_ms=%" PRIu64, opts->since_unix_ms);
-        else if (opts->tail_lines >= 0)
-            snprintf(query, sizeof(query), "&limit=0&tail=%" PRId64, opts->tail_lines);
-        else
-            snprintf(query, sizeof(query), "&limit=0");
-        rc = ask_rank(m, i, query, &at, err);
-        if (rc != 0)
-            break;
-        mb_job_say_source(at, i);
-        m->ranks[i].offset = (uint64_t)number(at, "offset");
-        json_decref(at);
+        if (is_first)
+            rc = begin_rank(m, i, err);
+    }
+    return rc;
+}
+
+/* Lines without an end are shown as they are. */
+static int end_attempt(struct merge *m, struct mb_err *err)
+{
+    int rc = 0;
+
+    for (int64_t i = 0; m->ranks != NULL && i < m->n; i++) {
+        struct mb_err late;
+        int end = mb_log_lines_end(&m->ranks[i].lines, &late);
+
+        if (rc == 0 && end != 0)
+            *err = late;
+        rc = rc == 0 ? end : rc;
+        json_decref(m->ranks[i].times);
+    }
+    mb_free(m->ranks);
+    m->ranks = NULL;
+    return rc;
+}
+
+static int next_attempt(struct merge *m, struct mb_err *err)
+{
+    int rc = end_attempt(m, err);
+
+    if (rc == 0)
+        rc = ask_for_attempt(m, m->attempt + 1, &m->attempt, &m->n, err);
+    if (rc != 0)
+        return rc;
+    fprintf(stderr, "mobula: attempt %" PRId64 " begins, with %" PRId64 " ranks\n", m->attempt,
+            m->n);
+    return begin_attempt(m, 0, err);
+}
+
+/* To the end of the attempt: 1: another one follows; 0: that is all. */
+static int show_attempt(struct merge *m, const char *job_path, json_t **job, struct mb_err *err)
+{
+    int rc = show_timed(m, err);
+
+    while (rc == 0) { /* the job is asked before the round that may be the last one */
+        int grew = 0, is_over = m->newest > m->attempt;
+
+        json_decref(*job);
+        *job = NULL;
+        rc = ask(m, job_path, job, err);
+        if (rc == 0)
+            rc = show_rest(m, &grew, err);
+        if (rc != 0 || m->opts->once)
+            return rc;
+        if (is_over && !grew)
+            return 1;
+        if (!grew && mb_job_is_terminal(*job) && m->newest <= m->attempt)
+            return 0;
+        if (!grew)
+            poll(NULL, 0, ROUND_MS);
     }
     return rc;
 }
@@ -225,36 +384,22 @@ static int begin(struct merge *m, const char *job_path, const struct mb_follow_o
 int mb_job_merge(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                  json_t **job, struct mb_err *err)
 {
-    struct merge m = {.rest = rest, .id = id};
+    struct merge m = {.rest = rest, .id = id, .opts = opts};
     char *path = mb_job_path(id, "");
-    int grew = 1, rc = path != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
+    struct mb_err late;
+    int end, rc = path != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     *job = NULL;
     if (rc == 0)
-        rc = begin(&m, path, opts, err);
+        rc = wait_for_ranks(&m, path, err);
     if (rc == 0)
-        rc = show_timed(&m, err);
-    while (rc == 0) { /* the job is asked before the round that may be the last one */
-        json_decref(*job);
-        rc = ask(&m, path, job, err);
-        grew = 0;
-        if (rc == 0)
-            rc = show_rest(&m, &grew, err);
-        if (rc != 0 || opts->once || (mb_job_is_terminal(*job) && !grew))
-            break;
-        if (!grew)
-            poll(NULL, 0, ROUND_MS);
-    }
-    for (int64_t i = 0; m.ranks != NULL && i < m.n; i++) {
-        struct mb_err late;
-        int end = mb_log_lines_end(&m.ranks[i].lines, &late);
-
-        if (rc == 0 && end != 0)
-            *err = late;
-        rc = rc == 0 ? end : rc;
-        json_decref(m.ranks[i].times);
-    }
-    mb_free(m.ranks);
+        rc = begin_attempt(&m, 1, err);
+    while (rc == 0 && (rc = show_attempt(&m, path, job, err)) == 1)
+        rc = next_attempt(&m, err);
+    end = end_attempt(&m, &late);
+    if (rc == 0 && end != 0)
+        *err = late;
+    rc = rc == 0 ? end : rc;
     mb_free(path);
     if (rc != 0) {
         json_decref(*job);

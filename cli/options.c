@@ -104,6 +104,8 @@ static int store(const struct mb_verb *verb, const struct mb_option *o, const ch
         return mb_parse_duration_ms(value, what, field, err);
     case MB_OPTION_SIZE:
         return mb_parse_size(value, what, field, err);
+    case MB_OPTION_WORDS:
+        break; /* take_words() */
     }
     return mb_err_set(err, MB_EINVAL, "%s: its kind is unknown", what);
 }
@@ -121,11 +123,30 @@ static int pass_over(struct mb_cli *cli, const struct mb_verb *verb, int left, c
     return verb->no_words && strchr(at[0], '=') == NULL && left > 1 && at[1][0] != '-' ? 2 : 1;
 }
 
+/* As argparse's nargs='+': the words up to the next flag; "-" is a word. Returns how many it took
+ * with the flag; with "--name=word" that is one word. */
+static int take_words(const struct mb_option *o, char *eq, int left, char **at, void *values)
+{
+    struct mb_words *words = (struct mb_words *)(void *)((char *)values + o->offset);
+    int n = 1;
+
+    if (eq != NULL) {
+        at[0] = eq + 1;
+        *words = (struct mb_words){(const char *const *)at, 1};
+        return 1;
+    }
+    while (1 + n < left && (at[1 + n][0] != '-' || at[1 + n][1] == '\0'))
+        n++;
+    *words = (struct mb_words){(const char *const *)at + 1, (size_t)n};
+    return 1 + n;
+}
+
 /* One flag at at[0] of left words. Words taken, or a negative code. */
 static int take_flag(struct mb_cli *cli, const struct mb_verb *verb, int left, char **at,
                      void *values, struct mb_err *err)
 {
-    const char *flag = at[0], *eq = strchr(flag, '=');
+    const char *flag = at[0];
+    char *eq = strchr(at[0], '=');
     int is_long = flag[1] == '-';
     size_t n =
         is_long ? (eq != NULL ? (size_t)(eq - flag) - 2 : strlen(flag + 2)) : strlen(flag + 1);
@@ -145,9 +166,12 @@ static int take_flag(struct mb_cli *cli, const struct mb_verb *verb, int left, c
             return mb_err_set(err, MB_EINVAL, "%s: --%s takes no value", verb->name, o->name);
         return store(verb, o, NULL, values, err) == 0 ? 1 : MB_EINVAL;
     }
-    if (eq == NULL && left < 2)
+    if (eq == NULL &&
+        (left < 2 || (o->kind == MB_OPTION_WORDS && at[1][0] == '-' && at[1][1] != '\0')))
         return mb_err_set(err, MB_EINVAL, "%s: --%s needs a value: %s", verb->name, o->name,
                           o->arg);
+    if (o->kind == MB_OPTION_WORDS)
+        return take_words(o, eq, left, at, values);
     rc = store(verb, o, eq != NULL ? eq + 1 : at[1], values, err);
     return rc != 0 ? rc : eq != NULL ? 1 : 2;
 }

@@ -17,7 +17,14 @@ enum mb_option_kind {
     MB_OPTION_INT,      /* int64_t */
     MB_OPTION_DOUBLE,   /* double */
     MB_OPTION_DURATION, /* uint64_t milliseconds: 250ms, 30s, 5m, plain seconds */
-    MB_OPTION_SIZE      /* uint64_t bytes: 64M, 2GiB */
+    MB_OPTION_SIZE,     /* uint64_t bytes: 64M, 2GiB */
+    MB_OPTION_WORDS     /* struct mb_words: one or more, up to the next flag; needs no_words */
+};
+
+/* Words that follow a flag: a part of argv, borrowed. */
+struct mb_words {
+    const char *const *at; /* NULL: not given */
+    size_t n;
 };
 
 struct mb_option {
@@ -86,6 +93,6 @@ extern const char *const mb_absent_verbs[];
 /* One per file of this room. */
 extern const struct mb_verb mb_verb_start, mb_verb_stop, mb_verb_status, mb_verb_job,
     mb_verb_preprocess, mb_verb_version, mb_verb_health_check, mb_verb_train, mb_verb_run,
-    mb_verb_checkpoint;
+    mb_verb_checkpoint, mb_verb_tokenizer, mb_verb_drain;
 
 #endif

@@ -9,13 +9,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/alloc.h"
 #include "base/str.h"
 #include "cli/launch.h"
 #include "cli/options.h"
+#include "cli/train_inputs.h"
 
 struct run {
     struct mb_launch launch;
-    int no_tag;
+    int no_tag, fetch_inputs;
 };
 
 static const struct mb_option options[] = {
@@ -26,8 +28,14 @@ static const struct mb_option options[] = {
      "directory the command saves checkpoints in (%n: the node's rank); rank 0's tracker file "
      "there seals them",
      0, 0},
+    {"keep-last-k", 0, "K", MB_OPTION_INT, offsetof(struct run, launch.local_keep_last),
+     "remove all but the newest K durable checkpoints from --save (0: keep all)", 0, 100000},
     {"load-url", 0, "URL", MB_OPTION_STRING, offsetof(struct run, launch.load_url),
      "checkpoint that is pulled into --save before the ranks start", 0, 0},
+    {"fetch-inputs", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, fetch_inputs),
+     "s3:// behind COMMAND's --data-path, --tokenizer-model, --load, ... is fetched before the "
+     "ranks start, as by train",
+     0, 0},
     {"no-tag", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, no_tag),
      "print the ranks' lines as they are, without [rank N]", 0, 0},
     {"as-driver", 0, NULL, MB_OPTION_FLAG, offsetof(struct run, launch.as_driver),
@@ -48,11 +56,24 @@ static void set_drivers_grace(struct mb_launch *l)
     l->stop_grace_ms = (uint64_t)(seconds > 2 ? seconds * 1000 - 1000 : seconds * 500) + 1;
 }
 
+/* Another program's ranks all read the model they begin with. */
+static int find_inputs(struct mb_launch *l, char **words, int n, struct mb_driver_input **inputs,
+                       struct mb_err *err)
+{
+    int rc = mb_train_inputs(words, n, inputs, &l->n_inputs, err);
+
+    for (size_t i = 0; rc == MB_OK && i < l->n_inputs; i++)
+        (*inputs)[i].is_of_rank_0 = 0;
+    l->inputs = *inputs;
+    return rc;
+}
+
 static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct run r = {0};
+    struct mb_driver_input *inputs = NULL;
     struct mb_err err = {0};
-    int n_words = 0, rc;
+    int n_words = 0, rc, status;
 
     mb_launch_defaults(&r.launch);
     rc = mb_options_parse(cli, verb, argc, argv, 1, &r, &n_words, &err);
@@ -65,6 +86,9 @@ static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, cha
     if (!rc && (r.launch.checkpoint_url || r.launch.load_url) && !r.launch.save_dir)
         rc = mb_err_set(&err, MB_EINVAL,
                         "--checkpoint-url and --load-url need --save DIR: where COMMAND saves");
+    if (!rc && r.launch.local_keep_last && !r.launch.checkpoint_url)
+        rc = mb_err_set(&err, MB_EINVAL,
+                        "--keep-last-k needs --checkpoint-url: nothing goes before it is durable");
     if (!rc && r.launch.as_driver &&
         (r.launch.num_nodes > 1 || r.launch.gpus_per_node || r.launch.ranks_per_node ||
          r.launch.save_dir))
@@ -72,6 +96,8 @@ static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, cha
             mb_err_set(&err, MB_EINVAL, "--as-driver: one process; --driver-gpus is its only size");
     if (!rc && r.launch.driver_gpus && !r.launch.as_driver)
         rc = mb_err_set(&err, MB_EINVAL, "--driver-gpus needs --as-driver");
+    if (!rc && r.fetch_inputs)
+        rc = find_inputs(&r.launch, argv + 1, n_words, &inputs, &err);
     if (rc < 0)
         return mb_cli_fail(cli, &err);
     if (r.launch.as_driver) {
@@ -83,7 +109,9 @@ static int run_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, cha
     r.launch.entrypoint = argv[1];
     r.launch.use_gpu = r.launch.gpus_per_node > 0;
     r.launch.tag_ranks = !r.no_tag;
-    return mb_launch_run(cli, &r.launch);
+    status = mb_launch_run(cli, &r.launch);
+    mb_free(inputs);
+    return status;
 }
 
 const struct mb_verb mb_verb_run = {

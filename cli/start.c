@@ -25,17 +25,24 @@
 #include "cli/options.h"
 #include "cli/start_store.h"
 
-enum { CHECK_MS = 10, START_TIMEOUT_MS = 30000, ARGS_MAX = 64, LOG_LINE_MAX_BYTES = 512 };
+enum {
+    CHECK_MS = 10,
+    START_TIMEOUT_MS = 30000,
+    ARGS_MAX = 96,
+    LOG_LINE_MAX_BYTES = 512,
+    GRACE_MAX_S = 86400
+};
 
 struct start_args {
     const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync,
         *store_password_file;
     const char *gang_order, *gang_patience;
-    const char *token_file, *log_level, *resources;
+    const char *token_file, *log_level, *resources, *notice_file, *notice_url;
+    const char *ray_version, *ray_commit;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
-    int head, block, no_token;
+    int head, block, no_token, job_agent;
 };
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_, max_)                                      \
@@ -47,6 +54,8 @@ static const struct mb_option options[] = {
     OPTION("head", NULL, MB_OPTION_FLAG, head, "be the cluster: the embedded head and a node", 0,
            0),
     OPTION("address", "HOST:PORT", MB_OPTION_STRING, address, "join the cluster of this GCS", 0, 0),
+    OPTION("job-agent", NULL, MB_OPTION_FLAG, job_agent,
+           "with --address of Ray's own head: its dashboard hands its jobs to this node", 0, 0),
     OPTION("num-gpus", "N", MB_OPTION_INT, num_gpus, "GPUs to offer (all that are found)", 0, 1024),
     OPTION("num-cpus", "N", MB_OPTION_INT, num_cpus,
            "head: CPUs for the entrypoints of jobs (all that are found)", 0, 1 << 20),
@@ -99,6 +108,14 @@ static const struct mb_option options[] = {
            "the cluster's token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token)", 0, 0),
     OPTION("no-token", NULL, MB_OPTION_FLAG, no_token,
            "trust the network: whoever reaches this node may run programs on it", 0, 0),
+    OPTION("notice-file", "FILE", MB_OPTION_STRING, notice_file,
+           "when it appears this node will be taken away: gangs save and upload", 0, 0),
+    OPTION("notice-url", "URL", MB_OPTION_STRING, notice_url,
+           "a cloud's notice of that: EC2 spot/instance-action, GCE instance/preempted", 0, 0),
+    OPTION("ray-version", "V", MB_OPTION_STRING, ray_version,
+           "head: the version of Ray that clients are told (MOBULA_RAY_VERSION, 2.60.0)", 0, 0),
+    OPTION("ray-commit", "C", MB_OPTION_STRING, ray_commit,
+           "head: its commit, for those that compare it (MOBULA_RAY_COMMIT)", 0, 0),
     OPTION("log-level", "LEVEL", MB_OPTION_STRING, log_level, "debug, info, warn or error (info)",
            0, 0),
     OPTION("block", NULL, MB_OPTION_FLAG, block, "stay in front until the node ends", 0, 0),
@@ -145,14 +162,33 @@ static void close_command(struct command *c)
         mb_free(c->argv[i]);
 }
 
+/* A pod is killed so long after its SIGTERM; only its chart knows. */
+static int read_grace(int64_t *killed_after_ms, struct mb_err *err)
+{
+    const char *text = getenv("MOBULA_GRACE_SECONDS");
+    int64_t seconds;
+
+    if (text == NULL || *text == '\0')
+        return 0;
+    if (mb_parse_i64(text, 1, GRACE_MAX_S, "MOBULA_GRACE_SECONDS", &seconds, err) != 0)
+        return err->code;
+    *killed_after_ms = seconds * 1000;
+    return 0;
+}
+
 static int build(struct command *c, const struct start_args *a, const struct mb_start_store *secret,
                  const char *temp_dir, const char *node_dir, struct mb_err *err)
 {
     char *self = mb_fs_self_dir(err);
+    int64_t killed_after_ms = -1;
     char *init, *agent;
 
     if (self == NULL)
         return err->code;
+    if (read_grace(&killed_after_ms, err) != 0) {
+        mb_free(self);
+        return err->code;
+    }
     init = mb_path_join(self, "mobula-init");
     agent = mb_path_join(self, "mobula-agent");
     if (init != NULL && agent != NULL) {
@@ -161,6 +197,7 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--run-dir", node_dir);
         if (!a->block)
             add(c, "--daemonize");
+        add_number(c, "--killed-after-ms", killed_after_ms);
         add_number(c, "--secret-fd", secret->fd);
         add(c, "--");
         add(c, agent);
@@ -169,6 +206,8 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--node-dir", node_dir);
         add_text(c, "--temp-dir", temp_dir);
         add_text(c, "--address", a->address);
+        if (a->job_agent)
+            add(c, "--job-agent");
         add_number(c, "--num-gpus", a->num_gpus);
         add_number(c, "--num-cpus", a->num_cpus);
         add_number(c, "--memory", a->memory);
@@ -195,6 +234,10 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--token-file", a->token_file);
         if (a->no_token)
             add(c, "--no-token");
+        add_text(c, "--notice-file", a->notice_file);
+        add_text(c, "--notice-url", a->notice_url);
+        add_text(c, "--ray-version", a->ray_version);
+        add_text(c, "--ray-commit", a->ray_commit);
         add_text(c, "--log-level", a->log_level);
     }
     c->failed |= init == NULL || agent == NULL;

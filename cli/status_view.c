@@ -169,13 +169,40 @@ static int put_checkpoint(struct mb_buf *out, const json_t *gang)
         rc |= mb_buf_puts(out, " in ");
         rc |= put_all(out, text(c, "url"));
     }
-    if (total > 0 && durable < saved)
+    if (*text(c, "progress") != '\0') { /* it names the iteration, and when it will be done */
+        rc |= mb_buf_puts(out, "\n      ");
+        rc |= put_all(out, text(c, "progress"));
+    } else if (total > 0 && durable < saved) {
         rc |= mb_buf_printf(out, ", uploading %s of %s", mb_human_bytes((uint64_t)uploading, a),
                             mb_human_bytes((uint64_t)total, b));
+    }
     return rc | mb_buf_puts(out, "\n");
 }
 
-static int put_gang(struct mb_buf *out, const json_t *gang)
+/* "deadline (--deadline) in 310 s, the last save in 280 s" */
+static int put_deadline(struct mb_buf *out, const json_t *gang, json_int_t now_ms)
+{
+    json_t *d = json_object_get(gang, "deadline");
+    json_int_t at = number(d, "unix_ms"), save_at = number(d, "save_at_unix_ms");
+    int rc;
+
+    if (at == 0)
+        return 0;
+    rc = mb_buf_puts(out, "      deadline (");
+    rc |= put_all(out, text(d, "source"));
+    if (at > now_ms)
+        rc |= mb_buf_printf(out, ") in %" JSON_INTEGER_FORMAT " s", (at - now_ms) / 1000);
+    else
+        rc |= mb_buf_printf(out, ") %" JSON_INTEGER_FORMAT " s ago", (now_ms - at) / 1000);
+    if (json_is_true(json_object_get(d, "reached")))
+        rc |= mb_buf_puts(out, ": the ranks save and end");
+    else if (save_at > now_ms)
+        rc |= mb_buf_printf(out, ", the last save in %" JSON_INTEGER_FORMAT " s",
+                            (save_at - now_ms) / 1000);
+    return rc | mb_buf_puts(out, "\n");
+}
+
+static int put_gang(struct mb_buf *out, const json_t *gang, json_int_t now_ms)
 {
     json_int_t iteration = number(gang, "iteration");
     double loss = json_number_value(json_object_get(gang, "loss"));
@@ -197,7 +224,7 @@ static int put_gang(struct mb_buf *out, const json_t *gang)
     if (validation > 0)
         rc |= mb_buf_printf(out, ", validation loss %.4f", validation);
     rc |= mb_buf_puts(out, "\n");
-    return rc | put_checkpoint(out, gang);
+    return rc | put_checkpoint(out, gang) | put_deadline(out, gang, now_ms);
 }
 
 /* The part of a job's message that a person needs here: why it failed, without the announcement of
@@ -226,7 +253,7 @@ static int put_why(struct mb_buf *out, const json_t *job)
     return rc | mb_buf_puts(out, "\n");
 }
 
-static int put_job(struct mb_buf *out, const json_t *job)
+static int put_job(struct mb_buf *out, const json_t *job, json_int_t now_ms)
 {
     const char *id = text(job, "submission_id");
     json_t *gang = json_object_get(job, "gang");
@@ -242,7 +269,7 @@ static int put_job(struct mb_buf *out, const json_t *job)
         rc |= put_all(out, text(gang, "error"));
         rc |= mb_buf_puts(out, "\n");
     }
-    return rc | (json_is_object(gang) ? put_gang(out, gang) : 0);
+    return rc | (json_is_object(gang) ? put_gang(out, gang, now_ms) : 0);
 }
 
 static int is_live(const json_t *job)
@@ -262,7 +289,7 @@ static int newest_first(const void *a, const void *b)
     return (at_y > at_x) - (at_y < at_x);
 }
 
-static int put_jobs(struct mb_buf *out, const json_t *jobs, int live_first)
+static int put_jobs(struct mb_buf *out, const json_t *jobs, int live_first, json_int_t now_ms)
 {
     size_t n = json_array_size(jobs);
     json_t **order = calloc(n + 1, sizeof(json_t *));
@@ -273,7 +300,7 @@ static int put_jobs(struct mb_buf *out, const json_t *jobs, int live_first)
     if (rc == 0 && live_first && n > 1)
         qsort(order, n, sizeof(json_t *), newest_first);
     for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = put_job(out, order[i]);
+        rc = put_job(out, order[i], now_ms);
     free(order);
     return rc;
 }
@@ -288,7 +315,8 @@ int mb_status_view(const json_t *status, int live_first, struct mb_buf *out)
                                "programs on this cluster\n");
     rc |= put_nodes(out, json_object_get(status, "nodes"));
     rc |= put_queue(out, json_object_get(status, "queue"), text(cluster, "gang_order"));
-    rc |= put_jobs(out, json_object_get(status, "jobs"), live_first);
+    rc |=
+        put_jobs(out, json_object_get(status, "jobs"), live_first, number(cluster, "now_unix_ms"));
     return rc == 0 ? 0 : MB_ENOMEM;
 }
 

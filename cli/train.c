@@ -5,6 +5,7 @@
  * option of ours is refused here, with the right one (train_words.h).
  *  2. --load with a URL is pulled by the agents before the ranks start; --save,
  *     --distributed-backend and the batch sizes are read, not taken.
+ *     Data, tokenizers and a base model with s3:// URLs are fetched by them, too (train_inputs.h).
  *  3. --help prints our options, then the workers' argument groups.
  */
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include "base/str.h"
 #include "cli/launch.h"
 #include "cli/options.h"
+#include "cli/train_inputs.h"
 #include "cli/train_words.h"
 
 /* Value of the last --name in words[0..n), NULL if absent; with index of its first word. */
@@ -111,6 +113,7 @@ static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
     struct mb_err err = {0};
     char **own = mb_calloc((size_t)argc + 1, sizeof(*own));
     char **words = mb_calloc((size_t)argc + 1, sizeof(*words));
+    struct mb_driver_input *inputs = NULL;
     int n_own = 0, n_words = 0, unused = 0, status;
 
     mb_launch_defaults(&t.launch);
@@ -148,11 +151,17 @@ static int train_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
         status = mb_cli_fail(cli, &err);
         goto out;
     }
+    if (mb_train_inputs(words, n_words, &inputs, &t.launch.n_inputs, &err) != MB_OK) {
+        status = mb_cli_fail(cli, &err);
+        goto out;
+    }
+    t.launch.inputs = inputs;
     t.launch.argv = (const char *const *)words;
     t.launch.entrypoint = "mobula train";
     t.launch.is_worker = 1;
     status = mb_launch_run(cli, &t.launch);
 out:
+    mb_free(inputs);
     mb_free(words);
     mb_free(own);
     return status;
@@ -168,6 +177,8 @@ const struct mb_verb mb_verb_train = {
         "      --max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 512 \\\n"
         "      --train-iters 1000 --lr 6e-4 --data-path data/corpus_text_document \\\n"
         "      --vocab-file vocab.json --merge-file merges.txt --save-interval 100\n"
+        "  mobula train --data-path s3://data/corpus_text_document --tokenizer-model "
+        "s3://models/llama ...\n"
         "  mobula train --distributed-backend gloo --mock-data ...     # on the CPU\n",
     .options = mb_train_options,
     .run = train_run,

@@ -4,6 +4,7 @@
 #include "cli/wire.h"
 
 #include <string.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/http/client.h"
 #include "base/str.h"
@@ -51,7 +52,7 @@ void mb_wire_close(struct mb_wire *w)
     if (w->http != NULL) {
         mb_http_client_stop(w->http, on_stopped, &stopped);
         while (!stopped)
-            uv_run(&w->loop, UV_RUN_ONCE);
+            mb_loop_turn(&w->loop);
         mb_http_client_destroy(w->http);
     }
     uv_run(&w->loop, UV_RUN_DEFAULT);
@@ -97,7 +98,7 @@ int mb_wire_fetch(struct mb_wire *w, const struct mb_wire_request *r, long *stat
     if (rc != 0)
         return rc;
     while (!p.done)
-        uv_run(&w->loop, UV_RUN_ONCE);
+        mb_loop_turn(&w->loop);
     *status = p.status;
     return p.rc;
 }
@@ -140,7 +141,7 @@ int mb_wire_follow(struct mb_wire *w, const char *url, const char *const *header
         return mb_err_set(err, MB_EUNSUPPORTED, "logs can be followed over http only");
     rc = mb_ws_connect(&w->loop, url, headers, &ws_ops, w, &w->ws, err);
     while (rc == 0 && !w->ended)
-        uv_run(&w->loop, UV_RUN_ONCE);
+        mb_loop_turn(&w->loop);
     return rc;
 }
 

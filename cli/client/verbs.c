@@ -7,8 +7,9 @@
 
 const struct mb_verb *const mb_verbs[] = {&mb_verb_status, &mb_verb_job, &mb_verb_version, NULL};
 const struct mb_verb *const mb_ray_verbs[] = {&mb_verb_status, &mb_verb_job, NULL};
-const char *const mb_absent_verbs[] = {"start",      "stop",       "train",        "run",
-                                       "preprocess", "checkpoint", "health-check", NULL};
+const char *const mb_absent_verbs[] = {"start",        "stop",      "train",      "run",
+                                       "preprocess",   "tokenizer", "checkpoint", "drain",
+                                       "health-check", NULL};
 
 int mb_gcs_ask_api_url(const char *address, uint64_t timeout_ms, char **out, struct mb_err *err)
 {

@@ -5,7 +5,8 @@
  * of the loop the nodes' slots are emptied and a new state machine starts with its pause.
  *  3. A signal to us between two attempts ends the new one in its pause.
  *  4. While ranks run, the GCS is asked every second which nodes died: a machine that hangs
- *     keeps its connections, so its stream alone says nothing before the lease runs out.
+ *     keeps its connections, so its stream alone says nothing before the lease runs out. One that
+ *     is back under another id, at the same address, is followed.
  */
 #include "cli/driver/internal.h"
 
@@ -16,7 +17,11 @@
 #include "base/clock.h"
 #include "base/str.h"
 
-enum { LOOK_EVERY_MS = 1000, LOOK_TIMEOUT_MS = 5000 };
+enum {
+    LOOK_EVERY_MS = 1000,
+    LOOK_TIMEOUT_MS = 5000,
+    BACK_WITHIN_MS = 15000 /* an agent that was cut off together with us registers again */
+};
 
 static void remember_cause(struct driver *d)
 {
@@ -39,6 +44,10 @@ int drv_attempts_conclude(struct driver *d)
     d->next = (struct mb_restart_decision){0};
     if (f.kind == MB_FAILURE_NONE || d->interrupts > 0)
         return 0;
+    if (d->opts->deadline_unix_ms != 0 && mb_unix_ms() >= d->opts->deadline_unix_ms) {
+        fprintf(stderr, "mobula: no attempt follows: the deadline is over\n");
+        return 0;
+    }
     f.iteration = d->attempt_iteration;
     f.saved = d->saved_locally;
     f.ran_ms = d->launched_ms ? mb_mono_ms() - d->launched_ms : 0;
@@ -71,12 +80,16 @@ static void empty_slots(struct driver *d)
     }
     memset(d->exits, 0, drv_ranks_max(d) * sizeof(*d->exits));
     memset(d->uploads, 0, d->opts->num_nodes * sizeof(*d->uploads));
+    d->report.uploads = (struct mb_drv_uploads){.iteration = -1, .given_up = -1};
     drv_output_flush(d);
     drv_seals_clear(d);
+    drv_leaves_clear(d);
     d->attempt_iteration = -1;
     d->launched_ms = 0;
     d->verdict_said = 0;
     d->lines_after_verdict = 0;
+    d->deadline = (struct drv_deadline){0}; /* a node that went has none for the next attempt */
+    d->deadline_said = 0;
 }
 
 static void on_begin(uv_timer_t *t)
@@ -114,11 +127,28 @@ void drv_attempts_begin(struct driver *d)
     uv_timer_start(&d->pause, on_begin, 0, 0);
 }
 
+/* The head took the node for dead, and it came back as another while it kept its gang; if it has
+ * not, the next Hello is refused. */
+static int follows_node(struct drv_node *n, const struct mb_gcs_node *dead,
+                        const struct mb_gcs_node *nodes, size_t n_nodes)
+{
+    for (size_t i = 0; i < n_nodes; i++) {
+        if (nodes[i].is_dead || nodes[i].port != dead->port || strcmp(nodes[i].ip, dead->ip) != 0)
+            continue;
+        memcpy(n->node_id, nodes[i].node_id, MB_NODE_ID_BYTES);
+        return 1;
+    }
+    return 0;
+}
+
 static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes, size_t n)
 {
     struct driver *d = arg;
+    uint64_t now = mb_mono_ms();
 
     d->looking = 0;
+    if (err->code)
+        d->blind_ms = now;
     if (err->code || d->closing)
         return;
     for (size_t i = 0; i < n; i++) {
@@ -126,9 +156,10 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
             if (!d->nodes[k].channel ||
                 memcmp(d->nodes[k].node_id, nodes[i].node_id, MB_NODE_ID_BYTES) != 0)
                 continue;
-            if (nodes[i].is_dead)
+            if (nodes[i].is_dead && !follows_node(&d->nodes[k], &nodes[i], nodes, n) &&
+                (d->blind_ms == 0 || now - d->blind_ms > BACK_WITHIN_MS))
                 drv_node_declared_dead(&d->nodes[k]);
-            else
+            else if (!nodes[i].is_dead)
                 drv_node_moved(&d->nodes[k], nodes[i].ip, nodes[i].port);
         }
     }

@@ -13,6 +13,7 @@
  * uploads.
  */
 #include "cli/driver/internal.h"
+#include "gcs/tls.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "agent/supervise/sender.h"
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/str.h"
@@ -317,7 +319,8 @@ static void do_actions(struct driver *d, int actions)
         if (actions & MB_DRV_DO_STOP)
             /* Peers of a rank that died have nobody to finish a step with. */
             drv_node_stop(n, mb_drv_verdict(d->state),
-                          mb_drv_ends_in_order(d->state) ? 0 : PEERS_GRACE_MS);
+                          mb_drv_ends_in_order(d->state) ? drv_leaving_grace_ms(d)
+                                                         : PEERS_GRACE_MS);
         if (actions & MB_DRV_DO_END)
             drv_node_end(n, 0);
     }
@@ -390,6 +393,7 @@ static void on_tick(uv_timer_t *t)
         drv_record_put(d);
     drv_waiting_tick(d);
     drv_attempts_tick(d);
+    drv_deadline_tick(d);
 }
 
 static void on_grpc_stopped(void *arg)
@@ -416,7 +420,7 @@ static int setup(struct driver *d, struct mb_err *err)
     if (!d->state || !d->nodes || !d->uploads || !d->endpoints || !d->exits || !d->output)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     mb_signals_block(); /* gRPC's threads too */
-    rc = mb_grpc_create(&d->loop, &d->grpc, err);
+    rc = mb_gcs_grpc_create(&d->loop, &d->grpc, err);
     if (rc < 0)
         return rc;
     rc = mb_gcs_create(&d->loop, d->grpc, &gcs_opts, on_gcs, d, &d->gcs, err);
@@ -443,22 +447,24 @@ static void teardown(struct driver *d)
     else if (d->gcs)
         close_gcs(d);
     while (d->gcs_is_closing) /* its channels are its own to free, before the runtime does */
-        uv_run(&d->loop, UV_RUN_ONCE);
+        mb_loop_turn(&d->loop);
     if (d->grpc) {
         mb_grpc_stop(d->grpc, on_grpc_stopped, &stopped);
         while (!stopped)
-            uv_run(&d->loop, UV_RUN_ONCE);
+            mb_loop_turn(&d->loop);
         mb_grpc_destroy(d->grpc);
     }
     uv_run(&d->loop, UV_RUN_DEFAULT);
     drv_output_flush(d);
     drv_seals_clear(d);
+    drv_leaves_clear(d);
     if (d->lines_after_verdict >= VERDICT_BURIED_LINES)
         fprintf(stderr, "mobula: %s\n", mb_drv_verdict(d->state));
     for (uint32_t r = 0; d->endpoints && r < drv_ranks_max(d); r++)
         mb_free(d->endpoints[r]);
     for (size_t i = 0; i < d->n_causes; i++)
         mb_free(d->causes[i]);
+    drv_placed_clear(d);
     mb_free(d->endpoints);
     mb_free(d->exits);
     mb_free(d->output);
@@ -492,6 +498,7 @@ int mb_driver_run(const struct mb_driver_opts *opts)
                     .n_nodes = opts->num_nodes},
         .committed = -1,
         .attempt_iteration = -1,
+        .report = {.uploads = {.iteration = -1, .given_up = -1}},
         .saved_locally = -1};
     struct mb_err err = {0};
     int status;
@@ -506,8 +513,11 @@ int mb_driver_run(const struct mb_driver_opts *opts)
         return mb_exit_status(err.code);
     }
     while (!d.closing)
-        uv_run(&d.loop, UV_RUN_ONCE);
+        mb_loop_turn(&d.loop);
     status = mb_drv_exit_status(d.state);
+    if (mb_drv_at_deadline(d.state) && status == 0)
+        printf("ended for its deadline (%s)%s\n", d.deadline.source,
+               opts->checkpoint_url ? ": all that was saved is durable" : "");
     if (opts->as_driver && status != 0)
         status = status_of_rank(mb_drv_failure(d.state), status);
     teardown(&d);

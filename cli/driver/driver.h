@@ -10,6 +10,13 @@
 #include <stdint.h>
 #include "base/err.h"
 
+/* What ranks read from an object store; kind as in agent.proto. */
+struct mb_driver_input {
+    const char *url;
+    int kind;
+    int is_of_rank_0; /* only the node of rank 0 needs it */
+};
+
 struct mb_driver_opts {
     const char *address;       /* GCS host:port */
     const char *token;         /* NULL: none */
@@ -27,17 +34,24 @@ struct mb_driver_opts {
     int is_worker;           /* the ranks are mobula-worker */
     int tag_ranks;           /* prefix every line of output with its rank */
     const char *save_dir;    /* NULL: one is chosen when checkpoint_url or load_url is given */
-    const char *checkpoint_url; /* NULL: local only */
-    const char *load_url;       /* NULL: nothing is pulled */
-    int priority;               /* of the gang in the head's queue */
+    const char *checkpoint_url;           /* NULL: local only */
+    uint32_t checkpoint_keep_last;        /* in the store; 0: all */
+    uint32_t local_keep_last;             /* of a foreign trainer in save_dir; 0: all */
+    const char *load_url;                 /* NULL: nothing is pulled */
+    const struct mb_driver_input *inputs; /* fetched by the nodes before the ranks start */
+    size_t n_inputs;
+    int priority; /* of the gang in the head's queue */
     uint64_t reserve_timeout_ms;
     uint64_t stop_grace_ms;
+    uint64_t drain_timeout_ms; /* for uploads once all ranks have ended; 0: as long as it takes */
     uint64_t lease_ms;
-    uint32_t max_restarts;     /* attempts after the first; restart.h decides */
-    uint64_t restart_delay_ms; /* before the first of them */
-    uint32_t min_nodes;        /* of a later attempt; 0: num_nodes. elastic.h decides */
-    uint64_t elastic_wait_ms;  /* for all num_nodes, before fewer are asked for */
-    uint64_t global_batch;     /* what has to divide on fewer nodes; 0: anything does */
+    uint64_t deadline_unix_ms;           /* what was saved is to be durable by then; 0: none */
+    uint64_t estimated_deadline_unix_ms; /* the same, as our node knows it; 0: none */
+    uint32_t max_restarts;               /* attempts after the first; restart.h decides */
+    uint64_t restart_delay_ms;           /* before the first of them */
+    uint32_t min_nodes;                  /* of a later attempt; 0: num_nodes. elastic.h decides */
+    uint64_t elastic_wait_ms;            /* for all num_nodes, before fewer are asked for */
+    uint64_t global_batch;               /* what has to divide on fewer nodes; 0: anything does */
     uint64_t micro_batch;
 };
 

@@ -4,7 +4,8 @@
  *
  *  1. The latest pointer names the iteration or a newer one, and the iteration's manifest was
  *     written by this attempt: it is durable, as for a reader (agent/upload/commit.h).
- *  2. Anything else, a store that does not answer within ASK_MS included: nothing was learned.
+ *  2. Anything else, a store that does not answer within ASK_MS (less, when --drain-timeout is
+ *     over) included: nothing was learned.
  */
 #include <stdio.h>
 #include "agent/upload/manifest.h"
@@ -13,7 +14,12 @@
 #include "base/str.h"
 #include "cli/driver/internal.h"
 
-enum { ASK_MS = 10000, POINTER_MAX_BYTES = 64 };
+enum { ASK_MS = 10000, ASK_LATE_MS = 500, POINTER_MAX_BYTES = 64 };
+
+static uint64_t ask_ms(const struct driver *d)
+{
+    return d->drain_is_over ? ASK_LATE_MS : ASK_MS;
+}
 
 struct question {
     struct driver *d;
@@ -67,8 +73,8 @@ static void on_pointer(void *arg, const struct mb_store_result *r)
 
     if (r->error != MB_OK || mb_latest_parse(r->data, r->data_len, &latest, &err) != MB_OK ||
         latest < q->iteration ||
-        mb_store_get(q->store, mb_manifest_key(q->iteration, key), MB_MANIFEST_MAX_BYTES, ASK_MS,
-                     on_manifest, q, &err) != MB_OK)
+        mb_store_get(q->store, mb_manifest_key(q->iteration, key), MB_MANIFEST_MAX_BYTES,
+                     ask_ms(q->d), on_manifest, q, &err) != MB_OK)
         mb_store_close(q->store, on_closed, q);
 }
 
@@ -90,8 +96,8 @@ void drv_ask_store(struct driver *d)
         q->attempt = d->attempt;
         q->iteration = mb_drv_saved(d->state);
         q->found = -1;
-        if (mb_store_get(q->store, MB_LATEST_KEY, POINTER_MAX_BYTES, ASK_MS, on_pointer, q, &err) !=
-            MB_OK)
+        if (mb_store_get(q->store, MB_LATEST_KEY, POINTER_MAX_BYTES, ask_ms(d), on_pointer, q,
+                         &err) != MB_OK)
             mb_store_close(q->store, on_closed, q);
         return;
     }

@@ -14,7 +14,12 @@
 #include "gcs/client.h"
 #include "proto/mobula/agent.pb-c.h"
 
-enum { MB_DRIVER_PROTOCOL_VERSION = 1, DRV_CAUSES_MAX = 16 };
+enum {
+    MB_DRIVER_PROTOCOL_VERSION = 1,
+    DRV_CAUSES_MAX = 16,
+    DRV_PLACED_MAX = 17,       /* attempts: the present one and 16 before it */
+    DRV_PLACED_IDS_MAX = 2048, /* nodes of all of them; the present one counts whatever it has */
+};
 
 struct driver;
 
@@ -35,12 +40,15 @@ struct drv_node {
     char *local_dir;          /* checkpoint directory on that node, NULL: none */
     uint32_t rendezvous_port;
     uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
+    int64_t loaded;         /* iteration that its ranks begin from, by Launched; -1: none */
+    int64_t lost_said;      /* newest iteration whose loss this node told, 0: none */
     unsigned hello : 1;     /* the present stream has said hello */
     unsigned launched : 1;
     unsigned launch_heard : 1; /* Launched came */
     unsigned stop_asked : 1;
     unsigned end_asked : 1;
-    unsigned started : 1; /* Start was sent on some stream */
+    unsigned started : 1;  /* Start was sent on some stream */
+    unsigned abandons : 1; /* its uploads */
 };
 
 /* Output of one rank: whole lines to stdout, nothing twice after a re-dial. */
@@ -56,6 +64,17 @@ struct drv_seal {
     int64_t iteration;
     uint64_t *files; /* owned */
     size_t n_files;
+};
+
+/* An iteration that some node has given up, or cannot send before the deadline. */
+enum { DRV_LEAVES_MAX = 64 };
+struct drv_leave {
+    int64_t iteration;
+    int is_dropped; /* it never will be durable */
+    uint32_t node;  /* ... which gave it up first */
+    char error[300];
+    uint8_t *left_by; /* [n_nodes], owned */
+    uint8_t *told;    /* [n_nodes], owned: that others leave it (leaves.c) */
 };
 
 /* The newest facts, for the KV record and people. */
@@ -74,8 +93,22 @@ struct drv_report {
     double loss;
     double validation_loss;
     double tokens_per_s;
-    uint64_t upload_done_bytes;
-    uint64_t upload_total_bytes;
+    struct mb_drv_uploads uploads; /* of all nodes */
+};
+
+/* The earliest deadline that a node told of. */
+struct drv_deadline {
+    uint64_t unix_ms; /* 0: none */
+    uint64_t save_at_unix_ms;
+    int is_local_only;
+    char source[32];
+};
+
+/* Where an attempt is or was: who looks for its logs needs that also later. */
+struct drv_placed {
+    uint32_t attempt, n_nodes, world_size;
+    uint8_t pg_id[MB_PG_ID_BYTES];
+    uint8_t (*node_ids)[MB_NODE_ID_BYTES]; /* [n_nodes], owned */
 };
 
 /* While the group is not CREATED. */
@@ -97,8 +130,12 @@ struct driver {
     struct mb_restart_decision next; /* again: taken when the present attempt is released */
     char *causes[DRV_CAUSES_MAX];    /* why attempts were followed by others, oldest first */
     size_t n_causes;
+    struct drv_placed placed[DRV_PLACED_MAX]; /* oldest first */
+    size_t n_placed;
     int64_t committed;               /* newest durable iteration of all attempts, -1: none */
     int64_t attempt_iteration;       /* newest that a rank of this attempt reported, -1: none */
+    int64_t load_only;               /* this one; nodes found different ones whole. 0: the newest */
+    int64_t load_only_after;         /* committed as that was decided: only while it is the same */
     int64_t saved_locally;           /* newest saved by any attempt, -1: none */
     uint64_t launched_ms;            /* of this attempt; 0: not yet */
     uint8_t gang_id[MB_PG_ID_BYTES]; /* the group of the first attempt: what attempts count by */
@@ -130,6 +167,7 @@ struct driver {
     int gcs_is_closing;
     int handles_open;
     uint64_t looked_ms;            /* for nodes that died */
+    uint64_t blind_ms;             /* the last look that had no answer; 0: none */
     struct mb_gcs_op *wait_op;     /* pg_wait in flight */
     struct drv_node *nodes;        /* [opts->num_nodes] */
     struct mb_drv_upload *uploads; /* [opts->num_nodes] */
@@ -138,7 +176,14 @@ struct driver {
     struct drv_rank_output *output;
     struct drv_seal seals[DRV_SEALS_MAX]; /* oldest first */
     size_t n_seals;
+    struct drv_leave leaves[DRV_LEAVES_MAX]; /* oldest first */
+    size_t n_leaves;
     struct drv_report report;
+    struct drv_deadline deadline;
+    int deadline_said;      /* that the ranks save and end */
+    uint64_t drain_from_ms; /* since when there are only uploads to wait for; 0: there are ranks */
+    int drain_is_over;      /* for longer than they may take */
+    uint64_t drain_within_ms; /* then: for what the nodes have left to do */
     int record_dirty;
     int record_busy;
 };
@@ -195,6 +240,14 @@ void drv_seals_add(struct driver *d, uint32_t from, const Mobula__V1__Seal *seal
 void drv_seals_repeat(struct drv_node *n); /* a node said hello again */
 void drv_seals_durable(struct driver *d, int64_t iteration);
 void drv_seals_clear(struct driver *d);
+
+/* leaves.c */
+void drv_on_upload(struct drv_node *n, const Mobula__V1__Upload *u);
+void drv_leaves_repeat(struct drv_node *n); /* a node said hello again */
+void drv_leaves_clear(struct driver *d);
+/* node.c. 0: not sent, since nothing runs there (yet, or any more). */
+int drv_node_leave(struct drv_node *n, const struct drv_leave *leave, int is_left);
+
 /* durable.c: whether what was saved is durable after all; MB_DRV_STORE_SAID follows, not at once.
  */
 void drv_ask_store(struct driver *d);
@@ -209,7 +262,17 @@ uint32_t drv_waiting_count(const struct driver *d, const struct mb_gcs_node *nod
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);
 void drv_output_flush(struct driver *d); /* also what begins anew with the next attempt */
 
+/* deadline.c */
+void drv_on_plan(struct drv_node *n, const Mobula__V1__Plan *plan);
+/* What ranks get where a node of the gang goes: more than --stop-grace, or 0 = that. */
+uint64_t drv_leaving_grace_ms(const struct driver *d);
+/* Once a second: a gang that does not train yet when the time is over. */
+void drv_deadline_tick(struct driver *d);
+
 /* record.c: the KV record that `mobula status` shows; NULL when memory is out. */
+/* The nodes of the present attempt are known. The oldest attempts are forgotten, up to a bound. */
+int drv_placed_add(struct driver *d, struct mb_err *err);
+void drv_placed_clear(struct driver *d);
 char *drv_record_json(const struct driver *d);
 void drv_record_put(struct driver *d);
 

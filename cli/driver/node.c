@@ -131,7 +131,9 @@ void drv_node_reset(struct drv_node *n)
     n->attempts = 0;
     n->silent_since_ms = n->heard_ms = 0;
     n->stop_grace_ms = 0;
-    n->hello = n->launched = n->launch_heard = n->stop_asked = n->end_asked = n->started = 0;
+    n->lost_said = 0;
+    n->hello = n->launched = n->launch_heard = n->stop_asked = n->end_asked = n->started =
+        n->abandons = 0;
 }
 
 void drv_node_close(struct drv_node *n)
@@ -265,6 +267,7 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
     if (!n->launched) /* ranks that run know the first */
         n->rendezvous_port = r->rendezvous_port;
     drv_seals_repeat(n);
+    drv_leaves_repeat(n);
     if (n->stop_asked)
         drv_node_stop(n, "asked again after a re-dial", n->stop_grace_ms);
     if (n->end_asked)
@@ -304,6 +307,32 @@ static char *node_argv(const struct drv_node *n, size_t *n_argv, char **out)
     return n->local_dir;
 }
 
+/* Both lists owned by the caller; NULL: out of memory. */
+static Mobula__V1__Input *list_inputs(const struct drv_node *n, Mobula__V1__Input ***list,
+                                      size_t *n_list)
+{
+    const struct mb_driver_opts *o = n->driver->opts;
+    Mobula__V1__Input *inputs = mb_calloc(o->n_inputs + 1, sizeof(*inputs));
+
+    *n_list = 0;
+    *list = mb_calloc(o->n_inputs + 1, sizeof(**list));
+    for (size_t i = 0; inputs && *list && i < o->n_inputs; i++) {
+        if (o->inputs[i].is_of_rank_0 && n->index != 0)
+            continue;
+        mobula__v1__input__init(&inputs[*n_list]);
+        inputs[*n_list].url = (char *)(uintptr_t)o->inputs[i].url;
+        inputs[*n_list].kind = (Mobula__V1__Input__Kind)o->inputs[i].kind;
+        (*list)[*n_list] = &inputs[*n_list];
+        ++*n_list;
+    }
+    if (inputs && *list)
+        return inputs;
+    mb_free(inputs);
+    mb_free(*list);
+    *list = NULL;
+    return NULL;
+}
+
 static size_t count(const char *const *list)
 {
     size_t k = 0;
@@ -328,8 +357,10 @@ void drv_node_launch(struct drv_node *n)
     char **env = mb_calloc(n_env + 2, sizeof(*env));
     char *master_addr = mb_asprintf("MASTER_ADDR=%s", d->nodes[0].ip);
     char *master_port = mb_asprintf("MASTER_PORT=%u", d->nodes[0].rendezvous_port);
+    Mobula__V1__Input **input_list = NULL;
+    Mobula__V1__Input *inputs = list_inputs(n, &input_list, &launch.n_inputs);
 
-    if (!ranks || !rank_list || !argv || !env || !master_addr || !master_port) {
+    if (!inputs || !ranks || !rank_list || !argv || !env || !master_addr || !master_port) {
         fail(n, MB_DRV_NODE_FAILED, MB_ENOMEM, "out of memory");
         goto out;
     }
@@ -354,12 +385,19 @@ void drv_node_launch(struct drv_node *n)
     launch.cwd = (char *)(uintptr_t)o->cwd;
     launch.is_worker = o->is_worker;
     launch.stop_grace_ms = o->stop_grace_ms;
+    launch.deadline_unix_ms = o->deadline_unix_ms;
+    launch.estimated_deadline_unix_ms = o->estimated_deadline_unix_ms;
     launch.argv = argv;
+    launch.inputs = input_list;
     checkpoint.local_dir = node_argv(n, &launch.n_argv, argv);
     if (n->local_dir) {
         checkpoint.url = (char *)(uintptr_t)(o->checkpoint_url ? o->checkpoint_url : "");
         checkpoint.load_url = (char *)(uintptr_t)load_url(d);
         checkpoint.watch_tracker = !o->is_worker;
+        checkpoint.keep_last = o->checkpoint_keep_last;
+        checkpoint.local_keep_last = o->local_keep_last;
+        if (load_url(d)[0] && d->load_only_after == d->committed)
+            checkpoint.load_iteration = d->load_only;
         launch.checkpoint = &checkpoint;
     }
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_LAUNCH;
@@ -374,6 +412,8 @@ out:
     mb_free(argv);
     mb_free(rank_list);
     mb_free(ranks);
+    mb_free(input_list);
+    mb_free(inputs);
 }
 
 void drv_node_start(struct drv_node *n)
@@ -397,6 +437,7 @@ void drv_node_stop(struct drv_node *n, const char *reason, uint64_t grace_ms)
     n->stop_asked = 1;
     stop.reason = (char *)(uintptr_t)reason;
     stop.grace_ms = n->stop_grace_ms = grace_ms;
+    stop.waits_for_end = mb_drv_ends_in_order(n->driver->state); /* End follows the last exit */
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_STOP;
     m.stop = &stop;
     if (n->hello)
@@ -410,12 +451,12 @@ static uint32_t *lost_nodes(const struct driver *d, size_t *n)
 
     *n = 0;
     for (uint32_t i = 0; i < d->n_nodes; i++) {
-        if (!mb_drv_node_lost(d->state, i))
+        if (!mb_drv_node_ended(d->state, i)) /* or lost: it will send no more */
             continue;
         if (!list)
             list = mb_calloc(d->n_nodes, sizeof(*list));
         if (!list) {
-            fprintf(stderr, "mobula: out of memory: the nodes are not told which were lost\n");
+            fprintf(stderr, "mobula: out of memory: the nodes are not told which are done\n");
             return NULL;
         }
         list[(*n)++] = i;
@@ -429,7 +470,9 @@ void drv_node_end(struct drv_node *n, int abandon_uploads)
     Mobula__V1__End end = MOBULA__V1__END__INIT;
 
     n->end_asked = 1;
-    end.abandon_uploads = abandon_uploads;
+    n->abandons |= abandon_uploads != 0; /* said again after a re-dial */
+    end.abandon_uploads = n->abandons;
+    end.within_ms = n->abandons ? n->driver->drain_within_ms : 0;
     end.newest_on_all = mb_drv_newest_on_all(n->driver->state);
     if (end.newest_on_all < INT64_MAX)
         end.known_case = MOBULA__V1__END__KNOWN_NEWEST_ON_ALL;
@@ -454,6 +497,26 @@ void drv_node_seal(struct drv_node *n, const struct drv_seal *seal)
     m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_SEAL;
     m.seal = &s;
     say(n, &m);
+}
+
+int drv_node_leave(struct drv_node *n, const struct drv_leave *leave, int is_left)
+{
+    Mobula__V1__DriverMessage m = MOBULA__V1__DRIVER_MESSAGE__INIT;
+    Mobula__V1__Leave l = MOBULA__V1__LEAVE__INIT;
+    char why[40];
+
+    if (!n->hello || !n->launched || over(n))
+        return 0;
+    snprintf(why, sizeof(why), "node %u has given it up", leave->node);
+    l.iteration = leave->iteration;
+    l.never = leave->is_dropped;
+    l.left = is_left;
+    if (leave->is_dropped)
+        l.why = why;
+    m.body_case = MOBULA__V1__DRIVER_MESSAGE__BODY_LEAVE;
+    m.leave = &l;
+    say(n, &m);
+    return 1;
 }
 
 void drv_node_renew(struct drv_node *n)
@@ -503,37 +566,6 @@ void drv_node_declared_dead(struct drv_node *n)
         return;
     fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, "the head declared it dead");
     drv_node_reset(n);
-}
-
-static void on_upload(struct drv_node *n, const Mobula__V1__Upload *u)
-{
-    struct driver *d = n->driver;
-    struct mb_drv_event e = {.node = n->index, .iteration = u->iteration};
-
-    d->uploads[n->index] = (struct mb_drv_upload){u->iteration, u->done_bytes, u->total_bytes};
-    mb_drv_uploads_sum(d->uploads, d->n_nodes, &d->report.upload_done_bytes,
-                       &d->report.upload_total_bytes);
-    d->record_dirty = 1;
-    if (u->committed && u->iteration > d->committed)
-        d->committed = u->iteration;
-    if (u->error && u->error[0]) {
-        e.kind = MB_DRV_UPLOAD_FAILED;
-        e.text = u->error;
-        drv_event(d, &e);
-    } else if (u->committed) {
-        if (u->iteration > mb_drv_committed(d->state))
-            d->lines_after_verdict += d->verdict_said != 0;
-        if (u->iteration > mb_drv_committed(d->state))
-            printf("checkpoint of iteration %lld is durable in %s\n", (long long)u->iteration,
-                   d->opts->checkpoint_url ? d->opts->checkpoint_url : "");
-        fflush(stdout);
-        drv_seals_durable(d, u->iteration);
-        e.kind = MB_DRV_COMMITTED;
-        drv_event(d, &e);
-    } else { /* after a re-dial this is all that is heard of it */
-        e.kind = MB_DRV_SAVED;
-        drv_event(d, &e);
-    }
 }
 
 static void on_saved(struct drv_node *n, int64_t iteration)
@@ -595,9 +627,39 @@ static void note_exit(struct driver *d, const Mobula__V1__RankExit *m)
     d->record_dirty = 1;
 }
 
+/* A node checks the files that it fetches: one may have found damage where others need not look.
+ * 1: it has; another attempt takes what all can have. */
+static int loads_differ(struct drv_node *n, int64_t loaded)
+{
+    struct driver *d = n->driver;
+    char text[256];
+
+    n->loaded = loaded;
+    for (uint32_t i = 0; i < d->n_nodes; i++) {
+        const struct drv_node *other = &d->nodes[i];
+        int64_t less = other->loaded < loaded ? other->loaded : loaded;
+
+        if (other == n || !other->launch_heard || other->loaded == loaded)
+            continue;
+        d->load_only = less > 0 ? less : 0;
+        d->load_only_after = d->committed;
+        snprintf(
+            text, sizeof(text),
+            "node %u found iteration %lld of %.100s whole, node %u iteration %lld: a file that "
+            "only one of them reads is damaged",
+            other->index, (long long)other->loaded, load_url(d), n->index, (long long)loaded);
+        fail(n, MB_DRV_NODE_FAILED, MB_EUNAVAIL, text);
+        return 1;
+    }
+    return 0;
+}
+
 static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
 {
     struct driver *d = n->driver;
+
+    if (load_url(d)[0] && !n->launch_heard && loads_differ(n, m->loaded_iteration))
+        return;
 
     if (load_url(d)[0] && m->loaded_iteration < 0 && n->index == 0)
         fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
@@ -644,6 +706,10 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
     case MOBULA__V1__AGENT_MESSAGE__BODY_LAUNCHED:
         on_launched(n, m->launched);
         break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_NOTE:
+        if (n->index == 0) /* the others do the same */
+            fprintf(stderr, "mobula: node 0: %.500s\n", m->note->text);
+        break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_ENDPOINT:
         on_endpoint(n, m->endpoint);
         break;
@@ -664,7 +730,10 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         on_saved(n, m->sealed->iteration);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_UPLOAD:
-        on_upload(n, m->upload);
+        drv_on_upload(n, m->upload);
+        break;
+    case MOBULA__V1__AGENT_MESSAGE__BODY_PLAN:
+        drv_on_plan(n, m->plan);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_FAILURE:
         fail(n, MB_DRV_NODE_FAILED, m->failure->code, m->failure->text);

@@ -48,6 +48,8 @@ static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_g
         if (node && d->opts->as_driver)
             fprintf(stderr, "mobula: the driver runs on node %s (%s)\n", node->node_name, node->ip);
     }
+    if (!e.code)
+        drv_placed_add(d, &e);
     mb_free(b);
     if (e.code)
         drv_failed(d, &e);

@@ -11,7 +11,10 @@
  *     A worker that gave up because a peer went away is an echo: it is the verdict only if no rank
  *     with a reason of its own is heard of while the gang stops.
  *     Of other programs only the verdict is replaced, by a rank that somebody killed.
- *  7. At the end something saved is not known to be committed: the store is asked, since the word
+ *  7. DEADLINE: workers agree among themselves on the iteration that they save and leave with, so
+ *     nothing is sent; others are stopped everywhere. What ends by that is no failure. It comes
+ * with a code when the time was over before the ranks had saved: that is the verdict.
+ *  8. At the end something saved is not known to be committed: the store is asked, since the word
  *     of it may be lost. It is not there: that is the verdict.
  */
 #include "cli/driver/state.h"
@@ -45,8 +48,9 @@ struct mb_drv {
     int64_t committed;
     int exit_status;
     int store_asked, store_said;
-    int in_order; /* the verdict is no failure of a rank: its peers can finish their step */
-    int is_echo;  /* the verdict is that of a rank that lost a peer */
+    int in_order;    /* the verdict is no failure of a rank: its peers can finish their step */
+    int at_deadline; /* ranks end because of it: a stop is no failure */
+    int is_echo;     /* the verdict is that of a rank that lost a peer */
     struct mb_failure failure;
     unsigned verdict_number;
     char verdict[MB_ERR_TEXT_MAX];
@@ -58,9 +62,10 @@ static const char *const phase_names[MB_DRV_N_PHASES] = {
 };
 
 static const char *const event_names[MB_DRV_N_EVENTS] = {
-    "connected", "paused",     "owned",  "reserved",    "hello",         "launched",
-    "endpoint",  "rank-exit",  "saved",  "committed",   "upload-failed", "node-failed",
-    "node-lost", "node-ended", "failed", "interrupted", "released",      "store-said",
+    "connected",     "paused",      "owned",     "reserved",   "hello",
+    "launched",      "endpoint",    "rank-exit", "saved",      "committed",
+    "upload-failed", "node-failed", "node-lost", "node-ended", "failed",
+    "interrupted",   "released",    "deadline",  "store-said",
 };
 
 #define P(phase) (1u << MB_DRV_##phase)
@@ -86,6 +91,7 @@ static const unsigned legal[MB_DRV_N_EVENTS] = {
     [MB_DRV_FAILED] = ~0u,
     [MB_DRV_INTERRUPTED] = ~0u,
     [MB_DRV_RELEASED] = P(RELEASE),
+    [MB_DRV_DEADLINE] = P_GANG,
     [MB_DRV_STORE_SAID] = P(END) | P(RELEASE), /* a node may have said it meanwhile */
 };
 
@@ -195,9 +201,24 @@ static int all_endpoints(const struct mb_drv *d)
     return 1;
 }
 
+/* To a verdict that says something else. */
+static void add_lost(struct mb_drv *d)
+{
+    size_t n = strlen(d->verdict);
+
+    if (strstr(d->verdict, "not durable"))
+        return;
+    snprintf(d->verdict + n, sizeof(d->verdict) - n,
+             "; iteration %lld was saved but is not durable (newest durable: %lld)",
+             (long long)d->saved, (long long)d->committed);
+    d->verdict_number++;
+}
+
 static int release(struct mb_drv *d)
 {
-    if (d->config.has_url && d->saved > d->committed)
+    if (d->config.has_url && d->saved > d->committed && d->exit_status)
+        add_lost(d);
+    else if (d->config.has_url && d->saved > d->committed)
         set_verdict(d, mb_exit_status(MB_EIO),
                     "iteration %lld was saved but is not durable in the checkpoint store (newest "
                     "durable: %lld); its files are still on the nodes",
@@ -272,6 +293,20 @@ static void set_failure(struct mb_drv *d, enum mb_failure_kind kind, int code)
         d->failure = (struct mb_failure){.kind = kind, .code = code};
 }
 
+/* The agent's own stop, or a program that takes SIGTERM for what it is. Other causes, as a memory
+ * limit or a dead supervisor, are no part of the deadline: what the rank would have saved is lost.
+ * A worker that is told to end ends with 0, so for it only the agent's word counts. */
+static int is_stopped(const struct mb_drv *d, const struct mb_drv_event *e)
+{
+    const char *cause = e->text ? e->text : "";
+
+    if ((e->signal || e->exit_code == 128 + SIGTERM) &&
+        (strcmp(cause, "it was told to stop") == 0 ||
+         strncmp(cause, "ended because rank ", 19) == 0))
+        return 1;
+    return !d->config.is_worker && (e->signal == SIGTERM || e->exit_code == 128 + SIGTERM);
+}
+
 static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
 {
     const char *cause = e->text ? e->text : "";
@@ -286,7 +321,7 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
     if (e->rank >= n_ranks(d))
         return MB_ESTATE;
     d->ranks[e->rank].exited = 1;
-    if (e->exit_code == 0 && e->signal == 0)
+    if ((e->exit_code == 0 && e->signal == 0) || (d->at_deadline && is_stopped(d, e)))
         return 0;
     if (d->is_echo && is_reason && d->phase == MB_DRV_STOPPING)
         d->exit_status = 0;
@@ -307,6 +342,15 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
     return wind_down(d);
 }
 
+/* The peer that a worker lost was on a node of which we hear only now: that is the reason. */
+static void drop_echo(struct mb_drv *d)
+{
+    if (!d->is_echo || !d->config.is_worker || d->phase != MB_DRV_STOPPING)
+        return;
+    d->exit_status = 0;
+    d->is_echo = 0;
+}
+
 static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
 {
     struct node *n;
@@ -323,15 +367,19 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
         return 0;
     case MB_DRV_NODE_ENDED:
         n->ended = 1;
-        if (d->phase < MB_DRV_STOPPING) { /* nobody asked it to: RUN is left with the last exit */
+        if (d->phase < MB_DRV_STOPPING &&
+            !d->at_deadline) { /* nobody asked it to: RUN is left with the last exit */
             set_failure(d, MB_FAILURE_NODE, 0);
             set_verdict(d, EXIT_RANK_FAILED, "node %u ended the gang before its ranks were done",
                         e->node);
             return wind_down(d);
         }
-        return 0;
+        /* The others wait for its part as long as we are here: it is in the store by now, or never
+         * will be. */
+        return d->phase == MB_DRV_END && !all_nodes(d, node_ended) ? MB_DRV_DO_END : 0;
     case MB_DRV_NODE_LOST:
         n->ended = n->lost = 1;
+        drop_echo(d);
         set_failure(d, MB_FAILURE_NODE, MB_EUNAVAIL);
         set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u was lost: %s", e->node,
                     e->text ? e->text : "no answer");
@@ -341,6 +389,7 @@ static int on_node(struct mb_drv *d, const struct mb_drv_event *e)
     default:
         if (e->code == MB_ECANCELED) { /* it gives the gang up, and leaves it the time to save */
             d->in_order |= !d->exit_status;
+            drop_echo(d);
             set_failure(d, MB_FAILURE_NODE, e->code);
             set_verdict(d, mb_exit_status(MB_EUNAVAIL), "node %u: %s", e->node,
                         e->text ? e->text : "it stopped the gang");
@@ -381,6 +430,21 @@ static int on_saved(struct mb_drv *d, const struct mb_drv_event *e)
     return 0;
 }
 
+static int on_deadline(struct mb_drv *d, const struct mb_drv_event *e)
+{
+    if (e->node >= d->config.n_nodes)
+        return MB_ESTATE;
+    if (d->exit_status) /* it ends already, for another reason */
+        return 0;
+    d->at_deadline = 1;
+    if (e->code)
+        set_verdict(d, mb_exit_status(e->code), "%s", e->text ? e->text : "the deadline came");
+    else if (d->config.is_worker)
+        return 0;
+    d->in_order |= !e->code;
+    return wind_down(d);
+}
+
 static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
 {
     switch (e->kind) {
@@ -419,6 +483,8 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
         if (e->iteration > d->committed)
             d->committed = e->iteration;
         return 0;
+    case MB_DRV_DEADLINE:
+        return on_deadline(d, e);
     case MB_DRV_UPLOAD_FAILED:
         set_verdict(d, mb_exit_status(MB_EIO), "%s", e->text ? e->text : "upload failed");
         return 0;
@@ -510,6 +576,11 @@ unsigned mb_drv_verdict_number(const struct mb_drv *d)
 struct mb_failure mb_drv_failure(const struct mb_drv *d)
 {
     return d->failure;
+}
+
+int mb_drv_at_deadline(const struct mb_drv *d)
+{
+    return d->at_deadline;
 }
 
 int mb_drv_verdict_stands(const struct mb_drv *d)

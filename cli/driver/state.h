@@ -51,6 +51,8 @@ enum mb_drv_event_kind {
     MB_DRV_FAILED,        /* code, text: a request of the driver itself failed */
     MB_DRV_INTERRUPTED,   /* signal: somebody wants us to stop */
     MB_DRV_RELEASED,
+    MB_DRV_DEADLINE, /* node, code, text: the ranks save and end; with a code they did not get to it
+                      */
     MB_DRV_STORE_SAID, /* iteration: what this attempt saved, if it is durable; else -1 */
     MB_DRV_N_EVENTS
 };
@@ -75,7 +77,7 @@ enum mb_drv_action {
     MB_DRV_DO_LAUNCH = 8,
     MB_DRV_DO_START = 16, /* broadcast the endpoints */
     MB_DRV_DO_STOP = 32,  /* every node: stop your ranks */
-    MB_DRV_DO_END = 64,   /* every node: drain, release, say Ended; again when one is lost */
+    MB_DRV_DO_END = 64, /* every node: drain, release, say Ended; again when one is done or lost */
     MB_DRV_DO_RELEASE = 128,
     MB_DRV_DO_FINISH = 256,   /* the loop may end: see mb_drv_exit_status() */
     MB_DRV_DO_ASK_STORE = 512 /* is the newest that was saved durable? */
@@ -130,6 +132,8 @@ unsigned mb_drv_verdict_number(const struct mb_drv *d);
 /* What failed, for the decision about another attempt: MB_FAILURE_NONE while all is well, after a
  * signal to us, and for what another attempt cannot mend. */
 struct mb_failure mb_drv_failure(const struct mb_drv *d);
+/* 1: the ranks end because of a deadline, in good order so far. */
+int mb_drv_at_deadline(const struct mb_drv *d);
 /* 1: there is one that may be told. */
 int mb_drv_verdict_stands(const struct mb_drv *d);
 /* 0 only if every rank exited 0 and all that had to be durable is. */

@@ -1,0 +1,98 @@
+/* mobula checkpoint convert SOURCE TARGET: a Hugging Face directory into a checkpoint, or back. */
+#include <stdio.h>
+#include <string.h>
+#include "cli/checkpoint.h"
+#include "cli/checkpoint_model.h"
+
+struct convert_args {
+    int json;
+    int64_t iteration, vocab, divisible_by;
+    uint64_t max_file_bytes;
+    const char *dtype;
+};
+
+#define OPTION(name_, arg_, kind_, field_, help_, min_)                                            \
+    {                                                                                              \
+        name_, 0, arg_, MB_OPTION_##kind_, offsetof(struct convert_args, field_), help_, min_,     \
+            (min_) ? INT32_MAX : 0                                                                 \
+    }
+
+static const struct mb_option convert_options[] = {
+    OPTION("dtype", "fp32|bf16|fp16", STRING, dtype,
+           "numbers of a Hugging Face directory that is made (fp32)", 0),
+    OPTION("max-shard-size", "SIZE", SIZE, max_file_bytes,
+           "largest file of a Hugging Face directory that is made (5000000000)", 0),
+    OPTION("vocab-size", "N", INT, vocab,
+           "tokens of the tokenizer, where the checkpoint does not say it: rows beyond are dropped",
+           1),
+    OPTION("make-vocab-size-divisible-by", "N", INT, divisible_by,
+           "pads the vocabulary of a checkpoint that is made (128)", 1),
+    OPTION("iteration", "N", INT, iteration, "of a checkpoint of ours, instead of the newest", 1),
+    OPTION("json", NULL, FLAG, json, "print JSON", 0),
+    {0},
+};
+
+static int parse_dtype(const char *name, enum mb_st_dtype *out, struct mb_err *err)
+{
+    static const struct {
+        const char *name;
+        enum mb_st_dtype dtype;
+    } dtypes[] = {{"fp32", MB_ST_F32}, {"bf16", MB_ST_BF16}, {"fp16", MB_ST_F16}};
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+        if (strcmp(name, dtypes[i].name) == 0) {
+            *out = dtypes[i].dtype;
+            return 0;
+        }
+    return mb_err_set(err, MB_EINVAL, "--dtype %s: expected fp32, bf16 or fp16", name);
+}
+
+static int convert(const struct convert_args *args, char **words, struct mb_model_facts *facts,
+                   struct mb_err *err)
+{
+    struct mb_convert_options o = {.source = words[0],
+                                   .target = words[1],
+                                   .iteration = args->iteration,
+                                   .max_file_bytes = args->max_file_bytes,
+                                   .vocab = (uint64_t)args->vocab,
+                                   .divisible_by = (uint64_t)args->divisible_by};
+    int rc = parse_dtype(args->dtype, &o.dtype, err);
+    return rc != 0 ? rc : mb_model_convert(&o, facts, err);
+}
+
+static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct convert_args args = {.iteration = -1, .dtype = "fp32"};
+    struct mb_model_facts facts;
+    struct mb_err err = {0};
+    int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
+
+    if (rc == 1)
+        return 0;
+    if (!rc && n_words != 2)
+        rc = mb_err_set(&err, MB_EINVAL, "what into what? mobula checkpoint convert SOURCE TARGET");
+    if (!rc)
+        rc = convert(&args, argv + 1, &facts, &err);
+    if (rc)
+        return mb_checkpoint_fail(cli, args.json, &err);
+    if (args.json) {
+        mb_model_print_json("converted", argv[1], &facts);
+        return 0;
+    }
+    mb_model_print(argv[1], &facts);
+    printf("%s is a %s of it now\n", argv[2],
+           facts.is_ours ? "Hugging Face directory" : "mobula checkpoint");
+    if (!facts.is_ours)
+        printf("train from it: mobula train --pretrained-checkpoint %s --use-checkpoint-args ...\n",
+               argv[2]);
+    return 0;
+}
+
+const struct mb_verb mb_verb_checkpoint_convert = {
+    .name = "convert",
+    .summary = "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back",
+    .synopsis = "[--dtype fp32|bf16|fp16] [--max-shard-size SIZE] [--json] SOURCE TARGET",
+    .examples = "  mobula checkpoint convert ./Llama-3.1-8B /ckpt/base\n"
+                "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n",
+    .options = convert_options,
+    .run = convert_run,
+};

@@ -1,0 +1,97 @@
+/* mobula checkpoint inspect DIR: what model a directory holds, ours or Hugging Face's. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include "base/alloc.h"
+#include "base/str.h"
+#include "cli/checkpoint.h"
+#include "cli/checkpoint_model.h"
+
+struct inspect_args {
+    int json;
+    int64_t iteration;
+};
+
+static const struct mb_option inspect_options[] = {
+    {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct inspect_args, iteration),
+     "of a checkpoint of ours, instead of the newest", 1, INT64_MAX},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, json), "print JSON", 0, 0},
+    {0},
+};
+
+const char *mb_model_kind(const struct mb_model_facts *f)
+{
+    return f->is_ours ? "mobula checkpoint" : "Hugging Face directory";
+}
+
+static const char *family(const struct mb_hf_shape *s)
+{
+    return s->family == MB_HF_LLAMA ? "LlamaForCausalLM" : "GPT2LMHeadModel";
+}
+
+void mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f)
+{
+    const struct mb_hf_shape *s = &f->shape;
+    json_t *j = json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event",
+        event, "directory", dir, "kind", f->is_ours ? "mobula" : "huggingface", "model", family(s),
+        "parameters", (json_int_t)f->n_parameters, "tensors", (json_int_t)f->n_tensors, "files",
+        (json_int_t)f->n_files, "bytes", (json_int_t)f->total_bytes, "num_layers",
+        (json_int_t)s->n_layers, "hidden_size", (json_int_t)s->hidden, "ffn_hidden_size",
+        (json_int_t)s->ffn, "num_attention_heads", (json_int_t)s->n_heads, "num_query_groups",
+        (json_int_t)s->n_groups, "kv_channels", (json_int_t)s->head_dim, "vocab_size",
+        (json_int_t)s->vocab, "max_position_embeddings", (json_int_t)s->max_positions);
+    if (f->is_ours)
+        json_object_set_new(j, "iteration", json_integer(f->iteration));
+    char *text = j != NULL ? json_dumps(j, JSON_COMPACT) : NULL;
+    puts(text != NULL ? text : "{}");
+    mb_free(text);
+    json_decref(j);
+}
+
+void mb_model_print(const char *dir, const struct mb_model_facts *f)
+{
+    const struct mb_hf_shape *s = &f->shape;
+    char size[16];
+    printf("%s: %s", dir, mb_model_kind(f));
+    if (f->is_ours)
+        printf(", iteration %" PRId64, f->iteration);
+    printf("\n%s, %" PRIu64 " parameters in %zu tensors, %zu file%s, %s\n", family(s),
+           f->n_parameters, f->n_tensors, f->n_files, f->n_files == 1 ? "" : "s",
+           mb_human_bytes(f->total_bytes, size));
+    printf("layers %" PRIu64 ", hidden %" PRIu64 ", MLP %" PRIu64 ", heads %" PRIu64 " in %" PRIu64
+           " groups of %" PRIu64 " channels, vocabulary %" PRIu64 ", positions %" PRIu64 ", %s\n",
+           s->n_layers, s->hidden, s->ffn, s->n_heads, s->n_groups, s->head_dim, s->vocab,
+           s->max_positions, s->untied ? "untied output" : "tied output");
+}
+
+static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct inspect_args args = {.iteration = -1};
+    struct mb_model_facts facts;
+    struct mb_err err = {0};
+    int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
+
+    if (rc == 1)
+        return 0;
+    if (!rc && n_words != 1)
+        rc = mb_err_set(&err, MB_EINVAL, "which model? mobula checkpoint inspect DIR");
+    if (!rc)
+        rc = mb_model_inspect(argv[1], args.iteration, &facts, &err);
+    if (rc)
+        return mb_checkpoint_fail(cli, args.json, &err);
+    if (args.json)
+        mb_model_print_json("model", argv[1], &facts);
+    else
+        mb_model_print(argv[1], &facts);
+    return 0;
+}
+
+const struct mb_verb mb_verb_checkpoint_inspect = {
+    .name = "inspect",
+    .summary = "what model a directory holds: a checkpoint of ours, or Hugging Face's",
+    .synopsis = "[--iteration N] [--json] DIR",
+    .examples = "  mobula checkpoint inspect ./Llama-3.1-8B\n",
+    .options = inspect_options,
+    .run = inspect_run,
+};

@@ -1,0 +1,148 @@
+/* mobula checkpoint pull URL DIR: the newest whole checkpoint of a store, checked, into a
+ * directory. */
+#include <inttypes.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include "agent/upload/pull.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "cli/checkpoint.h"
+
+struct pull_args {
+    int json;
+    int64_t iteration;
+    const char *files;
+};
+
+static const struct mb_option pull_options[] = {
+    {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct pull_args, iteration),
+     "that one and no other instead of the newest whole one", 0, INT64_MAX},
+    {"files", 0, "PATTERN", MB_OPTION_STRING, offsetof(struct pull_args, files),
+     "only files whose path matches, e.g. 'model*'", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json), "print JSON lines", 0, 0},
+    {0},
+};
+
+struct run {
+    struct mb_checkpoint_loop l;
+    struct mb_pull *pull;
+    struct mb_err err;
+    int64_t iteration;
+    struct mb_pull_status status;
+    const struct pull_args *args;
+};
+
+static void on_pulled(void *arg, const struct mb_err *err, int64_t iteration)
+{
+    struct run *r = arg;
+
+    mb_pull_status(r->pull, &r->status);
+    r->err = *err;
+    r->iteration = iteration;
+    mb_checkpoint_loop_stop(&r->l);
+}
+
+static void get_facts(void *arg, struct mb_transfer_facts *out)
+{
+    struct run *r = arg;
+    struct mb_pull_status s;
+
+    mb_pull_status(r->pull, &s);
+    *out = (struct mb_transfer_facts){.verb = "pull",
+                                      .phase = "fetching",
+                                      .iteration = s.iteration,
+                                      .done_bytes = s.done_bytes,
+                                      .kept_bytes = s.kept_bytes,
+                                      .total_bytes = s.total_bytes,
+                                      .n_done = s.n_done,
+                                      .n_files = s.n_files};
+}
+
+static void cancel(void *arg)
+{
+    mb_pull_cancel(((struct run *)arg)->pull);
+}
+
+static void leave(void *arg)
+{
+    mb_pull_clear(((struct run *)arg)->pull);
+}
+
+static int wants(void *arg, const char *path)
+{
+    struct run *r = arg;
+
+    return fnmatch(r->args->files, path, 0) == 0;
+}
+
+static void pull(struct run *r, const char *url, const char *dir)
+{
+    int rc = mb_checkpoint_loop_init(&r->l, r->args->json, &r->err);
+
+    if (rc != 0)
+        return;
+    rc = mb_fs_mkdir_p(dir, 0777, &r->err);
+    if (rc == 0)
+        rc = mb_pull_start(&r->l.loop, url, dir, on_pulled, r, &r->pull, &r->err);
+    if (rc == 0 && r->args->iteration >= 0)
+        mb_pull_set_iteration(r->pull, r->args->iteration);
+    if (rc == 0 && r->args->files)
+        mb_pull_set_filter(r->pull, wants, r);
+    r->l.leave = leave;
+    mb_checkpoint_loop_run(&r->l, rc == 0 ? get_facts : NULL, cancel, r);
+    if (r->err.code == 0 && r->iteration < 0)
+        mb_err_set(&r->err, MB_ENOENT, "%s: no checkpoint: there is no pointer", url);
+    if (r->err.code == 0 && r->status.n_files == 0)
+        mb_err_set(&r->err, MB_ENOENT, "iteration %" PRId64 " has no file that matches %s",
+                   r->iteration, r->args->files ? r->args->files : "*");
+}
+
+static void print_end(const struct run *r, const char *dir)
+{
+    char bytes[16], kept[16];
+
+    if (r->args->json) {
+        printf("{\"event\": \"done\", \"iteration\": %" PRId64
+               ", \"files\": %zu, \"bytes\": %" PRIu64 ", \"kept_bytes\": %" PRIu64
+               ", \"newer_not_whole\": %u}\n",
+               r->iteration, r->status.n_files, r->status.total_bytes, r->status.kept_bytes,
+               r->status.n_bad);
+        return;
+    }
+    if (r->status.n_bad > 0)
+        printf("newer iterations that are not whole: %u; the one before is taken\n",
+               r->status.n_bad);
+    printf("pulled: iteration %" PRId64 ", %zu files, %s (%s there before), into %s\n",
+           r->iteration, r->status.n_files, mb_human_bytes(r->status.total_bytes, bytes),
+           mb_human_bytes(r->status.kept_bytes, kept), dir);
+}
+
+static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct pull_args args = {.iteration = -1};
+    struct run r = {.iteration = -1, .args = &args};
+    int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
+
+    if (rc == 1)
+        return 0;
+    if (!rc && n_words != 2)
+        rc = mb_err_set(&r.err, MB_EINVAL, "from where to where? mobula checkpoint pull URL DIR");
+    if (!rc) {
+        mb_log_init(2, MB_LOG_WARN); /* the story is told by the bar; what is not whole is not */
+        pull(&r, argv[1], argv[2]);
+    }
+    if (r.err.code)
+        return mb_checkpoint_fail(cli, args.json, &r.err);
+    print_end(&r, argv[2]);
+    return 0;
+}
+
+const struct mb_verb mb_verb_checkpoint_pull = {
+    .name = "pull",
+    .summary = "fetch the newest whole checkpoint of a store, checked; what is there is kept",
+    .synopsis = "[--iteration N] [--files PATTERN] [--json] URL DIR",
+    .examples = "  mobula checkpoint pull s3://bucket/run1 /ckpt/run1\n",
+    .options = pull_options,
+    .run = pull_run,
+};

@@ -1,0 +1,125 @@
+/* mobula checkpoint verify URL: read a checkpoint of a store back and check every byte. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include "agent/upload/verify.h"
+#include "base/alloc.h"
+#include "base/str.h"
+#include "cli/checkpoint.h"
+
+struct verify_args {
+    int json;
+    int64_t iteration;
+};
+
+static const struct mb_option verify_options[] = {
+    {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct verify_args, iteration),
+     "that one instead of the newest", 0, INT64_MAX},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct verify_args, json), "print JSON", 0, 0},
+    {0},
+};
+
+struct run {
+    struct mb_checkpoint_loop l;
+    struct mb_verify *verify;
+    struct mb_err err;
+    struct mb_verify_result result;
+    struct mb_store *store;
+};
+
+static void on_verified(void *arg, const struct mb_err *err, const struct mb_verify_result *result)
+{
+    struct run *r = arg;
+
+    r->err = *err;
+    r->result = *result;
+    mb_checkpoint_loop_stop(&r->l);
+    mb_store_close(r->store, NULL, NULL);
+}
+
+static void get_facts(void *arg, struct mb_transfer_facts *out)
+{
+    struct run *r = arg;
+    struct mb_verify_result v;
+
+    mb_verify_status(r->verify, &v);
+    *out = (struct mb_transfer_facts){.verb = "verify",
+                                      .phase = "reading",
+                                      .iteration = v.iteration,
+                                      .done_bytes = v.done_bytes,
+                                      .total_bytes = v.all_bytes,
+                                      .n_done = v.n_files,
+                                      .n_files = v.all_files};
+}
+
+static void cancel(void *arg)
+{
+    mb_store_close(((struct run *)arg)->store, NULL, NULL);
+}
+
+/* Runs the loop until the verdict is there. */
+static void verify(const char *url, const struct verify_args *args, struct run *r)
+{
+    /* JSON is one object here, so nothing but a terminal sees progress. */
+    int rc = mb_checkpoint_loop_init(&r->l, 0, &r->err);
+
+    if (rc != 0)
+        return;
+    r->l.view.is_terminal &= !args->json;
+    rc = mb_store_open(&r->l.loop, url, &r->store, &r->err);
+    if (rc == 0) {
+        rc = mb_verify_start(r->store, args->iteration, on_verified, r, &r->verify, &r->err);
+        if (rc < 0)
+            mb_store_close(r->store, NULL, NULL);
+    }
+    mb_checkpoint_loop_run(&r->l, rc == 0 ? get_facts : NULL, cancel, r);
+    if (r->err.code != 0 && strstr(r->err.text, url) == NULL)
+        mb_err_wrap(&r->err, "%s", url);
+    mb_err_printable(&r->err);
+}
+
+static void print_json(const char *url, const struct run *r)
+{
+    json_t *j = json_pack("{s:s, s:b, s:I, s:I, s:I, s:s}", "url", url, "verified",
+                          r->err.code == 0, "iteration", (json_int_t)r->result.iteration, "files",
+                          (json_int_t)r->result.n_files, "bytes", (json_int_t)r->result.total_bytes,
+                          "error", r->err.text);
+    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
+
+    puts(text ? text : "{}");
+    mb_free(text);
+    json_decref(j);
+}
+
+static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
+{
+    struct run r = {.result.iteration = -1};
+    struct verify_args args = {.iteration = -1};
+    int n_words = 0;
+    int rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
+    char bytes[16];
+
+    if (rc == 1)
+        return 0;
+    if (!rc && n_words != 1)
+        rc = mb_err_set(&r.err, MB_EINVAL, "which checkpoint? mobula checkpoint verify URL");
+    if (rc)
+        return mb_cli_fail(cli, &r.err);
+    verify(argv[1], &args, &r);
+    if (args.json)
+        print_json(argv[1], &r);
+    else if (!r.err.code)
+        printf("verified: iteration %" PRId64 " in %s, %" PRIu64 " files, %s\n", r.result.iteration,
+               argv[1], r.result.n_files, mb_human_bytes(r.result.total_bytes, bytes));
+    return r.err.code ? mb_cli_fail(cli, &r.err) : 0;
+}
+
+const struct mb_verb mb_verb_checkpoint_verify = {
+    .name = "verify",
+    .summary = "read the newest checkpoint back from its store and check every file",
+    .synopsis = "[--iteration N] [--json] URL",
+    .examples = "  mobula checkpoint verify s3://bucket/run1\n",
+    .options = verify_options,
+    .run = verify_run,
+};

@@ -1,12 +1,15 @@
-{{/* KubeRay refuses names of RayJobs above 47 characters, and makes names of services of them. */}}
+{{/* KubeRay refuses names of RayJobs above 47 characters, and makes names of services of them. Two runs of
+`helm template` without a name must not be one job. */}}
 {{- define "mobula.name" -}}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
-{{- fail (printf "release name %q: KubeRay wants lower-case letters, digits and '-', and a letter in front" .Release.Name) -}}
+{{- $name := .Release.Name -}}
+{{- if eq $name "release-name" }}{{ $name = printf "mobula-%s" (randAlphaNum 6 | lower) }}{{ end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "release name %q: KubeRay wants lower-case letters, digits and '-', and a letter in front" $name) -}}
 {{- end -}}
-{{- if gt (len .Release.Name) 47 -}}
-{{- fail (printf "release name %q has %d characters: KubeRay takes 47 for a RayJob" .Release.Name (len .Release.Name)) -}}
+{{- if gt (len $name) 47 -}}
+{{- fail (printf "release name %q has %d characters: KubeRay takes 47 for a RayJob" $name (len $name)) -}}
 {{- end -}}
-{{- .Release.Name -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* One word of a shell command. */}}
@@ -20,29 +23,52 @@
 {{- join " " $words -}}
 {{- end -}}
 
+{{- define "mobula.gpus" -}}
+{{- $w := .Values.workers -}}
+{{- if and (int $w.resources.gpu) (not (has $w.gpuResourceName (list "amd.com/gpu" "nvidia.com/gpu"))) -}}
+{{- fail (printf "workers.gpuResourceName %s: mobula runs on amd.com/gpu and nvidia.com/gpu" $w.gpuResourceName) -}}
+{{- end -}}
+{{- int $w.resources.gpu -}}
+{{- end -}}
+
 {{/* `exec` leaves no shell between KubeRay's job and the driver. */}}
 {{- define "mobula.entrypoint" -}}
 {{- $v := .Values -}}
-{{- if not $v.entrypoint -}}
-{{- fail "entrypoint is empty: say what the gang runs, for example entrypoint: [python, pretrain_gpt.py, --train-iters, \"100\"]" -}}
+{{- if and (not $v.entrypoint) (not $v.megatronArguments) -}}
+{{- fail "entrypoint is empty, and megatronArguments too: say what the gang runs, for example entrypoint: [python, pretrain_gpt.py, --train-iters, \"100\"]" -}}
 {{- end -}}
-{{- $gpus := int $v.workers.resources.gpu -}}
-{{- $cmd := list "exec" "mobula" $v.verb "--num-nodes" (toString (int $v.workers.replicas)) -}}
-{{- if eq $v.verb "train" -}}{{ $cmd = concat $cmd (list "--gpus-per-node" (toString (max 1 $gpus))) }}
-{{- else -}}{{ $cmd = concat $cmd (list "--ranks-per-node" (toString (max 1 $gpus))) }}
+{{- if and $v.entrypoint $v.megatronArguments }}{{ fail "entrypoint and megatronArguments are both set: the gang runs one of them" }}{{ end -}}
+{{- $gpus := int (include "mobula.gpus" .) -}}
+{{- $amd := and (gt $gpus 0) (eq $v.workers.gpuResourceName "amd.com/gpu") -}}
+{{- $verb := $v.verb | default (ternary "run" "train" (or (not $v.megatronArguments) $amd)) -}}
+{{- if and (eq $verb "train") $amd }}{{ fail "verb train on amd.com/gpu: mobula's own trainer has no AMD backend; verb: run starts Megatron-LM" }}{{ end -}}
+{{- if and (eq $verb "train") (kindIs "string" $v.entrypoint) }}{{ fail "verb train takes Megatron arguments as a list; a string is a shell command, which needs verb: run" }}{{ end -}}
+{{- $megatron := dict -}}
+{{- if $v.megatronArguments }}{{ $megatron = include "mobula.megatron" . | fromJson }}{{ end -}}
+{{- $cmd := list "exec" "mobula" $verb "--num-nodes" (toString (int $v.workers.replicas)) -}}
+{{- if or $gpus (eq $verb "train") }}{{ $cmd = concat $cmd (list "--gpus-per-node" (toString (max 1 $gpus))) }}
+{{- else }}{{ $cmd = concat $cmd (list "--ranks-per-node" "1") }}
 {{- end -}}
-{{- if $v.job.maxRestarts }}{{ $cmd = concat $cmd (list "--max-restarts" (toString (int $v.job.maxRestarts))) }}{{ end -}}
-{{- if $v.checkpoint.url }}{{ $cmd = concat $cmd (list "--checkpoint-url" $v.checkpoint.url) }}
-{{- if eq $v.verb "run" }}{{ $cmd = concat $cmd (list "--save" $v.checkpoint.save) }}{{ end -}}
+{{- if $v.job.maxRestarts -}}
+{{- if and (eq $verb "run") $megatron.loads }}{{ fail "job.maxRestarts with a base model behind --load: another attempt would begin with it again; give it as \"--pretrained-checkpoint /local_resources/basemodel\", and --load the directory of --save" }}{{ end -}}
+{{- $cmd = concat $cmd (list "--max-restarts" (toString (int $v.job.maxRestarts))) -}}
 {{- end -}}
-{{- if kindIs "string" $v.entrypoint -}}
-{{- if eq $v.verb "train" }}{{ fail "verb train takes Megatron arguments as a list; a string is a shell command, which needs verb: run" }}{{ end -}}
-{{- include "mobula.words" (concat $cmd (list "--" "/bin/sh" "-c" $v.entrypoint)) -}}
-{{- else if eq $v.verb "train" -}}
-{{- include "mobula.words" (concat $cmd $v.entrypoint) -}}
-{{- else -}}
-{{- include "mobula.words" (concat $cmd (list "--") $v.entrypoint) -}}
+{{- $url := $v.checkpoint.url -}}
+{{- if and (not $url) $v.remoteCheckpointsPath }}{{ $url = include "mobula.url" $v.remoteCheckpointsPath }}{{ end -}}
+{{- if and $url $v.megatronArguments (not $megatron.save) }}{{ fail (printf "checkpoints go to %s, and megatronArguments have no --save: say in which directory they are written" $url) }}{{ end -}}
+{{- if $url -}}
+{{- $cmd = concat $cmd (list "--checkpoint-url" $url) -}}
+{{- if eq $verb "run" }}{{ $cmd = concat $cmd (list "--save" ($v.checkpoint.save | default $megatron.save | default "/tmp/checkpoints")) }}{{ end -}}
 {{- end -}}
+{{- if eq $verb "train" }}{{ $cmd = concat $cmd ($megatron.words | default $v.entrypoint) }}
+{{- else if $v.megatronArguments -}}
+{{- $cmd = concat $cmd (list "--fetch-inputs" "--") $v.megatronProgram $megatron.words -}}
+{{- /* A rank sees the one device that is its own; Megatron-LM would take number LOCAL_RANK. */ -}}
+{{- if $gpus }}{{ $cmd = concat $cmd (list "--local-rank" "0") }}{{ end -}}
+{{- else if kindIs "string" $v.entrypoint }}{{ $cmd = concat $cmd (list "--" "/bin/sh" "-c" $v.entrypoint) }}
+{{- else }}{{ $cmd = concat $cmd (list "--") $v.entrypoint }}
+{{- end -}}
+{{- include "mobula.words" $cmd -}}
 {{- end -}}
 
 {{- define "mobula.env" -}}
@@ -76,9 +102,50 @@ ray.io/priority-class-name: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* One node of the gang. The same for the head and the others: each trains. */}}
+{{- define "mobula.image" -}}
+{{- $v := .Values -}}
+{{- if $v.image.repository -}}
+{{- printf "%s:%s" $v.image.repository ($v.image.tag | default .Chart.AppVersion) -}}
+{{- else -}}
+{{- $v.mainWorkloadImage | default (printf "mobula:%s" .Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What holds mountPath. */}}
+{{- define "mobula.scratch" -}}
+{{- $e := .Values.storage.ephemeral -}}
+{{- if and $e.existingClaim $e.hostPath }}{{ fail "storage.ephemeral: existingClaim and hostPath exclude each other" }}{{ end -}}
+- name: scratch
+{{- if $e.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ $e.existingClaim | quote }}}
+{{- else if $e.hostPath }}
+  hostPath: {path: {{ $e.hostPath | quote }}, type: DirectoryOrCreate}
+{{- else if $e.storageClassName }}
+  # The pod owns this claim, so it goes with the pod, whatever becomes of the RayJob.
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        storageClassName: {{ $e.storageClassName | quote }}
+        accessModes: {{- toYaml $e.accessModes | nindent 10 }}
+        resources: {requests: {storage: {{ $e.quantity | quote }}}}
+{{- else }}
+  emptyDir: {sizeLimit: {{ $e.quantity | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Where others have access too, each pod has a folder of its own. */}}
+{{- define "mobula.scratch.mount" -}}
+- name: scratch
+  mountPath: {{ .storage.ephemeral.mountPath | quote }}
+  {{- if or .storage.ephemeral.existingClaim .storage.ephemeral.hostPath }}
+  subPathExpr: $(POD_NAME)
+  {{- end }}
+{{- end -}}
+
+{{/* One node: .container is head or worker. Each trains, but for a real Ray head (.isRay). */}}
 {{- define "mobula.pod" -}}
 {{- $v := .root.Values -}}
+{{- $image := include "mobula.image" .root -}}
 {{- $topology := $v.queue.topology -}}
 metadata:
   labels:
@@ -102,6 +169,11 @@ spec:
     - name: {{ . | quote }}
     {{- end }}
   {{- end }}
+  {{- if not .isRay }}
+  {{- if $v.workers.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
   {{- with $v.workers.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -114,17 +186,34 @@ spec:
   {{- with $v.workers.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
+  {{- end }}
   containers:
     - name: {{ .container }}
-      image: "{{ $v.image.repository }}:{{ $v.image.tag | default .root.Chart.AppVersion }}"
+      image: {{ ternary $v.head.image $image .isRay | quote }}
       imagePullPolicy: {{ $v.image.pullPolicy }}
+      {{- if and $v.workers.securityContext (not .isRay) }}
+      securityContext: {{- toYaml $v.workers.securityContext | nindent 8 }}
+      {{- end }}
       env:
         {{- if eq $v.auth.mode "disabled" }}
         # KubeRay says nothing to a pod without a token, and then a head makes one of its own.
         - {name: RAY_AUTH_MODE, value: disabled}
         {{- end }}
-        {{- include "mobula.env" $v.checkpoint.env | nindent 8 }}
-        {{- include "mobula.env" $v.workers.env | nindent 8 }}
+        # The clocks that a pod cannot ask for: agents plan the last checkpoint with them.
+        - {name: MOBULA_GRACE_SECONDS, value: {{ int $v.job.terminationGracePeriodSeconds | quote }}}
+        {{- if $v.job.activeDeadlineSeconds }}
+        - {name: MOBULA_ACTIVE_DEADLINE_SECONDS, value: {{ int $v.job.activeDeadlineSeconds | quote }}}
+        - {name: MOBULA_START_ALLOWANCE_SECONDS, value: {{ int $v.job.startAllowanceSeconds | quote }}}
+        {{- end }}
+        {{- with $v.job.noticeUrl }}
+        - {name: MOBULA_NOTICE_URL, value: {{ . | quote }}}
+        {{- end }}
+        {{- if not .isRay }}
+        - name: POD_NAME
+          valueFrom: {fieldRef: {fieldPath: metadata.name}}
+        - {name: MOBULA_INPUT_DIR, value: {{ printf "%s/inputs" $v.storage.ephemeral.mountPath | quote }}}
+        {{- end }}
+        {{- include "mobula.env" (merge (dict) $v.workerEnvVars $v.workers.env $v.checkpoint.env $v.logistics.envVars) | nindent 8 }}
       # A head that names one port must name all: KubeRay then takes no default.
       ports:
         {{- if eq .container "head" }}
@@ -133,6 +222,12 @@ spec:
         {{- end }}
         - {containerPort: 52365, name: agent}
         - {containerPort: 8080, name: metrics}
+        {{- if not .isRay }}
+        {{- range $v.workers.ports }}
+        {{- if not .name }}{{ fail (printf "workers.ports: %v has no name; KubeRay then no longer finds the dashboard" .containerPort) }}{{ end }}
+        - {{ toJson . }}
+        {{- end }}
+        {{- end }}
       # Our own: KubeRay's need wget, grep and bash in the image.
       readinessProbe:
         httpGet: {path: /api/healthz, port: 52365}
@@ -146,19 +241,51 @@ spec:
         timeoutSeconds: 2
         failureThreshold: 120
       resources:
-        {{- $r := dict "cpu" (toString $v.workers.resources.cpu) "memory" (toString $v.workers.resources.memory) }}
-        {{- if $v.workers.resources.gpu }}{{ $_ := set $r $v.workers.resources.gpuResourceName (toString (int $v.workers.resources.gpu)) }}{{ end }}
-        {{- range $k, $q := $v.workers.resources.extra }}{{ $_ := set $r $k (toString $q) }}{{ end }}
+        {{- $has := ternary $v.head.resources $v.workers.resources .isRay }}
+        {{- $r := dict "cpu" (toString $has.cpu) "memory" (toString $has.memory) }}
+        {{- if and $has.gpu (not .isRay) }}{{ $_ := set $r $v.workers.gpuResourceName (include "mobula.gpus" .root) }}{{ end }}
+        {{- range $k, $q := $has.extra }}{{ $_ := set $r $k (toString $q) }}{{ end }}
         requests: {{- toYaml $r | nindent 10 }}
         limits: {{- toYaml $r | nindent 10 }}
       volumeMounts:
         - {name: shm, mountPath: /dev/shm}
+        {{- if not .isRay }}
+        {{- include "mobula.scratch.mount" $v | nindent 8 }}
+        {{- with $v.storage.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+        {{- end }}
+    {{- if not .isRay }}
+    {{- if $v.runTensorboard }}
+    # In every pod: the last rank writes, and only its own node has what it wrote.
+    - name: tensorboard
+      image: {{ $image | quote }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      command: [tensorboard, --logdir, {{ $v.tensorboardDir | quote }}, --bind_all, --port, "6006"]
+      ports:
+        - {containerPort: 6006, name: tensorboard}
+      resources:
+        requests: {cpu: 500m, memory: 2Gi}
+        limits: {cpu: "1", memory: 2Gi}
+      env:
+        - name: POD_NAME
+          valueFrom: {fieldRef: {fieldPath: metadata.name}}
+      volumeMounts: {{- include "mobula.scratch.mount" $v | nindent 8 }}
+    {{- end }}
+    {{- with $v.workers.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- end }}
   volumes:
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ $v.storage.shm | quote }}}
+      {{- if and $v.storage.dshm.hostPath (not .isRay) }}
+      hostPath: {path: {{ $v.storage.dshm.hostPath | quote }}, type: Directory}
+      {{- else }}
+      emptyDir: {medium: Memory, sizeLimit: {{ $v.storage.dshm.sizeLimit | quote }}}
+      {{- end }}
+    {{- if not .isRay }}
+    {{- include "mobula.scratch" .root | nindent 4 }}
+    {{- with $v.storage.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- end }}
 {{- end -}}
 
 {{- define "mobula.labels" -}}
 app.kubernetes.io/name: mobula
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | trunc 63 }}
 {{- end -}}

@@ -1,0 +1,105 @@
+{{/*
+megatronArguments as words, as JSON: templates filled in, split, what the values say about data and base model added, and
+what lies in the bucket named by its URL. save: the directory of --save; loads: whether --load is the base model.
+*/}}
+{{- define "mobula.megatron" -}}
+{{- $v := .Values -}}
+{{- $words := list -}}
+{{- range $v.megatronArguments -}}
+  {{- if kindIs "slice" . -}}
+    {{- range . }}{{ $words = append $words (tpl (toString .) $) }}{{ end -}}
+  {{- else -}}
+    {{- $text := tpl . $ -}}
+    {{- if regexMatch "[\"'`$\\\\]" $text -}}
+    {{- fail (printf "megatronArguments: %s: no shell reads it; write a list of words, [--flag, \"a value\"]" $text) -}}
+    {{- end -}}
+    {{- $words = concat $words (regexSplit "\\s+" (trim $text) -1) -}}
+  {{- end -}}
+{{- end -}}
+{{- $split := list -}}
+{{- range $words -}}
+  {{- if regexMatch "^--[A-Za-z0-9_-]+=" . -}}
+  {{- $pair := splitn "=" 2 . -}}
+  {{- $split = append (append $split $pair._0) $pair._1 -}}
+  {{- else }}{{ $split = append $split . }}{{ end -}}
+{{- end -}}
+{{- $words = $split -}}
+{{- $scratch := "/local_resources" -}}
+{{- $has := dict -}}
+{{- $flag := "" -}}
+{{- range $words -}}
+  {{- if hasPrefix "--" . }}{{ $flag = . }}{{ $_ := set $has $flag "" }}{{ else }}{{ $_ := set $has $flag . }}{{ end -}}
+{{- end -}}
+{{- if and $v.remoteDataNamePrefix (not $v.remoteDataDirPath) }}{{ fail "remoteDataNamePrefix is set and remoteDataDirPath is not: name the bucket and the folder of the data" }}{{ end -}}
+{{- if not (or (hasKey $has "--data-path") (hasKey $has "--train-data-path") (hasKey $has "--mock-data")) -}}
+  {{- if $v.remoteDataNamePrefix -}}
+  {{- $words = concat $words (list "--data-path" (printf "%s/data/%s" $scratch $v.remoteDataNamePrefix)) -}}
+  {{- else -}}
+  {{- $words = append $words "--mock-data" -}}
+  {{- end -}}
+{{- end -}}
+{{- if not (hasKey $has "--load") -}}
+  {{- if $v.remoteBaseModelPath -}}
+  {{- $words = concat $words (list "--load" (printf "%s/basemodel" $scratch)) -}}
+  {{- else if not (hasKey $has "--pretrained-checkpoint") -}}
+  {{- /* Nothing is loaded whose arguments could be used. */ -}}
+  {{- $words = without $words "--use-checkpoint-args" -}}
+  {{- end -}}
+{{- end -}}
+{{- $out := list -}}
+{{- $loads := false -}}
+{{- $flag = "" -}}
+{{- range $words -}}
+  {{- $word := . -}}
+  {{- if hasPrefix "--" . }}{{ $flag = . }}{{ end -}}
+  {{- if and (regexMatch "^--((train|valid|test)-)?data-path$" $flag) (hasPrefix (printf "%s/data/" $scratch) .) -}}
+    {{- if not $v.remoteDataDirPath }}{{ fail (printf "%s %s: remoteDataDirPath is empty: say which folder of a bucket the data is in" $flag .) }}{{ end -}}
+    {{- $word = printf "%s/%s" (include "mobula.url" $v.remoteDataDirPath) (trimPrefix (printf "%s/data/" $scratch) .) -}}
+  {{- else if and (eq $flag "--tokenizer-model") (eq . (printf "%s/tokenizer" $scratch)) -}}
+    {{- if not $v.remoteTokenizerPath }}{{ fail (printf "%s %s: remoteTokenizerPath is empty: say which folder of a bucket the tokenizer is in" $flag .) }}{{ end -}}
+    {{- $word = include "mobula.url" $v.remoteTokenizerPath -}}
+  {{- else if and (has $flag (list "--load" "--pretrained-checkpoint")) (eq . (printf "%s/basemodel" $scratch)) -}}
+    {{- if not $v.remoteBaseModelPath }}{{ fail (printf "%s %s: remoteBaseModelPath is empty: say which folder of a bucket the base model is in" $flag .) }}{{ end -}}
+    {{- $word = include "mobula.url" $v.remoteBaseModelPath -}}
+    {{- if eq $flag "--load" }}{{ $loads = true }}{{ end -}}
+  {{- end -}}
+  {{- $out = append $out $word -}}
+{{- end -}}
+{{- include "mobula.megatron.sizes" (dict "v" $v "has" $has) -}}
+{{- dict "words" $out "save" (get $has "--save") "loads" $loads | toJson -}}
+{{- end -}}
+
+{{/* A bucket's path of the values as a URL. */}}
+{{- define "mobula.url" -}}
+{{- $path := trimSuffix "/" (toString .) -}}
+{{- if contains "://" $path }}{{ $path }}{{ else }}s3://{{ $path }}{{ end -}}
+{{- end -}}
+
+{{/* What Megatron-LM would find out only after all pods have started. */}}
+{{- define "mobula.megatron.sizes" -}}
+{{- $n := dict -}}
+{{- range $flag, $least := dict "--tensor-model-parallel-size" "1" "--pipeline-model-parallel-size" "1" "--context-parallel-size" "1" "--micro-batch-size" "0" "--global-batch-size" "0" -}}
+  {{- if hasKey $.has $flag -}}
+    {{- if not (regexMatch "^[1-9][0-9]{0,8}$" (get $.has $flag)) }}{{ fail (printf "megatronArguments: %s %s: it takes a whole number from 1 on" $flag (get $.has $flag)) }}{{ end -}}
+    {{- $_ := set $n $flag (atoi (get $.has $flag)) -}}
+  {{- else -}}
+    {{- $_ := set $n $flag (atoi $least) -}}
+  {{- end -}}
+{{- end -}}
+{{- $world := mul (int .v.workers.replicas) (max 1 (int .v.workers.resources.gpu)) -}}
+{{- $tp := get $n "--tensor-model-parallel-size" -}}
+{{- $pp := get $n "--pipeline-model-parallel-size" -}}
+{{- $cp := get $n "--context-parallel-size" -}}
+{{- $model := mul $tp $pp $cp -}}
+{{- if mod $world $model -}}
+{{- fail (printf "%d nodes with %d ranks each are %d ranks, which tensor %d x pipeline %d x context %d parallel = %d does not divide" (int .v.workers.replicas) (max 1 (int .v.workers.resources.gpu)) $world $tp $pp $cp $model) -}}
+{{- end -}}
+{{- $data := div $world $model -}}
+{{- $micro := get $n "--micro-batch-size" -}}
+{{- $global := get $n "--global-batch-size" -}}
+{{- if and $micro $global -}}
+{{- if mod $global (mul $micro $data) -}}
+{{- fail (printf "--global-batch-size %d is no multiple of %d, --micro-batch-size %d x %d ranks that are data parallel" $global (mul $micro $data) $micro $data) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

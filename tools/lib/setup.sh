@@ -63,16 +63,23 @@ install_packages() {
 }
 
 # A virtual environment in the cache, made once per (name, requirements): prints its python.
-# The stamp is written last, so that an interrupted installation is made again.
+# The stamp is written last, so that an interrupted installation is made again, and it is the only one, so that going
+# back to other requirements installs them again. Two that come at once wait for each other.
 cached_venv() {
     local name=$1 requirements=$2 dir stamp
     dir=$MOBULA_CACHE/$name
     stamp=$dir/.requirements.$(sha256sum <"$requirements" | cut -c1-16)
     if [ ! -e "$stamp" ]; then
-        say "installing $(basename "$requirements") into $dir" >&2
-        python3 -m venv "$dir" >&2
-        "$dir/bin/pip" install -q --disable-pip-version-check -r "$requirements" >&2
-        : >"$stamp"
+        mkdir -p "$dir"
+        (
+            flock 9
+            if [ -e "$stamp" ]; then exit; fi
+            say "installing $(basename "$requirements") into $dir" >&2
+            rm -f "$dir"/.requirements.*
+            python3 -m venv "$dir" >&2
+            "$dir/bin/pip" install -q --disable-pip-version-check -r "$requirements" >&2
+            : >"$stamp"
+        ) 9>"$dir/.lock"
     fi
     printf '%s\n' "$dir/bin/python"
 }

@@ -1,0 +1,85 @@
+"""The peer of bench/gpu_parallel.py: GPT-2 124M in PyTorch, torch.compile, bf16 autocast over fp32 weights, fused AdamW,
+DistributedDataParallel where there is more than one process. Started once a GPU with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; rank 0
+prints milliseconds of each step as JSON."""
+import contextlib
+import json
+import os
+import sys
+import time
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional as F
+
+LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.proj = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.fc1, self.fc2 = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = (t.view(b, s, HEADS, h // HEADS).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(h, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(SEQ, HIDDEN)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.ln = nn.LayerNorm(HIDDEN)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, labels):
+        x = self.wte(tokens) + self.wpe.weight
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.ln(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))
+
+
+def main():
+    steps, micro, batch = (int(a) for a in sys.argv[1:4])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(rank)
+    torch.cuda.set_device(0)
+    torch.set_float32_matmul_precision("high")
+    model = Gpt().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    step_model = torch.compile(model)
+    if world > 1:
+        distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+        step_model = nn.parallel.DistributedDataParallel(step_model, device_ids=[0], gradient_as_bucket_view=True)
+    n_micro, times = batch // (micro * world), []
+    for _ in range(steps):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for k in range(n_micro):
+            ids = torch.randint(0, 50257, (micro, SEQ + 1), device="cuda")
+            last = world == 1 or k + 1 == n_micro
+            with contextlib.nullcontext() if last else step_model.no_sync():
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = step_model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) / n_micro
+                loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=world == 1)
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - began))
+    if rank == 0:
+        print(json.dumps({"torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "loss": loss.item() * n_micro,
+                          "memory_gib": torch.cuda.max_memory_allocated() / 2**30, "ms": [round(t, 1) for t in times]}), flush=True)
+    if world > 1:
+        distributed.destroy_process_group()
+
+
+main()

@@ -1,0 +1,339 @@
+"""Checkpoints into and out of a real S3 server, beside what others use for it: bench/s3.py [--scale S] [--rounds N] [ROW...]
+
+Rows: up, small, down, tls, resume, limited, sparse (all but sparse without arguments). The server is versitygw on the same
+machine, so what a client does not use of it the server has. Rounds are rotated; files are read once before each run, so
+that all find them in the page cache. CPU seconds and memory are those that wait4 tells of the client.
+The ceiling is sendfile(2) of each file as one PUT over a connection of its own, from threads: plain HTTP, no checksums.
+--scale 0.125 makes everything an eighth as large.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import hmac
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import lib
+
+sys.path.insert(0, str(lib.ROOT / "tests/integration/s3"))
+import faults  # noqa: E402
+import servers  # noqa: E402
+from faults import FaultProxy  # noqa: E402
+
+MIB = 1 << 20
+BIN = lib.CACHE / "bin"
+AWS = lib.CACHE / "venv-aws/bin/aws"
+LIMIT = 40 * MIB  # bytes a second of the slow link
+
+
+class Bench:
+    def __init__(self, top, scale, rounds):
+        self.top, self.scale, self.rounds = pathlib.Path(top), scale, rounds
+        self.server = servers.Server("versitygw", top)
+        self.certificates = servers.Certificates(top)
+        self.tls = servers.Server("versitygw", top, certificates=self.certificates)
+        self.n = 0
+        self.endpoint = None  # a proxy's, instead of the server's own
+        self.process = None   # the client that runs
+
+    def close(self):
+        self.server.stop()
+        self.tls.stop()
+
+    def files(self, name, count, size):
+        """A checkpoint directory of iteration 1."""
+        top = self.top / name
+        data = top / "iter_0000001"
+        data.mkdir(parents=True)
+        for i in range(count):
+            with open(data / f"file_{i:05d}.bin", "wb") as f:
+                for _ in range(max(1, size // MIB)):
+                    f.write(os.urandom(min(size, MIB)))
+                os.fsync(f.fileno())  # as those of a trainer are
+        (top / "latest_checkpointed_iteration.txt").write_text("1")
+        return top
+
+    def env(self, server):
+        url = self.endpoint or server.url
+        env = {**servers.clean_environment(), **server.environment(url)}
+        env.update(AWS_ACCESS_KEY_ID=servers.ACCESS_KEY, AWS_SECRET_ACCESS_KEY=servers.SECRET_KEY,
+                   AWS_REGION="us-east-1", AWS_ENDPOINT_URL=url, S3_ENDPOINT_URL=url,
+                   MC_HOST_vg=url.replace("://", f"://{servers.ACCESS_KEY}:{servers.SECRET_KEY}@"),
+                   MC_CONFIG_DIR=str(self.top / "mc"), RCLONE_CONFIG=str(self.top / "rclone.conf"),
+                   RCLONE_CONFIG_VG_TYPE="s3", RCLONE_CONFIG_VG_PROVIDER="Other", RCLONE_CONFIG_VG_ENV_AUTH="true",
+                   RCLONE_CONFIG_VG_ENDPOINT=url, RCLONE_CONFIG_VG_REGION="us-east-1",
+                   RCLONE_CONFIG_VG_USE_PRESIGNED_REQUEST="true")  # the only way that 1.71 has for plain HTTP
+        if server.certificates:
+            env.update(SSL_CERT_FILE=server.certificates.ca, AWS_CA_BUNDLE=server.certificates.ca)
+        return env
+
+    def client(self, argv, server, status=0):
+        """Wall and CPU seconds and MiB of one process."""
+        with tempfile.TemporaryFile() as out:
+            began = time.monotonic()
+            process = subprocess.Popen([str(a) for a in argv], env=self.env(server), stdin=subprocess.DEVNULL,
+                                       stdout=out, stderr=subprocess.STDOUT)
+            self.process = process
+            _, code, usage = os.wait4(process.pid, 0)
+            wall = time.monotonic() - began
+            process.returncode = os.waitstatus_to_exitcode(code)
+            out.seek(0)
+            if process.returncode != status:
+                raise RuntimeError(f"{argv}: {process.returncode}\n{out.read().decode(errors='replace')[-2000:]}")
+        return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_mib": usage.ru_maxrss / 1024}
+
+    def place(self):
+        self.n += 1
+        return f"run-{self.n}"
+
+    def forget(self, place, server):
+        shutil.rmtree(server.root / servers.BUCKET / place, ignore_errors=True)
+
+    def up(self, source, server, with_ceiling=True):
+        """name -> function that sends the source to a new place."""
+        data, bucket = source / "iter_0000001", servers.BUCKET
+        found = {
+            "mobula": lambda p: self.client([lib.MOBULA, "checkpoint", "push", source, f"s3://{bucket}/{p}"], server),
+            "mc": lambda p: self.client([BIN / "mc", "--quiet", "cp", "-r", f"{data}/", f"vg/{bucket}/{p}/"], server),
+            "s5cmd": lambda p: self.client([BIN / "s5cmd", "cp", f"{data}/*", f"s3://{bucket}/{p}/"], server),
+            "aws": lambda p: self.client([AWS, "s3", "cp", "--quiet", "--recursive", data,
+                                          f"s3://{bucket}/{p}/"], server),
+            "rclone": lambda p: self.client([BIN / "rclone", "copy", "--transfers", "8", "--s3-chunk-size", "16M",
+                                             data, f"vg:{bucket}/{p}/"], server)}
+        if server.certificates:
+            del found["aws"]  # its uploads over TLS end in errors at this server
+        if with_ceiling:
+            found["sendfile"] = lambda p: self.client([sys.executable, __file__, "--ceiling", server.port, data, p], server)
+        return found
+
+    def down(self, place, server):
+        bucket = servers.BUCKET
+        at = f"s3://{bucket}/{place}"
+        return {
+            "mobula": lambda to: self.client([lib.MOBULA, "checkpoint", "pull", at, to], server),
+            "mobula verify": lambda to: self.client([lib.MOBULA, "checkpoint", "verify", at], server),
+            "mc": lambda to: self.client([BIN / "mc", "--quiet", "cp", "-r", f"vg/{bucket}/{place}/", f"{to}/"], server),
+            "s5cmd": lambda to: self.client([BIN / "s5cmd", "cp", f"{at}/*", f"{to}/"], server),
+            "aws": lambda to: self.client([AWS, "s3", "cp", "--quiet", "--recursive", at, to], server),
+            "rclone": lambda to: self.client([BIN / "rclone", "copy", "--transfers", "8", f"vg:{bucket}/{place}/", to],
+                                             server)}
+
+    def rotate(self, what, before, after, total_bytes):
+        """Each of what, self.rounds times, in another order each round."""
+        runs = {name: [] for name in what}
+        for i in range(self.rounds):
+            names = list(what)
+            for name in names[i % len(names):] + names[:i % len(names)]:
+                arg = before()
+                runs[name].append(what[name](arg))
+                after(arg)
+        return {name: summary(rs, total_bytes) for name, rs in runs.items()}
+
+    def upload(self, source, server, **options):
+        def warm():
+            for path in source.rglob("*.bin"):
+                with open(path, "rb", buffering=0) as f:
+                    while f.read(MIB):
+                        pass
+            return self.place()
+        total = sum(p.stat().st_size for p in source.rglob("*.bin"))
+        return self.rotate(self.up(source, server, **options), warm, lambda p: self.forget(p, server), total)
+
+    def warm_memory(self, total):
+        """On a virtual machine the first touch of a page costs ten times the copy into it, and free pages go back to the
+        host within seconds: all find pages for the page cache that were used just before."""
+        path = self.top / "warm"
+        with open(path, "wb", buffering=0) as f:
+            for _ in range(total // MIB):
+                f.write(bytes(MIB))
+        path.unlink()
+
+    # ---- the rows ----
+
+    def row_up(self):
+        return ratios(self.upload(self.big(), self.server))
+
+    def row_small(self):
+        return ratios(self.upload(self.files("small", max(50, int(2000 * self.scale)), 64 << 10), self.server))
+
+    def row_tls(self):
+        return ratios(self.upload(self.big(), self.tls, with_ceiling=False))
+
+    def row_down(self):
+        source = self.big()
+        self.client([lib.MOBULA, "checkpoint", "push", source, f"s3://{servers.BUCKET}/down"], self.server)
+
+        total = sum(p.stat().st_size for p in source.rglob("*.bin"))
+
+        def make():
+            to = self.top / self.place()
+            to.mkdir()
+            self.warm_memory(total)
+            return to
+        clients = {name: on_disk(run) for name, run in self.down("down", self.server).items()}
+        return ratios(self.rotate(clients, make, shutil.rmtree, total))
+
+    def row_resume(self):
+        """Killed in the middle, then run again: bytes of bodies that came in all, for bytes of files."""
+        source = self.files("resume", 1, int(1024 * MIB * self.scale) // (16 * MIB) * 16 * MIB)
+        total = sum(p.stat().st_size for p in source.rglob("*.bin"))
+        found = {}
+        for name in ("mobula", "mc", "s5cmd"):
+            with FaultProxy(self.server.port) as proxy, concurrent.futures.ThreadPoolExecutor() as pool:
+                self.endpoint = f"http://127.0.0.1:{proxy.port}"
+                proxy.rate = max(40 * MIB, total // 6)
+                place = self.place()
+                run = self.up(source, self.server)[name]
+                first = pool.submit(swallow, run, place)
+                while sum(r.body_bytes for r in proxy.seen("PUT", "")) < total // 2 and not first.done():
+                    time.sleep(0.05)
+                os.kill(self.process.pid, signal.SIGKILL)
+                first.result()
+                proxy.rate = 0
+                run(place)
+                sent = sum(r.body_bytes for r in proxy.seen("PUT", ""))
+                found[name] = {"sent_bytes": sent, "per_byte_of_the_file": round(sent / total, 3)}
+        self.endpoint = None
+        return found
+
+    def row_limited(self):
+        """A link of LIMIT bytes a second: from the sealed directory to the pointer."""
+        source = self.files("limited", 4, int(256 * MIB * self.scale))
+        total = sum(p.stat().st_size for p in source.rglob("*.bin"))
+        with FaultProxy(self.server.port) as proxy:
+            proxy.rate, self.endpoint = LIMIT, f"http://127.0.0.1:{proxy.port}"
+            wall = self.up(source, self.server)["mobula"]("limited")["wall_s"]
+        self.endpoint = None
+        return {"wall_s": round(wall, 2), "bytes_by_rate_s": round(total / LIMIT, 2),
+                "times": round(wall / (total / LIMIT), 3)}
+
+    def row_sparse(self):
+        """One sparse file of 200 GiB: time, CPU and memory of what reads and sends it. Its parts end in a proxy, since the
+        server would want the room."""
+        top = self.files("sparse", 1, MIB)
+        size = int(200 * self.scale) << 30
+        os.truncate(top / "iter_0000001/file_00000.bin", size)
+        whole = b'<CompleteMultipartUploadResult><ETag>"whole"</ETag></CompleteMultipartUploadResult>'
+        with FaultProxy(self.server.port) as proxy:
+            proxy.rule("PUT", "partNumber=", faults.error(200, headers=[("ETag", '"part"')]))
+            proxy.rule("POST", "uploadId=", faults.error(200) | {"body": whole})
+            self.endpoint = f"http://127.0.0.1:{proxy.port}"
+            used = self.client([lib.MOBULA, "checkpoint", "push", top, f"s3://{servers.BUCKET}/sparse"], self.server)
+            sent = sum(r.body_bytes for r in proxy.seen("PUT", "partNumber="))
+        self.endpoint = None
+        return {"bytes": size, "sent_bytes": sent, **used}
+
+    def big(self):
+        top = self.top / "big"
+        return top if top.exists() else self.files("big", 8, int(256 * MIB * self.scale))
+
+
+def summary(rs, total_bytes):
+    """Of one client's runs."""
+    cpu = sorted(r["cpu_s"] for r in rs)[len(rs) // 2]
+    return {**{key: lib.spread([r[key] for r in rs]) for key in ("wall_s", "on_disk_s", "cpu_s") if key in rs[0]},
+            "cpu_s_per_gib": round(cpu / (total_bytes / (1 << 30)), 3),
+            "rss_mib": round(max(r["rss_mib"] for r in rs), 1)}
+
+
+def on_disk(run):
+    """Of a download: the time until its files are on the disk, too. mobula's are when it ends, others leave that to the
+    kernel."""
+    def timed(to):
+        result, began = run(to), time.monotonic()
+        subprocess.run(["sync", "-f", to], check=True)
+        return result | {"on_disk_s": result["wall_s"] + time.monotonic() - began}
+    return timed
+
+
+def swallow(run, place):
+    """Of a client that is killed."""
+    try:
+        run(place)
+    except RuntimeError:
+        pass
+
+
+def ratios(runs):
+    """How many times as long and as much CPU the others need."""
+    ours = runs["mobula"]
+    for name, r in runs.items():
+        if name != "mobula":
+            r["wall_times_mobula"] = round(r["wall_s"]["median"] / ours["wall_s"]["median"], 2)
+            if "on_disk_s" in r:
+                r["on_disk_times_mobula"] = round(r["on_disk_s"]["median"] / ours["on_disk_s"]["median"], 2)
+            r["cpu_times_mobula"] = round(r["cpu_s"]["median"] / ours["cpu_s"]["median"], 2)
+    return runs
+
+
+def ceiling(port, data, place):
+    """PUTs with sendfile, signed, UNSIGNED-PAYLOAD."""
+    def sign(path, date):
+        def mac(key, text):
+            return hmac.new(key, text.encode(), hashlib.sha256).digest()
+        host = f"127.0.0.1:{port}"
+        headers = f"host:{host}\nx-amz-content-sha256:UNSIGNED-PAYLOAD\nx-amz-date:{date}\n"
+        names = "host;x-amz-content-sha256;x-amz-date"
+        request = f"PUT\n{path}\n\n{headers}\n{names}\nUNSIGNED-PAYLOAD"
+        scope = f"{date[:8]}/us-east-1/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        key = mac(mac(mac(mac(f"AWS4{servers.SECRET_KEY}".encode(), date[:8]), "us-east-1"), "s3"), "aws4_request")
+        return (f"AWS4-HMAC-SHA256 Credential={servers.ACCESS_KEY}/{scope}, SignedHeaders={names}, "
+                f"Signature={hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}")
+
+    def work(files):
+        with socket.create_connection(("127.0.0.1", port)) as s:
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for file in files:
+                path, date = f"/{servers.BUCKET}/{place}/{file.name}", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+                size = file.stat().st_size
+                s.sendall((f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {size}\r\n"
+                           f"x-amz-content-sha256: UNSIGNED-PAYLOAD\r\nx-amz-date: {date}\r\n"
+                           f"Authorization: {sign(path, date)}\r\n\r\n").encode())
+                with open(file, "rb") as f:
+                    at = 0
+                    while at < size:
+                        at += os.sendfile(s.fileno(), f.fileno(), at, size - at)
+                answer = b""
+                while b"\r\n\r\n" not in answer:
+                    answer += s.recv(65536)
+                if not answer.startswith(b"HTTP/1.1 200"):
+                    raise SystemExit(answer.decode(errors="replace"))
+
+    files = sorted(pathlib.Path(data).iterdir())
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [files[i::8] for i in range(8)]))
+
+
+def main():
+    if sys.argv[1:2] == ["--ceiling"]:
+        ceiling(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        return
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("rows", nargs="*")
+    args = parser.parse_args()
+    rows = args.rows or ["up", "small", "down", "tls", "resume", "limited"]
+    with tempfile.TemporaryDirectory(prefix="mb-s3-") as top:
+        bench = Bench(top, args.scale, args.rounds)
+        try:
+            result = {}
+            for row in rows:
+                result[row] = getattr(bench, f"row_{row}")()
+                print(row, result[row], file=sys.stderr, flush=True)
+        finally:
+            bench.close()
+    lib.write_result("s3", {"scale": args.scale, "rounds": args.rounds, **result})
+
+
+if __name__ == "__main__":
+    main()

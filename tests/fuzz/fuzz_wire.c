@@ -1,10 +1,13 @@
 /*
  * Any bytes as Ray's messages of nodes, placement groups and jobs: refused, or read into structs
  * whose every id, name and list may be used. The first byte chooses the message.
+ * What was read is sent again: with ids of exactly their length, at which a real GCS aborts
+ * otherwise, and so that it can be read.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/alloc.h"
 #include "gcs/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -14,6 +17,52 @@ static volatile size_t seen; /* what was read is used, so that it is really read
 static void use_text(const char *s)
 {
     seen += s ? strlen(s) : 0;
+}
+
+static void want(int ok)
+{
+    if (!ok)
+        abort();
+}
+
+/* The bytes that would be sent, read as Ray reads them; freed by the caller. */
+static ProtobufCMessage *over_the_wire(const ProtobufCMessage *m)
+{
+    size_t n = 0;
+    void *bytes = mb_wire_pack(m, &n);
+    ProtobufCMessage *read = protobuf_c_message_unpack(m->descriptor, NULL, n, bytes);
+
+    want(bytes != NULL && read != NULL);
+    mb_free(bytes);
+    return read;
+}
+
+static void send_node(struct mb_arena *a, const struct mb_gcs_node *node)
+{
+    Ray__Rpc__GcsNodeInfo *m = mb_wire_node(a, node), *read;
+
+    want(m != NULL);
+    read = (Ray__Rpc__GcsNodeInfo *)over_the_wire(&m->base);
+    want(read->node_id.len == MB_NODE_ID_BYTES &&
+         memcmp(read->node_id.data, node->node_id, MB_NODE_ID_BYTES) == 0);
+    want(read->n_labels == node->n_labels && read->n_resources_total == node->n_resources);
+    protobuf_c_message_free_unpacked(&read->base, NULL);
+}
+
+static void send_group(struct mb_arena *a, const struct mb_gcs_pg *group)
+{
+    Ray__Rpc__PlacementGroupSpec *m = mb_wire_pg_spec(a, group), *read;
+
+    want(m != NULL);
+    read = (Ray__Rpc__PlacementGroupSpec *)over_the_wire(&m->base);
+    want(read->placement_group_id.len == MB_PG_ID_BYTES &&
+         read->creator_job_id.len == MB_JOB_ID_BYTES &&
+         read->creator_actor_id.len == MB_ACTOR_ID_BYTES);
+    want(read->n_bundles == group->n_bundles);
+    for (size_t i = 0; i < read->n_bundles; i++)
+        want(read->bundles[i]->bundle_id->placement_group_id.len == MB_PG_ID_BYTES &&
+             read->bundles[i]->bundle_id->bundle_index == (int32_t)i);
+    protobuf_c_message_free_unpacked(&read->base, NULL);
 }
 
 static void read_node(const uint8_t *p, size_t n)
@@ -30,8 +79,7 @@ static void read_node(const uint8_t *p, size_t n)
         }
         for (size_t i = 0; i < node.n_resources; i++)
             use_text(node.resources[i].name);
-        if (mb_wire_node(&a, &node) == NULL)
-            abort(); /* what was read can be sent again */
+        send_node(&a, &node);
     }
     mb_arena_close(&a);
     if (m != NULL)
@@ -48,8 +96,7 @@ static void read_group(const uint8_t *p, size_t n)
         for (size_t i = 0; i < group.n_bundles; i++)
             for (size_t k = 0; k < group.bundles[i].n_resources; k++)
                 use_text(group.bundles[i].resources[k].name);
-        if (mb_wire_pg_spec(&a, &group) == NULL)
-            abort();
+        send_group(&a, &group);
     }
     mb_arena_close(&a);
     if (m != NULL)

@@ -5,6 +5,7 @@ resources. It is ended by signalling the process that was started here and whate
 is left; never by `ray stop`, which would end every Ray on the machine.
 """
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -24,27 +25,34 @@ def free_port():
         return s.getsockname()[1]
 
 
+def ray_version():
+    return tuple(int(n) for n in importlib.metadata.version("ray").split(".")[:2])
+
+
 class RayHead:
     """`address` is the GCS's host:port; `temp_dir` holds the session directory and its logs."""
 
     START_TIMEOUT_S = 90
     STOP_TIMEOUT_S = 20
 
-    def __init__(self, env=None, args=()):
+    def __init__(self, env=None, args=(), block=True):
+        """block: as one process that ends with any of Ray's; else they are on their own."""
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         self._env.update(env or {})
-        self._args = list(args)
+        self._args = (["--block"] if block else []) + list(args)
         self.temp_dir = None
         self.address = None
         self._process = None
+        self._started = []
 
     def __enter__(self):
         self.temp_dir = tempfile.mkdtemp(prefix="mb-ray-", dir="/tmp")
         ray = pathlib.Path(sys.executable).parent / "ray"
         command = [
-            str(ray), "start", "--head", "--block", "--port=0", "--num-cpus=0",
+            str(ray), "start", "--head", "--port=0", "--num-cpus=0",
             "--node-ip-address=127.0.0.1", "--include-dashboard=false",
-            "--include-log-monitor=false", "--disable-usage-stats",
+            *([] if ray_version() < (2, 60) else ["--include-log-monitor=false"]),
+            "--disable-usage-stats",
             "--object-store-memory=80000000", f"--temp-dir={self.temp_dir}",
             f"--ray-client-server-port={free_port()}",
             f"--dashboard-agent-listen-port={free_port()}",
@@ -105,6 +113,32 @@ class RayHead:
                 pids.append(int(entry.name))
         return pids
 
+    def find(self, word):
+        """The pid of the Ray process that was started with this word."""
+        pids = []
+        for pid in self._own_pids():
+            words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(w.endswith(word.encode()) for w in words):
+                pids.append(pid)
+        return min(pids)
+
+    def kill(self, word):
+        """SIGKILL to that process; what is returned starts it again with the same words."""
+        pid = self.find(word)
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        env = dict(e.split(b"=", 1) for e in
+                   pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in e)
+        os.kill(pid, signal.SIGKILL)
+
+        def start_again():
+            process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                       start_new_session=True)
+            self._started.append(process)
+            return process
+
+        return start_again
+
     def _signal_own(self, number):
         for pid in self._own_pids():
             try:
@@ -120,5 +154,8 @@ class RayHead:
             self._process.kill()
             self._process.wait()
         self._signal_own(signal.SIGKILL)
+        for process in self._started:
+            process.kill()
+            process.wait()
         self._process.stdout.close()
         shutil.rmtree(self.temp_dir, ignore_errors=True)

@@ -1,6 +1,7 @@
 #include "fixture.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include "base/alloc.h"
 #include "worker/kernels/philox.h"
 
@@ -9,7 +10,8 @@ int fixture_setup(void **state)
     struct fixture *f = mb_calloc(1, sizeof(*f));
     struct mb_err err = {0};
     assert_non_null(f);
-    if (mb_backend_open(MOBULA_CPU_BACKEND, 0, &f->dev, &err) != 0)
+    const char *backend = getenv("MOBULA_TEST_BACKEND");
+    if (mb_backend_open(backend != NULL ? backend : MOBULA_CPU_BACKEND, 0, &f->dev, &err) != 0)
         fail_msg("%s", err.text);
     *state = f;
     return 0;

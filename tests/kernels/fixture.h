@@ -25,7 +25,8 @@ struct fixture {
     uint64_t n_drawn; /* position in the random stream */
 };
 
-/* cmocka group or test set-up and tear-down: *state is a struct fixture. */
+/* cmocka group or test set-up and tear-down: *state is a struct fixture. The device is the CPU, or
+ * that of the backend at MOBULA_TEST_BACKEND. */
 int fixture_setup(void **state);
 int fixture_teardown(void **state);
 

@@ -12,8 +12,8 @@ void ref_embedding(const int32_t *token, const double *token_weight, const doubl
 {
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t i = 0; i < hidden; i++)
-            out[t * hidden + i] =
-                token_weight[(size_t)token[t] * hidden + i] + position_weight[t % seq * hidden + i];
+            out[t * hidden + i] = token_weight[(size_t)token[t] * hidden + i] +
+                                  (position_weight ? position_weight[t % seq * hidden + i] : 0);
 }
 
 void ref_layernorm(const double *x, const double *weight, const double *bias, double *out,
@@ -40,6 +40,45 @@ void ref_linear(const double *x, const double *weight, const double *bias, doubl
             for (size_t i = 0; i < n_in; i++)
                 sum += x[r * n_in + i] * weight[o * n_in + i];
             out[r * n_out + o] = sum;
+        }
+}
+
+void ref_rmsnorm(const double *x, const double *weight, double *out, size_t n_rows, size_t hidden,
+                 double eps)
+{
+    for (size_t r = 0; r < n_rows; r++) {
+        const double *row = x + r * hidden;
+        double mean = 0;
+        for (size_t i = 0; i < hidden; i++)
+            mean += row[i] * row[i] / (double)hidden;
+        for (size_t i = 0; i < hidden; i++)
+            out[r * hidden + i] = row[i] / sqrt(mean + eps) * weight[i];
+    }
+}
+
+void ref_swiglu(const double *x, double *out, size_t n_rows, size_t n)
+{
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t i = 0; i < n; i++) {
+            double gate = x[2 * r * n + i], value = x[2 * r * n + n + i];
+            out[r * n + i] = gate / (1 + exp(-gate)) * value;
+        }
+}
+
+void ref_rope(const struct mb_attention_shape *s, double *qkv, const double *angle,
+              size_t rotary_dim)
+{
+    const size_t per_group = s->n_heads / s->n_groups, half = rotary_dim / 2;
+    for (size_t row = 0; row < s->n_samples * s->seq; row++)
+        for (size_t h = 0; h < s->n_heads + 2 * s->n_groups; h++) {
+            double *head = qkv + (row * (s->n_heads + 2 * s->n_groups) + h) * s->head_dim;
+            if (h % (per_group + 2) == per_group + 1) /* a value */
+                continue;
+            for (size_t c = 0; c < half; c++) {
+                double t = angle[row % s->seq * half + c], a = head[c], b = head[c + half];
+                head[c] = a * cos(t) - b * sin(t);
+                head[c + half] = b * cos(t) + a * sin(t);
+            }
         }
 }
 

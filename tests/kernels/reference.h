@@ -10,6 +10,13 @@ void ref_layernorm(const double *x, const double *weight, const double *bias, do
                    size_t n_rows, size_t hidden, double eps);
 void ref_linear(const double *x, const double *weight, const double *bias, double *out,
                 size_t n_rows, size_t n_in, size_t n_out);
+void ref_rmsnorm(const double *x, const double *weight, double *out, size_t n_rows, size_t hidden,
+                 double eps);
+/* x [n_rows, 2 n] */
+void ref_swiglu(const double *x, double *out, size_t n_rows, size_t n);
+/* In place. angle [seq, rotary_dim / 2] */
+void ref_rope(const struct mb_attention_shape *s, double *qkv, const double *angle,
+              size_t rotary_dim);
 double ref_gelu(double x, enum mb_gelu_form form);
 /* The factor of element e, counted from the tensor's first. */
 double ref_dropout(const struct mb_dropout *d, uint64_t e);

@@ -5,24 +5,15 @@
  * of the spread over ranks, learning, refusals.
  */
 #include "fixture.h"
-#include "reference.h"
+#include "gpt_reference.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "worker/model/gpt.h"
 #include "worker/model/optimizer.h"
-
-enum {
-    SEQ = 5,
-    HIDDEN = 8,
-    SAMPLES = 2,
-    TOKENS = SEQ * SAMPLES,
-    VOCAB = 11,
-    PADDED = 16,
-    LAYERS = 2
-};
 
 static struct mb_gpt_config tiny(void)
 {
@@ -50,114 +41,6 @@ static struct mb_gpt *gpt_new(struct fixture *f, const struct mb_gpt_config *c, 
     return m;
 }
 
-static const struct mb_param *param_named(const struct mb_gpt *m, const char *name)
-{
-    size_t n;
-    const struct mb_param *p = mb_gpt_params(m, &n);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(p[i].name, name) == 0)
-            return &p[i];
-    fail_msg("no parameter %s", name);
-    return NULL;
-}
-
-/* --- the model in double --- */
-
-struct reference {
-    const struct mb_gpt *m;
-    const double *w; /* the flat buffer */
-    const int32_t *tokens, *labels;
-    const double *mask;
-    const struct mb_gpt_step *step; /* NULL: no dropout */
-    double grad_scale;
-};
-
-/* fmt is a parameter's name with # for the number of the layer. */
-static const double *weight_of(const struct reference *r, const char *fmt, size_t layer)
-{
-    char name[MB_PARAM_NAME_MAX];
-    const char *mark = strchr(fmt, '#');
-    if (mark == NULL)
-        snprintf(name, sizeof(name), "%s", fmt);
-    else
-        snprintf(name, sizeof(name), "%.*s%zu%s", (int)(mark - fmt), fmt, layer, mark + 1);
-    return r->w + param_named(r->m, name)->offset;
-}
-
-static struct mb_dropout site(const struct reference *r, float probability, uint32_t number,
-                              size_t elements_per_sample)
-{
-    if (r->step == NULL)
-        return (struct mb_dropout){0};
-    return (struct mb_dropout){.seed = mb_gpt_config(r->m)->seed,
-                               .iteration = (uint32_t)r->step->iteration,
-                               .site = number,
-                               .first_element = r->step->first_sample * elements_per_sample,
-                               .probability = probability};
-}
-
-static void add_dropped(const struct reference *r, double *x, const double *branch, uint32_t number)
-{
-    struct mb_dropout d = site(r, mb_gpt_config(r->m)->hidden_dropout, number, SEQ * HIDDEN);
-    for (size_t i = 0; i < TOKENS * HIDDEN; i++)
-        x[i] += branch[i] * ref_dropout(&d, i);
-}
-
-static void reference_layer(const struct reference *r, double *x, size_t l)
-{
-    const struct mb_gpt_config *c = mb_gpt_config(r->m);
-    double norm[TOKENS * HIDDEN], out[TOKENS * HIDDEN], wide[TOKENS * 4 * HIDDEN];
-    const size_t qkv = HIDDEN + 2 * c->n_groups * (HIDDEN / c->n_heads);
-    const struct mb_attention_shape shape = {SAMPLES, SEQ, c->n_heads, c->n_groups,
-                                             HIDDEN / c->n_heads};
-    struct mb_dropout d =
-        site(r, c->attention_dropout, (uint32_t)(3 * l + 1), c->n_heads * SEQ * SEQ);
-
-    ref_layernorm(x,
-                  weight_of(r, "decoder.layers.#.self_attention.linear_qkv.layer_norm_weight", l),
-                  weight_of(r, "decoder.layers.#.self_attention.linear_qkv.layer_norm_bias", l),
-                  norm, TOKENS, HIDDEN, 1e-5);
-    ref_linear(norm, weight_of(r, "decoder.layers.#.self_attention.linear_qkv.weight", l),
-               weight_of(r, "decoder.layers.#.self_attention.linear_qkv.bias", l), wide, TOKENS,
-               HIDDEN, qkv);
-    ref_attention(&shape, wide, norm, &d);
-    ref_linear(norm, weight_of(r, "decoder.layers.#.self_attention.linear_proj.weight", l),
-               weight_of(r, "decoder.layers.#.self_attention.linear_proj.bias", l), out, TOKENS,
-               HIDDEN, HIDDEN);
-    add_dropped(r, x, out, (uint32_t)(3 * l + 2));
-
-    ref_layernorm(x, weight_of(r, "decoder.layers.#.mlp.linear_fc1.layer_norm_weight", l),
-                  weight_of(r, "decoder.layers.#.mlp.linear_fc1.layer_norm_bias", l), norm, TOKENS,
-                  HIDDEN, 1e-5);
-    ref_linear(norm, weight_of(r, "decoder.layers.#.mlp.linear_fc1.weight", l),
-               weight_of(r, "decoder.layers.#.mlp.linear_fc1.bias", l), wide, TOKENS, HIDDEN,
-               c->ffn_hidden);
-    for (size_t i = 0; i < TOKENS * c->ffn_hidden; i++)
-        wide[i] = ref_gelu(wide[i], c->gelu);
-    ref_linear(wide, weight_of(r, "decoder.layers.#.mlp.linear_fc2.weight", l),
-               weight_of(r, "decoder.layers.#.mlp.linear_fc2.bias", l), out, TOKENS, c->ffn_hidden,
-               HIDDEN);
-    add_dropped(r, x, out, (uint32_t)(3 * l + 3));
-}
-
-static double reference_loss(const struct reference *r)
-{
-    const struct mb_gpt_config *c = mb_gpt_config(r->m);
-    double embedded[TOKENS * HIDDEN], x[TOKENS * HIDDEN] = {0};
-    ref_embedding(r->tokens, weight_of(r, "embedding.word_embeddings.weight", 0),
-                  weight_of(r, "embedding.position_embeddings.weight", 0), embedded, TOKENS, SEQ,
-                  HIDDEN);
-    add_dropped(r, x, embedded, 0);
-    for (size_t l = 0; l < LAYERS; l++)
-        reference_layer(r, x, l);
-    ref_layernorm(x, weight_of(r, "decoder.final_layernorm.weight", 0),
-                  weight_of(r, "decoder.final_layernorm.bias", 0), embedded, TOKENS, HIDDEN, 1e-5);
-    const char *output =
-        c->untie_output ? "output_layer.weight" : "embedding.word_embeddings.weight";
-    return ref_cross_entropy(embedded, weight_of(r, output, 0), r->labels, r->mask, TOKENS, HIDDEN,
-                             PADDED);
-}
-
 static double scaled_loss(void *arg)
 {
     const struct reference *r = arg;
@@ -180,11 +63,16 @@ static struct tensor shake_weights(struct fixture *f, struct mb_gpt *m)
             w.ref[i] = (double)w.host[i];
         }
     f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, mb_gpt_weights(m), w.host, w.n * sizeof(float));
+    mb_gpt_weights_changed(m);
     return w;
 }
 
 static void check_model(struct fixture *f, const struct mb_gpt_config *c)
 {
+    const uint32_t all =
+        MB_FEATURE_RMSNORM | MB_FEATURE_SWIGLU | MB_FEATURE_ROPE | MB_FEATURE_NO_POSITIONS;
+    if (c->positions != MB_GPT_LEARNED && (f->dev.ops->features & all) != all)
+        skip();
     struct mb_gpt *m = gpt_new(f, c, SAMPLES);
     struct tensor w = shake_weights(f, m), mask = tensor_new(f, TOKENS, 0),
                   g = tensor_new(f, w.n, 0);
@@ -248,6 +136,101 @@ static void test_gradients_untied_groups_erf(void **state)
     check_model(*state, &c);
 }
 
+/* Llama's style; a head is wider than hidden / heads. */
+static struct mb_gpt_config tiny_llama(void)
+{
+    struct mb_gpt_config c = tiny();
+    c.n_heads = 2;
+    c.head_dim = 6;
+    c.n_groups = 1;
+    c.norm = MB_GPT_RMSNORM;
+    c.positions = MB_GPT_ROPE;
+    c.rope.base = 3; /* so that all pairs turn visibly over five positions */
+    c.swiglu = 1;
+    c.linear_bias = c.qkv_bias = 0;
+    c.untie_output = 1;
+    return c;
+}
+
+static void test_gradients_llama(void **state)
+{
+    struct mb_gpt_config c = tiny_llama();
+    check_model(*state, &c);
+    c.hidden_dropout = 0.2f;
+    c.attention_dropout = 0.3f;
+    c.n_groups = 2;
+    c.rope.percent = 0.7; /* int(4.2) channels of 6 */
+    c.qkv_bias = 1;
+    check_model(*state, &c);
+}
+
+static void test_gradients_1p(void **state)
+{
+    struct mb_gpt_config c = tiny();
+    c.norm_1p = 1;
+    check_model(*state, &c);
+    c = tiny_llama();
+    c.norm_1p = c.linear_bias = 1;
+    c.untie_output = 0;
+    c.swiglu = 0;
+    c.positions = MB_GPT_NO_POSITIONS;
+    check_model(*state, &c);
+}
+
+/* What a backend lacks is named; nothing is taken. */
+static void test_missing_operations(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_backend less = *f->dev.ops;
+    struct mb_device dev = f->dev;
+    struct mb_gpt_config c = tiny_llama();
+    struct mb_gpt *m = NULL;
+    struct mb_err err = {0};
+    const struct {
+        uint32_t feature;
+        const char *text;
+    } parts[] = {{MB_FEATURE_RMSNORM, "no RMSNorm in"},
+                 {MB_FEATURE_SWIGLU, "no SwiGLU in"},
+                 {MB_FEATURE_ROPE, "no rotary positions in"},
+                 {MB_FEATURE_NO_POSITIONS, "no embeddings without learned positions in"}};
+    dev.ops = &less;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        less.features = ~parts[i].feature;
+        assert_int_equal(mb_gpt_create(&dev, &c, 1, &m, &err), MB_EUNSUPPORTED);
+        assert_non_null(strstr(err.text, parts[i].text));
+    }
+    less.features = 0;
+    c = tiny();
+    assert_int_equal(mb_gpt_create(&dev, &c, 1, &m, &err), 0);
+    mb_gpt_destroy(m);
+}
+
+/* Logits of the output layer: their softmax is what the loss is made of. */
+static void test_logits(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
+    struct tensor logits = tensor_new(f, TOKENS * PADDED, 0);
+    int32_t *unused;
+    const int32_t *tokens = ids_new(f, TOKENS, VOCAB, &unused);
+    struct mb_gpt_batch batch = {.tokens = tokens, .labels = tokens};
+    double loss, n, want = 0;
+    assert_int_equal(mb_gpt_logits(m, &batch, logits.dev, NULL), 0);
+    assert_int_equal(mb_gpt_forward(m, &batch, NULL), 0);
+    assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
+    assert_true(n == TOKENS);
+    const float *got = tensor_download(f, &logits);
+    for (size_t t = 0; t < TOKENS; t++) {
+        double sum = 0;
+        for (size_t v = 0; v < PADDED; v++)
+            sum += exp((double)got[t * PADDED + v]);
+        want += log(sum) - (double)got[t * PADDED + (size_t)tokens[t]];
+    }
+    assert_true(fabs(loss - want) < 1e-4);
+    mb_gpt_destroy(m);
+}
+
 /* --- the parameter table and the start --- */
 
 static void test_params(void **state)
@@ -293,6 +276,77 @@ static void test_counts(void **state)
     c.seq = 2048;
     c.padded_vocab = 51200;
     assert_true(fabs(mb_gpt_flops_per_sample(&c) * 288 / 2.853e16 - 1) < 1e-3);
+}
+
+/* The published sizes: counted as the parameter table has them, no memory taken. */
+static void test_published_counts(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t layers, hidden, heads, count;
+    } gpt3[] = {{24, 2304, 24, 1652230656},    {30, 3072, 32, 3562168320},
+                {36, 4096, 32, 7467786240},    {40, 6144, 48, 18449756160},
+                {48, 8192, 64, 39096041472},   {60, 10240, 80, 76050739200},
+                {80, 12288, 96, 145622261760}, {96, 16384, 128, 310130540544}};
+    static const struct {
+        size_t layers, hidden, ffn, heads, vocab, count;
+    } llama[] = {{32, 4096, 14336, 32, 128256, 8030261248},
+                 {80, 8192, 28672, 64, 128256, 70553706496},
+                 {80, 8192, 28672, 64, 129024, 70566289408}};
+    struct mb_err err = {0};
+    for (size_t i = 0; i < sizeof(gpt3) / sizeof(gpt3[0]); i++) {
+        struct mb_gpt_config c;
+        size_t n = 0;
+        mb_gpt_config_init(&c);
+        c.n_layers = gpt3[i].layers;
+        c.hidden = gpt3[i].hidden;
+        c.n_heads = gpt3[i].heads;
+        c.seq = c.max_positions = 2048;
+        c.vocab = c.padded_vocab = 51200;
+        assert_int_equal(mb_gpt_count_parameters(&c, &n, &err), 0);
+        assert_int_equal(n, gpt3[i].count);
+    }
+    for (size_t i = 0; i < sizeof(llama) / sizeof(llama[0]); i++) {
+        struct mb_gpt_config c = tiny_llama();
+        size_t n = 0;
+        c.n_layers = llama[i].layers;
+        c.hidden = llama[i].hidden;
+        c.ffn_hidden = llama[i].ffn;
+        c.n_heads = llama[i].heads;
+        c.head_dim = 0;
+        c.n_groups = 8;
+        c.seq = c.max_positions = 2048;
+        c.vocab = 128256;
+        c.padded_vocab = llama[i].vocab;
+        assert_int_equal(mb_gpt_count_parameters(&c, &n, &err), 0);
+        assert_int_equal(n, llama[i].count);
+    }
+}
+
+/* Frequencies of Llama 3.1 8B: transformers 5.23's ROPE_INIT_FUNCTIONS["llama3"], in double. */
+static void test_rope_frequencies(void **state)
+{
+    (void)state;
+    const struct mb_rope_config plain = {500000, 1, 1, 0, 8}, scaled = {500000, 1, 1, 1, 8};
+    assert_int_equal(mb_rope_dim(&plain, 128), 128);
+    for (size_t i = 0; i < 64; i++) {
+        double f = pow(500000, -(double)i / 64), turns = 8192 * f / (2 * 3.14159265358979323846);
+        double want = turns > 4 ? f : turns < 1 ? f / 8 : f / 8 + (f - f / 8) * (turns - 1) / 3;
+        assert_true(fabs(mb_rope_frequency(&plain, 128, i) / f - 1) < 1e-14);
+        assert_true(fabs(mb_rope_frequency(&scaled, 128, i) / want - 1) < 1e-12);
+    }
+    struct mb_rope_config half = plain;
+    half.percent = 0.5;
+    half.interpolation = 4;
+    float cosine[3], sine[3], cosine4[9], sine4[9];
+    assert_int_equal(mb_rope_dim(&half, 4), 2);
+    mb_rope_tables(&half, 2, 3, cosine, sine);
+    half.interpolation = 1;
+    mb_rope_tables(&half, 2, 9, cosine4, sine4);
+    for (size_t p = 0; p < 3; p++)
+        if (p * 4 < 9)
+            assert_true(fabs((double)(cosine4[p] - (float)cos((double)p))) < 1e-6 &&
+                        fabs((double)(sine[p] - (float)sin((double)p / 4))) < 1e-6);
 }
 
 static double deviation(const float *x, size_t n)
@@ -471,8 +525,6 @@ static void test_micro_batches(void **state)
     mb_gpt_destroy(half);
 }
 
-/* --- refusals --- */
-
 static void expect_refused(struct fixture *f, const struct mb_gpt_config *c, size_t micro_batch,
                            const char *text)
 {
@@ -483,6 +535,46 @@ static void expect_refused(struct fixture *f, const struct mb_gpt_config *c, siz
     if (strstr(err.text, text) == NULL)
         fail_msg("'%s' does not say '%s'", err.text, text);
 }
+
+/* Layers that compute forward again give the same bits, dropout included, with less memory. */
+static void test_recompute(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny_llama();
+    if (f->dev.ops->features == 0)
+        c = tiny();
+    c.n_layers = 4;
+    c.hidden_dropout = c.attention_dropout = 0.25f;
+    int32_t *unused;
+    const int32_t *tokens = ids_new(f, TOKENS, VOCAB, &unused);
+    struct mb_gpt_batch batch = {.tokens = tokens, .labels = tokens};
+    struct mb_gpt_step step = {.grad_scale = 0.1, .iteration = 3};
+    struct tensor want = {0};
+    size_t bytes[5];
+    for (size_t layers = 0; layers <= 4; layers++) {
+        double loss, n;
+        c.recompute_layers = layers;
+        struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
+        struct tensor g = tensor_new(f, mb_gpt_n_elements(m), 0);
+        struct mb_buf plan = {0};
+        assert_int_equal(mb_gpt_forward_backward(m, &batch, &step, NULL), 0);
+        assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
+        f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, g.host, mb_gpt_grads(m),
+                             g.n * sizeof(float));
+        synchronize(f);
+        want = layers == 0 ? g : want;
+        assert_memory_equal(g.host, want.host, g.n * sizeof(float));
+        assert_int_equal(mb_gpt_print_plan(m, &plan), 0);
+        bytes[layers] = (size_t)strtoull(strrchr(mb_buf_str(&plan), ' '), NULL, 10);
+        assert_true(layers < 2 ? bytes[layers] == bytes[0] : bytes[layers] < bytes[layers - 1]);
+        mb_buf_close(&plan);
+        mb_gpt_destroy(m);
+    }
+    c.recompute_layers = 5;
+    expect_refused(f, &c, 1, "5 layers are recomputed, the model has 4");
+}
+
+/* --- refusals --- */
 
 #define REFUSED(field, value, text)                                                                \
     do {                                                                                           \
@@ -508,6 +600,13 @@ static void test_refusals(void **state)
     REFUSED(attention_dropout, -0.1f, "attention dropout is -0.1");
     REFUSED(norm_eps, 0, "norm epsilon is 0");
     REFUSED(init_std, NAN, "init method std is nan");
+    struct mb_gpt_config rope = tiny_llama();
+    rope.rope.percent = 0.5;
+    expect_refused(*state, &rope, 1, "rotary percent 0.5 of 6 channels of a head is 3 channels");
+    rope.rope = (struct mb_rope_config){-1, 1, 1, 0, 8};
+    expect_refused(*state, &rope, 1, "rotary base is -1");
+    rope.rope = (struct mb_rope_config){1e4, 1.5, 1, 0, 8};
+    expect_refused(*state, &rope, 1, "rotary percent is 1.5");
     struct mb_gpt_config c = tiny();
     expect_refused(*state, &c, 0, "micro batch size is 0");
 }
@@ -543,7 +642,7 @@ static void test_too_large(void **state)
     c.hidden = 1 << 20;
     assert_int_equal(mb_gpt_create(&f->dev, &c, 1, &m, &err), MB_ENOMEM);
     assert_non_null(strstr(err.text, "the model needs "));
-    assert_non_null(strstr(err.text, "the machine has "));
+    assert_non_null(strstr(err.text, "are asked for, "));
     c = tiny();
     c.hidden = c.n_heads = 1;
     c.n_layers = 1 << 16;
@@ -598,12 +697,19 @@ int main(void)
         TEST(test_gradients),
         TEST(test_gradients_dropout),
         TEST(test_gradients_untied_groups_erf),
+        TEST(test_gradients_llama),
+        TEST(test_gradients_1p),
+        TEST(test_missing_operations),
+        TEST(test_logits),
+        cmocka_unit_test(test_published_counts),
+        cmocka_unit_test(test_rope_frequencies),
         TEST(test_params),
         cmocka_unit_test(test_counts),
         TEST(test_start),
         TEST(test_start_layout),
         TEST(test_training),
         TEST(test_micro_batches),
+        TEST(test_recompute),
         TEST(test_refusals),
         TEST(test_bad_batch),
         TEST(test_too_large),

@@ -138,6 +138,53 @@ static void test_shards(void **state)
     mb_optimizer_destroy(high);
 }
 
+/* Some parameters have a learning rate of their own: bit for bit what an optimizer of that rate
+ * gives them; whole and cut into shards. */
+static void test_decoupled(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_param params[N_PARAMS];
+    memcpy(params, PARAMS, sizeof(params));
+    params[0].is_embedding_or_output = params[N_PARAMS - 1].is_embedding_or_output = 1;
+    struct mb_optimizer_config c;
+    struct mb_optimizer *low = NULL, *high = NULL;
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    struct tensor slow = tensor_new(f, N_ELEMENTS, 0), fast = tensor_new(f, N_ELEMENTS, 0);
+    const size_t size = N_ELEMENTS * sizeof(float);
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, slow.dev, w.host, size);
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, fast.dev, w.host, size);
+    mb_optimizer_config_init(&c);
+    c.beta2 = 0.95;
+    c.decoupled = 1;
+    assert_int_equal(
+        mb_optimizer_create(&f->dev, &c, params, N_PARAMS, w.dev, g.dev, 0, 50, &low, NULL), 0);
+    assert_int_equal(mb_optimizer_create(&f->dev, &c, params, N_PARAMS, w.dev, g.dev, 50,
+                                         N_ELEMENTS, &high, NULL),
+                     0);
+    struct mb_optimizer *one = optimizer_new(f, &slow, &g, 0, N_ELEMENTS);
+    struct mb_optimizer *other = optimizer_new(f, &fast, &g, 0, N_ELEMENTS);
+    for (int t = 1; t <= 3; t++) {
+        draw_gradients(f, &g);
+        mb_optimizer_step_decoupled(low, 1e-2, 3e-2, 0.1, 0.5);
+        mb_optimizer_step_decoupled(high, 1e-2, 3e-2, 0.1, 0.5);
+        mb_optimizer_step(one, 1e-2, 0.1, 0.5);
+        mb_optimizer_step(other, 3e-2, 0.1, 0.5);
+    }
+    assert_int_equal(mb_optimizer_steps(low), 3);
+    tensor_download(f, &w);
+    tensor_download(f, &slow);
+    tensor_download(f, &fast);
+    for (size_t k = 0; k < N_PARAMS; k++) {
+        const struct tensor *want = params[k].is_embedding_or_output ? &fast : &slow;
+        assert_memory_equal(w.host + params[k].offset, want->host + params[k].offset,
+                            params[k].n * sizeof(float));
+    }
+    mb_optimizer_destroy(low);
+    mb_optimizer_destroy(high);
+    mb_optimizer_destroy(one);
+    mb_optimizer_destroy(other);
+}
+
 static void test_clip(void **state)
 {
     (void)state;
@@ -163,10 +210,10 @@ static void expect_refused(struct fixture *f, struct mb_optimizer_config c, size
 static void test_refusals(void **state)
 {
     struct fixture *f = *state;
-    expect_refused(f, (struct mb_optimizer_config){1, 0.999, 1e-8}, 0, 8, "--adam-beta1 is 1");
-    expect_refused(f, (struct mb_optimizer_config){0.9, -1, 1e-8}, 0, 8, "--adam-beta2 is -1");
-    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 0}, 0, 8, "--adam-eps is 0");
-    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 1e-8}, 8, 8,
+    expect_refused(f, (struct mb_optimizer_config){1, 0.999, 1e-8, 0}, 0, 8, "--adam-beta1 is 1");
+    expect_refused(f, (struct mb_optimizer_config){0.9, -1, 1e-8, 0}, 0, 8, "--adam-beta2 is -1");
+    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 0, 0}, 0, 8, "--adam-eps is 0");
+    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 1e-8, 0}, 8, 8,
                    "range [8, 8) is empty");
 }
 
@@ -201,9 +248,8 @@ static void test_allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_reference),           TEST(test_shards),
-        cmocka_unit_test(test_clip),    TEST(test_refusals),
-        TEST(test_allocation_failures),
+        TEST(test_reference),        TEST(test_shards),   TEST(test_decoupled),
+        cmocka_unit_test(test_clip), TEST(test_refusals), TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,18 +12,47 @@
 #include "base/alloc.h"
 #include "tests/sim/sim.h"
 
-enum { SYNC_MS = 1000, RETRY_MS = 2000, STALE_MS = 30000 };
+enum {
+    SYNC_MS = 1000,
+    RETRY_MS = 2000,
+    STALE_MS = 30000,
+    TORN_ONE_IN = 300,
+    WRITEBACK_MS = 5000 /* a kernel writes by itself what is this old */
+};
 
 static void ask(struct world *w, int machine, int unused);
 
+/* As mb_fs_write_atomic(): beside the old one, fsynced, then renamed. A kill amid the write leaves
+ * a part of it where nobody looks; planted, it leaves the part in the ledger's place, and so does a
+ * loss of power after a rename of what is not on the disk yet (agent_power_lost). */
 void agent_keep_ledger(struct world *w, int machine)
 {
     struct machine *m = &w->machines[machine];
     char *text = mb_ledger_dump(m->agent.ledger);
 
+    if (w->current == sim_agent_proc(machine) && sim_chance(w, TORN_ONE_IN)) {
+        text[sim_below(w, (int)strlen(text))] = '\0';
+        mb_free(w->plant == PLANT_LEDGER_IN_PLACE ? m->disk.ledger : m->disk.beside);
+        *(w->plant == PLANT_LEDGER_IN_PLACE ? &m->disk.ledger : &m->disk.beside) = text;
+        sim_trace(w, "agent %d is killed while it writes its ledger", machine);
+        w->stats.torn++;
+        w->stats.crashes++;
+        w->stats.faults++;
+        sim_kill_proc(w, w->current);
+        longjmp(w->crashed, 1);
+    }
     mb_free(m->disk.ledger);
     m->disk.ledger = text;
+    m->disk.ledger_ms = w->now_ms;
     m->agent.sync_at_ms = 0;
+}
+
+void agent_power_lost(struct world *w, int machine)
+{
+    struct disk *d = &w->machines[machine].disk;
+
+    if (w->plant == PLANT_LEDGER_NOT_SYNCED && d->ledger && w->now_ms < d->ledger_ms + WRITEBACK_MS)
+        d->ledger[sim_below(w, (int)strlen(d->ledger))] = '\0';
 }
 
 /* ---- membership ---- */

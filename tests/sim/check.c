@@ -4,15 +4,17 @@
 #include <string.h>
 #include "tests/sim/sim.h"
 
-enum { SILENT_MAX_MS = MB_HEALTH_BOUND_MS + 1000 };
+enum {
+    SILENT_MAX_MS = MB_HEALTH_BOUND_MS + 1000,
+    LATE_MS = 1000 /* ticks of agents and supervisors, and a SIGTERM on its way */
+};
 
-/* One process a rank; one process a device. */
-static void check_ranks(struct world *w)
+/* One process a device. */
+static void check_devices(struct world *w)
 {
-    int owner[MAX_MACHINES][16], where[MAX_JOBS][MAX_RANKS];
+    int owner[MAX_MACHINES][16];
 
     memset(owner, 0xff, sizeof(owner));
-    memset(where, 0xff, sizeof(where));
     for (int m = 0; m < w->n_machines; m++)
         for (int run = 0; run < MAX_RUNS; run++) {
             const struct supervisor *s = &w->machines[m].disk.sups[run];
@@ -26,28 +28,120 @@ static void check_ranks(struct world *w)
                           "machine %d: device %d is used by jobs %d and %d", m, k->device,
                           owner[m][k->device], job);
                 owner[m][k->device] = job;
-                sim_check(w, where[job][k->rank] < 0 || where[job][k->rank] != m,
-                          "job %d: rank %d runs twice on machine %d", job, k->rank, m);
-                where[job][k->rank] = m;
             }
         }
 }
 
-/* Ranks whose driver is gone end when the lease has run out, as long as their agent lives. */
+/* ---- the line of jobs: first come, first served, with overtaking that delays nobody ---- */
+
+static int has_driver(const struct world *w, int job)
+{
+    return w->drivers[job].preparing || w->drivers[job].alive;
+}
+
+static int may_fit(const struct world *w, int job)
+{
+    return w->scripts[job].cpus <= w->head_cpus;
+}
+
+/* It takes nothing that a job before it lacks: of what is free, each of those has set aside as much
+ * of its need as there is, and one of them a place among the running. */
+void check_turn(struct world *w, int job)
+{
+    const struct record *mine = &w->store.disk[T_JOB][job];
+    int left = w->head_cpus, places = w->max_running, has_waiting = 0;
+
+    sim_check(w, mine->present, "job %d is started before its record is on the disk", job);
+    for (int i = 0; i < w->n_jobs; i++) {
+        left -= has_driver(w, i) ? w->scripts[i].cpus : 0;
+        places -= has_driver(w, i);
+    }
+    for (int i = 0; i < w->n_jobs; i++) {
+        const struct record *r = &w->store.disk[T_JOB][i];
+        /* One that was started and has ended waits for nothing, though a head that died before
+         * that was on the disk finds it PENDING, until it hears of the end. */
+        if (!r->present || r->value >= mine->value || w->drivers[i].preparing ||
+            w->drivers[i].exists || !may_fit(w, i) || w->head.jobs[i].state != MB_JOB_PENDING)
+            continue;
+        left -= w->scripts[i].cpus < left ? w->scripts[i].cpus : left;
+        has_waiting = 1;
+    }
+    sim_check(w, w->scripts[job].cpus <= left && places - has_waiting > 0,
+              "job %d is started with %d CPUs and %d places left, before jobs that came earlier",
+              job, left, places - has_waiting);
+}
+
+static void check_line(struct world *w)
+{
+    int cpus = 0, n = 0;
+
+    for (int i = 0; i < w->n_jobs; i++) {
+        cpus += w->drivers[i].alive ? w->scripts[i].cpus : 0;
+        n += w->drivers[i].alive;
+    }
+    sim_check(w, cpus <= w->head_cpus && n <= w->max_running,
+              "%d drivers run with %d CPUs, there may be %d with %d", n, cpus, w->max_running,
+              w->head_cpus);
+}
+
+/* ---- none runs twice at once; README.md says what is promised ---- */
+
+/* A rank of an attempt is one process, once and anywhere. */
+void check_rank_starts(struct world *w, int machine, int run, int rank)
+{
+    int job = run / MAX_ATTEMPTS, attempt = run % MAX_ATTEMPTS;
+
+    sim_check(w, w->starts[job][attempt][rank]++ == 0,
+              "job %d attempt %d: rank %d is started a second time, on machine %d", job,
+              attempt + 1, rank, machine);
+}
+
+static int has_processes(const struct supervisor *s)
+{
+    for (int i = 0; s->running && i < s->n_ranks; i++)
+        if (s->ranks[i].alive)
+            return 1;
+    return 0;
+}
+
+/* Attempts of a job follow each other: on one machine without exception, on two unless the driver
+ * could not reach the older one's. */
+static void check_attempts(struct world *w, int job)
+{
+    int on[MAX_MACHINES] = {0}, newest = 0; /* attempts, from 1 */
+
+    for (int m = 0; m < w->n_machines; m++)
+        for (int i = 0; i < MAX_ATTEMPTS; i++) {
+            if (!has_processes(&w->machines[m].disk.sups[job * MAX_ATTEMPTS + i]))
+                continue;
+            sim_check(w, on[m] == 0, "job %d: attempts %d and %d run at once on machine %d", job,
+                      on[m], i + 1, m);
+            on[m] = i + 1;
+            newest = newest > i + 1 ? newest : i + 1;
+        }
+    for (int m = 0; m < w->n_machines; m++)
+        sim_check(w,
+                  on[m] == 0 || on[m] == newest || w->given_up[m][job * MAX_ATTEMPTS + on[m] - 1],
+                  "job %d: attempt %d runs, and attempt %d still does on machine %d", job, newest,
+                  on[m], m);
+}
+
+/* Ranks whose driver is not heard end when the lease has run out, as long as their agent lives:
+ * so does what is left of an attempt where it could not be reached. */
 static void check_leases(struct world *w)
 {
     for (int m = 0; m < w->n_machines; m++) {
         if (!w->machines[m].agent.up)
             continue;
         for (int run = 0; run < MAX_RUNS; run++) {
-            const struct driver *d = &w->drivers[run / MAX_ATTEMPTS];
-            const struct supervisor *s = &w->machines[m].disk.sups[run];
-            uint64_t since =
-                d->dead_at_ms > w->machines[m].boot_ms ? d->dead_at_ms : w->machines[m].boot_ms;
-            if (s->running && d->exists && !d->alive &&
-                w->now_ms > since + LEASE_MS + GRACE_MS + 4000)
-                sim_fail(w, "job %d: its driver is gone for %d ms, ranks still run on machine %d",
-                         run / MAX_ATTEMPTS, (int)(w->now_ms - since), m);
+            uint64_t heard = w->heard_ms[m][run], boot = w->machines[m].boot_ms;
+            uint64_t since = heard > boot ? heard : boot;
+
+            sim_check(w,
+                      !w->machines[m].disk.sups[run].running ||
+                          w->now_ms <= since + LEASE_MS + GRACE_MS + LATE_MS,
+                      "job %d: its driver is not heard for %d ms, ranks still run on machine %d",
+                      run / MAX_ATTEMPTS, (int)(w->now_ms - since), m);
         }
     }
 }
@@ -105,9 +199,33 @@ static void check_acks(struct world *w)
                   s->disk[T_KV][k].value);
 }
 
+/* What a driver hears of its group a head that crashes now still knows. */
+void check_told(struct world *w, int group, const int *nodes)
+{
+    const struct record *r = &w->store.disk[T_GROUP][group];
+    int same = r->present && r->state == (int)MB_PG_CREATED;
+
+    for (int i = 0; i < w->group_nodes[group]; i++)
+        same &= r->nodes[i] == nodes[i];
+    sim_check(w, same, "job %d hears of a group that is not on the disk", group / MAX_GROUPS);
+}
+
+/* What goes when a job has ended is given up for an end that a head which crashes now still knows.
+ */
+void check_ended(struct world *w, int job)
+{
+    const struct record *r = &w->store.disk[T_JOB][job];
+
+    sim_check(w, r->present && mb_job_is_terminal((enum mb_job_state)r->state),
+              "job %d counts as ended, and its end is not on the disk", job);
+}
+
 void check_always(struct world *w)
 {
-    check_ranks(w);
+    check_devices(w);
+    check_line(w);
+    for (int job = 0; job < w->n_jobs; job++)
+        check_attempts(w, job);
     check_leases(w);
     check_books(w);
     check_silent(w);
@@ -128,6 +246,8 @@ static void check_job_end(struct world *w, int job)
     sim_check(w, !w->drivers[job].alive, "job %d is over and its driver runs", job);
     sim_check(w, !c->stop_acked || end != MB_JOB_SUCCEEDED || s->harmed == 2,
               "job %d was stopped, and SUCCEEDED", job);
+    sim_check(w, may_fit(w, job) || end != MB_JOB_SUCCEEDED, "job %d never fits, and SUCCEEDED",
+              job);
     sim_check(w, s->harmed || end == MB_JOB_SUCCEEDED,
               "job %d is %s, and nothing had happened to it", job, mb_job_state_name(end));
     w->stats.succeeded += end == MB_JOB_SUCCEEDED;

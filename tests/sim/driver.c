@@ -238,6 +238,10 @@ static void redial(struct world *w, int packed, int attempt)
 
 static void node_event(struct world *w, int job, int node, enum mb_drv_event_kind kind, int code)
 {
+    const struct driver *d = &w->drivers[job];
+
+    if (kind == MB_DRV_NODE_LOST)
+        w->given_up[node_at(w, job, node)->machine][job * MAX_ATTEMPTS + (int)d->attempt - 1] = 1;
     event(
         w, job,
         (struct mb_drv_event){.kind = kind, .node = (uint32_t)node, .code = code, .text = "node"});
@@ -266,6 +270,29 @@ static void say(struct world *w, int job, int node, enum msg_kind kind)
         sim_stream_send(w, node_at(w, job, node)->conn, 1, &m);
 }
 
+/* As cli/driver/node.c: who ends in good order is let go by End alone. */
+static enum msg_kind stop_kind(const struct world *w, int job)
+{
+    return mb_drv_ends_in_order(w->drivers[job].state) ? M_DRV_HALT : M_DRV_STOP;
+}
+
+/* Planted: where the head has placed the bundle now. */
+static void follow_bundle(struct world *w, int job, struct drv_node *n, int node)
+{
+    uint8_t id[MB_PG_ID_BYTES];
+    const struct mb_gcs_pg *pg = NULL;
+
+    sim_pg_id(w->drivers[job].group, id);
+    if (w->head.placement)
+        pg = mb_placement_get(w->head.placement, id, NULL);
+    if (!pg || pg->state != MB_PG_CREATED)
+        return;
+    int machine = w->id_machine[sim_node_number(pg->bundles[node].node_id)];
+    if (machine != n->machine)
+        n->heard = 0; /* the launch is to go there, too */
+    n->machine = machine;
+}
+
 static void dial(struct world *w, int job, int node)
 {
     struct driver *d = &w->drivers[job];
@@ -276,6 +303,8 @@ static void dial(struct world *w, int job, int node)
     if (over(w, job, node) || n->conn >= 0)
         return;
     n->hello = 0;
+    if (w->plant == PLANT_FOLLOWS_THE_BUNDLE && n->launched)
+        follow_bundle(w, job, n, node);
     n->conn = sim_dial(w, job, node, n->machine);
     if (n->conn < 0) {
         schedule_redial(w, job, node);
@@ -323,7 +352,7 @@ static void on_hello_reply(struct world *w, int job, int node, const struct msg 
         break;
     }
     if (n->stop_asked)
-        say(w, job, node, M_DRV_STOP);
+        say(w, job, node, stop_kind(w, job));
     if (n->end_asked)
         say(w, job, node, M_DRV_END);
     if (n->started)
@@ -453,7 +482,7 @@ static void on_nodes(struct world *w, int job, int actions)
         if (actions & MB_DRV_DO_STOP) {
             n->stop_asked = 1;
             if (n->hello)
-                say(w, job, i, M_DRV_STOP);
+                say(w, job, i, stop_kind(w, job));
         }
         if (actions & MB_DRV_DO_END) {
             n->end_asked = 1;
@@ -522,7 +551,7 @@ static void check_success(struct world *w, int job)
 
     if (mb_drv_exit_status(d->state) != 0)
         return;
-    sim_check(w, s->n_saves == 0 || w->bucket.jobs[job].manifest[s->n_saves] != NULL,
+    sim_check(w, s->n_saves == 0 || upload_is_whole(w, job, s->n_saves),
               "job %d succeeded, but iteration %d is not durable", job, s->n_saves);
     sim_check(w, s->n_saves == 0 || w->bucket.jobs[job].latest == s->n_saves,
               "job %d succeeded, but latest is %d", job, (int)w->bucket.jobs[job].latest);
@@ -556,6 +585,9 @@ static void event(struct world *w, int job, struct mb_drv_event e)
     on_nodes(w, job, actions);
     if ((actions & MB_DRV_DO_END) && w->plant == PLANT_SUCCESS_TOO_EARLY)
         for (int i = 0; i < d->n_nodes && mb_drv_phase(d->state) == MB_DRV_END; i++)
+            node_event(w, job, i, MB_DRV_NODE_ENDED, 0);
+    if ((actions & MB_DRV_DO_STOP) && w->plant == PLANT_ENDED_WHEN_ASKED)
+        for (int i = 0; i < d->n_nodes && mb_drv_phase(d->state) == MB_DRV_STOPPING; i++)
             node_event(w, job, i, MB_DRV_NODE_ENDED, 0);
     if (actions & MB_DRV_DO_ASK_STORE)
         sim_at(w, sim_driver_proc(job), 1 + (uint64_t)sim_below(w, 2000), store_says, job,
@@ -657,17 +689,18 @@ void driver_ended(struct world *w, int job)
         sim_trace(w, "driver %d is gone", job);
 }
 
-void driver_ghost(struct world *w, int job, int machine)
+int driver_ghost(struct world *w, int job, int machine)
 {
     int conn = sim_dial(w, job, 0, machine);
     struct msg m = {.kind = M_HELLO};
 
     if (conn < 0)
-        return;
+        return 0;
     w->conns[conn].attempt--;
     w->conns[conn].group = w->drivers[job].group_of[w->conns[conn].attempt - 1];
     sim_stream_send(w, conn, 1, &m);
     sim_stream_close(w, conn, 1);
+    return 1;
 }
 
 void driver_signal(struct world *w, int job, int sig)

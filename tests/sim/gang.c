@@ -261,7 +261,7 @@ static void begin_launch(struct world *w, int machine, int run)
     struct mb_pg_id pg;
 
     r->launch_waits = 0;
-    for (int i = 0; i < MAX_RUNS; i++) {
+    for (int i = 0; i < MAX_RUNS && w->plant != PLANT_LAUNCH_BESIDE; i++) {
         const struct run *o = run_at(w, machine, i);
         if (o->used && o->job == r->job && o->attempt < r->attempt &&
             mb_gang_has_processes(&o->fsm))
@@ -272,7 +272,8 @@ static void begin_launch(struct world *w, int machine, int run)
     sim_pg(r->group, &pg);
     mb_ledger_hold(w->machines[machine].agent.ledger, &pg);
     r->is_pulling = 1;
-    sim_at(w, sim_agent_proc(machine), 1 + (uint64_t)sim_below(w, 80), pulled, machine, run);
+    sim_at(w, sim_agent_proc(machine), 1 + (uint64_t)sim_below(w, sim_below(w, 8) ? 80 : 3000),
+           pulled, machine, run);
 }
 
 /* ---- Hello ---- */
@@ -356,6 +357,7 @@ static void on_hello(struct world *w, int machine, const struct msg *q)
         sim_stream_close(w, r->conn, 0);
     }
     r->conn = q->conn;
+    w->heard_ms[machine][run] = w->now_ms;
     if (r->fsm.state != MB_GANG_ENDED)
         mb_gang_lease(&r->fsm, LEASE_MS, w->now_ms);
     gang_tell(w, machine, run, M_HELLO_REPLY, 0, 0, 0);
@@ -388,6 +390,7 @@ void gang_message(struct world *w, int machine, const struct msg *m)
     if (!r->used || r->conn != m->conn)
         return;
     mb_gang_renew(&r->fsm, w->now_ms);
+    w->heard_ms[machine][run] = w->now_ms;
     switch (m->kind) {
     case M_LAUNCH:
         if (r->fsm.state != MB_GANG_CREATED)
@@ -398,6 +401,10 @@ void gang_message(struct world *w, int machine, const struct msg *m)
     case M_START:
         if (gang_event(w, machine, run, MB_GANG_EV_START) == MB_OK)
             ranks_start(w, machine, run);
+        break;
+    case M_DRV_HALT:
+        r->fsm.is_up |= w->plant == PLANT_HALT_HOLDS;
+        gang_event(w, machine, run, MB_GANG_EV_HALT);
         break;
     case M_DRV_STOP:
         gang_event(w, machine, run, MB_GANG_EV_STOP);
@@ -437,6 +444,10 @@ static void tick_run(struct world *w, int machine, int run)
         return;
     if (r->fsm.state == MB_GANG_ENDED) {
         forget(w, machine, run);
+        return;
+    }
+    if (w->plant == PLANT_LEASE_ASKS_THE_HEAD && w->drivers[r->job].alive) {
+        mb_gang_renew(&r->fsm, w->now_ms);
         return;
     }
     r->is_abandoned = 1;
@@ -515,6 +526,7 @@ void gang_adopt(struct world *w, int machine)
         mb_gang_init(&r->fsm);
         r->fsm.state = f->state;
         r->fsm.released = f->released;
+        r->fsm.is_up = f->is_launched;
         mb_gang_lease(&r->fsm, f->lease_ms, w->now_ms);
     }
     for (int i = 0; i < MAX_RUNS; i++)

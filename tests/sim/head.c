@@ -2,30 +2,27 @@
  * The head: the shell of placement, job states and health, over a store that commits in groups.
  * In the order of gcs/jobs.c, gcs/placement_service.c, gcs/nodes.c and gcs/store_sqlite.c.
  *
- *  1. A write changes memory at once and the disk with its batch; what is answered waits for it.
- *  2. SIGKILL: a batch on its way is on the disk as a whole or not at all; later ones are gone.
+ *  1. What is answered waits until what it says is on the disk (store.c).
+ *  2. A driver starts when its job's turn has come (line.c).
  *  3. A restart: nodes, then groups, then jobs from the disk; every node hears which bundles are in
  *     use before it gets new ones; the runner is asked for every job that had not ended, and what a
  *     job that had ended leaves behind is ended again.
  */
 #include <signal.h>
 #include <string.h>
-#include "tests/sim/sim.h"
+#include "tests/sim/head_internal.h"
 
 static void pump(struct world *w);
-static void apply(struct world *w, int job, enum mb_job_input input);
 
 static int head_proc(void)
 {
     return sim_agent_proc(0);
 }
 
-/* ---- the store ---- */
+/* ---- what was written ---- */
 
-static void commit_later(struct world *w);
 static void finish_submission(struct world *w, int job);
 static void remember_stopping(struct world *w, int job, int on);
-static void start_driver(struct world *w, int job);
 static void answer_waits(struct world *w, uint64_t written);
 
 /* Its end is on the disk; before that the mark has to stay. */
@@ -35,7 +32,7 @@ static void stop_is_over(struct world *w, int job)
         remember_stopping(w, job, 0);
 }
 
-static void run_done(struct world *w, struct write *x)
+void head_written(struct world *w, struct write *x)
 {
     struct head_job *j = &w->head.jobs[x->job];
 
@@ -45,12 +42,13 @@ static void run_done(struct world *w, struct write *x)
         break;
     case DONE_JOB_FIRST:
         if (j->state == MB_JOB_PENDING)
-            start_driver(w, x->job);
+            line_ready(w, x->job);
         break;
     case DONE_JOB:
         if (mb_job_is_terminal(
                 w->plant == PLANT_END_BEFORE_COMMIT ? j->state : (enum mb_job_state)x->r.state)) {
             j->final = 1;
+            check_ended(w, x->job);
             stop_is_over(w, x->job);
             finish_submission(w, x->job);
         }
@@ -61,82 +59,6 @@ static void run_done(struct world *w, struct write *x)
     case DONE_NOTHING:
         break;
     }
-}
-
-static void batch_to_disk(struct store *s)
-{
-    for (size_t i = 0; i < s->n_batch; i++)
-        if (s->queue[i].table != N_TABLES)
-            s->disk[s->queue[i].table][s->queue[i].key] = s->queue[i].r;
-}
-
-static void committed(struct world *w, int a, int b)
-{
-    struct store *s = &w->store;
-    size_t n = s->n_batch;
-    static struct write done[MAX_WRITES];
-
-    (void)a;
-    (void)b;
-    batch_to_disk(s);
-    memcpy(done, s->queue, n * sizeof(done[0]));
-    memmove(s->queue, s->queue + n, (s->n - n) * sizeof(s->queue[0]));
-    s->n -= n;
-    s->n_batch = 0;
-    sim_crash_point(w); /* on the disk, and nobody was told */
-    for (size_t i = 0; i < n; i++) {
-        run_done(w, &done[i]);
-        sim_crash_point(w);
-    }
-    commit_later(w);
-}
-
-static void commit_later(struct world *w)
-{
-    struct store *s = &w->store;
-
-    if (s->n == 0 || s->n_batch > 0)
-        return;
-    s->n_batch = s->n;
-    int slow = w->now_ms < w->slow_disk_until_ms;
-    sim_at(w, head_proc(), (uint64_t)(slow ? 200 + sim_below(w, 2000) : 1 + sim_below(w, 6)),
-           committed, 0, 0);
-}
-
-static struct write *enqueue(struct world *w, enum table table, int key, enum done_kind done,
-                             int job)
-{
-    struct store *s = &w->store;
-
-    sim_check(w, s->n < MAX_WRITES, "more than %d writes wait", MAX_WRITES);
-    struct write *x = &s->queue[s->n++];
-    memset(x, 0, sizeof(*x));
-    x->table = table;
-    x->key = key;
-    x->done = done;
-    x->job = job;
-    if (table != N_TABLES)
-        x->r = s->mem[table][key];
-    commit_later(w);
-    return x;
-}
-
-static void put(struct world *w, enum table table, int key, const struct record *r,
-                enum done_kind done, int job)
-{
-    w->store.mem[table][key] = *r;
-    enqueue(w, table, key, done, job);
-}
-
-static void reply_committed(struct world *w, const struct msg *q, struct msg *reply)
-{
-    if (w->store.n == 0) {
-        sim_reply(w, q, reply);
-        return;
-    }
-    struct write *x = enqueue(w, N_TABLES, 0, DONE_REPLY, 0);
-    x->request = *q;
-    x->reply = *reply;
 }
 
 /* ---- groups ---- */
@@ -151,7 +73,7 @@ static void store_group(struct world *w, int group)
     r.state = (int)pg->state;
     for (size_t i = 0; i < pg->n_bundles; i++)
         r.nodes[i] = pg->bundles[i].has_node ? sim_node_number(pg->bundles[i].node_id) : -1;
-    put(w, T_GROUP, group, &r, DONE_NOTHING, 0);
+    store_put(w, T_GROUP, group, &r, DONE_NOTHING, 0);
 }
 
 static void answer_waits(struct world *w, uint64_t written)
@@ -172,6 +94,8 @@ static void answer_waits(struct world *w, uint64_t written)
         for (size_t k = 0; reply.code == MB_OK && k < pg->n_bundles; k++)
             reply.list[k] = sim_node_number(pg->bundles[k].node_id);
         w->head.waits[i].used = 0;
+        if (reply.code == MB_OK)
+            check_told(w, w->head.waits[i].request.group, reply.list);
         sim_reply(w, &w->head.waits[i].request, &reply);
     }
 }
@@ -200,7 +124,7 @@ static int send_action(struct world *w, const struct mb_place_action *act)
 /* Who waits for what was written until now hears of it when that is on the disk. */
 static void tell_after_commit(struct world *w)
 {
-    struct write *x = enqueue(w, N_TABLES, 0, DONE_GROUPS, 0);
+    struct write *x = store_enqueue(w, N_TABLES, 0, DONE_GROUPS, 0);
 
     x->group_write = ++w->head.group_writes;
 }
@@ -258,7 +182,7 @@ static void finish_gcs_job(struct world *w, int job)
         return;
     }
     r.state = 1;
-    put(w, T_GCS_JOB, job, &r, DONE_NOTHING, 0);
+    store_put(w, T_GCS_JOB, job, &r, DONE_NOTHING, 0);
     remove_groups(w, job);
 }
 
@@ -299,7 +223,7 @@ static void node_dead(struct world *w, int id)
     sim_trace(w, "head: node id %d of machine %d is dead", id, w->head.nodes[id].machine);
     life_dead(w, &w->head.nodes[id]);
     w->head.nodes[id].alive = 0;
-    put(w, T_NODE, id, &r, DONE_NOTHING, 0);
+    store_put(w, T_NODE, id, &r, DONE_NOTHING, 0);
     close_channel(&w->head.nodes[id]);
     sim_node_id(id, raw);
     mb_placement_node_dead(w->head.placement, raw);
@@ -333,19 +257,24 @@ static void register_node(struct world *w, const struct msg *q)
     struct record r = {.present = 1, .state = 0, .value = q->from - PROC_AGENT};
     struct msg reply = {.code = MB_OK, .flag = 1};
 
-    /* It may have a place in the table: asked for, not answered, and dead meanwhile perhaps. */
+    if (n->used && !n->alive) {
+        reply.flag = 0; /* its process may be there under another id by now */
+        sim_reply(w, q, &reply);
+        return;
+    }
+    /* It may have a place in the table: asked for, not answered. */
     n->reconciled = (n->used && n->alive && n->reconciled) || w->plant == PLANT_REGISTERED_IS_CLEAN;
     close_channel(n);
     n->used = n->alive = 1;
     n->machine = q->from - PROC_AGENT;
     mb_health_init(&n->health, 1, w->now_ms);
-    put(w, T_NODE, q->node_id, &r, DONE_NOTHING, 0);
+    store_put(w, T_NODE, q->node_id, &r, DONE_NOTHING, 0);
     node_up(w, q->node_id);
     if (!n->reconciled)
         reconcile(w, q->node_id);
     life_joined(w);
     pump(w);
-    reply_committed(w, q, &reply);
+    store_reply(w, q, &reply);
 }
 
 static void sync_node(struct world *w, const struct msg *q)
@@ -405,19 +334,20 @@ static void tick_nodes(struct world *w)
 
 static void store_job(struct world *w, int job, enum done_kind done)
 {
-    struct record r = {.present = 1, .state = (int)w->head.jobs[job].state};
+    struct record r = {
+        .present = 1, .state = (int)w->head.jobs[job].state, .value = w->head.jobs[job].since_ms};
 
-    put(w, T_JOB, job, &r, done, job);
+    store_put(w, T_JOB, job, &r, done, job);
 }
 
 static void remember_stopping(struct world *w, int job, int on)
 {
     struct record r = {.present = on};
 
-    put(w, T_STOPPING, job, &r, DONE_NOTHING, 0);
+    store_put(w, T_STOPPING, job, &r, DONE_NOTHING, 0);
 }
 
-static void apply(struct world *w, int job, enum mb_job_input input)
+void head_apply(struct world *w, int job, enum mb_job_input input)
 {
     struct head_job *j = &w->head.jobs[job];
     enum mb_job_state from = j->state, to;
@@ -429,17 +359,13 @@ static void apply(struct world *w, int job, enum mb_job_input input)
     if (from == to)
         return;
     sim_trace(w, "head: job %d %s -> %s", job, mb_job_state_name(from), mb_job_state_name(to));
+    if (mb_job_is_terminal(to) || w->plant == PLANT_PLACE_LEFT_EARLY)
+        line_leave(w, job);
     if (to == MB_JOB_STOPPING) {
         remember_stopping(w, job, 1);
         return;
     }
     store_job(w, job, DONE_JOB);
-}
-
-static void start_driver(struct world *w, int job)
-{
-    if (runner_start(w, job) != MB_OK)
-        apply(w, job, MB_JOB_START_FAILED);
 }
 
 static void stop_job(struct world *w, int job)
@@ -451,7 +377,7 @@ static void stop_job(struct world *w, int job)
         has_driver = 0;
     mb_job_on_stop(w->head.jobs[job].state, has_driver, &news);
     for (int i = 0; i < news.n_inputs; i++)
-        apply(w, job, news.inputs[i]);
+        head_apply(w, job, news.inputs[i]);
 }
 
 void head_driver_event(struct world *w, int job, const struct mb_job_event *e)
@@ -460,11 +386,13 @@ void head_driver_event(struct world *w, int job, const struct mb_job_event *e)
 
     if (!w->head.jobs[job].known)
         return;
+    if (e->kind != MB_JOB_EVENT_RUNNING)
+        line_leave(w, job);
     mb_job_on_event(w->head.jobs[job].state, e, &news);
     if (news.stop_driver)
         runner_stop(w, job);
     for (int i = 0; i < news.n_inputs; i++)
-        apply(w, job, news.inputs[i]);
+        head_apply(w, job, news.inputs[i]);
 }
 
 static void submit(struct world *w, const struct msg *q)
@@ -473,13 +401,14 @@ static void submit(struct world *w, const struct msg *q)
     struct msg reply = {.code = j->known ? MB_EEXIST : MB_OK};
 
     if (!j->known) {
-        *j = (struct head_job){.known = 1, .state = MB_JOB_PENDING};
+        *j = (struct head_job){.known = 1, .state = MB_JOB_PENDING, .since_ms = (int)w->now_ms};
+        line_add(w, q->job, 0);
         store_job(w, q->job, DONE_JOB_FIRST);
     }
     if (w->plant == PLANT_ACK_BEFORE_COMMIT)
         sim_reply(w, q, &reply);
     else
-        reply_committed(w, q, &reply);
+        store_reply(w, q, &reply);
 }
 
 static void stop(struct world *w, const struct msg *q)
@@ -494,7 +423,7 @@ static void stop(struct world *w, const struct msg *q)
     reply.flag = j->known && !mb_job_is_terminal(j->state);
     if (reply.flag)
         stop_job(w, q->job);
-    reply_committed(w, q, &reply);
+    store_reply(w, q, &reply);
 }
 
 static enum mb_job_state outside(enum mb_job_state s)
@@ -507,10 +436,12 @@ static void status(struct world *w, const struct msg *q)
     struct head_job *j = &w->head.jobs[q->job];
     struct msg reply = {.flag = j->known, .code = (int)outside(j->state)};
 
+    if (j->known)
+        mb_job_queue_seen(&j->ticket, w->now_ms);
     if (w->plant == PLANT_STATUS_BEFORE_COMMIT)
         sim_reply(w, q, &reply);
     else
-        reply_committed(w, q, &reply);
+        store_reply(w, q, &reply);
 }
 
 /* A piece of a follower's stream. */
@@ -535,8 +466,8 @@ static void put_kv(struct world *w, const struct msg *q)
     struct record r = {.present = 1, .value = q->code};
     struct msg reply = {.code = MB_OK};
 
-    put(w, T_KV, q->list[0], &r, DONE_NOTHING, 0);
-    reply_committed(w, q, &reply);
+    store_put(w, T_KV, q->list[0], &r, DONE_NOTHING, 0);
+    store_reply(w, q, &reply);
 }
 
 /* ---- drivers' calls ---- */
@@ -548,11 +479,11 @@ static void add_gcs_job(struct world *w, const struct msg *q)
 
     if (!r.present) {
         r = (struct record){.present = 1};
-        put(w, T_GCS_JOB, q->job, &r, DONE_NOTHING, 0);
+        store_put(w, T_GCS_JOB, q->job, &r, DONE_NOTHING, 0);
         if (mb_job_is_terminal(w->head.jobs[q->job].state))
             finish_gcs_job(w, q->job); /* its submission is over: so is this */
     }
-    reply_committed(w, q, &reply);
+    store_reply(w, q, &reply);
 }
 
 static void make_pg(struct world *w, int group, struct mb_gcs_resource *demand,
@@ -582,7 +513,7 @@ static void create_group(struct world *w, const struct msg *q)
     else
         reply.code = mb_placement_add(w->head.placement, &pg, &err);
     pump(w);
-    reply_committed(w, q, &reply);
+    store_reply(w, q, &reply);
 }
 
 void head_message(struct world *w, const struct msg *m)
@@ -625,14 +556,14 @@ void head_message(struct world *w, const struct msg *m)
         break;
     case M_REMOVE:
         remove_group(w, m->group);
-        reply_committed(w, m, &ok);
+        store_reply(w, m, &ok);
         break;
     case M_ABANDONED:
     case M_FINISH:
         if (m->kind == M_ABANDONED)
             remove_group(w, m->group);
         finish_gcs_job(w, m->job);
-        reply_committed(w, m, &ok);
+        store_reply(w, m, &ok);
         break;
     default:
         sim_fail(w, "the head got a message of kind %d", (int)m->kind);
@@ -684,6 +615,7 @@ static void tick(struct world *w, int a, int b)
 {
     tick_nodes(w);
     pump(w);
+    line_pump(w);
     sim_at(w, head_proc(), TICK_MS, tick, a, b);
 }
 
@@ -731,8 +663,11 @@ static void load_groups(struct world *w)
 static void adopt(struct world *w, int job)
 {
     struct head_job *j = &w->head.jobs[job];
-    enum mb_job_recovery due = mb_job_recover(j->state, runner_adopt(w, job));
+    enum mb_job_adopt found = runner_adopt(w, job);
+    enum mb_job_recovery due = mb_job_recover(j->state, found);
 
+    if (found == MB_JOB_ADOPT_RUNNING && w->plant != PLANT_RUNNING_NOT_COUNTED)
+        line_adopt(w, job);
     if (w->plant == PLANT_RERUN_AFTER_RESTART)
         due = MB_JOB_RECOVER_START;
     switch (due) {
@@ -740,25 +675,34 @@ static void adopt(struct world *w, int job)
         stop_job(w, job);
         break;
     case MB_JOB_RECOVER_START:
-        start_driver(w, job);
+        line_leave(w, job);
+        line_add(w, job, 1);
+        if (w->plant != PLANT_LINE_LOST)
+            line_ready(w, job);
         break;
     case MB_JOB_RECOVER_LOST:
-        apply(w, job, MB_JOB_LOST);
+        head_apply(w, job, MB_JOB_LOST);
         break;
     case MB_JOB_RECOVER_WAIT:
         break;
     }
 }
 
+/* In the order in which they were submitted. */
 static void load_jobs(struct world *w)
 {
-    for (int job = 0; job < w->n_jobs; job++) {
+    int order[MAX_JOBS];
+
+    line_order(w, order);
+    for (int i = 0; i < w->n_jobs; i++) {
+        int job = order[i];
         const struct record *r = &w->store.mem[T_JOB][job];
         struct head_job *j = &w->head.jobs[job];
 
         if (!r->present)
             continue;
-        *j = (struct head_job){.known = 1, .state = (enum mb_job_state)r->state};
+        *j = (struct head_job){
+            .known = 1, .state = (enum mb_job_state)r->state, .since_ms = r->value};
         if (j->state == MB_JOB_RUNNING && w->store.mem[T_STOPPING][job].present &&
             w->plant != PLANT_STOP_FORGOTTEN)
             j->state = MB_JOB_STOPPING;
@@ -777,8 +721,8 @@ void head_start(struct world *w)
     memset(&w->head, 0, sizeof(w->head));
     memset(w->unanswered, 0, sizeof(w->unanswered));
     w->head.placement = mb_placement_create(sim_rnd(w));
-    memcpy(w->store.mem, w->store.disk, sizeof(w->store.mem));
-    w->store.n = w->store.n_batch = 0;
+    line_create(w);
+    store_open(w);
     load_nodes(w);
     load_groups(w);
     load_jobs(w);
@@ -790,8 +734,8 @@ void head_crashed(struct world *w)
 {
     if (!w->head.placement)
         return;
-    if (w->store.n_batch > 0 && sim_below(w, 2))
-        batch_to_disk(&w->store);
+    store_crashed(w);
+    mb_job_queue_destroy(w->head.queue);
     mb_placement_destroy(w->head.placement);
     w->head.placement = NULL;
 }

@@ -9,185 +9,7 @@
 #include "base/alloc.h"
 #include "tests/sim/sim.h"
 
-enum { FAULTS_END_MS = 20000, GIVE_UP_MS = 600000, LONG_MS = 4000 };
-
-/* ---- what is done to the cluster ---- */
-
-static void harm_all(struct world *w)
-{
-    for (int i = 0; i < w->n_jobs; i++)
-        if (!w->drivers[i].exited)
-            w->scripts[i].harmed = 1;
-}
-
-static void agent_down(struct world *w, int machine, int for_ms)
-{
-    if (!w->procs[sim_agent_proc(machine)].up)
-        return;
-    sim_trace(w, "FAULT: the agent of machine %d is killed, for %d ms", machine, for_ms);
-    w->stats.crashes++;
-    w->machines[machine].down_until_ms = w->now_ms + (uint64_t)for_ms;
-    sim_kill_proc(w, sim_agent_proc(machine));
-    if (for_ms > LONG_MS)
-        harm_all(w);
-}
-
-static void power_loss(struct world *w, int machine, int for_ms)
-{
-    sim_trace(w, "FAULT: machine %d loses its power", machine);
-    agent_down(w, machine, for_ms);
-    w->machines[machine].down_until_ms = w->now_ms + (uint64_t)for_ms;
-    ranks_kill_all(w, machine);
-    harm_all(w);
-}
-
-static void cut(struct world *w, int a, int b, int for_ms)
-{
-    uint64_t until = w->now_ms + (uint64_t)for_ms;
-
-    if (w->cut_until_ms[a][b] < until)
-        w->cut_until_ms[a][b] = w->cut_until_ms[b][a] = until;
-    if (w->calm_ms < until)
-        w->calm_ms = until;
-    if (for_ms > LONG_MS)
-        harm_all(w);
-}
-
-static void partition(struct world *w, int machine, int for_ms)
-{
-    sim_trace(w, "FAULT: machine %d is cut off for %d ms", machine, for_ms);
-    int from_store = sim_below(w, 2);
-    for (int m = 0; m < w->n_machines; m++)
-        if (m != machine)
-            cut(w, machine, m, for_ms);
-    if (machine == 0 || from_store)
-        cut(w, machine, MACHINE_OUTSIDE, for_ms);
-}
-
-/* Its process lives and its ranks run; only calls between it and the head wait. Nobody is harmed:
- * a second channel says so, for longer than this lasts (life_dead). */
-static void deafen(struct world *w, int machine, int for_ms)
-{
-    sim_trace(w, "FAULT: the gRPC of machine %d is held up for %d ms", machine, for_ms);
-    w->deaf_until_ms[machine] = w->now_ms + (uint64_t)for_ms;
-    if (w->calm_ms < w->deaf_until_ms[machine])
-        w->calm_ms = w->deaf_until_ms[machine];
-}
-
-/* Nobody is harmed by a gRPC that is held up, since the second channel says so in time; unless two
- * of its answers in a row were late, which is a verdict as it should be. */
-void life_dead(struct world *w, const struct head_node *n)
-{
-    int m = n->machine;
-
-    sim_check(w,
-              w->unanswered[m] >= MB_HEALTH_SECOND_FAILURES ||
-                  w->now_ms >= n->health.heard_ms + MB_HEALTH_DOUBT_MAX_MS,
-              "machine %d answers on its second channel, and its node is declared dead", m);
-    if (w->now_ms < w->deaf_until_ms[m] + TICK_MS)
-        harm_all(w);
-}
-
-static void head_down(struct world *w, int for_ms, int unused)
-{
-    (void)unused;
-    agent_down(w, 0, for_ms);
-}
-
-/* Every seventh life has heads that die before they have stored who joined; not from the dice of
- * the other faults. */
-void life_joined(struct world *w)
-{
-    if (!w->faults_on || w->seed % 7 != 0 || w->now_ms < 1000)
-        return;
-    w->stats.faults++;
-    w->slow_disk_until_ms = w->now_ms + 500;
-    sim_at(w, -1, 10 + (w->seed + w->now_ms) * 7919 % 400, head_down,
-           30 + (int)(w->seed * 104729 % 1000), 0);
-}
-
-static void kill_rank(struct world *w)
-{
-    int at = sim_below(w, w->n_machines), first = sim_below(w, MAX_RUNS);
-
-    for (int i = 0; i < MAX_RUNS; i++) {
-        int run = (first + i) % MAX_RUNS;
-        const struct supervisor *s = &w->machines[at].disk.sups[run];
-        if (!s->running || !s->ranks[0].alive)
-            continue;
-        sim_trace(w, "FAULT: a rank of job %d is killed", run / MAX_ATTEMPTS);
-        w->scripts[run / MAX_ATTEMPTS].harmed = 1;
-        ranks_kill_one(w, at, run, sim_below(w, s->n_ranks));
-        return;
-    }
-}
-
-static void kill_driver(struct world *w, int job)
-{
-    if (!w->drivers[job].alive)
-        return;
-    sim_trace(w, "FAULT: the driver of job %d is killed", job);
-    w->scripts[job].harmed = 1;
-    sim_kill_proc(w, sim_driver_proc(job));
-    runner_exited(w, job, -9);
-}
-
-/* Whenever there was a restart, somebody of the time before comes back, again and again. */
-static void ghosts(struct world *w, int n, int unused)
-{
-    for (int job = 0; job < w->n_jobs; job++)
-        if (w->drivers[job].alive && w->drivers[job].attempt > 1)
-            driver_ghost(w, job, sim_below(w, w->n_machines));
-    if (n < 40)
-        sim_at(w, -1, 100 + (uint64_t)sim_below(w, 400), ghosts, n + 1, unused);
-}
-
-static void fault(struct world *w, int a, int b)
-{
-    int machine = sim_below(w, w->n_machines);
-
-    (void)a;
-    (void)b;
-    w->stats.faults++;
-    switch (sim_below(w, 15)) {
-    case 0:
-    case 1:
-        agent_down(w, machine, 30 + sim_below(w, sim_below(w, 4) ? 1500 : 9000));
-        break;
-    case 2:
-        agent_down(w, 0, 30 + sim_below(w, 2500));
-        break;
-    case 3:
-    case 4:
-        partition(w, machine, 100 + sim_below(w, sim_below(w, 2) ? 3000 : 30000));
-        break;
-    case 5:
-        sim_trace(w, "FAULT: the head's disk is slow");
-        w->slow_disk_until_ms = w->now_ms + 500 + (uint64_t)sim_below(w, 5000);
-        break;
-    case 6:
-        sim_trace(w, "FAULT: the object store is down");
-        w->bucket.down_until_ms = w->now_ms + 500 + (uint64_t)sim_below(w, 2500);
-        break;
-    case 7:
-        kill_rank(w);
-        break;
-    case 8:
-        kill_driver(w, sim_below(w, w->n_jobs));
-        break;
-    case 9:
-        cut(w, machine, sim_below(w, w->n_machines), 100 + sim_below(w, 9000));
-        break;
-    case 10:
-    case 11:
-        ghosts(w, 0, 0);
-        break;
-    default:
-        if (machine > 0)
-            power_loss(w, machine, 300 + sim_below(w, sim_below(w, 2) ? 25000 : 90000));
-        break;
-    }
-}
+enum { GIVE_UP_MS = 600000 };
 
 /* ---- clocks ---- */
 
@@ -213,6 +35,15 @@ static void restarter(struct world *w, int machine, int unused)
 
 /* ---- the cluster ---- */
 
+/*
+ * In half of the seeds a job waits for those before it. In the others all drivers run at once:
+ * only there enough of them meet each other to make the rarest accidents happen.
+ */
+static int jobs_stand_in_line(const struct world *w)
+{
+    return w->seed % 2 != 0;
+}
+
 static void make_job(struct world *w, int job)
 {
     struct job_script *s = &w->scripts[job];
@@ -231,7 +62,14 @@ static void make_job(struct world *w, int job)
     s->stop_at_ms =
         sim_below(w, 5) == 0 ? 1 + (uint64_t)sim_below(w, sim_below(w, 2) ? 6000 : 60) : 0;
     s->log_every_ms = 100 + sim_below(w, 900);
-    s->harmed = s->fail_rank >= 0 || s->stop_at_ms > 0;
+    s->cpus = sim_below(w, 20) ? sim_below(w, w->head_cpus + 1) : w->head_cpus + 1;
+    s->start_timeout_ms = sim_below(w, 10) ? 0 : 1 + sim_below(w, 20000);
+    if (!jobs_stand_in_line(w)) {
+        s->cpus = 0;
+        s->start_timeout_ms = 0;
+    }
+    s->harmed =
+        s->cpus > w->head_cpus || s->start_timeout_ms > 0 || s->fail_rank >= 0 || s->stop_at_ms > 0;
 }
 
 static void make_world(struct world *w)
@@ -240,6 +78,10 @@ static void make_world(struct world *w)
         w->free_msgs[w->n_free_msgs++] = MAX_MSGS - 1 - i;
     w->n_machines = 3 + sim_below(w, MAX_MACHINES - 2);
     w->n_jobs = 2 + sim_below(w, MAX_JOBS - 1);
+    w->head_cpus = 2 + sim_below(w, 3);
+    w->max_running = 1 + sim_below(w, w->n_jobs);
+    if (!jobs_stand_in_line(w))
+        w->max_running = MAX_JOBS;
     for (int p = 0; p < N_PROCS; p++)
         w->procs[p].machine = p < PROC_DRIVER ? p : p < PROC_CLIENT ? 0 : MACHINE_OUTSIDE;
     for (int m = 0; m < w->n_machines; m++) {
@@ -258,13 +100,7 @@ static void make_world(struct world *w)
     w->current = -1;
     client_start(w);
     clocks(w, 0, 0);
-    /* Besides the other faults, and not from their dice: those stay as many as they were. */
-    if (w->seed % 3 == 0)
-        sim_at(w, -1, 1000 + w->seed * 7919 % 15000, deafen,
-               1 + (int)(w->seed / 3 % (uint64_t)(w->n_machines - 1)),
-               500 + (int)(w->seed * 104729 % 30000));
-    for (int n = 2 + sim_below(w, 5); n > 0; n--)
-        sim_at(w, -1, 300 + (uint64_t)sim_below(w, FAULTS_END_MS - 1000), fault, 0, 0);
+    faults_plan(w);
 }
 
 static void close_world(struct world *w)
@@ -273,12 +109,14 @@ static void close_world(struct world *w)
         if (w->procs[sim_agent_proc(m)].up)
             sim_kill_proc(w, sim_agent_proc(m));
         mb_free(w->machines[m].disk.ledger);
+        mb_free(w->machines[m].disk.beside);
         for (int run = 0; run < MAX_RUNS; run++)
             if (w->machines[m].disk.journals[run] > 0)
                 close(w->machines[m].disk.journals[run] - 1);
     }
     for (int job = 0; job < MAX_JOBS; job++) {
         mb_drv_destroy(w->drivers[job].state);
+        mb_free(w->bucket.jobs[job].writers);
         for (int i = 0; i <= MAX_SAVES; i++) {
             mb_free(w->bucket.jobs[job].manifest[i]);
             for (int k = 0; k < (MAX_BUNDLES + 1) * MAX_BUNDLES; k++)

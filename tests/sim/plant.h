@@ -11,6 +11,11 @@
     X(TERMINAL_OVERWRITTEN, "a stop replaces the state of a job that has ended")                   \
     X(STOP_FORGOTTEN, "a restarted head has forgotten that a stop was asked for")                  \
     X(STOPPED_BEFORE_ITS_DRIVER, "a stopped job is over while its driver is being started")        \
+    X(LINE_LOST, "a restarted head does not put jobs that waited in line again")                   \
+    X(LINE_ANEW, "a restarted head puts jobs in line in another order")                            \
+    X(RUNNING_NOT_COUNTED, "a restarted head does not count the drivers that run")                 \
+    X(PLACE_LEFT_EARLY, "the place of a job is given back when its stop is asked for")             \
+    X(START_BEFORE_COMMIT, "a job has its turn before its record is committed")                    \
     X(STATUS_BEFORE_COMMIT, "a state is shown before it is committed")                             \
     X(END_BEFORE_COMMIT, "the commit of an older state of a job counts as that of its end")        \
     X(WAIT_TOO_EARLY, "a driver hears of its group before that is committed")                      \
@@ -20,6 +25,8 @@
     X(HUNG_IS_ALIVE, "a question to a node that is not answered counts as answered")               \
     X(SECOND_UNHEARD, "what the second channel of a node says is not heard")                       \
     X(REPLY_BEFORE_LEDGER, "an agent answers before its ledger is on disk")                        \
+    X(LEDGER_IN_PLACE, "a ledger is written over the one before it")                               \
+    X(LEDGER_NOT_SYNCED, "a ledger is renamed before it is on the disk")                           \
     X(FENCE_FORGOTTEN, "which attempt is the newest is not on disk before Hello is answered")      \
     X(FREED_TOO_EARLY, "devices are given back when ranks were asked to stop")                     \
     X(NOT_ADOPTED, "a restarted agent does not look for the ranks it had started")                 \
@@ -29,8 +36,13 @@
     X(COMMIT_OF_ANOTHER, "Commit books a bundle that was not prepared")                            \
     X(FENCE_BY_GROUP, "an agent counts attempts by their group, not by the gang's first")          \
     X(BATCH_DOES_NOT_DIVIDE, "a driver takes any number of nodes that is there")                   \
+    X(FOLLOWS_THE_BUNDLE, "a driver launches an attempt again where a lost node's bundle now is")  \
+    X(ENDED_WHEN_ASKED, "a driver takes ranks for ended when it has asked them to end")            \
+    X(LEASE_ASKS_THE_HEAD, "ranks whose driver is silent stay as long as their job runs")          \
+    X(LAUNCH_BESIDE, "an attempt is launched beside what is left of the one before it")            \
+    X(HALT_HOLDS, "a node that had not launched waits for End after it was told to halt")          \
     X(OLD_MANIFEST, "parts of an older attempt go into a manifest")                                \
-    X(NEWER_DELETED, "an older attempt deletes the manifest of a newer one")                       \
+    X(CLAIM_TAKEN_BACK, "an older attempt takes an iteration back from a newer one")               \
     X(POINTER_BACKWARDS, "the latest pointer is written without a look at it")                     \
     X(SAVE_NOT_NOTED, "a save is not written to the journal")                                      \
     X(PART_OF_A_SAVE, "a save that some rank did not live to finish is waited for")                \

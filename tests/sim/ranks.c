@@ -208,6 +208,7 @@ static void begin_rank(struct world *w, int packed, int life)
 
     if (k->started || (int)k->life != life)
         return;
+    check_rank_starts(w, machine, run, k->rank);
     k->started = 1;
     k->alive = 1;
     k->log_bytes = 12;

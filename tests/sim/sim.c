@@ -1,16 +1,19 @@
 /*
- * sim --seeds N [--first K]      every seed must keep every promise
+ * sim --seeds N [--first K] [--cpu-s S]   every seed must keep every promise, all of them within
+ *                                S seconds of this process's CPU time: no load makes that later
  * sim --seed K [--trace [--trace]]   one life, told
- * sim --planted [--seeds N]      every planted bug must be caught by one of the seeds
+ * sim --planted [--seeds N] [--cpu-s S]   every planted bug must be caught by one of the seeds
  * sim ... --plant NAME           with one planted bug
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "tests/sim/sim.h"
 
 struct options {
     uint64_t first, n;
+    uint64_t cpu_s; /* 0: no bound */
     int trace, planted;
     enum sim_plant plant;
 };
@@ -33,11 +36,11 @@ static void print_stats(uint64_t seeds, const struct stats *s)
            (unsigned long long)s->torn);
     printf(
         "jobs: SUCCEEDED %llu, FAILED %llu, STOPPED %llu; restarts of gangs %llu (on fewer nodes "
-        "%llu, on more again %llu), commits of checkpoints %llu\n",
+        "%llu, on more again %llu), commits of checkpoints %llu (put aside %llu)\n",
         (unsigned long long)s->succeeded, (unsigned long long)s->failed,
         (unsigned long long)s->stopped, (unsigned long long)s->restarts,
-        (unsigned long long)s->shrunk, (unsigned long long)s->grown,
-        (unsigned long long)s->commits);
+        (unsigned long long)s->shrunk, (unsigned long long)s->grown, (unsigned long long)s->commits,
+        (unsigned long long)s->aside);
 }
 
 /* 0: it kept every promise, and was worth its time. */
@@ -52,9 +55,23 @@ static int one_seed(struct life *l)
     return -1;
 }
 
+static double cpu_used_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static int is_over_time(const struct options *o)
+{
+    return o->cpu_s > 0 && cpu_used_s() > (double)o->cpu_s;
+}
+
 static int run_seeds(const struct options *o)
 {
     struct stats sum = {0};
+    uint64_t fewest = UINT64_MAX;
     int bad = 0;
 
     for (uint64_t seed = o->first; seed < o->first + o->n && bad < 10; seed++) {
@@ -67,10 +84,20 @@ static int run_seeds(const struct options *o)
             bad++;
         }
         add(&sum, &l.stats);
+        fewest = l.stats.faults < fewest ? l.stats.faults : fewest;
+        if (is_over_time(o)) {
+            printf("%.1f s of CPU after %llu of %llu seeds: all of them have %llu s\n",
+                   cpu_used_s(), (unsigned long long)(seed - o->first + 1),
+                   (unsigned long long)o->n, (unsigned long long)o->cpu_s);
+            return 1;
+        }
     }
     print_stats(o->n, &sum);
+    printf("no seed had fewer than %llu faults that acted; %.1f s of CPU\n",
+           (unsigned long long)fewest, cpu_used_s());
     /* Faults must not be so many that nothing ever goes well. */
-    if ((o->n >= 100 && (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0)) ||
+    if ((o->n >= 100 &&
+         (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0 || sum.aside == 0)) ||
         (o->n >= 1000 && sum.shrunk == 0)) {
         printf("the seeds do not reach what they are for\n");
         bad++;
@@ -90,6 +117,12 @@ static int run_planted(const struct options *o)
         for (; seed < o->first + o->n && !caught; seed++) {
             l = (struct life){.seed = seed, .plant = (enum sim_plant)p};
             caught = sim_life(&l) != 0;
+            if (is_over_time(o)) {
+                printf("%.1f s of CPU at seed %llu of %s: all planted bugs have %llu s\n",
+                       cpu_used_s(), (unsigned long long)seed, sim_plant_names[p],
+                       (unsigned long long)o->cpu_s);
+                return 1;
+            }
         }
         if (caught)
             printf("%-22s seed %4llu: %s\n", sim_plant_names[p], (unsigned long long)seed - 1,
@@ -99,7 +132,7 @@ static int run_planted(const struct options *o)
                    (unsigned long long)o->n, sim_plant_texts[p]);
         missed += !caught;
     }
-    printf("%d planted bugs, %d not caught\n", N_PLANTS - 1, missed);
+    printf("%d planted bugs, %d not caught; %.1f s of CPU\n", N_PLANTS - 1, missed, cpu_used_s());
     return missed != 0;
 }
 
@@ -129,6 +162,9 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "--first") == 0) {
             o.first = strtoull(value, NULL, 10);
             i++;
+        } else if (strcmp(argv[i], "--cpu-s") == 0) {
+            o.cpu_s = strtoull(value, NULL, 10);
+            i++;
         } else if (strcmp(argv[i], "--seed") == 0) {
             o.first = strtoull(value, NULL, 10);
             o.n = 1;
@@ -137,8 +173,8 @@ int main(int argc, char **argv)
             o.plant = plant_of(value);
             i++;
         } else {
-            fprintf(stderr, "usage: sim [--seeds N] [--first K] [--seed K] [--trace] [--planted] "
-                            "[--plant NAME]\n");
+            fprintf(stderr, "usage: sim [--seeds N] [--first K] [--cpu-s S] [--seed K] [--trace] "
+                            "[--planted] [--plant NAME]\n");
             return 64;
         }
     }

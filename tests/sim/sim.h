@@ -3,11 +3,11 @@
  * joined by a simulated network, disks, processes and clock. Everything random comes from one seed,
  * so a seed is one life and replays exactly.
  *
- * The real modules decide: gcs/placement, gcs/job_states, gcs/health, agent/ledger, agent/gang,
- * agent/gang_rules, agent/supervise/plan, agent/upload/{plan,journal,manifest}, cli/driver/{state,
- * restart,elastic,offsets}. head.c, agent.c, upload.c, driver.c and client.c here are the shells
- * that carry out their actions, in the order in which the real shells do: a process may be killed
- * between any two steps that reach a disk or the network (sim_crash_point).
+ * The real modules decide: gcs/placement, gcs/job_states, gcs/job_queue, gcs/health, agent/ledger,
+ * agent/gang, agent/gang_rules, agent/supervise/plan, agent/upload/{plan,journal,manifest},
+ * cli/driver/{state, restart,elastic,offsets}. head.c, agent.c, upload.c, driver.c and client.c
+ * here are the shells that carry out their actions, in the order in which the real shells do: a
+ * process may be killed between any two steps that reach a disk or the network (sim_crash_point).
  */
 #ifndef MOBULA_TESTS_SIM_SIM_H
 #define MOBULA_TESTS_SIM_SIM_H
@@ -18,11 +18,14 @@
 #include "agent/gang_rules.h"
 #include "agent/supervise/plan.h"
 #include "agent/upload/journal.h"
+#include "agent/upload/claim.h"
+#include "agent/upload/fence.h"
 #include "agent/upload/manifest.h"
 #include "cli/driver/elastic.h"
 #include "cli/driver/restart.h"
 #include "cli/driver/state.h"
 #include "gcs/health.h"
+#include "gcs/job_queue.h"
 #include "gcs/job_states.h"
 #include "gcs/placement.h"
 #include "tests/sim/plant.h"
@@ -46,7 +49,9 @@ enum {
     LEASE_MS = 12000,
     GRACE_MS = 3000,
     RPC_MS = 5000,
-    TICK_MS = 100
+    TICK_MS = 100,
+    FAULTS_END_MS = 20000,
+    MAX_ARMED = 512
 };
 
 enum { PROC_AGENT = 0, PROC_DRIVER = MAX_MACHINES, PROC_CLIENT = PROC_DRIVER + MAX_JOBS, N_PROCS };
@@ -87,6 +92,7 @@ enum msg_kind {
     M_START,
     M_RENEW,
     M_DRV_STOP,
+    M_DRV_HALT,
     M_DRV_END,
     /* agent to driver, on a stream */
     M_HELLO_REPLY,
@@ -172,10 +178,13 @@ struct head_job {
     int known;
     enum mb_job_state state;
     int final; /* terminal and committed */
+    int since_ms;
+    struct mb_job_ticket ticket;
 };
 
 struct head {
     struct mb_placement *placement; /* NULL: the process is down */
+    struct mb_job_queue *queue;
     struct head_node nodes[MAX_IDS];
     struct head_job jobs[MAX_JOBS];
     struct {
@@ -224,6 +233,7 @@ struct agent_upload {
     struct mb_plan *plan; /* NULL: none */
     struct mb_journal *journal;
     int preparing, sending, part_busy, commit_busy;
+    char *commit_etag;           /* what stood at the manifest's key */
     int64_t prepared, commit_it; /* -1: none */
     int pointer_etag;
     int tries; /* of the request that is being made: answers that did not come */
@@ -268,7 +278,9 @@ struct run_file {
 
 struct disk {
     char *ledger; /* ledger.json */
-    int node_id;  /* identity, -1: none */
+    char *beside; /* what a kill left of a newer one */
+    uint64_t ledger_ms;
+    int node_id; /* identity, -1: none */
     struct run_file runs[MAX_RUNS];
     int journals[MAX_RUNS]; /* a file descriptor plus one; 0: none */
     struct supervisor sups[MAX_RUNS];
@@ -304,6 +316,8 @@ struct job_script {
     int deaf;                          /* ranks do not end on SIGTERM */
     uint64_t submit_at_ms, stop_at_ms; /* stop 0: never */
     int log_every_ms;
+    int cpus; /* what its driver needs of the head's machine */
+    int start_timeout_ms;
     int harmed; /* something was done to it that may end it */
 };
 
@@ -354,14 +368,15 @@ struct object {
 
 struct bucket {
     struct {
-        struct object files[MAX_SAVES + 1][MAX_RANKS];
-        char *parts[MAX_SAVES + 1][MAX_BUNDLES + 1][MAX_BUNDLES]; /* part N of M: [M][N] */
-        char *manifest[MAX_SAVES + 1];
-        int64_t latest; /* -1: no pointer */
-        uint32_t fence; /* the newest attempt that was here */
+        struct object files[MAX_SAVES + 1][MAX_ATTEMPTS + 1][MAX_RANKS]; /* place 0, or beside */
+        char *parts[MAX_SAVES + 1][MAX_BUNDLES + 1][MAX_BUNDLES];        /* part N of M: [M][N] */
+        char *manifest[MAX_SAVES + 1];                                   /* or a claim */
+        int64_t latest;                                                  /* -1: no pointer */
+        char *writers;                                                   /* agent/upload/fence.h */
         int etag;
     } jobs[MAX_JOBS];
     uint64_t down_until_ms;
+    int down_number; /* of the fault */
 };
 
 /* ---- client ---- */
@@ -419,7 +434,7 @@ struct proc {
 
 struct stats {
     uint64_t events, messages, lost, crashes, faults;
-    uint64_t succeeded, failed, stopped, restarts, commits, torn, shrunk, grown;
+    uint64_t succeeded, failed, stopped, restarts, commits, aside, torn, shrunk, grown;
 };
 
 enum { MAX_EVENTS = 4096, MAX_MSGS = 2048 };
@@ -440,6 +455,10 @@ struct world {
     uint32_t next_conn;
     struct proc procs[N_PROCS];
     uint64_t cut_until_ms[MAX_MACHINES + 1][MAX_MACHINES + 1];
+    int cut_number[MAX_MACHINES + 1][MAX_MACHINES + 1]; /* of the fault that cut it */
+    int deaf_number[MAX_MACHINES], slow_disk_number;
+    int n_armed; /* faults that act when somebody meets them */
+    unsigned char armed_acted[MAX_ARMED];
     uint64_t link_last_ms[N_PROCS][N_PROCS];
     uint64_t deaf_until_ms[MAX_MACHINES]; /* calls between it and the head do not get through */
     uint64_t
@@ -448,6 +467,7 @@ struct world {
     uint64_t slow_disk_until_ms;
     uint64_t calm_ms; /* from here on no link is cut */
     int n_machines;
+    int head_cpus, max_running; /* what drivers may have */
     struct machine machines[MAX_MACHINES];
     struct store store;
     struct head head;
@@ -459,7 +479,11 @@ struct world {
     struct bucket bucket;
     int next_id; /* node ids */
     int id_machine[MAX_IDS];
-    uint32_t newest_attempt[MAX_MACHINES][MAX_JOBS]; /* the checker's own memory */
+    /* the checker's own memory */
+    uint32_t newest_attempt[MAX_MACHINES][MAX_JOBS];
+    int starts[MAX_JOBS][MAX_ATTEMPTS][MAX_RANKS]; /* processes of a rank of an attempt, ever */
+    uint64_t heard_ms[MAX_MACHINES][MAX_RUNS];     /* an agent took its driver's word */
+    int given_up[MAX_MACHINES][MAX_RUNS];          /* by its driver, out of reach for a lease */
     struct stats stats;
     int current; /* process whose event runs, -1: none */
     jmp_buf crashed, failed;
@@ -522,6 +546,7 @@ void agent_crashed(struct world *w, int machine);
 void agent_message(struct world *w, const struct msg *m);
 void agent_reply_came(struct world *w, const struct msg *request, const struct msg *reply);
 void agent_keep_ledger(struct world *w, int machine);
+void agent_power_lost(struct world *w, int machine);
 
 /* gang.c: attempts on a machine */
 void gang_message(struct world *w, int machine, const struct msg *m);
@@ -549,6 +574,8 @@ void upload_saved(struct world *w, int machine, int run, int rank, int64_t itera
 void upload_no_more(struct world *w, int machine, int run);
 void upload_tick(struct world *w, int machine, int run);
 void upload_repeat(struct world *w, int machine, int run);
+/* 1: an iteration has a manifest, not a claim only. */
+int upload_is_whole(const struct world *w, int job, int64_t iteration);
 void upload_put_pointer(struct world *w, int machine, int run); /* a timer */
 
 /* driver.c */
@@ -556,8 +583,8 @@ void driver_begin(struct world *w, int job);
 void driver_ended(struct world *w, int job); /* the process is gone */
 void driver_message(struct world *w, const struct msg *m);
 void driver_reply_came(struct world *w, const struct msg *request, const struct msg *reply);
-/* A forgotten driver of the attempt before says hello. */
-void driver_ghost(struct world *w, int job, int machine);
+/* A forgotten driver of the attempt before says hello. 0: it reaches nobody. */
+int driver_ghost(struct world *w, int job, int machine);
 void driver_signal(struct world *w, int job, int sig);
 
 /* client.c */
@@ -565,6 +592,10 @@ void client_start(struct world *w);
 void client_reply_came(struct world *w, const struct msg *request, const struct msg *reply);
 
 /* check.c */
+void check_ended(struct world *w, int job);
+void check_told(struct world *w, int group, const int *nodes); /* its driver hears of it */
+void check_turn(struct world *w, int job); /* its driver is about to be started */
+void check_rank_starts(struct world *w, int machine, int run, int rank);
 void check_always(struct world *w);
 void check_end(struct world *w);
 
@@ -576,7 +607,12 @@ struct life {
     struct stats stats;
     char why[400];
 };
-int sim_life(struct life *l);                               /* 0: every promise held */
+int sim_life(struct life *l); /* 0: every promise held */
+
+/* faults.c */
+void faults_plan(struct world *w);
+void faults_acted(struct world *w, int number);             /* somebody met it */
+int faults_cut_off(struct world *w, int a, int b);          /* sim_is_cut(), and met */
 void life_joined(struct world *w);                          /* a node registers */
 void life_dead(struct world *w, const struct head_node *n); /* it is declared so */
 

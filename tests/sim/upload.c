@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "tests/sim/sim.h"
+#include "tests/sim/upload_internal.h"
 
 enum {
     FAIL_ONE_IN = 40,
@@ -18,18 +19,30 @@ enum {
     RELEASED_WAIT_MS = 30000,
     PREPARED_MS = 10000,
     IS_AWAY = 2, /* how a request failed */
+    CONFLICT = 3,
+    ASIDE_MIN_MS = 200,
+    ASIDE_MAX_MS = 2000,
     TRIES_MAX = 5,
     S3_BACKOFF_MS = 100,
     S3_BACKOFF_CAP_MS = 20000
 };
-enum { OP_PREPARE, OP_FILE, OP_PART, OP_LIST, OP_MANIFEST, OP_GET_POINTER, OP_PUT_POINTER };
+enum {
+    OP_PREPARE = UPLOAD_OP_PREPARE,
+    OP_FILE,
+    OP_PART,
+    OP_LIST,
+    OP_PARTS,
+    OP_MANIFEST,
+    OP_GET_POINTER,
+    OP_PUT_POINTER
+};
 
-static struct run *run_at(struct world *w, int machine, int run)
+struct run *upload_run_at(struct world *w, int machine, int run)
 {
     return &w->machines[machine].agent.runs[run];
 }
 
-static void writer_of(const struct run *r, char hex[8], struct mb_manifest_writer *out)
+void upload_writer_of(const struct run *r, char hex[8], struct mb_manifest_writer *out)
 {
     snprintf(hex, 8, "%02x", r->job + 1);
     *out = (struct mb_manifest_writer){"job", hex, r->attempt};
@@ -42,15 +55,15 @@ static int journal_fd(struct world *w, int machine, int run)
     return w->machines[machine].disk.journals[run] - 1;
 }
 
-static off_t journal_size(struct world *w, int machine, int run)
+off_t upload_journal_size(struct world *w, int machine, int run)
 {
     return lseek(journal_fd(w, machine, run), 0, SEEK_END);
 }
 
 /* A record was just written: the kill may have come in the middle of it. */
-static void noted(struct world *w, int machine, int run, off_t before, int rc)
+void upload_noted(struct world *w, int machine, int run, off_t before, int rc)
 {
-    off_t after = journal_size(w, machine, run);
+    off_t after = upload_journal_size(w, machine, run);
 
     sim_check(w, rc == MB_OK, "a journal cannot be written");
     if (!sim_chance(w, 150))
@@ -67,17 +80,10 @@ static void noted(struct world *w, int machine, int run, off_t before, int rc)
     longjmp(w->crashed, 1);
 }
 
-#define NOTE(w, machine, run, call)                                                                \
-    do {                                                                                           \
-        off_t before_ = journal_size(w, machine, run);                                             \
-        int rc_ = (call);                                                                          \
-        noted(w, machine, run, before_, rc_);                                                      \
-    } while (0)
-
-static void drop(struct world *w, int machine, int run, struct mb_plan_iteration *it,
+void upload_drop(struct world *w, int machine, int run, struct mb_plan_iteration *it,
                  const char *why)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     struct mb_err err;
 
     if (mb_plan_event(it, MB_PLAN_EV_DROPPED, why, &err) != MB_OK || it->state != MB_PLAN_DROPPED)
@@ -93,18 +99,22 @@ static void drop(struct world *w, int machine, int run, struct mb_plan_iteration
 static void answered(struct world *w, int a, int b);
 static void try_again(struct world *w, int a, int b);
 
-static int is_away(const struct world *w, int machine)
+static int is_away(struct world *w, int machine)
 {
-    return w->now_ms < w->bucket.down_until_ms ||
-           w->now_ms < w->cut_until_ms[machine][MACHINE_OUTSIDE];
+    int is_down = w->now_ms < w->bucket.down_until_ms;
+
+    if (is_down)
+        faults_acted(w, w->bucket.down_number);
+    return faults_cut_off(w, machine, MACHINE_OUTSIDE) || is_down;
 }
 
 /* 1: the request takes effect. Its answer comes later, and may say failed all the same. A store
  * that is away is tried for a minute: no outage here lasts for that. For a file it is PREPARED_MS,
  * after which the fence is looked at again (try_again). */
-static int request(struct world *w, int machine, int run, int op, int64_t iteration, int x)
+static int request_if(struct world *w, int machine, int run, int op, int64_t iteration, int x,
+                      int holds)
 {
-    int tries = run_at(w, machine, run)->up.tries,
+    int tries = upload_run_at(w, machine, run)->up.tries,
         packed = op << 24 | (int)iteration << 16 | x << 8;
 
     if (is_away(w, machine)) {
@@ -114,26 +124,55 @@ static int request(struct world *w, int machine, int run, int op, int64_t iterat
         return 0;
     }
     int failed = sim_chance(w, FAIL_ONE_IN);
-    int effect = !failed || sim_below(w, 2);
+    int effect = (!failed || sim_below(w, 2)) && holds;
+    if (!failed && !holds)
+        failed = CONFLICT;
     sim_at(w, sim_agent_proc(machine), 2 + (uint64_t)sim_below(w, 40), answered,
            machine * MAX_RUNS + run, packed | failed);
     return effect;
 }
 
-/* Whatever is visible is whole: all that a manifest lists is there and is what it says. */
-static void check_manifest(struct world *w, int job, int64_t iteration)
+int upload_request(struct world *w, int machine, int run, int op, int64_t iteration, int x)
+{
+    return request_if(w, machine, run, op, iteration, x, 1);
+}
+
+const struct object *upload_objects_of(struct world *w, int job, int64_t iteration,
+                                       const char *place)
+{
+    const char *dash = place ? strrchr(place, '-') : NULL;
+
+    return w->bucket.jobs[job].files[iteration][dash ? atoi(dash + 1) : 0];
+}
+
+int upload_is_whole(const struct world *w, int job, int64_t iteration)
+{
+    const char *text = w->bucket.jobs[job].manifest[iteration];
+    struct mb_manifest m = {0};
+    int whole = text && mb_manifest_decode(text, strlen(text), "manifest", &m, NULL) == MB_OK;
+
+    mb_manifest_close(&m);
+    return whole;
+}
+
+/* Whatever is visible is whole: all that a manifest lists is there and is what it says. What latest
+ * names has a manifest. */
+void upload_check_manifest(struct world *w, int job, int64_t iteration)
 {
     const char *text = w->bucket.jobs[job].manifest[iteration];
     struct mb_manifest m = {0};
     struct mb_err err;
 
+    sim_check(w, w->bucket.jobs[job].latest != iteration || upload_is_whole(w, job, iteration),
+              "job %d: latest names iteration %d, which has no manifest", job, (int)iteration);
     if (!text)
         return;
-    if (mb_manifest_decode(text, strlen(text), "manifest", &m, &err) != MB_OK)
+    if (mb_manifest_decode_any(text, strlen(text), "manifest", &m, &err) != MB_OK)
         sim_fail(w, "%s", err.text);
-    int bad = m.n_files != (size_t)m.num_nodes * (size_t)w->scripts[job].per_node;
+    const struct object *objects = upload_objects_of(w, job, iteration, m.data);
+    int bad = !m.is_claim && m.n_files != (size_t)m.num_nodes * (size_t)w->scripts[job].per_node;
     for (size_t i = 0; i < m.n_files; i++) {
-        const struct object *o = &w->bucket.jobs[job].files[iteration][m.files[i].path[4] - '0'];
+        const struct object *o = &objects[m.files[i].path[4] - '0'];
         bad |= !o->present || o->crc != m.files[i].crc64nvme;
     }
     mb_manifest_close(&m);
@@ -141,46 +180,84 @@ static void check_manifest(struct world *w, int job, int64_t iteration)
               (int)iteration);
 }
 
-static void replace(char **at, char *text)
+void upload_replace(char **at, char *text)
 {
     mb_free(*at);
     *at = text;
 }
 
+static struct mb_plan_file *file_of_rank(struct mb_plan_iteration *it, int rank)
+{
+    for (size_t i = 0; i < it->n_files; i++)
+        if (it->files[i].path[4] - '0' == rank)
+            return &it->files[i];
+    return NULL;
+}
+
+char *upload_etag_of(const struct object *o)
+{
+    return o->present ? mb_asprintf("%016llx", (unsigned long long)o->crc) : NULL;
+}
+
 static void put_file(struct world *w, int machine, int run, int64_t iteration, int rank)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
+    struct mb_plan_iteration *it = mb_plan_find(r->up.plan, iteration);
+    struct object *o =
+        (struct object *)(uintptr_t)&upload_objects_of(w, r->job, iteration, it->place)[rank];
+    const struct mb_plan_file *f = file_of_rank(it, rank);
+    uint64_t crc = sim_crc(r->job, iteration, rank, r->attempt);
+    char *there = upload_etag_of(o);
 
     if (r->up.tries == 0)
         r->up.failing_since_ms[rank] = w->now_ms;
-    if (!request(w, machine, run, OP_FILE, iteration, rank))
+    int holds = (!there && !f->etag) || (there && f->etag && strcmp(there, f->etag) == 0) ||
+                (there && o->crc == crc);
+    mb_free(there);
+    if (!request_if(w, machine, run, OP_FILE, iteration, rank, holds))
         return;
-    w->bucket.jobs[r->job].files[iteration][rank] =
-        (struct object){1, sim_crc(r->job, iteration, rank, r->attempt)};
-    check_manifest(w, r->job, iteration);
+    *o = (struct object){1, crc};
+    upload_check_manifest(w, r->job, iteration);
+}
+
+static int build_part(struct world *w, const struct run *r, const struct mb_plan_iteration *it,
+                      char **text, struct mb_err *err)
+{
+    struct mb_manifest m = {
+        .iteration = it->iteration, .node_rank = r->node, .num_nodes = (uint32_t)r->n_nodes};
+    struct mb_manifest_writer writer;
+    char hex[8];
+
+    (void)w;
+    upload_writer_of(r, hex, &writer);
+    int rc = mb_manifest_set_writer(&m, &writer, err);
+    if (rc == MB_OK)
+        rc = mb_manifest_set_data(&m, it->place, err);
+    for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
+        rc = mb_manifest_add(&m, it->files[i].path, it->files[i].size_bytes, it->files[i].crc64nvme,
+                             err);
+    if (rc == MB_OK)
+        rc = mb_manifest_encode(&m, text, err);
+    mb_manifest_close(&m);
+    return rc;
+}
+
+static int is_text(const char *a, const char *b)
+{
+    return (!a && !b) || (a && b && strcmp(a, b) == 0);
 }
 
 static void put_part(struct world *w, int machine, int run, struct mb_plan_iteration *it)
 {
-    struct run *r = run_at(w, machine, run);
-    struct mb_manifest m = {
-        .iteration = it->iteration, .node_rank = r->node, .num_nodes = (uint32_t)r->n_nodes};
-    struct mb_manifest_writer writer;
+    struct run *r = upload_run_at(w, machine, run);
+    char **at = &w->bucket.jobs[r->job].parts[it->iteration][r->n_nodes][r->node], *text = NULL;
     struct mb_err err;
-    char hex[8], *text = NULL;
 
-    writer_of(r, hex, &writer);
-    int rc = mb_manifest_set_writer(&m, &writer, &err);
-    for (size_t i = 0; i < it->n_files && rc == MB_OK; i++)
-        rc = mb_manifest_add(&m, it->files[i].path, it->files[i].size_bytes, it->files[i].crc64nvme,
-                             &err);
-    if (rc == MB_OK)
-        rc = mb_manifest_encode(&m, &text, &err);
-    mb_manifest_close(&m);
-    sim_check(w, rc == MB_OK, "%s", err.text);
+    sim_check(w, build_part(w, r, it, &text, &err) == MB_OK, "%s", err.text);
     r->up.part_busy = 1;
-    if (request(w, machine, run, OP_PART, it->iteration, 0))
-        replace(&w->bucket.jobs[r->job].parts[it->iteration][r->n_nodes][r->node], text);
+    if (request_if(w, machine, run, OP_PART, it->iteration, 0,
+                   is_text(*at, it->part_etag) || is_text(*at, text)))
+        upload_replace(at, text);
     else
         mb_free(text);
 }
@@ -189,10 +266,10 @@ static void put_part(struct world *w, int machine, int run, struct mb_plan_itera
 
 static void commit_step(struct world *w, int machine, int run, int op)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
 
     r->up.commit_busy = 1;
-    request(w, machine, run, op, r->up.commit_it, 0);
+    upload_request(w, machine, run, op, r->up.commit_it, 0);
 }
 
 /* 1: what was being committed is dropped, so nothing follows the request that is under way. */
@@ -207,13 +284,13 @@ static int is_cancelled(struct agent_upload *u)
 
 static void list_again(struct world *w, int machine, int run)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
     struct mb_plan_iteration *it = mb_plan_find(u->plan, u->commit_it);
 
     u->commit_busy = 0;
     if (u->released_at_ms > 0 && w->now_ms >= u->released_at_ms + RELEASED_WAIT_MS) {
         u->commit_it = -1;
-        drop(w, machine, run, it, "the parts of other nodes did not appear");
+        upload_drop(w, machine, run, it, "the parts of other nodes did not appear");
         return;
     }
     u->commit_at_ms = w->now_ms + 200 + (uint64_t)sim_below(w, 800);
@@ -225,17 +302,18 @@ static int is_ours(struct world *w, const struct run *r, const char *text, struc
     struct mb_err err;
     char hex[8];
 
-    writer_of(r, hex, &writer);
-    if (!text || mb_manifest_decode(text, strlen(text), "part", m, &err) != MB_OK)
+    upload_writer_of(r, hex, &writer);
+    if (!text || mb_manifest_decode_any(text, strlen(text), "part", m, &err) != MB_OK)
         return 0;
     if (w->plant == PLANT_OLD_MANIFEST)
         m->attempt = r->attempt;
     return mb_manifest_is_of(m, &writer);
 }
 
+/* The parts are read after what stands at the manifest's key, and the write comes after both. */
 static void merge_and_put(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     struct mb_manifest parts[MAX_BUNDLES] = {0}, whole = {0};
     char **at = &w->bucket.jobs[r->job].manifest[r->up.commit_it], *text = NULL;
     struct mb_err err;
@@ -256,35 +334,55 @@ static void merge_and_put(struct world *w, int machine, int run)
         return;
     }
     r->up.commit_busy = 1;
-    if (request(w, machine, run, OP_MANIFEST, r->up.commit_it, *at != NULL) && !*at) {
-        *at = text;
-        check_manifest(w, r->job, r->up.commit_it);
+    if (request_if(w, machine, run, OP_MANIFEST, r->up.commit_it, 0,
+                   is_text(*at, r->up.commit_etag) || is_text(*at, text))) {
+        upload_replace(at, text);
+        upload_check_manifest(w, r->job, r->up.commit_it);
     } else {
         mb_free(text);
     }
 }
 
+static void commit_is_over(struct world *w, int machine, int run, const char *why)
+{
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, u->commit_it);
+
+    u->commit_busy = 0;
+    u->commit_it = -1;
+    upload_drop(w, machine, run, it, why);
+}
+
 static void on_list(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     const char *text = w->bucket.jobs[r->job].manifest[r->up.commit_it];
+    const char *place = mb_plan_find(r->up.plan, r->up.commit_it)->place;
     struct mb_manifest m = {0};
+    struct mb_err err;
 
     if (!text) {
-        merge_and_put(w, machine, run);
+        commit_is_over(w, machine, run, "its claim is gone");
         return;
     }
+    if (mb_manifest_decode_any(text, strlen(text), "manifest", &m, &err) != MB_OK)
+        sim_fail(w, "%s", err.text);
+    int is_claim = m.is_claim;
+    mb_manifest_close(&m);
     int ours = is_ours(w, r, text, &m);
     mb_manifest_close(&m);
-    if (ours)
+    upload_replace(&r->up.commit_etag, mb_strdup(text));
+    if (!ours && (is_claim || !place || !place[0]))
+        commit_is_over(w, machine, run, "another writer has taken over");
+    else if (ours && !is_claim)
         commit_step(w, machine, run, OP_GET_POINTER);
     else
-        list_again(w, machine, run);
+        commit_step(w, machine, run, OP_PARTS);
 }
 
 static void committed(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     struct mb_plan_iteration *it = mb_plan_find(r->up.plan, r->up.commit_it);
     struct mb_err err;
 
@@ -302,7 +400,7 @@ static void committed(struct world *w, int machine, int run)
 
 static void on_pointer(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     int64_t now_at = w->bucket.jobs[r->job].latest;
 
     if (!mb_latest_moves(now_at, r->up.commit_it) && w->plant != PLANT_POINTER_BACKWARDS) {
@@ -318,20 +416,18 @@ static void on_pointer(struct world *w, int machine, int run)
 
 void upload_put_pointer(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
 
     if (!r->used || !r->up.plan || !r->up.commit_busy || is_cancelled(&r->up))
         return;
     int matches =
         w->bucket.jobs[r->job].etag == r->up.pointer_etag || w->plant == PLANT_POINTER_BACKWARDS;
-    if (!request(w, machine, run, OP_PUT_POINTER, r->up.commit_it, !matches) || !matches)
+    if (!request_if(w, machine, run, OP_PUT_POINTER, r->up.commit_it, 0, matches))
         return;
     int64_t *latest = &w->bucket.jobs[r->job].latest;
     sim_check(w, r->up.commit_it >= *latest, "job %d: latest moved from %d back to %d", r->job,
               (int)*latest, (int)r->up.commit_it);
-    sim_check(w,
-              w->bucket.jobs[r->job].manifest[r->up.commit_it] != NULL ||
-                  w->drivers[r->job].attempt > r->attempt,
+    sim_check(w, upload_is_whole(w, r->job, r->up.commit_it),
               "job %d: latest names iteration %d, which has no manifest", r->job,
               (int)r->up.commit_it);
     *latest = r->up.commit_it;
@@ -340,57 +436,9 @@ void upload_put_pointer(struct world *w, int machine, int run)
 
 /* ---- answers ---- */
 
-/* 1: a newer attempt was here, and nothing of this one counts any more. */
-static int stands_back(struct world *w, int machine, int run)
-{
-    struct run *r = run_at(w, machine, run);
-    uint32_t *fence = &w->bucket.jobs[r->job].fence;
-
-    if (*fence <= r->attempt || w->plant == PLANT_NEWER_DELETED) {
-        *fence = r->attempt;
-        return 0;
-    }
-    for (size_t i = 0; i < mb_plan_count(r->up.plan); i++)
-        if (mb_plan_at(r->up.plan, i)->state < MB_PLAN_COMMITTED)
-            drop(w, machine, run, mb_plan_at(r->up.plan, i), "a newer attempt has taken over");
-    return 1;
-}
-
-static void on_prepared(struct world *w, int machine, int run, int64_t iteration)
-{
-    struct run *r = run_at(w, machine, run);
-    char **at = &w->bucket.jobs[r->job].manifest[iteration];
-    struct mb_plan_iteration *it = mb_plan_find(r->up.plan, iteration);
-    struct mb_manifest_writer writer;
-    struct mb_manifest m = {0};
-    struct mb_err err;
-    char hex[8];
-    int newer = 0, ours = 0;
-
-    if (stands_back(w, machine, run))
-        return;
-    writer_of(r, hex, &writer);
-    if (*at && mb_manifest_decode(*at, strlen(*at), "manifest", &m, &err) == MB_OK) {
-        ours = mb_manifest_is_of(&m, &writer);
-        newer = mb_manifest_is_newer(&m, &writer);
-    }
-    mb_manifest_close(&m);
-    if (newer && w->plant != PLANT_NEWER_DELETED) {
-        drop(w, machine, run, it, "a newer attempt has saved it");
-        return;
-    }
-    if (*at && !ours) {
-        sim_check(w, !newer, "job %d: attempt %u deletes what a newer attempt made durable", r->job,
-                  r->attempt);
-        replace(at, NULL);
-    }
-    r->up.prepared = iteration;
-    r->up.prepared_ms = w->now_ms;
-}
-
 static void on_file(struct world *w, int machine, int run, int64_t iteration, int rank, int failed)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
     struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
     char path[16];
     struct mb_err err;
@@ -401,12 +449,19 @@ static void on_file(struct world *w, int machine, int run, int64_t iteration, in
         struct mb_plan_file *f = &it->files[i];
         if (strcmp(f->path, path) != 0)
             continue;
-        if (failed) {
+        if (failed == CONFLICT) {
+            const struct run *r = upload_run_at(w, machine, run);
+
+            mb_plan_file_back(f);
+            mb_free(f->etag);
+            f->etag = upload_etag_of(&upload_objects_of(w, r->job, iteration, it->place)[rank]);
+            u->prepared = -1;
+        } else if (failed) {
             mb_plan_file_again(f);
             if (failed == IS_AWAY && f->failures >= TRIES_MAX)
                 f->failures = TRIES_MAX - 1;
             if (it->state == MB_PLAN_UPLOADING && f->failures >= TRIES_MAX)
-                drop(w, machine, run, it, path);
+                upload_drop(w, machine, run, it, path);
             else
                 u->not_before_ms = w->now_ms + BACK_OFF_MS;
         } else {
@@ -418,11 +473,19 @@ static void on_file(struct world *w, int machine, int run, int64_t iteration, in
 
 static void on_part(struct world *w, int machine, int run, int64_t iteration, int failed)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
     struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
     struct mb_err err;
 
     u->part_busy = 0;
+    if (failed == CONFLICT) {
+        const struct run *r = upload_run_at(w, machine, run);
+
+        upload_replace(&it->part_etag,
+                       mb_strdup(w->bucket.jobs[r->job].parts[iteration][r->n_nodes][r->node]));
+        u->prepared = -1;
+        return;
+    }
     if (failed || it->state != MB_PLAN_UPLOADING) {
         u->not_before_ms = w->now_ms + BACK_OFF_MS;
         return;
@@ -432,11 +495,11 @@ static void on_part(struct world *w, int machine, int run, int64_t iteration, in
         sim_fail(w, "%s", err.text);
 }
 
-static void on_commit_answer(struct world *w, int machine, int run, int op, int x, int failed)
+static void on_commit_answer(struct world *w, int machine, int run, int op, int failed)
 {
-    if (is_cancelled(&run_at(w, machine, run)->up))
+    if (is_cancelled(&upload_run_at(w, machine, run)->up))
         return;
-    if (failed) {
+    if (failed && failed != CONFLICT) {
         list_again(w, machine, run);
         return;
     }
@@ -444,8 +507,11 @@ static void on_commit_answer(struct world *w, int machine, int run, int op, int 
     case OP_LIST:
         on_list(w, machine, run);
         break;
+    case OP_PARTS:
+        merge_and_put(w, machine, run);
+        break;
     case OP_MANIFEST:
-        if (x)
+        if (failed)
             list_again(w, machine, run);
         else
             commit_step(w, machine, run, OP_GET_POINTER);
@@ -454,7 +520,7 @@ static void on_commit_answer(struct world *w, int machine, int run, int op, int 
         on_pointer(w, machine, run);
         break;
     default:
-        if (x) /* somebody else moved it meanwhile */
+        if (failed) /* somebody else moved it meanwhile */
             commit_step(w, machine, run, OP_GET_POINTER);
         else
             committed(w, machine, run);
@@ -467,9 +533,9 @@ static void answered(struct world *w, int a, int b)
     int machine = a / MAX_RUNS, run = a % MAX_RUNS;
     int op = b >> 24, x = b >> 8 & 0xff, failed = b & 0xff;
     int64_t iteration = b >> 16 & 0xff;
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
 
-    if (!run_at(w, machine, run)->used || !u->plan)
+    if (!upload_run_at(w, machine, run)->used || !u->plan)
         return;
     sim_crash_point(w);
     switch (op) {
@@ -478,7 +544,7 @@ static void answered(struct world *w, int a, int b)
         if (failed)
             u->not_before_ms = w->now_ms + BACK_OFF_MS;
         else
-            on_prepared(w, machine, run, iteration);
+            upload_on_prepared(w, machine, run, iteration);
         break;
     case OP_FILE:
         on_file(w, machine, run, iteration, x, failed);
@@ -487,7 +553,7 @@ static void answered(struct world *w, int a, int b)
         on_part(w, machine, run, iteration, failed);
         break;
     default:
-        on_commit_answer(w, machine, run, op, x, failed);
+        on_commit_answer(w, machine, run, op, failed);
         break;
     }
     upload_tick(w, machine, run);
@@ -497,9 +563,9 @@ static void try_again(struct world *w, int a, int b)
 {
     int machine = a / MAX_RUNS, run = a % MAX_RUNS, op = b >> 24;
     int64_t iteration = b >> 16 & 0xff;
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
 
-    if (!run_at(w, machine, run)->used || !u->plan)
+    if (!upload_run_at(w, machine, run)->used || !u->plan)
         return;
     u->tries = b & 0xff;
     if (op == OP_FILE && w->now_ms - u->failing_since_ms[b >> 8 & 0xff] > PREPARED_MS)
@@ -507,14 +573,14 @@ static void try_again(struct world *w, int a, int b)
     else if (op == OP_FILE)
         put_file(w, machine, run, iteration, b >> 8 & 0xff);
     else if (op == OP_PREPARE)
-        request(w, machine, run, op, iteration, 0);
+        upload_request(w, machine, run, op, iteration, 0);
     else if (op == OP_PART)
         put_part(w, machine, run, mb_plan_find(u->plan, iteration));
     else if (op == OP_MANIFEST && !is_cancelled(u))
         merge_and_put(w, machine, run);
     else if (op == OP_PUT_POINTER)
         upload_put_pointer(w, machine, run);
-    else if (op == OP_LIST || op == OP_GET_POINTER)
+    else if (op == OP_LIST || op == OP_PARTS || op == OP_GET_POINTER)
         if (!is_cancelled(u))
             commit_step(w, machine, run, op);
     u->tries = 0;
@@ -522,9 +588,26 @@ static void try_again(struct world *w, int a, int b)
 
 /* ---- the loop of work ---- */
 
+static int is_prepared(struct world *w, int machine, int run, const struct mb_plan_iteration *it)
+{
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
+
+    if (it->iteration == u->prepared && w->now_ms - u->prepared_ms <= PREPARED_MS)
+        return 1;
+    if (!u->preparing)
+        upload_request(w, machine, run, OP_PREPARE, it->iteration, 0);
+    u->preparing = 1;
+    return 0;
+}
+
+static int may_put_part(struct world *w, int machine, int run, const struct mb_plan_iteration *it)
+{
+    return (it->place && !it->part_etag) || is_prepared(w, machine, run, it);
+}
+
 static void start_transfers(struct world *w, int machine, int run)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
 
     while (u->sending < 4) {
         struct mb_plan_iteration *it;
@@ -533,11 +616,8 @@ static void start_transfers(struct world *w, int machine, int run)
 
         if (!mb_plan_next(u->plan, &it, &f))
             return;
-        if (it->iteration != u->prepared || w->now_ms - u->prepared_ms > PREPARED_MS) {
-            f->state = MB_PLAN_FILE_WAITING;
-            if (!u->preparing)
-                request(w, machine, run, OP_PREPARE, it->iteration, 0);
-            u->preparing = 1;
+        if (!is_prepared(w, machine, run, it)) {
+            mb_plan_file_back(f);
             return;
         }
         u->sending++;
@@ -548,9 +628,50 @@ static void start_transfers(struct world *w, int machine, int run)
     }
 }
 
+static struct mb_plan_iteration *next_commit(const struct world *w, const struct agent_upload *u)
+{
+    struct mb_plan_iteration *next = NULL;
+
+    for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
+        struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
+
+        if (it->state == MB_PLAN_PART && it->iteration != u->commit_it &&
+            it->commit_at_ms <= w->now_ms && (!next || it->commit_at_ms < next->commit_at_ms))
+            next = it;
+    }
+    return next;
+}
+
+static void put_aside(struct world *w, struct agent_upload *u)
+{
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, u->commit_it);
+    uint64_t wait_ms = it->commit_wait_ms * 2;
+
+    it->commit_wait_ms = wait_ms == 0             ? ASIDE_MIN_MS
+                         : wait_ms < ASIDE_MAX_MS ? wait_ms
+                                                  : ASIDE_MAX_MS;
+    it->commit_at_ms = w->now_ms + it->commit_wait_ms;
+    w->stats.aside++;
+}
+
+/* As agent/upload/upload.c: one that only waits for other nodes makes room for the next. */
+static void look_after_commits(struct world *w, struct agent_upload *u)
+{
+    struct mb_plan_iteration *next;
+
+    if (u->commit_busy || (next = next_commit(w, u)) == NULL)
+        return;
+    if (u->commit_it >= 0 && u->commit_at_ms == 0) /* it is about to begin */
+        return;
+    if (u->commit_it >= 0)
+        put_aside(w, u);
+    u->commit_it = next->iteration;
+    u->commit_at_ms = 0;
+}
+
 void upload_tick(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     struct agent_upload *u = &r->up;
 
     if (!r->used || !u->plan)
@@ -559,13 +680,10 @@ void upload_tick(struct world *w, int machine, int run)
         start_transfers(w, machine, run);
         for (size_t i = 0; i < mb_plan_count(u->plan); i++) {
             struct mb_plan_iteration *it = mb_plan_at(u->plan, i);
-            if (!u->part_busy && mb_plan_files_done(it))
+            if (!u->part_busy && mb_plan_files_done(it) && may_put_part(w, machine, run, it))
                 put_part(w, machine, run, it);
-            if (u->commit_it < 0 && it->state == MB_PLAN_PART) {
-                u->commit_it = it->iteration;
-                u->commit_at_ms = 0;
-            }
         }
+        look_after_commits(w, u);
     }
     if (u->commit_it >= 0 && !u->commit_busy && w->now_ms >= u->commit_at_ms)
         commit_step(w, machine, run, OP_LIST);
@@ -577,7 +695,7 @@ void upload_tick(struct world *w, int machine, int run)
 
 void upload_saved(struct world *w, int machine, int run, int rank, int64_t iteration)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     char path[16];
     struct mb_upload_file file = {.path = path,
                                   .size_bytes = 1000 + (uint64_t)rank,
@@ -600,16 +718,16 @@ void upload_saved(struct world *w, int machine, int run, int rank, int64_t itera
 
 void upload_no_more(struct world *w, int machine, int run)
 {
-    struct mb_plan *p = run_at(w, machine, run)->up.plan;
+    struct mb_plan *p = upload_run_at(w, machine, run)->up.plan;
 
     for (size_t i = 0; p && i < mb_plan_count(p); i++)
         if (mb_plan_at(p, i)->state == MB_PLAN_COLLECTING)
-            drop(w, machine, run, mb_plan_at(p, i), "a rank ended before it saved its part");
+            upload_drop(w, machine, run, mb_plan_at(p, i), "a rank ended before it saved its part");
 }
 
 void upload_repeat(struct world *w, int machine, int run)
 {
-    struct mb_plan *p = run_at(w, machine, run)->up.plan;
+    struct mb_plan *p = upload_run_at(w, machine, run)->up.plan;
 
     for (size_t i = 0; p && i < mb_plan_count(p); i++) {
         struct mb_plan_iteration *it = mb_plan_at(p, i);
@@ -621,7 +739,7 @@ void upload_repeat(struct world *w, int machine, int run)
 
 void upload_open(struct world *w, int machine, int run)
 {
-    struct run *r = run_at(w, machine, run);
+    struct run *r = upload_run_at(w, machine, run);
     int *slot = &w->machines[machine].disk.journals[run];
     uint32_t ranks[MAX_PER_NODE];
     char path[40];
@@ -646,9 +764,10 @@ void upload_open(struct world *w, int machine, int run)
 
 void upload_close(struct world *w, int machine, int run)
 {
-    struct agent_upload *u = &run_at(w, machine, run)->up;
+    struct agent_upload *u = &upload_run_at(w, machine, run)->up;
 
     mb_plan_destroy(u->plan);
     mb_journal_close(u->journal);
+    mb_free(u->commit_etag);
     memset(u, 0, sizeof(*u));
 }

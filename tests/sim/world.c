@@ -322,11 +322,12 @@ static void deliver(struct world *w, int slot, int unused)
     int a = machine_of(w, m.from), b = machine_of(w, m.to);
 
     (void)unused;
-    if (sim_is_cut(w, a, b) && (m.conn < 0 || !conn_is_dead(w, &m))) {
+    if (faults_cut_off(w, a, b) && (m.conn < 0 || !conn_is_dead(w, &m))) {
         push_msg(w, slot, w->cut_until_ms[a][b]); /* in the order in which it would have arrived */
         return;
     }
     if (is_unheard(w, &m)) {
+        faults_acted(w, w->deaf_number[a > b ? a : b]);
         push_msg(w, slot, w->deaf_until_ms[a > b ? a : b]);
         return;
     }
@@ -448,7 +449,7 @@ static void watch_conn(struct world *w, int conn, int no)
     if (!c->used || (int)c->no != no)
         return;
     int ends_live = w->procs[driver].inc == c->driver_inc && w->procs[agent].inc == c->agent_inc;
-    if (sim_is_cut(w, a, b)) {
+    if (faults_cut_off(w, a, b)) {
         if (w->cut_until_ms[a][b] > w->now_ms + KEEPALIVE_MS)
             break_conn(w, conn, 1, 1);
         else
@@ -472,7 +473,7 @@ int sim_dial(struct world *w, int job, int node, int machine)
     if (conn < 0)
         sim_fail(w, "more than %d streams are open", MAX_CONNS);
     int driver = sim_driver_proc(job), agent = sim_agent_proc(machine);
-    if (!w->procs[agent].up || sim_is_cut(w, machine_of(w, driver), machine))
+    if (!w->procs[agent].up || faults_cut_off(w, machine_of(w, driver), machine))
         return -1;
     w->conns[conn] = (struct conn){.used = 1,
                                    .no = ++w->next_conn,

@@ -8,6 +8,7 @@ import queue
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -75,8 +76,9 @@ class Sandbox:
         call = channel.unary_unary(method, type(request).SerializeToString, reply.FromString)
         return call(request, timeout=timeout, metadata=metadata)
 
-    def node(self, bin_dir, *flags, env=None):
-        node = Node(self, bin_dir, flags, env)
+    def node(self, bin_dir, *flags, env=None, inside=()):
+        """inside: words before the command, such as those that enter a network namespace."""
+        node = Node(self, bin_dir, flags, env, inside)
         self.nodes.append(node)
         return node
 
@@ -84,13 +86,13 @@ class Sandbox:
 class Node:
     """mobula-init with its agent."""
 
-    def __init__(self, sandbox, bin_dir, flags, env):
+    def __init__(self, sandbox, bin_dir, flags, env, inside=()):
         self.sandbox = sandbox
         self.dir = tempfile.mkdtemp(prefix="n", dir=sandbox.dir)
         self.log_path = os.path.join(self.dir, "front.log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [f"{bin_dir}/mobula-init", "agent", "--run-dir", self.dir, "--",
+                [*inside, f"{bin_dir}/mobula-init", "agent", "--run-dir", self.dir, "--",
                  f"{bin_dir}/mobula-agent", *flags, "--node-dir", self.dir, "--temp-dir",
                  sandbox.dir], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env={**os.environ, **(env or {})})
@@ -134,10 +136,19 @@ class Node:
         self.process.terminate()
         return self.process.wait(DEADLINE_S)
 
+    def is_there(self, pid):
+        try:
+            return self.dir.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
     def kill(self):
+        """Its agent is killed by the end of the front process, and may write its file until then."""
         if self.process.poll() is None:
+            agent = self.file().get("pid_agent")
             self.process.kill()
             self.process.wait(DEADLINE_S)
+            wait_for("its agent ends", lambda: not agent or not self.is_there(agent))
 
 
 @contextlib.contextmanager
@@ -172,13 +183,13 @@ def taken(port):
 class Gcs:
     """What a driver asks of the head."""
 
-    metadata = ()
-
-    def __init__(self, sandbox, address):
-        self.s = sandbox
-        self.channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+    def __init__(self, sandbox, address, credentials=None, metadata=()):
+        self.s, self.metadata = sandbox, list(metadata)
+        options = [("grpc.enable_http_proxy", 0)]
+        self.channel = grpc.secure_channel(address, credentials, options=options) \
+            if credentials else grpc.insecure_channel(address, options=options)
         reply = self.call("NodeInfoGcsService/GetClusterId", "GetClusterIdRequest")
-        self.metadata = [("ray_cluster_id", reply.cluster_id.hex())]
+        self.metadata.append(("ray_cluster_id", reply.cluster_id.hex()))
 
     def call(self, method, request, **fields):
         return self.s.unary(self.channel, f"/ray.rpc.{method}",
@@ -213,6 +224,8 @@ class Gcs:
             b.bundle_id.bundle_index = i
             for name, amount in bundle.items():
                 b.unit_resources[name] = amount
+        # max_cpu_fraction_per_node of Ray before 2.60: 1.0, as its own clients send it.
+        spec.MergeFromString(b"\x51" + struct.pack("<d", 1.0))
         self.call("PlacementGroupInfoGcsService/CreatePlacementGroup",
                   "CreatePlacementGroupRequest", placement_group_spec=spec)
         return spec.placement_group_id
@@ -290,7 +303,7 @@ class Driver:
                 self.uploads.append(m.upload)
             if kind in kinds:
                 return getattr(m, kind)
-            assert kind in ("log", "upload", "progress", "saved", "sealed", "endpoint"), \
+            assert kind in ("log", "upload", "progress", "saved", "sealed", "endpoint", "note", "plan"), \
                 f"{kind} came while {kinds} was awaited: {m}"
 
     def launch(self, argv, ranks=(0,), world_size=None, bundle=0, checkpoint=None, env=(),

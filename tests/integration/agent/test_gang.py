@@ -253,6 +253,7 @@ def case_end_with_a_gang(s, gcs, node, pg):
     node.process.terminate()
     assert "node is stopping" in d.expect("failure").text, "its ranks end with 0 as if all were done"
     d.expect("rank_exit")
+    d.send(end={})  # other nodes may have sealed what this one has to send
     d.expect("ended")
     assert d.logs[0] == b"saved\n"
     assert node.process.wait(cluster.DEADLINE_S) == 0

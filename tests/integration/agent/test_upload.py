@@ -69,7 +69,7 @@ def check_store(store, iteration, n_files):
     manifest = json.loads((root / ".mobula/manifest.json").read_text())
     assert len(manifest["files"]) == n_files, len(manifest["files"])
     for f in manifest["files"]:
-        data = (root / f["path"]).read_bytes()
+        data = (root / manifest.get("data", "") / f["path"]).read_bytes()
         assert len(data) == f["size"] and f"{checksum(data):016x}" == f["crc64nvme"], f
 
 
@@ -84,13 +84,17 @@ def case_committed_by_two_nodes(s, gcs, nodes, store, local):
 
 
 def case_same_name_again(s, gcs, nodes, store, local):
-    """Another run of that name saves the iteration anew: nothing of the former one may count."""
+    """Another run of that name saves the iteration anew, beside what the pointer names until then."""
+    before = [p for p in (store / "iter_0000010").rglob("rank?/*")]
     shutil.rmtree(local)
     gang = Gang(s, gcs, nodes)
     gang.launch_workers(10, 3, env=["SALT=another run "], local_dir=str(local),
                         url=f"file://{store}")
     gang.end()
     check_store(store, 10, 6)
+    manifest = json.loads((store / "iter_0000010/.mobula/manifest.json").read_text())
+    assert manifest["data"] == f".mobula/data-{gang.pg.hex()[:32]}-1", manifest
+    assert len(before) == 6 and all(p.exists() for p in before), before
 
 
 def case_agent_killed_while_uploading(s, gcs, nodes, store, local):

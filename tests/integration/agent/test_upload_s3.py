@@ -7,6 +7,7 @@ The server is versitygw: $MOBULA_VERSITYGW or ~/.cache/mobula/bin/versitygw.
 import filecmp
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,32 @@ def outage(server, node):
     server.start()
 
 
+def run_stopped(s, server):
+    """The node is told to stop, and its agent crashes while it sends what was saved: it is started again for that."""
+    node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", env=server.env())
+    gcs = cluster.Gcs(s, node.wait_alive()["gcs_address"])
+    pg = gcs.create_group([{"mobula_slot": 1}])
+    gcs.wait_created(pg)
+    local = pathlib.Path(s.dir, "local")
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", f"mkdir -p $D/iter_0000001 && head -c {SIZE} /dev/urandom > "
+              "$D/iter_0000001/big.pt && printf 1 > $D/latest_checkpointed_iteration.txt; sleep 1000"],
+             env=[f"D={local}"],
+             checkpoint={"local_dir": str(local), "url": "s3://bucket/run", "watch_tracker": True})
+    d.expect("launched")
+    cluster.wait_for("parts on the server", lambda: len(server.whole_parts()) > 3)
+    node.process.send_signal(signal.SIGTERM)
+    cluster.wait_for("the agent is told", lambda: "received SIGTERM" in node.log())
+    target = server.root / "bucket/run/iter_0000001/big.pt"
+    node.kill_agent()
+    assert not target.exists(), "the upload was over before the trouble"
+    assert node.process.wait(cluster.DEADLINE_S) == 0, node.log()
+    assert filecmp.cmp(local / "iter_0000001/big.pt", target, shallow=False)
+    assert (server.root / "bucket/run/latest_checkpointed_iteration.txt").read_text() == "1"
+    print("     stopped and killed: what was saved is durable", flush=True)
+
+
 def run(s, server, trouble):
     node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", env=server.env())
     gcs = cluster.Gcs(s, node.wait_alive()["gcs_address"])
@@ -136,6 +163,12 @@ def main():
                 run(s, server, trouble)
             finally:
                 server.stop()
+    with cluster.Sandbox() as s:
+        server = Server(s.dir)
+        try:
+            run_stopped(s, server)
+        finally:
+            server.stop()
     print("ok   multipart_upload_resumed", flush=True)
     return 0
 

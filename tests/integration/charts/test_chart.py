@@ -1,7 +1,7 @@
 """What the chart renders, by a real helm, checked against KubeRay's own definitions by kubeconform.
 
 The definitions are looked for in $KUBERAY_CRDS and in shared/data/kuberay-crds beside the checkout;
-without them the one test that needs them is skipped, with a line that says how to get them.
+without them the tests that need them are skipped, with a line that says how to get them.
 """
 
 import json
@@ -20,6 +20,12 @@ CRDS = [pathlib.Path(p) for p in (os.environ.get("KUBERAY_CRDS"), ROOT / "../sha
 CACHE = pathlib.Path(os.environ.get("MOBULA_CACHE", pathlib.Path.home() / ".cache/mobula"))
 HELM = os.environ.get("MOBULA_HELM", CACHE / "bin/helm")
 KUBECONFORM = os.environ.get("MOBULA_KUBECONFORM", CACHE / "bin/kubeconform")
+OVERRIDES = sorted((CHART / "overrides").glob("*.yaml"))
+KAIWO = sorted((CHART / "overrides").glob("*/*.yaml"))
+# What users have today: never copied, so a checkout alone has none.
+EXISTING = ROOT / "../shared/data/chart-overrides"
+NVIDIA = {"workers": {"gpuResourceName": "nvidia.com/gpu"}}
+MEGATRON = {"entrypoint": [], "workers": {"replicas": 2, "resources": {"gpu": 4}}}
 SMALL = {"entrypoint": ["python", "train.py", "it's", "a b"], "workers": {"replicas": 3}}
 
 
@@ -29,6 +35,32 @@ def helm(values, *more, name="mini"):
         f.flush()
         return subprocess.run([HELM, "template", name, CHART, "--kube-version", "1.36.0",
                                "--values", f.name, *more], capture_output=True, text=True, timeout=60)
+
+
+def render_files(*files, name="mini", sets=()):
+    values = [word for f in files for word in ("--values", f)] + [word for s in sets for word in ("--set", s)]
+    done = subprocess.run([HELM, "template", name, CHART, "--kube-version", "1.36.0", *values],
+                          capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise AssertionError(f"{files}: {done.stderr}")
+    doc, = (doc for doc in yaml.safe_load_all(done.stdout) if doc)
+    return doc
+
+
+def rayjob_of(doc):
+    return doc if doc["kind"] == "RayJob" else {"apiVersion": "ray.io/v1", "kind": "RayJob", **doc["spec"]["rayJob"]}
+
+
+def pods_of(job):
+    cluster = job["spec"]["rayClusterSpec"]
+    return [cluster["headGroupSpec"]["template"]] + [g["template"] for g in cluster.get("workerGroupSpecs", [])]
+
+
+def arguments_of(job):
+    """Of the driver: the words behind `exec mobula`, and of them those behind `--`."""
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:2] == ["exec", "mobula"], words
+    return words[2:], words[words.index("--") + 1:] if "--" in words else []
 
 
 def merged(*parts):
@@ -67,10 +99,6 @@ class Render(unittest.TestCase):
         self.assertEqual(len(docs), 1)
         return docs[0]
 
-    def pods(self, job):
-        cluster = job["spec"]["rayClusterSpec"]
-        return [cluster["headGroupSpec"]["template"]] + [g["template"] for g in cluster.get("workerGroupSpecs", [])]
-
     def test_no_pod_but_the_gang(self):
         job = self.job()
         self.assertEqual(job["spec"]["submissionMode"], "HTTPMode")
@@ -87,7 +115,7 @@ class Render(unittest.TestCase):
         self.assertTrue(job["spec"]["suspend"])
         self.assertTrue(job["spec"]["shutdownAfterJobFinishes"])
         self.assertNotIn("deletionStrategy", job["spec"])
-        for pod in self.pods(job):
+        for pod in pods_of(job):
             self.assertEqual(pod["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"],
                              "cloud.google.com/gce-topology-block")
 
@@ -107,25 +135,26 @@ class Render(unittest.TestCase):
     def test_entrypoint_is_quoted_for_the_shell(self):
         line = self.job({"checkpoint": {"url": "s3://b/p"}, "job": {"maxRestarts": 2}})["spec"]["entrypoint"]
         self.assertEqual(shlex.split(line), [
-            "exec", "mobula", "run", "--num-nodes", "3", "--ranks-per-node", "1", "--max-restarts", "2",
+            "exec", "mobula", "run", "--num-nodes", "3", "--gpus-per-node", "1", "--max-restarts", "2",
             "--checkpoint-url", "s3://b/p", "--save", "/tmp/checkpoints",
             "--", "python", "train.py", "it's", "a b"])
-        line = self.job({"verb": "train", "entrypoint": ["--mock-data"]})["spec"]["entrypoint"]
+        line = self.job({"verb": "train", "entrypoint": ["--mock-data"]}, NVIDIA)["spec"]["entrypoint"]
         self.assertEqual(shlex.split(line), ["exec", "mobula", "train", "--num-nodes", "3", "--gpus-per-node", "1", "--mock-data"])
 
     def test_the_command_line_is_one_that_mobula_takes(self):
         """It reads flags from left to right: one that does not exist, put last, is the one it names."""
-        line = self.job({"checkpoint": {"url": "s3://b/p"}, "job": {"maxRestarts": 2}})["spec"]["entrypoint"]
-        args = shlex.split(line)[2:]
-        args.insert(args.index("--"), "--no-such-flag")
-        done = subprocess.run([os.environ["MOBULA_BIN"], *args], capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 64)
-        self.assertIn("--no-such-flag", done.stderr)
+        for values in ({"checkpoint": {"url": "s3://b/p"}, "job": {"maxRestarts": 2}},
+                       {"entrypoint": [], "megatronArguments": ["--lr 1", "--save /x"], "remoteCheckpointsPath": "bucket/p"}):
+            args, _ = arguments_of(self.job(values))
+            args.insert(args.index("--"), "--no-such-flag")
+            done = subprocess.run([os.environ["MOBULA_BIN"], *args], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 64)
+            self.assertIn("--no-such-flag", done.stderr)
 
     def test_ports_probes_and_secrets(self):
-        job = self.job({"workers": {"env": {"TOKEN": {"name": "s", "key": "k"}, "COUNT": "1"}, "resources": {
+        job = self.job(NVIDIA, {"workers": {"env": {"TOKEN": {"name": "s", "key": "k"}, "COUNT": "1"}, "resources": {
             "gpu": 8, "extra": {"vpc.amazonaws.com/efa": 32}}}})
-        head, worker = (p["spec"] for p in self.pods(job))
+        head, worker = (p["spec"] for p in pods_of(job))
         self.assertEqual({p["name"] for p in head["containers"][0]["ports"]}, {"gcs-server", "dashboard", "agent", "metrics"})
         for pod in (head, worker):
             c, = pod["containers"]
@@ -141,31 +170,156 @@ class Render(unittest.TestCase):
             self.assertIn("httpGet", c["readinessProbe"])
         self.assertEqual(job["spec"]["rayClusterSpec"]["authOptions"], {"mode": "token"})
 
+    def test_every_pod_knows_its_clocks(self):
+        names = {"MOBULA_GRACE_SECONDS", "MOBULA_ACTIVE_DEADLINE_SECONDS", "MOBULA_START_ALLOWANCE_SECONDS",
+                 "MOBULA_NOTICE_URL"}
+        url = "http://169.254.169.254/latest/meta-data/spot/instance-action"
+        for job, want in [
+            ({}, {"MOBULA_GRACE_SECONDS": "900"}),
+            ({"terminationGracePeriodSeconds": 120, "activeDeadlineSeconds": 86400, "noticeUrl": url},
+             {"MOBULA_GRACE_SECONDS": "120", "MOBULA_ACTIVE_DEADLINE_SECONDS": "86400",
+              "MOBULA_START_ALLOWANCE_SECONDS": "120", "MOBULA_NOTICE_URL": url}),
+        ]:
+            rendered = self.job({"job": job})
+            for pod in pods_of(rendered):
+                env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"] if e["name"] in names}
+                self.assertEqual(env, want)
+                self.assertEqual(str(pod["spec"]["terminationGracePeriodSeconds"]), want["MOBULA_GRACE_SECONDS"])
+            self.assertEqual(rendered["spec"].get("activeDeadlineSeconds"), job.get("activeDeadlineSeconds"))
+        self.assertIn("noticeUrl", helm(merged(SMALL, {"job": {"noticeUrl": "169.254.169.254"}})).stderr)
+
     def test_without_a_token_every_pod_says_so(self):
         for mode, want in [("token", []), ("disabled", ["disabled"])]:
             job = self.job({"auth": {"mode": mode}})
             self.assertEqual(job["spec"]["rayClusterSpec"]["authOptions"], {"mode": mode})
-            for pod in self.pods(job):
+            for pod in pods_of(job):
                 env = pod["spec"]["containers"][0]["env"]
                 self.assertEqual([e["value"] for e in env if e["name"] == "RAY_AUTH_MODE"], want)
 
     def test_one_node(self):
         job = self.job({"workers": {"replicas": 1, "resources": {"gpu": 0}}})
         self.assertNotIn("workerGroupSpecs", job["spec"]["rayClusterSpec"])
-        self.assertNotIn("nvidia.com/gpu", self.pods(job)[0]["spec"]["containers"][0]["resources"]["limits"])
+        self.assertNotIn("nvidia.com/gpu", pods_of(job)[0]["spec"]["containers"][0]["resources"]["limits"])
+
+    def test_submission_modes(self):
+        job = self.job({"job": {"submissionMode": "K8sJobMode"}})
+        pod = job["spec"]["submitterPodTemplate"]["spec"]
+        command = pod["containers"][0]["command"]
+        self.assertEqual(command[:3], ["mobula", "job", "submit"])
+        self.assertEqual(command[-3:], ["/bin/sh", "-c", job["spec"]["entrypoint"]])
+        # Kubernetes replaces $(NAME) in a command: what is the job's own is written so that it stays.
+        command = self.job({"job": {"submissionMode": "K8sJobMode"}, "entrypoint": "echo $(date)"})["spec"][
+            "submitterPodTemplate"]["spec"]["containers"][0]["command"]
+        self.assertIn("$$(date)", command[-1])
+        ray = {"head": {"kind": "ray", "image": "ray"}}
+        for mode in ("HTTPMode", "K8sJobMode", "SidecarMode"):
+            spec = self.job(ray, {"job": {"submissionMode": mode}})["spec"]
+            self.assertEqual(spec["submissionMode"], mode)
+            self.assertNotIn("submitterPodTemplate", spec)
+
+    def test_a_real_head_does_not_train(self):
+        job = self.job({"head": {"kind": "ray", "image": "ray:1"}, "storage": {"ephemeral": {"hostPath": "/x"}}})
+        head, worker = (p["spec"] for p in pods_of(job))
+        self.assertEqual(job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"], 3)
+        self.assertEqual(head["containers"][0]["image"], "ray:1")
+        self.assertEqual(set(head["containers"][0]["resources"]["limits"]), {"cpu", "memory"})
+        self.assertEqual([v["name"] for v in head["volumes"]], ["shm"])
+        self.assertIn("amd.com/gpu", worker["containers"][0]["resources"]["limits"])
+
+    def test_scratch_is_a_pods_own(self):
+        """So nothing depends on a shared disk, and what was made for the job goes with its pods."""
+        for ephemeral, want, folder in [
+            ({}, {"emptyDir": {"sizeLimit": "100Gi"}}, None),
+            ({"hostPath": "/ssd"}, {"hostPath": {"path": "/ssd", "type": "DirectoryOrCreate"}}, "$(POD_NAME)"),
+            ({"existingClaim": "c"}, {"persistentVolumeClaim": {"claimName": "c"}}, "$(POD_NAME)"),
+            ({"storageClassName": "s", "quantity": "1Ti"},
+             {"ephemeral": {"volumeClaimTemplate": {"spec": {
+                 "storageClassName": "s", "accessModes": ["ReadWriteOnce"],
+                 "resources": {"requests": {"storage": "1Ti"}}}}}}, None),
+        ]:
+            for pod in pods_of(self.job({"storage": {"ephemeral": ephemeral}, "runTensorboard": True})):
+                volume, = (v for v in pod["spec"]["volumes"] if v["name"] == "scratch")
+                self.assertEqual(volume, {"name": "scratch", **want})
+                for c in pod["spec"]["containers"]:
+                    mount, = (m for m in c["volumeMounts"] if m["name"] == "scratch")
+                    self.assertEqual(mount.get("subPathExpr"), folder)
+                    names = [e["name"] for e in c["env"]]
+                    self.assertIn("POD_NAME", names)
+                    self.assertEqual(len(names), len(set(names)))
+
+    def test_megatron_arguments(self):
+        def words(**values):
+            return arguments_of(self.job(MEGATRON, values))
+
+        args, program = words(megatronArguments=["--lr 1e-5  --bf16", ["--title", "a b"], "--x={{ .Values.tensorboardDir }}"])
+        self.assertEqual(program, ["python", "pretrain_gpt.py", "--lr", "1e-5", "--bf16", "--title", "a b", "--x",
+                                   "/local_resources/experiment/", "--mock-data", "--local-rank", "0"])
+        self.assertEqual(args[:5], ["run", "--num-nodes", "2", "--gpus-per-node", "4"])
+        _, program = words(megatronArguments=["--lr=1"], remoteDataDirPath="bucket/d/", remoteDataNamePrefix="name",
+                           remoteBaseModelPath="bucket/base/")
+        self.assertEqual(program[4:8], ["--data-path", "s3://bucket/d/name", "--load", "s3://bucket/base"])
+        _, program = words(megatronArguments=["--data-path 0.5 /local_resources/data/a 0.5 /local_resources/data/b",
+                                              "--use-checkpoint-args"], remoteDataDirPath="bucket/d")
+        self.assertEqual(program[2:7], ["--data-path", "0.5", "s3://bucket/d/a", "0.5", "s3://bucket/d/b"])
+        self.assertNotIn("--use-checkpoint-args", program)
+        args, program = arguments_of(self.job(MEGATRON, NVIDIA, {"megatronArguments": ["--lr 1"]}))
+        self.assertEqual(args, ["train", "--num-nodes", "2", "--gpus-per-node", "4", "--lr", "1", "--mock-data"])
+        self.assertEqual(arguments_of(self.job(MEGATRON, NVIDIA, {"megatronArguments": ["--lr 1"], "verb": "run"}))[0][0], "run")
+
+    def test_an_own_end(self):
+        rules = [{"policy": "DeleteNone", "condition": {"jobStatus": "FAILED", "ttlSeconds": 1}}]
+        self.assertEqual(self.job({"job": {"deletionRules": rules}})["spec"]["deletionStrategy"]["deletionRules"], rules)
+
+    def test_without_a_release_name_no_two_jobs_are_one(self):
+        names = {render(SMALL, name="release-name")[0]["metadata"]["name"] for _ in range(2)}
+        self.assertEqual(len(names), 2)
+        for name in names:
+            self.assertRegex(name, "^mobula-[a-z0-9]{6}$")
 
     def test_refusals(self):
+        megatron = merged(MEGATRON, {"megatronArguments": ["--lr 1"]})
         for values, name, text in [
             ({"entrypoint": []}, "mini", "entrypoint is empty"),
+            ({"megatronArguments": ["--lr 1"]}, "mini", "are both set"),
             ({}, "a" * 48, "has 48 characters"),
             ({}, "9lives", "a letter in front"),
             ({"queue": {"name": "q"}}, "mini", "queue.scheduler is not"),
             ({"queue": {"scheduler": "kueue"}}, "mini", "queue.name is empty"),
-            ({"verb": "train", "entrypoint": "echo"}, "mini", "Megatron arguments as a list"),
+            ({"queue": {"scheduler": "kueue", "name": "q"}, "job": {"deletionRules": [{"policy": "DeleteSelf"}]}}, "mini",
+             "job.deletionRules under Kueue"),
+            ({"queue": {"scheduler": "kueue", "name": "q"}, "kaiwo": {"enabled": True}}, "mini", "Kaiwo queues"),
+            ({"kaiwo": {"enabled": True, "storageEnabled": True}}, "mini", "one volume for all pods"),
+            (merged(NVIDIA, {"verb": "train", "entrypoint": "echo"}), "mini", "Megatron arguments as a list"),
+            ({"verb": "train"}, "mini", "no AMD backend"),
             ({"workers": {"replicas": 0}}, "mini", "replicas"),
             ({"workers": {"replica": 2}}, "mini", "replica"),
+            ({"workers": {"resources": {"gpu": "2"}}}, "mini", "gpu"),
+            ({"workers": {"resources": {"gpu": 65}}}, "mini", "gpu"),
+            ({"workers": {"ports": [{"containerPort": 9000}]}}, "mini", "9000 has no name"),
+            ({"workers": {"gpuResourceName": "intel.com/gpu"}}, "mini",
+             "workers.gpuResourceName intel.com/gpu: mobula runs on amd.com/gpu and nvidia.com/gpu"),
             ({"checkpoint": {"url": "gs://b"}}, "mini", "url"),
-            ({"workers": {"resources": {"gpuResourceName": "intel.com/gpu"}}}, "mini", "gpuResourceName"),
+            ({"remoteTokenizerPath": "/x"}, "mini", "remoteTokenizerPath"),
+            ({"job": {"submissionMode": "InteractiveMode"}}, "mini", "submissionMode"),
+            ({"job": {"submissionMode": "SidecarMode"}}, "mini", "SidecarMode needs head.kind: ray"),
+            ({"head": {"kind": "ray"}}, "mini", "head.kind ray needs head.image"),
+            ({"storage": {"ephemeral": {"existingClaim": "c", "hostPath": "/x"}}}, "mini", "exclude each other"),
+            (merged(megatron, {"megatronArguments": ["--tensor-model-parallel-size 3"]}), "mini",
+             "2 nodes with 4 ranks each are 8 ranks, which tensor 3 x pipeline 1 x context 1 parallel = 3 does not divide"),
+            (merged(megatron, {"megatronArguments": ["--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+                                                     "--context-parallel-size=4"]}), "mini", "= 16 does not divide"),
+            (merged(megatron, {"megatronArguments": ["--micro-batch-size 2 --global-batch-size 24"]}), "mini",
+             "--global-batch-size 24 is no multiple of 16, --micro-batch-size 2 x 8 ranks"),
+            (merged(megatron, {"megatronArguments": ["--micro-batch-size 2.5"]}), "mini", "--micro-batch-size 2.5: it takes"),
+            (merged(megatron, {"megatronArguments": ["--title 'a b'"]}), "mini", "no shell reads it"),
+            (merged(megatron, {"remoteCheckpointsPath": "bucket/x"}), "mini", "megatronArguments have no --save"),
+            (merged(megatron, {"remoteDataNamePrefix": "name"}), "mini", "remoteDataDirPath is not"),
+            (merged(megatron, {"megatronArguments": ["--data-path /local_resources/data/n"]}), "mini", "remoteDataDirPath is empty"),
+            (merged(megatron, {"megatronArguments": ["--tokenizer-model /local_resources/tokenizer"]}), "mini",
+             "remoteTokenizerPath is empty"),
+            (merged(megatron, {"megatronArguments": ["--load /local_resources/basemodel"]}), "mini", "remoteBaseModelPath is empty"),
+            (merged(megatron, {"remoteBaseModelPath": "bucket/b", "job": {"maxRestarts": 1}}), "mini",
+             "another attempt would begin with it again"),
         ]:
             with self.subTest(values=values, name=name):
                 done = helm(merged(SMALL, values), name=name)
@@ -181,6 +335,97 @@ class Render(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
+class Overrides(unittest.TestCase):
+    def test_all_render(self):
+        self.assertEqual(len(OVERRIDES), 10)
+        for f in OVERRIDES:
+            with self.subTest(file=f.name):
+                job = render_files(f)
+                args, _ = arguments_of(job)
+                others = sum(g["replicas"] for g in job["spec"]["rayClusterSpec"].get("workerGroupSpecs", []))
+                self.assertEqual(args[1:3], ["--num-nodes", str(others + (f.name != "values-ray-head.yaml"))])
+                self.assertIn("--checkpoint-url", args)
+
+    def test_kaiwo(self):
+        doc = render_files(OVERRIDES[0], *KAIWO)
+        self.assertEqual(doc["kind"], "KaiwoJob")
+        inner = doc["spec"]["rayJob"]
+        for metadata in (doc["metadata"], inner["metadata"]):
+            self.assertEqual(metadata["labels"]["kaiwo.silogen.ai/managed"], "true")
+        self.assertTrue(inner["spec"]["shutdownAfterJobFinishes"])
+        self.assertNotIn("deletionStrategy", inner["spec"])
+
+    def test_the_smoke_trains(self):
+        """Its arguments by the real trainer, one rank of it."""
+        args, _ = arguments_of(render_files(CHART / "overrides/values-cpu-smoke.yaml"))
+        words = args[args.index("--distributed-backend"):]
+        worker = pathlib.Path(os.environ["MOBULA_BIN"]).with_name("mobula-worker")
+        with tempfile.TemporaryDirectory(prefix="mb-smoke-") as folder:
+            done = subprocess.run([worker, *words, "--save", folder], capture_output=True, text=True, timeout=150,
+                                  env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(pathlib.Path(folder, "latest_checkpointed_iteration.txt").read_text().strip(), "20")
+
+
+@unittest.skipUnless(EXISTING.is_dir(), "no override files of the existing chart beside this checkout (shared/data/chart-overrides)")
+class Existing(unittest.TestCase):
+    """The override files of the chart that users have, as they are."""
+
+    def test_all_render(self):
+        files = [EXISTING / "values.yaml", *sorted((EXISTING / "overrides").glob("*.yaml"))]
+        self.assertGreater(len(files), 1)
+        added = sorted((EXISTING / "overrides").glob("*/*.yaml"))
+        self.assertTrue(added)
+        for f, *more in [[f] for f in files] + [[files[0], a] for a in added]:
+            with self.subTest(file=f.name, more=more):
+                doc = render_files(f, *more)
+                values = yaml.safe_load(f.read_text())
+                given = " ".join(values["megatronArguments"]).split()
+                args, program = arguments_of(rayjob_of(doc))
+                self.assertEqual(args[:5], ["run", "--num-nodes", str(values["workers"]["replicas"]),
+                                            "--gpus-per-node", str(values["workers"]["resources"]["gpu"])])
+                self.assertEqual(program[:2], ["python", "pretrain_gpt.py"])
+                flags = [w for w in given if w.startswith("--")]
+                if values["remoteBaseModelPath"] is None:
+                    flags.remove("--use-checkpoint-args")
+                    flags.append("--mock-data")
+                self.assertEqual([w for w in program if w.startswith("--")], [*flags, "--local-rank"])
+                self.assertEqual(doc["kind"], "KaiwoJob" if more and "enable" in more[0].name else "RayJob")
+
+    def test_the_same_names_here(self):
+        theirs = {str(p.relative_to(EXISTING / "overrides")) for p in (EXISTING / "overrides").rglob("*.yaml")}
+        self.assertLessEqual(theirs, {str(p.relative_to(CHART / "overrides")) for p in [*OVERRIDES, *KAIWO]})
+
+    def test_two_nodes_with_two_gpus(self):
+        job = render_files(EXISTING / "overrides/values-llama-8b-2x2-4ddp.yaml", sets=["image.repository=r/megatron-mobula,image.tag=v1"])
+        args, program = arguments_of(job)
+        self.assertEqual(args[args.index("--checkpoint-url") + 1],
+                         "s3://default-bucket/experiments/megatron-lm/llama-3.1-8b-cpt-test")
+        self.assertEqual(args[args.index("--save") + 1], "/local_resources/checkpoints")
+        self.assertIn("--fetch-inputs", args)
+        for flag, url in [("--data-path", "datasets/fineweb-edu/fineweb-edu-train_text_document"),
+                          ("--tokenizer-model", "models/meta-llama/Llama-3.1-8B"),
+                          ("--load", "megatron-models/meta-llama/Llama-3.1-8B")]:
+            self.assertEqual(program[program.index(flag) + 1], f"s3://default-bucket/{url}")
+        pods = pods_of(job)
+        self.assertEqual(len(pods), 2)
+        for pod in pods:
+            c, = pod["spec"]["containers"]
+            self.assertEqual(c["image"], "r/megatron-mobula:v1")
+            self.assertEqual(c["resources"]["limits"], {"amd.com/gpu": "2", "cpu": "8", "memory": "100Gi"})
+            env = {e["name"]: e for e in c["env"]}
+            self.assertEqual(env["NCCL_PROTO"]["value"], "Simple")
+            for name, key in [("ACCESS", "access"), ("SECRET", "secret")]:
+                self.assertEqual(env[f"BUCKET_STORAGE_{name}_KEY"]["valueFrom"]["secretKeyRef"],
+                                 {"name": "minio-credentials", "key": f"minio-{key}-key"})
+            volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+            claim = volumes["scratch"]["ephemeral"]["volumeClaimTemplate"]["spec"]
+            self.assertEqual(claim["storageClassName"], "multinode")
+            self.assertEqual(claim["accessModes"], ["ReadWriteMany"])
+            self.assertEqual(claim["resources"]["requests"]["storage"], "100Gi")
+            self.assertEqual(volumes["shm"]["emptyDir"]["sizeLimit"], "32Gi")
+
+
 class Conform(unittest.TestCase):
     CASES = [{}, {"queue": {"scheduler": "kueue", "name": "q", "topology": {"preferred": "x/y"}}},
              {"queue": {"scheduler": "volcano", "name": "q"}}, {"workers": {"replicas": 1}},
@@ -188,7 +433,11 @@ class Conform(unittest.TestCase):
               "job": {"activeDeadlineSeconds": 100, "preRunningDeadlineSeconds": 50, "backoffLimit": 1},
               "workers": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}, "priorityClassName": "p",
                           "podLabels": {"k": "v"}, "podAnnotations": {"k": "v"}},
-              "image": {"pullSecrets": ["s"]}, "auth": {"mode": "token", "secretName": "s"}}, {"auth": {"mode": "disabled"}}]
+              "image": {"pullSecrets": ["s"]}, "auth": {"mode": "token", "secretName": "s"}}, {"auth": {"mode": "disabled"}},
+             {"job": {"submissionMode": "K8sJobMode"}, "image": {"pullSecrets": ["s"]}, "runTensorboard": True,
+              "storage": {"ephemeral": {"existingClaim": "c"}}, "workers": {
+                  "hostNetwork": True, "ports": [{"name": "x", "containerPort": 1}], "startParams": {"num-cpus": "8"},
+                  "securityContext": {"runAsUser": 0}}}]
 
     @classmethod
     def setUpClass(cls):
@@ -212,6 +461,14 @@ class Conform(unittest.TestCase):
         for case in self.CASES:
             with self.subTest(case=case):
                 done = self.conform(yaml.safe_dump_all(render(SMALL, case)))
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("Valid: 1", done.stdout)
+
+    def test_overrides_conform(self):
+        existing = sorted((EXISTING / "overrides").glob("*.yaml"))
+        for files in [[f] for f in OVERRIDES + existing] + [[OVERRIDES[0], *KAIWO]]:
+            with self.subTest(files=files):
+                done = self.conform(yaml.safe_dump(rayjob_of(render_files(*files))))
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("Valid: 1", done.stdout)
 

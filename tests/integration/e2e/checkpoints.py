@@ -22,7 +22,7 @@ def assert_complete(directory, iteration, nodes=2):
     assert [f["path"] for f in m["files"]] == sorted(f["path"] for f in m["files"]), m
     assert m["files"], m
     for f in m["files"]:
-        assert (root / f["path"]).stat().st_size == f["size"], f
+        assert (root / m.get("data", "") / f["path"]).stat().st_size == f["size"], f
 
 
 def tensors(directory, iteration):

@@ -116,7 +116,7 @@ class Cluster:
         self.env = {k: v for k, v in os.environ.items()
                     if not k.startswith(("RAY_", "MOBULA_", "AWS_", "BUCKET_"))}
         self.env.update(TMPDIR=f"{self.dir}/tmp", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1",
-                        RAY_USAGE_STATS_ENABLED="0", **(env or {}))
+                        RAY_USAGE_STATS_ENABLED="0", AWS_EC2_METADATA_DISABLED="true", **(env or {}))
         os.mkdir(self.env["TMPDIR"])
         self._shm_before = shared_memory_names()
         self._ports = set()

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import time
 
 import s3
 from cluster import is_alive, mini_model, wait_until
@@ -180,17 +181,23 @@ class Job:
         self.stop_process(self.far_rank()[1])
 
     def hold_saving(self):
-        """A rank is stopped while it writes its files: tried at each save until it is hit, once
-        there is a checkpoint that counts. Being stopped all the time slows it down meanwhile."""
-        self.train(120, "--save-interval", 2)
+        """A rank is stopped while it writes its files, once there is a checkpoint that counts: tried
+        at each save from then on. A save takes milliseconds, so its directory is watched for without a pause."""
+        self.train(240, "--save-interval", 4)
         number, pid = self.far_rank()
+        local = pathlib.Path(self.cluster.temp, "checkpoints", self.id, f"node-{number}")
+        wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)
+
+        def begun():
+            return {int(p.name.split("_")[1]) for p in local.glob("iter_*")}
 
         def hit():
+            before, until = begun(), time.monotonic() + 5
+            while begun() <= before:
+                assert time.monotonic() < until, "no further save begins"
             os.kill(pid, signal.SIGSTOP)
-            local = pathlib.Path(self.cluster.temp, "checkpoints", self.id, f"node-{number}")
-            begun = max((int(p.name.split("_")[1]) for p in local.glob("iter_*")), default=0)
             done = re.findall(rf"job={self.id} rank={number}: saved iteration=(\d+)", self.agent_log("node-1"))
-            if begun > max(map(int, done), default=0) and self.latest() is not None:
+            if max(begun()) > max(map(int, done), default=0):
                 return True
             os.kill(pid, signal.SIGCONT)
             return False

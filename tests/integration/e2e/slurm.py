@@ -63,7 +63,8 @@ class Slurm:
         self.env = {k: v for k, v in os.environ.items()
                     if not k.startswith(("RAY_", "MOBULA_", "SLURM", "AWS_", "BUCKET_"))}
         self.env.update(SLURM_CONF=str(conf), HOME=self.dir, TMPDIR=self.dir,
-                        OPENBLAS_NUM_THREADS="1", PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+                        OPENBLAS_NUM_THREADS="1", AWS_EC2_METADATA_DISABLED="true",
+                        PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         self.daemons = [self._start("slurmctld", "-D"), self._start("slurmd", "-D", "-N", "n1"),
                         self._start("slurmd", "-D", "-N", "n2")]
         try:

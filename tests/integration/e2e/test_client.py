@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import socket
 import socketserver
 import ssl
@@ -20,6 +19,7 @@ import tempfile
 import threading
 import unittest
 
+import follow_restarts
 import test_verbs
 from cluster import MOBULA, Cluster, wait_until
 
@@ -160,6 +160,19 @@ class VerbsTest(test_verbs.VerbsTest):
         self.assertIn(expected.decode(), said)
         self.assertLessEqual(set(os.listdir(self.cluster.root)), {"mobula", "work", "etc"})
 
+    def test_a_runtime_env_in_yaml(self):
+        self.cluster.add("etc/mod/__init__.py", b"")
+        self.cluster.add("etc/env.yaml", b"py_modules: [/etc/mod]  # uploaded\n"
+                                         b"env_vars:\n  GREETING: hello\n  N: '1'\n")
+        said = self.submit("yaml", "sh", "-c", "echo $GREETING $N in $PYTHONPATH; ls ${PYTHONPATH%%:*}",
+                           options=("--runtime-env", "/etc/env.yaml"))
+        self.assertRegex(said, r"hello 1 in .*\n(.*\n)*mod\n")
+        self.cluster.add("etc/env.yaml", b"env_vars: &a {A: '1'}\nconfig: *a\n")
+        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address,
+                                   "--runtime-env", "/etc/env.yaml", "--", "true")
+        self.assertEqual(done.returncode, 64, done.stdout)
+        self.assertIn("--runtime-env /etc/env.yaml: line 2: aliases (*name) are not taken", done.stdout)
+
     def test_the_same_command_again_is_the_same_job(self):
         """A submitter pod that is started again: it follows the job that it has submitted."""
         options = ("--metadata-json", '{"mobula_submission_key": "pod-of-rayjob-y"}')
@@ -231,21 +244,8 @@ class AsRay(unittest.TestCase):
 
 class RestartTest(unittest.TestCase):
     def test_follow_survives_the_death_of_the_head(self):
-        n = 400
         with Root(nodes=1) as cluster:
-            job_id = cluster.submit(f"i=0; while [ $i -lt {n} ]; do echo line $i; i=$((i+1)); "
-                                    "sleep 0.01; done; exit 5")
-            with cluster.running("job", "logs", "-f", "--address", cluster.address,
-                                 job_id) as follower:
-                for mark in ("line 50\n", "line 200\n"):
-                    wait_until(lambda: mark in follower.output(), follower.output)
-                    pid = cluster.node("node-0")["pid_agent"]
-                    os.kill(pid, signal.SIGKILL)
-                    wait_until(lambda: cluster.node("node-0")["pid_agent"] != pid, "a new agent")
-                self.assertEqual(follower.wait(60), 1, follower.output())
-                log = follower.output().split("\nJob '")[0]
-                seen = re.findall(r"^line (\d+)$", log, re.M)
-                self.assertEqual(seen, [str(i) for i in range(n)])
+            follow_restarts.check(self, cluster)
 
 
 # ---- https ----

@@ -21,13 +21,19 @@ SIZE = "128k"  # one checkpoint of the model below needs more
 
 class FullDisk(unittest.TestCase):
     def test_checkpoint(self):
+        self.fill()
+
+    def test_asynchronous_checkpoint(self):
+        self.fill("--async-save")
+
+    def fill(self, *more):
         with Cluster() as c:
             small = pathlib.Path(c.dir) / "small"
             small.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", small], check=True)
             try:
                 job_id = c.submit(train_command(f"file://{c.dir}/store", 4, "--save-interval", "4",
-                                                "--save", str(small)))
+                                                "--save", str(small), *more))
                 job, log = c.wait_job(job_id), c.logs(job_id)
                 self.assertEqual(job["status"], "FAILED", log)
                 self.assertRegex(log[-3000:], r"mobula: rank \d .*" + str(small))

@@ -20,6 +20,13 @@ TREE = ("cd $DIR; (trap '' TERM; echo $$ > shell; exec sleep 1000) & "
         "echo here we are; wait")
 
 
+# What KubeRay's dashboard client decodes a job into (Go: string, *string, uint64, map): null leaves a
+# field as it was, any other type fails the whole answer.
+OPERATOR_FIELDS = {"status": str, "entrypoint": str, "message": str, "error_type": str, "job_id": str,
+                   "submission_id": str, "start_time": int, "end_time": int, "metadata": dict,
+                   "runtime_env": dict}
+
+
 class JobsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -146,6 +153,32 @@ class JobsTest(unittest.TestCase):
         self.assertIn("waiting for resources", job["message"])
         self.cluster.call("POST", "/api/jobs/pending-1/stop")
         self.assertEqual(self.cluster.wait_job("pending-1", timeout_s=5)["status"], "STOPPED")
+
+    def assert_operator_reads(self, job):
+        for field, kind in OPERATOR_FIELDS.items():
+            self.assertIn(type(job[field]), (kind, type(None)), f"{field}: {job}")
+        for field in ("start_time", "end_time"):
+            self.assertTrue(job[field] is None or 0 <= job[field] < 1 << 64, job)
+        self.assertTrue(all(type(v) is str for v in (job["metadata"] or {}).values()), job)
+
+    def test_the_operator_reads_a_job_in_every_state(self):
+        for name, entrypoint, last in (("op-ok", "sleep 1", "SUCCEEDED"), ("op-bad", "exit 3", "FAILED"),
+                                       ("op-stop", "sleep 1000", "STOPPED"), ("op-wait", "true", "STOPPED")):
+            more = {"entrypoint_resources": {"nothing_has_this": 1}} if name == "op-wait" else {}
+            self.cluster.submit(entrypoint, submission_id=name, metadata={"team": "sea"}, **more)
+            self.assert_operator_reads(self.cluster.job(name))
+            if last == "STOPPED":
+                self.cluster.call("POST", f"/api/jobs/{name}/stop")
+            job = self.cluster.wait_job(name)
+            self.assertEqual(job["status"], last)
+            self.assert_operator_reads(job)
+            self.assertGreaterEqual(job["end_time"], job["start_time"])
+        for job in self.cluster.get("/api/jobs/"):
+            self.assert_operator_reads(job)
+        # The one sentence by which a submission that was sent twice is known.
+        status, text = self.cluster.call("POST", "/api/jobs/", {"entrypoint": "true", "submission_id": "op-ok"})
+        self.assertEqual(status, 500)
+        self.assertIn("Please use a different submission_id", text)
 
     # ---- Ray's client ----
 

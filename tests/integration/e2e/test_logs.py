@@ -11,7 +11,9 @@ import tempfile
 import unittest
 import urllib.request
 
+import follow_restarts
 from cluster import Cluster, train_command, wait_until
+from test_elastic import lose_a_node
 from ray.job_submission import JobStatus, JobSubmissionClient
 from tail import BINARY, TEXT, Tail
 
@@ -250,24 +252,140 @@ class LogsTest(unittest.TestCase):
             self.assertIn("MOBULA_LOG_WAIT", job["message"])
 
 
+class AttemptsTest(unittest.TestCase):
+    """Each attempt of a gang has logs of its own; whoever follows sees all of them, once."""
+
+    LINES = {1: 400, 2: 3, 3: 20}  # the second one's log stays shorter than what was read of the first
+
+    def submit(self, cluster, nodes, *more, end=2):
+        lines = "; ".join(f"[ $MOBULA_ATTEMPT = {a} ] && n={n}" for a, n in self.LINES.items())
+        return cluster.submit(
+            ["mobula", "run", "--num-nodes", nodes, "--max-restarts", "4", "--restart-delay", "50ms",
+             *more, "--", "sh", "-c",
+             f"{lines}; for i in $(seq $n); do echo line $i of $RANK in $MOBULA_ATTEMPT; done; "
+             f"until test -e {cluster.dir}/go-$MOBULA_ATTEMPT; do sleep 0.05; done; "
+             f"[ $MOBULA_ATTEMPT -lt {end} ] || exit 0; [ $RANK = 0 ] || sleep 1000; kill -9 $$"])
+
+    def go(self, cluster, attempt):
+        open(f"{cluster.dir}/go-{attempt}", "w").close()
+
+    def want(self, attempt, rank):
+        return [f"line {i} of {rank} in {attempt}" for i in range(1, self.LINES[attempt] + 1)]
+
+    def shown(self, follower, rank, tag):
+        return [line[len(tag):] for line in follower.output().splitlines()
+                if line.startswith(tag + "line") and f" of {rank} in " in line]
+
+    def saw(self, follower, attempt, ranks):
+        last = [self.want(attempt, r)[-1] for r in ranks]
+        wait_until(lambda: all(line in follower.output().replace("] ", "\n").splitlines()
+                               for line in last), follower.output)
+
+    def test_merge_shows_every_line_of_every_attempt_once(self):
+        with Cluster(nodes=2) as cluster:
+            job_id = self.submit(cluster, 2)
+            with cluster.running("job", "logs", "-f", "--merge", job_id) as all_:
+                self.saw(all_, 1, (0, 1))
+                self.go(cluster, 1)
+                self.saw(all_, 2, (0, 1))
+                self.go(cluster, 2)
+                self.assertEqual(all_.wait(60), 0, all_.output())
+            for rank in (0, 1):
+                self.assertEqual(self.shown(all_, rank, f"[rank {rank}] "),
+                                 self.want(1, rank) + self.want(2, rank))
+            self.assertEqual(all_.output().count("mobula: attempt 2 begins, with 2 ranks\n"), 1)
+
+    def test_one_rank_also_when_its_head_is_restarted(self):
+        """The offset of a follower that comes back belongs to the attempt that it names."""
+        with Cluster(nodes=2) as cluster:
+            job_id = self.submit(cluster, 2)
+            with cluster.running("job", "logs", "-f", "--rank", "1", job_id) as one:
+                self.saw(one, 1, (1,))
+                killed = cluster.node("node-0")["pid_agent"]
+                os.kill(killed, signal.SIGKILL)
+                self.go(cluster, 1)  # the follower may find the second attempt when it comes back
+                self.saw(one, 2, (1,))
+                self.go(cluster, 2)
+                self.assertEqual(one.wait(60), 0, one.output())
+            self.assertEqual(self.shown(one, 1, ""), self.want(1, 1) + self.want(2, 1))
+            self.assertEqual(one.output().count("mobula: attempt 2 begins\n"), 1)
+
+    def test_any_attempt_can_be_read(self):
+        with Cluster(nodes=1) as cluster:
+            job_id = self.submit(cluster, 1)
+            for attempt in (1, 2):
+                self.go(cluster, attempt)
+            self.assertEqual(cluster.wait_job(job_id)["status"], "SUCCEEDED", cluster.logs(job_id))
+            path = f"/api/jobs/{job_id}/logs?rank=0"
+            for query, attempt in (("", 2), ("&attempt=1", 1), ("&attempt=2", 2)):
+                piece = cluster.get(path + query)
+                self.assertEqual(piece["logs"].splitlines(), self.want(attempt, 0))
+                self.assertEqual((piece["attempt"], piece["newest_attempt"], piece["world_size"]),
+                                 (attempt, 2, 1))
+                self.assertEqual(cluster.get(f"{path}{query}&tail=1")["logs"].splitlines(),
+                                 self.want(attempt, 0)[-1:])
+                shown = Tail(cluster.address, job_id, f"?rank=0&follow=0{query}").read()
+                self.assertEqual(shown.decode().splitlines(), self.want(attempt, 0))
+            tail = Tail(cluster.address, job_id, "?rank=0&attempt=1")
+            self.assertEqual(tail.read().decode().splitlines(), self.want(1, 0) +
+                             ["[mobula: attempt 2 begins]"] + self.want(2, 0))
+            self.assertEqual(tail.closed, (1000, "SUCCEEDED"))
+            frames = list(Tail(cluster.address, job_id, "?rank=0&attempt=1&format=bytes").frames())
+            self.assertEqual([json.loads(p) for o, p in frames if o == TEXT][:2],
+                             [{"offset": 0, "lost": 0, "attempt": a} for a in (1, 2)])
+            times = cluster.get(f"{path}&times=1&attempt=1")["times"]
+            self.assertEqual(times[-1][0], len("\n".join(self.want(1, 0))) + 1)
+            for bad, status in (("&attempt=3", 404), ("&attempt=x", 400)):
+                self.assertEqual(cluster.call("GET", path + bad)[0], status)
+            self.assertEqual(cluster.call("GET", f"/api/jobs/{job_id}/logs?attempt=1")[0], 400)
+
+            def show(*args, status=0):
+                done = cluster.mobula("job", "logs", *args, job_id)
+                self.assertEqual(done.returncode, status, done.stdout)
+                return done.stdout.splitlines()
+
+            both = self.want(1, 0) + ["mobula: attempt 2 begins"] + self.want(2, 0)
+            self.assertEqual(show("--rank", "0"), self.want(2, 0))
+            self.assertEqual(show("--rank", "0", "--attempt", "1"), self.want(1, 0))
+            self.assertEqual(sorted(show("--rank", "0", "--attempt", "1", "-f")[:len(both)]),
+                             sorted(both))
+            self.assertEqual(show("--merge"), [f"[rank 0] {x}" for x in self.want(2, 0)])
+            self.assertEqual(show("--merge", "--attempt", "1"),
+                             [f"[rank 0] {x}" for x in self.want(1, 0)])
+            self.assertIn("no logs of attempt 9",
+                          show("--rank", "0", "--attempt", "9", status=71)[-1])
+            self.assertIn("--attempt goes with", show("--attempt", "1", status=64)[-1])
+
+    def test_a_gang_that_shrinks_and_grows(self):
+        """A rank that is gone does not end the view, one that is new is shown."""
+        with Cluster(nodes=3) as cluster:
+            job_id = self.submit(cluster, 3, "--min-nodes", "2", "--elastic-wait", "300ms", end=3)
+            with cluster.running("job", "logs", "-f", "--merge", job_id) as all_, \
+                    cluster.running("job", "logs", "-f", "--rank", "2", job_id) as last:
+                self.saw(all_, 1, (0, 1, 2))
+                self.saw(last, 1, (2,))
+                victim = lose_a_node(cluster)
+                self.saw(all_, 2, (0, 1))
+                cluster.forget_node(victim)
+                cluster.start_node(7)
+                self.go(cluster, 2)
+                self.saw(all_, 3, (0, 1, 2))
+                self.go(cluster, 3)
+                self.assertEqual(all_.wait(60), 0, all_.output())
+                self.assertEqual(last.wait(60), 0, last.output())
+            for rank, attempts in ((0, (1, 2, 3)), (1, (1, 2, 3)), (2, (1, 3))):
+                want = [line for a in attempts for line in self.want(a, rank)]
+                self.assertEqual(self.shown(all_, rank, f"[rank {rank}] "), want)
+            self.assertEqual(self.shown(last, 2, ""), self.want(1, 2) + self.want(3, 2))
+            self.assertIn("mobula: attempt 2 begins, with 2 ranks\n", all_.output())
+            self.assertIn("mobula: attempt 3 begins, with 3 ranks\n", all_.output())
+
+
 class RestartTest(unittest.TestCase):
     def test_follow_survives_the_death_of_the_head(self):
         """ray#60665, ray#51601: following stops amid a run and exits with 0."""
-        n = 400
         with Cluster(nodes=1) as cluster:
-            job_id = cluster.submit(f"i=0; while [ $i -lt {n} ]; do echo line $i; i=$((i+1)); "
-                                    "sleep 0.01; done; exit 5")
-            with cluster.running("job", "logs", "-f", "--address", cluster.address,
-                                 job_id) as follower:
-                for mark in ("line 50\n", "line 200\n"):
-                    wait_until(lambda: mark in follower.output(), follower.output)
-                    pid = cluster.node("node-0")["pid_agent"]
-                    os.kill(pid, signal.SIGKILL)
-                    wait_until(lambda: cluster.node("node-0")["pid_agent"] != pid, "a new agent")
-                self.assertEqual(follower.wait(60), 1, follower.output())
-                log = follower.output().split("\nJob '")[0]  # whose message has the last lines again
-                seen = re.findall(r"^line (\d+)$", log, re.M)
-                self.assertEqual(seen, [str(i) for i in range(n)])
+            job_id = follow_restarts.check(self, cluster)
             # Stock clients end with a clear state.
             self.assertEqual(JobSubmissionClient(cluster.address).get_job_status(job_id),
                              JobStatus.FAILED)

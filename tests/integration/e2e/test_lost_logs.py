@@ -48,7 +48,8 @@ class LostRanks(unittest.TestCase):
                                lambda: cluster.call("GET", path), 60)
             size = len(want.encode())
             self.assertEqual(piece, {"offset": 0, "logs": want, "next_offset": size,
-                                     "first_offset": 0, "size": size, "complete_to": size,
+                                     "first_offset": 0, "size": size, "attempt": 1,
+                                     "newest_attempt": 1, "world_size": 2, "complete_to": size,
                                      "source": there})
             last = want.splitlines(True)[-1]
             self.assertEqual(cluster.get(path + "&tail=1")["logs"], last)

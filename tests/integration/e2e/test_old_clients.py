@@ -50,6 +50,20 @@ class OldClients(unittest.TestCase):
 
         return asyncio.run(collect())
 
+    def test_a_head_of_the_same_version(self):
+        """The head says that it is the Ray of its clients, for those that compare."""
+        with Cluster(nodes=1, start_args=["--ray-version", ray.__version__],
+                     env={"MOBULA_RAY_VERSION": "2.0.0", "MOBULA_RAY_COMMIT": "0a1b2c"}) as cluster:
+            told = cluster.get("/api/version")
+            self.assertEqual((told["ray_version"], told["ray_commit"]), (ray.__version__, "0a1b2c"))
+            client = JobSubmissionClient(cluster.address)
+            self.assertEqual(client.get_version(), "4")
+            done = cluster.ray("job", "submit", "--", "echo", "fine",
+                               env={"RAY_ADDRESS": cluster.address, "PYTHONWARNINGS": "ignore"})
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn("fine", done.stdout)
+            self.assertNotIn("ersion", done.stdout)
+
     def test_sdk(self):
         python = sys.executable
         job = self.client.submit_job(

@@ -65,6 +65,8 @@ class BackfillTest(Gangs):
         wait_until(lambda: "mobula: waiting for 1 more" in self.cluster.logs("two"),
                    lambda: self.cluster.logs("two"))
         self.assertRegex(self.cluster.logs("two"), f"(?m)^mobula: {reason}$")
+        page = self.cluster.get("/api/jobs/?status=RUNNING&limit=100")
+        self.assertEqual([j for j in page if j["submission_id"] == "two"], [self.cluster.job("two")])
         words = self.cluster.mobula("status", "--address", self.cluster.address).stdout
         self.assertRegex(words, r"(?m)^queue: 1 gang waits, backfill order\n"
                                 r"  1\. two +2 nodes x 2 mobula_gpu, priority 3, for \d+ s\n"
@@ -90,10 +92,10 @@ class BackfillTest(Gangs):
     def test_the_wait_has_an_end(self):
         self.gang("one", 2, 2)
         self.wait_up("one")
-        self.gang("late", 1, 1, "--wait-timeout", "1s")
+        self.gang("late", 1, 1, "--wait-timeout", "4s")
         job = self.cluster.wait_job("late")
         self.assertEqual(job["status"], "FAILED")
-        said = "no 1 nodes were free within 1 s: waiting for 1 more mobula_gpu on 1 node: " \
+        said = "no 1 nodes were free within 4 s: waiting for 1 more mobula_gpu on 1 node: " \
                "node node-0 has 0 free of 2, node node-1 has 0 free of 2"
         self.assertIn(said, self.cluster.logs("late"))
         self.assertIn(said, job["message"])

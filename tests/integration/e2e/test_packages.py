@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import http.server
 import io
+import json
 import os
 import pathlib
 import socket
@@ -104,6 +105,54 @@ class PackagesTest(unittest.TestCase):
                              zip_of({"second/__init__.py": "NAME = 'second'\n"}))
         self.assert_ran("modules", "wheel", working_dir=work, py_modules=[wheel, zipped])
         self.assertIn("and second", self.cluster.logs("modules"))
+
+    def job_submit(self, *options, runtime_env):
+        return self.cluster.mobula("job", "submit", "--address", self.cluster.address, *options,
+                                   "--runtime-env-json", json.dumps(runtime_env), "--",
+                                   sys.executable, "main.py")
+
+    def test_our_client_uploads_what_is_here(self):
+        """A zip as working directory; modules as directory, file, wheel and zip, also when one of the
+        same files was uploaded without its name before."""
+        here = pathlib.Path(self.cluster.dir, "here")
+        folder = here / "folder"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("NAME = 'folder'\n")
+        (folder / "unwanted.txt").write_text("1")
+        (here / "single.py").write_text("NAME = 'single'\n")
+        wheel = here / "mod-1.0+local-py3-none-any.whl"
+        wheel.write_bytes(zip_of({"mod/__init__.py": "NAME = 'a wheel'\n"}))
+        (here / "zipped.zip").write_bytes(zip_of({"zipped.py": "NAME = 'zipped'\n"}))
+        work = here / "work.zip"
+        work.write_bytes(zip_of({"main.py": MAIN + (
+            "import folder, single, zipped, os\n"
+            "print(folder.NAME, single.NAME, zipped.NAME, os.listdir(folder.__path__[0]))\n")}))
+        self.job_submit("--working-dir", folder, "--no-wait", runtime_env={"excludes": ["*.txt"]})
+        modules = [str(folder) + "/", str(here / "single.py"), str(wheel), str(here / "zipped.zip")]
+        for _ in range(2):  # the second time nothing is sent
+            done = self.job_submit("--working-dir", work, runtime_env={
+                "py_modules": modules, "excludes": ["*.txt"]})
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn("from a wheel\n", done.stdout)
+            self.assertRegex(done.stdout, r"folder single zipped \['__init__.py'(, '__pycache__')?\]")
+
+    def test_our_client_says_what_it_cannot_upload(self):
+        here = pathlib.Path(self.cluster.dir, "odd")
+        here.mkdir()
+        (here / "a.txt").write_text("1")
+        (here / "huge.zip").touch()
+        os.truncate(here / "huge.zip", 101 << 20)
+        for options, env, words in (
+            (("--working-dir", here / "a.txt"), {},
+             "a.txt is not a directory, nor a file that ends in .zip, .tar.gz, .tgz or .tar.xz"),
+            ((), {"py_modules": [str(here / "a.txt")]},
+             "a.txt is not a directory, nor a file that ends in .py, .whl, .zip"),
+            ((), {"py_modules": [str(here / "none")]}, "none: No such file or directory"),
+            (("--working-dir", here / "huge.zip"), {}, "at most 100"),
+        ):
+            done = self.job_submit(*options, runtime_env=env)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(words, done.stdout)
 
     def test_web_server(self):
         """Of an archive as source hosts make them, the one folder in it is what counts."""

@@ -1,5 +1,6 @@
 """--max-restarts: what is repeated, what is not, and where the next attempt begins."""
 
+import json
 import os
 import pathlib
 import re
@@ -69,7 +70,7 @@ class Commands(unittest.TestCase):
             wait_until(lambda: not any(is_alive(p) for p in ranks.values()), "the peers end", 5)
             print(f"a killed rank is a line in the log after {noticed_s:.3f} s, its peers are gone "
                   f"after {time.monotonic() - killed:.3f} s")
-            self.assertLess(time.monotonic() - killed, 3)
+            self.assertLess(time.monotonic() - killed, 1)
         job = self.cluster.wait_job(job_id)
         log = self.cluster.logs(job_id)
         self.assertEqual(job["status"], "SUCCEEDED", log)
@@ -118,9 +119,8 @@ class Train(unittest.TestCase):
             self.assertEqual(again[-(400 - began):], list(range(began + 1, 401)))
             checkpoints.assert_complete(f"{cluster.dir}/rough", 400)
             # The fence in the store: a node that comes back with attempt 1 stands back.
-            fences = list(pathlib.Path(f"{cluster.dir}/rough/.mobula").glob("attempt-*"))
-            self.assertEqual([f.read_text() for f in fences], ["2"])
-            self.assertFalse(os.path.exists(f"{cluster.dir}/calm/.mobula"))
+            writers = json.loads(pathlib.Path(f"{cluster.dir}/rough/.mobula/writers.json").read_text())["writers"]
+            self.assertEqual([(w["job_id"], w["attempt"]) for w in writers], [(rough, 2)])
 
 
 class Preempted(unittest.TestCase):

@@ -123,6 +123,36 @@ class RunTest(unittest.TestCase):
         self.assertEqual([len(t) for t in times], [2 * slots, 2 * slots])
         self.assertLess(max(times[0]), min(times[1]))
 
+    def test_the_last_checkpoints_stay_on_the_nodes(self):
+        """A foreign trainer saves six times; each node has a directory of its own, and on one the first is read."""
+        here = self.cluster.dir
+        script = f"""
+            D={here}/kept-$RANK; S={here}/kept-store; mkdir -p $D
+            for i in 1 2 3 4 5 6; do
+                N=$D/iter_000000$i; mkdir -p $N; echo $i > $N/rank$RANK.pt; : > {here}/kept-$i-$RANK
+                until test -e {here}/kept-go && test -e {here}/kept-$i-0 && test -e {here}/kept-$i-1; do sleep 0.05; done
+                if [ $RANK = 0 ]; then printf $i > $D/latest_checkpointed_iteration.txt; fi
+                until [ "$(cat $S/latest_checkpointed_iteration.txt 2>/dev/null)" = $i ]; do sleep 0.05; done
+            done"""
+        run = ["run", "--num-nodes", "2", "--save", f"{here}/kept-%n", "--keep-last-k", "2"]
+        done = self.cluster.mobula(*run, "--", "true")
+        self.assertEqual(done.returncode, 64, done.stdout)
+        self.assertIn("--keep-last-k needs --checkpoint-url", done.stdout)
+        first = f"{here}/kept-1/iter_0000001/rank1.pt"
+        with self.cluster.running(*run, "--checkpoint-url", f"file://{here}/kept-store", "--", "sh", "-c",
+                                  script) as driver:
+            wait_until(lambda: os.path.exists(first), "the first is saved")
+            with open(first, encoding="ascii"):
+                open(f"{here}/kept-go", "w").close()
+                self.assertEqual(driver.wait(60), 0, driver.output())
+
+        def left(node):
+            return sorted(int(name[5:]) for name in os.listdir(f"{here}/kept-{node}") if name.startswith("iter_"))
+
+        self.assertEqual(left(0), [5, 6])
+        self.assertEqual(left(1), [1, 5, 6])
+        self.assertEqual(len([n for n in os.listdir(f"{here}/kept-store") if n.startswith("iter_")]), 6)
+
     def test_driver_killed_gang_ends_with_its_lease(self):
         with self.cluster.running("run", "--num-nodes", "2", "--lease", "3s", "--", "sleep",
                                   "1000") as driver:

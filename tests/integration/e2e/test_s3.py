@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 import unittest
 
+import checkpoints
 import s3
 from cluster import Cluster, iterations_of, train_command
 
@@ -39,6 +40,30 @@ class S3Test(unittest.TestCase):
         self.assertEqual([i for i, _, _ in second], [5, 6, 7, 8])
         verified = self.cluster.mobula("checkpoint", "verify", "--json", URL)
         self.assertEqual(json.loads(verified.stdout)["iteration"], 8, verified.stdout)
+
+    def test_local_checkpoints_go_when_they_are_durable(self):
+        url, save = URL + "-keep", pathlib.Path(self.directory, "keep")
+        self.train("s3-keep", "--checkpoint-url", url, "--async-save", "--save", str(save), "--keep-last-k", "1",
+                   "--save-interval", "1")
+        run = pathlib.Path(self.directory, "s3", s3.BUCKET, "run-keep")
+        for iteration in range(1, 9):  # none was removed before it was in the store
+            checkpoints.assert_complete(run, iteration)
+        self.assertEqual(checkpoints.latest(save), 8)
+        self.assertTrue((save / "iter_0000008").is_dir())
+        # Another run removes what is durable and older than what it loaded.
+        self.cluster.submit(train_command(url, 9, "--load", url, "--save", str(save), "--keep-last-k", "1",
+                                          "--save-interval", "1"), submission_id="s3-keep-2")
+        job = self.cluster.wait_job("s3-keep-2", timeout_s=120)
+        self.assertEqual(job["status"], "SUCCEEDED", self.cluster.logs("s3-keep-2"))
+        self.assertEqual([p.name for p in save.iterdir() if p.name.startswith("iter_")], ["iter_0000009"])
+        # What was loaded from another place is not durable in this one.
+        other = URL + "-keep-elsewhere"
+        self.cluster.submit(train_command(other, 10, "--load", url, "--save", str(save), "--keep-last-k", "1",
+                                          "--save-interval", "1"), submission_id="s3-keep-3")
+        job = self.cluster.wait_job("s3-keep-3", timeout_s=120)
+        self.assertEqual(job["status"], "SUCCEEDED", self.cluster.logs("s3-keep-3"))
+        self.assertEqual(sorted(p.name for p in save.iterdir() if p.name.startswith("iter_")),
+                         ["iter_0000009", "iter_0000010"])
 
     def test_damage_is_found(self):
         self.train("s3-3", "--exit-interval", "2", "--checkpoint-url", URL + "-damaged")

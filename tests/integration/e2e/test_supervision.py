@@ -34,6 +34,22 @@ def zombies_below(pids):
     return [p for p, state in states.items() if state == "Z" and is_ours(p)]
 
 
+class Descriptors(unittest.TestCase):
+    def test_what_the_starter_had_open_is_not_kept(self):
+        # A lock of whoever started the node would be held as long as it lives, and every job would have it.
+        with tempfile.NamedTemporaryFile(prefix="mb-held-") as held, Cluster(nodes=1) as cluster:
+            def has_it(pid):
+                links = pathlib.Path(f"/proc/{pid}/fd").iterdir()
+                return any(os.path.realpath(link) == held.name for link in links)
+            before = set(cluster.own_pids())
+            done = cluster.mobula("start", "--address", cluster.gcs, "--temp-dir", cluster.temp, "--node-name", "node-1",
+                                  "--dashboard-agent-listen-port", "0", pass_fds=(held.fileno(),))
+            self.assertEqual(done.returncode, 0, done.stdout)
+            started = set(cluster.own_pids()) - before
+            self.assertGreaterEqual(len(started), 2)
+            self.assertEqual([p for p in started if has_it(p)], [])
+
+
 class Leftovers(unittest.TestCase):
     JOBS, AT_ONCE = 200, 8
 
@@ -90,12 +106,38 @@ class Exits(unittest.TestCase):
                 self.assertIn(exits[0], ((128 + signal.SIGSEGV, signal.SIGSEGV),
                                          (128 + signal.SIGTERM, signal.SIGTERM),
                                          (128 + signal.SIGKILL, signal.SIGKILL)))
+                self.assertEqual(exits[1], (7, 0))
                 shown = cluster.mobula("job", "status", "--address", cluster.address, "driver").stdout
                 self.assertIn("driver: signal 6 (Aborted)", shown)
                 killed = cluster.node("node-0")["pid_agent"]
                 os.kill(killed, signal.SIGKILL)
                 wait_until(lambda: cluster.node("node-0")["pid_agent"] != killed and
                            GpuMemory.answers(cluster), "the head is back", 30)
+
+
+class Stops(unittest.TestCase):
+    def test_the_command_waits_while_the_head_restarts(self):
+        """The stop goes on without the head's agent, so whoever waits for it is told its end."""
+        with Cluster(nodes=1) as cluster:
+            env = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "5"}}
+            cluster.submit(f"trap 'touch {cluster.dir}/asked' TERM; touch {cluster.dir}/up; "
+                           "while :; do sleep 0.05; done", submission_id="slow", runtime_env=env)
+            wait_until(lambda: os.path.exists(f"{cluster.dir}/up"), "it runs")
+            with cluster.running("job", "stop", "--address", cluster.address, "slow") as stop:
+                wait_until(lambda: os.path.exists(f"{cluster.dir}/asked"), stop.output)
+                self.assertEqual(cluster.job("slow")["status"], "RUNNING")  # the stop was answered
+                node = cluster.node("node-0")
+                os.kill(node["pid_init"], signal.SIGSTOP)  # which would start the agent again at once
+                try:
+                    os.kill(node["pid_agent"], signal.SIGKILL)
+                    with self.assertRaises(subprocess.TimeoutExpired, msg="it asks again"):
+                        stop.wait(1)
+                finally:
+                    os.kill(node["pid_init"], signal.SIGCONT)
+                self.assertEqual(stop.wait(40), 0, stop.output())
+                self.assertIn("Job 'slow' was stopped", stop.output())
+            self.assertNotEqual(cluster.node("node-0")["pid_agent"], node["pid_agent"])
+            self.assertEqual(cluster.job("slow")["status"], "STOPPED")
 
 
 FAKE_NVML = r"""

@@ -4,6 +4,7 @@ kuberay#1489, kuberay#3903, kuberay#2161, kuberay#4217: a lost head must not los
 ray#65025: a takeover must not fail a healthy job.
 """
 
+import concurrent.futures
 import errno
 import json
 import os
@@ -193,6 +194,33 @@ class StoreTrouble(unittest.TestCase):
             redis.start()
             wait_until(cluster.answers, "the head serves again", 20)
             self.assertEqual(cluster.job("before")["status"], "SUCCEEDED")
+
+    def test_what_is_shown_is_committed(self):
+        """Every view of jobs: what the store has not taken yet may be gone after a crash."""
+        with Redis() as redis, SharedCluster(redis, nodes=1) as cluster, \
+                concurrent.futures.ThreadPoolExecutor(8) as pool:
+            done = cluster.mobula("run", "--num-nodes", "1", "--", "true")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            driver = next(j["job_id"] for j in cluster.get("/api/jobs/") if j["type"] == "DRIVER")
+            paths = ["/api/jobs/", "/api/jobs/?limit=9", "/api/jobs/?status=PENDING,RUNNING",
+                     "/api/v0/jobs", "/api/jobs/new", f"/api/jobs/{driver}"]
+            redis.process.send_signal(signal.SIGSTOP)
+            try:
+                post = pool.submit(cluster.call_once, "POST", "/api/jobs/",
+                                   {"entrypoint": "sleep 999", "submission_id": "new"})
+                wait_until(lambda: [j for j in cluster.status()["jobs"]
+                                    if j["submission_id"] == "new"], "the head has it", 2)
+                answers = list(pool.map(lambda path: cluster.call_once("GET", path), paths))
+                self.assertFalse(post.done())
+            finally:
+                redis.process.send_signal(signal.SIGCONT)
+            self.assertEqual([a[0] for a in answers], [503] * len(paths), answers)
+            self.assertEqual(post.result()[0], 200)
+            for path in paths[:-1]:
+                self.assertIn('"new"', wait_until(
+                    lambda: (a := cluster.call_once("GET", path))[0] == 200 and a[1], path, 15))
+            cluster.call("POST", "/api/jobs/new/stop")
+            cluster.wait_job("new", ("STOPPED",))
 
     def test_a_busy_head_keeps_its_lease(self):
         with Redis() as redis, SharedCluster(redis, nodes=1) as cluster:

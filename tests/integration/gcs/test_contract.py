@@ -27,7 +27,7 @@ MISSING = "gcs://_ray_pkg_0000000000000000.zip"
 check = Checks()
 
 
-def request(port, method, path, body=None, headers=AUTH, timeout=60):
+def request(port, method, path, body=None, headers=AUTH, timeout=150):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     if isinstance(body, (dict, list)):
         body = json.dumps(body)
@@ -257,7 +257,7 @@ JOBS = {
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-def state(port, job, until, timeout=60):
+def state(port, job, until, timeout=150):
     deadline = time.monotonic() + timeout
     while True:
         text = request(port, "GET", f"/api/jobs/{job}")[2]

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import time
 
-DEADLINE_S = 60
+DEADLINE_S = 60  # without a report of any rank
 
 MODEL = (
     "--distributed-backend gloo --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -20,10 +20,10 @@ MOCK = "--mock-data --tokenizer-type NullTokenizer --vocab-size 100".split()
 
 
 class Rank:
-    def __init__(self, worker, rank, world, args, cwd):
+    def __init__(self, worker, rank, world, args, cwd, env):
         ours, theirs = socket.socketpair()
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
-               "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno())}
+               "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno()), **env}
         self.log_path = os.path.join(cwd, f"rank-{rank}.log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([worker, *args], env=env, cwd=cwd, stdout=log,
@@ -59,13 +59,13 @@ class Rank:
 
 
 class Gang:
-    def __init__(self, worker, world, args, cwd):
+    def __init__(self, worker, world, args, cwd, env=(), env_of_rank=lambda rank: {}):
         os.makedirs(cwd, exist_ok=True)
-        self.ranks = [Rank(worker, r, world, args, cwd) for r in range(world)]
+        self.ranks = [Rank(worker, r, world, args, cwd, {**dict(env), **env_of_rank(r)}) for r in range(world)]
         self.open = list(self.ranks)
 
     def wait(self, condition):
-        """Read reports until condition() holds; the deadline is an error with all logs."""
+        """Read reports until condition() holds; none for the deadline is an error with all logs."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             left = deadline - time.monotonic()
@@ -73,8 +73,11 @@ class Gang:
                 raise AssertionError("the gang did not come so far:\n" + "\n".join(r.log() for r in self.ranks))
             for s in select.select([r.socket for r in self.open], [], [], min(left, 1))[0]:
                 rank = next(r for r in self.ranks if r.socket is s)
+                known = len(rank.messages)
                 if not rank.read():
                     self.open.remove(rank)
+                if len(rank.messages) > known:
+                    deadline = time.monotonic() + DEADLINE_S
 
     def start(self):
         self.wait(lambda: all(r.of("endpoint") for r in self.ranks))
@@ -102,8 +105,8 @@ class Gang:
             r.socket.close()
 
 
-def run(worker, world, args, cwd):
-    gang = Gang(worker, world, args, cwd)
+def run(worker, world, args, cwd, **more):
+    gang = Gang(worker, world, args, cwd, **more)
     try:
         codes = gang.start().finish()
     finally:

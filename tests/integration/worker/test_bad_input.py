@@ -61,7 +61,7 @@ def main():
         ("unknown argument", [*GOOD, "--num-layer", "2"], 64, ["unrecognized", "--num-layers"]),
         ("no number", [*GOOD, "--lr", "fast"], 64, ["--lr", "'fast'"]),
         ("no choice", [*GOOD, "--lr-decay-style", "sine"], 64, ["'sine'", "cosine"]),
-        ("refused", [*GOOD, "--swiglu"], 78, ["--swiglu", "not provided"]),
+        ("refused", [*GOOD, "--squared-relu"], 78, ["--squared-relu", "not provided"]),
         ("CUDA", without(GOOD, "--distributed-backend"), 78, ["nccl", "gloo"]),
         ("missing vocabulary", [*without(GOOD, "--tokenizer-type", "--vocab-size"), "--vocab-file", "v.json",
                                 "--merge-file", "m.txt"], 66, ["v.json"]),

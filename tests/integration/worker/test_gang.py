@@ -68,6 +68,20 @@ class GangTest(unittest.TestCase):
             if name.endswith(".safetensors"):
                 self.assertEqual(a[name], b[name], name)
 
+    def test_gradients_reduced_meanwhile_are_the_same(self):
+        """In buckets while the backward pass runs, or all of them after it."""
+        keep = ["--save-interval", "10"]
+        self.train(2, "after", "--save", self.path("s"), *keep, iters=10)
+        want = content(self.path("s", "iter_0000010"))
+        for i, extra in enumerate(([], ["--ddp-bucket-size", "20000"],
+                                   ["--ddp-bucket-size", "20000", "--use-distributed-optimizer"],
+                                   ["--ddp-bucket-size", "1", "--use-distributed-optimizer", "--overlap-param-gather"])):
+            self.train(2, f"m{i}", "--save", self.path(f"s{i}"), "--overlap-grad-reduce", *extra, *keep, iters=10)
+            got = content(self.path(f"s{i}", "iter_0000010"))
+            for name in want:
+                if name.endswith(".safetensors"):
+                    self.assertEqual(got[name], want[name], (extra, name))
+
     def test_runs_repeat_and_learn(self):
         a, b = self.train(2, "a"), self.train(2, "b")
         self.assertEqual(iterations(a.ranks[1]), iterations(b.ranks[1]))

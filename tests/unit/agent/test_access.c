@@ -5,10 +5,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "agent/access.h"
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -23,6 +25,7 @@ static int set_up(void **state)
         return -1;
     snprintf(own, sizeof(own), "%s/.ray/auth_token", home);
     setenv("HOME", home, 1);
+    unsetenv("RAY_USE_TLS");
     unsetenv("RAY_AUTH_MODE");
     unsetenv("RAY_AUTH_TOKEN");
     unsetenv("RAY_AUTH_TOKEN_PATH");
@@ -38,16 +41,19 @@ static int tear_down(void **state)
 static void the_decision(void **state)
 {
     (void)state;
-    for (int i = 0; i < 16; i++) {
-        int has_token = i & 1, is_trusted = i >> 1 & 1, is_loopback = i >> 2 & 1, is_head = i >> 3;
-        enum mb_access_step step = mb_access_decide(has_token, is_trusted, is_loopback, is_head);
+    for (int i = 0; i < 32; i++) {
+        int has_token = i & 1, is_trusted = i >> 1 & 1, is_loopback = i >> 2 & 1,
+            is_head = i >> 3 & 1, is_mutual = i >> 4;
+        enum mb_access_step step =
+            mb_access_decide(has_token, is_trusted, is_loopback, is_head, is_mutual);
 
-        assert_int_equal(step == MB_ACCESS_NONE, is_trusted || (!has_token && is_loopback));
+        assert_int_equal(step == MB_ACCESS_NONE,
+                         is_trusted || (!has_token && (is_loopback || (is_mutual && !is_head))));
         assert_int_equal(step == MB_ACCESS_USE, has_token && !is_trusted);
         assert_int_equal(step == MB_ACCESS_MAKE,
                          !has_token && !is_trusted && !is_loopback && is_head);
         assert_int_equal(step == MB_ACCESS_REFUSE,
-                         !has_token && !is_trusted && !is_loopback && !is_head);
+                         !has_token && !is_trusted && !is_loopback && !is_head && !is_mutual);
     }
 }
 
@@ -154,6 +160,36 @@ static void what_drivers_find(void **state)
     assert_string_equal(getenv("RAY_AUTH_MODE"), "disabled");
 }
 
+/* The names that a renewed certificate has, too, whatever they lead to now. */
+static void what_drivers_find_of_tls(void **state)
+{
+    static const char *const names[] = {"RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
+                                        "RAY_TLS_CA_CERT"};
+    struct mb_access a = {.is_open = 1};
+    struct mb_err err = {0};
+    char dir[] = "/tmp/mb-access-XXXXXX", old[PATH_MAX], here[PATH_MAX];
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    assert_non_null(getcwd(old, sizeof old));
+    assert_int_equal(chdir(dir), 0);
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(symlink("/etc/hostname", "link.pem"), 0);
+    setenv("RAY_USE_TLS", "1", 1);
+    for (int i = 0; i < 3; i++)
+        setenv(names[i], "link.pem", 1);
+    assert_int_equal(mb_access_hand_down(&a, &err), MB_OK);
+    strcat(here, "/link.pem");
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(getenv(names[i]), here);
+        unsetenv(names[i]);
+    }
+    unsetenv("RAY_USE_TLS");
+    assert_int_equal(unlink("link.pem"), 0);
+    assert_int_equal(chdir(old), 0);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 static void no_memory(void **state)
 {
     struct mb_agent_options head = {.is_head = 1};
@@ -176,6 +212,26 @@ static void no_memory(void **state)
     }
 }
 
+static void certificates_stand_for_a_token(void **state)
+{
+    struct mb_agent_options node = {.address = "h:6379"}, head = {.is_head = 1};
+    struct mb_access a;
+    struct mb_err err = {0};
+
+    (void)state;
+    setenv("RAY_USE_TLS", "TRUE", 1);
+    choose(&node, "10.0.0.1", 0, 0, "0.0.0.0");
+    choose(&head, "10.0.0.1", 1, 0, "0.0.0.0"); /* its HTTP port asks for no certificate */
+    assert_int_equal(unlink(own), 0);
+    node.is_job_agent = 1;
+    assert_int_equal(mb_access_choose(&node, "10.0.0.1", &a, &err), MB_EDENIED);
+    node.no_token = 1;
+    choose(&node, "10.0.0.1", 0, 1, "0.0.0.0");
+    setenv("RAY_USE_TLS", "yes", 1);
+    assert_int_equal(mb_access_choose(&node, "10.0.0.1", &a, &err), MB_EINVAL);
+    assert_non_null(strstr(err.text, "RAY_USE_TLS=yes"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -184,6 +240,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_head_makes_its_token_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_trusted_network, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_drivers_find, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_drivers_find_of_tls, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(certificates_stand_for_a_token, set_up, tear_down),
         cmocka_unit_test_setup_teardown(no_memory, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

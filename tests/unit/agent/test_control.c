@@ -220,11 +220,29 @@ static void gangs_meet_at_different_ports(void **state)
     stop_node(&n);
 }
 
+/* Its bundle was committed before the drain; the run that comes after it would never be told. */
+static void a_drained_node_takes_no_gang(void **state)
+{
+    struct node n;
+    struct driver d;
+
+    (void)state;
+    start_node(&n);
+    mb_gangs_drain(n.gangs, MB_DEADLINE_DRAIN, 0, "the node is drained");
+    dial(&n, &d);
+    say_hello(&d, 0);
+    fixture_wait(&n.f, &d.n_ended, 1);
+    assert_int_equal(d.status, MB_GRPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(mb_gangs_count(n.gangs), 0);
+    stop_node(&n);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_said_after_the_attempt_let_go_is_not_refused),
         cmocka_unit_test(a_stream_begins_with_hello),
+        cmocka_unit_test(a_drained_node_takes_no_gang),
         cmocka_unit_test(gangs_meet_at_different_ports),
     };
 

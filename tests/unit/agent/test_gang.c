@@ -89,6 +89,32 @@ static void test_stop_before_processes(void **state)
     assert_string_equal(g.cause, "launch failed");
 }
 
+/* The driver waits for the exit of each rank or for Ended; of ranks that were never spawned it
+ * hears no exit, so Halt is enough to end them. */
+static void test_halt_before_processes(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    assert_int_equal(step(&g, MB_GANG_EV_HALT), MB_GANG_ACT_FREE_NODE | MB_GANG_ACT_RELEASE);
+    mb_gang_init(&g); /* while the checkpoint is pulled */
+    step(&g, MB_GANG_EV_LAUNCH);
+    assert_int_equal(step(&g, MB_GANG_EV_HALT), MB_GANG_ACT_STOP_RANKS);
+    assert_int_equal(step(&g, MB_GANG_EV_ALL_EXITED), MB_GANG_ACT_FREE_NODE | MB_GANG_ACT_RELEASE);
+    mb_gang_init(&g);
+    step(&g, MB_GANG_EV_LAUNCH);
+    step(&g, MB_GANG_EV_LAUNCH_FAILED);
+    assert_int_equal(step(&g, MB_GANG_EV_HALT), MB_GANG_ACT_RELEASE);
+    mb_gang_init(&g); /* all were spawned: a rank elsewhere may still seal what is here */
+    step(&g, MB_GANG_EV_LAUNCH);
+    step(&g, MB_GANG_EV_WORKERS_UP);
+    step(&g, MB_GANG_EV_HALT);
+    assert_int_equal(step(&g, MB_GANG_EV_ALL_EXITED), MB_GANG_ACT_FREE_NODE);
+    assert_int_equal(step(&g, MB_GANG_EV_HALT), 0);
+    assert_int_equal(step(&g, MB_GANG_EV_END), MB_GANG_ACT_RELEASE);
+}
+
 static void test_lease(void **state)
 {
     struct mb_gang g;
@@ -224,6 +250,7 @@ int main(void)
         cmocka_unit_test(test_happy_path),
         cmocka_unit_test(test_rank_failure),
         cmocka_unit_test(test_stop_before_processes),
+        cmocka_unit_test(test_halt_before_processes),
         cmocka_unit_test(test_lease),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_random),

@@ -162,11 +162,13 @@ order = sock.recv(64)
 os._exit(int(order) if order else 0)
 """
 
-    def start_init(self, grace_ms=5000, cgroup="auto"):
-        self.init = subprocess.Popen(
-            [INIT, "agent", "--run-dir", self.dir, "--grace-ms", str(grace_ms), "--",
-             sys.executable, "-c", self.AGENT, os.path.join(self.dir, "hand")],
-            env={**os.environ, "MOBULA_CGROUP": cgroup})
+    def start_init(self, grace_ms=5000, cgroup="auto", group=None):
+        """group: a control group of v2 that it is started in."""
+        argv = [INIT, "agent", "--run-dir", self.dir, "--grace-ms", str(grace_ms), "--",
+                sys.executable, "-c", self.AGENT, os.path.join(self.dir, "hand")]
+        if group is not None:
+            argv = ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', group] + argv
+        self.init = subprocess.Popen(argv, env={**os.environ, "MOBULA_CGROUP": cgroup})
         self.take_agent()
 
     def take_agent(self):
@@ -492,6 +494,88 @@ revive(5)
         self.assertIn("exit 0 0 9", seen)
         s.end()
 
+    # ---- a control group of v2 that init may divide ----
+
+    def own_group(self):
+        """A new group below the root, which hands the memory controller to it; and it is the kernel
+        that says so: a directory that can be made is no proof."""
+        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+            group = os.path.join(root, "mobula-test-%d" % os.getpid())
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            if os.path.exists(os.path.join(group, "memory.max")):
+                self.addCleanup(lambda: wait_for(lambda: try_rmdir(group), "nothing is left in " + group))
+                return group
+            os.rmdir(group)
+        self.skipTest("no control group of v2 with the memory controller can be made here")
+
+    @staticmethod
+    def place_of(pid):
+        """The path of a process in the hierarchy of v2, from the root's."""
+        with open("/proc/%d/cgroup" % pid) as f:
+            return next(line.split("::", 1)[1].strip() for line in f if line.startswith("0::"))
+
+    # What it holds is touched, so that it is resident.
+    GREEDY = "import time; up = open(%r, 'w'); up.write('1\\n'); up.close(); hold = b'x' * (256 << 20); time.sleep(1000)"
+
+    def run_greedy(self, limit_bytes):
+        directory = os.path.join(self.dir, "a")
+        self.spawn("a", [{"argv": [sys.executable, "-c", self.GREEDY % os.path.join(directory, "up")]},
+                         {"argv": ["sleep", "1000"]}], memory_limit_bytes=limit_bytes)
+        kind, path = self.group_of(directory)
+        self.assertEqual(kind, "cgroup-v2")
+        s = Supervisor(directory)
+        limit = None
+        if os.path.exists(os.path.join(path, "memory.max")):
+            with open(os.path.join(path, "memory.max")) as f:
+                limit = f.read().strip()
+        seen, _ = s.until("all-exited")
+        self.assertEqual(seen[-1], "all-exited killed: memory limit of %d MiB" % (limit_bytes >> 20))
+        self.assertEqual([m for m in seen if m.startswith("exit ")].count("exit 0 0 9"), 1, seen)
+        self.assertFalse(os.path.exists(path))
+        s.end()
+        return path, limit
+
+    def test_alone_in_its_group_it_has_the_kernel_keep_the_limit(self):
+        group = self.own_group()
+        self.start_init(group=group)
+        name = "/" + os.path.basename(group)
+        for pid in (self.init.pid, self.agent_pid):
+            self.assertEqual(self.place_of(pid), name + "/mobula-init")
+        path, limit = self.run_greedy(64 << 20)
+        self.assertEqual(os.path.dirname(path), group)
+        self.assertEqual(limit, str(64 << 20))
+        print("memory.max was kept by the kernel", file=sys.stderr)
+        self.init.send_signal(signal.SIGTERM)
+        self.init.wait(DEADLINE_S)
+        self.assertEqual(os.listdir(group), [f for f in os.listdir(group) if "mobula" not in f])
+        with open(os.path.join(group, "cgroup.subtree_control")) as f:
+            self.assertEqual(f.read().strip(), "")
+
+    def test_in_a_group_of_others_it_stays_and_measures(self):
+        group = self.own_group()
+        other = subprocess.Popen(["sleep", "1000"])
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        with open(os.path.join(group, "cgroup.procs"), "w") as f:
+            f.write(str(other.pid))
+        self.start_init(group=group)
+        self.assertEqual(self.place_of(self.init.pid), "/" + os.path.basename(group))
+        self.assertEqual(self.place_of(other.pid), "/" + os.path.basename(group))
+        self.assertIsNone(self.run_greedy(64 << 20)[1])
+
+    def test_a_second_start_in_a_leaf_that_was_left(self):
+        """SIGKILL of init leaves the leaf; whoever is put there begins as if alone."""
+        group = self.own_group()
+        self.start_init(group=group)
+        os.kill(self.init.pid, signal.SIGKILL)
+        self.init.wait(DEADLINE_S)
+        wait_for(lambda: not alive(self.agent_pid), "its agent ends")
+        self.start_init(group=os.path.join(group, "mobula-init"))
+        self.assertEqual(self.run_greedy(64 << 20)[1], str(64 << 20))
+
     def test_limits_of_files_and_no_core(self):
         self.start_init()
         directory, _ = self.spawn("a", [{"argv": ["/bin/sh", "-c", "ulimit -n; ulimit -c"]}],
@@ -511,6 +595,66 @@ revive(5)
         self.assertFalse(alive(self.agent_pid))
         self.assertIn("all-exited supervisor was told to end", self.state(directory))
         self.assertFalse(os.path.exists(os.path.join(self.dir, "init.pid")))
+
+    # As AGENT, but it says when it is told to end, and goes on.
+    DEAF_AGENT = r"""
+import array, os, signal, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+sock.connect(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: sock.send(b"told"))
+fd = int(os.environ["MOBULA_INIT_FD"])
+sock.sendmsg([b"%d" % os.getpid()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+if sock.recv(64) == b"signals":  # one sent before this must not have ended us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+order = sock.recv(64)
+os._exit(int(order) if order else 0)
+"""
+
+    def hear_told(self):
+        self.agent.settimeout(DEADLINE_S)
+        self.agent.send(b"signals")
+        self.assertEqual(self.agent.recv(4), b"told")
+
+    def test_agent_that_crashes_while_it_stops_is_started_again(self):
+        self.AGENT = self.DEAF_AGENT
+        self.start_init(grace_ms=int(DEADLINE_S) * 1000)
+        directory, supervisor = self.spawn("a", [{"argv": ["sleep", "1000"]}])
+        self.to_init.send(b"ready")
+        self.init.send_signal(signal.SIGTERM)
+        self.hear_told()
+        for _ in range(2):
+            os.kill(self.agent_pid, signal.SIGKILL)
+            self.take_agent()
+            self.assertTrue(alive(supervisor))
+            self.hear_told()
+            self.to_init.send(("spawn " + os.path.join(directory, "spec")).encode())
+            self.assertIn("the node is stopping", self.to_init.recv(8192).decode())
+        self.agent.send(b"0")
+        self.assertEqual(self.init.wait(DEADLINE_S), 0)
+        self.assertFalse(alive(supervisor))
+
+    def test_agent_that_crashes_just_before_a_stop_is_started_again(self):
+        self.AGENT = self.DEAF_AGENT
+        self.start_init(grace_ms=int(DEADLINE_S) * 1000)
+        self.to_init.send(b"ready")
+        self.init.send_signal(signal.SIGSTOP)
+        os.kill(self.agent_pid, signal.SIGKILL)
+        self.init.send_signal(signal.SIGTERM)
+        self.init.send_signal(signal.SIGCONT)
+        self.take_agent()
+        self.hear_told()
+        self.agent.send(b"0")
+        self.assertEqual(self.init.wait(DEADLINE_S), 0)
+
+    def test_agent_that_crashes_after_its_grace_is_not_started_again(self):
+        self.AGENT = self.DEAF_AGENT
+        self.start_init(grace_ms=300)
+        self.to_init.send(b"ready")
+        self.init.send_signal(signal.SIGTERM)
+        self.hear_told()
+        self.assertEqual(self.agent.recv(4), b"told")  # its grace is over
+        os.kill(self.agent_pid, signal.SIGKILL)
+        self.assertEqual(self.init.wait(DEADLINE_S), 128 + signal.SIGKILL)
 
     SAVING = ("trap 'trap \"\" TERM; echo 1 > %s/termed; sleep 1; echo 1 > %s/saved; exit 0' TERM; "
               "echo 1 > %s/up; sleep 1000 & wait")

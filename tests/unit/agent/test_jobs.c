@@ -24,11 +24,13 @@ enum { DEADLINE_MS = 30000 };
 static uv_loop_t loop;
 static struct mb_init *init;
 static struct mb_jobs *jobs;
+static struct mb_log_keeper *logs; /* of most tests: none */
 static const struct mb_job_runner *runner;
 static int closed;
 
 static struct {
-    int running, exited, failed, exit_code;
+    int running, ending, exited, failed, exit_code;
+    uint64_t start_no;
     char text[1200], tail[20001];
 } seen;
 
@@ -36,9 +38,11 @@ static void on_event(void *arg, const struct mb_job_event *e)
 {
     (void)arg;
     seen.running += e->kind == MB_JOB_EVENT_RUNNING;
+    seen.ending += e->kind == MB_JOB_EVENT_ENDING;
     seen.exited += e->kind == MB_JOB_EVENT_EXITED;
     seen.failed += e->kind == MB_JOB_EVENT_START_FAILED;
     seen.exit_code = e->exit_code;
+    seen.start_no = e->start_no;
     snprintf(seen.text, sizeof(seen.text), "%s", e->text);
     snprintf(seen.tail, sizeof(seen.tail), "%s", e->log_tail);
     uv_stop(&loop);
@@ -194,8 +198,11 @@ static void on_closed(void *arg)
 
 static void create_jobs(void)
 {
-    struct mb_jobs_opts opts = {
-        .loop = &loop, .init = init, .node_dir = getenv(MB_TEST_DIR_ENV), .bin_dir = "/our/bin"};
+    struct mb_jobs_opts opts = {.loop = &loop,
+                                .init = init,
+                                .node_dir = getenv(MB_TEST_DIR_ENV),
+                                .bin_dir = "/our/bin",
+                                .logs = logs};
     struct mb_err err;
 
     assert_int_equal(mb_jobs_create(&opts, &jobs, &err), 0);
@@ -489,17 +496,22 @@ static int close_all(void **state)
 
 /* ---- starts that a head numbered ---- */
 
-static int start_no(const char *id, uint64_t no, struct mb_err *err)
+static int start_with(const char *id, uint64_t no, const char *runtime_env, struct mb_err *err)
 {
     struct mb_job_spec spec = {.submission_id = id,
                                .entrypoint = "echo started",
-                               .runtime_env_json = "{}",
+                               .runtime_env_json = runtime_env,
                                .metadata_json = "{}",
                                .ray_address = "127.0.0.1:6379",
                                .start_no = no};
 
     memset(&seen, 0, sizeof(seen));
     return runner->start(runner->self, &spec, err);
+}
+
+static int start_no(const char *id, uint64_t no, struct mb_err *err)
+{
+    return start_with(id, no, "{}", err);
 }
 
 static int count_starts(const char *id)
@@ -531,6 +543,34 @@ static void test_a_numbered_start_begins_once(void **state)
     assert_int_equal(start_no("once", 8, &err), 0); /* another job of this name */
     run_until(&seen.exited);
     assert_int_equal(start_no("once", 7, &err), MB_ESTATE);
+}
+
+/* The head passes over what is said of a former start of this id, so every event has its number. */
+static void test_every_end_has_the_number_of_its_start(void **state)
+{
+    char *store = mb_asprintf("{\"env_vars\":{\"MOBULA_LOG_URL\":\"file://%s/x\","
+                              "\"MOBULA_LOG_WAIT\":\"3s\"}}",
+                              path_of("no-archive.zip"));
+    struct mb_err err = {0};
+
+    (void)state;
+    assert_non_null(store);
+    assert_int_equal(mb_log_keeper_create(&loop, getenv(MB_TEST_DIR_ENV), 0, &logs, &err), 0);
+    reopen_jobs();
+    assert_int_equal(start_with("fails", 5, "{\"working_dir\":\"/nonexistent/dir\"}", &err), 0);
+    run_until(&seen.failed);
+    assert_int_equal(seen.start_no, 5);
+    assert_int_equal(start_with("late", 6, store, &err), 0); /* a log that cannot be sent */
+    run_until(&seen.ending);
+    assert_int_equal(seen.start_no, 6);
+    run_until(&seen.exited);
+    assert_int_equal(seen.start_no, 6);
+    mb_free(store);
+    closed = 0;
+    mb_log_keeper_close(logs, on_closed, &closed);
+    run_until(&closed);
+    logs = NULL;
+    reopen_jobs();
 }
 
 static void test_what_was_given_up_never_begins(void **state)
@@ -566,6 +606,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_environment_survives_failed_allocations),
         cmocka_unit_test(test_log_tail_is_ten_lines_of_utf8),
         cmocka_unit_test(test_a_numbered_start_begins_once),
+        cmocka_unit_test(test_every_end_has_the_number_of_its_start),
         cmocka_unit_test(test_what_was_given_up_never_begins),
     };
     int status = mb_under_init(argv[0]);

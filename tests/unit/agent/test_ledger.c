@@ -9,8 +9,10 @@
 #include <string.h>
 #include <cmocka.h>
 #include <math.h>
+#include "agent/adrift.h"
 #include "agent/ledger.h"
 #include "base/alloc.h"
+#include "gcs/client.h"
 
 static struct mb_pg_id pg_of(unsigned n)
 {
@@ -309,6 +311,70 @@ static void test_in_doubt(void **state)
     mb_ledger_destroy(l);
 }
 
+/* The head took the node for dead: what runs stays, is offered again, and to nobody else. */
+static void test_adrift(void **state)
+{
+    struct mb_ledger *l = make(8, 9), *restarted = make(8, 9);
+    struct mb_bundle_spec runs = spec_of(1, 0, 8, 8), idle = spec_of(2, 0, 0, 1);
+    struct mb_bundle_spec other = spec_of(3, 0, 2, 2), index = spec_of(1, 1, 8, 8);
+    struct mb_err err;
+    uint64_t version;
+    char *text;
+
+    (void)state;
+    assert_int_equal(mb_ledger_commit(l, &runs, 1, &err), MB_OK);
+    mb_ledger_hold(l, &runs.pg);
+    assert_int_equal(mb_ledger_prepare(l, &idle, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_offered(l, 0), 0);
+    assert_int_equal(mb_ledger_set_adrift(l), 1);
+    assert_int_equal(mb_ledger_count(l), 1);
+    assert_int_equal(mb_ledger_available(l, 0), 0);
+    assert_int_equal(mb_ledger_offered(l, 0), 8);
+    assert_int_equal(mb_ledger_offered(l, 1), 9);
+    assert_int_equal(mb_ledger_prepare(l, &other, 1, &err), MB_EFULL);
+    assert_int_equal(mb_ledger_prepare(l, &index, 1, &err), MB_EFULL);
+    text = mb_ledger_dump(l);
+    assert_int_equal(mb_ledger_load(restarted, text, &err), MB_OK);
+    assert_int_equal(mb_ledger_offered(restarted, 0), 8);
+    free(text);
+    version = mb_ledger_version(l);
+    assert_int_equal(mb_ledger_prepare(l, &runs, 1, &err), MB_OK);
+    assert_true(mb_ledger_version(l) != version);
+    assert_int_equal(mb_ledger_offered(l, 0), 0);
+    assert_int_equal(mb_ledger_commit(l, &runs, 1, &err), MB_OK);
+    assert_int_equal(mb_ledger_find(l, &runs.pg, 0)->n_gpus, 8);
+    assert_int_equal(mb_ledger_set_adrift(l), 1);
+    assert_int_equal(mb_ledger_remove(l, &runs.pg, 0), 1); /* its processes end first */
+    assert_int_equal(mb_ledger_offered(l, 0), 0);
+    assert_null(mb_ledger_invariant(l));
+    mb_ledger_unhold(l, &runs.pg);
+    assert_int_equal(mb_ledger_offered(l, 0), 8);
+    mb_ledger_destroy(l);
+    mb_ledger_destroy(restarted);
+}
+
+static void test_what_became_of_an_adrift_one(void **state)
+{
+    const uint8_t own[MB_NODE_ID_BYTES] = {1}, other[MB_NODE_ID_BYTES] = {2};
+    struct mb_gcs_bundle bundles[2] = {{.has_node = 0}, {.has_node = 1}};
+    struct mb_gcs_pg pg = {.bundles = bundles, .n_bundles = 2, .state = MB_PG_RESCHEDULING};
+    const char *why = NULL;
+
+    (void)state;
+    assert_int_equal(mb_adrift_decide(NULL, 0, own, 0, &why), MB_ADRIFT_LOST);
+    assert_non_null(strstr(why, "removed"));
+    assert_int_equal(mb_adrift_decide(&pg, 0, own, 5000, &why), MB_ADRIFT_WAIT);
+    assert_int_equal(mb_adrift_decide(&pg, 0, own, 600001, &why), MB_ADRIFT_LOST);
+    memcpy(bundles[1].node_id, other, sizeof(other));
+    assert_int_equal(mb_adrift_decide(&pg, 1, own, 0, &why), MB_ADRIFT_LOST);
+    assert_non_null(strstr(why, "another"));
+    memcpy(bundles[1].node_id, own, sizeof(own));
+    assert_int_equal(mb_adrift_decide(&pg, 1, own, 700000, &why), MB_ADRIFT_WAIT);
+    assert_int_equal(mb_adrift_decide(&pg, 2, own, 0, &why), MB_ADRIFT_LOST);
+    pg.state = MB_PG_REMOVED;
+    assert_int_equal(mb_adrift_decide(&pg, 1, own, 0, &why), MB_ADRIFT_LOST);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +388,8 @@ int main(void)
         cmocka_unit_test(test_allocation_sweep),
         cmocka_unit_test(test_waits_for_nobody),
         cmocka_unit_test(test_in_doubt),
+        cmocka_unit_test(test_adrift),
+        cmocka_unit_test(test_what_became_of_an_adrift_one),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 #include "agent/log_service.h"
@@ -48,7 +49,40 @@ static void test_good(void **state)
     assert_int_equal(o.num_gpus, 2);
     assert_int_equal(o.n_labels, 1);
     assert_string_equal(o.labels[0].value, "b");
+    assert_null(o.ray_version);
     mb_agent_options_close(&o);
+}
+
+/* The flag is stronger than the environment; an empty one is none. */
+static void test_ray_version(void **state)
+{
+    struct mb_agent_options o;
+    struct mb_err err;
+
+    (void)state;
+    setenv("MOBULA_RAY_VERSION", "2.9.3", 1);
+    setenv("MOBULA_RAY_COMMIT", "", 1);
+    assert_int_equal(parse(&o, &err, ARGS("--head", "--node-dir", "/d")), MB_OK);
+    assert_string_equal(o.ray_version, "2.9.3");
+    assert_null(o.ray_commit);
+    mb_agent_options_close(&o);
+    assert_int_equal(parse(&o, &err,
+                           ARGS("--head", "--node-dir", "/d", "--ray-version", "3.0.0.dev0",
+                                "--ray-commit", "{{RAY_COMMIT_SHA}}")),
+                     MB_EINVAL);
+    assert_int_equal(parse(&o, &err,
+                           ARGS("--head", "--node-dir", "/d", "--ray-version", "3.0.0.dev0",
+                                "--ray-commit", "0a1b")),
+                     MB_OK);
+    assert_string_equal(o.ray_version, "3.0.0.dev0");
+    assert_string_equal(o.ray_commit, "0a1b");
+    mb_agent_options_close(&o);
+    unsetenv("MOBULA_RAY_VERSION");
+    unsetenv("MOBULA_RAY_COMMIT");
+    refuse(ARGS("--head", "--node-dir", "/d", "--ray-version", "latest"),
+           "--ray-version latest: expected a version, e.g. 2.60.0");
+    refuse(ARGS("--head", "--node-dir", "/d", "--ray-version", "2.\""),
+           "--ray-version 2.\": expected at most 64 letters, digits and . + - _");
 }
 
 static void test_bad(void **state)
@@ -132,12 +166,11 @@ static void test_log_names(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_good),
-                                       cmocka_unit_test(test_bad),
-                                       cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_metrics),
-                                       cmocka_unit_test(test_metrics_without_memory),
-                                       cmocka_unit_test(test_log_names)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_good),     cmocka_unit_test(test_ray_version),
+        cmocka_unit_test(test_bad),      cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_metrics),  cmocka_unit_test(test_metrics_without_memory),
+        cmocka_unit_test(test_log_names)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

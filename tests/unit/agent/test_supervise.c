@@ -5,14 +5,17 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "agent/supervise/file.h"
 #include "agent/supervise/plan.h"
+#include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/spec.h"
 #include "agent/supervise/state.h"
@@ -284,6 +287,27 @@ static void test_plan_without_policy_lets_peers_go_on(void **state)
     assert_string_equal(plan.reason, "");
 }
 
+/* A pid that another process has by now gets no signal. */
+static void test_a_signal_reaches_the_process_that_was_meant(void **state)
+{
+    pid_t child = fork();
+    int status;
+
+    (void)state;
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    uint64_t ticks = mb_sup_start_ticks(child);
+    assert_int_equal(mb_procs_signal(child, ticks + 1, SIGKILL), -1);
+    assert_int_equal(errno, ESRCH);
+    assert_int_equal(waitpid(child, &status, WNOHANG), 0);
+    assert_int_equal(mb_procs_signal(child, ticks, SIGTERM), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    assert_int_equal(mb_procs_signal(child, ticks, SIGTERM), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +321,7 @@ int main(void)
         cmocka_unit_test(test_plan_second_stop_only_shortens),
         cmocka_unit_test(test_plan_failed_child_ends_peers_once),
         cmocka_unit_test(test_plan_without_policy_lets_peers_go_on),
+        cmocka_unit_test(test_a_signal_reaches_the_process_that_was_meant),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,12 +6,14 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <uv.h>
 #include "agent/init.h"
+#include "agent/supervise/state.h"
 #include "agent/supervisor.h"
 #include "base/alloc.h"
 #include "tests/unit/agent/under_init.h"
@@ -309,6 +311,48 @@ static void test_adopt_after_the_supervisor_ended(void **state)
     end(sup, &second);
 }
 
+/* What is closed late must not take the next one's socket, which has the same number by then, out
+ * of the loop. */
+static void test_closed_after_the_next_has_begun(void **state)
+{
+    struct seen first = {.loop = &loop}, second = {.loop = &loop};
+    struct mb_supervisor *early, *late;
+    struct attempt *a;
+    char path[300];
+    int fd;
+
+    (void)state;
+    a = attempt("early", "exit 0", NULL);
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &first, &early, NULL), 0);
+    run_until(&first.all_exited, 1);
+    for (int i = 0; i < first.n_report; i++)
+        close(first.fd[i]);
+    mb_supervisor_release(early);
+    assert_true(wait_socket_gone(a->dir));
+    for (int i = 0; i < 100; i++) { /* its end is seen, its socket closed */
+        uv_run(&loop, UV_RUN_NOWAIT);
+        poll(NULL, 0, 1);
+    }
+    a = attempt("late", "until test -e go; do sleep 0.02; done", NULL);
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &second, &late, NULL), 0);
+    run_until(&second.n_started, 1);
+    mb_supervisor_close(early, on_closed, &first);
+    run_until(&first.closed, 1);
+    snprintf(path, sizeof(path), "%s/go", a->dir);
+    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    run_until(&second.all_exited, 1);
+    end(late, &second);
+}
+
+static int wait_buried(pid_t pid)
+{
+    for (int i = 0; i < 3000 && kill(pid, 0) == 0; i++)
+        poll(NULL, 0, 10);
+    return kill(pid, 0) != 0 && errno == ESRCH;
+}
+
 static void test_supervisor_killed(void **state)
 {
     struct attempt *a = attempt("killed",
@@ -317,6 +361,7 @@ static void test_supervisor_killed(void **state)
                                 NULL);
     struct seen s = {.loop = &loop};
     struct mb_supervisor *sup;
+    uint64_t start_ticks;
     char path[300];
     int pid = 0;
 
@@ -333,12 +378,15 @@ static void test_supervisor_killed(void **state)
         assert_int_equal(fscanf(f, "%d", &pid), 1);
         fclose(f);
     }
+    start_ticks = mb_sup_start_ticks(s.pid[0]);
+    assert_true(start_ticks > 0);
     assert_int_equal(kill(pid, SIGKILL), 0);
     run_until(&s.all_exited, 1);
     assert_string_equal(s.reason, "supervisor died");
     assert_int_equal(s.signal[0], SIGKILL);
-    assert_int_equal(kill((pid_t)s.pid[0], 0), -1);
-    assert_int_equal(errno, ESRCH);
+    /* It is dead by now; init, another process, buries it. */
+    assert_false(mb_sup_is_running(s.pid[0], start_ticks));
+    assert_true(wait_buried((pid_t)s.pid[0]));
     end(sup, &s);
 }
 
@@ -417,6 +465,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_program_that_cannot_run),
         cmocka_unit_test(test_adopted_by_another_client),
         cmocka_unit_test(test_adopt_after_the_supervisor_ended),
+        cmocka_unit_test(test_closed_after_the_next_has_begun),
         cmocka_unit_test(test_supervisor_killed),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_allocation_failures),

@@ -3,7 +3,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 #include "agent/upload/plan.h"
 #include "base/alloc.h"
@@ -51,6 +54,120 @@ static void test_order(void **state)
     assert_true(mb_plan_next(p, &it, &f));
     assert_int_equal(it->iteration, 20);
     mb_plan_destroy(p);
+}
+
+/* A store that drops packets for minutes is away like one that refuses connections. */
+static void test_failures(void **state)
+{
+    static const int away[] = {MB_EUNAVAIL, MB_ETIMEOUT}, other[] = {MB_EDENIED, MB_EIO, MB_ESTATE};
+    unsigned n;
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        n = 0;
+        for (int k = 0; k < 100; k++) {
+            n = mb_plan_count_failure(n, away[i]);
+            assert_true(n > 0 && n < MB_PLAN_TRIES_MAX);
+        }
+        assert_int_equal(mb_plan_count_failure(n, MB_EDENIED), MB_PLAN_TRIES_MAX);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        n = 0;
+        for (int k = 0; k < MB_PLAN_TRIES_MAX; k++)
+            n = mb_plan_count_failure(n, other[i]);
+        assert_int_equal(n, MB_PLAN_TRIES_MAX);
+    }
+}
+
+/* With a deadline the newest that can be sent goes first, and everything is told of what is left.
+ */
+static void test_deadline(void **state)
+{
+    static const struct mb_upload_file big = {"big", 1000, 0, 0}, small = {"small", 100, 0, 0},
+                                       none = {"none", 0, 0, 0};
+    const struct mb_upload_file *const sizes[] = {&big, &small, &big};
+    const uint32_t rank = 4;
+    struct mb_plan *p;
+    struct mb_plan_iteration *it;
+    struct mb_plan_file *f;
+    struct mb_upload_status status;
+
+    (void)state;
+    assert_int_equal(mb_plan_create(&rank, 1, &p, NULL), MB_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(mb_plan_saved(p, 10 * (i + 1), 4, "/d", sizes[i], 1, NULL), MB_OK);
+    assert_int_equal(mb_plan_choose(p, 100000, 0), -1); /* the rate is not known */
+    assert_int_equal(mb_plan_choose(p, 1000, 1000), 30);
+    assert_int_equal(mb_plan_choose(p, 999, 1000), 20);
+    assert_int_equal(mb_plan_choose(p, 99, 1000), -1);
+    assert_true(mb_plan_eta_ms(p, mb_plan_find(p, 30), 0) == UINT64_MAX);
+    assert_int_equal(mb_plan_eta_ms(p, mb_plan_find(p, 10), 1000), 1000);
+    assert_int_equal(mb_plan_eta_ms(p, mb_plan_find(p, 30), 1000), 2100);
+    mb_plan_prefer(p, 20);
+    assert_int_equal(mb_plan_eta_ms(p, mb_plan_find(p, 20), 1000), 100);
+    assert_int_equal(mb_plan_eta_ms(p, mb_plan_find(p, 10), 1000), 1100);
+    assert_int_equal(mb_plan_eta_ms(p, mb_plan_find(p, 30), 1000), 2100);
+    assert_true(mb_plan_next(p, &it, &f));
+    assert_int_equal(it->iteration, 20);
+    assert_true(mb_plan_next(p, &it, &f));
+    assert_int_equal(it->iteration, 10);
+    f->sent_bytes = 400;
+    assert_int_equal(mb_plan_choose(p, 999, 1000), 20);
+    assert_int_equal(mb_plan_eta_ms(p, it, 1000), 700);
+    mb_plan_prefer(p, 77); /* it is not there */
+    assert_true(mb_plan_next(p, &it, &f));
+    assert_int_equal(it->iteration, 30);
+    f->size_bytes = (uint64_t)100 << 20;
+    f->sent_bytes = (uint64_t)33 << 20;
+    mb_plan_status(it, &status);
+    assert_true(status.parts_total == 7 && status.parts_done == 2);
+    mb_plan_file_done(f, 1);
+    mb_plan_status(it, &status);
+    assert_true(status.parts_total == 7 && status.parts_done == 7);
+    assert_int_equal(mb_plan_saved(p, 40, 4, "/d", &none, 1, NULL), MB_OK);
+    assert_int_equal(mb_plan_choose(p, 0, 1), 40);
+    mb_plan_destroy(p);
+}
+
+/* Each file is looked at a few times, however many there are. */
+static void test_many_files(void **state)
+{
+    enum { N = 200000, SECONDS = 10 };
+    struct mb_upload_file *files = calloc(N, sizeof(*files));
+    char(*names)[16] = calloc(N, sizeof(*names));
+    const uint32_t ranks[] = {0, 1};
+    struct mb_plan *p;
+    struct mb_plan_iteration *it;
+    struct mb_plan_file *f, *first = NULL;
+    clock_t began = clock();
+    size_t n = 0;
+
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        snprintf(names[i], sizeof(names[i]), "f%06d", i);
+        files[i] = (struct mb_upload_file){.path = names[i], .size_bytes = 100};
+    }
+    assert_int_equal(mb_plan_create(ranks, 2, &p, NULL), MB_OK);
+    assert_int_equal(mb_plan_saved(p, 10, 0, "/d", files, N, NULL), MB_OK);
+    assert_int_equal(mb_plan_saved(p, 10, 1, "/d", files, N, NULL), MB_OK);
+    while (mb_plan_next(p, &it, &f)) {
+        first = first != NULL ? first : f;
+        assert_false(mb_plan_files_done(it));
+        if (++n % 3 == 0)
+            mb_plan_file_back(f); /* it comes again, at once */
+        else
+            mb_plan_file_done(f, 1);
+    }
+    assert_int_equal(n, N + N / 2 - 1);
+    assert_int_equal(it->n_files, N);
+    assert_true(mb_plan_files_done(it));
+    mb_plan_file_back(first); /* what was done may have to go again */
+    assert_false(mb_plan_files_done(it));
+    assert_true(mb_plan_next(p, &it, &f) && f == first);
+    assert_true((clock() - began) / CLOCKS_PER_SEC < SECONDS);
+    mb_plan_destroy(p);
+    free(names);
+    free(files);
 }
 
 static void test_life_of_an_iteration(void **state)
@@ -140,9 +257,13 @@ static void test_allocation_sweep(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order), cmocka_unit_test(test_life_of_an_iteration),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_allocation_sweep)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_failures),
+                                       cmocka_unit_test(test_deadline),
+                                       cmocka_unit_test(test_many_files),
+                                       cmocka_unit_test(test_life_of_an_iteration),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_allocation_sweep)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

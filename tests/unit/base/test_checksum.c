@@ -50,7 +50,7 @@ static void test_check_values(void **state)
 
 static void test_lengths(void **state)
 {
-    static uint8_t bytes[1100];
+    static uint8_t bytes[3100];
     uint32_t x = 12345;
 
     (void)state;
@@ -60,7 +60,7 @@ static void test_lengths(void **state)
     }
     for (int portable = 0; portable < 2; portable++) {
         mb_checksum_force_portable(portable);
-        for (size_t n = 0; n < 1000; n += n < 200 ? 1 : 37) {
+        for (size_t n = 0; n < 3000; n += n < 200 ? 1 : 37) {
             const uint8_t *p = bytes + n % 16; /* every alignment */
             size_t cut = n / 3;
 

@@ -204,6 +204,42 @@ static void test_remove_deep(void **state)
     assert_false(mb_fs_exists(path("deep")));
 }
 
+static void check_stretch(int fd, uint64_t offset, uint64_t n, int hole, uint64_t want)
+{
+    int is_hole = -1;
+
+    assert_int_equal(mb_fs_stretch(fd, offset, n, &is_hole), want);
+    assert_int_equal(is_hole, hole);
+}
+
+/* A hole, data, a hole up to the end. */
+static void test_holes(void **state)
+{
+    enum { UNIT = 1 << 20 };
+    static char block[UNIT];
+    int fd = open(path("sparse"), O_RDWR | O_CREAT, 0600), is_hole = -1;
+
+    (void)state;
+    assert_true(fd >= 0);
+    memset(block, 'x', sizeof(block));
+    assert_int_equal(pwrite(fd, block, UNIT, UNIT), UNIT);
+    assert_int_equal(ftruncate(fd, 4 * UNIT), 0);
+    mb_fs_stretch(fd, 0, UNIT, &is_hole);
+    if (is_hole == 0) { /* this file system tells of no holes */
+        check_stretch(fd, 3 * UNIT, UNIT, 0, UNIT);
+        close(fd);
+        return;
+    }
+    check_stretch(fd, 0, 4 * UNIT, 1, UNIT);
+    check_stretch(fd, 5, 10, 1, 10);
+    check_stretch(fd, UNIT, 4 * UNIT, 0, UNIT);
+    check_stretch(fd, UNIT + 7, 8, 0, 8);
+    check_stretch(fd, 2 * UNIT, 9 * UNIT, 1, 2 * UNIT);
+    check_stretch(fd, 4 * UNIT, 5, 0, 5); /* behind the end: reading says so */
+    close(fd);
+    check_stretch(fd, 0, 5, 0, 5); /* no file: reading says so */
+}
+
 static void test_self_dir(void **state)
 {
     struct mb_err err = {0};
@@ -228,7 +264,7 @@ int main(void)
         cmocka_unit_test(test_join),           cmocka_unit_test(test_mkdir),
         cmocka_unit_test(test_read_and_write), cmocka_unit_test(test_write_failures),
         cmocka_unit_test(test_remove),         cmocka_unit_test(test_remove_deep),
-        cmocka_unit_test(test_self_dir),
+        cmocka_unit_test(test_holes),          cmocka_unit_test(test_self_dir),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -196,16 +196,15 @@ static void test_foreign_index(void **state)
     close(index);
 }
 
-/* Numbers that no file can have, and a list of times that no writer of ours leaves. */
-static void test_damaged_index(void **state)
+/* Numbers that no file can have. From the greatest offset not even pread reads. */
+static void damaged_first(uint64_t first)
 {
-    struct mb_logfile_head head = {.first = 1ULL << 63}, got;
+    struct mb_logfile_head head = {.first = first}, got;
     struct mb_logfile f;
     uint64_t at = 0;
     char buf[4];
     int index;
 
-    (void)state;
     write_log("one\n");
     index = fresh_index();
     assert_int_equal(mb_logfile_head_write(index, &head, &err), 0);
@@ -217,6 +216,19 @@ static void test_damaged_index(void **state)
     assert_int_equal(mb_logfile_index_open(path, 0, &index, &err), 0);
     assert_int_equal(mb_logfile_head_read(index, &got), 0);
     assert_int_equal(got.first, 0);
+    close(index);
+}
+
+/* Such numbers, and a list of times that no writer of ours leaves. */
+static void test_damaged_index(void **state)
+{
+    int index;
+
+    (void)state;
+    damaged_first(1ULL << 63);
+    damaged_first(INT64_MAX);
+    write_log("one\n");
+    index = fresh_index();
     assert_int_equal(ftruncate(index, (off_t)1 << 40), 0);
     close(index);
     assert_int_equal(mb_logfile_index_open(path, 0, &index, &err), 0);

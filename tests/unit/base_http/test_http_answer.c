@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include "base/alloc.h"
 #include "base/http/answer.h"
+#include "base/http/headers.h"
 
 struct row {
     const char *in;
@@ -112,7 +113,11 @@ static void test_headers(void **state)
              "Empty:\r\nContent-Length: 0\r\n\r\n",
              1000, &body),
         0);
-    assert_string_equal(mb_http_answer_header(&a, "x"), "1");
+    const char *first = mb_http_answer_header(&a, "x");
+    assert_string_equal(first, "1");
+    const char *second = mb_http_headers_next(&a.head, "X", first);
+    assert_string_equal(second, "2");
+    assert_null(mb_http_headers_next(&a.head, "X", second));
     assert_string_equal(mb_http_answer_header(&a, "EMPTY"), "");
     assert_null(mb_http_answer_header(&a, "Y"));
     mb_http_answer_close(&a);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/http/client.h"
 #include "base/http/server.h"
@@ -196,7 +197,7 @@ static void fetch(struct world *w, const char *path, struct mb_http_request requ
     assert_int_equal(mb_http_fetch(w->client, &request, on_answer, w, NULL, &err), 0);
     assert_int_equal(w->n_answers, before);
     while (w->n_answers == before)
-        uv_run(&w->loop, UV_RUN_ONCE);
+        mb_loop_turn(&w->loop);
 }
 
 static int sink(void *arg, const void *p, size_t n)
@@ -271,6 +272,73 @@ static void test_file_body_and_sink(void **state)
     world_close(&w);
 }
 
+struct slow_sink {
+    struct world *w;
+    int n_heads;
+    int n_pauses;
+    int is_paused;
+    int refuses;
+};
+
+static int slow_head(void *arg, const struct mb_http_response *r)
+{
+    struct slow_sink *s = arg;
+    s->n_heads++;
+    assert_int_equal(r->status, 200);
+    assert_string_equal(r->header(r, "Content-Type"), "application/x-echo");
+    return s->refuses ? MB_ESTATE : 0;
+}
+
+/* Takes every second time only. */
+static int slow_take(void *arg, const void *p, size_t n)
+{
+    struct slow_sink *s = arg;
+    s->is_paused = !s->is_paused;
+    s->n_pauses += s->is_paused;
+    return s->is_paused ? MB_HTTP_SINK_PAUSE : mb_buf_add(&s->w->sunk, p, n);
+}
+
+static void test_head_and_pause(void **state)
+{
+    struct world w;
+    struct slow_sink s = {.w = &w};
+    struct mb_buf data = {0};
+    struct mb_http_fetch *f;
+    struct mb_err err;
+    char url[64];
+    (void)state;
+    world_open(&w);
+    for (int i = 0; i < 300000; i++)
+        assert_int_equal(mb_buf_printf(&data, "%06d ", i), 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/echo", w.port);
+    struct mb_http_request request = {.method = "PUT",
+                                      .url = url,
+                                      .body_fd = -1,
+                                      .body = data.data,
+                                      .body_len = data.len,
+                                      .sink = slow_take,
+                                      .head = slow_head,
+                                      .sink_arg = &s};
+    assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, &f, &err), 0);
+    while (w.n_answers == 0) {
+        mb_loop_turn(&w.loop);
+        for (int i = 0; i < 3; i++) /* paused: nothing comes */
+            uv_run(&w.loop, s.is_paused ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+        if (s.is_paused && w.n_answers == 0)
+            mb_http_fetch_resume(f);
+    }
+    assert_int_equal(w.error, 0);
+    assert_int_equal(s.n_heads, 1);
+    assert_true(s.n_pauses > 1);
+    assert_int_equal(w.sunk.len, data.len);
+    assert_memory_equal(w.sunk.data, data.data, data.len);
+    s.refuses = 1;
+    fetch(&w, "/echo", request);
+    assert_int_equal(w.error, MB_ESTATE);
+    mb_buf_close(&data);
+    world_close(&w);
+}
+
 static void test_no_way_round_a_proxy_but_when_asked(void **state)
 {
     struct world w;
@@ -301,7 +369,7 @@ static void test_sockets_close_at_exec(void **state)
     struct mb_http_request request = {.method = "GET", .url = url, .body_fd = -1};
     assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err), 0);
     while (!w.held)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     for (int fd = 0; fd < 1024; fd++) {
         struct sockaddr_storage addr;
         socklen_t len = sizeof addr;
@@ -331,24 +399,24 @@ static void test_failures(void **state)
     int before = w.n_answers;
     assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, &f, &err), 0);
     while (!w.held)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     mb_http_fetch_cancel(f);
     assert_int_equal(w.n_answers, before);
     while (w.n_answers == before)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     assert_int_equal(w.error, MB_ECANCELED);
     mb_http_reply_text(w.held, 200, "late");
     w.held = NULL;
     request.url = "ftp://127.0.0.1/";
     assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err), 0);
     while (w.n_answers == before + 1)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     assert_int_equal(w.error, MB_EINVAL);
     /* In flight when the client stops. */
     request.url = url;
     assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err), 0);
     while (!w.held)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     world_close(&w);
     assert_int_equal(w.error, MB_ECANCELED);
     assert_int_equal(w.n_answers, before + 3);
@@ -378,7 +446,7 @@ static void ws_run(struct world *w, const char *path)
     w->n_ends = 0;
     assert_int_equal(mb_ws_connect(&w->loop, url, NULL, &ops, w, NULL, &err), 0);
     while (!w->n_ends)
-        uv_run(&w->loop, UV_RUN_ONCE);
+        mb_loop_turn(&w->loop);
 }
 
 static void test_websocket(void **state)
@@ -420,15 +488,15 @@ static void test_websocket_closed_early(void **state)
     mb_ws_client_close(ws);
     assert_int_equal(w.n_ends, 0);
     while (!w.n_ends)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     assert_int_equal(mb_ws_connect(&w.loop, url, NULL, &ops, &w, &ws, &err), 0);
     while (w.text.len < 1000)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     mb_ws_client_close(ws);
     while (w.n_ends < 2)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     while (w.ws)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     world_close(&w);
 }
 
@@ -453,7 +521,7 @@ static void test_allocation_failures(void **state)
         mb_alloc_fail_nth(nth);
         int rc = mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err);
         while (rc == 0 && w.n_answers == before)
-            uv_run(&w.loop, UV_RUN_ONCE);
+            mb_loop_turn(&w.loop);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {
@@ -481,7 +549,7 @@ static void test_websocket_allocation_failures(void **state)
         mb_alloc_fail_nth(nth);
         int rc = mb_ws_connect(&w.loop, url, NULL, &ops, &w, NULL, &err);
         while (rc == 0 && (!w.n_ends || w.ws))
-            uv_run(&w.loop, UV_RUN_ONCE);
+            mb_loop_turn(&w.loop);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (rc == 0)
@@ -501,6 +569,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_file_body_and_sink),
+        cmocka_unit_test(test_head_and_pause),
         cmocka_unit_test(test_no_way_round_a_proxy_but_when_asked),
         cmocka_unit_test(test_sockets_close_at_exec),
         cmocka_unit_test(test_failures),

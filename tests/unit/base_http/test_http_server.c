@@ -30,6 +30,9 @@ struct world {
     struct mb_buf body;   /* of a streamed upload */
     int body_error;
     int body_refuse_after;
+    int body_pauses;  /* after each piece, for a turn of the loop or two */
+    int body_is_hung; /* paused for good */
+    unsigned n_pauses;
 };
 
 #define CLOSE_LINE "Connection: close\r\n"
@@ -57,11 +60,29 @@ static void on_hold(void *arg, struct mb_http_req *req)
     w->held = req;
 }
 
+static void on_body_wake(uv_timer_t *t)
+{
+    struct world *w = t->data;
+
+    mb_http_req_body_resume(w->held);
+}
+
 static int on_body_part(void *arg, struct mb_http_req *req, const void *p, size_t n, int error_code)
 {
     struct world *w = arg;
     if (n > 0) {
         mb_buf_add(&w->body, p, n);
+        if (w->body_pauses) {
+            assert_false(
+                uv_is_active((uv_handle_t *)&w->timer)); /* else this piece came too early */
+            w->n_pauses++;
+            w->held = req;
+            w->timer.data = w;
+            mb_http_req_body_pause(req);
+            if (!w->body_is_hung)
+                uv_timer_start(&w->timer, on_body_wake, 1, 0);
+            return 0;
+        }
         if (w->body_refuse_after && w->body.len >= (size_t)w->body_refuse_after) {
             mb_http_reply_text(req, 413, "too much");
             return MB_EFULL;
@@ -358,6 +379,71 @@ static void test_streamed_upload(void **state)
         uv_run(&w.loop, UV_RUN_ONCE);
     assert_int_equal(w.body_error, MB_EUNAVAIL);
     world_close(&w);
+}
+
+/* Whoever takes slowly is not given more than he takes; the bytes are all there in the end. */
+static void test_paused_upload(void **state)
+{
+    static const char *const heads[] = {"Content-Length: 1000000", "Transfer-Encoding: chunked"};
+    struct world w;
+    (void)state;
+    world_open(&w, &(struct mb_http_server_opts){.max_body_bytes = 10});
+    w.body_pauses = 1;
+    for (int chunked = 0; chunked < 2; chunked++) {
+        struct mb_buf request = {0}, out;
+        mb_buf_printf(&request, "PUT /upload HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "%s\r\n\r\n",
+                      heads[chunked]);
+        for (int i = 0; i < 1000; i++) {
+            mb_buf_puts(&request, chunked ? "3e8\r\n" : "");
+            for (int k = 0; k < 100; k++)
+                mb_buf_printf(&request, "%010d", i * 100 + k);
+            mb_buf_puts(&request, chunked ? "\r\n" : "");
+        }
+        mb_buf_puts(&request, chunked ? "0\r\n\r\n" : "");
+        mb_buf_reset(&w.body);
+        w.n_pauses = 0;
+        raw_exchange(&w.loop, w.port, mb_buf_str(&request), &out);
+        assert_non_null(strstr(mb_buf_str(&out), "\r\n\r\n1000000"));
+        assert_true(w.n_pauses >= 1000000 / 65536);
+        for (int i = 0; i < 100000; i++) {
+            char expected[16];
+            snprintf(expected, sizeof expected, "%010d", i);
+            assert_memory_equal(w.body.data + 10 * (size_t)i, expected, 10);
+        }
+        mb_buf_close(&out);
+        mb_buf_close(&request);
+    }
+    world_close(&w);
+}
+
+/* The client goes away, or the server stops, while nothing is taken. */
+static void test_paused_for_good(void **state)
+{
+    static const char half[] = "PUT /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf";
+    struct raw_client c;
+    struct world w;
+    (void)state;
+    for (int stops = 0; stops < 2; stops++) {
+        world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 100});
+        w.body_pauses = w.body_is_hung = 1;
+        raw_client_start(&w.loop, &c, w.port, half, sizeof half - 1);
+        while (w.body.len < 4)
+            uv_run(&w.loop, UV_RUN_ONCE);
+        raw_client_send(&c, " and more", 9);
+        for (int i = 0; i < 20; i++)
+            uv_run(&w.loop, UV_RUN_NOWAIT);
+        assert_int_equal(w.body.len, 4);
+        if (!stops) {
+            raw_client_free(&c);
+            while (w.body_error == 0)
+                uv_run(&w.loop, UV_RUN_ONCE);
+            assert_int_equal(w.body.len, 4);
+        }
+        world_close(&w);
+        assert_int_equal(w.body_error, MB_EUNAVAIL);
+        if (stops)
+            raw_client_free(&c);
+    }
 }
 
 static void test_streamed_answer(void **state)
@@ -682,6 +768,8 @@ int main(void)
         cmocka_unit_test(test_answer_later),
         cmocka_unit_test(test_stop_with_unanswered),
         cmocka_unit_test(test_streamed_upload),
+        cmocka_unit_test(test_paused_upload),
+        cmocka_unit_test(test_paused_for_good),
         cmocka_unit_test(test_streamed_answer),
         cmocka_unit_test(test_idle_connection),
         cmocka_unit_test(test_client_goes_away),

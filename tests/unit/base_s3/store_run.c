@@ -37,7 +37,7 @@ void run_close(struct store_run *r)
     mb_store_close(r->store, on_closed, r);
     assert_non_null(r->store);
     while (r->store)
-        uv_run(r->loop, UV_RUN_ONCE);
+        mb_loop_turn(r->loop);
     uv_close((uv_handle_t *)&r->ticker, NULL);
     uv_run(r->loop, UV_RUN_DEFAULT);
     mb_buf_close(&r->data);
@@ -66,7 +66,7 @@ void run_on_result(void *arg, const struct mb_store_result *result)
 void run_wait(struct store_run *r, int n_calls)
 {
     while (r->n_calls < n_calls)
-        uv_run(r->loop, UV_RUN_ONCE);
+        mb_loop_turn(r->loop);
 }
 
 /* Waits for the operation that was just started with rc. */
@@ -107,6 +107,20 @@ static void on_upload_id(void *arg, const char *id)
 
 int run_put_file(struct store_run *r, const char *key, const char *path, const char *resume_id)
 {
+    return run_put_file_if(r, key, path, resume_id, MB_STORE_ALWAYS, NULL);
+}
+
+int run_abort_uploads(struct store_run *r, const char *key, const char *upload_id)
+{
+    struct mb_err err;
+    int before = r->n_calls;
+    int rc = mb_store_abort_uploads(r->store, key, upload_id, TIMEOUT_MS, run_on_result, r, &err);
+    return end(r, before, rc, &err);
+}
+
+int run_put_file_if(struct store_run *r, const char *key, const char *path, const char *resume_id,
+                    enum mb_store_if cond, const char *etag)
+{
     struct mb_err err;
     int before = r->n_calls;
     struct mb_store_put_file req = {.key = key,
@@ -114,6 +128,8 @@ int run_put_file(struct store_run *r, const char *key, const char *path, const c
                                     .resume_upload_id = resume_id,
                                     .on_upload_id = on_upload_id,
                                     .progress = on_progress,
+                                    .cond = cond,
+                                    .etag = etag,
                                     .timeout_ms = 100000};
     int rc = mb_store_put_file(r->store, &req, run_on_result, r, &err);
     return end(r, before, rc, &err);
@@ -156,5 +172,13 @@ int run_delete(struct store_run *r, const char *key)
     struct mb_err err;
     int before = r->n_calls;
     int rc = mb_store_delete(r->store, key, TIMEOUT_MS, run_on_result, r, &err);
+    return end(r, before, rc, &err);
+}
+
+int run_get_file_as(struct store_run *r, const struct mb_store_get_file *req)
+{
+    struct mb_err err;
+    int before = r->n_calls;
+    int rc = mb_store_get_file_as(r->store, req, run_on_result, r, &err);
     return end(r, before, rc, &err);
 }

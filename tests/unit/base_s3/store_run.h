@@ -2,6 +2,7 @@
 #ifndef MOBULA_TESTS_BASE_S3_STORE_RUN_H
 #define MOBULA_TESTS_BASE_S3_STORE_RUN_H
 
+#include "base/loop.h"
 #include "base/buf.h"
 #include "base/s3/store.h"
 
@@ -27,8 +28,12 @@ void run_close(struct store_run *r);
 int run_put(struct store_run *r, const char *key, const char *text, enum mb_store_if cond,
             const char *etag);
 int run_put_file(struct store_run *r, const char *key, const char *path, const char *resume_id);
+int run_put_file_if(struct store_run *r, const char *key, const char *path, const char *resume_id,
+                    enum mb_store_if cond, const char *etag);
+int run_abort_uploads(struct store_run *r, const char *key, const char *upload_id);
 int run_get(struct store_run *r, const char *key, size_t max_bytes);
 int run_get_file(struct store_run *r, const char *key, const char *path);
+int run_get_file_as(struct store_run *r, const struct mb_store_get_file *req);
 int run_head(struct store_run *r, const char *key);
 int run_list(struct store_run *r, const char *prefix);
 int run_delete(struct store_run *r, const char *key);

@@ -10,10 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <unistd.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/http/server.h"
+#include "base/s3/s3_facts.h"
 #include "base/str.h"
 #include "store_run.h"
 
@@ -31,6 +35,7 @@ struct world {
     size_t n_script;
     size_t n_requests;
     char seen[1024][160]; /* "METHOD path?uploads" and what the test looks at */
+    char sum[64];         /* the value of the checksum header */
     char authorization[300];
     int stopped;
 };
@@ -42,6 +47,28 @@ static long pull_break(void *arg, void *buf, size_t max)
     (void)buf;
     (void)max;
     return MB_EIO;
+}
+
+static const char *const sum_headers[][2] = {{"x-amz-checksum-crc64nvme", " sum"},
+                                             {"x-amz-checksum-crc32c", " crc32c"},
+                                             {"content-md5", " md5"}};
+
+static const char *sum_kind(struct mb_http_req *req)
+{
+    for (size_t i = 0; i < 3; i++) {
+        if (mb_http_req_header(req, sum_headers[i][0]))
+            return sum_headers[i][1];
+    }
+    return "";
+}
+
+static const char *sum_value(struct mb_http_req *req)
+{
+    for (size_t i = 0; i < 3; i++) {
+        if (mb_http_req_header(req, sum_headers[i][0]))
+            return mb_http_req_header(req, sum_headers[i][0]);
+    }
+    return "";
 }
 
 static int take_part(void *arg, struct mb_http_req *req, const void *p, size_t n, int error_code)
@@ -58,8 +85,8 @@ static int take_part(void *arg, struct mb_http_req *req, const void *p, size_t n
     snprintf(w->authorization, sizeof w->authorization, "%s", auth ? auth : "");
     snprintf(w->seen[w->n_requests++], sizeof *w->seen, "%s %s%s%s%s%s", mb_http_req_method(req),
              mb_http_req_path(req), query ? " part " : "", query ? query : "",
-             mb_http_req_query(req, "uploads") ? " uploads" : "",
-             mb_http_req_header(req, "x-amz-checksum-crc64nvme") ? " sum" : "");
+             mb_http_req_query(req, "uploads") ? " uploads" : "", sum_kind(req));
+    snprintf(w->sum, sizeof w->sum, "%s", sum_value(req));
     if (a->status == 0) {
         mb_http_reply_stream(req, 200, "text/plain", pull_break, NULL, NULL);
         return 0;
@@ -102,7 +129,24 @@ static void world_open(struct world *w, const struct answer *script, size_t n)
     setenv("BUCKET_STORAGE_ACCESS_KEY", "key", 1);
     setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
     setenv("NO_PROXY", "127.0.0.1", 1);
+    s3_facts_forget_all(); /* of an earlier server at this port */
     run_open(&w->r, &w->loop, "s3://bucket/p");
+}
+
+static void on_reopened(void *arg)
+{
+    struct world *w = arg;
+    w->r.store = NULL;
+}
+
+/* Another store of the same process; the server goes on. */
+static void world_reopen(struct world *w)
+{
+    struct mb_err err;
+    mb_store_close(w->r.store, on_reopened, w);
+    while (w->r.store)
+        mb_loop_turn(&w->loop);
+    assert_int_equal(mb_store_open(&w->loop, "s3://bucket/p", &w->r.store, &err), 0);
 }
 
 static void on_stopped(void *arg)
@@ -142,7 +186,7 @@ static void test_retries(void **state)
 
 static void test_final_errors(void **state)
 {
-    SCRIPT({403, ERROR("AccessDenied"), NULL}, {400, ERROR("InvalidRequest"), NULL},
+    SCRIPT({403, ERROR("AccessDenied"), NULL}, {400, ERROR("MalformedXML"), NULL},
            {404, ERROR("NoSuchKey"), NULL});
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EDENIED);
     assert_non_null(strstr(w.r.text, "AccessDenied: m"));
@@ -154,7 +198,7 @@ static void test_final_errors(void **state)
 static void test_conflict_is_no_failed_condition(void **state)
 {
     SCRIPT({409, ERROR("ConditionalRequestConflict"), NULL}, {200, "", NULL},
-           {412, ERROR("PreconditionFailed"), NULL});
+           {412, ERROR("PreconditionFailed"), NULL}, {412, ERROR("PreconditionFailed"), NULL});
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), 0);
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EEXIST);
     world_close(&w);
@@ -187,14 +231,114 @@ static void test_region_and_clock(void **state)
     world_close(&w);
 }
 
+/* A region becomes part of a host's name: what is none is not followed. */
+static void test_odd_region(void **state)
+{
+    SCRIPT({301, ERROR("PermanentRedirect"), "x-amz-bucket-region: evil.example.com/"},
+           {400, "<Error><Code>AuthorizationHeaderMalformed</Code><Region>a.b</Region></Error>",
+            NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EPROTO);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EPROTO);
+    world_close(&w);
+}
+
+/* Weaker checksums are tried; what was taken is remembered, also by the next store. The values are
+ * those of "123456789": CRC32C by RFC 3720, MD5 by coreutils. */
+static void test_weaker_checksums(void **state)
+{
+    SCRIPT({501, ERROR("NotImplemented"), NULL}, {200, "", NULL}, {200, "", NULL},
+           {501, ERROR("NotImplemented"), NULL});
+    assert_int_equal(run_put(&w.r, "k", "123456789", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
+    assert_string_equal(w.seen[1], "PUT /bucket/p/k crc32c");
+    assert_string_equal(w.sum, "4waSgw==");
+    world_reopen(&w);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.seen[2], "PUT /bucket/p/k crc32c");
+    /* CRC32C was taken before: this refusal has another reason. */
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EUNSUPPORTED);
+    world_close(&w);
+}
+
+static void test_content_md5(void **state)
+{
+    SCRIPT({400, ERROR("InvalidRequest"), NULL}, {400, ERROR("InvalidArgument"), NULL},
+           {200, "", NULL}, {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "123456789", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.seen[2], "PUT /bucket/p/k md5");
+    assert_string_equal(w.sum, "JfnnlDI7RTiF9RgfG2JNCw==");
+    assert_int_equal(run_put(&w.r, "k", "", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.sum, "1B2M2Y8AsgTpgAmY7PhCfg==");
+    world_close(&w);
+}
+
 static void test_no_checksums(void **state)
 {
-    SCRIPT({501, ERROR("NotImplemented"), NULL}, {200, "", NULL}, {200, "", NULL});
+    SCRIPT({501, ERROR("NotImplemented"), NULL}, {501, ERROR("NotImplemented"), NULL},
+           {501, ERROR("NotImplemented"), NULL}, {200, "", NULL}, {200, "", NULL});
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
-    assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
-    assert_string_equal(w.seen[1], "PUT /bucket/p/k");
-    assert_string_equal(w.seen[2], "PUT /bucket/p/k");
+    assert_string_equal(w.seen[3], "PUT /bucket/p/k");
+    assert_string_equal(w.seen[4], "PUT /bucket/p/k");
+    world_close(&w);
+}
+
+/* A refusal that no weaker checksum mends says nothing about checksums. */
+static void test_refused_whatever_the_checksum(void **state)
+{
+    SCRIPT({400, ERROR("InvalidRequest"), NULL}, {400, ERROR("InvalidRequest"), NULL},
+           {400, ERROR("InvalidRequest"), NULL}, {400, ERROR("InvalidRequest"), NULL},
+           {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), MB_EPROTO);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_string_equal(w.seen[4], "PUT /bucket/p/k sum");
+    world_close(&w);
+}
+
+/* One that takes conditions and does not heed them is found out by repeating the first creation. */
+static void test_conditions_not_heeded(void **state)
+{
+    SCRIPT({200, "", "ETag: \"e\""}, {200, "", NULL}, {200, "", NULL}, {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EUNSUPPORTED);
+    assert_int_equal(mb_store_has_conditions(w.r.store), 0);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EUNSUPPORTED);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    world_close(&w);
+}
+
+/* One that heeds them is asked once more than needed, in the life of the process; a repetition that
+ * finds the object deleted, or no server, says nothing. */
+static void test_conditions_heeded(void **state)
+{
+    SCRIPT({200, "", NULL}, {403, ERROR("AccessDenied"), NULL}, {200, "", "ETag: \"e\""},
+           {200, "", NULL}, {412, ERROR("PreconditionFailed"), NULL}, {200, "", NULL},
+           {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "a", "x", MB_STORE_IF_ABSENT, NULL), 0);
+    assert_int_equal(run_put(&w.r, "b", "x", MB_STORE_IF_ABSENT, NULL), 0);
+    assert_string_equal(w.r.etag, "\"e\"");
+    assert_int_equal(mb_store_has_conditions(w.r.store), 1);
+    assert_int_equal(run_put(&w.r, "c", "x", MB_STORE_IF_ABSENT, NULL), 0);
+    world_reopen(&w);
+    assert_int_equal(run_put(&w.r, "d", "x", MB_STORE_IF_ABSENT, NULL), 0);
+    world_close(&w);
+}
+
+/* A server without conditional writes is asked once; nothing is written behind the caller's back.
+ */
+static void test_no_conditions(void **state)
+{
+    SCRIPT({200, "", NULL}, {501, ERROR("NotImplemented"), NULL}, {200, "", NULL});
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_int_equal(mb_store_has_conditions(w.r.store), 1);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EUNSUPPORTED);
+    assert_non_null(strstr(w.r.text, "conditional"));
+    assert_int_equal(mb_store_has_conditions(w.r.store), 0);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_MATCH, "e"), MB_EUNSUPPORTED);
+    assert_int_equal(w.n_requests, 2);
+    world_reopen(&w);
+    assert_int_equal(mb_store_has_conditions(w.r.store), 0);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL), MB_EUNSUPPORTED);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
     world_close(&w);
 }
 
@@ -257,19 +401,79 @@ static void test_abort(void **state)
     world_close(&w);
 }
 
-/* The server lists two good parts and one of another size: three are sent. */
+#define UPLOAD(key, id, began)                                                                     \
+    "<Upload><Key>" key "</Key><UploadId>" id "</UploadId><Initiated>" began "</Initiated></"      \
+    "Upload>"
+
+/* The server carried the first create out and its answer was lost: that upload is found and
+ * aborted before the first part goes, and neither an old one, nor ours, nor that of another key is;
+ * at the end one that came late is looked for. */
+static void test_stray_upload(void **state)
+{
+    SCRIPT({0, "", NULL}, CREATED,
+           {200,
+            "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>"
+            "<NextKeyMarker>p/k</NextKeyMarker><NextUploadIdMarker>u7</NextUploadIdMarker>" UPLOAD(
+                "p/k", "u7", "2001-01-01T00:00:00.000Z")
+                UPLOAD("p/k", "u1", "2999-01-01T00:00:00.000Z")
+                    UPLOAD("p/k", "u8", "2999-01-01T00:00:00.000Z") "</ListMultipartUploadsResult>",
+            NULL},
+           {200,
+            "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>" UPLOAD(
+                "p/kk", "u9", "2999-01-01T00:00:00.000Z") "</ListMultipartUploadsResult>",
+            NULL},
+           {204, "", NULL}, {404, ERROR("NoSuchUpload"), NULL}, PART_OK, PART_OK, PART_OK, PART_OK,
+           PART_OK, COMPLETED,
+           {200,
+            "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>"
+            "</ListMultipartUploadsResult>",
+            NULL});
+    char path[32];
+    make_file(path);
+    assert_int_equal(run_put_file(&w.r, "k", path, NULL), 0);
+    assert_string_equal(w.seen[4], "DELETE /bucket/p/k");
+    unlink(path);
+    world_close(&w);
+}
+
+/* Aborting what is not there is success; what a late part keeps alive is aborted again; what the
+ * server refuses is told. */
+static void test_abort_alone(void **state)
+{
+    SCRIPT({204, "", NULL}, {404, ERROR("NoSuchUpload"), NULL}, {404, ERROR("NoSuchUpload"), NULL},
+           {404, ERROR("NoSuchUpload"), NULL}, {204, "", NULL}, {200, "<ListPartsResult/>", NULL},
+           {204, "", NULL}, {404, ERROR("NoSuchUpload"), NULL}, {404, ERROR("NoSuchBucket"), NULL},
+           {403, ERROR("AccessDenied"), NULL}, {403, ERROR("AccessDenied"), NULL});
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(run_abort_uploads(&w.r, "k", "u1"), 0);
+    assert_int_equal(w.n_requests, 8);
+    assert_int_equal(run_abort_uploads(&w.r, "k", "u1"), MB_ENOENT);
+    assert_int_equal(run_abort_uploads(&w.r, "k", "u1"), MB_EDENIED);
+    assert_int_equal(run_abort_uploads(&w.r, "k", NULL), MB_EDENIED);
+    assert_string_equal(w.seen[10], "GET /bucket uploads");
+    world_close(&w);
+}
+
+/* The server tells no checksums of parts, which is what their etags are for. It lists two good
+ * parts, one of another size, one of other bytes and one whose etag is no checksum: three are sent.
+ */
 static void test_resume_sends_what_lacks(void **state)
 {
     SCRIPT({200,
             "<ListPartsResult><IsTruncated>true</IsTruncated>"
             "<NextPartNumberMarker>2</NextPartNumberMarker>"
-            "<Part><PartNumber>1</PartNumber><ETag>\"1\"</ETag><Size>16777216</Size></Part>"
+            "<Part><PartNumber>1</PartNumber><ETag>\"2c7ab85a893283e98c931e9511add182\"</ETag>"
+            "<Size>16777216</Size></Part>"
             "<Part><PartNumber>2</PartNumber><ETag>\"2\"</ETag><Size>5</Size></Part>"
             "</ListPartsResult>",
             NULL},
            {200,
-            "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>5</PartNumber>"
-            "<ETag>\"5\"</ETag><Size>1048576</Size></Part></ListPartsResult>",
+            "<ListPartsResult><IsTruncated>false</IsTruncated>"
+            "<Part><PartNumber>3</PartNumber><ETag>\"2c7ab85a893283e98c931e9511add183\"</ETag>"
+            "<Size>16777216</Size></Part>"
+            "<Part><PartNumber>4</PartNumber><ETag>\"opaque\"</ETag><Size>16777216</Size></Part>"
+            "<Part><PartNumber>5</PartNumber><ETag>B6D81B360A5672D80C27430F39153E2C</ETag>"
+            "<Size>1048576</Size></Part></ListPartsResult>",
             NULL},
            PART_OK, PART_OK, PART_OK, COMPLETED);
     char path[32];
@@ -353,7 +557,7 @@ static void test_allocation_failures(void **state)
         mb_alloc_fail_nth(nth);
         int rc = run_list(&w.r, "");
         if (rc == 0 && w.r.n_keys == 1)
-            rc = run_put(&w.r, "k", "x", MB_STORE_IF_ABSENT, NULL);
+            rc = run_put(&w.r, "k", "x", MB_STORE_IF_MATCH, "e");
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {
@@ -366,6 +570,100 @@ static void test_allocation_failures(void **state)
     world_close(&w);
 }
 
+/* The same for credentials that are fetched: of a token in a file, of STS, of a request that waits
+ * for them. The peer is both STS and the store. */
+static void test_allocation_failures_of_credentials(void **state)
+{
+    static const struct answer both = {
+        200,
+        "<R><Credentials><AccessKeyId>A</AccessKeyId><SecretAccessKey>S</SecretAccessKey>"
+        "<SessionToken>T</SessionToken></Credentials></R>",
+        NULL};
+    static struct answer script[1024];
+    struct world w;
+    char path[] = "/tmp/mobula-token-XXXXXX";
+    int fd = mkstemp(path);
+    (void)state;
+    assert_int_equal(write(fd, "token\n", 6), 6);
+    close(fd);
+    for (size_t i = 0; i < 1024; i++)
+        script[i] = both;
+    world_open(&w, script, 1024);
+    setenv("AWS_ENDPOINT_URL_STS", getenv("BUCKET_STORAGE_HOST"), 1);
+    setenv("AWS_ROLE_ARN", "role", 1);
+    setenv("AWS_WEB_IDENTITY_TOKEN_FILE", path, 1);
+    unsetenv("BUCKET_STORAGE_ACCESS_KEY");
+    unsetenv("BUCKET_STORAGE_SECRET_KEY");
+    for (unsigned long nth = 1;; nth++) {
+        world_reopen(&w); /* without keys */
+        size_t before = w.n_requests;
+        mb_alloc_fail_nth(nth);
+        int rc = run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            assert_int_equal(w.n_requests - before, 2);
+            assert_string_equal(w.seen[before], "POST /");
+            break;
+        }
+        assert_true(rc == 0 || rc == MB_ENOMEM || rc == MB_EPROTO || rc == MB_EDENIED);
+    }
+    unsetenv("AWS_ENDPOINT_URL_STS");
+    unsetenv("AWS_ROLE_ARN");
+    unsetenv("AWS_WEB_IDENTITY_TOKEN_FILE");
+    unlink(path);
+    w.n_script = w.n_requests;
+    world_close(&w);
+}
+
+/* A store closes while its credentials are fetched: from a file, or from an STS that says nothing.
+ */
+static void test_close_while_fetching(void **state)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t len = sizeof address;
+    char url[64];
+    char path[] = "/tmp/mobula-token-XXXXXX";
+    int file = mkstemp(path);
+    int mute = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    (void)state;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(write(file, "token", 5), 5);
+    assert_int_equal(bind(mute, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(mute, 64), 0);
+    assert_int_equal(getsockname(mute, (struct sockaddr *)&address, &len), 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", ntohs(address.sin_port));
+    setenv("BUCKET_STORAGE_HOST", url, 1);
+    setenv("AWS_ENDPOINT_URL_STS", url, 1);
+    setenv("AWS_ROLE_ARN", "role", 1);
+    setenv("AWS_WEB_IDENTITY_TOKEN_FILE", path, 1);
+    unsetenv("BUCKET_STORAGE_ACCESS_KEY");
+    unsetenv("BUCKET_STORAGE_SECRET_KEY");
+    for (int turns = 0; turns < 12; turns++) {
+        uv_loop_t loop;
+        struct store_run r;
+        struct mb_err err;
+        uv_loop_init(&loop);
+        run_open(&r, &loop, "s3://bucket/p");
+        assert_int_equal(mb_store_put(r.store, "k", "x", 1, MB_STORE_ALWAYS, NULL, 60000,
+                                      run_on_result, &r, &err),
+                         0);
+        for (int i = 0; i < turns; i++)
+            mb_loop_turn(&loop); /* the ticker ends each */
+        run_close(&r);
+        assert_int_equal(r.n_calls, 1);
+        assert_int_equal(r.error, MB_ECANCELED);
+        assert_int_equal(uv_loop_close(&loop), 0);
+    }
+    unsetenv("AWS_ENDPOINT_URL_STS");
+    unsetenv("AWS_ROLE_ARN");
+    unsetenv("AWS_WEB_IDENTITY_TOKEN_FILE");
+    unlink(path);
+    close(file);
+    close(mute);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -374,13 +672,24 @@ int main(void)
         cmocka_unit_test(test_conflict_is_no_failed_condition),
         cmocka_unit_test(test_lost_answer),
         cmocka_unit_test(test_region_and_clock),
+        cmocka_unit_test(test_odd_region),
+        cmocka_unit_test(test_weaker_checksums),
+        cmocka_unit_test(test_content_md5),
         cmocka_unit_test(test_no_checksums),
+        cmocka_unit_test(test_refused_whatever_the_checksum),
+        cmocka_unit_test(test_no_conditions),
+        cmocka_unit_test(test_conditions_not_heeded),
+        cmocka_unit_test(test_conditions_heeded),
         cmocka_unit_test(test_error_in_200),
         cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_stray_upload),
+        cmocka_unit_test(test_abort_alone),
         cmocka_unit_test(test_resume_sends_what_lacks),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_outage),
         cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_allocation_failures_of_credentials),
+        cmocka_unit_test(test_close_while_fetching),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/fs.h"
@@ -101,6 +103,34 @@ static void test_conditions(void **state)
     world_close(&w);
 }
 
+static void test_file_conditions(void **state)
+{
+    struct world w;
+    char etag[200];
+    (void)state;
+    world_open(&w);
+    char *one = mb_path_join(w.dir, "one"), *two = mb_path_join(w.dir, "two");
+    assert_int_equal(mb_fs_write_atomic(one, "11", 2, 0644, NULL), 0);
+    assert_int_equal(mb_fs_write_atomic(two, "22", 2, 0644, NULL), 0);
+    assert_int_equal(run_put_file_if(&w.r, "k", one, NULL, MB_STORE_IF_MATCH, "x"), MB_EEXIST);
+    assert_string_equal(w.r.etag, "");
+    assert_int_equal(run_put_file_if(&w.r, "k", one, NULL, MB_STORE_IF_ABSENT, NULL), 0);
+    snprintf(etag, sizeof etag, "%s", w.r.etag);
+    assert_int_equal(run_put_file_if(&w.r, "k", two, NULL, MB_STORE_IF_ABSENT, NULL), MB_EEXIST);
+    assert_string_equal(w.r.etag, etag); /* what is there is told */
+    assert_int_equal(run_put_file_if(&w.r, "k", one, NULL, MB_STORE_IF_ABSENT, NULL), 0);
+    assert_int_equal(run_put_file_if(&w.r, "k", two, NULL, MB_STORE_IF_MATCH, etag), 0);
+    assert_int_equal(run_put_file_if(&w.r, "k", one, NULL, MB_STORE_IF_MATCH, etag), MB_EEXIST);
+    assert_int_equal(run_abort_uploads(&w.r, "k", NULL), 0);
+    assert_int_equal(run_get(&w.r, "k", 100), 0);
+    assert_string_equal(mb_buf_str(&w.r.data), "22");
+    assert_int_equal(run_list(&w.r, ""), 0);
+    assert_string_equal(mb_buf_str(&w.r.keys), "k\n");
+    mb_free(one);
+    mb_free(two);
+    world_close(&w);
+}
+
 /* Many writers on one key: exactly one wins If-None-Match. */
 static void test_race(void **state)
 {
@@ -117,7 +147,7 @@ static void test_race(void **state)
                          0);
     for (int i = 0; i < 16; i++) {
         while (!runs[i].n_calls)
-            uv_run(&w.loop, UV_RUN_ONCE);
+            mb_loop_turn(&w.loop);
         won += runs[i].error == 0;
         assert_true(runs[i].error == 0 || runs[i].error == MB_EEXIST);
         mb_buf_close(&runs[i].data);
@@ -202,6 +232,111 @@ static int write_forever(const char *url)
     }
 }
 
+/* Sends one file, and says so when it is half through; the rest waits for a byte that never comes.
+ */
+static void stop_amid(void *arg, uint64_t done_bytes, uint64_t total_bytes)
+{
+    char byte;
+    (void)arg;
+    (void)total_bytes;
+    if (done_bytes > 0 && (write(1, "w", 1) != 1 || read(0, &byte, 1) != 1))
+        _exit(1);
+}
+
+static int send_half(const char *url, const char *path)
+{
+    uv_loop_t loop;
+    struct store_run r;
+    struct mb_store_put_file req = {.key = "iter/shard", .path = path, .progress = stop_amid};
+    struct mb_err err;
+    uv_loop_init(&loop);
+    run_open(&r, &loop, url);
+    if (mb_store_put_file(r.store, &req, run_on_result, &r, &err) != 0)
+        return 1;
+    run_wait(&r, 1);
+    int failed = r.error != 0;
+    run_close(&r);
+    return failed || uv_loop_close(&loop) != 0;
+}
+
+static pid_t start_sender(const char *url, const char *path, int *in_fd, int *out_fd)
+{
+    int in[2], out[2];
+    assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(in[0], 0);
+        dup2(out[1], 1);
+        execl("/proc/self/exe", "test_store_file", "--send-half", url, path, (char *)NULL);
+        _exit(127);
+    }
+    close(in[0]);
+    close(out[1]);
+    *in_fd = in[1];
+    *out_fd = out[0];
+    return pid;
+}
+
+static int n_temporary(const struct world *w)
+{
+    char *path = mb_path_join(w->dir, "bucket/iter");
+    DIR *d = opendir(path);
+    struct dirent *e;
+    int n = 0;
+    while (d && (e = readdir(d)))
+        n += strncmp(e->d_name, ".mobula-tmp-", 12) == 0;
+    if (d)
+        closedir(d);
+    mb_free(path);
+    return n;
+}
+
+/* What a killed writer left goes with an abort, and before the next file; what a living one writes
+ * stays. */
+static void test_leftovers(void **state)
+{
+    struct world w;
+    char url[128], byte;
+    int in[2], out[2];
+    pid_t pids[2];
+    (void)state;
+    world_open(&w);
+    snprintf(url, sizeof url, "file://%s/bucket", w.dir);
+    char *shard = mb_path_join(w.dir, "shard");
+    assert_int_equal(mb_fs_write_atomic(shard, "", 0, 0644, NULL), 0);
+    assert_int_equal(truncate(shard, 80 << 20), 0);
+    for (int by_abort = 0; by_abort < 2; by_abort++) {
+        for (int i = 0; i < 2; i++) {
+            pids[i] = start_sender(url, shard, &in[i], &out[i]);
+            assert_int_equal(read(out[i], &byte, 1), 1);
+        }
+        assert_int_equal(n_temporary(&w), 2);
+        kill(pids[0], SIGKILL);
+        waitpid(pids[0], NULL, 0);
+        if (by_abort)
+            assert_int_equal(run_abort_uploads(&w.r, "iter/shard", NULL), 0);
+        else
+            assert_int_equal(run_put_file(&w.r, "iter/other", shard, NULL), 0);
+        assert_int_equal(n_temporary(&w), 1);
+        close(in[0]);
+        close(out[0]);
+        assert_int_equal(write(in[1], "goes on, to its end", 19), 19);
+        int status = -1;
+        assert_int_equal(waitpid(pids[1], &status, 0), pids[1]);
+        assert_int_equal(status, 0);
+        close(in[1]);
+        close(out[1]);
+        assert_int_equal(n_temporary(&w), 0);
+        assert_int_equal(run_head(&w.r, "iter/shard"), 0);
+    }
+    /* Where there is nothing. */
+    assert_int_equal(run_abort_uploads(&w.r, "nowhere/shard", NULL), 0);
+    mb_free(shard);
+    world_close(&w);
+}
+
 static pid_t start_writer(const char *url, int *out_fd)
 {
     int fds[2];
@@ -256,9 +391,16 @@ static void test_open_errors(void **state)
     assert_int_equal(mb_store_open(&loop, "ftp://x/y", &s, &err), MB_EUNSUPPORTED);
     assert_int_equal(mb_store_open(&loop, "relative/path", &s, &err), MB_EINVAL);
     unsetenv("BUCKET_STORAGE_ACCESS_KEY");
+    unsetenv("BUCKET_STORAGE_SECRET_KEY");
     unsetenv("AWS_ACCESS_KEY_ID");
+    unsetenv("AWS_SECRET_ACCESS_KEY");
+    setenv("BUCKET_STORAGE_HOST", "http://minio:9000", 1);
+    setenv("HOME", "/nonexistent", 1); /* no files either */
     assert_int_equal(mb_store_open(&loop, "s3://bucket/x", &s, &err), MB_EDENIED);
-    assert_non_null(strstr(err.text, "AWS_ACCESS_KEY_ID"));
+    assert_non_null(strstr(err.text, "BUCKET_STORAGE_ACCESS_KEY"));
+    setenv("AWS_SECRET_ACCESS_KEY", "s", 1); /* half a pair */
+    assert_int_equal(mb_store_open(&loop, "s3://bucket/x", &s, &err), MB_EDENIED);
+    assert_non_null(strstr(err.text, "AWS_ACCESS_KEY_ID is not"));
     assert_int_equal(mb_store_open(&loop, "s3://", &s, &err), MB_EINVAL);
     setenv("AWS_ACCESS_KEY_ID", "k", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "s", 1);
@@ -294,14 +436,18 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--write-forever") == 0)
         return write_forever(argv[2]);
+    if (argc == 4 && strcmp(argv[1], "--send-half") == 0)
+        return send_half(argv[2], argv[3]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_put_get_delete),
         cmocka_unit_test(test_bad_keys),
         cmocka_unit_test(test_conditions),
+        cmocka_unit_test(test_file_conditions),
         cmocka_unit_test(test_race),
         cmocka_unit_test(test_list),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_leftovers),
         cmocka_unit_test(test_open_errors),
         cmocka_unit_test(test_allocation_failures),
     };

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/loop.h"
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/clock.h"
@@ -305,6 +306,166 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     r->progress_bytes = done_bytes;
 }
 
+static void test_ranges(void **state)
+{
+    struct world w;
+    struct mb_err err;
+    struct mb_store_range range = {.key = "r", .offset = 3, .size_bytes = 4};
+    (void)state;
+    world_open(&w, "s3://bucket/ranges");
+    must(run_put(&w.r, "r", "0123456789", MB_STORE_ALWAYS, NULL));
+    char etag[200];
+    snprintf(etag, sizeof etag, "%s", w.r.etag);
+    range.etag = etag;
+    for (int i = 0; i < 2; i++) {
+        int before = w.r.n_calls;
+        assert_int_equal(mb_store_get_range(w.r.store, &range, run_on_result, &w.r, &err), 0);
+        run_wait(&w.r, before + 1);
+        assert_int_equal(w.r.error, 0);
+        assert_string_equal(mb_buf_str(&w.r.data), i == 0 ? "3456" : "89");
+        range.offset = 8;
+    }
+    must(run_put(&w.r, "r", "other bytes", MB_STORE_ALWAYS, NULL));
+    int before = w.r.n_calls;
+    assert_int_equal(mb_store_get_range(w.r.store, &range, run_on_result, &w.r, &err), 0);
+    run_wait(&w.r, before + 1);
+    assert_int_equal(w.r.error, MB_ESTATE);
+    world_close(&w);
+}
+
+static struct mb_store_op *sent_op;
+
+static void on_sent(void *arg, struct mb_store_op *op)
+{
+    (void)arg;
+    sent_op = op;
+}
+
+/* Nothing is to be seen of a file that was sent until it may go. */
+static void test_sent_and_waiting(void **state)
+{
+    static const int sizes[] = {0, 1000, 70 * 1024 * 1024};
+    struct world w;
+    struct mb_err err;
+    char *source = path_in("waits");
+    (void)state;
+    world_open(&w, "s3://bucket/waits");
+    for (int i = 0; i < 9; i++) {
+        struct mb_store_put_file req = {.key = "w", .path = source, .on_sent = on_sent};
+        int before = w.r.n_calls;
+        int fd = open(source, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        assert_int_equal(ftruncate(fd, sizes[i % 3]), 0);
+        close(fd);
+        must(run_put(&w.r, "w", "old", MB_STORE_ALWAYS, NULL));
+        sent_op = NULL;
+        before = w.r.n_calls;
+        assert_int_equal(mb_store_put_file(w.r.store, &req, run_on_result, &w.r, &err), 0);
+        while (!sent_op)
+            mb_loop_turn(&w.loop);
+        assert_int_equal(w.r.n_calls, before);
+        if (i < 3)
+            mb_store_put_go(sent_op);
+        else if (i < 6)
+            mb_store_put_give_up(sent_op);
+        else
+            break; /* the store closes */
+        run_wait(&w.r, before + 1);
+        assert_int_equal(w.r.error, i < 3 ? 0 : MB_ECANCELED);
+        must(run_head(&w.r, "w"));
+        assert_int_equal(w.r.size_bytes, i < 3 ? sizes[i] : 3);
+    }
+    world_close(&w);
+    assert_int_equal(w.r.error, MB_ECANCELED);
+    mb_free(source);
+}
+
+static void write_sized(const char *path, int fill, size_t size_bytes)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_int_equal(ftruncate(fd, (off_t)size_bytes), 0);
+    assert_int_equal(pwrite(fd, &fill, 1, 0), 1);
+    close(fd);
+}
+
+/* Whole files with a condition, as one request and in parts. */
+static void test_file_conditions(void **state)
+{
+    static const size_t sizes[] = {1000, 70 * 1024 * 1024};
+    char *one = path_in("one"), *two = path_in("two");
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct world w;
+        char etag[200], id[512];
+        const char *key = i == 0 ? "small" : "parts";
+        world_open(&w, "s3://bucket/file-conditions");
+        write_sized(one, 1, sizes[i]);
+        write_sized(two, 2, sizes[i]);
+        assert_int_equal(run_put_file_if(&w.r, key, one, NULL, MB_STORE_IF_MATCH, "\"x\""),
+                         MB_EEXIST);
+        must(run_abort_uploads(&w.r, key, NULL));
+        must(run_put_file_if(&w.r, key, one, NULL, MB_STORE_IF_ABSENT, NULL));
+        snprintf(etag, sizeof etag, "%s", w.r.etag);
+        assert_int_equal(run_put_file_if(&w.r, key, two, NULL, MB_STORE_IF_ABSENT, NULL),
+                         MB_EEXIST);
+        assert_string_equal(w.r.etag, etag);
+        snprintf(id, sizeof id, "%s", w.r.upload_id);
+        must(run_put_file_if(&w.r, key, one, NULL, MB_STORE_IF_ABSENT, NULL)); /* the same bytes */
+        w.r.upload_id[0] = '\0';
+        must(run_put_file_if(&w.r, key, two, i == 0 ? NULL : id, MB_STORE_IF_MATCH, etag));
+        assert_string_equal(w.r.upload_id, ""); /* went on with the parts that were there */
+        assert_string_not_equal(w.r.etag, etag);
+        assert_int_equal(run_put_file_if(&w.r, key, one, NULL, MB_STORE_IF_MATCH, etag), MB_EEXIST);
+        world_close(&w);
+    }
+    mb_free(one);
+    mb_free(two);
+}
+
+static size_t count_uploads(void)
+{
+    char command[400], line[100];
+    snprintf(command, sizeof command,
+             "find %s/s3/bucket/.sgwtmp -mindepth 3 -maxdepth 3 -type d 2>/dev/null | wc -l",
+             server.dir);
+    FILE *f = popen(command, "re");
+    assert_non_null(fgets(line, sizeof line, f));
+    pclose(f);
+    return strtoul(line, NULL, 10);
+}
+
+/* What was begun and given up leaves nothing, whether its id is known or not. */
+static void test_abort_uploads(void **state)
+{
+    struct world w;
+    struct mb_err err;
+    char *source = path_in("big");
+    size_t before = count_uploads();
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct mb_store_put_file req = {.key = i < 2 ? "k" : "k-longer",
+                                        .path = source,
+                                        .on_upload_id = on_upload_id,
+                                        .progress = on_progress};
+        world_open(&w, "s3://bucket/abort");
+        assert_int_equal(mb_store_put_file(w.r.store, &req, run_on_result, &w.r, &err), 0);
+        while (w.r.progress_bytes == 0)
+            mb_loop_turn(&w.loop);
+        world_close(&w);
+    }
+    assert_int_equal(count_uploads(), before + 3);
+    char id[512];
+    snprintf(id, sizeof id, "%s", w.r.upload_id);
+    world_open(&w, "s3://bucket/abort");
+    must(run_abort_uploads(&w.r, "k", NULL)); /* and not those of a longer key */
+    assert_int_equal(count_uploads(), before + 1);
+    must(run_abort_uploads(&w.r, "k-longer", id));
+    assert_int_equal(count_uploads(), before);
+    must(run_abort_uploads(&w.r, "k-longer", id));
+    must(run_abort_uploads(&w.r, "none", NULL));
+    world_close(&w);
+    mb_free(source);
+}
+
 /* The store closes in the middle of an upload; another one goes on where it stopped. */
 static void test_resume(void **state)
 {
@@ -319,7 +480,7 @@ static void test_resume(void **state)
     world_open(&w, "s3://bucket/resume");
     assert_int_equal(mb_store_put_file(w.r.store, &req, run_on_result, &w.r, &err), 0);
     while (w.r.progress_bytes < BIG_BYTES / 3)
-        uv_run(&w.loop, UV_RUN_ONCE);
+        mb_loop_turn(&w.loop);
     world_close(&w);
     assert_int_equal(w.r.error, MB_ECANCELED);
     snprintf(id, sizeof id, "%s", w.r.upload_id);
@@ -333,6 +494,52 @@ static void test_resume(void **state)
     world_close(&w);
     mb_free(source);
     mb_free(stored);
+}
+
+/* With a size that is known, and without a file. */
+static void test_get_file_as(void **state)
+{
+    static const uint64_t sizes[] = {0, 1000, 40 * 1024 * 1024 + 7};
+    struct world w;
+    char *source = path_in("as");
+    char *copy = path_in("as-copy");
+    (void)state;
+    world_open(&w, "s3://bucket/as");
+    for (int i = 0; i < 3; i++) {
+        struct mb_store_get_file req = {
+            .key = "as", .path = copy, .has_size = 1, .size_bytes = sizes[i], .is_lazy = 1};
+        int fd = open(source, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        assert_int_equal(ftruncate(fd, (off_t)sizes[i]), 0);
+        assert_true(sizes[i] == 0 || pwrite(fd, "end", 3, (off_t)sizes[i] - 3) == 3);
+        close(fd);
+        must(run_put_file(&w.r, "as", source, NULL));
+        uint64_t crc = w.r.crc64nvme;
+        must(run_get_file_as(&w.r, &req));
+        assert_true(w.r.crc64nvme == crc && w.r.size_bytes == sizes[i]);
+        assert_true(crc_of(copy) == crc);
+        unlink(copy);
+        req.path = NULL;
+        must(run_get_file_as(&w.r, &req));
+        assert_true(w.r.crc64nvme == crc);
+        req.has_size = 0;
+        must(run_get_file_as(&w.r, &req));
+        assert_true(w.r.crc64nvme == crc && w.r.size_bytes == sizes[i]);
+        req.has_size = 1;
+        req.path = copy;
+        req.size_bytes = sizes[i] + 1;
+        assert_int_equal(run_get_file_as(&w.r, &req), MB_ECORRUPT);
+        if (sizes[i] > 0) {
+            req.size_bytes = sizes[i] - 1;
+            assert_int_equal(run_get_file_as(&w.r, &req), MB_ECORRUPT);
+        }
+        assert_int_equal(access(copy, F_OK), -1);
+        req.key = "nope";
+        assert_int_equal(run_get_file_as(&w.r, &req), MB_ENOENT);
+    }
+    unlink(source);
+    mb_free(source);
+    mb_free(copy);
+    world_close(&w);
 }
 
 static void test_small_files(void **state)
@@ -380,10 +587,12 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_objects), cmocka_unit_test(test_conditions),
-        cmocka_unit_test(test_long_listing),  cmocka_unit_test(test_big_file),
-        cmocka_unit_test(test_resume),        cmocka_unit_test(test_small_files),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_small_objects),   cmocka_unit_test(test_conditions),
+        cmocka_unit_test(test_long_listing),    cmocka_unit_test(test_big_file),
+        cmocka_unit_test(test_ranges),          cmocka_unit_test(test_sent_and_waiting),
+        cmocka_unit_test(test_file_conditions), cmocka_unit_test(test_abort_uploads),
+        cmocka_unit_test(test_resume),          cmocka_unit_test(test_small_files),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_get_file_as),
     };
     const char *program = getenv("MOBULA_VERSITYGW");
     const char *home = getenv("HOME");

@@ -16,6 +16,7 @@ struct values {
     int64_t number;
     double real;
     uint64_t time_ms, size_bytes;
+    struct mb_words keys;
 };
 
 #define ROW(name_, letter_, arg_, kind_, field_, min_, max_)                                       \
@@ -29,6 +30,7 @@ static const struct mb_option options[] = {
     ROW("share", 0, "X", MB_OPTION_DOUBLE, real, 0, 0),
     ROW("grace", 'g', "TIME", MB_OPTION_DURATION, time_ms, 0, 0),
     ROW("memory", 0, "BYTES", MB_OPTION_SIZE, size_bytes, 0, 0),
+    ROW("keys", 0, "KEY...", MB_OPTION_WORDS, keys, 0, 0),
     {0},
 };
 static const struct mb_verb start = {
@@ -96,6 +98,25 @@ static void test_words_keep_their_order(void **state)
     assert_string_equal(o->argv[2], "--lr");
 }
 
+/* As argparse's nargs='+': up to the next flag, the last flag counts, "-" is a word. */
+static void test_several_words(void **state)
+{
+    struct outcome *o = parse(&start, "start --keys text title - --force --num-gpus 2", 0, 0);
+
+    (void)state;
+    assert_int_equal(o->rc, 0);
+    assert_int_equal(o->v.flag, 1);
+    assert_int_equal(o->v.number, 2);
+    assert_int_equal(o->v.keys.n, 3);
+    assert_string_equal(o->v.keys.at[0], "text");
+    assert_string_equal(o->v.keys.at[1], "title");
+    assert_string_equal(o->v.keys.at[2], "-");
+    o = parse(&start, "start --keys a b --keys=c=d", 0, 0);
+    assert_int_equal(o->rc, 0);
+    assert_int_equal(o->v.keys.n, 1);
+    assert_string_equal(o->v.keys.at[0], "c=d");
+}
+
 static void test_refusals_name_the_flag(void **state)
 {
     static const struct {
@@ -105,6 +126,7 @@ static void test_refusals_name_the_flag(void **state)
                {"start --zzzzzzzzzzz", "unknown flag --zzzzzzzzzzz"},
                {"start -x", "unknown flag"},
                {"start --num-gpus", "--num-gpus needs a value: N"},
+               {"start --keys --force", "--keys needs a value: KEY..."},
                {"start --num-gpus x", "--num-gpus"},
                {"start --num-gpus 1025", "--num-gpus"},
                {"start --force=1", "--force takes no value"},
@@ -194,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_kind),
         cmocka_unit_test(test_words_keep_their_order),
+        cmocka_unit_test(test_several_words),
         cmocka_unit_test(test_refusals_name_the_flag),
         cmocka_unit_test(test_ray_passes_over_what_it_does_not_know),
         cmocka_unit_test(test_verbs_are_suggested),

@@ -92,7 +92,7 @@ static void test_zip_holds_files_and_empty_directories(void **state)
 {
     struct mb_package p;
     struct mb_err err;
-    char path[80];
+    char path[128];
     struct archive *a = archive_read_new();
     struct archive_entry *e;
     int fd, n = 0;
@@ -120,6 +120,102 @@ static void test_zip_holds_files_and_empty_directories(void **state)
     mb_package_close(&p);
 }
 
+/* ---- modules and archives ---- */
+
+/* The names in the zip of what was scanned, in order. */
+static const char *zipped(const struct mb_package *p, const char *from)
+{
+    static char names[256];
+    struct archive *a = archive_read_new();
+    struct archive_entry *e;
+    struct mb_err err = {0};
+    char path[] = "/tmp/mobula-zip-XXXXXX";
+    int fd = mkstemp(path);
+
+    names[0] = '\0';
+    if (mb_package_zip(p, from, fd, &err) != 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(lseek(fd, 0, SEEK_SET), 0);
+    archive_read_support_format_zip(a);
+    assert_int_equal(archive_read_open_fd(a, fd, 4096), ARCHIVE_OK);
+    while (archive_read_next_header(a, &e) == ARCHIVE_OK) {
+        strcat(names, archive_entry_pathname(e));
+        strcat(names, " ");
+    }
+    archive_read_free(a);
+    close(fd);
+    unlink(path);
+    return names;
+}
+
+static void test_a_module_is_below_its_name(void **state)
+{
+    const char *const excludes[] = {"*.tmp", "sub/private", NULL};
+    struct mb_package p, again;
+    struct mb_err err;
+    char path[128];
+
+    (void)state;
+    put("mod/__init__.py", "");
+    put("mod/sub/b.txt", "x");
+    put("mod/x.tmp", "x");
+    put("mod/sub/private", "x");
+    put("mod/.gitignore", "/old\n");
+    put("mod/old/c", "x");
+    snprintf(path, sizeof(path), "%s/mod/", dir);
+    assert_int_equal(mb_package_scan_module(path, excludes, 100, &p, &err), 0);
+    assert_string_equal(zipped(&p, path),
+                        "mod/ mod/.gitignore mod/__init__.py mod/sub/ mod/sub/b.txt ");
+    assert_int_equal(mb_package_scan(path, excludes, 100, &again, &err), 0);
+    assert_string_not_equal(p.name, again.name);
+    mb_package_close(&again);
+    mb_package_close(&p);
+    assert_int_equal(mb_package_scan_module(path, NULL, 1, &p, &err), MB_EFULL);
+    assert_non_null(strstr(err.text, "py_modules: /tmp/"));
+    assert_int_equal(mb_package_scan_module("/", NULL, 1, &p, &err), MB_EINVAL);
+}
+
+static void test_a_module_that_is_a_file(void **state)
+{
+    struct mb_package p;
+    struct mb_err err;
+    char path[128];
+
+    (void)state;
+    put("one.py", "NAME = 1\n");
+    snprintf(path, sizeof(path), "%s/one.py", dir);
+    assert_int_equal(mb_package_scan_module(path, NULL, 100, &p, &err), 0);
+    assert_int_equal(p.total_bytes, 9);
+    assert_string_equal(zipped(&p, path), "one.py ");
+    mb_package_close(&p);
+}
+
+static void test_archives(void **state)
+{
+    struct mb_package p;
+    struct mb_err err;
+    char path[128];
+
+    (void)state;
+    put("a.tgz", "abc");
+    put("m-1.0-py3-none-any.whl", "abc");
+    snprintf(path, sizeof(path), "%s/a.tgz", dir);
+    assert_int_equal(mb_package_scan_archive(path, 3, &p, &err), 0);
+    assert_string_equal(p.name, "_ray_pkg_a9993e364706816aba3e25717850c26c9cd0d89d.tar.gz");
+    assert_true(p.is_archive);
+    mb_package_close(&p);
+    assert_int_equal(mb_package_scan_archive(path, 2, &p, &err), MB_EFULL);
+    snprintf(path, sizeof(path), "%s/m-1.0-py3-none-any.whl", dir);
+    assert_int_equal(mb_package_scan_archive(path, 3, &p, &err), 0);
+    assert_string_equal(p.name, "m-1.0-py3-none-any.whl");
+    mb_package_close(&p);
+    assert_int_equal(mb_package_scan_archive(dir, 3, &p, &err), MB_EINVAL);
+    assert_true(mb_package_is_archive(path, 1));
+    assert_false(mb_package_is_archive(path, 0));
+    assert_true(mb_package_is_archive("x.zip", 0));
+    assert_false(mb_package_is_archive(".zip", 0));
+}
+
 static void test_a_file_that_changed_fails_the_zip(void **state)
 {
     struct mb_package p;
@@ -140,7 +236,7 @@ static void test_too_large_names_the_largest(void **state)
 {
     struct mb_package p;
     struct mb_err err;
-    char path[80];
+    char path[128];
 
     (void)state;
     put_vector();
@@ -230,6 +326,9 @@ int main(void)
         WITH_DIR(test_hash_is_rays),
         WITH_DIR(test_ignored_files_do_not_count),
         WITH_DIR(test_zip_holds_files_and_empty_directories),
+        WITH_DIR(test_a_module_is_below_its_name),
+        WITH_DIR(test_a_module_that_is_a_file),
+        WITH_DIR(test_archives),
         WITH_DIR(test_a_file_that_changed_fails_the_zip),
         WITH_DIR(test_too_large_names_the_largest),
         WITH_DIR(test_allocation_failures),

@@ -98,6 +98,42 @@ static void everything(void **state)
         "  SUCCEEDED old  true\n");
 }
 
+/* What is on its way, and how long there is. */
+static void deadlines(void **state)
+{
+    static const char job[] =
+        "{\"cluster\": {\"now_unix_ms\": 1000000}, \"jobs\": [{\"submission_id\": \"run\","
+        " \"status\": \"RUNNING\", \"entrypoint\": \"x\", \"gang\": {\"state\": \"RUNNING\","
+        " \"world_size\": 1, \"num_nodes\": 1, \"attempt\": 1, \"error\": \"\","
+        " \"checkpoint\": {\"url\": \"s3://b\", \"saved_iteration\": 40, \"durable_iteration\": 20,"
+        "  \"uploading_bytes\": 1, \"total_bytes\": 2,"
+        "  \"progress\": \"uploading iteration 40: 41 of 64 parts, done in 12 s\"},"
+        " \"deadline\": {\"unix_ms\": %d, \"source\": \"--deadline\", \"save_at_unix_ms\": %d,"
+        "  \"reached\": %s}}}]}";
+    static const char head[] =
+        "nodes: 0\njobs: 1\n  RUNNING   run  x\n      gang: RUNNING, 1 ranks on 1 nodes, attempt "
+        "1\n"
+        "      checkpoint: saved iteration 40, durable iteration 20 in s3://b\n"
+        "      uploading iteration 40: 41 of 64 parts, done in 12 s\n      deadline (--deadline) ";
+    static const struct {
+        int at, save_at;
+        const char *reached, *tail;
+    } rows[] = {
+        {1310999, 1280000, "false", "in 310 s, the last save in 280 s\n"},
+        {1310999, 990000, "false", "in 310 s\n"},
+        {1310999, 1280000, "true", "in 310 s: the ranks save and end\n"},
+        {997000, 1, "true", "3 s ago: the ranks save and end\n"},
+    };
+    char text[1000], view[600];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        snprintf(text, sizeof(text), job, rows[i].at, rows[i].save_at, rows[i].reached);
+        snprintf(view, sizeof(view), "%s%s", head, rows[i].tail);
+        assert_view(text, 0, view);
+    }
+}
+
 /* A gang that goes on with fewer nodes says of how many. */
 static void fewer_nodes(void **state)
 {
@@ -199,10 +235,11 @@ static void memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_at_all),       cmocka_unit_test(a_standby_and_no_token),
-        cmocka_unit_test(everything),           cmocka_unit_test(fewer_nodes),
-        cmocka_unit_test(control_bytes),        cmocka_unit_test(screens),
-        cmocka_unit_test(clocks_are_no_change), cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(nothing_at_all),  cmocka_unit_test(a_standby_and_no_token),
+        cmocka_unit_test(everything),      cmocka_unit_test(fewer_nodes),
+        cmocka_unit_test(deadlines),       cmocka_unit_test(control_bytes),
+        cmocka_unit_test(screens),         cmocka_unit_test(clocks_are_no_change),
+        cmocka_unit_test(memory_runs_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,7 +55,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (strcmp(argv[i], "--input") == 0)
-            o.input = value;
+            o.inputs = (const char *const *)(argv + i + 1), o.n_inputs = 1;
         else if (strcmp(argv[i], "--output-prefix") == 0)
             o.output_prefix = value;
         else if (strcmp(argv[i], "--vocab-file") == 0)

@@ -180,6 +180,84 @@ static int open_image(const struct image *m, size_t idx_size, size_t bin_size, s
     return rc;
 }
 
+/* Documents of sizes 1, 2, ... dealt over three lanes, marked in the middle, cut, gone on with. */
+static int add_numbered(struct mb_index_writer *w, uint16_t first, uint16_t end)
+{
+    int rc = 0;
+
+    for (uint16_t i = first; rc == 0 && i < end; i++) {
+        uint16_t tokens[] = {i, (uint16_t)(i + 1000), (uint16_t)(i + 2000)};
+        int32_t lengths[] = {1, 2};
+        uint32_t count = i % 4 == 3 ? 0 : 2;
+        struct mb_index_batch b = {tokens, count > 0 ? sizeof(tokens) : 0, lengths, count, &count,
+                                   1};
+
+        rc = mb_index_writer_add_batch(w, i % 3, &b, NULL);
+    }
+    return rc;
+}
+
+static void test_lanes_and_marks(void **state)
+{
+    enum { N = 3000, CUT = 1234 };
+    struct place p;
+    struct mb_index_mark marks[3];
+    struct mb_index_writer_options o = {.dtype = MB_INDEX_U16, .n_lanes = 3};
+    struct mb_index_writer *w;
+    struct mb_index *x;
+    char work[96];
+    uint64_t seq = 0, document = 0;
+
+    (void)state;
+    place_make(&p);
+    snprintf(work, sizeof(work), "%s/work", p.dir);
+    o.prefix = p.prefix;
+    o.work = work;
+    assert_int_equal(mb_index_writer_open(&o, &w, NULL), 0);
+    assert_int_equal(add_numbered(w, 0, CUT), 0);
+    assert_int_equal(mb_index_writer_mark(w, marks, NULL), 0);
+    assert_int_equal(mb_index_writer_sync(w, NULL), 0);
+    assert_int_equal(add_numbered(w, CUT, CUT + 500), 0); /* lost */
+    mb_index_writer_keep(w);
+    mb_index_writer_destroy(w);
+    assert_int_equal(count_files(p.dir), 9);
+    o.marks = marks;
+    assert_int_equal(mb_index_writer_open(&o, &w, NULL), 0);
+    assert_int_equal(add_numbered(w, CUT, N), 0);
+    assert_int_equal(mb_index_writer_commit(w, NULL), 0);
+    assert_int_equal(mb_index_finish(p.prefix, work, NULL), 0); /* once more changes nothing */
+    mb_index_writer_destroy(w);
+    assert_int_equal(count_files(p.dir), 2);
+    assert_int_equal(mb_index_open(p.prefix, &x, NULL), 0);
+    assert_int_equal(mb_index_n_documents(x), N);
+    for (int32_t lane = 0; lane < 3; lane++) {
+        for (int32_t i = lane; i < N; i += 3, document++) {
+            int32_t got[2];
+
+            assert_int_equal(mb_index_document_start(x, document), seq);
+            if (i % 4 == 3)
+                continue;
+            assert_int_equal(mb_index_read(x, seq, 0, 1, 0, got, NULL), 0);
+            assert_int_equal(got[0], i);
+            assert_int_equal(mb_index_read(x, seq + 1, 0, 2, 0, got, NULL), 0);
+            assert_int_equal(got[0], i + 1000);
+            assert_int_equal(got[1], i + 2000);
+            seq += 2;
+        }
+    }
+    assert_int_equal(mb_index_n_sequences(x), seq);
+    mb_index_unref(x);
+    /* Marks beyond what is there, and files that are gone, are said. */
+    assert_int_equal(mb_index_writer_open(&o, &w, NULL), MB_ENOENT);
+    o.marks = NULL;
+    assert_int_equal(mb_index_writer_open(&o, &w, NULL), 0);
+    mb_index_writer_keep(w);
+    mb_index_writer_destroy(w);
+    o.marks = marks;
+    assert_int_equal(mb_index_writer_open(&o, &w, NULL), MB_ECORRUPT);
+    place_remove(&p);
+}
+
 static void test_every_cut_is_found(void **state)
 {
     struct image m;
@@ -288,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_writer_refuses_and_cleans_up),
         cmocka_unit_test(test_writer_allocation_failures),
+        cmocka_unit_test(test_lanes_and_marks),
         cmocka_unit_test(test_every_cut_is_found),
         cmocka_unit_test(test_every_damage_is_named),
         cmocka_unit_test(test_modes_are_read_past),

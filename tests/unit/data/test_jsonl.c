@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "worker/data/jsonl.h"
+#include "worker/data/jsonl_copy.h"
+#include "worker/data/jsonl_utf8.h"
 
 static const char *const keys[] = {"text", "title"};
 
@@ -161,9 +164,142 @@ static void test_allocation_failures(void **state)
     }
 }
 
+static uint32_t draw(uint32_t *seed, uint32_t n)
+{
+    *seed = *seed * 1664525 + 1013904223;
+    return (*seed >> 12) % n;
+}
+
+/* Characters at the limits of their forms, some cut or with a byte changed, at all places of a
+ * vector. */
+static void test_utf8_in_vectors(void **state)
+{
+    static const char *const bits[] = {"a",
+                                       "plain text of some words ",
+                                       "\xc2\x80",
+                                       "\xdf\xbf",
+                                       "\xe0\xa0\x80",
+                                       "\xed\x9f\xbf",
+                                       "\xee\x80\x80",
+                                       "\xef\xbf\xbf",
+                                       "\xf0\x90\x80\x80",
+                                       "\xf4\x8f\xbf\xbf",
+                                       "\xc1\xbf",
+                                       "\xe0\x9f\xbf",
+                                       "\xed\xa0\x80",
+                                       "\xf0\x8f\xbf\xbf",
+                                       "\xf4\x90\x80\x80",
+                                       "\xf5",
+                                       "\x80",
+                                       "\xe2\x82",
+                                       "\xf0\x9f\x99",
+                                       "\xff"};
+    enum { N_BITS = sizeof(bits) / sizeof(*bits), N_GOOD = 10, ROUNDS = 200000 };
+    uint32_t seed = 3;
+    unsigned n_good = 0;
+
+    (void)state;
+    if (mb_jsonl_utf8_best() == MB_JSONL_UTF8_NONE) {
+        print_message("this processor has no AVX2\n");
+        skip();
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        uint8_t *text = mb_alloc(320); /* of the exact size below, for the sanitizer */
+        uint8_t *exact;
+        size_t n = 0;
+        int is_good;
+
+        for (uint32_t want = draw(&seed, draw(&seed, 8) == 0 ? 280 : 100); n < want;) {
+            const char *bit = bits[draw(&seed, draw(&seed, 40) == 0 ? N_BITS : N_GOOD)];
+            memcpy(text + n, bit, strlen(bit));
+            n += strlen(bit);
+        }
+        n -= n > 0 && draw(&seed, 16) == 0;
+        if (n > 0 && draw(&seed, 16) == 0)
+            text[draw(&seed, (uint32_t)n)] ^= (uint8_t)(1 << draw(&seed, 8));
+        exact = mb_alloc(n + 1) + 1;
+        memcpy(exact, text, n);
+        is_good = mb_utf8_valid(exact, n);
+        for (int kernel = MB_JSONL_UTF8_AVX2; kernel <= (int)mb_jsonl_utf8_best(); kernel++) {
+            uint64_t n_tails = 0;
+
+            assert_int_equal(mb_jsonl_utf8((enum mb_jsonl_utf8_kernel)kernel, exact, n, &n_tails),
+                             is_good);
+            if (is_good)
+                assert_int_equal(n - n_tails, mb_utf8_count(exact, n));
+        }
+        n_good += (unsigned)is_good;
+        mb_free(exact - 1);
+        mb_free(text);
+    }
+    assert_in_range(n_good, ROUNDS / 4, ROUNDS / 10 * 9);
+}
+
+typedef const uint8_t *copy_fn(const uint8_t *p, const uint8_t *end, uint8_t **to);
+
+/* What a copy makes of n bytes with escapes of two bytes in them, and where it must stop. */
+static size_t unescape(copy_fn *copy, const uint8_t *p, size_t n, uint8_t *out, size_t *n_out)
+{
+    const uint8_t *end = p + n;
+    const uint8_t *at = p;
+    uint8_t *to = out;
+
+    for (;;) {
+        at = copy(at, end, &to);
+        if (end - at < 2 || *at != '\\' || mb_jsonl_escaped(at[1]) == 0)
+            break;
+        *to++ = mb_jsonl_escaped(at[1]);
+        at += 2;
+    }
+    *n_out = (size_t)(to - out);
+    return (size_t)(at - p);
+}
+
+/* Runs of backslashes, escapes, quotes and control characters at all places of a vector. */
+static void test_copies_alike(void **state)
+{
+    static const char *const bits[] = {"\\\\",     "\\n",      "\\\"", "plain text of some words ",
+                                       "a",        "\xc3\xa9", "\\/",  "\\t",
+                                       "\\\\\\\\", "\\",       "\"",   "\x1f",
+                                       "\\u0041",  "\\x"};
+    enum { N_BITS = sizeof(bits) / sizeof(*bits), N_GOOD = 9, ROUNDS = 100000 };
+    uint32_t seed = 5;
+    size_t n_whole = 0;
+
+    (void)state;
+    if (!mb_jsonl_has_wide()) {
+        print_message("this processor has no AVX-512 VBMI2\n");
+        skip();
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        uint8_t *text = mb_alloc(320);
+        uint8_t out[2][320 + MB_JSONL_COPY_SLACK];
+        uint8_t *exact;
+        size_t n = 0, n_out[2], stop;
+
+        for (uint32_t want = draw(&seed, 280); n < want;) {
+            const char *bit = bits[draw(&seed, draw(&seed, 100) == 0 ? N_BITS : N_GOOD)];
+            memcpy(text + n, bit, strlen(bit));
+            n += strlen(bit);
+        }
+        exact = mb_alloc(n + 1) + 1;
+        memcpy(exact, text, n);
+        stop = unescape(mb_jsonl_copy_plain, exact, n, out[0], &n_out[0]);
+        assert_int_equal(unescape(mb_jsonl_copy_wide, exact, n, out[1], &n_out[1]), stop);
+        assert_int_equal(n_out[0], n_out[1]);
+        assert_memory_equal(out[0], out[1], n_out[0]);
+        n_whole += stop == n;
+        mb_free(exact - 1);
+        mb_free(text);
+    }
+    assert_in_range(n_whole, ROUNDS / 4, ROUNDS / 20 * 19);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_utf8_in_vectors),
+        cmocka_unit_test(test_copies_alike),
         cmocka_unit_test(test_reads),
         cmocka_unit_test(test_refuses),
         cmocka_unit_test(test_depth_is_bounded),

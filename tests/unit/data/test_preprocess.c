@@ -21,6 +21,7 @@
 static char dir[64];
 static char input[96];
 static char gz_input[96];
+static const char *inputs[1] = {input};
 static char prefix[96];
 static char text_prefix[128];
 
@@ -61,7 +62,8 @@ static int count_outputs(void)
 static struct mb_preprocess_options options(void)
 {
     return (struct mb_preprocess_options){
-        .input = input,
+        .inputs = inputs,
+        .n_inputs = 1,
         .output_prefix = prefix,
         .tokenizer = {.type = "NullTokenizer", .vocab_size = 100000},
         .append_eod = 1,
@@ -187,7 +189,7 @@ static void test_gzip(void **state)
     struct mb_err err = {0};
 
     (void)state;
-    o.input = gz_input;
+    o.inputs = (const char *const[]){gz_input};
     make_lines(&lines, 12000);
     write_gz(&lines);
     assert_int_equal(mb_preprocess_run(&o, &total, &err), 0);
@@ -195,7 +197,8 @@ static void test_gzip(void **state)
     assert_int_equal(mb_fs_read(gz_input, 1 << 30, &packed, NULL), 0);
     write_file(gz_input, packed.data, packed.len - 100);
     assert_int_equal(mb_preprocess_run(&o, &total, &err), MB_ECORRUPT);
-    assert_non_null(strstr(err.text, "in.jsonl.gz: damaged or cut gzip"));
+    assert_non_null(strstr(err.text, "in.jsonl.gz:"));
+    assert_non_null(strstr(err.text, "damaged or cut gzip"));
     write_file(gz_input, lines.data, lines.len);
     assert_int_equal(mb_preprocess_run(&o, &total, &err), MB_EINVAL);
     assert_non_null(strstr(err.text, "not gzip"));
@@ -212,6 +215,28 @@ static void expect_failure(const struct mb_preprocess_options *o, int code, cons
     if (strstr(err.text, text) == NULL)
         fail_msg("'%s' is not in: %s", text, err.text);
     assert_int_equal(count_outputs(), before);
+}
+
+/* Its neighbours, tokenized together with it, are not touched. */
+static void test_one_text_that_is_no_ids(void **state)
+{
+    static const char lines[] = "{\"text\": \"1\"}\n{\"text\": \"2\"}\n{\"text\": [\"3\", \"x\"]}\n"
+                                "{\"text\": \"4 5\"}\n{\"text\": 6}\n{\"text\": \"7\"}\n";
+    struct mb_preprocess_options o = options();
+    struct mb_index *x;
+
+    (void)state;
+    write_file(input, lines, strlen(lines));
+    expect_failure(&o, MB_EINVAL, "in.jsonl:3: NullTokenizer: \"x\"");
+    o.skip_bad_lines = 1;
+    assert_int_equal(mb_preprocess_run(&o, NULL, NULL), 0);
+    assert_int_equal(mb_index_open(text_prefix, &x, NULL), 0);
+    assert_int_equal(mb_index_n_documents(x), 4);
+    expect_sequence(x, 0, (int32_t[]){1, 100000}, 2);
+    expect_sequence(x, 1, (int32_t[]){2, 100000}, 2);
+    expect_sequence(x, 2, (int32_t[]){4, 5, 100000}, 3);
+    expect_sequence(x, 3, (int32_t[]){7, 100000}, 2);
+    mb_index_unref(x);
 }
 
 static int cancel_now(void *ctx)
@@ -235,13 +260,13 @@ static void test_bad_input(void **state)
     o.workers = 0;
     expect_failure(&o, MB_EINVAL, "--workers 0");
     o = options();
-    o.input = "/nonexistent.jsonl";
+    o.inputs = (const char *const[]){"/nonexistent.jsonl"};
     expect_failure(&o, MB_ENOENT, "--input /nonexistent.jsonl");
-    o.input = dir;
+    o.inputs = (const char *const[]){dir};
     expect_failure(&o, MB_EINVAL, "is a directory");
     o = options();
     o.output_prefix = "/nonexistent/out";
-    expect_failure(&o, MB_ENOENT, "/nonexistent/out_text_document.bin");
+    expect_failure(&o, MB_ENOENT, "--output-prefix /nonexistent/out");
     o = options();
     o.tokenizer = (struct mb_tokenizer_options){.vocab_file = "/nonexistent.json",
                                                 .merge_file = "/nonexistent.txt"};
@@ -270,20 +295,24 @@ static void test_write_failure_leaves_nothing(void **state)
     small = saved;
     small.rlim_cur = 100000;
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    expect_failure(&o, MB_EFULL, "outfull_text_document");
+    expect_failure(&o, MB_EFULL, "outfull.preprocess/0.0.bin");
+    expect_failure(&o, MB_EFULL, "no output file was changed");
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &saved), 0);
     mb_buf_close(&lines);
 }
 
-/* Whichever allocation fails, on whichever thread: MB_ENOMEM and nothing left. */
+/* Whichever allocation fails, on whichever thread: MB_ENOMEM and nothing left; but when only
+ * renames were missing, the whole files stay and the same call ends the work. */
 static void test_allocation_failures(void **state)
 {
     static const char lines[] = "{\"text\": \"1 2\"}\n{\"text\": [\"3\"]}\n";
     struct mb_preprocess_options o = options();
-    char other[128];
+    char other[128], work[160];
+    int n_kept = 0;
 
     (void)state;
     snprintf(other, sizeof(other), "%s/outsweep", dir);
+    snprintf(work, sizeof(work), "%s.preprocess/journal", other);
     o.output_prefix = other;
     o.workers = 1;
     write_file(input, lines, strlen(lines));
@@ -299,8 +328,15 @@ static void test_allocation_failures(void **state)
             break;
         }
         assert_int_equal(rc, MB_ENOMEM);
-        assert_int_equal(count_outputs(), before);
+        if (count_outputs() == before)
+            continue;
+        mb_alloc_fail_nth(0);
+        assert_int_equal(access(work, F_OK), 0);
+        assert_int_equal(mb_preprocess_run(&o, NULL, NULL), 0);
+        assert_int_not_equal(access(work, F_OK), 0);
+        n_kept++;
     }
+    assert_in_range(n_kept, 1, 50); /* the renames are the last few allocations */
 }
 
 static void test_repr(void **state)
@@ -328,6 +364,40 @@ static void test_repr(void **state)
     }
 }
 
+static void test_lines_for_people(void **state)
+{
+    struct mb_preprocess_progress p = {.n_documents = 1234567,
+                                       .n_tokens = 2000000000,
+                                       .text_bytes = 8000000000,
+                                       .elapsed_s = 40,
+                                       .run_s = 20,
+                                       .input_bytes_before = 1000,
+                                       .input_bytes_done = 3000,
+                                       .input_bytes_total = 10000};
+    char out[MB_PREPROCESS_LINE_MAX];
+
+    (void)state;
+    assert_string_equal(mb_preprocess_bar_line(&p, 80, out),
+                        " 30 % 1.23M docs, 30.9k docs/s, 200.0 MB/s, 50.0M tokens/s, ETA 1:10");
+    mb_preprocess_bar_line(&p, 120, out);
+    assert_non_null(strstr(out, "[###########............................] "));
+    assert_true(strlen(out) < 120);
+    assert_int_equal(strlen(mb_preprocess_bar_line(&p, 30, out)), 29);
+    p.input_bytes_total = 0;
+    assert_string_equal(mb_preprocess_bar_line(&p, 200, out),
+                        "1.23M docs, 30.9k docs/s, 200.0 MB/s, 50.0M tokens/s, ETA ?");
+    p.n_bad_lines = 2;
+    p.n_repaired_lines = 3;
+    assert_string_equal(mb_preprocess_total_line(&p, out),
+                        "Done: 1234567 documents, 2000000000 tokens, 8000.0 MB of text in 40.00 s "
+                        "(30864.2 docs/s, 200.0 MB/s, 50000000 tokens/s), 2 bad lines skipped, 3 "
+                        "lines were no UTF-8");
+    p = (struct mb_preprocess_progress){0};
+    mb_preprocess_bar_line(&p, 200, out);
+    mb_preprocess_total_line(&p, out);
+    assert_null(strstr(out, "nan"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -336,9 +406,11 @@ int main(void)
         cmocka_unit_test(test_keys_lists_and_empty_texts),
         cmocka_unit_test(test_gzip),
         cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_one_text_that_is_no_ids),
         cmocka_unit_test(test_write_failure_leaves_nothing),
         cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_repr),
+        cmocka_unit_test(test_lines_for_people),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

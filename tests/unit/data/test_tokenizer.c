@@ -100,28 +100,84 @@ static void test_long_piece_equals_short_ones(void **state)
     expect_ids(text, want, N);
 }
 
-static void expect_cuts(const char *joined)
+enum { MANY = 300, MANY_BYTES = 120 };
+
+/* Words over three letters, so that some are seen again, waiting or in the cache. */
+static size_t draw_text(uint8_t *out, uint32_t *seed)
 {
-    static struct mb_class_table table;
+    size_t n = (*seed = *seed * 1664525 + 1013904223) >> 16 & 127;
+
+    n = n > MANY_BYTES ? 0 : n;
+    for (size_t i = 0; i < n; i++) {
+        *seed = *seed * 1664525 + 1013904223;
+        out[i] = (uint8_t) "abcabcabc "[(*seed >> 16) % 10];
+    }
+    return n;
+}
+
+/* Texts whose pieces wait for each other, so many that not all can wait to the end. */
+static void test_many_equal_one_by_one(void **state)
+{
+    static uint8_t bytes[MANY][MANY_BYTES];
+    struct mb_tokenizer_text texts[MANY];
+    struct mb_tokenizer *t;
+    struct mb_tokenizer_scratch *s;
+    struct mb_ids many = {0}, one = {0};
+    size_t ends[MANY], at = 3;
+    uint32_t seed = 5;
+
+    (void)state;
+    write_small();
+    assert_int_equal(create(&t, NULL), 0);
+    assert_int_equal(mb_tokenizer_scratch_create(t, &s, NULL), 0);
+    assert_int_equal(mb_tokenizer_encode(t, s, "c c", 3, &many, NULL), 0);
+    for (size_t i = 0; i < MANY; i++)
+        texts[i] = (struct mb_tokenizer_text){bytes[i], draw_text(bytes[i], &seed)};
+    assert_int_equal(mb_tokenizer_encode_many(t, s, texts, MANY, ends, &many, NULL), 0);
+    assert_int_equal(ends[MANY - 1], many.n);
+    mb_tokenizer_scratch_destroy(s);
+    assert_int_equal(mb_tokenizer_scratch_create(t, &s, NULL), 0);
+    for (size_t i = 0; i < MANY; at = ends[i++]) {
+        one.n = 0;
+        assert_int_equal(mb_tokenizer_encode(t, s, texts[i].text, texts[i].n, &one, NULL), 0);
+        assert_int_equal(ends[i] - at, one.n);
+        if (one.n > 0)
+            assert_memory_equal(many.data + at, one.data, one.n * sizeof(*one.data));
+    }
+    mb_ids_close(&many);
+    mb_ids_close(&one);
+    mb_tokenizer_scratch_destroy(s);
+    mb_tokenizer_destroy(t);
+}
+
+static void expect_family_cuts(enum mb_split_family family, const char *joined)
+{
+    struct mb_split *split;
     char text[256];
     char cut[512];
     size_t n = 0;
     size_t at = 0;
 
-    mb_class_table_make(&table);
+    assert_int_equal(mb_split_create(family, NULL, &split, NULL), 0);
     for (const char *p = joined; *p != '\0'; p++) {
         if (*p != '|')
             text[n++] = *p;
     }
     for (const uint8_t *p = (const uint8_t *)text, *end = p + n, *next; p < end; p = next) {
-        next = mb_split_next(&table, p, end);
+        next = mb_split_next(split, p, end);
         if (at > 0)
             cut[at++] = '|';
         memcpy(cut + at, p, (size_t)(next - p));
         at += (size_t)(next - p);
     }
     cut[at] = '\0';
+    mb_split_destroy(split);
     assert_string_equal(cut, joined);
+}
+
+static void expect_cuts(const char *joined)
+{
+    expect_family_cuts(MB_SPLIT_GPT2, joined);
 }
 
 static void test_cuts(void **state)
@@ -134,6 +190,45 @@ static void test_cuts(void **state)
     expect_cuts(" \xd0\xb4\xd0\xb0|\xe3\x80\x82|\xe3\x80\x80|\xe6\xbc\xa2|\xc2\xa0|x");
     expect_cuts("a|\xff\xfe|b|\xed\xa0\x80|c|\xf0\x9f|d"); /* no UTF-8: others */
     expect_cuts("");
+}
+
+static void test_cuts_of_words(void **state)
+{
+    static const enum mb_split_family words[] = {MB_SPLIT_LLAMA3, MB_SPLIT_CL100K, MB_SPLIT_QWEN2};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        expect_family_cuts(words[i], "Hello| world|,| it|'S| we|'lL| don|'t|!");
+        expect_family_cuts(words[i], "x|'\xc5\xbf|x|'x|'ve|y|''|s|(abc|((|abc|\tq| (|q");
+        expect_family_cuts(words[i], "a| | b|.\n\n| | x|.\n| \n| x| \t \n\t\n| | -");
+        expect_family_cuts(words[i], "a|  | |1|\xe3\x80\x80|\xe3\x80\x80x|\r\n|x");
+        expect_family_cuts(words[i], "\xe0\xa4\x95|\xe0\xa4\xbe\xe0\xa4\x95|  "); /* a mark */
+    }
+    expect_family_cuts(MB_SPLIT_LLAMA3, "123|456|7\xc2\xbd|ab| \n|  ");
+    expect_family_cuts(MB_SPLIT_CL100K, "123|456|7\xc2\xbd|ab| \n  ");
+    expect_family_cuts(MB_SPLIT_QWEN2, "1|2|3|\xc2\xbd|ab| |2");
+    expect_family_cuts(MB_SPLIT_TIKTOKEN_V1, "1|2|a|'s|\n|x");
+}
+
+static void test_cuts_of_cased(void **state)
+{
+    (void)state;
+    expect_family_cuts(MB_SPLIT_O200K, "Hello|World|HELLO|123|4| HELLOworld's| it's|/a|.\n/");
+    expect_family_cuts(MB_SPLIT_O200K, "AB\xe4\xb8\xad|DEAB| \xcc\x81|AB|\n|x");
+    expect_family_cuts(MB_SPLIT_O200K, "x'\xc5\xbf|y'LL|y|'l|'l");
+    expect_family_cuts(MB_SPLIT_TIKTOKEN_V2, "Hello|World|'s|1|2| x");
+    expect_family_cuts(MB_SPLIT_WHOLE, "a b c");
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    for (int i = MB_SPLIT_GPT2; i < MB_SPLIT_WHOLE; i++) {
+        enum mb_split_family family;
+
+        assert_true(mb_split_recognise(mb_split_pattern((enum mb_split_family)i), &family));
+        assert_int_equal(family, i);
+    }
 }
 
 static void expect_failure(int code, const char *text)
@@ -150,7 +245,7 @@ static void test_bad_files(void **state)
 {
     struct mb_tokenizer *t;
     struct mb_err err = {0};
-    struct mb_tokenizer_options o = {.type = "SentencePieceTokenizer"};
+    struct mb_tokenizer_options o = {.type = "BertWordPieceCase"};
 
     (void)state;
     assert_int_equal(mb_tokenizer_create(&o, &t, &err), MB_EINVAL);
@@ -169,6 +264,10 @@ static void test_bad_files(void **state)
     expect_failure(MB_ECORRUPT, "entry \"b\"");
     write_file(vocab, "{\"a\": 0, \"b\": 7}");
     expect_failure(MB_ECORRUPT, "entry \"b\"");
+    write_file(vocab, "{\"a\": 0, \"a\": 1, \"<|endoftext|>\": 2}");
+    expect_failure(MB_ECORRUPT, "\"a\" is given twice");
+    write_file(vocab, "{\"a\": 0, \"<|endoftext|>\": 1} x");
+    expect_failure(MB_ECORRUPT, "the end of the text");
     write_file(vocab, "{\"a\": 0}");
     expect_failure(MB_ECORRUPT, "no <|endoftext|>");
     write_file(vocab, "[1, 2]");
@@ -243,7 +342,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_merges_by_rank),
         cmocka_unit_test(test_long_piece_equals_short_ones),
+        cmocka_unit_test(test_many_equal_one_by_one),
         cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_cuts_of_words),
+        cmocka_unit_test(test_cuts_of_cased),
+        cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_null),

@@ -1,5 +1,6 @@
 /* The driver's state machine: happy path, every kind of failure in every phase, random walks. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -7,58 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/alloc.h"
-#include "cli/driver/offsets.h"
-#include "cli/driver/state.h"
-#include "cli/driver/uploads.h"
-
-enum { NODES = 2, PER_NODE = 2, RANKS = NODES * PER_NODE };
-
-static struct mb_drv *make(int is_worker, int has_url)
-{
-    const struct mb_drv_config c = {
-        .n_nodes = NODES, .ranks_per_node = PER_NODE, .is_worker = is_worker, .has_url = has_url};
-    struct mb_drv *d = mb_drv_create(&c);
-
-    assert_non_null(d);
-    return d;
-}
-
-static int say(struct mb_drv *d, struct mb_drv_event e)
-{
-    return mb_drv_step(d, &e);
-}
-
-#define SAY(d, k, ...) say(d, (struct mb_drv_event){.kind = MB_DRV_##k, __VA_ARGS__})
-
-/* Everything up to the phase where ranks run. */
-static void bring_up(struct mb_drv *d)
-{
-    assert_int_equal(SAY(d, CONNECTED), MB_DRV_DO_OWN);
-    assert_int_equal(SAY(d, OWNED), MB_DRV_DO_RESERVE);
-    assert_int_equal(SAY(d, RESERVED), MB_DRV_DO_DIAL);
-    assert_int_equal(SAY(d, HELLO, .node = 1), 0);
-    assert_int_equal(SAY(d, HELLO, .node = 0), MB_DRV_DO_LAUNCH);
-    SAY(d, LAUNCHED, .node = 0);
-    SAY(d, LAUNCHED, .node = 1);
-    for (uint32_t r = 0; r < RANKS && mb_drv_phase(d) == MB_DRV_RENDEZVOUS; r++)
-        assert_int_equal(SAY(d, ENDPOINT, .rank = r), r + 1 == RANKS ? MB_DRV_DO_START : 0);
-    assert_int_equal(mb_drv_phase(d), MB_DRV_RUN);
-}
-
-static void wind_down(struct mb_drv *d)
-{
-    SAY(d, NODE_ENDED, .node = 0);
-    assert_true(SAY(d, NODE_ENDED, .node = 1) & MB_DRV_DO_RELEASE);
-    assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
-    assert_int_equal(mb_drv_phase(d), MB_DRV_OVER);
-}
-
-static void ends_and_asks(struct mb_drv *d)
-{
-    SAY(d, NODE_ENDED, .node = 0);
-    assert_int_equal(SAY(d, NODE_ENDED, .node = 1), MB_DRV_DO_ASK_STORE);
-    assert_int_equal(mb_drv_phase(d), MB_DRV_END);
-}
+#include "gang.h"
 
 static void test_happy(void **state)
 {
@@ -247,7 +197,6 @@ static void test_the_reason_replaces_its_echo(void **state)
 {
     struct mb_drv *d = make(1, 0);
     int echo = mb_exit_status(MB_EUNAVAIL);
-
     (void)state;
     bring_up(d);
     SAY(d, RANK_EXIT, .rank = 0, .exit_code = echo, .text = "rank 3 went away");
@@ -265,10 +214,25 @@ static void test_the_reason_replaces_its_echo(void **state)
     mb_drv_destroy(d);
 }
 
+static void test_a_lost_node_replaces_its_echo(void **state)
+{
+    (void)state;
+    for (int is_told = 0; is_told < 2; is_told++) {
+        struct mb_drv_event gone = {.kind = is_told ? MB_DRV_NODE_FAILED : MB_DRV_NODE_LOST,
+                                    .code = MB_ECANCELED};
+        struct mb_drv *d = make(1, 0);
+        bring_up(d);
+        SAY(d, RANK_EXIT, .rank = 3, .exit_code = mb_exit_status(MB_EUNAVAIL), .text = "rank 0");
+        assert_true(mb_drv_step(d, &gone) >= 0);
+        assert_non_null(strstr(mb_drv_verdict(d), "node 0"));
+        assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NODE);
+        mb_drv_destroy(d);
+    }
+}
+
 static void test_an_echo_alone_stands(void **state)
 {
     struct mb_drv *d = make(1, 0);
-
     (void)state;
     bring_up(d);
     for (uint32_t r = 0; r < RANKS; r++)
@@ -284,7 +248,6 @@ static void test_interrupted_in_every_phase(void **state)
     const enum mb_drv_event_kind path[] = {MB_DRV_CONNECTED, MB_DRV_OWNED, MB_DRV_RESERVED,
                                            MB_DRV_HELLO,     MB_DRV_HELLO, MB_DRV_LAUNCHED,
                                            MB_DRV_LAUNCHED};
-
     (void)state;
     for (size_t steps = 0; steps <= sizeof(path) / sizeof(path[0]); steps++) {
         struct mb_drv *d = make(1, 1);
@@ -308,7 +271,6 @@ static void test_interrupted_in_every_phase(void **state)
 static void test_node_lost_and_launch_failure(void **state)
 {
     struct mb_drv *d = make(1, 0);
-
     (void)state;
     bring_up(d);
     assert_int_equal(SAY(d, NODE_LOST, .node = 1, .text = "no answer"), MB_DRV_DO_STOP);
@@ -344,7 +306,6 @@ static void test_the_only_node_ends_early(void **state)
         {.kind = MB_DRV_RESERVED},           {.kind = MB_DRV_HELLO},
         {.kind = MB_DRV_LAUNCHED},           {.kind = MB_DRV_ENDPOINT},
         {.kind = MB_DRV_ENDPOINT, .rank = 1}};
-
     (void)state;
     for (size_t steps = 3; steps <= sizeof(path) / sizeof(path[0]); steps++) {
         struct mb_drv *d = mb_drv_create(&c);
@@ -550,47 +511,6 @@ static void test_dialled_again(void **state)
     assert_int_equal(mb_drv_dialled(0, 1, 0, 1), MB_DRV_GOES_ON);
 }
 
-static void test_known_bytes(void **state)
-{
-    uint64_t next = 0, missing;
-
-    (void)state;
-    assert_int_equal(mb_drv_known_bytes(&next, 0, 10, &missing), 0);
-    assert_int_equal(next, 10);
-    assert_int_equal(mb_drv_known_bytes(&next, 2, 5, &missing), 5); /* all of it was there */
-    assert_int_equal(next, 10);
-    assert_int_equal(mb_drv_known_bytes(&next, 6, 8, &missing), 4);
-    assert_int_equal(next, 14);
-    assert_int_equal(missing, 0);
-    assert_int_equal(mb_drv_known_bytes(&next, 20, 3, &missing), 0);
-    assert_int_equal(missing, 6);
-    assert_int_equal(next, 23);
-}
-
-static void test_uploads_are_the_gangs_sum(void **state)
-{
-    struct mb_drv_upload nodes[3] = {{0}};
-    uint64_t done, total;
-
-    (void)state;
-    mb_drv_uploads_sum(nodes, 3, &done, &total);
-    assert_int_equal(done + total, 0);
-    nodes[0] = (struct mb_drv_upload){5, 10, 100};
-    nodes[2] = (struct mb_drv_upload){5, 30, 300};
-    mb_drv_uploads_sum(nodes, 3, &done, &total);
-    assert_int_equal(done, 40);
-    assert_int_equal(total, 400);
-    /* The second is at the next iteration already; then the first follows, also with less done. */
-    nodes[1] = (struct mb_drv_upload){10, 7, 70};
-    mb_drv_uploads_sum(nodes, 3, &done, &total);
-    assert_int_equal(done, 7);
-    assert_int_equal(total, 70);
-    nodes[0] = (struct mb_drv_upload){10, 1, 50};
-    mb_drv_uploads_sum(nodes, 3, &done, &total);
-    assert_int_equal(done, 8);
-    assert_int_equal(total, 120);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -604,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_a_node_that_stops),
         cmocka_unit_test(test_the_only_node_ends_early),
         cmocka_unit_test(test_the_reason_replaces_its_echo),
+        cmocka_unit_test(test_a_lost_node_replaces_its_echo),
         cmocka_unit_test(test_an_echo_alone_stands),
         cmocka_unit_test(test_interrupted_in_every_phase),
         cmocka_unit_test(test_node_lost_and_launch_failure),
@@ -614,8 +535,6 @@ int main(void)
         cmocka_unit_test(test_random_walks),
         cmocka_unit_test(test_memory_out),
         cmocka_unit_test(test_dialled_again),
-        cmocka_unit_test(test_known_bytes),
-        cmocka_unit_test(test_uploads_are_the_gangs_sum),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include "gcs/guest_owner.h"
 #include "gcs/health.h"
 #include "gcs/job_needs.h"
 #include "gcs/job_list.h"
@@ -598,9 +599,32 @@ static void a_query_of_jobs(void **state)
     }
 }
 
+/* ---- a record of another job agent ---- */
+
+static const char *owner(const char *record, json_t *alive)
+{
+    return head_guest_other_owner(record, strlen(record), "aa", alive);
+}
+
+static void a_job_is_of_the_node_that_is_alive(void **state)
+{
+    json_t *alive = json_pack("{s:b, s:b}", "aa", 1, "bb", 1);
+
+    (void)state;
+    assert_string_equal(owner("{\"status\": \"RUNNING\", \"driver_node_id\": \"bb\"}", alive),
+                        "bb");
+    assert_null(owner("{\"driver_node_id\": \"aa\"}", alive)); /* ours: its directory was lost */
+    assert_null(owner("{\"driver_node_id\": \"cc\"}", alive)); /* dead */
+    assert_null(owner("{\"driver_node_id\": null}", alive));
+    assert_null(owner("{\"driver_node_id\": 7}", alive));
+    assert_null(owner("no record", alive));
+    json_decref(alive);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_job_is_of_the_node_that_is_alive),
         cmocka_unit_test(a_query_of_jobs),
         cmocka_unit_test(job_paths),
         cmocka_unit_test(terminal_jobs_never_change),

@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "gcs/jobs_internal.h"
 #include "gcs/services.h"
 #include "proto/mobula/agent.pb-c.h"
 
@@ -315,6 +316,33 @@ static void files_go_after_the_commit(void **state)
     end(&t);
 }
 
+/* However fast jobs end, no more of them are remembered than the limit says. */
+static void no_slower_than_jobs_end(void **state)
+{
+    struct mb_err err = {0};
+    struct node t;
+    char key[64];
+
+    (void)state;
+    begin(&t);
+    t.head.max_ended_jobs = 10;
+    for (int i = 0; i < 1000; i++) {
+        snprintf(key, sizeof key, "_ray_internal_job_info_%d", i);
+        store(&t, "job", key, "{\"status\": \"SUCCEEDED\", \"end_time\": 1}");
+    }
+    assert_int_equal(head_jobs_load(&t.head, &err), 0);
+    jobs_forget_ended(&t.head);
+    assert_int_equal(t.head.n_jobs, 1000 - 128); /* a former head's, a few at a time */
+    fixture_wait(&t.f, &n_forgotten_here, 128);
+    head_forget_tick(&t.head, mb_mono_ms());
+    t.head.n_ended_lately = 500;
+    jobs_forget_ended(&t.head);
+    assert_int_equal(t.head.n_jobs, 1000 - 128 - 500 - 128);
+    fixture_wait(&t.f, &n_forgotten_here, 128 + 500 + 128);
+    free_jobs(&t);
+    end(&t);
+}
+
 /* The former head was killed after the commit, or before it. */
 static void the_next_head_takes_the_files(void **state)
 {
@@ -402,6 +430,7 @@ int main(void)
         cmocka_unit_test(what_waits_for_a_deaf_node_is_bounded),
         cmocka_unit_test(a_few_at_a_time_for_a_deaf_node),
         cmocka_unit_test(files_go_after_the_commit),
+        cmocka_unit_test(no_slower_than_jobs_end),
         cmocka_unit_test(the_next_head_takes_the_files),
         cmocka_unit_test(deletions_are_bounded),
         cmocka_unit_test(what_is_not_deleted_is_there_again),

@@ -236,13 +236,43 @@ static void gpus_that_others_took(void **state)
     assert_non_null(strstr(reason(&a), "it needs 2 GPUs, 1 of 2 free"));
     mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 2);
     starts(q, &a);
-    mb_job_queue_put_back(&a); /* a gang was faster */
+    mb_job_queue_put_back(&a, 0, NULL); /* a gang was faster */
     mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 0);
     starts(q, NULL);
     assert_non_null(strstr(reason(&a), "number 1 of 2"));
     mb_job_queue_set_free(q, MB_JOB_HEAD_NODE, MB_JOB_GPU, 2);
     starts(q, &a);
     starts(q, NULL);
+    mb_job_queue_destroy(q);
+}
+
+/* Those that cannot start yet keep their order and what they need, and hold nobody else up. */
+static void who_is_put_back_holds_nobody_up(void **state)
+{
+    struct mb_job_queue *q = make(20, 10);
+    struct mb_job_ticket a = {0}, b = {0}, c = {0}, d = {0}, *t;
+
+    (void)state;
+    join(q, &a, 1, 0, 0);
+    join(q, &b, 1, 0, 0);
+    join(q, &c, 2, 0, 0);
+    join(q, &d, 1, 0, 0);
+    starts(q, &a);
+    mb_job_queue_put_back(&a, UINT64_MAX, "its package comes");
+    starts(q, &b);
+    mb_job_queue_put_back(&b, 300, "its GPUs were taken");
+    starts(q, &c);
+    starts(q, NULL); /* d would fit, but takes what a or b waits for */
+    assert_string_equal(reason(&a), "It is number 1 of 3 in the queue: its package comes.");
+    assert_string_equal(reason(&b), "It is number 2 of 3 in the queue: its GPUs were taken.");
+    assert_int_equal(mb_job_queue_next(q, 299, &t), MB_JOB_QUEUE_NOTHING);
+    assert_int_equal(mb_job_queue_next(q, 300, &t), MB_JOB_QUEUE_START);
+    assert_ptr_equal(t, &b);
+    starts(q, NULL);
+    mb_job_queue_release(q);
+    starts(q, &a);
+    mb_job_queue_leave(&c);
+    starts(q, &d);
     mb_job_queue_destroy(q);
 }
 
@@ -349,7 +379,7 @@ static void nodes_come_and_go(void **state)
     mb_job_queue_node_gone(q, "sea");
     assert_null(mb_job_queue_invariant(q));
     assert_string_equal(mb_job_queue_node_of(&t), "sea");
-    mb_job_queue_put_back(&t);
+    mb_job_queue_put_back(&t, 0, NULL);
     assert_null(mb_job_queue_invariant(q));
     starts(q, NULL);
     assert_string_equal(reason(&t), "It needs 1 whale, the cluster has 0 on one node.");
@@ -358,6 +388,30 @@ static void nodes_come_and_go(void **state)
     mb_job_queue_leave(&t);
     mb_job_queue_adopt(q, &t, "nowhere", whale, 2);
     assert_string_equal(mb_job_queue_node_of(&t), MB_JOB_HEAD_NODE);
+    mb_job_queue_destroy(q);
+}
+
+/* Who needs that node waits for it; who does not goes elsewhere. */
+static void a_node_that_is_closed(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_ticket plain = {0}, wide = {0}, any = {0};
+
+    (void)state;
+    add_node(q, "one", 2, 0);
+    mb_job_queue_close_node(q, MB_JOB_HEAD_NODE, 1);
+    mb_job_queue_close_node(q, "nowhere", 1);
+    join(q, &plain, 0, 0, 0);
+    mb_job_queue_wish(&plain, &(struct mb_job_wish){.is_plain = 1});
+    join(q, &wide, 3, 0, 0);
+    join(q, &any, 1, 0, 0);
+    starts_on(q, &any, "one");
+    starts(q, NULL);
+    assert_string_equal(reason(&plain), "It is number 1 of 2 in the queue: its node is not "
+                                        "registered yet.");
+    mb_job_queue_close_node(q, MB_JOB_HEAD_NODE, 0);
+    starts_on(q, &plain, MB_JOB_HEAD_NODE);
+    starts_on(q, &wide, MB_JOB_HEAD_NODE);
     mb_job_queue_destroy(q);
 }
 
@@ -384,6 +438,70 @@ static void a_wish_for_a_node(void **state)
     join(q, &c, 2, 0, 0);
     mb_job_queue_wish(&c, &impatient);
     assert_string_equal(reason(&c), "It needs 2 CPUs, the cluster has 1 on one node that is moon.");
+    mb_job_queue_destroy(q);
+}
+
+/* ---- a long line before many nodes ---- */
+
+enum { MANY_NODES = 100, LONG_LINE = 10000, ROUND_WALKS = 20 };
+
+/* Every CPU is held; all in line wait for one, on any of the nodes. */
+static struct mb_job_queue *make_long_line(struct mb_job_ticket *line, struct mb_job_ticket *busy)
+{
+    struct mb_job_queue *q = make(2 * MANY_NODES, 2 * LONG_LINE);
+    struct mb_job_amount needs[] = {{MB_JOB_CPU, 4, 0}};
+    char name[16];
+
+    for (int i = 1; i < MANY_NODES; i++) {
+        snprintf(name, sizeof name, "n%d", i);
+        add_node(q, name, 4, 0);
+        mb_job_queue_adopt(q, &busy[i], name, needs, 1);
+    }
+    mb_job_queue_adopt(q, &busy[0], MB_JOB_HEAD_NODE, needs, 1);
+    for (int i = 0; i < LONG_LINE; i++)
+        join(q, &line[i], 1 + i % 4, 0, 0);
+    return q;
+}
+
+/* Walks until one is due, at most a round of them. */
+static void is_due(struct mb_job_queue *q, uint64_t now_ms, enum mb_job_queue_action action,
+                   const struct mb_job_ticket *expected)
+{
+    struct mb_job_ticket *t = NULL;
+    enum mb_job_queue_action got = MB_JOB_QUEUE_NOTHING;
+
+    for (int i = 0; i < ROUND_WALKS && got == MB_JOB_QUEUE_NOTHING; i++)
+        got = mb_job_queue_next(q, now_ms, &t);
+    assert_int_equal(got, action);
+    assert_ptr_equal(t, expected);
+    assert_null(mb_job_queue_invariant(q));
+}
+
+static void the_last_of_a_long_line_has_his_turn(void **state)
+{
+    static struct mb_job_ticket line[LONG_LINE], busy[MANY_NODES];
+    struct mb_job_queue *q = make_long_line(line, busy);
+    struct mb_job_ticket gpu = {0}, never = {0}, hurried = {0}, *t;
+    struct mb_job_amount cpu[] = {{MB_JOB_CPU, 1, 0}};
+
+    (void)state;
+    join(q, &gpu, 0, 1, 0); /* fits: nobody before it asks for one */
+    is_due(q, 1, MB_JOB_QUEUE_START, &gpu);
+    join(q, &never, 99, 0, 0);
+    is_due(q, MB_JOB_QUEUE_UNSEEN_MS, MB_JOB_QUEUE_NEVER_FITS, &never);
+    mb_job_queue_leave(&never);
+    assert_int_equal(mb_job_queue_add(q, &hurried, cpu, 1, 1000, 0, 0, NULL), 0);
+    mb_job_queue_ready(&hurried);
+    is_due(q, 1000, MB_JOB_QUEUE_TIMED_OUT, &hurried);
+    mb_job_queue_leave(&hurried);
+
+    /* Amid a round: the first of the line is still the first to have what becomes free. */
+    assert_int_equal(mb_job_queue_next(q, 1, &t), MB_JOB_QUEUE_NOTHING);
+    mb_job_queue_leave(&busy[7]);
+    starts_on(q, &line[0], "n7");
+    for (int i = 0; i < LONG_LINE; i++)
+        mb_job_queue_leave(&line[i]); /* also the one at which a round stands */
+    is_due(q, 1, MB_JOB_QUEUE_NOTHING, NULL);
     mb_job_queue_destroy(q);
 }
 
@@ -574,10 +692,13 @@ int main(void)
         cmocka_unit_test(what_never_fits_is_shown_before_it_fails),
         cmocka_unit_test(a_wait_may_have_an_end),
         cmocka_unit_test(gpus_that_others_took),
+        cmocka_unit_test(who_is_put_back_holds_nobody_up),
         cmocka_unit_test(the_head_comes_first_then_the_emptiest),
         cmocka_unit_test(who_waits_is_pinned_to_one_node),
         cmocka_unit_test(nodes_come_and_go),
+        cmocka_unit_test(a_node_that_is_closed),
         cmocka_unit_test(a_wish_for_a_node),
+        cmocka_unit_test(the_last_of_a_long_line_has_his_turn),
         cmocka_unit_test(there_is_room_for_so_many_kinds),
         cmocka_unit_test(random_walk),
         cmocka_unit_test(allocations_fail),

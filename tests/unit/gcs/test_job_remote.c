@@ -32,6 +32,7 @@ static void put(struct fixture *f, const char *ns, const char *key, const char *
 /* Job "a" runs there, by start 7. */
 static void begin(struct fixture *f)
 {
+    const struct mb_head_job_limits limits = {.max_ended = 10};
     struct mb_err err = {0};
     char start[100];
 
@@ -39,7 +40,7 @@ static void begin(struct fixture *f)
     uv_loop_init(&f->loop);
     f->head.loop = &f->loop;
     f->head.runner = &runner;
-    f->head.max_ended_jobs = 10;
+    assert_int_equal(head_admission_create(&f->head, &limits, &err), 0);
     assert_int_equal(mb_tables_open_memory(&f->loop, &f->head.store, &err), 0);
     put(f, "job", "_ray_internal_job_info_a", "{\"status\": \"RUNNING\"}");
     snprintf(start, sizeof start, "{\"node\": \"%s\", \"number\": 7}", node);
@@ -93,10 +94,37 @@ static void an_unknown_driver(void **state)
     assert_int_equal(after_unknown(6, 0), MB_JOB_FAILED);
 }
 
+/* That the start could not be made, said again of a job of the same id that was deleted. */
+static void a_start_that_failed(void **state)
+{
+    static const struct {
+        uint64_t number;
+        enum mb_job_state state;
+    } rows[] = {{6, MB_JOB_RUNNING}, {7, MB_JOB_FAILED}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Mobula__V1__ReportDriversRequest m = MOBULA__V1__REPORT_DRIVERS_REQUEST__INIT;
+        Mobula__V1__DriverEvent e = MOBULA__V1__DRIVER_EVENT__INIT, *events[] = {&e};
+        struct fixture f;
+
+        begin(&f);
+        e.submission_id = (char *)(uintptr_t) "a";
+        e.kind = MB_JOB_EVENT_START_FAILED;
+        e.start_no = rows[i].number;
+        m.events = events;
+        m.n_events = 1;
+        head_drivers_take(&f.head, &m, node);
+        assert_int_equal(head_job_find(&f.head, "a")->state, rows[i].state);
+        end(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_unknown_driver),
+        cmocka_unit_test(a_start_that_failed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

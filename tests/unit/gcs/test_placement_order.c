@@ -415,6 +415,44 @@ static void a_gang_without_its_driver(void **state)
     mb_placement_destroy(p);
 }
 
+/* A new head: drivers find it in another order than they had. */
+static void a_driver_that_finds_the_new_head_late(void **state)
+{
+    const uint8_t two[MB_PG_ID_BYTES] = {2}, three[MB_PG_ID_BYTES] = {3};
+
+    (void)state;
+    for (int is_strict = 0; is_strict < 2; is_strict++) {
+        for (int comes = 0; comes < 2; comes++) {
+            struct mb_placement *old = mb_placement_create(1), *p = mb_placement_create(1);
+            struct mb_err err;
+
+            mb_placement_set_order(p, is_strict ? MB_PLACE_STRICT : MB_PLACE_BACKFILL, 60000);
+            gang(old, 2, 1, 4);
+            gang(old, 3, 1, 4);
+            assert_int_equal(mb_placement_restore(p, mb_placement_get(old, two, NULL), &err), 0);
+            assert_int_equal(mb_placement_restore(p, mb_placement_get(old, three, NULL), &err), 0);
+            mb_placement_attend(p, two, 0, 100000);
+            mb_placement_attend(p, three, 0, 100000);
+            node(p, 1, 4);
+            mb_placement_attend(p, three, 1, 100010);
+            settle(p, 100010);
+            assert_false(has_started(p, 2));
+            assert_int_equal(has_started(p, 3), !is_strict);
+            if (comes) {
+                mb_placement_attend(p, two, 1, 100020);
+                settle(p, 100020);
+                assert_int_equal(has_started(p, 2), is_strict);
+                assert_int_equal(has_started(p, 3), !is_strict);
+                mb_placement_attend(p, two, 0, 100030); /* from now on it holds nobody up */
+            }
+            settle(p, 100030 + MB_PLACE_ORPHAN_MS);
+            assert_int_equal(has_started(p, 3), !is_strict || !comes);
+            mb_placement_destroy(p);
+            mb_placement_destroy(old);
+        }
+    }
+}
+
 static void memory_runs_out(void **state)
 {
     uint8_t pg_id[MB_PG_ID_BYTES] = {2};
@@ -522,6 +560,7 @@ int main(void)
         cmocka_unit_test(reasons_name_what_is_missing),
         cmocka_unit_test(a_refusal_is_said),
         cmocka_unit_test(a_gang_without_its_driver),
+        cmocka_unit_test(a_driver_that_finds_the_new_head_late),
         cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(what_never_fits_is_not_behind_anybody),
         cmocka_unit_test(nodes_for_a_gang_that_may_shrink),

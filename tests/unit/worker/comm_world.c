@@ -22,7 +22,9 @@ static void *member_main(void *arg)
         return NULL;
     }
     m->w->body(c, m->w->arg);
-    mb_comm_destroy(c);
+    if (!m->w->body_destroys) {
+        mb_comm_destroy(c);
+    }
     return NULL;
 }
 

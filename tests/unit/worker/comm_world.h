@@ -10,6 +10,7 @@ struct comm_world {
     uint64_t tcp_only; /* bit per rank */
     void (*body)(struct mb_comm *c, void *arg);
     void *arg;
+    int body_destroys; /* 1: c is body's from then on */
 };
 
 /* Runs body on every rank at once; returns 0, or -1 if a rank could not join. */

@@ -106,29 +106,39 @@ static void what_argparse_refuses(void **state)
     }
 }
 
+/* bf16 is the GPU's; nothing falls back to the CPU by itself. The CPU has more digits than bf16
+ * asks for, and says so. */
+static void devices_are_checked(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE " --distributed-backend nccl --bf16", 1, &a, &err), 0);
+    assert_true(a.bf16);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE " --distributed-backend nccl --bf16", 2, &a, &err), 0);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE " --bf16", 1, &a, &err), 0);
+    assert_true(!a.bf16);
+    assert_string_equal(mb_buf_str(&a.notes), "note: --bf16: the CPU computes in fp32\n");
+    mb_args_close(&a);
+}
+
 static void what_is_not_provided_is_refused_by_name(void **state)
 {
     (void)state;
     static const char *const GIVEN[] = {
-        "--swiglu",
-        "--bf16",
-        "--fp16",
-        "--normalization RMSNorm",
-        "--position-embedding-type rope",
+        "--fp16 --distributed-backend nccl",
+        "--position-embedding-type mrope",
+        "--rotary-interleaved",
+        "--squared-relu",
         "--tensor-model-parallel-size 2",
         "--pipeline-model-parallel-size 2",
         "--context-parallel-size 2",
-        "--recompute-activations",
-        "--tensorboard-dir /x",
         "--optimizer sgd",
-        "--ckpt-format torch",
         "--fp8-format e4m3",
         "--moe-layer-freq 1",
-        "--tokenizer-type HuggingFaceTokenizer",
         "--dataloader-type external",
-        "--rampup-batch-size 1 2 3",
-        "--kv-channels 8",
-        "--distributed-backend nccl",
     };
     for (size_t i = 0; i < sizeof GIVEN / sizeof GIVEN[0]; i++) {
         struct mb_args a;
@@ -154,6 +164,200 @@ static void what_is_not_provided_is_refused_by_name(void **state)
     assert_string_equal(a.split, "1,1,1");
     assert_string_equal(mb_buf_str(&a.notes),
                         "note: --split has no effect: mock data is split 1,1,1\n");
+    mb_args_close(&a);
+}
+
+/* Llama's style, as its jobs are given; what is left out derives as in Megatron-LM. */
+static void the_model_is_described(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE "--swiglu --normalization RMSNorm --disable-bias-linear "
+                                        "--position-embedding-type rope --rotary-base 500000 "
+                                        "--rotary-percent 0.5 --use-rope-scaling "
+                                        "--group-query-attention --num-query-groups 2 "
+                                        "--no-position-embedding --kv-channels 32",
+                                   1, &a, &err),
+                     0);
+    assert_int_equal(a.ffn_hidden_size, 128); /* int(4 * 64 * 2 / 3 / 64) * 64 */
+    assert_int_equal(a.kv_channels, 32);
+    assert_int_equal(a.num_query_groups, 2);
+    assert_true(!a.add_bias_linear && !a.add_position_embedding && a.use_rope_scaling);
+    assert_true(a.rotary_percent == 0.5 && a.rotary_base == 500000);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--use-rotary-position-embeddings", 1, &a, &err), 0);
+    assert_string_equal(a.position_embedding_type, "rope");
+    assert_string_equal(mb_buf_str(&a.notes), "--use-rotary-position-embeddings is deprecated, use "
+                                              "--position-embedding-type\n");
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--hidden-size 66 --kv-channels 8", 1, &a, &err), 0);
+    mb_args_close(&a);
+}
+
+/* A preset is the words before all others. */
+static void a_preset_is_a_shape(void **state)
+{
+    (void)state;
+    static const char OTHERS[] = DATA "--distributed-backend gloo --lr 1e-3 --micro-batch-size 1 "
+                                      "--train-iters 1 ";
+    char line[512];
+    struct mb_args a;
+    struct mb_err err;
+    snprintf(line, sizeof line, "%s --hidden-size 128 --model-preset gpt3-310.1b", OTHERS);
+    assert_int_equal(validate_line(line, 1, &a, &err), 0);
+    assert_int_equal(a.num_layers, 96);
+    assert_int_equal(a.hidden_size, 128);
+    assert_int_equal(a.num_attention_heads, 128);
+    assert_int_equal(a.seq_length, 2048);
+    assert_string_equal(a.model_preset, "gpt3-310.1b");
+    mb_args_close(&a);
+    snprintf(line, sizeof line, "%s --seq-length 64 --model-preset=llama3.1-70b", OTHERS);
+    assert_int_equal(validate_line(line, 1, &a, &err), 0);
+    assert_true(a.num_layers == 80 && a.hidden_size == 8192 && a.ffn_hidden_size == 28672);
+    assert_true(a.num_query_groups == 8 && a.swiglu && a.hidden_dropout == 0);
+    assert_string_equal(a.normalization, "RMSNorm");
+    mb_args_close(&a);
+    snprintf(line, sizeof line, "%s --model-preset gpt5", OTHERS);
+    assert_int_equal(validate_line(line, 1, &a, &err), MB_EINVAL);
+    assert_non_null(strstr(err.text, "argument --model-preset: invalid choice: 'gpt5' (choose "));
+    mb_args_close(&a);
+    assert_int_equal(parse_line("--model-preset", &a, &err), MB_EINVAL);
+    mb_args_close(&a);
+}
+
+/* Sizes only where there are none, the rest always; a null takes an argument back. */
+static void a_checkpoint_describes_the_model(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(
+        parse_line("--hidden-size 32 --swiglu --normalization RMSNorm --use-rope-scaling "
+                   "--rotary-seq-len-interpolation-factor 4",
+                   &a, &err),
+        0);
+    assert_int_equal(
+        mb_args_adopt(&a,
+                      "{\"num_layers\": 3, \"hidden_size\": 64, \"swiglu\": false, "
+                      "\"normalization\": \"LayerNorm\", \"add_bias_linear\": false, "
+                      "\"use_rope_scaling\": false, \"norm_epsilon\": 1e-06, "
+                      "\"rotary_seq_len_interpolation_factor\": null, \"padded_vocab_size\": 256}",
+                      &err),
+        0);
+    assert_int_equal(a.num_layers, 3);
+    assert_int_equal(a.hidden_size, 32);
+    assert_true(!a.swiglu && !a.add_bias_linear && !a.use_rope_scaling && a.norm_epsilon == 1e-6);
+    assert_string_equal(a.normalization, "LayerNorm");
+    assert_true(a.rotary_seq_len_interpolation_factor == MB_ARGS_NONE);
+    assert_int_equal(a.checkpoint_padded_vocab_size, 256);
+    assert_non_null(strstr(mb_buf_str(&a.notes), "Setting norm_epsilon to 1e-06 from"));
+    assert_non_null(
+        strstr(mb_buf_str(&a.notes), "Checkpoint did not provide arguments kv_channels\n"));
+    static const struct {
+        const char *json, *text;
+    } BAD[] = {
+        {"[]", "the checkpoint's args are no object"},
+        {"{\"num_layers\": \"x\"}", "the checkpoint's argument num_layers has the value x"},
+        {"{\"swiglu\": 1}", "the checkpoint's argument swiglu has a wrong type"},
+        {"{\"num_layers\": {}}", "the checkpoint's argument num_layers has a wrong type"},
+        {"{\"normalization\": \"BatchNorm\"}",
+         "the checkpoint's argument normalization has the value BatchNorm"},
+    };
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        mb_args_close(&a);
+        assert_int_equal(parse_line("", &a, &err), 0);
+        assert_int_equal(mb_args_adopt(&a, BAD[i].json, &err), MB_ECORRUPT);
+        assert_string_equal(err.text, BAD[i].text);
+    }
+    mb_args_close(&a);
+}
+
+/* args_json of `theirs` compared with `ours`. */
+static int compare_lines(const char *ours, const char *theirs, int is_new, struct mb_buf *notes,
+                         struct mb_err *err)
+{
+    struct mb_args a, b;
+    assert_int_equal(validate_line(ours, 1, &a, err), 0);
+    assert_int_equal(validate_line(theirs, 1, &b, err), 0);
+    char *json = mb_args_json(&b);
+    mb_err_clear(err);
+    int rc = mb_args_compare(&a, json, is_new, notes, err);
+    mb_free(json);
+    mb_args_close(&a);
+    mb_args_close(&b);
+    return rc;
+}
+
+static void another_model_is_seen(void **state)
+{
+    (void)state;
+#define ROPE BASE "--position-embedding-type rope "
+    static const struct {
+        const char *ours, *theirs;
+        const char *text; /* what differs; NULL: nothing */
+        int is_structure;
+    } CASES[] = {
+        {BASE, BASE, NULL, 0},
+        {BASE "--seq-length 16 --lr 1 --seed 5", BASE, NULL, 0},
+        {BASE "--hidden-size 32", BASE, "hidden_size", 1},
+        {BASE "--num-attention-heads 2 --kv-channels 16", BASE, "num_attention_heads", 1},
+        {BASE "--kv-channels 8", BASE, "kv_channels", 1},
+        {BASE "--group-query-attention --num-query-groups 2", BASE, "num_query_groups", 1},
+        {BASE "--max-position-embeddings 64", BASE, "max_position_embeddings", 1},
+        {ROPE, BASE, "position_embedding_type", 1},
+        {BASE "--normalization RMSNorm", BASE, "normalization", 1},
+        {BASE "--swiglu --ffn-hidden-size 256", BASE, "swiglu", 1},
+        {BASE "--apply-layernorm-1p", BASE, "apply_layernorm_1p", 1},
+        {BASE "--disable-bias-linear", BASE, "add_bias_linear", 1},
+        {BASE "--add-qkv-bias --disable-bias-linear", BASE "--disable-bias-linear", "add_qkv_bias",
+         1},
+        {BASE "--untie-embeddings-and-output-weights", BASE, "untie_embeddings", 1},
+        {ROPE "--max-position-embeddings 64", ROPE, "max_position_embeddings", 0},
+        {ROPE "--rotary-base 500000", ROPE, "rotary_base", 0},
+        {ROPE "--rotary-percent 0.5", ROPE, "rotary_percent", 0},
+        {ROPE "--use-rope-scaling", ROPE, "use_rope_scaling", 0},
+        {ROPE "--use-rope-scaling --rope-scaling-factor 4", ROPE "--use-rope-scaling",
+         "rope_scaling_factor", 0},
+        {ROPE "--rope-scaling-factor 4", ROPE, NULL, 0},
+        {ROPE "--rotary-seq-len-interpolation-factor 4", ROPE,
+         "rotary_seq_len_interpolation_factor is 4 as the command line says; in the checkpoint it "
+         "is None",
+         0},
+        {BASE "--rotary-base 500000", BASE, NULL, 0},
+        {BASE "--norm-epsilon 1e-6", BASE, "norm_epsilon", 0},
+        {BASE "--no-bias-gelu-fusion", BASE, "bias_gelu_fusion", 0},
+        {BASE "--swiglu --no-bias-gelu-fusion", BASE "--swiglu", NULL, 0},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        struct mb_buf notes = {0};
+        struct mb_err err;
+        const char *text = CASES[i].text;
+        size_t n_dest = text != NULL ? strcspn(text, " ") : 0;
+        int rc = compare_lines(CASES[i].ours, CASES[i].theirs, 0, &notes, &err);
+        assert_int_equal(rc, text != NULL ? MB_EINVAL : 0);
+        if (text != NULL) {
+            assert_memory_equal(err.text, text, n_dest);
+        }
+        assert_int_equal(notes.len, 0);
+        rc = compare_lines(CASES[i].ours, CASES[i].theirs, 1, &notes, &err);
+        assert_int_equal(rc, CASES[i].is_structure ? MB_EINVAL : 0);
+        if (text != NULL && !CASES[i].is_structure) {
+            assert_non_null(strstr(mb_buf_str(&notes), text));
+        } else {
+            assert_int_equal(notes.len, 0);
+        }
+        mb_buf_close(&notes);
+    }
+    struct mb_args a;
+    struct mb_err err;
+    struct mb_buf notes = {0};
+    assert_int_equal(validate_line(BASE, 1, &a, &err), 0);
+    assert_int_equal(mb_args_compare(&a, "{}", 0, &notes, &err), 0); /* an old one says nothing */
+    assert_int_equal(mb_args_compare(&a, "[]", 0, &notes, &err), MB_ECORRUPT);
+    assert_int_equal(mb_args_compare(&a, "{\"swiglu\": []}", 1, &notes, &err), MB_EINVAL);
+    assert_string_equal(err.text, "swiglu value from checkpoint (of a wrong type) is not equal to "
+                                  "the input argument value (False).");
     mb_args_close(&a);
 }
 
@@ -197,6 +401,35 @@ static void megatrons_checks(void **state)
         {BASE "--group-query-attention --num-query-groups 3",
          "The number of attention heads (4) must be divisible by the number of query groups (3)",
          1},
+        {BASE "--no-position-embedding",
+         "--no-position-embedding is deprecated, use --position-embedding-type none", 1},
+        {BASE "--use-rope-scaling",
+         "--use-rope-scaling and --rotary-seq-len-interpolation-factor need "
+         "--position-embedding-type rope",
+         1},
+        {BASE "--position-embedding-type rope --rotary-percent 1.5",
+         "rotary-base and rope-scaling-factor must be positive, rotary-percent must be above 0 and "
+         "at most 1",
+         1},
+        {BASE "--recompute-granularity full",
+         "with --recompute-granularity full, recompute-method must be one of \"block\" or "
+         "\"uniform\"",
+         1},
+        {BASE "--recompute-method uniform", "recompute-method needs --recompute-granularity full",
+         1},
+        {BASE "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+         "--recompute-method block needs --recompute-num-layers from 1 to 2", 1},
+        {BASE "--decoupled-min-lr 1",
+         "decoupled-min-lr needs --decoupled-lr and must not exceed it", 1},
+        {BASE "--rampup-batch-size 2 2 10",
+         "expected no batch-size rampup with iteration-based training", 1},
+        {MODEL DATA "--micro-batch-size 2 --train-samples 90 --global-batch-size 8 "
+                    "--rampup-batch-size 2 4 10",
+         "expected global batch size interval (6) to be divisible by global batch size increment "
+         "(4)",
+         1},
+        {BASE "--fp16 --bf16", "fp16 and bf16 exclude each other", 1},
+        {BASE "--kv-channels 0", "kv-channels must be positive", 1},
         {BASE "--save x", "--save needs --save-interval", 1},
         {BASE "--min-lr 1", "min-lr and lr-warmup-init must not exceed lr", 1},
         {BASE "--seed 0", "Seed (0) should be a positive integer.", 1},
@@ -286,7 +519,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_arrive),
         cmocka_unit_test(what_argparse_refuses),
+        cmocka_unit_test(devices_are_checked),
         cmocka_unit_test(what_is_not_provided_is_refused_by_name),
+        cmocka_unit_test(the_model_is_described),
+        cmocka_unit_test(a_preset_is_a_shape),
+        cmocka_unit_test(a_checkpoint_describes_the_model),
+        cmocka_unit_test(another_model_is_seen),
         cmocka_unit_test(megatrons_checks),
         cmocka_unit_test(derived_values_and_the_dump),
         cmocka_unit_test(the_table_is_consistent),

@@ -4,11 +4,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -280,6 +282,69 @@ static void a_replaced_save_is_never_missing(void **state)
     run(2, (struct job){.fault_rank = -1});
 }
 
+/* A file system that cannot exchange two names, and a kill before one of the renames that do it
+ * there. */
+static atomic_int cannot_exchange; /* 1; 2 once it was asked */
+static atomic_int renames_left;    /* until the kill */
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+
+int __wrap_rename(const char *from, const char *to)
+{
+    if (atomic_load(&cannot_exchange) == 2 && atomic_fetch_sub(&renames_left, 1) == 0) {
+        _exit(7);
+    }
+    return __real_rename(from, to);
+}
+
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    if (atomic_load(&cannot_exchange) == 0) {
+        return __real_renameat2(from_dir, from, to_dir, to, flags);
+    }
+    atomic_store(&cannot_exchange, 2);
+    errno = EINVAL;
+    return -1;
+}
+
+/* asked: from when on renames count. */
+static int save_and_be_killed(int asked, int before_rename)
+{
+    int status = -1;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        atomic_store(&cannot_exchange, asked);
+        atomic_store(&renames_left, before_rename);
+        run(2, (struct job){.save = 1, .fault_rank = -1});
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* What the tracker names is loaded after it, and also after a further save that is killed early. */
+static void a_kill_where_names_cannot_be_exchanged(void **state)
+{
+    (void)state;
+    int n = 0;
+    for (int status = 7; status == 7; n++) {
+        for (int saves_again = 0; saves_again < 2; saves_again++) {
+            run(2, (struct job){.save = 1, .fault_rank = -1});
+            status = save_and_be_killed(1, n);
+            if (saves_again) {
+                assert_int_equal(save_and_be_killed(2, 1), 7);
+            }
+            run(2, (struct job){.fault_rank = -1});
+        }
+    }
+    assert_true(n > 3);
+}
+
 static void ranks_may_keep_their_parts_apart(void **state)
 {
     (void)state;
@@ -359,6 +424,7 @@ int main(void)
         cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),
         cmocka_unit_test_teardown(shards_of_another_size_do_not_count, clear_dir),
         cmocka_unit_test_teardown(a_replaced_save_is_never_missing, clear_dir),
+        cmocka_unit_test_teardown(a_kill_where_names_cannot_be_exchanged, clear_dir),
         cmocka_unit_test_teardown(ranks_may_keep_their_parts_apart, clear_dir),
         cmocka_unit_test_teardown(damage_is_named, clear_dir),
         cmocka_unit_test_teardown(a_save_that_fails_leaves_the_last_one, clear_dir),

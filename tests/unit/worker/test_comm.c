@@ -78,6 +78,12 @@ static void sums(struct mb_comm *c, void *arg)
             bad += memcmp(&a[i], &e, sizeof e) != 0;
         }
         CHECK(bad == 0);
+        for (size_t i = 0; i < n; i++) {
+            b[i] = value(rank, i);
+        }
+        mb_comm_reduce(c, NULL, b, n, MB_COMM_F32, MB_COMM_SUM, w - 1);
+        CHECK(mb_comm_synchronize(c, &err) == 0);
+        CHECK(rank != w - 1 || memcmp(a, b, n * sizeof *a) == 0);
         mb_free(a);
         mb_free(b);
     }

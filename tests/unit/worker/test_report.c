@@ -30,6 +30,7 @@ static struct mb_report sample(enum mb_report_type type)
         break;
     case MB_REPORT_SAVED:
         r.iteration = 10, r.text = (char *)"/data/iter_0000010", r.files = FILES, r.n_files = 2;
+        r.has_times = 1, r.stall_ms = 0, r.write_ms = 1LL << 40;
         break;
     case MB_REPORT_DONE:
     case MB_REPORT_DURABLE:
@@ -53,6 +54,9 @@ static void assert_same(const struct mb_report *a, const struct mb_report *b)
     assert_int_equal(a->pid, b->pid);
     assert_int_equal(a->iteration, b->iteration);
     assert_int_equal(a->train_iters, b->train_iters);
+    assert_int_equal(a->has_times, b->has_times);
+    assert_int_equal(a->stall_ms, b->stall_ms);
+    assert_int_equal(a->write_ms, b->write_ms);
     assert_int_equal(a->consumed_samples, b->consumed_samples);
     assert_true(a->loss == b->loss && a->learning_rate == b->learning_rate);
     assert_true(a->grad_norm == b->grad_norm && a->tokens_per_s == b->tokens_per_s);

@@ -66,10 +66,12 @@ static void a_conversation(void **state)
     assert_int_equal(r.n_endpoints, 2);
     mb_report_close(&r);
 
-    assert_int_equal(mb_report_client_durable(c), -1);
+    assert_int_equal(mb_report_client_is_durable(c, 10), 0);
     assert_int_equal(mb_report_client_take_save_now(c, reason), 0);
     assert_int_equal(mb_report_client_stopping(c, reason), 0);
-    tell(s[1], (struct mb_report){.type = MB_REPORT_DURABLE, .iteration = 10});
+    for (int64_t i = 0; i < MB_REPORT_DURABLE_MAX + 3; i++) {
+        tell(s[1], (struct mb_report){.type = MB_REPORT_DURABLE, .iteration = 10 * i});
+    }
     tell(s[1], (struct mb_report){.type = MB_REPORT_SAVE_NOW, .text = (char *)"deadline"});
     tell(s[1], (struct mb_report){.type = MB_REPORT_STOP, .text = (char *)"the user"});
     while (!mb_report_client_stopping(c, reason)) {
@@ -79,7 +81,10 @@ static void a_conversation(void **state)
     assert_int_equal(mb_report_client_take_save_now(c, reason), 1);
     assert_string_equal(reason, "deadline");
     assert_int_equal(mb_report_client_take_save_now(c, reason), 0);
-    assert_int_equal(mb_report_client_durable(c), 10);
+    assert_int_equal(mb_report_client_is_durable(c, 20), 0); /* forgotten */
+    assert_int_equal(mb_report_client_is_durable(c, 30), 1);
+    assert_int_equal(mb_report_client_is_durable(c, 31), 0);
+    assert_int_equal(mb_report_client_is_durable(c, 10 * (MB_REPORT_DURABLE_MAX + 2)), 1);
 
     struct mb_report done = {.type = MB_REPORT_DONE, .iteration = 20};
     assert_int_equal(mb_report_client_send(c, &done, &err), 0);

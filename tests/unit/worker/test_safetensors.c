@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/buf.h"
@@ -117,6 +118,19 @@ static void every_truncation_is_refused(void **state)
     assert_int_equal(read_sample(&err), MB_ENOENT);
 }
 
+static void only_regular_files_are_read(void **state)
+{
+    (void)state;
+    struct mb_err err = {0};
+    struct mb_st_reader *r;
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(mb_st_open(path, &r, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "it is no regular file"));
+    unlink(path);
+    assert_int_equal(mb_st_open(dir, &r, &err), MB_ECORRUPT);
+}
+
 static void bad_headers_are_refused(void **state)
 {
     (void)state;
@@ -203,6 +217,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_written_reads_back),
         cmocka_unit_test(every_truncation_is_refused),
+        cmocka_unit_test(only_regular_files_are_read),
         cmocka_unit_test(bad_headers_are_refused),
         cmocka_unit_test(unfinished_files_disappear),
         cmocka_unit_test(every_failing_allocation_leaves_nothing),

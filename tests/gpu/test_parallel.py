@@ -1,0 +1,165 @@
+"""Data parallel on two GPUs: the CPU's losses however gradients are summed, its checkpoints both ways, a rank that
+dies, gangs under agents. MOBULA_WORKER and MOBULA_BIN are the programs, gang.py and cluster.py have to be on the path; runs on a
+machine with two NVIDIA GPUs and NCCL, and needs Python's standard library only."""
+
+import glob
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import unittest
+
+import gang
+from cluster import Cluster, iterations_of, wait_until
+
+WORKER = os.environ["MOBULA_WORKER"]
+MODEL = ("--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 "
+         "--micro-batch-size 2 --global-batch-size 8 --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 2 --log-interval 1 "
+         "--eval-interval 100 --eval-iters 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 ").split()
+N = ["--train-iters", "12"]
+CPU, BF16 = ["--distributed-backend", "gloo"], ["--bf16"]
+SHARDED = ["--use-distributed-optimizer"]
+MEANWHILE = ["--overlap-grad-reduce", "--ddp-bucket-size", "100000"]
+
+
+def losses(log):
+    return {int(i): float(x) for i, x in re.findall(r"iteration +(\d+)/.*lm loss: ([0-9.E+-]+)", log)}
+
+
+def figures(log):
+    return re.findall(r"lm loss: \S+|grad norm: \S+|params norm: \S+", log)
+
+
+class Parallel(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="mobula-gpu-")
+        self.addCleanup(folder.cleanup)
+        self.dir, self.n = folder.name, 0
+
+    def start(self, world, *args, env=()):
+        self.n += 1
+        return gang.Gang(WORKER, world, [*MODEL, *args], os.path.join(self.dir, f"run{self.n}"), env=env,
+                         env_of_rank=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)})
+
+    def train(self, world, *args):
+        """The log of the last rank, which has the losses, behind that of the first."""
+        ranks = self.start(world, *args)
+        try:
+            codes = ranks.start().finish()
+        finally:
+            ranks.kill()
+        logs = [r.log() for r in ranks.ranks]
+        self.assertEqual(set(codes), {0}, "\n".join(logs))
+        return "\n".join(dict.fromkeys([logs[0], logs[-1]]))
+
+    def assert_close(self, what, got, want, bound):
+        self.assertEqual(sorted(got), sorted(want))
+        worst = max(abs(got[i] - want[i]) / want[i] for i in want)
+        print(f"  {what}: losses of {len(want)} iterations at most {worst:.2e} apart (bound {bound:.0e})", flush=True)
+        self.assertLessEqual(worst, bound)
+
+    def test_losses(self):
+        want = losses(self.train(1, *N, *CPU))
+        self.assertEqual(len(want), 12)
+        ways = {"all-reduce": [], "sharded": SHARDED, "meanwhile": MEANWHILE, "sharded, meanwhile": SHARDED + MEANWHILE}
+        for name, args in ways.items():
+            with self.subTest(name):
+                log = self.train(2, *N, *args)
+                self.assertRegex(log, r"> NCCL \d+\.\d+\.\d+ between GPUs; rank 0 of 2: ")
+                self.assert_close(f"two GPUs, {name}", losses(log), want, 1e-4)
+        one, two = (losses(self.train(world, *N, *BF16)) for world in (1, 2))
+        self.assert_close("bf16, one GPU and the CPU", one, want, 2e-2)
+        self.assert_close("bf16, two GPUs and the CPU", two, want, 2e-2)
+
+    def test_checkpoints_go_everywhere(self):
+        """Three iterations on two GPUs, one GPU, the CPU, and two GPUs again are twelve on the CPU."""
+        want = losses(self.train(1, *N, *CPU))
+        for name, two in (("whole", []), ("sharded", [*SHARDED, *MEANWHILE, "--async-save"])):
+            with self.subTest(name):
+                where, got = os.path.join(self.dir, name), {}
+                keep = ["--save", where, "--load", where, "--save-interval", "3"]
+                for last, (world, args) in enumerate(((2, two), (1, []), (1, CPU), (2, two)), 1):
+                    log = self.train(world, *N, *keep, "--exit-interval", str(3 * last), *args)
+                    self.assertIn(f"successfully saved checkpoint from iteration {3 * last:7d}", log)
+                    got.update(losses(log))
+                self.assert_close(f"checkpoints, {name}", got, want, 1e-4)
+
+    def test_runs_give_the_same_bits(self):
+        args = [*N, *BF16, *SHARDED, *MEANWHILE, "--deterministic-mode", "--log-params-norm"]
+        first, second = (figures(self.train(2, *args)) for _ in range(2))
+        self.assertEqual(len(first), 36)
+        self.assertEqual(first, second)
+
+    def test_a_death_is_one_line(self):
+        ranks = self.start(2, "--train-iters", "1000000", *MEANWHILE)
+        try:
+            ranks.start().reached(5)
+            killed = time.monotonic()
+            ranks.ranks[1].process.send_signal(signal.SIGKILL)
+            codes = ranks.finish()
+        finally:
+            ranks.kill()
+        lines = [line for line in ranks.ranks[0].log().splitlines() if line.startswith("mobula-worker: ")]
+        print(f"  {time.monotonic() - killed:.2f} s: {lines}", flush=True)
+        self.assertEqual(codes[1], -signal.SIGKILL)
+        self.assertNotEqual(codes[0], 0)
+        self.assertEqual(len(lines), 1)
+        self.assertIn("rank 1 went away", lines[0])
+
+    def test_one_gpu_for_two_is_refused(self):
+        """NCCL says why."""
+        ranks = gang.Gang(WORKER, 2, [*MODEL, *N], os.path.join(self.dir, "same"), env={"CUDA_VISIBLE_DEVICES": "0"})
+        try:
+            codes = ranks.start().finish()
+        finally:
+            ranks.kill()
+        lines = [line for r in ranks.ranks for line in r.log().splitlines() if line.startswith("mobula-worker: ")]
+        print("  " + "\n  ".join(lines), flush=True)
+        self.assertNotIn(0, codes)
+        self.assertTrue(any("NCCL: " in line for line in lines), lines)
+
+
+class Agents(unittest.TestCase):
+    """A gang of two under the agent, on two GPUs."""
+
+    def test_a_killed_rank_is_restarted_with_the_same_losses(self):
+        command = ["mobula", "train", "--num-nodes", str(NODES), "--gpus-per-node", str(2 // NODES), "--max-restarts", "2",
+                   "--restart-delay", "50ms", *MODEL, *SHARDED, *MEANWHILE, "--deterministic-mode", "--train-iters", str(LONG),
+                   "--save-interval", "100"]
+        with gpu_cluster() as cluster:
+            logs = {}
+            for name in ("plain", "killed"):
+                where = f"{cluster.dir}/{name}"
+                cluster.submit([*command, "--checkpoint-url", f"file://{where}"], submission_id=name)
+                if name == "killed":
+                    wait_until(lambda: os.path.exists(f"{where}/latest_checkpointed_iteration.txt"),
+                               lambda: cluster.logs(name), 120)
+                    os.kill(cluster.rank_pids("mobula-worker")[1], signal.SIGKILL)
+                job = cluster.wait_job(name, timeout_s=180)
+                logs[name] = cluster.logs(name)
+                self.assertEqual(job["status"], "SUCCEEDED", logs[name])
+            plain, killed = (dict((i, loss) for i, _, loss in iterations_of(logs[name])) for name in logs)
+            self.assertEqual(sorted(plain), list(range(1, LONG + 1)))
+            self.assertIn("rank 1 was killed by signal 9", logs["killed"])
+            print(f"  {len(iterations_of(logs['killed']))} iterations with the repeated ones", flush=True)
+            self.assertEqual(plain, killed)
+
+
+NODES, LONG = 1, 1000
+
+
+def gpu_cluster():
+    return Cluster(nodes=NODES, start_args=("--num-gpus", str(2 // NODES)))
+
+
+def n_gpus():
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+if __name__ == "__main__":
+    if n_gpus() < 2:
+        print(f"left out: {n_gpus()} NVIDIA GPUs here, two are needed")
+        sys.exit(77)
+    unittest.main(verbosity=2)

@@ -1,0 +1,114 @@
+"""Training on one GPU through the worker: the CPU's losses, its checkpoints both ways, Megatron's line, bad input.
+MOBULA_WORKER is the program; runs on a machine with an NVIDIA GPU and needs Python's standard library only."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+WORKER = os.environ["MOBULA_WORKER"]
+MODEL = ("--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 "
+         "--micro-batch-size 4 --global-batch-size 8 --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 2 --log-interval 1 "
+         "--eval-interval 100 --eval-iters 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 "
+         "--train-iters 12").split()
+CPU, GPU, BF16 = ["--distributed-backend", "gloo"], [], ["--bf16"]
+
+
+def run(*args, env=()):
+    p = subprocess.run([WORKER, *MODEL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=240,
+                       env={**os.environ, **dict(env)})
+    return p.returncode, p.stdout, p.stderr
+
+
+def losses(out):
+    return {int(i): float(x) for i, x in re.findall(r"iteration +(\d+)/.*lm loss: ([0-9.E+-]+)", out)}
+
+
+class Train(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="mobula-gpu-")
+        self.addCleanup(folder.cleanup)
+        self.dir = folder.name
+
+    def train(self, *args):
+        rc, out, err = run(*args)
+        self.assertEqual(rc, 0, out + err)
+        return out
+
+    def assert_close(self, got, want, bound):
+        self.assertEqual(sorted(got), sorted(want))
+        worst = max(abs(got[i] - want[i]) / want[i] for i in want)
+        print(f"  losses of {len(want)} iterations: at most {worst:.2e} apart (bound {bound:.0e})")
+        self.assertLessEqual(worst, bound)
+
+    def test_losses(self):
+        """Dropout is on: it is the same function on both."""
+        want = losses(self.train(*CPU))
+        self.assertEqual(len(want), 12)
+        self.assert_close(losses(self.train(*GPU)), want, 1e-4)
+        self.assert_close(losses(self.train(*BF16)), want, 2e-2)
+
+    def test_checkpoints_go_both_ways(self):
+        """Four iterations on the CPU, four on the GPU, four on the CPU are twelve on the CPU; so with bf16 in the middle."""
+        want = losses(self.train(*CPU))
+        for name, middle, bound in (("fp32", GPU, 1e-4), ("bf16", BF16, 2e-2), ("async", [*GPU, "--async-save"], 1e-4)):
+            with self.subTest(name):
+                where = os.path.join(self.dir, name)
+                keep = ["--save", where, "--load", where, "--save-interval", "4"]
+                got = {}
+                for device, last in ((CPU, 4), (middle, 8), (CPU, 12)):
+                    out = self.train(*device, *keep, "--exit-interval", str(last))
+                    self.assertIn(f"successfully saved checkpoint from iteration {last:7d}", out)
+                    got.update(losses(out))
+                self.assert_close(got, want, bound)
+
+    def test_runs_give_the_same_bits(self):
+        args = [*BF16, "--deterministic-mode", "--log-params-norm"]
+        first, second = (re.findall(r"lm loss: \S+|grad norm: \S+|params norm: \S+", self.train(*args)) for _ in range(2))
+        self.assertEqual(len(first), 36)
+        self.assertEqual(first, second)
+
+    def test_line(self):
+        out = self.train(*BF16, "--log-throughput")
+        self.assertIn("using torch.bfloat16 for parameters ...", out)
+        self.assertRegex(out, r"> backend: CUDA, NVIDIA [^,]+, \d+ multiprocessors, [0-9.]+ GiB, cuBLASLt \d+")
+        self.assertRegex(out, r"weights for computing +")
+        self.assertRegex(
+            out, r" \[[-0-9: ]+\] iteration +12/ +12 \| consumed samples: +96 \| elapsed time per iteration \(ms\): [0-9.]+ \|"
+            r" mem usages: [0-9.]+ \| throughput per GPU \(TFLOP/s/GPU\): [0-9.]+ \| learning rate: [0-9.E+-]+ \|"
+            r" global batch size: +8 \| lm loss: [0-9.E+-]+ \| loss scale: 1.0 \| grad norm: [0-9.]+ \|"
+            r" number of skipped iterations: +0 \| number of nan iterations: +0 \|")
+
+    def test_memory_is_the_gpus(self):
+        """The logits of a larger vocabulary are more of the GPU's memory, and hardly any of the host's."""
+        small, large = (float(re.search(r"mem usages: ([0-9.]+)", self.train(*BF16, *more))[1])
+                        for more in ([], ["--vocab-size", "2000000"]))
+        print(f"  mem usages {small} and {large}")
+        self.assertGreater(small, 0)
+        self.assertGreater(large, small + 0.01)
+
+    def assert_refused(self, status, words, args, env=()):
+        rc, _, err = run(*args, env=env)
+        self.assertEqual(rc, status, err)
+        lines = [line for line in err.splitlines() if line]
+        print("  " + "\n  ".join(lines))
+        self.assertEqual(len(lines), 1, err)
+        for word in words:
+            self.assertIn(word, lines[0])
+
+    def test_bad_input(self):
+        self.assert_refused(78, ["no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES none)"], GPU,
+                            [("CUDA_VISIBLE_DEVICES", "none")])
+        rc, _, err = run(*BF16, "--micro-batch-size", "1000000", "--global-batch-size", "1000000")
+        self.assertNotEqual(rc, 0)
+        self.assertRegex(err, r"the model needs .* of device memory with micro batches of 1000000 samples: .* are asked for, "
+                              r"NVIDIA .* has .* free; a smaller micro batch needs less")
+
+
+if __name__ == "__main__":
+    if not os.path.exists("/dev/nvidiactl"):
+        print("left out: no NVIDIA GPU here")
+        sys.exit(77)
+    unittest.main(verbosity=2)

@@ -1,0 +1,152 @@
+"""What Ray's own tools do with our node on a real Ray head: test_ray_tools.py BIN_DIR"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import cluster  # noqa: E402
+from ray_head import RayHead, free_port  # noqa: E402
+
+BIN = sys.argv[1]
+RAY = str(pathlib.Path(sys.executable).parent / "ray")
+
+# A task and an actor that ask for what only our node has.
+ASKS_FOR_OURS = """
+import sys, time, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0, resources={"mobula_gpu": 1})
+def task():
+    return 1
+
+@ray.remote(num_cpus=0, resources={"mobula_gpu": 1})
+class Actor:
+    def ping(self):
+        return 1
+
+since = time.monotonic()
+for what, ask in (("task", task.remote), ("actor", lambda: Actor.remote().ping.remote())):
+    try:
+        print(what, "ran:", ray.get(ask(), timeout=30))
+    except Exception as e:
+        print(what, type(e).__name__, str(e).replace("\\n", " "))
+print("seconds", time.monotonic() - since)
+"""
+
+
+def clean_env(**more):
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, **more}
+
+
+def ray(*words, **env):
+    done = subprocess.run([RAY, *words], env=clean_env(**env), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=120)
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def http_json(url):
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        return json.loads(reply.read())
+
+
+def case_lists(s, head, http, gcs, node):
+    node_id = node.info["node_id"]
+    code, text = ray("list", "nodes", "--address", head.address)
+    assert code == 0 and node_id in text and text.count("ALIVE") >= 2, text
+    rows = http_json(f"{http}/nodes?view=summary")["data"]["summary"]
+    ours = [r for r in rows if r["raylet"]["nodeId"] == node_id]
+    assert len(ours) == 1 and ours[0]["raylet"]["state"] == "ALIVE" and \
+        ours[0]["raylet"]["resourcesTotal"].get("mobulaGpu") == 2.0, ours
+
+
+def case_logs(s, head, http, gcs, node):
+    """ray logs cluster: the names, one file, its last lines."""
+    name = "logs/job-driver-test-1.log"
+    path = pathlib.Path(node.dir, name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"line {i}\n" for i in range(2000)))
+    node_id = node.info["node_id"]
+    code, text = ray("logs", "cluster", "--address", head.address, "--node-id", node_id)
+    assert code == 0 and name in text, text
+    code, text = ray("logs", "cluster", name, "--address", head.address, "--node-id", node_id,
+                     "--tail", "3")
+    assert code == 0 and text.endswith("line 1997\nline 1998\nline 1999\n"), text
+    code, text = ray("logs", "cluster", "nothing.log", "--address", head.address, "--node-id",
+                     node_id)
+    assert "line " not in text, text
+
+
+def case_service_discovery(s, head, http, gcs, node):
+    """Prometheus is told of our /metrics by Ray's file."""
+    target = f"{node.info['node_ip']}:{node.info['http_port']}"
+
+    def is_listed():
+        for path in pathlib.Path(head.temp_dir).glob("**/prom_metrics_service_discovery.json"):
+            if target in path.read_text():
+                return True
+
+    cluster.wait_for("the target of Prometheus", is_listed)
+    assert "mobula_node_up 1" in node.http("/metrics")
+
+
+def case_tasks_and_actors_are_refused(s, head, http, gcs, node):
+    """At once, with a text that says why."""
+    done = subprocess.run([sys.executable, "-c", ASKS_FOR_OURS, head.address], env=clean_env(),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    text = done.stdout.decode(errors="replace")
+    assert "task TaskUnschedulableError" in text and "actor ActorUnschedulableError" in text, text
+    assert text.count("mobula") >= 2, text
+    seconds = float(text.rsplit("seconds ", 1)[1])
+    assert seconds < 10, text
+
+
+def case_drain(s, head, http, gcs, node):
+    """Not for idleness while a gang is here; for preemption the gang ends first."""
+    pg = gcs.create_group([{"mobula_gpu": 2, "mobula_slot": 2}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; sleep 1000 & wait"],
+             ranks=(0, 1))
+    d.expect("launched")
+    cluster.wait_for("both ranks", lambda: node.log().count("started pid=") >= 2)
+    words = ["drain-node", "--address", head.address, "--node-id", node.info["node_id"],
+             "--reason-message", "a test", "--deadline-remaining-seconds", "60"]
+    code, text = ray(*words, "--reason", "DRAIN_NODE_REASON_IDLE_TERMINATION")
+    assert code != 0 and "bundles are held" in text, text
+    since = time.monotonic()
+    code, text = ray(*words, "--reason", "DRAIN_NODE_REASON_PREEMPTION")
+    assert code == 0, text
+    assert "drained" in d.expect("failure").text
+    for _ in range(2):
+        d.expect("rank_exit")
+    d.expect("ended")
+    assert d.logs[0] == b"up\nsaved\n", d.logs
+    d.close()
+    assert node.process.wait(60) == 0
+    n = gcs.nodes()[node.info["node_id"]]
+    assert n.state == 1 and n.death_info.reason == 3, n  # AUTOSCALER_DRAIN_PREEMPTED
+    assert time.monotonic() - since < 30
+
+
+def main():
+    port = free_port()
+    with cluster.Sandbox() as s, RayHead(args=["--include-dashboard=true",
+                                               f"--dashboard-port={port}"]) as head:
+        node = s.node(BIN, "--address", head.address, "--num-gpus", "2", "--no-token")
+        node.wait_alive()
+        gcs = cluster.Gcs(s, head.address)
+        for case in (case_lists, case_logs, case_service_discovery,
+                     case_tasks_and_actors_are_refused, case_drain):
+            case(s, head, f"http://127.0.0.1:{port}", gcs, node)
+            print(f"ok   {case.__name__[5:]}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

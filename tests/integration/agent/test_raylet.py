@@ -1,0 +1,99 @@
+"""A node of Ray's own joins our head, and stays: test_raylet.py BIN_DIR"""
+
+import contextlib
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import cluster  # noqa: E402
+
+BIN = sys.argv[1]
+RAY = str(pathlib.Path(sys.executable).parent / "ray")
+STAYS_S = 25  # much longer than our head takes to declare a node dead
+
+
+def clean_env(**more):
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, **more}
+
+
+def machine_ip():
+    """What Ray makes of 127.0.0.1, so that our head must be there."""
+    import ray
+    return ray.util.get_node_ip_address()
+
+
+@contextlib.contextmanager
+def ray_node(address, env=None):
+    """`ray start --address` in front, below the directory of the head."""
+    process = subprocess.Popen(
+        [RAY, "start", f"--address={address}", "--block", "--num-cpus=1", "--disable-usage-stats",
+         "--object-store-memory=80000000", "--include-log-monitor=false"], env=clean_env(**(env or {})),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True)
+    text = b""
+    try:
+        end = time.monotonic() + 90
+        while b"Ray runtime started" not in text:
+            left = max(0, end - time.monotonic())
+            part = os.read(process.stdout.fileno(), 65536) \
+                if select.select([process.stdout], [], [], left)[0] else b""
+            if not part:
+                raise AssertionError(f"ray start said only:\n{text.decode()}")
+            text += part
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        for entry in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(stat[3]) == process.pid and stat[0] not in "ZX":
+                    os.kill(int(entry.name), signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def main():
+    with cluster.Sandbox() as s:
+        head = s.node(BIN, "--head", "--port", "0", "--dashboard-port", "0", "--num-gpus", "2",
+                      "--no-token", "--node-ip-address", machine_ip())
+        head.wait_alive()
+        address = head.file()["gcs_address"]
+        gcs = cluster.Gcs(s, address)
+        with ray_node(address) as process:
+            theirs = [h for h, n in gcs.nodes().items() if h != head.info["node_id"]]
+            assert len(theirs) == 1, gcs.nodes()
+            n = gcs.nodes()[theirs[0]]
+            assert n.state == 0 and n.resources_total["CPU"] == 1.0, n
+            print("ok   joins", flush=True)
+            end = time.monotonic() + STAYS_S
+            while time.monotonic() < end:
+                assert gcs.nodes()[theirs[0]].state == 0, head.log()
+                assert process.poll() is None, "the node of Ray ended"
+                time.sleep(0.5)
+            print("ok   stays", flush=True)
+            done = subprocess.run([RAY, "status", "--address", address], env=clean_env(),
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90)
+            text = done.stdout.decode()
+            assert done.returncode == 0 and theirs[0] in text and "/1.0 CPU" in text and \
+                "/2.0 mobula_gpu" in text, text
+            done = subprocess.run([RAY, "list", "nodes", "--address", address], env=clean_env(),
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90)
+            text = done.stdout.decode()
+            assert done.returncode == 0 and theirs[0] in text and text.count("ALIVE") == 2, text
+            print("ok   is_listed", flush=True)
+        n = gcs.nodes()[theirs[0]]
+        assert n.state == 1 and "SIGTERM" in n.death_info.reason_message, n
+        print("ok   leaves", flush=True)
+        assert head.stop() == 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,458 @@
+"""mobula checkpoint push against a real server behind a proxy: test_push.py MOBULA KIND"""
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import servers
+from checkpoint_case import MIB, MOBULA, NAMES, Case
+from faults import drop_answer, error, stall
+
+
+class Whole(Case):
+    def test_all_of_it(self):
+        top = self.checkpoint(20, {n: os.urandom(3000) if n != "zero" else b"" for n in NAMES} |
+                              {"big": os.urandom(70 * MIB)})
+        out = self.mobula("push", top, self.url)
+        self.assertIn("pushed: iteration 20, 6 files", out)
+        self.assertIn("verified: iteration 20", self.mobula("verify", self.url))
+        self.assertEqual(self.journals(top), [])
+        # The order: data, part, manifest, pointer.
+        puts = [r.target.split("/", 3)[-1] for r in self.proxy.seen("PUT", "") if "partNumber" not in r.target]
+        self.assertEqual([p.split("/")[-1] for p in puts[-3:]],
+                         ["part-0-of-1.json", "manifest.json", "latest_checkpointed_iteration.txt"])
+        self.assertEqual(puts[0].split("/")[-1], "manifest.json")  # the claim
+        before = len(self.proxy.seen("PUT", ""))
+        self.assertIn("already, with the same contents", self.mobula("push", top, self.url))
+        self.assertEqual(len(self.proxy.seen("PUT", "")), before)
+
+    def test_whole_ones_are_not_replaced(self):
+        top = self.checkpoint(4)
+        self.mobula("push", top, self.url)
+        (top / "iter_0000004" / NAMES[0]).write_bytes(os.urandom(1000))
+        before = len(self.proxy.seen("PUT", ""))
+        self.assertIn("is another one", self.mobula("push", top, self.url, status=72))
+        (top / "iter_0000004" / "more").write_bytes(b"x")
+        self.assertIn("with other files", self.mobula("push", top, self.url, status=72))
+        self.assertEqual(len(self.proxy.seen("PUT", "")), before)
+        self.mobula("verify", self.url)
+
+    def test_pointer_never_goes_back(self):
+        self.mobula("push", self.checkpoint(8, name="new"), self.url)
+        old = self.checkpoint(6, name="old")
+        self.assertIn("pointer stays at iteration 8", self.mobula("push", old, self.url))
+        self.assertIn("iteration 8", self.mobula("verify", self.url))
+        self.mobula("push", "--force", old, self.url)
+        self.assertIn("iteration 6", self.mobula("verify", self.url))
+        self.assertEqual(json.loads(self.mobula("push", "--json", self.checkpoint(9, name="next"), self.url)
+                                    .splitlines()[-1])["latest"], 9)
+
+    def test_leftovers_of_others_are_replaced(self):
+        """Objects under the names of a push that was never whole."""
+        files = {n: os.urandom(5000) for n in NAMES}
+        self.mobula("push", "--plain", self.checkpoint(3, files, "first") / "iter_0000003", f"{self.url}/iter_0000003")
+        files[NAMES[0]] = os.urandom(4000)
+        files[NAMES[1]] = os.urandom(5000)
+        self.mobula("push", self.checkpoint(3, files, "second"), self.url)
+        self.mobula("verify", self.url)
+
+    def test_claims(self):
+        """Another writer's claim is respected; with --force it is taken over, and that one ends."""
+        first, second = (self.checkpoint(3, {"x": os.urandom(70 * MIB)}, name) for name in ("a", "b"))
+        self.proxy.rate = 10 * MIB
+        process = self.start("push", first, self.url)
+        servers.wait_for("it sends", lambda: self.proxy.seen("POST", "uploads"))
+        self.assertIn("is writing iteration 3 there", self.mobula("push", second, self.url, status=71))
+        self.assertIn("unfinished", self.mobula("ls", self.url))
+        self.proxy.rate = None
+        self.mobula("push", "--force", second, self.url)
+        self.assertIn("another writer", process.communicate(timeout=100)[0])
+        self.assertIn(process.returncode, (71, 72))
+        self.mobula("verify", self.url)
+        self.assertIn("is the same in both", self.mobula("diff", second, self.url))
+        self.mobula("push", "--abandon", first, self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+    def test_the_part_of_who_took_over(self):
+        """A push that stood still before its part went does not write over the part of the next writer."""
+        first, second = (self.checkpoint(3, name=name) for name in ("a", "b"))
+        stopped = []
+        self.proxy.rule("PUT", "part-0-of-1", error(503, "SlowDown"), when=lambda _: not stopped)
+        process = self.start("push", first, self.url)
+        servers.wait_for("its part goes", lambda: self.proxy.seen("PUT", "part-0-of-1"))
+        process.send_signal(signal.SIGSTOP)
+        stopped.append(process)
+        self.mobula("push", "--force", second, self.url)
+        process.send_signal(signal.SIGCONT)
+        self.assertIn("another writer", process.communicate(timeout=100)[0])
+        self.assertEqual(process.returncode, 71)
+        statuses = [r.server_status for r in self.proxy.seen("PUT", "part-0-of-1")]
+        self.assertEqual(statuses.count(200), 1, statuses)
+        self.mobula("verify", self.url)
+
+    def test_without_conditional_writes(self):
+        def is_conditional(request):
+            return request.method in ("PUT", "POST") and (request.header("If-None-Match") or request.header("If-Match"))
+
+        self.proxy.rule("", "", error(501, "NotImplemented"), when=is_conditional)
+        top = self.checkpoint(3, {"x": os.urandom(70 * MIB), "y": b"y"})
+        self.assertIn("DOES NOT IMPLEMENT CONDITIONAL WRITES", self.mobula("push", top, self.url))
+        self.mobula("verify", self.url)
+        self.mobula("push", self.checkpoint(5, name="newer"), self.url)
+        # Whole already, so that the pointer is the first write.
+        self.mobula("push", "--force", top, self.url)
+        self.assertIn("iteration 3", self.mobula("verify", self.url))
+        self.assertEqual(self.open_uploads(), [])
+
+    def test_a_pointer_that_is_none(self):
+        top = self.checkpoint(3)
+        wrong = self.dir / "wrong"
+        wrong.mkdir()
+        (wrong / "latest_checkpointed_iteration.txt").write_text("9" * 200000)
+        self.mobula("push", "--plain", wrong, self.url)
+        self.mobula("push", top, self.url)
+        self.assertIn("iteration 3", self.mobula("verify", self.url))
+
+    def test_plain(self):
+        top = self.dir / "plain"
+        (top / "sub").mkdir(parents=True)
+        (top / "sub/x").write_bytes(b"x" * 1000)
+        (top / "y").write_bytes(b"")
+        out = self.mobula("push", top, self.url)
+        self.assertIn("pushed: 2 files", out)
+        self.assertIn("no manifest", out)
+        release = self.dir / "release"
+        (release / "release").mkdir(parents=True)
+        (release / "release/w").write_bytes(b"w" * 100)
+        (release / "latest_checkpointed_iteration.txt").write_text("release")
+        self.assertIn("--plain", self.mobula("push", release, self.url + "/base", status=78))
+        self.mobula("push", "--plain", release, self.url + "/base")
+        self.assertTrue(self.proxy.seen("PUT", "")[-1].target.endswith("latest_checkpointed_iteration.txt"))
+
+
+class Refused(Case):
+    def test_partial_directories(self):
+        top = self.checkpoint(5)
+        tracker = top / "latest_checkpointed_iteration.txt"
+        for text, status in (("", 65), ("1e", 65), ("-5", 65), ("6", 66)):
+            tracker.write_text(text)
+            out = self.mobula("push", top, self.url, status=status)
+            self.assertIn("latest_checkpointed_iteration.txt" if status == 65 else "is partial", out)
+        tracker.write_text("5")
+        (top / "iter_0000005/state.json").write_text('{"data_parallel_size": 2}')
+        self.assertIn("model_tp00_pp00.safetensors", self.mobula("push", top, self.url, status=66))
+        (top / "iter_0000007").mkdir()
+        self.assertIn("has no files", self.mobula("push", "--iteration", 7, top, self.url, status=66))
+        self.assertIn("is no directory", self.mobula("push", self.dir / "nope", self.url, status=66))
+        self.assertEqual(self.proxy.seen("PUT", ""), [])
+
+    def test_no_writes_at_all(self):
+        """A server that refuses plain writes too, as a wrong endpoint does."""
+        self.proxy.rule("PUT", "", error(501, "NotImplemented"))
+        self.assertIn("NotImplemented", self.mobula("push", self.checkpoint(5), self.url, status=78))
+        self.assertLess(len(self.proxy.seen("PUT", "")), 20)
+
+    def test_names(self):
+        for name, shown in ((b"esc\x1b[2Jape", "[2Jape"), (b"not-\xff-utf8", "not-\\xff-utf8"),
+                            ("bidi\u202e".encode() + b"\xff", "\\xe2\\x80\\xae")):
+            top = self.dir / "names"
+            top.mkdir()
+            with open(os.fsencode(top) + b"/" + name, "wb"):
+                pass
+            out = self.mobula("push", top, self.url, status=64)
+            self.assertNotIn("\x1b", out)
+            self.assertNotIn("\u202e", out)
+            self.assertIn(shown, out)
+            shutil.rmtree(top)
+
+    def test_rights(self):
+        top = self.checkpoint(5)
+        secret = "wrong-secret-of-the-test"
+        out = self.mobula("push", top, self.url, status=77, BUCKET_STORAGE_SECRET_KEY=secret)
+        self.assertNotIn(secret, out)
+        self.assertIn("NoSuchBucket", self.mobula("push", top, "s3://missing/x", status=66))
+        self.proxy.rule("PUT", "iter_", error(403, "AccessDenied"))
+        self.assertIn("AccessDenied", self.mobula("push", top, self.url, status=77))
+        self.proxy.clear()
+        self.mobula("push", top, self.url)
+
+    def test_a_server_that_is_away(self):
+        top = self.checkpoint(5)
+        self.proxy.rule("PUT", r"iter_\d+/[^.]", error(503, "SlowDown"))
+        self.assertIn("SlowDown", self.mobula("push", "--retry-for", "1s", top, self.url, status=69))
+        self.proxy.clear()
+        self.mobula("push", top, self.url)
+
+    def test_state_cannot_be_written(self):
+        top = self.checkpoint(5)
+        self.assertIn("--state-dir", self.mobula("push", "--state-dir", self.dir / "nope", top, self.url, status=66))
+        state = self.dir / "state"
+        state.mkdir()
+        self.mobula("push", "--state-dir", state, top, self.url)
+        self.assertEqual(list(state.iterdir()) + self.journals(top), [])
+
+
+class Interrupted(Case):
+    def big(self):
+        return self.checkpoint(2, {"big": os.urandom(100 * MIB), "other": os.urandom(66 * MIB), "small": b"s" * 5000})
+
+    def kill_after(self, n_parts, top, signum=signal.SIGKILL):
+        process = self.start("push", top, self.url)
+        servers.wait_for("some parts are sent", lambda: len(self.sent_parts()) >= n_parts or process.poll() is not None)
+        self.killed_at = time.monotonic()
+        process.send_signal(signum)
+        out = process.communicate(timeout=100)[0]
+        return process.returncode, out
+
+    def expect_new(self, acknowledged, began):
+        again = acknowledged & {r.target for r in self.proxy.seen("PUT", "partNumber=")[began:]}
+        self.assertEqual(again, set(), "acknowledged parts were sent again")
+
+    def test_kills(self):
+        top = self.big()
+        self.proxy.rate = 60 * MIB
+        acknowledged = set()
+        for n in (1, 3, 5, 7):
+            began = len(self.proxy.seen("PUT", "partNumber="))
+            self.kill_after(n, top)
+            self.expect_new(acknowledged, began)
+            acknowledged |= {r.target for r in self.proxy.seen("PUT", "partNumber=")
+                             if r.status == 200 and r.done and r.done < self.killed_at}
+        self.assertGreaterEqual(len(acknowledged), 4)
+        self.proxy.rate = None
+        began = len(self.proxy.seen("PUT", "partNumber="))
+        self.mobula("push", top, self.url)
+        self.expect_new(acknowledged, began)
+        self.assertEqual(len({r.target for r in self.proxy.seen("PUT", "partNumber=") if r.status == 200}), 7 + 5)
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
+        self.assertEqual(self.journals(top), [])
+
+    def test_the_file_changes_between(self):
+        top = self.big()
+        self.proxy.rate = 60 * MIB
+        self.kill_after(3, top)
+        self.proxy.rate = None
+        (top / "iter_0000002/big").write_bytes(os.urandom(90 * MIB))
+        (top / "iter_0000002/other").unlink()
+        self.mobula("push", top, self.url)
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+    def small_ones_sent(self):
+        """A push that ends after its small files, before its big one."""
+        top = self.checkpoint(2, {"big": os.urandom(70 * MIB), "one": b"1" * 5000, "two": b"2" * 5000})
+        self.proxy.rule("POST", "uploads", stall())
+        process = self.start("push", top, self.url)
+        servers.wait_for("the small ones are noted", lambda: [
+            j for j in self.journals(top) if j.read_bytes().count(b'"done"') == 2])
+        process.kill()
+        process.communicate()
+        self.proxy.clear()
+        return top
+
+    def test_the_same_size_and_time(self):
+        """Other bytes in a file that was sent, by a program that restores its time (rsync --inplace -t)."""
+        top = self.small_ones_sent()
+        one = top / "iter_0000002/one"
+        before = one.stat()
+        one.write_bytes(b"x" * 5000)
+        os.utime(one, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.assertEqual((one.stat().st_size, one.stat().st_ino), (before.st_size, before.st_ino))
+        self.mobula("push", top, self.url)
+        self.mobula("verify", self.url)
+        self.assertIn("is the same in both", self.mobula("diff", top, self.url))
+
+    def test_another_object_of_the_same_size(self):
+        """Somebody who asks no claim replaced an object that was sent; the other one is not sent again."""
+        top = self.small_ones_sent()
+        other = self.dir / "other"
+        other.mkdir()
+        (other / "one").write_bytes(b"x" * 5000)
+        self.mobula("push", "--plain", other, f"{self.url}/iter_0000002")
+        began = len(self.proxy.requests)
+        self.mobula("push", top, self.url)
+        sent = [r.target.rsplit("/", 1)[-1] for r in self.proxy.requests[began:] if r.method == "PUT"]
+        self.assertIn("one", sent)
+        self.assertNotIn("two", sent)
+        self.mobula("verify", self.url)
+        self.assertIn("is the same in both", self.mobula("diff", top, self.url))
+
+    def test_plain_ones_are_looked_at(self):
+        """Plain files have no claim: what is noted as sent may be gone, or another one."""
+        top = self.dir / "plain"
+        top.mkdir()
+        for name in "abcd":
+            (top / name).write_bytes(name.encode() * 3000)
+        self.proxy.rule("PUT", "/d$", stall())
+        process = self.start("push", top, self.url)
+        servers.wait_for("three are noted", lambda: [
+            j for j in self.journals(top) if j.read_bytes().count(b'"done"') == 3])
+        process.kill()
+        process.communicate()
+        self.proxy.clear()
+        other = self.dir / "other"
+        other.mkdir()
+        (other / "a").write_bytes(b"x" * 3000)
+        self.mobula("push", other, self.url)
+        began = len(self.proxy.requests)
+        self.mobula("push", top, self.url)
+        sent = [r.target.rsplit("/", 1)[-1] for r in self.proxy.requests[began:] if r.method == "PUT"]
+        self.assertEqual(sorted(sent), ["a", "d"])
+
+    def test_abandoned(self):
+        top = self.big()
+        self.proxy.rate = 60 * MIB
+        status, out = self.kill_after(2, top, signal.SIGINT)
+        self.assertEqual(status, 130, out)
+        self.assertIn("goes on where this one was", out)
+        self.proxy.rate = None
+        self.assertIn("abandoned", self.mobula("push", "--abandon", top, self.url))
+        self.assertEqual(self.open_uploads(), [])
+        self.assertEqual(self.journals(top), [])
+
+    def test_interrupted_while_it_compares(self):
+        """A leftover has the name of a file of 1 TiB, a hole whose checksum takes minutes."""
+        top = self.checkpoint(2, {"big": b"b"})
+        self.mobula("push", "--plain", top / "iter_0000002", f"{self.url}/iter_0000002")
+        os.truncate(top / "iter_0000002/big", 1 << 40)
+        process = self.start("push", top, self.url)
+        self.interrupt(process, "it reads the file", lambda: self.cpu_seconds(process) > 1)
+        self.assertEqual(len(self.journals(top)), 1)
+
+    def test_interrupted_while_it_sends(self):
+        top = self.big()
+        self.proxy.rule("PUT", "partNumber", stall())
+        process = self.start("push", top, self.url)
+        self.interrupt(process, "it sends", lambda: self.proxy.seen("PUT", "partNumber"))
+        self.proxy.clear()
+        self.mobula("push", "--abandon", top, self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+    def test_a_lost_answer_to_create(self):
+        """The server began an upload that nobody has the id of."""
+        top = self.big()
+        self.proxy.rule("POST", "uploads", drop_answer(), times=1)
+        self.mobula("push", top, self.url)
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+    def test_killed_before_the_id_was_known(self):
+        top = self.big()
+        self.proxy.delay_s = 1
+        process = self.start("push", top, self.url)
+        servers.wait_for("an upload is begun", lambda: self.proxy.seen("POST", "uploads"))
+        process.kill()
+        process.communicate()
+        servers.wait_for("the server has begun it", lambda: all(
+            r.server_status is not None or r.done is not None for r in self.proxy.seen("POST", "uploads")))
+        self.proxy.delay_s = 0
+        self.mobula("push", top, self.url)
+        self.assertEqual(self.open_uploads(), [])
+        self.mobula("verify", self.url)
+
+    def test_two_at_once(self):
+        top = self.big()
+        self.proxy.rate = 20 * MIB
+        first = self.start("push", top, self.url)
+        servers.wait_for("the first one sends", lambda: self.proxy.seen("POST", "uploads"))
+        self.assertIn("another push of it runs", self.mobula("push", top, self.url, status=71))
+        self.proxy.rate = None
+        self.assertEqual(first.wait(100), 0, first.communicate()[0])
+        first.stdout.close()
+
+    def test_a_file_that_grows_before_it_is_sent(self):
+        """The smallest of 33 waits for one of the 32 others."""
+        top = self.checkpoint(2, {f"f{i}": b"f" * 5000 for i in range(32)} | {"small": b"s"})
+        self.proxy.rule("PUT", r"iter_\d+/f", stall())
+        process = self.start("push", top, self.url)
+        servers.wait_for("the others go", lambda: self.proxy.seen("PUT", r"iter_\d+/f"))
+        with open(top / "iter_0000002/small", "ab") as f:
+            f.write(b"more")
+        self.proxy.clear()
+        out = process.communicate(timeout=100)[0]
+        self.assertEqual(process.returncode, 71, out)
+        self.assertIn("small: changed since the push began", out)
+        self.assertIn("no checkpoint", self.mobula("verify", self.url, status=66))
+        self.mobula("push", top, self.url)
+        self.mobula("verify", self.url)
+
+    def test_a_file_that_changes_while_it_is_sent(self):
+        top = self.big()
+        self.proxy.rate = 60 * MIB
+        process = self.start("push", top, self.url)
+        servers.wait_for("some parts are sent", lambda: len(self.sent_parts()) >= 2)
+        with open(top / "iter_0000002/big", "r+b") as f:
+            f.write(b"changed")
+        self.proxy.rate = None
+        out = process.communicate(timeout=100)[0]
+        self.assertEqual(process.returncode, 71, out)
+        self.assertIn("changed while it was sent", out)
+        self.assertIn("no checkpoint", self.mobula("verify", self.url, status=66))
+        self.mobula("push", top, self.url)
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+
+class NoRights(Case):
+    def test_no_right_to_list_uploads(self):
+        """The upload whose id was never noted stays; everything else goes on, and that is said once."""
+        for status, code in ((501, "NotImplemented"), (403, "AccessDenied")):
+            top = self.checkpoint(2, {n: os.urandom(70 * MIB) for n in ("x", "y")}, name=code)
+            url = f"{self.url}-{code}"
+            self.proxy.rule("POST", "uploads", stall())
+            process = self.start("push", top, url)
+            servers.wait_for("two uploads are begun", lambda: len(self.proxy.seen("POST", f"{code}/.*uploads")) == 2)
+            process.kill()
+            process.communicate()
+            self.proxy.clear()
+            self.proxy.rule("GET", "[?&]uploads", error(status, code))
+            self.assertIn("cannot be looked for", self.mobula("push", "--abandon", top, url,
+                                                              status=78 if status == 501 else 77))
+            out = self.mobula("push", top, url)
+            self.assertEqual(out.count("cannot be looked for"), 1, out)
+            self.mobula("verify", url)
+            self.assertEqual(self.journals(top), [])
+            self.proxy.clear()
+
+
+class Shown(Case):
+    def json_lines(self, *args, **more):
+        return [json.loads(line) for line in self.mobula(*args, **more).splitlines() if line.startswith("{")]
+
+    def test_json_lines(self):
+        top = self.checkpoint(2, {"big": os.urandom(80 * MIB)})
+        self.proxy.rate = 30 * MIB
+        lines = self.json_lines("push", "--json", top, self.url)
+        self.assertEqual(lines[-1]["event"], "done")
+        self.assertEqual(lines[-1]["bytes"], 80 * MIB)
+        progress = [l for l in lines if l["event"] == "progress"]
+        self.assertTrue(progress)
+        self.assertEqual([l["done_bytes"] for l in progress], sorted(l["done_bytes"] for l in progress))
+        self.assertEqual(self.json_lines("push", "--json", self.dir / "nope", self.url, status=66)[0]["code"], "ENOENT")
+
+    def test_bar_on_a_terminal(self):
+        top = self.checkpoint(2, {"big": os.urandom(80 * MIB)})
+        self.proxy.rate = 30 * MIB
+        master, slave = pty.openpty()
+        with contextlib.closing(os.fdopen(master, "rb", buffering=0)) as reader:
+            process = subprocess.Popen([MOBULA, "checkpoint", "push", top, self.url], env=self.env(), stdin=slave,
+                                       stdout=slave, stderr=slave)
+            os.close(slave)
+            out = b""
+            with contextlib.suppress(OSError):  # EIO: the other side is closed
+                while data := reader.read(4096):
+                    out += data
+        self.assertEqual(process.wait(), 0)
+        self.assertRegex(out.decode(), r"\rpush iteration 2 sending \[=*> *\] +\d+% .* of 80.0 MiB")
+        self.assertIn("pushed: iteration 2", out.decode().splitlines()[-1])
+
+
+if __name__ == "__main__":
+    unittest.main()

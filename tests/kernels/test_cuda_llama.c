@@ -1,0 +1,137 @@
+/*
+ * The operations of Llama's style on the CUDA backend against the CPU's, in fp32 and bf16, at the
+ * shapes that its kernels tell apart; bounds as in test_cuda_ops.c.
+ */
+#include "twin.h"
+
+/* ---- rmsnorm ---- */
+
+static const size_t NORMS[][2] = {{700, 4096}, {33, 768},  {129, 2048}, {1000, 128}, {7, 33},
+                                  {40, 1600},  {17, 8192}, {5, 16384},  {9, 20}};
+
+static void check_rmsnorm(struct twin *t, size_t k)
+{
+    const size_t rows = NORMS[k][0], h = NORMS[k][1];
+    struct pair x = pair_input(t, rows * h, 3), w = pair_input_f32(t, h, 1),
+                out = pair_output(t, rows * h), rstd = pair_output_f32(t, rows),
+                d_out = pair_input(t, rows * h, 1), d_x = pair_input(t, rows * h, 1),
+                d_w = pair_input_f32(t, h, 1);
+    struct mb_rmsnorm_forward a = {x.cpu, w.cpu, out.cpu, rstd.cpu, rows, h, 1e-5f, MB_DTYPE_F32},
+                              b = {x.gpu, w.gpu, out.gpu, rstd.gpu, rows, h, 1e-5f, t->dtype};
+    RUN(t, rmsnorm_forward, a, b);
+    assert_pair(t, "rmsnorm", &out, twin_bound(t, 2e-6, 4e-3));
+    assert_pair(t, "rmsnorm rstd", &rstd, 2e-6);
+    struct mb_rmsnorm_backward c = {x.cpu,   w.cpu, rstd.cpu, d_out.cpu,   d_x.cpu,
+                                    d_w.cpu, rows,  h,        MB_DTYPE_F32},
+                               d = {x.gpu,   w.gpu, rstd.gpu, d_out.gpu, d_x.gpu,
+                                    d_w.gpu, rows,  h,        t->dtype};
+    RUN(t, rmsnorm_backward, c, d);
+    assert_pair(t, "rmsnorm d_x", &d_x, twin_bound(t, 1e-5, 4e-3));
+    assert_pair(t, "rmsnorm d_weight", &d_w, 1e-5);
+}
+
+static void test_rmsnorm(void **state)
+{
+    twin_in_both(*state, check_rmsnorm, COUNT(NORMS));
+}
+
+/* ---- swiglu ---- */
+
+static const size_t GATED[][2] = {{300, 1024}, {7, 33}, {65, 4}, {3, 14336}};
+
+static void check_swiglu(struct twin *t, size_t k)
+{
+    const size_t rows = GATED[k][0], n = GATED[k][1];
+    struct pair x = pair_input(t, rows * 2 * n, 5), out = pair_output(t, rows * n),
+                d_out = pair_input(t, rows * n, 1), d_x = pair_output(t, rows * 2 * n);
+    struct mb_swiglu_forward a = {x.cpu, out.cpu, rows, n, MB_DTYPE_F32},
+                             b = {x.gpu, out.gpu, rows, n, t->dtype};
+    RUN(t, swiglu_forward, a, b);
+    assert_pair(t, "swiglu", &out, twin_bound(t, 2e-6, 4e-3));
+    struct mb_swiglu_backward c = {x.cpu, d_out.cpu, d_x.cpu, rows, n, MB_DTYPE_F32},
+                              d = {x.gpu, d_out.gpu, d_x.gpu, rows, n, t->dtype};
+    RUN(t, swiglu_backward, c, d);
+    assert_pair(t, "swiglu d_x", &d_x, twin_bound(t, 5e-6, 4e-3));
+}
+
+static void test_swiglu(void **state)
+{
+    twin_in_both(*state, check_swiglu, COUNT(GATED));
+}
+
+/* ---- rotary positions ---- */
+
+static const struct {
+    struct mb_attention_shape shape; /* samples, seq, heads, groups, head_dim */
+    size_t rotary_dim;
+} TURNS[] = {{{2, 64, 8, 2, 128}, 128},
+             {{1, 33, 4, 4, 64}, 64},
+             {{3, 9, 6, 3, 24}, 16},
+             {{2, 17, 3, 1, 10}, 6},
+             {{1, 5, 2, 2, 80}, 20}};
+
+static void check_rope(struct twin *t, size_t k)
+{
+    const struct mb_attention_shape *s = &TURNS[k].shape;
+    const size_t half = TURNS[k].rotary_dim / 2;
+    struct pair qkv = pair_input(
+                    t, s->n_samples * s->seq * (s->n_heads + 2 * s->n_groups) * s->head_dim, 1),
+                cosine = pair_input_f32(t, s->seq * half, 1),
+                sine = pair_input_f32(t, s->seq * half, 1);
+    struct mb_rope a = {.shape = *s,
+                        .qkv = qkv.cpu,
+                        .cosine = cosine.cpu,
+                        .sine = sine.cpu,
+                        .rotary_dim = 2 * half,
+                        .inverse = (int)k % 2},
+                   b = a;
+    b.qkv = qkv.gpu;
+    b.cosine = cosine.gpu;
+    b.sine = sine.gpu;
+    b.dtype = t->dtype;
+    RUN(t, rope, a, b);
+    assert_pair(t, "rotary positions", &qkv, twin_bound(t, 1e-6, 4e-3));
+}
+
+static void test_rope(void **state)
+{
+    twin_in_both(*state, check_rope, COUNT(TURNS));
+}
+
+/* ---- embedding alone ---- */
+
+static void check_embedding(struct twin *t, size_t k)
+{
+    const size_t n = 200, h = k == 0 ? 64 : 33, vocab = 50;
+    int32_t *cpu, *gpu;
+    pair_ids(t, n, vocab, &cpu, &gpu);
+    struct pair w = pair_input_f32(t, vocab * h, 1), out = pair_output(t, n * h),
+                d_out = pair_input(t, n * h, 1), d_w = pair_input_f32(t, vocab * h, 1);
+    struct mb_embedding_forward a = {cpu, w.cpu, NULL, out.cpu, n, 100, h, vocab, MB_DTYPE_F32},
+                                b = {gpu, w.gpu, NULL, out.gpu, n, 100, h, vocab, t->dtype};
+    RUN(t, embedding_forward, a, b);
+    assert_pair(t, "embedding alone", &out, twin_bound(t, 1e-7, 4e-3));
+    struct mb_embedding_backward c = {cpu, d_out.cpu, d_w.cpu, NULL,        n,
+                                      100, h,         vocab,   MB_DTYPE_F32},
+                                 d = {gpu, d_out.gpu, d_w.gpu, NULL, n, 100, h, vocab, t->dtype};
+    RUN(t, embedding_backward, c, d);
+    assert_pair(t, "embedding alone gradient", &d_w, 2e-6);
+}
+
+static void test_embedding_alone(void **state)
+{
+    twin_in_both(*state, check_embedding, 2);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, twin_setup, twin_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_rmsnorm),
+        TEST(test_swiglu),
+        TEST(test_rope),
+        TEST(test_embedding_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

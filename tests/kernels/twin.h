@@ -1,0 +1,69 @@
+/*
+ * The same call on two backends: the CPU's in fp32, which is the oracle, and another one in either
+ * dtype. Inputs are fresh random numbers, representable in the dtype; outputs are poisoned with NaN
+ * before the call, on both sides, and a NaN that is left never passes.
+ */
+#ifndef MOBULA_TESTS_KERNELS_TWIN_H
+#define MOBULA_TESTS_KERNELS_TWIN_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "worker/kernels/backend.h"
+
+struct twin {
+    struct mb_device cpu, gpu;
+    enum mb_dtype dtype; /* of what pair_input() and pair_output() make */
+    uint64_t seed, n_drawn;
+};
+
+/* One array on both devices; on the GPU of dtype. */
+struct pair {
+    size_t n;
+    enum mb_dtype dtype;
+    float *cpu;
+    void *gpu;
+};
+
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+
+/* An operation on both, with a struct each. */
+#define RUN(t, op, for_cpu, for_gpu)                                                               \
+    do {                                                                                           \
+        (t)->cpu.ops->op((t)->cpu.ctx, (t)->cpu.stream, &(for_cpu));                               \
+        (t)->gpu.ops->op((t)->gpu.ctx, (t)->gpu.stream, &(for_gpu));                               \
+    } while (0)
+
+/* Runs a check in both dtypes. */
+void twin_in_both(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases);
+/* The bound of the dtype that the check runs in. */
+double twin_bound(const struct twin *t, double fp32, double bf16);
+
+/* cmocka set-up and tear-down; the seed is printed, MOBULA_TEST_SEED sets it. */
+int twin_setup(void **state);
+int twin_teardown(void **state);
+
+double twin_unit(struct twin *t); /* [0, 1) */
+/* Uniform in [-scale, scale]. */
+struct pair pair_input(struct twin *t, size_t n, double scale);
+struct pair pair_output(struct twin *t, size_t n);
+/* fp32 on both sides: statistics, sums (with numbers in them: what is added to must be kept). */
+struct pair pair_input_f32(struct twin *t, size_t n, double scale);
+struct pair pair_output_f32(struct twin *t, size_t n);
+struct pair pair_zeros_f32(struct twin *t, size_t n);
+/* n ids in [0, limit). */
+void pair_ids(struct twin *t, size_t n, size_t limit, int32_t **cpu, int32_t **gpu);
+/* Uninitialised device memory of the GPU and of the CPU. */
+void *twin_memory(struct mb_device *dev, size_t size_bytes);
+void twin_synchronize(struct twin *t);
+/* Downloads of both sides as floats, to be freed with mb_free(). */
+float *pair_download(struct twin *t, const struct pair *p, int from_gpu);
+
+/* |gpu - cpu| / |cpu| over the whole array is at most bound, and no element is further away than 8
+ * times what that is for one element (the largest seen is 2.2 times). */
+void assert_pair(struct twin *t, const char *what, const struct pair *p, double bound);
+
+#endif

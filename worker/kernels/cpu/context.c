@@ -44,9 +44,7 @@ void mb_cpu_close(struct mb_context *ctx)
 {
     if (ctx == NULL)
         return;
-    for (size_t i = 0; i < ctx->n_blocks; i++)
-        mb_free(ctx->blocks[i]);
-    mb_free(ctx->blocks);
+    mb_blocks_close(&ctx->blocks, mb_free);
     mb_blas_close(&ctx->blas);
     mb_free(ctx);
 }
@@ -76,34 +74,22 @@ static int check_size(size_t size_bytes, struct mb_err *err)
 
 int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err)
 {
-    if (ctx->n_blocks == ctx->cap_blocks) {
-        size_t cap = ctx->cap_blocks ? 2 * ctx->cap_blocks : 8;
-        void **blocks = mb_reallocarray(ctx->blocks, cap, sizeof(*blocks));
-        if (blocks == NULL)
-            return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
-        ctx->blocks = blocks;
-        ctx->cap_blocks = cap;
-    }
-    int rc = check_size(size_bytes, err);
+    int rc = mb_blocks_reserve(&ctx->blocks, size_bytes, err);
+    if (rc == 0)
+        rc = check_size(size_bytes, err);
     if (rc != 0)
         return rc;
     void *block = size_bytes <= SIZE_MAX - ALIGN ? mb_calloc(1, size_bytes + ALIGN) : NULL;
     if (block == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
-    ctx->blocks[ctx->n_blocks++] = block;
     *out = align_up(block);
+    mb_blocks_add(&ctx->blocks, *out, block);
     return 0;
 }
 
 void mb_cpu_free(struct mb_context *ctx, void *p)
 {
-    for (size_t i = 0; p != NULL && i < ctx->n_blocks; i++) {
-        if (align_up(ctx->blocks[i]) != p)
-            continue;
-        mb_free(ctx->blocks[i]);
-        ctx->blocks[i] = ctx->blocks[--ctx->n_blocks];
-        return;
-    }
+    mb_free(mb_blocks_take(&ctx->blocks, p));
 }
 
 int mb_cpu_stream_create(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err)

@@ -10,14 +10,14 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "worker/kernels/blocks.h"
 #include "worker/kernels/cpu/blas.h"
 #include "worker/kernels/op.h"
 
 struct mb_context {
     struct mb_blas blas;
     char describe[160];
-    void **blocks; /* what alloc() gave out and free() did not take back */
-    size_t n_blocks, cap_blocks;
+    struct mb_blocks blocks;
 };
 
 struct mb_stream {

@@ -113,13 +113,16 @@ int mb_cuda_open(int device_index, struct mb_context **out, struct mb_err *err)
     return 0;
 }
 
+static void free_block(void *block)
+{
+    cudaFree(block);
+}
+
 void mb_cuda_close(struct mb_context *ctx)
 {
     if (ctx == NULL)
         return;
-    for (size_t i = 0; i < ctx->n_blocks; i++)
-        cudaFree(ctx->blocks[i]);
-    mb_free(ctx->blocks);
+    mb_blocks_close(&ctx->blocks, free_block);
     mb_cuda_blas_close(ctx->blas);
     mb_free(ctx);
 }
@@ -134,14 +137,9 @@ int mb_cuda_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct 
     char asked[16], have[16];
     size_t free_bytes = 0, total_bytes = 0;
     void *block = NULL;
-    if (ctx->n_blocks == ctx->cap_blocks) {
-        size_t cap = ctx->cap_blocks ? 2 * ctx->cap_blocks : 8;
-        void **blocks = mb_reallocarray(ctx->blocks, cap, sizeof(*blocks));
-        if (blocks == NULL)
-            return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
-        ctx->blocks = blocks;
-        ctx->cap_blocks = cap;
-    }
+    int rc = mb_blocks_reserve(&ctx->blocks, size_bytes, err);
+    if (rc != 0)
+        return rc;
     cudaError_t e = cudaMalloc(&block, size_bytes);
     if (e == cudaErrorMemoryAllocation) {
         cudaGetLastError();
@@ -160,20 +158,16 @@ int mb_cuda_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct 
         cudaFree(block);
         return refuse(err, e, "allocating device memory");
     }
-    ctx->blocks[ctx->n_blocks++] = block;
+    mb_blocks_add(&ctx->blocks, block, block);
     *out = block;
     return 0;
 }
 
 void mb_cuda_free(struct mb_context *ctx, void *p)
 {
-    for (size_t i = 0; p != NULL && i < ctx->n_blocks; i++) {
-        if (ctx->blocks[i] != p)
-            continue;
-        cudaFree(p);
-        ctx->blocks[i] = ctx->blocks[--ctx->n_blocks];
-        return;
-    }
+    void *block = mb_blocks_take(&ctx->blocks, p);
+    if (block != NULL)
+        cudaFree(block);
 }
 
 void mb_cuda_memory(struct mb_context *ctx, size_t *used_bytes, size_t *total_bytes)

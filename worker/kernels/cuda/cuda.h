@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+#include "worker/kernels/blocks.h"
 #include "worker/kernels/collective.h"
 #include "worker/kernels/cuda/blas.h"
 #include "worker/kernels/op.h"
@@ -36,8 +37,7 @@ struct mb_context {
     int is_hopper; /* kernels for it are used; MOBULA_CUDA_HOPPER=0 leaves them out */
     char name[64], describe[256];
     struct mb_cuda_blas *blas;
-    void **blocks; /* what alloc() gave out and free() did not take back */
-    size_t n_blocks, cap_blocks;
+    struct mb_blocks blocks;
 };
 
 struct mb_stream {

@@ -1,5 +1,5 @@
 /*
- * LayerNorm, a warp a row. Rows of up to MAX_VECS * 32 * 16 bytes whose length fits stay in
+ * LayerNorm, a warp a row. Rows of up to 8 * 32 * 16 bytes (backward: 4) whose length fits stay in
  * registers between the passes; other rows are read again, from cache. Variance as a second pass
  * over the row: the one-pass formula loses digits when the mean is large.
  *
@@ -8,9 +8,9 @@
  * it walks, the block adds up its warps, and the blocks' sums are added in order. Else a kernel of
  * its own walks down the columns.
  */
-#include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/cuda/norm.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / WARP, BACKWARD_WARPS = 4, COLUMN_ROWS = 8 };
+enum { BACKWARD_WARPS = 4 };
 
 /* ---- forward ---- */
 
@@ -70,33 +70,6 @@ __global__ void __launch_bounds__(THREADS)
             mean_out[row] = mean;
             rstd_out[row] = rstd;
         }
-    }
-}
-
-template <class T>
-__global__ void any_forward_kernel(const T *x, const float *weight, const float *bias, T *out,
-                                   float *mean_out, float *rstd_out, size_t n_rows, size_t hidden,
-                                   float eps)
-{
-    const size_t row = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (row >= n_rows)
-        return;
-    x += row * hidden;
-    float sum = 0, squares = 0;
-    for (size_t i = lane; i < hidden; i += WARP)
-        sum += to_float(x[i]);
-    const float mean = warp_sum(sum) / (float)hidden;
-    for (size_t i = lane; i < hidden; i += WARP) {
-        const float d = to_float(x[i]) - mean;
-        squares += d * d;
-    }
-    const float rstd = 1.0f / sqrtf(warp_sum(squares) / (float)hidden + eps);
-    for (size_t i = lane; i < hidden; i += WARP)
-        out[row * hidden + i] = from_float<T>((to_float(x[i]) - mean) * rstd * weight[i] + bias[i]);
-    if (lane == 0) {
-        mean_out[row] = mean;
-        rstd_out[row] = rstd;
     }
 }
 
@@ -167,57 +140,6 @@ __global__ void __launch_bounds__(BACKWARD_WARPS *WARP)
     }
 }
 
-template <class T>
-__global__ void any_backward_kernel(const T *x, const float *weight, const float *mean_in,
-                                    const float *rstd_in, const T *d_out, T *d_x, size_t n_rows,
-                                    size_t hidden)
-{
-    const size_t row = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (row >= n_rows)
-        return;
-    const float mean = mean_in[row], rstd = rstd_in[row];
-    float sum_g = 0, sum_gx = 0;
-    for (size_t i = lane; i < hidden; i += WARP) {
-        const float g = to_float(d_out[row * hidden + i]) * weight[i];
-        sum_g += g;
-        sum_gx += g * (to_float(x[row * hidden + i]) - mean) * rstd;
-    }
-    const float mean_g = warp_sum(sum_g) / (float)hidden;
-    const float mean_gx = warp_sum(sum_gx) / (float)hidden;
-    for (size_t i = lane; i < hidden; i += WARP) {
-        const size_t at = row * hidden + i;
-        const float xh = (to_float(x[at]) - mean) * rstd, g = to_float(d_out[at]) * weight[i];
-        d_x[at] = from_float<T>(to_float(d_x[at]) + rstd * (g - mean_g - xh * mean_gx));
-    }
-}
-
-template <class T>
-__global__ void any_columns_kernel(const T *x, const float *mean, const float *rstd, const T *d_out,
-                                   float *d_weight, float *d_bias, size_t n_rows, size_t hidden)
-{
-    __shared__ float shared[2][COLUMN_ROWS][WARP];
-    const size_t column = blockIdx.x * (size_t)WARP + threadIdx.x;
-    float sum_weight = 0, sum_bias = 0;
-    if (column < hidden)
-        for (size_t r = threadIdx.y; r < n_rows; r += COLUMN_ROWS) {
-            const float d = to_float(d_out[r * hidden + column]);
-            sum_weight += d * (to_float(x[r * hidden + column]) - mean[r]) * rstd[r];
-            sum_bias += d;
-        }
-    shared[0][threadIdx.y][threadIdx.x] = sum_weight;
-    shared[1][threadIdx.y][threadIdx.x] = sum_bias;
-    __syncthreads();
-    if (threadIdx.y != 0 || column >= hidden)
-        return;
-    for (int y = 1; y < COLUMN_ROWS; y++) {
-        sum_weight += shared[0][y][threadIdx.x];
-        sum_bias += shared[1][y][threadIdx.x];
-    }
-    d_weight[column] += sum_weight;
-    d_bias[column] += sum_bias;
-}
-
 /* ---- which kernel ---- */
 
 template <class T, int VECS>
@@ -256,7 +178,7 @@ static void forward(struct mb_context *ctx, struct mb_stream *s,
         forward_in_registers<T, 8>(ctx, s, a);
         return;
     default:
-        any_forward_kernel<T><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
+        any_forward_kernel<T, true><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
             (const T *)a->x, a->weight, a->bias, (T *)a->out, a->mean, a->rstd, a->n_rows,
             a->hidden, a->eps);
     }
@@ -297,12 +219,13 @@ static void backward(struct mb_context *ctx, struct mb_stream *s,
         backward_in_registers<T, 4>(ctx, s, a);
         return;
     default:
-        any_backward_kernel<T><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
+        any_backward_kernel<T, true><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
             (const T *)a->x, a->weight, a->mean, a->rstd, (const T *)a->d_out, (T *)a->d_x,
             a->n_rows, a->hidden);
-        any_columns_kernel<T><<<blocks_for(a->hidden, WARP), dim3(WARP, COLUMN_ROWS), 0, s->cuda>>>(
-            (const T *)a->x, a->mean, a->rstd, (const T *)a->d_out, a->d_weight, a->d_bias,
-            a->n_rows, a->hidden);
+        any_columns_kernel<T, true>
+            <<<blocks_for(a->hidden, WARP), dim3(WARP, COLUMN_ROWS), 0, s->cuda>>>(
+                (const T *)a->x, a->mean, a->rstd, (const T *)a->d_out, a->d_weight, a->d_bias,
+                a->n_rows, a->hidden);
     }
 }
 

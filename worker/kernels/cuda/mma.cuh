@@ -46,28 +46,18 @@ template <int PENDING> __device__ __forceinline__ void wait_loads()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix(uint32_t r[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_transposed(uint32_t r[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
+#define LDMATRIX(kind, r, address)                                                                 \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"        \
+                 : "=r"((r)[0]), "=r"((r)[1]), "=r"((r)[2]), "=r"((r)[3])                          \
+                 : "r"(address)                                                                    \
+                 : "memory")
 
 /* The A fragment of rows [m, m + 16), columns [k, k + 16). */
 template <int D>
 __device__ __forceinline__ void load_a(uint32_t r[4], const bf16 *tile, int m, int k)
 {
     const int lane = threadIdx.x % WARP;
-    ldmatrix(r, tile_address<D>(tile, m + lane % 16, k / 8 + lane / 16));
+    LDMATRIX("", r, tile_address<D>(tile, m + lane % 16, k / 8 + lane / 16));
 }
 
 /* Two B fragments of the tile's transpose: r[0..1] for its rows [n, n + 8), r[2..3] for the next
@@ -76,7 +66,7 @@ template <int D>
 __device__ __forceinline__ void load_b(uint32_t r[4], const bf16 *tile, int n, int k)
 {
     const int lane = threadIdx.x % WARP;
-    ldmatrix(r, tile_address<D>(tile, n + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+    LDMATRIX("", r, tile_address<D>(tile, n + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
 }
 
 /* Two B fragments of the tile itself: r[0..1] for its columns [n, n + 8), r[2..3] for the next
@@ -85,7 +75,7 @@ template <int D>
 __device__ __forceinline__ void load_b_rows(uint32_t r[4], const bf16 *tile, int k, int n)
 {
     const int lane = threadIdx.x % WARP;
-    ldmatrix_transposed(r, tile_address<D>(tile, k + lane % 16, n / 8 + lane / 16));
+    LDMATRIX(".trans", r, tile_address<D>(tile, k + lane % 16, n / 8 + lane / 16));
 }
 
 __device__ __forceinline__ void multiply_add(float sum[4], const uint32_t a[4], uint32_t b0,
@@ -97,17 +87,20 @@ __device__ __forceinline__ void multiply_add(float sum[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* For M tiles of 16 rows: sum [16, N] += a [16, D] tile^T, tile [N, D] */
-template <int D, int N, int M>
-__device__ __forceinline__ void multiply_transposed(float (&sum)[M][N / 8][4],
-                                                    uint32_t (&a)[M][D / 16][4], const bf16 *tile)
+/* What multiply() and multiply_transposed() are: sum [M][16, 8 N] += a [M][16, 16 K] b. */
+template <int D, bool TRANSPOSED, int N, int K, int M>
+__device__ __forceinline__ void multiply_tile(float (&sum)[M][N][4], uint32_t (&a)[M][K][4],
+                                              const bf16 *tile)
 {
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
+    for (int k = 0; k < K; k++)
 #pragma unroll
-        for (int n = 0; n < N / 16; n++) {
+        for (int n = 0; n < N / 2; n++) {
             uint32_t b[4];
-            load_b<D>(b, tile, n * 16, k * 16);
+            if constexpr (TRANSPOSED)
+                load_b<D>(b, tile, n * 16, k * 16);
+            else
+                load_b_rows<D>(b, tile, k * 16, n * 16);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply_add(sum[m][2 * n], a[m][k], b[0], b[1]);
@@ -116,23 +109,20 @@ __device__ __forceinline__ void multiply_transposed(float (&sum)[M][N / 8][4],
         }
 }
 
+/* For M tiles of 16 rows: sum [16, N] += a [16, D] tile^T, tile [N, D] */
+template <int D, int N, int M>
+__device__ __forceinline__ void multiply_transposed(float (&sum)[M][N / 8][4],
+                                                    uint32_t (&a)[M][D / 16][4], const bf16 *tile)
+{
+    multiply_tile<D, true>(sum, a, tile);
+}
+
 /* For M tiles of 16 rows: sum [16, D] += a [16, N] tile, tile [N, D] */
 template <int D, int N, int M>
 __device__ __forceinline__ void multiply(float (&sum)[M][D / 8][4], uint32_t (&a)[M][N / 16][4],
                                          const bf16 *tile)
 {
-#pragma unroll
-    for (int k = 0; k < N / 16; k++)
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            uint32_t b[4];
-            load_b_rows<D>(b, tile, k * 16, n * 16);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                multiply_add(sum[m][2 * n], a[m][k], b[0], b[1]);
-                multiply_add(sum[m][2 * n + 1], a[m][k], b[2], b[3]);
-            }
-        }
+    multiply_tile<D, false>(sum, a, tile);
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high)

@@ -7,9 +7,9 @@
  * xh. For d_weight a block sums its columns over the rows that it walks, and the blocks' sums are
  * added in order; the warps' way has a kernel of its own that walks down the columns.
  */
-#include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/cuda/norm.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / WARP, MAX_VECS = 4, COLUMN_ROWS = 8 };
+enum { MAX_VECS = 4 };
 
 /* The thread's columns of a vector of fp32, in the order of its vectors of T; 0 beyond the end. */
 template <int N, int VECS>
@@ -69,25 +69,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <class T>
-__global__ void any_forward_kernel(const T *x, const float *weight, T *out, float *rstd_out,
-                                   size_t n_rows, size_t hidden, float eps)
-{
-    const size_t row = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (row >= n_rows)
-        return;
-    x += row * hidden;
-    float squares = 0;
-    for (size_t i = lane; i < hidden; i += WARP)
-        squares += to_float(x[i]) * to_float(x[i]);
-    const float rstd = 1.0f / sqrtf(warp_sum(squares) / (float)hidden + eps);
-    for (size_t i = lane; i < hidden; i += WARP)
-        out[row * hidden + i] = from_float<T>(to_float(x[i]) * rstd * weight[i]);
-    if (lane == 0)
-        rstd_out[row] = rstd;
-}
-
 /* ---- backward ---- */
 
 template <class T, int VECS>
@@ -137,48 +118,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <class T>
-__global__ void any_backward_kernel(const T *x, const float *weight, const float *rstd_in,
-                                    const T *d_out, T *d_x, size_t n_rows, size_t hidden)
-{
-    const size_t row = blockIdx.x * (size_t)WARPS + threadIdx.x / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (row >= n_rows)
-        return;
-    const float rstd = rstd_in[row];
-    float sum = 0;
-    for (size_t i = lane; i < hidden; i += WARP) {
-        const size_t at = row * hidden + i;
-        sum += to_float(d_out[at]) * weight[i] * to_float(x[at]) * rstd;
-    }
-    const float mean = warp_sum(sum) / (float)hidden;
-    for (size_t i = lane; i < hidden; i += WARP) {
-        const size_t at = row * hidden + i;
-        const float g = to_float(d_out[at]) * weight[i];
-        d_x[at] = from_float<T>(to_float(d_x[at]) + rstd * (g - to_float(x[at]) * rstd * mean));
-    }
-}
-
-template <class T>
-__global__ void any_columns_kernel(const T *x, const float *rstd, const T *d_out, float *d_weight,
-                                   size_t n_rows, size_t hidden)
-{
-    __shared__ float shared[COLUMN_ROWS][WARP];
-    const size_t column = blockIdx.x * (size_t)WARP + threadIdx.x;
-    float sum = 0;
-    if (column < hidden)
-        for (size_t r = threadIdx.y; r < n_rows; r += COLUMN_ROWS)
-            sum +=
-                to_float(d_out[r * hidden + column]) * to_float(x[r * hidden + column]) * rstd[r];
-    shared[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || column >= hidden)
-        return;
-    for (int y = 1; y < COLUMN_ROWS; y++)
-        sum += shared[y][threadIdx.x];
-    d_weight[column] += sum;
-}
-
 /* ---- which kernel ---- */
 
 /* 16-byte vectors that a thread holds of a row; 0: the row is for warps. */
@@ -212,8 +151,9 @@ static void forward(struct mb_context *ctx, struct mb_stream *s, const struct mb
         forward_in_registers<T, 4>(ctx, s, a);
         return;
     default:
-        any_forward_kernel<T><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
-            (const T *)a->x, a->weight, (T *)a->out, a->rstd, a->n_rows, a->hidden, a->eps);
+        any_forward_kernel<T, false><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
+            (const T *)a->x, a->weight, NULL, (T *)a->out, NULL, a->rstd, a->n_rows, a->hidden,
+            a->eps);
     }
 }
 
@@ -247,11 +187,13 @@ static void backward(struct mb_context *ctx, struct mb_stream *s,
         backward_in_registers<T, 4>(ctx, s, a);
         return;
     default:
-        any_backward_kernel<T><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
-            (const T *)a->x, a->weight, a->rstd, (const T *)a->d_out, (T *)a->d_x, a->n_rows,
+        any_backward_kernel<T, false><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
+            (const T *)a->x, a->weight, NULL, a->rstd, (const T *)a->d_out, (T *)a->d_x, a->n_rows,
             a->hidden);
-        any_columns_kernel<T><<<blocks_for(a->hidden, WARP), dim3(WARP, COLUMN_ROWS), 0, s->cuda>>>(
-            (const T *)a->x, a->rstd, (const T *)a->d_out, a->d_weight, a->n_rows, a->hidden);
+        any_columns_kernel<T, false>
+            <<<blocks_for(a->hidden, WARP), dim3(WARP, COLUMN_ROWS), 0, s->cuda>>>(
+                (const T *)a->x, NULL, a->rstd, (const T *)a->d_out, a->d_weight, NULL, a->n_rows,
+                a->hidden);
     }
 }
 

@@ -16,12 +16,11 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+from commands import RAY, TOKEN, call, clean_env, with_token  # noqa: E402
 from ray_head import RayHead, free_port, ray_version  # noqa: E402
 
 BIN = sys.argv[1]
-RAY = str(pathlib.Path(sys.executable).parent / "ray")
 IS_MODERN = ray_version() >= (2, 60)
-TOKEN_TEXT = "s3cret-of-this-test"
 
 
 class Head(RayHead):
@@ -56,11 +55,7 @@ class Head(RayHead):
         return cluster.wait_for(f"{job} {states}", reached)
 
     def ray(self, *words, **more):
-        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        env.update(more, RAY_ADDRESS=self.http)
-        done = subprocess.run([RAY, "job", *words], env=env, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=90)
-        return done.returncode, done.stdout.decode(errors="replace")
+        return call(clean_env(**more, RAY_ADDRESS=self.http), RAY, "job", *words)
 
 
 class Kv:
@@ -339,7 +334,7 @@ def case_second(s):
 
 def case_token(s):
     """Head, dashboard, node and clients have one token (Ray 2.60 began with them)."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN_TEXT}
+    token = with_token()
     with Head(env=token) as head:
         ip = head.address.split(":")[0]
         node = s.node(BIN, "--address", head.address, "--job-agent", "--node-ip-address", ip,
@@ -352,7 +347,7 @@ def case_token(s):
         code, text = head.ray("logs", "s-1", **token)
         assert code == 0 and "in a gang" in text, text
         code, text = head.ray("submit", "--", "true",
-                              **{**token, "RAY_AUTH_TOKEN": "another"})
+                              **with_token("another"))
         assert code != 0 and "s-1" not in text, text
         for header in {}, {"Authorization": "Bearer another"}:  # straight to the node
             request = urllib.request.Request(
@@ -363,7 +358,7 @@ def case_token(s):
                 raise AssertionError("the node takes jobs from anybody")
             except urllib.error.HTTPError as e:
                 assert e.code in (401, 403), e
-        assert TOKEN_TEXT not in node.log()
+        assert TOKEN not in node.log()
         assert node.stop() == 0
 
 

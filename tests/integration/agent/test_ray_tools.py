@@ -1,19 +1,17 @@
 """What Ray's own tools do with our node on a real Ray head: test_ray_tools.py BIN_DIR"""
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import time
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+from commands import RAY, call, clean_env  # noqa: E402
 from ray_head import RayHead, free_port  # noqa: E402
 
 BIN = sys.argv[1]
-RAY = str(pathlib.Path(sys.executable).parent / "ray")
 
 # A task and an actor that ask for what only our node has.
 ASKS_FOR_OURS = """
@@ -39,14 +37,8 @@ print("seconds", time.monotonic() - since)
 """
 
 
-def clean_env(**more):
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, **more}
-
-
 def ray(*words, **env):
-    done = subprocess.run([RAY, *words], env=clean_env(**env), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=120)
-    return done.returncode, done.stdout.decode(errors="replace")
+    return call(clean_env(**env), RAY, *words)
 
 
 def http_json(url):
@@ -96,9 +88,7 @@ def case_service_discovery(s, head, http, gcs, node):
 
 def case_tasks_and_actors_are_refused(s, head, http, gcs, node):
     """At once, with a text that says why."""
-    done = subprocess.run([sys.executable, "-c", ASKS_FOR_OURS, head.address], env=clean_env(),
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
-    text = done.stdout.decode(errors="replace")
+    _, text = call(clean_env(), sys.executable, "-c", ASKS_FOR_OURS, head.address)
     assert "task TaskUnschedulableError" in text and "actor ActorUnschedulableError" in text, text
     assert text.count("mobula") >= 2, text
     seconds = float(text.rsplit("seconds ", 1)[1])

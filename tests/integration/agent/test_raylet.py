@@ -11,20 +11,10 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+from commands import RAY, call, check, clean_env, machine_ip  # noqa: E402
 
 BIN = sys.argv[1]
-RAY = str(pathlib.Path(sys.executable).parent / "ray")
 STAYS_S = 25  # much longer than our head takes to declare a node dead
-
-
-def clean_env(**more):
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, **more}
-
-
-def machine_ip():
-    """What Ray makes of 127.0.0.1, so that our head must be there."""
-    import ray
-    return ray.util.get_node_ip_address()
 
 
 @contextlib.contextmanager
@@ -78,16 +68,11 @@ def main():
                 assert process.poll() is None, "the node of Ray ended"
                 time.sleep(0.5)
             print("ok   stays", flush=True)
-            done = subprocess.run([RAY, "status", "--address", address], env=clean_env(),
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90)
-            text = done.stdout.decode()
-            assert done.returncode == 0 and theirs[0] in text and "/1.0 CPU" in text and \
-                "/2.0 mobula_gpu" in text, text
-            done = subprocess.run([RAY, "list", "nodes", "--address", address], env=clean_env(),
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90)
-            text = done.stdout.decode()
-            assert done.returncode == 0 and theirs[0] in text and text.count("ALIVE") == 2, text
-            print("ok   is_listed", flush=True)
+            check("ray status", call(clean_env(), RAY, "status", "--address", address), 0,
+                  theirs[0], "/1.0 CPU", "/2.0 mobula_gpu")
+            text = check("ray list nodes", call(clean_env(), RAY, "list", "nodes", "--address",
+                                                address), 0, theirs[0])
+            assert text.count("ALIVE") == 2, text
         n = gcs.nodes()[theirs[0]]
         assert n.state == 1 and "SIGTERM" in n.death_info.reason_message, n
         print("ok   leaves", flush=True)

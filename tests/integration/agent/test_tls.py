@@ -12,14 +12,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+import commands  # noqa: E402
 import grpc  # noqa: E402
+from commands import GANG, RAY, TOKEN, check, clean_env, machine_ip, with_token  # noqa: E402
 from ray_head import RayHead, free_port  # noqa: E402
-from test_raylet import clean_env, machine_ip, ray_node  # noqa: E402
+from test_raylet import ray_node  # noqa: E402
 
 BIN = sys.argv[1]
-RAY = str(pathlib.Path(sys.executable).parent / "ray")
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret-of-this-test"}
-GANG = ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo this is rank $RANK"]
 
 
 class Certificates:
@@ -39,18 +38,7 @@ class Certificates:
 
 
 def call(env, *words):
-    env = {**clean_env(), "PATH": f"{BIN}:{os.environ['PATH']}", **env}
-    done = subprocess.run([str(w) for w in words], env=env, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    return done.returncode, done.stdout
-
-
-def check(name, got, want, *says):
-    code, text = got
-    assert code == want, f"{name}: status {code}, not {want}:\n{text}"
-    for word in says:
-        assert word in text, f"{name}: not a word of {word!r}:\n{text}"
-    print(f"ok   {name}", flush=True)
+    return commands.call({**clean_env(), "PATH": f"{BIN}:{os.environ['PATH']}", **env}, *words)
 
 
 def is_refused(s, name, address, env, *says, flags=()):
@@ -97,22 +85,22 @@ def ray_heads(s, certs):
               "speaks TLS: set RAY_USE_TLS=1")
         check("a plain health check", call({}, "mobula", "health-check", "--address", head.address),
               1, "speaks TLS: set RAY_USE_TLS=1")
-    both = {**certs.env(), **TOKEN}
+    both = {**certs.env(), **with_token()}
     with RayHead(env=both) as head:
         join(s, head.address, both)
         check("a gang at a head with TLS and a token",
               call(both, *GANG[:2], "--address", head.address, *GANG[2:]), 0,
               "this is rank 0", "this is rank 1")
         is_refused(s, "no token", head.address, {**certs.env(), "HOME": s.dir}, "asks for a token")
-        is_refused(s, "a wrong token", head.address, {**both, "RAY_AUTH_TOKEN": "wrong"},
+        is_refused(s, "a wrong token", head.address, {**both, **with_token("wrong")},
                    "refuses the token given here")
         check("a wrong token, by its driver",
-              call({**both, "RAY_AUTH_TOKEN": "wrong"}, *GANG[:2], "--address", head.address,
+              call({**both, **with_token("wrong")}, *GANG[:2], "--address", head.address,
                    *GANG[2:]), 77, "refuses the token given here")
 
 
 def own_head(s, certs):
-    both = {**certs.env(), **TOKEN}
+    both = {**certs.env(), **with_token()}
     port = free_port()
     head = s.node(BIN, "--head", "--port", "0", "--dashboard-port", str(port),
                   "--node-ip-address", machine_ip(), env=both)
@@ -120,7 +108,7 @@ def own_head(s, certs):
     address = head.file()["gcs_address"]
     http = f"http://{machine_ip()}:{port}"
     gcs = cluster.Gcs(s, address, certs.credentials(),
-                      [("authorization", f"Bearer {TOKEN['RAY_AUTH_TOKEN']}")])
+                      [("authorization", f"Bearer {TOKEN}")])
     join(s, address, both)
     check("Ray's job at our head", call(both, RAY, "job", "submit", "--address", http, "--", *GANG),
           0, "this is rank 0", "this is rank 1")

@@ -11,43 +11,14 @@ import json
 import os
 import pathlib
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from commands import GANG, RAY, TOKEN, call, check, clean_env, machine_ip, with_token  # noqa: E402
 from ray_head import free_port  # noqa: E402
 
-TOKEN = "s3cret-of-this-test"
-RAY = pathlib.Path(sys.executable).parent / "ray"
-BARE = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-
-
-def with_token(token):
-    return {**BARE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-
-
-def call(env, cwd, *words):
-    done = subprocess.run([str(w) for w in words], env=env, cwd=cwd, timeout=90,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, done.stdout
-
-
-def check(name, got, want, *says):
-    code, text = got
-    assert code == want, f"{name}: status {code}, not {want}:\n{text}"
-    for word in says:
-        assert word in text, f"{name}: not a word of {word!r}:\n{text}"
-    print(f"ok   {name}", flush=True)
-    return text
-
-
-def own_address():
-    """The one by which others reach this machine; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))
-        return s.getsockname()[0]
+BARE = clean_env()
 
 
 def listens_on(folder):
@@ -92,19 +63,18 @@ def run(mobula, folder):
     gcs, http = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     ports = ["--port", gcs.split(":")[1], "--dashboard-port", http.rsplit(":", 1)[1]]
     start = [mobula, "start", "--temp-dir", folder]
-    gang = ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo rank $RANK"]
-    own = with_token(TOKEN)
+    own, wrong = clean_env(**with_token()), clean_env(**with_token("wrong"))
 
     # The path is relative: what runs elsewhere on the node must find the file all the same.
-    check("a head", call(BARE, folder, *start, "--head", *ports, "--token-file", "token"), 0)
-    check("a second node, by its environment", call(own, folder, *start, "--address", gcs), 0)
+    check("a head", call(BARE, *start, "--head", *ports, "--token-file", "token", cwd=folder), 0)
+    check("a second node, by its environment", call(own, *start, "--address", gcs, cwd=folder), 0)
     check("a third with a wrong token ends",
-          call(with_token("wrong"), folder, *start, "--address", gcs), 77)
-    check("mobula's job", call(own, "/", mobula, "job", "submit", "--address", http, "--", *gang), 0)
-    check("Ray's job", call(own, "/", RAY, "job", "submit", "--address", http, "--", *gang), 0)
-    for name, env in ("no token", BARE), ("a wrong token", with_token("wrong")):
-        check(f"{name}: job list", call(env, "/", mobula, "job", "list", "--address", http), 77)
-        check(f"{name}: health-check", call(env, "/", mobula, "health-check", "--address", gcs), 1)
+          call(wrong, *start, "--address", gcs, cwd=folder), 77)
+    check("mobula's job", call(own, mobula, "job", "submit", "--address", http, "--", *GANG), 0)
+    check("Ray's job", call(own, RAY, "job", "submit", "--address", http, "--", *GANG), 0)
+    for name, env in ("no token", BARE), ("a wrong token", wrong):
+        check(f"{name}: job list", call(env, mobula, "job", "list", "--address", http), 77)
+        check(f"{name}: health-check", call(env, mobula, "health-check", "--address", gcs), 1)
     no_secret_in_logs(folder, TOKEN)
     check_listens(folder, "127.0.0.1")
 
@@ -121,23 +91,22 @@ class Cluster:
         self.gcs, self.http = f"{ip}:{free_port()}", f"http://{ip}:{free_port()}"
 
     def start(self, *words, env=None):
-        return call({**self.env, **(env or {})}, self.dir, self.mobula, "start", "--temp-dir",
-                    self.dir / "t", "--dashboard-agent-listen-port", "0", *words)
+        return call({**self.env, **(env or {})}, self.mobula, "start", "--temp-dir", self.dir / "t",
+                    "--dashboard-agent-listen-port", "0", *words, cwd=self.dir)
 
     def start_head(self, *words, env=None):
         return self.start("--head", "--port", self.gcs.split(":")[1], "--dashboard-port",
                           self.http.rsplit(":", 1)[1], "--node-ip-address", self.ip, *words, env=env)
 
     def call(self, *words, env=None):
-        return call({**self.env, **(env or {})}, "/", *words)
+        return call({**self.env, **(env or {})}, *words)
 
     def stop(self):
         check("stop", self.call(self.mobula, "stop", "--temp-dir", self.dir / "t"), 0)
 
 
 def made_at_the_first_start(mobula, folder):
-    c = Cluster(mobula, folder, "made", own_address())
-    gang = ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo rank $RANK"]
+    c = Cluster(mobula, folder, "made", machine_ip())
     stranger = {"HOME": str(c.dir)}
     path = c.home / ".ray/auth_token"
 
@@ -159,12 +128,12 @@ def made_at_the_first_start(mobula, folder):
           "asks for a token")
     check("mobula finds it", c.call(mobula, "status", "--address", c.http), 0, "nodes: 2")
     check("mobula's job",
-          c.call(mobula, "job", "submit", "--address", c.http, "--", *gang), 0, "rank 1")
+          c.call(mobula, "job", "submit", "--address", c.http, "--", *GANG), 0, "rank 1")
     check("mobula without it", c.call(mobula, "job", "list", "--address", c.http, env=stranger), 77,
           "Missing authentication token", "copy the head's token file")
     ray = {"RAY_AUTH_MODE": "token"}
     check("Ray's job",
-          c.call(RAY, "job", "submit", "--address", c.http, "--", *gang, env=ray), 0, "rank 1")
+          c.call(RAY, "job", "submit", "--address", c.http, "--", *GANG, env=ray), 0, "rank 1")
     check("ray list nodes", c.call(RAY, "list", "nodes", "--address", c.http, env=ray), 0, "ALIVE")
     check("ray status", c.call(RAY, "status", "--address", c.gcs, env=ray), 0, "mobula_slot")
     check("Ray without RAY_AUTH_MODE", c.call(RAY, "job", "list", "--address", c.http), 1,
@@ -178,7 +147,7 @@ def made_at_the_first_start(mobula, folder):
 
 
 def a_trusted_network(mobula, folder):
-    c = Cluster(mobula, folder, "open", own_address())
+    c = Cluster(mobula, folder, "open", machine_ip())
     gang = ["mobula", "run", "--num-nodes", "2", "--", "echo", "both"]
 
     check("an open head says so", c.start_head("--no-token"), 0, "WARNING", "WITHOUT a token")
@@ -210,8 +179,8 @@ def main():
         token.write_text(TOKEN + "\n")
         token.chmod(0o644)
         check("a token file that others may read",
-              call(BARE, folder, mobula, "start", "--temp-dir", folder, "--head", "--port", "0",
-                   "--dashboard-port", "0", "--token-file", "token"), 77, "chmod 600")
+              call(BARE, mobula, "start", "--temp-dir", folder, "--head", "--port", "0",
+                   "--dashboard-port", "0", "--token-file", "token", cwd=folder), 77, "chmod 600")
         token.chmod(0o600)
         run(mobula, folder)
         for case in nothing_is_said, made_at_the_first_start, a_trusted_network:
@@ -221,9 +190,9 @@ def main():
             print(f"--- {p}\n{p.read_text(errors='replace')[-4000:]}", flush=True)
         raise
     finally:
-        stopped = call(BARE, "/", mobula, "stop", "--temp-dir", folder)
+        stopped = call(BARE, mobula, "stop", "--temp-dir", folder)
         for name in "loopback", "made", "open":  # what a failed case left
-            call(BARE, "/", mobula, "stop", "--temp-dir", f"{folder}/{name}/t")
+            call(BARE, mobula, "stop", "--temp-dir", f"{folder}/{name}/t")
         shutil.rmtree(folder)
     check("stop", stopped, 0)
 

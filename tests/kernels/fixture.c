@@ -27,6 +27,12 @@ int fixture_teardown(void **state)
     return 0;
 }
 
+void fixture_needs(struct fixture *f, uint32_t feature)
+{
+    if ((f->dev.ops->features & feature) == 0)
+        skip();
+}
+
 static void *host_block(struct fixture *f, size_t n, size_t size_bytes)
 {
     assert_true(f->n_blocks < sizeof(f->blocks) / sizeof(f->blocks[0]));
@@ -58,7 +64,7 @@ struct tensor tensor_new(struct fixture *f, size_t n, double scale)
         t.host[i] = scale == 0 ? 0 : (float)(scale * (2 * random_unit(f) - 1));
         t.ref[i] = (double)t.host[i];
     }
-    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, t.dev, t.host, n * sizeof(float));
+    tensor_upload(f, &t);
     return t;
 }
 
@@ -79,11 +85,24 @@ void synchronize(struct fixture *f)
         fail_msg("%s", err.text);
 }
 
+void tensor_upload(struct fixture *f, const struct tensor *t)
+{
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, t->dev, t->host, t->n * sizeof(float));
+}
+
 const float *tensor_download(struct fixture *f, struct tensor *t)
 {
     f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, t->host, t->dev, t->n * sizeof(float));
     synchronize(f);
     return t->host;
+}
+
+double tensor_contract(const double *out, const struct tensor *d_out)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d_out->n; i++)
+        sum += out[i] * d_out->ref[i];
+    return sum;
 }
 
 void assert_close(const char *what, const float *got, const double *want, size_t n,
@@ -120,4 +139,16 @@ void assert_gradient(const char *what, const float *got, double *x, size_t n, sc
     }
     assert_close(what, got, want, n, tolerance);
     mb_free(want);
+}
+
+void assert_tensor(struct fixture *f, const char *what, struct tensor *t, double tolerance)
+{
+    assert_close(what, tensor_download(f, t), t->ref, t->n, tolerance);
+}
+
+void assert_tensor_gradient(struct fixture *f, const char *what, struct tensor *got,
+                            const struct tensor *x, scalar_fn *fn, void *arg, double tolerance)
+{
+    assert_int_equal(got->n, x->n);
+    assert_gradient(what, tensor_download(f, got), x->ref, x->n, fn, arg, tolerance);
 }

@@ -98,40 +98,12 @@ static void test_rope(void **state)
     twin_in_both(*state, check_rope, COUNT(TURNS));
 }
 
-/* ---- embedding alone ---- */
-
-static void check_embedding(struct twin *t, size_t k)
-{
-    const size_t n = 200, h = k == 0 ? 64 : 33, vocab = 50;
-    int32_t *cpu, *gpu;
-    pair_ids(t, n, vocab, &cpu, &gpu);
-    struct pair w = pair_input_f32(t, vocab * h, 1), out = pair_output(t, n * h),
-                d_out = pair_input(t, n * h, 1), d_w = pair_input_f32(t, vocab * h, 1);
-    struct mb_embedding_forward a = {cpu, w.cpu, NULL, out.cpu, n, 100, h, vocab, MB_DTYPE_F32},
-                                b = {gpu, w.gpu, NULL, out.gpu, n, 100, h, vocab, t->dtype};
-    RUN(t, embedding_forward, a, b);
-    assert_pair(t, "embedding alone", &out, twin_bound(t, 1e-7, 4e-3));
-    struct mb_embedding_backward c = {cpu, d_out.cpu, d_w.cpu, NULL,        n,
-                                      100, h,         vocab,   MB_DTYPE_F32},
-                                 d = {gpu, d_out.gpu, d_w.gpu, NULL, n, 100, h, vocab, t->dtype};
-    RUN(t, embedding_backward, c, d);
-    assert_pair(t, "embedding alone gradient", &d_w, 2e-6);
-}
-
-static void test_embedding_alone(void **state)
-{
-    twin_in_both(*state, check_embedding, 2);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, twin_setup, twin_teardown)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_rmsnorm),
-        TEST(test_swiglu),
-        TEST(test_rope),
-        TEST(test_embedding_alone),
+        TWIN_TEST(test_rmsnorm),
+        TWIN_TEST(test_swiglu),
+        TWIN_TEST(test_rope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

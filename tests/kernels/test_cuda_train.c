@@ -174,15 +174,14 @@ static void test_out_of_memory(void **state)
     mb_gpt_destroy(m);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, twin_setup, twin_teardown)
-
 int main(void)
 {
     /* Timings choose between products of equal value and different bits; runs are compared here. */
     setenv("MOBULA_CUDA_TUNE", "0", 1);
     const struct CMUnitTest tests[] = {
-        TEST(test_training),        TEST(test_training_with_dropout), TEST(test_training_llama),
-        TEST(test_cpu_has_no_bf16), TEST(test_out_of_memory),
+        TWIN_TEST(test_training),       TWIN_TEST(test_training_with_dropout),
+        TWIN_TEST(test_training_llama), TWIN_TEST(test_cpu_has_no_bf16),
+        TWIN_TEST(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -689,32 +689,30 @@ static void test_allocation_failures(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_gradients),
-        TEST(test_gradients_dropout),
-        TEST(test_gradients_untied_groups_erf),
-        TEST(test_gradients_llama),
-        TEST(test_gradients_1p),
-        TEST(test_missing_operations),
-        TEST(test_logits),
+        FIXTURE_TEST(test_gradients),
+        FIXTURE_TEST(test_gradients_dropout),
+        FIXTURE_TEST(test_gradients_untied_groups_erf),
+        FIXTURE_TEST(test_gradients_llama),
+        FIXTURE_TEST(test_gradients_1p),
+        FIXTURE_TEST(test_missing_operations),
+        FIXTURE_TEST(test_logits),
         cmocka_unit_test(test_published_counts),
         cmocka_unit_test(test_rope_frequencies),
-        TEST(test_params),
+        FIXTURE_TEST(test_params),
         cmocka_unit_test(test_counts),
-        TEST(test_start),
-        TEST(test_start_layout),
-        TEST(test_training),
-        TEST(test_micro_batches),
-        TEST(test_recompute),
-        TEST(test_refusals),
-        TEST(test_bad_batch),
-        TEST(test_too_large),
-        TEST(test_plan),
-        TEST(test_allocation_failures),
+        FIXTURE_TEST(test_start),
+        FIXTURE_TEST(test_start_layout),
+        FIXTURE_TEST(test_training),
+        FIXTURE_TEST(test_micro_batches),
+        FIXTURE_TEST(test_recompute),
+        FIXTURE_TEST(test_refusals),
+        FIXTURE_TEST(test_bad_batch),
+        FIXTURE_TEST(test_too_large),
+        FIXTURE_TEST(test_plan),
+        FIXTURE_TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,27 +1,16 @@
 /*
  * Every operation of the backend against the double-precision reference, every backward against
  * central differences of that reference. Tolerances are relative to the largest element of the
- * tensor: embedding 1e-7   layernorm 2e-6, backward 1e-5   linear 2e-6, backward 1e-5   gelu 1e-6,
- * backward 5e-6 dropout 2e-7     attention 2e-6, backward 1e-5   cross entropy 2e-6, backward 1e-5
- *   squared norm 1e-12 (double), scale and axpy 2e-7
- * adamw is tested through the optimizer (test_optimizer.c).
+ * tensor: embedding 1e-7, backward 5e-7; layernorm 2e-6, backward 1e-5; linear 2e-6, backward 1e-5;
+ * gelu 1e-6, backward 5e-6; dropout 2e-7; attention 2e-6, backward 1e-5; cross entropy 2e-6,
+ * backward 1e-5; squared norm 1e-12 (double), scale and axpy 2e-7. adamw is tested through the
+ * optimizer (test_optimizer.c).
  */
 #include "fixture.h"
 #include "reference.h"
 
 #include <math.h>
 #include "worker/kernels/philox.h"
-
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-
-/* sum(out * d_out): the scalar whose gradients backward computes from d_out. */
-static double contract(const double *out, const struct tensor *d_out)
-{
-    double sum = 0;
-    for (size_t i = 0; i < d_out->n; i++)
-        sum += out[i] * d_out->ref[i];
-    return sum;
-}
 
 /* --- the random numbers under dropout and initial weights --- */
 
@@ -57,55 +46,64 @@ struct embedding_case {
     const int32_t *token;
     struct tensor wt, wp, out, d_out;
     size_t n_tokens, seq, hidden;
+    int alone;
 };
 
 static double embedding_value(void *arg)
 {
     struct embedding_case *c = arg;
-    ref_embedding(c->token, c->wt.ref, c->wp.ref, c->out.ref, c->n_tokens, c->seq, c->hidden);
-    return contract(c->out.ref, &c->d_out);
+    ref_embedding(c->token, c->wt.ref, c->alone ? NULL : c->wp.ref, c->out.ref, c->n_tokens, c->seq,
+                  c->hidden);
+    return tensor_contract(c->out.ref, &c->d_out);
+}
+
+/* alone: without positions, as Llama's. */
+static void check_embedding(struct fixture *f, size_t n, size_t seq, size_t hidden, size_t vocab,
+                            int alone)
+{
+    int32_t *token;
+    struct embedding_case c = {.n_tokens = n, .seq = seq, .hidden = hidden, .alone = alone};
+    c.token = ids_new(f, n, vocab, &token);
+    c.wt = tensor_new(f, vocab * hidden, 1);
+    c.wp = tensor_new(f, seq * hidden, 1);
+    c.out = tensor_new(f, n * hidden, 0);
+    c.d_out = tensor_new(f, n * hidden, 1);
+    struct tensor d_wt = tensor_new(f, c.wt.n, 0), d_wp = tensor_new(f, c.wp.n, 0);
+    struct mb_embedding_forward a = {.token = token,
+                                     .token_weight = c.wt.dev,
+                                     .position_weight = alone ? NULL : c.wp.dev,
+                                     .out = c.out.dev,
+                                     .n_tokens = n,
+                                     .seq = seq,
+                                     .hidden = hidden,
+                                     .vocab = vocab};
+    RUN_OP(f, embedding_forward, a);
+    embedding_value(&c);
+    assert_tensor(f, "embedding", &c.out, 1e-7);
+    struct mb_embedding_backward b = {.token = token,
+                                      .d_out = c.d_out.dev,
+                                      .d_token_weight = d_wt.dev,
+                                      .d_position_weight = alone ? NULL : d_wp.dev,
+                                      .n_tokens = n,
+                                      .seq = seq,
+                                      .hidden = hidden,
+                                      .vocab = vocab};
+    RUN_OP(f, embedding_backward, b);
+    assert_tensor_gradient(f, "token embedding", &d_wt, &c.wt, embedding_value, &c, 5e-7);
+    assert_tensor_gradient(f, "position embedding", &d_wp, &c.wp, embedding_value, &c, 5e-7);
 }
 
 static void test_embedding(void **state)
 {
     static const size_t shapes[][4] = {{1, 1, 1, 1}, {6, 3, 5, 7}, {24, 8, 16, 11}};
-    struct fixture *f = *state;
-    for (size_t k = 0; k < COUNT(shapes); k++) {
-        const size_t n = shapes[k][0], seq = shapes[k][1], hidden = shapes[k][2],
-                     vocab = shapes[k][3];
-        int32_t *token;
-        struct embedding_case c = {.n_tokens = n, .seq = seq, .hidden = hidden};
-        c.token = ids_new(f, n, vocab, &token);
-        c.wt = tensor_new(f, vocab * hidden, 1);
-        c.wp = tensor_new(f, seq * hidden, 1);
-        c.out = tensor_new(f, n * hidden, 0);
-        c.d_out = tensor_new(f, n * hidden, 1);
-        struct tensor d_wt = tensor_new(f, c.wt.n, 0), d_wp = tensor_new(f, c.wp.n, 0);
-        struct mb_embedding_forward a = {.token = token,
-                                         .token_weight = c.wt.dev,
-                                         .position_weight = c.wp.dev,
-                                         .out = c.out.dev,
-                                         .n_tokens = n,
-                                         .seq = seq,
-                                         .hidden = hidden,
-                                         .vocab = vocab};
-        f->dev.ops->embedding_forward(f->dev.ctx, f->dev.stream, &a);
-        embedding_value(&c);
-        assert_close("embedding", tensor_download(f, &c.out), c.out.ref, c.out.n, 1e-7);
-        struct mb_embedding_backward b = {.token = token,
-                                          .d_out = c.d_out.dev,
-                                          .d_token_weight = d_wt.dev,
-                                          .d_position_weight = d_wp.dev,
-                                          .n_tokens = n,
-                                          .seq = seq,
-                                          .hidden = hidden,
-                                          .vocab = vocab};
-        f->dev.ops->embedding_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("token embedding", tensor_download(f, &d_wt), c.wt.ref, c.wt.n,
-                        embedding_value, &c, 1e-6);
-        assert_gradient("position embedding", tensor_download(f, &d_wp), c.wp.ref, c.wp.n,
-                        embedding_value, &c, 1e-6);
-    }
+    for (size_t k = 0; k < COUNT(shapes); k++)
+        check_embedding(*state, shapes[k][0], shapes[k][1], shapes[k][2], shapes[k][3], 0);
+}
+
+static void test_embedding_alone(void **state)
+{
+    fixture_needs(*state, MB_FEATURE_NO_POSITIONS);
+    check_embedding(*state, 12, 4, 5, 7, 1);
 }
 
 /* An id outside the vocabulary fails the stream, at synchronisation, once, and touches nothing. */
@@ -125,7 +123,7 @@ static void test_embedding_outside(void **state)
                                      .seq = 1,
                                      .hidden = 4,
                                      .vocab = 9};
-    f->dev.ops->embedding_forward(f->dev.ctx, f->dev.stream, &a);
+    RUN_OP(f, embedding_forward, a);
     assert_int_equal(f->dev.ops->synchronize(f->dev.ctx, f->dev.stream, &err), MB_EINVAL);
     assert_string_equal(err.text, "token 9 at row 0 is outside the vocabulary of 9");
     assert_int_equal(f->dev.ops->synchronize(f->dev.ctx, f->dev.stream, &err), 0);
@@ -143,7 +141,7 @@ static double layernorm_value(void *arg)
 {
     struct layernorm_case *c = arg;
     ref_layernorm(c->x.ref, c->w.ref, c->b.ref, c->out.ref, c->n_rows, c->hidden, 1e-5);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 static void test_layernorm(void **state)
@@ -171,9 +169,9 @@ static void test_layernorm(void **state)
                                          .n_rows = rows,
                                          .hidden = hidden,
                                          .eps = 1e-5f};
-        f->dev.ops->layernorm_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, layernorm_forward, a);
         layernorm_value(&c);
-        assert_close("layernorm", tensor_download(f, &c.out), c.out.ref, c.out.n, 2e-6);
+        assert_tensor(f, "layernorm", &c.out, 2e-6);
         struct mb_layernorm_backward b = {.x = c.x.dev,
                                           .weight = c.w.dev,
                                           .mean = mean.dev,
@@ -184,13 +182,10 @@ static void test_layernorm(void **state)
                                           .d_bias = d_b.dev,
                                           .n_rows = rows,
                                           .hidden = hidden};
-        f->dev.ops->layernorm_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("layernorm d_x", tensor_download(f, &d_x), c.x.ref, c.x.n, layernorm_value,
-                        &c, 1e-5);
-        assert_gradient("layernorm d_weight", tensor_download(f, &d_w), c.w.ref, hidden,
-                        layernorm_value, &c, 1e-5);
-        assert_gradient("layernorm d_bias", tensor_download(f, &d_b), c.b.ref, hidden,
-                        layernorm_value, &c, 1e-5);
+        RUN_OP(f, layernorm_backward, b);
+        assert_tensor_gradient(f, "layernorm d_x", &d_x, &c.x, layernorm_value, &c, 1e-5);
+        assert_tensor_gradient(f, "layernorm d_weight", &d_w, &c.w, layernorm_value, &c, 1e-5);
+        assert_tensor_gradient(f, "layernorm d_bias", &d_b, &c.b, layernorm_value, &c, 1e-5);
     }
 }
 
@@ -207,7 +202,7 @@ static double linear_value(void *arg)
     struct linear_case *c = arg;
     ref_linear(c->x.ref, c->w.ref, c->with_bias ? c->b.ref : NULL, c->out.ref, c->rows, c->n_in,
                c->n_out);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 static void test_linear(void **state)
@@ -232,9 +227,9 @@ static void test_linear(void **state)
                                       .n_rows = rows,
                                       .n_in = n_in,
                                       .n_out = n_out};
-        f->dev.ops->linear_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, linear_forward, a);
         linear_value(&c);
-        assert_close("linear", tensor_download(f, &c.out), c.out.ref, c.out.n, 2e-6);
+        assert_tensor(f, "linear", &c.out, 2e-6);
         struct mb_linear_backward b = {.x = c.x.dev,
                                        .weight = c.w.dev,
                                        .d_out = c.d_out.dev,
@@ -244,13 +239,10 @@ static void test_linear(void **state)
                                        .n_rows = rows,
                                        .n_in = n_in,
                                        .n_out = n_out};
-        f->dev.ops->linear_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("linear d_x", tensor_download(f, &d_x), c.x.ref, c.x.n, linear_value, &c,
-                        1e-5);
-        assert_gradient("linear d_weight", tensor_download(f, &d_w), c.w.ref, c.w.n, linear_value,
-                        &c, 1e-5);
-        assert_gradient("linear d_bias", tensor_download(f, &d_b), c.b.ref, n_out, linear_value, &c,
-                        1e-5);
+        RUN_OP(f, linear_backward, b);
+        assert_tensor_gradient(f, "linear d_x", &d_x, &c.x, linear_value, &c, 1e-5);
+        assert_tensor_gradient(f, "linear d_weight", &d_w, &c.w, linear_value, &c, 1e-5);
+        assert_tensor_gradient(f, "linear d_bias", &d_b, &c.b, linear_value, &c, 1e-5);
     }
 }
 
@@ -266,7 +258,7 @@ static double gelu_value(void *arg)
     struct gelu_case *c = arg;
     for (size_t i = 0; i < c->x.n; i++)
         c->out.ref[i] = ref_gelu(c->x.ref[i], c->form);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 static void test_gelu(void **state)
@@ -280,13 +272,13 @@ static void test_gelu(void **state)
         c.d_out = tensor_new(f, c.x.n, 1);
         struct tensor d_x = tensor_new(f, c.x.n, 0);
         struct mb_gelu a = {.x = c.x.dev, .out = c.out.dev, .n = c.x.n, .form = c.form};
-        f->dev.ops->gelu_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, gelu_forward, a);
         gelu_value(&c);
-        assert_close("gelu", tensor_download(f, &c.out), c.out.ref, c.out.n, 1e-6);
+        assert_tensor(f, "gelu", &c.out, 1e-6);
         a.d_out = c.d_out.dev;
         a.out = d_x.dev;
-        f->dev.ops->gelu_backward(f->dev.ctx, f->dev.stream, &a);
-        assert_gradient("gelu d_x", tensor_download(f, &d_x), c.x.ref, c.x.n, gelu_value, &c, 5e-6);
+        RUN_OP(f, gelu_backward, a);
+        assert_tensor_gradient(f, "gelu d_x", &d_x, &c.x, gelu_value, &c, 5e-6);
     }
 }
 
@@ -313,11 +305,11 @@ static void test_dropout_add(void **state)
                                                .site = (uint32_t)k,
                                                .first_element = cases[k].first,
                                                .probability = cases[k].probability}};
-        f->dev.ops->dropout_add(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, dropout_add, a);
         for (size_t i = 0; i < x.n; i++)
             out.ref[i] =
                 x.ref[i] * ref_dropout(&a.dropout, i) + (cases[k].residual ? residual.ref[i] : 0);
-        assert_close("dropout_add", tensor_download(f, &out), out.ref, out.n, 2e-7);
+        assert_tensor(f, "dropout_add", &out, 2e-7);
     }
 }
 
@@ -328,7 +320,7 @@ static void test_dropout_rate(void **state)
     struct tensor x = tensor_new(f, 100000, 1), out = tensor_new(f, 100000, 0);
     struct mb_dropout_add a = {
         .x = x.dev, .out = out.dev, .n = x.n, .dropout = {.seed = 1, .probability = 0.3f}};
-    f->dev.ops->dropout_add(f->dev.ctx, f->dev.stream, &a);
+    RUN_OP(f, dropout_add, a);
     const float *got = tensor_download(f, &out);
     double dropped = 0;
     for (size_t i = 0; i < out.n; i++)
@@ -348,7 +340,7 @@ static double attention_value(void *arg)
 {
     struct attention_case *c = arg;
     ref_attention(&c->shape, c->qkv.ref, c->out.ref, &c->dropout);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 /* Beyond 64 rows a head is computed in several blocks; there the gradient is checked for one head
@@ -379,9 +371,9 @@ static void test_attention(void **state)
                                          .log_sum = log_sum.dev,
                                          .scratch = scratch.dev,
                                          .dropout = c.dropout};
-        f->dev.ops->attention_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, attention_forward, a);
         attention_value(&c);
-        assert_close("attention", tensor_download(f, &c.out), c.out.ref, c.out.n, 2e-6);
+        assert_tensor(f, "attention", &c.out, 2e-6);
         struct mb_attention_backward b = {.shape = *s,
                                           .qkv = c.qkv.dev,
                                           .out = c.out.dev,
@@ -390,9 +382,8 @@ static void test_attention(void **state)
                                           .d_qkv = d_qkv.dev,
                                           .scratch = scratch.dev,
                                           .dropout = c.dropout};
-        f->dev.ops->attention_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("attention d_qkv", tensor_download(f, &d_qkv), c.qkv.ref, c.qkv.n,
-                        attention_value, &c, 1e-5);
+        RUN_OP(f, attention_backward, b);
+        assert_tensor_gradient(f, "attention d_qkv", &d_qkv, &c.qkv, attention_value, &c, 1e-5);
     }
 }
 
@@ -445,7 +436,7 @@ static void test_cross_entropy(void **state)
             c.mask.ref[t] = t % 4 != 3;
             c.mask.host[t] = t % 4 != 3;
         }
-        f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, c.mask.dev, c.mask.host, n * sizeof(float));
+        tensor_upload(f, &c.mask);
         struct tensor d_x = tensor_new(f, c.x.n, 1), d_w = tensor_new(f, c.w.n, 0);
         struct tensor scratch =
             tensor_new(f, f->dev.ops->cross_entropy_scratch(n, hidden, vocab), 0);
@@ -465,10 +456,9 @@ static void test_cross_entropy(void **state)
         assert_true(got == loss_only);
         if (!(fabs(got - want) <= 2e-6 * fmax(1, fabs(want))))
             fail_msg("cross entropy: case %zu gives %.9g, expected %.9g", k, got, want);
-        assert_gradient("cross entropy d_x", tensor_download(f, &d_x), c.x.ref, c.x.n,
-                        cross_entropy_value, &c, 1e-5);
-        assert_gradient("cross entropy d_weight", tensor_download(f, &d_w), c.w.ref, c.w.n,
-                        cross_entropy_value, &c, 1e-5);
+        assert_tensor_gradient(f, "cross entropy d_x", &d_x, &c.x, cross_entropy_value, &c, 1e-5);
+        assert_tensor_gradient(f, "cross entropy d_weight", &d_w, &c.w, cross_entropy_value, &c,
+                               1e-5);
     }
 }
 
@@ -481,7 +471,7 @@ static void test_cross_entropy_nan(void **state)
     struct tensor scratch = tensor_new(f, f->dev.ops->cross_entropy_scratch(2, 4, 3), 0);
     ids_new(f, 2, 3, &label);
     x.host[5] = NAN;
-    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, x.dev, x.host, 8 * sizeof(float));
+    tensor_upload(f, &x);
     struct mb_cross_entropy a = {.x = x.dev,
                                  .weight = w.dev,
                                  .label = label,
@@ -518,28 +508,27 @@ static void test_flat(void **state)
             y.ref[i] += (double)0.3f * x.ref[i];
             x.ref[i] *= -1.5;
         }
-        assert_close("axpy", tensor_download(f, &y), y.ref, y.n, 2e-7);
-        assert_close("scale", tensor_download(f, &x), x.ref, x.n, 2e-7);
+        assert_tensor(f, "axpy", &y, 2e-7);
+        assert_tensor(f, "scale", &x, 2e-7);
     }
 }
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_philox),
-        TEST(test_embedding),
-        TEST(test_embedding_outside),
-        TEST(test_layernorm),
-        TEST(test_linear),
-        TEST(test_gelu),
-        TEST(test_dropout_add),
-        TEST(test_dropout_rate),
-        TEST(test_attention),
-        TEST(test_cross_entropy),
-        TEST(test_cross_entropy_nan),
-        TEST(test_flat),
+        FIXTURE_TEST(test_embedding),
+        FIXTURE_TEST(test_embedding_alone),
+        FIXTURE_TEST(test_embedding_outside),
+        FIXTURE_TEST(test_layernorm),
+        FIXTURE_TEST(test_linear),
+        FIXTURE_TEST(test_gelu),
+        FIXTURE_TEST(test_dropout_add),
+        FIXTURE_TEST(test_dropout_rate),
+        FIXTURE_TEST(test_attention),
+        FIXTURE_TEST(test_cross_entropy),
+        FIXTURE_TEST(test_cross_entropy_nan),
+        FIXTURE_TEST(test_flat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,22 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-
-static void needs(struct fixture *f, uint32_t feature)
-{
-    if ((f->dev.ops->features & feature) == 0)
-        skip();
-}
-
-static double contract(const double *out, const struct tensor *d_out)
-{
-    double sum = 0;
-    for (size_t i = 0; i < d_out->n; i++)
-        sum += out[i] * d_out->ref[i];
-    return sum;
-}
-
 /* --- rmsnorm --- */
 
 struct rmsnorm_case {
@@ -37,7 +21,7 @@ static double rmsnorm_value(void *arg)
 {
     struct rmsnorm_case *c = arg;
     ref_rmsnorm(c->x.ref, c->w.ref, c->out.ref, c->n_rows, c->hidden, 1e-5);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 static void test_rmsnorm(void **state)
@@ -45,7 +29,7 @@ static void test_rmsnorm(void **state)
     /* With one column the row is +-1 whatever x is, and d_x nothing but rounding. */
     static const size_t shapes[][2] = {{1, 2}, {3, 7}, {5, 32}, {4, 129}};
     struct fixture *f = *state;
-    needs(f, MB_FEATURE_RMSNORM);
+    fixture_needs(f, MB_FEATURE_RMSNORM);
     for (size_t k = 0; k < COUNT(shapes); k++) {
         const size_t rows = shapes[k][0], hidden = shapes[k][1];
         struct rmsnorm_case c = {.n_rows = rows, .hidden = hidden};
@@ -62,9 +46,9 @@ static void test_rmsnorm(void **state)
                                        .n_rows = rows,
                                        .hidden = hidden,
                                        .eps = 1e-5f};
-        f->dev.ops->rmsnorm_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, rmsnorm_forward, a);
         rmsnorm_value(&c);
-        assert_close("rmsnorm", tensor_download(f, &c.out), c.out.ref, c.out.n, 2e-6);
+        assert_tensor(f, "rmsnorm", &c.out, 2e-6);
         struct mb_rmsnorm_backward b = {.x = c.x.dev,
                                         .weight = c.w.dev,
                                         .rstd = rstd.dev,
@@ -73,13 +57,11 @@ static void test_rmsnorm(void **state)
                                         .d_weight = d_w.dev,
                                         .n_rows = rows,
                                         .hidden = hidden};
-        f->dev.ops->rmsnorm_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("rmsnorm d_x", tensor_download(f, &d_x), c.x.ref, c.x.n, rmsnorm_value, &c,
-                        1e-5);
-        assert_gradient("rmsnorm d_weight", tensor_download(f, &d_w), c.w.ref, hidden,
-                        rmsnorm_value, &c, 1e-5);
+        RUN_OP(f, rmsnorm_backward, b);
+        assert_tensor_gradient(f, "rmsnorm d_x", &d_x, &c.x, rmsnorm_value, &c, 1e-5);
+        assert_tensor_gradient(f, "rmsnorm d_weight", &d_w, &c.w, rmsnorm_value, &c, 1e-5);
         /* Both are added to. */
-        f->dev.ops->rmsnorm_backward(f->dev.ctx, f->dev.stream, &b);
+        RUN_OP(f, rmsnorm_backward, b);
         float once = d_w.host[0], once_x = d_x.host[0];
         assert_true(fabs((double)(tensor_download(f, &d_w)[0] - 2 * once)) <=
                     1e-6 * fabs((double)once));
@@ -99,7 +81,7 @@ static double swiglu_value(void *arg)
 {
     struct swiglu_case *c = arg;
     ref_swiglu(c->x.ref, c->out.ref, c->n_rows, c->n);
-    return contract(c->out.ref, &c->d_out);
+    return tensor_contract(c->out.ref, &c->d_out);
 }
 
 static void test_swiglu(void **state)
@@ -109,7 +91,7 @@ static void test_swiglu(void **state)
         double range; /* beyond 90 exp has left fp32 */
     } cases[] = {{1, 1, 1}, {3, 17, 0.01}, {4, 33, 8}, {2, 130, 300}};
     struct fixture *f = *state;
-    needs(f, MB_FEATURE_SWIGLU);
+    fixture_needs(f, MB_FEATURE_SWIGLU);
     for (size_t k = 0; k < COUNT(cases); k++) {
         struct swiglu_case c = {.n_rows = cases[k].n_rows, .n = cases[k].n};
         c.x = tensor_new(f, 2 * c.n_rows * c.n, cases[k].range);
@@ -117,14 +99,13 @@ static void test_swiglu(void **state)
         c.d_out = tensor_new(f, c.out.n, 1);
         struct tensor d_x = tensor_new(f, c.x.n, 1); /* overwritten, not added to */
         struct mb_swiglu_forward a = {.x = c.x.dev, .out = c.out.dev, .n_rows = c.n_rows, .n = c.n};
-        f->dev.ops->swiglu_forward(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, swiglu_forward, a);
         swiglu_value(&c);
-        assert_close("swiglu", tensor_download(f, &c.out), c.out.ref, c.out.n, 1e-6);
+        assert_tensor(f, "swiglu", &c.out, 1e-6);
         struct mb_swiglu_backward b = {
             .x = c.x.dev, .d_out = c.d_out.dev, .d_x = d_x.dev, .n_rows = c.n_rows, .n = c.n};
-        f->dev.ops->swiglu_backward(f->dev.ctx, f->dev.stream, &b);
-        assert_gradient("swiglu d_x", tensor_download(f, &d_x), c.x.ref, c.x.n, swiglu_value, &c,
-                        5e-6);
+        RUN_OP(f, swiglu_backward, b);
+        assert_tensor_gradient(f, "swiglu d_x", &d_x, &c.x, swiglu_value, &c, 5e-6);
     }
 }
 
@@ -142,7 +123,7 @@ static double rope_value(void *arg)
     struct rope_case *c = arg;
     memcpy(c->out, c->qkv.ref, c->qkv.n * sizeof(double));
     ref_rope(&c->shape, c->out, c->angle.ref, c->rotary_dim);
-    return contract(c->out, &c->d_out);
+    return tensor_contract(c->out, &c->d_out);
 }
 
 static void test_rope(void **state)
@@ -156,7 +137,7 @@ static void test_rope(void **state)
                  {{2, 3, 3, 1, 5}, 2},
                  {{1, 4, 1, 1, 70}, 70}};
     struct fixture *f = *state;
-    needs(f, MB_FEATURE_ROPE);
+    fixture_needs(f, MB_FEATURE_ROPE);
     for (size_t k = 0; k < COUNT(cases); k++) {
         struct rope_case c = {.shape = cases[k].shape, .rotary_dim = cases[k].rotary_dim};
         const struct mb_attention_shape *s = &c.shape;
@@ -171,69 +152,30 @@ static void test_rope(void **state)
             cosine.host[i] = (float)cos(c.angle.ref[i]);
             sine.host[i] = (float)sin(c.angle.ref[i]);
         }
-        f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, cosine.dev, cosine.host,
-                            cosine.n * sizeof(float));
-        f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, sine.dev, sine.host, sine.n * sizeof(float));
+        tensor_upload(f, &cosine);
+        tensor_upload(f, &sine);
         c.out = out.ref;
         struct mb_rope a = {.shape = *s,
                             .qkv = c.qkv.dev,
                             .cosine = cosine.dev,
                             .sine = sine.dev,
                             .rotary_dim = c.rotary_dim};
-        f->dev.ops->rope(f->dev.ctx, f->dev.stream, &a);
+        RUN_OP(f, rope, a);
         rope_value(&c);
         assert_close("rope", tensor_download(f, &c.qkv), c.out, c.qkv.n, 5e-7);
         a.qkv = c.d_out.dev;
         a.inverse = 1;
-        f->dev.ops->rope(f->dev.ctx, f->dev.stream, &a);
-        assert_gradient("rope d_qkv", tensor_download(f, &c.d_out), c.qkv.ref, c.qkv.n, rope_value,
-                        &c, 1e-6);
+        RUN_OP(f, rope, a);
+        assert_tensor_gradient(f, "rope d_qkv", &c.d_out, &c.qkv, rope_value, &c, 1e-6);
     }
 }
-
-/* --- embedding without positions --- */
-
-static void test_embedding_alone(void **state)
-{
-    struct fixture *f = *state;
-    needs(f, MB_FEATURE_NO_POSITIONS);
-    int32_t *token;
-    const int32_t *ids = ids_new(f, 12, 7, &token);
-    struct tensor wt = tensor_new(f, 7 * 5, 1), out = tensor_new(f, 12 * 5, 0),
-                  d_out = tensor_new(f, 12 * 5, 1), d_wt = tensor_new(f, 7 * 5, 0);
-    struct mb_embedding_forward a = {.token = token,
-                                     .token_weight = wt.dev,
-                                     .out = out.dev,
-                                     .n_tokens = 12,
-                                     .seq = 4,
-                                     .hidden = 5,
-                                     .vocab = 7};
-    f->dev.ops->embedding_forward(f->dev.ctx, f->dev.stream, &a);
-    ref_embedding(ids, wt.ref, NULL, out.ref, 12, 4, 5);
-    assert_close("embedding", tensor_download(f, &out), out.ref, out.n, 1e-7);
-    struct mb_embedding_backward b = {.token = token,
-                                      .d_out = d_out.dev,
-                                      .d_token_weight = d_wt.dev,
-                                      .n_tokens = 12,
-                                      .seq = 4,
-                                      .hidden = 5,
-                                      .vocab = 7};
-    f->dev.ops->embedding_backward(f->dev.ctx, f->dev.stream, &b);
-    for (size_t t = 0; t < 12; t++)
-        for (size_t i = 0; i < 5; i++)
-            d_wt.ref[(size_t)ids[t] * 5 + i] += d_out.ref[t * 5 + i];
-    assert_close("embedding gradient", tensor_download(f, &d_wt), d_wt.ref, d_wt.n, 5e-7);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_rmsnorm),
-        TEST(test_swiglu),
-        TEST(test_rope),
-        TEST(test_embedding_alone),
+        FIXTURE_TEST(test_rmsnorm),
+        FIXTURE_TEST(test_swiglu),
+        FIXTURE_TEST(test_rope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -243,13 +243,12 @@ static void test_allocation_failures(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_reference),        TEST(test_shards),   TEST(test_decoupled),
-        cmocka_unit_test(test_clip), TEST(test_refusals), TEST(test_allocation_failures),
+        FIXTURE_TEST(test_reference), FIXTURE_TEST(test_shards),
+        FIXTURE_TEST(test_decoupled), cmocka_unit_test(test_clip),
+        FIXTURE_TEST(test_refusals),  FIXTURE_TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include "base/alloc.h"
+#include "base/half.h"
 #include "worker/kernels/philox.h"
 
 static void open_device(const char *path, struct mb_device *dev)
@@ -68,21 +69,6 @@ void *twin_memory(struct mb_device *dev, size_t size_bytes)
     return p;
 }
 
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* finite numbers only */
-}
-
-static float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
 static struct pair make(struct twin *t, size_t n, enum mb_dtype dtype)
 {
     return (struct pair){.n = n,
@@ -103,8 +89,9 @@ static struct pair input(struct twin *t, size_t n, double scale, enum mb_dtype d
     assert_non_null(narrow);
     for (size_t i = 0; i < n; i++) {
         float x = (float)(scale * (2 * twin_unit(t) - 1));
-        narrow[i] = to_bf16(x);
-        p.cpu[i] = dtype == MB_DTYPE_BF16 ? from_bf16(narrow[i]) : x; /* the CPU's memory is ours */
+        narrow[i] = mb_float_bf16(x);
+        p.cpu[i] =
+            dtype == MB_DTYPE_BF16 ? mb_bf16_float(narrow[i]) : x; /* the CPU's memory is ours */
     }
     if (dtype == MB_DTYPE_BF16)
         upload(&t->gpu, p.gpu, narrow, n * sizeof(*narrow));
@@ -147,6 +134,11 @@ struct pair pair_zeros_f32(struct twin *t, size_t n)
     return input(t, n, 0, MB_DTYPE_F32);
 }
 
+void pair_upload_f32(struct twin *t, const struct pair *p)
+{
+    upload(&t->gpu, p->gpu, p->cpu, p->n * sizeof(float));
+}
+
 void pair_ids(struct twin *t, size_t n, size_t limit, int32_t **cpu, int32_t **gpu)
 {
     *cpu = twin_memory(&t->cpu, n * sizeof(int32_t));
@@ -177,7 +169,7 @@ float *pair_download(struct twin *t, const struct pair *p, int from_gpu)
                              p->n * mb_dtype_size(p->dtype));
         twin_synchronize(t);
         for (size_t i = 0; p->dtype == MB_DTYPE_BF16 && i < p->n; i++)
-            out[i] = from_bf16(narrow[i]);
+            out[i] = mb_bf16_float(narrow[i]);
     }
     mb_free(narrow);
     return out;

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "worker/kernels/backend.h"
+#include "fixture.h"
 
 struct twin {
     struct mb_device cpu, gpu;
@@ -28,7 +28,7 @@ struct pair {
     void *gpu;
 };
 
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define TWIN_TEST(name) cmocka_unit_test_setup_teardown(name, twin_setup, twin_teardown)
 
 /* An operation on both, with a struct each. */
 #define RUN(t, op, for_cpu, for_gpu)                                                               \
@@ -54,6 +54,8 @@ struct pair pair_output(struct twin *t, size_t n);
 struct pair pair_input_f32(struct twin *t, size_t n, double scale);
 struct pair pair_output_f32(struct twin *t, size_t n);
 struct pair pair_zeros_f32(struct twin *t, size_t n);
+/* After a change of its CPU side. */
+void pair_upload_f32(struct twin *t, const struct pair *p);
 /* n ids in [0, limit). */
 void pair_ids(struct twin *t, size_t n, size_t limit, int32_t **cpu, int32_t **gpu);
 /* Uninitialised device memory of the GPU and of the CPU. */

@@ -22,10 +22,10 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
+#include "base/half.h"
 #include "base/str.h"
 #include "worker/checkpoint/common.h"
 #include "worker/checkpoint/hf/files.h"
-#include "worker/checkpoint/hf/numbers.h"
 
 enum { CONFIG_MAX = 16 << 20, PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128, PARAM_ALIGN = 16 };
 

@@ -15,8 +15,8 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
+#include "base/half.h"
 #include "base/str.h"
-#include "worker/checkpoint/hf/numbers.h"
 
 #define INDEX_FILE  "model.safetensors.index.json"
 #define SINGLE_FILE "model.safetensors"

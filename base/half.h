@@ -1,6 +1,6 @@
 /* Halves and bfloat16 from and to fp32, to nearest even; what fp16 cannot hold is infinite. */
-#ifndef MOBULA_WORKER_CHECKPOINT_HF_NUMBERS_H
-#define MOBULA_WORKER_CHECKPOINT_HF_NUMBERS_H
+#ifndef MOBULA_BASE_HALF_H
+#define MOBULA_BASE_HALF_H
 
 #include <stdint.h>
 #include <string.h>

@@ -22,6 +22,7 @@
 #include <time.h>
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "worker/parallel/comm_impl.h"
 
 enum {
@@ -52,12 +53,22 @@ struct device_comm {
 
 /* ---- failing ---- */
 
-/* Tells the peers, and ends what runs on the device. */
-static void end(struct device_comm *c, const char *reason)
+/* Ends what runs on the device. That may take as long as the library likes: who waits for it knows
+ * why. */
+static void drop(struct device_comm *c, const char *reason)
 {
-    mb_comm_abort(c->host, reason);
+    if (c->group == NULL) {
+        return;
+    }
+    mb_warn("comm", "ending what runs on the GPUs: %s", reason);
     c->lib->destroy(c->group, 1);
     c->group = NULL;
+}
+
+static void end(struct device_comm *c, const char *reason)
+{
+    mb_comm_abort(c->host, reason); /* tells the peers */
+    drop(c, reason);
 }
 
 /* Returns the failure's code. */
@@ -206,9 +217,14 @@ static void device_abort(struct mb_comm *base, const char *reason)
 static void device_destroy(struct mb_comm *base)
 {
     struct device_comm *c = (struct device_comm *)base;
-    struct mb_err ignored;
-    c->lib->destroy(c->group,
-                    c->n_done != c->n_started || c->host->v->peek(c->host, &ignored) != 0);
+    struct mb_err of_host;
+    if (c->host->v->peek(c->host, &of_host) != 0) {
+        drop(c, of_host.text);
+    } else if (c->n_done != c->n_started) {
+        drop(c, "nobody waits for it any more");
+    } else {
+        c->lib->destroy(c->group, 0);
+    }
     mb_comm_destroy(c->host);
     mb_free(c);
 }
@@ -289,7 +305,7 @@ int mb_comm_create_device(struct mb_comm *host, struct mb_device *dev, uint64_t 
     if (rc != 0) {
         mb_comm_abort(host, err->text);
         if (c != NULL) {
-            c->lib->destroy(c->group, 1);
+            drop(c, err->text);
         }
         mb_comm_destroy(host);
         mb_free(c);

@@ -97,25 +97,26 @@ void mb_free(void *p)
     free(p);
 }
 
-char *mb_strdup(const char *s)
+/* s[0..len) and a 0. */
+static char *copy_of(const char *s, size_t len)
 {
-    return s == NULL ? NULL : mb_strndup(s, SIZE_MAX);
-}
+    char *copy = mb_alloc(len + 1);
 
-char *mb_strndup(const char *s, size_t n)
-{
-    size_t len;
-    char *copy;
-
-    if (s == NULL)
-        return NULL;
-    len = strnlen(s, n);
-    copy = mb_alloc(len + 1);
     if (copy == NULL)
         return NULL;
     memcpy(copy, s, len);
     copy[len] = '\0';
     return copy;
+}
+
+char *mb_strdup(const char *s)
+{
+    return s == NULL ? NULL : copy_of(s, strlen(s));
+}
+
+char *mb_strndup(const char *s, size_t n)
+{
+    return s == NULL ? NULL : copy_of(s, strnlen(s, n));
 }
 
 char *mb_vasprintf(const char *fmt, va_list ap)

@@ -113,7 +113,8 @@ static int parse_prefix(const char *query, struct mb_redis_url *out)
 
 int mb_redis_url_parse(const char *text, struct mb_redis_url *out, struct mb_err *err)
 {
-    const char *p, *at, *end, *slash, *query;
+    const char *p, *at, *query;
+    size_t n_host, n_db;
     int bad = 0;
 
     memset(out, 0, sizeof *out);
@@ -127,21 +128,18 @@ int mb_redis_url_parse(const char *text, struct mb_redis_url *out, struct mb_err
     out->port = 6379;
     memcpy(out->prefix, "mobula", sizeof "mobula");
     p = text + strlen("redis://");
-    end = p + strlen(p);
     query = strchr(p, '?');
     at = NULL;
-    for (const char *q = p; q < (query ? query : end); q++)
+    for (const char *q = p; *q != '\0' && q != query; q++)
         if (*q == '@')
             at = q;
     if (at)
         bad = parse_login(p, (size_t)(at - p), out);
     p = at ? at + 1 : p;
-    slash = memchr(p, '/', (size_t)((query ? query : end) - p));
-    const char *host_end = slash ? slash : query ? query : end;
-    bad = bad || parse_host(p, (size_t)(host_end - p), out);
-    if (slash && slash + 1 < (query ? query : end))
-        bad = bad ||
-              parse_number(slash + 1, (size_t)((query ? query : end) - slash - 1), 9999, &out->db);
+    n_host = strcspn(p, "/?");
+    bad = bad || parse_host(p, n_host, out);
+    if (p[n_host] == '/' && (n_db = strcspn(p + n_host + 1, "?")) > 0)
+        bad = bad || parse_number(p + n_host + 1, n_db, 9999, &out->db);
     if (query)
         bad = bad || parse_prefix(query + 1, out);
     if (!bad)

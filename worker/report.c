@@ -266,7 +266,7 @@ static int take_progress(const json_t *obj, const char *type, struct mb_report *
                          struct mb_err *err)
 {
     for (size_t i = 0; i < sizeof INTS / sizeof INTS[0]; i++) {
-        int64_t v;
+        int64_t v = 0;
         int rc = take_int(obj, type, INTS[i].name, INT64_MIN, INT64_MAX, &v, err);
         if (rc != 0) {
             return rc;

@@ -65,7 +65,8 @@ static void remember_stop(struct mb_report_client *c, const char *reason)
 {
     if (!c->stop) {
         c->stop = 1;
-        snprintf(c->stop_reason, sizeof c->stop_reason, "%s", reason);
+        snprintf(c->stop_reason, sizeof c->stop_reason, "%.*s", (int)sizeof c->stop_reason - 1,
+                 reason);
     }
     pthread_cond_broadcast(&c->changed);
 }

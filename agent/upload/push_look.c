@@ -73,7 +73,7 @@ static int cannot_look(struct mb_push *p, const struct mb_store_result *r)
 static void on_upload_aborted(void *arg, const struct mb_store_result *r)
 {
     struct mb_push *p = arg;
-    const char *path, *upload_id;
+    const char *path = NULL, *upload_id = NULL;
     struct mb_err err = {0};
 
     if (!push_came_back(p))
@@ -109,7 +109,7 @@ static void on_upload_aborted(void *arg, const struct mb_store_result *r)
 
 static void abort_next(struct mb_push *p)
 {
-    const char *path, *upload_id;
+    const char *path = NULL, *upload_id = NULL;
     struct mb_err err = {0};
     char *key;
     int rc;

@@ -253,7 +253,7 @@ static int read_string(struct mb_jsonl *j, struct mb_buf *out)
         return no_memory(j);
     to = out->data + out->len;
     for (;;) {
-        uint32_t c;
+        uint32_t c = 0;
 
         j->p = mb_jsonl_copy(j->p, j->end, &to);
         if (j->p == j->end || *j->p != '\\')
@@ -279,7 +279,7 @@ static int skip_string(struct mb_jsonl *j)
     int rc = open_string(j);
 
     while (rc == 0) {
-        uint32_t c;
+        uint32_t c = 0;
 
         j->p = mb_jsonl_plain_end(j->p, j->end);
         rc = j->p < j->end && *j->p == '\\' ? read_escape(j, &c) : end_string(j);

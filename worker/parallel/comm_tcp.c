@@ -108,7 +108,7 @@ static void tcp_abort(struct mb_comm *base, const char *reason)
     struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
     pthread_mutex_lock(&c->lock);
     if (c->failure.code == 0) {
-        snprintf(c->abort_reason, sizeof c->abort_reason, "%s",
+        snprintf(c->abort_reason, sizeof c->abort_reason, "%.*s", (int)sizeof c->abort_reason - 1,
                  reason[0] ? reason : "no reason given");
     }
     pthread_mutex_unlock(&c->lock);

@@ -101,7 +101,7 @@ static int open_model(const char *type, const struct mb_tokenizer_options *o,
 
 static int create_llama2(const struct mb_tokenizer_options *o, void **self, struct mb_err *err)
 {
-    struct over_model *t;
+    struct over_model *t = NULL;
     int rc = open_model("Llama2Tokenizer", o, &t, err);
 
     if (rc != 0)
@@ -121,7 +121,7 @@ static int create_llama2(const struct mb_tokenizer_options *o, void **self, stru
 
 static int create_gpt(const struct mb_tokenizer_options *o, void **self, struct mb_err *err)
 {
-    struct over_model *t;
+    struct over_model *t = NULL;
     int rc = open_model("GPTSentencePieceTokenizer", o, &t, err);
 
     if (rc == 0)
@@ -131,7 +131,7 @@ static int create_gpt(const struct mb_tokenizer_options *o, void **self, struct 
 
 static int create_with_added(const struct mb_tokenizer_options *o, void **self, struct mb_err *err)
 {
-    struct over_model *t;
+    struct over_model *t = NULL;
     int rc = open_model("SentencePieceTokenizer", o, &t, err);
 
     if (rc != 0)

@@ -62,8 +62,8 @@ static uint64_t little_endian(const uint8_t *p, unsigned n)
 
 static int read_field(struct reader *r, const uint8_t **p, const uint8_t *end, struct field *f)
 {
-    uint64_t key;
-    uint64_t length;
+    uint64_t key = 0;
+    uint64_t length = 0;
     int rc = read_varint(r, p, end, &key);
 
     if (rc != 0)
@@ -105,7 +105,7 @@ static int walk(struct reader *r, struct mb_spm_span message, field_cb *on_field
         return 0;
     end = message.p + message.n;
     for (const uint8_t *p = message.p; p < end;) {
-        struct field f;
+        struct field f = {0};
         int rc = read_field(r, &p, end, &f);
         if (rc == 0)
             rc = on_field(r, &f, target);

@@ -103,15 +103,22 @@ static int read_fd(int fd, const char *path, size_t max_bytes, struct mb_buf *ou
     }
 }
 
+/* A FIFO is opened without waiting for a writer, and read as far as writers go. */
 int mb_fs_read(const char *path, size_t max_bytes, struct mb_buf *out, struct mb_err *err)
 {
     size_t old_len = out->len;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    int is_fifo = stat(path, &st) == 0 && S_ISFIFO(st.st_mode);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | (is_fifo ? O_NONBLOCK : 0));
     int rc;
 
     if (fd < 0)
         return mb_err_sys(err, errno, "open %s", path);
+    if (is_fifo)
+        fcntl(fd, F_SETFL, 0);
     rc = read_fd(fd, path, max_bytes, out, err);
+    if (rc == 0 && is_fifo && out->len == old_len)
+        rc = mb_err_set(err, MB_EINVAL, "%s is a pipe that nobody writes to", path);
     close(fd);
     if (rc != 0 && out->data != NULL) {
         out->len = old_len;

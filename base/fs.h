@@ -17,7 +17,7 @@ char *mb_path_join(const char *a, const char *b);
 /* mkdir -p. Existing directories are fine. */
 int mb_fs_mkdir_p(const char *path, mode_t mode, struct mb_err *err);
 
-/* Append the whole file to out, at most max_bytes (MB_EFULL beyond). */
+/* Append the whole file to out, at most max_bytes (MB_EFULL beyond). MB_EINVAL: a silent pipe. */
 int mb_fs_read(const char *path, size_t max_bytes, struct mb_buf *out, struct mb_err *err);
 
 /* The file appears whole or not at all: temporary name in the same directory, write, fsync,

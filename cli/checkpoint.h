@@ -3,6 +3,7 @@
 #ifndef MOBULA_CLI_CHECKPOINT_H
 #define MOBULA_CLI_CHECKPOINT_H
 
+#include <jansson.h>
 #include <uv.h>
 #include "agent/upload/inventory.h"
 #include "base/err.h"
@@ -36,6 +37,10 @@ void mb_checkpoint_loop_stop(struct mb_checkpoint_loop *l);
 /* What the store at url has; blocks. out is to be closed, also after a failure. */
 int mb_checkpoint_inventory(const char *url, struct mb_inventory *out, struct mb_err *err);
 
+/* For --json, before anything is done: MB_EINVAL if JSON cannot hold the name. */
+int mb_checkpoint_json_name(const char *name, struct mb_err *err);
+/* One line, or with JSON_INDENT several. Takes j, which may be NULL: memory was out. */
+int mb_checkpoint_print_json(json_t *j, size_t flags, struct mb_err *err);
 /* Prints the end of a verb that failed: to stderr, or with json also as a line on stdout. Returns
  * the exit status. */
 int mb_checkpoint_fail(struct mb_cli *cli, int json, struct mb_err *err);

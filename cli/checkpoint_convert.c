@@ -70,14 +70,16 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
         return 0;
     if (!rc && n_words != 2)
         rc = mb_err_set(&err, MB_EINVAL, "what into what? mobula checkpoint convert SOURCE TARGET");
+    if (!rc && args.json)
+        rc = mb_checkpoint_json_name(argv[1], &err);
     if (!rc)
         rc = convert(&args, argv + 1, &facts, &err);
+    if (!rc && args.json)
+        rc = mb_model_print_json("converted", argv[1], &facts, &err);
     if (rc)
         return mb_checkpoint_fail(cli, args.json, &err);
-    if (args.json) {
-        mb_model_print_json("converted", argv[1], &facts);
+    if (args.json)
         return 0;
-    }
     mb_model_print(argv[1], &facts);
     printf("%s is a %s of it now\n", argv[2],
            facts.is_ours ? "Hugging Face directory" : "mobula checkpoint");

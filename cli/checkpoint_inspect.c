@@ -29,7 +29,8 @@ static const char *family(const struct mb_hf_shape *s)
     return s->family == MB_HF_LLAMA ? "LlamaForCausalLM" : "GPT2LMHeadModel";
 }
 
-void mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f)
+int mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f,
+                        struct mb_err *err)
 {
     const struct mb_hf_shape *s = &f->shape;
     json_t *j = json_pack(
@@ -43,10 +44,7 @@ void mb_model_print_json(const char *event, const char *dir, const struct mb_mod
         (json_int_t)s->vocab, "max_position_embeddings", (json_int_t)s->max_positions);
     if (f->is_ours)
         json_object_set_new(j, "iteration", json_integer(f->iteration));
-    char *text = j != NULL ? json_dumps(j, JSON_COMPACT) : NULL;
-    puts(text != NULL ? text : "{}");
-    mb_free(text);
-    json_decref(j);
+    return mb_checkpoint_print_json(j, JSON_COMPACT, err);
 }
 
 void mb_model_print(const char *dir, const struct mb_model_facts *f)
@@ -76,13 +74,15 @@ static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
         return 0;
     if (!rc && n_words != 1)
         rc = mb_err_set(&err, MB_EINVAL, "which model? mobula checkpoint inspect DIR");
+    if (!rc && args.json)
+        rc = mb_checkpoint_json_name(argv[1], &err);
     if (!rc)
         rc = mb_model_inspect(argv[1], args.iteration, &facts, &err);
+    if (!rc && args.json)
+        rc = mb_model_print_json("model", argv[1], &facts, &err);
     if (rc)
         return mb_checkpoint_fail(cli, args.json, &err);
-    if (args.json)
-        mb_model_print_json("model", argv[1], &facts);
-    else
+    if (!args.json)
         mb_model_print(argv[1], &facts);
     return 0;
 }

@@ -2,9 +2,11 @@
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/str.h"
 #include "cli/checkpoint.h"
 
 enum { TICK_MS = 200, INTERRUPTED = 130 };
@@ -77,6 +79,26 @@ void mb_checkpoint_loop_run(struct mb_checkpoint_loop *l,
 void mb_checkpoint_loop_stop(struct mb_checkpoint_loop *l)
 {
     l->is_over = 1;
+}
+
+int mb_checkpoint_json_name(const char *name, struct mb_err *err)
+{
+    return mb_utf8_valid(name, strlen(name))
+               ? 0
+               : mb_err_set(err, MB_EINVAL,
+                            "--json cannot say a name that is no UTF-8: leave it out");
+}
+
+int mb_checkpoint_print_json(json_t *j, size_t flags, struct mb_err *err)
+{
+    char *text = j != NULL ? json_dumps(j, flags) : NULL;
+    int rc = text != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory printing JSON");
+
+    if (text != NULL)
+        puts(text);
+    mb_free(text);
+    json_decref(j);
+    return rc;
 }
 
 int mb_checkpoint_fail(struct mb_cli *cli, int json, struct mb_err *err)

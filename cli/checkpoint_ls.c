@@ -34,11 +34,10 @@ static void on_inventory(void *arg, const struct mb_err *err, struct mb_inventor
     mb_store_close(r->store, NULL, NULL);
 }
 
-static void print_json(const char *url, const struct mb_inventory *inv)
+static int print_json(const char *url, const struct mb_inventory *inv, struct mb_err *err)
 {
     json_t *list = json_array();
     json_t *j = json_pack("{s:s, s:o}", "url", url, "iterations", list);
-    char *text;
 
     json_object_set_new(j, "latest", inv->latest >= 0 ? json_integer(inv->latest) : json_null());
     for (size_t i = 0; i < inv->n; i++) {
@@ -53,10 +52,7 @@ static void print_json(const char *url, const struct mb_inventory *inv)
                             (json_int_t)it->attempt, "latest", it->iteration == inv->latest, "bad",
                             it->bad));
     }
-    text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
-    puts(text ? text : "{}");
-    mb_free(text);
-    json_decref(j);
+    return mb_checkpoint_print_json(j, JSON_INDENT(2), err);
 }
 
 static void print_table(const char *url, const struct mb_inventory *inv)
@@ -143,16 +139,16 @@ static int ls_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char
         return 0;
     if (!rc && n_words != 1)
         rc = mb_err_set(&err, MB_EINVAL, "which store? mobula checkpoint ls URL");
+    if (!rc && args.json)
+        rc = mb_checkpoint_json_name(argv[1], &err);
     if (!rc)
         rc = mb_checkpoint_inventory(argv[1], &inv, &err);
-    if (rc)
-        return mb_checkpoint_fail(cli, args.json, &err);
-    if (args.json)
-        print_json(argv[1], &inv);
-    else
+    if (!rc && args.json)
+        rc = print_json(argv[1], &inv, &err);
+    else if (!rc)
         print_table(argv[1], &inv);
     mb_inventory_close(&inv);
-    return 0;
+    return rc ? mb_checkpoint_fail(cli, args.json, &err) : 0;
 }
 
 const struct mb_verb mb_verb_checkpoint_ls = {

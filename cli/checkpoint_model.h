@@ -6,6 +6,7 @@
 
 const char *mb_model_kind(const struct mb_model_facts *f);
 void mb_model_print(const char *dir, const struct mb_model_facts *f);
-void mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f);
+int mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f,
+                        struct mb_err *err);
 
 #endif

@@ -79,17 +79,14 @@ static void verify(const char *url, const struct verify_args *args, struct run *
     mb_err_printable(&r->err);
 }
 
-static void print_json(const char *url, const struct run *r)
+static int print_json(const char *url, const struct run *r, struct mb_err *err)
 {
     json_t *j = json_pack("{s:s, s:b, s:I, s:I, s:I, s:s}", "url", url, "verified",
                           r->err.code == 0, "iteration", (json_int_t)r->result.iteration, "files",
                           (json_int_t)r->result.n_files, "bytes", (json_int_t)r->result.total_bytes,
                           "error", r->err.text);
-    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
 
-    puts(text ? text : "{}");
-    mb_free(text);
-    json_decref(j);
+    return mb_checkpoint_print_json(j, JSON_INDENT(2), err);
 }
 
 static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
@@ -104,11 +101,13 @@ static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, 
         return 0;
     if (!rc && n_words != 1)
         rc = mb_err_set(&r.err, MB_EINVAL, "which checkpoint? mobula checkpoint verify URL");
+    if (!rc && args.json)
+        rc = mb_checkpoint_json_name(argv[1], &r.err);
     if (rc)
         return mb_cli_fail(cli, &r.err);
     verify(argv[1], &args, &r);
     if (args.json)
-        print_json(argv[1], &r);
+        (void)print_json(argv[1], &r, r.err.code ? NULL : &r.err);
     else if (!r.err.code)
         printf("verified: iteration %" PRId64 " in %s, %" PRIu64 " files, %s\n", r.result.iteration,
                argv[1], r.result.n_files, mb_human_bytes(r.result.total_bytes, bytes));

@@ -86,6 +86,28 @@ static void test_mkdir(void **state)
     mb_alloc_fail_nth(0);
 }
 
+/* What nobody writes to is not waited for; what somebody wrote is read, as of a shell's <(...). */
+static void test_read_of_a_pipe(void **state)
+{
+    struct mb_err err = {0};
+    struct mb_buf b = {0};
+    int keeper, writer;
+
+    (void)state;
+    assert_int_equal(mkfifo(path("pipe"), 0600), 0);
+    assert_int_equal(mb_fs_read(path("pipe"), 9, &b, &err), MB_EINVAL);
+    assert_non_null(strstr(err.text, "a pipe that nobody writes to"));
+    keeper = open(path("pipe"), O_RDONLY | O_NONBLOCK);
+    writer = open(path("pipe"), O_WRONLY);
+    assert_true(keeper >= 0 && writer >= 0);
+    assert_int_equal(write(writer, "text", 4), 4);
+    close(writer);
+    assert_int_equal(mb_fs_read(path("pipe"), 9, &b, &err), 0);
+    assert_string_equal(mb_buf_str(&b), "text");
+    close(keeper);
+    mb_buf_close(&b);
+}
+
 static void test_read_and_write(void **state)
 {
     struct mb_err err = {0};
@@ -262,9 +284,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_join),           cmocka_unit_test(test_mkdir),
-        cmocka_unit_test(test_read_and_write), cmocka_unit_test(test_write_failures),
-        cmocka_unit_test(test_remove),         cmocka_unit_test(test_remove_deep),
-        cmocka_unit_test(test_holes),          cmocka_unit_test(test_self_dir),
+        cmocka_unit_test(test_read_and_write), cmocka_unit_test(test_read_of_a_pipe),
+        cmocka_unit_test(test_write_failures), cmocka_unit_test(test_remove),
+        cmocka_unit_test(test_remove_deep),    cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_self_dir),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

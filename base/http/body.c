@@ -1,7 +1,7 @@
 /*
- * sendfile(2) copies nothing: pages of the page cache go to the socket. A file system that cannot
- * do that (EINVAL, ENOSYS at the first try) is read into a buffer, of which the socket takes what
- * it can; the rest is read again.
+ * sendfile(2) copies nothing: pages of the page cache go to the socket. Where it fails (a file
+ * system that cannot do that, or either end: it does not say which) the file is read into a buffer,
+ * of which the socket takes what it can; the rest is read again. Then each end has its own error.
  */
 #include "base/http/body.h"
 
@@ -87,7 +87,7 @@ static ssize_t send_some(struct mb_http_body *b, int socket, size_t want)
     ssize_t n = -1;
     if (!b->is_hole && !b->is_copied) {
         n = sendfile(socket, b->fd, &from, want);
-        b->is_copied = n < 0 && (errno == EINVAL || errno == ENOSYS);
+        b->is_copied = n < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK;
     }
     return b->is_hole || b->is_copied ? send_copied(b, socket, want) : n;
 }

@@ -351,6 +351,28 @@ static void test_copies(void **state)
     mb_free(w.data);
 }
 
+/* A file that cannot be read is not taken for a socket that failed, nor the reverse. */
+static void test_which_end_failed(void **state)
+{
+    char name[] = "/tmp/mobula-send-XXXXXX";
+    int pair[2], readable = mkstemp(name), blind = open(name, O_WRONLY | O_CLOEXEC);
+    (void)state;
+    assert_true(readable >= 0 && blind >= 0);
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(ftruncate(readable, 1), 0);
+    assert_int_equal(pwrite(readable, "x", 1, 0), 1);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    signal(SIGPIPE, SIG_IGN);
+    struct mb_http_body b = {.fd = blind, .len = 1};
+    assert_int_equal(mb_http_body_send(&b, pair[0], 1), MB_EIO);
+    close(pair[1]);
+    b = (struct mb_http_body){.fd = readable, .len = 1};
+    assert_int_equal(mb_http_body_send(&b, pair[0], 1), MB_EUNAVAIL);
+    close(pair[0]);
+    close(readable);
+    close(blind);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +382,7 @@ int main(void)
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_file_becomes_shorter),
         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_which_end_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#include "base/alloc.h"
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/str.h"
 
@@ -227,6 +229,17 @@ static json_t *traffic_json(const struct mb_hardware *h, const struct mb_hardwar
         speed(h->received_bytes, b->received_bytes, ms));
 }
 
+/* Names of the machine's are bytes; JSON's are text. NULL: no memory. */
+static char *text_of(const char *name)
+{
+    struct mb_buf b = {0};
+
+    if (mb_buf_utf8(&b, name, strlen(name)) == 0)
+        return mb_buf_take(&b);
+    mb_buf_close(&b);
+    return NULL;
+}
+
 json_t *mb_hardware_json(const struct mb_hardware *h, const struct mb_hardware *before,
                          const char *hostname, const char *ip, const char *dir)
 {
@@ -236,18 +249,19 @@ json_t *mb_hardware_json(const struct mb_hardware *h, const struct mb_hardware *
     uint64_t busy =
         h->cpu_busy_ticks > b->cpu_busy_ticks ? h->cpu_busy_ticks - b->cpu_busy_ticks : 0;
     uint64_t ticks = h->cpu_ticks > b->cpu_ticks ? h->cpu_ticks - b->cpu_ticks : 0;
+    char *host = text_of(hostname), *path = text_of(dir);
     json_t *traffic = traffic_json(h, b, ms);
     json_t *o = json_pack(
         "{s:f, s:s, s:s, s:f, s:[i,i], s:[I,I,f,I], s:[I,I], s:n, s:I, s:[], s:n, s:o, s:f,"
         " s:[[f,f,f],[f,f,f]], s:{s:{s:I, s:I, s:I, s:f}}, s:o, s:[], s:[], s:n}",
-        "now", (double)h->unix_ms / 1000, "hostname", hostname, "ip", ip, "cpu",
-        percent(busy, ticks), "cpus", (int)h->n_cpus, (int)h->n_cores, "mem",
-        (json_int_t)h->mem_bytes, (json_int_t)free_bytes, percent(h->mem_used_bytes, h->mem_bytes),
+        "now", (double)h->unix_ms / 1000, "hostname", host, "ip", ip, "cpu", percent(busy, ticks),
+        "cpus", (int)h->n_cpus, (int)h->n_cores, "mem", (json_int_t)h->mem_bytes,
+        (json_int_t)free_bytes, percent(h->mem_used_bytes, h->mem_bytes),
         (json_int_t)h->mem_used_bytes, "hostMem", (json_int_t)h->host_used_bytes,
         (json_int_t)h->host_bytes, "cgroupMem", "shm", (json_int_t)h->shm_bytes, "workers",
         "raylet", "agent", agent_json(h, b, ms), "bootTime", (double)h->boot_unix_s, "loadAvg",
         h->load[0], h->load[1], h->load[2], h->load[0] / (double)cpus, h->load[1] / (double)cpus,
-        h->load[2] / (double)cpus, "disk", dir, "total", (json_int_t)h->space_bytes, "used",
+        h->load[2] / (double)cpus, "disk", path, "total", (json_int_t)h->space_bytes, "used",
         (json_int_t)h->space_used_bytes, "free", (json_int_t)h->space_free_bytes, "percent",
         percent(h->space_used_bytes, h->space_used_bytes + h->space_free_bytes), "gpus",
         gpus_json(h), "tpus", "cmdline", "gcs");
@@ -257,5 +271,7 @@ json_t *mb_hardware_json(const struct mb_hardware *h, const struct mb_hardware *
         o = NULL;
     }
     json_decref(traffic);
+    mb_free(host);
+    mb_free(path);
     return o;
 }

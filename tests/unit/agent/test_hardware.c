@@ -99,6 +99,22 @@ static void a_machine_that_says_nothing(void **state)
     json_decref(o);
 }
 
+static void names_need_not_be_text(void **state)
+{
+    struct mb_hardware h;
+    json_t *o, *disk;
+
+    (void)state;
+    mb_hardware_read(proc, proc, &h);
+    o = mb_hardware_json(&h, NULL, "h\xff", "1.2.3.4", "/d\xe9/x");
+    assert_non_null(o);
+    assert_string_equal(json_string_value(json_object_get(o, "hostname")), "h\xef\xbf\xbd");
+    disk = json_object_get(o, "disk");
+    assert_int_equal(json_object_size(disk), 1);
+    assert_non_null(json_object_get(disk, "/d\xef\xbf\xbd/x"));
+    json_decref(o);
+}
+
 static double item(json_t *o, const char *list, size_t i)
 {
     return json_number_value(json_array_get(json_object_get(o, list), i));
@@ -133,6 +149,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_files_say, set_up, tear_down),
         cmocka_unit_test(a_machine_that_says_nothing),
+        cmocka_unit_test_setup_teardown(names_need_not_be_text, set_up, tear_down),
         cmocka_unit_test_setup_teardown(speeds_are_differences, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

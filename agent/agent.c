@@ -472,6 +472,38 @@ void mb_agent_on_notice(void *arg, uint64_t unix_ms)
                                       .is_patient = 1});
 }
 
+void mb_agent_on_rayjob_deadline(void *arg, uint64_t unix_ms)
+{
+    struct agent *a = arg;
+
+    if (unix_ms == MB_DEADLINE_NEVER)
+        mb_info("agent", "the RayJob has no active deadline");
+    else
+        mb_info("agent", "the RayJob's active deadline in_s=%lld",
+                ((long long)unix_ms - (long long)mb_unix_ms()) / 1000);
+    a->rayjob_deadline_unix_ms = unix_ms;
+    if (a->gangs != NULL) /* else when they are there */
+        mb_gangs_deadline(a->gangs, MB_DEADLINE_RAYJOB, unix_ms);
+    if (a->rayjob_watch != NULL)
+        mb_rayjob_news_tell(a->rayjob_news, unix_ms);
+}
+
+/* SIGTERM follows within seconds, and says until when. The node stays for it: a head that ended by
+ * itself would be started anew. The other nodes' ranks save with ours. */
+static void on_rayjob_leaves(void *arg, const char *why)
+{
+    struct agent *a = arg;
+
+    if (a->gangs == NULL || a->stage >= ENDING_GANGS)
+        return;
+    a->driver_service.is_stopping = 1;
+    mb_node_drain(a->node, 0);
+    mb_gangs_drain(a->gangs, MB_DEADLINE_NOTICE, 0, why);
+}
+
+const struct mb_rayjob_watch_ops mb_agent_rayjob_ops = {mb_agent_on_rayjob_deadline,
+                                                        on_rayjob_leaves};
+
 static void on_left(void *arg)
 {
     begin_close(arg);
@@ -579,6 +611,16 @@ static void begin_close(struct agent *a)
         a->closing++;
         mb_notice_stop(a->notice, part_closed, a);
         a->notice = NULL;
+    }
+    if (a->rayjob_watch != NULL) {
+        a->closing++;
+        mb_rayjob_watch_stop(a->rayjob_watch, part_closed, a);
+        a->rayjob_watch = NULL;
+    }
+    if (a->rayjob_news != NULL) {
+        a->closing++;
+        mb_rayjob_news_stop(a->rayjob_news, part_closed, a);
+        a->rayjob_news = NULL;
     }
     if (a->gpu_keeper != NULL) {
         a->closing++;

@@ -24,6 +24,8 @@
 #include "agent/node_file.h"
 #include "agent/node_manager.h"
 #include "agent/notice.h"
+#include "agent/rayjob_news.h"
+#include "agent/rayjob_watch.h"
 #include "agent/resources.h"
 #include "agent/supervisor.h"
 #include "base/grpc/grpc.h"
@@ -63,7 +65,11 @@ struct agent {
     struct mb_drain_service drain_service;
     struct mb_gangs *gangs;
     struct mb_agent_http http;
-    uint64_t active_deadline_unix_ms; /* MB_DEADLINE_ESTIMATED; 0: none */
+    uint64_t active_deadline_unix_ms;     /* MB_DEADLINE_ESTIMATED; 0: none */
+    struct mb_rayjob_watch_opts rayjob;   /* name NULL: this is no pod of a RayJob */
+    struct mb_rayjob_watch *rayjob_watch; /* of who asks; NULL: it cannot */
+    struct mb_rayjob_news *rayjob_news;
+    uint64_t rayjob_deadline_unix_ms; /* MB_DEADLINE_RAYJOB; 0: not known */
     struct mb_hardware_report *hardware;
     struct mb_notice *notice; /* NULL: nobody gives notices */
     struct mb_signals signals;
@@ -94,6 +100,9 @@ void mb_agent_on_doubt_timer(uv_timer_t *t);
 void mb_agent_on_adrift_lost(void *arg, const struct mb_pg_id *pg);
 /* The node will be taken away at this time, 0: soon. Again and earlier: that counts. */
 void mb_agent_on_notice(void *arg, uint64_t unix_ms);
+extern const struct mb_rayjob_watch_ops mb_agent_rayjob_ops;
+/* The RayJob's active deadline, read here or heard from the head's agent. */
+void mb_agent_on_rayjob_deadline(void *arg, uint64_t unix_ms);
 
 /* agent.c: what is on disk */
 void mb_agent_keep_ledger(struct agent *a);

@@ -392,6 +392,27 @@ static int read_active_deadline(struct agent *a, struct mb_err *err)
                : mb_err_sys(err, errno, "MOBULA_ESTIMATED_DEADLINE");
 }
 
+static int asks_for_rayjob(const struct agent *a)
+{
+    return a->opts->is_head || getenv("MOBULA_RAYJOB_ASKS") != NULL;
+}
+
+/* Before all that may fail: what the chart made gets its owner also then. A pod that cannot ask has
+ * the estimate. */
+static void watch_rayjob(struct agent *a)
+{
+    struct mb_err err = {0};
+    int rc = mb_rayjob_watch_environment(from_environment, &a->rayjob, &err);
+
+    if (rc < 0)
+        a->rayjob.name = NULL;
+    if (rc == 1 && asks_for_rayjob(a))
+        rc = mb_rayjob_watch_start(&a->loop, &a->rayjob, &mb_agent_rayjob_ops, a, &a->rayjob_watch,
+                                   &err);
+    if (rc < 0)
+        mb_warn("agent", "the RayJob cannot be asked for its deadline: %s", err.text);
+}
+
 /* What needs no port. */
 static int prepare(struct agent *a, struct mb_err *err)
 {
@@ -401,6 +422,8 @@ static int prepare(struct agent *a, struct mb_err *err)
         rc = mb_init_open(&a->loop, mb_agent_on_init_lost, a, &a->init, err);
     if (rc == MB_OK)
         rc = read_active_deadline(a, err);
+    if (rc == MB_OK)
+        watch_rayjob(a);
     if (rc == MB_OK)
         rc = make_name(a) == MB_OK ? MB_OK : mb_err_set(err, MB_ENOMEM, "no memory");
     if (rc == MB_OK)
@@ -420,12 +443,26 @@ static int start_deadlines(struct agent *a, struct mb_err *err)
 {
     struct mb_notice_opts opts = {.file = a->opts->notice_file, .url = a->opts->notice_url};
     uint64_t unix_ms = a->active_deadline_unix_ms;
+    int rc = MB_OK;
 
     if (unix_ms != 0) {
         mb_info("agent", "the job's active deadline, as far as this node can know, in_s=%lld",
                 ((long long)unix_ms - (long long)mb_unix_ms()) / 1000);
         mb_gangs_deadline(a->gangs, MB_DEADLINE_ESTIMATED, unix_ms);
     }
+    if (a->rayjob.name != NULL) {
+        struct mb_rayjob_news_opts news = {.node = a->node,
+                                           .cluster = a->rayjob.cluster,
+                                           .look_ms = a->rayjob.look_ms,
+                                           .tells = asks_for_rayjob(a)};
+
+        rc = mb_rayjob_news_start(&a->loop, &news, mb_agent_on_rayjob_deadline, a, &a->rayjob_news,
+                                  err);
+        if (rc == MB_OK && a->rayjob_deadline_unix_ms != 0)
+            mb_agent_on_rayjob_deadline(a, a->rayjob_deadline_unix_ms);
+    }
+    if (rc != MB_OK)
+        return rc;
     if (opts.file == NULL && opts.url == NULL)
         return MB_OK;
     return mb_notice_start(&a->loop, &opts, mb_agent_on_notice, a, &a->notice, err);

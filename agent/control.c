@@ -198,7 +198,9 @@ void mb_control_plan(struct mb_gang_run *r)
 {
     Mobula__V1__Plan m;
 
-    if (r->deadline.until.unix_ms == 0 && !r->deadline.until.leaves)
+    /* A deadline that its RayJob has no more is told too. */
+    if (r->deadline.until.unix_ms == 0 && !r->deadline.until.leaves &&
+        r->deadline.until.said_ms[MB_DEADLINE_RAYJOB] == 0)
         return;
     fill_plan(r, &m);
     send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_PLAN, &m);

@@ -33,7 +33,7 @@ enum {
 };
 
 static const char *const source_names[MB_DEADLINE_N_SOURCES] = {
-    "none", "--deadline", "estimated", "drain", "notice", "SIGTERM",
+    "none", "--deadline", "estimated", "drain", "notice", "SIGTERM", "RayJob",
 };
 static const char *const action_names[MB_DEADLINE_N_ACTIONS] = {
     "go on",
@@ -52,20 +52,35 @@ const char *mb_deadline_action_name(enum mb_deadline_action a)
     return (unsigned)a < MB_DEADLINE_N_ACTIONS ? action_names[a] : "?";
 }
 
+static void find_earliest(struct mb_deadline *d)
+{
+    uint64_t least = MB_DEADLINE_NEVER;
+
+    for (unsigned s = 0; s < MB_DEADLINE_N_SOURCES; s++) {
+        if (d->said_ms[s] == 0 || d->said_ms[s] >= least ||
+            (s == MB_DEADLINE_ESTIMATED && d->said_ms[MB_DEADLINE_RAYJOB] != 0))
+            continue;
+        least = d->said_ms[s];
+        d->source = (enum mb_deadline_source)s;
+    }
+    d->unix_ms = least == MB_DEADLINE_NEVER ? 0 : least;
+    if (d->unix_ms == 0 && !d->leaves)
+        d->source = MB_DEADLINE_NONE;
+}
+
 int mb_deadline_add(struct mb_deadline *d, enum mb_deadline_source source, uint64_t unix_ms)
 {
-    int leaves = source >= MB_DEADLINE_DRAIN;
+    int leaves = source >= MB_DEADLINE_DRAIN && source != MB_DEADLINE_RAYJOB;
     int changed = leaves > d->leaves;
+    uint64_t *said = &d->said_ms[source], before_ms = d->unix_ms;
 
     d->leaves |= leaves;
-    if (unix_ms != 0 && (d->unix_ms == 0 || unix_ms < d->unix_ms)) {
-        d->unix_ms = unix_ms;
-        d->source = source;
-        return 1;
-    }
+    if (unix_ms != 0 && (*said == 0 || unix_ms < *said || source == MB_DEADLINE_RAYJOB))
+        *said = unix_ms;
+    find_earliest(d);
     if (changed && d->unix_ms == 0)
         d->source = source;
-    return changed;
+    return changed || d->unix_ms != before_ms;
 }
 
 /* ---- measures ---- */

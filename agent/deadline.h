@@ -27,6 +27,7 @@ enum mb_deadline_source {
     MB_DEADLINE_DRAIN,     /* somebody asked: the node goes, from here on */
     MB_DEADLINE_NOTICE,    /* a spot notice */
     MB_DEADLINE_SIGTERM,   /* with its grace period */
+    MB_DEADLINE_RAYJOB,    /* as the RayJob has it; last, for the numbers are on disk */
     MB_DEADLINE_N_SOURCES
 };
 
@@ -34,10 +35,14 @@ struct mb_deadline {
     uint64_t unix_ms; /* 0: none */
     enum mb_deadline_source source;
     int leaves; /* the node goes: there is no reason to work until the last moment */
+    uint64_t said_ms[MB_DEADLINE_N_SOURCES]; /* what each source said; 0: nothing */
 };
 
-/* An earlier one wins; unix_ms 0 is none and only tells that the node goes. 1: something changed.
- */
+#define MB_DEADLINE_NEVER UINT64_MAX /* of a RayJob: it has none, whatever was estimated */
+
+/* The earliest one wins; unix_ms 0 is none and only tells that the node goes. What one source says
+ * later counts if it is earlier, but a RayJob's always: somebody edited it, and it takes the place
+ * of what was estimated for it. 1: something changed. */
 int mb_deadline_add(struct mb_deadline *d, enum mb_deadline_source source, uint64_t unix_ms);
 const char *mb_deadline_source_name(enum mb_deadline_source s);
 

@@ -351,7 +351,10 @@ void mb_gang_deadline_add(struct mb_gang_run *r, enum mb_deadline_source source,
             r->attempt, mb_deadline_source_name(d->until.source),
             d->until.unix_ms == 0 ? (int64_t)-1 : (int64_t)(d->until.unix_ms - mb_unix_ms()),
             d->until.leaves ? ", the node goes" : "");
-    look(r);
+    if (d->until.unix_ms == 0 && !d->until.leaves) /* the RayJob's own is no more */
+        d->plan = (struct mb_deadline_plan){0};
+    else
+        look(r);
     mb_control_plan(r);
     mb_gang_store_save(r);
 }

@@ -46,6 +46,18 @@ static json_t *ranks_json(const struct mb_gang_run *r)
     return list;
 }
 
+/* Without this an agent that is started again would not know what an edited RayJob leaves. "Never"
+ * is asked anew. */
+static json_t *said_json(const struct mb_deadline *d)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < MB_DEADLINE_N_SOURCES; i++)
+        json_array_append_new(
+            list, json_integer(d->said_ms[i] == MB_DEADLINE_NEVER ? 0 : (json_int_t)d->said_ms[i]));
+    return list;
+}
+
 void mb_gang_store_save(const struct mb_gang_run *r)
 {
     char own_job[2 * MB_JOB_ID_BYTES + 1], gang[2 * MB_PG_ID_BYTES + 1];
@@ -72,9 +84,10 @@ void mb_gang_store_save(const struct mb_gang_run *r)
     if (o != NULL && (r->deadline.until.unix_ms != 0 || r->deadline.until.leaves))
         json_object_set_new(
             o, "deadline",
-            json_pack("{s:I, s:i, s:b, s:b}", "unix_ms", (json_int_t)r->deadline.until.unix_ms,
+            json_pack("{s:I, s:i, s:b, s:b, s:o}", "unix_ms", (json_int_t)r->deadline.until.unix_ms,
                       "source", (int)r->deadline.until.source, "leaves", r->deadline.until.leaves,
-                      "asked_end", r->deadline.state.asked_end));
+                      "asked_end", r->deadline.state.asked_end, "said",
+                      said_json(&r->deadline.until)));
     if (o != NULL && r->rendezvous_port != 0)
         json_object_set_new(o, "rendezvous_port", json_integer(r->rendezvous_port));
     if (o != NULL)
@@ -135,15 +148,23 @@ static void load_deadline(struct mb_gang_run *r, json_t *o)
     struct mb_gang_deadline *d = &r->deadline;
     int source, leaves, asked_end;
     json_int_t unix_ms;
+    json_t *item;
+    size_t i;
 
     if (o == NULL || json_unpack(o, "{s:I, s:i, s:b, s:b}", "unix_ms", &unix_ms, "source", &source,
                                  "leaves", &leaves, "asked_end", &asked_end) != 0)
         return;
-    d->until = (struct mb_deadline){(uint64_t)(unix_ms > 0 ? unix_ms : 0),
-                                    source > 0 && source < MB_DEADLINE_N_SOURCES
-                                        ? (enum mb_deadline_source)source
-                                        : MB_DEADLINE_RUN,
-                                    leaves};
+    d->until = (struct mb_deadline){.unix_ms = (uint64_t)(unix_ms > 0 ? unix_ms : 0),
+                                    .source = source > 0 && source < MB_DEADLINE_N_SOURCES
+                                                  ? (enum mb_deadline_source)source
+                                                  : MB_DEADLINE_RUN,
+                                    .leaves = leaves};
+    d->until.said_ms[d->until.source] = d->until.unix_ms;
+    json_array_foreach(json_object_get(o, "said"), i, item) /* agents before this had no list */
+    {
+        if (i < MB_DEADLINE_N_SOURCES && json_integer_value(item) > 0)
+            d->until.said_ms[i] = (uint64_t)json_integer_value(item);
+    }
     d->state.asked_end = asked_end;
 }
 

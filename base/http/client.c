@@ -562,7 +562,9 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
         rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
         rc |= curl_easy_setopt(e, CURLOPT_DNS_CACHE_TIMEOUT, 0L);
     }
-    if (f->client->ca_file && *f->client->ca_file)
+    if (request->ca_file)
+        rc |= curl_easy_setopt(e, CURLOPT_CAINFO, request->ca_file);
+    else if (f->client->ca_file && *f->client->ca_file)
         rc |= curl_easy_setopt(e, CURLOPT_CAINFO, f->client->ca_file);
     return rc;
 }

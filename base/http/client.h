@@ -58,6 +58,7 @@ struct mb_http_request {
     int follow_redirects;        /* at most 5, never from https to http */
     int is_direct;               /* through no proxy, whatever the environment names */
     int takes_http_proxy; /* HTTP_PROXY counts too, which libcurl leaves to http_proxy alone */
+    const char *ca_file;  /* of the server's certificate, instead of the usual ones; NULL: these */
     int is_secret;        /* bodies are overwritten before their memory is given back */
     int is_fresh;         /* on a new connection, to an address that is looked up anew */
 };

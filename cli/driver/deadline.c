@@ -26,11 +26,15 @@ enum {
     URL_FILE_MAX_BYTES = 4096
 };
 
-static void note(struct driver *d, const Mobula__V1__Plan *p)
+static void note(struct drv_node *n, const Mobula__V1__Plan *p)
 {
-    if (p->deadline_unix_ms == 0 ||
-        (d->deadline.unix_ms != 0 && d->deadline.unix_ms < p->deadline_unix_ms))
+    struct driver *d = n->driver;
+    int is_its = d->deadline.unix_ms != 0 && d->deadline.node == n->index;
+
+    if (!is_its && (p->deadline_unix_ms == 0 ||
+                    (d->deadline.unix_ms != 0 && d->deadline.unix_ms < p->deadline_unix_ms)))
         return;
+    d->deadline.node = n->index;
     d->deadline.unix_ms = p->deadline_unix_ms;
     d->deadline.save_at_unix_ms = p->save_at_unix_ms;
     d->deadline.is_local_only = p->is_local_only;
@@ -57,7 +61,7 @@ void drv_on_plan(struct drv_node *n, const Mobula__V1__Plan *p)
     struct mb_drv_event e = {.kind = MB_DRV_DEADLINE, .node = n->index, .text = p->why};
     char text[300];
 
-    note(d, p);
+    note(n, p);
     if (p->leaves || (!p->save_and_end && !p->end))
         return;
     if (p->end && n->local_dir) {

@@ -102,6 +102,7 @@ struct drv_deadline {
     uint64_t save_at_unix_ms;
     int is_local_only;
     char source[32];
+    uint32_t node; /* who said it: what it says later takes its place */
 };
 
 /* Where an attempt is or was: who looks for its logs needs that also later. */

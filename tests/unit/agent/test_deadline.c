@@ -173,6 +173,41 @@ static void test_the_earliest_counts(void **state)
     assert_string_equal(mb_deadline_source_name(d.source), "SIGTERM");
 }
 
+static void test_a_rayjob_is_better_than_its_estimate(void **state)
+{
+    struct mb_deadline d = {0};
+
+    (void)state;
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RUN, 7000), 1);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_ESTIMATED, 5000), 1);
+    assert_int_equal(d.source, MB_DEADLINE_ESTIMATED);
+    /* Later than the estimate, and --deadline is between them. */
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, 8000), 1);
+    assert_int_equal(d.unix_ms, 7000);
+    assert_int_equal(d.source, MB_DEADLINE_RUN);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_ESTIMATED, 4000), 0);
+    /* Somebody edits it: earlier, later, away. */
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, 6000), 1);
+    assert_int_equal(d.unix_ms, 6000);
+    assert_int_equal(d.source, MB_DEADLINE_RAYJOB);
+    assert_int_equal(d.leaves, 0);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, 6500), 1);
+    assert_int_equal(d.unix_ms, 6500);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, 6500), 0);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, MB_DEADLINE_NEVER), 1);
+    assert_int_equal(d.unix_ms, 7000);
+    assert_string_equal(mb_deadline_source_name(d.source), "--deadline");
+
+    d = (struct mb_deadline){0};
+    mb_deadline_add(&d, MB_DEADLINE_ESTIMATED, 5000);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_RAYJOB, MB_DEADLINE_NEVER), 1);
+    assert_int_equal(d.unix_ms, 0);
+    assert_int_equal(d.source, MB_DEADLINE_NONE);
+    assert_int_equal(mb_deadline_add(&d, MB_DEADLINE_SIGTERM, 0), 1);
+    assert_int_equal(d.source, MB_DEADLINE_SIGTERM);
+    assert_string_equal(mb_deadline_source_name(MB_DEADLINE_RAYJOB), "RayJob");
+}
+
 static void test_what_was_never_measured(void **state)
 {
     struct mb_deadline_facts f = facts();
@@ -320,6 +355,7 @@ int main(void)
         cmocka_unit_test(test_no_time_for_a_save),
         cmocka_unit_test(test_node_goes),
         cmocka_unit_test(test_the_earliest_counts),
+        cmocka_unit_test(test_a_rayjob_is_better_than_its_estimate),
         cmocka_unit_test(test_what_was_never_measured),
         cmocka_unit_test(test_foreign_programs),
         cmocka_unit_test(test_without_saves),

@@ -13,6 +13,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
+#include "worker/model/ffn.h"
 
 static int invalid(struct mb_err *err, const char *text)
 {
@@ -298,8 +299,7 @@ static int check_required(const struct mb_args *a, struct mb_err *err)
 static int check_shape(struct mb_args *a, struct mb_err *err)
 {
     if (none(a->ffn_hidden_size)) {
-        a->ffn_hidden_size = a->swiglu ? (int64_t)((double)(4 * a->hidden_size) * 2 / 3 / 64) * 64
-                                       : 4 * a->hidden_size;
+        a->ffn_hidden_size = (int64_t)mb_gpt_default_ffn((size_t)a->hidden_size, (int)a->swiglu);
     }
     if (none(a->kv_channels) && a->hidden_size % a->num_attention_heads != 0) {
         return mb_err_set(err, MB_EINVAL,

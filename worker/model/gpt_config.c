@@ -3,6 +3,7 @@
  * in the words of Megatron's arguments.
  */
 #include <math.h>
+#include "worker/model/ffn.h"
 #include "worker/model/gpt_internal.h"
 
 void mb_gpt_config_init(struct mb_gpt_config *c)
@@ -46,8 +47,7 @@ void mb_gpt_config_complete(struct mb_gpt_config *c)
     if (c->n_groups == 0)
         c->n_groups = c->n_heads;
     if (c->ffn_hidden == 0)
-        c->ffn_hidden =
-            c->swiglu ? (size_t)((double)(4 * c->hidden) * 2 / 3 / 64) * 64 : 4 * c->hidden;
+        c->ffn_hidden = mb_gpt_default_ffn(c->hidden, c->swiglu);
 }
 
 /* Bounds that people never reach and below which no count of elements or bytes overflows. */
@@ -156,7 +156,7 @@ int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
     if (c->recompute_layers > c->n_layers)
         return mb_err_set(err, MB_EINVAL, "%zu layers are recomputed, the model has %zu",
                           c->recompute_layers, c->n_layers);
-    if (c->ffn_hidden == 0 && c->swiglu && c->hidden < 24)
+    if (c->ffn_hidden == 0 && mb_gpt_default_ffn(c->hidden, c->swiglu) == 0)
         return mb_err_set(err, MB_EINVAL,
                           "hidden size %zu gives no ffn hidden size with SwiGLU: give one",
                           c->hidden);

@@ -37,10 +37,12 @@ enum {
     LINGER_MS = 3000
 };
 
+static const char NAME_CHARS[] = "abcdefghijklmnopqrstuvwxyz0123456789.-";
 static const char MERGE_PATCH[] = "application/strategic-merge-patch+json";
 
 struct owned {
-    char what[MB_RAYJOB_NAME_MAX]; /* "configmaps/NAME" */
+    char what[MB_RAYJOB_NAME_MAX]; /* "configmaps/NAME", "GROUP/VERSION/roles/NAME" */
+    size_t kind_at;                /* where its plural begins; 0: it is of the core group */
     int is_settled;
 };
 
@@ -200,7 +202,12 @@ static void patch(struct mb_rayjob_watch *w, struct owned *o)
                   "ray.io/v1", "kind", "RayJob", "name", w->opts.name, "uid", w->uid);
     char path[PATH_BYTES];
 
-    snprintf(path, sizeof(path), "/api/v1/namespaces/%s/%s", mb_kube_namespace(w->kube), o->what);
+    if (o->kind_at == 0)
+        snprintf(path, sizeof(path), "/api/v1/namespaces/%s/%s", mb_kube_namespace(w->kube),
+                 o->what);
+    else
+        snprintf(path, sizeof(path), "/apis/%.*s/namespaces/%s/%s", (int)o->kind_at - 1, o->what,
+                 mb_kube_namespace(w->kube), o->what + o->kind_at);
     w->patching = (size_t)(o - w->owned);
     ask(w, "PATCH", path, MERGE_PATCH, json_dumps(patch, JSON_COMPACT), on_patched);
     json_decref(patch);
@@ -325,9 +332,23 @@ static void go_on(struct mb_rayjob_watch *w)
 
 /* ---- life ---- */
 
+/* Names between slashes. ".." is one of no object. */
+static int is_path(const char *s)
+{
+    for (;;) {
+        size_t n = strspn(s, NAME_CHARS);
+
+        if (n == 0 || s[0] == '.' || (s[n] != '/' && s[n] != '\0'))
+            return 0;
+        if (s[n] == '\0')
+            return 1;
+        s += n + 1;
+    }
+}
+
 static int is_object_name(const char *s)
 {
-    return s[0] != '\0' && strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789.-") == strlen(s);
+    return is_path(s) && strchr(s, '/') == NULL;
 }
 
 static int read_owns(struct mb_rayjob_watch *w, struct mb_err *err)
@@ -337,7 +358,7 @@ static int read_owns(struct mb_rayjob_watch *w, struct mb_err *err)
     while (*(at += strspn(at, " ")) != '\0') {
         size_t n = strcspn(at, " ");
         struct owned *o = &w->owned[w->n_owned];
-        char *slash;
+        size_t slashes[3], n_slashes = 0;
 
         if (w->n_owned == OWNS_MAX || n >= sizeof(o->what))
             return mb_err_set(err, MB_EINVAL,
@@ -345,12 +366,15 @@ static int read_owns(struct mb_rayjob_watch *w, struct mb_err *err)
                               "that is too long",
                               OWNS_MAX);
         memcpy(o->what, at, n);
-        slash = strchr(o->what, '/');
-        if (slash == NULL || slash == o->what || !is_object_name(slash + 1))
+        for (size_t i = 0; i < n; i++)
+            if (o->what[i] == '/' && n_slashes++ < 3)
+                slashes[n_slashes - 1] = i;
+        if ((n_slashes != 1 && n_slashes != 3) || !is_path(o->what))
             return mb_err_set(err, MB_EINVAL,
-                              "MOBULA_RAYJOB_OWNS: %s: expected KIND/NAME, as "
-                              "configmaps/NAME",
+                              "MOBULA_RAYJOB_OWNS: %s: expected KIND/NAME, as configmaps/NAME, or "
+                              "GROUP/VERSION/KIND/NAME",
                               o->what);
+        o->kind_at = n_slashes == 3 ? slashes[1] + 1 : 0;
         w->n_owned++;
         at += n;
     }

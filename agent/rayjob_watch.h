@@ -16,11 +16,11 @@ struct mb_rayjob_watch;
 struct mb_rayjob_watch_opts { /* borrowed until the end */
     const char *name;         /* of the RayJob */
     const char *cluster;      /* the RayCluster of this pod; NULL: not known */
-    const char *owns;         /* "configmaps/A persistentvolumeclaims/B"; NULL: nothing */
-    const char *host, *port;  /* of the API server */
-    const char *dir;          /* of the service account */
-    int64_t delete_after_ms;  /* so long after its end it is deleted; -1: not by us */
-    uint64_t look_ms;         /* between two looks */
+    const char *owns; /* "configmaps/A rbac.authorization.k8s.io/v1/roles/B"; NULL: nothing */
+    const char *host, *port; /* of the API server */
+    const char *dir;         /* of the service account */
+    int64_t delete_after_ms; /* so long after its end it is deleted; -1: not by us */
+    uint64_t look_ms;        /* between two looks */
 };
 struct mb_rayjob_watch_ops {
     /* Its active deadline, MB_DEADLINE_NEVER: it has none. Again when it has become another. */

@@ -113,13 +113,16 @@ ray.io/priority-class-name: {{ . | quote }}
 
 {{/* What holds mountPath. */}}
 {{- define "mobula.scratch" -}}
-{{- $e := .Values.storage.ephemeral -}}
+{{- $e := .root.Values.storage.ephemeral -}}
+{{- $claim := include "mobula.claim" . -}}
 {{- if and $e.existingClaim $e.hostPath }}{{ fail "storage.ephemeral: existingClaim and hostPath exclude each other" }}{{ end -}}
 - name: scratch
 {{- if $e.existingClaim }}
   persistentVolumeClaim: {claimName: {{ $e.existingClaim | quote }}}
 {{- else if $e.hostPath }}
   hostPath: {path: {{ $e.hostPath | quote }}, type: DirectoryOrCreate}
+{{- else if $claim }}
+  persistentVolumeClaim: {claimName: {{ $claim }}}
 {{- else if $e.storageClassName }}
   # The pod owns this claim, so it goes with the pod, whatever becomes of the RayJob.
   ephemeral:
@@ -135,9 +138,10 @@ ray.io/priority-class-name: {{ . | quote }}
 
 {{/* Where others have access too, each pod has a folder of its own. */}}
 {{- define "mobula.scratch.mount" -}}
+{{- $e := .root.Values.storage.ephemeral -}}
 - name: scratch
-  mountPath: {{ .storage.ephemeral.mountPath | quote }}
-  {{- if or .storage.ephemeral.existingClaim .storage.ephemeral.hostPath }}
+  mountPath: {{ $e.mountPath | quote }}
+  {{- if or $e.existingClaim $e.hostPath (include "mobula.claim" .) }}
   subPathExpr: $(POD_NAME)
   {{- end }}
 {{- end -}}
@@ -147,6 +151,7 @@ ray.io/priority-class-name: {{ . | quote }}
 {{- $v := .root.Values -}}
 {{- $image := include "mobula.image" .root -}}
 {{- $topology := $v.queue.topology -}}
+{{- $asks := ternary (not .isRay) (eq .container "head") (eq $v.head.kind "ray") -}}
 metadata:
   labels:
     {{- include "mobula.labels" .root | nindent 4 }}
@@ -162,6 +167,9 @@ metadata:
     {{- end }}
   {{- end }}
 spec:
+  # Only who asks has a token: the head's agent, or all where the head is Ray's.
+  serviceAccountName: {{ include "mobula.account" . }}
+  automountServiceAccountToken: {{ $asks }}
   terminationGracePeriodSeconds: {{ int $v.job.terminationGracePeriodSeconds }}
   {{- with $v.image.pullSecrets }}
   imagePullSecrets:
@@ -205,6 +213,20 @@ spec:
         - {name: MOBULA_ACTIVE_DEADLINE_SECONDS, value: {{ int $v.job.activeDeadlineSeconds | quote }}}
         - {name: MOBULA_START_ALLOWANCE_SECONDS, value: {{ int $v.job.startAllowanceSeconds | quote }}}
         {{- end }}
+        {{- if not .isRay }}
+        - {name: MOBULA_RAYJOB, value: {{ .name }}}
+        {{- end }}
+        {{- if $asks }}
+        {{- if eq $v.head.kind "ray" }}
+        - {name: MOBULA_RAYJOB_ASKS, value: "1"}
+        {{- end }}
+        {{- with include "mobula.owns" . }}
+        - {name: MOBULA_RAYJOB_OWNS, value: {{ . | quote }}}
+        {{- end }}
+        {{- if and $v.job.agentDeletes (not $v.job.deletionRules) }}
+        - {name: MOBULA_RAYJOB_DELETE_AFTER_SECONDS, value: {{ int $v.job.ttlSecondsAfterFinished | quote }}}
+        {{- end }}
+        {{- end }}
         {{- with $v.job.noticeUrl }}
         - {name: MOBULA_NOTICE_URL, value: {{ . | quote }}}
         {{- end }}
@@ -240,6 +262,13 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 2
         failureThreshold: 120
+      {{- if not .isRay }}
+      # Before SIGTERM, in the grace period: also where a shell is PID 1 and would not pass the signal on.
+      lifecycle:
+        preStop:
+          exec:
+            command: [mobula, drain, --local, --wait, --deadline, {{ max 1 (sub (int $v.job.terminationGracePeriodSeconds) 6) }}s, --reason, preStop]
+      {{- end }}
       resources:
         {{- $has := ternary $v.head.resources $v.workers.resources .isRay }}
         {{- $r := dict "cpu" (toString $has.cpu) "memory" (toString $has.memory) }}
@@ -250,7 +279,10 @@ spec:
       volumeMounts:
         - {name: shm, mountPath: /dev/shm}
         {{- if not .isRay }}
-        {{- include "mobula.scratch.mount" $v | nindent 8 }}
+        {{- include "mobula.scratch.mount" . | nindent 8 }}
+        {{- if $v.files }}
+        - {name: files, mountPath: /etc/mobula/files, readOnly: true}
+        {{- end }}
         {{- with $v.storage.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
         {{- end }}
     {{- if not .isRay }}
@@ -268,7 +300,7 @@ spec:
       env:
         - name: POD_NAME
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
-      volumeMounts: {{- include "mobula.scratch.mount" $v | nindent 8 }}
+      volumeMounts: {{- include "mobula.scratch.mount" . | nindent 8 }}
     {{- end }}
     {{- with $v.workers.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- end }}
@@ -280,7 +312,11 @@ spec:
       emptyDir: {medium: Memory, sizeLimit: {{ $v.storage.dshm.sizeLimit | quote }}}
       {{- end }}
     {{- if not .isRay }}
-    {{- include "mobula.scratch" .root | nindent 4 }}
+    {{- include "mobula.scratch" . | nindent 4 }}
+    {{- with include "mobula.files" . }}
+    - name: files
+      configMap: {name: {{ . }}}
+    {{- end }}
     {{- with $v.storage.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- end }}
 {{- end -}}

@@ -23,7 +23,12 @@ suspend: true
 {{- end }}
 # Kueue, which Kaiwo uses too, refuses deletion rules.
 shutdownAfterJobFinishes: true
+{{- if $v.job.agentDeletes }}
+# The head's agent deletes the RayJob first; this takes the RayCluster where that could not be done.
+ttlSecondsAfterFinished: {{ add (int $v.job.ttlSecondsAfterFinished) 60 }}
+{{- else }}
 ttlSecondsAfterFinished: {{ int $v.job.ttlSecondsAfterFinished }}
+{{- end }}
 {{- else -}}
 # The TTL of a RayJob deletes its RayCluster alone; these rules delete it too, with all it owns.
 deletionStrategy:
@@ -81,13 +86,14 @@ submitterPodTemplate:
 {{- end }}
 {{- end -}}
 
+{{/* .name: of the RayJob. */}}
 {{- define "mobula.spec" -}}
-{{- $v := .Values -}}
+{{- $v := .root.Values -}}
 {{- $isRay := eq $v.head.kind "ray" -}}
 {{- if and $isRay (not $v.head.image) }}{{ fail "head.kind ray needs head.image: Ray's image with the program mobula in it" }}{{ end -}}
 {{- $others := ternary (int $v.workers.replicas) (sub (int $v.workers.replicas) 1 | int) $isRay -}}
-{{ include "mobula.submission" . }}
-entrypoint: {{ include "mobula.entrypoint" . | toJson }}
+{{ include "mobula.submission" .root }}
+entrypoint: {{ include "mobula.entrypoint" .root | toJson }}
 backoffLimit: {{ int $v.job.backoffLimit }}
 {{- if $v.job.activeDeadlineSeconds }}
 activeDeadlineSeconds: {{ int $v.job.activeDeadlineSeconds }}
@@ -95,7 +101,7 @@ activeDeadlineSeconds: {{ int $v.job.activeDeadlineSeconds }}
 {{- if $v.job.preRunningDeadlineSeconds }}
 preRunningDeadlineSeconds: {{ int $v.job.preRunningDeadlineSeconds }}
 {{- end }}
-{{ include "mobula.end" . }}
+{{ include "mobula.end" .root }}
 rayClusterSpec:
   rayVersion: {{ $v.head.rayVersion | quote }}
   authOptions:
@@ -106,7 +112,7 @@ rayClusterSpec:
   headGroupSpec:
     rayStartParams: {{- toYaml $v.workers.startParams | nindent 6 }}
     template:
-      {{- include "mobula.pod" (dict "root" . "container" "head" "isRay" $isRay) | nindent 6 }}
+      {{- include "mobula.pod" (dict "root" .root "name" .name "container" "head" "isRay" $isRay) | nindent 6 }}
   {{- if $others }}
   workerGroupSpecs:
     - groupName: {{ $v.workers.groupName }}
@@ -115,6 +121,6 @@ rayClusterSpec:
       maxReplicas: {{ $others }}
       rayStartParams: {{- toYaml $v.workers.startParams | nindent 8 }}
       template:
-        {{- include "mobula.pod" (dict "root" . "container" "worker" "isRay" false) | nindent 8 }}
+        {{- include "mobula.pod" (dict "root" .root "name" .name "container" "worker" "isRay" false) | nindent 8 }}
   {{- end }}
 {{- end -}}

@@ -38,13 +38,21 @@ def helm(values, *more, name="mini"):
 
 
 def render_files(*files, name="mini", sets=()):
+    return job_in(documents(*files, name=name, sets=sets))
+
+
+def documents(*files, name="mini", sets=()):
     values = [word for f in files for word in ("--values", f)] + [word for s in sets for word in ("--set", s)]
     done = subprocess.run([HELM, "template", name, CHART, "--kube-version", "1.36.0", *values],
                           capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         raise AssertionError(f"{files}: {done.stderr}")
-    doc, = (doc for doc in yaml.safe_load_all(done.stdout) if doc)
-    return doc
+    return [doc for doc in yaml.safe_load_all(done.stdout) if doc]
+
+
+def job_in(docs):
+    job, = (d for d in docs if d["kind"] in ("RayJob", "KaiwoJob"))
+    return job
 
 
 def rayjob_of(doc):
@@ -105,7 +113,7 @@ class Render(unittest.TestCase):
         self.assertNotIn("submitterPodTemplate", job["spec"])
         group, = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
         self.assertEqual({group[k] for k in ("replicas", "minReplicas", "maxReplicas")}, {2})
-        self.assertEqual([d["kind"] for d in render(SMALL)], ["RayJob"])
+        self.assertEqual({d["kind"] for d in render(SMALL)}, {"RayJob", "ServiceAccount", "Role", "RoleBinding"})
 
     def test_kueue(self):
         job = self.job({"queue": {"scheduler": "kueue", "name": "team-a", "priorityClass": "high",
@@ -232,6 +240,8 @@ class Render(unittest.TestCase):
             ({}, {"emptyDir": {"sizeLimit": "100Gi"}}, None),
             ({"hostPath": "/ssd"}, {"hostPath": {"path": "/ssd", "type": "DirectoryOrCreate"}}, "$(POD_NAME)"),
             ({"existingClaim": "c"}, {"persistentVolumeClaim": {"claimName": "c"}}, "$(POD_NAME)"),
+            ({"storageClassName": "s", "accessModes": ["ReadWriteMany"]}, {"persistentVolumeClaim": {"claimName": "mini"}},
+             "$(POD_NAME)"),
             ({"storageClassName": "s", "quantity": "1Ti"},
              {"ephemeral": {"volumeClaimTemplate": {"spec": {
                  "storageClassName": "s", "accessModes": ["ReadWriteOnce"],
@@ -246,6 +256,88 @@ class Render(unittest.TestCase):
                     names = [e["name"] for e in c["env"]]
                     self.assertIn("POD_NAME", names)
                     self.assertEqual(len(names), len(set(names)))
+
+    def objects(self, *parts):
+        return {d["kind"]: d for d in render(SMALL, *parts)}
+
+    def env_of(self, pod):
+        return {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+
+    OWNED = {"files": {"train.py": "print(1)\n"}, "storage": {"ephemeral": {
+        "storageClassName": "nfs", "accessModes": ["ReadWriteMany"], "quantity": "1Ti"}}}
+
+    def test_objects_that_the_rayjob_owns(self):
+        found = self.objects(self.OWNED)
+        self.assertEqual(found["ConfigMap"]["data"], {"train.py": "print(1)\n"})
+        self.assertEqual(found["PersistentVolumeClaim"]["spec"], {
+            "storageClassName": "nfs", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}})
+        head, worker = pods_of(found["RayJob"])
+        rbac = "rbac.authorization.k8s.io/v1"
+        owns = {f"configmaps/{found['ConfigMap']['metadata']['name']}",
+                f"persistentvolumeclaims/{found['PersistentVolumeClaim']['metadata']['name']}",
+                f"serviceaccounts/{found['ServiceAccount']['metadata']['name']}",
+                f"{rbac}/roles/{found['Role']['metadata']['name']}",
+                f"{rbac}/rolebindings/{found['RoleBinding']['metadata']['name']}"}
+        self.assertEqual(set(self.env_of(head)["MOBULA_RAYJOB_OWNS"].split()), owns)
+        self.assertEqual(set(found) - {"RayJob"}, {"ConfigMap", "PersistentVolumeClaim", "ServiceAccount", "Role", "RoleBinding"})
+        self.assertNotIn("MOBULA_RAYJOB_OWNS", self.env_of(worker))
+        for pod in (head, worker):
+            self.assertEqual(self.env_of(pod)["MOBULA_RAYJOB"], "mini")
+            mount, = (m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "files")
+            self.assertEqual(mount, {"name": "files", "mountPath": "/etc/mobula/files", "readOnly": True})
+            volume, = (v for v in pod["spec"]["volumes"] if v["name"] == "files")
+            self.assertEqual(volume["configMap"], {"name": "mini-files"})
+        rules = {tuple(r["resources"]): (set(r["resourceNames"]), set(r["verbs"])) for r in found["Role"]["rules"]}
+        self.assertEqual(rules, {("rayjobs",): ({"mini"}, {"get", "delete"}),
+                                 ("configmaps",): ({"mini-files"}, {"patch", "delete"}),
+                                 ("persistentvolumeclaims",): ({"mini"}, {"patch", "delete"}),
+                                 ("serviceaccounts",): ({"mini"}, {"patch", "delete"}),
+                                 ("roles", "rolebindings"): ({"mini"}, {"patch", "delete"})})
+        bare = self.job({"serviceAccount": {"create": False}, "rbac": {"create": False}})
+        self.assertNotIn("MOBULA_RAYJOB_OWNS", self.env_of(pods_of(bare)[0]))
+
+    def test_who_asks_the_api_server(self):
+        for values, asks in [({}, [True, False]), ({"head": {"kind": "ray", "image": "ray:1"}}, [False, True])]:
+            found = self.objects(values)
+            for pod, has_token in zip(pods_of(found["RayJob"]), asks):
+                self.assertEqual(pod["spec"]["serviceAccountName"], "mini")
+                self.assertIs(pod["spec"]["automountServiceAccountToken"], has_token)
+                env = self.env_of(pod)
+                self.assertEqual("MOBULA_RAYJOB_DELETE_AFTER_SECONDS" in env, has_token)
+                self.assertEqual("MOBULA_RAYJOB_ASKS" in env, has_token and bool(values))
+            self.assertEqual(found["RoleBinding"]["subjects"], [
+                {"kind": "ServiceAccount", "name": "mini", "namespace": "default"}])
+        found = self.objects({"serviceAccount": {"create": False, "name": "theirs"}, "rbac": {"create": False}})
+        self.assertEqual(set(found), {"RayJob"})
+        self.assertEqual(pods_of(found["RayJob"])[0]["spec"]["serviceAccountName"], "theirs")
+        found = self.objects({"serviceAccount": {"create": False}})
+        self.assertEqual(found["RoleBinding"]["subjects"][0]["name"], "default")
+        found = self.objects({"serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:x"}}})
+        self.assertEqual(found["ServiceAccount"]["metadata"]["annotations"], {"eks.amazonaws.com/role-arn": "arn:x"})
+
+    def test_who_deletes_the_rayjob(self):
+        kueue = {"queue": {"scheduler": "kueue", "name": "q"}}
+        for values, by_agent, ttl in [
+            ({}, "3600", None), (kueue, "3600", 3660), (merged(kueue, {"job": {"agentDeletes": False}}), None, 3600),
+            ({"job": {"agentDeletes": False}}, None, None),
+            ({"job": {"deletionRules": [{"policy": "DeleteNone", "condition": {"jobStatus": "FAILED", "ttlSeconds": 1}}]}},
+             None, None),
+        ]:
+            with self.subTest(values=values):
+                found = self.objects(values)
+                env = self.env_of(pods_of(found["RayJob"])[0])
+                self.assertEqual(env.get("MOBULA_RAYJOB_DELETE_AFTER_SECONDS"), by_agent)
+                self.assertEqual(found["RayJob"]["spec"].get("ttlSecondsAfterFinished"), ttl)
+                verbs = found["Role"]["rules"][0]["verbs"]
+                self.assertEqual(verbs, ["get", "delete"] if by_agent else ["get"])
+
+    def test_pods_drain_before_they_end(self):
+        for values, seconds in [({}, "894s"), ({"job": {"terminationGracePeriodSeconds": 3}}, "1s")]:
+            for pod in pods_of(self.job(values)):
+                command = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+                self.assertEqual(command, ["mobula", "drain", "--local", "--wait", "--deadline", seconds, "--reason", "preStop"])
+        head, _ = pods_of(self.job({"head": {"kind": "ray", "image": "ray:1"}}))
+        self.assertNotIn("lifecycle", head["spec"]["containers"][0])
 
     def test_megatron_arguments(self):
         def words(**values):
@@ -271,9 +363,11 @@ class Render(unittest.TestCase):
         self.assertEqual(self.job({"job": {"deletionRules": rules}})["spec"]["deletionStrategy"]["deletionRules"], rules)
 
     def test_without_a_release_name_no_two_jobs_are_one(self):
-        names = {render(SMALL, name="release-name")[0]["metadata"]["name"] for _ in range(2)}
-        self.assertEqual(len(names), 2)
-        for name in names:
+        docs = [render(SMALL, name="release-name") for _ in range(2)]
+        names = [{d["metadata"]["name"] for d in some} for some in docs]
+        self.assertEqual([len(n) for n in names], [1, 1])  # all of one job are called the same
+        self.assertNotEqual(*names)
+        for name in names[0] | names[1]:
             self.assertRegex(name, "^mobula-[a-z0-9]{6}$")
 
     def test_refusals(self):
@@ -299,6 +393,10 @@ class Render(unittest.TestCase):
             ({"workers": {"gpuResourceName": "intel.com/gpu"}}, "mini",
              "workers.gpuResourceName intel.com/gpu: mobula runs on amd.com/gpu and nvidia.com/gpu"),
             ({"checkpoint": {"url": "gs://b"}}, "mini", "url"),
+            ({"files": {"a/b": "x"}}, "mini", "invalid propertyName 'a/b'"),
+            ({"files": {"a": 1}}, "mini", "files"),
+            ({"serviceAccount": {"name": "No"}}, "mini", "serviceAccount"),
+            ({"job": {"agentDeletes": "no"}}, "mini", "agentDeletes"),
             ({"remoteTokenizerPath": "/x"}, "mini", "remoteTokenizerPath"),
             ({"job": {"submissionMode": "InteractiveMode"}}, "mini", "submissionMode"),
             ({"job": {"submissionMode": "SidecarMode"}}, "mini", "SidecarMode needs head.kind: ray"),
@@ -333,6 +431,22 @@ class Render(unittest.TestCase):
             done = subprocess.run([HELM, "lint", "--strict", CHART, "--values", f.name],
                                   capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+class Golden(unittest.TestCase):
+    """The whole of what is rendered, so that no change of it goes unseen. MOBULA_WRITE_GOLDEN=1 writes it anew."""
+
+    def test_manifests(self):
+        folder = pathlib.Path(__file__).parent / "golden"
+        files = ["values-cpu-smoke", "values-ray-head", "values-llama-8b-2x2-4ddp", "values-eks-p5-efa-gpt3",
+                 "values-gke-a3-tcpx-kueue"]
+        for f in files:
+            with self.subTest(file=f):
+                text = yaml.safe_dump_all(documents(CHART / f"overrides/{f}.yaml", name="golden"), width=120)
+                if os.environ.get("MOBULA_WRITE_GOLDEN"):
+                    (folder / f"{f}.yaml").write_text(text)
+                self.assertEqual(text.splitlines(), (folder / f"{f}.yaml").read_text().splitlines())
+        self.assertEqual(sorted(p.stem for p in folder.glob("*.yaml")), sorted(files))
 
 
 class Overrides(unittest.TestCase):
@@ -397,7 +511,12 @@ class Existing(unittest.TestCase):
         self.assertLessEqual(theirs, {str(p.relative_to(CHART / "overrides")) for p in [*OVERRIDES, *KAIWO]})
 
     def test_two_nodes_with_two_gpus(self):
-        job = render_files(EXISTING / "overrides/values-llama-8b-2x2-4ddp.yaml", sets=["image.repository=r/megatron-mobula,image.tag=v1"])
+        docs = documents(EXISTING / "overrides/values-llama-8b-2x2-4ddp.yaml",
+                         sets=["image.repository=r/megatron-mobula,image.tag=v1"])
+        claim, = (d["spec"] for d in docs if d["kind"] == "PersistentVolumeClaim")
+        self.assertEqual(claim, {"storageClassName": "multinode", "accessModes": ["ReadWriteMany"],
+                                 "resources": {"requests": {"storage": "100Gi"}}})
+        job = job_in(docs)
         args, program = arguments_of(job)
         self.assertEqual(args[args.index("--checkpoint-url") + 1],
                          "s3://default-bucket/experiments/megatron-lm/llama-3.1-8b-cpt-test")
@@ -419,10 +538,7 @@ class Existing(unittest.TestCase):
                 self.assertEqual(env[f"BUCKET_STORAGE_{name}_KEY"]["valueFrom"]["secretKeyRef"],
                                  {"name": "minio-credentials", "key": f"minio-{key}-key"})
             volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
-            claim = volumes["scratch"]["ephemeral"]["volumeClaimTemplate"]["spec"]
-            self.assertEqual(claim["storageClassName"], "multinode")
-            self.assertEqual(claim["accessModes"], ["ReadWriteMany"])
-            self.assertEqual(claim["resources"]["requests"]["storage"], "100Gi")
+            self.assertEqual(volumes["scratch"]["persistentVolumeClaim"], {"claimName": "mini"})
             self.assertEqual(volumes["shm"]["emptyDir"]["sizeLimit"], "32Gi")
 
 
@@ -460,7 +576,7 @@ class Conform(unittest.TestCase):
     def test_rayjobs_conform(self):
         for case in self.CASES:
             with self.subTest(case=case):
-                done = self.conform(yaml.safe_dump_all(render(SMALL, case)))
+                done = self.conform(yaml.safe_dump(job_in(render(SMALL, case))))
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("Valid: 1", done.stdout)
 
@@ -473,7 +589,7 @@ class Conform(unittest.TestCase):
                 self.assertIn("Valid: 1", done.stdout)
 
     def test_a_wrong_field_is_seen(self):
-        job, = render(SMALL)
+        job = job_in(render(SMALL))
         job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containerz"] = []
         self.assertNotEqual(self.conform(yaml.safe_dump(job)).returncode, 0)
 

@@ -1,5 +1,6 @@
 """The head's agent and its RayJob: deadline, owners, early notice and end, whatever the API server does."""
 
+import pathlib
 import re
 import socket
 import tempfile
@@ -7,9 +8,12 @@ import time
 import unittest
 import urllib.request
 
+import yaml
+
 from e2e.cluster import Cluster, wait_until
 from fake_api import FakeApi, stamp
 
+ROLE = "/apis/rbac.authorization.k8s.io/v1/namespaces/team/roles/mini"
 OWNS = {"MOBULA_RAYJOB_OWNS": "configmaps/mini-files persistentvolumeclaims/mini"}
 OWNER = {"metadata": {"ownerReferences": [
     {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": "mini", "uid": "uid-1"}]}}
@@ -128,6 +132,12 @@ class Owners(Case):
         for r in patches:
             self.assertEqual((r.type, r.body), ("application/strategic-merge-patch+json", OWNER))
 
+    def test_of_another_group(self):
+        self.api.objects[ROLE] = {}
+        with self.cluster(MOBULA_RAYJOB_OWNS="rbac.authorization.k8s.io/v1/roles/mini") as cluster:
+            self.wait_log(cluster, "owns rbac.authorization.k8s.io/v1/roles/mini")
+        self.assertEqual([r.path for r in self.api.asked("PATCH")], [ROLE])
+
     def test_what_is_not_there(self):
         self.api.own("persistentvolumeclaims", "mini")
         with self.cluster(**OWNS) as cluster:
@@ -166,6 +176,21 @@ class End(Case):
     def test_suspended(self):
         with self.cluster() as cluster:
             self.ends(cluster, lambda: self.api.rayjob(spec={"suspend": True}), "the RayJob is suspended")
+
+    def test_the_charts_pre_stop(self):
+        """Its command as the golden manifest has it, on a node where ranks run and on one where none do."""
+        golden = pathlib.Path(__file__).parents[1] / "charts/golden/values-cpu-smoke.yaml"
+        job, = (d for d in yaml.safe_load_all(golden.read_text()) if d["kind"] == "RayJob")
+        head, = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+        program, *words = head["lifecycle"]["preStop"]["exec"]["command"]
+        self.assertEqual(program, "mobula")
+        with self.cluster() as cluster:
+            def pre_stop():
+                done = cluster.mobula(*words, env={"MOBULA_TEMP_DIR": cluster.temp}, timeout=120)
+                self.assertEqual(done.returncode, 0, done.stdout)
+
+            self.ends(cluster, pre_stop, "the node is drained")
+            pre_stop()
 
     def test_deleted(self):
         with self.cluster() as cluster:

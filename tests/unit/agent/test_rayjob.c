@@ -193,8 +193,11 @@ static void test_the_environment(void **state)
 
 static void test_what_cannot_be_owned(void **state)
 {
-    static const char *const bad[] = {"configmaps", "/a", "configmaps/", "configmaps/a/../b",
-                                      "a/1 a/2 a/3 a/4 a/5 a/6 a/7 a/8 a/9"};
+    static const char *const bad[] = {"configmaps",   "/a",
+                                      "configmaps/",  "configmaps/a/../b",
+                                      "a/b/c",        "a/v1/roles/..",
+                                      "a//b/c",       "a/v1/roles/x/y",
+                                      "configmaps/A", "a/1 a/2 a/3 a/4 a/5 a/6 a/7 a/8 a/9"};
     struct mb_rayjob_watch *w;
     struct mb_err err = {0};
 

@@ -1,0 +1,112 @@
+{{/*
+What stands beside the RayJob. Nobody knows its uid before it is there, so the head's agent makes it the owner of these
+objects (MOBULA_RAYJOB_OWNS), and a Role lets it: of them, itself and the account that it is bound to too, so nothing
+is left behind.
+*/}}
+{{- define "mobula.account" -}}
+{{- $s := .root.Values.serviceAccount -}}
+{{- $s.name | default (ternary .name "default" $s.create) -}}
+{{- end -}}
+
+{{/* One claim for all pods: where they can have it together. */}}
+{{- define "mobula.claim" -}}
+{{- $e := .root.Values.storage.ephemeral -}}
+{{- if and $e.storageClassName (not $e.existingClaim) (not $e.hostPath) (has "ReadWriteMany" $e.accessModes) }}{{ .name }}{{ end -}}
+{{- end -}}
+
+{{- define "mobula.files" -}}
+{{- if .root.Values.files }}{{ .name }}-files{{ end -}}
+{{- end -}}
+
+{{- define "mobula.owns" -}}
+{{- $owns := list -}}
+{{- with include "mobula.files" . }}{{ $owns = append $owns (printf "configmaps/%s" .) }}{{ end -}}
+{{- with include "mobula.claim" . }}{{ $owns = append $owns (printf "persistentvolumeclaims/%s" .) }}{{ end -}}
+{{- if .root.Values.serviceAccount.create }}{{ $owns = append $owns (printf "serviceaccounts/%s" (include "mobula.account" .)) }}{{ end -}}
+{{- if .root.Values.rbac.create -}}
+{{- range list "rolebindings" "roles" }}{{ $owns = append $owns (printf "rbac.authorization.k8s.io/v1/%s/%s" . $.name) }}{{ end -}}
+{{- end -}}
+{{- join " " $owns -}}
+{{- end -}}
+
+{{- define "mobula.object" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels: {{- include "mobula.labels" .root | nindent 2 }}
+{{- end -}}
+
+{{- define "mobula.objects" -}}
+{{- $v := .root.Values -}}
+{{- $account := include "mobula.account" . -}}
+{{- if $v.serviceAccount.create }}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{- include "mobula.object" (dict "root" .root "name" $account) | nindent 2 }}
+  {{- with $v.serviceAccount.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+{{- if $v.rbac.create }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{- include "mobula.object" . | nindent 2 }}
+rules:
+  - apiGroups: [ray.io]
+    resources: [rayjobs]
+    resourceNames: [{{ .name }}]
+    verbs: [get{{ if and $v.job.agentDeletes (not $v.job.deletionRules) }}, delete{{ end }}]
+  {{- $verbs := "[patch, delete]" }}
+  # OwnerReferencesPermissionEnforcement lets only those who may delete an object change its owner.
+  {{- with include "mobula.files" . }}
+  - apiGroups: [""]
+    resources: [configmaps]
+    resourceNames: [{{ . }}]
+    verbs: {{ $verbs }}
+  {{- end }}
+  {{- with include "mobula.claim" . }}
+  - apiGroups: [""]
+    resources: [persistentvolumeclaims]
+    resourceNames: [{{ . }}]
+    verbs: {{ $verbs }}
+  {{- end }}
+  {{- if $v.serviceAccount.create }}
+  - apiGroups: [""]
+    resources: [serviceaccounts]
+    resourceNames: [{{ $account }}]
+    verbs: {{ $verbs }}
+  {{- end }}
+  # Owners alone: other changes of these need the permissions that they would give.
+  - apiGroups: [rbac.authorization.k8s.io]
+    resources: [roles, rolebindings]
+    resourceNames: [{{ .name }}]
+    verbs: {{ $verbs }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{- include "mobula.object" . | nindent 2 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ .name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ $account }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
+{{- with include "mobula.files" . }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{- include "mobula.object" (dict "root" $.root "name" .) | nindent 2 }}
+data: {{- toYaml $v.files | nindent 2 }}
+{{- end }}
+{{- with include "mobula.claim" . }}
+{{- $e := $v.storage.ephemeral }}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{- include "mobula.object" (dict "root" $.root "name" .) | nindent 2 }}
+spec:
+  storageClassName: {{ $e.storageClassName | quote }}
+  accessModes: {{- toYaml $e.accessModes | nindent 4 }}
+  resources: {requests: {storage: {{ $e.quantity | quote }}}}
+{{- end }}
+{{- end -}}

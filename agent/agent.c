@@ -363,8 +363,15 @@ static void on_given_up(void *arg, const char *why)
     mb_agent_keep_ledger(a);
 }
 
+static void on_cut_off(void *arg, int is_cut_off)
+{
+    const struct agent *a = arg;
+
+    mb_gangs_cut_off(a->gangs, is_cut_off);
+}
+
 const struct mb_node_ops mb_agent_node_ops = {on_alive, mb_agent_on_failed, on_node_reset,
-                                              on_given_up};
+                                              on_given_up, on_cut_off};
 
 void mb_agent_on_init_lost(void *arg)
 {

@@ -12,7 +12,8 @@
  *  3. A re-dial: the newer stream wins, the older is finished. Everything the driver may have
  * missed is said again: Launched, endpoints, progress, uploads, exits, failure; logs go on where
  * Hello says. A driver must take repetition for what it is.
- *  4. The stream breaks: the gang goes on until the lease runs out.
+ *  4. The stream breaks: the gang goes on until the lease runs out. A node that is cut off from its
+ *     head, too, gives a driver that waits for it more time (Hello's cut_off_ms).
  *  5. The driver does not read: log chunks wait in their files; should 64 MiB of other messages
  * wait, the stream is cancelled and the driver dials again.
  *  6. A message that is not possible now (Launch twice) is answered with Failure; it ends nothing.
@@ -445,6 +446,7 @@ static void on_hello(struct mb_control *c, const Mobula__V1__Hello *hello)
     bind_stream(c, r, hello);
     if (r->fsm.state != MB_GANG_ENDED)
         mb_gang_lease(&r->fsm, hello->lease_ms, mb_mono_ms());
+    mb_gang_cut_off(&r->fsm, hello->cut_off_ms);
     mb_info("control", "job=%s attempt=%u: driver connected from %s state=%s", r->job_id,
             r->attempt, mb_grpc_stream_peer(c->stream), mb_gang_state_name(r->fsm.state));
     say_hello(r);
@@ -606,6 +608,7 @@ static void on_stream_end(void *arg, struct mb_grpc_stream *s, int status, const
     if (c->run != NULL) {
         mb_info("control", "job=%s: the driver's stream ended status=%s %s", c->run->job_id,
                 mb_grpc_status_name(status), detail != NULL ? detail : "");
+        mb_gang_stream_ended(&c->run->fsm, mb_mono_ms());
         mb_control_unbind(c->run);
     }
     mb_free(c);

@@ -21,7 +21,12 @@
 #include <string.h>
 
 enum { NO = -1 };
-enum { LEASE_MIN_MS = 1000, LEASE_MAX_MS = 3600000 };
+enum {
+    LEASE_MIN_MS = 1000,
+    LEASE_MAX_MS = 3600000,
+    CUT_OFF_MAX_MS = 600000, /* as long as agent/adrift.c waits for the head */
+    SILENT_MS = 5000         /* several times as long as a driver is between two messages */
+};
 
 static const struct {
     const char *name;
@@ -173,6 +178,33 @@ int mb_gang_lease_is_over(struct mb_gang *g, uint64_t now_ms)
         return 0;
     g->lease_ms = 0;
     return 1;
+}
+
+void mb_gang_cut_off(struct mb_gang *g, uint64_t cut_off_ms)
+{
+    g->cut_off_ms = cut_off_ms > CUT_OFF_MAX_MS ? CUT_OFF_MAX_MS : cut_off_ms;
+}
+
+static uint64_t heard_ms(const struct mb_gang *g)
+{
+    return g->lease_until_ms - g->lease_ms;
+}
+
+int mb_gang_waits_cut_off(const struct mb_gang *g, uint64_t now_ms)
+{
+    return g->lease_ms > 0 && g->state != MB_GANG_ENDED && now_ms < heard_ms(g) + g->cut_off_ms;
+}
+
+void mb_gang_cut_is_over(struct mb_gang *g, uint64_t now_ms)
+{
+    if (mb_gang_waits_cut_off(g, now_ms))
+        mb_gang_renew(g, now_ms);
+}
+
+void mb_gang_stream_ended(struct mb_gang *g, uint64_t now_ms)
+{
+    if (g->lease_ms > 0 && now_ms < heard_ms(g) + SILENT_MS)
+        g->cut_off_ms = 0;
 }
 
 const char *mb_gang_invariant(const struct mb_gang *g)

@@ -61,6 +61,7 @@ struct mb_gang {
     int uploads_busy;
     uint64_t lease_ms;       /* 0: not set yet */
     uint64_t lease_until_ms; /* monotonic */
+    uint64_t cut_off_ms;     /* without a word of the driver, while the node is cut off; 0: lease */
     const char *cause;       /* why it is ending: a static text, "" = by itself */
 };
 
@@ -75,6 +76,15 @@ void mb_gang_lease(struct mb_gang *g, uint64_t lease_ms, uint64_t now_ms);
 void mb_gang_renew(struct mb_gang *g, uint64_t now_ms);
 /* 1 once when the lease has run out: the shell then steps LEASE_EXPIRED. */
 int mb_gang_lease_is_over(struct mb_gang *g, uint64_t now_ms);
+
+/* The node hears nothing of its head: it may be cut off, and its driver be well. cut_off_ms of
+ * Hello, bounded to 10 min. 1: what is left of the lease does not count yet. */
+void mb_gang_cut_off(struct mb_gang *g, uint64_t cut_off_ms);
+int mb_gang_waits_cut_off(const struct mb_gang *g, uint64_t now_ms);
+/* The head is heard again: the driver has a lease's time to come back. */
+void mb_gang_cut_is_over(struct mb_gang *g, uint64_t now_ms);
+/* The driver's stream ended. One that spoke until then hung up; no cut network did that. */
+void mb_gang_stream_ended(struct mb_gang *g, uint64_t now_ms);
 
 /* 1 while processes may exist. */
 int mb_gang_has_processes(const struct mb_gang *g);

@@ -510,6 +510,8 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
     }
     mb_gang_logs_pump(r, now_ms);
     mb_gang_deadline_tick(r, now_ms);
+    if (r->owner->is_cut_off && mb_gang_waits_cut_off(&r->fsm, now_ms))
+        return;
     if (!mb_gang_lease_is_over(&r->fsm, now_ms))
         return;
     if (r->fsm.state == MB_GANG_ENDED) {

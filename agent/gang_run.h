@@ -131,6 +131,7 @@ struct mb_gangs {
     char *lost[MB_GANGS_LOST_MAX]; /* owned texts, oldest first; more are counted in the log only */
     size_t n_lost;
     int is_drained;
+    int is_cut_off; /* nothing is heard of the head */
     int stopping;
     void (*close_cb)(void *arg);
     void *close_arg;

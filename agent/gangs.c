@@ -326,6 +326,13 @@ void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint6
             mb_gang_deadline_add(g->runs[i], source, unix_ms);
 }
 
+void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off)
+{
+    g->is_cut_off = is_cut_off;
+    for (size_t i = 0; !is_cut_off && i < g->n_runs; i++)
+        mb_gang_cut_is_over(&g->runs[i]->fsm, mb_mono_ms());
+}
+
 static void on_timer_closed(uv_handle_t *h)
 {
     struct mb_gangs *g = h->data;

@@ -62,6 +62,8 @@ void mb_gangs_drain(struct mb_gangs *g, enum mb_deadline_source source, uint64_t
 size_t mb_gangs_lost(const struct mb_gangs *g, const char *const **texts);
 /* A deadline by the clock, for what is here and what comes. */
 void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms);
+/* Nothing is heard of the head, or it is heard again. */
+void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off);
 /* Lets go of every attempt without ending it. After cb only new streams may come, and are refused,
  * until mb_gangs_destroy(). */
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg);

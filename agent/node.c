@@ -73,6 +73,7 @@ struct mb_node {
     int http_port;
     int was_alive;
     int is_retry; /* the timer ends a pause */
+    int is_cut_off;
     uint64_t start_unix_ms;
     uint64_t wait_since_ms;
     uint64_t register_by_ms; /* 0: not begun */
@@ -513,11 +514,19 @@ static void reset(struct mb_node *n, const char *why, void (*tell)(void *arg, co
     reconnect(n);
 }
 
+static void set_cut_off(struct mb_node *n, int is_cut_off)
+{
+    if (n->is_cut_off != is_cut_off)
+        n->ops->on_cut_off(n->arg, is_cut_off);
+    n->is_cut_off = is_cut_off;
+}
+
 static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const struct mb_err *err)
 {
     struct mb_node *n = arg;
     const char *note;
 
+    set_cut_off(n, event == MB_GCS_UNREACHABLE);
     switch (event) {
     case MB_GCS_CONNECTED:
         note = mb_gcs_version_note(mb_gcs_ray_version(gcs));

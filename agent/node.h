@@ -44,6 +44,8 @@ struct mb_node_ops {
     void (*on_reset)(void *arg, const char *why);
     /* The head took this node for dead, and places its bundles again. The same. */
     void (*on_given_up)(void *arg, const char *why);
+    /* Nothing is heard of the head for some seconds; 0: it is again. */
+    void (*on_cut_off)(void *arg, int is_cut_off);
 };
 
 int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledger,

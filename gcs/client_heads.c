@@ -35,7 +35,8 @@ static void use_head(struct mb_gcs *c, size_t i)
 
 int gcs_add_head(struct mb_gcs *c, const char *address, size_t n, struct mb_err *err)
 {
-    struct mb_grpc_channel_opts opts = {.token = c->token};
+    struct mb_grpc_channel_opts opts = {.token = c->token,
+                                        .unacknowledged_ms = GCS_UNACKNOWLEDGED_MS};
     size_t i = c->n_heads;
 
     for (size_t k = 0; k < c->n_heads; k++)

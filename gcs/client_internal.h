@@ -14,7 +14,8 @@ enum {
     GCS_WATCH_MS = 5000,
     GCS_HEADS_MAX = 8,
     GCS_TRY_MS = 3000,
-    GCS_SYNC_MS = 2000
+    GCS_SYNC_MS = 2000,
+    GCS_UNACKNOWLEDGED_MS = 20000 /* a third of what Ray waits for a silent node */
 };
 
 /* The user's callback, of the type that the operation's complete knows. */

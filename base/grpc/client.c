@@ -56,8 +56,9 @@ grpc_arg mb_grpc_int_arg(const char *key, int value)
 }
 
 static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
-                                  size_t max_message_bytes)
+                                  size_t max_message_bytes, int unacknowledged_ms)
 {
+    int timeout_ms = unacknowledged_ms > 0 ? unacknowledged_ms : KEEPALIVE_TIMEOUT_MS;
     int max = max_message_bytes > INT32_MAX ? INT32_MAX : (int)max_message_bytes;
     grpc_arg list[] = {
         mb_grpc_int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
@@ -66,7 +67,7 @@ static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
         mb_grpc_int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max),
         mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, max),
         mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
-        mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+        mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms), /* and of the socket */
         mb_grpc_int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_INITIAL_MS),
         mb_grpc_int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS),
         mb_grpc_int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
@@ -112,7 +113,8 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
                               target);
         }
     }
-    ch->core = connect_core(g, target, max_bytes == 0 ? MB_GRPC_MESSAGE_MAX : max_bytes);
+    ch->core = connect_core(g, target, max_bytes == 0 ? MB_GRPC_MESSAGE_MAX : max_bytes,
+                            opts == NULL ? 0 : opts->unacknowledged_ms);
     mb_grpc_link_append(&g->channels, &ch->link);
     *out = ch;
     return 0;

@@ -68,6 +68,10 @@ void mb_grpc_destroy(struct mb_grpc *g); /* after the stopped callback; NULL is 
 struct mb_grpc_channel_opts {
     size_t max_message_bytes; /* 0: 512 MiB, what Ray uses */
     const char *token; /* "authorization: Bearer <token>" on every call; NULL: none; copied */
+    /* A connection on which nothing sent has arrived for so long is given up and made anew; 0: 2
+     * min, as Ray. After a cut network the kernel tries an old one again only after as long as the
+     * cut. */
+    int unacknowledged_ms;
 };
 /* target "host:port"; connects when first used. opts may be NULL. */
 int mb_grpc_channel_create(struct mb_grpc *g, const char *target,

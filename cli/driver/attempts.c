@@ -6,7 +6,7 @@
  *  3. A signal to us between two attempts ends the new one in its pause.
  *  4. While ranks run, the GCS is asked every second which nodes died: a machine that hangs
  *     keeps its connections, so its stream alone says nothing before the lease runs out. One that
- *     is back under another id, at the same address, is followed.
+ *     is back under another id, at the same address, is followed. adrift.c may wait for it.
  */
 #include "cli/driver/internal.h"
 
@@ -136,6 +136,7 @@ static int follows_node(struct drv_node *n, const struct mb_gcs_node *dead,
         if (nodes[i].is_dead || nodes[i].port != dead->port || strcmp(nodes[i].ip, dead->ip) != 0)
             continue;
         memcpy(n->node_id, nodes[i].node_id, MB_NODE_ID_BYTES);
+        drv_adrift_is_back(n);
         return 1;
     }
     return 0;
@@ -157,12 +158,14 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
                 memcmp(d->nodes[k].node_id, nodes[i].node_id, MB_NODE_ID_BYTES) != 0)
                 continue;
             if (nodes[i].is_dead && !follows_node(&d->nodes[k], &nodes[i], nodes, n) &&
-                (d->blind_ms == 0 || now - d->blind_ms > BACK_WITHIN_MS))
+                (d->blind_ms == 0 || now - d->blind_ms > BACK_WITHIN_MS) &&
+                !drv_adrift_waits(&d->nodes[k]))
                 drv_node_declared_dead(&d->nodes[k]);
             else if (!nodes[i].is_dead)
                 drv_node_moved(&d->nodes[k], nodes[i].ip, nodes[i].port);
         }
     }
+    drv_adrift_look(d);
 }
 
 void drv_attempts_tick(struct driver *d)

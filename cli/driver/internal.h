@@ -37,6 +37,7 @@ struct drv_node {
     unsigned attempts;        /* re-dials since the last hello */
     uint64_t silent_since_ms; /* monotonic; 0 while a stream is up */
     uint64_t heard_ms;        /* monotonic; the agent's newest message */
+    uint64_t adrift_ms;       /* monotonic; since then it may be cut off (adrift.c); 0: it is not */
     char *local_dir;          /* checkpoint directory on that node, NULL: none */
     uint32_t rendezvous_port;
     uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
@@ -49,6 +50,7 @@ struct drv_node {
     unsigned end_asked : 1;
     unsigned started : 1;  /* Start was sent on some stream */
     unsigned abandons : 1; /* its uploads */
+    unsigned replaced : 1; /* while it is adrift: its bundle has another node */
 };
 
 /* Output of one rank: whole lines to stdout, nothing twice after a re-dial. */
@@ -144,6 +146,7 @@ struct driver {
     int keeps_group; /* the next attempt takes the group over */
     struct mb_elastic elastic;
     uint32_t n_nodes;       /* of the present attempt, at most opts->num_nodes */
+    int is_rays;            /* the head is Ray's own */
     int is_resizing;        /* the wait is cancelled, then another group asked for */
     uint64_t reserve_by_ms; /* monotonic */
     struct mb_signals signals;
@@ -164,6 +167,7 @@ struct driver {
     unsigned verdict_said;      /* its number */
     size_t lines_after_verdict; /* a job's message has the last ten lines of its log */
     int looking;                /* for nodes that died: the request is in flight */
+    int looking_adrift;         /* for the bundles of nodes that may be cut off: as well */
     int closing;
     int gcs_is_closing;
     int handles_open;
@@ -258,6 +262,14 @@ void drv_waiting_begin(struct driver *d);
 void drv_waiting_tick(struct driver *d); /* once a second */
 /* Nodes that are alive and could hold a bundle, were they empty. */
 uint32_t drv_waiting_count(const struct driver *d, const struct mb_gcs_node *nodes, size_t n);
+
+/* adrift.c */
+/* So long this gang waits for a node that may be cut off; 0: not at all. */
+uint64_t drv_adrift_patience_ms(const struct driver *d);
+/* The head says that the node is dead. 1: it may be cut off, and is waited for. */
+int drv_adrift_waits(struct drv_node *n);
+void drv_adrift_look(struct driver *d); /* after nodes were looked at: what became of bundles */
+void drv_adrift_is_back(struct drv_node *n);
 
 /* output.c */
 void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p, size_t n);

@@ -7,6 +7,7 @@
  *  3. The agent came back without the gang: if the launch never arrived it is repeated; if it was
  *     asked to end, it has, and its last words were lost; else NODE_LOST.
  *  4. No hello for the length of the lease: NODE_LOST; by then the agent has ended the gang itself.
+ *     One that may be cut off has longer (adrift.c).
  */
 #include "cli/driver/internal.h"
 
@@ -129,11 +130,11 @@ void drv_node_reset(struct drv_node *n)
     mb_free(n->local_dir);
     n->local_dir = NULL;
     n->attempts = 0;
-    n->silent_since_ms = n->heard_ms = 0;
+    n->silent_since_ms = n->heard_ms = n->adrift_ms = 0;
     n->stop_grace_ms = 0;
     n->lost_said = 0;
     n->hello = n->launched = n->launch_heard = n->stop_asked = n->end_asked = n->started =
-        n->abandons = 0;
+        n->abandons = n->replaced = 0;
 }
 
 void drv_node_close(struct drv_node *n)
@@ -164,7 +165,7 @@ static void schedule_redial(struct drv_node *n, const char *why)
 
     if (!n->silent_since_ms)
         n->silent_since_ms = now;
-    if (now - n->silent_since_ms >= n->driver->opts->lease_ms) {
+    if (!n->adrift_ms && now - n->silent_since_ms >= n->driver->opts->lease_ms) {
         snprintf(text, sizeof(text), "no answer from its agent %s:%d for %llu s (%s)", n->ip,
                  n->port, (unsigned long long)(n->driver->opts->lease_ms / 1000), why);
         fail(n, MB_DRV_NODE_LOST, MB_EUNAVAIL, text);
@@ -204,6 +205,7 @@ void drv_node_dial(struct drv_node *n)
     hello.gang_id.len = sizeof(d->gang_id);
     hello.job_id = (char *)(uintptr_t)d->opts->job_id;
     hello.lease_ms = d->opts->lease_ms;
+    hello.cut_off_ms = drv_adrift_patience_ms(d);
     if (d->own_job) {
         hello.own_job_id.data = d->job_id;
         hello.own_job_id.len = sizeof(d->job_id);
@@ -246,6 +248,7 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
 {
     n->hello = 1;
     n->silent_since_ms = 0;
+    drv_adrift_is_back(n);
     if (n->attempts > 1)
         fprintf(stderr, "mobula: the agent of node %u (%s:%d) is back\n", n->index, n->ip, n->port);
     n->attempts = 0;

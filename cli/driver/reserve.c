@@ -25,6 +25,16 @@ static const struct mb_gcs_node *find_node(const struct mb_gcs_node *nodes, size
     return NULL;
 }
 
+/* Its own raylet has a resource that no other node has. */
+static int has_rays_head(const struct mb_gcs_node *nodes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < nodes[i].n_resources; k++)
+            if (strcmp(nodes[i].resources[k].name, "node:__internal_head__") == 0)
+                return 1;
+    return 0;
+}
+
 struct bundle_nodes { /* node ids by bundle, between two requests */
     struct driver *d;
     size_t n;
@@ -50,6 +60,7 @@ static void on_gang_nodes(void *arg, const struct mb_err *err, const struct mb_g
     }
     if (!e.code)
         drv_placed_add(d, &e);
+    d->is_rays = has_rays_head(nodes, n);
     mb_free(b);
     if (e.code)
         drv_failed(d, &e);

@@ -132,6 +132,37 @@ static void test_lease(void **state)
     assert_true(mb_gang_lease_is_over(&g, 3600000));
 }
 
+/* A node that is cut off waits longer for its driver, unless that hung up. */
+static void test_cut_off(void **state)
+{
+    struct mb_gang g;
+
+    (void)state;
+    mb_gang_init(&g);
+    mb_gang_cut_off(&g, 100000);
+    assert_false(mb_gang_waits_cut_off(&g, 0)); /* no lease yet */
+    mb_gang_lease(&g, 60000, 1000);
+    assert_true(mb_gang_waits_cut_off(&g, 100999));
+    assert_false(mb_gang_waits_cut_off(&g, 101000));
+    mb_gang_cut_is_over(&g, 90000);
+    assert_false(mb_gang_lease_is_over(&g, 149999));
+    assert_true(mb_gang_lease_is_over(&g, 150000));
+
+    mb_gang_lease(&g, 60000, 0);
+    mb_gang_cut_off(&g, UINT64_MAX);
+    assert_true(mb_gang_waits_cut_off(&g, 599999));
+    assert_false(mb_gang_waits_cut_off(&g, 600000));
+    mb_gang_cut_is_over(&g, 600000);
+    assert_true(mb_gang_lease_is_over(&g, 600000));
+
+    mb_gang_lease(&g, 60000, 0);
+    mb_gang_stream_ended(&g, 20000); /* after it was silent */
+    assert_true(mb_gang_waits_cut_off(&g, 60000));
+    mb_gang_renew(&g, 30000);
+    mb_gang_stream_ended(&g, 31000);
+    assert_false(mb_gang_waits_cut_off(&g, 31000));
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -252,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_stop_before_processes),
         cmocka_unit_test(test_halt_before_processes),
         cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_who_may_say_hello),

@@ -160,6 +160,15 @@ const struct mb_bundle *mb_ledger_at(const struct mb_ledger *l, size_t i)
     return i < l->n_bundles ? &l->bundles[i] : NULL;
 }
 
+size_t mb_ledger_prepared(const struct mb_ledger *l)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < l->n_bundles; i++)
+        n += l->bundles[i].state == MB_BUNDLE_PREPARED;
+    return n;
+}
+
 int mb_ledger_is_committed(const struct mb_ledger *l, const struct mb_pg_id *pg)
 {
     for (size_t i = 0; i < l->n_bundles; i++)

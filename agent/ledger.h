@@ -134,6 +134,7 @@ const struct mb_bundle *mb_ledger_find(const struct mb_ledger *l, const struct m
                                        int32_t index);
 size_t mb_ledger_count(const struct mb_ledger *l);
 const struct mb_bundle *mb_ledger_at(const struct mb_ledger *l, size_t i);
+size_t mb_ledger_prepared(const struct mb_ledger *l); /* bundles that wait for their commit */
 /* 1 if the placement group has at least one committed bundle here. */
 int mb_ledger_is_committed(const struct mb_ledger *l, const struct mb_pg_id *pg);
 

@@ -8,6 +8,9 @@
  *  2. An old id of this directory that is ALIVE in the same cluster is resumed: the head is told
  *     where the node is now (MoveNode); no registration, only sync and watch. A real GCS cannot be
  *     told: there it is resumed when its port is the same.
+ *     A commit that finds nobody Ray does not send again: it looks for another place, finds none
+ *     while this agent is away, and looks no more until a node joins. So one that died with a
+ *     promise that was not committed joins as a new node, and keeps its gangs as in 4.
  *  3. Any other old id is unregistered first. A real GCS gives no answer for an id it has removed,
  *     so that call has 2 s and its outcome does not matter.
  *  4. Declared dead (on_given_up), or another cluster at the address (on_reset): a fresh id,
@@ -351,17 +354,22 @@ static void on_former_gone(void *arg, const struct mb_err *err)
     register_now(n);
 }
 
-static void unregister_former(struct mb_node *n)
+static void end_former(struct mb_node *n)
 {
     struct mb_err err;
 
     n->has_former = 0;
-    n->ops->on_reset(n->arg, "this agent's former node id is not in use any more");
     n->phase = PH_UNREGISTERING;
     if (mb_gcs_unregister_node(n->gcs, n->former_id, MB_GCS_DEATH_EXPECTED,
                                "the agent was restarted", LEAVE_MS, on_former_gone, n, NULL,
                                &err) != MB_OK)
         on_former_gone(n, &err);
+}
+
+static void unregister_former(struct mb_node *n)
+{
+    n->ops->on_reset(n->arg, "this agent's former node id is not in use any more");
+    end_former(n);
 }
 
 static void resume_former(struct mb_node *n)
@@ -382,12 +390,16 @@ static void on_former_checked(void *arg, const struct mb_err *err, int64_t count
 
     if (n->phase != PH_CHECKING)
         return;
-    if (err->code == MB_OK && count == 1)
+    if (err->code == MB_OK && count == 1 && mb_ledger_prepared(n->ledger) == 0) {
         resume_former(n);
-    else if (is_unanswered(err))
+    } else if (err->code == MB_OK && count == 1) {
+        n->ops->on_given_up(n->arg, "the agent was away when a bundle was to be committed");
+        end_former(n);
+    } else if (is_unanswered(err)) {
         try_again(n, "the head did not say whether it still has this node", err);
-    else
+    } else {
         unregister_former(n);
+    }
 }
 
 /* Ray before 2.60 cannot be asked about one node. */

@@ -207,7 +207,8 @@ class Gcs:
         job_id = number.to_bytes(4, "little")
         data = self.s.message("ray.rpc.JobTableData")(job_id=job_id, entrypoint="test")
         data.driver_address.worker_id = os.urandom(28)
-        data.driver_address.node_id = bytes.fromhex(self.alive()[0])
+        alive = [n for n in self.nodes().values() if n.state == 0]  # it ends with its node
+        data.driver_address.node_id = max(alive, key=lambda n: n.is_head_node).node_id
         data.driver_address.ip_address = "127.0.0.1"
         data.driver_address.port = 1
         self.call("JobInfoGcsService/AddJob", "AddJobRequest", data=data)

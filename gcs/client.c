@@ -51,10 +51,6 @@ int gcs_is_modern(const struct mb_gcs *c)
 
 const char *mb_gcs_version_note(const char *version)
 {
-    if (is_before(version, 2, 40))
-        return "older than 2.40: the node is a member, but gangs may wait there for ever. Use a "
-               "head "
-               "of Ray 2.40 or 2.60";
     if (!is_before(version, 2, 61))
         return "newer than 2.60, the last one that was tried: going by the rules of 2.60";
     return NULL;
@@ -380,6 +376,19 @@ static void on_version(struct mb_gcs_op *op, const struct mb_err *err,
         n = sizeof c->ray_version - 1;
     memcpy(c->ray_version, m->ray_version, n);
     c->ray_version[n] = '\0';
+    /* Our own head may say any version; it has a word that Ray has since 2.60 only. */
+    if (n > 0 && is_before(c->ray_version, 2, 40) &&
+        m->_is_leader_case != RAY__RPC__CHECK_ALIVE_REPLY___IS_LEADER_IS_LEADER) {
+        struct mb_err e = {0};
+
+        mb_err_set(&e, MB_EUNSUPPORTED,
+                   "the head at %s is Ray %s, which never gives a gang its nodes: use a head of "
+                   "Ray 2.40 or newer",
+                   c->address, c->ray_version);
+        c->state = GCS_IDLE;
+        gcs_emit(c, MB_GCS_CONNECT_FAILED, &e);
+        return;
+    }
     if (gcs_heads_set_cluster(c) != 0) {
         struct mb_err e = {0};
         gcs_no_memory(&e);

@@ -356,6 +356,17 @@ class Cluster:
         return found
 
 
+class Joined(Cluster):
+    """Nodes of a stock Ray head."""
+
+    def __init__(self, gcs, nodes):
+        super().__init__(nodes=nodes + 1, start_args=["--no-token"])
+        self.gcs = gcs
+
+    def start_head(self):
+        self.env["RAY_ADDRESS"] = self.gcs
+
+
 class NoCluster(Cluster):
     """Nothing is started; what a test starts must be gone at the end."""
 

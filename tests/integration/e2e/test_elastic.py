@@ -10,7 +10,7 @@ import time
 import unittest
 
 import checkpoints
-from cluster import Cluster, iterations_of, mini_model, wait_until
+from cluster import Cluster, Joined, iterations_of, mini_model, wait_until
 from ray_head import RayHead
 
 
@@ -173,17 +173,6 @@ class Run(unittest.TestCase):
                              [f"rank {r} of 3" for r in range(3)], log)
             self.assertEqual(len(cluster.gang_of(job_id)["nodes"]), 3)
             cluster.assert_all_free()
-
-
-class Joined(Cluster):
-    """Nodes of a stock Ray head."""
-
-    def __init__(self, gcs, nodes):
-        super().__init__(nodes=nodes + 1, start_args=["--no-token"])
-        self.gcs = gcs
-
-    def start_head(self):
-        self.env["RAY_ADDRESS"] = self.gcs
 
 
 class StockHead(unittest.TestCase):

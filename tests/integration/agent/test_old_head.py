@@ -4,11 +4,11 @@ Run by the Python of such a Ray.
 """
 
 import pathlib
-import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+from commands import call, check, clean_env  # noqa: E402
 from ray_head import RayHead, ray_version  # noqa: E402
 
 BIN = sys.argv[1]
@@ -24,11 +24,8 @@ def main():
             node.file()
         assert len(cluster.Gcs(s, head.address).nodes()) == 1  # Ray's own
         print("ok   node", flush=True)
-        done = subprocess.run([f"{BIN}/mobula", "run", "--address", head.address, "--", "true"],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=cluster.DEADLINE_S)
-        assert done.returncode == 78 and said in done.stdout, done
-        print("ok   driver", flush=True)
+        check("driver", call(clean_env(), f"{BIN}/mobula", "run", "--address", head.address, "--",
+                             "true"), 78, said)
     return 0
 
 

@@ -17,7 +17,9 @@
  * register again. Failures then are retried every 2 s for as long as the agent runs.
  *  6. No answer to a registration, or to the question of 2, says nothing: it is asked again, and
  *     registered again under the same id, which may be in the table already, or dead: then as 4.
- *  5. Leaving while unregistered or unreachable ends after 2 s at the latest.
+ *  5. The sync stream stays until the head has answered to the leave: Ray's GCS aborted once in
+ * some twenty leaves whose stream was cancelled meanwhile. Leaving while unregistered or
+ * unreachable ends after 2 s at the latest.
  */
 #include "agent/node.h"
 
@@ -651,7 +653,6 @@ void mb_node_leave(struct mb_node *n, enum mb_gcs_death reason, const char *text
     n->leave_arg = arg;
     if (registered) {
         mb_gcs_unwatch(n->gcs);
-        mb_gcs_sync_stop(n->gcs);
         if (mb_gcs_unregister_node(n->gcs, n->id, reason, text, LEAVE_MS, on_left, n, NULL, &err) ==
             MB_OK)
             return;

@@ -118,6 +118,15 @@ def case_stays_alive_and_leaves(s, gcs, node):
     assert n.death_info.reason_message == "received SIGTERM", n
 
 
+def case_many_leave(s, gcs, bin_dir, address):
+    """One after the other, as fast as they can: the head stands it."""
+    for _ in range(40):
+        node = s.node(bin_dir, "--address", address, "--no-token")
+        node.wait_alive()
+        assert node.stop() == 0
+    assert len(gcs.alive()) == 1  # Ray's own
+
+
 def case_unreachable_head(s, gcs, bin_dir):
     node = s.node(bin_dir, "--address", "no-such-host.invalid:1")
     assert node.process.wait(60) == 66, node.log()
@@ -135,6 +144,8 @@ def main():
                             (case_restart,), (case_stays_alive_and_leaves,)):
             case(s, gcs, node, *more)
             print(f"ok   {case.__name__[5:]}", flush=True)
+        case_many_leave(s, gcs, sys.argv[1], head.address)
+        print("ok   many_leave", flush=True)
         case_unreachable_head(s, gcs, sys.argv[1])
         print("ok   unreachable_head", flush=True)
     return 0

@@ -543,7 +543,7 @@ static grpc_server *core_new(const struct mb_grpc_server *srv)
 }
 
 /* The bound port, 0: it cannot be had. Port 0 is chosen by base/ports.h. */
-static int add_port(grpc_server *core, const struct mb_grpc_tls *tls, const char *addr)
+static int add_port(grpc_server *core, struct mb_grpc_tls *tls, const char *addr)
 {
     grpc_server_credentials *creds = mb_grpc_tls_server(tls);
     char host[HOST_BYTES], at[HOST_BYTES + 16];

@@ -1,7 +1,8 @@
 /*
  *  1. The three files are read and checked here, because the library says of a bad one no more than
  *     that a handshake failed.
- *  2. What the library needs, credentials, is made once and shared by all channels and ports.
+ *  2. The library reads the files itself, again and again, in a thread of its own that all channels
+ *     and ports share: what is renewed is used by every later connection.
  *  3. The key stays in memory (the library keeps its own copy too); it is wiped at the end.
  */
 #include "base/grpc/tls.h"
@@ -17,7 +18,7 @@
 #include "base/grpc/tls_internal.h"
 #include "base/str.h"
 
-enum { PEM_MAX = 1 << 20 };
+enum { PEM_MAX = 1 << 20, LOOK_AGAIN_S = 10 };
 
 static int no_memory(struct mb_err *err)
 {
@@ -126,6 +127,7 @@ int mb_grpc_tls_read(const struct mb_grpc_tls_files *files, struct mb_grpc_tls *
 
     *out = NULL;
     if (t == NULL || (t->cert_path = mb_strdup(files->cert)) == NULL ||
+        (t->key_path = mb_strdup(files->key)) == NULL ||
         (t->ca_path = mb_strdup(files->ca)) == NULL)
         rc = no_memory(err);
     if (rc == MB_OK)
@@ -149,12 +151,15 @@ void mb_grpc_tls_free(struct mb_grpc_tls *t)
     if (t == NULL)
         return;
     X509_free(t->cert);
+    if (t->files != NULL)
+        grpc_tls_certificate_provider_release(t->files);
     if (t->key_pem != NULL)
         explicit_bzero(t->key_pem, strlen(t->key_pem));
     mb_free(t->key_pem);
     mb_free(t->cert_pem);
     mb_free(t->ca_pem);
     mb_free(t->cert_path);
+    mb_free(t->key_path);
     mb_free(t->ca_path);
     mb_free(t);
 }
@@ -175,23 +180,32 @@ int mb_grpc_tls_names(const struct mb_grpc_tls *t, const char *host, struct mb_e
                       t->cert_path, host, is_ip ? "IP" : "DNS", host);
 }
 
-grpc_channel_credentials *mb_grpc_tls_client(const struct mb_grpc_tls *t)
+static grpc_tls_credentials_options *options(struct mb_grpc_tls *t)
 {
-    grpc_ssl_pem_key_cert_pair pair;
+    grpc_tls_credentials_options *o = grpc_tls_credentials_options_create();
 
-    if (t == NULL)
-        return grpc_insecure_credentials_create();
-    pair = (grpc_ssl_pem_key_cert_pair){.private_key = t->key_pem, .cert_chain = t->cert_pem};
-    return grpc_ssl_credentials_create_ex(t->ca_pem, &pair, NULL, NULL);
+    if (t->files == NULL)
+        t->files = grpc_tls_certificate_provider_file_watcher_create(t->key_path, t->cert_path,
+                                                                     t->ca_path, LOOK_AGAIN_S);
+    grpc_tls_credentials_options_set_certificate_provider(o, t->files);
+    grpc_tls_credentials_options_watch_root_certs(o);
+    grpc_tls_credentials_options_watch_identity_key_cert_pairs(o);
+    return o;
 }
 
-grpc_server_credentials *mb_grpc_tls_server(const struct mb_grpc_tls *t)
+grpc_channel_credentials *mb_grpc_tls_client(struct mb_grpc_tls *t)
 {
-    grpc_ssl_pem_key_cert_pair pair;
+    return t == NULL ? grpc_insecure_credentials_create() : grpc_tls_credentials_create(options(t));
+}
+
+grpc_server_credentials *mb_grpc_tls_server(struct mb_grpc_tls *t)
+{
+    grpc_tls_credentials_options *o;
 
     if (t == NULL)
         return grpc_insecure_server_credentials_create();
-    pair = (grpc_ssl_pem_key_cert_pair){.private_key = t->key_pem, .cert_chain = t->cert_pem};
-    return grpc_ssl_server_credentials_create_ex(
-        t->ca_pem, &pair, 1, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, NULL);
+    o = options(t);
+    grpc_tls_credentials_options_set_cert_request_type(
+        o, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+    return grpc_tls_server_credentials_create(o);
 }

@@ -1,7 +1,7 @@
 /*
  * Mutual TLS as Ray has it: one certificate and key for both roles, one CA file that signs all
  * peers. A runtime that has it (mb_grpc_secure() in grpc.h) uses it for every channel and server.
- * Blocking, any thread: files are read when a program starts.
+ * Blocking, any thread: files are read when a program starts, and again while it runs.
  */
 #ifndef MOBULA_BASE_GRPC_TLS_H
 #define MOBULA_BASE_GRPC_TLS_H

@@ -11,12 +11,15 @@ struct mb_grpc_tls {
     char *key_pem;
     char *ca_pem;
     char *cert_path;
+    char *key_path;
     char *ca_path;
     X509 *cert;
+    grpc_tls_certificate_provider *files; /* NULL: nobody needed it yet */
 };
 
-/* t NULL: plain. NULL only where the library refuses what was checked. */
-grpc_channel_credentials *mb_grpc_tls_client(const struct mb_grpc_tls *t);
-grpc_server_credentials *mb_grpc_tls_server(const struct mb_grpc_tls *t);
+/* t NULL: plain. Each connection is made with what the files have by then. NULL only where the
+ * library refuses what was checked. */
+grpc_channel_credentials *mb_grpc_tls_client(struct mb_grpc_tls *t);
+grpc_server_credentials *mb_grpc_tls_server(struct mb_grpc_tls *t);
 
 #endif

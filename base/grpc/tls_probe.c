@@ -272,6 +272,7 @@ static int handshake(struct probe *p, struct mb_err *err)
 int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, const int *cancelled,
                       struct mb_err *err)
 {
+    struct mb_grpc_tls *now = NULL; /* it may have been renewed */
     struct probe p = {.tls = t,
                       .target = target,
                       .fd = -1,
@@ -279,7 +280,16 @@ int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, const int
                       .cancelled = cancelled};
     int rc;
 
+    if (t != NULL &&
+        mb_grpc_tls_read(&(struct mb_grpc_tls_files){t->cert_path, t->key_path, t->ca_path}, &now,
+                         err) == MB_EDENIED)
+        return MB_EDENIED;
+    if (now != NULL)
+        p.tls = now;
     mb_err_clear(err);
     rc = handshake(&p, err);
-    return p.hung_up && rc == MB_OK ? handshake(&p, err) : rc;
+    if (p.hung_up && rc == MB_OK)
+        rc = handshake(&p, err);
+    mb_grpc_tls_free(now);
+    return rc;
 }

@@ -59,8 +59,8 @@ static void answer_serving(void *arg, struct mb_grpc_req *req, const ProtobufCMe
 
 static const struct mb_grpc_method check_method = {.name = "/t.T/Check", .unary = answer_serving};
 
-/* A server with these certificates (NULL: plain), and a client's runtime. */
-static void start(struct fixture *f, const char *server, const char *client, const char *client_ca)
+/* A server with these certificates (NULL: plain), and a client's runtime; both are taken over. */
+static void start_with(struct fixture *f, struct mb_grpc_tls *server, struct mb_grpc_tls *client)
 {
     struct mb_grpc_method method = check_method;
     struct mb_err err = {0};
@@ -69,15 +69,19 @@ static void start(struct fixture *f, const char *server, const char *client, con
     fixture_init(f);
     assert_int_equal(mb_grpc_create(&f->loop, &f->server_g, &err), 0);
     assert_int_equal(mb_grpc_create(&f->loop, &f->client_g, &err), 0);
-    if (server != NULL)
-        mb_grpc_secure(f->server_g, named(server, "ca"));
-    if (client != NULL)
-        mb_grpc_secure(f->client_g, named(client, client_ca));
+    mb_grpc_secure(f->server_g, server);
+    mb_grpc_secure(f->client_g, client);
     assert_int_equal(mb_grpc_server_create(f->server_g, NULL, &f->srv, &err), 0);
     assert_int_equal(mb_grpc_server_add(f->srv, &method, 1, NULL, &err), 0);
     assert_int_equal(mb_grpc_server_listen(f->srv, "127.0.0.1:0", &f->port, &err), 0);
     snprintf(f->target, sizeof(f->target), "127.0.0.1:%d", f->port);
     fixture_dial(f, NULL);
+}
+
+static void start(struct fixture *f, const char *server, const char *client, const char *client_ca)
+{
+    start_with(f, server != NULL ? named(server, "ca") : NULL,
+               client != NULL ? named(client, client_ca) : NULL);
 }
 
 static void test_a_call_goes_through(void **state)
@@ -93,6 +97,58 @@ static void test_a_call_goes_through(void **state)
     assert_int_equal(r.serving, 1);
     assert_null(mb_grpc_channel_fault(f.ch));
     fixture_end(&f);
+}
+
+static void renew(const char *name, const char *by)
+{
+    char command[256];
+
+    snprintf(command, sizeof(command), "cd %s && cp %s %s.next && mv %s.next %s", dir, by, name,
+             name, name);
+    assert_int_equal(system(command), 0);
+}
+
+static void renew_all(const char *cert, const char *key, const char *ca)
+{
+    renew("now.pem", cert);
+    renew("now.key", key);
+    renew("now-ca.pem", ca);
+}
+
+/* The status of a call on a new connection. */
+static int dial_and_call(struct fixture *f)
+{
+    struct result r = {0};
+
+    mb_grpc_channel_destroy(f->ch);
+    fixture_dial(f, NULL);
+    call_check(f, "/t.T/Check", "", 30000, &r, NULL);
+    fixture_wait(f, &r.n, 1);
+    return r.status;
+}
+
+static void until_ok(struct fixture *f)
+{
+    for (int i = 0; i < 6000 && dial_and_call(f) != MB_GRPC_OK; i++)
+        uv_sleep(20);
+    assert_int_equal(dial_and_call(f), MB_GRPC_OK);
+}
+
+/* Certificate, key and CA of one side are replaced while it runs. */
+static void test_files_that_are_renewed(void **state)
+{
+    struct fixture f;
+
+    (void)state;
+    for (int is_server = 0; is_server < 2; is_server++) {
+        renew_all("good.pem", "good.key", "ca.pem");
+        start_with(&f, is_server ? named("now", "now-ca") : named("other", "other-ca"),
+                   is_server ? named("other", "other-ca") : named("now", "now-ca"));
+        assert_int_equal(dial_and_call(&f), MB_GRPC_UNAVAILABLE);
+        renew_all("other.pem", "other.key", "other-ca.pem");
+        until_ok(&f);
+        fixture_end(&f);
+    }
 }
 
 /* Calls until the channel knows why none gets through. */
@@ -179,10 +235,9 @@ static void test_files_that_are_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_call_goes_through),
-        cmocka_unit_test(test_who_does_not_fit),
-        cmocka_unit_test(test_a_look_is_called_off),
-        cmocka_unit_test(test_files_that_are_wrong),
+        cmocka_unit_test(test_a_call_goes_through),    cmocka_unit_test(test_who_does_not_fit),
+        cmocka_unit_test(test_a_look_is_called_off),   cmocka_unit_test(test_files_that_are_wrong),
+        cmocka_unit_test(test_files_that_are_renewed),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

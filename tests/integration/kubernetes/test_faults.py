@@ -86,15 +86,16 @@ class Faults(Case):
             self.assertEqual(self.api.asked("GET")[-1].token, "second")
 
     def test_a_slow_server_holds_nothing_up(self):
-        self.api.faults = [5.0, 5.0]
+        """Nobody waits for what takes it 9 s each; a busy machine may well take one of them itself."""
+        self.api.faults = [9.0, 9.0]
         with self.cluster() as cluster:
-            end = time.monotonic() + 8
+            end = time.monotonic() + 12
             slowest = 0.0
             while time.monotonic() < end:
                 began = time.monotonic()
                 cluster.get("/api/version")
                 slowest = max(slowest, time.monotonic() - began)
-            self.assertLess(slowest, 2.0)
+            self.assertLess(slowest, 5.0)
 
     def test_a_server_that_is_another(self):
         (self.api.account / "ca.crt").write_bytes((self.api.dir / "certs/other-ca.pem").read_bytes())

@@ -635,6 +635,12 @@ static void begin_close(struct agent *a)
         a->gpu_keeper = NULL;
         a->http.gpu_keeper = NULL;
     }
+    if (a->figures != NULL) {
+        a->closing++;
+        a->http.figures = NULL;
+        mb_gpu_figures_close(a->figures, part_closed, a);
+        a->figures = NULL;
+    }
     part_closed(a);
 }
 

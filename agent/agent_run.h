@@ -13,6 +13,7 @@
 #include "agent/driver_service.h"
 #include "agent/drivers.h"
 #include "agent/gangs.h"
+#include "agent/gpu_figures.h"
 #include "agent/gpu_keeper.h"
 #include "agent/hardware_report.h"
 #include "agent/http.h"
@@ -50,6 +51,7 @@ struct agent {
     struct mb_gpus gpus;
     struct mb_ledger *ledger;
     struct mb_gpu_keeper *gpu_keeper; /* NULL: no NVML */
+    struct mb_gpu_figures *figures;   /* the same */
     struct mb_init *init;
     struct mb_grpc *grpc;
     struct mb_grpc_server *server;

@@ -56,9 +56,12 @@ static int make_ledger(struct agent *a, struct mb_err *err)
     size_t n = 0;
     int rc = mb_gpus_detect(&a->gpus, err);
 
-    if (rc != MB_OK && a->opts->num_gpus < 0)
+    if (rc != MB_OK && (a->opts->num_gpus < 0 || rc == MB_EINVAL))
         return mb_err_wrap(err, "counting the GPUs (--num-gpus N overrides)");
     gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
+    if (a->gpus.list != NULL && gpus > a->gpus.count)
+        return mb_err_set(err, MB_EINVAL, "--num-gpus %u: %s leaves %u (\"%.200s\")", gpus,
+                          a->gpus.list_name, a->gpus.count, a->gpus.list);
     if (gpus > 0)
         totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
     if (gpus > 0)
@@ -72,8 +75,11 @@ static int make_ledger(struct agent *a, struct mb_err *err)
     mb_agent_load_ledger(a);
     if (a->gpus.vendor != MB_GPU_NVIDIA)
         return MB_OK;
-    return mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, mb_agent_on_gpus_changed, a,
-                                &a->gpu_keeper, err);
+    rc = mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, mb_agent_on_gpus_changed, a,
+                              &a->gpu_keeper, err);
+    if (rc != MB_OK)
+        return rc;
+    return mb_gpu_figures_create(&a->loop, a->gpus.count, &a->figures, err);
 }
 
 static struct mb_gcs *gcs_of(void *arg)
@@ -95,6 +101,7 @@ static int start_jobs(struct agent *a, struct mb_err *err)
                                 .gcs_of = gcs_of,
                                 .gcs_arg = a,
                                 .gpus = {.ledger = a->ledger,
+                                         .gpus = &a->gpus,
                                          .visible_env = mb_gpu_visible_env(a->gpus.vendor),
                                          .order_env = mb_gpu_order_env(a->gpus.vendor),
                                          .on_changed = mb_agent_on_ledger_changed,
@@ -226,7 +233,7 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                   .node_ip = a->ip,
                                   .self_dir = a->self_dir,
                                   .logs = a->log_keeper,
-                                  .gpu_vendor = a->gpus.vendor,
+                                  .gpus = &a->gpus,
                                   .callers_are_trusted = mb_access_callers_are_trusted(&a->access)};
     struct mb_node_opts node = {.node_dir = a->opts->node_dir,
                                 .gcs_address = a->gcs_address,
@@ -313,6 +320,7 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.node = a->node;
     a->http.ledger = a->ledger;
     a->http.gpu_keeper = a->gpu_keeper;
+    a->http.figures = a->figures;
     a->http.gangs = a->gangs;
     a->http.ip = a->ip;
     a->http.head = a->head;
@@ -470,11 +478,8 @@ static int start_deadlines(struct agent *a, struct mb_err *err)
 
 static int start_hardware(struct agent *a, struct mb_err *err)
 {
-    struct mb_hardware_report_opts opts = {.node = a->node,
-                                           .ip = a->ip,
-                                           .dir = a->opts->node_dir,
-                                           .n_gpus =
-                                               a->gpus.vendor == MB_GPU_NVIDIA ? a->gpus.count : 0};
+    struct mb_hardware_report_opts opts = {
+        .node = a->node, .ip = a->ip, .dir = a->opts->node_dir, .figures = a->figures};
 
     return mb_hardware_report_start(&a->loop, &opts, &a->hardware, err);
 }
@@ -502,7 +507,7 @@ static int start_parts(struct agent *a, struct mb_err *err)
         rc = start_servers(a, err);
     if (rc == MB_OK)
         rc = start_deadlines(a, err);
-    if (rc == MB_OK && !a->opts->is_head)
+    if (rc == MB_OK && (!a->opts->is_head || a->figures != NULL)) /* our head reads GPUs only */
         rc = start_hardware(a, err);
     if (rc == MB_OK)
         mb_drain_service_resume(&a->drain_service);

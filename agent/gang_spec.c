@@ -173,6 +173,7 @@ static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank 
         mb_ledger_find(r->owner->ledger, &r->pg, (int32_t)rank->bundle_index);
     struct mb_buf text = {0};
     size_t peers = 0, place = 0, first, last;
+    int rc = MB_OK;
     char *out;
 
     for (size_t i = 0; i < r->n_ranks; i++)
@@ -189,10 +190,12 @@ static char *device_list(const struct mb_gang_run *r, const struct mb_gang_rank 
         first = place % b->n_gpus;
         last = first + 1;
     }
-    for (size_t i = first; i < last; i++)
-        if (mb_buf_printf(&text, "%s%u", i > first ? "," : "", b->gpus[i]) != MB_OK)
-            break;
-    out = mb_strdup(mb_buf_str(&text));
+    for (size_t i = first; i < last && rc == MB_OK; i++) {
+        rc = i > first ? mb_buf_puts(&text, ",") : MB_OK;
+        if (rc == MB_OK)
+            rc = mb_gpus_put(r->owner->opts.gpus, b->gpus[i], &text);
+    }
+    out = rc == MB_OK ? mb_strdup(mb_buf_str(&text)) : NULL;
     mb_buf_close(&text);
     return out;
 }
@@ -217,7 +220,8 @@ static int loads_from_own_store(const struct mb_gang_run *r)
 
 static int put_identity(struct env *e, const struct mb_gang_run *r, const struct mb_gang_rank *rank)
 {
-    const char *order = mb_gpu_order_env(r->owner->opts.gpu_vendor);
+    const enum mb_gpu_vendor vendor = r->owner->opts.gpus->vendor;
+    const char *order = mb_gpu_order_env(vendor);
     char *devices = device_list(r, rank);
     int rc = devices != NULL ? MB_OK : MB_ENOMEM;
     char *const lines[] = {
@@ -233,8 +237,7 @@ static int put_identity(struct env *e, const struct mb_gang_run *r, const struct
         mb_asprintf("MOBULA_CHECKPOINT_URL=%s", r->url != NULL ? r->url : ""),
         mb_asprintf("MOBULA_DURABLE_ITERATION=%lld",
                     (long long)(loads_from_own_store(r) ? r->loaded_iteration : -1)),
-        mb_asprintf("%s=%s", mb_gpu_visible_env(r->owner->opts.gpu_vendor),
-                    devices != NULL ? devices : ""),
+        mb_asprintf("%s=%s", mb_gpu_visible_env(vendor), devices != NULL ? devices : ""),
     };
 
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {

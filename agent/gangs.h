@@ -24,7 +24,7 @@ struct mb_gangs_opts {    /* borrowed for the life of the gangs */
     const char *node_ip;
     const char *self_dir; /* where the sibling programs are */
     struct mb_log_keeper *logs;
-    enum mb_gpu_vendor gpu_vendor;
+    const struct mb_gpus *gpus;
     /* Launching is remote code execution: 1 if every caller has shown the cluster's token, or
      * the network is trusted (--no-token). Else only callers on this machine may launch. */
     int callers_are_trusted;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "agent/gpu_watch.h"
-#include "agent/resources.h"
+#include "agent/nvml.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
@@ -132,13 +132,14 @@ static int take(struct mb_gpu_keeper *k, const struct sample *s)
                                                [MB_GPU_QUARANTINE] = MB_LEDGER_GPU_QUARANTINED};
     struct mb_gpu_watch *w = &k->watches[s->device];
     int was_quarantined = w->is_quarantined;
+    const char *name = mb_nvml_word(k->nvml, s->device);
     enum mb_gpu_verdict v;
 
-    v = mb_gpu_watch_sample(w, s->device, s->has_answer ? &s->used_bytes : NULL, mb_mono_ms());
+    v = mb_gpu_watch_sample(w, name, s->has_answer ? &s->used_bytes : NULL, mb_mono_ms());
     if (v == MB_GPU_QUARANTINE && !was_quarantined)
         mb_error("gpus", "quarantine: %s", w->reason);
     if (v == MB_GPU_FREE && was_quarantined)
-        mb_info("gpus", "GPU %u is free again, its quarantine ends", s->device);
+        mb_info("gpus", "GPU %s is free again, its quarantine ends", name);
     return mb_ledger_set_gpu(k->ledger, s->device, states[v]);
 }
 

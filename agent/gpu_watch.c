@@ -21,7 +21,7 @@ void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms)
     w->since_ms = now_ms;
 }
 
-enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, unsigned device,
+enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name,
                                         const uint64_t *used_bytes, uint64_t now_ms)
 {
     uint64_t baseline = w->has_baseline ? w->baseline_bytes : 0;
@@ -37,12 +37,12 @@ enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, unsigned device,
     if (used_bytes != NULL)
         snprintf(
             w->reason, sizeof(w->reason),
-            "GPU %u: %llu MiB still in use %d s after its job's processes ended (baseline %llu "
+            "GPU %s: %llu MiB still in use %d s after its job's processes ended (baseline %llu "
             "MiB)",
-            device, (unsigned long long)(*used_bytes / MIB), MB_GPU_PATIENCE_MS / 1000,
+            name, (unsigned long long)(*used_bytes / MIB), MB_GPU_PATIENCE_MS / 1000,
             (unsigned long long)(baseline / MIB));
     else
-        snprintf(w->reason, sizeof(w->reason), "GPU %u: the driver does not say what is in use",
-                 device);
+        snprintf(w->reason, sizeof(w->reason), "GPU %s: the driver does not say what is in use",
+                 name);
     return MB_GPU_QUARANTINE;
 }

@@ -35,8 +35,9 @@ struct mb_gpu_watch {
 void mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes);
 /* Its job's processes have ended. */
 void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms);
-/* used_bytes NULL: the driver gave no answer. Only while is_watched. */
-enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, unsigned device,
+/* used_bytes NULL: the driver gave no answer. name: of the device, for the reason. Only while
+ * is_watched. */
+enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name,
                                         const uint64_t *used_bytes, uint64_t now_ms);
 
 #endif

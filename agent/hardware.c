@@ -15,10 +15,12 @@
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#include "agent/gpu_figures.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/str.h"
+#include "gcs/types.h"
 
 enum { SECTOR_BYTES = 512, LINE_MAX_BYTES = 1024 };
 
@@ -253,7 +255,7 @@ json_t *mb_hardware_json(const struct mb_hardware *h, const struct mb_hardware *
     json_t *traffic = traffic_json(h, b, ms);
     json_t *o = json_pack(
         "{s:f, s:s, s:s, s:f, s:[i,i], s:[I,I,f,I], s:[I,I], s:n, s:I, s:[], s:n, s:o, s:f,"
-        " s:[[f,f,f],[f,f,f]], s:{s:{s:I, s:I, s:I, s:f}}, s:o, s:[], s:[], s:n}",
+        " s:[[f,f,f],[f,f,f]], s:{s:{s:I, s:I, s:I, s:f}}, s:o, s:o, s:[], s:[], s:n}",
         "now", (double)h->unix_ms / 1000, "hostname", host, "ip", ip, "cpu", percent(busy, ticks),
         "cpus", (int)h->n_cpus, (int)h->n_cores, "mem", (json_int_t)h->mem_bytes,
         (json_int_t)free_bytes, percent(h->mem_used_bytes, h->mem_bytes),
@@ -264,7 +266,8 @@ json_t *mb_hardware_json(const struct mb_hardware *h, const struct mb_hardware *
         h->load[2] / (double)cpus, "disk", path, "total", (json_int_t)h->space_bytes, "used",
         (json_int_t)h->space_used_bytes, "free", (json_int_t)h->space_free_bytes, "percent",
         percent(h->space_used_bytes, h->space_used_bytes + h->space_free_bytes), "gpus",
-        gpus_json(h), "tpus", "cmdline", "gcs");
+        gpus_json(h), MB_GCS_PAGE_GPUS, mb_gpu_usage_json(h->gpus, h->n_gpus), "tpus", "cmdline",
+        "gcs");
 
     if (o == NULL || traffic == NULL || json_object_update(o, traffic) != 0) {
         json_decref(o);

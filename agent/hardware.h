@@ -1,15 +1,13 @@
 /*
  * What this machine is doing, as Ray's dashboard shows it for every node: CPU, memory, disks,
- * network, GPUs. Reading blocks (files of /proc, NVML: some ms); the rest is pure.
+ * network, GPUs. Reading blocks (files of /proc: some ms); the rest is pure.
  */
 #ifndef MOBULA_AGENT_HARDWARE_H
 #define MOBULA_AGENT_HARDWARE_H
 
 #include <jansson.h>
 #include <stdint.h>
-#include "agent/resources.h"
-
-enum { MB_HARDWARE_GPUS_MAX = 64 };
+#include "agent/nvml.h"
 
 /* Counters since some beginning, and what is true now. What the machine does not say is 0. */
 struct mb_hardware {
@@ -27,10 +25,10 @@ struct mb_hardware {
     uint64_t space_bytes, space_used_bytes, space_free_bytes; /* of the node's directory */
     uint64_t agent_rss_bytes, agent_vm_bytes, agent_ticks;
     unsigned n_gpus;
-    struct mb_gpu_usage gpus[MB_HARDWARE_GPUS_MAX];
+    struct mb_gpu_usage gpus[MB_GPUS_MAX];
 };
 
-/* proc: "/proc"; dir: any path on the file system that fills. */
+/* proc: "/proc"; dir: any path on the file system that fills. GPUs are left to gpu_figures.h. */
 void mb_hardware_read(const char *proc, const char *dir, struct mb_hardware *out);
 /* As Ray 2.60's dashboard reads it; speeds are since before, which may be NULL. NULL: no memory. */
 json_t *mb_hardware_json(const struct mb_hardware *now, const struct mb_hardware *before,

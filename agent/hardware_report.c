@@ -1,12 +1,14 @@
 /*
  *  1. A tick: the pool reads; back on the loop the text goes to the head.
- *  2. The head says that nobody reads it (ours does): no more until the next registration.
+ *  2. The head says that nobody reads it (ours does of a node without GPUs): no more until the next
+ *     registration.
  *  3. No answer, another failure: the next tick tries again; it is a page of statistics.
  *  4. Stopping waits for the pool.
  */
 #include "agent/hardware_report.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 #include "agent/hardware.h"
 #include "base/alloc.h"
@@ -22,7 +24,6 @@ struct mb_hardware_report {
     int is_reading;
     int has_last;
     struct mb_hardware last, read;
-    struct mb_nvml *nvml; /* the pool's, while it reads */
     struct mb_gcs_op *op;
     char hostname[256];
     int closing; /* parts that are not closed yet */
@@ -37,7 +38,6 @@ static void part_closed(struct mb_hardware_report *r)
 
     if (--r->closing > 0)
         return;
-    mb_nvml_close(r->nvml);
     mb_free(r);
     cb(arg);
 }
@@ -56,7 +56,7 @@ static void on_published(void *arg, const struct mb_err *err)
         part_closed(r);
         return;
     }
-    if (err->code == MB_EUNSUPPORTED)
+    if (err->code == MB_EUNSUPPORTED && r->opts.figures == NULL) /* GPUs: the first page has none */
         uv_timer_stop(&r->timer);
     else if (err->code != MB_OK)
         mb_debug("hardware", "not told: %s", err->text);
@@ -64,6 +64,12 @@ static void on_published(void *arg, const struct mb_err *err)
 
 static void publish(struct mb_hardware_report *r)
 {
+    const struct mb_gpu_usage *gpus;
+
+    r->read.n_gpus = mb_gpu_figures_latest(r->opts.figures, &gpus);
+    if (r->read.n_gpus > 0)
+        memcpy(r->read.gpus, gpus, r->read.n_gpus * sizeof(*gpus));
+
     json_t *o = mb_hardware_json(&r->read, r->has_last ? &r->last : NULL, r->hostname, r->opts.ip,
                                  r->opts.dir);
     char *text = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
@@ -82,15 +88,8 @@ static void publish(struct mb_hardware_report *r)
 static void read_hardware(uv_work_t *work)
 {
     struct mb_hardware_report *r = work->data;
-    struct mb_hardware *h = &r->read;
 
-    mb_hardware_read("/proc", r->opts.dir, h);
-    if (r->opts.n_gpus > 0 && r->nvml == NULL)
-        mb_nvml_open(&r->nvml, NULL);
-    while (r->nvml != NULL && h->n_gpus < r->opts.n_gpus && h->n_gpus < MB_HARDWARE_GPUS_MAX) {
-        mb_nvml_usage(r->nvml, h->n_gpus, &h->gpus[h->n_gpus]);
-        h->n_gpus++;
-    }
+    mb_hardware_read("/proc", r->opts.dir, &r->read);
 }
 
 static void after_read(uv_work_t *work, int status)

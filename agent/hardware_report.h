@@ -1,11 +1,13 @@
 /*
- * Tells Ray's dashboard every 5 s what this machine is doing (hardware.h), while the node is ALIVE
- * and its head has readers for that: a real one. Loop-thread only.
+ * Tells the head, which is Ray's dashboard mostly, every 5 s what this machine is doing
+ * (hardware.h), while the node is ALIVE and its head has readers for that: a real one, or ours
+ * where there are GPUs. Loop-thread only.
  */
 #ifndef MOBULA_AGENT_HARDWARE_REPORT_H
 #define MOBULA_AGENT_HARDWARE_REPORT_H
 
 #include <uv.h>
+#include "agent/gpu_figures.h"
 #include "agent/node.h"
 
 struct mb_hardware_report;
@@ -13,8 +15,8 @@ struct mb_hardware_report;
 struct mb_hardware_report_opts {
     struct mb_node *node;
     const char *ip;
-    const char *dir; /* whose disk counts; all are borrowed */
-    unsigned n_gpus; /* 0: NVML is not asked */
+    const char *dir;                      /* whose disk counts; all are borrowed */
+    const struct mb_gpu_figures *figures; /* NULL: there are none */
 };
 
 int mb_hardware_report_start(uv_loop_t *loop, const struct mb_hardware_report_opts *opts,

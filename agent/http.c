@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/gpu_figures.h"
 #include "agent/gpu_keeper.h"
 #include "agent/metrics.h"
 #include "base/alloc.h"
@@ -222,7 +223,9 @@ static void put_kept(const struct mb_agent_http *h, struct mb_buf *out)
 static void on_metrics(void *arg, struct mb_http_req *req)
 {
     const struct mb_agent_http *h = arg;
+    const struct mb_gpu_usage *gpus;
     const char *info[] = {"version", MOBULA_VERSION, "node_id", mb_node_id_hex(h->node), NULL};
+    const unsigned n_gpus = mb_gpu_figures_latest(h->figures, &gpus);
     struct mb_buf out = {0};
 
     mb_metric_family(&out, "mobula_node_info", MB_METRIC_GAUGE, "This node.");
@@ -232,6 +235,7 @@ static void on_metrics(void *arg, struct mb_http_req *req)
     put_resources(h, &out);
     put_gangs(h, &out);
     put_kept(h, &out);
+    mb_gpu_usage_metrics(gpus, n_gpus, &out);
     mb_metric_family(&out, "process_resident_memory_bytes", MB_METRIC_GAUGE,
                      "Resident memory of the agent.");
     mb_metric_sample(&out, "process_resident_memory_bytes", NULL, rss_bytes());
@@ -278,6 +282,8 @@ static void on_node(void *arg, struct mb_http_req *req)
 {
     const struct mb_agent_http *h = arg;
     json_t *total = json_object(), *available = json_object();
+    const struct mb_gpu_usage *gpus;
+    const unsigned n_gpus = mb_gpu_figures_latest(h->figures, &gpus);
 
     for (size_t k = 0; k < mb_ledger_kinds(h->ledger); k++) {
         const struct mb_resource *r = mb_ledger_total(h->ledger, k);
@@ -287,12 +293,13 @@ static void on_node(void *arg, struct mb_http_req *req)
     }
     mb_http_reply_json(
         req, 200,
-        json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o}", "node_id",
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "node_id",
                   mb_node_id_hex(h->node), "node_name", h->node_name, "ip", h->ip, "version",
                   MOBULA_VERSION, "state", mb_node_is_alive(h->node) ? "ALIVE" : "CONNECTING",
                   "draining", mb_node_is_draining(h->node), "resources_total", total,
                   "resources_available", available, "bundles", bundles_json(h), "gangs",
-                  gangs_json(h), "gpu_quarantine", mb_gpu_keeper_json(h->gpu_keeper)));
+                  gangs_json(h), "gpu_quarantine", mb_gpu_keeper_json(h->gpu_keeper), "gpus",
+                  mb_gpu_usage_json(gpus, n_gpus)));
 }
 
 static const struct mb_http_route routes[] = {

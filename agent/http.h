@@ -20,6 +20,7 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
     struct mb_ledger *ledger;
     struct mb_gangs *gangs;
     const struct mb_gpu_keeper *gpu_keeper; /* NULL: nothing is ever in quarantine */
+    const struct mb_gpu_figures *figures;   /* NULL: no NVML */
     struct mb_head *head;                   /* NULL: this node cannot be one */
     const char *ip;
     const char *node_name;

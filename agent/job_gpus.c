@@ -24,9 +24,10 @@ static struct mb_pg_id pg_of(const char *submission_id)
     return pg;
 }
 
-int mb_job_gpus_claim(struct mb_ledger *l, const char *submission_id, uint32_t n, char **visible,
-                      struct mb_err *err)
+int mb_job_gpus_claim(const struct mb_job_gpus *g, const char *submission_id, uint32_t n,
+                      char **visible, struct mb_err *err)
 {
+    struct mb_ledger *l = g->ledger;
     struct mb_bundle_spec spec = {.pg = pg_of(submission_id), .n_want = 1};
     struct mb_buf text = {0};
     const struct mb_bundle *b;
@@ -47,8 +48,11 @@ int mb_job_gpus_claim(struct mb_ledger *l, const char *submission_id, uint32_t n
     }
     mb_ledger_hold(l, &spec.pg);
     b = mb_ledger_find(l, &spec.pg, 0);
-    for (size_t i = 0; i < b->n_gpus && rc == 0; i++)
-        rc = mb_buf_printf(&text, "%s%u", i > 0 ? "," : "", b->gpus[i]);
+    for (size_t i = 0; i < b->n_gpus && rc == 0; i++) {
+        rc = i > 0 ? mb_buf_puts(&text, ",") : 0;
+        if (rc == 0)
+            rc = mb_gpus_put(g->gpus, b->gpus[i], &text);
+    }
     *visible = rc == 0 ? mb_buf_take(&text) : NULL;
     mb_buf_close(&text);
     if (*visible)
@@ -71,7 +75,7 @@ int mb_job_gpus_take(const struct mb_job_gpus *g, const char *submission_id, uin
 
     if (n == 0)
         return 0;
-    rc = mb_job_gpus_claim(g->ledger, submission_id, n, &visible, err);
+    rc = mb_job_gpus_claim(g, submission_id, n, &visible, err);
     if (rc != 0)
         return rc;
     mb_info("jobs", "job=%s holds GPUs %s", submission_id, visible);

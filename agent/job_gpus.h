@@ -8,10 +8,12 @@
 
 #include "agent/job_env.h"
 #include "agent/ledger.h"
+#include "agent/resources.h"
 
 /* Where drivers get their GPUs from. */
 struct mb_job_gpus {
     struct mb_ledger *ledger;      /* NULL: there are none */
+    const struct mb_gpus *gpus;    /* what they are called; NULL: by their numbers */
     const char *visible_env;       /* CUDA_VISIBLE_DEVICES or its like; static */
     const char *order_env;         /* mb_gpu_order_env(); static */
     void (*on_changed)(void *arg); /* some were taken or given back; NULL: nobody cares */
@@ -25,8 +27,8 @@ void mb_job_gpus_give_back(const struct mb_job_gpus *g, const char *submission_i
 
 /* n > 0 devices, until mb_job_gpus_release(). *visible: "0,3", owned by the caller. MB_EFULL: not
  * as many are free. */
-int mb_job_gpus_claim(struct mb_ledger *l, const char *submission_id, uint32_t n, char **visible,
-                      struct mb_err *err);
+int mb_job_gpus_claim(const struct mb_job_gpus *g, const char *submission_id, uint32_t n,
+                      char **visible, struct mb_err *err);
 /* The driver lives on under a new agent: what the ledger knows it holds, stays held. 1 if it holds
  * something. */
 int mb_job_gpus_adopt(struct mb_ledger *l, const char *submission_id);

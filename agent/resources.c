@@ -1,174 +1,23 @@
 /*
  * Counting devices.
  *
- *  1. libnvidia-ml.so.1 is opened at run time, so that the agent runs where there is no driver. No
- *     library: no NVIDIA devices. A library whose nvmlInit says "driver not loaded" (9) or "no
- *     device" (6): none either. Any other failure is an error, because a node that silently comes
- *     up without its GPUs is worse than one that says why.
- *  2. Without NVIDIA devices the nodes of the AMD kernel driver's topology are counted; entries
- *     whose gpu_id is 0 are CPUs.
+ *  1. NVIDIA's by NVML (nvml.c). A driver that is there and fails is an error, because a node that
+ *     silently comes up without its GPUs is worse than one that says why.
+ *  2. Without any the nodes of the AMD kernel driver's topology are counted; entries whose gpu_id
+ *     is 0 are CPUs.
+ *  3. A list of visible devices in the environment leaves only those that it names.
  */
 #include "agent/resources.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "base/alloc.h"
-
-enum { NVML_GPU_CORE = 0 }; /* nvmlTemperatureSensors_t */
-enum { NVML_OK = 0, NVML_NOT_FOUND = 6, NVML_NO_DRIVER = 9, NVML_NO_LIBRARY = 12 };
-
-/* nvmlMemory_t of nvml.h */
-struct nvml_memory {
-    unsigned long long total, free, used;
-};
+#include "agent/nvml.h"
 
 #define KFD_NODES "/sys/class/kfd/kfd/topology/nodes"
-
-struct mb_nvml {
-    void *library;
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*count)(unsigned *);
-    int (*handle)(unsigned, void **);
-    int (*name)(void *, char *, unsigned);
-    int (*memory)(void *, struct nvml_memory *);
-    int (*uuid)(void *, char *, unsigned);
-    int (*rates)(void *, unsigned gpu_memory[2]);
-    int (*power)(void *, unsigned *);
-    int (*temperature)(void *, int sensor, unsigned *);
-};
-
-static int nvml_open(struct mb_nvml *n)
-{
-    n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (n->library == NULL)
-        return 0;
-    *(void **)&n->init = dlsym(n->library, "nvmlInit_v2");
-    *(void **)&n->shutdown = dlsym(n->library, "nvmlShutdown");
-    *(void **)&n->count = dlsym(n->library, "nvmlDeviceGetCount_v2");
-    *(void **)&n->handle = dlsym(n->library, "nvmlDeviceGetHandleByIndex_v2");
-    *(void **)&n->name = dlsym(n->library, "nvmlDeviceGetName");
-    *(void **)&n->memory = dlsym(n->library, "nvmlDeviceGetMemoryInfo");
-    *(void **)&n->uuid = dlsym(n->library, "nvmlDeviceGetUUID");
-    *(void **)&n->rates = dlsym(n->library, "nvmlDeviceGetUtilizationRates");
-    *(void **)&n->power = dlsym(n->library, "nvmlDeviceGetPowerUsage");
-    *(void **)&n->temperature = dlsym(n->library, "nvmlDeviceGetTemperature");
-    return 1;
-}
-
-/* What nvmlInit says where there are no devices. */
-static int is_none(int status)
-{
-    return status == NVML_NO_DRIVER || status == NVML_NOT_FOUND || status == NVML_NO_LIBRARY;
-}
-
-static int detect_nvidia(struct mb_gpus *out, struct mb_err *err)
-{
-    struct mb_nvml n = {0};
-    void *device = NULL;
-    int rc = MB_OK;
-    int status;
-
-    if (!nvml_open(&n))
-        return MB_OK;
-    if (!n.init || !n.shutdown || !n.count || !n.handle || !n.name) {
-        rc = mb_err_set(err, MB_EIO, "libnvidia-ml.so.1 lacks functions that every driver has");
-        goto out;
-    }
-    status = n.init();
-    if (is_none(status))
-        goto out;
-    if (status != NVML_OK) {
-        rc = mb_err_set(err, MB_EIO, "NVML cannot start (status %d); is the NVIDIA driver healthy?",
-                        status);
-        goto out;
-    }
-    status = n.count(&out->count);
-    if (status != NVML_OK)
-        rc = mb_err_set(err, MB_EIO, "NVML cannot count the GPUs (status %d)", status);
-    if (rc == MB_OK && out->count > 0) {
-        out->vendor = MB_GPU_NVIDIA;
-        if (n.handle(0, &device) != NVML_OK ||
-            n.name(device, out->model, sizeof(out->model)) != NVML_OK)
-            out->model[0] = '\0';
-    }
-    n.shutdown();
-out:
-    dlclose(n.library);
-    return rc;
-}
-
-int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
-{
-    struct mb_nvml *n = mb_calloc(1, sizeof(*n));
-    int status = NVML_OK;
-
-    *out = NULL;
-    if (n == NULL)
-        return mb_err_set(err, MB_ENOMEM, "no memory for NVML");
-    if (nvml_open(n)) {
-        if (n->init && n->shutdown && n->handle && n->memory && (status = n->init()) == NVML_OK) {
-            *out = n;
-            return MB_OK;
-        }
-        dlclose(n->library);
-    }
-    mb_free(n);
-    if (status == NVML_OK || is_none(status))
-        return MB_OK;
-    return mb_err_set(err, MB_EIO, "NVML cannot start (status %d); is the NVIDIA driver healthy?",
-                      status);
-}
-
-int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out)
-{
-    struct nvml_memory memory = {0};
-    void *handle = NULL;
-
-    if (n->handle(device, &handle) != NVML_OK || n->memory(handle, &memory) != NVML_OK)
-        return MB_EIO;
-    *out = memory.used;
-    return MB_OK;
-}
-
-void mb_nvml_usage(struct mb_nvml *n, unsigned device, struct mb_gpu_usage *out)
-{
-    struct nvml_memory memory = {0};
-    unsigned rates[2] = {0, 0};
-    void *handle = NULL;
-
-    *out = (struct mb_gpu_usage){.percent = 0};
-    if (n->handle(device, &handle) != NVML_OK)
-        return;
-    if (n->name && n->name(handle, out->name, sizeof(out->name)) != NVML_OK)
-        out->name[0] = '\0';
-    if (n->uuid && n->uuid(handle, out->uuid, sizeof(out->uuid)) != NVML_OK)
-        out->uuid[0] = '\0';
-    if (n->memory(handle, &memory) == NVML_OK) {
-        out->used_bytes = memory.used;
-        out->total_bytes = memory.total;
-    }
-    if (n->rates && n->rates(handle, rates) == NVML_OK)
-        out->percent = rates[0];
-    if (n->power && n->power(handle, &out->power_mw) != NVML_OK)
-        out->power_mw = 0;
-    if (n->temperature && n->temperature(handle, NVML_GPU_CORE, &out->temperature_c) != NVML_OK)
-        out->temperature_c = 0;
-}
-
-void mb_nvml_close(struct mb_nvml *n)
-{
-    if (n == NULL)
-        return;
-    n->shutdown();
-    dlclose(n->library);
-    mb_free(n);
-}
 
 unsigned mb_gpus_count_kfd(const char *topology_nodes_dir)
 {
@@ -198,18 +47,30 @@ unsigned mb_gpus_count_kfd(const char *topology_nodes_dir)
 
 int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err)
 {
+    struct mb_gpu_known known = {0};
     int rc;
 
     *out = (struct mb_gpus){0};
-    rc = detect_nvidia(out, err);
-    if (rc != MB_OK || out->count > 0)
+    rc = mb_nvml_detect(out, err);
+    if (rc != MB_OK || out->vendor != MB_GPU_NONE)
         return rc;
-    out->count = mb_gpus_count_kfd(KFD_NODES);
-    if (out->count > 0) {
-        out->vendor = MB_GPU_AMD;
-        snprintf(out->model, sizeof(out->model), "AMD");
-    }
-    return MB_OK;
+    known.n_devices = mb_gpus_count_kfd(KFD_NODES);
+    if (known.n_devices == 0)
+        return MB_OK;
+    out->vendor = MB_GPU_AMD;
+    out->list_name = mb_gpu_visible_env(MB_GPU_AMD);
+    out->list = getenv(out->list_name);
+    rc = mb_gpus_choose(out->list_name, out->list, &known, &out->chosen, err);
+    out->count = out->chosen.n;
+    snprintf(out->model, sizeof(out->model), "%s", out->count > 0 ? "AMD" : "");
+    return rc;
+}
+
+int mb_gpus_put(const struct mb_gpus *gpus, unsigned device, struct mb_buf *out)
+{
+    if (gpus != NULL && device < gpus->chosen.n)
+        return mb_buf_puts(out, gpus->chosen.at[device].word);
+    return mb_buf_printf(out, "%u", device);
 }
 
 unsigned mb_cpus_detect(void)

@@ -6,33 +6,26 @@
 #define MOBULA_AGENT_RESOURCES_H
 
 #include <stdint.h>
+#include "agent/gpu_visible.h"
+#include "base/buf.h"
 #include "base/err.h"
 
 enum mb_gpu_vendor { MB_GPU_NONE, MB_GPU_NVIDIA, MB_GPU_AMD };
 
 struct mb_gpus {
-    enum mb_gpu_vendor vendor;
-    unsigned count;
-    char model[96]; /* of the first one, for the accelerator label; "" if unknown */
+    enum mb_gpu_vendor vendor; /* of the machine's, whether or not some are ours */
+    unsigned count;            /* of ours: those that the environment lets us see */
+    char model[96];            /* of the first one, for the accelerator label; "" if unknown */
+    struct mb_gpu_choice chosen;
+    const char *list_name, *list; /* that variable; NULL: it is not set, all are ours. Borrowed */
 };
 
-/* No driver means no devices, which is no error; a driver that is there and fails is (MB_EIO). */
+/* No driver means no devices, which is no error; a driver that is there and fails is (MB_EIO), and
+ * a list of visible devices that names one that is not there (MB_EINVAL). */
 int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
-/* Bytes in use on NVIDIA devices, from NVML; keeps the library open. Blocking (some ms each), one
- * caller at a time. MB_EIO: the driver gives no answer. */
-struct mb_nvml;
-/* MB_OK and NULL: there is none. MB_EIO: there is one, and it fails. */
-int mb_nvml_open(struct mb_nvml **out, struct mb_err *err);
-int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out);
-struct mb_gpu_usage {
-    char name[96], uuid[96];
-    unsigned percent; /* of time in which a kernel ran */
-    uint64_t used_bytes, total_bytes;
-    unsigned power_mw, temperature_c;
-};
-/* What the driver does not say stays 0. */
-void mb_nvml_usage(struct mb_nvml *n, unsigned device, struct mb_gpu_usage *out);
-void mb_nvml_close(struct mb_nvml *n);
+/* What the variable of visible devices calls this one; a number where nothing is known of it. gpus
+ * may be NULL. */
+int mb_gpus_put(const struct mb_gpus *gpus, unsigned device, struct mb_buf *out);
 
 /* CPUs this process may run on, at least 1. */
 unsigned mb_cpus_detect(void);

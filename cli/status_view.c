@@ -65,6 +65,35 @@ static int put_resources(struct mb_buf *out, const json_t *node)
     return rc;
 }
 
+/* One line a GPU; what went wrong with it at the end. */
+static int put_gpu(struct mb_buf *out, const json_t *gpu)
+{
+    const double gib = 1 << 30;
+    json_t *reason;
+    size_t i;
+    int rc = mb_buf_puts(out, "         gpu ");
+
+    rc |= put(out, text(gpu, "device"), 48, 3);
+    rc |= put(out, text(gpu, "name"), 48, 0);
+    rc |= mb_buf_printf(
+        out,
+        "  %3" JSON_INTEGER_FORMAT " %%  %.1f/%.1f GiB  %.0f/%.0f W  %" JSON_INTEGER_FORMAT " C",
+        number(gpu, "utilization_percent"), (double)number(gpu, "memory_used_bytes") / gib,
+        (double)number(gpu, "memory_total_bytes") / gib,
+        json_number_value(json_object_get(gpu, "power_watts")),
+        json_number_value(json_object_get(gpu, "power_limit_watts")),
+        number(gpu, "temperature_celsius"));
+    if (number(gpu, "ecc_uncorrected") > 0)
+        rc |= mb_buf_printf(out, "  %" JSON_INTEGER_FORMAT " uncorrected memory errors",
+                            number(gpu, "ecc_uncorrected"));
+    json_array_foreach(json_object_get(gpu, "throttle"), i, reason)
+    {
+        rc |= mb_buf_puts(out, i == 0 ? "  throttled: " : ", ");
+        rc |= put_all(out, json_string_value(reason) ? json_string_value(reason) : "");
+    }
+    return rc | mb_buf_puts(out, "\n");
+}
+
 static int put_nodes(struct mb_buf *out, const json_t *nodes)
 {
     size_t i, k;
@@ -81,6 +110,7 @@ static int put_nodes(struct mb_buf *out, const json_t *nodes)
                                                                                  : "");
         rc |= put_resources(out, node);
         rc |= mb_buf_puts(out, "\n");
+        json_array_foreach(json_object_get(node, "gpus"), k, gpu) rc |= put_gpu(out, gpu);
         json_array_foreach(json_object_get(node, "gpu_quarantine"), k, gpu)
         {
             rc |= mb_buf_puts(out, "         quarantine: ");

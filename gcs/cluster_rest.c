@@ -482,6 +482,8 @@ static void mobula_status(void *arg, struct mb_http_req *req)
         json_t *node = head_node_json(h->nodes[i]);
         const char *id = json_string_value(json_object_get(node, "node_id"));
         json_object_set_new(node, "gpu_quarantine", quarantine_of(h, id ? id : ""));
+        json_object_set_new(node, "gpus",
+                            h->nodes[i]->gpus ? json_incref(h->nodes[i]->gpus) : json_array());
         json_object_set_new(node, "is_standby", json_boolean(is_standby(h, h->nodes[i])));
         json_array_append_new(nodes, node);
     }

@@ -62,6 +62,7 @@ static void free_node(struct head_node *n)
         ray__rpc__gcs_node_info__free_unpacked(n->info, NULL);
     if (n->view)
         ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
+    json_decref(n->gpus);
     mb_free(n);
 }
 
@@ -99,6 +100,8 @@ static struct head_node *add_node(struct mb_head *h, Ray__Rpc__GcsNodeInfo *info
         if (n->view)
             ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
         mb_grpc_channel_destroy(n->channel); /* the address may be another */
+        json_decref(n->gpus);
+        n->gpus = NULL;
         n->view = NULL;
         n->channel = NULL;
     } else {

@@ -1,24 +1,58 @@
 /*
  * Pub/sub, the least that Ray's own tools touch: publishing and subscribing succeed, a poll is held
  * for 10 s and then answered without messages, which its client repeats. Nothing is published from
- * here: our agents learn by polling what they need.
- * Bound: HEAD_POLLS_MAX polls are held; further ones are answered at once.
+ * here: our agents learn by polling what they need. Of what is published here one part is read:
+ * what a node with GPUs says of them stays with the node, for status. Bound: HEAD_POLLS_MAX polls
+ * are held; further ones are answered at once.
  */
+#include <jansson.h>
+#include <string.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "gcs/services.h"
 
-enum { HOLD_MS = 10000 };
+enum { HOLD_MS = 10000, GPUS_MAX = 64 };
+
+/* 1 if the page of a node has GPUs; they replace what the node had. */
+static int take_page(struct mb_head *h, const Ray__Rpc__PubMessage *m)
+{
+    static const char prefix[] = "RAY_REPORTER:";
+    const size_t n_prefix = sizeof prefix - 1;
+    struct head_node *n;
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+    json_t *page, *gpus;
+    int kept;
+
+    if (m->inner_message_case != RAY__RPC__PUB_MESSAGE__INNER_MESSAGE_NODE_RESOURCE_USAGE_MESSAGE ||
+        m->key_id.len != n_prefix + sizeof hex - 1 || memcmp(m->key_id.data, prefix, n_prefix) != 0)
+        return 0;
+    memcpy(hex, m->key_id.data + n_prefix, sizeof hex - 1);
+    hex[sizeof hex - 1] = '\0';
+    n = head_node_find_hex(h, hex);
+    page = n ? json_loads(m->node_resource_usage_message->json, 0, NULL) : NULL;
+    gpus = json_object_get(page, MB_GCS_PAGE_GPUS);
+    kept = json_array_size(gpus) > 0 && json_array_size(gpus) <= GPUS_MAX;
+    if (kept) {
+        json_decref(n->gpus);
+        n->gpus = json_incref(gpus);
+    }
+    json_decref(page);
+    return kept;
+}
 
 static void publish(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
+    const Ray__Rpc__GcsPublishRequest *m = (const Ray__Rpc__GcsPublishRequest *)request;
     Ray__Rpc__GcsPublishReply reply = RAY__RPC__GCS_PUBLISH_REPLY__INIT;
     Ray__Rpc__GcsStatus ok = RAY__RPC__GCS_STATUS__INIT;
+    int is_read = 0;
 
-    (void)request;
     if (!head_admits(arg, req))
         return;
-    ok.message = mb_wire_str(MB_GCS_NO_READERS); /* our nodes need not go on */
+    for (size_t i = 0; i < m->n_pub_messages; i++)
+        is_read |= take_page(arg, m->pub_messages[i]);
+    if (!is_read)
+        ok.message = mb_wire_str(MB_GCS_NO_READERS); /* our nodes need not go on */
     reply.status = &ok;
     mb_grpc_reply(req, &reply.base);
 }

@@ -35,6 +35,7 @@ struct head_node {
     uint8_t id[MB_NODE_ID_BYTES];
     Ray__Rpc__GcsNodeInfo *info;                     /* owned */
     Ray__Rpc__Syncer__ResourceViewSyncMessage *view; /* owned; NULL before the first sync */
+    json_t *gpus; /* owned; what its agent last said of them, NULL: nothing */
     struct mb_health health;
     struct mb_grpc_channel *channel; /* opened when first needed */
     int reconciled; /* it holds no bundle but those in the table; before, it gets nothing */

@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 /* What our head says of statistics: it has no page for them. */
+/* What a node's page (mb_gcs_publish_usage) has beside that which Ray's dashboard shows. */
+#define MB_GCS_PAGE_GPUS  "mobulaGpus"
 #define MB_GCS_NO_READERS "nobody reads this here"
 
 enum {

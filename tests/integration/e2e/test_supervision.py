@@ -3,11 +3,13 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
 import time
 import unittest
+import urllib.request
 
 from cluster import Cluster, wait_until
 
@@ -146,7 +148,22 @@ FAKE_NVML = r"""
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n)
+{
+    const char *text = getenv("FAKE_NVML_COUNT");
+    *n = text != NULL ? (unsigned)atoi(text) : 2;
+    return 0;
+}
+int nvmlDeviceGetUUID(void *h, char *uuid, unsigned n)
+{
+    snprintf(uuid, n, "GPU-%lu00d", (unsigned long)h - 1);
+    return 0;
+}
+int nvmlDeviceGetPowerUsage(void *h, unsigned *milliwatts)
+{
+    *milliwatts = 100000 * (unsigned)(unsigned long)h;
+    return 0;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(unsigned long)(i + 1); return 0; }
 int nvmlDeviceGetName(void *h, char *name, unsigned n)
 {
@@ -184,14 +201,73 @@ class GpuMemory(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="mb-nvml-") as lib:
             self.quarantine(pathlib.Path(lib))
 
-    def quarantine(self, lib):
+    def driver(self, lib, gpus=2):
+        """The environment that has it."""
         source = lib / "nvml.c"
         source.write_text(FAKE_NVML)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", str(lib / "libnvidia-ml.so.1"), str(source)],
                        check=True)
-        for gpu in (0, 1):
+        for gpu in range(gpus):
             (lib / f"used-{gpu}").write_text("400")
-        env = {"LD_LIBRARY_PATH": str(lib), "FAKE_NVML_DIR": str(lib)}
+        return {"LD_LIBRARY_PATH": str(lib), "FAKE_NVML_DIR": str(lib), "FAKE_NVML_COUNT": str(gpus)}
+
+    def test_two_agents_share_a_host(self):
+        """Each has the GPUs that its CUDA_VISIBLE_DEVICES names, and no other."""
+        with tempfile.TemporaryDirectory(prefix="mb-nvml-") as lib:
+            self.share(pathlib.Path(lib))
+
+    def share(self, lib):
+        env = self.driver(lib, gpus=4)
+        with Cluster(nodes=1, env={**env, "CUDA_VISIBLE_DEVICES": "0,1"}) as cluster:
+            cluster.env["CUDA_VISIBLE_DEVICES"] = "GPU-300d, 2"
+            cluster.start_node(1)
+            cluster.env["CUDA_VISIBLE_DEVICES"] = "4"
+            refused = cluster.mobula("start", "--address", cluster.gcs, "--temp-dir", cluster.temp, "--node-name", "none")
+            self.assertNotEqual(refused.returncode, 0)
+            self.assertIn("CUDA_VISIBLE_DEVICES names GPU 4, this machine has 4", refused.stdout)
+            cluster.env["CUDA_VISIBLE_DEVICES"] = "2"
+            refused = cluster.mobula("start", "--address", cluster.gcs, "--temp-dir", cluster.temp, "--node-name", "none",
+                                     "--num-gpus", "2")
+            self.assertNotEqual(refused.returncode, 0)
+            self.assertIn('--num-gpus 2: CUDA_VISIBLE_DEVICES leaves 1 ("2")', refused.stdout)
+            del cluster.env["CUDA_VISIBLE_DEVICES"]
+            wait_until(lambda: cluster.total("mobula_gpu") == 4, lambda: str(cluster.status()["nodes"]))
+
+            # One gang over both: a rank a GPU, and every GPU once.
+            job = cluster.submit("mobula run --num-nodes 2 --gpus-per-node 2 -- "
+                                 f"sh -c 'echo node $NODE_RANK has $CUDA_VISIBLE_DEVICES; echo 30000 > {lib}/used-3'")
+            self.assertEqual(cluster.wait_job(job)["status"], "SUCCEEDED", cluster.logs(job))
+            seen = re.findall(r"node (\d) has (\d)\b", cluster.logs(job))
+            self.assertEqual(sorted(gpu for _, gpu in seen), list("0123"), cluster.logs(job))
+            by_node = sorted(sorted(gpu for node, gpu in seen if node == n) for n in "01")
+            self.assertEqual(by_node, [["0", "1"], ["2", "3"]])
+
+            # What was forgotten on a GPU is looked for where it is: the second agent's first.
+            def free():
+                return {n["node_name"]: n["resources_available"].get("mobula_gpu", 0) for n in cluster.status()["nodes"]
+                        if n["state"] == "ALIVE"}
+
+            wait_until(lambda: free() == {"node-0": 2, "node-1": 1}, lambda: str(free()), 60)
+
+            # Figures: by the head's status, in words, and by each node's own port.
+            def shown():
+                return {n["node_name"]: [(g["gpu"], g["device"], g["uuid"], g["power_watts"], g["memory_used_bytes"] >> 20)
+                                         for g in n["gpus"]] for n in cluster.status()["nodes"]}
+
+            wanted = {"node-0": [(0, "0", "GPU-000d", 100, 400), (1, "1", "GPU-100d", 200, 400)],
+                      "node-1": [(0, "3", "GPU-300d", 400, 30000), (1, "2", "GPU-200d", 300, 400)]}
+            wait_until(lambda: shown() == wanted, lambda: str(shown()), 60)
+            words = cluster.mobula("status", "--address", cluster.address).stdout
+            self.assertRegex(words, r"gpu 3 +Fake GPU +0 %  29.3/80.0 GiB  400/0 W  0 C")
+            port = cluster.node("node-1")["http_port"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+                text = reply.read().decode()
+            self.assertIn('mobula_gpu_power_watts{gpu="0",device="3",uuid="GPU-300d"} 400', text)
+            (lib / "used-3").write_text("400")
+            wait_until(lambda: free() == {"node-0": 2, "node-1": 2}, lambda: str(free()), 60)
+
+    def quarantine(self, lib):
+        env = self.driver(lib)
         with Cluster(nodes=1, env=env) as cluster:
             self.assertEqual(cluster.total("mobula_gpu"), 2)
             first = cluster.submit(

@@ -1,6 +1,7 @@
 /* A libnvidia-ml that is loaded before anybody asks for it: two devices, nothing in use. As a file
  * of that name it is a driver for whole agents. */
 #include <stdio.h>
+#include <string.h>
 
 int nvmlInit_v2(void);
 int nvmlShutdown(void);
@@ -12,6 +13,11 @@ int nvmlDeviceGetUUID(void *device, char *out, unsigned n);
 int nvmlDeviceGetUtilizationRates(void *device, unsigned gpu_memory[2]);
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts);
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius);
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out);
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts);
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz);
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *out);
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *out);
 
 int fake_nvml_status; /* of nvmlInit */
 
@@ -78,5 +84,41 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius)
     (void)device;
     (void)sensor;
     *celsius = 61;
+    return 0;
+}
+
+/* One part of a device, which is not listed. */
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out)
+{
+    *out = (char *)0 + 9;
+    return strcmp(uuid, "MIG-fake") == 0 ? 0 : 6;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts)
+{
+    (void)device;
+    *milliwatts = 700000;
+    return 0;
+}
+
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz)
+{
+    (void)device;
+    *mhz = type == 1 ? 1980 : 0;
+    return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *out)
+{
+    (void)device;
+    (void)counter;
+    *out = kind == 0 ? 3 : 0;
+    return 0;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *out)
+{
+    (void)device;
+    *out = 0x4;
     return 0;
 }

@@ -14,7 +14,7 @@ static enum mb_gpu_verdict sample(struct mb_gpu_watch *w, uint64_t used_mib, uin
 {
     uint64_t used = used_mib * MIB;
 
-    return mb_gpu_watch_sample(w, 3, &used, now_ms);
+    return mb_gpu_watch_sample(w, "3", &used, now_ms);
 }
 
 static void test_free_wait_quarantine(void **state)
@@ -48,8 +48,8 @@ static void test_a_silent_driver_is_no_yes(void **state)
 
     (void)state;
     mb_gpu_watch_begin(&w, 0);
-    assert_int_equal(mb_gpu_watch_sample(&w, 0, NULL, 29999), MB_GPU_WAIT);
-    assert_int_equal(mb_gpu_watch_sample(&w, 0, NULL, 30000), MB_GPU_QUARANTINE);
+    assert_int_equal(mb_gpu_watch_sample(&w, "0", NULL, 29999), MB_GPU_WAIT);
+    assert_int_equal(mb_gpu_watch_sample(&w, "0", NULL, 30000), MB_GPU_QUARANTINE);
     assert_string_equal(w.reason, "GPU 0: the driver does not say what is in use");
     assert_int_equal(sample(&w, 512, 30500), MB_GPU_FREE); /* no baseline: the slack alone */
 }

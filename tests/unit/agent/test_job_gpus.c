@@ -30,7 +30,8 @@ static void claims(struct mb_ledger *l, const char *id, uint32_t n, const char *
     struct mb_err err = {0};
     char *visible = NULL;
 
-    assert_int_equal(mb_job_gpus_claim(l, id, n, &visible, &err), expected ? MB_OK : MB_EFULL);
+    assert_int_equal(mb_job_gpus_claim(&(struct mb_job_gpus){.ledger = l}, id, n, &visible, &err),
+                     expected ? MB_OK : MB_EFULL);
     if (expected)
         assert_string_equal(visible, expected);
     mb_free(visible);
@@ -92,8 +93,8 @@ static void allocations_fail(void **state)
     (void)state;
     for (unsigned long nth = 1;; nth++) {
         int changes = 0;
-        struct mb_job_gpus g = {make(2), "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", count_change,
-                                &changes};
+        struct mb_job_gpus g = {make(2),      NULL,    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+                                count_change, &changes};
         struct mb_job_env env = {0};
         int rc, failed;
 

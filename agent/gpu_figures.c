@@ -1,0 +1,300 @@
+/*
+ *  1. create: the driver is opened once; a timer asks the pool, which reads into a second list.
+ *  2. Back on the loop the lists change places: nobody sees a half one.
+ *  3. A driver that hangs is asked once; its last figures stay.
+ *  4. close: what the pool does ends first.
+ */
+#include "agent/gpu_figures.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "agent/metrics.h"
+#include "base/alloc.h"
+
+enum { EVERY_MS = 5000 };
+
+struct mb_gpu_figures {
+    struct mb_nvml *nvml; /* the pool's, while it reads */
+    unsigned n, n_known;
+    struct mb_gpu_usage *known, *read; /* [n] */
+    uv_timer_t timer;
+    uv_work_t work;
+    int is_reading, is_closing;
+    void (*on_closed)(void *arg);
+    void *on_closed_arg;
+};
+
+/* ---- texts ---- */
+
+static const struct {
+    uint64_t bit;
+    const char *name;
+} reasons[] = {
+    {MB_GPU_THROTTLE_POWER_CAP, "power cap"},
+    {MB_GPU_THROTTLE_HW, "hardware slowdown"},
+    {MB_GPU_THROTTLE_THERMAL, "temperature"},
+    {MB_GPU_THROTTLE_HW_THERMAL, "temperature (hardware)"},
+    {MB_GPU_THROTTLE_POWER_BRAKE, "power brake"},
+};
+
+enum { N_REASONS = sizeof(reasons) / sizeof(reasons[0]) };
+
+static json_t *throttle_json(uint64_t throttle)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < N_REASONS; i++)
+        if (throttle & reasons[i].bit)
+            json_array_append_new(list, json_string(reasons[i].name));
+    return list;
+}
+
+static json_t *count_json(const struct mb_gpu_usage *g, uint64_t count)
+{
+    return g->has_ecc ? json_integer((json_int_t)count) : json_null();
+}
+
+json_t *mb_gpu_usage_json(const struct mb_gpu_usage *gpus, unsigned n)
+{
+    json_t *list = json_array();
+
+    for (unsigned i = 0; i < n; i++) {
+        const struct mb_gpu_usage *g = &gpus[i];
+
+        json_array_append_new(
+            list,
+            json_pack("{s:i, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:f, s:i, s:i, s:o, s:o, s:o}",
+                      "gpu", (int)i, "device", g->word, "name", g->name, "uuid", g->uuid,
+                      "utilization_percent", (int)g->percent, "memory_used_bytes",
+                      (json_int_t)g->used_bytes, "memory_total_bytes", (json_int_t)g->total_bytes,
+                      "power_watts", (double)g->power_mw / 1000, "power_limit_watts",
+                      (double)g->power_limit_mw / 1000, "temperature_celsius",
+                      (int)g->temperature_c, "sm_clock_mhz", (int)g->sm_clock_mhz, "ecc_corrected",
+                      count_json(g, g->ecc_corrected), "ecc_uncorrected",
+                      count_json(g, g->ecc_uncorrected), "throttle", throttle_json(g->throttle)));
+    }
+    return list;
+}
+
+static double utilization_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->percent / 100;
+}
+
+static double used_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->used_bytes;
+}
+
+static double total_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->total_bytes;
+}
+
+static double power_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->power_mw / 1000;
+}
+
+static double power_limit_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->power_limit_mw / 1000;
+}
+
+static double temperature_of(const struct mb_gpu_usage *g)
+{
+    return g->temperature_c;
+}
+
+static double clock_of(const struct mb_gpu_usage *g)
+{
+    return (double)g->sm_clock_mhz * 1e6;
+}
+
+static const struct {
+    const char *name, *help;
+    double (*value)(const struct mb_gpu_usage *g);
+} gauges[] = {
+    {"mobula_gpu_utilization_ratio", "Share of time in which a kernel ran.", utilization_of},
+    {"mobula_gpu_memory_used_bytes", "Memory in use.", used_of},
+    {"mobula_gpu_memory_total_bytes", "Memory of the GPU.", total_of},
+    {"mobula_gpu_power_watts", "Power it draws.", power_of},
+    {"mobula_gpu_power_limit_watts", "Power it may draw.", power_limit_of},
+    {"mobula_gpu_temperature_celsius", "Temperature of its core.", temperature_of},
+    {"mobula_gpu_sm_clock_hertz", "Clock of its multiprocessors.", clock_of},
+};
+
+/* The labels of a GPU, and one more pair. */
+struct labels {
+    char number[16];
+    const char *pair[9];
+};
+
+static const char *const *labels_of(struct labels *l, const struct mb_gpu_usage *g, unsigned i,
+                                    const char *key, const char *value)
+{
+    snprintf(l->number, sizeof(l->number), "%u", i);
+    memcpy(l->pair,
+           (const char *const[]){"gpu", l->number, "device", g->word, "uuid", g->uuid, key, value,
+                                 NULL},
+           sizeof(l->pair));
+    return l->pair;
+}
+
+static int put_ecc(const struct mb_gpu_usage *gpus, unsigned n, struct mb_buf *out)
+{
+    static const char name[] = "mobula_gpu_ecc_errors_total";
+    struct labels l;
+    int rc = mb_metric_family(out, name, MB_METRIC_COUNTER,
+                              "Errors of memory since the driver was loaded.");
+
+    for (unsigned i = 0; i < n && rc == MB_OK; i++) {
+        if (!gpus[i].has_ecc)
+            continue;
+        rc = mb_metric_sample(out, name, labels_of(&l, &gpus[i], i, "kind", "corrected"),
+                              (double)gpus[i].ecc_corrected);
+        if (rc == MB_OK)
+            rc = mb_metric_sample(out, name, labels_of(&l, &gpus[i], i, "kind", "uncorrected"),
+                                  (double)gpus[i].ecc_uncorrected);
+    }
+    return rc;
+}
+
+static int put_throttle(const struct mb_gpu_usage *gpus, unsigned n, struct mb_buf *out)
+{
+    static const char name[] = "mobula_gpu_throttled";
+    struct labels l;
+    int rc = mb_metric_family(out, name, MB_METRIC_GAUGE,
+                              "1 while clocks are lower than they could be, by reason.");
+
+    for (unsigned i = 0; i < n; i++)
+        for (size_t k = 0; k < N_REASONS && rc == MB_OK; k++)
+            rc = mb_metric_sample(out, name, labels_of(&l, &gpus[i], i, "reason", reasons[k].name),
+                                  (gpus[i].throttle & reasons[k].bit) != 0);
+    return rc;
+}
+
+int mb_gpu_usage_metrics(const struct mb_gpu_usage *gpus, unsigned n, struct mb_buf *out)
+{
+    struct labels l;
+    int rc = MB_OK;
+
+    if (n == 0)
+        return MB_OK;
+    for (size_t k = 0; k < sizeof(gauges) / sizeof(gauges[0]) && rc == MB_OK; k++) {
+        rc = mb_metric_family(out, gauges[k].name, MB_METRIC_GAUGE, gauges[k].help);
+        for (unsigned i = 0; i < n && rc == MB_OK; i++)
+            rc = mb_metric_sample(out, gauges[k].name, labels_of(&l, &gpus[i], i, NULL, NULL),
+                                  gauges[k].value(&gpus[i]));
+    }
+    if (rc == MB_OK)
+        rc = put_ecc(gpus, n, out);
+    return rc == MB_OK ? put_throttle(gpus, n, out) : rc;
+}
+
+/* ---- looking ---- */
+
+unsigned mb_gpu_figures_latest(const struct mb_gpu_figures *f, const struct mb_gpu_usage **out)
+{
+    *out = f != NULL ? f->known : NULL;
+    return f != NULL ? f->n_known : 0;
+}
+
+static void destroy(struct mb_gpu_figures *f)
+{
+    mb_nvml_close(f->nvml);
+    mb_free(f->known);
+    mb_free(f->read);
+    mb_free(f);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    struct mb_gpu_figures *f = handle->data;
+    void (*cb)(void *arg) = f->on_closed;
+    void *arg = f->on_closed_arg;
+
+    destroy(f);
+    cb(arg);
+}
+
+static void finish_close(struct mb_gpu_figures *f)
+{
+    if (!f->is_reading)
+        uv_close((uv_handle_t *)&f->timer, on_timer_closed);
+}
+
+static void read_all(uv_work_t *work)
+{
+    struct mb_gpu_figures *f = work->data;
+
+    for (unsigned i = 0; i < f->n; i++)
+        mb_nvml_usage(f->nvml, i, &f->read[i]);
+}
+
+static void after_read(uv_work_t *work, int status)
+{
+    struct mb_gpu_figures *f = work->data;
+    struct mb_gpu_usage *former = f->known;
+
+    f->is_reading = 0;
+    if (f->is_closing) {
+        finish_close(f);
+        return;
+    }
+    if (status != 0)
+        return;
+    f->known = f->read;
+    f->read = former;
+    f->n_known = f->n;
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    struct mb_gpu_figures *f = t->data;
+
+    if (!f->is_reading)
+        f->is_reading = uv_queue_work(t->loop, &f->work, read_all, after_read) == 0;
+}
+
+int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **out,
+                          struct mb_err *err)
+{
+    struct mb_nvml *nvml = NULL;
+    struct mb_gpu_figures *f;
+    int rc = n > 0 ? mb_nvml_open(&nvml, err) : MB_OK;
+
+    *out = NULL;
+    if (rc != MB_OK || nvml == NULL)
+        return rc;
+    f = mb_calloc(1, sizeof(*f));
+    if (f == NULL) {
+        mb_nvml_close(nvml);
+        return mb_err_set(err, MB_ENOMEM, "no memory for the GPUs' figures");
+    }
+    f->nvml = nvml;
+    f->n = n < MB_GPUS_MAX ? n : MB_GPUS_MAX;
+    f->known = mb_calloc(f->n, sizeof(*f->known));
+    f->read = mb_calloc(f->n, sizeof(*f->read));
+    if (f->known == NULL || f->read == NULL) {
+        destroy(f);
+        return mb_err_set(err, MB_ENOMEM, "no memory for the GPUs' figures");
+    }
+    uv_timer_init(loop, &f->timer);
+    f->timer.data = f->work.data = f;
+    uv_timer_start(&f->timer, on_timer, 0, EVERY_MS);
+    *out = f;
+    return MB_OK;
+}
+
+void mb_gpu_figures_close(struct mb_gpu_figures *f, void (*cb)(void *arg), void *arg)
+{
+    if (f == NULL) {
+        cb(arg);
+        return;
+    }
+    f->is_closing = 1;
+    f->on_closed = cb;
+    f->on_closed_arg = arg;
+    finish_close(f);
+}

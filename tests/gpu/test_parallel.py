@@ -3,6 +3,7 @@ dies, gangs under agents. MOBULA_WORKER and MOBULA_BIN are the programs, gang.py
 machine with two NVIDIA GPUs and NCCL, and needs Python's standard library only."""
 
 import glob
+import json
 import os
 import re
 import signal
@@ -122,36 +123,49 @@ class Parallel(unittest.TestCase):
 
 
 class Agents(unittest.TestCase):
-    """A gang of two under the agent, on two GPUs."""
+    """A gang of two under one agent with two GPUs, and under two agents that have one each."""
 
     def test_a_killed_rank_is_restarted_with_the_same_losses(self):
-        command = ["mobula", "train", "--num-nodes", str(NODES), "--gpus-per-node", str(2 // NODES), "--max-restarts", "2",
+        with Cluster(nodes=1, start_args=("--num-gpus", "2")) as cluster:
+            self.kill_one(cluster, 1)
+
+    def test_two_agents_share_a_host(self):
+        with Cluster(nodes=1, env={"CUDA_VISIBLE_DEVICES": "0"}) as cluster:
+            cluster.env["CUDA_VISIBLE_DEVICES"] = "1"
+            cluster.start_node(1)
+            wait_until(lambda: cluster.total("mobula_gpu") == 2, lambda: str(cluster.status()["nodes"]))
+
+            def shown():
+                return sorted(g["device"] for n in cluster.status()["nodes"] for g in n["gpus"])
+
+            wait_until(lambda: shown() == ["0", "1"], lambda: str(shown()))
+            print("  " + "\n  ".join(json.dumps(g) for n in cluster.status()["nodes"] for g in n["gpus"]), flush=True)
+            print(cluster.mobula("status", "--address", cluster.address).stdout, flush=True)
+            self.kill_one(cluster, 2)
+
+    def kill_one(self, cluster, nodes):
+        command = ["mobula", "train", "--num-nodes", str(nodes), "--gpus-per-node", str(2 // nodes), "--max-restarts", "2",
                    "--restart-delay", "50ms", *MODEL, *SHARDED, *MEANWHILE, "--deterministic-mode", "--train-iters", str(LONG),
                    "--save-interval", "100"]
-        with gpu_cluster() as cluster:
-            logs = {}
-            for name in ("plain", "killed"):
-                where = f"{cluster.dir}/{name}"
-                cluster.submit([*command, "--checkpoint-url", f"file://{where}"], submission_id=name)
-                if name == "killed":
-                    wait_until(lambda: os.path.exists(f"{where}/latest_checkpointed_iteration.txt"),
-                               lambda: cluster.logs(name), 120)
-                    os.kill(cluster.rank_pids("mobula-worker")[1], signal.SIGKILL)
-                job = cluster.wait_job(name, timeout_s=180)
-                logs[name] = cluster.logs(name)
-                self.assertEqual(job["status"], "SUCCEEDED", logs[name])
-            plain, killed = (dict((i, loss) for i, _, loss in iterations_of(logs[name])) for name in logs)
-            self.assertEqual(sorted(plain), list(range(1, LONG + 1)))
-            self.assertIn("rank 1 was killed by signal 9", logs["killed"])
-            print(f"  {len(iterations_of(logs['killed']))} iterations with the repeated ones", flush=True)
-            self.assertEqual(plain, killed)
+        logs = {}
+        for name in ("plain", "killed"):
+            where = f"{cluster.dir}/{name}"
+            cluster.submit([*command, "--checkpoint-url", f"file://{where}"], submission_id=name)
+            if name == "killed":
+                wait_until(lambda: os.path.exists(f"{where}/latest_checkpointed_iteration.txt"),
+                           lambda: cluster.logs(name), 120)
+                os.kill(cluster.rank_pids("mobula-worker")[1], signal.SIGKILL)
+            job = cluster.wait_job(name, timeout_s=180)
+            logs[name] = cluster.logs(name)
+            self.assertEqual(job["status"], "SUCCEEDED", logs[name])
+        plain, killed = (dict((i, loss) for i, _, loss in iterations_of(logs[name])) for name in logs)
+        self.assertEqual(sorted(plain), list(range(1, LONG + 1)))
+        self.assertIn("rank 1 was killed by signal 9", logs["killed"])
+        print(f"  {len(iterations_of(logs['killed']))} iterations with the repeated ones", flush=True)
+        self.assertEqual(plain, killed)
 
 
-NODES, LONG = 1, 1000
-
-
-def gpu_cluster():
-    return Cluster(nodes=NODES, start_args=("--num-gpus", str(2 // NODES)))
+LONG = 1000
 
 
 def n_gpus():

@@ -6,9 +6,12 @@
  * normal e % 4 of Philox block e / 4 under (seed, hash of the name): four words give four normals
  * by Box-Muller in double. Weights of embeddings, qkv, fc1 and output have the given deviation;
  * those that write to the residual stream have it divided by sqrt(2 layers); norms are 1 (0 where
- * the difference from 1 is kept), biases 0.
+ * the difference from 1 is kept), biases 0. An element depends on nothing else, so threads draw
+ * a piece side by side.
  */
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +19,9 @@
 #include "worker/kernels/philox.h"
 #include "worker/model/gpt_internal.h"
 
-enum { PARAMS_PER_LAYER = 12, PARAMS_OUTSIDE = 5, DRAW_PIECE = 1 << 14 };
+enum { PARAMS_PER_LAYER = 12, PARAMS_OUTSIDE = 5, DRAW_PIECE = 1 << 22 };
+/* Of a piece that is smaller one thread draws all. */
+enum { DRAW_THREADS_MAX = 16, DRAW_BLOCKS_MIN = 1 << 14 };
 
 static const uint32_t INIT_DOMAIN = 0x696e6974; /* keeps these draws apart from dropout's sites */
 
@@ -137,6 +142,59 @@ static void draw_normals(uint64_t seed, uint32_t stream, size_t first_block, siz
     }
 }
 
+struct share {
+    pthread_t thread;
+    uint64_t seed;
+    uint32_t stream;
+    size_t first_block, n_blocks;
+    double std;
+    float *out;
+};
+
+static void *draw_share(void *arg)
+{
+    const struct share *s = arg;
+    draw_normals(s->seed, s->stream, s->first_block, s->n_blocks, s->std, s->out);
+    return NULL;
+}
+
+/* As many as may run here, and as there is work for. */
+static size_t threads_for(size_t n_blocks)
+{
+    cpu_set_t set;
+    size_t n = sched_getaffinity(0, sizeof(set), &set) == 0 ? (size_t)CPU_COUNT(&set) : 1;
+    size_t most = n_blocks / DRAW_BLOCKS_MIN;
+    n = n < DRAW_THREADS_MAX ? n : DRAW_THREADS_MAX;
+    n = n < most ? n : most;
+    return n > 0 ? n : 1;
+}
+
+/* The first share is the caller's; one whose thread cannot be made is, too. */
+static void draw_piece(uint64_t seed, uint32_t stream, size_t first_block, size_t n_blocks,
+                       double std, float *out)
+{
+    struct share shares[DRAW_THREADS_MAX];
+    const size_t n = threads_for(n_blocks);
+    int is_running[DRAW_THREADS_MAX] = {0};
+    for (size_t i = 0; i < n; i++) {
+        const size_t from = n_blocks * i / n, to = n_blocks * (i + 1) / n;
+        shares[i] = (struct share){.seed = seed,
+                                   .stream = stream,
+                                   .first_block = first_block + from,
+                                   .n_blocks = to - from,
+                                   .std = std,
+                                   .out = out + 4 * from};
+        if (i > 0)
+            is_running[i] = pthread_create(&shares[i].thread, NULL, draw_share, &shares[i]) == 0;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!is_running[i])
+            draw_share(&shares[i]);
+    for (size_t i = 0; i < n; i++)
+        if (is_running[i])
+            pthread_join(shares[i].thread, NULL);
+}
+
 static int ends_with(const char *s, const char *end)
 {
     size_t n = strlen(s), n_end = strlen(end);
@@ -150,12 +208,12 @@ static void draw_param(struct mb_gpt *m, const struct mb_param *p, float *piece)
         std /= sqrt(2.0 * (double)m->c.n_layers);
     uint32_t stream = hash_name(p->name);
     if (p->n_dims == 1) /* a norm's weight; what stays out of here is already zero */
-        for (size_t i = 0; i < DRAW_PIECE; i++)
+        for (size_t i = 0; i < DRAW_PIECE && i < p->n; i++)
             piece[i] = 1;
     for (size_t first = 0; first < p->n; first += DRAW_PIECE) {
         size_t n = p->n - first < DRAW_PIECE ? p->n - first : DRAW_PIECE;
         if (p->n_dims == 2)
-            draw_normals(m->c.seed, stream, first / 4, (n + 3) / 4, std, piece);
+            draw_piece(m->c.seed, stream, first / 4, (n + 3) / 4, std, piece);
         m->dev->ops->copy_in(m->dev->ctx, m->dev->stream, m->weights + p->offset + first, piece,
                              n * sizeof(float));
     }

@@ -1,7 +1,8 @@
 /*
  * AdamW over all segments in one launch, or several where there are more segments than fit a
- * kernel's parameters. A thread finds its segment by bisection. The bias corrections are formed in
- * double, once per call.
+ * kernel's parameters. A thread finds its segment by bisection, and has W elements of it where all
+ * segments begin and end at multiples of W. The bias corrections are formed in double, once per
+ * call.
  */
 #include <math.h>
 #include "worker/kernels/cuda/device.cuh"
@@ -19,11 +20,13 @@ struct update {
     float b1, b2, c1, c2, correct1, correct2, lr, eps, grad_scale;
 };
 
+template <int W>
 __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, float *exp_avg_sq,
                              size_t state_begin, const __grid_constant__ struct segments s,
                              const __grid_constant__ struct update u)
 {
-    const size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    typedef neighbours<float, W> packed;
+    const size_t i = (blockIdx.x * (size_t)THREADS + threadIdx.x) * W;
     if (i >= s.first[s.n])
         return;
     int low = 0, high = s.n; /* first[low] <= i < first[high] */
@@ -35,12 +38,31 @@ __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, f
             high = middle;
     }
     const size_t e = s.begin[low] + (i - s.first[low]), at = e - state_begin;
-    const float g = u.grad_scale * grad[e], w = weight[e];
-    const float m = u.b1 * exp_avg[at] + u.c1 * g;
-    const float v = u.b2 * exp_avg_sq[at] + u.c2 * g * g;
-    exp_avg[at] = m;
-    exp_avg_sq[at] = v;
-    weight[e] = w - u.lr * (m * u.correct1 / (sqrtf(v * u.correct2) + u.eps) + s.decay[low] * w);
+    const packed gs = *(const packed *)(grad + e);
+    packed ws = *(const packed *)(weight + e);
+    packed ms = *(const packed *)(exp_avg + at), vs = *(const packed *)(exp_avg_sq + at);
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        const float g = u.grad_scale * gs.v[k], w = ws.v[k];
+        const float m = u.b1 * ms.v[k] + u.c1 * g;
+        const float v = u.b2 * vs.v[k] + u.c2 * g * g;
+        ms.v[k] = m;
+        vs.v[k] = v;
+        ws.v[k] = w - u.lr * (m * u.correct1 / (sqrtf(v * u.correct2) + u.eps) + s.decay[low] * w);
+    }
+    *(packed *)(exp_avg + at) = ms;
+    *(packed *)(exp_avg_sq + at) = vs;
+    *(packed *)(weight + e) = ws;
+}
+
+/* Whether all that segments begin with and end at is a multiple of n elements, and of 16 bytes. */
+static bool are_even(const struct mb_adamw *a, const struct segments &s, size_t n)
+{
+    bool even = a->state_begin % n == 0 && is_aligned(a->weight) && is_aligned(a->grad) &&
+                is_aligned(a->exp_avg) && is_aligned(a->exp_avg_sq);
+    for (int k = 0; k < s.n; k++)
+        even = even && s.begin[k] % n == 0 && s.first[k + 1] % n == 0;
+    return even;
 }
 
 static struct update update_of(const struct mb_adamw *a)
@@ -73,8 +95,13 @@ void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struc
         }
         if (s.first[s.n] == 0)
             continue;
-        adamw_kernel<<<blocks_for(s.first[s.n], THREADS), THREADS, 0, stream->cuda>>>(
-            a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+        constexpr int W = vec<float>::N;
+        if (are_even(a, s, W))
+            adamw_kernel<W><<<blocks_for(s.first[s.n], THREADS * W), THREADS, 0, stream->cuda>>>(
+                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+        else
+            adamw_kernel<1><<<blocks_for(s.first[s.n], THREADS), THREADS, 0, stream->cuda>>>(
+                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
         mb_cuda_launched(stream, "adamw");
     }
 }

@@ -1,6 +1,7 @@
 /*
  * Causal attention in fp32 arithmetic, for every shape and both dtypes: a warp has one row. Shapes
- * that matrix units take go to attention_mma.cu or attention_hopper.cu instead.
+ * that cuDNN takes go there (dnn.c), others that matrix units take to attention_mma.cu or
+ * attention_hopper.cu.
  *
  * Forward: the warp walks over the keys of its query, 32 at a time, a key a lane, with an online
  * softmax; then each lane gathers its columns of the output. Backward computes the probabilities
@@ -270,7 +271,7 @@ void mb_cuda_attention_forward(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_attention_forward *a)
 {
     const bool drops = a->dropout.probability > 0;
-    if (is_too_large(stream, &a->shape))
+    if (is_too_large(stream, &a->shape) || mb_cuda_dnn_attention_forward(ctx->dnn, stream, a))
         return;
     if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
         if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
@@ -289,7 +290,7 @@ void mb_cuda_attention_backward(struct mb_context *ctx, struct mb_stream *stream
                                 const struct mb_attention_backward *a)
 {
     const bool drops = a->dropout.probability > 0;
-    if (is_too_large(stream, &a->shape))
+    if (is_too_large(stream, &a->shape) || mb_cuda_dnn_attention_backward(ctx->dnn, stream, a))
         return;
     if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
         delta_vectors(stream, a);

@@ -83,6 +83,20 @@ static int check_device(struct mb_context *ctx, struct mb_err *err)
     return e == cudaSuccess ? 0 : refuse(err, e, ctx->name);
 }
 
+static void describe(struct mb_context *ctx)
+{
+    const size_t blas = mb_cuda_blas_version(ctx->blas), dnn = mb_cuda_dnn_version(ctx->dnn);
+    size_t free_bytes = 0, total_bytes = 0;
+    char size[16];
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    int n = snprintf(ctx->describe, sizeof(ctx->describe),
+                     "CUDA, %s, %d multiprocessors, %s, cuBLASLt %zu.%zu.%zu", ctx->name, ctx->n_sm,
+                     mb_human_bytes(total_bytes, size), blas / 10000, blas / 100 % 100, blas % 100);
+    if (dnn > 0)
+        snprintf(ctx->describe + n, sizeof(ctx->describe) - (size_t)n, ", cuDNN %zu.%zu.%zu",
+                 dnn / 10000, dnn / 100 % 100, dnn % 100);
+}
+
 int mb_cuda_open(int device_index, struct mb_context **out, struct mb_err *err)
 {
     int n = 0, rc = count_devices(&n, err);
@@ -98,17 +112,13 @@ int mb_cuda_open(int device_index, struct mb_context **out, struct mb_err *err)
     rc = check_device(ctx, err);
     if (rc == 0)
         rc = mb_cuda_blas_open(&ctx->blas, err);
+    if (rc == 0)
+        rc = mb_cuda_dnn_open(&ctx->dnn, err);
     if (rc != 0) {
         mb_cuda_close(ctx);
         return rc;
     }
-    size_t free_bytes = 0, total_bytes = 0, version = mb_cuda_blas_version(ctx->blas);
-    char size[16];
-    cudaMemGetInfo(&free_bytes, &total_bytes);
-    snprintf(ctx->describe, sizeof(ctx->describe),
-             "CUDA, %s, %d multiprocessors, %s, cuBLASLt %zu.%zu.%zu", ctx->name, ctx->n_sm,
-             mb_human_bytes(total_bytes, size), version / 10000, version / 100 % 100,
-             version % 100);
+    describe(ctx);
     *out = ctx;
     return 0;
 }
@@ -123,6 +133,7 @@ void mb_cuda_close(struct mb_context *ctx)
     if (ctx == NULL)
         return;
     mb_blocks_close(&ctx->blocks, free_block);
+    mb_cuda_dnn_close(ctx->dnn);
     mb_cuda_blas_close(ctx->blas);
     mb_free(ctx);
 }

@@ -20,6 +20,7 @@ extern "C" {
 #include "worker/kernels/blocks.h"
 #include "worker/kernels/collective.h"
 #include "worker/kernels/cuda/blas.h"
+#include "worker/kernels/cuda/dnn.h"
 #include "worker/kernels/op.h"
 
 enum {
@@ -37,6 +38,7 @@ struct mb_context {
     int is_hopper; /* kernels for it are used; MOBULA_CUDA_HOPPER=0 leaves them out */
     char name[64], describe[256];
     struct mb_cuda_blas *blas;
+    struct mb_cuda_dnn *dnn; /* NULL: attention by our own kernels only */
     struct mb_blocks blocks;
 };
 

@@ -82,13 +82,17 @@ __global__ void __launch_bounds__(THREADS)
     load_columns<N, VECS>(weight, weight_in, hidden);
     for (size_t row = blockIdx.x; row < n_rows; row += gridDim.x) {
         const float rstd = rstd_in[row];
-        vec<T> vx[VECS], vd[VECS];
+        vec<T> vx[VECS], vd[VECS], vo[VECS];
         float sum = 0;
 #pragma unroll
         for (int k = 0; k < VECS; k++) {
             const size_t at = ((size_t)k * THREADS + threadIdx.x) * N;
             vx[k] = load_or_zero(x + row * hidden, at, hidden);
             vd[k] = load_or_zero(d_out + row * hidden, at, hidden);
+            vo[k] = load_or_zero(d_x + row * hidden, at, hidden);
+        }
+#pragma unroll
+        for (int k = 0; k < VECS; k++) {
             for (int i = 0; i < N; i++) {
                 const float xh = to_float(vx[k].v[i]) * rstd, d = to_float(vd[k].v[i]);
                 sum += d * weight[k * N + i] * xh;
@@ -101,13 +105,12 @@ __global__ void __launch_bounds__(THREADS)
             const size_t at = ((size_t)k * THREADS + threadIdx.x) * N;
             if (at >= hidden)
                 continue;
-            vec<T> o = load_vec(d_x + row * hidden + at);
             for (int i = 0; i < N; i++) {
                 const float xh = to_float(vx[k].v[i]) * rstd;
                 const float g = to_float(vd[k].v[i]) * weight[k * N + i];
-                o.v[i] = from_float<T>(to_float(o.v[i]) + rstd * (g - xh * mean));
+                vo[k].v[i] = from_float<T>(to_float(vo[k].v[i]) + rstd * (g - xh * mean));
             }
-            store_vec(d_x + row * hidden + at, o);
+            store_vec(d_x + row * hidden + at, vo[k]);
         }
     }
 #pragma unroll

@@ -1,6 +1,7 @@
 /*
  * bench_gpu BACKEND [--dtype bf16|fp32] [--micro-batch N] [--micro-batches N] [--steps N]
- *           [--layers N] [--hidden N] [--heads N] [--seq N] [--vocab N]
+ *           [--layers N] [--hidden N] [--heads N] [--seq N] [--vocab N] [--style gpt2|llama]
+ *           [--groups N] [--ffn N]
  *
  * Training steps of a GPT on one device, without data and communication: zero gradients, micro
  * batches forward and backward, gradient norm, clip, AdamW. Defaults: GPT-2 124M, 8 micro batches
@@ -26,7 +27,8 @@ enum { MAX_ROWS = 64 };
 struct options {
     const char *backend;
     enum mb_dtype dtype;
-    size_t micro_batch, micro_batches, steps, layers, hidden, heads, seq, vocab;
+    int llama; /* its style: RMSNorm, SwiGLU, rotary positions, no biases, an output of its own */
+    size_t micro_batch, micro_batches, steps, layers, hidden, heads, groups, ffn, seq, vocab;
 };
 
 /* ---- the table of operations that waits and counts ---- */
@@ -80,6 +82,11 @@ static uint64_t finished_us(struct mb_context *ctx, struct mb_stream *stream)
     X(embedding_backward, mb_embedding_backward)                                                   \
     X(layernorm_forward, mb_layernorm_forward)                                                     \
     X(layernorm_backward, mb_layernorm_backward)                                                   \
+    X(rmsnorm_forward, mb_rmsnorm_forward)                                                         \
+    X(rmsnorm_backward, mb_rmsnorm_backward)                                                       \
+    X(swiglu_forward, mb_swiglu_forward)                                                           \
+    X(swiglu_backward, mb_swiglu_backward)                                                         \
+    X(rope, mb_rope)                                                                               \
     X(dropout_add, mb_dropout_add)                                                                 \
     X(attention_forward, mb_attention_forward)                                                     \
     X(attention_backward, mb_attention_backward)                                                   \
@@ -91,6 +98,30 @@ static uint64_t finished_us(struct mb_context *ctx, struct mb_stream *stream)
 OPS(WRAP)
 LINEARS(WRAP_LINEAR)
 
+static void timed_squared_norm(struct mb_context *ctx, struct mb_stream *stream, const float *x,
+                               size_t n, double *sum)
+{
+    uint64_t from_us = finished_us(ctx, stream);
+    inner->squared_norm(ctx, stream, x, n, sum);
+    count("squared_norm", finished_us(ctx, stream) - from_us);
+}
+
+static void timed_convert(struct mb_context *ctx, struct mb_stream *stream, void *y, const float *x,
+                          size_t n, enum mb_dtype dtype)
+{
+    uint64_t from_us = finished_us(ctx, stream);
+    inner->convert(ctx, stream, y, x, n, dtype);
+    count("convert", finished_us(ctx, stream) - from_us);
+}
+
+static void timed_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst,
+                       size_t size_bytes)
+{
+    uint64_t from_us = finished_us(ctx, stream);
+    inner->zero(ctx, stream, dst, size_bytes);
+    count("zero", finished_us(ctx, stream) - from_us);
+}
+
 static struct mb_backend timed_table(const struct mb_backend *ops)
 {
     struct mb_backend outer = *ops;
@@ -98,6 +129,9 @@ static struct mb_backend timed_table(const struct mb_backend *ops)
 #define PATCH(op, arg) outer.op = timed_##op;
     OPS(PATCH)
     LINEARS(PATCH)
+    outer.squared_norm = timed_squared_norm;
+    outer.convert = timed_convert;
+    outer.zero = timed_zero;
     return outer;
 }
 
@@ -124,6 +158,15 @@ static int setup(struct bench *b, struct mb_err *err)
     c.n_layers = o->layers;
     c.hidden = o->hidden;
     c.n_heads = o->heads;
+    c.n_groups = o->groups;
+    c.ffn_hidden = o->ffn;
+    if (o->llama) {
+        c.norm = MB_GPT_RMSNORM;
+        c.positions = MB_GPT_ROPE;
+        c.rope.base = 500000;
+        c.swiglu = c.untie_output = 1;
+        c.linear_bias = c.qkv_bias = 0;
+    }
     c.seq = c.max_positions = o->seq;
     c.vocab = o->vocab;
     c.padded_vocab = mb_gpt_padded_vocab(c.vocab, 128, 1);
@@ -169,11 +212,14 @@ static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err 
     return b->dev.ops->synchronize(b->dev.ctx, b->dev.stream, err);
 }
 
-static double honest_flop(const struct options *o)
+static double honest_flop(const struct mb_gpt_config *c)
 {
-    double h = (double)o->hidden, layers = (double)o->layers;
-    double vocab = (double)mb_gpt_padded_vocab(o->vocab, 128, 1);
-    return 6 * (layers * 12 * h * h + vocab * h) + 6 * layers * h * (double)o->seq;
+    double h = (double)c->hidden, layers = (double)c->n_layers;
+    double attention = (double)(c->n_heads * c->head_dim);
+    double keys = (double)(c->n_groups * c->head_dim);
+    double layer = h * (2 * attention + 2 * keys + (c->swiglu ? 3 : 2) * (double)c->ffn_hidden);
+    return 6 * (layers * layer + (double)c->padded_vocab * h) +
+           6 * layers * attention * (double)c->seq;
 }
 
 static int compare(const void *a, const void *b)
@@ -185,11 +231,13 @@ static int compare(const void *a, const void *b)
 static void report(const struct bench *b, double *ms, double loss)
 {
     const struct options *o = &b->o;
+    const double flop = honest_flop(mb_gpt_config(b->model));
     double tokens = (double)(b->n_tokens * o->micro_batches);
     printf("%s\n", b->dev.ops->describe(b->dev.ctx));
-    printf("%zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s, %zu x %zu samples a step\n",
-           o->layers, o->hidden, o->heads, o->seq, o->vocab,
-           o->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", o->micro_batches, o->micro_batch);
+    printf(
+        "%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s, %zu x %zu samples a step\n",
+        o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
+        o->vocab, o->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", o->micro_batches, o->micro_batch);
     printf("ms of each step:");
     for (size_t i = 0; i < o->steps; i++)
         printf(" %.1f", ms[i]);
@@ -198,7 +246,7 @@ static void report(const struct bench *b, double *ms, double loss)
     double megatron = mb_gpt_flops_per_sample(mb_gpt_config(b->model)) / (double)o->seq;
     printf("\nmedian %.1f ms, %.0f tokens/s, %.1f TFLOP/s honest (%.0f MFLOP a token), %.1f "
            "TFLOP/s by Megatron's count; loss %.4f\n",
-           s * 1e3, tokens / s, honest_flop(o) * tokens / s * 1e-12, honest_flop(o) * 1e-6,
+           s * 1e3, tokens / s, flop * tokens / s * 1e-12, flop * 1e-6,
            megatron * tokens / s * 1e-12, loss);
 }
 
@@ -253,6 +301,8 @@ static int parse(int argc, char **argv, struct options *o)
                    {"--layers", &o->layers, 1 << 16},
                    {"--hidden", &o->hidden, 1 << 20},
                    {"--heads", &o->heads, 1 << 20},
+                   {"--groups", &o->groups, 1 << 20},
+                   {"--ffn", &o->ffn, 1 << 20},
                    {"--seq", &o->seq, 1 << 20},
                    {"--vocab", &o->vocab, 1 << 24}};
     if (argc < 2 || argc % 2 != 0)
@@ -263,6 +313,11 @@ static int parse(int argc, char **argv, struct options *o)
         if (strcmp(argv[i], "--dtype") == 0 &&
             (strcmp(argv[i + 1], "bf16") == 0 || strcmp(argv[i + 1], "fp32") == 0)) {
             o->dtype = argv[i + 1][0] == 'b' ? MB_DTYPE_BF16 : MB_DTYPE_F32;
+            continue;
+        }
+        if (strcmp(argv[i], "--style") == 0 &&
+            (strcmp(argv[i + 1], "gpt2") == 0 || strcmp(argv[i + 1], "llama") == 0)) {
+            o->llama = argv[i + 1][0] == 'l';
             continue;
         }
         while (k < n_numbers && strcmp(argv[i], numbers[k].name) != 0)
@@ -291,7 +346,7 @@ int main(int argc, char **argv)
     if (parse(argc, argv, &b.o) != 0) {
         fprintf(stderr, "usage: bench_gpu BACKEND [--dtype bf16|fp32] [--micro-batch N] "
                         "[--micro-batches N] [--steps N] [--layers N] [--hidden N] [--heads N] "
-                        "[--seq N] [--vocab N]\n");
+                        "[--seq N] [--vocab N] [--style gpt2|llama] [--groups N] [--ffn N]\n");
         return 64;
     }
     int rc = run(&b, &err);

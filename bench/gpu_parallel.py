@@ -1,6 +1,7 @@
-"""GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all that are here, beside PyTorch, in turns.
+"""GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all that are here, beside PyTorch, in turns; or, on one GPU, 8 layers
+of Llama-3-8B's shape, 4 samples of 4096 tokens a step.
 
-    MOBULA_WORKER=.../mobula-worker PYTHONPATH=tests/integration/worker python3 bench/gpu_parallel.py OUT.json [ROUNDS]
+    MOBULA_WORKER=.../mobula-worker PYTHONPATH=tests/integration/worker python3 bench/gpu_parallel.py OUT.json [ROUNDS [gpt2|llama]]
 
 The worker runs as an agent would start it (gang.py), on mock data, with --overlap-grad-reduce; the peer is gpu_torch.py. A figure is the
 median of the steps after the first two."""
@@ -18,11 +19,16 @@ import time
 import gang
 
 HERE = pathlib.Path(__file__).parent
-STEPS, WARM, SEQ, MICRO, BATCH = 9, 2, 1024, 64, 512
-ARGS = (f"--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length {SEQ} --max-position-embeddings {SEQ} "
-        f"--micro-batch-size {MICRO} --global-batch-size {BATCH} --lr 3e-4 --lr-decay-style constant --adam-beta2 0.95 "
+MODEL = sys.argv[3] if len(sys.argv) > 3 else "gpt2"
+if MODEL == "gpt2":
+    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 9, 2, 1024, 64, 512, 50256
+    SHAPE = f"--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings {SEQ}"
+else:
+    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 14, 2, 4096, 4, 4, 128255
+    SHAPE = "--model-preset llama3.1-8b --num-layers 8"
+ARGS = (f"{SHAPE} --seq-length {SEQ} --micro-batch-size {MICRO} --global-batch-size {BATCH} --lr 3e-4 --lr-decay-style constant --adam-beta2 0.95 "
         f"--weight-decay 0.1 --hidden-dropout 0 --attention-dropout 0 --bf16 --mock-data --tokenizer-type NullTokenizer "
-        f"--vocab-size 50256 --train-iters {STEPS} --log-interval 1 --eval-iters 0 --eval-interval 1000 --log-throughput "
+        f"--vocab-size {VOCAB} --train-iters {STEPS} --log-interval 1 --eval-iters 0 --eval-interval 1000 --log-throughput "
         "--overlap-grad-reduce").split()
 
 
@@ -47,11 +53,11 @@ def ours(world, more):
                 "backend": re.findall(r"> (?:backend: CUDA|NCCL).*", run.ranks[0].log())}
 
 
-def torch(world):
+def torch(world, more=()):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, str(HERE / "gpu_torch.py"), str(STEPS), str(MICRO), str(BATCH)]
+    command = [sys.executable, str(HERE / "gpu_torch.py"), str(STEPS), str(MICRO), str(BATCH), MODEL, *more]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={
         **os.environ, "RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "CUDA_VISIBLE_DEVICES": str(r)}) for r in range(world)]
@@ -66,11 +72,13 @@ def main():
     out, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
     gpus = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
     results = []
-    worlds = sorted({1, gpus})
+    worlds = sorted({1, gpus}) if MODEL == "gpt2" else [1]
     rows = [(f"mobula, {w} GPU", lambda w=w: ours(w, [])) for w in worlds]
-    if gpus > 1:
+    if worlds[-1] > 1:
         rows.append((f"mobula, {gpus} GPU, distributed optimizer", lambda: ours(gpus, ["--use-distributed-optimizer"])))
     rows += [(f"torch, {w} GPU", lambda w=w: torch(w)) for w in worlds]
+    if MODEL != "gpt2":
+        rows.append(("torch, 1 GPU, all in bf16", lambda: torch(1, ["bf16"])))
     for turn in range(rounds):
         for name, run in rows:
             began = time.monotonic()

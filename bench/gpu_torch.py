@@ -1,6 +1,6 @@
-"""The peer of bench/gpu_parallel.py: GPT-2 124M in PyTorch, torch.compile, bf16 autocast over fp32 weights, fused AdamW,
-DistributedDataParallel where there is more than one process. Started once a GPU with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; rank 0
-prints milliseconds of each step as JSON."""
+"""The peer of bench/gpu_parallel.py: GPT-2 124M, or 8 layers of Llama-3-8B's shape, in PyTorch: torch.compile, bf16 autocast over fp32
+weights or all in bf16, fused AdamW, cuDNN's attention first, DistributedDataParallel where there is more than one process. Started once a GPU
+with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: STEPS MICRO BATCH [gpt2|llama [bf16]]; rank 0 prints milliseconds of each step as JSON."""
 import contextlib
 import json
 import os
@@ -10,8 +10,14 @@ import time
 import torch
 from torch import distributed, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
+MODEL = sys.argv[4] if len(sys.argv) > 4 else "gpt2"
+ALL_BF16 = sys.argv[5:] == ["bf16"]
+if MODEL == "gpt2":
+    LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
+else:
+    LAYERS, HIDDEN, HEADS, SEQ, VOCAB, GROUPS, FFN = 8, 4096, 32, 4096, 128256, 8, 14336
 
 
 class Block(nn.Module):
@@ -47,13 +53,59 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))
 
 
+class LlamaBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.d = HIDDEN // HEADS
+        self.norm1, self.norm2 = nn.RMSNorm(HIDDEN, eps=1e-5), nn.RMSNorm(HIDDEN, eps=1e-5)
+        self.qkv, self.proj = nn.Linear(HIDDEN, (HEADS + 2 * GROUPS) * self.d, bias=False), nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.fc1, self.fc2 = nn.Linear(HIDDEN, 2 * FFN, bias=False), nn.Linear(FFN, HIDDEN, bias=False)
+
+    def turn(self, x, cos, sin):
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    def forward(self, x, cos, sin):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split((HEADS * self.d, GROUPS * self.d, GROUPS * self.d), dim=-1)
+        q, k, v = (t.view(b, s, -1, self.d).transpose(1, 2) for t in (q, k, v))
+        q, k = self.turn(q, cos, sin), self.turn(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, s, h))
+        gate, up = self.fc1(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.fc2(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.blocks = nn.ModuleList(LlamaBlock() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(HIDDEN, eps=1e-5)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        d = HIDDEN // HEADS
+        angle = torch.outer(torch.arange(SEQ).float(), 500000.0 ** (-torch.arange(0, d, 2).float() / d))
+        self.register_buffer("cos", angle.cos().bfloat16())
+        self.register_buffer("sin", angle.sin().bfloat16())
+
+    def forward(self, tokens, labels):
+        x = self.wte(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return F.cross_entropy(self.head(self.norm(x)).view(-1, VOCAB), labels.reshape(-1))
+
+
 def main():
     steps, micro, batch = (int(a) for a in sys.argv[1:4])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(rank)
     torch.cuda.set_device(0)
     torch.set_float32_matmul_precision("high")
-    model = Gpt().cuda()
+    model = (Gpt() if MODEL == "gpt2" else Llama()).cuda()
+    if ALL_BF16:
+        model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step_model = torch.compile(model)
     if world > 1:
@@ -64,10 +116,11 @@ def main():
         torch.cuda.synchronize()
         began = time.perf_counter()
         for k in range(n_micro):
-            ids = torch.randint(0, 50257, (micro, SEQ + 1), device="cuda")
+            ids = torch.randint(0, VOCAB - 47, (micro, SEQ + 1), device="cuda")
             last = world == 1 or k + 1 == n_micro
             with contextlib.nullcontext() if last else step_model.no_sync():
-                with torch.autocast("cuda", torch.bfloat16):
+                with torch.autocast("cuda", torch.bfloat16, enabled=not ALL_BF16), sdpa_kernel(
+                        [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
                     loss = step_model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) / n_micro
                 loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch_gpt import Gpt
 
 MODEL = sys.argv[4] if len(sys.argv) > 4 else "gpt2"
 ALL_BF16 = sys.argv[5:] == ["bf16"]
@@ -18,39 +19,6 @@ if MODEL == "gpt2":
     LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
 else:
     LAYERS, HIDDEN, HEADS, SEQ, VOCAB, GROUPS, FFN = 8, 4096, 32, 4096, 128256, 8, 14336
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.proj = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.fc1, self.fc2 = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x):
-        b, s, h = x.shape
-        q, k, v = (t.view(b, s, HEADS, h // HEADS).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(h, dim=-1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(b, s, h))
-        return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
-
-
-class Gpt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(SEQ, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln = nn.LayerNorm(HIDDEN)
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, tokens, labels):
-        x = self.wte(tokens) + self.wpe.weight
-        for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.ln(x), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))
 
 
 class LlamaBlock(nn.Module):
@@ -103,7 +71,7 @@ def main():
     torch.manual_seed(rank)
     torch.cuda.set_device(0)
     torch.set_float32_matmul_precision("high")
-    model = (Gpt() if MODEL == "gpt2" else Llama()).cuda()
+    model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama()).cuda()
     if ALL_BF16:
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
+#include "cli/printable.h"
 
 struct ls_args {
     int json;

@@ -9,8 +9,15 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
+#include "cli/printable.h"
 
-enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200, LOST_MS = 300 * 1000 };
+enum {
+    STATUS_FAILED = 1,
+    STATUS_STOPPED = 130,
+    POLL_MS = 200,
+    LOST_MS = 300 * 1000,
+    ENTRYPOINT_SHOWN_MAX = 2000 /* bytes; --json has all of it */
+};
 
 /* ---- shared ---- */
 
@@ -135,6 +142,23 @@ static int run_with(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
     return rc != 0 ? mb_cli_fail(cli, &err) : status;
 }
 
+/* What somebody else wrote has no power over the terminal and is one line, of bearable length. */
+static void print_row(const char *status, const char *id, const char *entrypoint)
+{
+    size_t n = strlen(entrypoint);
+    char *head = mb_strndup(entrypoint, n < ENTRYPOINT_SHOWN_MAX ? n : ENTRYPOINT_SHOWN_MAX);
+    struct mb_buf name = {0}, line = {0};
+
+    if (head == NULL || mb_printable(id, &name) != 0 || mb_printable(head, &line) != 0)
+        printf("%-10s %-28s (out of memory)\n", status, "");
+    else
+        printf("%-10s %-28s %s%s\n", status, mb_buf_str(&name), mb_buf_str(&line),
+               n > ENTRYPOINT_SHOWN_MAX ? "..." : "");
+    mb_free(head);
+    mb_buf_close(&name);
+    mb_buf_close(&line);
+}
+
 static int act_list(struct mb_cli *cli, struct mb_rest *rest, const struct job_args *args,
                     const char *id, int *status, struct mb_err *err)
 {
@@ -155,9 +179,9 @@ static int act_list(struct mb_cli *cli, struct mb_rest *rest, const struct job_a
         {
             const char *submission = mb_job_text(job, "submission_id");
 
-            printf("%-10s %-28s %s\n", mb_job_text(job, "status"),
-                   *submission != '\0' ? submission : mb_job_text(job, "job_id"),
-                   mb_job_text(job, "entrypoint"));
+            print_row(mb_job_text(job, "status"),
+                      *submission != '\0' ? submission : mb_job_text(job, "job_id"),
+                      mb_job_text(job, "entrypoint"));
         }
     }
     json_decref(jobs);

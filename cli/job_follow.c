@@ -39,7 +39,8 @@ struct follow {
     int64_t attempt;     /* of a rank: whose log the offset is of; 0: not known */
     int is_text;         /* a server that knows no offsets */
     int status_code;
-    int failed; /* printing: err says why */
+    int is_lost; /* the head does not answer, and that was said */
+    int failed;  /* printing: err says why */
     long http_status;
     char detail[512];
     struct mb_wire *wire;
@@ -183,8 +184,18 @@ static int stream(struct mb_rest *rest, const char *path, struct follow *f, stru
     return rc == 0 && f->failed ? err->code : rc;
 }
 
+/* Whoever waits is told what for, once each time: on stderr, the log's own output stays as it is. */
+static void say_lost(struct follow *f, int is_lost, const struct mb_err *err)
+{
+    if (is_lost && !f->is_lost)
+        fprintf(stderr, "mobula: %s; trying again for %d s\n", err->text, FOLLOW_LOST_MS / 1000);
+    else if (!is_lost && f->is_lost)
+        fprintf(stderr, "mobula: the head answers again\n");
+    f->is_lost = is_lost;
+}
+
 /* 1: over; 0: connect again; negative: give up. */
-static int judge(struct mb_rest *rest, const char *id, const struct follow *f, uint64_t *seen_ms,
+static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_t *seen_ms,
                  json_t **job, struct mb_err *err)
 {
     int clean = f->status_code == CLEAN && f->http_status == 0;
@@ -192,8 +203,11 @@ static int judge(struct mb_rest *rest, const char *id, const struct follow *f, u
 
     if (rc == MB_ENOENT || rc == MB_EDENIED)
         return rc;
+    if (rc != 0 && mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS)
+        return rc;
+    say_lost(f, rc != 0, err);
     if (rc != 0)
-        return mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS ? rc : 0;
+        return 0;
     if (clean && (f->opts->once || mb_job_is_terminal(*job)))
         return 1;
     if ((f->http_status >= 400 && f->http_status < 500) || f->status_code == NO_SUCH_LOG ||

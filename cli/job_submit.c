@@ -360,7 +360,8 @@ static void print_submitted(const struct mb_cli *cli, const char *id)
     fflush(stdout);
 }
 
-/* 1 if the head has a job of this name that carries our key. */
+/* 1 if the head has a job of this name that carries our key and is what we ask for: who gives a key
+ * of his own may use it for another command by mistake. */
 static int is_ours(struct mb_rest *rest, const json_t *request)
 {
     const char *key = mb_job_text(json_object_get(request, "metadata"), KEY_KEY);
@@ -369,14 +370,16 @@ static int is_ours(struct mb_rest *rest, const json_t *request)
     int ours = 0;
 
     if (mb_job_get(rest, mb_job_text(request, "submission_id"), &job, &err) == 0)
-        ours = strcmp(mb_job_text(json_object_get(job, "metadata"), KEY_KEY), key) == 0;
+        ours = strcmp(mb_job_text(json_object_get(job, "metadata"), KEY_KEY), key) == 0 &&
+               strcmp(mb_job_text(job, "entrypoint"), mb_job_text(request, "entrypoint")) == 0 &&
+               json_equal(json_object_get(job, "metadata"), json_object_get(request, "metadata"));
     json_decref(job);
     return ours;
 }
 
 static int is_duplicate(int rc, const struct mb_err *err)
 {
-    return rc == MB_ESTATE && strstr(err->text, "Please use a different submission_id") != NULL;
+    return (rc == MB_ESTATE || rc == MB_EINVAL) && strstr(err->text, "Please use a different submission_id") != NULL;
 }
 
 /* A connection that broke, or a head that was not there, is tried again: see the story above. */

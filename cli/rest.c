@@ -1,6 +1,6 @@
 /*
  * 1. find the address and the token; 2. send one request; 3. map
- * the status: 200 is JSON, 404 and 401/403 have codes of their own, everything else is MB_ESTATE
+ * the status: 200 is JSON; 400, 404 and 401/403 have codes of their own, all else is MB_ESTATE
  * with the last line of what the server said (Ray's servers answer with whole tracebacks).
  */
 #include "cli/rest.h"
@@ -162,6 +162,8 @@ int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
         if (*out == NULL)
             rc = mb_err_set(err, MB_EPROTO, "%s%s: the answer is not JSON: %s", rest->base_url,
                             path, why.text);
+    } else if (answer.status == 400) {
+        rc = mb_err_set(err, MB_EINVAL, "%s", last_line(&answer.body));
     } else if (answer.status == 404) {
         rc = mb_err_set(err, MB_ENOENT, "%s", last_line(&answer.body));
     } else if (answer.status == 401 || answer.status == 403) {

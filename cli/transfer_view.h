@@ -1,6 +1,6 @@
 /*
  * How a transfer is shown while it runs: a bar on a terminal, JSON lines for programs, nothing in a
- * pipe. And names that came from outside, which may hold anything. One thread.
+ * pipe. One thread.
  */
 #ifndef MOBULA_CLI_TRANSFER_VIEW_H
 #define MOBULA_CLI_TRANSFER_VIEW_H
@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/buf.h"
-#include "base/err.h"
 
 struct mb_transfer_facts {
     const char *verb;  /* "push", "pull", ... */
@@ -40,10 +39,5 @@ int mb_transfer_view_json(const struct mb_transfer_view *v, const struct mb_tran
                           struct mb_buf *out);
 /* Pure: bytes of a second's share of the work become the rate. */
 void mb_transfer_view_rate(struct mb_transfer_view *v, uint64_t sent_bytes, uint64_t now_ms);
-
-/* Pure: text for a terminal: control characters and what is no UTF-8 as \xNN. */
-int mb_printable(const char *text, struct mb_buf *out);
-/* err->text made printable; cut if it does not fit any more. */
-void mb_err_printable(struct mb_err *err);
 
 #endif

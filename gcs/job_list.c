@@ -1,8 +1,9 @@
-/* A token is "START_MS:ID". The id stands last, since it may hold a colon. */
+/* A token is "START_MS-ID", the id in hex: it goes through headers and URLs as it is. */
 #include "gcs/job_list.h"
 
 #include <stdio.h>
 #include <string.h>
+#include "base/alloc.h"
 #include "base/str.h"
 
 static int parse_states(const char *text, unsigned *out, struct mb_err *err)
@@ -29,15 +30,16 @@ static int parse_states(const char *text, unsigned *out, struct mb_err *err)
 
 static int parse_token(const char *token, struct mb_job_list_query *out, struct mb_err *err)
 {
-    const char *colon = strchr(token, ':');
+    size_t n_ms = strcspn(token, "-"),
+           n_id = token[n_ms] != '\0' ? strlen(token + n_ms + 1) / 2 : 0;
     char ms[24] = "";
 
-    if (colon && colon > token && colon[1] != '\0' && colon - token < (long)sizeof ms) {
-        memcpy(ms, token, (size_t)(colon - token));
-        if (mb_parse_i64(ms, 0, INT64_MAX, "page_token", &out->after_ms, NULL) == 0) {
-            out->after_id = colon + 1;
+    if (n_ms < sizeof ms && n_id > 0 && n_id <= MB_JOB_LIST_ID_MAX) {
+        memcpy(ms, token, n_ms);
+        out->after_id[n_id] = '\0';
+        if (mb_parse_i64(ms, 0, INT64_MAX, "page_token", &out->after_ms, NULL) == 0 &&
+            mb_unhex(token + n_ms + 1, out->after_id, n_id) == 0)
             return 0;
-        }
     }
     return mb_err_set(err, MB_EINVAL, "page_token: it must be one that a page before gave");
 }
@@ -59,6 +61,16 @@ int mb_job_list_parse(const char *status, const char *limit, const char *page_to
     return rc;
 }
 
+char *mb_job_list_token(int64_t start_ms, const char *id)
+{
+    size_t n = strlen(id);
+    char *hex = mb_alloc(2 * n + 1);
+    char *token = hex ? mb_asprintf("%lld-%s", (long long)start_ms, mb_hex(id, n, hex)) : NULL;
+
+    mb_free(hex);
+    return token;
+}
+
 int mb_job_list_compare(int64_t a_ms, const char *a_id, int64_t b_ms, const char *b_id)
 {
     return a_ms != b_ms ? (a_ms > b_ms) - (a_ms < b_ms) : strcmp(a_id, b_id);
@@ -69,5 +81,5 @@ int mb_job_list_has(const struct mb_job_list_query *q, enum mb_job_state state, 
 {
     if (q->states != 0 && !(q->states & 1u << state))
         return 0;
-    return !q->after_id || mb_job_list_compare(start_ms, id, q->after_ms, q->after_id) > 0;
+    return *q->after_id == '\0' || mb_job_list_compare(start_ms, id, q->after_ms, q->after_id) > 0;
 }

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <string.h>
+#include "gcs/job_list.h"
 
 enum type { STRING, NUMBER, INTEGER, DICT, DICT_OF_STRING, DICT_OF_NUMBER };
 
@@ -112,7 +113,7 @@ static int is_id(const char *id)
         if (*p == '/' || iscntrl((unsigned char)*p))
             return 0;
     }
-    return *id != '.' && strlen(id) <= 200;
+    return *id != '.' && strlen(id) <= MB_JOB_LIST_ID_MAX;
 }
 
 /* What has a meaning here and cannot have it is refused, not passed over. */

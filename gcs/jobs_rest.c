@@ -252,8 +252,7 @@ static void list_page(struct mb_head *h, struct mb_http_req *req, const struct m
     for (size_t i = 0; i < shown; i++)
         json_array_append_new(rows, details_of(h, found[i], index, mb_http_req_is_browser(req)));
     if (shown < n) {
-        char *token =
-            mb_asprintf("%lld:%s", (long long)start_of(found[shown - 1]), found[shown - 1]->id);
+        char *token = mb_job_list_token(start_of(found[shown - 1]), found[shown - 1]->id);
         if (token)
             mb_http_reply_header(req, "X-Mobula-Next-Page", token);
         mb_free(token);

@@ -1,7 +1,9 @@
 /*
  * env_vars: strings only. working_dir and py_modules: each a URI whose scheme says where it is and
- * whose end says that it can be unpacked, or a directory of the node. Other fields (pip, conda,
- * ...) are not ours to set up and are let be.
+ * whose end says that it can be unpacked, or a directory of the node. What would change the
+ * program's surroundings in ways that are not ours (pip, conda, a container, ...) is refused: a job
+ * that starts without it would fail later, or worse, not fail. Anything else says how Ray's own
+ * agent works (config, ...) and is let be.
  */
 #include "gcs/runtime_env.h"
 
@@ -127,12 +129,51 @@ static int add_modules(struct mb_runtime_env *out, const json_t *list, struct mb
     return rc;
 }
 
+/* What asks for nothing: null, "", [], {}. */
+static int is_empty(const json_t *v)
+{
+    return v == NULL || json_is_null(v) || json_is_false(v) ||
+           (json_is_string(v) && json_string_length(v) == 0) ||
+           (json_is_array(v) && json_array_size(v) == 0) ||
+           (json_is_object(v) && json_object_size(v) == 0);
+}
+
+static int check_unsupported(const json_t *env, struct mb_err *err)
+{
+    static const char *const fields[] = {
+        "pip",
+        "uv",
+        "conda",
+        "container",
+        "image_uri",
+        "nsight",
+        "mpi",
+        "rocprof_sys",
+        "java_jars",
+        "py_executable",
+        "_nsight",
+        "_rocprof_sys",
+        "worker_process_setup_hook",
+    };
+
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (!is_empty(json_object_get(env, fields[i])))
+            return mb_err_set(
+                err, MB_EINVAL,
+                "runtime_env['%s'] is not supported by mobula's job agent: have it in "
+                "the node's image, or bring it along in working_dir or py_modules",
+                fields[i]);
+    return 0;
+}
+
 int mb_runtime_env_parse(const json_t *env, struct mb_runtime_env *out, struct mb_err *err)
 {
     const json_t *dir = json_object_get(env, "working_dir");
-    int rc = check_vars(json_object_get(env, "env_vars"), err);
+    int rc = check_unsupported(env, err);
 
     out->n_refs = 0;
+    if (rc == 0)
+        rc = check_vars(json_object_get(env, "env_vars"), err);
     if (rc == 0 && dir && !json_is_null(dir)) {
         if (json_is_string(dir))
             rc = add_ref(out, json_string_value(dir), 0, err);

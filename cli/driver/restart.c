@@ -1,7 +1,7 @@
 /*
  *  1. Nothing to repeat, or no restart left: no.
- *  2. A permanent failure, memory that ran out twice, a crash that came again at the same place:
- * no, whatever is left of max_restarts.
+ *  2. A permanent failure, memory that ran out twice, a crash that came again at the same place
+ *     (on the same rank once, on any a second time): no, whatever is left of max_restarts.
  *  3. Otherwise yes, after a pause that has up to a quarter of jitter added, so that gangs that
  *     failed together do not come back together.
  */
@@ -62,10 +62,11 @@ enum mb_exit_class mb_restart_class(const struct mb_failure *f)
     }
 }
 
+/* Which rank is first to say it is chance where all of them fail. */
 static int is_same_crash(const struct mb_failure *a, const struct mb_failure *b)
 {
-    if (a->kind != b->kind || a->rank != b->rank || a->exit_code != b->exit_code ||
-        a->signal != b->signal || a->code != b->code || a->iteration != b->iteration)
+    if (a->kind != b->kind || a->exit_code != b->exit_code || a->signal != b->signal ||
+        a->code != b->code || a->iteration != b->iteration)
         return 0;
     /* Ranks that report no iteration: the same checkpoint, and soon after the launch. */
     return a->iteration >= 0 || (a->saved == b->saved && a->ran_ms < MB_RESTART_SOON_MS &&
@@ -88,22 +89,28 @@ void mb_restart_decide(struct mb_restart *r, const struct mb_failure *f, uint64_
 {
     enum mb_exit_class class = mb_restart_class(f);
     struct mb_failure last = r->last;
-    int has_last = r->has_last;
+    int has_last = r->has_last, is_same;
 
     *out = (struct mb_restart_decision){0};
     if (f->kind == MB_FAILURE_NONE || r->max_restarts == 0)
         return;
     r->last = *f;
     r->has_last = 1;
+    is_same = class == MB_EXIT_CRASH && has_last && is_same_crash(&last, f);
+    r->n_same = is_same ? r->n_same + 1 : 1;
     if (has_last)
         r->in_vain = f->iteration > last.iteration || f->saved > last.saved ? 0 : r->in_vain + 1;
     if (class == MB_EXIT_PERMANENT)
         snprintf(out->why_not, sizeof(out->why_not), "this failure would only come again");
     else if (class == MB_EXIT_MEMORY && has_last && mb_restart_class(&last) == MB_EXIT_MEMORY)
         snprintf(out->why_not, sizeof(out->why_not), "memory ran out twice at the same size");
-    else if (class == MB_EXIT_CRASH && has_last && is_same_crash(&last, f))
+    else if (is_same && last.rank == f->rank)
         snprintf(out->why_not, sizeof(out->why_not),
                  "rank %u failed twice in the same way at the same place", f->rank);
+    else if (r->n_same >= MB_RESTART_SAME_MAX)
+        snprintf(out->why_not, sizeof(out->why_not),
+                 "%u attempts failed in the same way at the same place, on different ranks",
+                 r->n_same);
     else if (r->restarts >= r->max_restarts)
         snprintf(out->why_not, sizeof(out->why_not), "--max-restarts %u is used up",
                  r->max_restarts);

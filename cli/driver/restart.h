@@ -7,7 +7,7 @@
  *              SIGTERM, SIGINT): bad luck, repeated
  *   transient  a peer or a store that could not be reached (69, 74, 75, 76), a launch that failed
  *   crash      any other exit status or signal: repeated, unless the same rank fails the same way
- *              again at the same place
+ *              again at the same place, or MB_RESTART_SAME_MAX attempts in a row do, on any rank
  *   memory     out of memory: repeated once; the same size runs out of it again
  *   permanent  64 to 66, 72, 77, 78 (usage, data, input, permission, configuration), 126, 127:
  * never There are never more than max_restarts. The pause begins with delay_ms and doubles up to
@@ -20,7 +20,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MB_RESTART_DELAY_MAX_MS = 300000, MB_RESTART_KEEP_MS = 30000, MB_RESTART_SOON_MS = 60000 };
+enum {
+    MB_RESTART_DELAY_MAX_MS = 300000,
+    MB_RESTART_KEEP_MS = 30000,
+    MB_RESTART_SOON_MS = 60000,
+    MB_RESTART_SAME_MAX = 3
+};
 
 enum mb_failure_kind {
     MB_FAILURE_NONE,    /* nothing that another attempt could mend */
@@ -56,6 +61,7 @@ struct mb_restart {
     uint64_t delay_ms; /* of the first restart */
     uint32_t restarts; /* granted so far */
     uint32_t in_vain;  /* failures in a row without progress */
+    uint32_t n_same;   /* failures in a row that are the same but for the rank */
     int has_last;
     struct mb_failure last;
 };

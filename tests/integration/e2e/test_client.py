@@ -181,7 +181,29 @@ class VerbsTest(test_verbs.VerbsTest):
             said = self.submit("again", *command, options=options, status=1)
             self.assertEqual(said.count("\nonce\n"), 2, said)  # the log, and the message's end of it
         self.submit("again", *command, status=72)  # without the key it is somebody else's
+        self.submit("again", "true", options=options, status=72)  # the key of another command
         self.assertEqual(self.verb("list").count(" again "), 1)
+
+    def test_a_list_is_one_row_a_job(self):
+        """Whatever an entrypoint holds: it neither makes rows nor moves the cursor."""
+        self.submit("row", "sh", "-c", "true #\x1b[2J\ntrue FAKE row")
+        row, = [line for line in self.verb("list").splitlines() if " row " in line]
+        self.assertIn("\\x1b[2J\\x0atrue FAKE row", row)
+        self.submit("wide", "sh", "-c", "true; #" + "x" * 5000)
+        row, = [line for line in self.verb("list").splitlines() if " wide " in line]
+        self.assertLess(len(row), 2200)
+        self.assertTrue(row.endswith("xxx..."), row)
+
+    def test_what_the_head_refuses_is_a_usage_error(self):
+        for options in (("--metadata-json", '{"a": 1}'), ("--entrypoint-resources", '{"a": "x"}')):
+            self.submit("refused", "true", options=options, status=64)
+
+    def test_a_head_that_is_away_is_told_of(self):
+        command = self.cluster.command(["job", "logs", "-f", "--address", "http://127.0.0.1:1", "x"])
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as follower:
+            said = follower.stderr.readline().decode()
+            follower.kill()
+        self.assertRegex(said, r"^mobula: http://127\.0\.0\.1:1.*; trying again for 300 s\n$")
 
     def test_a_long_log(self):
         n = 200000

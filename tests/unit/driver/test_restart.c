@@ -133,6 +133,13 @@ static void test_the_same_crash(void **state)
     assert_true(decide(&r, f).again);
     assert_false(decide(&r, f).again);
 
+    /* All ranks fail, and each time another one is first to say it. */
+    r = (struct mb_restart){.max_restarts = 1000, .delay_ms = 1};
+    for (uint32_t rank = 0; rank < MB_RESTART_SAME_MAX; rank++) {
+        f.rank = rank;
+        assert_int_equal(decide(&r, f).again, rank + 1 < MB_RESTART_SAME_MAX);
+    }
+
     /* Ranks that report nothing: by the checkpoint, and only soon after the launch. */
     r = (struct mb_restart){.max_restarts = 1000, .delay_ms = 1};
     f = exits(0, 1);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include "base/alloc.h"
 #include "gcs/guest_owner.h"
 #include "gcs/health.h"
 #include "gcs/job_needs.h"
@@ -575,14 +576,16 @@ static void a_restored_group_keeps_its_places(void **state)
 static void a_query_of_jobs(void **state)
 {
     static const char *const bad[][3] = {
-        {"DONE", NULL, NULL}, {"FAILED,,", NULL, NULL}, {NULL, "0", NULL},  {NULL, "10001", NULL},
-        {NULL, NULL, ""},     {NULL, NULL, ":a"},       {NULL, NULL, "12"}, {NULL, NULL, "12:"},
-        {NULL, NULL, "-1:a"}, {NULL, NULL, "1x:a"}};
+        {"DONE", NULL, NULL},  {"FAILED,,", NULL, NULL}, {NULL, "0", NULL},
+        {NULL, "10001", NULL}, {NULL, NULL, ""},         {NULL, NULL, "-61"},
+        {NULL, NULL, "12"},    {NULL, NULL, "12-"},      {NULL, NULL, "1x-61"},
+        {NULL, NULL, "12-6"},  {NULL, NULL, "12-6x"},    {NULL, NULL, "12-616"}};
+    char *token = mb_job_list_token(12, "a:\xc3\xbc b");
     struct mb_job_list_query q;
     struct mb_err err = {0};
 
     (void)state;
-    assert_int_equal(mb_job_list_parse("RUNNING,FAILED", "7", "12:a:b", &q, &err), 0);
+    assert_int_equal(mb_job_list_parse("RUNNING,FAILED", "7", "12-613a62", &q, &err), 0);
     assert_int_equal(q.limit, 7);
     assert_string_equal(q.after_id, "a:b");
     assert_true(mb_job_list_has(&q, MB_JOB_STOPPING, 13, "a")); /* RUNNING to its users */
@@ -590,6 +593,10 @@ static void a_query_of_jobs(void **state)
     assert_false(mb_job_list_has(&q, MB_JOB_FAILED, 12, "a:b"));
     assert_false(mb_job_list_has(&q, MB_JOB_FAILED, 11, "z"));
     assert_false(mb_job_list_has(&q, MB_JOB_PENDING, 13, "a"));
+    assert_string_equal(token, "12-613ac3bc2062");
+    assert_int_equal(mb_job_list_parse(NULL, NULL, token, &q, &err), 0);
+    assert_string_equal(q.after_id, "a:\xc3\xbc b");
+    mb_free(token);
     assert_int_equal(mb_job_list_parse(NULL, NULL, NULL, &q, &err), 0);
     assert_true(mb_job_list_has(&q, MB_JOB_PENDING, 0, ""));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -23,6 +23,7 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "cli/start_resume.h"
 #include "cli/start_store.h"
 
 enum {
@@ -42,7 +43,7 @@ struct start_args {
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
-    int head, block, no_token, job_agent;
+    int head, block, no_token, job_agent, resume;
 };
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_, max_)                                      \
@@ -81,6 +82,8 @@ static const struct mb_option options[] = {
            65535),
     OPTION("temp-dir", "DIR", MB_OPTION_STRING, temp_dir,
            "logs and state (MOBULA_TEMP_DIR, /tmp/mobula)", 0, 0),
+    OPTION("resume", NULL, MB_OPTION_FLAG, resume,
+           "head: go on as the last one in --temp-dir, with its jobs, if there was one", 0, 0),
     OPTION("node-name", "NAME", MB_OPTION_STRING, node_name, "shown in status (the host's name)", 0,
            0),
     OPTION("labels", "JSON", MB_OPTION_STRING, labels, "labels of the node, {\"zone\": \"a\"}", 0,
@@ -440,6 +443,8 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
     if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0 &&
         !mb_starts_with(a->store, "redis"))
         return mb_err_set(err, MB_EINVAL, "start: --store: sqlite, memory or redis://...");
+    if (a->resume && (!a->head || (a->store != NULL && strcmp(a->store, "sqlite") != 0)))
+        return mb_err_set(err, MB_EINVAL, "start: --resume goes with --head and the sqlite store");
     if (a->gang_order != NULL && strcmp(a->gang_order, "backfill") != 0 &&
         strcmp(a->gang_order, "strict") != 0)
         return mb_err_set(err, MB_EINVAL, "start: --gang-order %s: backfill or strict",
@@ -483,6 +488,29 @@ static char *make_node_dir(const char *temp_dir, struct mb_err *err)
         return dir;
     mb_free(dir);
     return NULL;
+}
+
+/* A new directory, or with --resume the one of the last head. */
+static char *choose_node_dir(const struct start_args *a, const char *temp_dir, int is_quiet,
+                             struct mb_err *err)
+{
+    char *last = NULL;
+
+    if (a->head && mb_start_resume_find(temp_dir, &last, err) != 0)
+        return NULL;
+    if (last != NULL && a->resume) {
+        if (mb_start_resume_take(last, err) == 0) {
+            printf("going on from %s\n", last);
+            fflush(stdout);
+            return last;
+        }
+        mb_free(last);
+        return NULL;
+    }
+    if (last != NULL && !is_quiet)
+        fprintf(stderr, "mobula: this is a new cluster; --resume would go on from %s\n", last);
+    mb_free(last);
+    return make_node_dir(temp_dir, err);
 }
 
 /* What failed is ended before the error is told. */
@@ -534,7 +562,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         rc = check(&args, cli->ray_mode, &err);
     if (rc == 0) {
         temp_dir = make_temp_dir(args.temp_dir, &err);
-        dir = temp_dir != NULL ? make_node_dir(temp_dir, &err) : NULL;
+        dir = temp_dir != NULL ? choose_node_dir(&args, temp_dir, cli->ray_mode, &err) : NULL;
         rc = dir != NULL ? mb_start_store(&store, args.store, args.store_password_file, &err)
                          : err.code;
     }

@@ -1,0 +1,81 @@
+"""A head that was killed as a whole, with its front process, goes on: `mobula start --head --resume`.
+
+A reboot, or a pod whose container is started again: the directory is there, nothing runs any more.
+"""
+
+import os
+import re
+import signal
+import sys
+import unittest
+
+from cluster import Cluster, is_alive, wait_until
+
+
+def kill_whole(cluster):
+    """As the power does: nobody hears of anything. The driver's own processes included."""
+    head = cluster.node("node-0")
+    os.kill(head["pid_init"], signal.SIGSTOP)  # it starts nothing again
+    for pid in cluster.own_pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not cluster.own_pids(), lambda: cluster.own_pids())
+    assert not is_alive(head["pid_init"])
+    return head
+
+
+class Resume(unittest.TestCase):
+    def start(self, cluster, *options):
+        return cluster.mobula("start", "--head", "--temp-dir", cluster.temp, "--port", "0", "--dashboard-port",
+                              "0", "--dashboard-agent-listen-port", "0", "--node-name", "node-0", *options)
+
+    def go_on(self, cluster, former):
+        done = self.start(cluster, "--resume")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn(f"going on from {former['dir']}\n", done.stdout)
+        head, = cluster.nodes()
+        self.assertEqual((head["state"], head["dir"]), ("ALIVE", former["dir"]))
+        self.assertNotEqual(head["pid_init"], former["pid_init"])
+        cluster.address = f"http://127.0.0.1:{head['dashboard_port']}"
+        cluster.env["RAY_ADDRESS"] = head["gcs_address"]
+
+    def test_every_job_is_there(self):
+        with Cluster(nodes=1) as cluster:
+            cluster.submit(["sh", "-c", "echo one; exit 3"], submission_id="ended")
+            self.assertEqual(cluster.wait_job("ended")["status"], "FAILED")
+            cluster.submit(["sleep", "1000"], submission_id="ran")
+            wait_until(lambda: cluster.job("ran")["status"] == "RUNNING", lambda: cluster.job("ran"))
+            for _ in range(2):  # a second time is as the first
+                self.go_on(cluster, kill_whole(cluster))
+                self.assertEqual(cluster.wait_job("ended")["driver_exit_code"], 3)
+                self.assertIn("\none\n", cluster.logs("ended"))
+                self.assertEqual(cluster.wait_job("ran")["status"], "FAILED")
+            cluster.submit(["true"], submission_id="later")
+            self.assertEqual(cluster.wait_job("later")["status"], "SUCCEEDED")
+            again = cluster.mobula("job", "submit", "--submission-id", "ended", "--", "true")
+            self.assertEqual(again.returncode, 72, again.stdout)
+
+    def test_without_it_a_new_cluster_and_a_word(self):
+        with Cluster(nodes=1) as cluster:
+            former = kill_whole(cluster)
+            done = self.start(cluster)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertIn(f"mobula: this is a new cluster; --resume would go on from {former['dir']}\n", done.stdout)
+            self.assertEqual(len(cluster.nodes()), 2)
+
+    def test_two_heads_never_share_a_store(self):
+        with Cluster(nodes=1) as cluster:  # the head runs: there is nothing to go on from
+            done = self.start(cluster, "--resume")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertNotIn("going on", done.stdout)
+            self.assertEqual(len(cluster.nodes()), 2)
+
+    def test_where_it_cannot_mean_anything(self):
+        with Cluster(nodes=1) as cluster:
+            for options in (("--store", "memory"), ("--store", "redis://127.0.0.1:1")):
+                done = self.start(cluster, "--resume", *options)
+                self.assertEqual(done.returncode, 64, done.stdout)
+                self.assertRegex(done.stdout, re.escape("--resume goes with --head and the sqlite store"))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

@@ -106,6 +106,9 @@ int mb_head_store_open(const struct mb_agent_options *opts, struct mb_head_store
     out->package_keep_ms = (uint64_t)opts->package_keep_s * 1000;
     if (strcmp(opts->store, "memory") == 0)
         return MB_OK;
+    /* An empty store in place of the one that was there is damage, too. */
+    read_cluster(opts->node_dir, s->cluster);
+    out->expect_cluster = s->cluster[0] != '\0' ? s->cluster : NULL;
     if (!mb_head_store_is_shared(opts->store)) {
         s->path = mb_path_join(opts->node_dir, "gcs.sqlite");
         out->store_path = s->path;
@@ -113,10 +116,8 @@ int mb_head_store_open(const struct mb_agent_options *opts, struct mb_head_store
     }
     gethostname(host, sizeof(host) - 1);
     snprintf(s->holder, sizeof(s->holder), "%.60s@%s", session, host);
-    read_cluster(opts->node_dir, s->cluster);
     out->store_url = opts->store;
     out->holder = s->holder;
-    out->expect_cluster = s->cluster[0] != '\0' ? s->cluster : NULL;
     int rc = read_password(opts, &s->password, err);
     if (rc != MB_OK)
         return rc;

@@ -280,6 +280,18 @@ static void on_log_sent(void *arg)
     over(job, job->reason);
 }
 
+/* Part of how the job ended: nobody should look for it in the store in vain. */
+static void on_log_lost(void *arg, const char *text)
+{
+    struct job *job = arg;
+    char *both = mb_asprintf("%s%s%s", job->reason, *job->reason != '\0' ? "; " : "", text);
+
+    if (both == NULL)
+        return; /* the agent's log has it */
+    mb_free(job->reason);
+    job->reason = both;
+}
+
 static void on_log_late(void *arg, const char *text)
 {
     const struct job *job = arg;
@@ -324,6 +336,7 @@ static void send_log(struct job *job, const char *reason)
     if (job->log != NULL) {
         hurry_log(job);
         mb_kept_log_tell_late(job->log, on_log_late);
+        mb_kept_log_tell_lost(job->log, on_log_lost);
     }
     if (job->log == NULL || job->reason == NULL)
         over(job, reason);

@@ -58,6 +58,7 @@ struct mb_kept_log {
     uint64_t wait_ms, ended_ms, end_by_ms;
     uint64_t hurry_ms; /* the end by then, whatever arrives; 0: no such bound */
     void (*late)(void *arg, const char *text);
+    void (*lost)(void *arg, const char *text);
     void (*end_cb)(void *arg);
     void *end_arg;
     int closing_store;
@@ -465,6 +466,24 @@ void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, cons
     log->late = late;
 }
 
+void mb_kept_log_tell_lost(struct mb_kept_log *log, void (*lost)(void *arg, const char *text))
+{
+    log->lost = lost;
+}
+
+static void give_up(struct mb_kept_log *log, uint64_t size, uint64_t seconds)
+{
+    char text[700];
+
+    snprintf(text, sizeof(text), "bytes %llu to %llu of its log did not reach %.500s within %llu s",
+             (unsigned long long)log->plan.shipped, (unsigned long long)size,
+             log->store != NULL ? mb_store_url(log->store) : "the store",
+             (unsigned long long)seconds);
+    mb_warn("logs", "%s: %s", log->path, text);
+    if (log->lost != NULL)
+        log->lost(log->end_arg, text);
+}
+
 static void look_after(struct mb_kept_log *log)
 {
     struct mb_log_step step;
@@ -494,9 +513,7 @@ static void look_after(struct mb_kept_log *log)
         let_go(log);
     } else if (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms ||
                (log->hurry_ms > 0 && now_ms >= log->hurry_ms)) {
-        mb_warn("logs", "%s: bytes %llu to %llu did not reach the store within %llu s", log->path,
-                (unsigned long long)log->plan.shipped, (unsigned long long)size,
-                (unsigned long long)(now_ms - log->ended_ms) / 1000);
+        give_up(log, size, (now_ms - log->ended_ms) / 1000);
         let_go(log);
     } else if (log->late != NULL && now_ms >= log->ended_ms + LATE_MS) {
         say_late(log);

@@ -193,7 +193,7 @@ static int copy_opts(struct mb_head *h, const struct mb_head_opts *o)
     h->temp_dir = mb_strdup(o->temp_dir ? o->temp_dir : "");
     h->packages_dir = mb_strdup(o->packages_dir ? o->packages_dir : "");
     h->token = mb_strdup(o->token);
-    h->expect_cluster = mb_strdup(o->store_url ? o->expect_cluster : NULL);
+    h->expect_cluster = mb_strdup(o->expect_cluster);
     h->ray_version = mb_strdup(o->ray_version ? o->ray_version : "2.60.0");
     h->ray_commit = mb_strdup(o->ray_commit ? o->ray_commit : "mobula");
     if (!h->node_ip || !h->session_name || !h->session_dir || !h->temp_dir || !h->packages_dir ||

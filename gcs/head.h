@@ -38,7 +38,7 @@ struct mb_head_opts {
     const char *store_url;      /* NULL: store_path; "redis://...": shared with other heads */
     const char *store_password; /* of store_url, when it is not in it */
     const char *holder;         /* with store_url: this node, the same after a restart; hex */
-    const char *expect_cluster; /* with store_url: id that its data must have, hex; NULL: any */
+    const char *expect_cluster; /* the id that the store must have, hex; NULL: any */
     int store_sync_full;        /* 1: survives power loss, not only SIGKILL */
     enum mb_place_order gang_order;
     uint64_t gang_patience_ms; /* 0: MB_PLACE_PATIENCE_MS */

@@ -183,7 +183,9 @@ int mb_job_message(enum mb_job_state s, enum mb_job_input input, const struct mb
     case MB_JOB_STOPPING:
         return mb_buf_puts(out, "Job is currently running.");
     case MB_JOB_SUCCEEDED:
-        return mb_buf_puts(out, "Job finished successfully.");
+        if (f->text == NULL || *f->text == '\0')
+            return mb_buf_puts(out, "Job finished successfully.");
+        return mb_buf_printf(out, "Job finished successfully, but %s.", f->text);
     case MB_JOB_STOPPED:
         return mb_buf_puts(out, "Job was intentionally stopped.");
     case MB_JOB_FAILED:

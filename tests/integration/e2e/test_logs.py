@@ -246,6 +246,12 @@ class LogsTest(unittest.TestCase):
                              "while it takes something, else for 4 s.")
             job = self.cluster.wait_job(job_id, timeout_s=15)
             self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
+            lost = f"of its log did not reach {env['MOBULA_LOG_URL']} within "
+            self.assertIn(lost, job["message"])
+            env["MOBULA_LOG_WAIT"] = "1s"
+            job = self.cluster.wait_job(self.cluster.submit("true", runtime_env={"env_vars": env}))
+            self.assertEqual(job["status"], "SUCCEEDED")
+            self.assertRegex(job["message"], r"^Job finished successfully, but bytes 0 to \d+ " + lost)
             env["MOBULA_LOG_WAIT"] = "soon"
             job = self.cluster.wait_job(self.cluster.submit("true", runtime_env={"env_vars": env}))
             self.assertEqual(job["status"], "FAILED")

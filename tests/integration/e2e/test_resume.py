@@ -5,6 +5,7 @@ A reboot, or a pod whose container is started again: the directory is there, not
 
 import os
 import re
+import shutil
 import signal
 import sys
 import unittest
@@ -53,6 +54,28 @@ class Resume(unittest.TestCase):
             self.assertEqual(cluster.wait_job("later")["status"], "SUCCEEDED")
             again = cluster.mobula("job", "submit", "--submission-id", "ended", "--", "true")
             self.assertEqual(again.returncode, 72, again.stdout)
+
+    def test_a_store_that_was_emptied_is_named(self):
+        with Cluster(nodes=1) as cluster:
+            former = kill_whole(cluster)
+            for file in former["dir"].glob("gcs.sqlite-*"):
+                file.unlink()
+            (former["dir"] / "gcs.sqlite").write_bytes(b"")
+            done = self.start(cluster, "--resume")
+            self.assertEqual(done.returncode, 65, done.stdout)
+            self.assertIn("the store is empty, but this node was the head of cluster", done.stdout)
+            shutil.rmtree(former["dir"])
+
+    def test_a_store_that_goes_under_a_crashed_agent_is_named(self):
+        with Cluster(nodes=1) as cluster:
+            head = cluster.node("node-0")
+            os.kill(head["pid_init"], signal.SIGSTOP)  # it starts the agent again when it goes on
+            os.kill(head["pid_agent"], signal.SIGKILL)
+            for file in head["dir"].glob("gcs.sqlite*"):
+                file.unlink()
+            os.kill(head["pid_init"], signal.SIGCONT)
+            log = head["dir"] / "agent.log"
+            wait_until(lambda: "the store is empty, but this node was the head" in log.read_text(), log.read_text)
 
     def test_without_it_a_new_cluster_and_a_word(self):
         with Cluster(nodes=1) as cluster:

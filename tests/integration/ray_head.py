@@ -1,8 +1,9 @@
 """A real Ray head in a temporary directory, for as long as a `with` block lasts.
 
-Run by the Python of an environment that has ray. The head gets free ports, no dashboard and no
-resources. It is ended by signalling the process that was started here and whatever of its session
-is left; never by `ray stop`, which would end every Ray on the machine.
+Run by the Python of an environment that has ray. Each part of the head gets a port of its own, which
+nobody takes from it; it gets no dashboard and no resources. It is ended by signalling the process
+that was started here and whatever of its session is left; never by `ray stop`, which would end every
+Ray on the machine.
 """
 
 import importlib.metadata
@@ -12,17 +13,12 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from ports import free_port
 
 
 def ray_version():
@@ -32,7 +28,7 @@ def ray_version():
 class RayHead:
     """`address` is the GCS's host:port; `temp_dir` holds the session directory and its logs."""
 
-    START_TIMEOUT_S = 90
+    START_TIMEOUT_S = 240
     STOP_TIMEOUT_S = 20
 
     def __init__(self, env=None, args=(), block=True):
@@ -49,13 +45,15 @@ class RayHead:
         self.temp_dir = tempfile.mkdtemp(prefix="mb-ray-", dir="/tmp")
         ray = pathlib.Path(sys.executable).parent / "ray"
         command = [
-            str(ray), "start", "--head", "--port=0", "--num-cpus=0",
+            str(ray), "start", "--head", f"--port={free_port()}", "--num-cpus=0",
             "--node-ip-address=127.0.0.1", "--include-dashboard=false",
             *([] if ray_version() < (2, 60) else ["--include-log-monitor=false"]),
             "--disable-usage-stats",
             "--object-store-memory=80000000", f"--temp-dir={self.temp_dir}",
             f"--ray-client-server-port={free_port()}",
             f"--dashboard-agent-listen-port={free_port()}",
+            f"--dashboard-agent-grpc-port={free_port()}",
+            f"--runtime-env-agent-port={free_port()}",
             f"--metrics-export-port={free_port()}",
             *self._args,
         ]  # fmt: skip

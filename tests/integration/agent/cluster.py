@@ -19,7 +19,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 def load_protos(directory):

@@ -13,7 +13,8 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
-from ray_head import RayHead, free_port, ray_version  # noqa: E402
+from ports import free_port  # noqa: E402
+from ray_head import RayHead, ray_version  # noqa: E402
 
 BIN = sys.argv[1]
 NVML = pathlib.Path(BIN).parent / "tests/unit/agent/fake_nvml"

@@ -9,7 +9,8 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
 from commands import RAY, call, clean_env  # noqa: E402
-from ray_head import RayHead, free_port  # noqa: E402
+from ports import free_port  # noqa: E402
+from ray_head import RayHead  # noqa: E402
 
 BIN = sys.argv[1]
 

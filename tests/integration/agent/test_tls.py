@@ -15,7 +15,8 @@ import cluster  # noqa: E402
 import commands  # noqa: E402
 import grpc  # noqa: E402
 from commands import GANG, RAY, TOKEN, check, clean_env, machine_ip, with_token  # noqa: E402
-from ray_head import RayHead, free_port  # noqa: E402
+from ports import free_port  # noqa: E402
+from ray_head import RayHead  # noqa: E402
 from test_raylet import ray_node  # noqa: E402
 
 BIN = sys.argv[1]

@@ -16,7 +16,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from commands import GANG, RAY, TOKEN, call, check, clean_env, machine_ip, with_token  # noqa: E402
-from ray_head import free_port  # noqa: E402
+from ports import free_port  # noqa: E402
 
 BARE = clean_env()
 

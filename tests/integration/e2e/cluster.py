@@ -376,12 +376,6 @@ class NoCluster(Cluster):
     def start_node(self, index):
         pass
 
-    @staticmethod
-    def free_port():
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            return s.getsockname()[1]
-
     def __exit__(self, kind, *_):
         try:
             if kind is None:

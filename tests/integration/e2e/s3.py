@@ -10,7 +10,7 @@ import subprocess
 import threading
 
 from cluster import port_answers, wait_until
-from ray_head import free_port
+from ports import free_port
 
 BUCKET = "checkpoints"
 ACCESS_KEY, SECRET_KEY = "tester", "tester-secret"

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import tempfile
 
-from cluster import Cluster, NoCluster, wait_until
+from cluster import Cluster, wait_until
+from ports import free_port
 
 
 class Redis:
@@ -17,7 +18,7 @@ class Redis:
     def __init__(self, *args):
         self.args = args
         self.dir = tempfile.mkdtemp(prefix="mb-redis-", dir="/tmp")
-        self.port = NoCluster.free_port()
+        self.port = free_port()
         self.process = None
 
     def __enter__(self):

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 
 from cluster import wait_until
+from ports import free_port
 
 CONF = """\
 ClusterName=test
@@ -42,24 +43,13 @@ PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def free_ports(n):
-    """Ports that were free a moment ago; Slurm reads them from its configuration."""
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 class Slurm:
     def __enter__(self):
         self.dir = tempfile.mkdtemp(prefix="mb-slurm-", dir="/tmp")
         (pathlib.Path(self.dir) / "state").mkdir()
         conf = pathlib.Path(self.dir) / "slurm.conf"
         conf.write_text(CONF.format(dir=self.dir, host=socket.gethostname().split(".")[0],
-                                    user=getpass.getuser(), ports=free_ports(3)))
+                                    user=getpass.getuser(), ports=[free_port() for _ in range(3)]))
         self.env = {k: v for k, v in os.environ.items()
                     if not k.startswith(("RAY_", "MOBULA_", "SLURM", "AWS_", "BUCKET_"))}
         self.env.update(SLURM_CONF=str(conf), HOME=self.dir, TMPDIR=self.dir,

@@ -16,6 +16,7 @@ import subprocess
 import unittest
 
 from cluster import Cluster, NoCluster, train_command, wait_until
+from ports import free_port
 
 
 def corpus(path, documents=200):
@@ -80,7 +81,7 @@ class BadInput(unittest.TestCase):
                 self.assertIn(argv[0], done.stderr)
 
     def test_unreachable_head(self):
-        port = self.cluster.free_port()
+        port = free_port()
         self.refused(["status", "--address", f"http://127.0.0.1:{port}"], 69, f"127.0.0.1:{port}")
         self.refused(["job", "list", "--address", f"http://127.0.0.1:{port}"], 69,
                      f"127.0.0.1:{port}")
@@ -92,7 +93,7 @@ class BadInput(unittest.TestCase):
         self.assertIn(f"127.0.0.1:{port}", done.stderr)
 
     def test_start_that_is_interrupted(self):
-        port = self.cluster.free_port()
+        port = free_port()
         with self.cluster.running("start", "--address", f"127.0.0.1:{port}", "--temp-dir",
                                   self.cluster.temp) as start:
             wait_until(lambda: list(pathlib.Path(self.cluster.temp).glob("node_*/agent.log")),

@@ -9,7 +9,8 @@ import urllib.request
 
 import checkpoints
 from cluster import MOBULA, Joined, iterations_of, train_command, wait_until
-from ray_head import RayHead, free_port
+from ports import free_port
+from ray_head import RayHead
 
 # What ranks do; in files, since a shell of Ray's would be the first to read it.
 SCRIPTS = {

@@ -17,7 +17,8 @@ import time
 from head_process import Checks, HeadProcess
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from ray_head import RayHead, free_port  # noqa: E402
+from ports import free_port  # noqa: E402
+from ray_head import RayHead  # noqa: E402
 
 TOKEN = "contract-token-0123456789abcdef"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}

@@ -14,6 +14,9 @@ import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+from ports import free_port  # noqa: E402
+
 KINDS = ("versitygw", "minio")
 BUCKET = "bucket"
 ACCESS_KEY, SECRET_KEY = "testkey", "testsecret123"
@@ -25,12 +28,6 @@ def program(kind):
     if not os.access(path, os.X_OK):
         sys.exit(f"no S3 server {path}: tools/test builds it; MOBULA_{kind.upper()} names another one")
     return path
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def listens(port):

@@ -1,6 +1,14 @@
-/* A rank killed at any moment: every survivor names it, and the operation, within two seconds;
- * where other programs keep the processors for longer than that, which a few kills may meet, still
- * long before the time-out. */
+/*
+ * A rank killed at any moment: every survivor names it, and the operation, within half a second of
+ * a processor's time.
+ *
+ * That is what a process beside the ranks gets which does nothing but use it. Nothing in the
+ * communicator waits for a clock here: a death is the end of a socket that every survivor polls. By
+ * the wall clock it lasts as long as the scheduler keeps the dying rank and the survivors waiting:
+ * beside four busy loops on two processors (load 22) the slowest of 286 survivors was heard after
+ * 112 ms, with the thread sanitizer at nice 10 (load 32) after 3337 ms. The process beside them got
+ * 8 ms at most, with the thread sanitizer 68 ms.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +17,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "base/clock.h"
 #include "worker/parallel/comm.h"
 
 enum { WORLD = 3, VICTIM = 1, N = 300000 };
@@ -39,6 +48,7 @@ static void call(struct mb_comm *c, int op, uint32_t rank)
         break;
     default: /* survivors hear from the victim, the victim speaks to both */
         if (rank == VICTIM) {
+            usleep(1000); /* what it has sent is taken first, so it keeps the pace of the others */
             mb_comm_send(c, NULL, one, 1, MB_COMM_I64, 0);
             mb_comm_send(c, NULL, one, 1, MB_COMM_I64, 2);
         } else {
@@ -61,11 +71,11 @@ static void rank_main(struct mb_comm_listener *l, const char *const *endpoints, 
         _exit(1);
     }
     for (int round = 0;; round++) {
-        if (rank == VICTIM && round == 20) {
+        if (rank == VICTIM ? round == 20 : round == 0) { /* all have met, the victim is at work */
             (void)!write(ready_fd, "r", 1);
-            while (absent) {
-                pause();
-            }
+        }
+        while (rank == VICTIM && round == 20 && absent) {
+            pause();
         }
         call(c, op, rank);
         if (mb_comm_synchronize(c, &err) != 0) {
@@ -75,10 +85,31 @@ static void rank_main(struct mb_comm_listener *l, const char *const *endpoints, 
     }
 }
 
-/* Of 24 kills. */
-enum { SOON_MS = 2000, LATE_MS = 15000, LATE_MAX = 3, TIMEOUT_MS = 30000 };
+enum { SOON_MS = 500, TIMEOUT_MS = 30000 };
 
-static int n_late;
+/* A process that uses all it gets of the processors, as any other may. */
+static pid_t start_yardstick(void)
+{
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) {
+            (void)getppid();
+        }
+    }
+    return pid;
+}
+
+/* Ends it. What it got. */
+static uint64_t end_yardstick_ms(pid_t pid)
+{
+    struct rusage used;
+    kill(pid, SIGKILL);
+    assert_int_equal(wait4(pid, NULL, 0, &used), pid);
+    return (uint64_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000 +
+           (uint64_t)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1000;
+}
 
 static void kill_in(int op, int absent, int tcp)
 {
@@ -91,7 +122,6 @@ static void kill_in(int op, int absent, int tcp)
         assert_int_equal(mb_comm_listen(&o, &l[r], &err), 0);
         endpoints[r] = mb_comm_listener_endpoint(l[r]);
     }
-    uint64_t slowest_ms = 0;
     pid_t pids[WORLD];
     int reports[WORLD][2], ready[2];
     assert_int_equal(pipe(ready), 0);
@@ -106,9 +136,11 @@ static void kill_in(int op, int absent, int tcp)
     }
     close(ready[1]);
     char byte;
-    assert_int_equal(read(ready[0], &byte, 1), 1);
+    for (int r = 0; r < WORLD; r++) {
+        assert_int_equal(read(ready[0], &byte, 1), 1);
+    }
     close(ready[0]);
-    uint64_t killed_ms = mb_mono_ms();
+    pid_t yardstick = start_yardstick();
     kill(pids[VICTIM], SIGKILL);
     for (uint32_t r = 0; r < WORLD; r++) {
         char text[1024] = "";
@@ -123,14 +155,16 @@ static void kill_in(int op, int absent, int tcp)
         if (r == VICTIM) {
             continue;
         }
-        slowest_ms = mb_mono_ms() - killed_ms;
         if (strstr(text, "rank 1 ") == NULL || strstr(text, "went away") == NULL ||
             (strstr(text, NAMES[op]) == NULL && strstr(text, "between operations") == NULL)) {
             fail_msg("%s: rank %u says: %s", NAMES[op], r, text);
         }
     }
-    assert_true(slowest_ms < LATE_MS);
-    n_late += slowest_ms >= SOON_MS;
+    uint64_t took_ms = end_yardstick_ms(yardstick);
+    if (took_ms >= SOON_MS) {
+        fail_msg("%s: the survivors were heard after %llu ms of a processor", NAMES[op],
+                 (unsigned long long)took_ms);
+    }
 }
 
 static void survivors_name_the_dead(void **state)
@@ -142,7 +176,6 @@ static void survivors_name_the_dead(void **state)
             kill_in(op, absent, 1);
         }
     }
-    assert_true(n_late <= LATE_MAX);
 }
 
 int main(void)

@@ -165,6 +165,18 @@ static void check_silent(struct world *w)
     }
 }
 
+/* Who saw it dead has given up what ran there, so a dead id is dead for good. */
+static void check_dead(struct world *w)
+{
+    for (int id = 0; id < w->next_id; id++) {
+        const struct record *r = &w->store.disk[T_NODE][id];
+
+        w->id_was_dead[id] |= r->present && r->state == 1;
+        sim_check(w, !w->id_was_dead[id] || r->state == 1,
+                  "node id %d of machine %d was dead, and is alive again", id, w->id_machine[id]);
+    }
+}
+
 static void check_books(struct world *w)
 {
     struct mb_err err;
@@ -229,6 +241,7 @@ void check_always(struct world *w)
     check_leases(w);
     check_books(w);
     check_silent(w);
+    check_dead(w);
     check_acks(w);
 }
 

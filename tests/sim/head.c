@@ -257,7 +257,7 @@ static void register_node(struct world *w, const struct msg *q)
     struct record r = {.present = 1, .state = 0, .value = q->from - PROC_AGENT};
     struct msg reply = {.code = MB_OK, .flag = 1};
 
-    if (n->used && !n->alive) {
+    if (n->used && !n->alive && w->plant != PLANT_DEAD_COMES_BACK) {
         reply.flag = 0; /* its process may be there under another id by now */
         sim_reply(w, q, &reply);
         return;

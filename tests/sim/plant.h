@@ -22,6 +22,7 @@
     X(RETURN_TAKEN_FOR_DONE, "a Return that failed counts as done")                                \
     X(RECONCILE_SKIPPED, "a restarted head does not tell nodes which bundles are in use")          \
     X(REGISTERED_IS_CLEAN, "a node that registers again is taken to hold no bundle")               \
+    X(DEAD_COMES_BACK, "a dead node id that registers again is accepted")                          \
     X(HUNG_IS_ALIVE, "a question to a node that is not answered counts as answered")               \
     X(SECOND_UNHEARD, "what the second channel of a node says is not heard")                       \
     X(REPLY_BEFORE_LEDGER, "an agent answers before its ledger is on disk")                        \

@@ -479,6 +479,7 @@ struct world {
     struct bucket bucket;
     int next_id; /* node ids */
     int id_machine[MAX_IDS];
+    int id_was_dead[MAX_IDS]; /* the checker's own: on the head's disk */
     /* the checker's own memory */
     uint32_t newest_attempt[MAX_MACHINES][MAX_JOBS];
     int starts[MAX_JOBS][MAX_ATTEMPTS][MAX_RANKS]; /* processes of a rank of an attempt, ever */

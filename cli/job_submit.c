@@ -7,7 +7,8 @@
  *  The connection breaks after the POST: nobody knows whether the job was taken. So the job's name
  *  is chosen here, and its metadata gets a key that nobody else has: sending it again is answered
  *  with the same job by our head, and on a stock Ray head, which refuses the name, the key shows
- *  that the job is the one that was sent.
+ *  that the job is the one that was sent. Nor is a POST judged wrongly that libcurl sent again by
+ *  itself (was_repeated in base/http/client.h): the key is looked for at the first answer, too.
  */
 #include <poll.h>
 #include <stdio.h>

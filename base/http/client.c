@@ -6,6 +6,10 @@
  *    large file without TLS goes past it, client_send.c) and hands over header lines and body
  *    bytes (the sink of a 2xx answer, or a bounded buffer).
  * 3. A finished transfer is taken out of libcurl first, then its callback runs, then it is freed.
+ * 4. On a connection that was used before, libcurl sends a request again, on a new one, when the
+ *    server ends it without a byte of an answer, whatever the method: up to five times, and says
+ *    nothing. So it is counted how often it begins to, and the answer says so (was_repeated): a
+ *    server that died after it had carried out the first one answers the second one otherwise.
  * Failures: libcurl's result becomes an MB_E* code and a text that names no credential; a sink or a
  * bound that refuses keeps its own code. Cancelling only marks the request: its callback comes from
  * the loop, with MB_ECANCELED. stop cancels all, waits for that, then gives everything back.
@@ -48,6 +52,19 @@ static size_t on_read(char *buf, size_t size, size_t n, void *arg)
         return CURL_READFUNC_ABORT;
     }
     return (size_t)got;
+}
+
+/* Before each sending: the first, those to where it is redirected, and again (4 above). */
+static int on_sending(void *arg, char *remote_ip, char *local_ip, int remote_port, int local_port)
+{
+    struct mb_http_fetch *f = arg;
+    (void)remote_ip;
+    (void)local_ip;
+    (void)remote_port;
+    f->n_sent++;
+    if (f->is_sent_here)
+        mb_client_send_begin(f, local_port);
+    return CURL_PREREQFUNC_OK;
 }
 
 static int on_seek(void *arg, curl_off_t offset, int origin)
@@ -203,7 +220,10 @@ static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
 {
     struct mb_http_client *c = f->client;
     struct mb_http_response r = {.detail = "", .header = find_header, .impl = f};
+    long n_redirects = 0;
     mb_client_send_end(f);
+    curl_easy_getinfo(f->easy, CURLINFO_REDIRECT_COUNT, &n_redirects);
+    r.was_repeated = f->n_sent > 1 + n_redirects;
     curl_multi_remove_handle(c->multi, f->easy);
     if (f->prev)
         f->prev->next = f->next;
@@ -535,8 +555,10 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_open_socket);
     rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
+    rc |= curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, on_sending);
+    rc |= curl_easy_setopt(e, CURLOPT_PREREQDATA, f);
     if (f->is_sent_here) { /* libcurl does not see what goes through */
-        rc |= mb_client_send_options(f);
+        mb_client_send_start(f);
     } else {
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MB_CLIENT_MIN_BYTES_PER_S);
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((f->stall_ms + 999) / 1000));

@@ -28,6 +28,9 @@ struct mb_http_response {
     long status;         /* HTTP status; 0 on error */
     const uint8_t *body; /* borrowed; empty when a sink took it; at most max_body_bytes */
     size_t body_len;
+    /* It was sent more than once: a connection that had been used before ended without a byte of an
+     * answer, and libcurl sent it again by itself. The first may have been carried out. */
+    int was_repeated;
     /* Value of a response header (case-insensitive), NULL if absent; valid in the callback. */
     const char *(*header)(const struct mb_http_response *r, const char *name);
     void *impl;

@@ -64,6 +64,7 @@ struct mb_http_fetch {
     struct mb_buf answer;
     mb_http_response_cb cb;
     void *arg;
+    long n_sent; /* how often libcurl began to send it, redirected ones too */
     char detail[CURL_ERROR_SIZE];
 };
 
@@ -75,7 +76,9 @@ void mb_client_fail(struct mb_http_fetch *f, int code);
 long mb_client_status(struct mb_http_fetch *f); /* of the answer so far; 0: none */
 int mb_client_sends_here(const struct mb_http_request *request);
 int mb_client_send_headers(struct mb_http_fetch *f); /* MB_ENOMEM */
-CURLcode mb_client_send_options(struct mb_http_fetch *f);
+void mb_client_send_start(struct mb_http_fetch *f);
+/* The headers go next, on the connection with this local port: the body begins (anew). */
+void mb_client_send_begin(struct mb_http_fetch *f, int local_port);
 /* libcurl wants body bytes: what its callback answers. */
 size_t mb_client_send_ask(struct mb_http_fetch *f);
 /* The transfer of easy has this socket, or one of several that try. */

@@ -101,18 +101,13 @@ static void mark(struct mb_http_fetch *f)
     f->mark_pos = arrived(f);
 }
 
-static int on_connected(void *arg, char *remote_ip, char *local_ip, int remote_port, int local_port)
+void mb_client_send_begin(struct mb_http_fetch *f, int local_port)
 {
-    struct mb_http_fetch *f = arg;
-    (void)remote_ip;
-    (void)local_ip;
-    (void)remote_port;
     f->may_send = 0;
     f->is_cut = 0;
     f->local_port = local_port;
     mb_http_body_seek(&f->body, 0);
     mark(f);
-    return CURL_PREREQFUNC_OK;
 }
 
 static void look_for_stalls(uv_timer_t *timer)
@@ -133,13 +128,10 @@ static void look_for_stalls(uv_timer_t *timer)
         uv_timer_stop(timer);
 }
 
-CURLcode mb_client_send_options(struct mb_http_fetch *f)
+void mb_client_send_start(struct mb_http_fetch *f)
 {
-    CURLcode rc = curl_easy_setopt(f->easy, CURLOPT_PREREQFUNCTION, on_connected);
-    rc |= curl_easy_setopt(f->easy, CURLOPT_PREREQDATA, f);
     if (!uv_is_active((uv_handle_t *)&f->client->stall_timer))
         uv_timer_start(&f->client->stall_timer, look_for_stalls, LOOK_MS, LOOK_MS);
-    return rc;
 }
 
 int mb_client_send_events(const struct watch *w)

@@ -230,9 +230,9 @@ static int start_sum(struct s3_call *call)
     return uv_queue_work(call->s3->loop, &call->work, compute_sum, on_sum) == 0;
 }
 
-/* On a connection that was used before, libcurl repeats a request by itself when the server closes
- * it without an answer. Create must not be repeated unseen: the first one may have been carried
- * out, and its upload would be nobody's. */
+/* libcurl repeats a request by itself on a connection that was used before (was_repeated in
+ * base/http/client.h), which makes its answer an ambiguous one. Create must not be repeated at all:
+ * the first one may have been carried out, and its upload would be nobody's. */
 static int creates_upload(const struct s3_request *r)
 {
     return strcmp(r->method, "POST") == 0 && r->query != NULL && strcmp(r->query, "uploads=") == 0;
@@ -550,15 +550,15 @@ static void on_response(void *arg, const struct mb_http_response *r)
     struct mb_s3_xml_error xml;
     call->fetch = NULL;
     read_answer(call, r, &xml);
+    call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
+    if (call->is_fresh || r->was_repeated || r->status >= 500)
+        call->answer.ambiguous = 1;
     if (call->answer.error == 0)
         learn_from_success(call);
     if (call->answer.error == 0 || call->canceled) {
         finish(call);
         return;
     }
-    call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
-    if (call->is_fresh || r->status >= 500)
-        call->answer.ambiguous = 1;
     if (r->error == 0 && (correct_ourselves(call, r, &xml) || weaken_sum(call, r->status))) {
         retry_after(call, 0);
         return;

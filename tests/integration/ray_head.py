@@ -6,6 +6,7 @@ that was started here and whatever of its session is left; never by `ray stop`, 
 Ray on the machine.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
@@ -72,8 +73,22 @@ class RayHead:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self._print_logs()
         self._stop()
+
+    def _print_logs(self):
+        """What Ray said last: its directory goes with it."""
+        for pid in self._own_pids():
+            with contextlib.suppress(OSError):
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                print(f"runs: {pid} {b' '.join(words)[:120].decode(errors='replace')}", flush=True)
+        for name in ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out",
+                     "dashboard.log", "dashboard_agent.log"):
+            path = pathlib.Path(self.temp_dir, "session_latest", "logs", name)
+            if path.exists():
+                print(f"--- {name}\n{path.read_text(errors='replace')[-3000:]}", flush=True)
 
     def _wait_started(self):
         deadline = time.monotonic() + self.START_TIMEOUT_S

@@ -74,9 +74,11 @@ class RayHead:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is not None:
-            self._print_logs()
-        self._stop()
+        try:
+            if kind is not None:
+                self._print_logs()
+        finally:
+            self._stop()
 
     def _print_logs(self):
         """What Ray said last: its directory goes with it."""

@@ -204,6 +204,21 @@ static char *job_config(const struct mb_job_spec *spec, json_t *runtime_env, jso
     return text;
 }
 
+/* What Ray's supervisor gives a driver for the Ray that it may start, unless the submission has it.
+ */
+static int apply_rays(struct mb_job_env *env, const struct mb_job_spec *spec)
+{
+    static const char NOSET[] = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES";
+    static const char NICE[] = "RAY_worker_niceness";
+    int rc = 0;
+
+    if (spec->n_gpus == 0 && mb_job_env_get(env, NOSET) == NULL)
+        rc = mb_job_env_set(env, NOSET, "1");
+    if (rc == 0 && mb_job_env_get(env, NICE) == NULL)
+        rc = mb_job_env_set(env, NICE, "0");
+    return rc;
+}
+
 static int apply_ours(struct mb_job_env *env, const struct mb_job_spec *spec, const char *bin_dir,
                       json_t *runtime_env, json_t *metadata)
 {
@@ -215,7 +230,7 @@ static int apply_ours(struct mb_job_env *env, const struct mb_job_spec *spec, co
     if (full_path != NULL && config != NULL && mb_job_env_set(env, "PATH", full_path) == 0 &&
         mb_job_env_set(env, "RAY_ADDRESS", spec->ray_address) == 0 &&
         mb_job_env_set(env, "RAY_JOB_CONFIG_JSON_ENV_VAR", config) == 0)
-        rc = 0;
+        rc = apply_rays(env, spec);
     mb_free(full_path);
     mb_free(config);
     return rc;

@@ -11,13 +11,7 @@
 #include "base/clock.h"
 #include "cli/printable.h"
 
-enum {
-    STATUS_FAILED = 1,
-    STATUS_STOPPED = 130,
-    POLL_MS = 200,
-    LOST_MS = 300 * 1000,
-    ENTRYPOINT_SHOWN_MAX = 2000 /* bytes; --json has all of it */
-};
+enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200, LOST_MS = 300 * 1000 };
 
 /* ---- shared ---- */
 
@@ -146,14 +140,14 @@ static int run_with(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
 static void print_row(const char *status, const char *id, const char *entrypoint)
 {
     size_t n = strlen(entrypoint);
-    char *head = mb_strndup(entrypoint, n < ENTRYPOINT_SHOWN_MAX ? n : ENTRYPOINT_SHOWN_MAX);
+    char *head = mb_strndup(entrypoint, n < MB_ENTRYPOINT_SHOWN_MAX ? n : MB_ENTRYPOINT_SHOWN_MAX);
     struct mb_buf name = {0}, line = {0};
 
     if (head == NULL || mb_printable(id, &name) != 0 || mb_printable(head, &line) != 0)
         printf("%-10s %-28s (out of memory)\n", status, "");
     else
         printf("%-10s %-28s %s%s\n", status, mb_buf_str(&name), mb_buf_str(&line),
-               n > ENTRYPOINT_SHOWN_MAX ? "..." : "");
+               n > MB_ENTRYPOINT_SHOWN_MAX ? "..." : "");
     mb_free(head);
     mb_buf_close(&name);
     mb_buf_close(&line);

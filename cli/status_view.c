@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/str.h"
+#include "cli/printable.h"
 
 static const char *text(const json_t *j, const char *name)
 {
@@ -291,7 +292,7 @@ static int put_job(struct mb_buf *out, const json_t *job, json_int_t now_ms)
 
     rc |= put_all(out, *id != '\0' ? id : text(job, "job_id"));
     rc |= mb_buf_puts(out, "  ");
-    rc |= put_all(out, text(job, "entrypoint"));
+    rc |= put(out, text(job, "entrypoint"), MB_ENTRYPOINT_SHOWN_MAX, 0);
     rc |= mb_buf_puts(out, "\n");
     rc |= put_why(out, job);
     if (json_is_object(gang) && *text(gang, "error") != '\0') {

@@ -317,6 +317,23 @@ class Driver:
             body["checkpoint"] = checkpoint
         self.send(launch=body)
 
+    @contextlib.contextmanager
+    def renewing(self):
+        """While the test does something slow: a driver that is there."""
+        over = threading.Event()
+
+        def renew():
+            while not over.wait(1):
+                self.send(renew={})
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def close(self):
         self.sent.put(None)
         self.call.cancel()

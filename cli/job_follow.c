@@ -184,7 +184,8 @@ static int stream(struct mb_rest *rest, const char *path, struct follow *f, stru
     return rc == 0 && f->failed ? err->code : rc;
 }
 
-/* Whoever waits is told what for, once each time: on stderr, the log's own output stays as it is. */
+/* Whoever waits is told what for, once each time: on stderr, the log's own output stays as it is.
+ */
 static void say_lost(struct follow *f, int is_lost, const struct mb_err *err)
 {
     if (is_lost && !f->is_lost)

@@ -380,7 +380,8 @@ static int is_ours(struct mb_rest *rest, const json_t *request)
 
 static int is_duplicate(int rc, const struct mb_err *err)
 {
-    return (rc == MB_ESTATE || rc == MB_EINVAL) && strstr(err->text, "Please use a different submission_id") != NULL;
+    return (rc == MB_ESTATE || rc == MB_EINVAL) &&
+           strstr(err->text, "Please use a different submission_id") != NULL;
 }
 
 /* A connection that broke, or a head that was not there, is tried again: see the story above. */

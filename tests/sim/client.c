@@ -142,13 +142,17 @@ void client_reply_came(struct world *w, const struct msg *q, const struct msg *r
     }
 }
 
+void client_submits(struct world *w, int job)
+{
+    w->client.jobs[job].seen = -1;
+    sim_at(w, PROC_CLIENT, w->scripts[job].submit_at_ms, submit, job, 0);
+}
+
 void client_start(struct world *w)
 {
     sim_start_proc(w, PROC_CLIENT);
-    for (int i = 0; i < w->n_jobs; i++) {
-        w->client.jobs[i].seen = -1;
-        sim_at(w, PROC_CLIENT, w->scripts[i].submit_at_ms, submit, i, 0);
-    }
+    for (int i = 0; i < w->n_jobs; i++)
+        client_submits(w, i);
     for (int k = 0; k < 3; k++)
         sim_at(w, PROC_CLIENT, 100 + (uint64_t)k * 300, new_value, k, 0);
 }

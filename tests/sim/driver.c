@@ -471,6 +471,7 @@ static void on_nodes(struct world *w, int job, int actions)
         if (actions & MB_DRV_DO_DIAL)
             dial(w, job, i);
         if (actions & MB_DRV_DO_LAUNCH) {
+            w->has_launched |= 1u << job;
             n->launched = 1;
             if (n->hello)
                 say(w, job, i, M_LAUNCH);

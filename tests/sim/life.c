@@ -1,6 +1,7 @@
 /*
- * One seed: a cluster of 3 to 5 machines, 2 to 5 gangs, at least 2 faults; then the faults end,
- * everything has to come to rest, and nothing may be left.
+ * One seed: a cluster of 3 to 5 machines, 2 to 5 jobs, at least 2 faults; then the faults end. If
+ * they left fewer than 2 gangs, others are submitted. Everything has to come to rest, and nothing
+ * may be left.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +78,7 @@ static void make_world(struct world *w)
     for (int i = 0; i < MAX_MSGS; i++)
         w->free_msgs[w->n_free_msgs++] = MAX_MSGS - 1 - i;
     w->n_machines = 3 + sim_below(w, MAX_MACHINES - 2);
-    w->n_jobs = 2 + sim_below(w, MAX_JOBS - 1);
+    w->n_jobs = 2 + sim_below(w, DRAWN_JOBS - 1);
     w->head_cpus = 2 + sim_below(w, 3);
     w->max_running = 1 + sim_below(w, w->n_jobs);
     if (!jobs_stand_in_line(w))
@@ -148,6 +149,22 @@ static int is_settled(const struct world *w)
     return 1;
 }
 
+static void launch_enough(struct world *w)
+{
+    int n = __builtin_popcount(w->has_launched);
+
+    for (; n < MIN_GANGS; n++) {
+        int job = w->n_jobs++;
+        struct job_script *s = &w->scripts[job];
+
+        make_job(w, job);
+        s->cpus = s->start_timeout_ms = s->harmed = 0;
+        s->fail_rank = -1;
+        s->stop_at_ms = s->submit_at_ms = 0;
+        client_submits(w, job);
+    }
+}
+
 static void run_until(struct world *w, uint64_t until_ms, int stop_when_settled)
 {
     uint64_t look_ms = w->now_ms;
@@ -179,12 +196,14 @@ int sim_life(struct life *l)
         run_until(w, FAULTS_END_MS, 0);
         sim_trace(w, "the faults are over");
         w->faults_on = 0;
+        launch_enough(w);
         run_until(w, GIVE_UP_MS, 1);
         run_until(w, w->now_ms + 6000, 0);
         check_end(w);
     } else {
         rc = -1;
     }
+    w->stats.gangs = (uint64_t)__builtin_popcount(w->has_launched);
     l->stats = w->stats;
     memcpy(l->why, w->why, sizeof(l->why));
     close_world(w);

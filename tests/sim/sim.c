@@ -48,10 +48,11 @@ static int one_seed(struct life *l)
 {
     if (sim_life(l) != 0)
         return -1;
-    if (l->stats.events >= 200 && l->stats.faults >= 2)
+    if (l->stats.events >= 200 && l->stats.faults >= 2 && l->stats.gangs >= MIN_GANGS)
         return 0;
-    snprintf(l->why, sizeof(l->why), "only %llu events and %llu faults",
-             (unsigned long long)l->stats.events, (unsigned long long)l->stats.faults);
+    snprintf(l->why, sizeof(l->why), "only %llu events, %llu faults and %llu gangs",
+             (unsigned long long)l->stats.events, (unsigned long long)l->stats.faults,
+             (unsigned long long)l->stats.gangs);
     return -1;
 }
 

@@ -32,7 +32,9 @@
 
 enum {
     MAX_MACHINES = 5, /* machine 0 has the head, and the drivers */
-    MAX_JOBS = 5,
+    DRAWN_JOBS = 5,
+    MIN_GANGS = 2,
+    MAX_JOBS = DRAWN_JOBS + MIN_GANGS,
     MAX_BUNDLES = 3,
     MAX_PER_NODE = 2,
     MAX_RANKS = MAX_BUNDLES * MAX_PER_NODE,
@@ -40,8 +42,9 @@ enum {
     MAX_GROUPS = 8, /* placement groups of a job, one after the other */
     N_GROUPS = MAX_JOBS * MAX_GROUPS,
     MAX_SAVES = 4,
-    MAX_RUNS = 16, /* attempts on one machine */
-    MAX_IDS = 40,  /* node ids of all machines together; not less than N_GROUPS */
+    MAX_RUNS = MAX_JOBS * MAX_ATTEMPTS, /* attempts on one machine */
+    /* Node ids of all machines together; groups are stored under the same numbers. */
+    MAX_IDS = N_GROUPS,
     MAX_KEYS = 16, /* of the client's KV */
     MAX_CALLS = 512,
     MAX_CONNS = 256,
@@ -433,7 +436,7 @@ struct proc {
 };
 
 struct stats {
-    uint64_t events, messages, lost, crashes, faults;
+    uint64_t events, messages, lost, crashes, faults, gangs;
     uint64_t succeeded, failed, stopped, restarts, commits, aside, torn, shrunk, grown;
 };
 
@@ -472,6 +475,7 @@ struct world {
     struct store store;
     struct head head;
     int n_jobs;
+    unsigned has_launched; /* a bit for each job: a gang of it */
     struct job_script scripts[MAX_JOBS];
     int group_nodes[N_GROUPS]; /* bundles that each was created with */
     struct driver drivers[MAX_JOBS];
@@ -491,6 +495,7 @@ struct world {
     char why[400];
 };
 
+void client_submits(struct world *w, int job);
 /* world.c */
 uint64_t sim_rnd(struct world *w);
 int sim_below(struct world *w, int n);       /* 0 .. n-1 */

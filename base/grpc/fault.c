@@ -14,7 +14,7 @@
 #include "base/grpc/internal.h"
 #include "base/log.h"
 
-enum { PROBE_PAUSE_MS = 10000 };
+enum { PROBE_PAUSE_MS = 10000, PATIENCE_MS = 4000 };
 
 struct mb_grpc_probe {
     uv_work_t work;
@@ -30,7 +30,9 @@ static void run_probe(uv_work_t *work)
 {
     struct mb_grpc_probe *p = work->data;
 
-    mb_grpc_tls_probe(p->g->tls, p->target, &p->cancelled, &p->found);
+    mb_grpc_tls_probe(p->g->tls, p->target,
+                      p->g->probe_patience_ms ? p->g->probe_patience_ms : PATIENCE_MS,
+                      &p->cancelled, &p->found);
 }
 
 static void keep_fault(struct mb_grpc_channel *ch, const char *text)

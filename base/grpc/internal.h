@@ -95,6 +95,7 @@ struct mb_grpc {
     struct mb_grpc_link servers;
     struct mb_grpc_tls *tls; /* NULL: plain */
     int is_probing;
+    uint64_t probe_patience_ms; /* 0: as fault.c has it; tests have more */
     int stopping;
     int draining; /* the completion queue is shut down */
     mb_grpc_stopped_cb stopped_cb;

@@ -12,10 +12,12 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
 #include "base/grpc/tls_internal.h"
+#include "base/log.h"
 #include "base/str.h"
 
 enum { PEM_MAX = 1 << 20, LOOK_AGAIN_S = 10 };
@@ -74,7 +76,7 @@ static void date_text(const ASN1_TIME *at, char *out, size_t n)
     BIO_free(bio);
 }
 
-static int check_dates(const struct mb_grpc_tls *t, struct mb_err *err)
+int mb_grpc_tls_check_dates(const struct mb_grpc_tls *t, struct mb_err *err)
 {
     const ASN1_TIME *from = X509_get0_notBefore(t->cert), *to = X509_get0_notAfter(t->cert);
     char date[64];
@@ -112,14 +114,24 @@ static int check(struct mb_grpc_tls *t, const char *ca_path, const char *key_pat
         rc = mb_err_set(err, MB_EINVAL, "%s is not the key of the certificate %s", key_path,
                         t->cert_path);
     else
-        rc = check_dates(t, err);
+        rc = mb_grpc_tls_check_dates(t, err);
     ERR_clear_error();
     EVP_PKEY_free(key);
     X509_free(ca);
     return rc;
 }
 
-int mb_grpc_tls_read(const struct mb_grpc_tls_files *files, struct mb_grpc_tls **out,
+/* Members of its group may: so Kubernetes gives a secret to a user who is not root. */
+static void warn_if_open(const char *key_path)
+{
+    struct stat st;
+
+    if (stat(key_path, &st) == 0 && (st.st_mode & S_IROTH) != 0)
+        mb_warn("grpc", "%s: everybody on this machine may read this key (mode %04o): chmod 600 it",
+                key_path, (unsigned)st.st_mode & 07777);
+}
+
+int mb_grpc_tls_load(const struct mb_grpc_tls_files *files, struct mb_grpc_tls **out,
                      struct mb_err *err)
 {
     struct mb_grpc_tls *t = mb_calloc(1, sizeof(*t));
@@ -144,6 +156,16 @@ int mb_grpc_tls_read(const struct mb_grpc_tls_files *files, struct mb_grpc_tls *
     }
     *out = t;
     return MB_OK;
+}
+
+int mb_grpc_tls_read(const struct mb_grpc_tls_files *files, struct mb_grpc_tls **out,
+                     struct mb_err *err)
+{
+    int rc = mb_grpc_tls_load(files, out, err);
+
+    if (rc == MB_OK)
+        warn_if_open(files->key);
+    return rc;
 }
 
 void mb_grpc_tls_free(struct mb_grpc_tls *t)

@@ -6,6 +6,7 @@
 #ifndef MOBULA_BASE_GRPC_TLS_H
 #define MOBULA_BASE_GRPC_TLS_H
 
+#include <stdint.h>
 #include "base/err.h"
 
 struct mb_grpc_tls_files {
@@ -16,7 +17,8 @@ struct mb_grpc_tls_files {
 
 struct mb_grpc_tls;
 
-/* MB_EDENIED for a certificate that is not valid now, MB_EINVAL for files that are no such PEM or
+/* A key that everybody on this machine may read is warned of in the log.
+ * MB_EDENIED for a certificate that is not valid now, MB_EINVAL for files that are no such PEM or
  * do not belong together; the text says which file. */
 int mb_grpc_tls_read(const struct mb_grpc_tls_files *files, struct mb_grpc_tls **out,
                      struct mb_err *err);
@@ -29,9 +31,11 @@ int mb_grpc_tls_names(const struct mb_grpc_tls *t, const char *host, struct mb_e
  * Why nobody can talk to "host:port": one handshake beside the channel's own. t NULL: this side is
  * plain. MB_EDENIED: it is the certificates, or only one side has TLS; the text says what to do.
  * MB_OK: TLS is not the reason, as far as can be seen (nobody listens; all is well). Takes at most
- * some seconds; *cancelled (read atomically), set by another thread, ends it within 100 ms.
+ * patience_ms, and as long again if the peer hangs up; *cancelled (read atomically), set by another
+ * thread, ends it within 100 ms. Neither bounds the look-up of a host's name, which is the
+ * resolver's: 5 s a try and twice for each server, unless resolv.conf says otherwise.
  */
-int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, const int *cancelled,
-                      struct mb_err *err);
+int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t patience_ms,
+                      const int *cancelled, struct mb_err *err);
 
 #endif

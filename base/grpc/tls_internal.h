@@ -17,6 +17,12 @@ struct mb_grpc_tls {
     grpc_tls_certificate_provider *files; /* NULL: nobody needed it yet */
 };
 
+/* mb_grpc_tls_read() without a word to the log: what was read at the start is read again. */
+int mb_grpc_tls_load(const struct mb_grpc_tls_files *files, struct mb_grpc_tls **out,
+                     struct mb_err *err);
+/* MB_EDENIED if the own certificate is not valid now. */
+int mb_grpc_tls_check_dates(const struct mb_grpc_tls *t, struct mb_err *err);
+
 /* t NULL: plain. Each connection is made with what the files have by then. NULL only where the
  * library refuses what was checked. */
 grpc_channel_credentials *mb_grpc_tls_client(struct mb_grpc_tls *t);

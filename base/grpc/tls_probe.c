@@ -27,7 +27,7 @@
 #include "base/grpc/tls_internal.h"
 #include "base/str.h"
 
-enum { PROBE_MS = 4000, SLICE_MS = 100, QUIET_MS = 500 };
+enum { SLICE_MS = 100, QUIET_MS = 500 };
 
 struct probe {
     const struct mb_grpc_tls *tls;
@@ -205,6 +205,26 @@ static int about_peer(const struct probe *p, long verdict, struct mb_err *err)
     }
 }
 
+/* Of RFC 8446 and RFC 5246: those that speak of the certificate that was shown, or of none. */
+static int is_about_certificate(int alert)
+{
+    switch (alert) {
+    case SSL_AD_HANDSHAKE_FAILURE: /* TLS 1.2: none was shown that fits */
+    case SSL_AD_BAD_CERTIFICATE:
+    case SSL_AD_UNSUPPORTED_CERTIFICATE:
+    case SSL_AD_CERTIFICATE_REVOKED:
+    case SSL_AD_CERTIFICATE_EXPIRED:
+    case SSL_AD_CERTIFICATE_UNKNOWN:
+    case SSL_AD_UNKNOWN_CA:
+    case SSL_AD_ACCESS_DENIED:
+    case SSL_AD_DECRYPT_ERROR:
+    case SSL_AD_CERTIFICATE_REQUIRED:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
 /* An alert, the connection's end, or no TLS at all, by the library's last error. */
 static int about_us(struct probe *p, int is_done, struct mb_err *err)
 {
@@ -214,6 +234,13 @@ static int about_us(struct probe *p, int is_done, struct mb_err *err)
     int is_refused = is_alert || (is_done && p->hung_up);
 
     p->hung_up = is_done;
+    if (is_alert && !is_about_certificate(reason - SSL_AD_REASON_OFFSET))
+        return mb_err_set(err, MB_EDENIED,
+                          "%s ends the TLS handshake (%s): both sides need a common version of TLS",
+                          p->target, ERR_reason_error_string(e));
+    /* It was valid when it was read. */
+    if (is_refused && mb_grpc_tls_check_dates(p->tls, err) != MB_OK)
+        return mb_err_wrap(err, "%s refuses our certificate", p->target);
     if (is_refused)
         return mb_err_set(err, MB_EDENIED,
                           "%s refuses our certificate %s (%s): it must be valid and of the CA that "
@@ -269,27 +296,29 @@ static int handshake(struct probe *p, struct mb_err *err)
     return rc;
 }
 
-int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, const int *cancelled,
-                      struct mb_err *err)
+int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t patience_ms,
+                      const int *cancelled, struct mb_err *err)
 {
     struct mb_grpc_tls *now = NULL; /* it may have been renewed */
     struct probe p = {.tls = t,
                       .target = target,
                       .fd = -1,
-                      .end_ms = mb_mono_ms() + PROBE_MS,
+                      .end_ms = mb_mono_ms() + patience_ms,
                       .cancelled = cancelled};
     int rc;
 
     if (t != NULL &&
-        mb_grpc_tls_read(&(struct mb_grpc_tls_files){t->cert_path, t->key_path, t->ca_path}, &now,
+        mb_grpc_tls_load(&(struct mb_grpc_tls_files){t->cert_path, t->key_path, t->ca_path}, &now,
                          err) == MB_EDENIED)
         return MB_EDENIED;
     if (now != NULL)
         p.tls = now;
     mb_err_clear(err);
     rc = handshake(&p, err);
-    if (p.hung_up && rc == MB_OK)
+    if (p.hung_up && rc == MB_OK) {
+        p.end_ms = mb_mono_ms() + patience_ms;
         rc = handshake(&p, err);
+    }
     mb_grpc_tls_free(now);
     return rc;
 }

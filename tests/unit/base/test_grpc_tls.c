@@ -1,11 +1,27 @@
 /* Mutual TLS: calls and streams through it, and what a probe says of those who do not fit. */
 #include "cmocka_all.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <openssl/pem.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
+#include "base/grpc/internal.h"
+#include "base/grpc/tls_internal.h"
+#include "base/log.h"
+#include "base/str.h"
 #include "grpc_fixture.h"
+
+/* Who waits for the end of it has not been called off. */
+enum { FOR_EVER_MS = 3600 * 1000 };
 
 static char dir[64];
 
@@ -78,10 +94,9 @@ static void start_with(struct fixture *f, struct mb_grpc_tls *server, struct mb_
     fixture_dial(f, NULL);
 }
 
-static void start(struct fixture *f, const char *server, const char *client, const char *client_ca)
+static void start(struct fixture *f, const char *server, struct mb_grpc_tls *client)
 {
-    start_with(f, server != NULL ? named(server, "ca") : NULL,
-               client != NULL ? named(client, client_ca) : NULL);
+    start_with(f, server != NULL ? named(server, "ca") : NULL, client);
 }
 
 static void test_a_call_goes_through(void **state)
@@ -90,7 +105,7 @@ static void test_a_call_goes_through(void **state)
     struct fixture f;
 
     (void)state;
-    start(&f, "good", "good", "ca");
+    start(&f, "good", named("good", "ca"));
     call_check(&f, "/t.T/Check", "", 30000, &r, NULL);
     fixture_wait(&f, &r.n, 1);
     assert_int_equal(r.status, MB_GRPC_OK);
@@ -152,12 +167,12 @@ static void test_files_that_are_renewed(void **state)
 }
 
 /* Calls until the channel knows why none gets through. */
-static void fails(const char *server, const char *client, const char *ca, const char *says)
+static void fails(const char *server, struct mb_grpc_tls *client, const char *says)
 {
     struct fixture f;
     int n = 0;
 
-    start(&f, server, client, ca);
+    start(&f, server, client);
     while (mb_grpc_channel_fault(f.ch) == NULL && n++ < 6000) {
         struct result r = {0};
 
@@ -173,34 +188,187 @@ static void fails(const char *server, const char *client, const char *ca, const 
     fixture_end(&f);
 }
 
+static char *text_of(const char *name)
+{
+    struct mb_buf text = {0};
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(mb_fs_read(path, 1 << 20, &text, NULL), MB_OK);
+    return mb_buf_take(&text);
+}
+
+/* It was valid when it was read. */
+static struct mb_grpc_tls *ended_since(void)
+{
+    struct mb_grpc_tls *t = named("good", "ca");
+    BIO *bio;
+
+    mb_free(t->cert_pem);
+    mb_free(t->key_pem);
+    X509_free(t->cert);
+    t->cert_pem = text_of("expired.pem");
+    t->key_pem = text_of("expired.key");
+    bio = BIO_new_mem_buf(t->cert_pem, -1);
+    t->cert = PEM_read_bio_X509(bio, NULL, NULL, NULL);
+    assert_non_null(t->cert);
+    BIO_free(bio);
+    return t;
+}
+
 static void test_who_does_not_fit(void **state)
 {
     (void)state;
-    fails("good", NULL, NULL, "speaks TLS: set RAY_USE_TLS=1");
-    fails(NULL, "good", "ca", "speaks no TLS");
-    fails("good", "other", "other-ca", "is not of the CA in");
-    fails("good", "other", "ca", "refuses our certificate");
-    fails("elsewhere", "good", "ca", "is not for 127.0.0.1");
+    fails("good", NULL, "speaks TLS: set RAY_USE_TLS=1");
+    fails(NULL, named("good", "ca"), "speaks no TLS");
+    fails("good", named("other", "other-ca"), "is not of the CA in");
+    fails("good", named("other", "ca"), "refuses our certificate");
+    fails("good", ended_since(), "the certificate expired on");
+    fails("elsewhere", named("good", "ca"), "is not for 127.0.0.1");
 }
 
-/* A channel, then the runtime, end while somebody looks at the peer: nothing is used after it,
- * which the sanitizers see. */
+/* ---- peers that are no server ---- */
+
+static int listen_here(char *target, size_t n)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, len), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    snprintf(target, n, "127.0.0.1:%d", ntohs(a.sin_port));
+    return fd;
+}
+
+/* The next connection, after the first bytes of its hello. */
+static int take_hello(int listener)
+{
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    char byte;
+    int fd;
+
+    assert_int_equal(poll(&p, 1, 60000), 1);
+    fd = accept(listener, NULL, NULL);
+    assert_true(fd >= 0);
+    assert_int_equal(recv(fd, &byte, 1, MSG_PEEK), 1);
+    return fd;
+}
+
+struct looking {
+    struct mb_grpc_tls *tls;
+    char target[64];
+    int cancelled, rc;
+    struct mb_err err;
+};
+
+static void *look(void *arg)
+{
+    struct looking *l = arg;
+
+    l->rc = mb_grpc_tls_probe(l->tls, l->target, FOR_EVER_MS, &l->cancelled, &l->err);
+    return NULL;
+}
+
+/* The peer says nothing, and the one who looks would wait for an hour. */
 static void test_a_look_is_called_off(void **state)
 {
-    struct result r = {0};
-    struct fixture f;
+    struct looking l = {.tls = named("good", "ca")};
+    int listener = listen_here(l.target, sizeof(l.target)), fd;
+    pthread_t thread;
 
     (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, look, &l), 0);
+    fd = take_hello(listener);
+    __atomic_store_n(&l.cancelled, 1, __ATOMIC_RELAXED);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(l.rc, MB_OK);
+    close(fd);
+    close(listener);
+    mb_grpc_tls_free(l.tls);
+}
+
+/* A channel, or the runtime with it, ends while somebody looks at a peer that says nothing. */
+static void test_a_channel_calls_off(void **state)
+{
+    (void)state;
     for (int i = 0; i < 2; i++) {
-        r = (struct result){0};
-        start(&f, NULL, "good", "ca");
-        call_check(&f, "/t.T/Check", "", 30000, &r, NULL);
+        struct result r = {0};
+        struct fixture f;
+        int listener, first;
+
+        start(&f, NULL, named("good", "ca"));
+        mb_grpc_channel_destroy(f.ch);
+        f.client_g->probe_patience_ms = FOR_EVER_MS;
+        listener = listen_here(f.target, sizeof(f.target));
+        fixture_dial(&f, NULL);
+        call_check(&f, "/t.T/Check", "", 60000, &r, NULL);
+        first = take_hello(listener);
+        close(first); /* nobody takes the following ones from the kernel */
         fixture_wait(&f, &r.n, 1);
         assert_int_equal(r.status, MB_GRPC_UNAVAILABLE);
+        assert_non_null(f.ch->probe);
         if (i == 0)
             mb_grpc_channel_destroy(f.ch);
         fixture_end(&f);
+        close(listener);
     }
+}
+
+/* protocol_version: nothing is wrong with our certificate. */
+static void test_an_alert_about_something_else(void **state)
+{
+    static const unsigned char alert[] = {21, 3, 3, 0, 2, 2, 70};
+    struct looking l = {.tls = named("good", "ca")};
+    int listener = listen_here(l.target, sizeof(l.target)), fd;
+    char hello[4096];
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, look, &l), 0);
+    fd = take_hello(listener);
+    assert_true(recv(fd, hello, sizeof(hello), 0) > 0); /* unread bytes would reset it */
+    assert_int_equal(send(fd, alert, sizeof(alert), MSG_NOSIGNAL), sizeof(alert));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(l.rc, MB_EDENIED);
+    assert_non_null(strstr(l.err.text, "ends the TLS handshake"));
+    close(fd);
+    close(listener);
+    mb_grpc_tls_free(l.tls);
+}
+
+/* What is logged when the key has this mode. */
+static void said_of_key(mode_t mode, char *out, size_t n)
+{
+    char path[128];
+    int ends[2];
+    ssize_t k;
+
+    snprintf(path, sizeof(path), "%s/good.key", dir);
+    assert_int_equal(chmod(path, mode), 0);
+    assert_int_equal(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    mb_log_init(ends[1], MB_LOG_INFO);
+    mb_grpc_tls_free(named("good", "ca"));
+    mb_log_init(2, MB_LOG_INFO);
+    k = read(ends[0], out, n - 1);
+    out[k > 0 ? k : 0] = '\0';
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_a_key_for_everybody(void **state)
+{
+    char text[512];
+
+    (void)state;
+    said_of_key(0644, text, sizeof(text));
+    assert_non_null(
+        strstr(text, "good.key: everybody on this machine may read this key (mode 0644)"));
+    said_of_key(0640, text, sizeof(text));
+    assert_string_equal(text, "");
+    said_of_key(0600, text, sizeof(text));
+    assert_string_equal(text, "");
 }
 
 static void test_files_that_are_wrong(void **state)
@@ -235,8 +403,13 @@ static void test_files_that_are_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_call_goes_through),    cmocka_unit_test(test_who_does_not_fit),
-        cmocka_unit_test(test_a_look_is_called_off),   cmocka_unit_test(test_files_that_are_wrong),
+        cmocka_unit_test(test_a_call_goes_through),
+        cmocka_unit_test(test_who_does_not_fit),
+        cmocka_unit_test(test_a_look_is_called_off),
+        cmocka_unit_test(test_a_channel_calls_off),
+        cmocka_unit_test(test_an_alert_about_something_else),
+        cmocka_unit_test(test_a_key_for_everybody),
+        cmocka_unit_test(test_files_that_are_wrong),
         cmocka_unit_test(test_files_that_are_renewed),
     };
 

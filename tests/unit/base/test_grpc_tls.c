@@ -188,31 +188,16 @@ static void fails(const char *server, struct mb_grpc_tls *client, const char *sa
     fixture_end(&f);
 }
 
-static char *text_of(const char *name)
-{
-    struct mb_buf text = {0};
-    char path[128];
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    assert_int_equal(mb_fs_read(path, 1 << 20, &text, NULL), MB_OK);
-    return mb_buf_take(&text);
-}
-
 /* It was valid when it was read. */
 static struct mb_grpc_tls *ended_since(void)
 {
-    struct mb_grpc_tls *t = named("good", "ca");
-    BIO *bio;
+    struct mb_grpc_tls *t;
 
-    mb_free(t->cert_pem);
-    mb_free(t->key_pem);
-    X509_free(t->cert);
-    t->cert_pem = text_of("expired.pem");
-    t->key_pem = text_of("expired.key");
-    bio = BIO_new_mem_buf(t->cert_pem, -1);
-    t->cert = PEM_read_bio_X509(bio, NULL, NULL, NULL);
-    assert_non_null(t->cert);
-    BIO_free(bio);
+    renew("now.pem", "good.pem");
+    renew("now.key", "good.key");
+    t = named("now", "ca");
+    renew("now.pem", "expired.pem");
+    renew("now.key", "expired.key");
     return t;
 }
 

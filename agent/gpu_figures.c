@@ -1,8 +1,8 @@
 /*
- *  1. create: the driver is opened once; a timer asks the pool, which reads into a second list.
+ *  1. create: the driver is opened once; a timer has a thread read into a second list.
  *  2. Back on the loop the lists change places: nobody sees a half one.
  *  3. A driver that hangs is asked once; its last figures stay.
- *  4. close: what the pool does ends first.
+ *  4. close: what the thread does ends first.
  */
 #include "agent/gpu_figures.h"
 
@@ -10,6 +10,7 @@
 #include <string.h>
 #include "agent/metrics.h"
 #include "base/alloc.h"
+#include "base/aside.h"
 
 enum { EVERY_MS = 5000 };
 
@@ -18,8 +19,7 @@ struct mb_gpu_figures {
     unsigned n, n_known;
     struct mb_gpu_usage *known, *read; /* [n] */
     uv_timer_t timer;
-    uv_work_t work;
-    int is_reading, is_closing;
+    struct mb_aside reading;
     void (*on_closed)(void *arg);
     void *on_closed_arg;
 };
@@ -218,32 +218,26 @@ static void on_timer_closed(uv_handle_t *handle)
     cb(arg);
 }
 
-static void finish_close(struct mb_gpu_figures *f)
+static void on_reading_closed(void *arg)
 {
-    if (!f->is_reading)
-        uv_close((uv_handle_t *)&f->timer, on_timer_closed);
+    struct mb_gpu_figures *f = arg;
+
+    uv_close((uv_handle_t *)&f->timer, on_timer_closed);
 }
 
-static void read_all(uv_work_t *work)
+static void read_all(void *arg)
 {
-    struct mb_gpu_figures *f = work->data;
+    struct mb_gpu_figures *f = arg;
 
     for (unsigned i = 0; i < f->n; i++)
         mb_nvml_usage(f->nvml, i, &f->read[i]);
 }
 
-static void after_read(uv_work_t *work, int status)
+static void after_read(void *arg)
 {
-    struct mb_gpu_figures *f = work->data;
+    struct mb_gpu_figures *f = arg;
     struct mb_gpu_usage *former = f->known;
 
-    f->is_reading = 0;
-    if (f->is_closing) {
-        finish_close(f);
-        return;
-    }
-    if (status != 0)
-        return;
     f->known = f->read;
     f->read = former;
     f->n_known = f->n;
@@ -253,8 +247,7 @@ static void on_timer(uv_timer_t *t)
 {
     struct mb_gpu_figures *f = t->data;
 
-    if (!f->is_reading)
-        f->is_reading = uv_queue_work(t->loop, &f->work, read_all, after_read) == 0;
+    mb_aside_run(&f->reading, read_all, after_read, f);
 }
 
 int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **out,
@@ -280,8 +273,13 @@ int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **o
         destroy(f);
         return mb_err_set(err, MB_ENOMEM, "no memory for the GPUs' figures");
     }
+    rc = mb_aside_init(&f->reading, loop);
+    if (rc != 0) {
+        destroy(f);
+        return mb_err_set(err, MB_EIO, "the GPUs' figures: %s", uv_strerror(rc));
+    }
     uv_timer_init(loop, &f->timer);
-    f->timer.data = f->work.data = f;
+    f->timer.data = f;
     uv_timer_start(&f->timer, on_timer, 0, EVERY_MS);
     *out = f;
     return MB_OK;
@@ -293,8 +291,8 @@ void mb_gpu_figures_close(struct mb_gpu_figures *f, void (*cb)(void *arg), void 
         cb(arg);
         return;
     }
-    f->is_closing = 1;
     f->on_closed = cb;
     f->on_closed_arg = arg;
-    finish_close(f);
+    uv_timer_stop(&f->timer);
+    mb_aside_close(&f->reading, on_reading_closed, f);
 }

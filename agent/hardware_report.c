@@ -1,9 +1,9 @@
 /*
- *  1. A tick: the pool reads; back on the loop the text goes to the head.
+ *  1. A tick: a thread reads; back on the loop the text goes to the head.
  *  2. The head says that nobody reads it (ours does of a node without GPUs): no more until the next
  *     registration.
  *  3. No answer, another failure: the next tick tries again; it is a page of statistics.
- *  4. Stopping waits for the pool.
+ *  4. Stopping waits for the thread.
  */
 #include "agent/hardware_report.h"
 
@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include "agent/hardware.h"
 #include "base/alloc.h"
+#include "base/aside.h"
 #include "base/log.h"
 #include "gcs/client.h"
 
@@ -20,8 +21,7 @@ enum { EVERY_MS = 5000, CALL_MS = 4000 };
 struct mb_hardware_report {
     struct mb_hardware_report_opts opts;
     uv_timer_t timer;
-    uv_work_t work;
-    int is_reading;
+    struct mb_aside reading;
     int has_last;
     struct mb_hardware last, read;
     struct mb_gcs_op *op;
@@ -45,6 +45,11 @@ static void part_closed(struct mb_hardware_report *r)
 static void on_timer_closed(uv_handle_t *h)
 {
     part_closed(h->data);
+}
+
+static void on_reading_closed(void *arg)
+{
+    part_closed(arg);
 }
 
 static void on_published(void *arg, const struct mb_err *err)
@@ -85,46 +90,45 @@ static void publish(struct mb_hardware_report *r)
     free(text); /* libc's memory */
 }
 
-static void read_hardware(uv_work_t *work)
+static void read_hardware(void *arg)
 {
-    struct mb_hardware_report *r = work->data;
+    struct mb_hardware_report *r = arg;
 
     mb_hardware_read("/proc", r->opts.dir, &r->read);
 }
 
-static void after_read(uv_work_t *work, int status)
+static void after_read(void *arg)
 {
-    struct mb_hardware_report *r = work->data;
-
-    r->is_reading = 0;
-    if (r->closing > 0)
-        part_closed(r);
-    else if (status == 0)
-        publish(r);
+    publish(arg);
 }
 
 static void on_timer(uv_timer_t *t)
 {
     struct mb_hardware_report *r = t->data;
 
-    if (r->is_reading || !mb_node_is_alive(r->opts.node))
-        return;
-    r->is_reading = uv_queue_work(t->loop, &r->work, read_hardware, after_read) == 0;
+    if (mb_node_is_alive(r->opts.node))
+        mb_aside_run(&r->reading, read_hardware, after_read, r);
 }
 
 int mb_hardware_report_start(uv_loop_t *loop, const struct mb_hardware_report_opts *opts,
                              struct mb_hardware_report **out, struct mb_err *err)
 {
     struct mb_hardware_report *r = mb_calloc(1, sizeof(*r));
+    int rc;
 
     *out = r;
     if (r == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory for statistics of the hardware");
     r->opts = *opts;
     gethostname(r->hostname, sizeof(r->hostname) - 1);
+    rc = mb_aside_init(&r->reading, loop);
+    if (rc != 0) {
+        mb_free(r);
+        *out = NULL;
+        return mb_err_set(err, MB_EIO, "statistics of the hardware: %s", uv_strerror(rc));
+    }
     uv_timer_init(loop, &r->timer);
     r->timer.data = r;
-    r->work.data = r;
     return MB_OK;
 }
 
@@ -138,8 +142,9 @@ void mb_hardware_report_stop(struct mb_hardware_report *r, void (*cb)(void *arg)
 {
     r->close_cb = cb;
     r->close_arg = arg;
-    r->closing = 1 + r->is_reading + (r->op != NULL);
+    r->closing = 2 + (r->op != NULL);
     if (r->op != NULL)
         mb_gcs_op_cancel(r->op);
     uv_close((uv_handle_t *)&r->timer, on_timer_closed);
+    mb_aside_close(&r->reading, on_reading_closed, r);
 }

@@ -21,7 +21,8 @@ OUTCOMES = {
     "goes on": ("SUCCEEDED", "", "The job does not notice: mobula-init starts the agent again, which adopts drivers, "
                 "ranks and uploads. SUCCEEDED"),
     "head gone": (None, "", "The head's node ends as a whole: its driver and ranks get their grace, the other ranks end "
-                  "too. There is no head to ask; `mobula start --head` makes a new one"),
+                  "too. There is no head to ask; `mobula start --head --resume` goes on with its jobs "
+                  "(e2e/test_resume.py), without `--resume` a new cluster begins"),
     "no nodes": ("FAILED", "no 2 nodes were free within 5 s", "The node leaves, the driver goes on waiting and says so when "
                  "its --wait-timeout is over. FAILED"),
     "node lost": ("FAILED", r"node \d", "The node's ranks are stopped and what they saved is uploaded, the driver stops the "

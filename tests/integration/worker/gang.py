@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -114,3 +115,18 @@ def run(worker, world, args, cwd, **more):
     if any(codes):
         raise AssertionError(f"exit statuses {codes}:\n" + "\n".join(r.log() for r in gang.ranks))
     return gang
+
+
+def content(directory):
+    """{name: bytes} of its files."""
+    out = {}
+    for name in os.listdir(directory):
+        with open(os.path.join(directory, name), "rb") as f:
+            out[name] = f.read()
+    return out
+
+
+def iterations(rank):
+    """What a run logs of each iteration, without its times."""
+    lines = re.findall(r"iteration +(\d+)/.*?(\| learning rate.*)", rank.log())
+    return {int(i): text for i, text in lines}

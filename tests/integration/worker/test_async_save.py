@@ -11,23 +11,10 @@ import tempfile
 import time
 import unittest
 
-from gang import MOCK, MODEL, Gang, run
+from gang import MOCK, MODEL, Gang, content, iterations, run
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 ENDLESS = ["--train-iters", "20000", "--eval-interval", "20000"]
-
-
-def content(directory):
-    out = {}
-    for name in os.listdir(directory):
-        with open(os.path.join(directory, name), "rb") as f:
-            out[name] = f.read()
-    return out
-
-
-def iterations(rank):
-    lines = re.findall(r"iteration +(\d+)/.*?(\| learning rate.*)", rank.log())
-    return {int(i): text for i, text in lines}
 
 
 class Folder(unittest.TestCase):

@@ -11,23 +11,9 @@ import tempfile
 import time
 import unittest
 
-from gang import MOCK, MODEL, Gang, run
+from gang import MOCK, MODEL, Gang, content, iterations, run
 
 WORKER = os.path.abspath(sys.argv.pop(1))
-
-
-def content(directory):
-    out = {}
-    for name in os.listdir(directory):
-        with open(os.path.join(directory, name), "rb") as f:
-            out[name] = f.read()
-    return out
-
-
-def iterations(rank):
-    """What a run logs of each iteration, without its times."""
-    lines = re.findall(r"iteration +(\d+)/.*?(\| learning rate.*)", rank.log())
-    return {int(i): text for i, text in lines}
 
 
 def validations(rank):

@@ -12,7 +12,8 @@
  *     fails at once, and so does TLS that cannot work, unless another head is to be asked.
  *  5. UNAVAILABLE, or a CANCELLED that is not ours, on a request that may be repeated: again after
  * a jittered back-off, inside its deadline. Everything else goes to the callback.
- *  6. WrongClusterID on any request: all state of this cluster is dropped, CLUSTER_CHANGED.
+ *  6. WrongClusterID on any request: all state of this cluster is dropped, CLUSTER_CHANGED. Those
+ *     that wait for another try end: the next cluster is not who they were meant for.
  *  7. Cancel while no call is in flight: the timer carries the callback out of the caller's stack.
  */
 #include "gcs/client.h"
@@ -141,6 +142,7 @@ static void cluster_changed(struct mb_gcs *c, const char *detail)
     mb_err_set(&err, MB_ESTATE, "another cluster answers at %s: %s", c->address, detail);
     c->state = GCS_IDLE;
     c->cluster_id[0] = '\0';
+    c->n_clusters++;
     c->ray_version[0] = '\0';
     gcs_heads_set_cluster(c);
     mb_gcs_unwatch(c);
@@ -231,6 +233,11 @@ static void send_op(struct mb_gcs_op *op)
         op_finish(op, &err, NULL);
         return;
     }
+    if (!op->internal && op->cluster != op->c->n_clusters) {
+        mb_err_set(&err, MB_EUNAVAIL, "another cluster answers at %s", op->c->address);
+        op_finish(op, &err, NULL);
+        return;
+    }
     op->channel = op->c->channel;
     if (mb_grpc_unary(op->channel, op->method, op->request, op->reply_desc, try_ms(op, now),
                       on_unary, op, &op->call, &err) != 0) {
@@ -259,6 +266,7 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     op->deadline_ms = mb_mono_ms() + (call->timeout_ms ? call->timeout_ms : GCS_TIMEOUT_MS);
     op->repeatable = call->repeatable;
     op->internal = call->internal;
+    op->cluster = c->n_clusters;
     op->complete = call->complete;
     op->cb = call->cb;
     op->cb_arg = call->cb_arg;

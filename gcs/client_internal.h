@@ -35,7 +35,8 @@ struct mb_gcs_op {
     unsigned attempt;
     int repeatable;
     int canceled;
-    int internal; /* of the client itself: allowed before the handshake is done */
+    int internal;     /* of the client itself: allowed before the handshake is done */
+    unsigned cluster; /* as n_clusters was: what is meant for one cluster is not sent to the next */
     struct mb_grpc_call *call;
     struct mb_grpc_channel *channel; /* where it was sent */
     uv_timer_t timer; /* waits between attempts; also carries cancel out of the caller's stack */
@@ -81,6 +82,7 @@ struct mb_gcs {
     enum gcs_state state;
     char ray_version[32];
     char cluster_id[2 * MB_NODE_ID_BYTES + 1];
+    unsigned n_clusters; /* that were here before this one */
 
     uint64_t connect_timeout_ms;
     uint64_t connect_deadline_ms;

@@ -19,6 +19,8 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -296,6 +298,32 @@ static int handshake(struct probe *p, struct mb_err *err)
     return rc;
 }
 
+/* OpenSSL writes with write(2), and the peer may be gone: that is an error code here, whatever the
+ * program does about SIGPIPE. The signal is the thread's own, and so is what holds it. */
+static void hold_sigpipe(sigset_t *before, int *was_pending)
+{
+    sigset_t pipe, pending;
+
+    sigemptyset(&pending);
+    sigpending(&pending);
+    *was_pending = sigismember(&pending, SIGPIPE);
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, before);
+}
+
+static void release_sigpipe(const sigset_t *before, int was_pending)
+{
+    static const struct timespec at_once;
+    sigset_t pipe;
+
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    while (!was_pending && sigtimedwait(&pipe, NULL, &at_once) < 0 && errno == EINTR)
+        continue;
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t patience_ms,
                       const int *cancelled, struct mb_err *err)
 {
@@ -305,7 +333,8 @@ int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t 
                       .fd = -1,
                       .end_ms = mb_mono_ms() + patience_ms,
                       .cancelled = cancelled};
-    int rc;
+    sigset_t before;
+    int rc, was_pending;
 
     if (t != NULL &&
         mb_grpc_tls_load(&(struct mb_grpc_tls_files){t->cert_path, t->key_path, t->ca_path}, &now,
@@ -314,11 +343,13 @@ int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t 
     if (now != NULL)
         p.tls = now;
     mb_err_clear(err);
+    hold_sigpipe(&before, &was_pending);
     rc = handshake(&p, err);
     if (p.hung_up && rc == MB_OK) {
         p.end_ms = mb_mono_ms() + patience_ms;
         rc = handshake(&p, err);
     }
+    release_sigpipe(&before, was_pending);
     mb_grpc_tls_free(now);
     return rc;
 }

@@ -301,6 +301,31 @@ static void test_a_channel_calls_off(void **state)
     }
 }
 
+/* A peer that ends while somebody looks: the hello is written to a connection that was closed and
+ * reset, which ends a program that knows no better (SIGPIPE). The reset comes before the hello in
+ * some of the rounds. */
+static void test_a_peer_ends(void **state)
+{
+    static const struct linger reset = {.l_onoff = 1};
+
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        struct looking l = {0};
+        int listener = listen_here(l.target, sizeof(l.target)), fd;
+        pthread_t thread;
+
+        assert_int_equal(pthread_create(&thread, NULL, look, &l), 0);
+        fd = accept(listener, NULL, NULL);
+        assert_true(fd >= 0);
+        assert_int_equal(shutdown(fd, SHUT_WR), 0);
+        assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+        close(fd);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(l.rc, MB_OK);
+        close(listener);
+    }
+}
+
 /* protocol_version: nothing is wrong with our certificate. */
 static void test_an_alert_about_something_else(void **state)
 {
@@ -392,6 +417,7 @@ int main(void)
         cmocka_unit_test(test_who_does_not_fit),
         cmocka_unit_test(test_a_look_is_called_off),
         cmocka_unit_test(test_a_channel_calls_off),
+        cmocka_unit_test(test_a_peer_ends),
         cmocka_unit_test(test_an_alert_about_something_else),
         cmocka_unit_test(test_a_key_for_everybody),
         cmocka_unit_test(test_files_that_are_wrong),

@@ -6,6 +6,8 @@
 #include "gcs/services.h"
 #include "proto/ray/gcs_service.pb-c.h"
 
+enum { WAITING = 16 };
+
 static void kv(void **state)
 {
     struct fixture *f = *state;
@@ -96,15 +98,24 @@ static void the_dead_stay_dead(void **state)
     assert_int_equal(r.count, 0);
 }
 
+/* Whichever of them learns of it, none of the others may be answered by the other cluster. */
 static void another_cluster_at_the_address(void **state)
 {
     struct fixture *f = *state;
-    struct result r;
+    struct result r, waiting[WAITING] = {0};
+    struct mb_err err = {0};
 
     fixture_stop_head(f);
+    for (int i = 0; i < WAITING; i++)
+        assert_int_equal(
+            mb_gcs_kv_get(f->gcs, "", "key", 15000, fixture_on_value, &waiting[i], NULL, &err), 0);
     fixture_start_head(f, "b.db");
     DO(f, r, mb_gcs_kv_get(f->gcs, "", "key", 15000, fixture_on_value, &r, NULL, &e));
     assert_int_equal(r.code, MB_EUNAVAIL);
+    for (int i = 0; i < WAITING; i++) {
+        loop_until(&f->loop, &waiting[i].done);
+        assert_int_equal(waiting[i].code, MB_EUNAVAIL);
+    }
     assert_int_equal(f->event, MB_GCS_CLUSTER_CHANGED);
     assert_false(mb_gcs_connected(f->gcs));
     fixture_connect_client(f);

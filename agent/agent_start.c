@@ -91,12 +91,13 @@ static struct mb_gcs *gcs_of(void *arg)
 
 static int start_jobs(struct agent *a, struct mb_err *err)
 {
-    char *cwd = getcwd(NULL, 0);
+    char *cwd = getcwd(NULL, 0), *unpacker = mb_path_join(a->self_dir, "mobula-unpack");
     struct mb_jobs_opts opts = {.loop = &a->loop,
                                 .init = a->init,
                                 .logs = a->log_keeper,
                                 .node_dir = a->opts->node_dir,
                                 .bin_dir = a->self_dir,
+                                .unpacker = unpacker,
                                 .cwd = cwd != NULL ? cwd : "/",
                                 .gcs_of = gcs_of,
                                 .gcs_arg = a,
@@ -109,6 +110,7 @@ static int start_jobs(struct agent *a, struct mb_err *err)
     int rc = mb_jobs_create(&opts, &a->jobs, err);
 
     free(cwd);
+    mb_free(unpacker);
     if (rc == MB_OK && !a->opts->is_job_agent &&
         (!a->opts->is_head || mb_head_store_is_shared(a->opts->store)))
         mb_jobs_adopt_all(a->jobs); /* before their GPUs are taken for nobody's */

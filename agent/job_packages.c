@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "agent/unpack.h"
+#include "agent/unpack/run.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
@@ -122,13 +122,14 @@ static char *only_folder(const char *dir)
     return path;
 }
 
-static int unpack(struct mb_job_packages *all, struct mb_job_package *p, struct mb_err *err)
+static int unpack(struct mb_job_packages *all, struct mb_job_package *p, const char *unpacker,
+                  struct mb_err *err)
 {
     int rc = mb_fs_mkdir_p(p->dir, 0755, err);
     char *inner;
 
     if (rc == 0)
-        rc = mb_unpack(p->file, p->dir, &mb_unpack_limits, err);
+        rc = mb_unpack_run(unpacker, p->file, p->dir, err);
     if (p->is_fetched)
         unlink(p->file);
     if (rc != 0 || p->place != MB_RUNTIME_ENV_REMOTE)
@@ -143,7 +144,7 @@ static int unpack(struct mb_job_packages *all, struct mb_job_package *p, struct 
     return 0;
 }
 
-int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err)
+int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, struct mb_err *err)
 {
     int rc = 0;
 
@@ -154,7 +155,7 @@ int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err)
             rc = mb_err_set(err, MB_ENOENT, "%s %.500s does not exist on this node",
                             item->is_module ? "py_modules:" : "working_dir", item->uri);
         else if (item->file != NULL)
-            rc = unpack(p, item, err);
+            rc = unpack(p, item, unpacker, err);
     }
     return rc;
 }

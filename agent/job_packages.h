@@ -30,8 +30,9 @@ int mb_job_packages_init(struct mb_job_packages *out, const char *runtime_env_js
 void mb_job_packages_close(struct mb_job_packages *p);
 /* One that is still to be fetched, or NULL. */
 struct mb_job_package *mb_job_packages_missing(struct mb_job_packages *p);
-/* Blocking: unpacks what is an archive, looks for what is in place. What was fetched is removed. */
-int mb_job_packages_unpack(struct mb_job_packages *p, struct mb_err *err);
+/* Blocking: has what is an archive unpacked by the program unpacker (mobula-unpack), looks for what
+ * is in place. What was fetched is removed. */
+int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, struct mb_err *err);
 /* PYTHONPATH of the driver: modules, working_dir, then old (may be NULL). Owned by the caller; NULL
  * when memory is out, and "" for nothing. */
 char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old);

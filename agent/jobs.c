@@ -58,6 +58,7 @@ static void free_jobs(struct mb_jobs *jobs)
     mb_job_forget_close(&jobs->forget);
     mb_free(jobs->node_dir);
     mb_free(jobs->bin_dir);
+    mb_free(jobs->unpacker);
     mb_free(jobs->cwd);
     mb_free(jobs->http_address);
     mb_free(jobs->node_id_hex);
@@ -391,7 +392,7 @@ int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err)
 /* The pool thread: the packages, the log's first line. */
 static int prepare(struct job *job, struct mb_err *err)
 {
-    if (mb_job_packages_unpack(&job->packages, err) != 0)
+    if (mb_job_packages_unpack(&job->packages, job->jobs->unpacker, err) != 0)
         return mb_job_setup_failed(err);
     return mb_job_log_begin(job->log_path, job->id, job->entrypoint, err);
 }
@@ -718,6 +719,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
     jobs->logs = opts->logs;
     jobs->node_dir = mb_strdup(opts->node_dir);
     jobs->bin_dir = mb_strdup(opts->bin_dir);
+    jobs->unpacker = mb_strdup(opts->unpacker);
     jobs->cwd = mb_strdup(opts->cwd);
     jobs->http_address = mb_strdup("");
     jobs->node_id_hex = mb_strdup("");
@@ -734,8 +736,9 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
     jobs->gpus = opts->gpus;
     jobs->gcs_of = opts->gcs_of;
     jobs->gcs_arg = opts->gcs_arg;
-    if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->http_address == NULL ||
-        jobs->node_id_hex == NULL || (opts->cwd != NULL && jobs->cwd == NULL))
+    if (jobs->node_dir == NULL || jobs->bin_dir == NULL || jobs->unpacker == NULL ||
+        jobs->http_address == NULL || jobs->node_id_hex == NULL ||
+        (opts->cwd != NULL && jobs->cwd == NULL))
         rc = mb_err_set(err, MB_ENOMEM, "out of memory");
     else
         rc = make_dirs(jobs, err);

@@ -23,6 +23,7 @@ struct mb_jobs_opts {
     struct mb_init *init; /* borrowed, closed after the jobs */
     const char *node_dir; /* jobs/ and logs/ are made in it */
     const char *bin_dir;  /* our programs: first in the drivers' PATH */
+    const char *unpacker; /* path of mobula-unpack */
     const char *cwd;      /* of drivers without a working_dir: where `mobula start` was typed */
     struct mb_log_keeper *logs; /* borrowed; NULL: logs are neither capped nor sent */
     struct mb_job_gpus gpus;

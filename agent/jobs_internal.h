@@ -40,7 +40,7 @@ struct mb_jobs {
     struct mb_job_gpus gpus;
     struct job *list;
     size_t n_jobs;
-    char *node_dir, *bin_dir, *cwd, *http_address, *node_id_hex;
+    char *node_dir, *bin_dir, *unpacker, *cwd, *http_address, *node_id_hex;
     mb_job_event_cb listener;
     void *listener_arg;
     struct mb_job_forget forget;

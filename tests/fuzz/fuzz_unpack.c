@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "agent/unpack.h"
+#include "agent/unpack/unpack.h"
 #include "base/fs.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -14,7 +14,6 @@
 #include "agent/job_log.h"
 #include "agent/jobs.h"
 #include "agent/supervisor.h"
-#include "agent/unpack.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "tests/unit/agent/under_init.h"
@@ -202,6 +201,7 @@ static void create_jobs(void)
                                 .init = init,
                                 .node_dir = getenv(MB_TEST_DIR_ENV),
                                 .bin_dir = "/our/bin",
+                                .unpacker = MOBULA_UNPACK,
                                 .logs = logs};
     struct mb_err err;
 

@@ -11,7 +11,8 @@
 #include <archive_entry.h>
 #include <cmocka.h>
 #include "agent/job_packages.h"
-#include "agent/unpack.h"
+#include "agent/unpack/run.h"
+#include "agent/unpack/unpack.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 
@@ -137,6 +138,47 @@ static void bombs(void **state)
     assert_int_equal(unpack(ZIP, many, &enough), 0);
 }
 
+/* ---- in a process of its own ---- */
+
+static void write_script(const char *path, const char *text)
+{
+    assert_int_equal(mb_fs_write_atomic(path, text, strlen(text), 0600, &err), 0);
+}
+
+static void by_a_program(void **state)
+{
+    static const struct entry good[] = {{.name = "a.txt", .text = "a"}, {.name = NULL}};
+    static const struct entry bad[] = {{.name = "../out", .text = "x"}, {.name = NULL}};
+
+    (void)state;
+    write_archive(at("good.zip"), ZIP, good);
+    write_archive(at("bad.zip"), ZIP, bad);
+    assert_int_equal(mb_fs_mkdir_p(at("to"), 0700, &err), 0);
+    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("good.zip"), at("to"), &err), 0);
+    assert_true(mb_fs_exists(at("to/a.txt")));
+    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("bad.zip"), at("to"), &err), MB_EDENIED);
+    assert_non_null(strstr(err.text, "bad.zip: entry ../out leaves the directory"));
+    assert_int_equal(mb_unpack_run(at("none"), at("good.zip"), at("to"), &err), MB_ENOENT);
+    assert_non_null(strstr(err.text, "good.zip"));
+}
+
+/* A shell in its place takes the package for its script. */
+static void a_program_that_dies(void **state)
+{
+    (void)state;
+    write_script(at("package"), "kill -SEGV $$\n");
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "ended by signal 11"));
+    write_script(at("package"), "exit 65\n");
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+    assert_non_null(strstr(err.text, "status 65 and no reason"));
+    write_script(at("package"), "echo '-4 no such thing'; exit 65\n"); /* they differ */
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+    write_script(at("package"),
+                 "yes | head -c 100000; exit 1\n"); /* it is not waited for in vain */
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+}
+
 /* ---- the packages of a job ---- */
 
 static void packages_of_a_job(void **state)
@@ -156,7 +198,7 @@ static void packages_of_a_job(void **state)
              dir, dir);
     assert_int_equal(mb_job_packages_init(&p, json, dir, at("job"), &err), 0);
     assert_null(mb_job_packages_missing(&p));
-    assert_int_equal(mb_job_packages_unpack(&p, &err), 0);
+    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &err), 0);
     assert_string_equal(p.working_dir, at("job/working_dir/project-1"));
     assert_true(mb_fs_exists(at("job/py_modules/1/mod/__init__.py")));
     assert_true(mb_fs_exists(at("project.tgz")));
@@ -175,7 +217,7 @@ static void packages_that_fail(void **state)
     (void)state;
     assert_int_equal(
         mb_job_packages_init(&p, "{\"working_dir\": \"gcs://none.zip\"}", dir, at("job"), &err), 0);
-    assert_int_equal(mb_job_packages_unpack(&p, &err), MB_ENOENT);
+    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &err), MB_ENOENT);
     assert_non_null(strstr(err.text, "gcs://none.zip"));
     mb_job_packages_close(&p);
     assert_int_equal(mb_job_packages_init(&p, "{\"working_dir\": 1}", dir, at("job"), &err),
@@ -203,6 +245,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(formats, set_up, tear_down),
         cmocka_unit_test_setup_teardown(nothing_leaves_the_directory, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bombs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(by_a_program, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_program_that_dies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_of_a_job, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_that_fail, set_up, tear_down),
     };

@@ -1,6 +1,6 @@
-/* Packages of a runtime_env: .zip, .whl, .tar.gz, .tgz, .tar.xz. Blocking; call from a thread. */
-#ifndef MOBULA_AGENT_UNPACK_H
-#define MOBULA_AGENT_UNPACK_H
+/* Packages of a runtime_env: .zip, .whl, .tar.gz, .tgz, .tar.xz. Blocking. */
+#ifndef MOBULA_AGENT_UNPACK_UNPACK_H
+#define MOBULA_AGENT_UNPACK_UNPACK_H
 
 #include <stdint.h>
 #include "base/err.h"

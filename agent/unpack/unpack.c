@@ -3,7 +3,7 @@
  *  target of a hard link, put dir in front; 3. libarchive writes it, never through a link
  *  (SECURE_SYMLINKS) and never setuid; 4. directory times and modes at the end.
  */
-#include "agent/unpack.h"
+#include "agent/unpack/unpack.h"
 
 #include <limits.h>
 #include <stdint.h>

@@ -1,0 +1,109 @@
+/*
+ *  1. A pipe, the program with its end as stdout and stdin from /dev/null; no signal blocked,
+ *     as they are in a pool's thread.
+ *  2. Read to the end: one line if something is wrong.
+ *  3. Wait for the program. A status that does not fit the line, or a signal, is a failure too.
+ */
+#include "agent/unpack/run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static int spawn(const char *program, char *const *argv, int out, pid_t *pid)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attr;
+    sigset_t none;
+    int e;
+
+    sigemptyset(&none);
+    e = posix_spawn_file_actions_init(&actions);
+    if (e != 0)
+        return e;
+    e = posix_spawnattr_init(&attr);
+    if (e == 0) {
+        e = posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+        if (e == 0)
+            e = posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+        if (e == 0)
+            e = posix_spawnattr_setsigmask(&attr, &none);
+        if (e == 0)
+            e = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
+        if (e == 0)
+            e = posix_spawn(pid, program, &actions, &attr, argv, environ);
+        posix_spawnattr_destroy(&attr);
+    }
+    posix_spawn_file_actions_destroy(&actions);
+    return e;
+}
+
+/* All that it says, cut at n, without the line's end. */
+static void read_line(int fd, char *line, size_t n)
+{
+    size_t len = 0;
+    char rest[256];
+
+    for (;;) {
+        int is_full = len + 1 == n;
+        ssize_t got = read(fd, is_full ? rest : line + len, is_full ? sizeof(rest) : n - 1 - len);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        len += is_full ? 0 : (size_t)got;
+    }
+    line[len] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+/* What the program's end means; line is what it said. */
+static int judge(int status, const char *line, const char *package, struct mb_err *err)
+{
+    char *text;
+    long code = strtol(line, &text, 10);
+
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return MB_OK;
+    if (WIFSIGNALED(status))
+        return mb_err_set(err, MB_ECORRUPT,
+                          "package %s: its unpacker was ended by signal %d (%s): the package is "
+                          "damaged, means harm, or the memory is used up",
+                          package, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (*text == ' ' && code < 0 && code >= MB_EUNSUPPORTED &&
+        mb_exit_status((int)code) == WEXITSTATUS(status))
+        return mb_err_set(err, (int)code, "%s", text + 1);
+    return mb_err_set(err, MB_EIO, "package %s: its unpacker ended with status %d and no reason",
+                      package, WEXITSTATUS(status));
+}
+
+int mb_unpack_run(const char *program, const char *package, const char *dir, struct mb_err *err)
+{
+    char *argv[] = {"mobula-unpack", (char *)package, (char *)dir, NULL};
+    char line[MB_ERR_TEXT_MAX + 16];
+    int fds[2], e, status;
+    pid_t pid;
+
+    if (pipe2(fds, O_CLOEXEC) != 0)
+        return mb_err_sys(err, errno, "package %s: pipe", package);
+    e = spawn(program, argv, fds[1], &pid);
+    close(fds[1]);
+    if (e != 0) {
+        close(fds[0]);
+        return mb_err_sys(err, e, "package %s: %s", package, program);
+    }
+    read_line(fds[0], line, sizeof(line));
+    close(fds[0]);
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return mb_err_sys(err, errno, "package %s: wait", package);
+    return judge(status, line, package, err);
+}

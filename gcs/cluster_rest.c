@@ -71,7 +71,8 @@ static void healthz(void *arg, struct mb_http_req *req)
         mb_http_reply(req, 200, "application/text; charset=utf-8", "success", 7);
 }
 
-/* A node's health is its agent's to tell; Ray's head says so to everyone, token or not. */
+/* A node's health is its agent's to tell, Serve's and the web pages are Ray's. Its head says so to
+ * everyone, token or not. */
 static void not_here(void *arg, struct mb_http_req *req)
 {
     (void)arg;
@@ -511,10 +512,14 @@ int head_cluster_routes(struct mb_head *h, struct mb_err *err)
     static const struct mb_http_route routes[] = {
         {"GET", "/api/version", version, 0},
         {"GET", "/api/authentication_mode", authentication_mode, MB_HTTP_PUBLIC},
-        {"POST", "/api/authenticate", authenticate, MB_HTTP_PUBLIC},
+        {"POST", "/api/authenticate", authenticate, MB_HTTP_PUBLIC | MB_HTTP_BROWSER},
         {"GET", "/api/gcs_healthz", healthz, MB_HTTP_PUBLIC},
-        {"GET", "/api/local_raylet_healthz", not_here, MB_HTTP_PUBLIC},
-        {"GET", "/api/healthz", not_here, MB_HTTP_PUBLIC},
+        {"*", "/api/local_raylet_healthz", not_here, MB_HTTP_PUBLIC},
+        {"*", "/api/healthz", not_here, MB_HTTP_PUBLIC},
+        {"*", "/-/healthz", not_here, MB_HTTP_PUBLIC},
+        {"GET", "/", not_here, MB_HTTP_PUBLIC},
+        {"GET", "/favicon.ico", not_here, MB_HTTP_PUBLIC},
+        {"GET", "/static/{file*}", not_here, MB_HTTP_PUBLIC},
         {"GET", "/api/v0/nodes", state_nodes, 0},
         {"GET", "/api/v0/jobs", state_jobs, 0},
         {"GET", "/api/cluster_status", cluster_status, 0},

@@ -121,13 +121,15 @@ int mb_http_server_add(struct mb_http_server *srv, const struct mb_http_route *r
 
 /* ---- one request ---- */
 
+/* *flags: those of the route, or of the path where it has no such method. */
 static const struct mb_http_server_route *find_route(struct mb_http_req *req, char *allow,
-                                                     size_t allow_size, int *rc)
+                                                     size_t allow_size, unsigned *flags, int *rc)
 {
     struct mb_http_server *srv = req->srv;
     const char *method = strcmp(req->method, "HEAD") == 0 ? "GET" : req->method;
     size_t used = 0;
     allow[0] = '\0';
+    *flags = 0;
     *rc = 0;
     for (size_t i = 0; i < srv->n_routes; i++) {
         const struct mb_http_server_route *r = &srv->routes[i];
@@ -136,9 +138,14 @@ static const struct mb_http_server_route *find_route(struct mb_http_req *req, ch
             *rc = match;
             return NULL;
         }
-        if (match && strcmp(r->route.method, method) == 0)
+        if (!match)
+            continue;
+        if (strcmp(r->route.method, method) == 0 || strcmp(r->route.method, "*") == 0) {
+            *flags = r->route.flags;
             return r;
-        if (match && used < allow_size)
+        }
+        *flags |= r->route.flags & MB_HTTP_PUBLIC;
+        if (used < allow_size)
             used += (size_t)snprintf(allow + used, allow_size - used, "%s%s", used ? "," : "",
                                      r->route.method);
     }
@@ -157,9 +164,9 @@ static void check_head(struct mb_http_req *req)
     struct mb_http_server *srv = req->srv;
     struct mb_http_verdict verdict = {0};
     char allow[64];
+    unsigned flags;
     int rc;
-    req->route = find_route(req, allow, sizeof allow, &rc);
-    int is_public = req->route && (req->route->route.flags & MB_HTTP_PUBLIC);
+    req->route = find_route(req, allow, sizeof allow, &flags, &rc);
     if (rc != 0) {
         refuse_text(req, 500, "500 Internal Server Error\n\nout of memory");
         return;
@@ -169,9 +176,9 @@ static void check_head(struct mb_http_req *req)
         refuse_text(req, 503, closed);
         return;
     }
-    if (!is_public)
+    if (!(flags & MB_HTTP_PUBLIC))
         mb_http_guard_token(srv->token, mb_http_req_header_fn, req, &verdict);
-    if (verdict.status == 0 && !(is_public && srv->browser_guard_status == 405))
+    if (verdict.status == 0 && !((flags & MB_HTTP_BROWSER) && srv->browser_guard_status == 405))
         mb_http_guard_browser(srv->browser_guard_status, req->method, mb_http_req_header_fn, req,
                               &verdict);
     if (verdict.status != 0) {

@@ -6,7 +6,6 @@
  * Limits: header block 64 KiB, to be brought within twice idle_timeout_ms, body max_body_bytes
  * (413), idle connections closed after idle_timeout_ms, at most max_connections (further ones wait
  * in the kernel's queue of 511).
- * PUBLIC routes also pass the browser guard of status 405 (POST /api/authenticate needs it).
  */
 #ifndef MOBULA_BASE_HTTP_SERVER_H
 #define MOBULA_BASE_HTTP_SERVER_H
@@ -23,13 +22,14 @@ struct mb_ws; /* one WebSocket connection, server side */
 typedef void (*mb_http_handler)(void *arg, struct mb_http_req *req);
 
 enum mb_http_flags {
-    MB_HTTP_PUBLIC = 1,      /* no token needed */
+    MB_HTTP_PUBLIC = 1,      /* no token needed, for whatever method: 405 says nothing secret */
     MB_HTTP_BODY_STREAM = 2, /* the handler runs before the body and calls mb_http_req_body_cb() */
-    MB_HTTP_WEBSOCKET = 4    /* the handler answers with mb_http_upgrade() or an ordinary reply */
+    MB_HTTP_WEBSOCKET = 4,   /* the handler answers with mb_http_upgrade() or an ordinary reply */
+    MB_HTTP_BROWSER = 8      /* the browser guard of status 405 lets it pass */
 };
 
 struct mb_http_route {
-    const char *method;  /* "GET"; HEAD is served by GET routes */
+    const char *method;  /* "GET"; HEAD is served by GET routes; "*": every method */
     const char *pattern; /* "/api/jobs/{id}/logs": {x} matches one segment, percent-decoded;
                             {x*} as last element matches the rest */
     mb_http_handler handler;

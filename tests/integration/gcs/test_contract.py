@@ -34,7 +34,7 @@ def request(port, method, path, body=None, headers=AUTH, timeout=150):
         body = json.dumps(body)
     connection.request(method, path, body=body, headers=headers)
     reply = connection.getresponse()
-    text = reply.read().decode()
+    text = reply.read().decode(errors="replace")  # an icon is no text
     connection.close()
     return reply.status, reply.getheader("Content-Type"), text, reply.getheader("Set-Cookie")
 
@@ -235,6 +235,14 @@ def table():
                          ("PUT", "/api/packages/gcs/x.zip"), ("GET", "/nodes?view=summary"),
                          ("GET", "/api/v0/nodes"), ("GET", "/api/cluster_status")):
         yield f"no token: {method} {path}", method, path, None, {}, words
+    # What is open without one: the health paths for probes, and a page's own.
+    for path in ("/", "/favicon.ico", "/static/x", "/-/healthz", "/api/healthz", "/api/gcs_healthz",
+                 "/api/local_raylet_healthz", "/api/authentication_mode"):
+        for method in ("GET", "POST", "OPTIONS"):
+            yield f"open: {method} {path}", method, path, None, {}, words
+        yield f"open: browser's POST {path}", "POST", path, None, MOZILLA, words
+    for path in ("/static", "/-/healthz/", "/api/gcs_healthz/", "/index.html", "/metrics"):
+        yield f"not open: {path}", "GET", path, None, {}, words
     yield "authenticate", "POST", "/api/authenticate", None, AUTH, exact_json
     yield "authenticate, browser", "POST", "/api/authenticate", None, {**AUTH, **MOZILLA}, exact_json
     for name in ("none", "wrong", "KubeRay's header", "cookie"):
@@ -245,6 +253,9 @@ def table():
 DIFFERS = {
     "token: bearer in small letters": "the scheme of a credential has no case (RFC 9110, 11.1)",
     "tail without an upgrade": "a request that is no upgrade is told so, at once",
+    "open: GET /": "there are no web pages here: 404",
+    "open: GET /favicon.ico": "there are no web pages here: 404",
+    "open: GET /static/x": "there are no web pages here: 404, with a text",
 }
 
 JOBS = {

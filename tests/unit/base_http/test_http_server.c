@@ -177,6 +177,8 @@ static const struct mb_http_route routes[] = {
     {"GET", "/stream", on_stream, 0},
     {"GET", "/ws", on_ws, MB_HTTP_WEBSOCKET},
     {"GET", "/public/{name}", on_hello, MB_HTTP_PUBLIC},
+    {"*", "/open/{name}", on_hello, MB_HTTP_PUBLIC},
+    {"POST", "/door/{name}", on_hello, MB_HTTP_PUBLIC | MB_HTTP_BROWSER},
 };
 
 static void world_open(struct world *w, const struct mb_http_server_opts *opts)
@@ -296,6 +298,15 @@ static void test_guards(void **state)
            "Unauthorized: Missing authentication token");
     expect(&w, "GET /nope HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n", "401", NULL);
     expect(&w, "GET /public/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n", "200", "hello x");
+    /* Public is the path: another method of it needs no token to be told that there is none. */
+    expect(&w, "PUT /public/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n", "405",
+           "405: Method Not Allowed");
+    expect(&w, "PUT /hello/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n", "401", NULL);
+    expect(&w, "PUT /open/x HTTP/1.1\r\nHost: x\r\n" CLOSE_LINE "\r\n", "200", "hello x");
+    expect(&w, "PUT /open/x HTTP/1.1\r\nHost: x\r\nOrigin: http://e\r\n" CLOSE_LINE "\r\n", "405",
+           "'PUT' method not allowed for browser traffic.");
+    expect(&w, "POST /door/x HTTP/1.1\r\nHost: x\r\nOrigin: http://e\r\n" CLOSE_LINE "\r\n", "200",
+           "hello x");
     expect(&w,
            "GET /hello/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer nope\r\n" CLOSE_LINE "\r\n",
            "403", "Forbidden: Invalid authentication token");

@@ -1,4 +1,8 @@
 /*
+ * Python's JSON has numbers of any size, and characters that are none; ours end at 64 bits, and are
+ * text. What is lost between the two is refused with its place: nothing is stored as something
+ * else.
+ *
  * One table: field, type, and the words of the error. Ray drops nulls, then complains about unknown
  * fields, the missing entrypoint, and types, in this order.
  */
@@ -6,6 +10,7 @@
 
 #include <ctype.h>
 #include <string.h>
+#include "base/str.h"
 #include "gcs/job_list.h"
 
 enum type { STRING, NUMBER, INTEGER, DICT, DICT_OF_STRING, DICT_OF_NUMBER };
@@ -48,6 +53,37 @@ static const char *python_type(const json_t *v)
         break;
     }
     return "NoneType";
+}
+
+/* Why this is JSON to Python and none to us, or NULL: it is none to both. */
+static const char *only_theirs(const json_error_t *why)
+{
+    enum json_error_code code = json_error_code(why);
+
+    if (code == json_error_null_character || code == json_error_null_byte_in_key)
+        return "\\u0000 can be in no command, no variable and no name";
+    if (code == json_error_numeric_overflow)
+        return "a number must be one of 64 bits";
+    /* jansson has no code of its own for these. */
+    if (mb_starts_with(why->text, "invalid Unicode '"))
+        return "half a surrogate pair is no character";
+    return NULL;
+}
+
+int mb_job_request_parse(const char *body, size_t n, json_t **out, struct mb_err *err)
+{
+    json_error_t why = {0};
+
+    *out = json_loadb(body ? body : "", n, 0, &why);
+    if (json_is_object(*out))
+        return 0;
+    const char *text = *out ? NULL : only_theirs(&why);
+    json_decref(*out);
+    *out = NULL;
+    if (text)
+        return mb_err_set(err, MB_EINVAL, "%s: line %d, column %d of the request", text, why.line,
+                          why.column);
+    return mb_err_set(err, MB_EPROTO, "the request is no JSON object");
 }
 
 static int field_of(const char *name)

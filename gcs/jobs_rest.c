@@ -119,9 +119,10 @@ static struct head_job *find_job(struct mb_head *h, struct mb_http_req *req, con
     return NULL;
 }
 
-static void refuse_value(struct mb_http_req *req, const struct mb_err *err, int is_agent)
+/* is_plain: 400 at once, not wrapped into Ray's 500 of a head that heard it of its agent. */
+static void refuse_value(struct mb_http_req *req, const struct mb_err *err, int is_plain)
 {
-    if (is_agent)
+    if (is_plain)
         mb_http_reply_text(req, 400, "Traceback (most recent call last):\nValueError: %s",
                            err->text);
     else
@@ -136,16 +137,17 @@ static void submit_to(struct mb_head *h, struct mb_http_req *req, int is_agent)
 {
     size_t n;
     const char *body = mb_http_req_body(req, &n);
-    json_t *request = json_loadb(body ? body : "", n, 0, NULL);
     struct head_job *job;
     struct mb_err err = {0};
+    json_t *request;
 
-    if (!is_running(h, req)) {
-        json_decref(request);
+    if (!is_running(h, req))
         return;
-    }
-    if (!json_is_object(request))
+    int rc = mb_job_request_parse(body, n, &request, &err);
+    if (rc == MB_EPROTO)
         mb_http_reply_text(req, 500, "500 Internal Server Error\n\nServer got itself in trouble");
+    else if (rc != 0) /* the client's fault: sent again it is the same */
+        refuse_value(req, &err, 1);
     else if (mb_job_request_check(request, &err) != 0)
         mb_http_reply_text(req, 400, "Traceback (most recent call last):\nTypeError: %s", err.text);
     else if (head_job_submit(h, request, &job, &err) == 0)

@@ -8,10 +8,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    json_t *request = json_loadb((const char *)data, size, 0, NULL);
     struct mb_err err = {0};
+    json_t *request;
+    int rc = mb_job_request_parse((const char *)data, size, &request, &err);
 
-    if (json_is_object(request)) {
+    if ((rc == 0) != json_is_object(request) || (rc != 0 && err.text[0] == '\0'))
+        abort();
+    if (rc == 0) {
         if (mb_job_request_check(request, &err) == 0) {
             json_t *metadata = json_object_get(request, "metadata"), *value;
             const char *name;

@@ -132,6 +132,13 @@ def bad_bodies():
         ("entrypoint_label_selector", {"a": "b" * 64}),
     ):
         yield f"{name} = {json.dumps(value)}", {**job, name: value}
+    # What both take for JSON, of which we cannot keep all.
+    yield "a NUL in an id", '{"entrypoint": "true", "submission_id": "a\\u0000b"}'
+    yield "half a pair in an id", '{"entrypoint": "true", "submission_id": "a\\ud800b"}'
+    yield "a NUL in metadata", '{"entrypoint": "true", "metadata": {"a": "\\u0000"}}'
+    yield "2^63 bytes", '{"entrypoint": "true", "entrypoint_memory": 9223372036854775808}'
+    yield "no JSON: bytes", b'{"entrypoint": "\xff"}'
+    yield "no JSON: an escape", '{"entrypoint": "\\u12x4"}'
     yield "no entrypoint", {"submission_id": "x"}
     yield "no entrypoint and an unknown field", {"bogus": 1}
 
@@ -251,6 +258,10 @@ def table():
 
 # Row: why, on purpose.
 DIFFERS = {
+    "a NUL in an id": "400 and why; theirs is a 500 of the log's file name",
+    "half a pair in an id": "400 and why; theirs is a 500 of the log's file name",
+    "a NUL in metadata": "no text of ours holds it: refused rather than kept as something else",
+    "2^63 bytes": "beyond 64 bits: refused rather than kept as something else; theirs runs at once",
     "token: bearer in small letters": "the scheme of a credential has no case (RFC 9110, 11.1)",
     "tail without an upgrade": "a request that is no upgrade is told so, at once",
     "open: GET /": "there are no web pages here: 404",

@@ -72,6 +72,23 @@ def test_bad_requests(head):
     for body in ("", "[]", "{", "no json"):
         check.equal(f"body {body!r}", call(head, "POST", "/api/jobs/", body),
                     (500, b"500 Internal Server Error\n\nServer got itself in trouble"))
+    # JSON to Ray, and nothing that can be kept as it is: said, and no job of it.
+    for field in ('"submission_id": "odd%s"', '"metadata": {"a%s": "b"}', '"metadata": {"a": "%s"}',
+                  '"runtime_env": {"env_vars": {"A": "%s"}}', '"bogus%s": 1'):
+        for odd, error in (("\\u0000", "\\u0000 can be in no command, no variable and no name"),
+                           ("\\ud800", "half a surrogate pair is no character")):
+            body = '{"entrypoint": "true", ' + field % odd + "}"
+            status, text = call(head, "POST", "/api/jobs/", body)
+            check.equal(body, (status, text.splitlines()[-1].decode().split(":")[:2]),
+                        (400, ["ValueError", f" {error}"]))
+    for field in ("entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory"):
+        for number in ("9223372036854775808", "-1" + 30 * "0"):
+            body = f'{{"entrypoint": "true", "{field}": {number}}}'
+            status, text = call(head, "POST", "/api/jobs/", body)
+            check.equal(body, (status, text.splitlines()[-1].decode().split(":")[:2]),
+                        (400, ["ValueError", " a number must be one of 64 bits"]))
+    check.equal("no job of them", [j for j in call_json(head, "GET", "/api/jobs/")[1]
+                                   if j["entrypoint"] == "true"], [])
     status, text = call_json(head, "POST", "/api/jobs/", {"entrypoint": 7})
     check.equal("type error", (status, text.splitlines()[-1]),
                 (400, "TypeError: entrypoint must be a string, got <class 'int'>"))

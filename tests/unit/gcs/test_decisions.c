@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "gcs/guest_owner.h"
 #include "gcs/health.h"
 #include "gcs/job_needs.h"
@@ -343,6 +344,50 @@ static void one_success_clears_the_failures(void **state)
 
 /* ---- job requests ---- */
 
+#define NO_JSON "the request is no JSON object"
+
+/* What is JSON to Python and cannot be kept here is told from what is none. */
+static void job_bodies(void **state)
+{
+    static const struct {
+        const char *body, *error; /* NULL: taken */
+    } t[] = {
+        {"{\"entrypoint\": \"a\\ud83d\\ude00\"}", NULL},
+        {"{\"entrypoint\": \"\\uffff\", \"n\": 9223372036854775807}", NULL},
+        {"{\"entrypoint\": \"a\\u0000b\"}",
+         "\\u0000 can be in no command, no variable and no name: line 1, column 25 of the request"},
+        {"{\"a\\u0000\": 1}", "\\u0000 can be in no command"},
+        {"{\"entrypoint\": \"\\ud800\"}", "half a surrogate pair is no character: line 1"},
+        {"{\"entrypoint\": \"\\ud800\\u0041\"}", "half a surrogate pair is no character"},
+        {"{\"\\udc00\": 1}", "half a surrogate pair is no character"},
+        {"{\n\"n\": 9223372036854775808}", "a number must be one of 64 bits: line 2, column"},
+        {"{\"n\": -9223372036854775809}", "a number must be one of 64 bits"},
+        {"{\"n\": [1e400]}", "a number must be one of 64 bits"},
+        {"", NO_JSON},
+        {"[]", NO_JSON},
+        {"null", NO_JSON},
+        {"{\"a\": \"\\u12x4\"}", NO_JSON},
+        {"{\"a\": NaN}", NO_JSON},
+        {"{\"a\": \"\xff\"}", NO_JSON},
+        {"{} {}", NO_JSON},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        struct mb_err err = {0};
+        json_t *o;
+        int rc = mb_job_request_parse(t[i].body, strlen(t[i].body), &o, &err);
+        int want = !t[i].error ? 0 : strcmp(t[i].error, NO_JSON) == 0 ? MB_EPROTO : MB_EINVAL;
+
+        if (rc != want || (rc == 0) != (o != NULL) ||
+            (rc != 0 && !mb_starts_with(err.text, t[i].error)))
+            fail_msg("%s: %d %s", t[i].body, rc, err.text);
+        json_decref(o);
+    }
+    json_t *none;
+    assert_int_equal(mb_job_request_parse(NULL, 0, &none, NULL), MB_EPROTO);
+}
+
 static void expect_request(const char *text, const char *error)
 {
     json_t *o = json_loads(text, 0, NULL);
@@ -647,6 +692,7 @@ int main(void)
         cmocka_unit_test(a_doubt_is_over_before_a_reader_of_its_log_gives_up),
         cmocka_unit_test(a_doubt_is_told_once),
         cmocka_unit_test(one_success_clears_the_failures),
+        cmocka_unit_test(job_bodies),
         cmocka_unit_test(job_requests),
         cmocka_unit_test(log_bytes_as_json),
         cmocka_unit_test(a_plan_moves_bundles_to_make_room),

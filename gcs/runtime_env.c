@@ -1,9 +1,10 @@
 /*
- * env_vars: strings only. working_dir and py_modules: each a URI whose scheme says where it is and
- * whose end says that it can be unpacked, or a directory of the node. What would change the
- * program's surroundings in ways that are not ours (pip, conda, a container, ...) is refused: a job
- * that starts without it would fail later, or worse, not fail. Anything else says how Ray's own
- * agent works (config, ...) and is let be.
+ * env_vars: strings only, under names that an environment can have; an error names the variable and
+ * never its value, which may be a secret. working_dir and py_modules: each a URI whose scheme says
+ * where it is and whose end says that it can be unpacked, or a directory of the node. What would
+ * change the program's surroundings in ways that are not ours (pip, conda, a container, ...) is
+ * refused: a job that starts without it would fail later, or worse, not fail. Anything else says
+ * how Ray's own agent works (config, ...) and is let be.
  */
 #include "gcs/runtime_env.h"
 
@@ -96,6 +97,12 @@ static int check_vars(const json_t *vars, struct mb_err *err)
             python_type(vars));
     json_object_foreach((json_t *)vars, name, value)
     {
+        if (*name == '\0' || strchr(name, '='))
+            return mb_err_set(
+                err, MB_EINVAL,
+                "runtime_env['env_vars'] has the name '%.100s', which no variable can "
+                "have",
+                name);
         if (!json_is_string(value))
             return mb_err_set(err, MB_EINVAL,
                               "runtime_env['env_vars'] must be of type Dict[str, str], but the "

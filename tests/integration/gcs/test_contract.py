@@ -58,6 +58,11 @@ def words(text):
     return "Traceback: " + re.sub(r"[\".]+$", "", lines[-1].split("RuntimeError: Request failed with status code")[-1])
 
 
+def fate(text):
+    """All of the details but the words."""
+    return details(text)[:2]
+
+
 DETAILS_EXACT = ("type", "status", "entrypoint", "error_type", "metadata", "runtime_env",
                  "driver_exit_code", "submission_id")
 
@@ -264,6 +269,8 @@ DIFFERS = {
     "2^63 bytes": "beyond 64 bits: refused rather than kept as something else; theirs runs at once",
     "token: bearer in small letters": "the scheme of a credential has no case (RFC 9110, 11.1)",
     "tail without an upgrade": "a request that is no upgrade is told so, at once",
+    "env-number: why": "theirs has the value, which may be a secret; ours the variable's name",
+    "env-text: why": "theirs is Python's: 'str' object does not support item assignment",
     "open: GET /": "there are no web pages here: 404",
     "open: GET /favicon.ico": "there are no web pages here: 404",
     "open: GET /static/x": "there are no web pages here: 404, with a text",
@@ -276,7 +283,10 @@ JOBS = {
     "killed": {"entrypoint": "kill -9 $$"},
     "no-package": {"entrypoint": "true", "runtime_env": {"working_dir": MISSING}},
     "stopped": {"entrypoint": "sleep 100"},
+    "env-number": {"entrypoint": "true", "runtime_env": {"env_vars": {"A": "b", "C": 5150}}},
+    "env-text": {"entrypoint": "true", "runtime_env": {"env_vars": "A=B"}},
 }
+OWN_WORDS = ("env-number", "env-text")
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -307,8 +317,10 @@ def life(port):
     note("stop", "POST", "/api/jobs/stopped/stop", exact_json)
     for job in JOBS:
         state(port, job, TERMINAL)
-        note(f"{job} at its end", "GET", f"/api/jobs/{job}", details)
+        note(f"{job} at its end", "GET", f"/api/jobs/{job}", fate if job in OWN_WORDS else details)
         note(f"{job}: stop again", "POST", f"/api/jobs/{job}/stop", exact_json)
+    for job in OWN_WORDS:
+        note(f"{job}: why", "GET", f"/api/jobs/{job}", lambda t: json.loads(t)["message"])
     note("duplicate", "POST", "/api/jobs/", body={"entrypoint": "true", "submission_id": "ok"})
     note("logs", "GET", "/api/jobs/ok/logs", 
          # Their supervisor's line may come after the first of the driver.

@@ -79,7 +79,13 @@ static void refusals(void **state)
         {"{\"uv\": {\"packages\": [\"x\"]}}", "runtime_env['uv'] is not supported"},
         {"{\"conda\": \"env\"}", "runtime_env['conda'] is not supported"},
         {"{\"image_uri\": \"a/b\"}", "runtime_env['image_uri'] is not supported"},
-        {"{\"env_vars\": \"x\"}", "runtime_env['env_vars'] must be of type Dict[str, str]"},
+        {"{\"env_vars\": {\"A\": null}}", "the value of A is of type <class 'NoneType'>"},
+        {"{\"env_vars\": \"A=B\"}",
+         "runtime_env['env_vars'] must be of type Dict[str, str], got <class 'str'>"},
+        {"{\"env_vars\": [\"A=B\"]}", "Dict[str, str], got <class 'list'>"},
+        {"{\"env_vars\": {\"A=B\": \"C\"}}",
+         "runtime_env['env_vars'] has the name 'A=B', which no variable can have"},
+        {"{\"env_vars\": {\"\": \"C\"}}", "has the name '', which no variable can have"},
     };
 
     (void)state;

@@ -182,8 +182,10 @@ class Job:
 
     def hold_saving(self):
         """A rank is stopped while it writes its files, once there is a checkpoint that counts: tried
-        at each save from then on. A save takes milliseconds, so its directory is watched for without a pause."""
-        self.train(240, "--save-interval", 4)
+        at each save from then on. A save takes a moment, so its directory is watched for without a
+        pause, and the model is a larger one: a save of the tiny one is over before a process that
+        waits for a processor has seen it begin."""
+        self.train(160, "--save-interval", 4, "--hidden-size", 128)
         number, pid = self.far_rank()
         local = pathlib.Path(self.cluster.temp, "checkpoints", self.id, f"node-{number}")
         wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)

@@ -1,17 +1,15 @@
-{{/*
-megatronArguments as words, as JSON: templates filled in, split, what the values say about data and base model added, and
-what lies in the bucket named by its URL. save: the directory of --save; loads: whether --load is the base model.
-*/}}
-{{- define "mobula.megatron" -}}
-{{- $v := .Values -}}
+{{/* .arguments as words, as JSON: templates of .root filled in, "--flag value" split, "--flag=value" too. */}}
+{{- define "mobula.split" -}}
 {{- $words := list -}}
-{{- range $v.megatronArguments -}}
+{{- $root := .root -}}
+{{- $what := .what -}}
+{{- range .arguments -}}
   {{- if kindIs "slice" . -}}
-    {{- range . }}{{ $words = append $words (tpl (toString .) $) }}{{ end -}}
+    {{- range . }}{{ $words = append $words (tpl (toString .) $root) }}{{ end -}}
   {{- else -}}
-    {{- $text := tpl . $ -}}
+    {{- $text := tpl . $root -}}
     {{- if regexMatch "[\"'`$\\\\]" $text -}}
-    {{- fail (printf "megatronArguments: %s: no shell reads it; write a list of words, [--flag, \"a value\"]" $text) -}}
+    {{- fail (printf "%s: %s: no shell reads it; write a list of words, [--flag, \"a value\"]" $what $text) -}}
     {{- end -}}
     {{- $words = concat $words (regexSplit "\\s+" (trim $text) -1) -}}
   {{- end -}}
@@ -23,7 +21,16 @@ what lies in the bucket named by its URL. save: the directory of --save; loads: 
   {{- $split = append (append $split $pair._0) $pair._1 -}}
   {{- else }}{{ $split = append $split . }}{{ end -}}
 {{- end -}}
-{{- $words = $split -}}
+{{- dict "words" $split | toJson -}}
+{{- end -}}
+
+{{/*
+megatronArguments as words, as JSON: templates filled in, split, what the values say about data and base model added, and
+what lies in the bucket named by its URL. save: the directory of --save; loads: whether --load is the base model.
+*/}}
+{{- define "mobula.megatron" -}}
+{{- $v := .Values -}}
+{{- $words := (include "mobula.split" (dict "root" $ "arguments" $v.megatronArguments "what" "megatronArguments") | fromJson).words -}}
 {{- $scratch := "/local_resources" -}}
 {{- $has := dict -}}
 {{- $flag := "" -}}

@@ -8,10 +8,10 @@ is left behind.
 {{- $s.name | default (ternary .name "default" $s.create) -}}
 {{- end -}}
 
-{{/* One claim for all pods: where they can have it together. */}}
+{{/* One claim for all pods: where they can have it together. It goes with the RayJob: data preparation has none of it. */}}
 {{- define "mobula.claim" -}}
 {{- $e := .root.Values.storage.ephemeral -}}
-{{- if and $e.storageClassName (not $e.existingClaim) (not $e.hostPath) (has "ReadWriteMany" $e.accessModes) }}{{ .name }}{{ end -}}
+{{- if and $e.storageClassName (not .root.Values.prepare.enabled) (not $e.existingClaim) (not $e.hostPath) (has "ReadWriteMany" $e.accessModes) }}{{ .name }}{{ end -}}
 {{- end -}}
 
 {{- define "mobula.files" -}}

@@ -21,7 +21,8 @@ CACHE = pathlib.Path(os.environ.get("MOBULA_CACHE", pathlib.Path.home() / ".cach
 HELM = os.environ.get("MOBULA_HELM", CACHE / "bin/helm")
 KUBECONFORM = os.environ.get("MOBULA_KUBECONFORM", CACHE / "bin/kubeconform")
 OVERRIDES = sorted((CHART / "overrides").glob("*.yaml"))
-KAIWO = sorted((CHART / "overrides").glob("*/*.yaml"))
+KAIWO = sorted(p for name in ("kaiwo", "metadata") for p in (CHART / "overrides" / name).glob("*.yaml"))
+PREPARE = sorted((CHART / "overrides/prepare").glob("*.yaml"))
 # What users have today: never copied, so a checkout alone has none.
 EXISTING = ROOT / "../shared/data/chart-overrides"
 NVIDIA = {"workers": {"gpuResourceName": "nvidia.com/gpu"}}
@@ -431,6 +432,88 @@ class Render(unittest.TestCase):
             done = subprocess.run([HELM, "lint", "--strict", CHART, "--values", f.name],
                                   capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+class Prepare(unittest.TestCase):
+    """Data for training, by a batch Job in the RayJob's place."""
+
+    ARGUMENTS = ["--input {{ .Values.storage.ephemeral.mountPath }}/got.jsonl", ["--output-prefix", "/x/a b"],
+                 "--tokenizer-type=NullTokenizer --vocab-size 100"]
+
+    def job(self, *parts, **prepare):
+        job, = render({"prepare": merged({"enabled": True, "prepdata": {"arguments": self.ARGUMENTS}}, prepare)}, *parts)
+        self.assertEqual((job["apiVersion"], job["kind"], job["metadata"]["name"]), ("batch/v1", "Job", "mini-data"))
+        return job
+
+    def test_nothing_but_the_job(self):
+        spec = self.job()["spec"]
+        pod = spec["template"]["spec"]
+        c, = pod["containers"]
+        self.assertNotIn("initContainers", pod)
+        self.assertEqual(c["command"], ["mobula", "preprocess", "--input", "/local_resources/got.jsonl", "--output-prefix",
+                                        "/x/a b", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"])
+        self.assertEqual(c["resources"]["limits"], {"cpu": "16", "memory": "32Gi"})
+        self.assertEqual((pod["restartPolicy"], pod["serviceAccountName"], pod["automountServiceAccountToken"]),
+                         ("OnFailure", "default", False))
+        self.assertEqual((spec["backoffLimit"], spec["ttlSecondsAfterFinished"]), (3, 3600))
+        env = {e["name"]: e for e in c["env"]}
+        self.assertEqual(env["TMPDIR"]["value"], "/local_resources")
+        self.assertEqual(env["BUCKET_STORAGE_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]["name"], "minio-credentials")
+
+    def test_download_comes_first(self):
+        for command, want in [("wget -qO- 'x y' >/fsx/a", ["/bin/sh", "-c", "wget -qO- 'x y' >/fsx/a"]), (["a", "b c"], ["a", "b c"])]:
+            job = self.job({"storage": {"extraVolumes": [{"name": "fsx", "persistentVolumeClaim": {"claimName": "f"}}],
+                                        "extraVolumeMounts": [{"name": "fsx", "mountPath": "/fsx"}]}},
+                           getdata={"command": command, "image": "curl:1"}, nodeSelector={"a": "b"})
+            pod = job["spec"]["template"]["spec"]
+            first, = pod["initContainers"]
+            self.assertEqual((first["command"], first["image"]), (want, "curl:1"))
+            self.assertEqual([v["name"] for v in pod["volumes"]], ["scratch", "fsx"])
+            for c in [first, *pod["containers"]]:
+                self.assertEqual([m["name"] for m in c["volumeMounts"]], ["scratch", "fsx"])
+            self.assertEqual(pod["nodeSelector"], {"a": "b"})
+
+    def test_it_has_no_claim_of_the_gang(self):
+        """Which is made, and deleted, with the RayJob."""
+        pod = self.job({"storage": {"ephemeral": {"storageClassName": "nfs", "accessModes": ["ReadWriteMany"]}}})["spec"]["template"]["spec"]
+        scratch, = pod["volumes"]
+        self.assertEqual(scratch["ephemeral"]["volumeClaimTemplate"]["spec"]["storageClassName"], "nfs")
+
+    def test_what_is_missing(self):
+        for flag in ("--input", "--output-prefix", "--tokenizer-type"):
+            rest = [w for w in ("--input a", "--output-prefix b", "--tokenizer-type c") if not w.startswith(flag)]
+            done = helm({"prepare": {"enabled": True, "prepdata": {"arguments": rest}}})
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(f"have no {flag}", done.stderr)
+
+    def test_its_commands_make_data(self):
+        """The commands of both containers, run here one after the other."""
+        with tempfile.TemporaryDirectory(prefix="mb-prepare-") as folder:
+            pod = self.job({"storage": {"ephemeral": {"mountPath": folder}}},
+                           getdata={"command": "printf '{\"text\": \"1 2 3\"}\\n' >\"$TMPDIR/got.jsonl\""},
+                           prepdata={"arguments": [*self.ARGUMENTS[:1], f"--output-prefix {folder}/out", self.ARGUMENTS[2]]},
+                           )["spec"]["template"]["spec"]
+            path = f"{pathlib.Path(os.environ['MOBULA_BIN']).parent}:{os.environ['PATH']}"
+            for c in [*pod["initContainers"], *pod["containers"]]:
+                env = {e["name"]: e["value"] for e in c["env"] if "value" in e}
+                done = subprocess.run(c["command"], env={**env, "PATH": path}, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(pathlib.Path(folder, "out_text_document.bin").stat().st_size, 3 * 2)
+
+    def test_the_example(self):
+        self.assertEqual(len(PREPARE), 1)
+        job, = documents(CHART / "overrides/values-eks-p5-efa-gpt3.yaml", *PREPARE)
+        self.assertEqual(job["kind"], "Job")
+        c, = job["spec"]["template"]["spec"]["containers"]
+        done = subprocess.run([os.environ["MOBULA_BIN"], *c["command"][1:], "--no-such-flag"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 64)
+        self.assertIn("--no-such-flag", done.stderr)
+        # What it writes is what the training reads.
+        args, _ = arguments_of(render_files(CHART / "overrides/values-eks-p5-efa-gpt3.yaml"))
+        prefix = c["command"][c["command"].index("--output-prefix") + 1]
+        self.assertEqual(args[args.index("--data-path") + 1], f"{prefix}_text_document")
+        for flag in ("--vocab-file", "--merge-file"):
+            self.assertEqual(args[args.index(flag) + 1], c["command"][c["command"].index(flag) + 1])
 
 
 class Golden(unittest.TestCase):

@@ -78,6 +78,7 @@ class Validation(Case):
     def test_every_override(self):
         existing = sorted((chart.EXISTING / "overrides").glob("*.yaml"))
         files = [[f] for f in chart.OVERRIDES + existing] + [[chart.OVERRIDES[0], *chart.KAIWO]]
+        files += [[chart.CHART / "overrides/values-eks-p5-efa-gpt3.yaml", f] for f in chart.PREPARE]
         for f in files:
             with self.subTest(files=f):
                 self.check(chart.documents(*f), f)

@@ -147,7 +147,7 @@ class ControlPlane:
         assert 200 <= status < 300, f"{method} {path}: {status} {reply.get('message')}"
         return reply
 
-    PLACES = {"RayJob": ("/apis/ray.io/v1", "rayjobs"), "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    PLACES = {"Job": ("/apis/batch/v1", "jobs"), "RayJob": ("/apis/ray.io/v1", "rayjobs"), "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
               "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
               "ServiceAccount": ("/api/v1", "serviceaccounts"), "ConfigMap": ("/api/v1", "configmaps"),
               "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"), "Pod": ("/api/v1", "pods")}

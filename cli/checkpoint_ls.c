@@ -39,19 +39,28 @@ static int print_json(const char *url, const struct mb_inventory *inv, struct mb
 {
     json_t *list = json_array();
     json_t *j = json_pack("{s:s, s:o}", "url", url, "iterations", list);
+    int failed = j == NULL ||
+                 json_object_set_new(
+                     j, "latest", inv->latest >= 0 ? json_integer(inv->latest) : json_null()) != 0;
 
-    json_object_set_new(j, "latest", inv->latest >= 0 ? json_integer(inv->latest) : json_null());
-    for (size_t i = 0; i < inv->n; i++) {
+    for (size_t i = 0; i < inv->n && !failed; i++) {
         const struct mb_inventory_iteration *it = &inv->iterations[i];
 
-        json_array_append_new(
-            list, json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:s*, s:I, s:b, s:s*}", "iteration",
-                            (json_int_t)it->iteration, "state", mb_inventory_state_name(it->state),
-                            "files", (json_int_t)it->n_files, "bytes", (json_int_t)it->total_bytes,
-                            "stored_objects", (json_int_t)it->n_keys, "stored_bytes",
-                            (json_int_t)it->stored_bytes, "job", it->job_id, "attempt",
-                            (json_int_t)it->attempt, "latest", it->iteration == inv->latest, "bad",
-                            it->bad));
+        failed = json_array_append_new(
+                     list,
+                     json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:s*, s:I, s:b, s:s*}", "iteration",
+                               (json_int_t)it->iteration, "state",
+                               mb_inventory_state_name(it->state), "files", (json_int_t)it->n_files,
+                               "bytes", (json_int_t)it->total_bytes, "stored_objects",
+                               (json_int_t)it->n_keys, "stored_bytes", (json_int_t)it->stored_bytes,
+                               "job", it->job_id, "attempt", (json_int_t)it->attempt, "latest",
+                               it->iteration == inv->latest, "bad", it->bad)) != 0;
+    }
+    if (failed) { /* a list that lacks one would be taken for all */
+        json_decref(j);
+        return mb_err_set(
+            err, MB_ENOMEM,
+            "the list cannot be written as JSON: no memory, or a name that is no UTF-8");
     }
     return mb_checkpoint_print_json(j, JSON_INDENT(2), err);
 }

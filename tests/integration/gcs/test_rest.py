@@ -92,6 +92,22 @@ def test_bad_requests(head):
     status, text = call_json(head, "POST", "/api/jobs/", {"entrypoint": 7})
     check.equal("type error", (status, text.splitlines()[-1]),
                 (400, "TypeError: entrypoint must be a string, got <class 'int'>"))
+    # The limits of docs/jobs-api.md.
+    for job in ("x" * 201, "\u00e4" * 101, "a/b", ".a", "a\nb"):
+        status, text = call_json(head, "POST", "/api/jobs/",
+                                 {"entrypoint": "true", "submission_id": job})
+        check.equal(f"no id: {len(job)} characters", (status, text.splitlines()[-1]),
+                    (400, "TypeError: submission_id must be 1 to 200 bytes without '/' and control "
+                          "characters, and not start with '.'"))
+    for job in ("x" * 200, "\u00e4" * 100):
+        submit(head, "echo limits", submission_id=job)
+        ended = wait_state(head, urllib.parse.quote(job), ("SUCCEEDED", "FAILED"))
+        check.equal(f"an id: {len(job)} characters", (ended["submission_id"], ended["status"]),
+                    (job, "SUCCEEDED"))
+    check.equal("more than 16 MiB", call(head, "POST", "/api/jobs/", b" " * (16 * 1024 * 1024 + 1)),
+                (413, b"Maximum request body size 16777216 exceeded."))
+    status, _ = call(head, "POST", "/api/jobs/", b" " * (16 * 1024 * 1024))
+    check.equal("16 MiB are read, and no JSON", status, 500)
     for path, method in (("/api/jobs/nope", "GET"), ("/api/jobs/nope/stop", "POST"),
                          ("/api/jobs/nope", "DELETE"), ("/api/jobs/nope/logs", "GET"),
                          ("/api/jobs/nope/logs/tail", "GET")):

@@ -431,6 +431,8 @@ static int prepare(struct agent *a, struct mb_err *err)
     if (rc == MB_OK)
         rc = mb_init_open(&a->loop, mb_agent_on_init_lost, a, &a->init, err);
     if (rc == MB_OK)
+        mb_init_set_launch_timeout(a->init, (uint64_t)a->opts->launch_timeout_s * 1000);
+    if (rc == MB_OK)
         rc = read_active_deadline(a, err);
     if (rc == MB_OK)
         watch_rayjob(a);

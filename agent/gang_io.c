@@ -554,7 +554,7 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
         if (mb_gang_logs_keep(&r->ranks[i], 0, NULL, NULL, &err) != MB_OK)
             mb_warn("gang", "rank=%u: its log is neither capped nor sent: %s", r->ranks[i].rank,
                     err.text);
-    rc = mb_supervisor_adopt(r->owner->loop, r->dir, &supervisor_ops, r, &r->sup, &err);
+    rc = mb_supervisor_adopt(r->owner->init, r->dir, &supervisor_ops, r, &r->sup, &err);
     if (rc == MB_OK) {
         if (r->fsm.state == MB_GANG_STOPPING)
             mb_supervisor_stop(r->sup, SIGTERM, r->stop_grace_ms);

@@ -6,12 +6,14 @@
  *  3. an answer "ok" or "error" finds its caller by that path and is told;
  *  4. EOF: the front process is gone; whoever waits is told so, then on_lost runs once;
  *  5. close: whoever waits gets MB_ECANCELED, then the socket closes.
- * A caller that lost interest detaches: its answer is dropped.
+ * A caller that lost interest detaches: its answer is dropped. One that waited too long has what
+ * was spawned killed, too.
  */
 #include "agent/init.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -29,6 +31,7 @@ struct mb_init {
     int lost, closing;
     int64_t pid;
     uint64_t start_ticks;
+    uint64_t launch_timeout_ms;    /* 0: the default */
     struct mb_init_spawn *waiting; /* newest first */
     void (*on_lost)(void *arg);
     void *on_lost_arg;
@@ -166,6 +169,16 @@ void mb_init_identity(const struct mb_init *init, int64_t *pid, uint64_t *start_
     *start_ticks = init->start_ticks;
 }
 
+void mb_init_set_launch_timeout(struct mb_init *init, uint64_t timeout_ms)
+{
+    init->launch_timeout_ms = timeout_ms;
+}
+
+uint64_t mb_init_launch_timeout_ms(const struct mb_init *init)
+{
+    return init->launch_timeout_ms;
+}
+
 uv_loop_t *mb_init_loop(struct mb_init *init)
 {
     return init->poll.loop;
@@ -199,6 +212,17 @@ void mb_init_spawn_detach(struct mb_init *init, struct mb_init_spawn *spawn)
             return;
         }
     }
+}
+
+void mb_init_spawn_drop(struct mb_init *init, struct mb_init_spawn *spawn)
+{
+    char text[MB_SUP_PACKET_MAX];
+    struct mb_err err;
+
+    mb_init_spawn_detach(init, spawn);
+    snprintf(text, sizeof(text), "drop %s", spawn->path); /* "spawn PATH" had room for it */
+    if (send_text(init, text, &err) != 0)
+        mb_warn("init", "%s", err.text);
 }
 
 static void on_poll_closed(uv_handle_t *handle)

@@ -72,7 +72,7 @@ enum mb_job_adopt mb_jobs_adopt(void *self, const char *submission_id)
         return MB_JOB_ADOPT_UNKNOWN;
     read_stop(job);
     job->start_no = mb_jobs_start_no(jobs, submission_id);
-    if (mb_supervisor_adopt(jobs->loop, job->dir, &mb_job_supervisor_ops, job, &job->supervisor,
+    if (mb_supervisor_adopt(jobs->init, job->dir, &mb_job_supervisor_ops, job, &job->supervisor,
                             &err) != 0) {
         mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
         mb_jobs_free(job);

@@ -66,6 +66,8 @@ static const struct option options[] = {
     {"gang-order", KIND_TEXT, AT(gang_order), 0, 0, "of the head: backfill | strict"},
     {"gang-patience", KIND_TEXT, AT(gang_patience), 0, 0,
      "of the head: after this time what a gang needs is kept for it (60s)"},
+    {"launch-timeout", KIND_NUMBER, AT(launch_timeout_s), 1, 3600,
+     "seconds until processes of a job that mobula-init does not launch are given up (60)"},
     {"token-file", KIND_TEXT, AT(token_file), 0, 0, "file that holds the cluster's token"},
     {"no-token", KIND_FLAG, AT(no_token), 0, 0,
      "trust the network: whoever reaches a port may use it"},

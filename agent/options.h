@@ -39,6 +39,7 @@ struct mb_agent_options {
     const char *gang_order;          /* "backfill" or "strict" */
     const char *gang_patience;       /* a duration */
     uint64_t gang_patience_ms;
+    int64_t launch_timeout_s; /* 0: MB_LAUNCH_TIMEOUT_MS */
     const char *token_file;
     int no_token;                         /* the network is trusted */
     const char *notice_file, *notice_url; /* of notice.h; NULL: none */

@@ -5,6 +5,10 @@
  *  "hello", "fds"; 4. events become callbacks, each fact once however often it is replayed.
  *  adopt: 3. and 4., or without a supervisor: the same callbacks from its state file.
  *
+ *  Not every child is launched in the time for it (launch_watch.h): init hangs, or the supervisor,
+ *  or a child before its exec. The spec goes, so that nothing of it starts later; a supervisor that
+ *  is there is killed, and what it started as in c., then on_error.
+ *
  *  The connection breaks (supervisor killed, or it dropped us):
  *   a. the state file says all-exited: the missing callbacks come from it;
  *   b. the supervisor lives: connect again, for at most RECONNECT_MS, then on_error;
@@ -27,6 +31,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "agent/init.h"
+#include "agent/launch_watch.h"
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/state.h"
@@ -49,8 +54,8 @@ struct mb_supervisor {
     const struct mb_supervisor_ops *ops;
     void *arg;
     uv_loop_t *loop;
-    struct mb_init *init; /* NULL when adopted */
-    struct mb_init_spawn spawn;
+    struct mb_init *init;
+    struct mb_init_spawn spawn; /* of SPAWNING */
     char *dir, *spec_path;
     enum phase phase;
     uv_timer_t timer;
@@ -58,6 +63,8 @@ struct mb_supervisor {
     int fd; /* -1: not connected; then poll is not initialised */
     int n_handles;
     uint64_t broken_since_ms;
+    struct mb_launch_watch launch;
+    struct mb_err lost;        /* of a launch that took too long; code 0: none did */
     struct mb_sup_state state; /* what was heard or read */
     unsigned char told_start[MB_SUP_CHILDREN_MAX];
     unsigned char told_exit[MB_SUP_CHILDREN_MAX];
@@ -73,6 +80,7 @@ struct mb_supervisor {
 };
 
 static void look_what_became_of_it(uv_timer_t *timer);
+static void on_launch_due(uv_timer_t *timer);
 
 /* ---- facts to callbacks, each once ---- */
 
@@ -165,6 +173,32 @@ static void tell_state(struct mb_supervisor *s)
     tell_all_exited(s);
 }
 
+/* ---- the time that a launch has ---- */
+
+static int has_launched(const struct mb_sup_state *state)
+{
+    for (size_t i = 0; i < state->n_children; i++)
+        if (state->children[i].phase == MB_SUP_WAITING)
+            return 0;
+    return state->n_children > 0;
+}
+
+/* Before BROKEN the timer is the launch's. */
+static void watch_launch(struct mb_supervisor *s)
+{
+    uint64_t wait_ms;
+
+    if (s->phase > CONNECTED)
+        return;
+    if (has_launched(&s->state))
+        mb_launch_reached(&s->launch, MB_LAUNCH_DONE);
+    wait_ms = mb_launch_wait_ms(&s->launch, mb_mono_ms());
+    if (wait_ms == UINT64_MAX)
+        uv_timer_stop(&s->timer);
+    else
+        uv_timer_start(&s->timer, on_launch_due, wait_ms, 0);
+}
+
 /* ---- the connection ---- */
 
 static void send_msg(struct mb_supervisor *s, const struct mb_sup_msg *m)
@@ -198,10 +232,12 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
     case MB_SUP_MSG_STARTED:
         *c = (struct mb_sup_child_state){.phase = MB_SUP_RUNNING, .pid = m->pid};
         c->start_ticks = m->ticks;
+        watch_launch(s);
         tell_started(s, m->child, m->pid, m->ticks);
         break;
     case MB_SUP_MSG_START_FAILED:
         c->phase = MB_SUP_FAILED;
+        watch_launch(s);
         tell_start_failed(s, m->child, m->text);
         break;
     case MB_SUP_MSG_EXIT:
@@ -379,7 +415,8 @@ static int connect_now(struct mb_supervisor *s)
     s->fd = fd;
     s->phase = CONNECTED;
     s->fds_complete = 0;
-    uv_timer_stop(&s->timer);
+    mb_launch_reached(&s->launch, MB_LAUNCH_LISTENS);
+    watch_launch(s);
     uv_poll_start(&s->poll, UV_READABLE, on_readable);
     send_msg(s, &m);
     m = (struct mb_sup_msg){.type = MB_SUP_MSG_FDS};
@@ -432,6 +469,18 @@ static int has_group_left(struct mb_supervisor *s, int is_late)
     return mb_cgroup_remove(&s->state.group) != 0 && !is_late;
 }
 
+/* 1: its supervisor lives on. D state takes no signal: then it ends as soon as it leaves that. */
+static int supervisor_resists(struct mb_supervisor *s, int is_late)
+{
+    if (!mb_sup_is_running(s->state.supervisor_pid, s->state.supervisor_ticks))
+        return 0;
+    mb_procs_signal(s->state.supervisor_pid, s->state.supervisor_ticks, SIGKILL);
+    if (is_late)
+        mb_warn("supervisor", "%s: supervisor %lld does not end", s->dir,
+                (long long)s->state.supervisor_pid);
+    return !is_late;
+}
+
 static void take_as_died(struct mb_supervisor *s)
 {
     int dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -467,14 +516,17 @@ static void look_what_became_of_it(uv_timer_t *timer)
         return;
     if (read_state(s, text) != 0) {
         mb_err_set(&err, MB_EUNAVAIL, "supervisor in %s is gone: %s", s->dir, text);
-        tell_error(s, &err);
+        tell_error(s, s->lost.code != 0 ? &s->lost : &err);
         return;
     }
     if (s->state.all_exited) {
         tell_state(s);
         return;
     }
-    if (mb_sup_is_running(s->state.supervisor_pid, s->state.supervisor_ticks)) {
+    if (s->lost.code != 0) {
+        if (supervisor_resists(s, waited_ms > ORPHANS_MS))
+            return;
+    } else if (mb_sup_is_running(s->state.supervisor_pid, s->state.supervisor_ticks)) {
         int rc = connect_now(s);
 
         if (rc != 0 && waited_ms > RECONNECT_MS) {
@@ -488,12 +540,15 @@ static void look_what_became_of_it(uv_timer_t *timer)
         count_orphans(&s->state, waited_ms > ORPHANS_MS) > 0)
         return;
     take_as_died(s);
-    tell_state(s);
+    if (s->lost.code != 0)
+        tell_error(s, &s->lost);
+    else
+        tell_state(s);
 }
 
 /* ---- life ---- */
 
-static struct mb_supervisor *create(uv_loop_t *loop, const char *dir,
+static struct mb_supervisor *create(struct mb_init *init, const char *dir,
                                     const struct mb_supervisor_ops *ops, void *arg)
 {
     struct mb_supervisor *s = mb_calloc(1, sizeof(*s));
@@ -502,7 +557,8 @@ static struct mb_supervisor *create(uv_loop_t *loop, const char *dir,
         return NULL;
     s->ops = ops;
     s->arg = arg;
-    s->loop = loop;
+    s->init = init;
+    s->loop = mb_init_loop(init);
     s->fd = -1;
     s->dir = mb_strdup(dir);
     s->spec_path = mb_path_join(dir, "spec");
@@ -512,9 +568,10 @@ static struct mb_supervisor *create(uv_loop_t *loop, const char *dir,
         mb_free(s);
         return NULL;
     }
-    uv_timer_init(loop, &s->timer);
+    uv_timer_init(s->loop, &s->timer);
     s->timer.data = s;
     s->n_handles = 1;
+    mb_launch_begin(&s->launch, mb_init_launch_timeout_ms(init), mb_mono_ms());
     return s;
 }
 
@@ -536,35 +593,78 @@ static void on_spawned(void *arg, const struct mb_err *err)
     uv_timer_start(&s->timer, look_what_became_of_it, 0, CHECK_MS);
 }
 
+/* Nothing of it starts any more: a supervisor looks for its spec after it has written its state, so
+ * either it finds none or we find that. One without a state is init's to kill. */
+static void lose_launch(struct mb_supervisor *s)
+{
+    char text[MB_SUP_TEXT_MAX], why[MB_ERR_TEXT_MAX];
+    uint64_t ignored;
+    int64_t pid;
+
+    mb_init_identity(s->init, &pid, &ignored);
+    if (s->phase == SPAWNING)
+        mb_init_spawn_drop(s->init, &s->spawn);
+    unlink(s->spec_path);
+    if (read_state(s, text) == 0) {
+        mb_launch_reached(&s->launch, MB_LAUNCH_LISTENS);
+        pid = s->state.supervisor_pid;
+    }
+    mb_launch_lost_text(&s->launch, pid, why, sizeof(why));
+    mb_err_set(&s->lost, MB_ETIMEOUT, "%s", why);
+    mb_warn("supervisor", "%s: %s", s->dir, why);
+    disconnect(s);
+    s->phase = BROKEN;
+    s->broken_since_ms = mb_mono_ms();
+    uv_timer_start(&s->timer, look_what_became_of_it, 0, CHECK_MS);
+}
+
+/* Timer of the phases before BROKEN. What was launched is in the state, also where the supervisor
+ * hangs since, or init before it could say that there is one. */
+static void on_launch_due(uv_timer_t *timer)
+{
+    struct mb_supervisor *s = timer->data;
+    char text[MB_SUP_TEXT_MAX];
+
+    if (!mb_launch_is_lost(&s->launch, mb_mono_ms())) {
+        watch_launch(s);
+    } else if (read_state(s, text) != 0 || !has_launched(&s->state)) {
+        lose_launch(s);
+    } else if (s->phase == SPAWNING) {
+        mb_init_spawn_detach(s->init, &s->spawn);
+        on_spawned(s, NULL);
+    } else {
+        watch_launch(s);
+    }
+}
+
 int mb_supervisor_start(struct mb_init *init, const struct mb_sup_spec *spec,
                         const struct mb_supervisor_ops *ops, void *arg, struct mb_supervisor **out,
                         struct mb_err *err)
 {
-    struct mb_supervisor *s = create(mb_init_loop(init), spec->dir, ops, arg);
+    struct mb_supervisor *s = create(init, spec->dir, ops, arg);
     char text[MB_SUP_TEXT_MAX];
     int rc;
 
     if (s == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    s->init = init;
     s->spawn = (struct mb_init_spawn){.path = s->spec_path, .cb = on_spawned, .arg = s};
     if (mb_sup_spec_write(spec, s->spec_path, text) != 0)
         rc = mb_err_set(err, MB_EIO, "%s", text);
     else
         rc = mb_init_spawn(init, &s->spawn, err);
     if (rc != 0) {
-        s->init = NULL;
         mb_supervisor_close(s, NULL, NULL);
         return rc;
     }
+    watch_launch(s);
     *out = s;
     return 0;
 }
 
-int mb_supervisor_adopt(uv_loop_t *loop, const char *dir, const struct mb_supervisor_ops *ops,
+int mb_supervisor_adopt(struct mb_init *init, const char *dir, const struct mb_supervisor_ops *ops,
                         void *arg, struct mb_supervisor **out, struct mb_err *err)
 {
-    struct mb_supervisor *s = create(loop, dir, ops, arg);
+    struct mb_supervisor *s = create(init, dir, ops, arg);
     char text[MB_SUP_TEXT_MAX];
 
     if (s == NULL)
@@ -616,7 +716,7 @@ void mb_supervisor_release(struct mb_supervisor *s)
 
 void mb_supervisor_close(struct mb_supervisor *s, void (*cb)(void *arg), void *arg)
 {
-    if (s->phase == SPAWNING && s->init != NULL)
+    if (s->phase == SPAWNING)
         mb_init_spawn_detach(s->init, &s->spawn);
     s->phase = CLOSING;
     s->on_closed = cb;

@@ -27,6 +27,8 @@ int mb_init_open(uv_loop_t *loop, void (*on_lost)(void *arg), void *arg, struct 
 int mb_init_ready(struct mb_init *init, struct mb_err *err);
 /* The pid and start ticks of the front process, for node.json. */
 void mb_init_identity(const struct mb_init *init, int64_t *pid, uint64_t *start_ticks);
+/* How long a launch may take from now on (launch_watch.h); 0: MB_LAUNCH_TIMEOUT_MS. */
+void mb_init_set_launch_timeout(struct mb_init *init, uint64_t timeout_ms);
 /* Spawns without an answer fail with MB_ECANCELED first. Memory is freed after cb. */
 void mb_init_close(struct mb_init *init, void (*cb)(void *arg), void *arg);
 
@@ -34,8 +36,9 @@ void mb_init_close(struct mb_init *init, void (*cb)(void *arg), void *arg);
 struct mb_supervisor;
 
 struct mb_supervisor_ops {
-    /* The supervisor could not be started, reached or understood: nothing else follows, close it.
-     */
+    /* The supervisor could not be started, reached or understood, or took too long to launch all
+     * children (MB_ETIMEOUT; some may have been told as started): nothing of it is left, nothing
+     * else follows, close it. */
     void (*on_error)(void *arg, const struct mb_err *err);
     void (*on_started)(void *arg, unsigned child, int64_t pid, uint64_t start_ticks);
     /* The supervisor begins to end the tree, with the reason of on_all_exited; exits that follow
@@ -61,7 +64,7 @@ int mb_supervisor_start(struct mb_init *init, const struct mb_sup_spec *spec,
                         struct mb_err *err);
 /* Connect to the supervisor of an attempt directory; if it is gone, replay its state file.
  * MB_ENOENT: there is neither socket nor state in dir. */
-int mb_supervisor_adopt(uv_loop_t *loop, const char *dir, const struct mb_supervisor_ops *ops,
+int mb_supervisor_adopt(struct mb_init *init, const char *dir, const struct mb_supervisor_ops *ops,
                         void *arg, struct mb_supervisor **out, struct mb_err *err);
 /* Signal (0: the spec's) to the whole tree, SIGKILL to what is left after grace_ms. Remembered if
  * the connection is not there yet; a second stop can only shorten the grace. */

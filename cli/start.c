@@ -41,7 +41,7 @@ struct start_args {
     const char *token_file, *log_level, *resources, *notice_file, *notice_url;
     const char *ray_version, *ray_commit;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
-    uint64_t log_max_bytes, max_package_bytes, package_keep_ms;
+    uint64_t log_max_bytes, max_package_bytes, package_keep_ms, launch_timeout_ms;
     int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
     int head, block, no_token, job_agent, resume;
 };
@@ -107,6 +107,8 @@ static const struct mb_option options[] = {
            0, 0),
     OPTION("gang-patience", "TIME", MB_OPTION_STRING, gang_patience,
            "with backfill: after this time what a gang needs is kept for it (60s)", 0, 0),
+    OPTION("launch-timeout", "TIME", MB_OPTION_DURATION, launch_timeout_ms,
+           "processes of a job that are not launched by then are given up (60s)", 0, 0),
     OPTION("token-file", "FILE", MB_OPTION_STRING, token_file,
            "the cluster's token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token)", 0, 0),
     OPTION("no-token", NULL, MB_OPTION_FLAG, no_token,
@@ -234,6 +236,8 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_text(c, "--store-sync", a->store_sync);
         add_text(c, "--gang-order", a->gang_order);
         add_text(c, "--gang-patience", a->gang_patience);
+        if (a->launch_timeout_ms > 0)
+            add_number(c, "--launch-timeout", (int64_t)((a->launch_timeout_ms + 999) / 1000));
         add_text(c, "--token-file", a->token_file);
         if (a->no_token)
             add(c, "--no-token");

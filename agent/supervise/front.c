@@ -3,7 +3,8 @@
  *
  *  1. become subreaper, take the signals, open the life pipe, write init.pid;
  *  2. start the agent with one end of a socket; it says "ready" when the node is up;
- *  3. on "spawn PATH" start a supervisor and answer when it listens or says why it cannot;
+ *  3. on "spawn PATH" start a supervisor and answer when it listens or says why it cannot; on
+ *     "drop PATH" kill it if it has not answered yet: it hangs, and nobody waits for it;
  *  4. the agent crashed: start it again after a back-off of 0.1 to 5 s; supervisors stay;
  *  5. the agent exited 0, or with 64..78 (what it was asked is wrong) before it was ever ready, or
  *     cannot be executed: end, with that status;
@@ -191,6 +192,29 @@ static void spawn(struct front *f, const char *path)
     slot->ticks = mb_sup_start_ticks(slot->pid);
 }
 
+/* From now on nothing is to be told of it. */
+static void close_answer(struct supervisor_slot *slot)
+{
+    close(slot->ready_fd);
+    free(slot->spec);
+    slot->ready_fd = -1;
+    slot->spec = NULL;
+}
+
+/* What it has started goes when its end is seen. */
+static void drop(struct front *f, const char *path)
+{
+    for (size_t i = 0; i < SUPERVISORS_MAX; i++) {
+        struct supervisor_slot *slot = &f->supervisors[i];
+
+        if (slot->pid == 0 || slot->ready_fd < 0 || strcmp(slot->spec, path) != 0)
+            continue;
+        say("supervisor %d has not answered and nobody waits for it: killing it", (int)slot->pid);
+        close_answer(slot);
+        kill(slot->pid, SIGKILL);
+    }
+}
+
 /* The supervisor said "ok", why not, or died without a word. */
 static void supervisor_answered(struct front *f, struct supervisor_slot *slot)
 {
@@ -204,10 +228,7 @@ static void supervisor_answered(struct front *f, struct supervisor_slot *slot)
         answer(f, "ok %d %s", (int)slot->pid, slot->spec);
     else
         answer(f, "error %s\n%s", slot->spec, n > 0 ? text : "the supervisor died at once");
-    close(slot->ready_fd);
-    free(slot->spec);
-    slot->ready_fd = -1;
-    slot->spec = NULL;
+    close_answer(slot);
 }
 
 /* In one step, so that nothing it forks meanwhile is missed. */
@@ -357,6 +378,8 @@ static void agent_said(struct front *f)
     else if (strncmp(packet, "spawn /", 7) == 0 && strlen(packet) == (size_t)n &&
              strchr(packet, '\n') == NULL)
         spawn(f, packet + 6);
+    else if (strncmp(packet, "drop /", 6) == 0 && strlen(packet) == (size_t)n)
+        drop(f, packet + 5);
     else
         answer(f, "error -\nnot a request that this mobula-init knows");
 }

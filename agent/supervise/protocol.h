@@ -5,6 +5,7 @@
  * agent -> init (socket MOBULA_INIT_FD)     init -> agent
  *   ready                                     -
  *   spawn PATH-OF-SPEC                        ok PID PATH | error PATH\nTEXT
+ *   drop PATH-OF-SPEC                         -  (nobody waits for that answer any more)
  *
  * agent -> supervisor (socket DIR/s)        supervisor -> agent
  *   hello 1                                   hello 1 PID TICKS N, then the replay: per child

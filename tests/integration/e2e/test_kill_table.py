@@ -69,7 +69,9 @@ class Table(unittest.TestCase):
     def cell(self, name, phase, process, outcome):
         self.gate.open()
         if self.cluster is None:
-            self.cluster = Cluster(nodes=2, env=s3.environment(self.gate.port)).__enter__()
+            # A phase that is held by a stopped mobula-init is none that hangs.
+            self.cluster = Cluster(nodes=2, env=s3.environment(self.gate.port),
+                                   start_args=("--launch-timeout", "10m")).__enter__()
         cluster = self.cluster
         job = Job(cluster, self.gate, self.store, name)
         try:

@@ -11,7 +11,7 @@ import time
 import unittest
 import urllib.request
 
-from cluster import Cluster, wait_until
+from cluster import Cluster, command_of, wait_until
 
 
 def zombies_below(pids):
@@ -140,6 +140,48 @@ class Stops(unittest.TestCase):
                 self.assertIn("Job 'slow' was stopped", stop.output())
             self.assertNotEqual(cluster.node("node-0")["pid_agent"], node["pid_agent"])
             self.assertEqual(cluster.job("slow")["status"], "STOPPED")
+
+
+class HungLaunch(unittest.TestCase):
+    def test_job_and_attempt_end_and_nothing_starts_later(self):
+        """The front process of a node hangs, so that what its agent asks for is never launched."""
+        with Cluster(nodes=2, start_args=("--launch-timeout", "5s")) as cluster:
+            head, far = (cluster.node(n)["pid_init"] for n in ("node-0", "node-1"))
+            ran, go = (pathlib.Path(cluster.dir, name) for name in ("ran", "go"))
+            cluster.submit(f"until test -e {go}; do sleep 0.02; done; exec mobula run --num-nodes 2 --max-restarts 1 "
+                           f"--restart-delay 50ms -- sh -c 'echo $MOBULA_ATTEMPT >> {ran}'", submission_id="gang")
+            cluster.wait_job("gang", ("RUNNING",))
+            try:
+                os.kill(head, signal.SIGSTOP)
+                os.kill(far, signal.SIGSTOP)
+                for name in ("driver", "stopped"):
+                    cluster.submit(f"echo {name} >> {ran}", submission_id=name)
+                cluster.call("POST", "/api/jobs/stopped/stop")
+                job = cluster.wait_job("driver")  # it says what happened and what can be done
+                self.assertEqual(job["status"], "FAILED", job)
+                self.assertRegex(job["message"], rf"mobula-init \(pid {head}\) did not answer the launch within 5 s "
+                                 rf"\(--launch-timeout\).*`kill -CONT {head}`")
+                self.assertEqual(cluster.wait_job("stopped")["status"], "STOPPED")
+                os.kill(head, signal.SIGCONT)
+                go.touch()
+                wait_until(lambda: "attempt 1 ended (transient)" in cluster.logs("gang"),
+                           lambda: cluster.logs("gang"), 60)
+            finally:
+                for pid in (head, far):
+                    os.kill(pid, signal.SIGCONT)
+            log = (cluster.wait_job("gang"), cluster.logs("gang"))
+            self.assertEqual(log[0]["status"], "SUCCEEDED", log)
+            self.assertIn(f"mobula-init (pid {far}) did not answer the launch", log[1])
+            # What the front processes read now of the time before starts no more: they answer in order.
+            after = cluster.submit("mobula run --num-nodes 2 -- true")
+            self.assertEqual(cluster.wait_job(after)["status"], "SUCCEEDED", cluster.logs(after))
+            wait_until(lambda: not any("supervise" in command_of(pid) for pid in cluster.own_pids()),
+                       lambda: [command_of(pid) for pid in cluster.own_pids()])
+            attempts = ran.read_text().split()
+            self.assertEqual(attempts.count("2"), 2, attempts)  # each rank once
+            self.assertLessEqual(attempts.count("1"), 1, attempts)  # the one on the head, if it was as fast
+            self.assertLessEqual(set(attempts), {"1", "2"}, attempts)
+            cluster.assert_all_free()
 
 
 FAKE_NVML = r"""

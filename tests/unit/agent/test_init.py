@@ -220,6 +220,23 @@ os._exit(int(order) if order else 0)
                  "only the agent is left, no zombie")
         self.assertFalse(os.path.exists(os.path.join(directory, "s")))
 
+    def test_a_supervisor_that_hangs_is_dropped(self):
+        """Its spec is a FIFO that nobody writes. One that has answered is not meant."""
+        self.start_init()
+        spec = os.path.join(self.dir, "fifo")
+        os.mkfifo(spec)
+        self.to_init.send(("spawn " + spec).encode())
+        hung = wait_for(lambda: [pid for pid, _ in children_of(self.init.pid) if pid != self.agent_pid],
+                        "its supervisor is there")[0]
+        directory, answered = self.spawn("a", [{"argv": ["sleep", "1000"]}])
+        self.to_init.send(("drop " + os.path.join(directory, "spec")).encode())
+        self.spawn("b", [{"argv": ["sleep", "1000"]}])  # packets are read in order
+        self.assertTrue(alive(hung))
+        self.to_init.send(("drop " + spec).encode())
+        wait_for(lambda: not alive(hung), "it is killed")
+        self.spawn("c", [{"argv": ["sleep", "1000"]}])  # no answer about it came before this one's
+        self.assertTrue(alive(answered))
+
     def test_stop_ends_daemons_sessions_and_deaf_trees(self):
         self.start_init()
         directory = os.path.join(self.dir, "a")

@@ -39,10 +39,11 @@ static void test_good(void **state)
     struct mb_err err;
 
     (void)state;
-    assert_int_equal(parse(&o, &err,
-                           ARGS("--head", "--port=0", "--node-dir", "/d", "--num-gpus", "2",
-                                "--labels", "{\"a\": \"b\"}", "--store-sync=full")),
-                     MB_OK);
+    assert_int_equal(
+        parse(&o, &err,
+              ARGS("--head", "--port=0", "--node-dir", "/d", "--num-gpus", "2", "--labels",
+                   "{\"a\": \"b\"}", "--store-sync=full", "--launch-timeout=90")),
+        MB_OK);
     assert_true(o.is_head);
     assert_int_equal(o.port, 0);
     assert_int_equal(o.dashboard_port, 8265);
@@ -50,6 +51,7 @@ static void test_good(void **state)
     assert_int_equal(o.n_labels, 1);
     assert_string_equal(o.labels[0].value, "b");
     assert_null(o.ray_version);
+    assert_int_equal(o.launch_timeout_s, 90);
     mb_agent_options_close(&o);
 }
 
@@ -90,6 +92,8 @@ static void test_bad(void **state)
     (void)state;
     refuse(ARGS("--haed"), "unknown option --haed, did you mean --head?");
     refuse(ARGS("x"), "unknown option x");
+    refuse(ARGS("--head", "--node-dir", "/d", "--launch-timeout", "0"),
+           "--launch-timeout: 0 is outside 1..3600");
     refuse(ARGS("--node-dir"), "--node-dir needs a value");
     refuse(ARGS("--head"), "--node-dir: an absolute directory is needed");
     refuse(ARGS("--node-dir", "/d"), "give exactly one of --head and --address HOST:PORT");

@@ -5,14 +5,18 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <uv.h>
 #include "agent/init.h"
+#include "agent/launch_watch.h"
 #include "agent/supervise/state.h"
 #include "agent/supervisor.h"
 #include "base/alloc.h"
@@ -21,7 +25,7 @@
 enum { DEADLINE_MS = 30000 };
 
 struct seen {
-    int n_started, n_start_failed, n_exit, n_report, all_exited, error, closed;
+    int n_started, n_start_failed, n_exit, n_report, all_exited, error, error_given, closed;
     int64_t pid[4];
     int code[4], signal[4], fd[4];
     char reason[256], text[1200];
@@ -37,6 +41,7 @@ static void on_error(void *arg, const struct mb_err *err)
     struct seen *s = arg;
 
     s->error = err->code;
+    s->error_given = 1;
     snprintf(s->text, sizeof(s->text), "%s", err->text);
     uv_stop(s->loop);
 }
@@ -106,6 +111,7 @@ static void on_deadline(uv_timer_t *t)
 {
     (void)t;
     print_error("deadline\n");
+    kill(getppid(), SIGCONT); /* a test may have stopped it */
     _exit(65);
 }
 
@@ -123,7 +129,7 @@ static void run_until(const int *fact, int n)
 }
 
 struct attempt {
-    char dir[256], log[2][300];
+    char dir[256], spec_path[300], log[2][300];
     const char *argv[2][4];
     struct mb_sup_child children[2];
     struct mb_sup_spec spec;
@@ -149,6 +155,7 @@ static struct attempt *attempt(const char *name, const char *line0, const char *
             .argv = a.argv[i], .env = env, .log_path = a.log[i], .want_report = 1};
         a.spec.n_children++;
     }
+    snprintf(a.spec_path, sizeof(a.spec_path), "%s/spec", a.dir);
     a.spec.dir = a.dir;
     a.spec.stop_signal = SIGTERM;
     a.spec.stop_grace_ms = 1000;
@@ -194,7 +201,7 @@ static void test_given_up_before_it_was_there(void **state)
     (void)state;
     snprintf(path, sizeof(path), "%s/spec", a->dir);
     assert_int_equal(mb_sup_spec_write(&a->spec, path, text), 0);
-    assert_int_equal(mb_supervisor_adopt(&loop, a->dir, &ops, &s, &sup, &err), MB_ENOENT);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &s, &sup, &err), MB_ENOENT);
     assert_int_equal(mb_init_spawn(init, &spawn, &err), 0);
     run_until(&answer.n, 1);
     assert_int_not_equal(answer.err.code, 0);
@@ -269,7 +276,7 @@ static void test_adopted_by_another_client(void **state)
     close(first.fd[0]);
     mb_supervisor_close(sup, on_closed, &first);
     run_until(&first.closed, 1);
-    assert_int_equal(mb_supervisor_adopt(&loop, a->dir, &ops, &second, &sup, NULL), 0);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &second, &sup, NULL), 0);
     run_until(&second.n_report, 1);
     assert_int_equal(second.pid[0], first.pid[0]);
     assert_int_equal(write(second.fd[0], "go on\n", 6), 6);
@@ -304,7 +311,7 @@ static void test_adopt_after_the_supervisor_ended(void **state)
     run_until(&first.all_exited, 1);
     end(sup, &first);
     assert_true(wait_socket_gone(a->dir));
-    assert_int_equal(mb_supervisor_adopt(&loop, a->dir, &ops, &second, &sup, NULL), 0);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &second, &sup, NULL), 0);
     run_until(&second.all_exited, 1);
     assert_int_equal(second.n_started, 1);
     assert_int_equal(second.code[0], 4);
@@ -390,6 +397,191 @@ static void test_supervisor_killed(void **state)
     end(sup, &s);
 }
 
+/* ---- launches that take too long ---- */
+
+/* Processes that were started for an attempt: supervisors, and children before their exec. */
+static int count_processes_of(const struct attempt *a)
+{
+    DIR *d = opendir("/proc");
+    const struct dirent *e;
+    int n_found = 0;
+
+    assert_non_null(d);
+    while ((e = readdir(d)) != NULL) {
+        char path[300], line[1024] = "";
+        ssize_t n;
+        int fd;
+
+        if (e->d_name[0] < '1' || e->d_name[0] > '9')
+            continue;
+        snprintf(path, sizeof(path), "/proc/%s/cmdline", e->d_name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        n = read(fd, line, sizeof(line) - 1);
+        n_found += n > 0 && memmem(line, (size_t)n, a->spec_path, strlen(a->spec_path)) != NULL;
+        close(fd);
+    }
+    closedir(d);
+    return n_found;
+}
+
+static int wait_no_processes_of(const struct attempt *a)
+{
+    for (int i = 0; i < 3000 && count_processes_of(a) > 0; i++)
+        poll(NULL, 0, 10);
+    return count_processes_of(a) == 0;
+}
+
+static void signal_init(int sig)
+{
+    assert_int_equal(kill(getppid(), sig), 0);
+}
+
+static int let_init_go_on(void **state)
+{
+    (void)state;
+    mb_init_set_launch_timeout(init, 0);
+    return kill(getppid(), SIGCONT);
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    *(int *)t->data = 1;
+    uv_stop(&loop);
+}
+
+static void run_for(uint64_t ms)
+{
+    uv_timer_t timer;
+    int is_over = 0;
+
+    uv_timer_init(&loop, &timer);
+    timer.data = &is_over;
+    uv_timer_start(&timer, on_timer, ms, 0);
+    run_until(&is_over, 1);
+    uv_close((uv_handle_t *)&timer, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+/* What init still has to do with it when it goes on leaves nothing and starts nothing. */
+static void test_init_hangs(void **state)
+{
+    struct attempt *a = attempt("hung-init", "echo ran > ran; exec sleep 1000", NULL);
+    struct attempt hung = *a;
+    struct seen s = {.loop = &loop}, next = {.loop = &loop};
+    struct mb_supervisor *sup;
+    char path[300], expected[64];
+
+    (void)state;
+    signal_init(SIGSTOP);
+    mb_init_set_launch_timeout(init, 200);
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &s, &sup, NULL), 0);
+    mb_supervisor_stop(sup, 0, 1000); /* changes nothing: there is nobody to tell */
+    run_until(&s.error_given, 1);
+    assert_int_equal(s.error, MB_ETIMEOUT);
+    snprintf(expected, sizeof(expected), "mobula-init (pid %d) did not answer", (int)getppid());
+    assert_non_null(strstr(s.text, expected));
+    assert_int_not_equal(access(a->spec_path, F_OK), 0);
+    assert_int_equal(s.n_started, 0);
+    end(sup, &s);
+
+    let_init_go_on(NULL);
+    a = attempt("after-it", "exit 0", NULL); /* init answers in the order in which it was asked */
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &next, &sup, NULL), 0);
+    run_until(&next.all_exited, 1);
+    end(sup, &next);
+    assert_true(wait_no_processes_of(&hung));
+    snprintf(path, sizeof(path), "%s/ran", hung.dir);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
+/* Its log is a FIFO that nobody reads, as a file system that hangs would be: the child stands
+ * before its exec, and the supervisor waits for that. */
+static struct attempt *attempt_that_hangs(const char *name)
+{
+    struct attempt *a = attempt(name, "exec sleep 1000", NULL);
+
+    assert_int_equal(mkfifo(a->log[0], 0600), 0);
+    return a;
+}
+
+static void assert_lost(const struct attempt *a, const struct seen *s)
+{
+    assert_int_equal(s->error, MB_ETIMEOUT);
+    assert_non_null(strstr(s->text, "did not start every process within"));
+    assert_int_equal(s->n_started, 0);
+    assert_int_equal(s->all_exited, 0);
+    assert_int_not_equal(access(a->spec_path, F_OK), 0);
+    assert_true(wait_no_processes_of(a));
+}
+
+static void test_supervisor_hangs(void **state)
+{
+    struct attempt *a = attempt_that_hangs("hung-child");
+    struct seen s = {.loop = &loop};
+    struct mb_supervisor *sup;
+
+    (void)state;
+    mb_init_set_launch_timeout(init, 3000); /* many times what it takes to get there */
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &s, &sup, NULL), 0);
+    run_until(&s.error_given, 1);
+    assert_lost(a, &s);
+    end(sup, &s);
+}
+
+static void test_adopted_supervisor_hangs(void **state)
+{
+    struct attempt *a = attempt_that_hangs("hung-adopted");
+    struct seen first = {.loop = &loop}, second = {.loop = &loop};
+    struct mb_supervisor *sup;
+
+    (void)state;
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &first, &sup, NULL), 0);
+    while (count_processes_of(a) < 2) /* the supervisor has forked */
+        run_for(10);
+    mb_supervisor_close(sup, on_closed, &first);
+    run_until(&first.closed, 1);
+    mb_init_set_launch_timeout(init, 200);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &second, &sup, NULL), 0);
+    run_until(&second.error_given, 1);
+    assert_lost(a, &second);
+    end(sup, &second);
+}
+
+/* It hangs, but what it was to launch runs. */
+static void test_supervisor_hangs_later(void **state)
+{
+    struct attempt *a = attempt("hung-later", "read line <&$MOBULA_REPORT_FD; exit 6", NULL);
+    struct seen first = {.loop = &loop}, second = {.loop = &loop};
+    struct mb_sup_state seen;
+    struct mb_supervisor *sup;
+    char text[MB_SUP_TEXT_MAX];
+    int dir_fd;
+
+    (void)state;
+    assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &first, &sup, NULL), 0);
+    run_until(&first.n_report, 1);
+    mb_supervisor_close(sup, on_closed, &first);
+    run_until(&first.closed, 1);
+    dir_fd = open(a->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_true(dir_fd >= 0);
+    assert_int_equal(mb_sup_state_read(dir_fd, &seen, text), 0);
+    close(dir_fd);
+    assert_int_equal(kill((pid_t)seen.supervisor_pid, SIGSTOP), 0);
+    mb_init_set_launch_timeout(init, 100);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &second, &sup, NULL), 0);
+    run_for(100 + MB_LAUNCH_LAST_LOOK_MS + 1000);
+    assert_int_equal(second.error_given, 0);
+    assert_int_equal(access(a->spec_path, F_OK), 0);
+    assert_int_equal(kill((pid_t)seen.supervisor_pid, SIGCONT), 0);
+    assert_int_equal(write(first.fd[0], "go on\n", 6), 6);
+    close(first.fd[0]);
+    run_until(&second.all_exited, 1);
+    assert_int_equal(second.code[0], 6);
+    end(sup, &second);
+}
+
 static void test_refusals(void **state)
 {
     struct attempt *a = attempt("refused", "", NULL);
@@ -398,7 +590,7 @@ static void test_refusals(void **state)
     struct mb_err err;
 
     (void)state;
-    assert_int_equal(mb_supervisor_adopt(&loop, a->dir, &ops, &s, &sup, &err), MB_ENOENT);
+    assert_int_equal(mb_supervisor_adopt(init, a->dir, &ops, &s, &sup, &err), MB_ENOENT);
     a->spec.dir = "/nonexistent/dir";
     assert_int_equal(mb_supervisor_start(init, &a->spec, &ops, &s, &sup, &err), MB_EIO);
     assert_non_null(strstr(err.text, "/nonexistent/dir"));
@@ -467,6 +659,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_adopt_after_the_supervisor_ended),
         cmocka_unit_test(test_closed_after_the_next_has_begun),
         cmocka_unit_test(test_supervisor_killed),
+        cmocka_unit_test_teardown(test_init_hangs, let_init_go_on),
+        cmocka_unit_test_teardown(test_supervisor_hangs, let_init_go_on),
+        cmocka_unit_test_teardown(test_adopted_supervisor_hangs, let_init_go_on),
+        cmocka_unit_test_teardown(test_supervisor_hangs_later, let_init_go_on),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_allocation_failures),
     };

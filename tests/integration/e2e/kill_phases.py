@@ -74,8 +74,9 @@ class Job:
             if process == "agent of the head and driver":
                 driver = self.pids("driver")
                 return self.pids("agent of the head") + driver if driver else []
-            if process == "supervisor of a gang":
-                return [state_of(self.attempts("node-1")[0])[0]]
+            if process == "supervisor of a gang":  # the worker's, unless its node is still launching
+                state = [d for n in ("node-1", "node-0") for d in self.attempts(n) if (d / "state").exists()]
+                return [state_of(state[0])[0]]
             if process == "init and supervisor of a gang":
                 gang = self.pids("supervisor of a gang")
                 return self.pids("init of a worker node") + gang if gang else []

@@ -45,12 +45,16 @@ _GANG = {"supervisor of a gang": "rank lost", "init and supervisor of a gang": "
          "rank on the head": "rank lost", "rank on a worker node": "rank lost"}
 _NODE = {"init of the head": "head gone", "init of a worker node": "node lost"}
 
-# A process that is missing does not exist in that phase.
+# Of a process that is missing in TABLE.
+NOTE = """`-`: there is none in that phase. In "launching" no front process has started the supervisor of a gang, in "rendezvous" only the
+head's, which is killed; it ends with its ranks, before "draining"."""
+
 TABLE = {
     "pending": {**_NODE, **_AGENTS, "init of a worker node": "no nodes"},
     "placement": {**_NODE, **_AGENTS, **_DRIVER, "init of a worker node": "no nodes"},
     "launching": {**_NODE, **_AGENTS, **_DRIVER},
-    "rendezvous": {**_NODE, **_AGENTS, **_DRIVER, "rank on the head": "rank lost"},
+    "rendezvous": {**_NODE, **_AGENTS, **_DRIVER, "supervisor of a gang": "rank lost",
+                   "rank on the head": "rank lost"},
     "training": {**_NODE, **_AGENTS, **_DRIVER, **_GANG},
     "saving": {**_NODE, **_AGENTS, **_DRIVER, **_GANG},
     "uploading": {**_NODE, **_AGENTS, **_DRIVER, **_GANG},
@@ -82,6 +86,7 @@ def markdown():
     for process in PROCESSES:
         cells = (TABLE[phase].get(process, "-") for phase in PHASES)
         lines.append(f"| {process} | " + " | ".join(cells) + " |")
+    lines += ["", NOTE]
     lines += ["", "| phase | the job stands there because |", "| --- | --- |"]
     lines += [f"| {name} | {why} |" for name, why in PHASES.items()]
     lines += ["", "| outcome | what follows |", "| --- | --- |"]

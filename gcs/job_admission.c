@@ -171,6 +171,16 @@ void head_admission_restored(struct mb_head *h)
     head_admission_pump(h);
 }
 
+/* Ray's sentence, with the number as Python has it: 900.0, 0.5. */
+static int put_timeout(const struct mb_job_ticket *t, struct mb_buf *out)
+{
+    return mb_buf_printf(
+        out,
+        "Job supervisor actor failed to start within %.10g%s seconds. This timeout can "
+        "be configured by setting the environment variable " TIMEOUT_VAR ". ",
+        (double)t->timeout_ms / 1000, t->timeout_ms % 1000 == 0 ? ".0" : "");
+}
+
 static void refuse(struct mb_head *h, struct head_job *job, enum mb_job_input input)
 {
     struct mb_buf text = {0};
@@ -180,8 +190,7 @@ static void refuse(struct mb_head *h, struct head_job *job, enum mb_job_input in
     if (input == MB_JOB_NEVER_FITS)
         rc = mb_buf_puts(&text, "This job can never start. ");
     else
-        rc = mb_buf_printf(&text, "The driver did not start within %llu s (" TIMEOUT_VAR "). ",
-                           (unsigned long long)(job->ticket.timeout_ms / 1000));
+        rc = put_timeout(&job->ticket, &text);
     if (rc == 0)
         rc = mb_job_queue_reason(&job->ticket, &text);
     if (rc != 0)

@@ -179,6 +179,10 @@ class QueueTest(unittest.TestCase):
         job = self.cluster.wait_job("impatient", timeout_s=10)
         self.assertEqual((job["status"], job["error_type"]),
                          ("FAILED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"))
+        self.assertTrue(job["message"].startswith(
+            "Job supervisor actor failed to start within 0.5 seconds. This timeout can be "
+            "configured by setting the environment variable RAY_JOB_START_TIMEOUT_SECONDS. "),
+            job["message"])
         self.assertIn("it needs 1 whale, 0 of 2 free", job["message"])
         self.gate("holder").touch()
         self.assertEqual(self.cluster.wait_job("holder")["status"], "SUCCEEDED")

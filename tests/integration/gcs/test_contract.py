@@ -13,6 +13,7 @@ import pathlib
 import re
 import sys
 import time
+import urllib.parse
 
 from head_process import Checks, HeadProcess
 
@@ -56,6 +57,11 @@ def words(text):
         return text
     lines = [line for line in text.strip().splitlines() if line.strip() not in ("", ".", '"')]
     return "Traceback: " + re.sub(r"[\".]+$", "", lines[-1].split("RuntimeError: Request failed with status code")[-1])
+
+
+def waiting(text):
+    job = json.loads(text)
+    return job["status"], re.split(" It (?:is number|needs) ", job["message"])[0]
 
 
 def fate(text):
@@ -286,6 +292,14 @@ JOBS = {
     "env-number": {"entrypoint": "true", "runtime_env": {"env_vars": {"A": "b", "C": 5150}}},
     "env-text": {"entrypoint": "true", "runtime_env": {"env_vars": "A=B"}},
 }
+# What no node has: Ray says so much while it waits; ours adds its place, or what is missing.
+WAITING = {
+    "cpus": {"entrypoint_num_cpus": 1000}, "gpus": {"entrypoint_num_gpus": 1000},
+    "memory": {"entrypoint_memory": 1 << 50}, "resources": {"entrypoint_resources": {"none": 1}},
+    "a label": {"entrypoint_label_selector": {"no": "where"}},
+    "cpus, env": {"entrypoint_num_cpus": 1000, "runtime_env": {"env_vars": {"A": "b"}}},
+    "cpus, empty env": {"entrypoint_num_cpus": 1000, "runtime_env": {}},
+}
 OWN_WORDS = ("env-number", "env-text")
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -334,6 +348,11 @@ def life(port):
         headers={**AUTH, **MOZILLA})
     note("delete", "DELETE", "/api/jobs/ok", exact_json)
     note("delete again", "DELETE", "/api/jobs/ok")
+    for name, asks in WAITING.items():
+        job = f"waits: {name}"
+        note(job, "POST", "/api/jobs/", exact_json,
+             {"entrypoint": "true", "submission_id": job, **asks})
+        note(f"{job}, in words", "GET", "/api/jobs/" + urllib.parse.quote(job), waiting)
     return out
 
 

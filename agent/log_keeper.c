@@ -7,7 +7,8 @@
  *  3. A release: the new first byte, a line's beginning if one is near, goes into PATH.idx, is
  *     flushed, and then a pool thread punches the hole. Readers look at PATH.idx after they read.
  *  4. end: the rest is sent; cb. A store that takes nothing for wait_ms, or is not ready after
- * WAITS times that, or when it is told to hurry, is given up with a warning.
+ * WAITS times that, or when it is told to hurry, is given up with a warning. What is not in the
+ * store then, for that or because it was released first, is told before cb.
  *
  *  The filesystem cannot punch holes: found out at start, not when the disk is full.
  *  The log or its index cannot be read or written: said once, the log itself goes on.
@@ -335,15 +336,38 @@ static void save_head(struct mb_kept_log *log)
 
 /* ---- sending ---- */
 
+/* What was released before the store had it, for people. */
+static void describe_gaps(const struct mb_kept_log *log, char *text, size_t n)
+{
+    const struct mb_log_plan *p = &log->plan;
+    char more[64] = "";
+
+    if (p->n_gaps > 1)
+        snprintf(more, sizeof(more), ", but for %llu of them,",
+                 (unsigned long long)(p->gap_end - p->gap_begin - p->gap_bytes));
+    snprintf(
+        text, n,
+        "bytes %llu to %llu of its log%s are not in %.500s: they were released to keep the log "
+        "below its cap before the store had them",
+        (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end, more,
+        mb_store_url(log->store));
+}
+
 static void on_put(void *arg, const struct mb_store_result *r)
 {
     struct mb_kept_log *log = arg;
+    unsigned n_gaps = log->plan.n_gaps;
+    char text[700];
 
     log->keeper->puts--;
     if (r->error == MB_OK) {
         mb_log_plan_shipped(&log->plan, log->ship_end, mb_mono_ms());
         log->end_by_ms = mb_mono_ms() + log->wait_ms;
         save_head(log);
+        if (log->plan.n_gaps > n_gaps) {
+            describe_gaps(log, text, sizeof(text));
+            mb_warn("logs", "%s: %s", log->path, text);
+        }
     } else {
         mb_log_plan_ship_failed(&log->plan, mb_mono_ms());
         if (r->error != MB_ECANCELED)
@@ -425,13 +449,6 @@ static void release(struct mb_kept_log *log, uint64_t end)
     /* With a store the border is one of its segments, so that the pieces there stay whole. */
     if (!log->plan.has_url)
         end = line_after(log, end);
-    if (log->plan.lost_unshipped) {
-        mb_warn("logs",
-                "%s: the store did not keep up: bytes %llu to %llu are released without being in "
-                "it, since the disk comes first",
-                log->path, (unsigned long long)log->plan.shipped, (unsigned long long)end);
-        log->plan.lost_unshipped = 0;
-    }
     log->plan.first = end;
     save_head(log);
     log->hole_begin = from;
@@ -471,6 +488,22 @@ void mb_kept_log_tell_lost(struct mb_kept_log *log, void (*lost)(void *arg, cons
     log->lost = lost;
 }
 
+static void tell_lost(struct mb_kept_log *log, const char *text)
+{
+    if (log->lost != NULL)
+        log->lost(log->end_arg, text);
+}
+
+static void tell_gaps(struct mb_kept_log *log)
+{
+    char text[700];
+
+    if (log->plan.n_gaps == 0)
+        return;
+    describe_gaps(log, text, sizeof(text));
+    tell_lost(log, text);
+}
+
 static void give_up(struct mb_kept_log *log, uint64_t size, uint64_t seconds)
 {
     char text[700];
@@ -480,8 +513,7 @@ static void give_up(struct mb_kept_log *log, uint64_t size, uint64_t seconds)
              log->store != NULL ? mb_store_url(log->store) : "the store",
              (unsigned long long)seconds);
     mb_warn("logs", "%s: %s", log->path, text);
-    if (log->lost != NULL)
-        log->lost(log->end_arg, text);
+    tell_lost(log, text);
 }
 
 static void look_after(struct mb_kept_log *log)
@@ -510,9 +542,12 @@ static void look_after(struct mb_kept_log *log)
     if (!log->ending)
         return;
     if (mb_log_plan_done(&log->plan, size)) {
+        tell_gaps(log);
         let_go(log);
-    } else if (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms ||
-               (log->hurry_ms > 0 && now_ms >= log->hurry_ms)) {
+    } else if (!log->plan.releasing &&
+               (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms ||
+                (log->hurry_ms > 0 && now_ms >= log->hurry_ms))) {
+        tell_gaps(log);
         give_up(log, size, (now_ms - log->ended_ms) / 1000);
         let_go(log);
     } else if (log->late != NULL && now_ms >= log->ended_ms + LATE_MS) {

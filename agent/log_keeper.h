@@ -54,8 +54,10 @@ void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms);
 /* Before mb_kept_log_end(): late is told once, with its arg, when that takes more than a second,
  * and for what it waits. */
 void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text));
-/* Before mb_kept_log_end(): lost is told once, with its arg and before its cb, when the rest is
- * given up, and what of the log is not in the store. */
+/* Before mb_kept_log_end(): lost is told, with its arg and before its cb, what of the log is not in
+ * the store: what was released to keep it below its cap before the store had it, and the rest when
+ * that is given up. Once each, in this order. An agent that was restarted meanwhile knows of the
+ * first only what it released itself. */
 void mb_kept_log_tell_lost(struct mb_kept_log *log, void (*lost)(void *arg, const char *text));
 /* Let go without waiting: another agent goes on, or nobody cares. NULL is legal. */
 void mb_kept_log_drop(struct mb_kept_log *log);

@@ -4,8 +4,10 @@
  *     ended. One at a time; a failure waits, longer each time.
  *  3. Above the cap the front goes until 3/4 of the cap are left: with a store only what whole
  *     segments hold there. A store that does not keep up is waited for until twice the cap; then
- *     the disk comes first and the gap is said.
- *  4. After such a gap pieces begin where bytes still are, and never overlap what is in the store.
+ *     the disk comes first.
+ *  4. After that pieces begin where bytes still are, and never overlap what is in the store. When
+ *     the first of them is durable, what it left out is a gap: not before, since what was on its
+ *     way when the front went arrives or does not.
  *  5. A program that truncated its own log: what it holds now counts, from byte 0 when even the
  *     released front is gone, and is sent again over what was sent.
  */
@@ -44,6 +46,7 @@ static void plan_ship(struct mb_log_plan *p, uint64_t size, int ended, uint64_t 
         end = size;
     }
     p->shipping = 1;
+    p->ship_begin = begin;
     p->ship_ms = now_ms;
     step->ship = 1;
     step->ship_begin = begin;
@@ -58,9 +61,7 @@ static void plan_release(struct mb_log_plan *p, uint64_t size, struct mb_log_ste
         return;
     target = size - p->cap_bytes / 4 * 3;
     if (p->has_url && target > floor_to(p->shipped, p->segment_bytes)) {
-        if (held > 2 * p->cap_bytes)
-            p->lost_unshipped = target > p->shipped;
-        else
+        if (held <= 2 * p->cap_bytes)
             target = floor_to(p->shipped, p->segment_bytes);
     }
     if (target <= p->first)
@@ -68,6 +69,29 @@ static void plan_release(struct mb_log_plan *p, uint64_t size, struct mb_log_ste
     p->releasing = 1;
     step->release = 1;
     step->release_end = target;
+}
+
+static void note_gap(struct mb_log_plan *p, uint64_t begin, uint64_t end)
+{
+    if (p->n_gaps++ == 0)
+        p->gap_begin = begin;
+    p->gap_end = end;
+    p->gap_bytes += end - begin;
+}
+
+/* What comes after size is written and sent anew. */
+static void cut_gaps(struct mb_log_plan *p, uint64_t size)
+{
+    if (p->n_gaps == 0 || size >= p->gap_end)
+        return;
+    if (size <= p->gap_begin) {
+        p->n_gaps = 0;
+        p->gap_bytes = 0;
+        return;
+    }
+    p->gap_end = size;
+    if (p->gap_bytes > size - p->gap_begin)
+        p->gap_bytes = size - p->gap_begin;
 }
 
 static void notice_truncation(struct mb_log_plan *p, uint64_t size, struct mb_log_step *step)
@@ -78,6 +102,7 @@ static void notice_truncation(struct mb_log_plan *p, uint64_t size, struct mb_lo
         p->first = 0;
     if (size < p->shipped)
         p->shipped = size;
+    cut_gaps(p, size);
     p->indexed = size;
     step->rewound = 1;
 }
@@ -104,6 +129,8 @@ void mb_log_plan_shipped(struct mb_log_plan *p, uint64_t end, uint64_t now_ms)
     p->failures = 0;
     p->retry_ms = 0;
     p->ship_ms = now_ms;
+    if (p->ship_begin > p->shipped)
+        note_gap(p, p->shipped, p->ship_begin);
     if (end > p->shipped)
         p->shipped = end;
 }

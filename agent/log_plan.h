@@ -27,7 +27,11 @@ struct mb_log_plan {
     uint64_t index_ms, ship_ms, retry_ms;
     unsigned failures; /* sends in a row that failed */
     int has_url, shipping, releasing;
-    int lost_unshipped; /* the front had to go before it could be sent */
+    uint64_t ship_begin; /* of the newest send */
+    /* What the store will never have, since it was released first: n_gaps ranges of together
+     * gap_bytes, in [gap_begin, gap_end). Those that this plan saw, not an earlier one's. */
+    uint64_t gap_begin, gap_end, gap_bytes;
+    unsigned n_gaps;
 };
 
 struct mb_log_step {

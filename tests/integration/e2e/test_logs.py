@@ -234,6 +234,27 @@ class LogsTest(unittest.TestCase):
                 self.assert_shipped(pathlib.Path(store, "logs", job_id, f"rank-{rank}", "1"),
                                     self.show("--rank", rank, job_id))
 
+    def test_what_a_cap_let_go_of_before_it_was_sent_is_said(self):
+        with tempfile.TemporaryDirectory() as store:
+            env = {"MOBULA_LOG_URL": f"file://{store}", "MOBULA_LOG_MAX_BYTES": "256KiB"}
+            job_id = self.cluster.submit(BIG_LOG, runtime_env={"env_vars": env})
+            job = self.cluster.wait_job(job_id)
+            pieces = sorted((int(f.stem), f.stat().st_size)
+                            for f in pathlib.Path(store, "logs", job_id, "driver").iterdir())
+            gaps, at = [], 0
+            for begin, size in pieces:
+                if begin > at:
+                    gaps.append((at, begin))
+                at = begin + size
+            self.assertGreaterEqual(at, 100_000_000)
+            there = gaps[-1][1] - gaps[0][0] - sum(end - begin for begin, end in gaps)
+            but = f", but for {there} of them," if len(gaps) > 1 else ""
+            lost = f"bytes {gaps[0][0]} to {gaps[-1][1]} of its log{but} are not in file://{store}: "
+            self.assertEqual(job["status"], "SUCCEEDED")
+            self.assertIn(f"Job finished successfully, but {lost}they were released", job["message"])
+            log = pathlib.Path(self.cluster.node("node-0")["dir"], "agent.log").read_text()
+            self.assertIn(lost, log)
+
     def test_a_store_that_is_not_there_holds_a_job_as_long_as_it_may(self):
         with tempfile.NamedTemporaryFile() as blocked:
             env = {"MOBULA_LOG_URL": f"file://{blocked.name}/x", "MOBULA_LOG_WAIT": "4s"}

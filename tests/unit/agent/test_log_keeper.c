@@ -203,6 +203,68 @@ static void test_a_store_that_is_not_there(void **state)
     }
 }
 
+static void on_lost(void *arg, const char *text)
+{
+    on_late(arg, text);
+}
+
+/* What the store has of the log: no byte is counted twice. */
+static uint64_t stored_bytes(const struct world *w, uint64_t first, uint64_t end)
+{
+    char path[200];
+    uint64_t at = first;
+
+    while (at < end) {
+        struct mb_buf object = {0};
+
+        snprintf(path, sizeof(path), "%s/store/logs/j/driver/%020llu.log", w->dir,
+                 (unsigned long long)at);
+        if (mb_fs_read(path, 4 << 20, &object, NULL) != 0)
+            break;
+        at += object.len;
+        mb_buf_close(&object);
+    }
+    return at - first;
+}
+
+/* A log that is far beyond its cap when it is first looked at: what its end tells is what the store
+ * does not have, to the byte. */
+static void test_released_before_it_was_sent(void **state)
+{
+    enum { BYTES = 3 << 20, CAP = 256 << 10, KEPT = CAP / 4 * 3 };
+    struct mb_kept_log_opts opts = {.is_new = 1, .cap_bytes = CAP, .key = "j/driver"};
+    unsigned long long begin, end;
+    struct wait wait = {.ended = 0};
+    struct mb_kept_log *log;
+    struct mb_err err;
+    struct world w;
+    char *text;
+
+    (void)state;
+    world_open(&w);
+    text = malloc(BYTES + 1);
+    assert_non_null(text);
+    memset(text, '\n', BYTES);
+    text[BYTES] = '\0';
+    write_log(&w, text);
+    free(text);
+    opts.path = w.log;
+    opts.url = w.url;
+    assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, CAP, &w.keeper, &err), 0);
+    assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+    mb_kept_log_tell_lost(log, on_lost);
+    assert_int_equal(mb_kept_log_end(log, on_wait_over, &wait), 0);
+    loop_until(&w.loop, &wait.ended);
+    assert_int_equal(wait.n_late, 1);
+    assert_int_equal(sscanf(wait.text, "bytes %llu to %llu of its log are not in", &begin, &end),
+                     2);
+    assert_non_null(strstr(wait.text, w.url));
+    assert_int_equal(end, BYTES - KEPT);
+    assert_int_equal(stored_bytes(&w, 0, BYTES), begin);
+    assert_int_equal(stored_bytes(&w, end, BYTES), BYTES - end);
+    world_close(&w);
+}
+
 static void test_wait_values(void **state)
 {
     struct mb_err err;
@@ -243,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_cap_values),
         cmocka_unit_test(test_wait_values),
         cmocka_unit_test(test_a_store_that_is_not_there),
+        cmocka_unit_test(test_released_before_it_was_sent),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

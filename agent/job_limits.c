@@ -2,9 +2,7 @@
 #include "agent/job_limits.h"
 
 #include <string.h>
-#include "base/str.h"
-
-enum { NOFILE_MIN = 16, NOFILE_MAX = 1 << 30, MEMORY_MIN_BYTES = 1 << 20 };
+#include "base/joblimit.h"
 
 /* Its value; NULL: not set, or empty. */
 static const char *value_of(char *const *vars, const char *name)
@@ -25,21 +23,12 @@ int mb_job_limits_read(char *const *vars, struct mb_job_limits *out, struct mb_e
     struct mb_job_limits limits = {0};
     uint64_t files = 0;
 
-    if (memory != NULL) {
-        if (mb_parse_size(memory, "MOBULA_JOB_MEMORY_LIMIT", &limits.memory_bytes, err) != 0)
-            return MB_EINVAL;
-        if (limits.memory_bytes < MEMORY_MIN_BYTES || limits.memory_bytes > INT64_MAX)
-            return mb_err_set(err, MB_EINVAL, "MOBULA_JOB_MEMORY_LIMIT: at least 1MiB, not %s",
-                              memory);
-    }
-    if (nofile != NULL) {
-        if (mb_parse_size(nofile, "MOBULA_JOB_NOFILE", &files, err) != 0)
-            return MB_EINVAL;
-        if (files < NOFILE_MIN || files > NOFILE_MAX)
-            return mb_err_set(err, MB_EINVAL, "MOBULA_JOB_NOFILE: %d to %d, not %s", NOFILE_MIN,
-                              NOFILE_MAX, nofile);
-        limits.nofile = (uint32_t)files;
-    }
+    if (memory != NULL &&
+        mb_joblimit_memory(memory, "MOBULA_JOB_MEMORY_LIMIT", &limits.memory_bytes, err) != 0)
+        return MB_EINVAL;
+    if (nofile != NULL && mb_joblimit_nofile(nofile, "MOBULA_JOB_NOFILE", &files, err) != 0)
+        return MB_EINVAL;
+    limits.nofile = (uint32_t)files;
     if (core != NULL && strcmp(core, "0") != 0 && strcmp(core, "1") != 0)
         return mb_err_set(err, MB_EINVAL, "MOBULA_JOB_CORE: 0 or 1, not %s", core);
     limits.core_files = core != NULL && core[0] == '1';

@@ -17,6 +17,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/joblimit.h"
 #include "base/moment.h"
 #include "base/str.h"
 #include "cli/job.h"
@@ -34,10 +35,9 @@ enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 struct submit_args {
     struct mb_job_common common;
     const char *submission_id, *job_id, *runtime_env, *runtime_env_json, *working_dir, *metadata;
-    const char *resources, *labels, *driver_on, *deadline;
+    const char *resources, *labels, *driver_on, *deadline, *memory_limit, *nofile;
     double num_cpus, num_gpus;
     int64_t memory;
-    uint64_t memory_limit_bytes, nofile;
     int no_wait, pipefail;
 };
 
@@ -62,9 +62,9 @@ static const struct mb_option options[] = {
            "other resources for the entrypoint"),
     OPTION("entrypoint-label-selector", "JSON", MB_OPTION_STRING, labels,
            "labels of the node for the entrypoint"),
-    OPTION("memory-limit", "SIZE", MB_OPTION_SIZE, memory_limit_bytes,
+    OPTION("memory-limit", "SIZE", MB_OPTION_STRING, memory_limit,
            "of all processes of the job on a node; beyond it they are killed"),
-    OPTION("nofile", "N", MB_OPTION_SIZE, nofile, "open files of each process of the job"),
+    OPTION("nofile", "N", MB_OPTION_STRING, nofile, "open files of each process of the job"),
     OPTION("driver-on", "WHERE", MB_OPTION_STRING, driver_on,
            "head, or gpu-node: the command runs on a node that has GPUs (head)"),
     OPTION("deadline", "TIME", MB_OPTION_STRING, deadline,
@@ -172,12 +172,31 @@ static int add_variable(json_t *env, const char *name, const char *value, struct
     return 0;
 }
 
-static int add_limit(json_t *env, const char *name, uint64_t value, struct mb_err *err)
+typedef int (*parse_limit)(const char *s, const char *what, uint64_t *out, struct mb_err *err);
+
+/* Refused here by the flag's name, not after the job was taken. */
+static int add_limit(json_t *env, const char *flag, const char *text, parse_limit parse,
+                     const char *name, struct mb_err *err)
 {
     char number[24];
+    uint64_t value;
 
+    if (text == NULL)
+        return 0;
+    if (parse(text, flag, &value, err) != 0)
+        return mb_err_wrap(err, "job submit");
     snprintf(number, sizeof(number), "%llu", (unsigned long long)value);
-    return value == 0 ? 0 : add_variable(env, name, number, err);
+    return add_variable(env, name, number, err);
+}
+
+static int add_limits(json_t *env, const struct submit_args *a, struct mb_err *err)
+{
+    int rc = add_limit(env, "--memory-limit", a->memory_limit, mb_joblimit_memory,
+                       "MOBULA_JOB_MEMORY_LIMIT", err);
+
+    if (rc == 0)
+        rc = add_limit(env, "--nofile", a->nofile, mb_joblimit_nofile, "MOBULA_JOB_NOFILE", err);
+    return rc;
 }
 
 /* As a point in time: the job may wait in the queue, and its clock runs from here. */
@@ -282,9 +301,7 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     json_t *request = json_object(), *env = read_runtime_env(a, err);
     const char *id = a->submission_id != NULL ? a->submission_id : a->job_id;
 
-    if (env == NULL || add_limit(env, "MOBULA_JOB_MEMORY_LIMIT", a->memory_limit_bytes, err) != 0 ||
-        add_limit(env, "MOBULA_JOB_NOFILE", a->nofile, err) != 0 ||
-        add_deadline(env, a->deadline, err) != 0 ||
+    if (env == NULL || add_limits(env, a, err) != 0 || add_deadline(env, a->deadline, err) != 0 ||
         add_object(request, "metadata", a->metadata, "--metadata-json", err) != 0 ||
         add_object(request, "entrypoint_resources", a->resources, "--entrypoint-resources", err) !=
             0 ||

@@ -57,10 +57,18 @@ static void open_stdio(const char *log_path, int fail_fd)
 /* Soft and hard: what a job was given is not its own to raise. */
 static void set_limits(const struct mb_exec *x, int fail_fd)
 {
-    struct rlimit files = {.rlim_cur = x->nofile, .rlim_max = x->nofile}, none = {0};
+    struct rlimit files = {.rlim_cur = x->nofile, .rlim_max = x->nofile}, none = {0}, here = {0};
 
-    if (x->nofile != 0 && setrlimit(RLIMIT_NOFILE, &files) != 0)
-        report_and_exit(fail_fd, "limit of open files of", x->argv[0]);
+    if (x->nofile != 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) {
+        char text[96];
+        int why = errno;
+
+        getrlimit(RLIMIT_NOFILE, &here);
+        snprintf(text, sizeof(text), "%u (this node's hard limit is %llu)", x->nofile,
+                 (unsigned long long)here.rlim_max);
+        errno = why;
+        report_and_exit(fail_fd, "limit of open files", text);
+    }
     if (x->no_core)
         setrlimit(RLIMIT_CORE, &none);
 }

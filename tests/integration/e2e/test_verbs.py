@@ -92,6 +92,17 @@ class VerbsTest(Verbs):
             self.verb(*argv, status=64)
         self.assertEqual(self.cluster.mobula("job", "sumbit").returncode, 64)
 
+    def test_a_limit_out_of_bounds_is_refused_before_the_job_is_taken(self):
+        for flag, value, bounds in (("--memory-limit", "12", "at least 1MiB"),
+                                    ("--memory-limit", "0", "at least 1MiB"),
+                                    ("--memory-limit", "much", "a size like"),
+                                    ("--nofile", "9", "16 to 1073741824"),
+                                    ("--nofile", "2G", "16 to 1073741824")):
+            told = self.verb("submit", "--submission-id", "bounds", flag, value, "--", "true", status=64)
+            self.assertIn(flag, told)
+            self.assertIn(bounds, told)
+        self.verb("status", "bounds", status=66)
+
     def test_no_head(self):
         for argv in (("list",), ("status", "a"), ("logs", "a"), ("stop", "a"), ("delete", "a")):
             done = self.cluster.mobula("job", *argv, "--address", "http://127.0.0.1:1")

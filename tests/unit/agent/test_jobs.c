@@ -380,6 +380,10 @@ static void test_limits_of_a_job(void **state)
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, -9);
     assert_string_equal(seen.text, "killed: memory limit of 32 MiB");
+    submit("beyond", "true", "{\"env_vars\":{\"MOBULA_JOB_NOFILE\":\"1G\"}}");
+    run_until(&seen.failed);
+    assert_non_null(
+        strstr(seen.text, "limit of open files 1073741824 (this node's hard limit is "));
 }
 
 static void test_limits_are_read_or_refused_by_name(void **state)

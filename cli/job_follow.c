@@ -9,8 +9,8 @@
  *  Another attempt of the gang: its number is said on stderr, and offsets are those of its log.
  *  Bytes that the server released meanwhile: said on stderr with their number. So is a log whose
  *     node is gone, with the store that it comes from and the byte up to which it is there.
- *  The server says that there is no such log, or that it cannot be read while the job has ended or
- *     nothing is followed: MB_ESTATE, at once.
+ *  The server says that there is no such log: MB_ENOENT, at once. That it cannot be read while the
+ *     job has ended or nothing is followed: MB_ESTATE, at once.
  *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
  */
 #include <inttypes.h>
@@ -200,6 +200,7 @@ static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_
                  json_t **job, struct mb_err *err)
 {
     int clean = f->status_code == CLEAN && f->http_status == 0;
+    int is_nowhere = f->http_status == 404 || f->status_code == NO_SUCH_LOG;
     int rc = mb_job_get(rest, id, job, err);
 
     if (rc == MB_ENOENT || rc == MB_EDENIED)
@@ -211,11 +212,12 @@ static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_
         return 0;
     if (clean && (f->opts->once || mb_job_is_terminal(*job)))
         return 1;
-    if ((f->http_status >= 400 && f->http_status < 500) || f->status_code == NO_SUCH_LOG ||
+    if ((f->http_status >= 400 && f->http_status < 500) || is_nowhere ||
         (f->status_code == 1011 && (f->opts->once || mb_job_is_terminal(*job)))) {
         json_decref(*job);
         *job = NULL;
-        return mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);
+        return mb_err_set(err, is_nowhere ? MB_ENOENT : MB_ESTATE,
+                          "the log of %s cannot be read: %s", id, f->detail);
     }
     if (!mb_job_is_terminal(*job) && f->status_code != 1011)
         *seen_ms = mb_mono_ms();

@@ -175,8 +175,8 @@ class LogsTest(unittest.TestCase):
         with self.cluster.running("job", "logs", "-f", "--rank", "1", *self.address, job_id) as one:
             with self.cluster.running("job", "logs", "-f", "--merge", *self.address, job_id) as all_:
                 wait_until(lambda: "line 1 of 1" in one.output(), "the first line")
-                self.show("--rank", "2", job_id, status=71)
-                self.show("-f", "--rank", "2", job_id, status=71)
+                self.show("--rank", "2", job_id, status=66)
+                self.show("-f", "--rank", "2", job_id, status=66)
                 self.cluster.wait_job(job_id)
                 self.assertEqual((one.wait(30), all_.wait(30)), (0, 0), all_.output())
                 self.assertTrue(one.output().startswith("line 1 of 1\nline 2 of 1\n"), one.output())
@@ -193,9 +193,9 @@ class LogsTest(unittest.TestCase):
                          {"rank": 1, "line": "line 2 of 1"})
         self.assertEqual(self.show("--rank", "1", "--since", "0s", job_id), "")
         self.assertEqual(self.show("--rank", "1", "--since", "1h", job_id).count("line"), 2)
-        self.show("--rank", "2", job_id, status=71)
+        self.show("--rank", "2", job_id, status=66)
         alone = self.ended("true")
-        self.assertIn("has no ranks", self.show("--rank", "0", alone, status=71))
+        self.assertIn("has no ranks", self.show("--rank", "0", alone, status=66))
         self.assertIn("has no ranks", self.show("--merge", alone, status=66))
         self.assertEqual(self.cluster.call("GET", f"/api/jobs/{job_id}/logs?rank=2")[0], 404)
         self.show("--grep", "[", job_id, status=64)
@@ -380,7 +380,7 @@ class AttemptsTest(unittest.TestCase):
             self.assertEqual(show("--merge", "--attempt", "1"),
                              [f"[rank 0] {x}" for x in self.want(1, 0)])
             self.assertIn("no logs of attempt 9",
-                          show("--rank", "0", "--attempt", "9", status=71)[-1])
+                          show("--rank", "0", "--attempt", "9", status=66)[-1])
             self.assertIn("--attempt goes with", show("--attempt", "1", status=64)[-1])
 
     def test_a_gang_that_shrinks_and_grows(self):

@@ -83,7 +83,8 @@ static void ask(struct world *w, int machine, int unused)
 
     (void)unused;
     if (d->node_id < 0) {
-        sim_check(w, w->next_id < MAX_IDS, "more than %d node ids", MAX_IDS);
+        if (w->next_id == MAX_IDS)
+            sim_out_of_room(w, MAX_IDS, "node ids");
         d->node_id = w->next_id++;
         w->id_machine[d->node_id] = machine;
         a->registered = 0;

@@ -232,6 +232,89 @@ void check_ended(struct world *w, int job)
               "job %d counts as ended, and its end is not on the disk", job);
 }
 
+/* ---- SUCCEEDED implies durable ---- */
+
+static int has_saved(const struct rank *k, int64_t iteration)
+{
+    for (int i = 0; i < k->n_reports; i++)
+        if (k->reports[i].kind == M_SAVED && k->reports[i].iteration == iteration)
+            return 1;
+    return 0;
+}
+
+/* Every rank of the attempt has its part of the iteration on its disk and said so. */
+static int is_sealed(const struct world *w, int job, int attempt, int64_t iteration)
+{
+    int n_ranks = w->group_nodes[w->drivers[job].group_of[attempt]] * w->scripts[job].per_node;
+    int n_saved = 0;
+
+    for (int m = 0; m < w->n_machines; m++) {
+        const struct supervisor *s = &w->machines[m].disk.sups[job * MAX_ATTEMPTS + attempt];
+        for (int i = 0; i < s->n_ranks; i++)
+            n_saved += has_saved(&s->ranks[i], iteration);
+    }
+    return n_saved > 0 && n_saved == n_ranks;
+}
+
+/* The attempt that ends well loses nothing. What an older one sealed may be lost if that is on
+ * record: a journal says dropped, or the driver gave up a node with its part. The attempts after it
+ * went on from what was durable, so nobody lacks it: latest names the last iteration. */
+static int is_given_up(const struct world *w, int job, int attempt, int64_t iteration)
+{
+    int yes = (int)(w->dropped[job][attempt] >> iteration & 1);
+
+    for (int m = 0; m < w->n_machines; m++)
+        yes |= w->given_up[m][job * MAX_ATTEMPTS + attempt];
+    return yes && attempt + 1 < (int)w->drivers[job].attempt;
+}
+
+static void check_iteration(struct world *w, int job, int64_t iteration, struct stats *to)
+{
+    int is_durable = upload_is_whole(w, job, iteration);
+
+    for (int i = 0; i < (int)w->drivers[job].attempt; i++) {
+        if (!is_sealed(w, job, i, iteration))
+            continue;
+        sim_check(w, is_durable || is_given_up(w, job, i, iteration),
+                  "job %d SUCCEEDED, and iteration %d that attempt %d saved is not durable", job,
+                  (int)iteration, i + 1);
+        to->sealed += (uint64_t)is_durable;
+        to->lost_saves += (uint64_t)!is_durable;
+    }
+}
+
+static void check_saves(struct world *w, int job, struct stats *to)
+{
+    int n_saves = w->scripts[job].n_saves;
+
+    for (int it = 1; it <= n_saves; it++)
+        check_iteration(w, job, it, to);
+    sim_check(w, n_saves == 0 || upload_is_whole(w, job, n_saves),
+              "job %d SUCCEEDED, and its last iteration %d is not durable", job, n_saves);
+    sim_check(w, n_saves == 0 || w->bucket.jobs[job].latest == n_saves,
+              "job %d SUCCEEDED, and latest is %d instead of %d", job,
+              (int)w->bucket.jobs[job].latest, n_saves);
+}
+
+/* From here on nobody waits for an upload. */
+void check_success(struct world *w, int job)
+{
+    struct stats unused = {0};
+
+    check_saves(w, job, &unused);
+}
+
+/* Whatever the head made of the driver's end. */
+static void check_successes(struct world *w)
+{
+    for (int job = 0; job < w->n_jobs; job++) {
+        if (w->has_succeeded[job] || w->store.disk[T_JOB][job].state != (int)MB_JOB_SUCCEEDED)
+            continue;
+        w->has_succeeded[job] = 1;
+        check_saves(w, job, &w->stats);
+    }
+}
+
 void check_always(struct world *w)
 {
     check_devices(w);
@@ -243,6 +326,7 @@ void check_always(struct world *w)
     check_silent(w);
     check_dead(w);
     check_acks(w);
+    check_successes(w);
 }
 
 static void check_job_end(struct world *w, int job)

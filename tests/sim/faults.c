@@ -18,7 +18,8 @@ static void count(struct world *w)
 /* A number for one that is noticed later. */
 static int arm(struct world *w)
 {
-    sim_check(w, w->n_armed + 1 < MAX_ARMED, "more than %d faults", MAX_ARMED);
+    if (w->n_armed + 1 == MAX_ARMED)
+        sim_out_of_room(w, MAX_ARMED, "faults");
     return ++w->n_armed;
 }
 

@@ -205,6 +205,7 @@ int sim_life(struct life *l)
     }
     w->stats.gangs = (uint64_t)__builtin_popcount(w->has_launched);
     l->stats = w->stats;
+    l->is_out_of_room = w->is_out_of_room;
     memcpy(l->why, w->why, sizeof(l->why));
     close_world(w);
     return rc;

@@ -2,7 +2,8 @@
  * sim --seeds N [--first K] [--cpu-s S]   every seed must keep every promise, all of them within
  *                                S seconds of this process's CPU time: no load makes that later
  * sim --seed K [--trace [--trace]]   one life, told
- * sim --planted [--seeds N] [--cpu-s S]   every planted bug must be caught by one of the seeds
+ * sim --planted [--seeds N] [--cpu-s S]   every planted bug must be caught by one of the seeds, and
+ *                                by a promise that it broke: not by a bound of the simulation
  * sim ... --plant NAME           with one planted bug
  */
 #include <stdio.h>
@@ -36,11 +37,13 @@ static void print_stats(uint64_t seeds, const struct stats *s)
            (unsigned long long)s->torn);
     printf(
         "jobs: SUCCEEDED %llu, FAILED %llu, STOPPED %llu; restarts of gangs %llu (on fewer nodes "
-        "%llu, on more again %llu), commits of checkpoints %llu (put aside %llu)\n",
+        "%llu, on more again %llu), commits of checkpoints %llu (put aside %llu); durable when "
+        "their job SUCCEEDED %llu, given up %llu\n",
         (unsigned long long)s->succeeded, (unsigned long long)s->failed,
         (unsigned long long)s->stopped, (unsigned long long)s->restarts,
         (unsigned long long)s->shrunk, (unsigned long long)s->grown, (unsigned long long)s->commits,
-        (unsigned long long)s->aside);
+        (unsigned long long)s->aside, (unsigned long long)s->sealed,
+        (unsigned long long)s->lost_saves);
 }
 
 /* 0: it kept every promise, and was worth its time. */
@@ -97,8 +100,8 @@ static int run_seeds(const struct options *o)
     printf("no seed had fewer than %llu faults that acted; %.1f s of CPU\n",
            (unsigned long long)fewest, cpu_used_s());
     /* Faults must not be so many that nothing ever goes well. */
-    if ((o->n >= 100 &&
-         (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0 || sum.aside == 0)) ||
+    if ((o->n >= 100 && (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0 ||
+                         sum.aside == 0 || sum.sealed < sum.succeeded)) ||
         (o->n >= 1000 && sum.shrunk == 0)) {
         printf("the seeds do not reach what they are for\n");
         bad++;
@@ -111,13 +114,14 @@ static int run_planted(const struct options *o)
     int missed = 0;
 
     for (int p = PLANT_NONE + 1; p < N_PLANTS; p++) {
-        uint64_t seed = o->first;
+        uint64_t seed = o->first, n_full = 0;
         struct life l = {0};
         int caught = 0;
 
         for (; seed < o->first + o->n && !caught; seed++) {
             l = (struct life){.seed = seed, .plant = (enum sim_plant)p};
-            caught = sim_life(&l) != 0;
+            caught = sim_life(&l) != 0 && !l.is_out_of_room;
+            n_full += (uint64_t)l.is_out_of_room;
             if (is_over_time(o)) {
                 printf("%.1f s of CPU at seed %llu of %s: all planted bugs have %llu s\n",
                        cpu_used_s(), (unsigned long long)seed, sim_plant_names[p],
@@ -129,8 +133,9 @@ static int run_planted(const struct options *o)
             printf("%-22s seed %4llu: %s\n", sim_plant_names[p], (unsigned long long)seed - 1,
                    l.why);
         else
-            printf("%-22s NOT CAUGHT by %llu seeds (%s)\n", sim_plant_names[p],
-                   (unsigned long long)o->n, sim_plant_texts[p]);
+            printf("%-22s NOT CAUGHT by %llu seeds, %llu of which ran out of room (%s)\n",
+                   sim_plant_names[p], (unsigned long long)o->n, (unsigned long long)n_full,
+                   sim_plant_texts[p]);
         missed += !caught;
     }
     printf("%d planted bugs, %d not caught; %.1f s of CPU\n", N_PLANTS - 1, missed, cpu_used_s());

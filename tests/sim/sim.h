@@ -438,6 +438,7 @@ struct proc {
 struct stats {
     uint64_t events, messages, lost, crashes, faults, gangs;
     uint64_t succeeded, failed, stopped, restarts, commits, aside, torn, shrunk, grown;
+    uint64_t sealed, lost_saves; /* when their job SUCCEEDED: durable; given up (check.c) */
 };
 
 enum { MAX_EVENTS = 4096, MAX_MSGS = 2048 };
@@ -489,9 +490,12 @@ struct world {
     int starts[MAX_JOBS][MAX_ATTEMPTS][MAX_RANKS]; /* processes of a rank of an attempt, ever */
     uint64_t heard_ms[MAX_MACHINES][MAX_RUNS];     /* an agent took its driver's word */
     int given_up[MAX_MACHINES][MAX_RUNS];          /* by its driver, out of reach for a lease */
+    unsigned dropped[MAX_JOBS][MAX_ATTEMPTS];      /* a bit for each iteration: a journal says so */
+    int has_succeeded[MAX_JOBS];                   /* looked at, when it became so */
     struct stats stats;
     int current; /* process whose event runs, -1: none */
     jmp_buf crashed, failed;
+    int is_out_of_room;
     char why[400];
 };
 
@@ -509,6 +513,9 @@ _Noreturn void sim_fail(struct world *w, const char *fmt, ...)
         if (!(cond))                                                                               \
             sim_fail(w, __VA_ARGS__);                                                              \
     } while (0)
+/* More than max of something: a bound of the simulation, no promise of the cluster. It fails a seed
+ * all the same, but whoever runs into it has noticed no planted bug. */
+_Noreturn void sim_out_of_room(struct world *w, int max, const char *what);
 int sim_agent_proc(int machine);
 int sim_driver_proc(int job);
 void sim_start_proc(struct world *w, int proc);
@@ -602,6 +609,7 @@ void check_ended(struct world *w, int job);
 void check_told(struct world *w, int group, const int *nodes); /* its driver hears of it */
 void check_turn(struct world *w, int job); /* its driver is about to be started */
 void check_rank_starts(struct world *w, int machine, int run, int rank);
+void check_success(struct world *w, int job); /* its driver is about to exit with 0 */
 void check_always(struct world *w);
 void check_end(struct world *w);
 
@@ -611,6 +619,7 @@ struct life {
     enum sim_plant plant;
     int trace;
     struct stats stats;
+    int is_out_of_room; /* it failed by a bound of the simulation */
     char why[400];
 };
 int sim_life(struct life *l); /* 0: every promise held */

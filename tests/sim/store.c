@@ -57,7 +57,8 @@ struct write *store_enqueue(struct world *w, enum table table, int key, enum don
 {
     struct store *s = &w->store;
 
-    sim_check(w, s->n < MAX_WRITES, "more than %d writes wait", MAX_WRITES);
+    if (s->n == MAX_WRITES)
+        sim_out_of_room(w, MAX_WRITES, "writes wait");
     struct write *x = &s->queue[s->n++];
     memset(x, 0, sizeof(*x));
     x->table = table;

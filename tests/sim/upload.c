@@ -91,6 +91,7 @@ void upload_drop(struct world *w, int machine, int run, struct mb_plan_iteration
     sim_trace(w, "agent %d: job %d attempt %u iteration %d dropped: %s", machine, r->job,
               r->attempt, (int)it->iteration, why);
     NOTE(w, machine, run, mb_journal_dropped(r->up.journal, it->iteration, why, &err));
+    w->dropped[r->job][r->attempt - 1] |= 1u << it->iteration;
     gang_tell(w, machine, run, M_UPLOAD, 0, it->iteration, MB_EIO);
 }
 

@@ -85,6 +85,12 @@ void sim_fail(struct world *w, const char *fmt, ...)
     longjmp(w->failed, 1);
 }
 
+void sim_out_of_room(struct world *w, int max, const char *what)
+{
+    w->is_out_of_room = 1;
+    sim_fail(w, "more than %d %s", max, what);
+}
+
 /* ---- ids ---- */
 
 void sim_pg_id(int group, uint8_t out[MB_PG_ID_BYTES])
@@ -126,7 +132,7 @@ static void push(struct world *w, const struct event *e)
     size_t i = w->n_heap++;
 
     if (w->n_heap > MAX_EVENTS)
-        sim_fail(w, "more than %d events wait", MAX_EVENTS);
+        sim_out_of_room(w, MAX_EVENTS, "events wait");
     while (i > 0 && earlier(e, &w->heap[(i - 1) / 2])) {
         w->heap[i] = w->heap[(i - 1) / 2];
         i = (i - 1) / 2;
@@ -228,7 +234,7 @@ static int machine_of(const struct world *w, int proc)
 static int new_msg(struct world *w, const struct msg *m)
 {
     if (w->n_free_msgs == 0)
-        sim_fail(w, "more than %d messages are under way", MAX_MSGS);
+        sim_out_of_room(w, MAX_MSGS, "messages are under way");
     int slot = w->free_msgs[--w->n_free_msgs];
     w->msgs[slot] = *m;
     return slot;
@@ -387,7 +393,7 @@ void sim_call(struct world *w, struct msg *m, uint64_t deadline_ms)
             c = &w->calls[w->next_call % MAX_CALLS];
     }
     if (!c)
-        sim_fail(w, "more than %d calls are open", MAX_CALLS);
+        sim_out_of_room(w, MAX_CALLS, "calls are open");
     m->call = w->next_call;
     m->conn = -1;
     m->from_inc = w->procs[m->from].inc;
@@ -471,7 +477,7 @@ int sim_dial(struct world *w, int job, int node, int machine)
         if (!w->conns[i].used)
             conn = i;
     if (conn < 0)
-        sim_fail(w, "more than %d streams are open", MAX_CONNS);
+        sim_out_of_room(w, MAX_CONNS, "streams are open");
     int driver = sim_driver_proc(job), agent = sim_agent_proc(machine);
     if (!w->procs[agent].up || faults_cut_off(w, machine_of(w, driver), machine))
         return -1;

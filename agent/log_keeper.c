@@ -25,6 +25,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/joblimit.h"
 #include "base/log.h"
 #include "base/logfile.h"
 #include "base/s3/store.h"
@@ -104,11 +105,8 @@ int mb_log_cap_parse(const char *value, int64_t *out, struct mb_err *err)
     *out = -1;
     if (value == NULL)
         return MB_OK;
-    if (mb_parse_size(value, "MOBULA_LOG_MAX_BYTES", &bytes, err) != MB_OK)
+    if (mb_joblimit_log(value, "MOBULA_LOG_MAX_BYTES", &bytes, err) != MB_OK)
         return MB_EINVAL;
-    if ((bytes != 0 && bytes < MB_LOG_PLAN_CAP_MIN) || bytes > INT64_MAX)
-        return mb_err_set(err, MB_EINVAL, "MOBULA_LOG_MAX_BYTES=%s: 0 (no cap) or at least %d KiB",
-                          value, MB_LOG_PLAN_CAP_MIN >> 10);
     *out = (int64_t)bytes;
     return MB_OK;
 }

@@ -9,13 +9,14 @@
 #define MOBULA_AGENT_LOG_PLAN_H
 
 #include <stdint.h>
+#include "base/joblimit.h"
 
 enum {
     MB_LOG_PLAN_INDEX_MS = 1000,
     MB_LOG_PLAN_SHIP_MS = 30000,
     MB_LOG_PLAN_SEGMENT_MIN = 64 << 10,
     MB_LOG_PLAN_SEGMENT_MAX = 4 << 20,
-    MB_LOG_PLAN_CAP_MIN = 256 << 10 /* the smallest cap that is possible */
+    MB_LOG_PLAN_CAP_MIN = MB_JOBLIMIT_LOG_MIN_BYTES /* the smallest cap that is possible */
 };
 
 struct mb_log_plan {

@@ -35,7 +35,7 @@ enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
 struct submit_args {
     struct mb_job_common common;
     const char *submission_id, *job_id, *runtime_env, *runtime_env_json, *working_dir, *metadata;
-    const char *resources, *labels, *driver_on, *deadline, *memory_limit, *nofile;
+    const char *resources, *labels, *driver_on, *deadline, *memory_limit, *nofile, *log_max_bytes;
     double num_cpus, num_gpus;
     int64_t memory;
     int no_wait, pipefail;
@@ -65,6 +65,8 @@ static const struct mb_option options[] = {
     OPTION("memory-limit", "SIZE", MB_OPTION_STRING, memory_limit,
            "of all processes of the job on a node; beyond it they are killed"),
     OPTION("nofile", "N", MB_OPTION_STRING, nofile, "open files of each process of the job"),
+    OPTION("log-max-bytes", "SIZE", MB_OPTION_STRING, log_max_bytes,
+           "cap of the log of the driver and of each rank, 0: none (the node's: 1 GiB)"),
     OPTION("driver-on", "WHERE", MB_OPTION_STRING, driver_on,
            "head, or gpu-node: the command runs on a node that has GPUs (head)"),
     OPTION("deadline", "TIME", MB_OPTION_STRING, deadline,
@@ -196,6 +198,9 @@ static int add_limits(json_t *env, const struct submit_args *a, struct mb_err *e
 
     if (rc == 0)
         rc = add_limit(env, "--nofile", a->nofile, mb_joblimit_nofile, "MOBULA_JOB_NOFILE", err);
+    if (rc == 0)
+        rc = add_limit(env, "--log-max-bytes", a->log_max_bytes, mb_joblimit_log,
+                       "MOBULA_LOG_MAX_BYTES", err);
     return rc;
 }
 

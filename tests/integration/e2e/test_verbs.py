@@ -96,12 +96,16 @@ class VerbsTest(Verbs):
         for flag, value, bounds in (("--memory-limit", "12", "at least 1MiB"),
                                     ("--memory-limit", "0", "at least 1MiB"),
                                     ("--memory-limit", "much", "a size like"),
+                                    ("--log-max-bytes", "1000", "0 (no cap) or at least 256KiB"),
                                     ("--nofile", "9", "16 to 1073741824"),
                                     ("--nofile", "2G", "16 to 1073741824")):
             told = self.verb("submit", "--submission-id", "bounds", flag, value, "--", "true", status=64)
             self.assertIn(flag, told)
             self.assertIn(bounds, told)
         self.verb("status", "bounds", status=66)
+        self.assertIn("\n262144 2147483648 77\n", self.submit(
+            "limits", "sh", "-c", "echo $MOBULA_LOG_MAX_BYTES $MOBULA_JOB_MEMORY_LIMIT $(ulimit -n)",
+            options=("--log-max-bytes", "256KiB", "--memory-limit", "2GiB", "--nofile", "77")))
 
     def test_no_head(self):
         for argv in (("list",), ("status", "a"), ("logs", "a"), ("stop", "a"), ("delete", "a")):

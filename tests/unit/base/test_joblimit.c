@@ -24,6 +24,25 @@ static void test_memory(void **state)
     }
 }
 
+static void test_log(void **state)
+{
+    static const char *const bad[] = {"1", "262143", "8388608TiB", "-1", "many", ""};
+    struct mb_err err;
+    uint64_t n = 7;
+
+    (void)state;
+    assert_int_equal(mb_joblimit_log("0", "--log-max-bytes", &n, &err), 0);
+    assert_int_equal(n, 0);
+    assert_int_equal(mb_joblimit_log("256KiB", "--log-max-bytes", &n, &err), 0);
+    assert_int_equal(n, MB_JOBLIMIT_LOG_MIN_BYTES);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        n = 7;
+        assert_int_equal(mb_joblimit_log(bad[i], "--log-max-bytes", &n, &err), MB_EINVAL);
+        assert_int_equal(n, 0);
+        assert_non_null(strstr(err.text, "--log-max-bytes"));
+    }
+}
+
 static void test_nofile(void **state)
 {
     static const char *const bad[] = {"15", "0", "1073741825", "2G", "-1", "many"};
@@ -47,6 +66,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_log),
         cmocka_unit_test(test_nofile),
     };
 

@@ -157,11 +157,16 @@ static void on_quarantine_told(void *arg, const struct mb_err *err, int64_t coun
 void mb_agent_on_gpus_changed(void *arg)
 {
     struct agent *a = arg;
-    struct mb_gcs *gcs = mb_node_gcs(a->node);
-    json_t *list = mb_gpu_keeper_json(a->gpu_keeper);
-    char *text = json_dumps(list, JSON_COMPACT), key[80];
+    struct mb_gcs *gcs;
+    json_t *list;
+    char *text, key[80];
     struct mb_err err = {.text = "not connected"};
 
+    if (a->node == NULL) /* a start that fails: there is nobody to tell */
+        return;
+    gcs = mb_node_gcs(a->node);
+    list = mb_gpu_keeper_json(a->gpu_keeper);
+    text = json_dumps(list, JSON_COMPACT);
     snprintf(key, sizeof(key), "gpu-quarantine:%.56s", mb_node_id_hex(a->node));
     mb_node_changed(a->node);
     if (gcs == NULL || text == NULL ||

@@ -1,8 +1,8 @@
 /*
- *  1. create: the driver is opened once; a timer has a thread read into a second list.
+ *  1. create: the driver is opened once; a timer has a thread read into a list of its own.
  *  2. Back on the loop the lists change places: nobody sees a half one.
  *  3. A driver that hangs is asked once; its last figures stay.
- *  4. close: what the thread does ends first.
+ *  4. close: a thread that reads is left behind with its list.
  */
 #include "agent/gpu_figures.h"
 
@@ -10,16 +10,23 @@
 #include <string.h>
 #include "agent/metrics.h"
 #include "base/alloc.h"
-#include "base/aside.h"
+#include "base/errand.h"
 
 enum { EVERY_MS = 5000 };
 
+/* The thread's until it has returned. */
+struct reading {
+    struct mb_nvml *nvml; /* one holder more */
+    unsigned n;
+    struct mb_gpu_usage *usage; /* [n] */
+};
+
 struct mb_gpu_figures {
-    struct mb_nvml *nvml; /* the pool's, while it reads */
+    struct mb_nvml *nvml;
     unsigned n, n_known;
-    struct mb_gpu_usage *known, *read; /* [n] */
+    struct mb_gpu_usage *known; /* [n_known] */
     uv_timer_t timer;
-    struct mb_aside reading;
+    struct mb_errand *errand; /* NULL: nobody reads */
     void (*on_closed)(void *arg);
     void *on_closed_arg;
 };
@@ -204,7 +211,6 @@ static void destroy(struct mb_gpu_figures *f)
 {
     mb_nvml_close(f->nvml);
     mb_free(f->known);
-    mb_free(f->read);
     mb_free(f);
 }
 
@@ -218,36 +224,50 @@ static void on_timer_closed(uv_handle_t *handle)
     cb(arg);
 }
 
-static void on_reading_closed(void *arg)
+static void read_all(void *load)
 {
-    struct mb_gpu_figures *f = arg;
+    struct reading *r = load;
 
-    uv_close((uv_handle_t *)&f->timer, on_timer_closed);
+    for (unsigned i = 0; i < r->n; i++)
+        mb_nvml_usage(r->nvml, i, &r->usage[i]);
 }
 
-static void read_all(void *arg)
+static void after_read(void *owner, void *load)
 {
-    struct mb_gpu_figures *f = arg;
-
-    for (unsigned i = 0; i < f->n; i++)
-        mb_nvml_usage(f->nvml, i, &f->read[i]);
-}
-
-static void after_read(void *arg)
-{
-    struct mb_gpu_figures *f = arg;
+    struct mb_gpu_figures *f = owner;
+    struct reading *r = load;
     struct mb_gpu_usage *former = f->known;
 
-    f->known = f->read;
-    f->read = former;
-    f->n_known = f->n;
+    f->errand = NULL;
+    f->known = r->usage;
+    r->usage = former;
+    f->n_known = r->n;
+}
+
+static void drop_reading(void *load)
+{
+    struct reading *r = load;
+
+    mb_nvml_close(r->nvml);
+    mb_free(r->usage);
+    mb_free(r);
 }
 
 static void on_timer(uv_timer_t *t)
 {
+    static const struct mb_errand_plan plan = {read_all, after_read, drop_reading};
     struct mb_gpu_figures *f = t->data;
+    struct reading *r = f->errand == NULL ? mb_calloc(1, sizeof(*r)) : NULL;
 
-    mb_aside_run(&f->reading, read_all, after_read, f);
+    if (r == NULL)
+        return;
+    r->nvml = mb_nvml_share(f->nvml);
+    r->usage = mb_calloc(f->n, sizeof(*r->usage));
+    r->n = f->n;
+    if (r->usage != NULL)
+        f->errand = mb_errand_start(t->loop, &plan, f, r);
+    else
+        drop_reading(r);
 }
 
 int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **out,
@@ -267,17 +287,6 @@ int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **o
     }
     f->nvml = nvml;
     f->n = n < MB_GPUS_MAX ? n : MB_GPUS_MAX;
-    f->known = mb_calloc(f->n, sizeof(*f->known));
-    f->read = mb_calloc(f->n, sizeof(*f->read));
-    if (f->known == NULL || f->read == NULL) {
-        destroy(f);
-        return mb_err_set(err, MB_ENOMEM, "no memory for the GPUs' figures");
-    }
-    rc = mb_aside_init(&f->reading, loop);
-    if (rc != 0) {
-        destroy(f);
-        return mb_err_set(err, MB_EIO, "the GPUs' figures: %s", uv_strerror(rc));
-    }
     uv_timer_init(loop, &f->timer);
     f->timer.data = f;
     uv_timer_start(&f->timer, on_timer, 0, EVERY_MS);
@@ -293,6 +302,6 @@ void mb_gpu_figures_close(struct mb_gpu_figures *f, void (*cb)(void *arg), void 
     }
     f->on_closed = cb;
     f->on_closed_arg = arg;
-    uv_timer_stop(&f->timer);
-    mb_aside_close(&f->reading, on_reading_closed, f);
+    mb_errand_leave(f->errand);
+    uv_close((uv_handle_t *)&f->timer, on_timer_closed);
 }

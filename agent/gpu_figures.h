@@ -1,5 +1,5 @@
 /*
- * What the driver says of this node's NVIDIA GPUs, read every 5 s on the thread pool: for Ray's
+ * What the driver says of this node's NVIDIA GPUs, read every 5 s on a thread: for Ray's
  * dashboard (hardware.h), for the node's page, for metrics, and by our own head for status.
  * Loop-thread only.
  */
@@ -19,7 +19,7 @@ int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **o
                           struct mb_err *err);
 /* Borrowed until the loop goes on; 0 before the first look has ended. */
 unsigned mb_gpu_figures_latest(const struct mb_gpu_figures *f, const struct mb_gpu_usage **out);
-/* Memory is freed after cb. */
+/* Memory is freed after cb; a call to a driver that hangs is left behind. */
 void mb_gpu_figures_close(struct mb_gpu_figures *f, void (*cb)(void *arg), void *arg);
 
 /* [{"gpu": 0, "device": "2", ...}]; what has no ECC has null for its errors. */

@@ -1,10 +1,11 @@
 /*
- *  1. create: NVML, then one look at every device that nobody has: the baselines;
- *  2. look: if a device is CHECKED or QUARANTINED in the ledger, the timer runs;
- *  3. each tick asks for all of those at once on a pool thread; 4. back on the loop each sample
- *     gets its verdict, the ledger hears of it, the file is written when anything changed;
- *  5. nothing is unconfirmed any more: the timer stops.
- *  A device that the driver has no answer for is in quarantine after the same 30 s.
+ *  1. create: NVML; devices that nobody has are asked about, and those without a baseline wait;
+ *  2. look: while a device is CHECKED or QUARANTINED in the ledger, or asked about, the timer runs;
+ *  3. each tick asks for each device in doubt, on a thread of its own, unless it is being asked;
+ *  4. back on the loop the sample gets its verdict, the ledger hears of it, the file is written
+ *     when anything changed; 5. nothing is in doubt or asked any more: the timer stops.
+ *  A device that the driver has no answer for is in quarantine after the same 30 s, and one for
+ *  which it does not even return: others are asked as before, close leaves that thread behind.
  */
 #include "agent/gpu_keeper.h"
 
@@ -14,15 +15,23 @@
 #include "agent/nvml.h"
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/errand.h"
 #include "base/fs.h"
 #include "base/log.h"
 
 enum { LOOK_MS = 500, FILE_MAX_BYTES = 1 << 20 };
 
-struct sample {
+/* The thread's until it has returned. */
+struct question {
+    struct mb_nvml *nvml; /* one holder more */
     unsigned device;
     int has_answer;
     uint64_t used_bytes;
+};
+
+struct asked {
+    struct mb_errand *errand; /* NULL: none is under way */
+    uint64_t since_ms;
 };
 
 struct mb_gpu_keeper {
@@ -33,11 +42,8 @@ struct mb_gpu_keeper {
     void *arg;
     size_t n;
     struct mb_gpu_watch *watches; /* [n] by device */
-    struct sample *samples;       /* [n] of the look under way */
-    size_t n_samples;
+    struct asked *asked;          /* [n] likewise */
     uv_timer_t timer;
-    uv_work_t work;
-    int is_asking, is_ticking;
     void (*on_closed)(void *arg);
     void *on_closed_arg;
     int is_closing;
@@ -52,10 +58,10 @@ static void keep(const struct mb_gpu_keeper *k)
     struct mb_err err = {.text = "no memory"};
 
     for (size_t i = 0; i < k->n; i++)
-        json_array_append_new(list, json_pack("{s:b, s:I, s:b}", "has_baseline",
-                                              k->watches[i].has_baseline, "baseline_bytes",
-                                              (json_int_t)k->watches[i].baseline_bytes,
-                                              "unconfirmed", k->watches[i].is_watched));
+        json_array_append_new(
+            list, json_pack("{s:b, s:I, s:b}", "has_baseline", k->watches[i].has_baseline,
+                            "baseline_bytes", (json_int_t)k->watches[i].baseline_bytes,
+                            "unconfirmed", k->watches[i].is_watched && !k->watches[i].is_new));
     text = json_dumps(list, JSON_INDENT(1));
     if (text == NULL || mb_fs_write_atomic(k->path, text, strlen(text), 0644, &err) != MB_OK)
         mb_warn("gpus", "a restarted agent would not know which are in doubt: %s", err.text);
@@ -109,13 +115,19 @@ static int load(struct mb_gpu_keeper *k, struct mb_err *err)
 
 /* ---- looking ---- */
 
-static void ask(uv_work_t *work)
+static void ask(void *load)
 {
-    struct mb_gpu_keeper *k = work->data;
+    struct question *q = load;
 
-    for (size_t i = 0; i < k->n_samples; i++)
-        k->samples[i].has_answer =
-            mb_nvml_used_bytes(k->nvml, k->samples[i].device, &k->samples[i].used_bytes) == MB_OK;
+    q->has_answer = mb_nvml_used_bytes(q->nvml, q->device, &q->used_bytes) == MB_OK;
+}
+
+static void drop_question(void *load)
+{
+    struct question *q = load;
+
+    mb_nvml_close(q->nvml);
+    mb_free(q);
 }
 
 static int is_in_doubt(const struct mb_gpu_keeper *k, size_t device)
@@ -125,67 +137,119 @@ static int is_in_doubt(const struct mb_gpu_keeper *k, size_t device)
     return s == MB_LEDGER_GPU_CHECKED || s == MB_LEDGER_GPU_QUARANTINED;
 }
 
-static int take(struct mb_gpu_keeper *k, const struct sample *s)
+/* The verdict on a device, of which before is how things were: 1 if somebody should hear of it. */
+static int settle(struct mb_gpu_keeper *k, size_t device, enum mb_gpu_verdict v,
+                  const struct mb_gpu_watch *before)
 {
     static const enum mb_gpu_state states[] = {[MB_GPU_FREE] = MB_LEDGER_GPU_FREE,
                                                [MB_GPU_WAIT] = MB_LEDGER_GPU_CHECKED,
                                                [MB_GPU_QUARANTINE] = MB_LEDGER_GPU_QUARANTINED};
-    struct mb_gpu_watch *w = &k->watches[s->device];
-    int was_quarantined = w->is_quarantined;
-    const char *name = mb_nvml_word(k->nvml, s->device);
-    enum mb_gpu_verdict v;
+    const struct mb_gpu_watch *w = &k->watches[device];
+    int has_other_reason =
+        w->is_quarantined != before->is_quarantined || w->is_silent != before->is_silent;
 
-    v = mb_gpu_watch_sample(w, name, s->has_answer ? &s->used_bytes : NULL, mb_mono_ms());
-    if (v == MB_GPU_QUARANTINE && !was_quarantined)
+    if (v == MB_GPU_QUARANTINE && has_other_reason)
         mb_error("gpus", "quarantine: %s", w->reason);
-    if (v == MB_GPU_FREE && was_quarantined)
-        mb_info("gpus", "GPU %s is free again, its quarantine ends", name);
-    return mb_ledger_set_gpu(k->ledger, s->device, states[v]);
+    if (v == MB_GPU_FREE && has_other_reason)
+        mb_info("gpus", "GPU %s is free again, its quarantine ends",
+                mb_nvml_word(k->nvml, (unsigned)device));
+    return mb_ledger_set_gpu(k->ledger, device, states[v]) || has_other_reason;
 }
 
-static void tick(uv_timer_t *timer);
-static void finish_close(struct mb_gpu_keeper *k);
-
-static void answered(uv_work_t *work, int status)
+/* q NULL: the driver could not be asked. */
+static int take(struct mb_gpu_keeper *k, size_t device, const struct question *q)
 {
-    struct mb_gpu_keeper *k = work->data;
-    int changed = 0, in_doubt = 0;
+    const uint64_t *used = q != NULL && q->has_answer ? &q->used_bytes : NULL;
+    struct mb_gpu_watch *w = &k->watches[device], before = *w;
 
-    (void)status;
-    k->is_asking = 0;
-    if (k->is_closing) {
-        finish_close(k);
+    if (!is_in_doubt(k, device)) /* asked at the start; a job may have it, so it can only be less */
+        return used != NULL && w->has_baseline && mb_gpu_watch_idle(w, *used);
+    if (q != NULL && k->asked[device].since_ms < w->since_ms)
+        return 0; /* it may be of the time before: it is asked again */
+    return settle(
+        k, device,
+        mb_gpu_watch_sample(w, mb_nvml_word(k->nvml, (unsigned)device), used, mb_mono_ms()),
+        &before);
+}
+
+/* It was asked and has not returned. */
+static int wait_on(struct mb_gpu_keeper *k, size_t device)
+{
+    struct mb_gpu_watch *w = &k->watches[device], before = *w;
+
+    if (mb_ledger_gpu_state(k->ledger, device) == MB_LEDGER_GPU_TAKEN)
+        return 0; /* its turn comes when it is given back */
+    return settle(k, device,
+                  mb_gpu_watch_silence(w, mb_nvml_word(k->nvml, (unsigned)device),
+                                       k->asked[device].since_ms, mb_mono_ms()),
+                  &before);
+}
+
+static void tell(struct mb_gpu_keeper *k, int changed)
+{
+    if (!changed)
         return;
-    }
-    for (size_t i = 0; i < k->n_samples; i++)
-        if (is_in_doubt(k, k->samples[i].device))
-            changed |= take(k, &k->samples[i]);
+    keep(k);
+    k->on_changed(k->arg);
+}
+
+static void rest_if_done(struct mb_gpu_keeper *k)
+{
     for (size_t i = 0; i < k->n; i++)
-        in_doubt |= is_in_doubt(k, i);
-    if (!in_doubt) {
-        uv_timer_stop(&k->timer);
-        k->is_ticking = 0;
-    }
-    if (changed) {
-        keep(k);
-        k->on_changed(k->arg);
-    }
+        if (k->asked[i].errand != NULL || is_in_doubt(k, i))
+            return;
+    uv_timer_stop(&k->timer);
+}
+
+static void answered(void *owner, void *load)
+{
+    struct mb_gpu_keeper *k = owner;
+    const struct question *q = load;
+    int changed;
+
+    k->asked[q->device].errand = NULL;
+    changed = take(k, q->device, q);
+    rest_if_done(k);
+    tell(k, changed);
+}
+
+/* 0: that cannot be. */
+static int begin_to_ask(struct mb_gpu_keeper *k, size_t device)
+{
+    static const struct mb_errand_plan plan = {ask, answered, drop_question};
+    struct question *q = mb_calloc(1, sizeof(*q));
+
+    if (q == NULL)
+        return 0;
+    q->nvml = mb_nvml_share(k->nvml);
+    q->device = (unsigned)device;
+    k->asked[device].since_ms = mb_mono_ms();
+    k->asked[device].errand = mb_errand_start(k->timer.loop, &plan, k, q);
+    return k->asked[device].errand != NULL;
 }
 
 static void tick(uv_timer_t *timer)
 {
     struct mb_gpu_keeper *k = timer->data;
+    int changed = 0;
 
-    if (k->is_asking)
-        return; /* a driver that hangs is asked once */
-    k->n_samples = 0;
     for (size_t i = 0; i < k->n; i++) {
-        if (!is_in_doubt(k, i))
-            continue;
-        mb_gpu_watch_begin(&k->watches[i], mb_mono_ms());
-        k->samples[k->n_samples++] = (struct sample){.device = (unsigned)i};
+        if (k->asked[i].errand != NULL) {
+            changed |= wait_on(k, i);
+        } else if (is_in_doubt(k, i)) {
+            mb_gpu_watch_begin(&k->watches[i], mb_mono_ms());
+            if (!begin_to_ask(k, i))
+                changed |= take(k, i, NULL);
+        }
     }
-    k->is_asking = uv_queue_work(timer->loop, &k->work, ask, answered) == 0;
+    rest_if_done(k);
+    tell(k, changed);
+}
+
+static void start_ticking(struct mb_gpu_keeper *k)
+{
+    if (!uv_is_active((uv_handle_t *)&k->timer))
+        uv_timer_start(&k->timer, tick, 0, LOOK_MS);
 }
 
 void mb_gpu_keeper_look(struct mb_gpu_keeper *k)
@@ -203,9 +267,7 @@ void mb_gpu_keeper_look(struct mb_gpu_keeper *k)
     if (!begun)
         return;
     keep(k);
-    if (!k->is_ticking)
-        uv_timer_start(&k->timer, tick, 0, LOOK_MS);
-    k->is_ticking = 1;
+    start_ticking(k);
 }
 
 json_t *mb_gpu_keeper_json(const struct mb_gpu_keeper *k)
@@ -226,7 +288,7 @@ static void destroy(struct mb_gpu_keeper *k)
     mb_nvml_close(k->nvml);
     mb_free(k->path);
     mb_free(k->watches);
-    mb_free(k->samples);
+    mb_free(k->asked);
     mb_free(k);
 }
 
@@ -243,8 +305,8 @@ static struct mb_gpu_keeper *new_keeper(struct mb_nvml *nvml, size_t n, const ch
     k->n = n;
     k->path = mb_path_join(node_dir, "gpus.json");
     k->watches = mb_calloc(n, sizeof(*k->watches));
-    k->samples = mb_calloc(n, sizeof(*k->samples));
-    if (k->path != NULL && k->watches != NULL && k->samples != NULL)
+    k->asked = mb_calloc(n, sizeof(*k->asked));
+    if (k->path != NULL && k->watches != NULL && k->asked != NULL)
         return k;
     destroy(k);
     return NULL;
@@ -275,18 +337,21 @@ int mb_gpu_keeper_create(uv_loop_t *loop, struct mb_ledger *ledger, const char *
         destroy(k);
         return rc;
     }
-    for (size_t i = 0; i < n; i++) { /* at start-up, before anything waits for the loop */
-        uint64_t used;
-
-        if (mb_ledger_gpu_state(ledger, i) == MB_LEDGER_GPU_FREE &&
-            mb_nvml_used_bytes(nvml, (unsigned)i, &used) == MB_OK)
-            mb_gpu_watch_idle(&k->watches[i], used);
-    }
     mb_ledger_check_gpus(ledger);
     uv_timer_init(loop, &k->timer);
-    k->timer.data = k->work.data = k;
+    k->timer.data = k;
+    for (size_t i = 0; i < n; i++) {
+        if (mb_ledger_gpu_state(ledger, i) != MB_LEDGER_GPU_FREE)
+            continue;
+        if (!k->watches[i].has_baseline) {
+            mb_gpu_watch_first(&k->watches[i], mb_mono_ms());
+            mb_ledger_set_gpu(ledger, i, MB_LEDGER_GPU_CHECKED);
+        }
+        begin_to_ask(k, i);
+    }
     keep(k);
     mb_gpu_keeper_look(k);
+    start_ticking(k);
     *out = k;
     return MB_OK;
 }
@@ -302,12 +367,6 @@ static void on_timer_closed(uv_handle_t *handle)
         cb(arg);
 }
 
-static void finish_close(struct mb_gpu_keeper *k)
-{
-    if (!k->is_asking)
-        uv_close((uv_handle_t *)&k->timer, on_timer_closed);
-}
-
 void mb_gpu_keeper_close(struct mb_gpu_keeper *k, void (*cb)(void *arg), void *arg)
 {
     if (k == NULL) {
@@ -318,5 +377,7 @@ void mb_gpu_keeper_close(struct mb_gpu_keeper *k, void (*cb)(void *arg), void *a
     k->is_closing = 1;
     k->on_closed = cb;
     k->on_closed_arg = arg;
-    finish_close(k);
+    for (size_t i = 0; i < k->n; i++)
+        mb_errand_leave(k->asked[i].errand);
+    uv_close((uv_handle_t *)&k->timer, on_timer_closed);
 }

@@ -1,7 +1,7 @@
 /*
  * Looks at the memory of GPUs that jobs gave back, and tells the ledger which are free and which
- * are not (gpu_watch.h decides). NVML is asked on the thread pool, twice a second while a device is
- * unconfirmed and never otherwise. Loop-thread only.
+ * are not (gpu_watch.h decides). NVML is asked on a thread for each device, twice a second while it
+ * is unconfirmed and once at the start; a call that hangs holds nobody else. Loop-thread only.
  *
  * Baselines and unconfirmed devices are kept in NODE_DIR/gpus.json: a restarted agent goes on.
  */
@@ -25,7 +25,7 @@ int mb_gpu_keeper_create(uv_loop_t *loop, struct mb_ledger *ledger, const char *
 void mb_gpu_keeper_look(struct mb_gpu_keeper *k);
 /* [{"gpu": 0, "reason": "..."}] of those in quarantine; NULL is legal. */
 json_t *mb_gpu_keeper_json(const struct mb_gpu_keeper *k);
-/* Memory is freed after cb; NULL calls it at once. */
+/* Memory is freed after cb; NULL calls it at once. A call that hangs is left behind. */
 void mb_gpu_keeper_close(struct mb_gpu_keeper *k, void (*cb)(void *arg), void *arg);
 
 #endif

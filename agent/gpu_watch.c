@@ -5,12 +5,19 @@
 
 enum { MIB = 1 << 20 };
 
-void mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes)
+int mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes)
 {
     if (w->is_watched || (w->has_baseline && w->baseline_bytes <= used_bytes))
-        return;
+        return 0;
     w->baseline_bytes = used_bytes;
     w->has_baseline = 1;
+    return 1;
+}
+
+void mb_gpu_watch_first(struct mb_gpu_watch *w, uint64_t now_ms)
+{
+    mb_gpu_watch_begin(w, now_ms);
+    w->is_new = 1;
 }
 
 void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms)
@@ -26,9 +33,14 @@ enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name
 {
     uint64_t baseline = w->has_baseline ? w->baseline_bytes : 0;
 
-    if (used_bytes != NULL && *used_bytes <= baseline + MB_GPU_SLACK_BYTES) {
-        w->is_watched = w->is_quarantined = 0;
+    w->is_silent = 0;
+    if (used_bytes != NULL && (w->is_new || *used_bytes <= baseline + MB_GPU_SLACK_BYTES)) {
+        int is_first = w->is_new;
+
+        w->is_watched = w->is_new = w->is_quarantined = 0;
         w->reason[0] = '\0';
+        if (is_first)
+            mb_gpu_watch_idle(w, *used_bytes);
         return MB_GPU_FREE;
     }
     if (!w->is_quarantined && now_ms - w->since_ms < MB_GPU_PATIENCE_MS)
@@ -44,5 +56,19 @@ enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name
     else
         snprintf(w->reason, sizeof(w->reason), "GPU %s: the driver does not say what is in use",
                  name);
+    return MB_GPU_QUARANTINE;
+}
+
+enum mb_gpu_verdict mb_gpu_watch_silence(struct mb_gpu_watch *w, const char *name,
+                                         uint64_t asked_ms, uint64_t now_ms)
+{
+    if (w->is_silent)
+        return MB_GPU_QUARANTINE;
+    if (now_ms - asked_ms < MB_GPU_PATIENCE_MS)
+        return w->is_quarantined ? MB_GPU_QUARANTINE : w->is_watched ? MB_GPU_WAIT : MB_GPU_FREE;
+    mb_gpu_watch_begin(w, now_ms);
+    w->is_silent = w->is_quarantined = 1;
+    snprintf(w->reason, sizeof(w->reason), "GPU %s: the driver has not answered for %d s", name,
+             MB_GPU_PATIENCE_MS / 1000);
     return MB_GPU_QUARANTINE;
 }

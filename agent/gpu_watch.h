@@ -6,9 +6,11 @@
  *   used <= baseline + slack             FREE
  *   more, or no sample, for < 30 s       WAIT        nobody gets the device meanwhile
  *   the same after 30 s                  QUARANTINE  with a reason; FREE as soon as a sample is
+ *   the driver was asked 30 s ago        QUARANTINE  likewise, whether there was a job or not
  *
  * The baseline is the least that was seen in use while no job had the device, so a display or a
- * driver's own reservation counts as free; before any such sample it is 0.
+ * driver's own reservation counts as free. A device that has none is not given out before its first
+ * sample, unless a job had it when the agent began: then the baseline is 0.
  */
 #ifndef MOBULA_AGENT_GPU_WATCH_H
 #define MOBULA_AGENT_GPU_WATCH_H
@@ -26,18 +28,26 @@ struct mb_gpu_watch {
     uint64_t baseline_bytes;
     int has_baseline;
     int is_watched;    /* a job's processes have ended, no FREE since */
+    int is_new;        /* watched, but no job had it: the first sample is the baseline */
     uint64_t since_ms; /* monotonic: when they ended */
     int is_quarantined;
+    int is_silent;                  /* in quarantine since the driver does not return */
     char reason[MB_GPU_REASON_MAX]; /* of the quarantine; "" without one */
 };
 
-/* A sample while no job has the device. */
-void mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes);
+/* A sample while no job has the device. 1: the baseline has changed. */
+int mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes);
+/* Nobody has had it, and it has no baseline. */
+void mb_gpu_watch_first(struct mb_gpu_watch *w, uint64_t now_ms);
 /* Its job's processes have ended. */
 void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms);
 /* used_bytes NULL: the driver gave no answer. name: of the device, for the reason. Only while
  * is_watched. */
 enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name,
                                         const uint64_t *used_bytes, uint64_t now_ms);
+/* The driver was asked at asked_ms and has not returned yet. Any time; FREE: only if the device
+ * was. */
+enum mb_gpu_verdict mb_gpu_watch_silence(struct mb_gpu_watch *w, const char *name,
+                                         uint64_t asked_ms, uint64_t now_ms);
 
 #endif

@@ -8,6 +8,7 @@
 #include "agent/nvml.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -22,6 +23,7 @@ struct nvml_memory {
 };
 
 struct mb_nvml {
+    atomic_int n_holders;
     void *library;
     struct mb_gpu_choice chosen;
     int (*init)(void);
@@ -181,6 +183,7 @@ int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
     *out = NULL;
     if (n == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory for NVML");
+    atomic_init(&n->n_holders, 1);
     if (!load(n)) {
         mb_free(n);
         return MB_OK;
@@ -199,9 +202,15 @@ int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
     return rc == MB_ENOENT ? MB_OK : rc;
 }
 
+struct mb_nvml *mb_nvml_share(struct mb_nvml *n)
+{
+    atomic_fetch_add(&n->n_holders, 1);
+    return n;
+}
+
 void mb_nvml_close(struct mb_nvml *n)
 {
-    if (n == NULL)
+    if (n == NULL || atomic_fetch_sub(&n->n_holders, 1) > 1)
         return;
     n->shutdown();
     dlclose(n->library);

@@ -1,8 +1,8 @@
 /*
  * NVIDIA's devices through NVML, loaded at run time: those that CUDA_VISIBLE_DEVICES leaves us,
  * numbered from 0 as the ledger numbers them. Where that is not set, NVIDIA_VISIBLE_DEVICES counts
- * if it says "none" or "void", as images do that must not see any. Blocking (some ms a device), one
- * caller at a time.
+ * if it says "none" or "void", as images do that must not see any. Blocking: some ms a device, and
+ * for good when the driver hangs. What is asked of an open one may be asked on several threads.
  */
 #ifndef MOBULA_AGENT_NVML_H
 #define MOBULA_AGENT_NVML_H
@@ -18,6 +18,8 @@ struct mb_nvml;
 
 /* MB_OK and NULL: there is none. MB_EIO: there is one, and it fails. */
 int mb_nvml_open(struct mb_nvml **out, struct mb_err *err);
+/* One more holder, each of which closes it; on any thread. */
+struct mb_nvml *mb_nvml_share(struct mb_nvml *n);
 void mb_nvml_close(struct mb_nvml *n); /* NULL is legal */
 
 /* What CUDA_VISIBLE_DEVICES calls it; "" for a number that is none of ours. */

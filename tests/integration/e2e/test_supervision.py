@@ -187,6 +187,7 @@ class HungLaunch(unittest.TestCase):
 FAKE_NVML = r"""
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
@@ -219,6 +220,9 @@ int nvmlDeviceGetMemoryInfo(void *h, struct memory *m)
     unsigned long long mib = 0;
     FILE *f;
 
+    snprintf(path, sizeof(path), "%s/hang-%lu", getenv("FAKE_NVML_DIR"), (unsigned long)h - 1);
+    while (access(path, F_OK) == 0)
+        usleep(20000);
     snprintf(path, sizeof(path), "%s/used-%lu", getenv("FAKE_NVML_DIR"), (unsigned long)h - 1);
     f = fopen(path, "r");
     if (f != NULL) {
@@ -242,6 +246,11 @@ class GpuMemory(unittest.TestCase):
         """ray#42861: GPU memory is looked at before the next job; what is not free is not given."""
         with tempfile.TemporaryDirectory(prefix="mb-nvml-") as lib:
             self.quarantine(pathlib.Path(lib))
+
+    def test_a_driver_that_hangs_is_a_quarantine(self):
+        """A call that does not return costs its own GPU: not the other, not a start, not the end."""
+        with tempfile.TemporaryDirectory(prefix="mb-nvml-") as lib:
+            self.hang(pathlib.Path(lib))
 
     def driver(self, lib, gpus=2):
         """The environment that has it."""
@@ -346,6 +355,36 @@ class GpuMemory(unittest.TestCase):
             third = cluster.submit("mobula run --gpus-per-node 2 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES by $CUDA_DEVICE_ORDER'")
             self.assertEqual(cluster.wait_job(third)["status"], "SUCCEEDED", cluster.logs(third))
             self.assertRegex(cluster.logs(third), "on [01] by PCI_BUS_ID")  # NVML's numbers, not CUDA's own
+
+    def hang(self, lib):
+        with Cluster(nodes=1, env=self.driver(lib)) as cluster:
+            hangs = f"mobula run --gpus-per-node %d -- sh -c 'touch {lib}/hang-0; echo on $CUDA_VISIBLE_DEVICES'"
+            first = cluster.submit(hangs % 1)
+            self.assertEqual(cluster.wait_job(first)["status"], "SUCCEEDED", cluster.logs(first))
+            self.assertIn("on 0", cluster.logs(first))
+            killed = cluster.node("node-0")["pid_agent"]
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: cluster.node("node-0")["pid_agent"] != killed and self.answers(cluster),
+                       "the agent is back, whatever the driver does", 60)
+            second = cluster.submit("mobula run --gpus-per-node 1 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES'")
+            self.assertEqual(cluster.wait_job(second)["status"], "SUCCEEDED", cluster.logs(second))
+            self.assertIn("on 1", cluster.logs(second))
+
+            reason = "GPU 0: the driver has not answered for 30 s"
+            wait_until(lambda: cluster.status()["nodes"][-1]["gpu_quarantine"] == [{"gpu": 0, "reason": reason}],
+                       lambda: str(cluster.status()["nodes"]), 120)
+            wait_until(lambda: (cluster.total("mobula_gpu"), cluster.available("mobula_gpu")) == (1, 1),
+                       lambda: f"GPU 1 is there for others: {cluster.status()['nodes']}", 60)
+            self.assertIn("quarantine: " + reason, cluster.mobula("status", "--address", cluster.address).stdout)
+
+            third = cluster.submit(hangs % 2)
+            (lib / "hang-0").unlink()
+            self.assertEqual(cluster.wait_job(third, timeout_s=120)["status"], "SUCCEEDED", cluster.logs(third))
+            self.assertEqual(cluster.status()["nodes"][-1]["gpu_quarantine"], [])
+            wait_until(lambda: cluster.available("mobula_gpu") == 1, lambda: str(cluster.status()["nodes"]), 60)
+            began = time.monotonic()
+            self.assertEqual(cluster.mobula("stop", "--temp-dir", cluster.temp, timeout=120).returncode, 0)
+            self.assertLess(time.monotonic() - began, 30, "the end waits for no driver")
 
     @staticmethod
     def answers(cluster):

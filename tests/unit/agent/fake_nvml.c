@@ -1,7 +1,10 @@
 /* A libnvidia-ml that is loaded before anybody asks for it: two devices, nothing in use. As a file
  * of that name it is a driver for whole agents. */
+#include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 int nvmlInit_v2(void);
 int nvmlShutdown(void);
@@ -20,14 +23,21 @@ int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned lo
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *out);
 
 int fake_nvml_status; /* of nvmlInit */
+atomic_int fake_nvml_shutdowns;
+atomic_int fake_nvml_users;     /* inits without a shutdown yet */
+atomic_int fake_nvml_hangs[10]; /* [1 + device]: what is in use is not said while it is set */
+atomic_int fake_nvml_asked[10]; /* how often that was asked */
 
 int nvmlInit_v2(void)
 {
+    atomic_fetch_add(&fake_nvml_users, fake_nvml_status == 0);
     return fake_nvml_status;
 }
 
 int nvmlShutdown(void)
 {
+    atomic_fetch_add(&fake_nvml_shutdowns, 1);
+    atomic_fetch_sub(&fake_nvml_users, 1);
     return 0;
 }
 
@@ -39,7 +49,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **out)
 
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used)
 {
-    (void)device;
+    ptrdiff_t at = (char *)device - (char *)0;
+
+    atomic_fetch_add(&fake_nvml_asked[at], 1);
+    while (atomic_load(&fake_nvml_hangs[at]))
+        usleep(1000);
     total_free_used[0] = total_free_used[1] = 80ull << 30;
     total_free_used[2] = 0;
     return 0;

@@ -1,16 +1,20 @@
 /* Which devices a list names, and what each of them is called afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <unistd.h>
 #include "agent/gpu_figures.h"
 #include "agent/gpu_visible.h"
 #include "agent/nvml.h"
 #include "base/alloc.h"
+
+extern atomic_int fake_nvml_hangs[], fake_nvml_asked[], fake_nvml_shutdowns;
 
 static const char *const part = "MIG-7e1f3c0a-0000-0000-0000-000000000001";
 
@@ -248,6 +252,32 @@ static void the_first_look_comes_at_once(void **state)
     assert_int_equal(uv_loop_close(&w.loop), 0);
 }
 
+static void a_look_that_hangs_does_not_hold_up_the_end(void **state)
+{
+    const struct mb_gpu_usage *gpus;
+    struct mb_err err = {0};
+    struct watched w = {.n_looks = 0};
+    int n_shutdowns = atomic_load(&fake_nvml_shutdowns);
+
+    (void)state;
+    uv_loop_init(&w.loop);
+    atomic_store(&fake_nvml_hangs[1], 1);
+    atomic_store(&fake_nvml_asked[1], 0);
+    assert_int_equal(mb_gpu_figures_create(&w.loop, 2, &w.figures, &err), MB_OK);
+    while (atomic_load(&fake_nvml_asked[1]) == 0)
+        uv_run(&w.loop, UV_RUN_NOWAIT);
+    assert_int_equal(mb_gpu_figures_latest(w.figures, &gpus), 0);
+    mb_gpu_figures_close(w.figures, on_figures_closed, &w);
+    uv_run(&w.loop, UV_RUN_DEFAULT);
+    assert_true(w.is_closed);
+    assert_int_equal(uv_loop_close(&w.loop), 0);
+    assert_int_equal(atomic_load(&fake_nvml_shutdowns), n_shutdowns);
+    atomic_store(&fake_nvml_hangs[1], 0);
+    for (int i = 0; i < 60000 && atomic_load(&fake_nvml_shutdowns) == n_shutdowns; i++)
+        usleep(1000);
+    assert_int_equal(atomic_load(&fake_nvml_shutdowns), n_shutdowns + 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +287,7 @@ int main(void)
         cmocka_unit_test(a_driver_s_devices),
         cmocka_unit_test(figures_are_those_of_the_chosen),
         cmocka_unit_test(the_first_look_comes_at_once),
+        cmocka_unit_test(a_look_that_hangs_does_not_hold_up_the_end),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,6 +54,50 @@ static void test_a_silent_driver_is_no_yes(void **state)
     assert_int_equal(sample(&w, 512, 30500), MB_GPU_FREE); /* no baseline: the slack alone */
 }
 
+static void test_the_first_sample_is_the_baseline(void **state)
+{
+    struct mb_gpu_watch w = {0};
+
+    (void)state;
+    mb_gpu_watch_first(&w, 0);
+    assert_int_equal(mb_gpu_watch_sample(&w, "0", NULL, 10), MB_GPU_WAIT);
+    assert_int_equal(sample(&w, 3000, 20), MB_GPU_FREE); /* a display, say */
+    assert_int_equal(w.has_baseline, 1);
+    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+    mb_gpu_watch_begin(&w, 1000); /* a job's: no baseline any more */
+    assert_int_equal(sample(&w, 40000, 2000), MB_GPU_WAIT);
+    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+    assert_int_equal(sample(&w, 3512, 3000), MB_GPU_FREE);
+    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+}
+
+static void test_a_driver_that_does_not_return(void **state)
+{
+    static const char hung[] = "GPU 3: the driver has not answered for 30 s";
+    struct mb_gpu_watch w = {0};
+
+    (void)state;
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 1000, 30999), MB_GPU_FREE);
+    mb_gpu_watch_begin(&w, 1000);
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 2000, 31999), MB_GPU_WAIT);
+    assert_string_equal(w.reason, "");
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 2000, 32000), MB_GPU_QUARANTINE);
+    assert_string_equal(w.reason, hung);
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 2000, 99000), MB_GPU_QUARANTINE);
+    assert_int_equal(sample(&w, 14000, 99100),
+                     MB_GPU_QUARANTINE); /* it answers: for what it says */
+    assert_non_null(strstr(w.reason, "14000 MiB still in use"));
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 99200, 99300), MB_GPU_QUARANTINE);
+    assert_non_null(strstr(w.reason, "14000 MiB still in use"));
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 99200, 129200), MB_GPU_QUARANTINE);
+    assert_string_equal(w.reason, hung);
+    assert_int_equal(sample(&w, 512, 130000), MB_GPU_FREE);
+    assert_string_equal(w.reason, "");
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 130000, 160000), MB_GPU_QUARANTINE); /* no job */
+    assert_int_equal(w.is_watched, 1);
+    assert_int_equal(sample(&w, 512, 160001), MB_GPU_FREE);
+}
+
 static struct mb_bundle_spec bundle(uint8_t pg, uint32_t gpus)
 {
     struct mb_bundle_spec s = {.pg = {{pg}}, .n_want = 1};
@@ -105,6 +149,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_free_wait_quarantine),
         cmocka_unit_test(test_a_silent_driver_is_no_yes),
+        cmocka_unit_test(test_the_first_sample_is_the_baseline),
+        cmocka_unit_test(test_a_driver_that_does_not_return),
         cmocka_unit_test(test_the_ledger_gives_no_device_in_doubt),
     };
 

@@ -7,9 +7,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 #include "agent/unpack/unpack.h"
 
 int main(int argc, char **argv)

@@ -7,6 +7,20 @@
 #include <cmocka.h>
 #include "base/joblimit.h"
 
+static void refuses(int (*limit)(const char *s, const char *what, uint64_t *out,
+                                 struct mb_err *err),
+                    const char *what, const char *const *bad, size_t n_bad)
+{
+    for (size_t i = 0; i < n_bad; i++) {
+        struct mb_err err;
+        uint64_t n = 7;
+
+        assert_int_equal(limit(bad[i], what, &n, &err), MB_EINVAL);
+        assert_int_equal(n, 0);
+        assert_non_null(strstr(err.text, what));
+    }
+}
+
 static void test_memory(void **state)
 {
     static const char *const bad[] = {"12", "0", "1048575", "8388608TiB", "much", ""};
@@ -16,12 +30,7 @@ static void test_memory(void **state)
     (void)state;
     assert_int_equal(mb_joblimit_memory("1MiB", "--memory-limit", &n, &err), 0);
     assert_int_equal(n, 1 << 20);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        n = 7;
-        assert_int_equal(mb_joblimit_memory(bad[i], "--memory-limit", &n, &err), MB_EINVAL);
-        assert_int_equal(n, 0);
-        assert_non_null(strstr(err.text, "--memory-limit"));
-    }
+    refuses(mb_joblimit_memory, "--memory-limit", bad, sizeof(bad) / sizeof(bad[0]));
 }
 
 static void test_log(void **state)
@@ -35,12 +44,7 @@ static void test_log(void **state)
     assert_int_equal(n, 0);
     assert_int_equal(mb_joblimit_log("256KiB", "--log-max-bytes", &n, &err), 0);
     assert_int_equal(n, MB_JOBLIMIT_LOG_MIN_BYTES);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        n = 7;
-        assert_int_equal(mb_joblimit_log(bad[i], "--log-max-bytes", &n, &err), MB_EINVAL);
-        assert_int_equal(n, 0);
-        assert_non_null(strstr(err.text, "--log-max-bytes"));
-    }
+    refuses(mb_joblimit_log, "--log-max-bytes", bad, sizeof(bad) / sizeof(bad[0]));
 }
 
 static void test_nofile(void **state)
@@ -54,12 +58,7 @@ static void test_nofile(void **state)
     assert_int_equal(n, 16);
     assert_int_equal(mb_joblimit_nofile("1G", "--nofile", &n, &err), 0);
     assert_int_equal(n, 1 << 30);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        n = 7;
-        assert_int_equal(mb_joblimit_nofile(bad[i], "--nofile", &n, &err), MB_EINVAL);
-        assert_int_equal(n, 0);
-        assert_non_null(strstr(err.text, "--nofile"));
-    }
+    refuses(mb_joblimit_nofile, "--nofile", bad, sizeof(bad) / sizeof(bad[0]));
 }
 
 int main(void)

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/address.h"
 #include "gcs/tls.h"
 
 enum mb_access_step mb_access_decide(int has_token, int is_trusted, int is_loopback, int is_head,
@@ -44,6 +45,16 @@ static int refuse(const struct mb_agent_options *o, const char *ip, struct mb_er
                       ip, o->address);
 }
 
+/* As Ray's agents do; an address that the machine does not have (NAT) is reached at all of them. */
+static void choose_http_addr(const char *ip, struct mb_access *a)
+{
+    struct in_addr v4;
+    int is_bound =
+        a->token.text == NULL && inet_pton(AF_INET, ip, &v4) == 1 && !mb_address_is_elsewhere(ip);
+
+    snprintf(a->http_addr, sizeof(a->http_addr), "%s", is_bound ? ip : a->bind_addr);
+}
+
 int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb_access *out,
                      struct mb_err *err)
 {
@@ -66,6 +77,7 @@ int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb
         mb_token_close(&out->token);
         return rc;
     }
+    choose_http_addr(ip, out);
     grpc_only = out->is_mutual && !o->is_head && !o->is_job_agent;
     switch (
         mb_access_decide(out->token.text != NULL, is_trusted, is_loopback, o->is_head, grpc_only)) {
@@ -75,11 +87,17 @@ int mb_access_choose(const struct mb_agent_options *o, const char *ip, struct mb
         out->is_open = !is_loopback && !grpc_only;
         return MB_OK;
     case MB_ACCESS_MAKE:
+        snprintf(out->http_addr, sizeof(out->http_addr), "%s", out->bind_addr);
         return mb_token_make(&out->token, err);
     case MB_ACCESS_REFUSE:
         break;
     }
     return refuse(o, ip, err);
+}
+
+int mb_access_is_local_too(const struct mb_access *a)
+{
+    return strcmp(a->http_addr, a->bind_addr) != 0;
 }
 
 int mb_access_callers_are_trusted(const struct mb_access *a)

@@ -1,9 +1,9 @@
 /*
  * Start and stop of a node.
  *
- * Start: directories, ledger -> front process -> gRPC -> (head) -> gangs of a former agent ->
- * servers -> registration -> node.json, ready. Stop, in reverse: gangs end (they save and upload),
- * the node unregisters, everything closes.
+ * Start: directories, front process -> GPUs -> ledger -> gRPC -> (head) -> gangs of a former agent
+ * -> servers -> registration -> node.json, ready. Stop, in reverse: gangs end (they save and
+ * upload), the node unregisters, everything closes.
  *
  *  1. Anything that fails before ALIVE ends the process: one line, also in node.json, and the exit
  *     status of its code. Nothing is left behind but the log.
@@ -32,24 +32,9 @@
 #include "base/fs.h"
 #include "base/log.h"
 
-enum {
-    STOP_GANGS_MS = 120000,
-    ABANDONED_TIMEOUT_MS = 30000,
-    QUARANTINE_TIMEOUT_MS = 30000,
-    LEDGER_MAX = 1 << 20
-};
+enum { STOP_GANGS_MS = 120000, ABANDONED_TIMEOUT_MS = 30000, LEDGER_MAX = 1 << 20 };
 
-/* Why the node goes, and when. */
-struct leaving {
-    enum mb_gcs_death reason;
-    const char *text; /* for the cluster */
-    enum mb_deadline_source source;
-    uint64_t unix_ms; /* 0: not said */
-    const char *why;  /* for the gangs' drivers */
-    int is_patient;   /* there is no other bound: gangs get the time that they need */
-};
-
-static void begin_stop(struct agent *a, const struct leaving *how);
+static void begin_stop(struct agent *a, const struct mb_agent_leaving *how);
 static void on_stop_timer(uv_timer_t *t);
 static void begin_leave(struct agent *a);
 static void begin_close(struct agent *a);
@@ -145,38 +130,6 @@ void mb_agent_on_ledger_changed(void *arg)
     mb_gpu_keeper_look(a->gpu_keeper);
 }
 
-static void on_quarantine_told(void *arg, const struct mb_err *err, int64_t count)
-{
-    (void)arg;
-    (void)count;
-    if (err->code != MB_OK && err->code != MB_ECANCELED)
-        mb_warn("gpus", "the head does not know of the quarantine: %s", err->text);
-}
-
-/* Totals and what is available go to the head as of every change; the reasons by its KV. */
-void mb_agent_on_gpus_changed(void *arg)
-{
-    struct agent *a = arg;
-    struct mb_gcs *gcs;
-    json_t *list;
-    char *text, key[80];
-    struct mb_err err = {.text = "not connected"};
-
-    if (a->node == NULL) /* a start that fails: there is nobody to tell */
-        return;
-    gcs = mb_node_gcs(a->node);
-    list = mb_gpu_keeper_json(a->gpu_keeper);
-    text = json_dumps(list, JSON_COMPACT);
-    snprintf(key, sizeof(key), "gpu-quarantine:%.56s", mb_node_id_hex(a->node));
-    mb_node_changed(a->node);
-    if (gcs == NULL || text == NULL ||
-        mb_gcs_kv_put(gcs, "mobula", key, text, strlen(text), 1, QUARANTINE_TIMEOUT_MS,
-                      on_quarantine_told, a, NULL, &err) < 0)
-        mb_warn("gpus", "the head does not know of the quarantine: %s", err.text);
-    mb_free(text);
-    json_decref(list);
-}
-
 static void on_bundles_removed(void *arg, const struct mb_pg_id *pg)
 {
     struct agent *a = arg;
@@ -197,20 +150,20 @@ static int on_drain(void *arg, int is_preemption, const char *reason, int64_t de
         return 0;
     }
     mb_node_drain(a->node, deadline_unix_ms);
-    begin_stop(
-        a, &(struct leaving){.reason = is_preemption ? MB_GCS_DEATH_PREEMPTED : MB_GCS_DEATH_IDLE,
-                             .text = is_preemption ? "preempted" : "idle",
-                             .source = MB_DEADLINE_DRAIN,
-                             .unix_ms = has_time ? (uint64_t)deadline_unix_ms : 0,
-                             .why = "the node is drained",
-                             .is_patient = is_preemption});
+    begin_stop(a, &(struct mb_agent_leaving){.reason = is_preemption ? MB_GCS_DEATH_PREEMPTED
+                                                                     : MB_GCS_DEATH_IDLE,
+                                             .text = is_preemption ? "preempted" : "idle",
+                                             .source = MB_DEADLINE_DRAIN,
+                                             .unix_ms = has_time ? (uint64_t)deadline_unix_ms : 0,
+                                             .why = "the node is drained",
+                                             .is_patient = is_preemption});
     return 1;
 }
 
 static void on_shutdown(void *arg)
 {
-    begin_stop(arg, &(struct leaving){MB_GCS_DEATH_EXPECTED, "asked to shut down",
-                                      MB_DEADLINE_DRAIN, 0, "the node is stopping", 0});
+    begin_stop(arg, &(struct mb_agent_leaving){MB_GCS_DEATH_EXPECTED, "asked to shut down",
+                                               MB_DEADLINE_DRAIN, 0, "the node is stopping", 0});
 }
 
 const struct mb_node_manager_ops mb_agent_manager_ops = {mb_agent_on_ledger_changed,
@@ -224,25 +177,54 @@ static void on_all_gangs_ended(void *arg)
         begin_leave(a);
 }
 
-static void on_given_back(void *arg, const struct mb_err *err)
+static int is_given_back(const struct mb_err *err)
 {
-    (void)arg;
     if (err->code != MB_OK && err->code != MB_ENOENT && err->code != MB_ECANCELED)
         mb_warn("agent", "giving back what a lost driver held: %s", err->text);
+    return err->code == MB_OK || err->code == MB_ENOENT;
 }
 
-/* Nobody is left who would give the group back, so we do; the answer changes nothing here. */
+static void on_job_finished(void *arg, const struct mb_err *err)
+{
+    (void)arg;
+    is_given_back(err);
+}
+
+struct given_back { /* while the head is asked */
+    struct agent *a;
+    struct mb_pg_id pg;
+};
+
+/* A head that has removed a group before knows nobody whom it would tell: Ray 2.40 forgets nodes to
+ * which it gave a bundle as they joined. */
+static void on_given_back(void *arg, const struct mb_err *err)
+{
+    struct given_back *g = arg;
+
+    if (is_given_back(err))
+        mb_node_manager_drop(&g->a->manager, &g->pg);
+    mb_free(g);
+}
+
+/* Nobody is left who would give the group back, so we do. */
 static void on_abandoned(void *arg, const struct mb_pg_id *pg, const uint8_t *job_id)
 {
     struct agent *a = arg;
     struct mb_gcs *gcs = mb_node_gcs(a->node);
+    struct given_back *g = gcs != NULL ? mb_alloc(sizeof(*g)) : NULL;
     struct mb_err err = {0};
 
-    if (gcs == NULL ||
-        mb_gcs_pg_remove(gcs, pg->bytes, ABANDONED_TIMEOUT_MS, on_given_back, a, NULL, &err) < 0 ||
-        (job_id != NULL &&
-         mb_gcs_finish_job(gcs, job_id, ABANDONED_TIMEOUT_MS, on_given_back, a, NULL, &err) < 0))
+    if (g != NULL)
+        *g = (struct given_back){a, *pg};
+    if (g == NULL ||
+        mb_gcs_pg_remove(gcs, pg->bytes, ABANDONED_TIMEOUT_MS, on_given_back, g, NULL, &err) < 0) {
+        mb_free(g);
         mb_warn("agent", "a gang without a driver keeps its placement group: %s", err.text);
+        return;
+    }
+    if (job_id != NULL &&
+        mb_gcs_finish_job(gcs, job_id, ABANDONED_TIMEOUT_MS, on_job_finished, a, NULL, &err) < 0)
+        mb_warn("agent", "the job of a lost driver stays: %s", err.text);
 }
 
 static int on_fenced(void *arg, struct mb_err *err)
@@ -384,8 +366,8 @@ void mb_agent_on_init_lost(void *arg)
 
     mb_error("agent", "the front process is gone, ending");
     a->is_alone = 1;
-    begin_stop(a, &(struct leaving){MB_GCS_DEATH_EXPECTED, "the front process is gone",
-                                    MB_DEADLINE_SIGTERM, 0, "the node is stopping", 0});
+    begin_stop(a, &(struct mb_agent_leaving){MB_GCS_DEATH_EXPECTED, "the front process is gone",
+                                             MB_DEADLINE_SIGTERM, 0, "the node is stopping", 0});
     if (a->stage == ENDING_GANGS) /* also when its death signal was faster than this */
         uv_timer_start(&a->stop_timer, on_stop_timer, STOP_GANGS_MS, 0);
 }
@@ -403,13 +385,13 @@ static void on_signal(void *arg, const struct signalfd_siginfo *info)
     if (a->stage == ENDING_GANGS && a->signalled)
         begin_leave(a);
     else
-        begin_stop(
-            a, &(struct leaving){.reason = MB_GCS_DEATH_EXPECTED,
-                                 .text = signum == SIGTERM ? "received SIGTERM" : "received SIGINT",
-                                 .source = MB_DEADLINE_SIGTERM,
-                                 .unix_ms = has_time ? mb_unix_ms() + (uint64_t)info->ssi_int : 0,
-                                 .why = "the node is stopping",
-                                 .is_patient = 1});
+        begin_stop(a, &(struct mb_agent_leaving){
+                          .reason = MB_GCS_DEATH_EXPECTED,
+                          .text = signum == SIGTERM ? "received SIGTERM" : "received SIGINT",
+                          .source = MB_DEADLINE_SIGTERM,
+                          .unix_ms = has_time ? mb_unix_ms() + (uint64_t)info->ssi_int : 0,
+                          .why = "the node is stopping",
+                          .is_patient = 1});
     a->signalled = 1;
     if (!a->is_alone) /* the front process tells again when its time is over */
         uv_timer_stop(&a->stop_timer);
@@ -438,7 +420,7 @@ static void on_stop_timer(uv_timer_t *t)
 }
 
 /* The bound of a stop that nobody else bounds: a deadline, or STOP_GANGS_MS altogether. */
-static void bound_stop(struct agent *a, const struct leaving *how)
+static void bound_stop(struct agent *a, const struct mb_agent_leaving *how)
 {
     uint64_t now_ms = mb_unix_ms(), ms = STOP_GANGS_MS;
 
@@ -450,7 +432,7 @@ static void bound_stop(struct agent *a, const struct leaving *how)
         uv_timer_start(&a->stop_timer, on_stop_timer, ms, 0);
 }
 
-static void begin_stop(struct agent *a, const struct leaving *how)
+static void begin_stop(struct agent *a, const struct mb_agent_leaving *how)
 {
     if (a->stage > ENDING_GANGS)
         return;
@@ -459,6 +441,11 @@ static void begin_stop(struct agent *a, const struct leaving *how)
         a->leave_text = how->text;
     }
     /* Gangs of a former agent save and upload first, also before this one is ALIVE. */
+    if (a->gangs == NULL && mb_gangs_are_left(a->opts->node_dir)) {
+        if (a->stop_asked.why == NULL || how->unix_ms != 0)
+            a->stop_asked = *how;
+        return;
+    }
     if (a->stage == STARTING && (a->gangs == NULL || mb_gangs_count(a->gangs) == 0)) {
         a->stage = LEAVING;
         begin_close(a);
@@ -474,14 +461,20 @@ static void begin_stop(struct agent *a, const struct leaving *how)
     mb_gangs_stop_all(a->gangs, how->source, how->unix_ms, how->why);
 }
 
+void mb_agent_stop_asked(struct agent *a)
+{
+    if (a->stop_asked.why != NULL)
+        begin_stop(a, &a->stop_asked);
+}
+
 void mb_agent_on_notice(void *arg, uint64_t unix_ms)
 {
-    begin_stop(arg, &(struct leaving){.reason = MB_GCS_DEATH_PREEMPTED,
-                                      .text = "preempted",
-                                      .source = MB_DEADLINE_NOTICE,
-                                      .unix_ms = unix_ms,
-                                      .why = "the node will be taken away",
-                                      .is_patient = 1});
+    begin_stop(arg, &(struct mb_agent_leaving){.reason = MB_GCS_DEATH_PREEMPTED,
+                                               .text = "preempted",
+                                               .source = MB_DEADLINE_NOTICE,
+                                               .unix_ms = unix_ms,
+                                               .why = "the node will be taken away",
+                                               .is_patient = 1});
 }
 
 void mb_agent_on_rayjob_deadline(void *arg, uint64_t unix_ms)
@@ -594,7 +587,9 @@ static void begin_close(struct agent *a)
     uv_timer_stop(&a->port_timer);
     mb_adrift_stop(&a->adrift);
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
-    a->closing = 1;
+    a->closing = 2;
+    mb_gpu_driver_close(a->gpu_driver, part_closed, a);
+    a->gpu_driver = NULL;
     mb_log_service_close(&a->logs);
     mb_drivers_stop(a->drivers);
     a->drivers = NULL;
@@ -605,6 +600,10 @@ static void begin_close(struct agent *a)
     if (a->http.server != NULL) {
         a->closing++;
         mb_http_server_stop(a->http.server, part_closed, a);
+    }
+    if (a->http.metrics_server != NULL) {
+        a->closing++;
+        mb_http_server_stop(a->http.metrics_server, part_closed, a);
     }
     if (a->gangs != NULL) {
         a->closing++;
@@ -654,6 +653,7 @@ static void free_parts(struct agent *a)
     mb_grpc_destroy(a->grpc);
     mb_head_destroy(a->head);
     mb_http_server_destroy(a->http.server);
+    mb_http_server_destroy(a->http.metrics_server);
     mb_gangs_destroy(a->gangs);
     mb_node_destroy(a->node);
     mb_ledger_destroy(a->ledger);

@@ -47,21 +47,19 @@ _Static_assert(PORTS_WAIT_MS >= 2000, "too short for who has a port for a moment
 /* A standby waits for as long as it takes. */
 #define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)
 
+/* Of a message from the head or a driver: the largest, a table of nodes or what a launch says, take
+ * a kilobyte a node. Packages, values of Ray's KV, come to a job agent only. */
+#define MESSAGE_MAX_BYTES ((size_t)32 << 20)
+
 /* ---- piece by piece ---- */
 
 static int make_ledger(struct agent *a, struct mb_err *err)
 {
     struct mb_resource totals[3];
-    unsigned gpus;
+    unsigned gpus = mb_agent_gpus_to_offer(a, &a->gpus);
     size_t n = 0;
-    int rc = mb_gpus_detect(&a->gpus, err);
+    int rc;
 
-    if (rc != MB_OK && (a->opts->num_gpus < 0 || rc == MB_EINVAL))
-        return mb_err_wrap(err, "counting the GPUs (--num-gpus N overrides)");
-    gpus = a->opts->num_gpus >= 0 ? (unsigned)a->opts->num_gpus : a->gpus.count;
-    if (a->gpus.list != NULL && gpus > a->gpus.count)
-        return mb_err_set(err, MB_EINVAL, "--num-gpus %u: %s leaves %u (\"%.200s\")", gpus,
-                          a->gpus.list_name, a->gpus.count, a->gpus.list);
     if (gpus > 0)
         totals[n++] = (struct mb_resource){MB_RESOURCE_GPU, gpus};
     if (gpus > 0)
@@ -70,16 +68,9 @@ static int make_ledger(struct agent *a, struct mb_err *err)
     mb_info("agent", "resources " MB_RESOURCE_GPU "=%u " MB_RESOURCE_SLOT "=%u", gpus,
             totals[n - 1].units);
     rc = mb_ledger_create(totals, n, &a->ledger, err);
-    if (rc != MB_OK)
-        return rc;
-    mb_agent_load_ledger(a);
-    if (a->gpus.vendor != MB_GPU_NVIDIA)
-        return MB_OK;
-    rc = mb_gpu_keeper_create(&a->loop, a->ledger, a->opts->node_dir, mb_agent_on_gpus_changed, a,
-                              &a->gpu_keeper, err);
-    if (rc != MB_OK)
-        return rc;
-    return mb_gpu_figures_create(&a->loop, a->gpus.count, &a->figures, err);
+    if (rc == MB_OK)
+        mb_agent_load_ledger(a);
+    return rc;
 }
 
 static struct mb_gcs *gcs_of(void *arg)
@@ -173,6 +164,8 @@ static int start_head(struct agent *a, struct mb_err *err)
     char *packages = mb_path_join(a->opts->node_dir, "packages");
     struct mb_head_opts opts = {
         .bind_addr = a->access.bind_addr,
+        .http_addr = a->access.http_addr,
+        .is_http_local_too = mb_access_is_local_too(&a->access),
         .node_ip = a->ip,
         .gcs_port = a->opts->port != 0 ? (int)a->opts->port : a->former.head_port,
         .http_port =
@@ -248,7 +241,8 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                 .labels = a->opts->labels,
                                 .n_labels = a->opts->n_labels,
                                 .is_head = a->opts->is_head,
-                                .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0};
+                                .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0,
+                                .max_message_bytes = a->opts->is_job_agent ? 0 : MESSAGE_MAX_BYTES};
     int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &mb_agent_gangs_ops, a,
                              &a->gangs, err);
 
@@ -275,7 +269,8 @@ static int make_parts(struct agent *a, struct mb_err *err)
 
 static int listen_at(struct agent *a, int port, struct mb_err *err)
 {
-    struct mb_grpc_server_opts opts = {.token = a->access.token.text};
+    struct mb_grpc_server_opts opts = {.token = a->access.token.text,
+                                       .max_message_bytes = MESSAGE_MAX_BYTES};
     char addr[96];
     int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
 
@@ -327,9 +322,12 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.ip = a->ip;
     a->http.head = a->head;
     a->http.node_name = a->node_name;
-    rc = mb_agent_http_start(&a->loop, &a->http, a->access.bind_addr, a->access.token.text,
-                             (int)a->opts->http_port, a->former.http_port, err);
+    rc = mb_agent_http_start(&a->loop, &a->http, &a->access, (int)a->opts->http_port,
+                             a->former.http_port, err);
     snprintf(a->http_address, sizeof(a->http_address), "http://%s:%d", a->ip, a->http.port);
+    if (rc == MB_OK && a->opts->metrics_port > 0)
+        rc = mb_agent_http_start_metrics(&a->loop, &a->http, &a->access, (int)a->opts->metrics_port,
+                                         err);
     return rc;
 }
 
@@ -488,12 +486,11 @@ static int start_hardware(struct agent *a, struct mb_err *err)
     return mb_hardware_report_start(&a->loop, &opts, &a->hardware, err);
 }
 
+/* The ledger is there. */
 static int start_parts(struct agent *a, struct mb_err *err)
 {
-    int rc = make_ledger(a, err);
+    int rc = mb_gcs_grpc_create(&a->loop, &a->grpc, err);
 
-    if (rc == MB_OK)
-        rc = mb_gcs_grpc_create(&a->loop, &a->grpc, err);
     if (rc == MB_OK && mb_grpc_tls(a->grpc) != NULL)
         rc = mb_grpc_tls_names(mb_grpc_tls(a->grpc), a->ip, err);
     if (rc == MB_OK)
@@ -517,6 +514,8 @@ static int start_parts(struct agent *a, struct mb_err *err)
         mb_drain_service_resume(&a->drain_service);
     if (rc == MB_OK)
         rc = mb_node_start(a->node, a->grpc_port, a->http.port, err);
+    if (rc == MB_OK)
+        mb_agent_stop_asked(a);
     return rc;
 }
 
@@ -524,7 +523,8 @@ static int start_parts(struct agent *a, struct mb_err *err)
 static int taken_port(const struct agent *a)
 {
     const int ports[] = {a->former.head_port, a->former.head_http_port, a->former.grpc_port,
-                         a->former.http_port};
+                         a->former.http_port,
+                         a->former.http_port != 0 ? (int)a->opts->metrics_port : 0};
 
     for (size_t i = 0; i < sizeof(ports) / sizeof(ports[0]); i++)
         if (ports[i] != 0 && !mb_port_is_free(a->access.bind_addr, ports[i]))
@@ -547,19 +547,37 @@ static void on_port_timer(uv_timer_t *t)
         mb_agent_on_failed(a, &err);
 }
 
-int mb_agent_start(struct agent *a, struct mb_err *err)
+static int start_when_ports_are_free(struct agent *a, struct mb_err *err)
 {
-    int rc, taken;
+    int taken = taken_port(a);
 
-    mb_node_file_former_ports(a->opts->node_dir, &a->former); /* a failure writes them again */
-    rc = prepare(a, err);
-    if (rc != MB_OK)
-        return rc;
-    taken = taken_port(a);
     if (taken == 0)
         return start_parts(a, err);
     mb_warn("agent", "waiting for the ports of the former agent: %d is taken", taken);
     a->ports_by_ms = mb_mono_ms() + PORTS_WAIT_MS;
     uv_timer_start(&a->port_timer, on_port_timer, PORTS_LOOK_MS, PORTS_LOOK_MS);
     return MB_OK;
+}
+
+void mb_agent_begin(struct agent *a, const struct mb_gpu_found *found)
+{
+    struct mb_err err = {0};
+    int rc = make_ledger(a, &err);
+
+    a->has_begun = 1;
+    if (rc == MB_OK && a->gpus.vendor != MB_GPU_NONE)
+        rc = mb_agent_watch_gpus(a, found, &err);
+    if (rc == MB_OK)
+        rc = start_when_ports_are_free(a, &err);
+    if (rc != MB_OK)
+        mb_agent_on_failed(a, &err);
+}
+
+int mb_agent_start(struct agent *a, struct mb_err *err)
+{
+    int rc;
+
+    mb_node_file_former_ports(a->opts->node_dir, &a->former); /* a failure writes them again */
+    rc = prepare(a, err);
+    return rc == MB_OK ? mb_agent_count_gpus(a, err) : rc;
 }

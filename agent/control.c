@@ -243,8 +243,18 @@ void mb_control_unbind(struct mb_gang_run *r)
 void mb_control_ended(struct mb_gang_run *r)
 {
     Mobula__V1__Ended m = MOBULA__V1__ENDED__INIT;
+    Mobula__V1__LostLog lost[MB_GANG_RANKS_MAX], *list[MB_GANG_RANKS_MAX];
     struct mb_grpc_stream *stream = r->stream;
 
+    m.lost_logs = list;
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        if (r->ranks[i].lost == NULL)
+            continue;
+        list[m.n_lost_logs] = &lost[m.n_lost_logs];
+        mobula__v1__lost_log__init(&lost[m.n_lost_logs]);
+        lost[m.n_lost_logs].rank = r->ranks[i].rank;
+        lost[m.n_lost_logs++].text = r->ranks[i].lost;
+    }
     send_message(r, MOBULA__V1__AGENT_MESSAGE__BODY_ENDED, &m);
     mb_control_unbind(r);
     if (stream != NULL)

@@ -52,6 +52,11 @@ const char *mb_deadline_action_name(enum mb_deadline_action a)
     return (unsigned)a < MB_DEADLINE_N_ACTIONS ? action_names[a] : "?";
 }
 
+uint64_t mb_deadline_of_job(uint64_t started_unix_ms, uint64_t active_ms, uint64_t early_ms)
+{
+    return started_unix_ms + active_ms - (early_ms < active_ms / 2 ? early_ms : active_ms / 2);
+}
+
 static void find_earliest(struct mb_deadline *d)
 {
     uint64_t least = MB_DEADLINE_NEVER;

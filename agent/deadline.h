@@ -40,6 +40,10 @@ struct mb_deadline {
 
 #define MB_DEADLINE_NEVER UINT64_MAX /* of a RayJob: it has none, whatever was estimated */
 
+/* When a job that may run for active_ms is to be done: early_ms before its end, but half of its
+ * time is left to work in. */
+uint64_t mb_deadline_of_job(uint64_t started_unix_ms, uint64_t active_ms, uint64_t early_ms);
+
 /* The earliest one wins; unix_ms 0 is none and only tells that the node goes. What one source says
  * later counts if it is earlier, but a RayJob's always: somebody edited it, and it takes the place
  * of what was estimated for it. 1: something changed. */

@@ -59,7 +59,7 @@ int mb_gang_run_event(struct mb_gang_run *r, enum mb_gang_event event, struct mb
     /* What the ranks sealed last is in the journal before it is noted that none is left: an agent
      * that is started after that does not look again. */
     if (event == MB_GANG_EV_ALL_EXITED && r->upload != NULL)
-        mb_upload_look(r->upload);
+        mb_upload_last_look(r->upload);
     rc = mb_gang_step(&r->fsm, event, &actions, err != NULL ? err : &local);
 
     if (rc != MB_OK) {
@@ -461,9 +461,9 @@ static void release(struct mb_gang_run *r)
         r->owner->ops->on_abandoned(r->owner->arg, &r->pg, r->has_own_job ? r->own_job : NULL);
     if (r->stream != NULL)
         say_ended(r, mb_mono_ms());
-    else if (r->owner->stopping)
+    else if (r->owner->stopping && mb_gang_logs_sent(r))
         mb_gang_run_close(r);
-    else
+    else if (!r->owner->stopping)
         mb_gang_lease(&r->fsm, ENDED_KEPT_MS, mb_mono_ms());
 }
 
@@ -490,6 +490,17 @@ static void after_event(struct mb_gang_run *r, enum mb_gang_state before, const 
         release(r);
 }
 
+/* What is said or sent yet goes on, in tick, for as long as it may. */
+void mb_gang_run_stop_ended(struct mb_gang_run *r, uint64_t unix_ms)
+{
+    uint64_t now_ms = mb_unix_ms();
+
+    if (unix_ms != 0)
+        mb_gang_logs_hurry(r, mb_mono_ms() + (unix_ms > now_ms ? unix_ms - now_ms : 0));
+    if (r->stream == NULL && mb_gang_logs_sent(r))
+        mb_gang_run_close(r);
+}
+
 /* ---- time ---- */
 
 void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
@@ -505,7 +516,8 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
         return;
     }
     if (r->fsm.state == MB_GANG_ENDED && r->owner->stopping) { /* its driver went before it heard */
-        mb_gang_run_close(r);
+        if (mb_gang_logs_sent(r))
+            mb_gang_run_close(r);
         return;
     }
     mb_gang_logs_pump(r, now_ms);
@@ -515,7 +527,8 @@ void mb_gang_run_tick(struct mb_gang_run *r, uint64_t now_ms)
     if (!mb_gang_lease_is_over(&r->fsm, now_ms))
         return;
     if (r->fsm.state == MB_GANG_ENDED) {
-        mb_gang_run_close(r);
+        if (mb_gang_logs_sent(r))
+            mb_gang_run_close(r);
     } else {
         r->is_abandoned = 1;
         mb_gang_run_event(r, MB_GANG_EV_LEASE_EXPIRED, NULL);
@@ -538,6 +551,8 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
     if (rc != MB_OK)
         mb_gang_run_fail(r, rc, err.text);
     if (adoption == MB_GANG_ADOPT_UPLOADS) {
+        mb_gang_logs_adopt(r);
+        mb_gang_logs_end(r);
         if (r->upload != NULL)
             mb_upload_no_more(r->upload);
         if (r->upload == NULL || !mb_upload_is_busy(r->upload))
@@ -550,10 +565,7 @@ void mb_gang_run_adopt(struct mb_gang_run *r)
         r->ranks[i].exited = 0;
     }
     mb_ledger_hold(r->owner->ledger, &r->pg);
-    for (size_t i = 0; i < r->n_ranks; i++)
-        if (mb_gang_logs_keep(&r->ranks[i], 0, NULL, NULL, &err) != MB_OK)
-            mb_warn("gang", "rank=%u: its log is neither capped nor sent: %s", r->ranks[i].rank,
-                    err.text);
+    mb_gang_logs_adopt(r);
     rc = mb_supervisor_adopt(r->owner->init, r->dir, &supervisor_ops, r, &r->sup, &err);
     if (rc == MB_OK) {
         if (r->fsm.state == MB_GANG_STOPPING)
@@ -591,12 +603,13 @@ void mb_gang_run_close(struct mb_gang_run *r)
         return;
     r->is_closing = 1;
     r->close_pending = 1;
+    mb_control_unbind(r); /* its stream may outlive it */
     mb_gang_logs_drop(r);
+    if (r->fsm.state == MB_GANG_ENDED && r->owner->close_cb == NULL)
+        mb_gang_store_save(r); /* until now the logs may have been left to do */
     for (size_t i = 0; i < r->n_ranks; i++) {
         mb_gang_report_close(&r->ranks[i]);
-        if (r->ranks[i].log_fd >= 0)
-            close(r->ranks[i].log_fd);
-        r->ranks[i].log_fd = -1;
+        mb_logfile_close(&r->ranks[i].log);
     }
     if (r->pull != NULL) { /* its callback still comes */
         r->close_pending++;

@@ -7,14 +7,13 @@
  *  2. Chunks end at a line end where there is one. A line without end is sent when it has not
  *     grown for half a second, or its rank is gone.
  *  3. No driver: nothing is read; a new Hello says where to go on.
- *  4. Beside that every log is kept (log_keeper.h) from its start; Ended waits until it is sent.
+ *  4. The cap let go of bytes that were not read yet: the next chunk begins behind them.
+ *  5. Beside that every log is kept (log_keeper.h) from its start; Ended waits until it is sent and
+ *     says what is lost of it.
  */
 #include "agent/gang_run.h"
 
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/str.h"
@@ -23,15 +22,16 @@ enum { PARTIAL_LINE_MS = 500, CHUNKS_PER_TICK = 16 };
 
 static int open_log(struct mb_gang_rank *rank)
 {
+    struct mb_err err;
     char *path;
 
-    if (rank->log_fd >= 0)
+    if (rank->log.fd >= 0)
         return 1;
     path = mb_gang_log_path(rank->run, rank->rank);
     if (path != NULL)
-        rank->log_fd = open(path, O_RDONLY | O_CLOEXEC);
+        mb_logfile_open(path, &rank->log, &err);
     mb_free(path);
-    return rank->log_fd >= 0;
+    return rank->log.fd >= 0;
 }
 
 /* How many of the n bytes to send now. */
@@ -61,11 +61,13 @@ static int pump_one(struct mb_gang_rank *rank, uint64_t now_ms)
 {
     struct mb_gang_run *r = rank->run;
     uint8_t *p = r->owner->scratch;
-    ssize_t got = pread(rank->log_fd, p, MB_GANG_LOG_CHUNK_MAX, (off_t)rank->log_offset);
+    uint64_t at = rank->log_offset;
+    long got = mb_logfile_read(&rank->log, &at, p, MB_GANG_LOG_CHUNK_MAX);
     size_t n;
 
-    if (got <= 0)
+    if (got <= 0 || at < rank->log_offset) /* truncated by its writer: until it is as long again */
         return 0;
+    rank->log_offset = at;
     n = whole_lines(rank, p, (size_t)got, now_ms);
     if (n == 0 || mb_control_log(r, rank->rank, rank->log_offset, p, n) != MB_OK)
         return 0;
@@ -92,16 +94,13 @@ void mb_gang_logs_pump(struct mb_gang_run *r, uint64_t now_ms)
 
 int mb_gang_logs_drained(const struct mb_gang_rank *rank)
 {
-    struct stat st;
-
-    return rank->log_fd < 0 || fstat(rank->log_fd, &st) != 0 ||
-           (uint64_t)st.st_size <= rank->log_offset;
+    return rank->log.fd < 0 || mb_logfile_size(&rank->log) <= rank->log_offset;
 }
 
 /* ---- cap and store ---- */
 
-int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
-                      const char *wait, struct mb_err *err)
+static int keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes, const char *wait,
+                struct mb_err *err)
 {
     const struct mb_gang_run *r = rank->run;
     char *path = mb_gang_log_path(r, rank->rank);
@@ -120,6 +119,33 @@ int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_byt
     return rc;
 }
 
+int mb_gang_logs_keep(struct mb_gang_rank *rank, const char *max_bytes, const char *wait,
+                      struct mb_err *err)
+{
+    return keep(rank, 1, max_bytes, wait, err);
+}
+
+void mb_gang_logs_adopt(struct mb_gang_run *r)
+{
+    struct mb_err err;
+
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (keep(&r->ranks[i], 0, NULL, NULL, &err) != MB_OK)
+            mb_warn("gang", "rank=%u: its log is neither capped nor sent: %s", r->ranks[i].rank,
+                    err.text);
+}
+
+static void on_lost(void *arg, const char *text)
+{
+    struct mb_gang_rank *rank = arg;
+    char *both = rank->lost != NULL ? mb_asprintf("%s; %s", rank->lost, text) : mb_strdup(text);
+
+    if (both == NULL)
+        return; /* the agent's log has it */
+    mb_free(rank->lost);
+    rank->lost = both;
+}
+
 static void on_sent(void *arg)
 {
     struct mb_gang_rank *rank = arg;
@@ -129,9 +155,15 @@ static void on_sent(void *arg)
 
 void mb_gang_logs_end(struct mb_gang_run *r)
 {
-    for (size_t i = 0; i < r->n_ranks; i++)
-        if (r->ranks[i].kept != NULL && mb_kept_log_end(r->ranks[i].kept, on_sent, &r->ranks[i]))
-            r->ranks[i].kept = NULL;
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        struct mb_gang_rank *rank = &r->ranks[i];
+
+        if (rank->kept == NULL)
+            continue;
+        mb_kept_log_tell_lost(rank->kept, on_lost);
+        if (mb_kept_log_end(rank->kept, on_sent, rank))
+            rank->kept = NULL;
+    }
     if (r->logs_by_ms > 0)
         mb_gang_logs_hurry(r, r->logs_by_ms);
 }
@@ -155,10 +187,20 @@ int mb_gang_logs_sent(const struct mb_gang_run *r)
     return 1;
 }
 
+int mb_gang_logs_owe(const struct mb_gang_run *r)
+{
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].kept != NULL || r->ranks[i].lost != NULL)
+            return 1;
+    return 0;
+}
+
 void mb_gang_logs_drop(struct mb_gang_run *r)
 {
     for (size_t i = 0; i < r->n_ranks; i++) {
         mb_kept_log_drop(r->ranks[i].kept);
         r->ranks[i].kept = NULL;
+        mb_free(r->ranks[i].lost);
+        r->ranks[i].lost = NULL;
     }
 }

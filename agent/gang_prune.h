@@ -21,8 +21,11 @@ struct mb_gang_ended {
 void mb_gang_prune_decide(struct mb_gang_ended *list, size_t n, int64_t now_s);
 
 /* Blocking: removes what is surplus below root (NODE_DIR/gangs). A directory whose gang.json does
- * not say ENDED is left alone: it lives, or people have to look at it. */
+ * not say ENDED is left alone: it lives, or people have to look at it. So is one that saved into
+ * what was unpacked for a job until NODE_DIR/jobs/ID/kept says so (job_unpacked.h). */
 void mb_gang_prune(const char *root, int64_t now_s);
+/* 1 if the attempt in dir has ended, with nothing left to do; *ended_s: its time. */
+int mb_gang_dir_has_ended(const char *dir, int64_t *ended_s);
 /* An attempt that has ended: what nobody needs any more, and what holds secrets. */
 void mb_gang_prune_ended(const char *dir);
 

@@ -16,6 +16,7 @@
 #include "agent/upload/pull.h"
 #include "agent/upload/upload.h"
 #include "base/buf.h"
+#include "base/logfile.h"
 #include "proto/mobula/agent.pb-c.h"
 #include "worker/report.h"
 
@@ -54,11 +55,12 @@ struct mb_gang_rank {
     struct mb_buf in;  /* bytes of a frame too large for the socket's own buffer */
     struct mb_buf out; /* frames the worker has not taken yet */
     /* log file */
-    int log_fd;               /* -1: not open */
+    struct mb_logfile log;    /* fd -1: not open */
     uint64_t log_offset;      /* sent to the driver up to here */
     uint64_t log_seen_size;   /* for partial lines: size at the last look ... */
     uint64_t log_seen_ms;     /* ... and since when it has not grown */
     struct mb_kept_log *kept; /* NULL: not kept (any more) */
+    char *lost;               /* owned; of its log, Ended tells it; NULL: nothing */
 };
 
 struct mb_gang_run {
@@ -163,7 +165,9 @@ void mb_gang_run_launch_failed(struct mb_gang_run *r, int code, const char *text
  * from a close, a stop or a failure has been done. */
 int mb_gang_run_fetched(struct mb_gang_run *r, const char *what, const struct mb_err *err);
 void mb_gang_run_close(struct mb_gang_run *r); /* closes every part; mb_gangs_run_closed follows */
-void mb_gang_run_part_closed(void *r);         /* one of them is */
+/* It has ended, and the node stops, at unix_ms (0: nobody said). */
+void mb_gang_run_stop_ended(struct mb_gang_run *r, uint64_t unix_ms);
+void mb_gang_run_part_closed(void *r); /* one of them is */
 
 /* gang_inputs.c */
 /* Fetches what ranks read, then spawns them; without inputs at once. */
@@ -187,14 +191,16 @@ void mb_gang_report_send(struct mb_gang_rank *rank, const struct mb_report *mess
 void mb_gang_logs_pump(struct mb_gang_run *r, uint64_t now_ms);
 int mb_gang_logs_drained(const struct mb_gang_rank *rank); /* 1: all of it is on the stream */
 
-/* Keeps a rank's log below its cap and sends it to the store. is_new: it is about to start, with
- * MOBULA_LOG_MAX_BYTES and MOBULA_LOG_WAIT (NULL: not set); else an earlier agent of this node
- * kept it. */
-int mb_gang_logs_keep(struct mb_gang_rank *rank, int is_new, const char *max_bytes,
-                      const char *wait, struct mb_err *err);
-void mb_gang_logs_end(struct mb_gang_run *r);                   /* no rank is left */
+/* Keeps a rank's log below its cap and sends it to the store, for a rank that is about to start
+ * with MOBULA_LOG_MAX_BYTES and MOBULA_LOG_WAIT (NULL: not set). */
+int mb_gang_logs_keep(struct mb_gang_rank *rank, const char *max_bytes, const char *wait,
+                      struct mb_err *err);
+void mb_gang_logs_adopt(struct mb_gang_run *r); /* those that an earlier agent of this node kept */
+void mb_gang_logs_end(struct mb_gang_run *r);   /* no rank is left */
 void mb_gang_logs_hurry(struct mb_gang_run *r, uint64_t by_ms); /* nobody waits longer */
 int mb_gang_logs_sent(const struct mb_gang_run *r); /* 1: nothing of them is on its way */
+/* 1: the driver has not heard yet what became of the logs. */
+int mb_gang_logs_owe(const struct mb_gang_run *r);
 void mb_gang_logs_drop(struct mb_gang_run *r);
 
 /* gang_store.c */

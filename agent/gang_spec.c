@@ -106,7 +106,7 @@ int mb_gang_spec_ranks(struct mb_gang_run *r, const Mobula__V1__Launch *l, struc
                                             .progress = {.iteration = -1},
                                             .saved = -1,
                                             .fd = -1,
-                                            .log_fd = -1};
+                                            .log = {-1, -1}};
     r->world_size = l->world_size;
     r->num_nodes = l->num_nodes;
     r->node_rank = l->node_rank;
@@ -376,7 +376,7 @@ static int fill_child(struct parts *p, struct mb_gang_run *r, size_t i, struct m
         .log_path = p->logs[i],
         .want_report = r->is_worker,
     };
-    return mb_gang_logs_keep(&r->ranks[i], 1, env_get(&p->envs[i], "MOBULA_LOG_MAX_BYTES"),
+    return mb_gang_logs_keep(&r->ranks[i], env_get(&p->envs[i], "MOBULA_LOG_MAX_BYTES"),
                              env_get(&p->envs[i], "MOBULA_LOG_WAIT"), err);
 }
 

@@ -2,6 +2,9 @@
  * What an attempt must not forget when its agent dies: DIR/gang.json, replaced as a whole at every
  * transition. It holds no environment and no command, so no secrets.
  *
+ * An attempt has ended when its logs are where they belong and its driver was told: until then it
+ * drains, for an agent that comes after this one.
+ *
  *  1. Writing fails (disk full): the gang goes on; the log says that a restart would lose it.
  *  2. A damaged file: the attempt is not adopted, named in the log, and left on disk for people.
  */
@@ -60,13 +63,15 @@ static json_t *said_json(const struct mb_deadline *d)
 
 void mb_gang_store_save(const struct mb_gang_run *r)
 {
+    enum mb_gang_state state =
+        r->fsm.state == MB_GANG_ENDED && mb_gang_logs_owe(r) ? MB_GANG_DRAINING : r->fsm.state;
     char own_job[2 * MB_JOB_ID_BYTES + 1], gang[2 * MB_PG_ID_BYTES + 1];
     json_t *o = json_pack(
         GANG_FORMAT, "version", VERSION, "placement_group_id", r->pg_hex, "gang",
         mb_hex(r->gang.bytes, sizeof(r->gang.bytes), gang), "attempt", (json_int_t)r->attempt,
         "job_id", r->job_id, "own_job_id",
         r->has_own_job ? mb_hex(r->own_job, sizeof(r->own_job), own_job) : "", "state",
-        mb_gang_state_name(r->fsm.state), "released", r->fsm.released, "lease_ms",
+        mb_gang_state_name(state), "released", r->fsm.released, "lease_ms",
         (json_int_t)r->fsm.lease_ms, "world_size", (json_int_t)r->world_size, "num_nodes",
         (json_int_t)r->num_nodes, "node_rank", (json_int_t)r->node_rank, "is_worker", r->is_worker,
         "stop_grace_ms", (json_int_t)r->stop_grace_ms, "watch_tracker", r->watch_tracker,
@@ -132,7 +137,7 @@ static int load_ranks(struct mb_gang_run *r, json_t *list)
                                             .progress = {.iteration = -1},
                                             .saved = -1,
                                             .fd = -1,
-                                            .log_fd = -1};
+                                            .log = {-1, -1}};
         if (endpoint[0] != '\0')
             r->ranks[i].endpoint = mb_strdup(endpoint);
         if (cause[0] != '\0')

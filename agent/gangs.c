@@ -246,6 +246,26 @@ void mb_gangs_run_closed(struct mb_gang_run *r)
     maybe_closed(g);
 }
 
+int mb_gangs_are_left(const char *node_dir)
+{
+    char *root = mb_path_join(node_dir, "gangs");
+    DIR *dir = root != NULL ? opendir(root) : NULL;
+    const struct dirent *e;
+    int yes = root == NULL;
+
+    while (dir != NULL && !yes && (e = readdir(dir)) != NULL) {
+        char *path = e->d_name[0] != '.' ? mb_path_join(root, e->d_name) : NULL;
+        int64_t ended_s;
+
+        yes = path != NULL && !mb_gang_dir_has_ended(path, &ended_s);
+        mb_free(path);
+    }
+    if (dir != NULL)
+        closedir(dir);
+    mb_free(root);
+    return yes;
+}
+
 void mb_gangs_adopt(struct mb_gangs *g)
 {
     char *root = mb_path_join(g->opts.node_dir, "gangs");
@@ -302,7 +322,7 @@ void mb_gangs_stop_all(struct mb_gangs *g, enum mb_deadline_source source, uint6
     g->stopping = 1;
     for (size_t i = g->n_runs; i-- > 0;)
         if (g->runs[i]->fsm.state == MB_GANG_ENDED && !g->runs[i]->is_closing)
-            mb_gang_run_close(g->runs[i]);
+            mb_gang_run_stop_ended(g->runs[i], unix_ms);
     leave_all(g, source, unix_ms, why);
     if (g->n_runs == 0 && !again)
         g->ops->on_all_ended(g->arg);

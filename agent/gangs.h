@@ -43,6 +43,8 @@ struct mb_gangs_ops {
 int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,
                     const struct mb_gangs_opts *opts, const struct mb_gangs_ops *ops, void *arg,
                     struct mb_gangs **out, struct mb_err *err);
+/* 1: an agent before this one left a gang there that has not ended, logs on their way included. */
+int mb_gangs_are_left(const char *node_dir);
 /* Take over what a former agent of this node directory left behind; call before listening. */
 void mb_gangs_adopt(struct mb_gangs *g);
 /* Serve mobula.v1.NodeAgent. */

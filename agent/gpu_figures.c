@@ -1,5 +1,6 @@
 /*
- *  1. create: the driver is opened once; a timer has a thread read into a list of its own.
+ *  1. begin: the driver has answered (of AMD's files the paths are known); a timer has a thread
+ * read into a list of its own.
  *  2. Back on the loop the lists change places: nobody sees a half one.
  *  3. A driver that hangs is asked once; its last figures stay.
  *  4. close: a thread that reads is left behind with its list.
@@ -16,13 +17,15 @@ enum { EVERY_MS = 5000 };
 
 /* The thread's until it has returned. */
 struct reading {
-    struct mb_nvml *nvml; /* one holder more */
+    struct mb_nvml *nvml; /* one holder more; NULL: they are AMD's */
+    struct mb_amd amd;
     unsigned n;
     struct mb_gpu_usage *usage; /* [n] */
 };
 
 struct mb_gpu_figures {
-    struct mb_nvml *nvml;
+    struct mb_nvml *nvml; /* NULL: they are AMD's */
+    struct mb_amd amd;
     unsigned n, n_known;
     struct mb_gpu_usage *known; /* [n_known] */
     uv_timer_t timer;
@@ -229,7 +232,10 @@ static void read_all(void *load)
     struct reading *r = load;
 
     for (unsigned i = 0; i < r->n; i++)
-        mb_nvml_usage(r->nvml, i, &r->usage[i]);
+        if (r->nvml != NULL)
+            mb_nvml_usage(r->nvml, i, &r->usage[i]);
+        else
+            mb_amd_usage(&r->amd, i, &r->usage[i]);
 }
 
 static void after_read(void *owner, void *load)
@@ -261,7 +267,8 @@ static void on_timer(uv_timer_t *t)
 
     if (r == NULL)
         return;
-    r->nvml = mb_nvml_share(f->nvml);
+    r->nvml = f->nvml != NULL ? mb_nvml_share(f->nvml) : NULL;
+    r->amd = f->amd;
     r->usage = mb_calloc(f->n, sizeof(*r->usage));
     r->n = f->n;
     if (r->usage != NULL)
@@ -270,28 +277,25 @@ static void on_timer(uv_timer_t *t)
         drop_reading(r);
 }
 
-int mb_gpu_figures_create(uv_loop_t *loop, unsigned n, struct mb_gpu_figures **out,
-                          struct mb_err *err)
+int mb_gpu_figures_create(uv_loop_t *loop, struct mb_gpu_figures **out, struct mb_err *err)
 {
-    struct mb_nvml *nvml = NULL;
-    struct mb_gpu_figures *f;
-    int rc = n > 0 ? mb_nvml_open(&nvml, err) : MB_OK;
+    struct mb_gpu_figures *f = mb_calloc(1, sizeof(*f));
 
-    *out = NULL;
-    if (rc != MB_OK || nvml == NULL)
-        return rc;
-    f = mb_calloc(1, sizeof(*f));
-    if (f == NULL) {
-        mb_nvml_close(nvml);
+    *out = f;
+    if (f == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory for the GPUs' figures");
-    }
-    f->nvml = nvml;
-    f->n = n < MB_GPUS_MAX ? n : MB_GPUS_MAX;
     uv_timer_init(loop, &f->timer);
     f->timer.data = f;
-    uv_timer_start(&f->timer, on_timer, 0, EVERY_MS);
-    *out = f;
     return MB_OK;
+}
+
+void mb_gpu_figures_begin(struct mb_gpu_figures *f, struct mb_nvml *nvml, const struct mb_amd *amd)
+{
+    f->nvml = nvml != NULL ? mb_nvml_share(nvml) : NULL;
+    f->amd = *amd;
+    f->n = nvml != NULL ? mb_nvml_count(nvml) : amd->n;
+    if (f->n > 0)
+        uv_timer_start(&f->timer, on_timer, 0, EVERY_MS);
 }
 
 void mb_gpu_figures_close(struct mb_gpu_figures *f, void (*cb)(void *arg), void *arg)

@@ -1,5 +1,6 @@
 /*
- *  1. create: NVML; devices that nobody has are asked about, and those without a baseline wait;
+ *  1. create: devices that nobody has are asked about, and those without a baseline wait; while the
+ *     driver has not answered the agent's own first question, all of them wait;
  *  2. look: while a device is CHECKED or QUARANTINED in the ledger, or asked about, the timer runs;
  *  3. each tick asks for each device in doubt, on a thread of its own, unless it is being asked;
  *  4. back on the loop the sample gets its verdict, the ledger hears of it, the file is written
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 #include "agent/gpu_watch.h"
-#include "agent/nvml.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/errand.h"
@@ -26,17 +26,19 @@ struct question {
     struct mb_nvml *nvml; /* one holder more */
     unsigned device;
     int has_answer;
-    uint64_t used_bytes;
+    struct mb_gpu_sample used;
 };
 
 struct asked {
     struct mb_errand *errand; /* NULL: none is under way */
     uint64_t since_ms;
+    int is_told; /* that its memory is not said */
 };
 
 struct mb_gpu_keeper {
     struct mb_ledger *ledger;
-    struct mb_nvml *nvml;
+    const struct mb_gpus *gpus;
+    struct mb_nvml *nvml; /* NULL: the driver has not answered yet */
     char *path;
     void (*on_changed)(void *arg);
     void *arg;
@@ -51,18 +53,38 @@ struct mb_gpu_keeper {
 
 /* ---- the file ---- */
 
+static char *name_of(const struct mb_gpu_keeper *k, size_t device, char name[MB_GPU_WORD_MAX])
+{
+    if (device < k->gpus->chosen.n)
+        snprintf(name, MB_GPU_WORD_MAX, "%s", k->gpus->chosen.at[device].word);
+    else
+        snprintf(name, MB_GPU_WORD_MAX, "%zu", device);
+    return name;
+}
+
+static const char *const baseline_keys[] = {
+    [MB_GPU_BY_MEMORY] = "baseline_bytes", [MB_GPU_BY_PROCESSES] = "baseline_processes"};
+
 static void keep(const struct mb_gpu_keeper *k)
 {
     json_t *list = json_array();
-    char *text;
+    char *text, name[MB_GPU_WORD_MAX];
+    int is_whole = 1;
     struct mb_err err = {.text = "no memory"};
 
-    for (size_t i = 0; i < k->n; i++)
-        json_array_append_new(
-            list, json_pack("{s:b, s:I, s:b}", "has_baseline", k->watches[i].has_baseline,
-                            "baseline_bytes", (json_int_t)k->watches[i].baseline_bytes,
-                            "unconfirmed", k->watches[i].is_watched && !k->watches[i].is_new));
-    text = json_dumps(list, JSON_INDENT(1));
+    for (size_t i = 0; i < k->n; i++) {
+        const struct mb_gpu_watch *w = &k->watches[i];
+        json_t *item = json_pack("{s:b, s:b, s:s}", "has_baseline", w->has_baseline, "unconfirmed",
+                                 w->is_watched && !w->is_new, "word", name_of(k, i, name));
+
+        if (w->has_baseline)
+            json_object_set_new(item, baseline_keys[w->baseline.measure],
+                                json_integer((json_int_t)w->baseline.value));
+        if (i == 0)
+            json_object_set_new(item, "model", json_string(k->gpus->model));
+        is_whole &= json_array_append_new(list, item) == 0;
+    }
+    text = is_whole ? json_dumps(list, JSON_INDENT(1)) : NULL;
     if (text == NULL || mb_fs_write_atomic(k->path, text, strlen(text), 0644, &err) != MB_OK)
         mb_warn("gpus", "a restarted agent would not know which are in doubt: %s", err.text);
     mb_free(text);
@@ -88,6 +110,20 @@ static int read_list(const char *path, json_t **out, struct mb_err *err)
     return rc;
 }
 
+static void load_baseline(struct mb_gpu_watch *w, const json_t *item)
+{
+    for (int m = MB_GPU_BY_MEMORY; m <= MB_GPU_BY_PROCESSES; m++) {
+        const json_t *value = json_object_get(item, baseline_keys[m]);
+
+        if (!json_is_true(json_object_get(item, "has_baseline")) || !json_is_integer(value) ||
+            json_integer_value(value) < 0)
+            continue;
+        w->baseline =
+            (struct mb_gpu_sample){(enum mb_gpu_measure)m, (uint64_t)json_integer_value(value)};
+        w->has_baseline = 1;
+    }
+}
+
 static int load(struct mb_gpu_keeper *k, struct mb_err *err)
 {
     json_t *list, *item;
@@ -98,19 +134,46 @@ static int load(struct mb_gpu_keeper *k, struct mb_err *err)
         return mb_err_wrap(err, "which GPUs are in doubt is not known");
     json_array_foreach(list, i, item)
     {
-        json_int_t baseline = 0;
-        int has_baseline = 0, unconfirmed = 0;
+        int unconfirmed = 0;
 
-        if (i >= k->n || json_unpack(item, "{s:b, s:I, s:b}", "has_baseline", &has_baseline,
-                                     "baseline_bytes", &baseline, "unconfirmed", &unconfirmed) != 0)
+        if (i >= k->n || json_unpack(item, "{s:b}", "unconfirmed", &unconfirmed) != 0)
             break;
-        k->watches[i].has_baseline = has_baseline && baseline >= 0;
-        k->watches[i].baseline_bytes = baseline >= 0 ? (uint64_t)baseline : 0;
+        load_baseline(&k->watches[i], item);
         if (unconfirmed)
             mb_ledger_set_gpu(k->ledger, i, MB_LEDGER_GPU_CHECKED);
     }
     json_decref(list);
     return MB_OK;
+}
+
+void mb_gpu_keeper_former(const char *node_dir, struct mb_gpus *out)
+{
+    char *path = mb_path_join(node_dir, "gpus.json");
+    json_t *list = NULL, *item;
+    struct mb_err err;
+    size_t i;
+
+    *out = (struct mb_gpus){0};
+    if (path != NULL && read_list(path, &list, &err) != MB_OK)
+        list = NULL;
+    json_array_foreach(list, i, item)
+    {
+        const char *word = json_string_value(json_object_get(item, "word"));
+
+        if (word == NULL) { /* of a version that did not keep them */
+            *out = (struct mb_gpus){0};
+            break;
+        }
+        out->vendor = MB_GPU_NVIDIA;
+        out->count++;
+        if (i < MB_GPUS_MAX)
+            snprintf(out->chosen.at[out->chosen.n++].word, MB_GPU_WORD_MAX, "%s", word);
+        if (i == 0 && json_is_string(json_object_get(item, "model")))
+            snprintf(out->model, sizeof(out->model), "%s",
+                     json_string_value(json_object_get(item, "model")));
+    }
+    json_decref(list);
+    mb_free(path);
 }
 
 /* ---- looking ---- */
@@ -119,7 +182,7 @@ static void ask(void *load)
 {
     struct question *q = load;
 
-    q->has_answer = mb_nvml_used_bytes(q->nvml, q->device, &q->used_bytes) == MB_OK;
+    q->has_answer = mb_nvml_in_use(q->nvml, q->device, &q->used) == MB_OK;
 }
 
 static void drop_question(void *load)
@@ -137,6 +200,32 @@ static int is_in_doubt(const struct mb_gpu_keeper *k, size_t device)
     return s == MB_LEDGER_GPU_CHECKED || s == MB_LEDGER_GPU_QUARANTINED;
 }
 
+/* Once for each device: what is done where memory is not said. */
+static void tell_measure(struct mb_gpu_keeper *k, size_t device, enum mb_gpu_measure measure)
+{
+    char name[MB_GPU_WORD_MAX];
+
+    if (measure == MB_GPU_BY_MEMORY || k->asked[device].is_told)
+        return;
+    k->asked[device].is_told = 1;
+    name_of(k, device, name);
+    if (device >= mb_nvml_count(k->nvml))
+        mb_warn("gpus",
+                "GPU %s: the driver has no such device (--num-gpus); it is taken for free as soon "
+                "as its job's processes have ended",
+                name);
+    else if (measure == MB_GPU_BY_PROCESSES)
+        mb_warn("gpus",
+                "GPU %s: the driver does not say its memory in use; it is taken for free when no "
+                "more processes are on it than before its job",
+                name);
+    else
+        mb_warn("gpus",
+                "GPU %s: the driver says neither its memory in use nor its processes; it is taken "
+                "for free as soon as its job's processes have ended",
+                name);
+}
+
 /* The verdict on a device, of which before is how things were: 1 if somebody should hear of it. */
 static int settle(struct mb_gpu_keeper *k, size_t device, enum mb_gpu_verdict v,
                   const struct mb_gpu_watch *before)
@@ -145,44 +234,46 @@ static int settle(struct mb_gpu_keeper *k, size_t device, enum mb_gpu_verdict v,
                                                [MB_GPU_WAIT] = MB_LEDGER_GPU_CHECKED,
                                                [MB_GPU_QUARANTINE] = MB_LEDGER_GPU_QUARANTINED};
     const struct mb_gpu_watch *w = &k->watches[device];
+    char name[MB_GPU_WORD_MAX];
     int has_other_reason =
         w->is_quarantined != before->is_quarantined || w->is_silent != before->is_silent;
 
     if (v == MB_GPU_QUARANTINE && has_other_reason)
         mb_error("gpus", "quarantine: %s", w->reason);
     if (v == MB_GPU_FREE && has_other_reason)
-        mb_info("gpus", "GPU %s is free again, its quarantine ends",
-                mb_nvml_word(k->nvml, (unsigned)device));
+        mb_info("gpus", "GPU %s is free again, its quarantine ends", name_of(k, device, name));
     return mb_ledger_set_gpu(k->ledger, device, states[v]) || has_other_reason;
 }
 
 /* q NULL: the driver could not be asked. */
 static int take(struct mb_gpu_keeper *k, size_t device, const struct question *q)
 {
-    const uint64_t *used = q != NULL && q->has_answer ? &q->used_bytes : NULL;
+    const struct mb_gpu_sample *used = q != NULL && q->has_answer ? &q->used : NULL;
     struct mb_gpu_watch *w = &k->watches[device], before = *w;
+    char name[MB_GPU_WORD_MAX];
 
+    if (used != NULL)
+        tell_measure(k, device, used->measure);
     if (!is_in_doubt(k, device)) /* asked at the start; a job may have it, so it can only be less */
-        return used != NULL && w->has_baseline && mb_gpu_watch_idle(w, *used);
+        return used != NULL && w->has_baseline && mb_gpu_watch_idle(w, used);
     if (q != NULL && k->asked[device].since_ms < w->since_ms)
         return 0; /* it may be of the time before: it is asked again */
-    return settle(
-        k, device,
-        mb_gpu_watch_sample(w, mb_nvml_word(k->nvml, (unsigned)device), used, mb_mono_ms()),
-        &before);
+    return settle(k, device, mb_gpu_watch_sample(w, name_of(k, device, name), used, mb_mono_ms()),
+                  &before);
 }
 
 /* It was asked and has not returned. */
 static int wait_on(struct mb_gpu_keeper *k, size_t device)
 {
     struct mb_gpu_watch *w = &k->watches[device], before = *w;
+    char name[MB_GPU_WORD_MAX];
 
     if (mb_ledger_gpu_state(k->ledger, device) == MB_LEDGER_GPU_TAKEN)
         return 0; /* its turn comes when it is given back */
-    return settle(k, device,
-                  mb_gpu_watch_silence(w, mb_nvml_word(k->nvml, (unsigned)device),
-                                       k->asked[device].since_ms, mb_mono_ms()),
-                  &before);
+    return settle(
+        k, device,
+        mb_gpu_watch_silence(w, name_of(k, device, name), k->asked[device].since_ms, mb_mono_ms()),
+        &before);
 }
 
 static void tell(struct mb_gpu_keeper *k, int changed)
@@ -234,13 +325,14 @@ static void tick(uv_timer_t *timer)
     int changed = 0;
 
     for (size_t i = 0; i < k->n; i++) {
-        if (k->asked[i].errand != NULL) {
-            changed |= wait_on(k, i);
-        } else if (is_in_doubt(k, i)) {
+        int in_doubt = is_in_doubt(k, i);
+
+        if (in_doubt)
             mb_gpu_watch_begin(&k->watches[i], mb_mono_ms());
-            if (!begin_to_ask(k, i))
-                changed |= take(k, i, NULL);
-        }
+        if (k->asked[i].errand != NULL || (in_doubt && k->nvml == NULL))
+            changed |= wait_on(k, i);
+        else if (in_doubt && !begin_to_ask(k, i))
+            changed |= take(k, i, NULL);
     }
     rest_if_done(k);
     tell(k, changed);
@@ -292,68 +384,82 @@ static void destroy(struct mb_gpu_keeper *k)
     mb_free(k);
 }
 
-/* Takes nvml. NULL: no memory. */
-static struct mb_gpu_keeper *new_keeper(struct mb_nvml *nvml, size_t n, const char *node_dir)
+/* NULL: no memory. */
+static struct mb_gpu_keeper *new_keeper(const struct mb_gpu_keeper_opts *opts)
 {
     struct mb_gpu_keeper *k = mb_calloc(1, sizeof(*k));
 
-    if (k == NULL) {
-        mb_nvml_close(nvml);
+    if (k == NULL)
         return NULL;
-    }
-    k->nvml = nvml;
-    k->n = n;
-    k->path = mb_path_join(node_dir, "gpus.json");
-    k->watches = mb_calloc(n, sizeof(*k->watches));
-    k->asked = mb_calloc(n, sizeof(*k->asked));
+    k->ledger = opts->ledger;
+    k->gpus = opts->gpus;
+    k->on_changed = opts->on_changed;
+    k->arg = opts->arg;
+    k->n = mb_ledger_gpus(opts->ledger);
+    k->path = mb_path_join(opts->node_dir, "gpus.json");
+    k->watches = mb_calloc(k->n, sizeof(*k->watches));
+    k->asked = mb_calloc(k->n, sizeof(*k->asked));
     if (k->path != NULL && k->watches != NULL && k->asked != NULL)
         return k;
     destroy(k);
     return NULL;
 }
 
-int mb_gpu_keeper_create(uv_loop_t *loop, struct mb_ledger *ledger, const char *node_dir,
-                         void (*on_changed)(void *arg), void *arg, struct mb_gpu_keeper **out,
-                         struct mb_err *err)
+/* Before anything was asked: a device that nobody has is offered only if it has a baseline, and the
+ * driver answers. */
+static void begin_watch(struct mb_gpu_keeper *k, size_t device, uint64_t asked_ms)
 {
-    size_t n = mb_ledger_gpus(ledger);
-    struct mb_nvml *nvml = NULL;
-    struct mb_gpu_keeper *k;
-    int rc = n > 0 ? mb_nvml_open(&nvml, err) : MB_OK;
+    struct mb_gpu_watch *w = &k->watches[device];
+
+    k->asked[device].since_ms = asked_ms;
+    if (mb_ledger_gpu_state(k->ledger, device) != MB_LEDGER_GPU_FREE ||
+        (w->has_baseline && k->nvml != NULL))
+        return;
+    if (w->has_baseline)
+        mb_gpu_watch_begin(w, mb_mono_ms());
+    else
+        mb_gpu_watch_first(w, mb_mono_ms());
+    mb_ledger_set_gpu(k->ledger, device, MB_LEDGER_GPU_CHECKED);
+}
+
+int mb_gpu_keeper_create(uv_loop_t *loop, const struct mb_gpu_keeper_opts *opts,
+                         struct mb_gpu_keeper **out, struct mb_err *err)
+{
+    struct mb_gpu_keeper *k = new_keeper(opts);
+    int rc;
 
     *out = NULL;
-    if (rc != MB_OK)
-        return mb_err_wrap(err, "GPUs cannot be looked at");
-    if (nvml == NULL)
-        return MB_OK;
-    k = new_keeper(nvml, n, node_dir);
     if (k == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory to look at the GPUs");
-    k->ledger = ledger;
-    k->on_changed = on_changed;
-    k->arg = arg;
     rc = load(k, err);
     if (rc != MB_OK) {
         destroy(k);
         return rc;
     }
-    mb_ledger_check_gpus(ledger);
+    mb_ledger_check_gpus(k->ledger);
     uv_timer_init(loop, &k->timer);
     k->timer.data = k;
-    for (size_t i = 0; i < n; i++) {
-        if (mb_ledger_gpu_state(ledger, i) != MB_LEDGER_GPU_FREE)
-            continue;
-        if (!k->watches[i].has_baseline) {
-            mb_gpu_watch_first(&k->watches[i], mb_mono_ms());
-            mb_ledger_set_gpu(ledger, i, MB_LEDGER_GPU_CHECKED);
-        }
-        begin_to_ask(k, i);
+    if (opts->nvml != NULL)
+        k->nvml = mb_nvml_share(opts->nvml);
+    for (size_t i = 0; i < k->n; i++) {
+        int is_free = mb_ledger_gpu_state(k->ledger, i) == MB_LEDGER_GPU_FREE;
+
+        begin_watch(k, i, opts->asked_ms);
+        if (is_free && k->nvml != NULL)
+            begin_to_ask(k, i);
     }
     keep(k);
     mb_gpu_keeper_look(k);
     start_ticking(k);
     *out = k;
     return MB_OK;
+}
+
+void mb_gpu_keeper_begin(struct mb_gpu_keeper *k, struct mb_nvml *nvml)
+{
+    k->nvml = mb_nvml_share(nvml);
+    keep(k);
+    start_ticking(k);
 }
 
 static void on_timer_closed(uv_handle_t *handle)

@@ -5,11 +5,15 @@
 
 enum { MIB = 1 << 20 };
 
-int mb_gpu_watch_idle(struct mb_gpu_watch *w, uint64_t used_bytes)
+static const uint64_t slack[] = {[MB_GPU_BY_MEMORY] = MB_GPU_SLACK_BYTES, [MB_GPU_BY_NOTHING] = 0};
+
+int mb_gpu_watch_idle(struct mb_gpu_watch *w, const struct mb_gpu_sample *used)
 {
-    if (w->is_watched || (w->has_baseline && w->baseline_bytes <= used_bytes))
+    if (w->is_watched || used->measure == MB_GPU_BY_NOTHING ||
+        (w->has_baseline && w->baseline.measure == used->measure &&
+         w->baseline.value <= used->value))
         return 0;
-    w->baseline_bytes = used_bytes;
+    w->baseline = *used;
     w->has_baseline = 1;
     return 1;
 }
@@ -28,34 +32,54 @@ void mb_gpu_watch_begin(struct mb_gpu_watch *w, uint64_t now_ms)
     w->since_ms = now_ms;
 }
 
-enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name,
-                                        const uint64_t *used_bytes, uint64_t now_ms)
+static uint64_t baseline_of(const struct mb_gpu_watch *w, const struct mb_gpu_sample *used)
 {
-    uint64_t baseline = w->has_baseline ? w->baseline_bytes : 0;
+    return w->has_baseline && w->baseline.measure == used->measure ? w->baseline.value : 0;
+}
 
+static int is_free(const struct mb_gpu_watch *w, const struct mb_gpu_sample *used)
+{
+    return w->is_new || used->measure == MB_GPU_BY_NOTHING ||
+           used->value <= baseline_of(w, used) + slack[used->measure];
+}
+
+static void say_why(struct mb_gpu_watch *w, const char *name, const struct mb_gpu_sample *used)
+{
+    static const struct {
+        uint64_t unit;
+        const char *words, *symbol;
+    } units[] = {[MB_GPU_BY_MEMORY] = {MIB, "MiB still in use", " MiB"},
+                 [MB_GPU_BY_PROCESSES] = {1, "processes still on it", ""}};
+
+    if (used == NULL)
+        snprintf(w->reason, sizeof(w->reason), "GPU %s: the driver does not say what is in use",
+                 name);
+    else
+        snprintf(w->reason, sizeof(w->reason),
+                 "GPU %s: %llu %s %d s after its job's processes ended (baseline %llu%s)", name,
+                 (unsigned long long)(used->value / units[used->measure].unit),
+                 units[used->measure].words, MB_GPU_PATIENCE_MS / 1000,
+                 (unsigned long long)(baseline_of(w, used) / units[used->measure].unit),
+                 units[used->measure].symbol);
+}
+
+enum mb_gpu_verdict mb_gpu_watch_sample(struct mb_gpu_watch *w, const char *name,
+                                        const struct mb_gpu_sample *used, uint64_t now_ms)
+{
     w->is_silent = 0;
-    if (used_bytes != NULL && (w->is_new || *used_bytes <= baseline + MB_GPU_SLACK_BYTES)) {
+    if (used != NULL && is_free(w, used)) {
         int is_first = w->is_new;
 
         w->is_watched = w->is_new = w->is_quarantined = 0;
         w->reason[0] = '\0';
         if (is_first)
-            mb_gpu_watch_idle(w, *used_bytes);
+            mb_gpu_watch_idle(w, used);
         return MB_GPU_FREE;
     }
     if (!w->is_quarantined && now_ms - w->since_ms < MB_GPU_PATIENCE_MS)
         return MB_GPU_WAIT;
     w->is_quarantined = 1;
-    if (used_bytes != NULL)
-        snprintf(
-            w->reason, sizeof(w->reason),
-            "GPU %s: %llu MiB still in use %d s after its job's processes ended (baseline %llu "
-            "MiB)",
-            name, (unsigned long long)(*used_bytes / MIB), MB_GPU_PATIENCE_MS / 1000,
-            (unsigned long long)(baseline / MIB));
-    else
-        snprintf(w->reason, sizeof(w->reason), "GPU %s: the driver does not say what is in use",
-                 name);
+    say_why(w, name, used);
     return MB_GPU_QUARANTINE;
 }
 

@@ -3,7 +3,7 @@
  *  2. The head says that nobody reads it (ours does of a node without GPUs): no more until the next
  *     registration.
  *  3. No answer, another failure: the next tick tries again; it is a page of statistics.
- *  4. Stopping waits for the thread.
+ *  4. A disk that hangs is asked once. Stopping leaves a thread that reads behind, with its memory.
  */
 #include "agent/hardware_report.h"
 
@@ -12,18 +12,24 @@
 #include <unistd.h>
 #include "agent/hardware.h"
 #include "base/alloc.h"
-#include "base/aside.h"
+#include "base/errand.h"
 #include "base/log.h"
 #include "gcs/client.h"
 
 enum { EVERY_MS = 5000, CALL_MS = 4000 };
 
+/* The thread's until it has returned. */
+struct reading {
+    char *dir;
+    struct mb_hardware hardware;
+};
+
 struct mb_hardware_report {
     struct mb_hardware_report_opts opts;
     uv_timer_t timer;
-    struct mb_aside reading;
+    struct mb_errand *errand; /* NULL: nobody reads */
     int has_last;
-    struct mb_hardware last, read;
+    struct mb_hardware last;
     struct mb_gcs_op *op;
     char hostname[256];
     int closing; /* parts that are not closed yet */
@@ -47,11 +53,6 @@ static void on_timer_closed(uv_handle_t *h)
     part_closed(h->data);
 }
 
-static void on_reading_closed(void *arg)
-{
-    part_closed(arg);
-}
-
 static void on_published(void *arg, const struct mb_err *err)
 {
     struct mb_hardware_report *r = arg;
@@ -67,21 +68,22 @@ static void on_published(void *arg, const struct mb_err *err)
         mb_debug("hardware", "not told: %s", err->text);
 }
 
-static void publish(struct mb_hardware_report *r)
+/* now: its GPUs are added here. */
+static void publish(struct mb_hardware_report *r, struct mb_hardware *now)
 {
     const struct mb_gpu_usage *gpus;
 
-    r->read.n_gpus = mb_gpu_figures_latest(r->opts.figures, &gpus);
-    if (r->read.n_gpus > 0)
-        memcpy(r->read.gpus, gpus, r->read.n_gpus * sizeof(*gpus));
+    now->n_gpus = mb_gpu_figures_latest(r->opts.figures, &gpus);
+    if (now->n_gpus > 0)
+        memcpy(now->gpus, gpus, now->n_gpus * sizeof(*gpus));
 
-    json_t *o = mb_hardware_json(&r->read, r->has_last ? &r->last : NULL, r->hostname, r->opts.ip,
-                                 r->opts.dir);
+    json_t *o =
+        mb_hardware_json(now, r->has_last ? &r->last : NULL, r->hostname, r->opts.ip, r->opts.dir);
     char *text = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
     struct mb_err err = {0};
 
     json_decref(o);
-    r->last = r->read;
+    r->last = *now;
     r->has_last = 1;
     if (text != NULL && mb_node_is_alive(r->opts.node) && r->op == NULL &&
         mb_gcs_publish_usage(mb_node_gcs(r->opts.node), mb_node_id(r->opts.node), text, CALL_MS,
@@ -90,43 +92,58 @@ static void publish(struct mb_hardware_report *r)
     free(text); /* libc's memory */
 }
 
-static void read_hardware(void *arg)
+static void read_hardware(void *load)
 {
-    struct mb_hardware_report *r = arg;
+    struct reading *reading = load;
 
-    mb_hardware_read("/proc", r->opts.dir, &r->read);
+    mb_hardware_read("/proc", reading->dir, &reading->hardware);
 }
 
-static void after_read(void *arg)
+static void after_read(void *owner, void *load)
 {
-    publish(arg);
+    struct mb_hardware_report *r = owner;
+    struct reading *reading = load;
+
+    r->errand = NULL;
+    publish(r, &reading->hardware);
+}
+
+static void drop_reading(void *load)
+{
+    struct reading *reading = load;
+
+    mb_free(reading->dir);
+    mb_free(reading);
 }
 
 static void on_timer(uv_timer_t *t)
 {
+    static const struct mb_errand_plan plan = {read_hardware, after_read, drop_reading};
     struct mb_hardware_report *r = t->data;
+    struct reading *reading;
 
-    if (mb_node_is_alive(r->opts.node))
-        mb_aside_run(&r->reading, read_hardware, after_read, r);
+    if (!mb_node_is_alive(r->opts.node) || r->errand != NULL)
+        return;
+    reading = mb_calloc(1, sizeof(*reading));
+    if (reading == NULL)
+        return;
+    reading->dir = mb_strdup(r->opts.dir);
+    if (reading->dir != NULL)
+        r->errand = mb_errand_start(t->loop, &plan, r, reading);
+    else
+        drop_reading(reading);
 }
 
 int mb_hardware_report_start(uv_loop_t *loop, const struct mb_hardware_report_opts *opts,
                              struct mb_hardware_report **out, struct mb_err *err)
 {
     struct mb_hardware_report *r = mb_calloc(1, sizeof(*r));
-    int rc;
 
     *out = r;
     if (r == NULL)
         return mb_err_set(err, MB_ENOMEM, "no memory for statistics of the hardware");
     r->opts = *opts;
     gethostname(r->hostname, sizeof(r->hostname) - 1);
-    rc = mb_aside_init(&r->reading, loop);
-    if (rc != 0) {
-        mb_free(r);
-        *out = NULL;
-        return mb_err_set(err, MB_EIO, "statistics of the hardware: %s", uv_strerror(rc));
-    }
     uv_timer_init(loop, &r->timer);
     r->timer.data = r;
     return MB_OK;
@@ -142,9 +159,9 @@ void mb_hardware_report_stop(struct mb_hardware_report *r, void (*cb)(void *arg)
 {
     r->close_cb = cb;
     r->close_arg = arg;
-    r->closing = 2 + (r->op != NULL);
+    r->closing = 1 + (r->op != NULL);
     if (r->op != NULL)
         mb_gcs_op_cancel(r->op);
+    mb_errand_leave(r->errand);
     uv_close((uv_handle_t *)&r->timer, on_timer_closed);
-    mb_aside_close(&r->reading, on_reading_closed, r);
 }

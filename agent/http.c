@@ -308,6 +308,7 @@ static const struct mb_http_route routes[] = {
     {"GET", "/metrics", on_metrics, 0},
     {"GET", "/api/mobula/node", on_node, 0},
 };
+static const struct mb_http_route metrics_routes[] = {{"GET", "/metrics", on_metrics, 0}};
 
 /* Ray's agents take jobs on every node; ours are the head's matter. */
 static void on_job_agent(void *arg, struct mb_http_req *req)
@@ -327,11 +328,19 @@ static const struct mb_http_route elsewhere[] = {
     {"GET", "/api/job_agent/jobs/{id}/logs/tail", on_job_agent, 0},
 };
 
-static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
-                     const char *token, int port, struct mb_err *err)
+static struct mb_http_server_opts options_of(const struct mb_access *access, int port)
 {
-    struct mb_http_server_opts opts = {
-        .bind_addr = bind_addr, .port = port, .token = token, .browser_guard_status = 403};
+    return (struct mb_http_server_opts){.bind_addr = access->http_addr,
+                                        .is_local_too = mb_access_is_local_too(access),
+                                        .port = port,
+                                        .token = access->token.text,
+                                        .browser_guard_status = 403};
+}
+
+static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const struct mb_access *access,
+                     int port, struct mb_err *err)
+{
+    struct mb_http_server_opts opts = options_of(access, port);
     int rc = mb_http_server_create(loop, &opts, &h->server, err);
 
     if (rc != MB_OK)
@@ -351,19 +360,47 @@ static int listen_on(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_
     return rc;
 }
 
-int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
-                        const char *token, int port, int former_port, struct mb_err *err)
+int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const struct mb_access *access,
+                        int port, int former_port, struct mb_err *err)
 {
     int wanted = port > 0          ? port
                  : former_port > 0 ? former_port
                  : port == 0       ? 0
                                    : MB_AGENT_HTTP_PORT;
-    int rc = listen_on(loop, h, bind_addr, token, wanted, err);
+    int rc = listen_on(loop, h, access, wanted, err);
 
     if (rc == MB_EEXIST && port <= 0) {
-        rc = listen_on(loop, h, bind_addr, token, 0, err);
+        rc = listen_on(loop, h, access, 0, err);
         if (rc == MB_OK)
             mb_info("http", "the usual port is taken, using another port=%d", h->port);
     }
+    return rc;
+}
+
+int mb_agent_http_start_metrics(uv_loop_t *loop, struct mb_agent_http *h,
+                                const struct mb_access *access, int port, struct mb_err *err)
+{
+    struct mb_http_server_opts opts = options_of(access, port);
+    int rc = mb_http_server_create(loop, &opts, &h->metrics_server, err);
+
+    if (rc != MB_OK)
+        return rc;
+    rc = mb_http_server_add(h->metrics_server, metrics_routes,
+                            sizeof(metrics_routes) / sizeof(metrics_routes[0]), h, err);
+    if (rc == MB_OK)
+        rc = mb_http_server_listen(h->metrics_server, &port, err);
+    if (rc != MB_OK) {
+        mb_http_server_destroy(h->metrics_server);
+        h->metrics_server = NULL;
+    }
+    if (rc == MB_EEXIST) {
+        mb_warn(
+            "http",
+            "the port of --metrics-export-port is taken: /metrics is served at port=%d only: %s",
+            h->port, err->text);
+        return MB_OK;
+    }
+    if (rc == MB_OK)
+        mb_info("http", "metrics also at port=%d", port);
     return rc;
 }

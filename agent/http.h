@@ -6,6 +6,7 @@
 #define MOBULA_AGENT_HTTP_H
 
 #include <uv.h>
+#include "agent/access.h"
 #include "agent/gangs.h"
 #include "agent/ledger.h"
 #include "agent/node.h"
@@ -26,12 +27,17 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
     const char *node_name;
     struct mb_http_server *server;
     int port;
+    struct mb_http_server *metrics_server; /* NULL: none was asked for, or its port is taken */
 };
 
-/* bind_addr and token as in mb_http_server_opts. A port that was asked for is that one or
+/* A port that was asked for is that one or
  * MB_EEXIST; 0: the former agent's (0: there was none), else any; -1: the same, with the usual one
  * before any. */
-int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const char *bind_addr,
-                        const char *token, int port, int former_port, struct mb_err *err);
+int mb_agent_http_start(uv_loop_t *loop, struct mb_agent_http *h, const struct mb_access *access,
+                        int port, int former_port, struct mb_err *err);
+/* /metrics at a port of its own besides, where monitors of Ray's nodes look; it asks for the same
+ * token. Taken: a warning, since all of it is at the node's own port. */
+int mb_agent_http_start_metrics(uv_loop_t *loop, struct mb_agent_http *h,
+                                const struct mb_access *access, int port, struct mb_err *err);
 
 #endif

@@ -8,26 +8,18 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "agent/gang.h"
+#include "agent/job_packages.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 
 #define FORGOTTEN "forgotten"
-
-int mb_job_forget_init(struct mb_job_forget *f, uv_loop_t *loop, const char *node_dir,
-                       void (*on_idle)(void *arg), void *arg, struct mb_err *err)
-{
-    char *dir = mb_path_join(node_dir, FORGOTTEN);
-    int rc = dir ? mb_fs_remove_tree(dir, err) : mb_err_set(err, MB_ENOMEM, "out of memory");
-
-    *f = (struct mb_job_forget){.loop = loop, .node_dir = node_dir, .on_idle = on_idle, .arg = arg};
-    mb_free(dir);
-    return rc;
-}
 
 static char *dir_of(const struct mb_job_forget *f, unsigned long n)
 {
@@ -164,15 +156,68 @@ static void add_id(struct mb_job_forget *f, const char *id)
 void mb_job_forget_all(struct mb_job_forget *f, const char *job_id, const char *dir,
                        const char *log)
 {
-    char *index = mb_asprintf("%s.idx", log);
+    static const char *const beside[] = {"idx", "gaps"};
 
     move_away(f, dir);
     move_away(f, log);
-    if (index)
-        move_away(f, index);
-    mb_free(index);
+    for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++) {
+        char *path = mb_asprintf("%s.%s", log, beside[i]);
+
+        if (path)
+            move_away(f, path);
+        mb_free(path);
+    }
     add_id(f, job_id);
     sweep(f);
+}
+
+void mb_job_forget_unpacked(struct mb_job_forget *f, const char *dir)
+{
+    DIR *d = opendir(dir);
+    const struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char *path = mb_job_packages_is_unpacked(e->d_name, strlen(e->d_name))
+                         ? mb_path_join(dir, e->d_name)
+                         : NULL;
+
+        if (path)
+            move_away(f, path);
+        mb_free(path);
+    }
+    if (d)
+        closedir(d);
+    sweep(f);
+}
+
+/* Those that an earlier agent filled, as far as it has not removed them, come first. */
+int mb_job_forget_init(struct mb_job_forget *f, uv_loop_t *loop, const char *node_dir,
+                       void (*on_idle)(void *arg), void *arg, struct mb_err *err)
+{
+    char *root = mb_path_join(node_dir, FORGOTTEN);
+    DIR *d = root ? opendir(root) : NULL;
+    const struct dirent *e;
+    unsigned long first = ULONG_MAX, end = 0;
+
+    *f = (struct mb_job_forget){.loop = loop, .node_dir = node_dir, .on_idle = on_idle, .arg = arg};
+    while (d && (e = readdir(d))) {
+        char *rest;
+        unsigned long no = strtoul(e->d_name, &rest, 10);
+
+        if (e->d_name[0] == '.' || *rest != '\0' || no == ULONG_MAX)
+            continue;
+        first = no < first ? no : first;
+        end = no >= end ? no + 1 : end;
+    }
+    if (d)
+        closedir(d);
+    if (end > 0) {
+        f->swept = first;
+        f->filling = end;
+    }
+    sweep(f);
+    mb_free(root);
+    return root ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 }
 
 void mb_job_forget_close(struct mb_job_forget *f)

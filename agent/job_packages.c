@@ -160,6 +160,35 @@ int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, stru
     return rc;
 }
 
+static int is_name(const char *path, size_t n, const char *name)
+{
+    size_t len = strlen(name);
+
+    return n >= len && memcmp(path, name, len) == 0 &&
+           (n == len || strchr("/:", path[len]) != NULL);
+}
+
+int mb_job_packages_is_unpacked(const char *path, size_t n)
+{
+    static const char archive[] = "package-";
+
+    return is_name(path, n, "working_dir") || is_name(path, n, "py_modules") ||
+           (n >= sizeof(archive) && memcmp(path, archive, sizeof(archive) - 1) == 0);
+}
+
+int mb_job_packages_are_in(const char *job_dir)
+{
+    DIR *d = opendir(job_dir);
+    const struct dirent *e;
+    int found = 0;
+
+    while (d != NULL && !found && (e = readdir(d)) != NULL)
+        found = mb_job_packages_is_unpacked(e->d_name, strlen(e->d_name));
+    if (d != NULL)
+        closedir(d);
+    return found;
+}
+
 char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old)
 {
     struct mb_buf b = {0};

@@ -33,6 +33,10 @@ struct mb_job_package *mb_job_packages_missing(struct mb_job_packages *p);
 /* Blocking: has what is an archive unpacked by the program unpacker (mobula-unpack), looks for what
  * is in place. What was fetched is removed. */
 int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, struct mb_err *err);
+/* Is the path, below a job's directory and n bytes long, one of what this module puts there, or in
+ * it? */
+int mb_job_packages_is_unpacked(const char *path, size_t n);
+int mb_job_packages_are_in(const char *job_dir); /* anything of it */
 /* PYTHONPATH of the driver: modules, working_dir, then old (may be NULL). Owned by the caller; NULL
  * when memory is out, and "" for nothing. */
 char *mb_job_packages_python_path(const struct mb_job_packages *p, const char *old);

@@ -9,7 +9,7 @@
  *     /bin/sh -c ENTRYPOINT that appends to it;
  *  4. started -> RUNNING; everything the driver started is gone: the rest of its log goes to the
  *     job's store, if there is one; then EXITED with the shell's status and, unless it is 0, the
- *     end of the log; the supervisor is released.
+ *     end of the log; the supervisor is released. What was unpacked in 2 goes (job_unpacked.h).
  *
  *  GPUs that were asked for are claimed in 1 and given back with the last event; not as many free
  * is MB_EFULL, and nothing has happened. Package bad, directory or log not writable, shell not
@@ -55,6 +55,7 @@ void mb_jobs_free(struct job *job)
 
 static void free_jobs(struct mb_jobs *jobs)
 {
+    mb_job_unpacked_free(&jobs->unpacked);
     mb_job_forget_close(&jobs->forget);
     mb_free(jobs->node_dir);
     mb_free(jobs->bin_dir);
@@ -80,7 +81,7 @@ void mb_jobs_finish_close(void *arg)
 {
     struct mb_jobs *jobs = arg;
 
-    if (jobs->closing && jobs->list == NULL && !jobs->forget.busy &&
+    if (jobs->closing && jobs->list == NULL && !jobs->forget.busy && jobs->unpacked.is_closed &&
         !uv_is_closing((uv_handle_t *)&jobs->closer))
         uv_close((uv_handle_t *)&jobs->closer, on_closer_closed);
 }
@@ -175,6 +176,8 @@ static void end_job(struct job *job, const struct mb_job_event *event)
     job->phase = JOB_OVER;
     mb_job_gpus_give_back(&job->jobs->gpus, job->id);
     tell(job, event);
+    mb_job_unpacked_ended(&job->jobs->unpacked, job->id, event->exit_code,
+                          job->supervisor != NULL ? (int64_t)job->env.stop_grace_ms : -1);
     if (job->supervisor == NULL) {
         mb_jobs_drop(job);
         return;
@@ -516,7 +519,7 @@ static int tell_url_file(struct job *job, struct mb_err *err)
 /* A former job of this id may have left its directory; a living one must not be touched. A
  * supervisor whose processes are gone only waits to be let go, and holds the directory itself, not
  * its name. */
-static int fresh_dir(const struct job *job, struct mb_err *err)
+static int fresh_dir(struct job *job, struct mb_err *err)
 {
     char text[MB_SUP_TEXT_MAX];
     static struct mb_sup_state state; /* loop thread only */
@@ -528,6 +531,7 @@ static int fresh_dir(const struct job *job, struct mb_err *err)
     if (rc == 0 && !state.all_exited &&
         mb_sup_is_running(state.supervisor_pid, state.supervisor_ticks))
         return mb_err_set(err, MB_EEXIST, "a driver of job %s still runs on this node", job->id);
+    mb_job_forget_unpacked(&job->jobs->forget, job->dir); /* it may be huge */
     rc = mb_fs_remove_tree(job->dir, err);
     return rc != 0 ? rc : mb_fs_mkdir_p(job->dir, 0700, err);
 }
@@ -707,6 +711,11 @@ static int make_dirs(const struct mb_jobs *jobs, struct mb_err *err)
     return rc;
 }
 
+static int is_live(void *arg, const char *id)
+{
+    return mb_jobs_find(arg, id) != NULL;
+}
+
 int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct mb_err *err)
 {
     struct mb_jobs *jobs = mb_calloc(1, sizeof(*jobs));
@@ -749,6 +758,13 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
         free_jobs(jobs);
         return rc;
     }
+    mb_job_unpacked_init(&jobs->unpacked,
+                         &(struct mb_job_unpacked_opts){.loop = jobs->loop,
+                                                        .node_dir = jobs->node_dir,
+                                                        .forget = &jobs->forget,
+                                                        .is_live = is_live,
+                                                        .on_closed = mb_jobs_finish_close,
+                                                        .arg = jobs});
     uv_timer_init(jobs->loop, &jobs->closer);
     jobs->closer.data = jobs;
     *out = jobs;
@@ -760,6 +776,7 @@ void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
     jobs->closing = jobs->forget.closing = 1;
     jobs->on_closed = cb;
     jobs->on_closed_arg = arg;
+    mb_job_unpacked_close(&jobs->unpacked);
     for (struct job *job = jobs->list; job != NULL; job = job->next) {
         if (job->fetch != NULL) {
             mb_fetch_cancel(job->fetch);

@@ -1,5 +1,5 @@
-/* The inside of jobs.h: jobs.c (life, start, end), job_adopt.c (after a restart, and starts that
- * are asked for twice) and job_runner.c (the rest of the runner) only. */
+/* The inside of jobs.h: jobs.c (life, start, end) and job_adopt.c (after a restart, and starts that
+ * are asked for twice) only. */
 #ifndef MOBULA_AGENT_JOBS_INTERNAL_H
 #define MOBULA_AGENT_JOBS_INTERNAL_H
 
@@ -7,6 +7,7 @@
 #include "agent/job_env.h"
 #include "agent/job_forget.h"
 #include "agent/job_packages.h"
+#include "agent/job_unpacked.h"
 #include "agent/jobs.h"
 #include "agent/supervise/protocol.h"
 
@@ -44,6 +45,7 @@ struct mb_jobs {
     mb_job_event_cb listener;
     void *listener_arg;
     struct mb_job_forget forget;
+    struct mb_job_unpacked unpacked;
     mb_jobs_gcs_cb gcs_of; /* who has uploaded packages that are not here */
     void *gcs_arg;
     int closing;

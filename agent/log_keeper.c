@@ -4,11 +4,15 @@
  *  1. add: PATH.idx is opened (new, or what an earlier agent left: nothing is sent or released
  *     twice).
  *  2. A piece is read and sent with one put; when it is durable, PATH.idx says so.
+ *     Logs that have something to send take turns.
  *  3. A release: the new first byte, a line's beginning if one is near, goes into PATH.idx, is
  *     flushed, and then a pool thread punches the hole. Readers look at PATH.idx after they read.
- *  4. end: the rest is sent; cb. A store that takes nothing for wait_ms, or is not ready after
- * WAITS times that, or when it is told to hurry, is given up with a warning. What is not in the
- * store then, for that or because it was released first, is told before cb.
+ *  4. What was released before the store had it is said when it is let go of, and noted in
+ *     PATH.gaps as soon as it is certain: an agent that comes after this one knows it.
+ *  5. end: the rest is sent; cb. A store that takes nothing for wait_ms, or is not ready after
+ *     WAITS times that, or when it is told to hurry, is given up with a warning. What is not in the
+ *     store then, for that or because it was released first, is told before cb; without a store,
+ *     what was released.
  *
  *  The filesystem cannot punch holes: found out at start, not when the disk is full.
  *  The log or its index cannot be read or written: said once, the log itself goes on.
@@ -41,8 +45,11 @@ enum {
     PUTS_MAX = 2, /* pieces in memory at a time */
     LINE_MAX_BYTES = 64 << 10,
     HOLE_BYTES = 4096,
+    GAPS_MAX_BYTES = 256,
     URL_MAX_BYTES = 2048
 };
+
+#define RAISES_CAP "MOBULA_LOG_MAX_BYTES or --log-max-bytes raises it"
 
 struct mb_kept_log {
     struct mb_kept_log *next;
@@ -57,6 +64,8 @@ struct mb_kept_log {
     uint64_t hole_begin, hole_end;
     int hole_errno;
     int ending, dropped, complained;
+    int cut_said; /* that bytes go which the store does not have */
+    int waits;    /* for its turn to send */
     uint64_t wait_ms, ended_ms, end_by_ms;
     uint64_t hurry_ms; /* the end by then, whatever arrives; 0: no such bound */
     void (*late)(void *arg, const char *text);
@@ -190,7 +199,7 @@ void mb_log_keeper_close(struct mb_log_keeper *k, void (*cb)(void *arg), void *a
     maybe_closed(k);
 }
 
-/* ---- one log: begin and end ---- */
+/* ---- one log: its store and its end ---- */
 
 static void free_log(struct mb_kept_log *log)
 {
@@ -282,6 +291,85 @@ static void look_for_url(struct mb_kept_log *log)
     mb_buf_close(&text);
 }
 
+/* ---- what is lost ---- */
+
+static char *gaps_path(const char *log_path)
+{
+    return mb_asprintf("%s.gaps", log_path);
+}
+
+/* An earlier agent's. */
+static void load_gaps(struct mb_kept_log *log, const char *path)
+{
+    struct mb_log_plan *p = &log->plan;
+    struct mb_buf text = {0};
+    unsigned long long begin, end, bytes;
+    unsigned n;
+    struct mb_err err;
+
+    if (!mb_fs_exists(path))
+        return;
+    if (mb_fs_read(path, GAPS_MAX_BYTES, &text, &err) != MB_OK)
+        complain(log, err.text);
+    else if (sscanf(mb_buf_str(&text), "%u %llu %llu %llu", &n, &begin, &end, &bytes) != 4 ||
+             n == 0 || begin >= end || bytes == 0 || bytes > end - begin)
+        mb_warn("logs", "%s is damaged: what it said is forgotten", path);
+    else {
+        p->n_gaps = n;
+        p->gap_begin = begin;
+        p->gap_end = end;
+        p->gap_bytes = bytes;
+    }
+    mb_buf_close(&text);
+}
+
+static void save_gaps(struct mb_kept_log *log)
+{
+    const struct mb_log_plan *p = &log->plan;
+    char text[GAPS_MAX_BYTES], *path = gaps_path(log->path);
+    struct mb_err err = {.text = "out of memory"};
+    int n = snprintf(text, sizeof(text), "%u %llu %llu %llu\n", p->n_gaps,
+                     (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end,
+                     (unsigned long long)p->gap_bytes);
+
+    if (path != NULL && p->n_gaps == 0)
+        unlink(path);
+    else if (path == NULL || mb_fs_write_atomic(path, text, (size_t)n, 0600, &err) != MB_OK)
+        complain(log, err.text);
+    mb_free(path);
+}
+
+static int open_gaps(struct mb_kept_log *log, int is_new, struct mb_err *err)
+{
+    char *path = gaps_path(log->path);
+
+    if (path == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    if (is_new)
+        unlink(path);
+    else
+        load_gaps(log, path);
+    mb_free(path);
+    return MB_OK;
+}
+
+static void save_head(struct mb_kept_log *log)
+{
+    struct mb_logfile_head head = {log->plan.first, log->plan.shipped, log->plan.cap_bytes};
+    struct mb_err err;
+
+    if (mb_logfile_head_write(log->index_fd, &head, &err) != MB_OK)
+        complain(log, err.text);
+}
+
+static void save_rewound(struct mb_kept_log *log)
+{
+    save_head(log);
+    save_gaps(log);
+}
+
+/* ---- one log: begin ---- */
+
 int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *opts,
                       struct mb_kept_log **out, struct mb_err *err)
 {
@@ -314,6 +402,11 @@ int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *op
         return rc;
     }
     mb_log_plan_init(&log->plan, head.first, head.shipped, head.cap_bytes);
+    rc = open_gaps(log, opts->is_new, err);
+    if (rc != MB_OK) {
+        free_log(log);
+        return rc;
+    }
     set_url(log, opts->url);
     log->next = k->logs;
     k->logs = log;
@@ -321,15 +414,6 @@ int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *op
         uv_timer_start(&k->timer, on_tick, TICK_MS, TICK_MS);
     *out = log;
     return MB_OK;
-}
-
-static void save_head(struct mb_kept_log *log)
-{
-    struct mb_logfile_head head = {log->plan.first, log->plan.shipped, log->plan.cap_bytes};
-    struct mb_err err;
-
-    if (mb_logfile_head_write(log->index_fd, &head, &err) != MB_OK)
-        complain(log, err.text);
 }
 
 /* ---- sending ---- */
@@ -346,9 +430,23 @@ static void describe_gaps(const struct mb_kept_log *log, char *text, size_t n)
     snprintf(
         text, n,
         "bytes %llu to %llu of its log%s are not in %.500s: they were released to keep the log "
-        "below its cap before the store had them",
+        "below its cap of %llu bytes before the store had them; " RAISES_CAP,
         (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end, more,
-        mb_store_url(log->store));
+        mb_store_url(log->store), (unsigned long long)p->cap_bytes);
+}
+
+/* This log had a place: the next one that waits for one has it, and only then this one again. */
+static void next_turn(const struct mb_kept_log *log)
+{
+    const struct mb_log_keeper *k = log->keeper;
+    struct mb_kept_log *other = log->next;
+
+    while (other != log && (other == NULL || !other->waits))
+        other = other == NULL ? k->logs : other->next;
+    if (other == log)
+        return;
+    other->waits = 0;
+    look_after(other);
 }
 
 static void on_put(void *arg, const struct mb_store_result *r)
@@ -361,6 +459,8 @@ static void on_put(void *arg, const struct mb_store_result *r)
     if (r->error == MB_OK) {
         mb_log_plan_shipped(&log->plan, log->ship_end, mb_mono_ms());
         log->end_by_ms = mb_mono_ms() + log->wait_ms;
+        if (log->plan.n_gaps > n_gaps)
+            save_gaps(log); /* before the head: said twice is better than never */
         save_head(log);
         if (log->plan.n_gaps > n_gaps) {
             describe_gaps(log, text, sizeof(text));
@@ -371,6 +471,7 @@ static void on_put(void *arg, const struct mb_store_result *r)
         if (r->error != MB_ECANCELED)
             complain(log, r->text);
     }
+    next_turn(log);
     if (!log->dropped && !log->closing_store)
         look_after(log);
 }
@@ -385,6 +486,8 @@ static void ship(struct mb_kept_log *log, uint64_t begin, uint64_t end)
     struct mb_err err = {.text = "out of memory"};
     int rc = MB_ENOMEM;
 
+    log->waits = 0;
+
     snprintf(key, sizeof(key), "logs/%s/%020llu.log", log->key, (unsigned long long)begin);
     if (piece != NULL && mb_logfile_read(&log->file, &at, piece, n) == (long)n && at == begin)
         rc = mb_store_put(log->store, key, piece, n, MB_STORE_ALWAYS, NULL, PUT_MS, on_put, log,
@@ -398,6 +501,7 @@ static void ship(struct mb_kept_log *log, uint64_t begin, uint64_t end)
     } else { /* not our turn yet */
         log->plan.shipping = 0;
         log->plan.ship_ms = 0;
+        log->waits = 1;
     }
     mb_free(piece);
 }
@@ -447,6 +551,14 @@ static void release(struct mb_kept_log *log, uint64_t end)
     /* With a store the border is one of its segments, so that the pieces there stay whole. */
     if (!log->plan.has_url)
         end = line_after(log, end);
+    else if (end > log->plan.shipped && !log->cut_said) {
+        log->cut_said = 1;
+        mb_warn("logs",
+                "%s: %.500s has it up to byte %llu only and does not keep up: its front goes up to "
+                "byte %llu to keep it below twice its cap of %llu bytes",
+                log->path, mb_store_url(log->store), (unsigned long long)log->plan.shipped,
+                (unsigned long long)end, (unsigned long long)log->plan.cap_bytes);
+    }
     log->plan.first = end;
     save_head(log);
     log->hole_begin = from;
@@ -502,6 +614,20 @@ static void tell_gaps(struct mb_kept_log *log)
     tell_lost(log, text);
 }
 
+/* Nowhere else are they. */
+static void tell_released(struct mb_kept_log *log)
+{
+    char text[200];
+
+    if (log->plan.first == 0)
+        return;
+    snprintf(text, sizeof(text),
+             "the first %llu bytes of its log were released to keep it below its cap of %llu "
+             "bytes; " RAISES_CAP,
+             (unsigned long long)log->plan.first, (unsigned long long)log->plan.cap_bytes);
+    tell_lost(log, text);
+}
+
 static void give_up(struct mb_kept_log *log, uint64_t size, uint64_t seconds)
 {
     char text[700];
@@ -530,7 +656,7 @@ static void look_after(struct mb_kept_log *log)
     size = mb_logfile_size(&log->file);
     step = mb_log_plan_next(&log->plan, size, log->ending, now_ms);
     if (step.rewound)
-        save_head(log);
+        save_rewound(log);
     if (step.index && mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err) != MB_OK)
         complain(log, err.text);
     if (step.ship)
@@ -565,15 +691,17 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
         return 1;
     }
     look_for_url(log);
+    log->end_arg = arg;
     if (!log->plan.has_url) {
         size = mb_logfile_size(&log->file);
         step = mb_log_plan_next(&log->plan, size, 1, mb_mono_ms());
         if (step.rewound)
-            save_head(log);
+            save_rewound(log);
         if (step.index)
             mb_logfile_index_add(log->index_fd, size, mb_unix_ms(), &err);
         if (step.release)
             release(log, step.release_end); /* goes on without us */
+        tell_released(log);
         mb_kept_log_drop(log);
         return 1;
     }
@@ -582,7 +710,6 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
     log->end_by_ms = log->ended_ms + log->wait_ms;
     mb_log_plan_hurry(&log->plan);
     log->end_cb = cb;
-    log->end_arg = arg;
     /* The next turn of the loop, since cb must not run inside this call. */
     uv_timer_start(&log->keeper->timer, on_tick, 0, TICK_MS);
     return 0;

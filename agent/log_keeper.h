@@ -56,8 +56,8 @@ void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms);
 void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text));
 /* Before mb_kept_log_end(): lost is told, with its arg and before its cb, what of the log is not in
  * the store: what was released to keep it below its cap before the store had it, and the rest when
- * that is given up. Once each, in this order. An agent that was restarted meanwhile knows of the
- * first only what it released itself. */
+ * that is given up. Once each, in this order. Without a store, from within that call: what was
+ * released. An agent that was restarted meanwhile knows all of it. */
 void mb_kept_log_tell_lost(struct mb_kept_log *log, void (*lost)(void *arg, const char *text));
 /* Let go without waiting: another agent goes on, or nobody cares. NULL is legal. */
 void mb_kept_log_drop(struct mb_kept_log *log);

@@ -73,6 +73,10 @@ static void plan_release(struct mb_log_plan *p, uint64_t size, struct mb_log_ste
 
 static void note_gap(struct mb_log_plan *p, uint64_t begin, uint64_t end)
 {
+    if (p->n_gaps > 0 && begin < p->gap_end) /* noted by an agent that died before it noted more */
+        begin = p->gap_end;
+    if (begin >= end)
+        return;
     if (p->n_gaps++ == 0)
         p->gap_begin = begin;
     p->gap_end = end;

@@ -30,7 +30,8 @@ struct mb_log_plan {
     int has_url, shipping, releasing;
     uint64_t ship_begin; /* of the newest send */
     /* What the store will never have, since it was released first: n_gaps ranges of together
-     * gap_bytes, in [gap_begin, gap_end). Those that this plan saw, not an earlier one's. */
+     * gap_bytes, in [gap_begin, gap_end). Those that an earlier plan saw may be put here before the
+     * first step. */
     uint64_t gap_begin, gap_end, gap_bytes;
     unsigned n_gaps;
 };

@@ -3,6 +3,8 @@
  *
  *  1. Bad flags: one line on stderr, status 64. --help: the table of flags, status 0.
  *  2. A node that cannot come up: one line, the status of its code (docs/operations.md).
+ *  3. A call that hangs, in a driver or a disk, is left behind at the end: then without
+ * destructors.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -11,11 +13,15 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include "agent/agent.h"
 #include "agent/options.h"
 #include "agent/supervise/protocol.h"
+#include "base/errand.h"
 #include "base/log.h"
 #include "base/secret.h"
+
+enum { LAST_MS = 500 };
 
 /* Of the descriptors that the system allows: a head serves thousands of connections. */
 static void open_many_files(void)
@@ -88,5 +94,9 @@ int main(int argc, char **argv)
     if (rc != MB_OK)
         fprintf(stderr, "mobula-agent: %s\n", err.text);
     mb_agent_options_close(&opts);
+    if (!mb_errands_ended(LAST_MS)) {
+        fflush(NULL);
+        _exit(mb_exit_status(rc));
+    }
     return mb_exit_status(rc);
 }

@@ -562,7 +562,8 @@ static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const
             reset(n, "the head declared this node dead", n->ops->on_given_up);
         break;
     case MB_GCS_UNREACHABLE:
-        mb_warn("node", "the head at %s does not answer; gangs go on", n->opts.gcs_address);
+        mb_warn("node", "the head at %s does not answer; gangs go on: %s", n->opts.gcs_address,
+                err->text);
         break;
     case MB_GCS_REACHABLE:
         mb_info("node", "the head at %s answers again", n->opts.gcs_address);
@@ -610,7 +611,8 @@ int mb_node_start(struct mb_node *n, int grpc_port, int http_port, struct mb_err
 {
     struct mb_gcs_opts opts = {.address = n->opts.gcs_address,
                                .token = n->opts.token,
-                               .connect_timeout_ms = n->opts.connect_timeout_ms};
+                               .connect_timeout_ms = n->opts.connect_timeout_ms,
+                               .max_message_bytes = n->opts.max_message_bytes};
     int rc;
 
     n->grpc_port = grpc_port;

@@ -34,6 +34,7 @@ struct mb_node_opts { /* all borrowed for the life of the node */
     size_t n_labels;
     int is_head;                 /* node of the embedded head */
     uint64_t connect_timeout_ms; /* for the first handshake; 0: 30 s */
+    size_t max_message_bytes;    /* that the head may send; 0: as gcs/client.h */
 };
 
 struct mb_node_ops {

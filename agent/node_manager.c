@@ -164,6 +164,24 @@ static void on_remove(void *arg, struct mb_grpc_req *req, const ProtobufCMessage
     mb_grpc_reply(req, &reply.base);
 }
 
+void mb_node_manager_drop(struct mb_node_manager *m, const struct mb_pg_id *pg)
+{
+    size_t n = 0;
+
+    for (size_t i = mb_ledger_count(m->ledger); i-- > 0;) {
+        const struct mb_bundle *b = mb_ledger_at(m->ledger, i);
+
+        if (memcmp(&b->pg, pg, sizeof(*pg)) != 0)
+            continue;
+        mb_ledger_remove(m->ledger, pg, b->index);
+        n++;
+    }
+    if (n == 0)
+        return;
+    m->ops->on_bundles_removed(m->arg, pg);
+    m->ops->on_changed(m->arg);
+}
+
 /* The same from Ray before 2.60, a call for each bundle. Its request has one Bundle as field 1, the
  * reply nothing. */
 static void on_cancel_reserve(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
@@ -186,7 +204,7 @@ static void on_release_unused(void *arg, struct mb_grpc_req *req, const Protobuf
     Ray__Rpc__ReleaseUnusedBundlesReply reply = RAY__RPC__RELEASE_UNUSED_BUNDLES_REPLY__INIT;
     struct mb_bundle_spec *specs = NULL;
     struct mb_pg_id *before = NULL;
-    size_t n_before = mb_ledger_count(m->ledger);
+    size_t n_before = mb_ledger_count(m->ledger), n_released;
     struct mb_err err = {0};
     int rc = read_bundles(q->bundles_in_use, q->n_bundles_in_use, &specs, &err);
 
@@ -198,7 +216,9 @@ static void on_release_unused(void *arg, struct mb_grpc_req *req, const Protobuf
     }
     for (size_t i = 0; i < n_before; i++)
         before[i] = mb_ledger_at(m->ledger, i)->pg;
-    if (mb_ledger_release_unused(m->ledger, specs, q->n_bundles_in_use) > 0) {
+    n_released = mb_ledger_release_unused(m->ledger, specs, q->n_bundles_in_use);
+    if (n_released > 0) {
+        mb_info("ledger", "released what the head has no use for bundles=%zu", n_released);
         for (size_t i = 0; i < n_before; i++)
             if (!mb_ledger_is_committed(m->ledger, &before[i]))
                 m->ops->on_bundles_removed(m->arg, &before[i]);

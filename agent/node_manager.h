@@ -33,6 +33,8 @@ struct mb_node_manager { /* embedded by its owner, who fills it before mb_node_m
     void *arg;
 };
 
+/* The head has removed the group, and need not say so any more: the same as when it does. */
+void mb_node_manager_drop(struct mb_node_manager *m, const struct mb_pg_id *pg);
 int mb_node_manager_add(struct mb_grpc_server *srv, struct mb_node_manager *m, struct mb_err *err);
 
 #endif

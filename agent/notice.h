@@ -24,7 +24,8 @@ int mb_notice_read(const char *text, size_t n, uint64_t written_ms, uint64_t *un
 
 /* MOBULA_ACTIVE_DEADLINE_SECONDS: when a RayJob's activeDeadlineSeconds are over, as far as a pod
  * can know. The job's clock started before the pod did: MOBULA_START_ALLOWANCE_SECONDS (120) are
- * taken off. 0: none. MB_EINVAL: not a number of seconds. get: like getenv. */
+ * taken off, and MOBULA_DEADLINE_MARGIN_SECONDS (0), together half of it at most. 0: none.
+ * MB_EINVAL: not a number of seconds. get: like getenv. */
 int mb_notice_active_deadline(const char *(*get)(const char *name), uint64_t started_unix_ms,
                               uint64_t *unix_ms, struct mb_err *err);
 

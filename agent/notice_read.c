@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include "agent/deadline.h"
 #include "agent/notice.h"
 #include "base/moment.h"
 #include "base/str.h"
@@ -86,16 +87,17 @@ static int seconds_of(const char *(*get)(const char *name), const char *name, in
 int mb_notice_active_deadline(const char *(*get)(const char *name), uint64_t started_unix_ms,
                               uint64_t *unix_ms, struct mb_err *err)
 {
-    int64_t active, allowance;
+    int64_t active, allowance, margin;
     int rc = seconds_of(get, "MOBULA_ACTIVE_DEADLINE_SECONDS", 0, &active, err);
 
     *unix_ms = 0;
     if (rc == MB_OK)
         rc = seconds_of(get, "MOBULA_START_ALLOWANCE_SECONDS", ALLOWANCE_S, &allowance, err);
+    if (rc == MB_OK)
+        rc = seconds_of(get, "MOBULA_DEADLINE_MARGIN_SECONDS", 0, &margin, err);
     if (rc != MB_OK || active == 0)
         return rc;
-    if (allowance > active / 2) /* a short job: most of it must be left to work */
-        allowance = active / 2;
-    *unix_ms = started_unix_ms + (uint64_t)(active - allowance) * 1000;
+    *unix_ms = mb_deadline_of_job(started_unix_ms, (uint64_t)active * 1000,
+                                  (uint64_t)(allowance + margin) * 1000);
     return MB_OK;
 }

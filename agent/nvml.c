@@ -3,18 +3,29 @@
  *     library: no devices. A library whose nvmlInit says "driver not loaded" (9) or "no device"
  *     (6): none either. Any other failure is an error.
  *  2. All devices are listed with their UUIDs, then the environment's list chooses among them.
- *  3. Figures that a device lacks (a part of one has no power of its own) stay 0.
+ *  3. Memory in use that a device does not say: its processes are counted instead. The library is
+ *     asked by the newest name that it has for that.
+ *  4. Figures that a device lacks (a part of one has no power of its own) stay 0.
  */
 #include "agent/nvml.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/errand.h"
 
 enum { NVML_GPU_CORE = 0, NVML_CLOCK_SM = 1 }; /* nvmlTemperatureSensors_t, nvmlClockType_t */
-enum { NVML_OK = 0, NVML_NOT_FOUND = 6, NVML_NO_DRIVER = 9, NVML_NO_LIBRARY = 12 };
+enum {
+    NVML_OK = 0,
+    NVML_NOT_SUPPORTED = 3,
+    NVML_NO_PERMISSION = 4,
+    NVML_NOT_FOUND = 6,
+    NVML_TOO_SMALL = 7,
+    NVML_NO_DRIVER = 9,
+    NVML_NO_LIBRARY = 12,
+    NVML_NO_FUNCTION = 13
+};
 enum { NVML_CORRECTED = 0, NVML_UNCORRECTED = 1, NVML_SINCE_LOADED = 0 };
 
 /* nvmlMemory_t of nvml.h */
@@ -24,6 +35,7 @@ struct nvml_memory {
 
 struct mb_nvml {
     atomic_int n_holders;
+    struct mb_errand_sent last; /* its end */
     void *library;
     struct mb_gpu_choice chosen;
     int (*init)(void);
@@ -33,6 +45,7 @@ struct mb_nvml {
     int (*handle_by_uuid)(const char *, void **);
     int (*name)(void *, char *, unsigned);
     int (*memory)(void *, struct nvml_memory *);
+    int (*processes)(void *, unsigned *n, void *infos);
     int (*uuid)(void *, char *, unsigned);
     int (*rates)(void *, unsigned gpu_memory[2]);
     int (*power)(void *, unsigned *);
@@ -55,6 +68,9 @@ static int load(struct mb_nvml *n)
                      {"nvmlDeviceGetHandleByUUID", &n->handle_by_uuid},
                      {"nvmlDeviceGetName", &n->name},
                      {"nvmlDeviceGetMemoryInfo", &n->memory},
+                     {"nvmlDeviceGetComputeRunningProcesses", &n->processes},
+                     {"nvmlDeviceGetComputeRunningProcesses_v2", &n->processes},
+                     {"nvmlDeviceGetComputeRunningProcesses_v3", &n->processes},
                      {"nvmlDeviceGetUUID", &n->uuid},
                      {"nvmlDeviceGetUtilizationRates", &n->rates},
                      {"nvmlDeviceGetPowerUsage", &n->power},
@@ -68,7 +84,8 @@ static int load(struct mb_nvml *n)
     for (size_t i = 0; n->library != NULL && i < sizeof(functions) / sizeof(functions[0]); i++) {
         void *symbol = dlsym(n->library, functions[i].name);
 
-        memcpy(functions[i].to, &symbol, sizeof(symbol));
+        if (symbol != NULL)
+            memcpy(functions[i].to, &symbol, sizeof(symbol));
     }
     return n->library != NULL;
 }
@@ -89,9 +106,9 @@ static int has_part(void *arg, const char *mig_id)
     return n->handle_by_uuid != NULL && n->handle_by_uuid(mig_id, &handle) == NVML_OK;
 }
 
-static const char *visible_list(const char **name)
+static const char *visible_list(const struct mb_gpu_lists *lists, const char **name)
 {
-    const char *list = getenv("CUDA_VISIBLE_DEVICES"), *image = getenv("NVIDIA_VISIBLE_DEVICES");
+    const char *list = lists->cuda, *image = lists->image;
 
     *name = "CUDA_VISIBLE_DEVICES";
     if (list == NULL && image != NULL && (strcmp(image, "none") == 0 || strcmp(image, "void") == 0))
@@ -100,10 +117,11 @@ static const char *visible_list(const char **name)
 }
 
 /* n_devices: of the machine. */
-static int choose(struct mb_nvml *n, unsigned *n_devices, struct mb_err *err)
+static int choose(struct mb_nvml *n, const struct mb_gpu_lists *lists, unsigned *n_devices,
+                  struct mb_err *err)
 {
     struct mb_gpu_known known = {.has_part = has_part, .arg = n};
-    const char *name, *list = visible_list(&name);
+    const char *name, *list = visible_list(lists, &name);
     int status = n->count(&known.n_devices);
 
     *n_devices = known.n_devices;
@@ -145,39 +163,24 @@ static int start(struct mb_nvml *n, struct mb_err *err)
     return MB_OK;
 }
 
-int mb_nvml_detect(struct mb_gpus *out, struct mb_err *err)
+static void describe(const struct mb_nvml *n, const struct mb_gpu_lists *lists, struct mb_gpus *out)
 {
-    struct mb_nvml n = {0};
-    unsigned n_devices = 0;
     void *device = NULL;
-    int rc;
 
-    if (!load(&n))
-        return MB_OK;
-    rc = start(&n, err);
-    if (rc == MB_OK) {
-        rc = choose(&n, &n_devices, err);
-        n.shutdown();
-    }
-    if (rc == MB_OK && n_devices > 0) {
-        out->vendor = MB_GPU_NVIDIA;
-        out->chosen = n.chosen;
-        out->count = n.chosen.n;
-        out->list = visible_list(&out->list_name);
-        if (out->count > 0 && (handle_of(&n, 0, &device) != MB_OK ||
-                               n.name(device, out->model, sizeof(out->model)) != NVML_OK))
-            out->model[0] = '\0';
-    }
-    dlclose(n.library);
-    return rc == MB_ENOENT ? MB_OK : rc;
+    out->vendor = MB_GPU_NVIDIA;
+    out->chosen = n->chosen;
+    out->count = n->chosen.n;
+    out->list = visible_list(lists, &out->list_name);
+    if (out->count > 0 && (handle_of(n, 0, &device) != MB_OK ||
+                           n->name(device, out->model, sizeof(out->model)) != NVML_OK))
+        out->model[0] = '\0';
 }
 
-/* ---- a library that stays open ---- */
-
-int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
+int mb_nvml_open(const struct mb_gpu_lists *lists, struct mb_gpus *gpus, struct mb_nvml **out,
+                 struct mb_err *err)
 {
     struct mb_nvml *n = mb_calloc(1, sizeof(*n));
-    unsigned n_devices;
+    unsigned n_devices = 0;
     int rc;
 
     *out = NULL;
@@ -190,8 +193,9 @@ int mb_nvml_open(struct mb_nvml **out, struct mb_err *err)
     }
     rc = start(n, err);
     if (rc == MB_OK) {
-        rc = choose(n, &n_devices, err);
-        if (rc == MB_OK && n->memory != NULL) {
+        rc = choose(n, lists, &n_devices, err);
+        if (rc == MB_OK && n_devices > 0) {
+            describe(n, lists, gpus);
             *out = n;
             return MB_OK;
         }
@@ -208,28 +212,58 @@ struct mb_nvml *mb_nvml_share(struct mb_nvml *n)
     return n;
 }
 
-void mb_nvml_close(struct mb_nvml *n)
+static void end(void *load)
 {
-    if (n == NULL || atomic_fetch_sub(&n->n_holders, 1) > 1)
-        return;
+    struct mb_nvml *n = load;
+
     n->shutdown();
     dlclose(n->library);
     mb_free(n);
 }
 
-const char *mb_nvml_word(const struct mb_nvml *n, unsigned device)
+void mb_nvml_close(struct mb_nvml *n)
 {
-    return device < n->chosen.n ? n->chosen.at[device].word : "";
+    if (n == NULL || atomic_fetch_sub(&n->n_holders, 1) > 1)
+        return;
+    n->last = (struct mb_errand_sent){end, n};
+    mb_errand_send(&n->last); /* without a thread it stays open until the process ends */
 }
 
-int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out)
+unsigned mb_nvml_count(const struct mb_nvml *n)
+{
+    return n->chosen.n;
+}
+
+static int is_not_said(int status)
+{
+    return status == NVML_NOT_SUPPORTED || status == NVML_NO_FUNCTION;
+}
+
+int mb_nvml_in_use(struct mb_nvml *n, unsigned device, struct mb_gpu_sample *out)
 {
     struct nvml_memory memory = {0};
+    unsigned n_processes = 0; /* room for none: all are counted */
     void *handle = NULL;
+    int status;
 
-    if (handle_of(n, device, &handle) != MB_OK || n->memory(handle, &memory) != NVML_OK)
+    *out = (struct mb_gpu_sample){.measure = MB_GPU_BY_NOTHING};
+    if (device >= n->chosen.n)
+        return MB_OK;
+    if (handle_of(n, device, &handle) != MB_OK)
         return MB_EIO;
-    *out = memory.used;
+    status = n->memory != NULL ? n->memory(handle, &memory) : NVML_NOT_SUPPORTED;
+    if (status == NVML_OK) {
+        *out = (struct mb_gpu_sample){MB_GPU_BY_MEMORY, memory.used};
+        return MB_OK;
+    }
+    if (!is_not_said(status))
+        return MB_EIO;
+    status = n->processes != NULL ? n->processes(handle, &n_processes, NULL) : NVML_NOT_SUPPORTED;
+    if (is_not_said(status) || status == NVML_NO_PERMISSION)
+        return MB_OK;
+    if (status != NVML_OK && status != NVML_TOO_SMALL)
+        return MB_EIO;
+    *out = (struct mb_gpu_sample){MB_GPU_BY_PROCESSES, n_processes};
     return MB_OK;
 }
 
@@ -268,7 +302,7 @@ void mb_nvml_usage(struct mb_nvml *n, unsigned device, struct mb_gpu_usage *out)
         out->name[0] = '\0';
     if (n->uuid && n->uuid(handle, out->uuid, sizeof(out->uuid)) != NVML_OK)
         out->uuid[0] = '\0';
-    if (n->memory(handle, &memory) == NVML_OK) {
+    if (n->memory != NULL && n->memory(handle, &memory) == NVML_OK) {
         out->used_bytes = memory.used;
         out->total_bytes = memory.total;
     }

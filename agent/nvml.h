@@ -8,24 +8,25 @@
 #define MOBULA_AGENT_NVML_H
 
 #include <stdint.h>
+#include "agent/gpu_watch.h"
 #include "agent/resources.h"
 #include "base/err.h"
 
-/* No library, no driver, no device: out stays as it is. MB_EIO, MB_EINVAL as mb_gpus_detect(). */
-int mb_nvml_detect(struct mb_gpus *out, struct mb_err *err);
-
 struct mb_nvml;
 
-/* MB_OK and NULL: there is none. MB_EIO: there is one, and it fails. */
-int mb_nvml_open(struct mb_nvml **out, struct mb_err *err);
+/* MB_OK and NULL: no library, no driver or no device; gpus stays as it is then. MB_EIO, MB_EINVAL
+ * as mb_gpus_detect(). */
+int mb_nvml_open(const struct mb_gpu_lists *lists, struct mb_gpus *gpus, struct mb_nvml **out,
+                 struct mb_err *err);
 /* One more holder, each of which closes it; on any thread. */
 struct mb_nvml *mb_nvml_share(struct mb_nvml *n);
-void mb_nvml_close(struct mb_nvml *n); /* NULL is legal */
+/* Never blocks: the last one has a thread end it (errand.h). NULL is legal. */
+void mb_nvml_close(struct mb_nvml *n);
 
-/* What CUDA_VISIBLE_DEVICES calls it; "" for a number that is none of ours. */
-const char *mb_nvml_word(const struct mb_nvml *n, unsigned device);
-/* MB_EIO: the driver gives no answer. */
-int mb_nvml_used_bytes(struct mb_nvml *n, unsigned device, uint64_t *out);
+unsigned mb_nvml_count(const struct mb_nvml *n);
+/* Memory, or where the driver does not say it (some devices that share the CPU's, some parts),
+ * processes, or nothing; nothing too of a device that is not among ours. MB_EIO: no answer. */
+int mb_nvml_in_use(struct mb_nvml *n, unsigned device, struct mb_gpu_sample *out);
 
 /* Bits of nvmlClocksEventReasons. */
 enum {

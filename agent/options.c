@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "agent/log_plan.h"
+#include "base/address.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "gcs/redis_url.h"
@@ -50,6 +51,8 @@ static const struct option options[] = {
      "HTTP port of the head (8265; 0: any)"},
     {"node-manager-port", KIND_NUMBER, AT(agent_port), 0, 65535, "gRPC port of this node"},
     {"dashboard-agent-listen-port", KIND_NUMBER, AT(http_port), 0, 65535, "HTTP port of this node"},
+    {"metrics-export-port", KIND_NUMBER, AT(metrics_port), 0, 65535,
+     "serve /metrics at this port, too"},
     {"temp-dir", KIND_TEXT, AT(temp_dir), 0, 0, "directory of all nodes of this machine"},
     {"node-name", KIND_TEXT, AT(node_name), 0, 0, "name shown in lists of nodes"},
     {"labels", KIND_TEXT, AT(labels_json), 0, 0, "JSON object of labels"},
@@ -212,9 +215,10 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL,
                           "--job-agent goes with --address: a head takes its own "
                           "jobs");
-    if (o->address != NULL && strchr(o->address, ':') == NULL)
-        return mb_err_set(err, MB_EINVAL, "--address %s: expected HOST:PORT, e.g. 10.0.0.1:6379",
-                          o->address);
+    if (o->address != NULL && mb_address_check_heads("--address", o->address, err) != MB_OK)
+        return MB_EINVAL;
+    if (o->node_ip != NULL && mb_address_check("--node-ip-address", o->node_ip, err) != MB_OK)
+        return MB_EINVAL;
     if (strcmp(o->store_sync, "full") != 0 && strcmp(o->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "--store-sync %s: expected normal or full",
                           o->store_sync);

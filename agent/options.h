@@ -27,6 +27,7 @@ struct mb_agent_options {
     int64_t dashboard_port; /* its HTTP */
     int64_t agent_port;     /* gRPC of the node; 0: any */
     int64_t http_port;      /* HTTP of the node; -1: the usual one or any */
+    int64_t metrics_port;   /* where /metrics is served besides; 0: nowhere */
     const char *temp_dir;
     const char *node_name;
     const char *labels_json;

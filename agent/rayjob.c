@@ -2,7 +2,8 @@
  * What a RayJob says to one of its pods.
  *
  * Happy path: it is the one of the first look and its cluster is ours: startTime and
- * activeDeadlineSeconds are the deadline, endTime and the TTL the time to delete it.
+ * activeDeadlineSeconds are the deadline, less the margin, endTime and the TTL the time to delete
+ * it.
  *
  *  1. Another uid: the job was deleted and made again under its name. Another cluster: it is tried
  *     again (backoffLimit). Our pods go, and nothing of the RayJob is ours any more.
@@ -107,7 +108,8 @@ void mb_rayjob_judge(const struct mb_rayjob *job, const struct mb_rayjob_self *s
     if (job->active_deadline_ms == 0)
         out->deadline_unix_ms = MB_DEADLINE_NEVER;
     else if (job->start_unix_ms != 0)
-        out->deadline_unix_ms = job->start_unix_ms + job->active_deadline_ms;
+        out->deadline_unix_ms =
+            mb_deadline_of_job(job->start_unix_ms, job->active_deadline_ms, self->margin_ms);
     if (self->delete_after_ms >= 0 && job->end_unix_ms != 0 && !job->is_deleted)
         out->delete_at_unix_ms = job->end_unix_ms + (uint64_t)self->delete_after_ms;
 }

@@ -30,6 +30,7 @@ struct mb_rayjob_self {
     const char *cluster;     /* the RayCluster of this pod; NULL: not known */
     const char *uid;         /* of the RayJob when it was seen first; "": never */
     int64_t delete_after_ms; /* so long after its end it is ours to delete; -1: never */
+    uint64_t margin_ms;      /* so long before its active deadline is ours; half of it at most */
 };
 struct mb_rayjob_verdict {
     uint64_t deadline_unix_ms;  /* 0: not known; MB_DEADLINE_NEVER: none */

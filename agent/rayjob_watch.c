@@ -5,6 +5,8 @@
  * Owners are set by a strategic merge patch, whose key is the owner's uid: the server merges it
  * into the newest version of the object, so nobody else's change is lost, and once more is the
  * same.
+ * The server knows no such patch for custom resources (415): they get a merge patch, which replaces
+ * the list of owners. What the chart makes has none before.
  *
  *  1. Any failure: said once, tried again after a back-off (BACKOFF_CAP_MS). What was known stays:
  *     the deadline does not depend on the API server being there.
@@ -38,7 +40,8 @@ enum {
 };
 
 static const char NAME_CHARS[] = "abcdefghijklmnopqrstuvwxyz0123456789.-";
-static const char MERGE_PATCH[] = "application/strategic-merge-patch+json";
+static const char STRATEGIC_PATCH[] = "application/strategic-merge-patch+json";
+static const char MERGE_PATCH[] = "application/merge-patch+json";
 
 struct owned {
     char what[MB_RAYJOB_NAME_MAX]; /* "configmaps/NAME", "GROUP/VERSION/roles/NAME" */
@@ -132,7 +135,8 @@ static void tell(struct mb_rayjob_watch *w)
 static void on_looked(void *arg, const struct mb_err *err, const char *body, size_t n)
 {
     struct mb_rayjob_watch *w = arg;
-    struct mb_rayjob_self self = {w->opts.cluster, w->uid, w->opts.delete_after_ms};
+    struct mb_rayjob_self self = {w->opts.cluster, w->uid, w->opts.delete_after_ms,
+                                  w->opts.margin_ms};
     struct mb_rayjob job;
     struct mb_err why = *err;
 
@@ -195,6 +199,16 @@ static void on_patched(void *arg, const struct mb_err *err, const char *body, si
     go_on(w);
 }
 
+/* By their groups: those of Kubernetes have no dot (batch), or end in .k8s.io. */
+static int is_custom(const struct owned *o)
+{
+    static const char own[] = ".k8s.io";
+    size_t group = o->kind_at != 0 ? strcspn(o->what, "/") : 0, n = sizeof(own) - 1;
+
+    return memchr(o->what, '.', group) != NULL &&
+           (group < n || strncmp(o->what + group - n, own, n) != 0);
+}
+
 static void patch(struct mb_rayjob_watch *w, struct owned *o)
 {
     json_t *patch =
@@ -209,7 +223,8 @@ static void patch(struct mb_rayjob_watch *w, struct owned *o)
         snprintf(path, sizeof(path), "/apis/%.*s/namespaces/%s/%s", (int)o->kind_at - 1, o->what,
                  mb_kube_namespace(w->kube), o->what + o->kind_at);
     w->patching = (size_t)(o - w->owned);
-    ask(w, "PATCH", path, MERGE_PATCH, json_dumps(patch, JSON_COMPACT), on_patched);
+    ask(w, "PATCH", path, is_custom(o) ? MERGE_PATCH : STRATEGIC_PATCH,
+        json_dumps(patch, JSON_COMPACT), on_patched);
     json_decref(patch);
 }
 
@@ -438,7 +453,7 @@ static int number_of(const char *(*get)(const char *name), const char *name, int
 int mb_rayjob_watch_environment(const char *(*get)(const char *name),
                                 struct mb_rayjob_watch_opts *out, struct mb_err *err)
 {
-    int64_t look_s = LOOK_S, delete_s = -1;
+    int64_t look_s = LOOK_S, delete_s = -1, margin_s = 0;
     int rc;
 
     *out = (struct mb_rayjob_watch_opts){.name = get("MOBULA_RAYJOB"),
@@ -458,8 +473,11 @@ int mb_rayjob_watch_environment(const char *(*get)(const char *name),
     rc = number_of(get, "MOBULA_RAYJOB_LOOK_SECONDS", 1, LOOK_S, &look_s, err);
     if (rc == MB_OK)
         rc = number_of(get, "MOBULA_RAYJOB_DELETE_AFTER_SECONDS", 0, -1, &delete_s, err);
+    if (rc == MB_OK)
+        rc = number_of(get, "MOBULA_DEADLINE_MARGIN_SECONDS", 0, 0, &margin_s, err);
     if (rc != MB_OK)
         return rc;
+    out->margin_ms = (uint64_t)margin_s * 1000;
     out->look_ms = (uint64_t)look_s * 1000;
     out->delete_after_ms = delete_s < 0 ? -1 : delete_s * 1000;
     return 1;

@@ -20,10 +20,12 @@ struct mb_rayjob_watch_opts { /* borrowed until the end */
     const char *host, *port; /* of the API server */
     const char *dir;         /* of the service account */
     int64_t delete_after_ms; /* so long after its end it is deleted; -1: not by us */
+    uint64_t margin_ms;      /* off its active deadline */
     uint64_t look_ms;        /* between two looks */
 };
 struct mb_rayjob_watch_ops {
-    /* Its active deadline, MB_DEADLINE_NEVER: it has none. Again when it has become another. */
+    /* Its active deadline less the margin, MB_DEADLINE_NEVER: it has none. Again when it has become
+     * another. */
     void (*on_deadline)(void *arg, uint64_t unix_ms);
     /* This pod will be taken away within seconds; why is static. Once. */
     void (*on_leaves)(void *arg, const char *why);

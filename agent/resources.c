@@ -3,64 +3,46 @@
  *
  *  1. NVIDIA's by NVML (nvml.c). A driver that is there and fails is an error, because a node that
  *     silently comes up without its GPUs is worse than one that says why.
- *  2. Without any the nodes of the AMD kernel driver's topology are counted; entries whose gpu_id
- *     is 0 are CPUs.
+ *  2. Without any, AMD's by the files of their kernel driver (amd.c).
  *  3. A list of visible devices in the environment leaves only those that it names.
  */
 #include "agent/resources.h"
 
-#include <dirent.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/amd.h"
 #include "agent/nvml.h"
 
-#define KFD_NODES "/sys/class/kfd/kfd/topology/nodes"
-
-unsigned mb_gpus_count_kfd(const char *topology_nodes_dir)
+struct mb_gpu_lists mb_gpu_lists_read(void)
 {
-    DIR *dir = opendir(topology_nodes_dir);
-    unsigned count = 0;
-    struct dirent *e;
-
-    if (dir == NULL)
-        return 0;
-    while ((e = readdir(dir)) != NULL) {
-        char path[512], id[32] = "";
-        FILE *f;
-
-        if (e->d_name[0] == '.')
-            continue;
-        snprintf(path, sizeof(path), "%.200s/%.200s/gpu_id", topology_nodes_dir, e->d_name);
-        f = fopen(path, "re");
-        if (f == NULL)
-            continue;
-        if (fgets(id, sizeof(id), f) != NULL && strtoull(id, NULL, 10) != 0)
-            count++;
-        fclose(f);
-    }
-    closedir(dir);
-    return count;
+    return (struct mb_gpu_lists){.cuda = getenv(mb_gpu_visible_env(MB_GPU_NVIDIA)),
+                                 .hip = getenv(mb_gpu_visible_env(MB_GPU_AMD)),
+                                 .image = getenv("NVIDIA_VISIBLE_DEVICES")};
 }
 
-int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err)
+int mb_gpus_detect(const struct mb_gpu_lists *lists, struct mb_gpus *out, struct mb_nvml **nvml,
+                   struct mb_amd *amd, struct mb_err *err)
 {
     struct mb_gpu_known known = {0};
     int rc;
 
     *out = (struct mb_gpus){0};
-    rc = mb_nvml_detect(out, err);
-    if (rc != MB_OK || out->vendor != MB_GPU_NONE)
+    *amd = (struct mb_amd){0};
+    rc = mb_nvml_open(lists, out, nvml, err);
+    if (rc != MB_OK || *nvml != NULL)
         return rc;
-    known.n_devices = mb_gpus_count_kfd(KFD_NODES);
+    mb_amd_find(MB_AMD_SYS_CLASS, amd);
+    known.n_devices = amd->n;
     if (known.n_devices == 0)
         return MB_OK;
     out->vendor = MB_GPU_AMD;
     out->list_name = mb_gpu_visible_env(MB_GPU_AMD);
-    out->list = getenv(out->list_name);
+    out->list = lists->hip;
     rc = mb_gpus_choose(out->list_name, out->list, &known, &out->chosen, err);
+    mb_amd_choose(amd, &out->chosen);
     out->count = out->chosen.n;
     snprintf(out->model, sizeof(out->model), "%s", out->count > 0 ? "AMD" : "");
     return rc;

@@ -1,6 +1,7 @@
 /*
  * What this machine has: accelerators (NVIDIA through NVML, loaded at run time; AMD through the
- * topology files of its kernel driver) and CPUs. Blocking, start-up only.
+ * topology files of its kernel driver) and CPUs. Blocking, start-up only; a driver that hangs does
+ * so for good, so devices are counted on a thread (gpu_driver.h).
  */
 #ifndef MOBULA_AGENT_RESOURCES_H
 #define MOBULA_AGENT_RESOURCES_H
@@ -20,9 +21,22 @@ struct mb_gpus {
     const char *list_name, *list; /* that variable; NULL: it is not set, all are ours. Borrowed */
 };
 
+/* The lists of visible devices of this process; NULL: not set. Borrowed. */
+struct mb_gpu_lists {
+    const char *cuda, *hip, *image; /* image: NVIDIA_VISIBLE_DEVICES */
+};
+
+/* Before a thread counts: an environment may not change while one reads it. */
+struct mb_gpu_lists mb_gpu_lists_read(void);
+
+struct mb_nvml;
+struct mb_amd;
+
 /* No driver means no devices, which is no error; a driver that is there and fails is (MB_EIO), and
- * a list of visible devices that names one that is not there (MB_EINVAL). */
-int mb_gpus_detect(struct mb_gpus *out, struct mb_err *err);
+ * a list of visible devices that names one that is not there (MB_EINVAL). *nvml: for the caller to
+ * close; NULL where the devices are not NVIDIA's. *amd: AMD's among those chosen. */
+int mb_gpus_detect(const struct mb_gpu_lists *lists, struct mb_gpus *out, struct mb_nvml **nvml,
+                   struct mb_amd *amd, struct mb_err *err);
 /* What the variable of visible devices calls this one; a number where nothing is known of it. gpus
  * may be NULL. */
 int mb_gpus_put(const struct mb_gpus *gpus, unsigned device, struct mb_buf *out);
@@ -40,8 +54,5 @@ const char *mb_gpu_visible_env(enum mb_gpu_vendor vendor);
  * is needed. CUDA alone puts the fastest first, NVML goes by the bus. */
 #define MB_GPU_ORDER "PCI_BUS_ID"
 const char *mb_gpu_order_env(enum mb_gpu_vendor vendor);
-
-/* For the test: AMD devices below a topology directory. */
-unsigned mb_gpus_count_kfd(const char *topology_nodes_dir);
 
 #endif

@@ -8,6 +8,7 @@
  */
 #include "base/alloc.h"
 
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -117,6 +118,11 @@ char *mb_strdup(const char *s)
 char *mb_strndup(const char *s, size_t n)
 {
     return s == NULL ? NULL : copy_of(s, strnlen(s, n));
+}
+
+void mb_give_back(void)
+{
+    malloc_trim(0);
 }
 
 char *mb_vasprintf(const char *fmt, va_list ap)

@@ -23,6 +23,10 @@ char *mb_strndup(const char *s, size_t n);
 char *mb_asprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *mb_vasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 
+/* What was freed goes back to the kernel; for after a burst, since the heap would keep it. Takes
+ * about as long as the heap has pages to look at: 1 ms for tens of MiB. */
+void mb_give_back(void);
+
 /* Tests: the nth allocation from now (1 = the next) fails, once. 0 switches it off. */
 void mb_alloc_fail_nth(unsigned long nth);
 /* Tests: 1 if the armed failure happened since mb_alloc_fail_nth(). */

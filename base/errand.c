@@ -3,11 +3,13 @@
  *  2. the thread has done its work and wakes the loop, unless it was left: the loop may be gone;
  *  3. on the loop: after(), and the handle is closed; 4. the last holder drops the load.
  *  Left before 2: the handle is closed at once, the thread is the last holder.
+ *  Threads are counted, for the end of the process (mb_errands_ended).
  */
 #include "base/errand.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 #include "base/alloc.h"
 
 struct mb_errand {
@@ -19,6 +21,73 @@ struct mb_errand {
     atomic_int n_holders;
 };
 
+/* ---- the threads of this process ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static unsigned n_threads;
+
+static void count_end(void)
+{
+    pthread_mutex_lock(&lock);
+    n_threads--;
+    pthread_cond_broadcast(&ended);
+    pthread_mutex_unlock(&lock);
+}
+
+/* main ends with count_end(). */
+static int begin_thread(void *(*main)(void *arg), void *arg)
+{
+    pthread_t thread;
+    int rc;
+
+    pthread_mutex_lock(&lock);
+    n_threads++;
+    pthread_mutex_unlock(&lock);
+    rc = pthread_create(&thread, NULL, main, arg);
+    if (rc == 0)
+        pthread_detach(thread);
+    else
+        count_end();
+    return rc == 0;
+}
+
+int mb_errands_ended(uint64_t ms)
+{
+    struct timespec until;
+    int rc = 0, is_end;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)(ms / 1000);
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&lock);
+    while (n_threads > 0 && rc == 0)
+        rc = pthread_cond_timedwait(&ended, &lock, &until);
+    is_end = n_threads == 0;
+    pthread_mutex_unlock(&lock);
+    return is_end;
+}
+
+static void *sent_main(void *arg)
+{
+    struct mb_errand_sent s = *(struct mb_errand_sent *)arg;
+
+    s.work(s.load);
+    count_end();
+    return NULL;
+}
+
+int mb_errand_send(struct mb_errand_sent *s)
+{
+    return begin_thread(sent_main, s);
+}
+
+/* ---- one that is heard of ---- */
+
 static void let_go(struct mb_errand *e)
 {
     if (atomic_fetch_sub(&e->n_holders, 1) > 1)
@@ -28,7 +97,7 @@ static void let_go(struct mb_errand *e)
     mb_free(e);
 }
 
-static void thread_main(void *arg)
+static void *thread_main(void *arg)
 {
     struct mb_errand *e = arg;
 
@@ -38,6 +107,8 @@ static void thread_main(void *arg)
         uv_async_send(&e->done);
     uv_mutex_unlock(&e->lock);
     let_go(e);
+    count_end();
+    return NULL;
 }
 
 static void on_closed(uv_handle_t *h)
@@ -69,7 +140,6 @@ struct mb_errand *mb_errand_start(uv_loop_t *loop, const struct mb_errand_plan *
                                   void *load)
 {
     struct mb_errand *e = mb_calloc(1, sizeof(*e));
-    uv_thread_t thread;
 
     if (e == NULL || uv_mutex_init(&e->lock) != 0) {
         mb_free(e);
@@ -86,11 +156,10 @@ struct mb_errand *mb_errand_start(uv_loop_t *loop, const struct mb_errand_plan *
     }
     e->done.data = e;
     atomic_store(&e->n_holders, 2);
-    if (uv_thread_create(&thread, thread_main, e) != 0) {
+    if (!begin_thread(thread_main, e)) {
         atomic_store(&e->n_holders, 1);
         mb_errand_leave(e);
         return NULL;
     }
-    pthread_detach(thread);
     return e;
 }

@@ -7,19 +7,22 @@
  *  and leaves the old target as it was; a failure in 5 reports, with the new file in place.
  *
  *  Remove: directories are opened with O_NOFOLLOW relative to their parent, so that nobody can
- *  swap a directory for a link between look and step; links themselves are unlinked. A directory
- *  below REMOVE_MAX_DEPTH others is moved to the root of the tree first, so that neither
- * descriptors nor stack grow with a tree that somebody else made.
+ *  swap a directory for a link between look and step; links themselves are unlinked. What is
+ *  mounted in the tree is somebody else's: it stays, and is named. A directory below
+ *  REMOVE_MAX_DEPTH others is moved to the root of the tree first, so that neither descriptors nor
+ *  stack grow with a tree that somebody else made.
  */
 #include "base/fs.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -256,8 +259,40 @@ static int move_up(struct removal *r, int parent_fd, const char *name, struct mb
     return 0;
 }
 
+/* A kernel without openat2, or a container that refuses it: a bind mount of the same filesystem
+ * cannot be told from a directory there. */
+static int open_on_same_device(int parent_fd, const char *name, int flags)
+{
+    int fd = openat(parent_fd, name, flags), reason = 0;
+    struct stat parent, st;
+
+    if (fd < 0)
+        return -1;
+    if (fstat(parent_fd, &parent) != 0 || fstat(fd, &st) != 0)
+        reason = errno;
+    else if (parent.st_dev != st.st_dev)
+        reason = EXDEV;
+    if (reason == 0)
+        return fd;
+    close(fd);
+    errno = reason;
+    return -1;
+}
+
+/* EXDEV: another filesystem, or a bind mount, begins there. */
+static int open_below(int parent_fd, const char *name, int flags)
+{
+    struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_XDEV};
+    long fd = syscall(SYS_openat2, parent_fd, name, &how, sizeof(how));
+
+    if (fd < 0 && (errno == ENOSYS || errno == EPERM))
+        return open_on_same_device(parent_fd, name, flags);
+    return (int)fd;
+}
+
 static int remove_dir_at(struct removal *r, int parent_fd, const char *name, struct mb_err *err)
 {
+    const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     int is_top = r->depth == 0;
     DIR *dir;
     int rc;
@@ -265,7 +300,9 @@ static int remove_dir_at(struct removal *r, int parent_fd, const char *name, str
 
     if (r->depth == REMOVE_MAX_DEPTH)
         return move_up(r, parent_fd, name, err);
-    fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    fd = is_top ? openat(parent_fd, name, flags) : open_below(parent_fd, name, flags);
+    if (fd < 0 && errno == EXDEV)
+        return mb_err_sys(err, EXDEV, "%s is a mount point and stays", name);
     if (fd < 0)
         return errno == ENOENT ? 0 : mb_err_sys(err, errno, "open directory %s", name);
     dir = fdopendir(fd);

@@ -34,7 +34,8 @@ int mb_fs_write_all(int fd, const void *p, size_t n, struct mb_err *err);
  * What the file system does not tell is data. 0 only if n is. */
 uint64_t mb_fs_stretch(int fd, uint64_t offset, uint64_t n, int *is_hole);
 
-/* rm -rf, never following links; a missing path is success. */
+/* rm -rf, never following links, never into what is mounted in it: then the first such directory
+ * ends it and is named. A missing path is success. */
 int mb_fs_remove_tree(const char *path, struct mb_err *err);
 
 int mb_fs_exists(const char *path); /* 1 or 0 */

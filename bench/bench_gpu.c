@@ -186,9 +186,12 @@ static int setup(struct bench *b, struct mb_err *err)
     const struct mb_param *params = mb_gpt_params(b->model, &n_params);
     struct mb_optimizer_config oc;
     mb_optimizer_config_init(&oc);
-    return mb_optimizer_create(&b->dev, &oc, params, n_params, mb_gpt_weights(b->model),
-                               mb_gpt_grads(b->model), 0, mb_gpt_n_elements(b->model),
-                               &b->optimizer, err);
+    rc = mb_optimizer_create(&b->dev, &oc, params, n_params, mb_gpt_weights(b->model),
+                             mb_gpt_grads(b->model), 0, mb_gpt_n_elements(b->model), &b->optimizer,
+                             err);
+    if (rc == 0)
+        mb_optimizer_set_copy(b->optimizer, mb_gpt_weights_copy(b->model));
+    return rc;
 }
 
 static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err *err)
@@ -207,7 +210,7 @@ static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err 
     if (rc != 0)
         return rc;
     mb_optimizer_step(b->optimizer, 1e-4, 0.01, mb_optimizer_clip(sqrt(norm2), 1.0));
-    mb_gpt_weights_changed(b->model);
+    mb_gpt_weights_copied(b->model);
     *loss = sum / n;
     return b->dev.ops->synchronize(b->dev.ctx, b->dev.stream, err);
 }

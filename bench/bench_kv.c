@@ -1,7 +1,7 @@
 /*
- * KV puts per second through one client process: bench_kv HOST:PORT SECONDS WINDOW KEYS. WINDOW
- * puts of 100 bytes are under way at a time, over KEYS keys. Every answer is checked. Prints one
- * line of JSON.
+ * KV puts or gets per second through one client process: bench_kv HOST:PORT SECONDS WINDOW KEYS
+ * put|get. WINDOW of them, of values of 100 bytes, are under way at a time, over KEYS keys, which
+ * gets want there. Every answer is checked. Prints one line of JSON.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ struct bench {
     uint64_t began_us, end_us, warm_us;
     int window, n_keys;
     long sent, answered, counted;
-    int failed, flying;
+    int failed, flying, is_get;
 };
 
 static void on_stopped(void *arg)
@@ -35,43 +35,56 @@ static void on_closed(void *arg)
     mb_grpc_stop(b->grpc, on_stopped, b);
 }
 
-static void put(struct bench *b);
+static void ask(struct bench *b);
 
 static uint64_t now_us(void)
 {
     return uv_hrtime() / 1000;
 }
 
-static void on_put(void *arg, const struct mb_err *err, int64_t count)
+static void on_answer(struct bench *b, const struct mb_err *err, int is_right)
 {
-    struct bench *b = arg;
     uint64_t now = now_us();
 
-    (void)count;
     b->flying--;
-    if (err->code != 0) {
-        fprintf(stderr, "bench_kv: %s\n", err->text);
+    if (err->code != 0 || !is_right) {
+        fprintf(stderr, "bench_kv: %s\n", err->code != 0 ? err->text : "a wrong answer");
         b->failed = 1;
     }
     b->answered++;
     if (now >= b->warm_us && now < b->end_us)
         b->counted++;
     if (now < b->end_us && !b->failed)
-        put(b);
+        ask(b);
     else if (b->flying == 0)
         mb_gcs_close(b->gcs, on_closed, b);
 }
 
-static void put(struct bench *b)
+static const char value[VALUE_BYTES] = "v";
+
+static void on_put(void *arg, const struct mb_err *err, int64_t count)
 {
-    static const char value[VALUE_BYTES] = "v";
+    (void)count;
+    on_answer(arg, err, 1);
+}
+
+static void on_get(void *arg, const struct mb_err *err, const void *got, size_t n)
+{
+    on_answer(arg, err, got != NULL && n == sizeof value && memcmp(got, value, n) == 0);
+}
+
+static void ask(struct bench *b)
+{
     char key[32];
     struct mb_err err = {0};
+    int rc;
 
     snprintf(key, sizeof key, "bench-%ld", b->sent++ % b->n_keys);
     b->flying++;
-    if (mb_gcs_kv_put(b->gcs, "bench", key, value, sizeof value, 1, 20000, on_put, b, NULL, &err) !=
-        0) {
+    rc = b->is_get ? mb_gcs_kv_get(b->gcs, "bench", key, 20000, on_get, b, NULL, &err)
+                   : mb_gcs_kv_put(b->gcs, "bench", key, value, sizeof value, 1, 20000, on_put, b,
+                                   NULL, &err);
+    if (rc != 0) {
         fprintf(stderr, "bench_kv: %s\n", err.text);
         exit(1);
     }
@@ -87,7 +100,7 @@ static void on_event(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const
         b->warm_us += b->began_us;
         b->end_us += b->began_us;
         for (int i = 0; i < b->window; i++)
-            put(b);
+            ask(b);
     } else if (event == MB_GCS_CONNECT_FAILED) {
         fprintf(stderr, "bench_kv: %s\n", err->text);
         exit(1);
@@ -97,7 +110,8 @@ static void on_event(void *arg, struct mb_gcs *c, enum mb_gcs_event event, const
 int main(int argc, char **argv)
 {
     struct bench b = {.window = argc > 3 ? atoi(argv[3]) : 256,
-                      .n_keys = argc > 4 ? atoi(argv[4]) : 10000};
+                      .n_keys = argc > 4 ? atoi(argv[4]) : 10000,
+                      .is_get = argc > 5 && strcmp(argv[5], "get") == 0};
     struct mb_gcs_opts opts = {.address = argc > 1 ? argv[1] : "127.0.0.1:6379"};
     double seconds = argc > 2 ? atof(argv[2]) : 5;
     struct mb_err err = {0};
@@ -116,7 +130,7 @@ int main(int argc, char **argv)
     uv_run(&b.loop, UV_RUN_DEFAULT);
     mb_grpc_destroy(b.grpc);
     getrusage(RUSAGE_SELF, &usage);
-    printf("{\"puts_per_s\": %.0f, \"puts\": %ld, \"client_cpu_s\": %.2f}\n",
+    printf("{\"per_s\": %.0f, \"answers\": %ld, \"client_cpu_s\": %.2f}\n",
            (double)b.counted / seconds, b.answered,
            (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec +
                (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6);

@@ -1,7 +1,9 @@
 """GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all that are here, beside PyTorch, in turns; or, on one GPU, 8 layers
-of Llama-3-8B's shape, 4 samples of 4096 tokens a step.
+of Llama-3-8B's shape, 4 samples of 4096 tokens a step, or the whole of it, 4 of 2048 (llama8b; arguments behind it are ours alone:
+how many samples at a time and which layers are computed again, so that fp32 weights fit).
 
-    MOBULA_WORKER=.../mobula-worker PYTHONPATH=tests/integration/worker python3 bench/gpu_parallel.py OUT.json [ROUNDS [gpt2|llama]]
+    MOBULA_WORKER=.../mobula-worker PYTHONPATH=tests/integration/worker \
+        python3 bench/gpu_parallel.py OUT.json [ROUNDS [gpt2|llama|llama8b [ARGUMENT...]]]
 
 The worker runs as an agent would start it (gang.py), on mock data, with --overlap-grad-reduce; the peer is gpu_torch.py. A figure is the
 median of the steps after the first two."""
@@ -23,13 +25,16 @@ MODEL = sys.argv[3] if len(sys.argv) > 3 else "gpt2"
 if MODEL == "gpt2":
     STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 9, 2, 1024, 64, 512, 50256
     SHAPE = f"--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings {SEQ}"
-else:
+elif MODEL == "llama":
     STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 14, 2, 4096, 4, 4, 128255
     SHAPE = "--model-preset llama3.1-8b --num-layers 8"
+else:
+    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 10, 2, 2048, 4, 4, 128255
+    SHAPE = "--model-preset llama3.1-8b"
 ARGS = (f"{SHAPE} --seq-length {SEQ} --micro-batch-size {MICRO} --global-batch-size {BATCH} --lr 3e-4 --lr-decay-style constant --adam-beta2 0.95 "
         f"--weight-decay 0.1 --hidden-dropout 0 --attention-dropout 0 --bf16 --mock-data --tokenizer-type NullTokenizer "
         f"--vocab-size {VOCAB} --train-iters {STEPS} --log-interval 1 --eval-iters 0 --eval-interval 1000 --log-throughput "
-        "--overlap-grad-reduce").split()
+        f"--overlap-grad-reduce {' '.join(sys.argv[4:])}").split()
 
 
 def summary(ms):
@@ -49,7 +54,7 @@ def ours(world, more):
         if any(codes):
             raise SystemExit("\n".join(r.log() for r in run.ranks))
         ms = [float(x) for x in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)]
-        return {**summary(ms), "loss": float(re.findall(r"lm loss: ([0-9.E+-]+)", log)[-1]),
+        return {**summary(ms), "plan": re.findall(r".*GiB.*", run.ranks[0].log())[:3], "loss": float(re.findall(r"lm loss: ([0-9.E+-]+)", log)[-1]),
                 "backend": re.findall(r"> (?:backend: CUDA|NCCL).*", run.ranks[0].log())}
 
 
@@ -76,7 +81,8 @@ def main():
     rows = [(f"mobula, {w} GPU", lambda w=w: ours(w, [])) for w in worlds]
     if worlds[-1] > 1:
         rows.append((f"mobula, {gpus} GPU, distributed optimizer", lambda: ours(gpus, ["--use-distributed-optimizer"])))
-    rows += [(f"torch, {w} GPU", lambda w=w: torch(w)) for w in worlds]
+    if MODEL != "llama8b":  # with fp32 weights it does not fit
+        rows += [(f"torch, {w} GPU", lambda w=w: torch(w)) for w in worlds]
     if MODEL != "gpt2":
         rows.append(("torch, 1 GPU, all in bf16", lambda: torch(1, ["bf16"])))
     for turn in range(rounds):

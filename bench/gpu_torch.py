@@ -1,6 +1,6 @@
-"""The peer of bench/gpu_parallel.py: GPT-2 124M, or 8 layers of Llama-3-8B's shape, in PyTorch: torch.compile, bf16 autocast over fp32
+"""The peer of bench/gpu_parallel.py: GPT-2 124M, or 8 or all 32 layers of Llama-3-8B's shape, in PyTorch: torch.compile, bf16 autocast over fp32
 weights or all in bf16, fused AdamW, cuDNN's attention first, DistributedDataParallel where there is more than one process. Started once a GPU
-with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: STEPS MICRO BATCH [gpt2|llama [bf16]]; rank 0 prints milliseconds of each step as JSON."""
+with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: STEPS MICRO BATCH [gpt2|llama|llama8b [bf16]]; rank 0 prints milliseconds of each step as JSON."""
 import contextlib
 import json
 import os
@@ -18,7 +18,8 @@ ALL_BF16 = sys.argv[5:] == ["bf16"]
 if MODEL == "gpt2":
     LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
 else:
-    LAYERS, HIDDEN, HEADS, SEQ, VOCAB, GROUPS, FFN = 8, 4096, 32, 4096, 128256, 8, 14336
+    HIDDEN, HEADS, VOCAB, GROUPS, FFN = 4096, 32, 128256, 8, 14336
+    LAYERS, SEQ = (8, 4096) if MODEL == "llama" else (32, 2048)
 
 
 class LlamaBlock(nn.Module):
@@ -71,7 +72,8 @@ def main():
     torch.manual_seed(rank)
     torch.cuda.set_device(0)
     torch.set_float32_matmul_precision("high")
-    model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama()).cuda()
+    with torch.device("cpu" if MODEL == "gpt2" else "cuda"):  # 8 B weights take minutes to be drawn on a CPU
+        model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama()).cuda()
     if ALL_BF16:
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

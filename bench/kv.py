@@ -1,7 +1,7 @@
-"""Internal KV puts per second, acknowledged one by one: the same C client (bench_kv, on one core)
-against mobula's head in memory, on SQLite (a put is answered after its group commit) and against the
-real gcs_server of Ray 2.60 (memory; it forgets everything when it ends). Server and client share
-the machine, so beside the rate stands what a put cost the server in CPU time, which depends less on
+"""Internal KV puts and gets per second, answered one by one: the same C client (bench_kv) on one core,
+on another one mobula's head in memory, on SQLite (a put is answered after its group commit), or the
+real gcs_server of Ray 2.60 (memory; it forgets everything when it ends). Others may share the
+machine, so beside the rate stands what a call cost the server in CPU time, which depends less on
 who else computes; the sides take turns."""
 import json
 import os
@@ -11,6 +11,7 @@ from lib import MOBULA, Mobula, Ray, children_of, cpu_s, sh, spread, write_resul
 
 BENCH_KV = MOBULA.parent.parent / "bench/bench_kv"
 SECONDS, WINDOW, KEYS, ROUNDS = 3, 256, 10000, 3
+VERBS = ("put", "get")  # gets find what puts have left
 
 
 class Memory(Mobula):
@@ -33,33 +34,37 @@ def server(cluster):
                 if os.path.basename(os.readlink(f"/proc/{p}/exe")) == name)
 
 
-def one(cluster):
-    """Puts per second, and microseconds of the server's CPU time per put."""
+def one(cluster, verb):
+    """Calls per second, and microseconds of the server's CPU time per call."""
     pid = server(cluster)
     before = cpu_s(pid)
-    done = sh("taskset", "-c", "0", BENCH_KV, f"127.0.0.1:{cluster.gcs}", SECONDS, WINDOW, KEYS)
+    done = sh("taskset", "-c", "0", BENCH_KV, f"127.0.0.1:{cluster.gcs}", SECONDS, WINDOW, KEYS, verb)
     seen = json.loads(done.strip().splitlines()[-1])
-    return seen["puts_per_s"], (cpu_s(pid) - before) / seen["puts"] * 1e6
+    return seen["per_s"], (cpu_s(pid) - before) / seen["answers"] * 1e6
 
 
 def main():
     sides = {"mobula_memory": Memory(), "mobula_sqlite": Sqlite(), "ray": Ray()}
-    runs = {name: [] for name in sides}
+    runs = {(name, verb): [] for verb in VERBS for name in sides}
     try:
         for cluster in sides.values():
             cluster.start_head()
+            sh("taskset", "-a", "-c", "-p", "1", server(cluster))
         for _ in range(ROUNDS):
-            for name, cluster in sides.items():
-                runs[name].append(one(cluster))
+            for verb in VERBS:
+                for name, cluster in sides.items():
+                    runs[name, verb].append(one(cluster, verb))
     finally:
         for cluster in sides.values():
             cluster.stop()
     write_result("kv", {
-        "what": f"puts of 100 bytes per second, {WINDOW} under way, {KEYS} keys, {SECONDS} s a run; "
-                "client on one core, the servers' stores: memory, SQLite with group commit",
-        **{name: spread([rate for rate, _ in values]) for name, values in runs.items()},
-        **{f"{name}_server_cpu_us_per_put": spread([cpu for _, cpu in values])
-           for name, values in runs.items()}})
+        "what": f"puts and gets of 100 bytes per second, {WINDOW} under way, {KEYS} keys, {SECONDS} s a "
+                "run; client and server on one core each, the servers' stores: memory, SQLite with "
+                "group commit",
+        **{f"{name}_{verb}s": spread([rate for rate, _ in values])
+           for (name, verb), values in runs.items()},
+        **{f"{name}_server_cpu_us_per_{verb}": spread([cpu for _, cpu in values])
+           for (name, verb), values in runs.items()}})
 
 
 if __name__ == "__main__":

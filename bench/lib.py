@@ -5,25 +5,21 @@ import os
 import pathlib
 import platform
 import shutil
-import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests/integration"))
+from ports import free_port  # noqa: E402
 CACHE = pathlib.Path(os.environ.get("MOBULA_CACHE", pathlib.Path.home() / ".cache/mobula"))
 RAY_PYTHON = pathlib.Path(os.environ.get("MOBULA_RAY_PYTHON", CACHE / "venv-ray-2.60.0/bin/python"))
 RAY = RAY_PYTHON.parent / "ray"
 MOBULA = pathlib.Path(os.environ.get("MOBULA_BIN", ROOT / "build/release/bin")) / "mobula"
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def sh(*argv, env=None, timeout=180, check=True):

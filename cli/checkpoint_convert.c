@@ -1,8 +1,10 @@
-/* mobula checkpoint convert SOURCE TARGET: a Hugging Face directory into a checkpoint, or back. */
+/* mobula checkpoint convert SOURCE TARGET: a Hugging Face directory into a checkpoint, or back; a
+ * file of torch.save into a safetensors file, or back. */
 #include <stdio.h>
 #include <string.h>
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
+#include "cli/checkpoint_file.h"
 
 struct convert_args {
     int json;
@@ -10,6 +12,8 @@ struct convert_args {
     uint64_t max_file_bytes;
     const char *dtype;
 };
+
+static const char DTYPE[] = "fp32"; /* where none is given */
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_)                                            \
     {                                                                                              \
@@ -59,9 +63,20 @@ static int convert(const struct convert_args *args, char **words, struct mb_mode
     return rc != 0 ? rc : mb_model_convert(&o, facts, err);
 }
 
+/* Options are about models; a file is a file. */
+static int convert_file(const struct convert_args *args, char **words, struct mb_err *err)
+{
+    if (args->iteration >= 0 || args->vocab || args->divisible_by || args->max_file_bytes ||
+        args->dtype != DTYPE)
+        return mb_err_set(err, MB_EINVAL,
+                          "%s is a file: of the options, --json alone has an effect there",
+                          words[0]);
+    return mb_tensors_convert(words[0], words[1], args->json, err);
+}
+
 static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct convert_args args = {.iteration = -1, .dtype = "fp32"};
+    struct convert_args args = {.iteration = -1, .dtype = DTYPE};
     struct mb_model_facts facts;
     struct mb_err err = {0};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
@@ -72,6 +87,10 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
         rc = mb_err_set(&err, MB_EINVAL, "what into what? mobula checkpoint convert SOURCE TARGET");
     if (!rc && args.json)
         rc = mb_checkpoint_json_name(argv[1], &err);
+    if (!rc && mb_is_file(argv[1])) {
+        rc = convert_file(&args, argv + 1, &err);
+        return rc ? mb_checkpoint_fail(cli, args.json, &err) : 0;
+    }
     if (!rc)
         rc = convert(&args, argv + 1, &facts, &err);
     if (!rc && args.json)
@@ -91,10 +110,14 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
 
 const struct mb_verb mb_verb_checkpoint_convert = {
     .name = "convert",
-    .summary = "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back",
+    .summary =
+        "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back; FILE.pt "
+        "into FILE.safetensors",
     .synopsis = "[--dtype fp32|bf16|fp16] [--max-shard-size SIZE] [--json] SOURCE TARGET",
     .examples = "  mobula checkpoint convert ./Llama-3.1-8B /ckpt/base\n"
-                "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n",
+                "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n"
+                "  mobula checkpoint convert model_optim_rng.pt tensors.safetensors\n"
+                "  mobula checkpoint convert tensors.safetensors model_optim_rng.pt\n",
     .options = convert_options,
     .run = convert_run,
 };

@@ -1,4 +1,5 @@
-/* mobula checkpoint inspect DIR: what model a directory holds, ours or Hugging Face's. */
+/* mobula checkpoint inspect DIR|FILE: what model a directory holds, ours or Hugging Face's; what
+ * tensors a file. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -6,6 +7,7 @@
 #include "base/str.h"
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
+#include "cli/checkpoint_file.h"
 
 struct inspect_args {
     int json;
@@ -73,9 +75,16 @@ static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
     if (rc == 1)
         return 0;
     if (!rc && n_words != 1)
-        rc = mb_err_set(&err, MB_EINVAL, "which model? mobula checkpoint inspect DIR");
+        rc = mb_err_set(&err, MB_EINVAL, "which model? mobula checkpoint inspect DIR|FILE");
     if (!rc && args.json)
         rc = mb_checkpoint_json_name(argv[1], &err);
+    if (!rc && mb_is_file(argv[1])) {
+        rc = args.iteration < 0
+                 ? mb_tensors_inspect(argv[1], args.json, &err)
+                 : mb_err_set(&err, MB_EINVAL, "--iteration: %s is a file: it has no effect there",
+                              argv[1]);
+        return rc ? mb_checkpoint_fail(cli, args.json, &err) : 0;
+    }
     if (!rc)
         rc = mb_model_inspect(argv[1], args.iteration, &facts, &err);
     if (!rc && args.json)
@@ -89,9 +98,10 @@ static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
 
 const struct mb_verb mb_verb_checkpoint_inspect = {
     .name = "inspect",
-    .summary = "what model a directory holds: a checkpoint of ours, or Hugging Face's",
-    .synopsis = "[--iteration N] [--json] DIR",
-    .examples = "  mobula checkpoint inspect ./Llama-3.1-8B\n",
+    .summary = "what model a directory holds (ours, Hugging Face's), what tensors a file",
+    .synopsis = "[--iteration N] [--json] DIR|FILE",
+    .examples = "  mobula checkpoint inspect ./Llama-3.1-8B\n"
+                "  mobula checkpoint inspect iter_0000020/mp_rank_00/model_optim_rng.pt\n",
     .options = inspect_options,
     .run = inspect_run,
 };

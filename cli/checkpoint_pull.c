@@ -1,5 +1,5 @@
 /* mobula checkpoint pull URL DIR: the newest whole checkpoint of a store, checked, into a
- * directory. */
+ * directory; with --plain what lies there, as it is. */
 #include <inttypes.h>
 #include <fnmatch.h>
 #include <stdio.h>
@@ -8,9 +8,10 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
+#include "cli/checkpoint_pull_plain.h"
 
 struct pull_args {
-    int json;
+    int json, plain;
     int64_t iteration;
     const char *files;
 };
@@ -20,6 +21,8 @@ static const struct mb_option pull_options[] = {
      "that one and no other instead of the newest whole one", 0, INT64_MAX},
     {"files", 0, "PATTERN", MB_OPTION_STRING, offsetof(struct pull_args, files),
      "only files whose path matches, e.g. 'model*'", 0, 0},
+    {"plain", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, plain),
+     "all objects below URL as they are, no checkpoint; a file of the same size is kept", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json), "print JSON lines", 0, 0},
     {0},
 };
@@ -118,6 +121,25 @@ static void print_end(const struct run *r, const char *dir)
            mb_human_bytes(r->status.kept_bytes, kept), dir);
 }
 
+static int run_plain(struct mb_cli *cli, const struct pull_args *args, const char *url,
+                     const char *dir)
+{
+    struct mb_plain_result done;
+    struct mb_err err;
+    char bytes[16], kept[16];
+
+    if (mb_checkpoint_pull_plain(url, dir, args->files, args->json, &done, &err) != 0)
+        return mb_checkpoint_fail(cli, args->json, &err);
+    if (args->json)
+        printf("{\"event\": \"done\", \"iteration\": -1, \"files\": %" PRIu64
+               ", \"bytes\": %" PRIu64 ", \"kept_bytes\": %" PRIu64 "}\n",
+               done.n_files, done.total_bytes, done.kept_bytes);
+    else
+        printf("pulled: %" PRIu64 " files, %s (%s there before), into %s\n", done.n_files,
+               mb_human_bytes(done.total_bytes, bytes), mb_human_bytes(done.kept_bytes, kept), dir);
+    return 0;
+}
+
 static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct pull_args args = {.iteration = -1};
@@ -128,6 +150,10 @@ static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
         return 0;
     if (!rc && n_words != 2)
         rc = mb_err_set(&r.err, MB_EINVAL, "from where to where? mobula checkpoint pull URL DIR");
+    if (!rc && args.plain && args.iteration >= 0)
+        rc = mb_err_set(&r.err, MB_EINVAL, "--plain and --iteration: files as they are have none");
+    if (!rc && args.plain)
+        return run_plain(cli, &args, argv[1], argv[2]);
     if (!rc) {
         mb_log_init(2, MB_LOG_WARN); /* the story is told by the bar; what is not whole is not */
         pull(&r, argv[1], argv[2]);
@@ -141,8 +167,9 @@ static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
 const struct mb_verb mb_verb_checkpoint_pull = {
     .name = "pull",
     .summary = "fetch the newest whole checkpoint of a store, checked; what is there is kept",
-    .synopsis = "[--iteration N] [--files PATTERN] [--json] URL DIR",
-    .examples = "  mobula checkpoint pull s3://bucket/run1 /ckpt/run1\n",
+    .synopsis = "[--iteration N | --plain] [--files PATTERN] [--json] URL DIR",
+    .examples = "  mobula checkpoint pull s3://bucket/run1 /ckpt/run1\n"
+                "  mobula checkpoint pull --plain s3://bucket/corpus /data/corpus\n",
     .options = pull_options,
     .run = pull_run,
 };

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <uv.h>
 #include "base/loop.h"
+#include "base/address.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/grpc/grpc.h"
@@ -456,10 +457,8 @@ static int read_args(struct drain *d, struct mb_err *err)
     d->address = a->address ? a->address : getenv("RAY_ADDRESS");
     if (!d->address || !d->address[0] || strcmp(d->address, "auto") == 0)
         d->address = "127.0.0.1:6379";
-    if (strstr(d->address, "://") != NULL)
-        rc = mb_err_set(err, MB_EINVAL, "drain: --address %s: the GCS as HOST:PORT is needed",
-                        d->address);
-    else if ((a->all != 0) + (a->local != 0) + (d->n_words > 0) != 1)
+    rc = mb_address_check_heads("drain: --address", d->address, err);
+    if (rc == 0 && (a->all != 0) + (a->local != 0) + (d->n_words > 0) != 1)
         rc = mb_err_set(err, MB_EINVAL, "drain: which nodes? NODE..., --all or --local");
     if (rc == 0 && a->deadline)
         rc = mb_moment_parse(a->deadline, now, "--deadline", &d->deadline_unix_ms, err);

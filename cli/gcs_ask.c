@@ -85,6 +85,8 @@ static int ask(const char *address, struct question *q, struct mb_err *err)
         return mb_err_set(err, MB_ENOMEM, "no event loop");
     }
     if (mb_gcs_grpc_create(&loop, &grpc, &q->err) == 0) {
+        if (strchr(address, ',') == NULL) /* of one head the error says it */
+            mb_grpc_quiet_faults(grpc);
         talk(&loop, grpc, &opts, q);
         mb_grpc_stop(grpc, on_closed, &closed);
         while (!closed)

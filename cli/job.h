@@ -61,7 +61,8 @@ struct mb_follow_opts {
 int mb_job_follow(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                   json_t **job, struct mb_err *err);
 /* The same for the logs of all ranks; rank of opts is passed over. Another attempt of the gang,
- * with however many ranks, begins on stderr with its number, and at the first byte of its logs. */
+ * with however many ranks, begins on stderr with its number, and at the first byte of its logs.
+ * 1: the job has no ranks (yet, unless it is followed), nothing was shown. */
 int mb_job_merge(struct mb_rest *rest, const char *id, const struct mb_follow_opts *opts,
                  json_t **job, struct mb_err *err);
 

@@ -9,7 +9,8 @@
  *  Another attempt of the gang: its number is said on stderr, and offsets are those of its log.
  *  Bytes that the server released meanwhile: said on stderr with their number. So is a log whose
  *     node is gone, with the store that it comes from and the byte up to which it is there.
- *  The server says that there is no such log: MB_ENOENT, at once. That it cannot be read while the
+ *  The server says that there is no such log: MB_ENOENT, at once; that it cannot begin at a time:
+ *     MB_EUNSUPPORTED. That it cannot be read while the
  *     job has ended or nothing is followed: MB_ESTATE, at once.
  *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
  */
@@ -195,6 +196,31 @@ static void say_lost(struct follow *f, int is_lost, const struct mb_err *err)
     f->is_lost = is_lost;
 }
 
+/* There is no such log, or none with times: a close has one code for both, a piece has two. */
+static int say_nowhere(struct mb_rest *rest, const char *id, const struct follow *f,
+                       struct mb_err *err)
+{
+    struct mb_err why = {0};
+    char query[160], rank[32] = "", attempt[32] = "", *path;
+    json_t *piece = NULL;
+
+    if (f->opts->since_unix_ms > 0 && !f->has_offset) {
+        if (f->opts->rank >= 0)
+            snprintf(rank, sizeof(rank), "&rank=%" PRId64, f->opts->rank);
+        if (f->attempt > 0)
+            snprintf(attempt, sizeof(attempt), "&attempt=%" PRId64, f->attempt);
+        snprintf(query, sizeof(query), "/logs?limit=0&since_ms=%" PRIu64 "%s%s",
+                 f->opts->since_unix_ms, rank, attempt);
+        path = mb_job_path(id, query);
+        if (path != NULL)
+            mb_rest_json(rest, "GET", path, NULL, &piece, &why);
+        json_decref(piece);
+        mb_free(path);
+    }
+    return mb_err_set(err, why.code == MB_EUNSUPPORTED ? MB_EUNSUPPORTED : MB_ENOENT,
+                      "the log of %s cannot be read: %s", id, f->detail);
+}
+
 /* 1: over; 0: connect again; negative: give up. */
 static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_t *seen_ms,
                  json_t **job, struct mb_err *err)
@@ -216,8 +242,9 @@ static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_
         (f->status_code == 1011 && (f->opts->once || mb_job_is_terminal(*job)))) {
         json_decref(*job);
         *job = NULL;
-        return mb_err_set(err, is_nowhere ? MB_ENOENT : MB_ESTATE,
-                          "the log of %s cannot be read: %s", id, f->detail);
+        return is_nowhere
+                   ? say_nowhere(rest, id, f, err)
+                   : mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);
     }
     if (!mb_job_is_terminal(*job) && f->status_code != 1011)
         *seen_ms = mb_mono_ms();

@@ -4,7 +4,8 @@
  *
  *  1. --since becomes a time; --grep is compiled before anything is asked;
  *  2. a head that knows no offsets (Ray's): its whole log at once, or its own stream with -f;
- *  3. -f: the exit status is the job's. Without: 0 when the log was shown to its end.
+ *  3. --merge of a job without ranks: its own log.
+ *  4. -f: the exit status is the job's. Without: 0 when the log was shown to its end.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -73,8 +74,14 @@ static int show(struct mb_rest *rest, const char *id, const struct logs_args *ar
 
     view->json = args->common.json;
     view->tag_ranks = args->merge;
-    if (rc == 0 && args->merge)
-        return mb_job_merge(rest, id, &opts, job, err);
+    if (rc == 0 && args->merge) {
+        rc = mb_job_merge(rest, id, &opts, job, err);
+        if (rc <= 0)
+            return rc;
+        fprintf(stderr, "mobula: job %s has no ranks: this is its own log\n", id);
+        view->tag_ranks = 0;
+        rc = 0;
+    }
     if (rc == 0 && !args->follow) {
         rc = knows_offsets(rest, id, &whole, err);
         if (rc == 0) {
@@ -142,8 +149,8 @@ static const struct mb_option options[] = {
                   "only lines that match this extended regular expression"),
     MB_JOB_OPTION("since", 0, "TIME", MB_OPTION_STRING, struct logs_args, since,
                   "what was written since 10m ago, or since 2026-11-21T08:00:00[Z]"),
-    {"tail", 0, "N", MB_OPTION_INT, offsetof(struct logs_args, tail), "from the last N lines on", 0,
-     INT32_MAX},
+    {"tail", 0, "N", MB_OPTION_INT, offsetof(struct logs_args, tail),
+     "from the last N lines on, of each rank", 0, INT32_MAX},
     {0}};
 
 const struct mb_verb mb_verb_job_logs = {

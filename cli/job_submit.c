@@ -4,6 +4,9 @@
  *  2. directories and files of this machine in it are uploaded (job_upload.c);
  *  3. POST; 4. unless --no-wait, the log is followed; the exit status is the job's.
  *
+ *  A head that is not there, or not yet again, is waited for for HEAD_WAIT_MS at each of these
+ * steps, which is said once.
+ *
  *  The connection breaks after the POST: nobody knows whether the job was taken. So the job's name
  *  is chosen here, and its metadata gets a key that nobody else has: sending it again is answered
  *  with the same job by our head, and on a stock Ray head, which refuses the name, the key shows
@@ -24,7 +27,8 @@
 #include "cli/job_upload.h"
 #include "cli/yaml_json.h"
 
-enum { RUNTIME_ENV_MAX_BYTES = 8 << 20, POST_TRIES = 5, POST_PAUSE_MS = 200 };
+enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };
+enum { HEAD_WAIT_MS = 10 * 1000, PAUSE_MIN_MS = 200, PAUSE_MAX_MS = 1000, CALL_MIN_MS = 5000 };
 
 /* Keys of metadata, as gcs/services.h has them for the head. */
 #define KEY_KEY      "mobula_submission_key"
@@ -343,6 +347,48 @@ static json_t *build_request(const struct submit_args *a, char *const *words, in
     return request;
 }
 
+/* ---- a head that is away ---- */
+
+/* Zero-initialise; one for the whole command. */
+struct patience {
+    uint64_t until_ms; /* on the clock of mb_mono_ms(); 0: it answered last */
+    uint64_t rest_ms;  /* a call's time before; 0: rest was not open */
+    uint64_t pause_ms;
+    int said;
+};
+
+/* After every call. 1, after a pause: what failed with rc is to be tried again, and that call has
+ * the time that is left, or CALL_MIN_MS: a head that takes connections and says nothing would
+ * hold all of them for a call's whole time. */
+static int try_again(struct patience *p, struct mb_rest *rest, int rc, const struct mb_err *err)
+{
+    uint64_t now_ms = mb_mono_ms(), left_ms, pause_ms;
+
+    if (rc != MB_EIO && rc != MB_EUNAVAIL && rc != MB_ETIMEOUT) {
+        if (p->until_ms != 0 && p->rest_ms != 0)
+            rest->timeout_ms = p->rest_ms;
+        p->until_ms = 0;
+        return 0;
+    }
+    if (p->until_ms == 0)
+        *p = (struct patience){.until_ms = now_ms + HEAD_WAIT_MS,
+                               .rest_ms = rest->timeout_ms,
+                               .pause_ms = PAUSE_MIN_MS,
+                               .said = p->said};
+    if (now_ms >= p->until_ms)
+        return 0;
+    if (!p->said)
+        fprintf(stderr, "mobula: %s; trying again for %d s\n", err->text, HEAD_WAIT_MS / 1000);
+    p->said = 1;
+    left_ms = p->until_ms - now_ms;
+    pause_ms = left_ms < p->pause_ms ? left_ms : p->pause_ms;
+    poll(NULL, 0, (int)pause_ms);
+    left_ms -= pause_ms;
+    rest->timeout_ms = left_ms > CALL_MIN_MS ? left_ms : CALL_MIN_MS;
+    p->pause_ms = p->pause_ms * 2 < PAUSE_MAX_MS ? p->pause_ms * 2 : PAUSE_MAX_MS;
+    return 1;
+}
+
 /* ---- where the driver runs ---- */
 
 static int place_driver(struct mb_rest *rest, const struct submit_args *a, json_t *request,
@@ -407,13 +453,12 @@ static int is_duplicate(int rc, const struct mb_err *err)
 }
 
 /* A connection that broke, or a head that was not there, is tried again: see the story above. */
-static int post(struct mb_rest *rest, const json_t *request, json_t **answer, struct mb_err *err)
+static int post(struct mb_rest *rest, const json_t *request, struct patience *patience,
+                json_t **answer, struct mb_err *err)
 {
     int rc = 0;
 
-    for (int i = 0; i < POST_TRIES; i++) {
-        if (i > 0)
-            poll(NULL, 0, POST_PAUSE_MS << (i - 1));
+    do {
         rc = mb_rest_json(rest, "POST", "/api/jobs/", request, answer, err);
         if (is_duplicate(rc, err) && is_ours(rest, request)) {
             *answer = json_pack("{s:O, s:O}", "job_id", json_object_get(request, "submission_id"),
@@ -422,9 +467,7 @@ static int post(struct mb_rest *rest, const json_t *request, json_t **answer, st
         }
         if (rc == MB_EUNAVAIL && strstr(err->text, "--max-queued-jobs") != NULL)
             return err->code = MB_EFULL; /* the head answers, it has no room */
-        if (rc != MB_EIO && rc != MB_EUNAVAIL && rc != MB_ETIMEOUT)
-            break;
-    }
+    } while (try_again(patience, rest, rc, err));
     return rc;
 }
 
@@ -438,19 +481,24 @@ static void print_json_line(const json_t *j)
 }
 
 static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_args *a,
-                  json_t *request, int *status, struct mb_err *err)
+                  json_t *request, struct patience *patience, int *status, struct mb_err *err)
 {
     struct mb_log_view view = {.json = a->common.json};
     struct mb_log_lines lines = {.view = &view, .rank = -1};
     struct mb_follow_opts opts = {.lines = &lines, .rank = -1, .tail_lines = -1};
     json_t *answer, *job;
     const char *id;
-    int rc = place_driver(rest, a, request, err);
+    int rc;
 
+    do {
+        rc = place_driver(rest, a, request, err);
+    } while (try_again(patience, rest, rc, err));
     if (rc == 0)
-        rc = mb_job_upload(rest, json_object_get(request, "runtime_env"), err);
+        do {
+            rc = mb_job_upload(rest, json_object_get(request, "runtime_env"), err);
+        } while ((rc == 0 || rc == MB_EUNAVAIL) && try_again(patience, rest, rc, err));
     if (rc == 0)
-        rc = post(rest, request, &answer, err);
+        rc = post(rest, request, patience, &answer, err);
     if (is_duplicate(rc, err))
         return mb_err_set(err, MB_EEXIST, "job %s exists already",
                           mb_job_text(request, "submission_id"));
@@ -486,8 +534,9 @@ static int submit(struct mb_cli *cli, struct mb_rest *rest, const struct submit_
 static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct submit_args args = {.num_cpus = -1, .num_gpus = -1, .memory = -1};
+    struct patience patience = {0};
     json_t *request = NULL;
-    struct mb_rest rest;
+    struct mb_rest rest = {0};
     struct mb_err err;
     int n_words, status = 0;
     int rc = mb_options_parse(cli, verb, argc, argv, 1, &args, &n_words, &err);
@@ -498,10 +547,13 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         rc = mb_err_set(&err, MB_EINVAL, "job submit: what is to run? ... submit [OPTIONS] -- CMD");
     if (rc == 0) {
         request = build_request(&args, argv + 1, n_words, &err);
-        rc = request != NULL ? mb_rest_open(&rest, cli, args.common.address, &err) : err.code;
+        do { /* an address of the GCS is asked for the API's */
+            rc = request != NULL ? mb_rest_open(&rest, cli, args.common.address, &err) : err.code;
+        } while ((rc == 0 || rc == MB_EUNAVAIL || rc == MB_ETIMEOUT) &&
+                 try_again(&patience, &rest, rc, &err));
     }
     if (rc == 0) {
-        rc = submit(cli, &rest, &args, request, &status, &err);
+        rc = submit(cli, &rest, &args, request, &patience, &status, &err);
         mb_rest_close(&rest);
     }
     json_decref(request);

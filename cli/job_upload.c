@@ -46,6 +46,12 @@ int mb_job_ask_limits(struct mb_rest *rest, struct mb_head_limits *out, struct m
     return rc == MB_ENOENT ? 0 : rc;
 }
 
+/* 503: a head that does not serve yet, or a standby; later it may. */
+static int refusal_code(long status)
+{
+    return status == 503 ? MB_EUNAVAIL : MB_ESTATE;
+}
+
 static int has_package(struct mb_rest *rest, const char *path, int *has, struct mb_err *err)
 {
     struct mb_rest_answer answer;
@@ -55,7 +61,7 @@ static int has_package(struct mb_rest *rest, const char *path, int *has, struct 
         return rc;
     *has = answer.status == 200;
     if (answer.status != 200 && answer.status != 404)
-        rc = mb_err_set(err, MB_ESTATE, "%s: status %ld", path, answer.status);
+        rc = mb_err_set(err, refusal_code(answer.status), "%s: status %ld", path, answer.status);
     mb_buf_close(&answer.body);
     return rc;
 }
@@ -109,8 +115,9 @@ static int put_package(struct uploads *u, const struct mb_package *p, const char
         rc = mb_rest_put_file(u->rest, path, fd, (size_t)st.st_size, &answer, u->err);
     if (rc == 0) {
         if (answer.status != 200)
-            rc = mb_err_set(u->err, MB_ESTATE, "%s: the head refused it: status %ld: %.200s", local,
-                            answer.status, mb_buf_str(&answer.body));
+            rc = mb_err_set(u->err, refusal_code(answer.status),
+                            "%s: the head refused it: status %ld: %.200s", local, answer.status,
+                            mb_buf_str(&answer.body));
         mb_buf_close(&answer.body);
     }
     close(fd);

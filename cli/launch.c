@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/address.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
@@ -182,7 +183,7 @@ static const char *gcs_address(const struct mb_launch *l, struct mb_err *err)
                    address, address);
         return NULL;
     }
-    return address;
+    return mb_address_check_heads("--address", address, err) == MB_OK ? address : NULL;
 }
 
 static void close_context(struct context *c)
@@ -307,6 +308,7 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.elastic_wait_ms = l->elastic_wait_ms;
     o.global_batch = (uint64_t)l->global_batch;
     o.micro_batch = (uint64_t)l->micro_batch;
+    o.tensor_parallel = (uint32_t)l->tensor_parallel;
     status = mb_driver_run(&o);
 out:
     close_context(&c);

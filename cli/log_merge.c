@@ -119,10 +119,11 @@ static int ask_for_attempt(struct merge *m, int64_t from, int64_t *attempt, int6
     }
 }
 
-/* Following: until there are ranks, or the job has ended without any. */
+/* Following: until there are ranks, or the job has ended without any: 1, as without following. */
 static int wait_for_ranks(struct merge *m, const char *job_path, struct mb_err *err)
 {
     int64_t wanted = m->opts->attempt;
+    int said = 0;
 
     for (;;) {
         json_t *job;
@@ -141,8 +142,14 @@ static int wait_for_ranks(struct merge *m, const char *job_path, struct mb_err *
                               m->id, wanted, m->newest);
         if (m->n > 0)
             return 0;
+        if ((m->opts->once || ended) && wanted == 0)
+            return 1;
         if (m->opts->once || ended)
             return mb_err_set(err, MB_ENOENT, "job %s has no ranks%s", m->id, ended ? "" : " yet");
+        if (!said)
+            fprintf(stderr, "mobula: job %s has no ranks yet; without --merge: its own log\n",
+                    m->id);
+        said = 1;
         poll(NULL, 0, ROUND_MS);
     }
 }

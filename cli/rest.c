@@ -1,7 +1,8 @@
 /*
  * 1. find the address and the token; 2. send one request; 3. map
- * the status: 200 is JSON; 400, 404 and 401/403 have codes of their own, all else is MB_ESTATE
- * with the last line of what the server said (Ray's servers answer with whole tracebacks).
+ * the status: 200 is JSON; 400, 401/403, 404, 501 and 503 have codes of their own, all else is
+ * MB_ESTATE with the last line of what the server said (Ray's servers answer with whole
+ * tracebacks).
  */
 #include "cli/rest.h"
 
@@ -172,6 +173,8 @@ int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
                             ? ": use the head's own, a copy of its token file"
                             : ": copy the head's token file to ~/.ray/auth_token (mode 0600), or "
                               "set RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled sends none");
+    } else if (answer.status == 501) {
+        rc = mb_err_set(err, MB_EUNSUPPORTED, "%s", last_line(&answer.body));
     } else if (answer.status == 503) {
         rc = mb_err_set(err, MB_EUNAVAIL, "%s: %s", rest->base_url, last_line(&answer.body));
     } else {

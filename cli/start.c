@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/address.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
@@ -42,7 +43,7 @@ struct start_args {
     const char *ray_version, *ray_commit;
     int64_t num_cpus, memory, max_running_jobs, max_queued_jobs, max_ended_jobs;
     uint64_t log_max_bytes, max_package_bytes, package_keep_ms, launch_timeout_ms;
-    int64_t num_gpus, port, dashboard_port, node_manager_port, http_port;
+    int64_t num_gpus, port, dashboard_port, node_manager_port, http_port, metrics_port;
     int head, block, no_token, job_agent, resume;
 };
 
@@ -80,6 +81,8 @@ static const struct mb_option options[] = {
     OPTION("dashboard-agent-listen-port", "PORT", MB_OPTION_INT, http_port,
            "HTTP port of this node: metrics, health, logs (52365 if it is free; 0 picks one)", 0,
            65535),
+    OPTION("metrics-export-port", "PORT", MB_OPTION_INT, metrics_port,
+           "serve /metrics at this port, too (0, the default: nowhere else)", 0, 65535),
     OPTION("temp-dir", "DIR", MB_OPTION_STRING, temp_dir,
            "logs and state (MOBULA_TEMP_DIR, /tmp/mobula)", 0, 0),
     OPTION("resume", NULL, MB_OPTION_FLAG, resume,
@@ -225,6 +228,7 @@ static int build(struct command *c, const struct start_args *a, const struct mb_
         add_number(c, "--dashboard-port", a->dashboard_port);
         add_number(c, "--node-manager-port", a->node_manager_port);
         add_number(c, "--dashboard-agent-listen-port", a->http_port);
+        add_number(c, "--metrics-export-port", a->metrics_port);
         if (a->max_package_bytes > 0)
             add_number(c, "--max-package-size", (int64_t)a->max_package_bytes);
         if (a->package_keep_ms > 0)
@@ -290,6 +294,11 @@ static void catch_signals(void)
     sigaction(SIGTERM, &action, NULL);
 }
 
+static int is_elsewhere(const struct start_args *a)
+{
+    return a->node_ip != NULL && mb_address_is_elsewhere(a->node_ip);
+}
+
 /* 0: ALIVE. */
 static int wait_alive(const struct start_args *a, const char *dir, json_t **node,
                       struct mb_err *err)
@@ -320,8 +329,11 @@ static int wait_alive(const struct start_args *a, const char *dir, json_t **node
                                   "GCS port? (mobula start --head prints it)",
                                   a->address, START_TIMEOUT_MS / 1000);
             last_log_line(dir, line);
-            return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s: %s",
-                              START_TIMEOUT_MS / 1000, line);
+            return mb_err_set(err, MB_ETIMEOUT, "the node is not ALIVE after %d s%s%s%s: %s",
+                              START_TIMEOUT_MS / 1000,
+                              is_elsewhere(a) ? ", at --node-ip-address " : "",
+                              is_elsewhere(a) ? a->node_ip : "",
+                              is_elsewhere(a) ? ", which this machine does not have" : "", line);
         }
         poll(NULL, 0, CHECK_MS);
     }
@@ -437,11 +449,10 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
         return mb_err_set(
             err, MB_EINVAL,
             "start: say --head to be the cluster, or --address HOST:PORT to join one");
-    if (a->address != NULL &&
-        (strstr(a->address, "://") != NULL || strchr(a->address, ':') == NULL))
-        return mb_err_set(err, MB_EINVAL,
-                          "start: --address %s: expected HOST:PORT of the GCS, e.g. head:6379",
-                          a->address);
+    if (a->address != NULL && mb_address_check_heads("start: --address", a->address, err) != 0)
+        return MB_EINVAL;
+    if (a->node_ip != NULL && mb_address_check("start: --node-ip-address", a->node_ip, err) != 0)
+        return MB_EINVAL;
     if (a->labels != NULL && check_labels(a->labels, err) != 0)
         return MB_EINVAL;
     if (a->store != NULL && strcmp(a->store, "sqlite") != 0 && strcmp(a->store, "memory") != 0 &&
@@ -572,6 +583,11 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     }
     if (rc == 0)
         rc = build(&command, &args, &store, temp_dir, dir, &err);
+    if (rc == 0 && is_elsewhere(&args))
+        fprintf(stderr,
+                "mobula: WARNING: no interface of this machine has --node-ip-address %s: nodes%s "
+                "have to reach this one there all the same\n",
+                args.node_ip, args.head ? ", this one included," : "");
     if (rc == 0 && args.block) {
         execv(command.argv[0], command.argv);
         rc = mb_err_sys(&err, errno, "cannot run %s", command.argv[0]);

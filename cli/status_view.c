@@ -55,6 +55,15 @@ static int put_resources(struct mb_buf *out, const json_t *node)
     const char *name;
     int rc = 0;
 
+    json_object_foreach(json_object_get(node, "for_drivers"), name, amount)
+    {
+        if (strcmp(name, "GPU") == 0 || strcmp(name, "memory") == 0)
+            continue; /* GPUs are those of gangs, below; memory of drivers is seldom asked for */
+        rc |= mb_buf_puts(out, "  ");
+        rc |= put(out, name, 48, 0);
+        rc |= mb_buf_printf(out, " %g/%g used", json_number_value(json_object_get(amount, "used")),
+                            json_number_value(json_object_get(amount, "total")));
+    }
     json_object_foreach(total, name, amount)
     {
         double all = json_number_value(amount);
@@ -95,6 +104,16 @@ static int put_gpu(struct mb_buf *out, const json_t *gpu)
     return rc | mb_buf_puts(out, "\n");
 }
 
+/* One that is dead has none any more. */
+static const char *role_of(const json_t *node)
+{
+    if (strcmp(text(node, "state"), "DEAD") == 0)
+        return "";
+    if (json_is_true(json_object_get(node, "is_standby")))
+        return " standby";
+    return json_is_true(json_object_get(node, "is_head")) ? " head" : "";
+}
+
 static int put_nodes(struct mb_buf *out, const json_t *nodes)
 {
     size_t i, k;
@@ -106,9 +125,7 @@ static int put_nodes(struct mb_buf *out, const json_t *nodes)
         rc |= mb_buf_printf(out, "  %-6s %.12s  %-15s ", text(node, "state"), text(node, "node_id"),
                             text(node, "ip"));
         rc |= put(out, text(node, "node_name"), 64, 16);
-        rc |= mb_buf_puts(out, json_is_true(json_object_get(node, "is_standby")) ? " standby"
-                               : json_is_true(json_object_get(node, "is_head"))  ? " head"
-                                                                                 : "");
+        rc |= mb_buf_puts(out, role_of(node));
         rc |= put_resources(out, node);
         rc |= mb_buf_puts(out, "\n");
         json_array_foreach(json_object_get(node, "gpus"), k, gpu) rc |= put_gpu(out, gpu);

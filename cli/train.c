@@ -100,6 +100,7 @@ static void read_megatron(struct mb_train *t, char **words, int *n)
     t->launch.save_dir = find_value(words, *n, "--save", &at);
     t->launch.global_batch = find_number(words, *n, "--global-batch-size");
     t->launch.micro_batch = find_number(words, *n, "--micro-batch-size");
+    t->launch.tensor_parallel = find_number(words, *n, "--tensor-model-parallel-size");
     load = find_value(words, *n, "--load", &at);
     if (load && mb_launch_is_url(load)) {
         t->launch.load_url = load;

@@ -9,7 +9,8 @@
  *     gone, the channel and the client are freed.
  * Failure paths:
  *  4. Handshake fails: again after a jittered back-off until connect_timeout_ms; a refused token
- *     fails at once, and so does TLS that cannot work, unless another head is to be asked.
+ *     fails at once, and so do TLS that cannot work and a peer without gRPC, unless another head is
+ *     to be asked.
  *  5. UNAVAILABLE, or a CANCELLED that is not ours, on a request that may be repeated: again after
  * a jittered back-off, inside its deadline. Everything else goes to the callback.
  *  6. WrongClusterID on any request: all state of this cluster is dropped, CLUSTER_CHANGED. Those
@@ -47,7 +48,7 @@ static int is_before(const char *version, long major, long minor)
 
 int gcs_is_modern(const struct mb_gcs *c)
 {
-    return !is_before(c->ray_version, 2, 60);
+    return c->is_modern;
 }
 
 const char *mb_gcs_version_note(const char *version)
@@ -341,14 +342,24 @@ static void handshake_failed(struct mb_gcs *c, const struct mb_err *cause)
     if (fault != NULL && c->n_heads == 1) {
         struct mb_err err = {0};
         c->state = GCS_IDLE;
-        mb_err_set(&err, MB_EDENIED, "no connection to the head: %s", fault);
+        mb_err_set(&err, mb_grpc_channel_fault_code(c->channel), "no connection to the head: %s",
+                   fault);
         gcs_emit(c, MB_GCS_CONNECT_FAILED, &err);
         return;
     }
     if (cause->code == MB_EDENIED || cause->code == MB_ENOMEM || now >= c->connect_deadline_ms) {
-        struct mb_err err = *cause;
+        /* The last try has what time was left, so the one before may know more. */
+        int is_cut_short = cause->code == MB_ETIMEOUT && c->connect_cause.code != MB_OK;
+        struct mb_err err = is_cut_short ? c->connect_cause : *cause;
         c->state = GCS_IDLE;
         mb_err_wrap(&err, "no connection to the GCS at %s", c->address);
+        /* Not before: a proxy may say so of a head that starts. */
+        if (err.code == MB_EUNSUPPORTED)
+            mb_err_set(&err, MB_EUNSUPPORTED,
+                       "%s answers in gRPC, but there is no GCS: that is the port of a raylet, or "
+                       "of another program; the head's GCS port is wanted (6379 unless it was "
+                       "given)",
+                       c->address);
         if (err.code == MB_EDENIED)
             mb_err_set(&err, MB_EDENIED,
                        c->token
@@ -361,6 +372,7 @@ static void handshake_failed(struct mb_gcs *c, const struct mb_err *cause)
         gcs_emit(c, MB_GCS_CONNECT_FAILED, &err);
         return;
     }
+    c->connect_cause = *cause;
     uint64_t wait = mb_backoff_ms(c->connect_attempt++, GCS_BACKOFF_BASE_MS, GCS_BACKOFF_CAP_MS,
                                   mb_random_u64());
     uv_timer_start(&c->connect_timer, on_connect_timer, wait + 1, 0);
@@ -385,8 +397,9 @@ static void on_version(struct mb_gcs_op *op, const struct mb_err *err,
     memcpy(c->ray_version, m->ray_version, n);
     c->ray_version[n] = '\0';
     /* Our own head may say any version; it has a word that Ray has since 2.60 only. */
-    if (n > 0 && is_before(c->ray_version, 2, 40) &&
-        m->_is_leader_case != RAY__RPC__CHECK_ALIVE_REPLY___IS_LEADER_IS_LEADER) {
+    c->is_modern = !is_before(c->ray_version, 2, 60) ||
+                   m->_is_leader_case == RAY__RPC__CHECK_ALIVE_REPLY___IS_LEADER_IS_LEADER;
+    if (n > 0 && is_before(c->ray_version, 2, 40) && !c->is_modern) {
         struct mb_err e = {0};
 
         mb_err_set(&e, MB_EUNSUPPORTED,
@@ -465,6 +478,7 @@ int mb_gcs_connect(struct mb_gcs *c, struct mb_err *err)
     c->state = GCS_CONNECTING;
     c->connect_deadline_ms = mb_mono_ms() + c->connect_timeout_ms;
     c->connect_attempt = 0;
+    c->connect_cause.code = MB_OK;
     /* Through the timer: an immediate failure must not call back from inside this call. */
     uv_timer_start(&c->connect_timer, on_connect_timer, 0, 0);
     return 0;
@@ -485,6 +499,7 @@ int mb_gcs_create(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opt
     }
     c->loop = loop;
     c->grpc = grpc;
+    c->max_message_bytes = opts->max_message_bytes;
     rc = gcs_add_heads(c, opts->address, err);
     if (rc != 0) {
         gcs_heads_close(c);

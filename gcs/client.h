@@ -43,6 +43,8 @@ struct mb_gcs_opts {
     const char *address;         /* "host:port"; several, with commas: heads of one cluster */
     const char *token;           /* NULL: none; copied */
     uint64_t connect_timeout_ms; /* 0: 30 s */
+    size_t
+        max_message_bytes; /* that the head may send; 0: 512 MiB, as large as a value of its KV */
 };
 
 int mb_gcs_create(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_gcs_opts *opts,

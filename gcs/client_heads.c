@@ -35,7 +35,8 @@ static void use_head(struct mb_gcs *c, size_t i)
 
 int gcs_add_head(struct mb_gcs *c, const char *address, size_t n, struct mb_err *err)
 {
-    struct mb_grpc_channel_opts opts = {.token = c->token,
+    struct mb_grpc_channel_opts opts = {.max_message_bytes = c->max_message_bytes,
+                                        .token = c->token,
                                         .unacknowledged_ms = GCS_UNACKNOWLEDGED_MS};
     size_t i = c->n_heads;
 

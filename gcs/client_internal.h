@@ -52,6 +52,7 @@ enum gcs_state { GCS_IDLE, GCS_CONNECTING, GCS_CONNECTED, GCS_CLOSING };
 
 struct gcs_sync {
     int on;
+    int is_unsure; /* the stream ended: is the node still one of this head's? */
     struct mb_grpc_stream *stream;
     uv_timer_t timer;
     uint8_t node_id[MB_NODE_ID_BYTES];
@@ -81,12 +82,15 @@ struct mb_gcs {
     void *cb_arg;
     enum gcs_state state;
     char ray_version[32];
+    int is_modern; /* it speaks as Ray does since 2.60 */
     char cluster_id[2 * MB_NODE_ID_BYTES + 1];
     unsigned n_clusters; /* that were here before this one */
 
     uint64_t connect_timeout_ms;
+    size_t max_message_bytes;
     uint64_t connect_deadline_ms;
     unsigned connect_attempt;
+    struct mb_err connect_cause; /* of the attempt before this one; MB_OK: it is the first */
     struct mb_gcs_op *connect_op;
     uv_timer_t connect_timer;
 
@@ -154,8 +158,10 @@ void gcs_agent_key(const struct mb_gcs *c, const char *node_hex, char out[GCS_AG
 void gcs_emit(struct mb_gcs *c, enum mb_gcs_event event, const struct mb_err *err);
 
 void gcs_sync_init(struct mb_gcs *c);
-void gcs_sync_close(struct mb_gcs *c); /* timer and stream; gcs_maybe_closed() when gone */
+void gcs_sync_resume(struct mb_gcs *c); /* the head has said that the node is alive */
+void gcs_sync_close(struct mb_gcs *c);  /* timer and stream; gcs_maybe_closed() when gone */
 void gcs_watch_init(struct mb_gcs *c);
+void gcs_watch_look(struct mb_gcs *c);      /* now; a look that is under way is enough */
 void gcs_timer_closed(uv_handle_t *handle); /* handle->data is the client */
 void gcs_maybe_closed(struct mb_gcs *c);
 

@@ -243,6 +243,8 @@ static void watch_verdict(struct mb_gcs *c, const struct mb_err *err, int alive)
         mb_gcs_unwatch(c);
         mb_err_set(&dead, MB_ESTATE, "the GCS at %s has declared this node dead", c->address);
         gcs_emit(c, MB_GCS_NODE_DEAD, &dead);
+    } else if (w->on) {
+        gcs_sync_resume(c);
     }
 }
 
@@ -263,9 +265,8 @@ static void on_watch_nodes(void *arg, const struct mb_err *err, const struct mb_
     watch_verdict(c, err, alive);
 }
 
-static void on_watch_timer(uv_timer_t *timer)
+void gcs_watch_look(struct mb_gcs *c)
 {
-    struct mb_gcs *c = timer->data;
     struct mb_err err = {0};
     uint64_t timeout_ms = GCS_WATCH_MS - 500;
     int rc;
@@ -280,6 +281,11 @@ static void on_watch_timer(uv_timer_t *timer)
         rc = mb_gcs_nodes(c, timeout_ms, on_watch_nodes, c, &c->watch.op, &err);
     if (rc != 0)
         mb_warn("gcs", "cannot ask for this node's state: %s", err.text);
+}
+
+static void on_watch_timer(uv_timer_t *timer)
+{
+    gcs_watch_look(timer->data);
 }
 
 void gcs_watch_init(struct mb_gcs *c)

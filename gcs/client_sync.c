@@ -6,8 +6,10 @@
  *  2. set packs the new view and sends it; renew only packs it; the timer sends the newest one
  * every 2 s.
  *  3. What the GCS sends (other nodes' views, commands) is read and passed over.
- *  4. The stream ends: after 2 s the timer opens it anew, until stop. Nothing is queued meanwhile:
- *     only the newest view counts.
+ *  4. The stream ends: every 2 s the head is asked whether the node is alive, and then it is opened
+ *     anew, until stop. Nothing is queued meanwhile: only the newest view counts. A node that was
+ *     declared dead has no stream: Ray 2.60's GCS aborted when one was opened for it and, as the
+ *     node learnt its fate, ended while the next id was being registered.
  * The batch is never empty and ids have their exact length: a real GCS aborts otherwise.
  */
 #include <string.h>
@@ -33,6 +35,7 @@ static void on_end(void *arg, struct mb_grpc_stream *s, int status, const char *
 
     (void)s;
     c->sync.stream = NULL;
+    c->sync.is_unsure = c->watch.on;
     if (c->sync.on && status == MB_GRPC_UNAVAILABLE)
         gcs_next_head(c, c->channel);
     if (c->sync.on)
@@ -100,7 +103,20 @@ static void push(struct mb_gcs *c)
 
 static void on_sync_timer(uv_timer_t *timer)
 {
-    push(timer->data);
+    struct mb_gcs *c = timer->data;
+
+    if (c->sync.is_unsure && c->watch.on)
+        gcs_watch_look(c);
+    else
+        push(c);
+}
+
+void gcs_sync_resume(struct mb_gcs *c)
+{
+    if (!c->sync.is_unsure)
+        return;
+    c->sync.is_unsure = 0;
+    push(c);
 }
 
 static int pack_view(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb_err *err)
@@ -151,6 +167,7 @@ int mb_gcs_sync_start(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],
     if (rc != 0)
         return rc;
     memcpy(c->sync.node_id, node_id, MB_NODE_ID_BYTES);
+    c->sync.is_unsure = 0;
     c->sync.on = 1;
     /* A stream of an earlier id is still ending: the timer then opens the new one. */
     if (!c->sync.stream)

@@ -113,6 +113,8 @@ static json_t *available_json(const struct head_node *n)
 {
     if (n->view)
         return amounts_json(n->view->resources_available, n->view->n_resources_available);
+    if (n->is_loaded) /* what it holds is not known before it says so */
+        return json_object();
     return amounts_json(n->info->resources_total, n->info->n_resources_total);
 }
 
@@ -455,12 +457,13 @@ static json_t *quarantine_of(struct mb_head *h, const char *node_id)
     return list ? list : json_array();
 }
 
-/* Of several heads that share a store one serves: this one. */
+/* Of several heads that share a store one serves: this one. Without such a store another head is
+ * the one that was here before. */
 static int is_standby(const struct mb_head *h, const struct head_node *n)
 {
     char hex[2 * MB_NODE_ID_BYTES + 1];
 
-    return n->info->is_head_node && h->head_node_hex[0] &&
+    return h->redis != NULL && head_node_alive(n) && n->info->is_head_node && h->head_node_hex[0] &&
            strcmp(mb_hex(n->id, MB_NODE_ID_BYTES, hex), h->head_node_hex) != 0;
 }
 
@@ -485,6 +488,7 @@ static void mobula_status(void *arg, struct mb_http_req *req)
         json_object_set_new(node, "gpu_quarantine", quarantine_of(h, id ? id : ""));
         json_object_set_new(node, "gpus",
                             h->nodes[i]->gpus ? json_incref(h->nodes[i]->gpus) : json_array());
+        json_object_set_new(node, "for_drivers", head_offers_json(h, h->nodes[i]));
         json_object_set_new(node, "is_standby", json_boolean(is_standby(h, h->nodes[i])));
         json_array_append_new(nodes, node);
     }

@@ -245,7 +245,8 @@ static int listen_grpc(struct mb_head *h, const struct mb_head_opts *o, struct m
 
 static int listen_http(struct mb_head *h, const struct mb_head_opts *o, struct mb_err *err)
 {
-    struct mb_http_server_opts ho = {.bind_addr = o->bind_addr,
+    struct mb_http_server_opts ho = {.bind_addr = o->http_addr ? o->http_addr : o->bind_addr,
+                                     .is_local_too = o->is_http_local_too,
                                      .port = o->http_port,
                                      .token = o->token,
                                      .max_body_bytes = 16 << 20,

@@ -31,6 +31,8 @@ enum { MB_HEAD_RUNNING_JOBS = 64, MB_HEAD_QUEUED_JOBS = 10000, MB_HEAD_ENDED_JOB
 
 struct mb_head_opts {
     const char *bind_addr;      /* of both ports; default 127.0.0.1 */
+    const char *http_addr;      /* NULL: bind_addr */
+    int is_http_local_too;      /* HTTP on 127.0.0.1 besides http_addr */
     const char *node_ip;        /* what other nodes dial */
     int gcs_port;               /* 6379; 0 picks one */
     int http_port;              /* 8265; 0 picks one */

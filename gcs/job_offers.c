@@ -163,9 +163,33 @@ static void leave_queue(struct mb_head *h, struct head_node *n)
     n->has_offer = !head_node_alive(n); /* a drain may be called off: it tells again */
 }
 
+static const char *own_id(const struct mb_head *h)
+{
+    return h->runner->node_id_hex ? h->runner->node_id_hex(h->runner->self) : "";
+}
+
+json_t *head_offers_json(struct mb_head *h, const struct head_node *n)
+{
+    char hex[2 * MB_NODE_ID_BYTES + 1];
+    const char *name = mb_hex(n->id, MB_NODE_ID_BYTES, hex);
+    json_t *out = json_object();
+    struct mb_job_amount total;
+    double used;
+
+    if (!head_node_alive(n))
+        return out;
+    if (strcmp(name, own_id(h)) == 0)
+        name = MB_JOB_HEAD_NODE;
+    for (size_t k = 0; mb_job_queue_look(h->queue, name, k, &total, &used); k++)
+        if (total.amount > 0 || used > 0)
+            json_object_set_new(out, total.name,
+                                json_pack("{s:f, s:f}", "used", used, "total", total.amount));
+    return out;
+}
+
 void head_offers_refresh(struct mb_head *h)
 {
-    const char *self = h->runner->node_id_hex ? h->runner->node_id_hex(h->runner->self) : "";
+    const char *self = own_id(h);
     const struct head_node *own = head_node_find_hex(h, self);
     uint64_t now = mb_mono_ms();
     int is_settled = (own && head_node_alive(own)) || now >= h->active_ms + SETTLE_MS;

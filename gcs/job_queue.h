@@ -138,6 +138,10 @@ void mb_job_queue_set_free(struct mb_job_queue *q, const char *node, const char 
 struct mb_job_node *mb_job_queue_find_node(const struct mb_job_queue *q, const char *node);
 void mb_job_queue_node_free(struct mb_job_queue *q, struct mb_job_node *node, const char *name,
                             double amount);
+/* The k-th kind of what there is for drivers: how much of it the node has, and how much of that is
+ * taken. 0: there are no more kinds, or it has not told. */
+int mb_job_queue_look(const struct mb_job_queue *q, const char *node, size_t k,
+                      struct mb_job_amount *total, double *taken);
 /* 0: there are nodes of which it is not known what they have. */
 void mb_job_queue_settled(struct mb_job_queue *q, int is_settled);
 /* Of the node where it runs; NULL: in no place, or waiting. */

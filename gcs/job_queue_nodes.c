@@ -158,6 +158,19 @@ void mb_job_queue_set_free(struct mb_job_queue *q, const char *node, const char 
     mb_job_queue_node_free(q, mb_job_queue_find_node(q, node), name, amount);
 }
 
+int mb_job_queue_look(const struct mb_job_queue *q, const char *node, size_t k,
+                      struct mb_job_amount *total, double *taken)
+{
+    const struct mb_job_node *n = mb_job_queue_find_node(q, node);
+
+    if (!n || k >= q->n_kinds)
+        return 0;
+    *total = (struct mb_job_amount){.amount = n->total[k], .is_outside = q->kinds[k].is_outside};
+    memcpy(total->name, q->kinds[k].name, sizeof total->name);
+    *taken = n->total[k] - queue_free_of(q, n, k);
+    return 1;
+}
+
 void mb_job_queue_close_node(struct mb_job_queue *q, const char *node, int is_closed)
 {
     struct mb_job_node *n = mb_job_queue_find_node(q, node);

@@ -1,7 +1,8 @@
 /*
  * Why a job waits, or never will start, in words.
  *
- *  1. It waits: its place in line, and what is missing on the node that is kept for it.
+ *  1. It waits: its place in line, and what is missing on the node that is kept for it; which one
+ *     that is, if there are several.
  *  2. It never fits: of each resource what it needs and the most that a node has; or that no node
  *     has all of it together; or that no node is of the kind it asks for.
  */
@@ -32,12 +33,15 @@ static int put_bare(struct mb_buf *out, const char *name, double amount)
 
 /* ---- never ---- */
 
-static size_t count_usable(const struct mb_job_ticket *t)
+/* Of what counts: queue_may_use(), queue_could_hold(). */
+static size_t count(const struct mb_job_ticket *t,
+                    int (*counts)(const struct mb_job_queue *q, const struct mb_job_ticket *t,
+                                  const struct mb_job_node *n))
 {
     size_t n = 0;
 
     for (size_t i = 0; i < t->queue->n_nodes; i++)
-        n += queue_may_use(t->queue, t, t->queue->nodes[i]) != 0;
+        n += counts(t->queue, t, t->queue->nodes[i]) != 0;
     return n;
 }
 
@@ -78,7 +82,7 @@ static int put_never(const struct mb_job_ticket *t, struct mb_buf *out)
 {
     int n = 0, rc;
 
-    if (count_usable(t) == 0)
+    if (count(t, queue_may_use) == 0)
         return mb_buf_printf(out, "It needs %s, the cluster has none.", t->wish.what);
     rc = put_beyond(t, out, &n);
     if (rc != 0)
@@ -91,7 +95,20 @@ static int put_never(const struct mb_job_ticket *t, struct mb_buf *out)
 
 /* ---- later ---- */
 
-/* ": it needs 2 GPUs, 1 of 4 is free": of what is not free at this moment. */
+/* " on node 0123456789ab, one of 3 that could take it", as `mobula status` shows ids. */
+static int put_where(const struct mb_job_ticket *t, const struct mb_job_node *at,
+                     struct mb_buf *out)
+{
+    size_t n = count(t, queue_could_hold);
+
+    if (n < 2)
+        return 0;
+    if (at == t->queue->nodes[0])
+        return mb_buf_printf(out, " on the head's node, one of %zu that could take it", n);
+    return mb_buf_printf(out, " on node %.12s, one of %zu that could take it", at->name, n);
+}
+
+/* ": it needs 2 GPUs, 1 of 4 free": of what is not free at this moment. */
 static int put_missing(const struct mb_job_ticket *t, const struct mb_job_node *at,
                        struct mb_buf *out)
 {
@@ -111,14 +128,16 @@ static int put_missing(const struct mb_job_ticket *t, const struct mb_job_node *
         rc = rc != 0 ? rc : put_bare(out, q->kinds[k].name, at->total[k]);
         rc = rc != 0 ? rc : mb_buf_puts(out, " free");
     }
-    if (rc == 0 && n == 0 && q->running.n >= q->max_running)
+    if (rc == 0 && n > 0)
+        rc = put_where(t, at, out);
+    else if (rc == 0 && q->running.n >= q->max_running)
         rc = mb_buf_printf(out, ": %zu jobs run, which is the bound (--max-running-jobs)",
                            q->running.n);
-    else if (rc == 0 && n == 0 && t->held_for)
+    else if (rc == 0 && t->held_for)
         rc = mb_buf_printf(out, ": %s", t->held_for);
-    else if (rc == 0 && n == 0 && at->is_closed)
+    else if (rc == 0 && at->is_closed)
         rc = mb_buf_puts(out, ": its node is not registered yet");
-    else if (rc == 0 && n == 0 && t->prev)
+    else if (rc == 0 && t->prev)
         rc = mb_buf_puts(out, ": what is free is kept for jobs before it");
     return rc;
 }

@@ -2,7 +2,9 @@
  * The tail of a log over a WebSocket.
  *
  *  1. Every 50 ms, and while there is more at once, the log is read on from the follower's offset
- *     until its end or until the socket's queue is full; then on_writable goes on.
+ *     until its end or until the client does not take it; then on_writable goes on. Of the log no
+ *     more than what the client is given next is read (mb_ws_room()), so one that does not read
+ *     costs a frame.
  *  2. The job is terminal and that is committed: what is left is sent, then the close frame 1000
  *     with the job's state as its reason. So whoever sees the close finds a terminal state, also
  *     after a crash of this head. A driver whose log is sent to a store is terminal only after
@@ -32,7 +34,9 @@
 #include "gcs/services.h"
 #include "gcs/text.h"
 
-enum { POLL_MS = 50, PIECE_BYTES = MB_WS_SEND_MAX_BYTES, TURN_BYTES = 64 * PIECE_BYTES };
+enum { POLL_MS = 50, PIECE_BYTES = MB_WS_SEND_MAX_BYTES };
+/* What one follower, and all of them, send in a turn of the loop before whoever else has a turn. */
+enum { TURN_BYTES = 64 * PIECE_BYTES, ALL_TURNS_BYTES = 8 * TURN_BYTES };
 enum { NO_SUCH_LOG = 4404 }; /* close status of our own: there is no sense in asking again */
 
 struct head_follow {
@@ -169,11 +173,20 @@ static int give_up(struct head_follow *f, const struct mb_err *why)
         if (mb_ws_send_text(f->ws, line, (size_t)n, &err) == 0)
             return 1;
     }
-    if (why->code != MB_EUNAVAIL && why->code != MB_ENOENT && why->code != MB_EUNSUPPORTED)
+    /* MB_ESTATE: the client is about to be gone, which is no fault of the log. */
+    if (why->code != MB_EUNAVAIL && why->code != MB_ENOENT && why->code != MB_EUNSUPPORTED &&
+        why->code != MB_ESTATE)
         mb_warn("jobs", "job=%s log tail broken: %s", f->id, why->text);
     end_follow(f, why->code == MB_ENOENT || why->code == MB_EUNSUPPORTED ? NO_SUCH_LOG : 1011,
                why->text);
     return 0;
+}
+
+static size_t turn_bytes(const struct mb_head *h)
+{
+    size_t each = ALL_TURNS_BYTES / (h->n_follows > 0 ? h->n_follows : 1);
+
+    return each > TURN_BYTES ? TURN_BYTES : each < PIECE_BYTES ? PIECE_BYTES : each;
 }
 
 /* 1: everything there is was sent; 0: not yet, *more says whether this turn alone is over. */
@@ -183,8 +196,11 @@ static int send_pieces(struct head_follow *f, int *more)
     struct log_piece p;
     size_t turn = 0;
 
-    while (turn < TURN_BYTES) {
-        int rc = head_log_peek(f->source, PIECE_BYTES, &p, &err);
+    while (turn < turn_bytes(f->h)) {
+        size_t room = mb_ws_room(f->ws);
+        if (room == 0)
+            return 0;
+        int rc = head_log_peek(f->source, room, &p, &err);
         int at_end = p.at_end;
         const struct log_origin *origin = rc == 0 ? head_log_origin(f->source) : NULL;
 
@@ -266,6 +282,7 @@ static void on_ws_close(void *arg, struct mb_ws *ws)
     for (struct head_follow **at = &f->h->follows; *at; at = &(*at)->next) {
         if (*at == f) {
             *at = f->next;
+            f->h->n_follows--;
             break;
         }
     }
@@ -370,6 +387,7 @@ void head_logs_follow(struct mb_head *h, struct mb_http_req *req, struct head_jo
     f->timer.data = f;
     f->next = h->follows;
     h->follows = f;
+    h->n_follows++;
     uv_timer_start(&f->timer, on_follow_timer, 0, POLL_MS);
     if (!terminal || mb_tables_barrier(h->store, on_open_committed, o, &err) != 0)
         mb_free(o);

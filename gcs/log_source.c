@@ -30,6 +30,8 @@
 enum {
     PIECE_BYTES = 64 << 10,
     REMOTE_BYTES = 256 << 10,
+    SMALL_BYTES = 4 << 10,
+    HELD_BYTES = 8 << 20, /* of all readers' pieces from other nodes; then they are small ones */
     WAIT_MS = 2000,
     CALL_MS = 10000,
     MISSING_MS = 100,
@@ -58,6 +60,7 @@ struct log_source {
     /* of a rank, or of a driver elsewhere */
     Mobula__V1__ReadLogReply *reply; /* the newest piece; owned */
     size_t used;                     /* of it */
+    size_t held;                     /* counted for it in log_held_bytes, also while it is asked */
     struct mb_grpc_call *call;
     struct mb_err failure;
     uint64_t missing_until_ms;
@@ -132,8 +135,17 @@ static void begin_attempt(struct log_source *s, int64_t number, const char *lost
 
 /* ---- a log on another node ---- */
 
+/* n bytes are asked for, or came. The head may be gone when a cancelled call ends. */
+static void hold(struct log_source *s, size_t n)
+{
+    if (!s->closed)
+        s->h->log_held_bytes += n - s->held;
+    s->held = n;
+}
+
 static void drop_reply(struct log_source *s)
 {
+    hold(s, 0);
     if (s->reply)
         mobula__v1__read_log_reply__free_unpacked(s->reply, NULL);
     s->reply = NULL;
@@ -161,6 +173,7 @@ static void take_reply(struct log_source *s, const Mobula__V1__ReadLogReply *rep
     s->at_end = reply->data.len == 0;
     if (s->at_end)
         return;
+    hold(s, reply->data.len);
     s->reply = (Mobula__V1__ReadLogReply *)mb_wire_copy(&reply->base);
     if (!s->reply)
         mb_err_set(&s->failure, MB_ENOMEM, "out of memory");
@@ -189,6 +202,7 @@ static void on_piece(void *arg, int status, const char *detail, const ProtobufCM
         free_source(s);
         return;
     }
+    hold(s, 0);
     if (s->rechecking) {
         s->rechecking = 0; /* what it would have said may be too old */
     } else if (status == MB_GRPC_OK) {
@@ -207,11 +221,13 @@ static int fetch(struct log_source *s, const struct log_place *p, struct mb_err 
 {
     Mobula__V1__ReadLogRequest q = MOBULA__V1__READ_LOG_REQUEST__INIT;
     struct mb_grpc_channel *channel = head_node_channel(s->h, p->node, err);
+    int rc;
 
     if (!channel)
         return err->code;
     q.name = (char *)(uintptr_t)p->name;
-    q.max_bytes = REMOTE_BYTES;
+    /* Who is at the end waits, perhaps for long, and for little. */
+    q.max_bytes = s->at_end || s->h->log_held_bytes >= HELD_BYTES ? SMALL_BYTES : REMOTE_BYTES;
     q.offset = s->started ? s->offset : s->start.offset;
     if (!s->started && s->start.has_tail) {
         q.tail_lines = s->start.tail_lines;
@@ -221,8 +237,11 @@ static int fetch(struct log_source *s, const struct log_place *p, struct mb_err 
         q.since_unix_ms = s->start.since_unix_ms;
     else if (s->at_end)
         q.wait_ms = WAIT_MS;
-    return mb_grpc_unary(channel, read_method, &q.base, &mobula__v1__read_log_reply__descriptor,
-                         CALL_MS, on_piece, s, &s->call, err);
+    rc = mb_grpc_unary(channel, read_method, &q.base, &mobula__v1__read_log_reply__descriptor,
+                       CALL_MS, on_piece, s, &s->call, err);
+    if (rc == 0)
+        hold(s, q.max_bytes);
+    return rc;
 }
 
 static int job_has_ended(const struct log_source *s)
@@ -530,6 +549,7 @@ void head_log_close(struct log_source *s)
 {
     if (!s)
         return;
+    hold(s, 0);
     s->closed = 1;
     if (s->call)
         mb_grpc_call_cancel(s->call);

@@ -104,11 +104,15 @@ void place_leave(struct mb_placement *p, struct bundle *b)
     b->node = PLACE_NOWHERE;
     b->pub->has_node = 0;
     p->epoch++;
+    p->ledger++;
 }
 
 void place_end_return(struct mb_placement *p, struct bundle *b, struct returning *r)
 {
     place_book(p->nodes[r->node], b->pub, -1);
+    if (!r->is_late)
+        place_expect_back(p, r->node, b->pub, -1);
+    p->ledger++;
     *r = (struct returning){.node = PLACE_NOWHERE};
     p->epoch++;
 }
@@ -132,6 +136,9 @@ static void give_back(struct mb_placement *p, struct bundle *b)
         r->node = b->node;
         r->ticket = b->ticket;
         r->not_before_ms = 0;
+        r->is_late = 0;
+        place_expect_back(p, r->node, b->pub, +1);
+        p->ledger++;
         b->phase = NONE;
         b->node = PLACE_NOWHERE;
         b->pub->has_node = 0;
@@ -208,6 +215,10 @@ static void return_outcome(struct mb_placement *p, struct bundle *b, struct retu
         } else {
             r->phase = WANT_RETURN;
             r->not_before_ms = now_ms + MB_PLACE_RETRY_MAX_MS;
+            if (!r->is_late)
+                place_expect_back(p, r->node, b->pub, -1);
+            p->ledger += !r->is_late;
+            r->is_late = 1;
         }
         break;
     case NO_RETURN:

@@ -11,6 +11,9 @@
  *    waited for `patience_ms` or was overtaken MB_PLACE_OVERTAKES times; from then on places are
  *    pinned for it, and what it needs there is given to nobody behind it, so that it starts when
  *    what runs there now has ended. One group at a time has pins: the first in the queue.
+ *    Before that, too, what nodes are asked to give back is left to the first group that fits when
+ * all of it has come: it comes from one node after the other. What a node did not give back when it
+ *    was asked is not waited for.
  *    STRICT: nothing behind a group that waits starts.
  *    A group that the nodes that are there could not hold even if they were empty holds nobody up.
  *  - A refusal or failure returns everything of the attempt; the next comes 0.2 to 1 s later.

@@ -11,10 +11,12 @@ static double demand(const struct mb_gcs_bundle *b, const char *name)
     return 0;
 }
 
-static double sum_on(const struct mb_placement *p, size_t node, const char *name)
+/* *back: of that, what is on its way back. */
+static double sum_on(const struct mb_placement *p, size_t node, const char *name, double *back)
 {
     double sum = 0;
 
+    *back = 0;
     for (size_t i = 0; i < p->n_groups; i++) {
         const struct group *g = p->groups[i];
         for (size_t k = 0; k < g->pub.n_bundles; k++) {
@@ -23,10 +25,10 @@ static double sum_on(const struct mb_placement *p, size_t node, const char *name
                 sum += demand(b->pub, name);
             for (size_t r = 0; r < MB_PLACE_RETURNS; r++)
                 if (b->back[r].phase != NO_RETURN && b->back[r].node == node)
-                    sum += demand(b->pub, name);
+                    *(b->back[r].is_late ? &sum : back) += demand(b->pub, name);
         }
     }
-    return sum;
+    return sum + *back;
 }
 
 static int check_group(const struct mb_placement *p, const struct group *g, struct mb_err *err)
@@ -59,12 +61,32 @@ static int check_group(const struct mb_placement *p, const struct group *g, stru
     return 0;
 }
 
+static size_t n_expected(const struct mb_placement *p)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < p->n_groups; i++)
+        for (size_t k = 0; k < p->groups[i]->pub.n_bundles; k++)
+            for (size_t r = 0; r < MB_PLACE_RETURNS; r++) {
+                const struct returning *back = &p->groups[i]->b[k].back[r];
+
+                n += back->phase != NO_RETURN && !back->is_late;
+            }
+    return n;
+}
+
 int mb_placement_check(const struct mb_placement *p, struct mb_err *err)
 {
+    if (n_expected(p) != p->n_returning)
+        return mb_err_set(err, MB_ESTATE, "%zu bundles expected back, %zu returning",
+                          p->n_returning, n_expected(p));
     for (size_t k = 0; k < p->n_nodes; k++) {
         const struct node *node = p->nodes[k];
         for (size_t i = 0; i < node->n; i++) {
-            double sum = sum_on(p, k, node->total[i].name);
+            double back, sum = sum_on(p, k, node->total[i].name, &back);
+            if (fabs(back - node->back[i].amount) > 1e-6)
+                return mb_err_set(err, MB_ESTATE, "node %zu: %g of %s expected back, %g returning",
+                                  k, node->back[i].amount, node->total[i].name, back);
             if (fabs(sum - node->booked[i].amount) > 1e-6)
                 return mb_err_set(err, MB_ESTATE, "node %zu: %g of %s booked, %g held", k,
                                   node->booked[i].amount, node->total[i].name, sum);

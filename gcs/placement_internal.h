@@ -33,6 +33,7 @@ struct returning {
     size_t node;
     uint64_t ticket;
     uint64_t not_before_ms;
+    int is_late; /* the node did not take it when it was asked: nobody waits for it */
 };
 
 struct bundle {
@@ -71,6 +72,8 @@ struct group {
     size_t *pins;        /* [n_bundles]: node kept for the bundle, or PLACE_NOWHERE */
     uint64_t pins_epoch; /* fleet when the pins were chosen */
     int fits_fleet;      /* the nodes could hold it, were they empty */
+    uint64_t soon_seen;  /* ledger and fleet when fits_soon was found */
+    int fits_soon;       /* the nodes can hold it when all that is on its way back has come */
 };
 
 struct node {
@@ -81,6 +84,7 @@ struct node {
     char *text;
     struct mb_gcs_resource *total;
     struct mb_gcs_resource *booked; /* same names and order as total */
+    struct mb_gcs_resource *back;   /* of that: what is on its way back; same order */
     struct mb_gcs_resource *said;   /* last reported as free; same order */
     struct mb_gcs_resource *free;   /* scratch of a plan */
     size_t n;
@@ -92,8 +96,10 @@ struct mb_placement {
     struct group **groups;
     size_t n_groups;
     uint64_t next_ticket;
-    uint64_t epoch; /* counts changes after which a plan may go better */
-    uint64_t fleet; /* counts changes of the nodes themselves */
+    uint64_t epoch;     /* counts changes after which a plan may go better */
+    uint64_t fleet;     /* counts changes of the nodes themselves */
+    uint64_t ledger;    /* counts changes of what is booked and what comes back */
+    size_t n_returning; /* bundles on their way back */
     uint64_t next_seq;
     enum mb_place_order order;
     uint64_t patience_ms;
@@ -115,6 +121,9 @@ enum mb_pg_state place_outside_of(enum state s);
 /* placement_nodes.c */
 size_t place_find_node(const struct mb_placement *p, const uint8_t *id);
 void place_book(struct node *node, const struct mb_gcs_bundle *b, double sign);
+/* What is booked is on its way back (+1), or has come (-1). */
+void place_expect_back(struct mb_placement *p, size_t node, const struct mb_gcs_bundle *b,
+                       int sign);
 void place_free_node(struct node *node);
 char *place_put_name(char **end, const char *name);
 

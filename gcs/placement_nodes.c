@@ -21,13 +21,25 @@ static double *amount_at(struct mb_gcs_resource *r, size_t n, const char *name)
     return NULL;
 }
 
-void place_book(struct node *node, const struct mb_gcs_bundle *b, double sign)
+static void add_to(struct mb_gcs_resource *sums, size_t n, const struct mb_gcs_bundle *b,
+                   double sign)
 {
     for (size_t i = 0; i < b->n_resources; i++) {
-        double *amount = amount_at(node->booked, node->n, b->resources[i].name);
+        double *amount = amount_at(sums, n, b->resources[i].name);
         if (amount)
             *amount += sign * b->resources[i].amount;
     }
+}
+
+void place_book(struct node *node, const struct mb_gcs_bundle *b, double sign)
+{
+    add_to(node->booked, node->n, b, sign);
+}
+
+void place_expect_back(struct mb_placement *p, size_t node, const struct mb_gcs_bundle *b, int sign)
+{
+    add_to(p->nodes[node]->back, p->nodes[node]->n, b, sign);
+    p->n_returning += (size_t)sign;
 }
 
 static char *copy_names(const struct mb_gcs_resource *in, size_t n, size_t extra, char **end)
@@ -60,7 +72,7 @@ void place_free_node(struct node *node)
     mb_free(node);
 }
 
-/* One block holds the four arrays. */
+/* One block holds the five arrays. */
 static struct node *new_node(const uint8_t *id, const struct mb_gcs_resource *total, size_t n)
 {
     struct node *node = mb_calloc(1, sizeof *node);
@@ -69,20 +81,21 @@ static struct node *new_node(const uint8_t *id, const struct mb_gcs_resource *to
     if (!node)
         return NULL;
     node->text = copy_names(total, n, 0, &end);
-    node->total = mb_calloc(4 * n, sizeof *node->total);
+    node->total = mb_calloc(5 * n, sizeof *node->total);
     if (!node->text || !node->total) {
         place_free_node(node);
         return NULL;
     }
     node->booked = node->total + n;
-    node->said = node->booked + n;
+    node->back = node->booked + n;
+    node->said = node->back + n;
     node->free = node->said + n;
     node->n = n;
     memcpy(node->id, id, MB_NODE_ID_BYTES);
     for (size_t i = 0; i < n; i++) {
         char *name = place_put_name(&end, total[i].name);
         node->total[i] = (struct mb_gcs_resource){name, total[i].amount};
-        node->booked[i] = (struct mb_gcs_resource){name, 0};
+        node->booked[i] = node->back[i] = (struct mb_gcs_resource){name, 0};
         node->said[i] = node->free[i] = node->total[i];
     }
     return node;
@@ -98,8 +111,11 @@ static void rebook(struct mb_placement *p, size_t node)
             if (b->phase != NONE && b->node == node)
                 place_book(p->nodes[node], b->pub, +1);
             for (size_t r = 0; r < MB_PLACE_RETURNS; r++)
-                if (b->back[r].phase != NO_RETURN && b->back[r].node == node)
+                if (b->back[r].phase != NO_RETURN && b->back[r].node == node) {
                     place_book(p->nodes[node], b->pub, +1);
+                    add_to(p->nodes[node]->back, p->nodes[node]->n, b->pub,
+                           b->back[r].is_late ? 0 : +1);
+                }
         }
     }
 }

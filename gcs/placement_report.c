@@ -3,22 +3,42 @@
  * /api/mobula/status, the message of a job whose gang waits, and GangQueue.WhyWaiting, which a
  * driver asks. Nothing here changes anything.
  */
+#include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/str.h"
 #include "gcs/services.h"
 #include "proto/mobula/queue.pb-c.h"
 
-enum { QUEUE_SHOWN_MAX = 100 }; /* a reason looks at every node */
+enum {
+    QUEUE_SHOWN_MAX = 100, /* a reason looks at every node */
+    ID_SHOWN_BYTES = 6     /* as in mobula status */
+};
+
+/* Agents of one machine, and machines of one image, may have one name. */
+static int has_namesake(const struct mb_head *h, const struct head_node *n)
+{
+    for (size_t i = 0; i < h->n_nodes; i++)
+        if (h->nodes[i] != n && head_node_alive(h->nodes[i]) &&
+            strcmp(h->nodes[i]->info->node_name, n->info->node_name) == 0)
+            return 1;
+    return 0;
+}
 
 static const char *name_of(void *arg, const uint8_t node_id[MB_NODE_ID_BYTES])
 {
     struct mb_head *h = arg;
     const struct head_node *n = head_node_find_id(h, node_id);
+    int is_named = n && *n->info->node_name;
+    char id[2 * ID_SHOWN_BYTES + 1];
 
-    if (n && n->info->node_name && *n->info->node_name)
+    mb_hex(node_id, ID_SHOWN_BYTES, id);
+    if (is_named && !has_namesake(h, n))
         return n->info->node_name;
-    mb_hex(node_id, 4, h->name_scratch);
+    if (is_named)
+        snprintf(h->name_scratch, sizeof h->name_scratch, "%.100s (%s)", n->info->node_name, id);
+    else
+        snprintf(h->name_scratch, sizeof h->name_scratch, "%s", id);
     return h->name_scratch;
 }
 

@@ -16,6 +16,7 @@
 /* What a plan may count on. */
 enum basis {
     FREE_NOW,  /* what is not booked, nor kept for the group ahead */
+    FREE_SOON, /* that, and what is on its way back */
     WERE_EMPTY /* totals: as if nobody else was there */
 };
 
@@ -28,9 +29,12 @@ static int usable(const struct mb_placement *p, const struct group *g, size_t no
     if (basis == WERE_EMPTY)
         return 1;
     for (size_t i = 0; i < g->pub.n_bundles; i++)
-        for (size_t k = 0; k < MB_PLACE_RETURNS; k++)
-            if (g->b[i].back[k].phase != NO_RETURN && g->b[i].back[k].node == node)
+        for (size_t k = 0; k < MB_PLACE_RETURNS; k++) {
+            const struct returning *r = &g->b[i].back[k];
+
+            if (r->phase != NO_RETURN && r->node == node && (basis == FREE_NOW || r->is_late))
                 return 0;
+        }
     return 1;
 }
 
@@ -124,7 +128,7 @@ static int looks_full(const struct mb_placement *p, const struct plan *pl, size_
     int full = 0;
 
     for (size_t i = 0; pl->n > 0 && i < n->n; i++)
-        full |= (basis == FREE_NOW ? n->said[i].amount : place_free(p, node, i, NULL)) <
+        full |= (basis != WERE_EMPTY ? n->said[i].amount : place_free(p, node, i, NULL)) <
                 demand_of(pl->bundles[0], n->total[i].name);
     return full;
 }
@@ -151,7 +155,9 @@ static int plan_init(struct plan *pl, const struct mb_placement *p, const struct
             continue;
         for (size_t i = 0; i < node->n; i++)
             node->free[i].amount =
-                basis == FREE_NOW ? place_free(p, k, i, ahead) : empty(p, g, k, i);
+                basis == WERE_EMPTY
+                    ? empty(p, g, k, i)
+                    : place_free(p, k, i, ahead) + (basis == FREE_SOON ? node->back[i].amount : 0);
         pl->choices[pl->n_nodes++] =
             (struct choice){k, looks_full(p, pl, k, basis), node->refusals};
     }
@@ -197,19 +203,36 @@ static int has_room_for_returns(const struct group *g)
 
 /* ---- pins ---- */
 
-/* Out of memory: the group keeps nothing, and the next look tries again. */
-static void choose_pins(struct mb_placement *p, struct group *g)
+/* 1: it has places for all open bundles. Below 0, out of memory: it keeps nothing, and the next
+ * look tries again. */
+static int choose_pins(struct mb_placement *p, struct group *g, enum basis basis)
 {
     struct plan pl = {0};
-    int found = make_plan(&pl, p, g, WERE_EMPTY, NULL);
+    int found = make_plan(&pl, p, g, basis, NULL);
 
     for (size_t i = 0; i < g->pub.n_bundles; i++)
         g->pins[i] = PLACE_NOWHERE;
     for (size_t i = 0; found == 1 && i < pl.n; i++)
         g->pins[pl.which[i]] = pl.choices[pl.out[i]].node;
-    g->fits_fleet = found == 1;
-    g->pins_epoch = found >= 0 ? p->fleet : 0;
+    g->fits_fleet = basis == WERE_EMPTY && found == 1;
+    g->pins_epoch = basis == WERE_EMPTY && found >= 0 ? p->fleet : 0;
     plan_close(&pl);
+    return found;
+}
+
+/* What several nodes had comes back from one after the other. It is not taken apart by those behind
+ * a group that starts as soon as all of it is there. */
+static int starts_soon(struct mb_placement *p, struct group *g)
+{
+    if (p->n_returning == 0)
+        return 0;
+    if (g->soon_seen != p->ledger + p->fleet) {
+        int found = choose_pins(p, g, FREE_SOON);
+
+        g->fits_soon = found == 1;
+        g->soon_seen = found < 0 ? 0 : p->ledger + p->fleet;
+    }
+    return g->fits_soon;
 }
 
 /* Drivers find a new head at different times. In strict order none loses its turn by that. */
@@ -226,9 +249,9 @@ int place_keeps(struct mb_placement *p, struct group *g, uint64_t now_ms)
         return 0;
     if (p->order == MB_PLACE_BACKFILL && g->overtaken < MB_PLACE_OVERTAKES &&
         now_ms < g->waiting_since_ms + p->patience_ms)
-        return 0;
+        return starts_soon(p, g);
     if (g->pins_epoch != p->fleet)
-        choose_pins(p, g);
+        choose_pins(p, g, WERE_EMPTY);
     return g->fits_fleet;
 }
 
@@ -249,6 +272,7 @@ static void take_places(struct mb_placement *p, struct group *g, const struct pl
         b->node = pl->choices[pl->out[i]].node;
         place_book(p->nodes[b->node], b->pub, +1);
     }
+    p->ledger++;
     g->attempts++;
     g->behind = 0;
     place_transition(g, PLACED);

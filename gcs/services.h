@@ -109,7 +109,7 @@ struct mb_head {
     struct mb_placement *placement;
     enum mb_place_order gang_order;
     uint64_t newest_group_unix_ms; /* creation times of groups never repeat */
-    char name_scratch[16];         /* of a node without a name */
+    char name_scratch[128];        /* of a node without a name, or with that of another one */
     struct head_wait *waits;
     uint64_t groups_asked,
         groups_written; /* batches of changed groups, and how many are committed */
@@ -127,12 +127,14 @@ struct mb_head {
     uint64_t start_timeout_ms;
     uint64_t active_ms; /* since when it serves */
     struct head_follow *follows;
+    unsigned n_follows;
     char **forgotten; /* ids of jobs that other nodes are to be told to forget */
     size_t n_forgotten;
     size_t n_deleting; /* jobs whose deletion is not committed yet */
     struct head_forget *forgets;
     size_t n_forgets;
     struct head_log_answer *log_answers; /* that wait for their first bytes */
+    size_t log_held_bytes; /* of pieces from other nodes that their readers have yet to take */
     unsigned n_log_stores; /* logs that are read from object stores now, not yet to their end */
 
     uint64_t max_package_bytes, package_keep_ms;
@@ -326,6 +328,9 @@ int head_offers_may_use(void *head, const struct mb_job_ticket *t, const char *n
 void head_offers_take(struct mb_head *h, struct head_node *n,
                       const Mobula__V1__ReportDriversRequest *report);
 void head_offers_refresh(struct mb_head *h);
+/* What the node has for drivers and what of it is used, {"CPU": {"used": 1, "total": 4}}; {}: it
+ * takes none. */
+json_t *head_offers_json(struct mb_head *h, const struct head_node *n);
 
 /* ---- job_admission.c: who may start ---- */
 int head_admission_create(struct mb_head *h, const struct mb_head_job_limits *limits,

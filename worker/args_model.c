@@ -53,5 +53,6 @@ void mb_args_model(const struct mb_args *a, uint64_t vocab_size, struct mb_gpt_c
     c->hidden_dropout = (float)a->hidden_dropout;
     c->attention_dropout = (float)a->attention_dropout;
     c->seed = (uint64_t)a->seed;
+    c->sequence_parallel = a->sequence_parallel != 0;
     c->dtype = a->bf16 ? MB_DTYPE_BF16 : MB_DTYPE_F32;
 }

@@ -147,6 +147,60 @@ static int check_batches(struct mb_args *a, struct mb_err *err)
     return check_ramp(a, err);
 }
 
+/* Before data parallelism, which is what is left of the world. */
+static int check_world(struct mb_args *a, struct mb_err *err)
+{
+    const int64_t size = a->tensor_model_parallel_size;
+    if (size <= 0 || size > INT32_MAX) {
+        return mb_err_set(err, MB_EINVAL,
+                          "tensor-model-parallel-size is %lld: it must be from 1 to %d",
+                          (long long)size, INT32_MAX);
+    }
+    if (a->world_size % size != 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "world size (%lld) is not divisible by total_model_size "
+                          "(encoder_model_size=0 + decoder_model_size=%lld)",
+                          (long long)a->world_size, (long long)size);
+    }
+    a->data_parallel_size = a->world_size / size;
+    if (a->sequence_parallel && size == 1) {
+        a->sequence_parallel = 0;
+        if (mb_buf_puts(&a->notes, "note: --sequence-parallel has no effect: it means nothing "
+                                   "without tensor parallelism\n") != 0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
+    }
+    return 0;
+}
+
+/* What tensor parallelism splits. */
+static int check_parts(const struct mb_args *a, struct mb_err *err)
+{
+    const long long size = a->tensor_model_parallel_size;
+    const struct {
+        int64_t value;
+        const char *name;
+    } heads[] = {{a->num_attention_heads, "num_attention_heads"},
+                 {a->num_query_groups, "num_query_groups"}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        if (heads[i].value % size != 0) {
+            return mb_err_set(err, MB_EINVAL,
+                              "%s (%lld) must be a multiple of tensor_model_parallel_size (%lld).",
+                              heads[i].name, (long long)heads[i].value, size);
+        }
+    }
+    if (a->ffn_hidden_size % size != 0) {
+        return mb_err_set(err, MB_EINVAL, "ffn_hidden_size: %lld is not divisible by %lld",
+                          (long long)a->ffn_hidden_size, size);
+    }
+    if (a->sequence_parallel && a->seq_length % size != 0) {
+        return mb_err_set(err, MB_EINVAL,
+                          "--sequence-parallel: seq_length: %lld is not divisible by %lld",
+                          (long long)a->seq_length, size);
+    }
+    return 0;
+}
+
 static int is_remote(const char *path)
 {
     return path != NULL && (mb_starts_with(path, "s3://") || mb_starts_with(path, "gs://"));
@@ -527,6 +581,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
         rc = check_device(a, err);
     }
     if (rc == 0) {
+        rc = check_world(a, err);
+    }
+    if (rc == 0) {
         rc = check_batches(a, err);
     }
     if (rc == 0 && a->overlap_param_gather && !a->use_distributed_optimizer) {
@@ -549,6 +606,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     }
     if (rc == 0) {
         rc = check_shape(a, err);
+    }
+    if (rc == 0) {
+        rc = check_parts(a, err);
     }
     if (rc == 0) {
         rc = check_positions(a, err);

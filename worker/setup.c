@@ -46,10 +46,10 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
     mb_trainer_say(t,
                    "using world size: %u, data-parallel size: %u, context-parallel size: 1, "
                    "hierarchical context-parallel sizes: None"
-                   "tensor-model-parallel size: 1, encoder-tensor-model-parallel size: 0, "
+                   "tensor-model-parallel size: %u, encoder-tensor-model-parallel size: 0, "
                    "pipeline-model-parallel size: 1, encoder-pipeline-model-parallel size: 0, "
                    "pipeline-model-parallel size: 1 \n",
-                   t->world_size, t->world_size);
+                   t->world_size, t->dp_size, t->tp_size);
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
     mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
     if (mb_args_dump(a, &dump) != 0) {
@@ -107,7 +107,8 @@ static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
     t->eod = mb_tokenizer_eod(tokenizer);
     mb_tokenizer_destroy(tokenizer);
     a->padded_vocab_size =
-        (int64_t)mb_gpt_padded_vocab(t->vocab_size, (size_t)a->make_vocab_size_divisible_by, 1);
+        (int64_t)mb_gpt_padded_vocab(t->vocab_size, (size_t)a->make_vocab_size_divisible_by,
+                                     (size_t)a->tensor_model_parallel_size);
     if (a->checkpoint_padded_vocab_size > 0) {
         a->padded_vocab_size = a->checkpoint_padded_vocab_size;
     }
@@ -219,8 +220,30 @@ int mb_trainer_meet(struct mb_trainer *t, struct mb_err *err)
     if (rc != 0) {
         return mb_err_wrap(err, "rank %u", t->rank);
     }
-    mb_trainer_say(t, "> initialized tensor model parallel with size 1\n"
-                      "> initialized pipeline model parallel with size 1\n");
+    return 0;
+}
+
+/* Ranks t * i to t * i + t - 1 share a model, those that are a multiple of t apart have the same
+ * part of it. */
+static int form_groups(struct mb_trainer *t, struct mb_err *err)
+{
+    int rc = 0;
+    t->dp_comm = t->comm;
+    if (t->tp_size > 1) {
+        t->dp_comm = NULL;
+        rc = mb_comm_create_group(t->comm, t->rank - t->tp_rank, 1, t->tp_size, &t->tp_comm, err);
+        if (rc == 0) {
+            rc =
+                mb_comm_create_group(t->comm, t->tp_rank, t->tp_size, t->dp_size, &t->dp_comm, err);
+        }
+    }
+    if (rc != 0) {
+        return mb_err_wrap(err, "rank %u", t->rank);
+    }
+    mb_trainer_say(t,
+                   "> initialized tensor model parallel with size %u\n"
+                   "> initialized pipeline model parallel with size 1\n",
+                   t->tp_size);
     mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
     mb_trainer_say(t, "> setting random seeds to %" PRId64 " ...\n", t->args.seed);
     return 0;
@@ -264,36 +287,62 @@ static int open_backend(struct mb_trainer *t, struct mb_err *err)
     return rc != 0 ? mb_err_wrap(err, "--distributed-backend nccl") : 0;
 }
 
-/* GPUs reach each other through a library of their own; the carrier of the host stays for the rest.
- */
-static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
+/* Takes *c also on failure, when it becomes NULL. */
+static int meet_on_device(struct mb_trainer *t, struct mb_comm **c, struct mb_err *err)
 {
-    struct mb_comm *host = t->comm;
-    if (t->world_size == 1 || t->dev.ops->collectives == NULL) {
+    struct mb_comm *host = *c;
+    if (mb_comm_world_size(host) == 1 || t->dev.ops->collectives == NULL) {
         return 0;
     }
-    t->comm = NULL;
-    int rc = mb_comm_create_device(host, &t->dev, timeout_ms(t), &t->comm, err);
+    *c = NULL;
+    int rc = mb_comm_create_device(host, &t->dev, timeout_ms(t), c, err);
     if (rc != 0) {
         return mb_err_wrap(err, "rank %u", t->rank);
     }
-    mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
+    mb_trainer_say(t, "> %s\n", mb_comm_describe(*c));
     return 0;
 }
 
+/* GPUs reach each other through a library of their own; the carrier of the host stays for the rest.
+ * Ranks that share a model have nothing on GPUs to tell the whole world. */
+static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
+{
+    if (t->tp_size == 1) {
+        int rc = meet_on_device(t, &t->comm, err);
+        t->dp_comm = t->comm;
+        return rc;
+    }
+    int rc = meet_on_device(t, &t->tp_comm, err);
+    return rc == 0 ? meet_on_device(t, &t->dp_comm, err) : rc;
+}
+
+/* Checkpoints hold whole tensors, in the order of a rank that has all of them. */
 static int list_tensors(struct mb_trainer *t, struct mb_err *err)
 {
-    const struct mb_param *p = mb_gpt_params(t->gpt, &t->n_tensors);
+    const struct mb_param *own = mb_gpt_params(t->gpt, &t->n_tensors), *p;
+    int rc = mb_gpt_whole_params(mb_gpt_config(t->gpt), &t->whole_params, &t->n_tensors,
+                                 &t->n_whole_elements, err);
+    if (rc != 0) {
+        return rc;
+    }
+    p = t->whole_params;
     t->tensors = mb_calloc(t->n_tensors, sizeof *t->tensors);
-    if (t->tensors == NULL) {
+    t->parts = t->tp_size > 1 ? mb_calloc(t->n_tensors, sizeof *t->parts) : NULL;
+    if (t->tensors == NULL || (t->tp_size > 1 && t->parts == NULL)) {
         return no_memory(err);
     }
     for (size_t i = 0; i < t->n_tensors; i++) {
         t->tensors[i] = (struct mb_checkpoint_tensor){
             p[i].name, p[i].n_dims, {p[i].shape[0], p[i].shape[1]}, p[i].offset, p[i].n};
+        if (t->parts != NULL) {
+            t->parts[i] = (struct mb_checkpoint_part){own[i].offset, own[i].n, own[i].start,
+                                                      own[i].run, own[i].stride};
+        }
     }
     t->n_elements = mb_gpt_n_elements(t->gpt);
-    mb_comm_range(t->n_elements, t->world_size, t->rank, &t->begin, &t->end);
+    mb_comm_range(t->n_elements, t->dp_size, t->dp_rank, &t->begin, &t->end);
+    t->layout =
+        (struct mb_checkpoint_layout){t->parts, t->n_elements, t->begin, t->end, t->tp_rank == 0};
     return 0;
 }
 
@@ -304,6 +353,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     struct mb_buf plan = {0};
     void *norm = NULL;
     mb_args_model(a, t->vocab_size, &c);
+    c.tensor_group = t->tp_comm;
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
     int rc = mb_gpt_count_parameters(&c, &n_parameters, err);
@@ -337,8 +387,12 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
     const struct mb_param *params = mb_gpt_params(t->gpt, &n_params);
     size_t begin = a->use_distributed_optimizer ? t->begin : 0;
     size_t end = a->use_distributed_optimizer ? t->end : t->n_elements;
-    return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_weights(t->gpt),
-                               mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
+    int rc = mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_weights(t->gpt),
+                                 mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
+    if (rc == 0 && !a->use_distributed_optimizer) {
+        mb_optimizer_set_copy(t->optimizer, mb_gpt_weights_copy(t->gpt));
+    }
+    return rc;
 }
 
 static int64_t in_samples(int64_t iterations, int64_t samples, int64_t fallback, int64_t batch)
@@ -424,8 +478,8 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
                                 .consumed_samples = {(uint64_t)a->consumed_train_samples,
                                                      (uint64_t)a->consumed_valid_samples, 0},
                                 .micro_batch_size = (uint32_t)a->micro_batch_size,
-                                .dp_rank = t->rank,
-                                .dp_size = t->world_size,
+                                .dp_rank = t->dp_rank,
+                                .dp_size = t->dp_size,
                                 .no_data_sharding = !a->data_sharding,
                                 .eod_mask_loss = a->eod_mask_loss != 0,
                                 .vocab_size = t->vocab_size,
@@ -474,6 +528,10 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
 {
     uint64_t from_us = mb_mono_us();
     t->last_saved = -1;
+    t->tp_size = (uint32_t)t->args.tensor_model_parallel_size;
+    t->dp_size = t->world_size / t->tp_size;
+    t->tp_rank = t->rank % t->tp_size;
+    t->dp_rank = t->rank / t->tp_size;
     int rc = check_save_dir(t, err);
     if (rc == 0) {
         rc = say_arguments(t, err);
@@ -483,6 +541,9 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     }
     if (rc == 0) {
         rc = mb_trainer_meet(t, err);
+    }
+    if (rc == 0) {
+        rc = form_groups(t, err);
     }
     if (rc == 0) {
         rc = mb_trainer_open_tensorboard(t, err);
@@ -529,6 +590,10 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_tensorboard_close(t->tensorboard);
     mb_saver_destroy(t->saver);
     mb_comm_destroy(t->save_comm);
+    mb_comm_destroy(t->tp_comm); /* groups before their world */
+    if (t->tp_size > 1) {        /* else it is the world's other name */
+        mb_comm_destroy(t->dp_comm);
+    }
     mb_comm_destroy(t->comm); /* before the memory and the device that it uses */
     for (int i = 0; i < MB_N_SPLITS; i++) {
         mb_loader_destroy(t->loaders[i]);
@@ -537,6 +602,8 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_free(t->labels);
     mb_free(t->loss_mask);
     mb_free(t->tensors);
+    mb_free(t->parts);
+    mb_free(t->whole_params);
     mb_optimizer_destroy(t->optimizer);
     mb_gpt_destroy(t->gpt);
     if (t->norm_device != NULL) {

@@ -81,6 +81,16 @@ static int next_batch(struct mb_trainer *t, enum mb_split split, struct mb_err *
     return rc != 0 ? mb_err_wrap(err, "%s data", mb_split_name(split)) : 0;
 }
 
+/* Of ranks that share a model, which all know its loss, the first tells it. */
+static int take_loss(struct mb_trainer *t, struct shared *s, struct mb_err *err)
+{
+    int rc = mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);
+    if (t->tp_rank > 0) {
+        s->loss_sum = s->n_tokens = 0;
+    }
+    return rc;
+}
+
 static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
     int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
@@ -98,8 +108,9 @@ static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_er
         struct mb_gpt_step step = {
             .grad_scale = tokens > 0 ? 1.0 / (tokens * parts) : 0,
             .iteration = t->iteration + 1,
-            .first_sample = (uint64_t)(k * slice + t->args.micro_batch_size * (int64_t)t->rank)};
-        if (k + 1 == n_micro) {
+            .first_sample = (uint64_t)(k * slice + t->args.micro_batch_size * (int64_t)t->dp_rank),
+            .is_last = k + 1 == n_micro};
+        if (step.is_last) {
             mb_trainer_overlap(t, &step);
         }
         rc = mb_gpt_forward_backward(t->gpt, &batch, &step, err);
@@ -107,7 +118,7 @@ static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_er
             return rc;
         }
     }
-    return mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);
+    return take_loss(t, s, err);
 }
 
 double mb_trainer_decoupled_lr(const struct mb_trainer *t)
@@ -128,13 +139,15 @@ static int update(struct mb_trainer *t, double grad_factor, struct mb_err *err)
                                 grad_factor * mb_optimizer_clip(t->grad_norm, t->args.clip_grad));
     t->schedule_samples += t->batch;
     if (t->args.use_distributed_optimizer) {
-        mb_comm_allgather(t->comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
-        int rc = mb_comm_synchronize(t->comm, err);
+        mb_comm_allgather(t->dp_comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
+        int rc = mb_comm_synchronize(t->dp_comm, err);
         if (rc != 0) {
             return rc;
         }
+        mb_gpt_weights_changed(t->gpt);
+    } else {
+        mb_gpt_weights_copied(t->gpt); /* by the optimizer */
     }
-    mb_gpt_weights_changed(t->gpt);
     return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
 }
 
@@ -209,7 +222,11 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
         return 0;
     }
     if (t->args.log_params_norm) {
-        int rc = mb_trainer_squared_norm(t, mb_gpt_weights(t->gpt), t->n_elements, &norm2, err);
+        int rc = mb_trainer_squared_norm(t, mb_gpt_weights(t->gpt), 0, t->n_elements, &norm2, err);
+        if (rc == 0 && t->tp_size > 1) {
+            mb_comm_allreduce(t->tp_comm, NULL, &norm2, 1, MB_COMM_F64, MB_COMM_SUM);
+            rc = mb_comm_synchronize(t->tp_comm, err);
+        }
         if (rc != 0) {
             return rc;
         }
@@ -267,7 +284,7 @@ static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, doub
             }
         }
         if (rc == 0) {
-            rc = mb_gpt_take_loss(t->gpt, &s.loss_sum, &s.n_tokens, err);
+            rc = take_loss(t, &s, err);
         }
         if (rc == 0) {
             s.stop = wants_stop(t);

@@ -34,16 +34,22 @@ struct mb_trainer {
     struct mb_args args;
     uint32_t rank, world_size;
     struct mb_report_client *report; /* NULL: nobody to report to */
-    struct mb_comm *comm;
-    struct mb_comm *save_comm; /* with --async-save: of the saver's threads */
-    struct mb_saver *saver;    /* NULL: saves are synchronous */
+    struct mb_comm *comm;            /* of all ranks */
+    struct mb_comm *tp_comm;         /* of those that share a model; NULL: this one has all of it */
+    struct mb_comm *dp_comm; /* of those with the same part of it; comm itself without tp_comm */
+    uint32_t tp_rank, tp_size, dp_rank, dp_size; /* neighbours share a model */
+    struct mb_comm *save_comm;                   /* with --async-save: of the saver's threads */
+    struct mb_saver *saver;                      /* NULL: saves are synchronous */
     struct mb_device dev;
     struct mb_gpt *gpt;
     struct mb_optimizer *optimizer;
     struct mb_schedule schedule;
     struct mb_loader *loaders[MB_N_SPLITS];
-    struct mb_checkpoint_tensor *tensors; /* of the model, for checkpoints */
-    size_t n_tensors;
+    struct mb_checkpoint_tensor *tensors; /* of the whole model, for checkpoints */
+    struct mb_checkpoint_part *parts;     /* what this rank has of them; NULL: all */
+    struct mb_checkpoint_layout layout;   /* with parts */
+    struct mb_param *whole_params;        /* what tensors' names are in */
+    size_t n_tensors, n_whole_elements;
     size_t n_elements;
     size_t begin,
         end; /* this rank's range of the flat buffers, for norms and the sharded optimizer */
@@ -83,10 +89,13 @@ void mb_trainer_close(struct mb_trainer *t);
 /* ---- gradients ---- */
 /* Of the last micro batch's step: gradients are reduced while it runs, if that was asked for. */
 void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step);
-/* The sum over all ranks; each its own range at least. *norm2 is of that range. Collective. */
+/* The sum over the ranks with the same part of the model; each its own range at least. *norm2 is of
+ * that range, without what another rank counts. Collective. */
 int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err);
-int mb_trainer_squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
-                            struct mb_err *err);
+/* Of the elements [begin, end) of a flat buffer that this rank counts: all but, with tensor
+ * parallelism on all ranks of a model except its first, the parameters that each of them has. */
+int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begin, size_t end,
+                            double *out, struct mb_err *err);
 
 /* Of embedding and output layer now: --decoupled-lr's schedule, without it everybody's. */
 double mb_trainer_decoupled_lr(const struct mb_trainer *t);

@@ -1,5 +1,5 @@
 /*
- * Gradients of all ranks become one sum.
+ * Gradients of all ranks with the same part of the model become one sum.
  *
  *  1. Without --overlap-grad-reduce: one operation over the whole buffer after the backward pass,
  *     a reduce-scatter where each rank updates its range only, else an all-reduce.
@@ -16,13 +16,15 @@ static void reduce_range(struct mb_trainer *t, size_t begin, size_t end)
 {
     float *grads = mb_gpt_grads(t->gpt);
     if (!t->args.use_distributed_optimizer) {
-        mb_comm_allreduce(t->comm, &t->dev, grads + begin, end - begin, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_allreduce(t->dp_comm, &t->dev, grads + begin, end - begin, MB_COMM_F32,
+                          MB_COMM_SUM);
         return;
     }
-    for (uint32_t r = t->world_size; r-- > 0;) {
+    for (uint32_t r = t->dp_size; r-- > 0;) {
         size_t from = begin, to = end;
-        if (mb_buckets_part(t->n_elements, t->world_size, r, &from, &to)) {
-            mb_comm_reduce(t->comm, &t->dev, grads + from, to - from, MB_COMM_F32, MB_COMM_SUM, r);
+        if (mb_buckets_part(t->n_elements, t->dp_size, r, &from, &to)) {
+            mb_comm_reduce(t->dp_comm, &t->dev, grads + from, to - from, MB_COMM_F32, MB_COMM_SUM,
+                           r);
         }
     }
 }
@@ -39,20 +41,33 @@ static void gradients_final(void *arg, size_t begin, size_t end)
 void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step)
 {
     const int64_t given = t->args.ddp_bucket_size;
-    if (t->args.overlap_grad_reduce && t->world_size > 1) {
+    if (t->args.overlap_grad_reduce && t->dp_size > 1) {
         mb_buckets_start(&t->buckets, t->n_elements,
-                         given != MB_ARGS_NONE ? (size_t)given : mb_buckets_default(t->world_size));
+                         given != MB_ARGS_NONE ? (size_t)given : mb_buckets_default(t->dp_size));
         step->grads_final = gradients_final;
         step->arg = t;
     }
 }
 
-int mb_trainer_squared_norm(struct mb_trainer *t, const float *p, size_t n, double *out,
-                            struct mb_err *err)
+int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begin, size_t end,
+                            double *out, struct mb_err *err)
 {
     struct mb_device *d = &t->dev;
+    size_t n = 0, at = begin; /* [at, end) is not counted yet */
+    const struct mb_param *p = mb_gpt_params(t->gpt, &n);
     d->ops->zero(d->ctx, d->stream, t->norm_device, sizeof *out);
-    d->ops->squared_norm(d->ctx, d->stream, p, n, t->norm_device);
+    for (size_t i = 0; i < n && t->tp_rank > 0; i++) {
+        if (p[i].n == p[i].n_whole && p[i].offset + p[i].n > at && p[i].offset < end) {
+            if (p[i].offset > at) {
+                d->ops->squared_norm(d->ctx, d->stream, flat + at, p[i].offset - at,
+                                     t->norm_device);
+            }
+            at = p[i].offset + p[i].n;
+        }
+    }
+    if (at < end) {
+        d->ops->squared_norm(d->ctx, d->stream, flat + at, end - at, t->norm_device);
+    }
     d->ops->copy_out(d->ctx, d->stream, out, t->norm_device, sizeof *out);
     return d->ops->synchronize(d->ctx, d->stream, err);
 }
@@ -60,15 +75,14 @@ int mb_trainer_squared_norm(struct mb_trainer *t, const float *p, size_t n, doub
 int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err)
 {
     float *grads = mb_gpt_grads(t->gpt);
-    if (t->args.overlap_grad_reduce && t->world_size > 1) {
+    if (t->args.overlap_grad_reduce && t->dp_size > 1) {
         /* Every bucket is under way. */
     } else if (t->args.use_distributed_optimizer) {
-        mb_comm_reduce_scatter(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_reduce_scatter(t->dp_comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
     } else {
-        mb_comm_allreduce(t->comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_allreduce(t->dp_comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
     }
-    int rc = mb_comm_synchronize(t->comm, err);
+    int rc = mb_comm_synchronize(t->dp_comm, err);
     /* Each rank its range in all cases, so that all give the same norm. */
-    return rc != 0 ? rc
-                   : mb_trainer_squared_norm(t, grads + t->begin, t->end - t->begin, norm2, err);
+    return rc != 0 ? rc : mb_trainer_squared_norm(t, grads, t->begin, t->end, norm2, err);
 }

@@ -19,10 +19,10 @@
  *     forwarded to the agent. An agent that crashes in its grace is started again and told what is
  *     left of it: what gangs have saved is still to be sent.
  *
- *  A supervisor that was killed leaves its processes to us (subreaper): they are killed at once,
- *  since nobody could tell any more how they end. Other orphans are reaped when they end.
- *  We are killed: the agent gets SIGTERM from the kernel and sees its socket close, supervisors see
- *  the life pipe hang up, and all end what they own.
+ * A supervisor that was killed leaves its processes to us (subreaper): they are killed at once,
+ * since nobody could tell any more how they end. While we stop, its socket goes as well. Other
+ * orphans are reaped when they end. We are killed: the agent gets SIGTERM from the kernel and sees
+ * its socket close, supervisors see the life pipe hang up, and all end what they own.
  */
 #include "agent/supervise/front.h"
 
@@ -42,6 +42,7 @@
 #include <unistd.h>
 #include "agent/supervise/cgroup.h"
 #include "agent/supervise/child.h"
+#include "agent/supervise/clock.h"
 #include "agent/supervise/file.h"
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
@@ -68,7 +69,7 @@ struct supervisor_slot {
     pid_t pid;      /* 0: free */
     int ready_fd;   /* -1: it has answered */
     uint64_t ticks; /* its start time: with pid the name of its control group */
-    char *spec;     /* path, for the answer; freed then */
+    char *spec;     /* path, its socket is beside it */
 };
 
 struct dead_supervisor {
@@ -98,14 +99,6 @@ struct front {
     size_t next_dead;
     struct pollfd poll_fds[SUPERVISORS_MAX + 2];
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *fmt, ...)
@@ -196,9 +189,7 @@ static void spawn(struct front *f, const char *path)
 static void close_answer(struct supervisor_slot *slot)
 {
     close(slot->ready_fd);
-    free(slot->spec);
     slot->ready_fd = -1;
-    slot->spec = NULL;
 }
 
 /* What it has started goes when its end is seen. */
@@ -260,6 +251,19 @@ static int remove_dead_groups(struct front *f)
     return n;
 }
 
+/* Of one that could not do it, with no agent to come after us that looks what became of it. While
+ * there is one it does that: its files may be where nothing answers. */
+static void remove_socket(const struct front *f, const struct supervisor_slot *slot)
+{
+    const char *name = strrchr(slot->spec, '/') + 1;
+    char path[MB_SUP_PACKET_MAX];
+
+    if (f->phase == SERVING)
+        return;
+    snprintf(path, sizeof(path), "%.*s%s", (int)(name - slot->spec), slot->spec, MB_SUP_SOCKET);
+    unlink(path);
+}
+
 static void supervisor_ended(struct front *f, struct supervisor_slot *slot, int status)
 {
     if (slot->ready_fd >= 0)
@@ -271,7 +275,9 @@ static void supervisor_ended(struct front *f, struct supervisor_slot *slot, int 
         f->dead[f->next_dead++ % DEAD_MAX] =
             (struct dead_supervisor){.pid = slot->pid, .ticks = slot->ticks};
         f->strays_due = 1;
+        remove_socket(f, slot);
     }
+    free(slot->spec);
     *slot = (struct supervisor_slot){.ready_fd = -1};
 }
 
@@ -281,7 +287,7 @@ static void kill_strays(struct front *f)
     pid_t keep[SUPERVISORS_MAX + 1];
     size_t n = 0;
 
-    if (!f->strays_due || now_ms() < f->strays_again_ms)
+    if (!f->strays_due || mb_sup_now_ms() < f->strays_again_ms)
         return;
     if (f->agent_pid > 0)
         keep[n++] = f->agent_pid;
@@ -291,7 +297,7 @@ static void kill_strays(struct front *f)
     }
     f->strays_due = mb_procs_kill_tree(keep, n) != 0;
     f->strays_due |= remove_dead_groups(f) != 0;
-    f->strays_again_ms = now_ms() + KILL_AGAIN_MS;
+    f->strays_again_ms = mb_sup_now_ms() + KILL_AGAIN_MS;
 }
 
 /* ---- agent ---- */
@@ -308,12 +314,12 @@ static void start_agent(struct front *f)
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
         say("socketpair: %s", strerror(errno));
-        f->agent_restart_ms = now_ms() + BACKOFF_MAX_MS;
+        f->agent_restart_ms = mb_sup_now_ms() + BACKOFF_MAX_MS;
         f->restart_due = 1;
         return;
     }
     x.pass_fd[0] = pair[1];
-    f->agent_started_ms = now_ms();
+    f->agent_started_ms = mb_sup_now_ms();
     f->agent_pid = mb_child_exec(&x, text);
     close(pair[1]);
     if (f->agent_pid > 0) {
@@ -324,7 +330,7 @@ static void start_agent(struct front *f)
     f->agent_pid = 0;
     say("%s", text);
     f->status = STATUS_CANNOT_RUN;
-    enter(f, STOPPING_AGENT, now_ms());
+    enter(f, STOPPING_AGENT, mb_sup_now_ms());
 }
 
 /* By a signal that is none of those that we tell it to end with. */
@@ -337,7 +343,7 @@ static void agent_ended(struct front *f, int status)
 {
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     int in_grace = f->phase == STOPPING_AGENT && !f->agent_told_twice && f->ever_ready &&
-                   now_ms() < f->phase_ends_ms;
+                   mb_sup_now_ms() < f->phase_ends_ms;
     int wanted = f->phase == SERVING ? code == 0 || (!f->ever_ready && code >= 64 && code <= 78)
                                      : !in_grace || !has_crashed(status);
 
@@ -348,15 +354,15 @@ static void agent_ended(struct front *f, int status)
     if (wanted) {
         f->status = code;
         if (f->phase == SERVING)
-            enter(f, STOPPING_AGENT, now_ms());
+            enter(f, STOPPING_AGENT, mb_sup_now_ms());
         return;
     }
-    if (now_ms() - f->agent_started_ms >= STABLE_MS || f->backoff_ms == 0)
+    if (mb_sup_now_ms() - f->agent_started_ms >= STABLE_MS || f->backoff_ms == 0)
         f->backoff_ms = BACKOFF_MIN_MS;
     say("the agent ended with status %d; starting it again in %llu ms", code,
         (unsigned long long)f->backoff_ms);
     f->restart_due = 1;
-    f->agent_restart_ms = now_ms() + f->backoff_ms;
+    f->agent_restart_ms = mb_sup_now_ms() + f->backoff_ms;
     f->backoff_ms = f->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : f->backoff_ms * 2;
 }
 
@@ -411,7 +417,7 @@ static void reap(struct front *f, int *none_left)
 /* With the time that is left of its grace, if it plans with that. */
 static void tell_agent_to_end(const struct front *f)
 {
-    uint64_t now = now_ms();
+    uint64_t now = mb_sup_now_ms();
     union sigval value = {0};
 
     if (f->agent_is_timed && f->phase_ends_ms > now)
@@ -423,7 +429,7 @@ static void tell_agent_to_end(const struct front *f)
 /* pushed_after_ms: 0, not said. */
 static void begin_stop(struct front *f, int pushed_after_ms)
 {
-    uint64_t now = now_ms(), grace_ms = f->opts->grace_ms;
+    uint64_t now = mb_sup_now_ms(), grace_ms = f->opts->grace_ms;
     uint64_t killed_ms = f->opts->killed_after_ms;
 
     if (pushed_after_ms > 0) {
@@ -453,7 +459,7 @@ static void take_signals(struct front *f)
         } else if (f->phase == SERVING) {
             begin_stop(f, info.ssi_code == SI_QUEUE ? info.ssi_int : 0);
         } else if (f->phase != KILLING) {
-            enter(f, KILLING, now_ms());
+            enter(f, KILLING, mb_sup_now_ms());
         }
     }
 }
@@ -461,7 +467,7 @@ static void take_signals(struct front *f)
 /* Moves on when a phase is over. 1: nothing is left, end. */
 static int advance(struct front *f, int none_left)
 {
-    uint64_t now = now_ms();
+    uint64_t now = mb_sup_now_ms();
 
     if (f->phase <= STOPPING_AGENT && f->restart_due && now >= f->agent_restart_ms) {
         f->restart_due = 0;
@@ -504,7 +510,7 @@ static int advance(struct front *f, int none_left)
 
 static int poll_timeout(const struct front *f)
 {
-    uint64_t now = now_ms(), at = UINT64_MAX;
+    uint64_t now = mb_sup_now_ms(), at = UINT64_MAX;
 
     if (f->phase != SERVING)
         at = f->phase_ends_ms;

@@ -46,6 +46,7 @@ void mb_sup_plan_stop(struct mb_sup_plan *plan, const char *reason, int signal, 
     plan->state = MB_SUP_PLAN_STOPPING;
     plan->signal = signal != 0 ? signal : plan->spec->stop_signal;
     plan->signal_due = 1;
+    plan->signal_at_ms = plan->asked_ms = now_ms;
     plan->kill_at_ms = kill_at_ms;
     set_reason(plan, reason);
 }
@@ -71,13 +72,25 @@ void mb_sup_plan_nothing_left(struct mb_sup_plan *plan)
     plan->state = MB_SUP_PLAN_ENDED;
 }
 
+void mb_sup_plan_signalled(struct mb_sup_plan *plan, uint64_t now_ms)
+{
+    if (plan->state == MB_SUP_PLAN_STOPPING && now_ms > plan->asked_ms)
+        plan->kill_at_ms += now_ms - plan->asked_ms;
+}
+
+void mb_sup_plan_signal_failed(struct mb_sup_plan *plan, uint64_t now_ms)
+{
+    plan->signal_due = 1;
+    plan->signal_at_ms = now_ms + MB_SUP_KILL_AGAIN_MS;
+}
+
 enum mb_sup_action mb_sup_plan_tick(struct mb_sup_plan *plan, uint64_t now_ms)
 {
     if (plan->state == MB_SUP_PLAN_RUNNING && plan->peers_at_ms != 0 && now_ms >= plan->peers_at_ms)
         mb_sup_plan_stop(plan, plan->reason, 0, plan->spec->end_peers_grace_ms, now_ms);
     if (plan->state == MB_SUP_PLAN_STOPPING && now_ms >= plan->kill_at_ms)
         plan->state = MB_SUP_PLAN_KILLING;
-    if (plan->state == MB_SUP_PLAN_STOPPING && plan->signal_due) {
+    if (plan->state == MB_SUP_PLAN_STOPPING && plan->signal_due && now_ms >= plan->signal_at_ms) {
         plan->signal_due = 0;
         return MB_SUP_ACT_SIGNAL;
     }
@@ -94,7 +107,8 @@ uint64_t mb_sup_plan_next_ms(const struct mb_sup_plan *plan)
     case MB_SUP_PLAN_RUNNING:
         return plan->peers_at_ms != 0 ? plan->peers_at_ms : UINT64_MAX;
     case MB_SUP_PLAN_STOPPING:
-        return plan->signal_due ? 0 : plan->kill_at_ms;
+        return plan->signal_due && plan->signal_at_ms < plan->kill_at_ms ? plan->signal_at_ms
+                                                                         : plan->kill_at_ms;
     case MB_SUP_PLAN_KILLING:
         return plan->kill_at_ms;
     case MB_SUP_PLAN_ENDED:

@@ -26,7 +26,7 @@ enum mb_sup_plan_state {
 
 enum mb_sup_action {
     MB_SUP_ACT_NONE,
-    MB_SUP_ACT_SIGNAL, /* plan->signal to the whole tree, once */
+    MB_SUP_ACT_SIGNAL, /* plan->signal to the whole tree, once; else mb_sup_plan_signal_failed() */
     MB_SUP_ACT_KILL    /* SIGKILL to the whole tree, then ask again at the next deadline */
 };
 
@@ -37,6 +37,8 @@ struct mb_sup_plan {
     const struct mb_sup_spec *spec; /* borrowed */
     int signal;                     /* of STOPPING */
     int signal_due;                 /* STOPPING has not signalled yet */
+    uint64_t signal_at_ms;          /* signal_due: not before */
+    uint64_t asked_ms;              /* when STOPPING began */
     uint64_t kill_at_ms;            /* STOPPING: when to kill; KILLING: when to kill again */
     uint64_t peers_at_ms;           /* when a failed child ends its peers; 0: never */
     char reason[MB_SUP_TEXT_MAX];   /* why the tree is being ended; "" none */
@@ -53,6 +55,11 @@ void mb_sup_plan_kill(struct mb_sup_plan *plan, const char *reason, uint64_t now
 void mb_sup_plan_leftovers(struct mb_sup_plan *plan, uint64_t now_ms);
 /* Every child has exited and nothing is left. */
 void mb_sup_plan_nothing_left(struct mb_sup_plan *plan);
+
+/* The signal of MB_SUP_ACT_SIGNAL went out at now_ms: the grace counts from then on. */
+void mb_sup_plan_signalled(struct mb_sup_plan *plan, uint64_t now_ms);
+/* The signal of MB_SUP_ACT_SIGNAL could not be sent: it is due again. */
+void mb_sup_plan_signal_failed(struct mb_sup_plan *plan, uint64_t now_ms);
 
 /* What is due now. */
 enum mb_sup_action mb_sup_plan_tick(struct mb_sup_plan *plan, uint64_t now_ms);

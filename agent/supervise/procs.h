@@ -14,8 +14,9 @@
  * meanwhile. 0, or -1 with errno: ESRCH when it is gone. */
 int mb_procs_signal(int64_t pid, uint64_t start_ticks, int signal);
 
-/* One signal to every live descendant of this process, each at most once, also to those that were
- * born while the first pass looked. The number signalled, or -1 when /proc or memory fails. */
+/* One signal to every descendant that is there at one moment, for which the tree stands still: what
+ * their handlers start afterwards gets none. What was stopped before goes on as well. The number
+ * signalled; -1 when /proc or memory fails: then nobody got it, ask again. */
 int mb_procs_signal_tree(int signal);
 
 /* SIGKILL to every descendant that is there now, but for the processes in keep and what is below

@@ -32,6 +32,7 @@
 #include <unistd.h>
 #include "agent/supervise/child.h"
 #include "agent/supervise/clients.h"
+#include "agent/supervise/clock.h"
 #include "agent/supervise/plan.h"
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
@@ -58,14 +59,6 @@ struct supervisor {
     uint64_t release_by_ms;              /* once all exited */
     int report_fds[MB_SUP_CHILDREN_MAX]; /* our ends; -1: none */
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-}
 
 static void complain(const struct supervisor *s, const char *text)
 {
@@ -95,7 +88,7 @@ static void child_exited(struct supervisor *s, unsigned index, int code, int sig
     s->state_dirty = 1;
     mb_sup_clients_event(&s->clients, &m);
     if (code != 0 || signal != 0)
-        mb_sup_plan_child_failed(&s->plan, index, now_ms());
+        mb_sup_plan_child_failed(&s->plan, index, mb_sup_now_ms());
 }
 
 static void child_failed(struct supervisor *s, unsigned index, const char *text)
@@ -163,7 +156,7 @@ static void kill_for_memory(struct supervisor *s)
         n /= 1024;
     snprintf(reason, sizeof(reason), "killed: memory limit of %llu %s", (unsigned long long)n,
              units[unit]);
-    mb_sup_plan_kill(&s->plan, reason, now_ms());
+    mb_sup_plan_kill(&s->plan, reason, mb_sup_now_ms());
     s->memory_look_ms = UINT64_MAX;
 }
 
@@ -177,9 +170,9 @@ static void look_at_memory(struct supervisor *s)
             kill_for_memory(s);
         return;
     }
-    if (now_ms() < s->memory_look_ms)
+    if (mb_sup_now_ms() < s->memory_look_ms)
         return;
-    s->memory_look_ms = now_ms() + MEMORY_LOOK_MS;
+    s->memory_look_ms = mb_sup_now_ms() + MEMORY_LOOK_MS;
     if (mb_procs_memory_exceeds(s->spec.memory_limit_bytes) == 1)
         kill_for_memory(s);
 }
@@ -212,7 +205,7 @@ static int reap(struct supervisor *s)
 
 static void stop(struct supervisor *s, const char *reason)
 {
-    mb_sup_plan_stop(&s->plan, reason, 0, s->spec.stop_grace_ms, now_ms());
+    mb_sup_plan_stop(&s->plan, reason, 0, s->spec.stop_grace_ms, mb_sup_now_ms());
 }
 
 static void take_signals(struct supervisor *s)
@@ -224,7 +217,7 @@ static void take_signals(struct supervisor *s)
             continue;
         /* A stop that an agent asked for goes on with its own deadline. */
         if (s->told_to_end)
-            mb_sup_plan_kill(&s->plan, "signalled twice", now_ms());
+            mb_sup_plan_kill(&s->plan, "signalled twice", mb_sup_now_ms());
         else
             stop(s, "supervisor was told to end");
         s->told_to_end = 1;
@@ -237,9 +230,9 @@ static void take_requests(struct supervisor *s)
 
     while (mb_sup_clients_next(&s->clients, &m)) {
         if (m.type == MB_SUP_MSG_STOP)
-            mb_sup_plan_stop(&s->plan, "stop requested", m.signal, m.grace_ms, now_ms());
+            mb_sup_plan_stop(&s->plan, "stop requested", m.signal, m.grace_ms, mb_sup_now_ms());
         else if (m.type == MB_SUP_MSG_KILL)
-            mb_sup_plan_kill(&s->plan, "kill requested", now_ms());
+            mb_sup_plan_kill(&s->plan, "kill requested", mb_sup_now_ms());
     }
 }
 
@@ -247,9 +240,13 @@ static void act(struct supervisor *s)
 {
     int rc = 0;
 
-    switch (mb_sup_plan_tick(&s->plan, now_ms())) {
+    switch (mb_sup_plan_tick(&s->plan, mb_sup_now_ms())) {
     case MB_SUP_ACT_SIGNAL:
         rc = mb_procs_signal_tree(s->plan.signal);
+        if (rc < 0)
+            mb_sup_plan_signal_failed(&s->plan, mb_sup_now_ms());
+        else
+            mb_sup_plan_signalled(&s->plan, mb_sup_now_ms());
         break;
     case MB_SUP_ACT_KILL:
         if (mb_cgroup_kill(&s->state.group) != 0)
@@ -283,7 +280,7 @@ static void all_exited(struct supervisor *s)
     snprintf(s->state.reason, sizeof(s->state.reason), "%s", s->plan.reason);
     snprintf(m.text, sizeof(m.text), "%s", s->plan.reason);
     s->state_dirty = 1;
-    s->release_by_ms = now_ms() + RELEASE_WAIT_MS;
+    s->release_by_ms = mb_sup_now_ms() + RELEASE_WAIT_MS;
     mb_sup_clients_event(&s->clients, &m);
 }
 
@@ -291,21 +288,21 @@ static void save_state(struct supervisor *s)
 {
     char text[MB_SUP_TEXT_MAX];
 
-    if (!s->state_dirty || now_ms() < s->state_retry_ms)
+    if (!s->state_dirty || mb_sup_now_ms() < s->state_retry_ms)
         return;
     if (mb_sup_state_write(&s->state, s->dir_fd, text) == 0) {
         s->state_dirty = 0;
         return;
     }
     complain(s, text);
-    s->state_retry_ms = now_ms() + STATE_RETRY_MS;
+    s->state_retry_ms = mb_sup_now_ms() + STATE_RETRY_MS;
 }
 
 /* ---- the loop ---- */
 
 static int poll_timeout(const struct supervisor *s)
 {
-    uint64_t next = mb_sup_plan_next_ms(&s->plan), now = now_ms();
+    uint64_t next = mb_sup_plan_next_ms(&s->plan), now = mb_sup_now_ms();
 
     if (s->state_dirty && s->state_retry_ms < next)
         next = s->state_retry_ms;
@@ -324,7 +321,7 @@ static int may_end(const struct supervisor *s)
 {
     if (!s->state.all_exited)
         return 0;
-    if (s->life_fd < 0 || s->told_to_end || now_ms() >= s->release_by_ms)
+    if (s->life_fd < 0 || s->told_to_end || mb_sup_now_ms() >= s->release_by_ms)
         return 1;
     return s->clients.released && !s->state_dirty;
 }
@@ -364,7 +361,7 @@ static void run(struct supervisor *s)
             if (n_running(s) == 0 && none_left)
                 all_exited(s);
             else if (n_running(s) == 0)
-                mb_sup_plan_leftovers(&s->plan, now_ms());
+                mb_sup_plan_leftovers(&s->plan, mb_sup_now_ms());
             act(s);
         }
         save_state(s);

@@ -43,25 +43,6 @@ enum { TRACKER_MAX_BYTES = 64 };
 
 /* ---- what is there ---- */
 
-static int64_t iteration_of(const char *name)
-{
-    char same[MB_CHECKPOINT_KEY_MAX];
-    int64_t n;
-
-    if (!mb_starts_with(name, "iter_") ||
-        mb_parse_i64(name + 5, 0, INT64_MAX, "iteration", &n, NULL) != MB_OK ||
-        strcmp(mb_iteration_dir(n, same), name) != 0)
-        return -1;
-    return n;
-}
-
-static int descending(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-
-    return (x < y) - (x > y);
-}
-
 static int64_t named_in(const char *dir)
 {
     char *path = mb_path_join(dir, MB_LATEST_KEY);
@@ -179,41 +160,36 @@ static void remove_left(const char *dir, const char *name)
     mb_free(path);
 }
 
-int mb_evict_list(const char *dir, int64_t newest, struct mb_evict_list *out, struct mb_err *err)
+/* The hidden ones are removed while it is read. */
+static int remove_all_left(const char *dir, struct mb_err *err)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
-    size_t cap = 0;
-    int rc = MB_OK;
 
-    *out = (struct mb_evict_list){.named = -1};
     if (d == NULL)
         return mb_err_sys(err, errno, "%s", dir);
-    while (rc == MB_OK && (e = readdir(d)) != NULL) {
-        int64_t iteration = iteration_of(e->d_name);
-
+    while ((e = readdir(d)) != NULL)
         if (mb_starts_with(e->d_name, HIDDEN))
             remove_left(dir, e->d_name);
-        if (iteration < 0 || iteration > newest)
-            continue;
-        if (out->n == cap) {
-            int64_t *grown = mb_reallocarray(out->iterations, cap = cap * 2 + 16, sizeof(*grown));
-
-            if (grown == NULL) {
-                rc = mb_err_set(err, MB_ENOMEM, "no memory to look into %s", dir);
-                break;
-            }
-            out->iterations = grown;
-        }
-        out->iterations[out->n++] = iteration;
-    }
     closedir(d);
-    if (rc != MB_OK) {
-        mb_evict_list_close(out);
+    return MB_OK;
+}
+
+int mb_evict_list(const char *dir, int64_t newest, struct mb_evict_list *out, struct mb_err *err)
+{
+    int rc = remove_all_left(dir, err);
+
+    *out = (struct mb_evict_list){.named = -1};
+    if (rc == MB_OK)
+        rc = mb_walk_iterations(dir, 0, newest, &out->iterations, &out->n, err);
+    if (rc != MB_OK)
         return rc;
+    for (size_t i = 0; i < out->n / 2; i++) { /* ascending */
+        int64_t x = out->iterations[i];
+
+        out->iterations[i] = out->iterations[out->n - 1 - i];
+        out->iterations[out->n - 1 - i] = x;
     }
-    if (out->n > 0)
-        qsort(out->iterations, out->n, sizeof(*out->iterations), descending);
     out->named = named_in(dir);
     return MB_OK;
 }

@@ -12,6 +12,7 @@
 #include "agent/upload/manifest_cut.h"
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/str.h"
 
 static void free_files(struct mb_manifest *m)
 {
@@ -523,6 +524,18 @@ char *mb_iteration_dir(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX])
 {
     snprintf(out, MB_CHECKPOINT_KEY_MAX, "iter_%07" PRId64, iteration);
     return out;
+}
+
+int64_t mb_iteration_of_dir(const char *name)
+{
+    char same[MB_CHECKPOINT_KEY_MAX];
+    int64_t n;
+
+    if (!mb_starts_with(name, "iter_") ||
+        mb_parse_i64(name + 5, 0, INT64_MAX, "iteration", &n, NULL) != MB_OK ||
+        strcmp(mb_iteration_dir(n, same), name) != 0)
+        return -1;
+    return n;
 }
 
 char *mb_manifest_key(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX])

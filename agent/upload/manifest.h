@@ -96,6 +96,7 @@ int mb_manifest_merge(const struct mb_manifest *parts, size_t n, struct mb_manif
 /* Keys, into out. Returns out. */
 enum { MB_CHECKPOINT_KEY_MAX = 128 };
 char *mb_iteration_dir(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX]); /* iter_0000020 */
+int64_t mb_iteration_of_dir(const char *name); /* the other way; -1: it is none of them */
 char *mb_manifest_key(int64_t iteration, char out[MB_CHECKPOINT_KEY_MAX]);
 char *mb_part_key(int64_t iteration, uint32_t node_rank, uint32_t num_nodes,
                   char out[MB_CHECKPOINT_KEY_MAX]);

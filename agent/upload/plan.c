@@ -20,8 +20,8 @@
 enum { PENDING_MAX = 256, NO = -1 };
 
 /* Files up to this size go first. */
-#define SMALL_BYTES ((uint64_t)1 << 20)
-#define PART_BYTES  ((uint64_t)16 << 20)
+#define SMALL_BYTES  ((uint64_t)1 << 20)
+#define SINGLE_BYTES ((uint64_t)64 << 20)
 
 struct mb_plan {
     uint32_t *ranks;
@@ -174,20 +174,21 @@ int mb_plan_is_busy(const struct mb_plan *p)
 }
 
 /* As the store cuts them: base/s3/s3_upload.c. */
-static void count_parts(const struct mb_plan_file *f, struct mb_upload_status *out)
+static void count_parts(const struct mb_plan_file *f, uint64_t part, struct mb_upload_status *out)
 {
-    uint64_t part = PART_BYTES, n = 1, done;
+    uint64_t n = 1, done;
 
     if (f->size_bytes / 9000 >= part)
         part = f->size_bytes / 9000 + 1;
-    if (f->size_bytes >= 4 * PART_BYTES)
+    if (f->size_bytes >= SINGLE_BYTES)
         n = (f->size_bytes + part - 1) / part;
     done = f->state == MB_PLAN_FILE_DONE ? n : f->sent_bytes / part;
     out->parts_total += n;
     out->parts_done += done < n || f->state == MB_PLAN_FILE_DONE ? done : n - 1;
 }
 
-void mb_plan_status(const struct mb_plan_iteration *it, struct mb_upload_status *out)
+void mb_plan_status(const struct mb_plan_iteration *it, uint64_t part_bytes,
+                    struct mb_upload_status *out)
 {
     *out = (struct mb_upload_status){.iteration = it->iteration,
                                      .shards_durable = it->state == MB_PLAN_PART ||
@@ -198,7 +199,7 @@ void mb_plan_status(const struct mb_plan_iteration *it, struct mb_upload_status 
                                      .error = it->error != NULL ? it->error : ""};
     out->eta_ms = UINT64_MAX;
     for (size_t i = 0; i < it->n_files; i++) {
-        count_parts(&it->files[i], out);
+        count_parts(&it->files[i], part_bytes, out);
         out->total_bytes += it->files[i].size_bytes;
         out->done_bytes += it->files[i].state == MB_PLAN_FILE_DONE ? it->files[i].size_bytes
                                                                    : it->files[i].sent_bytes;

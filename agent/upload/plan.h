@@ -156,7 +156,9 @@ const uint32_t *mb_plan_ranks(const struct mb_plan *p, size_t *n);
 struct mb_plan_iteration *mb_plan_at(struct mb_plan *p, size_t i); /* in order of iteration */
 int mb_plan_is_full(const struct mb_plan *p); /* another iteration would be MB_EFULL */
 int mb_plan_is_busy(const struct mb_plan *p); /* something is neither COMMITTED nor DROPPED */
-void mb_plan_status(const struct mb_plan_iteration *it, struct mb_upload_status *out);
+/* part_bytes: mb_store_part_bytes(). */
+void mb_plan_status(const struct mb_plan_iteration *it, uint64_t part_bytes,
+                    struct mb_upload_status *out);
 const char *mb_plan_state_name(enum mb_plan_state s);
 
 #endif

@@ -59,7 +59,7 @@ static uint64_t left_ms(const struct mb_upload *u)
 static void fill_status(const struct mb_upload *u, const struct mb_plan_iteration *it,
                         struct mb_upload_status *out)
 {
-    mb_plan_status(it, out);
+    mb_plan_status(it, mb_store_part_bytes(u->store), out);
     out->rate_bytes_per_s = u->rate_bytes_per_s;
     out->retries = u->retries;
     if (it->state == MB_PLAN_UPLOADING)
@@ -364,7 +364,7 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
 
 void mb_upload_no_more(struct mb_upload *u)
 {
-    mb_tracker_look(u->tracker);
+    mb_upload_last_look(u);
     mb_tracker_stop(u->tracker); /* what it names from now on is somebody else's */
     u->tracker = NULL;
     u->has_ended = 1;
@@ -505,7 +505,7 @@ int mb_upload_create(uv_loop_t *loop, const struct mb_upload_opts *opts,
         rc = mb_journal_open(path, u->plan, &u->journal, err);
     state = mb_path_join(u->dir, "tracker.known");
     if (rc == MB_OK && opts->watch_tracker && opts->node_rank == 0 && !opts->has_ended)
-        rc = state != NULL ? mb_tracker_start(loop, u->local_dir, state, upload_on_sealed, u,
+        rc = state != NULL ? mb_tracker_start(loop, u->local_dir, state, &upload_tracker_ops, u,
                                               &u->tracker, err)
                            : mb_err_set(err, MB_ENOMEM, "no memory for the uploader");
     if (rc == MB_OK)

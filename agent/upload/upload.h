@@ -88,8 +88,10 @@ int mb_upload_saved(struct mb_upload *u, int64_t iteration, uint32_t rank, const
  * Being told twice is harmless. A failure has given the iteration up, and told so. */
 int mb_upload_seal(struct mb_upload *u, int64_t iteration, const uint64_t *prints, size_t n,
                    struct mb_err *err);
-/* Look at the tracker file now: what it names is sealed before a rank's end is told. */
+/* Look at the tracker file now: what it named is sealed before a rank's end is told. */
 void mb_upload_look(struct mb_upload *u);
+/* The same when none is left that could write on: what it names and is not there is given up. */
+void mb_upload_last_look(struct mb_upload *u);
 /* The processes are gone: the tracker file is looked at for the last time, and iterations that some
  * local rank never reported are given up. */
 void mb_upload_no_more(struct mb_upload *u);

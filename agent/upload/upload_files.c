@@ -236,8 +236,7 @@ static void on_strangers_aborted(void *arg, int code, const char *text)
         upload_look_again(u);
     else if (code != MB_OK && code != MB_EUNSUPPORTED)
         mb_err_set(&err, code, "%s", text);
-    else
-        t->file->may_have_uploads = 0;
+    /* may_have_uploads stays: what a killed process had asked for may be carried out only now. */
     if (t->it->state == MB_PLAN_UPLOADING && code != MB_EEXIST) {
         if (err.code == MB_OK && send_it(t, &err) == MB_OK)
             return;

@@ -143,7 +143,7 @@ int upload_sweep(struct mb_upload *u, const struct mb_plan_iteration *it, const 
 void upload_look_for_lost(struct mb_upload *u);
 
 /* ---- upload_seals.c ---- */
-void upload_on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_walk *w);
+extern const struct mb_tracker_ops upload_tracker_ops; /* their arg is the mb_upload */
 /* For a driver that may not have heard of them, and has to pass them on. */
 void upload_repeat_seals(struct mb_upload *u);
 

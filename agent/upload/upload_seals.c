@@ -2,13 +2,15 @@
  * Iterations of foreign trainers, which report nothing: sealed by the tracker file of the first
  * node, whose files are told by fingerprints, and taken on every node by a walk over the directory.
  */
+#include <stdio.h>
+#include <sys/stat.h>
 #include "agent/upload/upload_internal.h"
 #include "agent/upload/walk.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/log.h"
 
-enum { LOOKS = 3 };
+static const char not_uploaded[] = "it was saved and not uploaded";
 
 /* For a driver that may not have heard of it, and has to pass it on. */
 static void repeat_seal(struct mb_upload *u, const struct mb_plan_iteration *it)
@@ -46,11 +48,49 @@ static int take_walk(struct mb_upload *u, int64_t iteration, const char *dir,
     return rc;
 }
 
-void upload_on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_walk *w)
+/* It was taken before, and its files are others now: the store has the former ones, or a mixture on
+ * its way there. 0: it is as it was, or nobody knows how it was (an agent that was started again).
+ */
+static int is_other(const struct mb_plan_iteration *it, const struct mb_walk *w)
+{
+    return it->dir_state != 0 && it->dir_state != mb_walk_state(w);
+}
+
+/* Durable as it was before: said once, and repeated to a driver that comes back. */
+static void refuse_again(struct mb_upload *u, struct mb_plan_iteration *it)
+{
+    struct mb_upload_status status;
+    char text[200];
+
+    if (it->state == MB_PLAN_DROPPED || it->error != NULL)
+        return;
+    if (it->state < MB_PLAN_COMMITTED) {
+        upload_refuse(u, it->iteration, not_uploaded, "it was saved again before it was durable");
+        return;
+    }
+    snprintf(text, sizeof(text),
+             "iteration %lld is not durable: %s: it was saved again, and the store keeps what it "
+             "had of it",
+             (long long)it->iteration, not_uploaded);
+    mb_error("upload", "job=%s: %s", u->job_id, text);
+    it->error = mb_strdup(text); /* without memory it is said this once */
+    mb_plan_status(it, mb_store_part_bytes(u->store), &status);
+    status.error = text;
+    u->ops->on_status(u->arg, &status);
+}
+
+static void on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_walk *w)
 {
     struct mb_upload *u = arg;
+    struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
     struct mb_err err = {0};
 
+    if (it != NULL && is_other(it, w)) {
+        refuse_again(u, it);
+        return;
+    }
+    if (it != NULL && it->state >= MB_PLAN_COMMITTED) /* nobody has to hear of it once more */
+        return;
     if (take_walk(u, iteration, dir, w, mb_walk_state(w), &err) != MB_OK) /* given up, and told */
         return;
     mb_info("upload", "job=%s: the tracker names iteration=%lld files=%zu", u->job_id,
@@ -59,20 +99,61 @@ void upload_on_sealed(void *arg, int64_t iteration, const char *dir, struct mb_w
     u->ops->on_sealed(u->arg, iteration, w->prints, w->n);
 }
 
+static void on_lost(void *arg, int64_t iteration, const char *why)
+{
+    struct mb_upload *u = arg;
+
+    if (mb_plan_find(u->plan, iteration) == NULL) /* else it was taken before */
+        upload_refuse(u, iteration, not_uploaded, why);
+}
+
+const struct mb_tracker_ops upload_tracker_ops = {on_sealed, on_lost};
+
+/* This node saves, too: something newer was written since the launch. A shared directory's nodes
+ * cannot be told from others here; the first node may have sent all of what is gone. */
+static int has_newer(const struct mb_upload *u, int64_t iteration)
+{
+    int64_t launched_ms = mb_plan_gang(u->plan)->launched_unix_ms, *list;
+    struct mb_err err;
+    int found = 0;
+    size_t n;
+
+    if (mb_walk_iterations(u->local_dir, iteration + 1, INT64_MAX, &list, &n, &err) != MB_OK) {
+        mb_warn("upload", "%s", err.text);
+        return 0;
+    }
+    for (size_t i = 0; i < n && !found; i++) {
+        char name[MB_CHECKPOINT_KEY_MAX];
+        char *dir = mb_path_join(u->local_dir, mb_iteration_dir(list[i], name));
+        struct stat st;
+
+        found = dir != NULL && stat(dir, &st) == 0 &&
+                (int64_t)st.st_ctim.tv_sec * 1000 + st.st_ctim.tv_nsec / 1000000 >= launched_ms;
+        mb_free(dir);
+    }
+    mb_free(list);
+    return found;
+}
+
 int mb_upload_seal(struct mb_upload *u, int64_t iteration, const uint64_t *prints, size_t n,
                    struct mb_err *err)
 {
-    char name[MB_CHECKPOINT_KEY_MAX];
-    char *dir = mb_path_join(u->local_dir, mb_iteration_dir(iteration, name));
+    const struct mb_plan_iteration *it = mb_plan_find(u->plan, iteration);
+    char name[MB_CHECKPOINT_KEY_MAX], *dir;
     struct mb_walk w = {0};
-    int rc = dir != NULL ? MB_ESTATE : MB_ENOMEM;
+    int rc;
 
-    for (int i = 0; i < LOOKS && rc == MB_ESTATE; i++) /* temporary files come and go */
-        rc = mb_walk_dir(dir, &w);
-    if (rc == MB_ENOENT) /* nothing of it is here: an empty part says so */
+    if (it != NULL && it->state != MB_PLAN_COLLECTING) /* taken, or given up, before */
+        return MB_OK;
+    dir = mb_path_join(u->local_dir, mb_iteration_dir(iteration, name));
+    rc = dir != NULL ? mb_walk_dir_again(dir, &w) : MB_ENOMEM;
+    if (rc == MB_ENOENT && !has_newer(u, iteration)) /* nothing is here: an empty part says so */
         rc = MB_OK;
     if (rc != MB_OK) {
-        mb_err_set(err, rc, "%s cannot be read", dir != NULL ? dir : name);
+        mb_err_set(err, rc,
+                   rc == MB_ENOENT ? "%s was removed before this node had taken it"
+                                   : "%s cannot be read",
+                   dir != NULL ? dir : name);
         upload_refuse(u, iteration, "what the tracker file names was not taken", err->text);
     } else {
         uint64_t state = mb_walk_state(&w);
@@ -87,5 +168,10 @@ int mb_upload_seal(struct mb_upload *u, int64_t iteration, const uint64_t *print
 
 void mb_upload_look(struct mb_upload *u)
 {
-    mb_tracker_look(u->tracker);
+    mb_tracker_look(u->tracker, 0);
+}
+
+void mb_upload_last_look(struct mb_upload *u)
+{
+    mb_tracker_look(u->tracker, 1);
 }

@@ -3,16 +3,18 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "agent/upload/manifest.h"
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/fs.h"
 #include "base/str.h"
 
-enum { DEPTH_MAX = 8, FILES_MAX = 1000000 };
+enum { LOOKS = 3, DEPTH_MAX = 8, FILES_MAX = 1000000 };
 
 static uint64_t fingerprint(const char *path, const struct stat *st)
 {
@@ -128,6 +130,15 @@ int mb_walk_dir(const char *dir, struct mb_walk *w)
     return rc;
 }
 
+int mb_walk_dir_again(const char *dir, struct mb_walk *w)
+{
+    int rc = MB_ESTATE;
+
+    for (int i = 0; i < LOOKS && rc == MB_ESTATE; i++)
+        rc = mb_walk_dir(dir, w);
+    return rc;
+}
+
 static int compare(const void *a, const void *b)
 {
     const uint64_t *x = a, *y = b;
@@ -174,4 +185,55 @@ void mb_walk_close(struct mb_walk *w)
     mb_free(w->prints);
     mb_free(w->states);
     *w = (struct mb_walk){0};
+}
+
+/* ---- iterations ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+int mb_walk_iterations(const char *dir, int64_t from, int64_t to, int64_t **out, size_t *n,
+                       struct mb_err *err)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    size_t cap = 0;
+    int rc = MB_OK;
+
+    *out = NULL;
+    *n = 0;
+    if (d == NULL)
+        return errno == ENOENT ? MB_OK : mb_err_sys(err, errno, "%s", dir);
+    while ((errno = 0, e = readdir(d)) != NULL) {
+        int64_t iteration = mb_iteration_of_dir(e->d_name), *grown;
+        struct stat st;
+
+        if (iteration < from || iteration > to || iteration < 0 ||
+            fstatat(dirfd(d), e->d_name, &st, 0) != 0 || !S_ISDIR(st.st_mode))
+            continue;
+        if (*n == cap) {
+            grown = mb_reallocarray(*out, cap = cap * 2 + 16, sizeof(*grown));
+            if (grown == NULL) {
+                rc = mb_err_set(err, MB_ENOMEM, "no memory to look into %s", dir);
+                break;
+            }
+            *out = grown;
+        }
+        (*out)[(*n)++] = iteration;
+    }
+    if (rc == MB_OK && errno != 0)
+        rc = mb_err_sys(err, errno, "%s", dir);
+    closedir(d);
+    if (rc != MB_OK) {
+        mb_free(*out);
+        *out = NULL;
+        *n = 0;
+    } else if (*n > 0) {
+        qsort(*out, *n, sizeof(**out), ascending);
+    }
+    return rc;
 }

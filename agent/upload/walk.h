@@ -27,6 +27,8 @@ struct mb_walk {
  * such directory. MB_ESTATE: something in it vanished while it was looked at, or is a link to
  * nothing. MB_EIO: it cannot be read whole. On failure *w is empty. */
 int mb_walk_dir(const char *dir, struct mb_walk *w);
+/* The same, a few times while it is MB_ESTATE: temporary files come and go. */
+int mb_walk_dir_again(const char *dir, struct mb_walk *w);
 /* Forget the files whose fingerprint is among known[0..n), ascending. */
 void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n);
 /* The fingerprints ascending; the order of the files is left alone, so this ends their pairing. */
@@ -34,5 +36,10 @@ void mb_walk_sort_prints(struct mb_walk *w);
 /* One number of all states, in any order: another one, and something was written, came or went. */
 uint64_t mb_walk_state(const struct mb_walk *w);
 void mb_walk_close(struct mb_walk *w);
+
+/* The iterations from..to that have a directory in dir, ascending, mb_free() by the caller. No such
+ * dir: none. */
+int mb_walk_iterations(const char *dir, int64_t from, int64_t to, int64_t **out, size_t *n,
+                       struct mb_err *err);
 
 #endif

@@ -44,28 +44,22 @@ struct mb_grpc_call {
 
 /* ---- channels ---- */
 
-grpc_arg mb_grpc_int_arg(const char *key, int value)
-{
-    /* The library's struct has a non-const key and does not write through it. */
-    union {
-        const char *in;
-        char *out;
-    } cast = {.in = key};
-
-    return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = cast.out, .value.integer = value};
-}
-
 static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
                                   size_t max_message_bytes, int unacknowledged_ms)
 {
-    int timeout_ms = unacknowledged_ms > 0 ? unacknowledged_ms : KEEPALIVE_TIMEOUT_MS;
-    int max = max_message_bytes > INT32_MAX ? INT32_MAX : (int)max_message_bytes;
+    const int timeout_ms = unacknowledged_ms > 0 ? unacknowledged_ms : KEEPALIVE_TIMEOUT_MS;
+    struct mb_grpc_bound bound;
+
+    mb_grpc_bound_open(&bound, max_message_bytes, 1);
     grpc_arg list[] = {
         mb_grpc_int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         mb_grpc_int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         mb_grpc_int_arg(GRPC_ARG_ENABLE_RETRIES, 0),
-        mb_grpc_int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max),
-        mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, max),
+        bound.args[0],
+        bound.args[1],
+        bound.args[2],
+        bound.args[3],
+        mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MB_GRPC_MESSAGE_MAX),
         mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
         mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms), /* and of the socket */
         mb_grpc_int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_INITIAL_MS),
@@ -77,6 +71,7 @@ static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
     grpc_channel *core = grpc_channel_create(target, creds, &args);
 
     grpc_channel_credentials_release(creds);
+    mb_grpc_bound_close(&bound);
     return core;
 }
 

@@ -4,8 +4,8 @@
  *  1. A call is UNAVAILABLE: the pool looks (tls_probe.c), at one peer at a time, since a look at a
  *     machine that is away takes seconds, and every 10 s at most for a channel. The runtime does
  *     not stop before it is back.
- *  2. It is TLS: the text is kept and, if it is another than before, logged. Otherwise nothing is
- *     said: a peer that is away is its callers' matter.
+ *  2. It is TLS, or no gRPC at all: the text is kept and, if it is another than before, logged.
+ * Otherwise nothing is said: a peer that is away is its callers' matter.
  *  3. A call that is answered ends the fault.
  *  4. The channel ends first: the look is called off.
  */
@@ -35,13 +35,15 @@ static void run_probe(uv_work_t *work)
                       &p->cancelled, &p->found);
 }
 
-static void keep_fault(struct mb_grpc_channel *ch, const char *text)
+static void keep_fault(struct mb_grpc_channel *ch, const struct mb_err *found)
 {
-    if (ch->fault != NULL && strcmp(ch->fault, text) == 0)
+    ch->fault_code = found->code;
+    if (ch->fault != NULL && strcmp(ch->fault, found->text) == 0)
         return;
-    mb_warn("grpc", "%s", text);
+    if (!ch->g->quiet_faults)
+        mb_warn("grpc", "%s", found->text);
     mb_free(ch->fault);
-    ch->fault = mb_strdup(text);
+    ch->fault = mb_strdup(found->text);
 }
 
 static void on_probed(struct mb_grpc_tag *tag, int ok)
@@ -54,7 +56,7 @@ static void on_probed(struct mb_grpc_tag *tag, int ok)
         p->ch->probe = NULL;
         p->ch->probe_after_ms = uv_now(p->g->loop) + PROBE_PAUSE_MS;
         if (p->found.code != MB_OK && !p->g->stopping)
-            keep_fault(p->ch, p->found.text);
+            keep_fault(p->ch, &p->found);
     }
     mb_free(p->target);
     mb_free(p);
@@ -114,4 +116,9 @@ void mb_grpc_fault_close(struct mb_grpc_channel *ch)
 const char *mb_grpc_channel_fault(const struct mb_grpc_channel *ch)
 {
     return ch->fault;
+}
+
+int mb_grpc_channel_fault_code(const struct mb_grpc_channel *ch)
+{
+    return ch->fault_code;
 }

@@ -28,6 +28,7 @@
  * 100) never ends: its status does not come back. Retries are off; who wants them decides above.
  *  - A read without a message means half-close or cancellation; only
  *    grpc_call_failed_before_recv_message() tells them apart.
+ *  - A message is looked at when all of it is here, and unpacked without a limit (bound.c).
  *  - The library aborts when malloc() fails; only our own allocations fail softly.
  */
 #include <dlfcn.h>
@@ -72,10 +73,12 @@ static void stop_deadlock_detection(void)
         symbol.set_mode(0 /* OnDeadlockCycle::kIgnore */);
 }
 
-/* Library messages are hints for debugging: what matters comes back as a status. */
+/* Library messages are hints for debugging: what matters comes back as a status, but for callers
+ * that got no further than TLS. */
 static void on_library_log(gpr_log_func_args *args)
 {
     mb_debug("grpc", "%s", args->message);
+    mb_grpc_refused_handshake(args->file, args->message);
 }
 
 /* ---- tags ---- */
@@ -374,6 +377,12 @@ void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls)
 {
     mb_grpc_tls_free(g->tls);
     g->tls = tls;
+    gpr_set_log_verbosity(GPR_LOG_SEVERITY_DEBUG); /* see refused.c */
+}
+
+void mb_grpc_quiet_faults(struct mb_grpc *g)
+{
+    g->quiet_faults = 1;
 }
 
 const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g)

@@ -56,6 +56,9 @@ struct mb_grpc_req; /* one unary request being served; must be answered exactly 
 int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err);
 /* Mutual TLS for every channel and server; before the first of them. tls is taken. */
 void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls);
+/* Why a channel cannot connect (mb_grpc_channel_fault()) is no line of the log: the caller says it.
+ */
+void mb_grpc_quiet_faults(struct mb_grpc *g);
 const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g); /* NULL: plain */
 /* Stops servers, cancels every call and stream (their callbacks run with CANCELLED), drains, then
  * calls stopped_cb on the loop. After that only mb_grpc_destroy() is legal. What is still open is
@@ -66,7 +69,8 @@ void mb_grpc_destroy(struct mb_grpc *g); /* after the stopped callback; NULL is 
 
 /* ---- client ---- */
 struct mb_grpc_channel_opts {
-    size_t max_message_bytes; /* 0: 512 MiB, what Ray uses */
+    size_t max_message_bytes; /* that comes; 0: 512 MiB, what Ray uses. 32 MiB more may wait to be
+                                 read; unpacked it takes 128 MiB more at most. */
     const char *token; /* "authorization: Bearer <token>" on every call; NULL: none; copied */
     /* A connection on which nothing sent has arrived for so long is given up and made anew; 0: 2
      * min, as Ray. After a cut network the kernel tries an old one again only after as long as the
@@ -79,9 +83,11 @@ int mb_grpc_channel_create(struct mb_grpc *g, const char *target,
                            struct mb_err *err);
 /* Metadata sent with every later unary call (not with streams); value NULL removes the key. */
 int mb_grpc_channel_metadata(struct mb_grpc_channel *ch, const char *key, const char *value);
-/* Why the channel cannot connect, if that is TLS (mb_grpc_tls_probe()), else NULL. Known some time
- * after a first call failed with UNAVAILABLE, and logged once; forgotten when a call succeeds. */
+/* Why the channel cannot connect, if that is TLS or the peer no server of gRPC's
+ * (mb_grpc_tls_probe()), else NULL. Known some time after a first call failed with UNAVAILABLE, and
+ * logged once; forgotten when a call succeeds. */
 const char *mb_grpc_channel_fault(const struct mb_grpc_channel *ch);
+int mb_grpc_channel_fault_code(const struct mb_grpc_channel *ch); /* of that, while there is one */
 /* Calls in flight end with CANCELLED; NULL is legal. */
 void mb_grpc_channel_destroy(struct mb_grpc_channel *ch);
 
@@ -151,7 +157,7 @@ struct mb_grpc_method {
 struct mb_grpc_server_opts {
     const char *token;          /* required as "authorization: Bearer"; NULL: open. Copied;
                                    compared in constant time */
-    size_t max_message_bytes;   /* 0: 512 MiB */
+    size_t max_message_bytes;   /* as of a channel; with 512 MiB, what waits has no bound */
     uint64_t unary_deadline_ms; /* own bound on a handler that forgets to answer; 0: 60 s */
 };
 int mb_grpc_server_create(struct mb_grpc *g, const struct mb_grpc_server_opts *opts,

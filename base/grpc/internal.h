@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/grpc/grpc.h"
+#include "base/refusals.h"
 
 enum {
     MB_GRPC_DETAIL_MAX = 1024,            /* longest status text kept, NUL included */
@@ -95,6 +96,7 @@ struct mb_grpc {
     struct mb_grpc_link servers;
     struct mb_grpc_tls *tls; /* NULL: plain */
     int is_probing;
+    int quiet_faults;
     uint64_t probe_patience_ms; /* 0: as fault.c has it; tests have more */
     int stopping;
     int draining; /* the completion queue is shut down */
@@ -110,6 +112,7 @@ struct mb_grpc_channel {
     struct mb_grpc_probe *probe; /* under way, or NULL */
     uint64_t probe_after_ms;     /* on the loop's clock */
     char *fault;
+    int fault_code;              /* while there is one */
     char peer[MB_GRPC_PEER_MAX]; /* "": not known yet */
     char *authorization;         /* "Bearer <token>", or NULL */
     struct mb_grpc_pair *pairs;  /* metadata of unary calls */
@@ -135,6 +138,7 @@ struct mb_grpc_server {
     struct mb_grpc_link abandoned; /* nobody waits for them, their handlers have not answered */
     struct mb_grpc_slot *slots;
     struct mb_grpc_tag shutdown_tag;
+    struct mb_refusals refusals;
 };
 
 struct mb_grpc_server_method {
@@ -190,9 +194,30 @@ const char *mb_grpc_pairs_find(const struct mb_grpc_pair *pairs, size_t n, const
 /* 0, or MB_EINVAL for what HTTP/2 does not allow. */
 int mb_grpc_metadata_check(const char *key, const char *value);
 
-/* ---- client.c ---- */
+/* ---- bound.c ---- */
 
 grpc_arg mb_grpc_int_arg(const char *key, int value);
+
+enum { MB_GRPC_BOUND_ARGS = 4 };
+
+struct mb_grpc_bound {
+    grpc_resource_quota *quota;
+    grpc_arg args[MB_GRPC_BOUND_ARGS]; /* of a channel or server; until close */
+};
+
+/* max: of a message in bytes. */
+void mb_grpc_bound_open(struct mb_grpc_bound *b, size_t max, int has_quota);
+void mb_grpc_bound_close(struct mb_grpc_bound *b);
+
+/* ---- refused.c; any thread ---- */
+
+enum { MB_GRPC_WHY_MAX = 128 };
+
+/* A line that the library logged in file: 1 if it says why a caller's handshake failed. */
+int mb_grpc_refused_why(const char *file, const char *message, char out[MB_GRPC_WHY_MAX]);
+void mb_grpc_refused_handshake(const char *file, const char *message);
+
+/* ---- client.c ---- */
 
 /* From now; 0 means never. */
 gpr_timespec mb_grpc_deadline(uint64_t timeout_ms);

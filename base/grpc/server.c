@@ -247,8 +247,9 @@ static void on_req_received(struct mb_grpc_tag *tag, int ok)
         answer(req, MB_GRPC_CANCELLED, "", NULL);
     else if (msg == NULL)
         answer(req, status,
-               status == MB_GRPC_RESOURCE_EXHAUSTED ? "out of memory for the request"
-                                                    : "the request does not decode",
+               status == MB_GRPC_RESOURCE_EXHAUSTED
+                   ? "no memory for the request, or it takes too much"
+                   : "the request does not decode",
                NULL);
     else
         req->method->m.unary(req->method->arg, req, msg);
@@ -295,6 +296,18 @@ static int authorized(const struct mb_grpc_server *srv, const struct mb_grpc_pai
         return 0;
     len = strlen(srv->authorization);
     return strlen(got) == len && CRYPTO_memcmp(got, srv->authorization, len) == 0;
+}
+
+static void say_refused(struct mb_grpc_req *req)
+{
+    int has_token = mb_grpc_pairs_find(req->pairs, req->n_pairs, "authorization") != NULL;
+    const char *port = req->peer != NULL ? strrchr(req->peer, ':') : NULL;
+    char who[MB_GRPC_PEER_MAX] = "";
+
+    if (port != NULL)
+        snprintf(who, sizeof(who), "%.*s", (int)(port - req->peer), req->peer);
+    mb_refusals_say(&req->srv->refusals, "grpc", who,
+                    has_token ? "it gives a wrong token" : "it gives no token");
 }
 
 static const struct mb_grpc_server_method *find_method(const struct mb_grpc_server *srv,
@@ -347,12 +360,14 @@ static void dispatch(struct mb_grpc_server *srv, const struct mb_grpc_server_met
         req_free(req);
         return;
     }
-    if (!may)
+    if (!may) {
+        say_refused(req);
         refuse(req, MB_GRPC_UNAUTHENTICATED, "the authentication token is missing or incorrect");
-    else if (method == NULL)
+    } else if (method == NULL) {
         refuse(req, MB_GRPC_UNIMPLEMENTED, "no such method");
-    else
+    } else {
         start_receive(req);
+    }
     mb_grpc_arm_timer(srv->g);
 }
 
@@ -525,11 +540,17 @@ static int explain_listen(const char *addr, struct mb_err *err)
 
 static grpc_server *core_new(const struct mb_grpc_server *srv)
 {
-    int max = srv->max_message_bytes > INT32_MAX ? INT32_MAX : (int)srv->max_message_bytes;
+    struct mb_grpc_bound bound;
+
+    mb_grpc_bound_open(&bound, srv->max_message_bytes,
+                       srv->max_message_bytes < MB_GRPC_MESSAGE_MAX);
     grpc_arg list[] = {
+        bound.args[0],
+        bound.args[1],
+        bound.args[2],
+        bound.args[3],
         mb_grpc_int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
-        mb_grpc_int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max),
-        mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, max),
+        mb_grpc_int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MB_GRPC_MESSAGE_MAX),
         mb_grpc_int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MB_GRPC_SERVER_CONCURRENT_MAX),
         mb_grpc_int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                         MIN_PING_INTERVAL_MS),
@@ -538,6 +559,7 @@ static grpc_server *core_new(const struct mb_grpc_server *srv)
     grpc_channel_args args = {sizeof(list) / sizeof(list[0]), list};
     grpc_server *core = grpc_server_create(&args, NULL);
 
+    mb_grpc_bound_close(&bound);
     grpc_server_register_completion_queue(core, srv->g->cq, NULL);
     return core;
 }

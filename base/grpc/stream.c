@@ -150,8 +150,9 @@ static void deliver(struct mb_grpc_stream *s)
         status = MB_GRPC_INTERNAL;
     s->cancelled = 1;
     set_status(s, status,
-               status == MB_GRPC_RESOURCE_EXHAUSTED ? "out of memory for a message"
-                                                    : "a message of the stream does not decode");
+               status == MB_GRPC_RESOURCE_EXHAUSTED
+                   ? "no memory for a message, or it takes too much"
+                   : "a message of the stream does not decode");
     grpc_call_cancel_with_status(s->core, (grpc_status_code)status, s->detail, NULL);
 }
 

@@ -30,10 +30,12 @@ int mb_grpc_tls_names(const struct mb_grpc_tls *t, const char *host, struct mb_e
 /*
  * Why nobody can talk to "host:port": one handshake beside the channel's own. t NULL: this side is
  * plain. MB_EDENIED: it is the certificates, or only one side has TLS; the text says what to do.
+ * MB_EUNSUPPORTED: neither side has TLS, and the peer speaks HTTP/1.
  * MB_OK: TLS is not the reason, as far as can be seen (nobody listens; all is well). Takes at most
- * patience_ms, and as long again if the peer hangs up; *cancelled (read atomically), set by another
- * thread, ends it within 100 ms. Neither bounds the look-up of a host's name, which is the
- * resolver's: 5 s a try and twice for each server, unless resolv.conf says otherwise.
+ * patience_ms, as long again if the peer hangs up, and once more for a plain side that asks whether
+ * it is HTTP/1; *cancelled (read atomically), set by another thread, ends it within 100 ms. Neither
+ * bounds the look-up of a host's name, which is the resolver's: 5 s a try and twice for each
+ * server, unless resolv.conf says otherwise.
  */
 int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t patience_ms,
                       const int *cancelled, struct mb_err *err);

@@ -7,7 +7,9 @@
  *  3. A side with TLS does the whole handshake, as the library would. What it says about the peer's
  *     certificate is our verdict; an alert that comes then (TLS 1.3: after our end is done) is the
  *     peer's about ours; bytes that are no TLS at all mean a plain peer.
- *  4. gRPC's own server says nothing about a certificate that it refuses, it hangs up. So may one
+ *  4. A plain side whose peer has no TLS: it may be a server of HTTP/1, which says so when it hears
+ *     the first words of HTTP/2.
+ *  5. gRPC's own server says nothing about a certificate that it refuses, it hangs up. So may one
  *     that ends just then: only the second time it is a verdict.
  */
 #include <arpa/inet.h>
@@ -29,7 +31,7 @@
 #include "base/grpc/tls_internal.h"
 #include "base/str.h"
 
-enum { SLICE_MS = 100, QUIET_MS = 500 };
+enum { SLICE_MS = 100, QUIET_MS = 500, HELLO_MS = 3000 };
 
 struct probe {
     const struct mb_grpc_tls *tls;
@@ -279,6 +281,32 @@ static int look(struct probe *p, SSL *ssl, struct mb_err *err)
     return rc == 0 ? about_us(p, is_done, err) : MB_OK;
 }
 
+/* MB_OK unless it is certain. */
+static int say_hello_in_http2(struct probe *p, struct mb_err *err)
+{
+    static const char hello[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", says[] = "HTTP/1.";
+    char answer[sizeof(says) - 1];
+    uint64_t end_ms;
+    ssize_t got = 1;
+    size_t n = 0;
+
+    if (!reach(p))
+        return MB_OK;
+    end_ms = mb_mono_ms() + HELLO_MS < p->end_ms ? mb_mono_ms() + HELLO_MS : p->end_ms;
+    if (send(p->fd, hello, sizeof(hello) - 1, MSG_NOSIGNAL) == (ssize_t)sizeof(hello) - 1)
+        while (n < sizeof(answer) && got > 0 && wait_fd(p, POLLIN, end_ms)) {
+            got = recv(p->fd, answer + n, sizeof(answer) - n, 0);
+            n += got > 0 ? (size_t)got : 0;
+        }
+    close(p->fd);
+    if (n < sizeof(answer) || memcmp(answer, says, sizeof(answer)) != 0)
+        return MB_OK;
+    return mb_err_set(err, MB_EUNSUPPORTED,
+                      "%s answers in HTTP/1, not in gRPC: that is the port of a dashboard, or of "
+                      "another program; the head's GCS port is wanted (6379 unless it was given)",
+                      p->target);
+}
+
 static int handshake(struct probe *p, struct mb_err *err)
 {
     SSL_CTX *ctx;
@@ -348,6 +376,10 @@ int mb_grpc_tls_probe(const struct mb_grpc_tls *t, const char *target, uint64_t 
     if (p.hung_up && rc == MB_OK) {
         p.end_ms = mb_mono_ms() + patience_ms;
         rc = handshake(&p, err);
+    }
+    if (t == NULL && rc == MB_OK) {
+        p.end_ms = mb_mono_ms() + patience_ms; /* a peer may have waited for more of TLS's hello */
+        rc = say_hello_in_http2(&p, err);
     }
     release_sigpipe(&before, was_pending);
     mb_grpc_tls_free(now);

@@ -76,12 +76,23 @@ static int on_seek(void *arg, curl_off_t offset, int origin)
     return CURL_SEEKFUNC_OK;
 }
 
-/* As libcurl would, but not for the programs that this one starts. */
+/* As libcurl would, but not for the programs that this one starts. A size of the receive buffer
+ * that the kernel cuts would be worse than none: it ends the kernel's own growing, which may go
+ * further. So a socket whose size was cut gives way to another. */
 static curl_socket_t on_open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *a)
 {
-    (void)arg;
+    const struct mb_http_client *c = arg;
+    int type = a->socktype | SOCK_CLOEXEC;
+    int fd = socket(a->family, type, a->protocol), got = 0;
+    socklen_t len = sizeof got;
     (void)purpose;
-    return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
+    if (fd < 0 || c->receive_bytes == 0)
+        return fd;
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &c->receive_bytes, sizeof c->receive_bytes) == 0 &&
+        getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &got, &len) == 0 && got / 2 >= c->receive_bytes)
+        return fd; /* the kernel doubles it, for what it needs itself */
+    close(fd);
+    return socket(a->family, type, a->protocol);
 }
 
 static size_t on_header(char *line, size_t size, size_t n, void *arg)
@@ -461,6 +472,11 @@ void mb_client_fail(struct mb_http_fetch *f, int code)
     uv_timer_start(&f->client->cancel_timer, on_cancel, 0, 0);
 }
 
+void mb_http_client_receive_ahead(struct mb_http_client *c, int bytes)
+{
+    c->receive_bytes = bytes;
+}
+
 void mb_http_client_stop(struct mb_http_client *c, void (*cb)(void *arg), void *arg)
 {
     if (c->stopping)
@@ -553,6 +569,7 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
     rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_open_socket);
+    rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, f->client);
     rc |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)timeout_ms);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)connect_ms);
     rc |= curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, on_sending);

@@ -18,6 +18,10 @@ struct mb_http_fetch;
 
 int mb_http_client_create(uv_loop_t *loop, unsigned max_connections, struct mb_http_client **out,
                           struct mb_err *err);
+/* For bulk: the kernel may keep this many bytes of each connection that is opened from now on ahead
+ * of its reader, twice that with its own bookkeeping. Where it allows less (net.core.rmem_max), the
+ * size stays its own affair. */
+void mb_http_client_receive_ahead(struct mb_http_client *c, int bytes);
 /* Cancels what is in flight (callbacks run with MB_ECANCELED), then cb. */
 void mb_http_client_stop(struct mb_http_client *c, void (*cb)(void *arg), void *arg);
 void mb_http_client_destroy(struct mb_http_client *c);

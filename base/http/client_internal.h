@@ -33,6 +33,7 @@ struct mb_http_client {
     struct watch *watches;
     struct mb_http_fetch *fetches;
     const char *ca_file; /* borrowed from the environment */
+    int receive_bytes;   /* of a connection's receive buffer; 0: the kernel's own */
     int stopping;
     void (*stop_cb)(void *arg);
     void *stop_arg;

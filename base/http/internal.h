@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/http/route.h"
 #include "base/http/server.h"
+#include "base/refusals.h"
 
 struct mb_http_server_route {
     struct mb_http_route route; /* strings owned by the server */
@@ -24,6 +25,10 @@ struct mb_http_server {
     int stopping;
     int stopped;
     char *bind_addr;
+    int is_local_too;
+    int local_fd;         /* -1: there is no second listener */
+    int is_local_polled;  /* local_poll is one of n_handles */
+    uv_poll_t local_poll; /* on local_fd, while there is room for connections */
     char *token;
     int port;
     size_t max_body_bytes;
@@ -32,13 +37,17 @@ struct mb_http_server {
     int browser_guard_status;
     const char *(*closed)(void *arg);
     void *closed_arg;
+    struct mb_refusals refusals; /* for want of the token */
     struct mb_http_server_route *routes;
     size_t n_routes;
     struct mb_http_req *reqs;   /* every request whose connection lives */
     struct mb_http_conn *conns; /* every connection, the newest first; see watch.c */
     struct mb_http_conn *last_conn;
     unsigned n_conns;
-    unsigned n_ws; /* WebSockets whose on_close is still to come */
+    unsigned n_ws;          /* WebSockets whose on_close is still to come */
+    unsigned n_ws_ended;    /* since memory was given back */
+    size_t ws_queued_bytes; /* what waits for their readers */
+    int ws_full_said;
     void (*stop_cb)(void *arg);
     void *stop_arg;
 };
@@ -66,6 +75,7 @@ struct mb_http_req {
     int client_gone; /* resumed only to end */
     int pinned;      /* being detached: not freed yet */
     int discard;     /* the rest of the body is read and dropped */
+    int at_once;     /* too much body is announced: an answer given now goes out before it */
     int body_ended;
     int body_paused; /* its handler takes nothing now */
     mb_http_body_cb body_cb;
@@ -98,11 +108,29 @@ void mb_http_req_free_if_done(struct mb_http_req *req);
 
 /* reply.c: hands a finished response (or NULL: out of memory) to the connection or drops it. */
 void mb_http_req_answer(struct mb_http_req *req, int status, struct MHD_Response *response);
+/* Writes an answer past libmicrohttpd, which has to have none on its way, and ends this direction
+ * of the connection. The other one is read on. */
+void mb_http_reply_past(const struct mb_http_req *req, int status, const char *content_type,
+                        const void *body, size_t n);
+
+/* listen.c. open: the socket for the daemon, and srv->local_fd where there is to be one; drop:
+ * closes that one, after its handle if it has one. */
+int mb_http_listen_open(struct mb_http_server *srv, int *out_fd, int *out_port, struct mb_err *err);
+void mb_http_listen_local(struct mb_http_server *srv); /* once the daemon runs */
+void mb_http_listen_again(struct mb_http_server *srv); /* perhaps there is room again */
+void mb_http_listen_drop(struct mb_http_server *srv);
 
 /* server.c */
 void mb_http_req_resume_connection(struct mb_http_req *req);
 void mb_http_server_wake(struct mb_http_server *srv);     /* run the daemon in the next turn */
 void mb_http_server_ws_ended(struct mb_http_server *srv); /* after on_close of one of n_ws */
+
+/* framing.c: why a request whose head has come is refused and its connection closed: 400 or 431
+ * with *text, or 0. method, version: libmicrohttpd's own, as the client wrote them. */
+int mb_http_framing_check(const struct mb_http_req *req, const char *method, const char *version,
+                          const char **text);
+/* libmicrohttpd says that it refuses a Content-Length: the answer is ours. */
+void mb_http_framing_refused(struct mb_http_server *srv);
 
 /* watch.c: libmicrohttpd's MHD_OPTION_NOTIFY_CONNECTION. */
 void mb_http_watch_connection(void *arg, struct MHD_Connection *conn, void **context,

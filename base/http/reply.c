@@ -4,7 +4,10 @@
  * 1. A reply function makes a libmicrohttpd response and gives it to mb_http_req_answer().
  * 2. If the connection waits for it (suspended), it is resumed and the server queues the response;
  *    if the handler answered inside its own call, the server queues it on return.
- * 3. A streaming answer is pulled by libmicrohttpd; "not now" suspends the connection until
+ * 3. To a request that announces too much body an answer is written while its head is looked at.
+ *    libmicrohttpd has none on its way then: a request is looked at after the one before it was
+ *    answered. It reads and drops what comes, and hangs up: it has no answer of its own.
+ * 4. A streaming answer is pulled by libmicrohttpd; "not now" suspends the connection until
  *    mb_http_resume().
  * Failures: the client is gone: the answer is dropped and the request freed. Memory is out: the
  * connection is closed without an answer, which the client sees as a broken connection.
@@ -13,6 +16,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <jansson.h>
 #include "base/alloc.h"
 #include "base/http/internal.h"
@@ -45,9 +49,38 @@ static void set_content_type(struct MHD_Response *response, const char *content_
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
 }
 
+void mb_http_reply_past(const struct mb_http_req *req, int status, const char *content_type,
+                        const void *body, size_t n)
+{
+    int fd = MHD_get_connection_info(req->conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    int is_head = req->method && strcmp(req->method, "HEAD") == 0;
+    struct mb_buf out = {0};
+    int rc = mb_buf_printf(&out, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %zu\r\n",
+                           status, MHD_get_reason_phrase_for((unsigned)status), n);
+    if (rc == 0 && content_type)
+        rc = mb_buf_printf(&out, "Content-Type: %s\r\n", content_type);
+    for (size_t i = 0; rc == 0 && i < req->n_reply_headers; i++)
+        rc = mb_buf_printf(&out, "%s: %s\r\n", req->reply_headers[i].name,
+                           req->reply_headers[i].value);
+    if (rc == 0)
+        rc = mb_buf_puts(&out, "\r\n");
+    if (rc == 0 && !is_head)
+        rc = mb_buf_add(&out, body, n);
+    if (rc != 0 || send(fd, out.data, out.len, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)out.len)
+        mb_debug("http", "a refusal could not be sent");
+    shutdown(fd, SHUT_WR);
+    mb_buf_close(&out);
+}
+
 void mb_http_reply(struct mb_http_req *req, int status, const char *content_type, const void *body,
                    size_t n)
 {
+    if (req->at_once) {
+        mb_http_reply_past(req, status, content_type, body, n);
+        req->discard = 1;
+        mb_http_req_answer(req, status, NULL);
+        return;
+    }
     /* The cast only drops const: MUST_COPY makes the library read, never write. */
     struct MHD_Response *response =
         MHD_create_response_from_buffer(n, n ? (void *)body : (void *)"", MHD_RESPMEM_MUST_COPY);

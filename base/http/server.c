@@ -3,9 +3,11 @@
  *
  * 1. listen: our own socket (so that a port in use is a clear error), a daemon without threads
  * whose epoll descriptor a uv_poll watches and whose next deadline a uv_timer keeps.
- * 2. A request line arrives (on_uri), then the header block (first call): token, browser guard,
- *    route. A refusal is decided here; its body is read and dropped first, so that the client gets
- * to read the answer, unless the client waits for "100 Continue".
+ * 2. A request line arrives (on_uri), then the header block (first call): framing.c, whose
+ *    refusals end the connection at once; token, browser guard, route. A refusal of theirs is
+ *    decided here; its body is read and dropped first, so that the client gets to read the answer,
+ *    unless the client waits for "100 Continue". One that announces more than the limit is answered
+ *    first, and never served again: its body is dropped as long as the client sends it.
  * 3. The body comes in pieces: kept up to the limit (413 beyond), or handed on.
  * 4. At its end the handler runs (streaming handlers ran in step 2). An answer given at once is
  *    queued at once; else the connection is suspended until the answer resumes it. It is suspended
@@ -18,8 +20,8 @@
  */
 #include "base/http/internal.h"
 
-#include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +32,6 @@
 #include "base/alloc.h"
 #include "base/http/guard.h"
 #include "base/log.h"
-#include "base/ports.h"
 
 enum {
     /* libmicrohttpd gives half of it to the header block. */
@@ -38,6 +39,9 @@ enum {
     DEFAULT_MAX_BODY_BYTES = 1024 * 1024,
     DEFAULT_MAX_CONNECTIONS = 11000, /* 10,000 idle ones, and room */
     DEFAULT_IDLE_TIMEOUT_MS = 60000,
+    /* WebSockets that ended, when memory is given back: after the last one, and amid others. */
+    FEW_WS = 16,
+    MANY_WS = 512,
     /* How much of a refused body is read so that the client sees the answer. */
     MAX_DRAIN_BYTES = 256 * 1024 * 1024
 };
@@ -74,6 +78,8 @@ int mb_http_server_create(uv_loop_t *loop, const struct mb_http_server_opts *opt
     if (!srv->bind_addr || (opts->token && !srv->token))
         goto nomem;
     srv->port = opts->port;
+    srv->is_local_too = opts->is_local_too;
+    srv->local_fd = -1;
     srv->max_body_bytes = opts->max_body_bytes ? opts->max_body_bytes : DEFAULT_MAX_BODY_BYTES;
     srv->max_connections = opts->max_connections ? opts->max_connections : default_connections();
     srv->idle_timeout_ms = opts->idle_timeout_ms ? opts->idle_timeout_ms : DEFAULT_IDLE_TIMEOUT_MS;
@@ -158,6 +164,20 @@ static void refuse_text(struct mb_http_req *req, int status, const char *text)
     mb_http_reply_text(req, status, "%s", text);
 }
 
+static void say_refused(struct mb_http_req *req, const char *why)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(req->conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char peer[64] = "";
+
+    if (info != NULL)
+        getnameinfo(info->client_addr,
+                    info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                             : sizeof(struct sockaddr_in),
+                    peer, sizeof peer, NULL, 0, NI_NUMERICHOST);
+    mb_refusals_say(&req->srv->refusals, "http", peer, why);
+}
+
 /* Everything that can refuse a request before its body. */
 static void check_head(struct mb_http_req *req)
 {
@@ -178,6 +198,8 @@ static void check_head(struct mb_http_req *req)
     }
     if (!(flags & MB_HTTP_PUBLIC))
         mb_http_guard_token(srv->token, mb_http_req_header_fn, req, &verdict);
+    if (verdict.status != 0)
+        say_refused(req, verdict.status == 401 ? "it gives no token" : "it gives a wrong token");
     if (verdict.status == 0 && !((flags & MB_HTTP_BROWSER) && srv->browser_guard_status == 405))
         mb_http_guard_browser(srv->browser_guard_status, req->method, mb_http_req_header_fn, req,
                               &verdict);
@@ -217,25 +239,36 @@ static enum MHD_Result queue_answer(struct mb_http_req *req)
 }
 
 static enum MHD_Result first_call(struct mb_http_req *req, struct MHD_Connection *conn,
-                                  const char *method)
+                                  const char *method, const char *version)
 {
+    const char *text;
     req->started = 1;
     mb_http_watch_waits(req->srv, conn, 0);
     int rc = mb_http_req_load(req, conn, method);
     if (rc == MB_ENOMEM)
         return MHD_NO;
+    int refused = mb_http_framing_check(req, method, version, &text);
+    if (refused != 0) {
+        mb_http_reply_header(req, MHD_HTTP_HEADER_CONNECTION, "close");
+        refuse_text(req, refused, text);
+        return queue_answer(req);
+    }
+    const char *length = mb_http_req_header_fn(req, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    const char *expect = mb_http_req_header_fn(req, MHD_HTTP_HEADER_EXPECT);
+    int is_too_much = length && strtoull(length, NULL, 10) > req->srv->max_body_bytes;
+    int is_asked = expect && strcasecmp(expect, "100-continue") == 0;
+    req->at_once = is_too_much && !is_asked;
     if (rc != 0)
         refuse_text(req, 400, "400: Bad Request");
     else
         check_head(req);
-    const char *length = mb_http_req_header_fn(req, MHD_HTTP_HEADER_CONTENT_LENGTH);
     int streams = req->route && (req->route->route.flags & MB_HTTP_BODY_STREAM);
     if (req->status == 0 && streams)
         dispatch(req);
-    else if (req->status == 0 && length && strtoull(length, NULL, 10) > req->srv->max_body_bytes)
+    else if (req->status == 0 && is_too_much)
         refuse_size(req);
-    const char *expect = mb_http_req_header_fn(req, MHD_HTTP_HEADER_EXPECT);
-    if (req->status != 0 && expect && strcasecmp(expect, "100-continue") == 0)
+    req->at_once = 0; /* a route with a limit of its own answers later, as usual */
+    if (req->status != 0 && is_asked)
         return queue_answer(req);
     return MHD_YES;
 }
@@ -294,11 +327,10 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const 
     struct mb_http_server *srv = arg;
     struct mb_http_req *req = *con_cls;
     (void)url;
-    (void)version;
     if (!req || srv->stopping)
         return MHD_NO;
     if (!req->started)
-        return first_call(req, conn, method);
+        return first_call(req, conn, method, version);
     if (req->suspended)
         return MHD_YES; /* the next piece of the same bytes: it stays, and comes again */
     if (*upload_size > 0) {
@@ -311,8 +343,10 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const 
 
 static void *on_uri(void *arg, const char *uri, struct MHD_Connection *conn)
 {
-    (void)conn;
-    return mb_http_req_create(arg, uri); /* NULL closes the connection at the first call */
+    struct mb_http_req *req = mb_http_req_create(arg, uri);
+    if (req)
+        req->conn = conn;
+    return req; /* NULL closes the connection at the first call */
 }
 
 static void on_completed(void *arg, struct MHD_Connection *conn, void **con_cls,
@@ -337,7 +371,8 @@ static size_t keep_escapes(void *arg, struct MHD_Connection *conn, char *s)
 static void on_daemon_log(void *arg, const char *fmt, va_list ap)
 {
     char line[256];
-    (void)arg;
+    if (strstr(fmt, MHD_HTTP_HEADER_CONTENT_LENGTH))
+        mb_http_framing_refused(arg);
     int n = vsnprintf(line, sizeof line, fmt, ap);
     if (n > 0 && (size_t)n < sizeof line && line[n - 1] == '\n')
         line[n - 1] = '\0';
@@ -355,6 +390,7 @@ static void run_daemon(struct mb_http_server *srv)
         return;
     srv->resumed = 0;
     MHD_run(srv->daemon);
+    mb_http_listen_again(srv);
     if (srv->stopping)
         return; /* a handler asked for the stop: the timer is its own now */
     if (srv->resumed)
@@ -396,69 +432,16 @@ void mb_http_server_wake(struct mb_http_server *srv)
 
 /* ---- listen ---- */
 
-static int open_socket_at(struct mb_http_server *srv, int wanted, int *out_fd, struct mb_err *err)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_PASSIVE};
-    struct addrinfo *addr = NULL;
-    char port[16];
-    int one = 1;
-    snprintf(port, sizeof port, "%d", wanted);
-    int rc = getaddrinfo(srv->bind_addr, port, &hints, &addr);
-    if (rc != 0)
-        return mb_err_set(err, MB_EINVAL,
-                          "cannot listen on %s port %d: %s (an IP address is needed)",
-                          srv->bind_addr, wanted, gai_strerror(rc));
-    int fd = socket(addr->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
-        bind(fd, addr->ai_addr, addr->ai_addrlen) != 0 || listen(fd, 511) != 0) {
-        int e = errno;
-        if (e == EADDRINUSE)
-            rc = mb_err_set(err, MB_EEXIST,
-                            "port %d on %s is in use: stop what listens there or choose another",
-                            wanted, srv->bind_addr);
-        else
-            rc = mb_err_sys(err, e, "cannot listen on %s port %d", srv->bind_addr, wanted);
-        if (fd >= 0)
-            close(fd);
-    } else {
-        *out_fd = fd;
-    }
-    freeaddrinfo(addr);
-    return rc;
-}
-
-static int open_socket(struct mb_http_server *srv, int *out_fd, struct mb_err *err)
-{
-    int rc = MB_EEXIST;
-
-    if (srv->port != 0)
-        return open_socket_at(srv, srv->port, out_fd, err);
-    for (int i = 0; i < MB_PORT_RACES && rc == MB_EEXIST; i++)
-        rc = open_socket_at(srv, mb_port_pick(srv->bind_addr), out_fd, err);
-    return rc;
-}
-
-static int socket_port(int fd)
-{
-    struct sockaddr_storage addr;
-    socklen_t len = sizeof addr;
-    char port[16] = "0";
-    if (getsockname(fd, (struct sockaddr *)&addr, &len) == 0)
-        getnameinfo((struct sockaddr *)&addr, len, NULL, 0, port, sizeof port, NI_NUMERICSERV);
-    return (int)strtol(port, NULL, 10);
-}
-
 int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_err *err)
 {
-    int fd = -1;
-    int rc = open_socket(srv, &fd, err);
+    int fd = -1, port = 0;
+    int rc = mb_http_listen_open(srv, &fd, &port, err);
     if (rc != 0)
         return rc;
-    int port = socket_port(fd);
     unsigned idle_s = (unsigned)((srv->idle_timeout_ms + 999) / 1000);
     srv->daemon = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_UPGRADE | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL,
-        NULL, on_request, srv, MHD_OPTION_EXTERNAL_LOGGER, on_daemon_log, NULL,
+        NULL, on_request, srv, MHD_OPTION_EXTERNAL_LOGGER, on_daemon_log, srv,
         MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, srv,
         MHD_OPTION_NOTIFY_CONNECTION, mb_http_watch_connection, srv, MHD_OPTION_URI_LOG_CALLBACK,
         on_uri, srv, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
@@ -467,6 +450,7 @@ int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_e
         MHD_OPTION_END);
     if (!srv->daemon) {
         close(fd);
+        mb_http_listen_drop(srv);
         return mb_err_set(err, MB_EIO, "cannot start the HTTP server on %s port %d", srv->bind_addr,
                           port);
     }
@@ -475,6 +459,7 @@ int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_e
     if (rc != 0) {
         MHD_stop_daemon(srv->daemon); /* closes fd too */
         srv->daemon = NULL;
+        mb_http_listen_drop(srv);
         return mb_err_set(err, MB_EIO, "http server: uv_poll_init: %s", uv_strerror(rc));
     }
     uv_timer_init(srv->loop, &srv->timer);
@@ -484,6 +469,7 @@ int mb_http_server_listen(struct mb_http_server *srv, int *out_port, struct mb_e
     srv->watch.data = srv;
     srv->n_handles = 3;
     uv_poll_start(&srv->poll, UV_READABLE, on_ready);
+    mb_http_listen_local(srv);
     srv->port = port;
     if (out_port)
         *out_port = port;
@@ -504,6 +490,11 @@ static void finish_stop(struct mb_http_server *srv)
 void mb_http_server_ws_ended(struct mb_http_server *srv)
 {
     srv->n_ws--;
+    /* The heap keeps what many readers had, unless it is told. */
+    if (++srv->n_ws_ended >= (srv->n_ws == 0 ? FEW_WS : MANY_WS)) {
+        srv->n_ws_ended = 0;
+        mb_give_back();
+    }
     if (srv->stopping)
         finish_stop(srv);
 }
@@ -527,6 +518,9 @@ static void on_stop(uv_timer_t *timer)
         }
         MHD_run(srv->daemon); /* takes note of what was resumed; on_request refuses it all */
         uv_close((uv_handle_t *)&srv->poll, on_handle_closed); /* while its descriptor is there */
+        if (srv->is_local_polled)
+            uv_close((uv_handle_t *)&srv->local_poll, on_handle_closed);
+        mb_http_listen_drop(srv);
         MHD_stop_daemon(srv->daemon);
         srv->daemon = NULL;
         uv_close((uv_handle_t *)&srv->watch, on_handle_closed);

@@ -38,6 +38,7 @@ struct mb_http_route {
 
 struct mb_http_server_opts {
     const char *bind_addr;    /* "0.0.0.0", "::1"; NULL: 127.0.0.1 */
+    int is_local_too;         /* on 127.0.0.1 besides, at the same port */
     int port;                 /* 0 picks one (base/ports.h) */
     const char *token;        /* Authorization or X-Ray-Authorization: Bearer, or the cookie
                                  ray-authentication-token; 401 missing, 403 wrong (texts of Ray);
@@ -112,8 +113,14 @@ struct mb_ws_ops {
 /* Answers req with 101, or 400/426 if it is no valid upgrade (then *out is NULL, MB_EPROTO). */
 int mb_http_upgrade(struct mb_http_req *req, const struct mb_ws_ops *ops, void *arg,
                     struct mb_ws **out, struct mb_err *err);
+/* How many bytes a sender of much, which can wait, sends next; 0: not before on_writable. So at
+ * most a frame is held for a slow reader: 16 KiB, or 1 KiB when the slow readers of the server hold
+ * 8 MiB together, which is said once (WARN). The kernel holds 128 KiB more, and what is under way.
+ */
+size_t mb_ws_room(struct mb_ws *ws);
 /* Queue text as frames of at most 16 KiB, split at UTF-8 borders; invalid UTF-8 is replaced by
- * U+FFFD. MB_EFULL above the high-water mark of 1 MiB: nothing was queued, wait for on_writable. */
+ * U+FFFD. MB_EFULL above the high-water mark of 256 KiB: nothing was queued, wait for on_writable.
+ */
 int mb_ws_send_text(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err);
 /* The same for bytes as they are, as one binary message. n at most MB_WS_SEND_MAX_BYTES. */
 enum { MB_WS_SEND_MAX_BYTES = 16 * 1024 };

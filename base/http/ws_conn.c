@@ -8,10 +8,12 @@
  * 4. A ping every 20 s keeps middle boxes awake; TCP keep-alive finds dead peers. A peer that reads
  *    slowly is never cut off: its queue is bounded.
  * 5. close: queue, close frame, then wait for the peer's close frame or its end of stream.
- * Failures: a socket error, a protocol error (wslay queues the close frame with the right status),
- * memory running out, or a closing peer that makes no progress for 10 s: on_close with the status
- * received, 1006 if none. A read is bounded per turn of the loop so that no peer can own it,
- * and stops while too much waits to be sent.
+ * Failures: a socket error, a protocol error (wslay queues the close frame with the right status;
+ * a frame that announces too much is refused by its head), memory running out, or a closing peer
+ * that makes no progress for 10 s: on_close with the status received, 1006 if none. Behind a close
+ * frame that says what was wrong the stream is read to its end and dropped: closed with bytes
+ * unread, a socket would take the frame back. A read is bounded per turn of the loop so that no
+ * peer can own it, and stops while too much waits to be sent.
  */
 #include "base/http/ws_conn.h"
 
@@ -25,10 +27,16 @@
 #include <wslay/wslay.h>
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/http/ws_limit.h"
 #include "base/http/ws_text.h"
 
 enum {
     READ_BYTES_PER_TURN = 256 * 1024,
+    /* What the kernel holds beside what is under way to the peer, which its window bounds. Left to
+     * itself it takes megabytes for each connection, also for one that never reads. */
+    UNSENT_BYTES = 128 * 1024,
+    EMPTY_BYTES = 1024, /* less than that waits: there is room for a frame */
+    SMALL_FRAME_BYTES = 1024,
     FRAME_COST_BYTES = 128 /* what a queued frame takes beside its payload */
 };
 
@@ -51,7 +59,12 @@ struct mb_ws_conn {
     size_t n_extra;
     size_t extra_pos;
     size_t turn_bytes;
-    int tell_writable;
+    size_t tell_below;        /* on_writable when less waits than that; 0: it is not wanted */
+    size_t *shared;           /* what waits on all connections of the server; NULL: nobody counts */
+    size_t counted;           /* of it ours */
+    struct mb_ws_limit limit; /* server */
+    int refuse_status;        /* the peer's frame is refused with it */
+    int drains;               /* refused, and that was said: the rest is dropped */
     int ping_outstanding;
     int close_pending; /* the close frame waits: wslay would send it before queued text */
     uint16_t close_status;
@@ -77,12 +90,19 @@ static int listens(const struct mb_ws_conn *c)
     return queued_bytes(c) <= MB_WS_HIGH_WATER_BYTES;
 }
 
+static void count_queued(struct mb_ws_conn *c)
+{
+    if (!c->shared)
+        return;
+    size_t queued = c->state == WS_DEAD ? 0 : queued_bytes(c);
+    *c->shared += queued - c->counted;
+    c->counted = queued;
+}
+
 /* ---- wslay callbacks ---- */
 
-static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, int flags, void *arg)
+static ssize_t receive(struct mb_ws_conn *c, wslay_event_context_ptr ctx, uint8_t *buf, size_t len)
 {
-    struct mb_ws_conn *c = arg;
-    (void)flags;
     if (c->extra_pos < c->n_extra) {
         size_t n = c->n_extra - c->extra_pos < len ? c->n_extra - c->extra_pos : len;
         memcpy(buf, c->extra + c->extra_pos, n);
@@ -105,6 +125,19 @@ static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, in
         wslay_event_set_error(ctx, WSLAY_ERR_WOULDBLOCK);
     else
         wslay_event_set_error(ctx, WSLAY_ERR_CALLBACK_FAILURE);
+    return -1;
+}
+
+static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, int flags, void *arg)
+{
+    struct mb_ws_conn *c = arg;
+    ssize_t n = receive(c, ctx, buf, len);
+    (void)flags;
+    if (n > 0 && !c->is_client)
+        c->refuse_status = mb_ws_limit_feed(&c->limit, buf, (size_t)n, MB_WS_MAX_MESSAGE_BYTES);
+    if (c->refuse_status == 0)
+        return n;
+    wslay_event_set_error(ctx, WSLAY_ERR_WOULDBLOCK); /* see take_input() */
     return -1;
 }
 
@@ -219,6 +252,7 @@ static void abort_conn(struct mb_ws_conn *c)
     if (c->state == WS_DEAD)
         return;
     c->state = WS_DEAD;
+    count_queued(c);
     uv_close((uv_handle_t *)&c->timer, on_handle_closed);
     if (c->fd >= 0)
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
@@ -269,13 +303,53 @@ int mb_ws_conn_create(uv_loop_t *loop, int is_client, const struct mb_ws_conn_op
 /* ---- input and output ---- */
 
 static void on_poll(uv_poll_t *poll, int status, int events);
+static void on_timer(uv_timer_t *timer);
+
+static void take_input(struct mb_ws_conn *c)
+{
+    if (c->state == WS_DEAD)
+        return;
+    if (wslay_event_recv(c->ws) != 0) {
+        abort_conn(c);
+    } else if (c->refuse_status != 0 && wslay_event_get_read_enabled(c->ws)) {
+        wslay_event_shutdown_read(c->ws);
+        wslay_event_queue_close(c->ws, (uint16_t)c->refuse_status, NULL, 0);
+    }
+}
+
+/* The peer was refused, and has been told: it is waited for until it has ended the stream. */
+static void begin_drain(struct mb_ws_conn *c)
+{
+    c->drains = 1;
+    c->state = WS_CLOSING;
+    c->sent_at_tick = c->sent_bytes;
+    shutdown(c->fd, SHUT_WR);
+    uv_timer_start(&c->timer, on_timer, MB_WS_CLOSE_TIMEOUT_MS, MB_WS_CLOSE_TIMEOUT_MS);
+}
+
+static void drain(struct mb_ws_conn *c)
+{
+    static char rest[16 * 1024]; /* looked at by nobody */
+    ssize_t n = 1;
+
+    for (size_t got = 0; n > 0 && got < READ_BYTES_PER_TURN; got += (size_t)n)
+        n = recv(c->fd, rest, sizeof rest, 0);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        abort_conn(c);
+}
 
 /* After any work: end the connection if both sides are done, else watch for what is wanted. */
 static void settle(struct mb_ws_conn *c)
 {
+    count_queued(c);
     if (c->state == WS_DEAD || c->fd < 0)
         return;
     int events = 0;
+    if (!c->drains && !wslay_event_want_read(c->ws) && !wslay_event_want_write(c->ws) &&
+        wslay_event_get_close_sent(c->ws) && !wslay_event_get_close_received(c->ws))
+        begin_drain(c);
+    if (c->drains)
+        events = UV_READABLE;
     /* Who is not listened to has something to read, so one of the two is always wanted. */
     if (wslay_event_want_read(c->ws) && listens(c))
         events |= UV_READABLE;
@@ -309,11 +383,14 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         abort_conn(c);
         return;
     }
-    if ((events & UV_READABLE) && wslay_event_recv(c->ws) != 0)
-        abort_conn(c);
+    if (c->drains)
+        drain(c);
+    else if (events & UV_READABLE)
+        take_input(c);
     write_some(c);
-    if (c->tell_writable && c->state == WS_OPEN && queued_bytes(c) < MB_WS_LOW_WATER_BYTES) {
-        c->tell_writable = 0;
+    if (c->tell_below > 0 && c->state == WS_OPEN && queued_bytes(c) < c->tell_below) {
+        count_queued(c);
+        c->tell_below = 0;
         if (c->ops.on_writable)
             c->ops.on_writable(c->arg);
     }
@@ -341,7 +418,7 @@ int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_e
                      struct mb_err *err)
 {
     int one = 1;
-    int idle_s = 60;
+    int idle_s = 60, unsent_bytes = UNSENT_BYTES;
     assert(c->fd < 0);
     if (c->state == WS_DEAD)
         return mb_err_set(err, MB_ESTATE, "websocket: closed before it was opened");
@@ -362,6 +439,7 @@ int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_e
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof unsent_bytes);
     if (c->state == WS_IDLE) {
         c->state = WS_OPEN;
         uv_timer_start(&c->timer, on_timer, MB_WS_PING_INTERVAL_MS, MB_WS_PING_INTERVAL_MS);
@@ -371,16 +449,22 @@ int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_e
         abort_conn(c);
         return 0;
     }
-    if (n_extra > 0 && wslay_event_recv(c->ws) != 0)
-        abort_conn(c);
+    if (n_extra > 0)
+        take_input(c);
     return 0;
+}
+
+/* MB_ESTATE: behind a close frame that says what the peer did wrong. */
+static int queue_msg(struct mb_ws_conn *c, uint8_t opcode, const uint8_t *p, size_t n)
+{
+    struct wslay_event_msg msg = {.opcode = opcode, .msg = p, .msg_length = n};
+    int rc = wslay_event_queue_msg(c->ws, &msg);
+    return rc == 0 ? 0 : rc == WSLAY_ERR_NO_MORE_MSG ? MB_ESTATE : MB_ENOMEM;
 }
 
 static int queue_frame(void *arg, const uint8_t *p, size_t n)
 {
-    struct mb_ws_conn *c = arg;
-    struct wslay_event_msg msg = {.opcode = WSLAY_TEXT_FRAME, .msg = p, .msg_length = n};
-    return wslay_event_queue_msg(c->ws, &msg) == 0 ? 0 : MB_ENOMEM;
+    return queue_msg(arg, WSLAY_TEXT_FRAME, p, n);
 }
 
 static int queue_text(struct mb_ws_conn *c, const void *p, size_t n)
@@ -390,8 +474,7 @@ static int queue_text(struct mb_ws_conn *c, const void *p, size_t n)
 
 static int queue_binary(struct mb_ws_conn *c, const void *p, size_t n)
 {
-    struct wslay_event_msg msg = {.opcode = WSLAY_BINARY_FRAME, .msg = p, .msg_length = n};
-    return wslay_event_queue_msg(c->ws, &msg) == 0 ? 0 : MB_ENOMEM;
+    return queue_msg(c, WSLAY_BINARY_FRAME, p, n);
 }
 
 static int send_with(struct mb_ws_conn *c, int (*queue)(struct mb_ws_conn *, const void *, size_t),
@@ -401,11 +484,14 @@ static int send_with(struct mb_ws_conn *c, int (*queue)(struct mb_ws_conn *, con
         return mb_err_set(err, MB_ESTATE, "websocket: the connection is closing");
     size_t queued = queued_bytes(c);
     if (queued > 0 && queued + n > MB_WS_HIGH_WATER_BYTES) {
-        c->tell_writable = 1;
+        c->tell_below = MB_WS_LOW_WATER_BYTES;
         return mb_err_set(err, MB_EFULL, "websocket: %zu bytes wait for the peer", queued);
     }
     int idle = !wslay_event_want_write(c->ws);
-    if (queue(c, p, n) != 0) {
+    int rc = queue(c, p, n);
+    if (rc == MB_ESTATE)
+        return mb_err_set(err, MB_ESTATE, "websocket: the connection is closing");
+    if (rc != 0) {
         /* Part of it is queued: the stream can only be broken off. */
         abort_conn(c);
         return mb_err_set(err, MB_ENOMEM, "websocket: out of memory, connection dropped");
@@ -415,8 +501,24 @@ static int send_with(struct mb_ws_conn *c, int (*queue)(struct mb_ws_conn *, con
         settle(c);
     }
     if (c->state != WS_DEAD && queued_bytes(c) >= MB_WS_LOW_WATER_BYTES)
-        c->tell_writable = 1;
+        c->tell_below = MB_WS_LOW_WATER_BYTES;
+    count_queued(c);
     return 0;
+}
+
+void mb_ws_conn_share(struct mb_ws_conn *c, size_t *total)
+{
+    c->shared = total;
+}
+
+size_t mb_ws_conn_room(struct mb_ws_conn *c)
+{
+    if (c->state != WS_DEAD && queued_bytes(c) >= EMPTY_BYTES) {
+        c->tell_below = EMPTY_BYTES;
+        return 0;
+    }
+    return c->shared && *c->shared >= MB_WS_SHARED_BYTES ? SMALL_FRAME_BYTES
+                                                         : (size_t)MB_WS_FRAME_BYTES;
 }
 
 int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err)

@@ -13,6 +13,8 @@ enum {
     /* Of what waits for the peer, each frame counted with 128 bytes more than its payload. */
     MB_WS_HIGH_WATER_BYTES = 256 * 1024, /* sends are refused above, the peer is not read */
     MB_WS_LOW_WATER_BYTES = 128 * 1024,  /* on_writable below */
+    /* Of what waits on all connections that share a total; mb_ws_conn_room() is small above. */
+    MB_WS_SHARED_BYTES = 8 * 1024 * 1024,
     MB_WS_MAX_MESSAGE_BYTES = 64 * 1024, /* received by a server; larger ends with status 1009 */
     MB_WS_PING_INTERVAL_MS = 20000,
     MB_WS_CLOSE_TIMEOUT_MS = 10000 /* of a closing connection without any progress */
@@ -39,6 +41,11 @@ int mb_ws_conn_start(struct mb_ws_conn *c, int fd, const void *extra, size_t n_e
                      struct mb_err *err);
 int mb_ws_conn_send_text(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
 int mb_ws_conn_send_binary(struct mb_ws_conn *c, const void *p, size_t n, struct mb_err *err);
+/* Before the first send: what waits here is counted in *total, which outlives the connection. */
+void mb_ws_conn_share(struct mb_ws_conn *c, size_t *total);
+/* How much a sender that can wait sends next, so that no more than a frame is held for the peer:
+ * 0: not before on_writable. */
+size_t mb_ws_conn_room(struct mb_ws_conn *c);
 void mb_ws_conn_close(struct mb_ws_conn *c, int status_code, const char *reason);
 /* What the peer said with its close frame; "" if nothing. Until on_close has returned. */
 const char *mb_ws_conn_reason(const struct mb_ws_conn *c);

@@ -110,6 +110,7 @@ static struct mb_ws *ws_create(struct mb_http_req *req, const struct mb_ws_ops *
     ws->req = req;
     ws->ops = *ops;
     ws->arg = arg;
+    mb_ws_conn_share(ws->conn, &ws->srv->ws_queued_bytes);
     ws->srv->n_ws++;
     return ws;
 }
@@ -158,6 +159,21 @@ int mb_http_upgrade(struct mb_http_req *req, const struct mb_ws_ops *ops, void *
     /* Without a response the connection closes, which ends ws through on_close. */
     mb_http_req_answer(req, MHD_HTTP_SWITCHING_PROTOCOLS, response);
     return 0;
+}
+
+size_t mb_ws_room(struct mb_ws *ws)
+{
+    struct mb_http_server *srv = ws->srv;
+    size_t room = mb_ws_conn_room(ws->conn), held = srv->ws_queued_bytes;
+
+    if (held >= MB_WS_SHARED_BYTES && !srv->ws_full_said)
+        mb_warn("http",
+                "clients that read slowly hold %zu KiB of this server's memory: of %u WebSockets "
+                "each is sent small frames until they have read",
+                held / 1024, srv->n_ws);
+    if (held >= MB_WS_SHARED_BYTES || held < MB_WS_SHARED_BYTES / 2)
+        srv->ws_full_said = held >= MB_WS_SHARED_BYTES;
+    return room;
 }
 
 int mb_ws_send_text(struct mb_ws *ws, const void *p, size_t n, struct mb_err *err)

@@ -76,7 +76,8 @@ struct mb_store_backend {
     void (*set_priority)(struct mb_store_op *op);
     /* No operation is left: release everything, then done(arg) from the loop. */
     void (*close)(struct mb_store *s, void (*done)(void *arg), void *arg);
-    int (*has_conditions)(const struct mb_store *s); /* NULL: it has them */
+    int (*has_conditions)(const struct mb_store *s);  /* NULL: it has them */
+    uint64_t (*part_bytes)(const struct mb_store *s); /* NULL: 16 MiB */
 };
 
 struct mb_store {

@@ -11,7 +11,7 @@
 
 enum { S3_MAX_CONNECTIONS = 16, S3_FIRST_PARALLEL = 4, S3_MAX_HEADERS = 8, S3_VALUE_BYTES = 200 };
 #define S3_SINGLE_PUT_BYTES (64ull * 1024 * 1024)
-#define S3_MIN_PART_BYTES   (16ull * 1024 * 1024)
+#define S3_PART_BYTES       (16ull * 1024 * 1024) /* unless the environment says otherwise */
 #define S3_CHECKSUM_HEADER  "x-amz-checksum-crc64nvme"
 
 struct s3 {
@@ -27,10 +27,12 @@ struct s3 {
     int is_aws; /* the endpoint follows the region */
     int path_style;
     struct s3_facts facts;
-    int no_checksum;   /* the endpoint takes no CRC64NVME: facts.sum is another */
-    int64_t skew_ms;   /* server clock minus ours */
-    uint64_t stall_ms; /* less than 1 kB/s for so long: another attempt on a new connection */
-    unsigned parallel; /* transfers at once; halved on SlowDown, one more with each success */
+    int no_checksum;       /* the endpoint takes no CRC64NVME: facts.sum is another */
+    int64_t skew_ms;       /* server clock minus ours */
+    uint64_t stall_ms;     /* less than 1 kB/s for so long: another attempt on a new connection */
+    uint64_t part_bytes;   /* of large files; more where there were too many */
+    unsigned max_parallel; /* at most S3_MAX_CONNECTIONS */
+    unsigned parallel;     /* transfers at once; halved on SlowDown, one more with each success */
     struct s3_turns turns;
     unsigned n_calls; /* whose timers are not closed yet */
     void (*closed_cb)(void *arg);
@@ -74,6 +76,7 @@ struct s3_request {
     uint64_t body_offset;
     int has_crc; /* CRC64NVME of the body, or of the whole object */
     uint64_t crc;
+    uint64_t delay_ms;     /* before the first attempt */
     size_t max_body_bytes; /* of the answer */
     int long_answer;       /* the server may think for minutes; a 200 may hold an error */
     /* Body of a 2xx answer, as of mb_http_request: head before its first byte, again for each

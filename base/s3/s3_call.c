@@ -1,7 +1,7 @@
 /*
  * One S3 request.
  *
- * 1. start: what the request needs is copied; the first attempt follows at once.
+ * 1. start: what the request needs is copied; the first attempt follows at once, or after delay_ms.
  * 2. attempt: date, host and payload hash are added, all is signed, the HTTP request goes out with
  *    what is left of the operation's deadline.
  * 3. The answer is judged: success, a refusal, or a fault worth another attempt after a back-off
@@ -610,7 +610,7 @@ int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_d
     mb_buf_close(&path);
     if (!call->path)
         rc = mb_err_set(err, MB_ENOMEM, "s3: out of memory");
-    else if (!call->is_refused)
+    else if (!call->is_refused && request->delay_ms == 0)
         rc = attempt(call, err);
     if (rc != 0) {
         mb_free(call->path);
@@ -620,8 +620,8 @@ int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_d
     }
     uv_timer_init(s->loop, &call->timer);
     call->timer.data = call;
-    if (call->is_refused)
-        retry_after(call, 0);
+    if (call->is_refused || request->delay_ms > 0)
+        retry_after(call, request->delay_ms);
     s->n_calls++;
     if (out)
         *out = call;

@@ -7,8 +7,8 @@
  * 3. An endpoint of one's own uses path style; AWS uses virtual hosts, but path style for a bucket
  *    with dots, whose name would not match the certificate. BUCKET_STORAGE_ADDRESSING_STYLE says
  *    otherwise.
- * Failures: a bad bucket name or endpoint, half a pair of keys: one line saying which variables are
- * meant.
+ * Failures: a bad bucket name or endpoint, half a pair of keys, a number out of its range: one line
+ * saying which variables are meant.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,12 +105,39 @@ static int set_style(struct s3 *s, int is_aws, struct mb_err *err)
     return 0;
 }
 
+static int set_number(const char *name, int64_t least, int64_t most, int64_t otherwise,
+                      int64_t *out, struct mb_err *err)
+{
+    const char *text = env(name);
+
+    *out = otherwise;
+    if (!text || mb_parse_i64(text, least, most, name, out, err) == 0)
+        return 0;
+    return mb_err_set(err, MB_EINVAL, "%s \"%.40s\": a whole number from %lld to %lld is expected",
+                      name, text, (long long)least, (long long)most);
+}
+
 static int set_stall(struct s3 *s, struct mb_err *err)
 {
-    const char *text = env("BUCKET_STORAGE_STALL_SECONDS");
-    int64_t seconds = DEFAULT_STALL_S;
-    int rc = text ? mb_parse_i64(text, 1, 3600, "BUCKET_STORAGE_STALL_SECONDS", &seconds, err) : 0;
+    int64_t seconds;
+    int rc = set_number("BUCKET_STORAGE_STALL_SECONDS", 1, 3600, DEFAULT_STALL_S, &seconds, err);
+
     s->stall_ms = (uint64_t)seconds * 1000;
+    return rc;
+}
+
+/* S3 takes parts of 5 MiB to 5 GiB. */
+static int set_transfers(struct s3 *s, struct mb_err *err)
+{
+    int64_t part_mib = S3_PART_BYTES >> 20, parallel = S3_MAX_CONNECTIONS;
+    int rc = set_number("BUCKET_STORAGE_PART_MIB", 5, 5120, part_mib, &part_mib, err);
+
+    if (rc == 0)
+        rc = set_number("BUCKET_STORAGE_CONCURRENCY", 1, S3_MAX_CONNECTIONS, parallel, &parallel,
+                        err);
+    s->part_bytes = (uint64_t)part_mib << 20;
+    s->max_parallel = (unsigned)parallel;
+    s->parallel = s->max_parallel < S3_FIRST_PARALLEL ? s->max_parallel : S3_FIRST_PARALLEL;
     return rc;
 }
 
@@ -130,12 +157,13 @@ int s3_settings(struct s3 *s, const char *rest, struct mb_err *err)
         rc = set_style(s, s->is_aws, err);
     if (rc == 0)
         rc = set_stall(s, err);
+    if (rc == 0)
+        rc = set_transfers(s, err);
     if (rc == 0 && endpoint)
         rc = set_endpoint(s, endpoint, err);
     if (rc == 0 && s3_use_region(s, region ? region : "us-east-1") != 0)
         rc = mb_err_set(err, MB_ENOMEM, "s3: out of memory");
     s->region_is_default = region == NULL;
-    s->parallel = S3_FIRST_PARALLEL;
     if (rc == 0) {
         s3_facts_load(s->endpoint, &s->facts);
         s->no_checksum = s->facts.sum != S3_SUM_CRC64NVME;

@@ -2,10 +2,12 @@
  * A file becomes an object.
  *
  * 1. The pool opens the file and takes its size. Below 64 MiB: checksum in the pool, one PUT.
- * 2. Above: parts of 16 MiB, or size / 9000 rounded up, so that 10,000 parts are never needed. The
- *    size alone decides, so a resumed upload cuts the same parts.
+ * 2. Above: parts as large as the store's settings say, or size / 9000 rounded up, so that 10,000
+ *    parts are never needed. A resumed upload cuts the same ones, unless the settings were changed:
+ *    then all are sent again, over those of the same numbers.
  * 3. Resume: ListParts is the truth. Unknown upload: perhaps it was completed and only the answer
- *    was lost, so the object itself is compared first; else a new upload begins.
+ *    was lost, so the object itself is compared first (s3_upload_compare.c); else a new
+ *    upload begins.
  * 4. Each part waits for its turn among those of all files (s3_turns.h): checksum in the pool, then
  *    PUT straight from the file, which leaves the page cache. A part the server holds with the same
  *    size and checksum is not sent again.
@@ -43,12 +45,10 @@
 
 enum {
     SMALL_BYTES = 1024 * 1024,
-    HASH_PIECE_BYTES = 8 * 1024 * 1024,
     ABORT_TIMEOUT_MS = 30000,
     SLOTS_MAX = S3_MAX_CONNECTIONS + S3_AHEAD
 };
 
-static void begin_sending(struct upload *up);
 static uint64_t part_len(const struct upload *up, size_t part);
 
 /* ---- the end ---- */
@@ -147,7 +147,7 @@ void s3_upload_end(struct upload *up)
         finish(up);
 }
 
-static void fail_nomem(struct upload *up)
+void s3_upload_fail_nomem(struct upload *up)
 {
     if (up->op->err.code == 0)
         mb_err_set(&up->op->err, MB_ENOMEM, "out of memory");
@@ -165,9 +165,9 @@ static int is_refused(const struct upload *up, const struct s3_answer *a)
            (up->op->cond == MB_STORE_IF_MATCH && strcmp(a->code, "NoSuchKey") == 0);
 }
 
-/* ---- is the object there already? ---- */
+/* ---- what every step may say ---- */
 
-static void fail_hash(struct upload *up, int rc)
+void s3_upload_fail_hash(struct upload *up, int rc)
 {
     if (up->op->err.code == 0)
         mb_err_set(&up->op->err, rc, "%s: %s", up->op->path,
@@ -190,7 +190,7 @@ static void fail_changed(struct upload *up)
 }
 
 /* op->out_etag is set. */
-static void succeed(struct upload *up)
+void s3_upload_succeed(struct upload *up)
 {
     if (has_changed(up)) {
         fail_changed(up);
@@ -199,74 +199,6 @@ static void succeed(struct upload *up)
         up->op->crc64nvme = up->whole_crc;
     }
     s3_upload_end(up); /* parts that are not needed any more go */
-}
-
-static void on_object_compared(void *arg, const struct s3_answer *a)
-{
-    struct upload *up = arg;
-    char want[16];
-    up->call = NULL;
-    s3_checksum_text(up->whole_crc, want);
-    const char *length = a->error == 0 ? a->http->header(a->http, "Content-Length") : NULL;
-    const char *crc = a->error == 0 ? a->http->header(a->http, S3_CHECKSUM_HEADER) : NULL;
-    int same =
-        length && strtoull(length, NULL, 10) == up->size_bytes && crc && strcmp(crc, want) == 0;
-    s3_answer_etag(a, up->op->out_etag, sizeof up->op->out_etag);
-    if (same) {
-        succeed(up);
-    } else if (a->error != 0 && a->error != MB_ENOENT) {
-        s3_op_fail(up->op, a);
-        s3_upload_end(up);
-    } else if (up->refused) {
-        mb_err_set(&up->op->err, MB_EEXIST, "another object is there");
-        s3_upload_end(up);
-    } else if (up->looks) {
-        begin_sending(up);
-    } else if (up->restarted) {
-        mb_err_set(&up->op->err, MB_EUNAVAIL, "the server forgot the multipart upload twice");
-        s3_upload_end(up);
-    } else {
-        up->restarted = 1;
-        s3_upload_create(up);
-    }
-}
-
-static void on_whole_hashed(uv_work_t *work, int status)
-{
-    struct upload *up = work->data;
-    struct s3_request request = {.method = "HEAD", .key = up->op->key, .body_fd = -1};
-    if (status != 0 || up->op->canceled)
-        mb_err_set(&up->op->err, MB_ECANCELED, "cancelled");
-    else if (up->rc != 0)
-        fail_hash(up, up->rc);
-    s3_request_header(&request, "x-amz-checksum-mode", "ENABLED");
-    if (up->op->err.code != 0 || s3_upload_call(up, &request, on_object_compared) != 0)
-        s3_upload_end(up);
-}
-
-/* Reads the whole file in the pool, in pieces: a cancel does not wait for all of it. */
-static void hash_whole(uv_work_t *work)
-{
-    struct upload *up = work->data;
-    up->rc = 0;
-    up->whole_crc = 0;
-    for (uint64_t at = 0, n; up->rc == 0 && at < up->size_bytes; at += n) {
-        uint64_t crc;
-        n = up->size_bytes - at < HASH_PIECE_BYTES ? up->size_bytes - at : HASH_PIECE_BYTES;
-        up->rc = atomic_load(&up->stops) ? MB_ECANCELED : s3_hash_range(up->fd, at, n, &crc);
-        if (up->rc == 0)
-            up->whole_crc = mb_crc64nvme_combine(up->whole_crc, crc, n);
-    }
-}
-
-/* Is it there, with these bytes? */
-void s3_upload_compare(struct upload *up)
-{
-    up->work.data = up;
-    if (uv_queue_work(up->s3->loop, &up->work, hash_whole, on_whole_hashed) != 0) {
-        fail_nomem(up);
-        s3_upload_end(up);
-    }
 }
 
 /* ---- complete ---- */
@@ -288,7 +220,7 @@ static void on_completed(void *arg, const struct s3_answer *a)
         mb_err_wrap(&up->op->err, "answer to CompleteMultipartUpload");
         s3_upload_end(up);
     } else if (a->error == 0 && !a->ambiguous) {
-        succeed(up);
+        s3_upload_succeed(up);
     } else if (a->error == 0 || s3_upload_is_unknown(a)) {
         /* A server that was killed inside the first attempt may call the second one a success, with
          * no object there (seen with versitygw 1.8.0). */
@@ -352,7 +284,7 @@ static void complete(struct upload *up)
     request.body = up->complete_body.data;
     request.body_len = up->complete_body.len;
     if (rc != 0)
-        fail_nomem(up);
+        s3_upload_fail_nomem(up);
     if (up->op->err.code != 0 || s3_upload_call(up, &request, on_completed) != 0)
         s3_upload_end(up);
     mb_buf_close(&query);
@@ -397,7 +329,7 @@ static void on_part_sent(void *arg, const struct s3_answer *a)
             posix_fadvise(up->fd, (off_t)(slot->part * up->part_bytes),
                           (off_t)part_len(up, slot->part), POSIX_FADV_DONTNEED);
         s3_went_well(up->s3);
-    } else if (s3_upload_is_unknown(a)) {
+    } else if (!up->is_single && s3_upload_is_unknown(a)) {
         up->lost = 1;
     } else if (up->is_single && is_refused(up, a)) {
         up->refused = 1;
@@ -430,7 +362,7 @@ static void send_part(void *arg)
     }
     s3_request_checksum(&request, up->parts[slot->part].crc);
     if (rc != 0)
-        fail_nomem(up);
+        s3_upload_fail_nomem(up);
     else if (up->op->err.code == 0 && !up->lost)
         rc = s3_call_start(up->op, &request, on_part_sent, slot, &slot->call, &up->op->err);
     mb_buf_close(&query);
@@ -468,7 +400,7 @@ static void on_part_hashed(uv_work_t *work, int status)
     if (op->err.code == 0 && (status != 0 || op->canceled))
         mb_err_set(&op->err, MB_ECANCELED, "cancelled");
     else if (slot->rc != 0)
-        fail_hash(up, slot->rc);
+        s3_upload_fail_hash(up, slot->rc);
     if (op->err.code == 0 && !up->lost && !server_has(up, slot->part))
         s3_turn_send(up->s3, &slot->turn, send_part, slot);
     else
@@ -482,7 +414,7 @@ static void prepare_part(void *arg)
     if (up->op->err.code == 0 && !up->lost && !up->op->canceled) {
         if (uv_queue_work(up->s3->loop, &slot->work, hash_part, on_part_hashed) == 0)
             return;
-        fail_nomem(up);
+        s3_upload_fail_nomem(up);
     }
     part_done(slot);
 }
@@ -512,11 +444,20 @@ static void wait_for_go(struct upload *up)
     up->op->on_sent(up->op->arg, up->op);
 }
 
+int s3_upload_is_given_up(struct upload *up)
+{
+    struct mb_store_op *op = up->op;
+    if (!op->canceled && !(op->gives_up && *op->gives_up))
+        return 0;
+    if (op->err.code == 0)
+        mb_err_set(&op->err, MB_ECANCELED, "cancelled");
+    return 1;
+}
+
 void s3_upload_pump(struct upload *up)
 {
     struct mb_store_op *op = up->op;
-    if ((op->canceled || (op->gives_up && *op->gives_up)) && op->err.code == 0)
-        mb_err_set(&op->err, MB_ECANCELED, "cancelled");
+    (void)s3_upload_is_given_up(up);
     up->pumping = 1;
     while (op->err.code == 0 && !up->lost && up->in_flight < up->n_slots &&
            up->next_part < up->n_parts)
@@ -529,7 +470,7 @@ void s3_upload_pump(struct upload *up)
     else if (up->lost || up->refused)
         s3_upload_compare(up);
     else if (up->n_done == up->n_parts && up->is_single)
-        succeed(up);
+        s3_upload_succeed(up);
     else if (up->n_done == up->n_parts && op->on_sent && !up->may_go)
         wait_for_go(up);
     else if (up->n_done == up->n_parts)
@@ -576,7 +517,7 @@ static void on_opened(uv_work_t *work, int status)
     up->size_bytes = (uint64_t)up->st.st_size;
     up->is_single =
         up->size_bytes < (op->on_sent ? 1 : S3_SINGLE_PUT_BYTES); /* see on_sent above */
-    up->part_bytes = S3_MIN_PART_BYTES;
+    up->part_bytes = up->s3->part_bytes;
     if (up->is_single) {
         up->part_bytes = up->size_bytes ? up->size_bytes : 1;
     } else if (up->size_bytes / 9000 + 1 > up->part_bytes) {
@@ -589,7 +530,7 @@ static void on_opened(uv_work_t *work, int status)
     up->parts = mb_calloc(up->n_parts, sizeof *up->parts);
     up->slots = mb_calloc(up->n_slots, sizeof *up->slots);
     if (!up->parts || !up->slots)
-        fail_nomem(up);
+        s3_upload_fail_nomem(up);
     else
         up->parts[0].crc = up->whole_crc; /* of a small file */
     up->looks = op->look_first && !(op->resume_upload_id && !up->is_single);
@@ -598,10 +539,10 @@ static void on_opened(uv_work_t *work, int status)
     else if (up->looks)
         s3_upload_compare(up);
     else
-        begin_sending(up);
+        s3_upload_begin_sending(up);
 }
 
-static void begin_sending(struct upload *up)
+void s3_upload_begin_sending(struct upload *up)
 {
     struct mb_store_op *op = up->op;
     up->looks = 0;
@@ -610,7 +551,7 @@ static void begin_sending(struct upload *up)
     else if (up->is_single)
         s3_upload_pump(up);
     else if (op->resume_upload_id && (up->upload_id = mb_strdup(op->resume_upload_id)))
-        s3_upload_list_parts(up, 0);
+        s3_upload_list_parts(up);
     else
         s3_upload_create(up);
 }

@@ -78,17 +78,23 @@ static void on_created(void *arg, const struct s3_answer *a)
         begun(up);
 }
 
+/* No part is known to be with the server. */
+static void forget_parts(struct upload *up)
+{
+    up->lost = 0;
+    up->next_part = 0;
+    up->n_done = 0;
+    up->done_bytes = 0;
+    memset(up->parts, 0, up->n_parts * sizeof *up->parts);
+}
+
 void s3_upload_create(struct upload *up)
 {
     struct s3_request request = {
         .method = "POST", .key = up->op->key, .query = "uploads=", .body_fd = -1};
     mb_free(up->upload_id);
     up->upload_id = NULL;
-    up->lost = 0;
-    up->next_part = 0;
-    up->n_done = 0;
-    up->done_bytes = 0;
-    memset(up->parts, 0, up->n_parts * sizeof *up->parts);
+    forget_parts(up);
     if (!up->s3->no_checksum) {
         s3_request_header(&request, "x-amz-checksum-algorithm", "CRC64NVME");
         s3_request_header(&request, "x-amz-checksum-type", "FULL_OBJECT");
@@ -131,6 +137,8 @@ static int on_part_field(void *arg, const char *parent, const char *name, const 
     return 0;
 }
 
+static void list_parts(struct upload *up, size_t marker, uint64_t delay_ms);
+
 static void on_parts(void *arg, const struct s3_answer *a)
 {
     struct upload *up = arg;
@@ -147,17 +155,18 @@ static void on_parts(void *arg, const struct s3_answer *a)
         mb_s3_xml_parse(a->http->body, a->http->body_len, on_part_field, &fields, &up->op->err);
     if (up->op->err.code == 0 && fields.truncated && fields.next_marker > 0 &&
         fields.next_marker < MAX_PARTS) {
-        s3_upload_list_parts(up, fields.next_marker);
+        list_parts(up, fields.next_marker, 0);
         return;
     }
     s3_upload_pump(up);
 }
 
-void s3_upload_list_parts(struct upload *up, size_t marker)
+static void list_parts(struct upload *up, size_t marker, uint64_t delay_ms)
 {
     struct mb_buf query = {0};
     char before[64] = "";
-    struct s3_request request = {.method = "GET", .key = up->op->key, .body_fd = -1};
+    struct s3_request request = {
+        .method = "GET", .key = up->op->key, .body_fd = -1, .delay_ms = delay_ms};
     if (marker > 0)
         snprintf(before, sizeof before, "part-number-marker=%zu&", marker);
     if (s3_upload_query(up, before, &query) != 0)
@@ -166,4 +175,15 @@ void s3_upload_list_parts(struct upload *up, size_t marker)
     if (up->op->err.code != 0 || s3_upload_call(up, &request, on_parts) != 0)
         s3_upload_end(up);
     mb_buf_close(&query);
+}
+
+void s3_upload_list_parts(struct upload *up)
+{
+    list_parts(up, 0, 0);
+}
+
+void s3_upload_look_again(struct upload *up)
+{
+    forget_parts(up);
+    list_parts(up, 0, up->look_delay_ms);
 }

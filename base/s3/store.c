@@ -60,6 +60,11 @@ int mb_store_has_conditions(const struct mb_store *s)
     return !s->backend->has_conditions || s->backend->has_conditions(s);
 }
 
+uint64_t mb_store_part_bytes(const struct mb_store *s)
+{
+    return s->backend->part_bytes ? s->backend->part_bytes(s) : (uint64_t)16 << 20;
+}
+
 static void on_timer_closed(uv_handle_t *h)
 {
     struct mb_store *s = h->data;

@@ -35,6 +35,10 @@ const char *mb_store_url(const struct mb_store *s); /* without credentials, as g
  * does not heed them. Until then, and of file://, 1. */
 int mb_store_has_conditions(const struct mb_store *s);
 
+/* In what pieces large files are sent, and their progress is counted; bigger ones where there were
+ * too many. */
+uint64_t mb_store_part_bytes(const struct mb_store *s);
+
 /* Condition of a write. */
 enum mb_store_if {
     MB_STORE_ALWAYS,

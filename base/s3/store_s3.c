@@ -20,7 +20,14 @@
 #include "base/s3/sigv4.h"
 #include "base/str.h"
 
-enum { MAX_REPEATS = 2, MAX_REPEATED_BYTES = 64 * 1024 };
+enum {
+    MAX_REPEATS = 2,
+    MAX_REPEATED_BYTES = 64 * 1024,
+    /* Of each connection, in the kernel: the server sends on while the disk is busy, and less often
+     * bit by bit out of our reading. Of S3_MAX_CONNECTIONS no more than 128 MiB with the kernel's
+     * bookkeeping; docs/performance.md has what half of it and a quarter do. */
+    RECEIVE_AHEAD_BYTES = 4 * 1024 * 1024
+};
 
 static void start_next(struct mb_store_op *op, const struct s3_request *request, s3_done_cb done)
 {
@@ -334,7 +341,7 @@ static void s3_cancel(struct mb_store_op *op)
 
 void s3_went_well(struct s3 *s)
 {
-    if (s->parallel < S3_MAX_CONNECTIONS) {
+    if (s->parallel < s->max_parallel) {
         s->parallel++;
         s3_turns_run(s);
     }
@@ -379,6 +386,12 @@ static int s3_has_conditions(const struct mb_store *store)
     return !s->facts.no_conditions;
 }
 
+static uint64_t s3_part_bytes(const struct mb_store *store)
+{
+    const struct s3 *s = store->impl;
+    return s->part_bytes;
+}
+
 int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *err)
 {
     static const struct mb_store_backend backend = {.start = s3_start,
@@ -386,7 +399,8 @@ int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *er
                                                     .go = s3_upload_go,
                                                     .set_priority = s3_upload_set_priority,
                                                     .close = s3_close,
-                                                    .has_conditions = s3_has_conditions};
+                                                    .has_conditions = s3_has_conditions,
+                                                    .part_bytes = s3_part_bytes};
     struct s3 *s = mb_calloc(1, sizeof *s);
     if (!s)
         return mb_err_set(err, MB_ENOMEM, "s3: out of memory");
@@ -399,6 +413,7 @@ int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *er
         mb_free(s);
         return rc;
     }
+    mb_http_client_receive_ahead(s->http, RECEIVE_AHEAD_BYTES);
     store->backend = &backend;
     store->impl = s;
     return 0;

@@ -99,6 +99,7 @@ static void on_begin(uv_timer_t *t)
                                          .ranks_per_node = d->opts->ranks_per_node,
                                          .is_worker = d->opts->is_worker,
                                          .has_url = d->opts->checkpoint_url != NULL,
+                                         .keep_last = d->opts->checkpoint_keep_last,
                                          .is_again = 1,
                                          .committed = d->committed};
     struct mb_drv *state = mb_drv_create(&config);

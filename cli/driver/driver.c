@@ -407,7 +407,8 @@ static int setup(struct driver *d, struct mb_err *err)
     const struct mb_drv_config config = {.n_nodes = o->num_nodes,
                                          .ranks_per_node = o->ranks_per_node,
                                          .is_worker = o->is_worker,
-                                         .has_url = o->checkpoint_url != NULL};
+                                         .has_url = o->checkpoint_url != NULL,
+                                         .keep_last = o->checkpoint_keep_last};
     const struct mb_gcs_opts gcs_opts = {.address = o->address, .token = o->token};
     int rc;
 
@@ -494,6 +495,7 @@ int mb_driver_run(const struct mb_driver_opts *opts)
                     .ranks_per_node = opts->ranks_per_node,
                     .global_batch = opts->global_batch,
                     .micro_batch = opts->micro_batch,
+                    .tensor_parallel = opts->tensor_parallel,
                     .wait_ms = opts->elastic_wait_ms,
                     .n_nodes = opts->num_nodes},
         .committed = -1,

@@ -10,15 +10,14 @@
 
 int mb_elastic_divides(const struct mb_elastic *e, uint32_t n_nodes)
 {
-    uint64_t left = e->global_batch;
+    const uint64_t ranks = (uint64_t)n_nodes * e->ranks_per_node;
+    const uint64_t to_a_model = e->tensor_parallel > 0 ? e->tensor_parallel : 1;
 
-    if (left == 0 || e->micro_batch == 0 || n_nodes == 0 || e->ranks_per_node == 0)
+    if (e->global_batch == 0 || e->micro_batch == 0 || ranks == 0)
         return 1;
     /* One factor after the other: their product may be more than 64 bits hold. */
-    if (left % e->micro_batch != 0)
-        return 0;
-    left /= e->micro_batch;
-    return left % n_nodes == 0 && left / n_nodes % e->ranks_per_node == 0;
+    return ranks % to_a_model == 0 && e->global_batch % e->micro_batch == 0 &&
+           e->global_batch / e->micro_batch % (ranks / to_a_model) == 0;
 }
 
 /* 0: none. */
@@ -70,16 +69,21 @@ int mb_elastic_keeps(const struct mb_elastic *e, uint32_t n_alive)
 void mb_elastic_explain(const struct mb_elastic *e, uint32_t n_nodes, uint64_t now_ms, char *out,
                         size_t size)
 {
+    char shared[32] = "";
+
     out[0] = '\0';
     if (still_waits(e, now_ms) || e->n_nodes < e->max_nodes || largest(e, n_nodes) > 0)
         return;
-    if (n_nodes < e->min_nodes)
+    if (n_nodes < e->min_nodes) {
         snprintf(out, size, "%u of at least %u nodes (--min-nodes) are there: ", n_nodes,
                  e->min_nodes);
-    else
+    } else {
+        if (e->tensor_parallel > 1)
+            snprintf(shared, sizeof(shared), ", %u to a model,", e->tensor_parallel);
         snprintf(out, size,
-                 "%u nodes are there, but neither %llu ranks nor fewer on at least %u nodes divide "
-                 "--global-batch-size %llu by --micro-batch-size %llu: ",
-                 n_nodes, (unsigned long long)n_nodes * e->ranks_per_node, e->min_nodes,
+                 "%u nodes are there, but neither %llu ranks nor fewer on at least %u nodes%s "
+                 "divide --global-batch-size %llu by --micro-batch-size %llu: ",
+                 n_nodes, (unsigned long long)n_nodes * e->ranks_per_node, e->min_nodes, shared,
                  (unsigned long long)e->global_batch, (unsigned long long)e->micro_batch);
+    }
 }

@@ -42,7 +42,7 @@ struct drv_node {
     uint32_t rendezvous_port;
     uint64_t stop_grace_ms; /* of the last stop; 0: the launch's */
     int64_t loaded;         /* iteration that its ranks begin from, by Launched; -1: none */
-    int64_t lost_said;      /* newest iteration whose loss this node told, 0: none */
+    int64_t lost_said;      /* newest iteration whose loss this node told, -1: none */
     unsigned hello : 1;     /* the present stream has said hello */
     unsigned launched : 1;
     unsigned launch_heard : 1; /* Launched came */
@@ -118,6 +118,7 @@ struct drv_placed {
 struct drv_waiting {
     uint64_t began_ms, said_ms;
     int is_asking;
+    uint64_t half_ms;  /* since when bundles wait for a node that one of them lost; 0: none does */
     char missing[512]; /* what the head said last; "": nothing known */
     char said[512];    /* the last line about it */
 };
@@ -148,6 +149,7 @@ struct driver {
     uint32_t n_nodes;       /* of the present attempt, at most opts->num_nodes */
     int is_rays;            /* the head is Ray's own */
     int is_resizing;        /* the wait is cancelled, then another group asked for */
+    uint64_t asked_ms;      /* for the present group */
     uint64_t reserve_by_ms; /* monotonic */
     struct mb_signals signals;
     uv_timer_t tick;  /* once a second: renew leases, the KV record, waiting lines */
@@ -214,6 +216,8 @@ void drv_failed(struct driver *d, const struct mb_err *err);
 void drv_reserve(struct driver *d);
 /* While it waits: so many nodes are there for the gang; is_guess: alive, perhaps busy. */
 void drv_reserve_look(struct driver *d, uint32_t n_there, int is_guess);
+/* While it waits: the group is given back, then another one asked for. */
+void drv_reserve_anew(struct driver *d);
 
 /* attempts.c */
 /* The present attempt is over. 1: another follows, and d->next says how; drv_attempts_begin() when

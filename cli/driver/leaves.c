@@ -140,11 +140,10 @@ static void on_error(struct drv_node *n, const Mobula__V1__Upload *u)
                              .text = u->error};
     const struct drv_leave *known = find(d, u->iteration);
     int is_echo = known && known->is_dropped; /* it gave up what it was told to */
-    unsigned before = mb_drv_verdict_number(d->state);
 
+    if (!is_echo && n->lost_said != u->iteration)
+        fprintf(stderr, "mobula: %s\n", u->error);
     drv_event(d, &e);
-    if (!is_echo && before == mb_drv_verdict_number(d->state) && n->lost_said != u->iteration)
-        fprintf(stderr, "mobula: %s\n", u->error); /* it ends for another reason */
     n->lost_said = u->iteration;
     if (u->never)
         note_dropped(n, u);
@@ -156,7 +155,7 @@ static void on_committed(struct drv_node *n, const Mobula__V1__Upload *u)
     struct mb_drv_event e = {.kind = MB_DRV_COMMITTED, .node = n->index, .iteration = u->iteration};
     struct drv_leave *l = find(d, u->iteration);
 
-    if (u->iteration > mb_drv_committed(d->state)) {
+    if (mb_drv_is_open(d->state, u->iteration)) {
         d->lines_after_verdict += d->verdict_said != 0;
         printf("checkpoint of iteration %lld is durable in %s\n", (long long)u->iteration,
                d->opts->checkpoint_url ? d->opts->checkpoint_url : "");

@@ -132,7 +132,7 @@ void drv_node_reset(struct drv_node *n)
     n->attempts = 0;
     n->silent_since_ms = n->heard_ms = n->adrift_ms = 0;
     n->stop_grace_ms = 0;
-    n->lost_said = 0;
+    n->lost_said = -1;
     n->hello = n->launched = n->launch_heard = n->stop_asked = n->end_asked = n->started =
         n->abandons = n->replaced = 0;
 }
@@ -657,6 +657,16 @@ static int loads_differ(struct drv_node *n, int64_t loaded)
     return 0;
 }
 
+static void say_start(const struct driver *d, int64_t loaded)
+{
+    if (load_url(d)[0] && loaded < 0)
+        fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
+                load_url(d));
+    else if (d->attempt > 1)
+        fprintf(stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
+                (long long)(loaded > 0 ? loaded : 0));
+}
+
 static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
 {
     struct driver *d = n->driver;
@@ -664,12 +674,8 @@ static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
     if (load_url(d)[0] && !n->launch_heard && loads_differ(n, m->loaded_iteration))
         return;
 
-    if (load_url(d)[0] && m->loaded_iteration < 0 && n->index == 0)
-        fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
-                load_url(d));
-    else if (d->attempt > 1 && n->index == 0)
-        fprintf(stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
-                (long long)(m->loaded_iteration > 0 ? m->loaded_iteration : 0));
+    if (!n->launch_heard && n->index == 0) /* not again after a re-dial */
+        say_start(d, m->loaded_iteration);
     if (!d->launched_ms)
         d->launched_ms = mb_mono_ms();
     n->launch_heard = 1;
@@ -691,6 +697,13 @@ static void on_log(struct driver *d, const Mobula__V1__LogChunk *m)
 {
     if (m->rank < drv_world_size(d))
         drv_output(d, m->rank, m->offset, m->data.data, m->data.len);
+}
+
+static void say_lost_logs(const struct driver *d, const Mobula__V1__Ended *m)
+{
+    for (size_t i = 0; i < m->n_lost_logs; i++)
+        fprintf(stderr, "mobula: rank %u of attempt %u: %.1500s\n", m->lost_logs[i]->rank,
+                d->attempt, m->lost_logs[i]->text);
 }
 
 static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessage *msg)
@@ -742,6 +755,7 @@ static void on_message(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         fail(n, MB_DRV_NODE_FAILED, m->failure->code, m->failure->text);
         break;
     case MOBULA__V1__AGENT_MESSAGE__BODY_ENDED:
+        say_lost_logs(d, m->ended);
         fail(n, MB_DRV_NODE_ENDED, 0, NULL);
         break;
     default:

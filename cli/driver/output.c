@@ -27,7 +27,9 @@ void drv_output(struct driver *d, uint32_t rank, uint64_t offset, const void *p,
 
     known = mb_drv_known_bytes(&o->next_offset, offset, n, &missing);
     if (missing > 0)
-        fprintf(stderr, "mobula: %llu bytes of the output of rank %u were not received\n",
+        fprintf(stderr,
+                "mobula: %llu bytes of the output of rank %u are missing here: its log's cap "
+                "(MOBULA_LOG_MAX_BYTES, --log-max-bytes) let go of them before they were read\n",
                 (unsigned long long)missing, rank);
     bytes += known;
     n -= known;

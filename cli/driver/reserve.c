@@ -5,7 +5,9 @@
  *  2. While it waits elastic.c may want another size: the wait is cancelled, the group removed, and
  *     one of that size created. A group that waits holds nothing, so nothing is lost but its place
  *     in the queue. Removing fails: the old one is waited for on.
- *  3. All in all it takes no longer than reserve_timeout_ms.
+ *  3. So it is when a node died before all had their bundles (waiting.c), and when somebody else
+ * has removed the group: an agent does with one that it holds a part of and hears nothing of.
+ *  4. All in all it takes no longer than reserve_timeout_ms.
  */
 #include "cli/driver/internal.h"
 
@@ -14,7 +16,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 
-enum { REQUEST_TIMEOUT_MS = 20000 };
+/* A group that is gone sooner than that is not asked for again: it would go on so. */
+enum { REQUEST_TIMEOUT_MS = 20000, REMOVED_MS = 5000 };
 
 static const struct mb_gcs_node *find_node(const struct mb_gcs_node *nodes, size_t n,
                                            const uint8_t id[MB_NODE_ID_BYTES])
@@ -124,7 +127,7 @@ static void on_old_removed(void *arg, const struct mb_err *err)
     if (mb_drv_phase(d->state) != MB_DRV_RESERVE || err->code == MB_ECANCELED)
         return;
     if (err->code && err->code != MB_ENOENT) {
-        fprintf(stderr, "mobula: cannot ask for another number than %u nodes: %s\n", d->n_nodes,
+        fprintf(stderr, "mobula: still waiting for %u nodes, cannot ask anew: %s\n", d->n_nodes,
                 err->text);
         d->elastic.n_nodes = d->n_nodes;
         on_requested(d, &ok);
@@ -167,6 +170,13 @@ void drv_reserve_look(struct driver *d, uint32_t n_there, int is_guess)
         return;
     fprintf(stderr, "mobula: not all of %u nodes are there: asking for %u of %u\n", d->n_nodes,
             size, d->opts->num_nodes);
+    drv_reserve_anew(d);
+}
+
+void drv_reserve_anew(struct driver *d)
+{
+    if (!d->wait_op || d->is_resizing)
+        return;
     d->is_resizing = 1;
     mb_gcs_op_cancel(d->wait_op);
 }
@@ -188,6 +198,11 @@ static void on_created(void *arg, const struct mb_err *err)
     if (d->is_resizing) { /* it had ended when it was cancelled */
         d->is_resizing = 0;
         d->elastic.n_nodes = d->n_nodes;
+    }
+    if (e.code == MB_ENOENT && mb_mono_ms() - d->asked_ms >= REMOVED_MS) {
+        fprintf(stderr, "mobula: somebody removed the placement group: asking anew\n");
+        create_group(d);
+        return;
     }
     if (e.code == MB_ETIMEOUT)
         mb_err_set(&e, MB_ETIMEOUT, "no %u nodes were free within %llu s%s%s; see: mobula status",
@@ -250,6 +265,7 @@ static void create_group(struct driver *d)
     pg.n_bundles = d->n_nodes;
     pg.strategy = d->n_nodes > 1 ? MB_PG_STRICT_SPREAD : MB_PG_PACK;
     d->reserved = 1;
+    d->asked_ms = mb_mono_ms();
     if (mb_gcs_pg_create(d->gcs, &pg, REQUEST_TIMEOUT_MS, on_requested, d, NULL, &e) < 0) {
         d->reserved = 0;
         drv_failed(d, &e);

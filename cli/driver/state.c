@@ -14,7 +14,9 @@
  *  7. DEADLINE: workers agree among themselves on the iteration that they save and leave with, so
  *     nothing is sent; others are stopped everywhere. What ends by that is no failure. It comes
  * with a code when the time was over before the ranks had saved: that is the verdict.
- *  8. At the end something saved is not known to be committed: the store is asked, since the word
+ *  8. A save that is given up stops nobody: it is the verdict of a gang that ends well otherwise,
+ *     and a gang that fails is started again all the same.
+ *  9. At the end something saved is not known to be committed: the store is asked, since the word
  *     of it may be lost. It is not there: that is the verdict.
  */
 #include "cli/driver/state.h"
@@ -23,6 +25,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "cli/driver/saves.h"
 
 enum { EXIT_RANK_FAILED = 1 };
 
@@ -46,6 +49,7 @@ struct mb_drv {
     struct rank *ranks; /* [n_nodes * ranks_per_node], rank = node * ranks_per_node + local rank */
     int64_t saved;
     int64_t committed;
+    struct mb_drv_saves *saves; /* of this attempt */
     int exit_status;
     int store_asked, store_said;
     int in_order;    /* the verdict is no failure of a rank: its peers can finish their step */
@@ -54,6 +58,8 @@ struct mb_drv {
     struct mb_failure failure;
     unsigned verdict_number;
     char verdict[MB_ERR_TEXT_MAX];
+    int64_t lost_iteration;
+    char upload_lost[MB_ERR_TEXT_MAX]; /* why it was given up, the first that was; "": none */
 };
 
 static const char *const phase_names[MB_DRV_N_PHASES] = {
@@ -115,7 +121,8 @@ struct mb_drv *mb_drv_create(const struct mb_drv_config *config)
     d->saved = d->committed = config->is_again ? config->committed : -1;
     d->nodes = mb_calloc(config->n_nodes, sizeof(*d->nodes));
     d->ranks = mb_calloc((size_t)config->n_nodes * config->ranks_per_node, sizeof(*d->ranks));
-    if (!d->nodes || !d->ranks) {
+    d->saves = mb_drv_saves_create();
+    if (!d->nodes || !d->ranks || !d->saves) {
         mb_drv_destroy(d);
         return NULL;
     }
@@ -128,6 +135,7 @@ void mb_drv_destroy(struct mb_drv *d)
 {
     if (!d)
         return;
+    mb_drv_saves_destroy(d->saves);
     mb_free(d->nodes);
     mb_free(d->ranks);
     mb_free(d);
@@ -201,28 +209,47 @@ static int all_endpoints(const struct mb_drv *d)
     return 1;
 }
 
+/* The newest of what has to be durable and is not known to be; -1: none. */
+static int64_t newest_open(const struct mb_drv *d)
+{
+    int64_t newest = -1;
+
+    for (int64_t it = mb_drv_open(d, -1); it >= 0; it = mb_drv_open(d, it))
+        newest = it;
+    return newest;
+}
+
 /* To a verdict that says something else. */
-static void add_lost(struct mb_drv *d)
+static void add_lost(struct mb_drv *d, int64_t open)
 {
     size_t n = strlen(d->verdict);
+    char name[48];
 
-    if (strstr(d->verdict, "not durable"))
+    snprintf(name, sizeof(name), "iteration %lld is not durable", (long long)open);
+    if (strstr(d->verdict, name)) /* it says so */
         return;
     snprintf(d->verdict + n, sizeof(d->verdict) - n,
              "; iteration %lld was saved but is not durable (newest durable: %lld)",
-             (long long)d->saved, (long long)d->committed);
+             (long long)open, (long long)d->committed);
     d->verdict_number++;
 }
 
 static int release(struct mb_drv *d)
 {
-    if (d->config.has_url && d->saved > d->committed && d->exit_status)
-        add_lost(d);
-    else if (d->config.has_url && d->saved > d->committed)
+    int64_t open = newest_open(d), lost = mb_drv_saves_given_up(d->saves);
+
+    if (lost >= 0 && lost == d->lost_iteration)
+        set_verdict(d, mb_exit_status(MB_EIO), "%s", d->upload_lost);
+    else if (lost >= 0)
+        set_verdict(d, mb_exit_status(MB_EIO), "iteration %lld is not durable: it was given up",
+                    (long long)lost);
+    if (open >= 0 && d->exit_status)
+        add_lost(d, open);
+    else if (open >= 0)
         set_verdict(d, mb_exit_status(MB_EIO),
                     "iteration %lld was saved but is not durable in the checkpoint store (newest "
                     "durable: %lld); its files are still on the nodes",
-                    (long long)d->saved, (long long)d->committed);
+                    (long long)open, (long long)d->committed);
     d->phase = MB_DRV_RELEASE;
     return MB_DRV_DO_RELEASE;
 }
@@ -271,7 +298,7 @@ static int advance(struct mb_drv *d)
         actions |= MB_DRV_DO_END;
     }
     if (d->phase == MB_DRV_END && all_nodes(d, node_ended)) {
-        if (!d->config.has_url || d->saved <= d->committed || d->store_said) {
+        if (mb_drv_open(d, -1) < 0 || d->store_said) {
             actions |= release(d);
         } else if (!d->store_asked) {
             d->store_asked = 1;
@@ -420,6 +447,14 @@ static void note_saved(struct node *n, int64_t iteration)
         n->saved = iteration;
 }
 
+static int note(struct mb_drv *d, int64_t iteration, enum mb_drv_save save)
+{
+    if (mb_drv_saves_note(d->saves, iteration, save) == MB_OK)
+        return 0;
+    set_verdict(d, mb_exit_status(MB_ENOMEM), "no memory to keep what was saved in mind");
+    return wind_down(d);
+}
+
 static int on_saved(struct mb_drv *d, const struct mb_drv_event *e)
 {
     if (e->node >= d->config.n_nodes)
@@ -427,7 +462,7 @@ static int on_saved(struct mb_drv *d, const struct mb_drv_event *e)
     note_saved(&d->nodes[e->node], e->iteration);
     if (e->iteration > d->saved)
         d->saved = e->iteration;
-    return 0;
+    return note(d, e->iteration, MB_DRV_SAVE_OPEN);
 }
 
 static int on_deadline(struct mb_drv *d, const struct mb_drv_event *e)
@@ -477,17 +512,19 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
             note_saved(&d->nodes[i], e->iteration);
         if (e->iteration > d->committed)
             d->committed = e->iteration;
-        return 0;
+        return note(d, e->iteration, MB_DRV_SAVE_DURABLE);
     case MB_DRV_STORE_SAID:
         d->store_said = 1;
-        if (e->iteration > d->committed)
-            d->committed = e->iteration;
         return 0;
     case MB_DRV_DEADLINE:
         return on_deadline(d, e);
     case MB_DRV_UPLOAD_FAILED:
-        set_verdict(d, mb_exit_status(MB_EIO), "%s", e->text ? e->text : "upload failed");
-        return 0;
+        if (!d->upload_lost[0] || mb_drv_saves_given_up(d->saves) < 0) {
+            d->lost_iteration = e->iteration;
+            snprintf(d->upload_lost, sizeof(d->upload_lost), "%s",
+                     e->text ? e->text : "an upload failed");
+        }
+        return note(d, e->iteration, MB_DRV_SAVE_GIVEN_UP);
     case MB_DRV_FAILED:
         if (d->phase >= MB_DRV_RESERVE && e->code == MB_EUNAVAIL)
             set_failure(d, MB_FAILURE_REQUEST, e->code);
@@ -538,9 +575,20 @@ int64_t mb_drv_saved(const struct mb_drv *d)
     return d->saved;
 }
 
+int mb_drv_is_open(const struct mb_drv *d, int64_t iteration)
+{
+    return iteration > (d->config.is_again ? d->config.committed : -1) &&
+           mb_drv_saves_is_open(d->saves, iteration);
+}
+
 int64_t mb_drv_committed(const struct mb_drv *d)
 {
     return d->committed;
+}
+
+int64_t mb_drv_open(const struct mb_drv *d, int64_t after)
+{
+    return d->config.has_url ? mb_drv_saves_open(d->saves, after, d->config.keep_last) : -1;
 }
 
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node)

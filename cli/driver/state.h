@@ -44,7 +44,7 @@ enum mb_drv_event_kind {
     MB_DRV_RANK_EXIT,     /* rank, exit_code, signal, text = cause */
     MB_DRV_SAVED,         /* node, iteration */
     MB_DRV_COMMITTED,     /* iteration */
-    MB_DRV_UPLOAD_FAILED, /* text */
+    MB_DRV_UPLOAD_FAILED, /* iteration: is given up; text */
     MB_DRV_NODE_FAILED,   /* node, code, text: the attempt cannot go on there */
     MB_DRV_NODE_LOST,     /* node, text: no stream for the length of the lease */
     MB_DRV_NODE_ENDED,    /* node: nothing of the attempt is left there */
@@ -53,7 +53,7 @@ enum mb_drv_event_kind {
     MB_DRV_RELEASED,
     MB_DRV_DEADLINE, /* node, code, text: the ranks save and end; with a code they did not get to it
                       */
-    MB_DRV_STORE_SAID, /* iteration: what this attempt saved, if it is durable; else -1 */
+    MB_DRV_STORE_SAID, /* it was asked; what is durable was told as COMMITTED */
     MB_DRV_N_EVENTS
 };
 
@@ -80,16 +80,17 @@ enum mb_drv_action {
     MB_DRV_DO_END = 64, /* every node: drain, release, say Ended; again when one is done or lost */
     MB_DRV_DO_RELEASE = 128,
     MB_DRV_DO_FINISH = 256,   /* the loop may end: see mb_drv_exit_status() */
-    MB_DRV_DO_ASK_STORE = 512 /* is the newest that was saved durable? */
+    MB_DRV_DO_ASK_STORE = 512 /* which of mb_drv_open() are durable? */
 };
 
 struct mb_drv_config {
     uint32_t n_nodes; /* at most; RESERVED may say fewer */
     uint32_t ranks_per_node;
-    int is_worker;     /* ranks report endpoints and want a start message */
-    int has_url;       /* what is saved must be committed */
-    int is_again;      /* not the first attempt: begins with PAUSE */
-    int64_t committed; /* is_again: what earlier attempts made durable, -1: nothing */
+    int is_worker;      /* ranks report endpoints and want a start message */
+    int has_url;        /* what is saved must be committed */
+    uint32_t keep_last; /* so many durable iterations stay in the store; 0: all */
+    int is_again;       /* not the first attempt: begins with PAUSE */
+    int64_t committed;  /* is_again: what earlier attempts made durable, -1: nothing */
 };
 
 /* A node said hello again after its stream broke. */
@@ -117,6 +118,12 @@ const char *mb_drv_phase_name(enum mb_drv_phase phase);
 const char *mb_drv_event_name(enum mb_drv_event_kind kind);
 int64_t mb_drv_saved(const struct mb_drv *d);     /* newest iteration on local disk, -1: none */
 int64_t mb_drv_committed(const struct mb_drv *d); /* newest durable iteration, -1: none */
+/* 1: not known to be durable so far, by this attempt or (all up to config's committed) earlier
+ * ones: commits come in any order. */
+int mb_drv_is_open(const struct mb_drv *d, int64_t iteration);
+/* The oldest iteration above `after` that this attempt saved, that has to be durable and is not
+ * known to be; -1: there is none. */
+int64_t mb_drv_open(const struct mb_drv *d, int64_t after);
 int mb_drv_node_ended(const struct mb_drv *d, uint32_t node);
 /* 1: it is gone; what it has not sent by now never comes. */
 int mb_drv_node_lost(const struct mb_drv *d, uint32_t node);

@@ -4,7 +4,10 @@
  *  1. Once a second the head is asked why the group waits.
  *  2. A real GCS does not know that call: then the nodes that could hold the gang are counted.
  *  3. Either tells how many nodes are there for a gang that may go on with fewer (elastic.h).
- *  4. A line when the answer has changed, but not more often than every 5 s; the same again after a
+ *  4. A node died after it had its bundle and before all had theirs: a real GCS has the others keep
+ *     theirs, which may be for ever. After HALF_MS the group is asked for anew, which holds nothing
+ *     until there is a node for each.
+ *  5. A line when the answer has changed, but not more often than every 5 s; the same again after a
  *     minute.
  */
 #include "cli/driver/internal.h"
@@ -13,7 +16,13 @@
 #include <string.h>
 #include "base/clock.h"
 
-enum { FIRST_LINE_MS = 500, LINE_MS = 5000, SAME_LINE_MS = 60000, ASK_TIMEOUT_MS = 5000 };
+enum {
+    FIRST_LINE_MS = 500,
+    LINE_MS = 5000,
+    SAME_LINE_MS = 60000,
+    ASK_TIMEOUT_MS = 5000,
+    HALF_MS = 5000
+};
 
 void drv_waiting_begin(struct driver *d)
 {
@@ -72,6 +81,28 @@ static void missing(struct driver *d, uint32_t n_there, const char *text)
     say(d);
 }
 
+static void on_half(void *arg, const struct mb_err *err, const struct mb_gcs_pg *groups, size_t n)
+{
+    struct driver *d = arg;
+    struct drv_waiting *w = &d->waiting;
+    uint64_t now = mb_mono_ms();
+
+    w->is_asking = 0;
+    if (err->code || n != 1 || memcmp(groups[0].id, d->pg_id, sizeof(d->pg_id)) != 0 ||
+        mb_drv_phase(d->state) != MB_DRV_RESERVE)
+        return;
+    if (groups[0].state != MB_PG_RESCHEDULING)
+        w->half_ms = 0;
+    else if (w->half_ms == 0)
+        w->half_ms = now;
+    else if (now - w->half_ms >= HALF_MS) {
+        w->half_ms = 0;
+        fputs("mobula: a node was lost before the gang had all of its nodes: asking anew\n",
+              stderr);
+        drv_reserve_anew(d);
+    }
+}
+
 static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_node *nodes, size_t n)
 {
     struct driver *d = arg;
@@ -87,6 +118,8 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
              d->n_nodes, each, what, fit, fit >= d->n_nodes ? ", some are busy" : "");
     missing(d, fit, text);
     drv_reserve_look(d, fit, 1);
+    d->waiting.is_asking =
+        mb_gcs_pg_get(d->gcs, d->pg_id, ASK_TIMEOUT_MS, on_half, d, NULL, NULL) == 0;
 }
 
 static void on_reason(void *arg, const struct mb_err *err, const struct mb_gcs_waiting *w)

@@ -236,6 +236,28 @@ class Devices(unittest.TestCase):
             self.assertIn("CUDA error 100", cluster.logs(blind))  # CUDA_ERROR_NO_DEVICE
             record("devices", gpus=NVML.count, seen=seen)
 
+    def test_figures(self):
+        """`status` says what the driver says, also of what a gang holds."""
+        with GpuCluster() as cluster:
+            cluster.gang("g", HOLD, HELD_MIB)
+            cluster.wait_held("g")
+            used = NVML.used_bytes()
+
+            def shown():
+                gpus = cluster.status()["nodes"][0]["gpus"]
+                return gpus[0] if gpus and abs(gpus[0]["memory_used_bytes"] - used) < 64 * MIB else None
+
+            gpu = wait_until(shown, lambda: f"{used}: {cluster.status()['nodes']}", 30)
+            self.assertEqual((gpu["name"], gpu["uuid"]), (NVML.name(), NVML.uuid(0)))
+            self.assertGreater(gpu["memory_total_bytes"], used)
+            for figure in ("power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz"):
+                self.assertGreater(gpu[figure], 0, figure)
+            self.assertLessEqual(gpu["utilization_percent"], 100)
+            gib = gpu["memory_used_bytes"] / 2**30
+            text = cluster.mobula("status", "--address", cluster.address).stdout
+            self.assertRegex(text, rf"gpu 0 +{re.escape(NVML.name())} +\d+ %  +{gib:.1f}/[0-9.]+ GiB  \d+/\d+ W  \d+ C")
+            record("figures", driver_used_mib=used // MIB, shown=gpu)
+
 
 class Quarantine(unittest.TestCase):
     def test_memory_that_somebody_else_holds(self):

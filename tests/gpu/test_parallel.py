@@ -74,6 +74,23 @@ class Parallel(unittest.TestCase):
         self.assert_close("bf16, one GPU and the CPU", one, want, 2e-2)
         self.assert_close("bf16, two GPUs and the CPU", two, want, 2e-2)
 
+    def test_two_gpus_share_a_model(self):
+        want = losses(self.train(1, *N, *CPU))
+        tp = ["--tensor-model-parallel-size", "2"]
+        ways = {"tensor parallel": [], "sequence parallel": ["--sequence-parallel"], "sharded": SHARDED}
+        for name, args in ways.items():
+            with self.subTest(name):
+                log = self.train(2, *N, *tp, *args)
+                self.assertRegex(log, r"> NCCL \d+\.\d+\.\d+ between GPUs; rank 0 of 2 ")
+                self.assert_close(f"two GPUs, {name}", losses(log), want, 1e-4)
+        self.assert_close("bf16, two GPUs and the CPU", losses(self.train(2, *N, *tp, *BF16)), want, 2e-2)
+        folder = os.path.join(self.dir, "shared")
+        save = [*N, "--save", folder, "--save-interval", "6"]
+        self.train(2, *save, *tp, "--exit-interval", "6")
+        rest = losses(self.train(1, *N, *CPU, "--load", folder))
+        self.assert_close("six iterations on two GPUs, six on the CPU", rest, {i: want[i] for i in rest}, 1e-4)
+        self.assertEqual(sorted(rest), list(range(7, 13)))
+
     def test_checkpoints_go_everywhere(self):
         """Three iterations on two GPUs, one GPU, the CPU, and two GPUs again are twelve on the CPU."""
         want = losses(self.train(1, *N, *CPU))

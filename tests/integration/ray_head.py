@@ -31,6 +31,7 @@ class RayHead:
 
     START_TIMEOUT_S = 240
     STOP_TIMEOUT_S = 20
+    N_STARTS = 3  # Ray gives its raylet 30 s, which cannot be set; on a busy machine that is too short
 
     def __init__(self, env=None, args=(), block=True):
         """block: as one process that ends with any of Ray's; else they are on their own."""
@@ -43,6 +44,16 @@ class RayHead:
         self._started = []
 
     def __enter__(self):
+        for left in reversed(range(self.N_STARTS)):
+            try:
+                self._start()
+                return self
+            except RuntimeError as error:
+                print(f"Ray itself did not come up, {left} more tries: {error}", flush=True)
+                if left == 0:
+                    raise
+
+    def _start(self):
         self.temp_dir = tempfile.mkdtemp(prefix="mb-ray-", dir="/tmp")
         ray = pathlib.Path(sys.executable).parent / "ray"
         command = [
@@ -69,9 +80,9 @@ class RayHead:
         try:
             self.address = self._wait_started()
         except BaseException:
+            self._print_logs()
             self._stop()
             raise
-        return self
 
     def __exit__(self, kind, *_):
         try:

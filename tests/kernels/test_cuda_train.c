@@ -75,6 +75,7 @@ static void train(struct mb_device *dev, const struct mb_gpt_config *c, struct r
     if (mb_optimizer_create(dev, &oc, p, n_params, mb_gpt_weights(m), mb_gpt_grads(m), 0,
                             mb_gpt_n_elements(m), &o, &err) != 0)
         fail_msg("%s", err.text);
+    mb_optimizer_set_copy(o, mb_gpt_weights_copy(m));
     for (int i = 0; i < STEPS; i++) {
         struct mb_gpt_batch batch = {.tokens = ids, .labels = ids + 1};
         struct mb_gpt_step step = {.grad_scale = 1.0 / TOKENS, .iteration = i + 1};
@@ -86,7 +87,7 @@ static void train(struct mb_device *dev, const struct mb_gpt_config *c, struct r
             mb_optimizer_squared_norm(o, &norm2, &err) != 0)
             fail_msg("step %d: %s", i, err.text);
         mb_optimizer_step(o, 3e-4, 0.01, mb_optimizer_clip(sqrt(norm2), 1));
-        mb_gpt_weights_changed(m);
+        mb_gpt_weights_copied(m);
         out->losses[i] = sum / n;
     }
     out->n_weights = mb_gpt_n_elements(m);

@@ -106,6 +106,54 @@ static void test_embedding_alone(void **state)
     check_embedding(*state, 12, 4, 5, 7, 1);
 }
 
+/* A vocabulary in three parts: each token is made by one of them, the others give zeros, and so
+ * does its gradient; positions' gradients are of all tokens. */
+static void test_embedding_parts(void **state)
+{
+    enum { TOKENS = 24, SEQ = 8, HIDDEN = 5, VOCAB = 12, PARTS = 3, ROWS = VOCAB / PARTS };
+    struct fixture *f = *state;
+    int32_t *token;
+    struct embedding_case c = {.n_tokens = TOKENS, .seq = SEQ, .hidden = HIDDEN};
+    c.token = ids_new(f, TOKENS, VOCAB, &token);
+    c.wt = tensor_new(f, VOCAB * HIDDEN, 1);
+    c.wp = tensor_new(f, SEQ * HIDDEN, 1);
+    c.out = tensor_new(f, TOKENS * HIDDEN, 0);
+    c.d_out = tensor_new(f, TOKENS * HIDDEN, 1);
+    struct tensor d_wt = tensor_new(f, c.wt.n, 0), sum = tensor_new(f, c.out.n, 0);
+    embedding_value(&c);
+    for (size_t p = 0; p < PARTS; p++) {
+        struct tensor d_wp = tensor_new(f, c.wp.n, 0);
+        struct mb_embedding_forward a = {.token = token,
+                                         .token_weight = c.wt.dev + p * ROWS * HIDDEN,
+                                         .position_weight = c.wp.dev,
+                                         .out = c.out.dev,
+                                         .n_tokens = TOKENS,
+                                         .seq = SEQ,
+                                         .hidden = HIDDEN,
+                                         .vocab = ROWS,
+                                         .first = p * ROWS,
+                                         .all_vocab = VOCAB};
+        RUN_OP(f, embedding_forward, a);
+        f->dev.ops->axpy(f->dev.ctx, f->dev.stream, sum.dev, c.out.dev, c.out.n, 1);
+        struct mb_embedding_backward b = {.token = token,
+                                          .d_out = c.d_out.dev,
+                                          .d_token_weight = d_wt.dev + p * ROWS * HIDDEN,
+                                          .d_position_weight = d_wp.dev,
+                                          .n_tokens = TOKENS,
+                                          .seq = SEQ,
+                                          .hidden = HIDDEN,
+                                          .vocab = ROWS,
+                                          .first = p * ROWS,
+                                          .all_vocab = VOCAB};
+        RUN_OP(f, embedding_backward, b);
+        assert_tensor_gradient(f, "position embedding", &d_wp, &c.wp, embedding_value, &c, 5e-7);
+    }
+    embedding_value(&c); /* gradients were checked by moving its inputs */
+    sum.ref = c.out.ref;
+    assert_tensor(f, "embedding of parts", &sum, 1e-7);
+    assert_tensor_gradient(f, "token embedding of parts", &d_wt, &c.wt, embedding_value, &c, 5e-7);
+}
+
 /* An id outside the vocabulary fails the stream, at synchronisation, once, and touches nothing. */
 static void test_embedding_outside(void **state)
 {
@@ -159,7 +207,7 @@ static void test_layernorm(void **state)
         c.d_out = tensor_new(f, rows * hidden, 1);
         struct tensor mean = tensor_new(f, rows, 0), rstd = tensor_new(f, rows, 0);
         struct tensor d_x = tensor_new(f, c.x.n, 0), d_w = tensor_new(f, hidden, 0),
-                      d_b = tensor_new(f, hidden, 0);
+                      d_b = tensor_new(f, hidden, 0), d_x_sum = tensor_new(f, hidden, 1);
         struct mb_layernorm_forward a = {.x = c.x.dev,
                                          .weight = c.w.dev,
                                          .bias = c.b.dev,
@@ -180,9 +228,14 @@ static void test_layernorm(void **state)
                                           .d_x = d_x.dev,
                                           .d_weight = d_w.dev,
                                           .d_bias = d_b.dev,
+                                          .d_x_sum = d_x_sum.dev,
                                           .n_rows = rows,
                                           .hidden = hidden};
         RUN_OP(f, layernorm_backward, b);
+        const float *rows_of = tensor_download(f, &d_x);
+        for (size_t i = 0; i < d_x.n; i++)
+            d_x_sum.ref[i % hidden] += (double)rows_of[i];
+        assert_tensor(f, "layernorm sum of d_x", &d_x_sum, 1e-5);
         assert_tensor_gradient(f, "layernorm d_x", &d_x, &c.x, layernorm_value, &c, 1e-5);
         assert_tensor_gradient(f, "layernorm d_weight", &d_w, &c.w, layernorm_value, &c, 1e-5);
         assert_tensor_gradient(f, "layernorm d_bias", &d_b, &c.b, layernorm_value, &c, 1e-5);
@@ -219,7 +272,7 @@ static void test_linear(void **state)
         c.out = tensor_new(f, rows * n_out, 0);
         c.d_out = tensor_new(f, rows * n_out, 1);
         struct tensor d_x = tensor_new(f, c.x.n, 0), d_w = tensor_new(f, c.w.n, 0),
-                      d_b = tensor_new(f, n_out, 0);
+                      d_b = tensor_new(f, n_out, 0), set = tensor_new(f, c.w.n, 5);
         struct mb_linear_forward a = {.x = c.x.dev,
                                       .weight = c.w.dev,
                                       .bias = c.with_bias ? c.b.dev : NULL,
@@ -240,6 +293,11 @@ static void test_linear(void **state)
                                        .n_in = n_in,
                                        .n_out = n_out};
         RUN_OP(f, linear_backward, b);
+        b.d_weight = set.dev;
+        b.sets_d_weight = 1;
+        b.d_bias = NULL;
+        RUN_OP(f, linear_backward, b);
+        assert_tensor_gradient(f, "linear d_weight, set", &set, &c.w, linear_value, &c, 1e-5);
         assert_tensor_gradient(f, "linear d_x", &d_x, &c.x, linear_value, &c, 1e-5);
         assert_tensor_gradient(f, "linear d_weight", &d_w, &c.w, linear_value, &c, 1e-5);
         assert_tensor_gradient(f, "linear d_bias", &d_b, &c.b, linear_value, &c, 1e-5);
@@ -462,6 +520,81 @@ static void test_cross_entropy(void **state)
     }
 }
 
+/* One part of a vocabulary; parts NULL: the first of its two calls. Returns what the loss gained.
+ */
+static double run_part(struct fixture *f, const struct mb_cross_entropy *whole, size_t p,
+                       size_t n_parts, float *parts, int is_second, float *d_x, float *d_w)
+{
+    struct mb_cross_entropy a = *whole;
+    a.vocab = whole->vocab / n_parts;
+    a.first = p * a.vocab;
+    a.all_vocab = whole->vocab;
+    a.weight = (const float *)whole->weight + a.first * a.hidden;
+    if (is_second) {
+        a.parts = parts;
+        a.n_parts = n_parts;
+        a.d_x = d_x;
+        a.d_weight = d_w != NULL ? d_w + a.first * a.hidden : NULL;
+    } else {
+        a.part = parts + 2 * p * a.n_tokens;
+    }
+    return run_cross_entropy(f, &a);
+}
+
+/* The whole loss on every part, d_x in shares of a sum, d_weight in rows. Large x: maxima that are
+ * far apart between parts. */
+static void test_cross_entropy_parts(void **state)
+{
+    static const struct {
+        size_t n_tokens, hidden, vocab, n_parts;
+        double range;
+    } cases[] = {{3, 4, 6, 2, 1}, {7, 3, 1056, 2, 30}, {5, 2, 1100, 4, 200}, {521, 2, 6, 3, 1}};
+    struct fixture *f = *state;
+    for (size_t k = 0; k < COUNT(cases); k++) {
+        const size_t n = cases[k].n_tokens, hidden = cases[k].hidden, vocab = cases[k].vocab;
+        const size_t n_parts = cases[k].n_parts;
+        struct cross_entropy_case c = {.n_tokens = n, .hidden = hidden, .vocab = vocab};
+        int32_t *label;
+        c.label = ids_new(f, n, vocab, &label);
+        c.x = tensor_new(f, n * hidden, cases[k].range);
+        c.w = tensor_new(f, vocab * hidden, 0.5);
+        c.mask = tensor_new(f, n, 0);
+        for (size_t t = 0; t < n; t++) {
+            c.mask.ref[t] = t % 4 != 3;
+            c.mask.host[t] = t % 4 != 3;
+        }
+        tensor_upload(f, &c.mask);
+        struct tensor d_x = tensor_new(f, c.x.n, 1), sum = tensor_new(f, c.x.n, 0),
+                      d_w = tensor_new(f, c.w.n, 0), parts = tensor_new(f, n_parts * 2 * n, 1);
+        struct tensor scratch =
+            tensor_new(f, f->dev.ops->cross_entropy_scratch(n, hidden, vocab / n_parts), 0);
+        struct mb_cross_entropy a = {.x = c.x.dev,
+                                     .weight = c.w.dev,
+                                     .label = label,
+                                     .mask = c.mask.dev,
+                                     .scratch = scratch.dev,
+                                     .n_tokens = n,
+                                     .hidden = hidden,
+                                     .vocab = vocab,
+                                     .grad_scale = 0.7f};
+        const double want = cross_entropy_value(&c) / 0.7;
+        for (size_t p = 0; p < n_parts; p++)
+            assert_true(run_part(f, &a, p, n_parts, parts.dev, 0, NULL, NULL) == 0);
+        double first = 0;
+        for (size_t p = 0; p < n_parts; p++) {
+            double loss = run_part(f, &a, p, n_parts, parts.dev, 1, NULL, NULL);
+            double got = run_part(f, &a, p, n_parts, parts.dev, 1, d_x.dev, d_w.dev);
+            first = p == 0 ? got : first;
+            assert_true(got == loss && got == first);
+            f->dev.ops->axpy(f->dev.ctx, f->dev.stream, sum.dev, d_x.dev, d_x.n, 1);
+        }
+        if (!(fabs(first - want) <= 2e-6 * fmax(1, fabs(want))))
+            fail_msg("cross entropy of parts: case %zu gives %.9g, expected %.9g", k, first, want);
+        assert_tensor_gradient(f, "d_x of parts", &sum, &c.x, cross_entropy_value, &c, 1e-5);
+        assert_tensor_gradient(f, "d_weight of parts", &d_w, &c.w, cross_entropy_value, &c, 1e-5);
+    }
+}
+
 /* A NaN in the input is a NaN in the loss: it must not be lost on the way. */
 static void test_cross_entropy_nan(void **state)
 {
@@ -519,6 +652,7 @@ int main(void)
         cmocka_unit_test(test_philox),
         FIXTURE_TEST(test_embedding),
         FIXTURE_TEST(test_embedding_alone),
+        FIXTURE_TEST(test_embedding_parts),
         FIXTURE_TEST(test_embedding_outside),
         FIXTURE_TEST(test_layernorm),
         FIXTURE_TEST(test_linear),
@@ -527,6 +661,7 @@ int main(void)
         FIXTURE_TEST(test_dropout_rate),
         FIXTURE_TEST(test_attention),
         FIXTURE_TEST(test_cross_entropy),
+        FIXTURE_TEST(test_cross_entropy_parts),
         FIXTURE_TEST(test_cross_entropy_nan),
         FIXTURE_TEST(test_flat),
     };

@@ -67,5 +67,8 @@ float *pair_download(struct twin *t, const struct pair *p, int from_gpu);
 /* |gpu - cpu| / |cpu| over the whole array is at most bound, and no element is further away than 8
  * times what that is for one element (the largest seen is 2.2 times). */
 void assert_pair(struct twin *t, const char *what, const struct pair *p, double bound);
+/* Relative to least where the elements are smaller: a logarithm's absolute error is what counts. */
+void assert_pair_from(struct twin *t, const char *what, const struct pair *p, double bound,
+                      double least);
 
 #endif

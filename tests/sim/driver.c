@@ -319,7 +319,7 @@ static void dial(struct world *w, int job, int node)
 /* What became durable last may not have been heard of; then the driver has to call it a failure. */
 static void last_words_lost(struct world *w, int job)
 {
-    if (mb_drv_saved(w->drivers[job].state) > mb_drv_committed(w->drivers[job].state))
+    if (mb_drv_open(w->drivers[job].state, -1) >= 0)
         w->scripts[job].harmed = 1;
 }
 
@@ -443,7 +443,8 @@ void driver_message(struct world *w, const struct msg *m)
         e.kind = MB_DRV_SAVED;
         break;
     case M_UPLOAD:
-        e.kind = m->code == MB_OK ? MB_DRV_COMMITTED : MB_DRV_UPLOAD_FAILED;
+        e.kind = m->code == MB_OK || w->plant == PLANT_GIVEN_UP_IS_DURABLE ? MB_DRV_COMMITTED
+                                                                           : MB_DRV_UPLOAD_FAILED;
         e.text = "upload";
         break;
     case M_FAILURE:
@@ -526,24 +527,40 @@ static void owned_already(struct world *w, int job, int unused)
     happened(w, job, MB_DRV_OWNED);
 }
 
-/* The store's answer, as cli/driver/durable.c reads it. */
-static void store_says(struct world *w, int job, int saved)
+static int is_in_store(struct world *w, int job, int64_t iteration)
 {
     const struct driver *d = &w->drivers[job];
-    const char *text = w->bucket.jobs[job].manifest[saved];
-    struct mb_drv_event e = {.kind = MB_DRV_STORE_SAID, .iteration = -1};
+    const char *text = w->bucket.jobs[job].manifest[iteration];
     struct mb_manifest m = {0};
     struct mb_err err;
+    int yes;
 
+    if (!text || w->bucket.jobs[job].latest < iteration ||
+        mb_manifest_decode(text, strlen(text), "manifest", &m, &err) != MB_OK)
+        return 0;
+    yes = m.attempt == d->attempt && sim_below(w, 20) > 0; /* or it does not answer */
+    mb_manifest_close(&m);
+    return yes;
+}
+
+/* The store's answer, as cli/driver/durable.c reads it. */
+static void store_says(struct world *w, int job, int unused)
+{
+    const struct driver *d = &w->drivers[job];
+    uint32_t attempt = d->attempt;
+
+    (void)unused;
     if (!d->state || mb_drv_phase(d->state) != MB_DRV_END)
         return;
-    if (text && w->bucket.jobs[job].latest >= saved &&
-        mb_manifest_decode(text, strlen(text), "manifest", &m, &err) == MB_OK) {
-        if (m.attempt == d->attempt && sim_below(w, 20) > 0) /* or it does not answer */
-            e.iteration = saved;
-        mb_manifest_close(&m);
+    for (int64_t it = -1; d->state && d->attempt == attempt;) { /* what is told may end it */
+        it = mb_drv_open(d->state, it);
+        if (it < 0)
+            break;
+        if (is_in_store(w, job, it))
+            event(w, job, (struct mb_drv_event){.kind = MB_DRV_COMMITTED, .iteration = it});
     }
-    event(w, job, e);
+    if (d->state && d->attempt == attempt)
+        event(w, job, (struct mb_drv_event){.kind = MB_DRV_STORE_SAID});
 }
 
 /* Planted: every node has ended, though none said so. Each of them once: to every node that ends
@@ -588,8 +605,7 @@ static void event(struct world *w, int job, struct mb_drv_event e)
     if ((actions & MB_DRV_DO_STOP) && w->plant == PLANT_ENDED_WHEN_ASKED)
         take_for_ended(w, job, MB_DRV_STOPPING);
     if (actions & MB_DRV_DO_ASK_STORE)
-        sim_at(w, sim_driver_proc(job), 1 + (uint64_t)sim_below(w, 2000), store_says, job,
-               (int)mb_drv_saved(d->state));
+        sim_at(w, sim_driver_proc(job), 1 + (uint64_t)sim_below(w, 2000), store_says, job, 0);
     if (actions & MB_DRV_DO_RELEASE)
         release(w, job);
     if (actions & MB_DRV_DO_FINISH) {

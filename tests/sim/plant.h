@@ -49,6 +49,7 @@
     X(PART_OF_A_SAVE, "a save that some rank did not live to finish is waited for")                \
     X(DONE_BEFORE_SENT, "a file counts as sent when its transfer begins")                          \
     X(SUCCESS_TOO_EARLY, "the driver does not wait until what was saved is durable")               \
+    X(GIVEN_UP_IS_DURABLE, "a driver takes a save that is given up for a durable one")             \
     X(LOG_OFFSET_RESET, "an agent numbers the bytes of a log anew, one too low")                   \
     X(FOLLOW_RESTARTS, "a follower that reconnects is sent the log from its start")                \
     X(CLOSED_TOO_EARLY, "a follower is let go before the last bytes of the log")

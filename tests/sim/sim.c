@@ -102,7 +102,7 @@ static int run_seeds(const struct options *o)
     /* Faults must not be so many that nothing ever goes well. */
     if ((o->n >= 100 && (sum.succeeded < o->n / 2 || sum.commits < o->n / 2 || sum.torn == 0 ||
                          sum.aside == 0 || sum.sealed < sum.succeeded)) ||
-        (o->n >= 1000 && sum.shrunk == 0)) {
+        (o->n >= 1000 && (sum.shrunk == 0 || sum.lost_saves == 0))) {
         printf("the seeds do not reach what they are for\n");
         bad++;
     }

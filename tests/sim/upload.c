@@ -15,6 +15,7 @@
 
 enum {
     FAIL_ONE_IN = 40,
+    FILES_A_CHANGE = 300,
     BACK_OFF_MS = 1000,
     RELEASED_WAIT_MS = 30000,
     PREPARED_MS = 10000,
@@ -437,6 +438,21 @@ void upload_put_pointer(struct world *w, int machine, int run)
 
 /* ---- answers ---- */
 
+/* Something wrote to the file after it was saved: what is read is not what was noted. */
+static int has_changed(struct world *w, int machine, int run, struct mb_plan_iteration *it)
+{
+    struct job_script *s = &w->scripts[upload_run_at(w, machine, run)->job];
+
+    if (it->state != MB_PLAN_UPLOADING || sim_below(w, FILES_A_CHANGE) != 0)
+        return 0;
+    sim_trace(w, "FAULT: a file of iteration %d on machine %d changes", (int)it->iteration,
+              machine);
+    w->stats.faults++;
+    s->harmed = s->harmed ? s->harmed : 1;
+    upload_drop(w, machine, run, it, "a file changed after it was saved");
+    return 1;
+}
+
 static void on_file(struct world *w, int machine, int run, int64_t iteration, int rank, int failed)
 {
     struct agent_upload *u = &upload_run_at(w, machine, run)->up;
@@ -465,7 +481,7 @@ static void on_file(struct world *w, int machine, int run, int64_t iteration, in
                 upload_drop(w, machine, run, it, path);
             else
                 u->not_before_ms = w->now_ms + BACK_OFF_MS;
-        } else {
+        } else if (!has_changed(w, machine, run, it)) {
             NOTE(w, machine, run, mb_journal_done(u->journal, iteration, path, f->crc64nvme, &err));
             mb_plan_file_done(f, f->crc64nvme);
         }

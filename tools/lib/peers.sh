@@ -92,6 +92,24 @@ cached_control_plane() {
     printf '%s\n' "$bin"
 }
 
+# The client of the Jobs API that KubeRay's operator has, behind a command line of ours; beside it, as kuberay-submitter,
+# the light-weight submitter that KubeRay has for RayJobs.
+cached_kuberay_client() {
+    local bin=$MOBULA_CACHE/bin/kuberay-client submitter=$MOBULA_CACHE/bin/kuberay-submitter from go
+    from=$(dirname "${BASH_SOURCE[0]}")/../../tests/integration/kubernetes/kuberay-client
+    if [ ! "$bin" -nt "$from/main.go" ] || [ ! "$bin" -nt "$from/go.mod" ] || [ ! "$submitter" -nt "$from/go.mod" ]; then
+        go=$(cached_go)
+        say "building KubeRay's clients (minutes, once)" >&2
+        mkdir -p "$MOBULA_CACHE/bin"
+        (cd "$from" && GOFLAGS=-p=2 "$go" build -buildvcs=false -ldflags '-s -w' -o "$bin.$$" . >&2 &&
+            GOFLAGS=-p=2 "$go" build -buildvcs=false -ldflags '-s -w' -o "$submitter.$$" \
+                github.com/ray-project/kuberay/ray-operator/rayjob-submitter/cmd >&2)
+        mv "$submitter.$$" "$submitter"
+        mv "$bin.$$" "$bin"
+    fi
+    printf '%s\n' "$bin"
+}
+
 # Prints an npm command.
 cached_npm() {
     if command -v npm; then

@@ -7,6 +7,11 @@
  *   DIR/iter_0000010/state.json                      counters, layout, arguments
  *   DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last of all
  *
+ * What is on disk are whole tensors, and ranges of the flat buffer of a rank with all of them, also
+ * where ranks share a model (tensor parallelism): they exchange their parts through host memory
+ * when they save and load (exchange.h). So any layout goes on from any other's checkpoint, and
+ * nothing that reads one has to know by which it was written.
+ *
  * The weights are fp32, so the optimizer has no master copy of its own to save. A run with any
  * number of ranks reads the ranges that it needs from whichever files hold them. Rank 0 alone reads
  * state and weights and hands them on; every other rank needs in its own DIR only the shards it
@@ -37,6 +42,21 @@ struct mb_checkpoint_tensor {
     size_t offset, n; /* elements of the flat buffer */
 };
 
+/* A rank's part of a tensor: element e of it is element start + e / run * stride + e % run of the
+ * whole, and element offset + e of the rank's flat buffer. n of the whole: it is not split. */
+struct mb_checkpoint_part {
+    size_t offset, n, start, run, stride;
+};
+
+/* Of a rank that shares its model with others. */
+struct mb_checkpoint_layout {
+    const struct mb_checkpoint_part *parts; /* [n_tensors] */
+    size_t n_elements;                      /* of the rank's flat buffer */
+    size_t begin,
+        end;      /* of it the share that no rank with the same parts has; all of them have all */
+    int is_first; /* of those that share a model: what is not split is told by this one */
+};
+
 /* What lives on the device. Everything is borrowed. */
 struct mb_checkpoint_progress; /* watch.h */
 
@@ -49,6 +69,9 @@ struct mb_checkpoint_model {
     size_t n_elements;
     float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer */
     size_t state_begin, state_end;
+    /* NULL: the rank has all of the model. Else weights and the optimizer's range are of the
+     * layout's flat buffer; tensors and n_elements are those of the whole model in either case. */
+    const struct mb_checkpoint_layout *layout;
     /* With dev NULL: a save in which nothing of any rank is written for stall_ms fails (watch.h).
      * 0: it waits. */
     uint64_t stall_ms;

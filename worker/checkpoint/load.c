@@ -5,12 +5,17 @@
  *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it.
  *  3. load: rank 0 reads the weights, checks every name and shape against the model, and broadcasts
  *     the flat buffer. Each rank looks through the optimizer files of its own directory that are of
- * the size which state.json says, and reads the parts that cover its range; without the distributed
- * optimizer ranks then exchange their ranges. Failures: a tracker that holds no positive number, a
- * missing or damaged file, a tensor that is missing, unknown or of another shape, a range that no
- * file covers: the text names the file, the tensor and both shapes. All ranks return together.
+ *     the size which state.json says, and reads the parts that cover its range; without the
+ *     distributed optimizer ranks then exchange their ranges.
+ *  4. Ranks that share a model get their parts by an exchange of what rank 0 reads of the weights,
+ *     and of the same ranges of the optimizer.
+ *
+ * Failures: a tracker that holds no positive number, a missing or damaged file, a tensor that is
+ * missing, unknown or of another shape, a range that no file covers: the text names the file, the
+ * tensor and both shapes. All ranks return together.
  */
 #include "worker/checkpoint/common.h"
+#include "worker/checkpoint/exchange.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -141,10 +146,14 @@ int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iter
 
 /* ---- weights ---- */
 
-/* Floats of a tensor, from element `from` on, into device memory. */
+/* Floats of a tensor, from element `from` on, into device memory; without a device into the host's.
+ */
 static int read_floats(struct mb_device *d, struct mb_st_reader *r, const struct mb_st_tensor *t,
                        size_t from, float *dst, size_t n, float *piece, struct mb_err *err)
 {
+    if (d == NULL) {
+        return mb_st_read(r, t, from * sizeof *dst, dst, n * sizeof *dst, err);
+    }
     while (n > 0) {
         size_t k = n < MB_CHECKPOINT_PIECE ? n : MB_CHECKPOINT_PIECE;
         int rc = mb_st_read(r, t, from * sizeof *dst, piece, k * sizeof *dst, err);
@@ -177,18 +186,26 @@ static int check_tensor(const char *path, const struct mb_checkpoint_tensor *wan
     return 0;
 }
 
+/* *r is to be closed in either case. */
+static int open_model(const struct mb_checkpoint_model *m, const char *path,
+                      struct mb_st_reader **r, struct mb_err *err)
+{
+    int rc = mb_st_open(path, r, err);
+    for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
+        rc = check_tensor(path, &m->tensors[i], mb_st_find(*r, m->tensors[i].name), err);
+    }
+    if (rc == 0 && mb_st_n_tensors(*r) != m->n_tensors) {
+        rc = mb_err_set(err, MB_EINVAL, "%s: %zu tensors, the model has %zu", path,
+                        mb_st_n_tensors(*r), m->n_tensors);
+    }
+    return rc;
+}
+
 static int read_model(const struct mb_checkpoint_model *m, const char *path, float *piece,
                       struct mb_err *err)
 {
     struct mb_st_reader *r = NULL;
-    int rc = mb_st_open(path, &r, err);
-    for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
-        rc = check_tensor(path, &m->tensors[i], mb_st_find(r, m->tensors[i].name), err);
-    }
-    if (rc == 0 && mb_st_n_tensors(r) != m->n_tensors) {
-        rc = mb_err_set(err, MB_EINVAL, "%s: %zu tensors, the model has %zu", path,
-                        mb_st_n_tensors(r), m->n_tensors);
-    }
+    int rc = open_model(m, path, &r, err);
     for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
         const struct mb_checkpoint_tensor *t = &m->tensors[i];
         rc = read_floats(m->dev, r, mb_st_find(r, t->name), 0, m->weights + t->offset, t->n, piece,
@@ -328,7 +345,7 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     if (rc == 0) {
         rc = check_covered(m, dir, parts, n_parts, err);
     }
-    if (rc == 0) {
+    if (rc == 0 && m->dev != NULL) {
         rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
     }
     for (int i = 0; i < n; i++) {
@@ -362,13 +379,100 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     return rc;
 }
 
-int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
-                       const struct mb_checkpoint_state *s, struct mb_err *err)
+/* ---- a model that ranks share ---- */
+
+struct reading {
+    const struct mb_checkpoint_model *m;
+    struct mb_st_reader *r;
+};
+
+/* Elements [begin, end) of the whole flat buffer; gaps between tensors stay as they are. */
+static int read_window(void *arg, float *p, size_t begin, size_t end, struct mb_err *err)
 {
-    char *model = file_path(dir, s->iteration, MB_CHECKPOINT_MODEL_FILE);
-    char *iter_dir = file_path(dir, s->iteration, "");
+    const struct reading *a = arg;
+    int rc = 0;
+    for (size_t i = 0; i < a->m->n_tensors && rc == 0; i++) {
+        const struct mb_checkpoint_tensor *t = &a->m->tensors[i];
+        size_t from = t->offset > begin ? t->offset : begin;
+        size_t to = t->offset + t->n < end ? t->offset + t->n : end;
+        if (from < to) {
+            rc = read_floats(NULL, a->r, mb_st_find(a->r, t->name), from - t->offset,
+                             p + (from - begin), to - from, NULL, err);
+        }
+    }
+    return rc;
+}
+
+/* To host memory of this rank's part, [begin, end) of it, and from there to the device. */
+static int take_part(const struct mb_checkpoint_model *m, const struct mb_exchange_side *give,
+                     float *device, size_t begin, size_t end, float *memory, struct mb_err *err)
+{
+    float *host = memory + MB_EXCHANGE_WINDOW;
+    const struct mb_exchange_side take = {host, begin, end, 1, NULL, NULL};
+    memset(host, 0, (end - begin) * sizeof *host); /* gaps stay zeros */
+    int rc = mb_checkpoint_exchange(m, m->comm, give, &take, memory, err);
+    if (rc == 0) {
+        m->dev->ops->copy_in(m->dev->ctx, m->dev->stream, device, host,
+                             (end - begin) * sizeof *host);
+        rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
+    }
+    return rc;
+}
+
+/* What load_optimizer() would read of a model that is not shared, exchanged for the rank's part. */
+static int share_optimizer(const struct mb_checkpoint_model *m, const char *dir, int64_t world_size,
+                           float *memory, float *range, struct mb_err *err)
+{
+    struct mb_checkpoint_model whole = *m;
+    whole.dev = NULL;
+    mb_comm_range(m->n_elements, mb_comm_world_size(m->comm), mb_comm_rank(m->comm),
+                  &whole.state_begin, &whole.state_end);
+    whole.exp_avg = range;
+    whole.exp_avg_sq = range + (whole.state_end - whole.state_begin);
+    int rc =
+        mb_checkpoint_agree(m->comm, read_optimizer(&whole, dir, world_size, NULL, err), WHAT, err);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        const struct mb_exchange_side give = {.p = i == 0 ? whole.exp_avg : whole.exp_avg_sq,
+                                              .begin = whole.state_begin,
+                                              .end = whole.state_end};
+        rc = take_part(m, &give, i == 0 ? m->exp_avg : m->exp_avg_sq, m->state_begin, m->state_end,
+                       memory, err);
+    }
+    return rc;
+}
+
+static int load_shared(const struct mb_checkpoint_model *m, const char *model, const char *iter_dir,
+                       int64_t world_size, struct mb_err *err)
+{
+    const size_t part = MB_EXCHANGE_WINDOW + m->layout->n_elements;
+    const size_t range = m->n_elements / mb_comm_world_size(m->comm) + 1;
+    struct reading reading = {.m = m};
+    float *memory = mb_alloc((part + (m->exp_avg != NULL ? 2 * range : 0)) * sizeof *memory);
+    int rc = memory != NULL ? 0 : no_memory(err);
+    if (rc == 0 && mb_comm_rank(m->comm) == 0) {
+        rc = open_model(m, model, &reading.r, err);
+    }
+    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
+    if (rc == 0) {
+        const struct mb_exchange_side give = {.read = reading.r != NULL ? read_window : NULL,
+                                              .arg = &reading};
+        rc = take_part(m, &give, m->weights, 0, m->layout->n_elements, memory, err);
+    }
+    if (rc == 0 && m->exp_avg != NULL) {
+        rc = share_optimizer(m, iter_dir, world_size, memory, memory + part, err);
+    }
+    mb_st_close(reading.r);
+    mb_free(memory);
+    return rc;
+}
+
+/* ---- all of it ---- */
+
+static int load_whole(const struct mb_checkpoint_model *m, const char *model, const char *iter_dir,
+                      int64_t world_size, struct mb_err *err)
+{
     float *piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *piece);
-    int rc = model != NULL && iter_dir != NULL && piece != NULL ? 0 : no_memory(err);
+    int rc = piece != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
         rc = read_model(m, model, piece, err);
     }
@@ -378,10 +482,24 @@ int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
         rc = mb_comm_synchronize(m->comm, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {
-        iter_dir[strlen(iter_dir) - 1] = '\0';
-        rc = load_optimizer(m, iter_dir, s->data_parallel_size, piece, err);
+        rc = load_optimizer(m, iter_dir, world_size, piece, err);
     }
     mb_free(piece);
+    return rc;
+}
+
+int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *s, struct mb_err *err)
+{
+    char *model = file_path(dir, s->iteration, MB_CHECKPOINT_MODEL_FILE);
+    char *iter_dir = file_path(dir, s->iteration, "");
+    int rc = model != NULL && iter_dir != NULL ? 0 : no_memory(err);
+    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
+    if (rc == 0) {
+        iter_dir[strlen(iter_dir) - 1] = '\0';
+        rc = m->layout != NULL ? load_shared(m, model, iter_dir, s->data_parallel_size, err)
+                               : load_whole(m, model, iter_dir, s->data_parallel_size, err);
+    }
     mb_free(iter_dir);
     mb_free(model);
     return rc;

@@ -43,9 +43,10 @@ static const struct {
     const char *name;
     size_t size;
 } DTYPES[] = {
-    [MB_ST_F32] = {"F32", 4}, [MB_ST_F16] = {"F16", 2}, [MB_ST_BF16] = {"BF16", 2},
-    [MB_ST_F64] = {"F64", 8}, [MB_ST_I64] = {"I64", 8}, [MB_ST_I32] = {"I32", 4},
-    [MB_ST_U8] = {"U8", 1},
+    [MB_ST_F32] = {"F32", 4},   [MB_ST_F16] = {"F16", 2}, [MB_ST_BF16] = {"BF16", 2},
+    [MB_ST_F64] = {"F64", 8},   [MB_ST_I64] = {"I64", 8}, [MB_ST_I32] = {"I32", 4},
+    [MB_ST_I16] = {"I16", 2},   [MB_ST_I8] = {"I8", 1},   [MB_ST_U8] = {"U8", 1},
+    [MB_ST_BOOL] = {"BOOL", 1},
 };
 
 enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
@@ -53,6 +54,11 @@ enum { N_DTYPES = sizeof DTYPES / sizeof DTYPES[0] };
 size_t mb_st_dtype_size(enum mb_st_dtype dtype)
 {
     return DTYPES[dtype].size;
+}
+
+const char *mb_st_dtype_name(enum mb_st_dtype dtype)
+{
+    return DTYPES[dtype].name;
 }
 
 /* Bytes of a tensor; -1 when the product overflows. */

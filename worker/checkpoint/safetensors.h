@@ -20,9 +20,21 @@ enum {
     MB_ST_HEADER_MAX = 100 * 1000 * 1000 /* bytes, as the format's own implementation has it */
 };
 
-enum mb_st_dtype { MB_ST_F32, MB_ST_F16, MB_ST_BF16, MB_ST_F64, MB_ST_I64, MB_ST_I32, MB_ST_U8 };
+enum mb_st_dtype {
+    MB_ST_F32,
+    MB_ST_F16,
+    MB_ST_BF16,
+    MB_ST_F64,
+    MB_ST_I64,
+    MB_ST_I32,
+    MB_ST_I16,
+    MB_ST_I8,
+    MB_ST_U8,
+    MB_ST_BOOL
+};
 
 size_t mb_st_dtype_size(enum mb_st_dtype dtype);
+const char *mb_st_dtype_name(enum mb_st_dtype dtype); /* "BF16": the format's */
 
 struct mb_st_tensor {
     const char *name; /* reader: owned by the reader; writer: borrowed for the call */

@@ -31,6 +31,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "worker/checkpoint/safetensors.h"
+#include "worker/checkpoint/snapshot.h"
 #include "worker/checkpoint/watch.h"
 
 struct saving {
@@ -390,12 +391,42 @@ static int write_and_place(struct saving *s, struct mb_err *err)
     return rc;
 }
 
+/* Of ranks that share a model: from a copy in which it is whole. */
+static int save_shared(const struct mb_checkpoint_model *m, const char *dir,
+                       const struct mb_checkpoint_state *state, struct mb_checkpoint_saved *out,
+                       struct mb_err *err)
+{
+    const size_t n = mb_snapshot_floats(m, m->comm);
+    struct mb_snapshot s;
+    char size[16];
+    float *memory = mb_alloc(n * sizeof *memory);
+    int rc = memory != NULL ? 0
+                            : mb_err_set(err, MB_ENOMEM, "a checkpoint needs %s of host memory",
+                                         mb_human_bytes(n * sizeof *memory, size));
+    if (rc == 0) {
+        mb_snapshot_lay_out(&s, m, m->comm, memory);
+        rc = mb_snapshot_copy(&s, m, m->dev, err);
+    }
+    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
+    if (rc == 0) {
+        rc = mb_snapshot_join(&s, m, err);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_save(&s.model, dir, state, out, err);
+    }
+    mb_free(memory);
+    return rc;
+}
+
 int mb_checkpoint_save(const struct mb_checkpoint_model *m, const char *dir,
                        const struct mb_checkpoint_state *state, struct mb_checkpoint_saved *out,
                        struct mb_err *err)
 {
-    struct saving *s = mb_calloc(1, sizeof *s);
     memset(out, 0, sizeof *out);
+    if (m->layout != NULL) {
+        return save_shared(m, dir, state, out, err);
+    }
+    struct saving *s = mb_calloc(1, sizeof *s);
     int rc = no_memory(err);
     if (s != NULL) {
         *s = (struct saving){.m = m, .state = state, .dir = dir};

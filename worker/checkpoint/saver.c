@@ -3,10 +3,12 @@
  *
  *  1. create: the snapshot's memory, every page of it touched; a stream of the device; the thread.
  *  2. start: wait for the save before, copy directory and counters, wake the thread.
- *  3. The thread copies weights (rank 0) and its range of the optimizer out of the device. The
+ *  3. The thread copies weights (rank 0) and its range of the optimizer, or its share of a model
+ *     that ranks share, out of the device. The
  *     training loop, which meanwhile computes gradients, waits for the end of that before it
  *     changes them: what it waits is the stall, together with 2.
- *  4. The thread saves the snapshot as a model in host memory, over its own communicator.
+ *  4. Ranks that share a model exchange their shares. The thread saves the snapshot as a model in
+ * host memory, over its own communicator.
  *  5. Ranks tell each other stall, time and bytes; the callback hears of it.
  * Failures: a copy, a write, a disk that hangs (watch.h), a rank that died: the save fails on all
  * ranks, the checkpoint before stays what the tracker names, and the failure is kept. The thread
@@ -25,6 +27,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "worker/checkpoint/common.h"
+#include "worker/checkpoint/snapshot.h"
 #include "worker/checkpoint/watch.h"
 
 enum { MS_PER_S = 1000, NS_PER_MS = 1000000, KIB = 1024, LOOK_MS = 500, STALL_MS = 600000 };
@@ -33,8 +36,8 @@ enum phase { IDLE, COPYING, WRITING };
 
 struct mb_saver {
     struct mb_saver_options o;
-    struct mb_device dev;                /* of the training, with a stream of our own */
-    struct mb_checkpoint_model snapshot; /* in host memory; points into `memory` */
+    struct mb_device dev;        /* of the training, with a stream of our own */
+    struct mb_snapshot snapshot; /* points into `memory` */
     float *memory;
     struct mb_checkpoint_progress progress;
     pthread_t thread;
@@ -54,24 +57,9 @@ struct mb_saver {
 
 /* ---- memory ---- */
 
-/* What of the flat buffer this rank saves of the optimizer. */
-static void own_range(const struct mb_checkpoint_model *m, struct mb_comm *comm, size_t *begin,
-                      size_t *end)
-{
-    mb_comm_range(m->n_elements, mb_comm_world_size(comm), mb_comm_rank(comm), begin, end);
-}
-
-static size_t n_floats(const struct mb_checkpoint_model *m, struct mb_comm *comm)
-{
-    size_t begin, end;
-    own_range(m, comm, &begin, &end);
-    return (mb_comm_rank(comm) == 0 ? m->n_elements : 0) +
-           (m->exp_avg != NULL ? 2 * (end - begin) : 0);
-}
-
 uint64_t mb_saver_bytes(const struct mb_checkpoint_model *m, struct mb_comm *comm)
 {
-    return n_floats(m, comm) * sizeof(float);
+    return mb_snapshot_floats(m, comm) * sizeof(float);
 }
 
 /* The number behind `name` in a file of lines "name number"; fallback if there is none. */
@@ -129,40 +117,12 @@ static int take_memory(struct mb_saver *s, struct mb_err *err)
 
 static void lay_out(struct mb_saver *s)
 {
-    struct mb_checkpoint_model *m = &s->snapshot;
-    float *at = s->memory;
-    *m = s->o.model;
-    m->dev = NULL;
-    m->comm = s->o.comm;
-    m->stall_ms = s->o.stall_ms;
-    m->progress = &s->progress;
-    m->weights = at;
-    at += mb_comm_rank(s->o.comm) == 0 ? m->n_elements : 0;
-    if (m->exp_avg != NULL) {
-        own_range(m, s->o.comm, &m->state_begin, &m->state_end);
-        m->exp_avg = at;
-        m->exp_avg_sq = at + (m->state_end - m->state_begin);
-    }
+    mb_snapshot_lay_out(&s->snapshot, &s->o.model, s->o.comm, s->memory);
+    s->snapshot.model.stall_ms = s->o.stall_ms;
+    s->snapshot.model.progress = &s->progress;
 }
 
 /* ---- the thread ---- */
-
-static int copy_out(struct mb_saver *s, struct mb_err *err)
-{
-    const struct mb_checkpoint_model *from = &s->o.model, *to = &s->snapshot;
-    struct mb_device *d = &s->dev;
-    if (mb_comm_rank(s->o.comm) == 0) {
-        d->ops->copy_out(d->ctx, d->stream, to->weights, from->weights,
-                         to->n_elements * sizeof(float));
-    }
-    if (to->exp_avg != NULL) {
-        size_t n = (to->state_end - to->state_begin) * sizeof(float);
-        size_t at = to->state_begin - from->state_begin;
-        d->ops->copy_out(d->ctx, d->stream, to->exp_avg, from->exp_avg + at, n);
-        d->ops->copy_out(d->ctx, d->stream, to->exp_avg_sq, from->exp_avg_sq + at, n);
-    }
-    return d->ops->synchronize(d->ctx, d->stream, err);
-}
 
 static void set_phase(struct mb_saver *s, enum phase phase)
 {
@@ -177,11 +137,14 @@ static int save(struct mb_saver *s, struct mb_err *err)
 {
     struct mb_checkpoint_saved saved = {0};
     struct mb_checkpoint_times times = {0};
-    int rc = copy_out(s, err);
+    int rc = mb_snapshot_copy(&s->snapshot, &s->o.model, &s->dev, err);
     set_phase(s, WRITING);
     rc = mb_checkpoint_agree(s->o.comm, rc, "saving a checkpoint", err);
     if (rc == 0) {
-        rc = mb_checkpoint_save(&s->snapshot, s->dir, &s->state, &saved, err);
+        rc = mb_snapshot_join(&s->snapshot, &s->o.model, err);
+    }
+    if (rc == 0) {
+        rc = mb_checkpoint_save(&s->snapshot.model, s->dir, &s->state, &saved, err);
     }
     if (saved.hangs) {
         pthread_mutex_lock(&s->lock);

@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum mb_comm_type { MB_COMM_F32, MB_COMM_F64, MB_COMM_I64 };
+enum mb_comm_type { MB_COMM_F32, MB_COMM_F64, MB_COMM_I64, MB_COMM_BF16 /* on devices only */ };
 enum mb_comm_reduce { MB_COMM_SUM, MB_COMM_MAX };
 
 enum mb_comm_kind {
@@ -29,14 +29,20 @@ enum mb_comm_kind {
     MB_COMM_OP_REDUCE
 };
 
+/* Who takes part: ranks first, first + stride, ... of the world, n of them. n 0: everybody. */
+struct mb_comm_ranks {
+    uint32_t first, stride, n;
+};
+
 struct mb_comm_op {
     enum mb_comm_kind kind;
     enum mb_comm_type type;
     enum mb_comm_reduce reduce;
     void *buf; /* borrowed until done; not written by send */
     size_t n;
-    uint32_t peer; /* broadcast, reduce: root; send, recv: the other rank */
-    uint32_t seq;  /* number of the collective, set by who runs it */
+    uint32_t peer;              /* broadcast, reduce: root; send, recv: the other rank */
+    uint32_t seq;               /* number of the collective, set by who runs it */
+    struct mb_comm_ranks ranks; /* for carriers of host memory: a device's group is what it is */
 };
 
 enum {
@@ -62,6 +68,9 @@ struct mb_collectives {
     /* 0: the next operation may be started; 1: create() or the last start() is still under way;
      * negative: failed. *n_done: operations that are complete, counted since create(). */
     int (*poll)(struct mb_group *g, uint64_t *n_done, struct mb_err *err);
+    /* Only when poll() has said 0: what is enqueued on the compute stream from now on comes after
+     * every operation that was started. */
+    int (*join)(struct mb_group *g, struct mb_stream *stream, struct mb_err *err);
     /* Peers have agreed to end and every operation is done, or failed: then what still runs is
      * aborted. NULL is legal. */
     void (*destroy)(struct mb_group *g, int failed);

@@ -10,7 +10,9 @@
  *
  * Pointers in argument structs are device memory from alloc() unless a comment says host. Matrices
  * are row-major and dense. A token or label outside the vocabulary makes the operation fail, not
- * fault. "+=" in a comment means that the operation adds to what is there. A token is a row: row =
+ * fault. Where the vocabulary is spread over ranks, weights have the rows [first, first + vocab) of
+ * a vocabulary of all_vocab, and ids lie below that; all_vocab 0: vocab is all of it, first is 0.
+ * "+=" in a comment means that the operation adds to what is there. A token is a row: row =
  * sample * seq + position. A pointer to void is of the call's dtype: activations and their
  * gradients, and the weights of matrix products. Everything else is fp32 whatever the dtype:
  * statistics, gradients of weights, the optimizer's state; sums are formed in fp32 at least. Shapes
@@ -27,13 +29,19 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 5 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 7 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1 };
 
 static inline size_t mb_dtype_size(enum mb_dtype dtype)
 {
     return dtype == MB_DTYPE_BF16 ? 2 : 4;
+}
+
+/* The vocabulary's size where `vocab` rows of it are here. */
+static inline size_t mb_all_vocab(size_t all_vocab, size_t vocab)
+{
+    return all_vocab > 0 ? all_vocab : vocab;
 }
 
 /* What a backend may lack: the model asks before it is made, and names what is missing. */
@@ -59,13 +67,15 @@ struct mb_dropout {
     float probability;      /* of dropping, [0, 1) */
 };
 
-/* out[t] = token_weight[token[t]] + position_weight[t % seq], or the first alone */
+/* out[t] = token_weight[token[t]] + position_weight[t % seq], or the first alone; zeros for a token
+ * whose row is another rank's, so that the sum over ranks is what one rank would have made */
 struct mb_embedding_forward {
-    const int32_t *token;         /* [n_tokens], each in [0, vocab) */
+    const int32_t *token;         /* [n_tokens], each below the vocabulary's size */
     const float *token_weight;    /* [vocab, hidden] */
     const float *position_weight; /* [>= seq, hidden], or NULL */
     void *out;                    /* [n_tokens, hidden] */
     size_t n_tokens, seq, hidden, vocab;
+    size_t first, all_vocab;
     enum mb_dtype dtype;
 };
 
@@ -73,8 +83,9 @@ struct mb_embedding_backward {
     const int32_t *token;     /* [n_tokens] */
     const void *d_out;        /* [n_tokens, hidden] */
     float *d_token_weight;    /* += [vocab, hidden] */
-    float *d_position_weight; /* += [>= seq, hidden], or NULL */
+    float *d_position_weight; /* += [>= seq, hidden], or NULL; of all tokens */
     size_t n_tokens, seq, hidden, vocab;
+    size_t first, all_vocab;
     enum mb_dtype dtype;
 };
 
@@ -100,6 +111,8 @@ struct mb_layernorm_backward {
     void *d_x;           /* += [n_rows, hidden] */
     float *d_weight;     /* += [hidden] */
     float *d_bias;       /* += [hidden] */
+    float *d_x_sum;      /* += [hidden], d_x as it is now summed over rows, or NULL: the bias
+                            gradient of the linear layer before, whose rows are in hand */
     size_t n_rows, hidden;
     enum mb_dtype dtype;
 };
@@ -149,7 +162,8 @@ struct mb_linear_backward {
     const void *weight; /* [n_out, n_in] */
     const void *d_out;  /* [n_rows, n_out] */
     void *d_x;          /* = [n_rows, n_in] */
-    float *d_weight;    /* += [n_out, n_in] */
+    float *d_weight;    /* += [n_out, n_in], or = */
+    int sets_d_weight;  /* 1: =, what was there is not read */
     float *d_bias;      /* += [n_out], or NULL */
     size_t n_rows, n_in, n_out;
     enum mb_gelu_form form;
@@ -241,17 +255,28 @@ struct mb_attention_backward {
 /* The output layer and its loss in one: logits = x weight^T, cross entropy over all vocab rows
  * (rows that only pad the vocabulary are logits as well). The logits [n_tokens, vocab] never exist
  * as a whole. loss_sum gains the sum over tokens of mask * loss. With d_x the gradient of
- * grad_scale * that sum is computed too. */
+ * grad_scale * that sum is computed too.
+ *
+ * Where the vocabulary is spread over n_parts ranks it takes two calls. The first, with part
+ * statistics, only writes its own: part[0][t] = log of the sum of exp(logit) over its rows,
+ * part[1][t] = the label's logit, 0 if another rank has it. The second has those of all ranks in
+ * parts: loss_sum gains the whole loss on every rank, d_x is this rank's share of a sum over ranks.
+ */
 struct mb_cross_entropy {
     const void *x;        /* [n_tokens, hidden] */
     const void *weight;   /* [vocab, hidden] */
-    const int32_t *label; /* [n_tokens], each in [0, vocab) */
+    const int32_t *label; /* [n_tokens], each below the vocabulary's size */
     const float *mask;    /* [n_tokens] */
     double *loss_sum;     /* += [1] */
     void *d_x;            /* = [n_tokens, hidden], or NULL: loss only */
-    float *d_weight;      /* += [vocab, hidden], NULL with d_x */
+    float *d_weight;      /* += [vocab, hidden], or =; NULL with d_x */
+    int sets_d_weight;    /* 1: =, what was there is not read */
     float *scratch;       /* cross_entropy_scratch() floats */
+    float *part;          /* = [2, n_tokens]: the first of two calls; else NULL */
+    const float *parts;   /* [n_parts, 2, n_tokens]: the second of two calls; else NULL */
+    size_t n_parts;
     size_t n_tokens, hidden, vocab;
+    size_t first, all_vocab;
     float grad_scale;
     enum mb_dtype dtype;
 };
@@ -274,6 +299,7 @@ struct mb_adamw {
     int64_t step; /* from 1 */
     double lr, beta1, beta2, eps, weight_decay;
     float grad_scale; /* clipping coefficient */
+    void *copy; /* NULL, or, where there is bf16, flat as weight: each new weight as by convert() */
 };
 
 struct mb_backend {

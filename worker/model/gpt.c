@@ -20,15 +20,6 @@
 /* Dropouts of a layer; site 0 is that of the embedding. */
 enum { SITE_ATTENTION = 1, SITE_PROJ = 2, SITE_MLP = 3, SITES_PER_LAYER = 3 };
 
-struct mb_attention_shape mb_gpt_attention_shape(const struct mb_gpt *m)
-{
-    return (struct mb_attention_shape){.n_samples = m->micro_batch,
-                                       .seq = m->c.seq,
-                                       .n_heads = m->c.n_heads,
-                                       .n_groups = m->c.n_groups,
-                                       .head_dim = m->c.head_dim};
-}
-
 int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                   struct mb_gpt **out, struct mb_err *err)
 {
@@ -54,6 +45,7 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     mb_gpt_config_complete(&m->c);
     m->micro_batch = micro_batch;
     m->n_tokens = micro_batch * c->seq;
+    mb_gpt_group_init(m);
     rc = mb_gpt_params_create(m, err);
     if (rc == 0)
         rc = mb_gpt_plan_create(m, err);
@@ -121,11 +113,21 @@ float *mb_gpt_grads(struct mb_gpt *m)
     return m->grads;
 }
 
+void *mb_gpt_weights_copy(struct mb_gpt *m)
+{
+    return m->compute_weights != m->weights ? m->compute_weights : NULL;
+}
+
 void mb_gpt_weights_changed(struct mb_gpt *m)
 {
     if (m->compute_weights != m->weights)
         m->dev->ops->convert(m->dev->ctx, m->dev->stream, m->compute_weights, m->weights,
                              m->n_elements, m->c.dtype);
+    mb_gpt_parts_weights_changed(m);
+}
+
+void mb_gpt_weights_copied(struct mb_gpt *m)
+{
     mb_gpt_parts_weights_changed(m);
 }
 
@@ -137,27 +139,17 @@ static const void *weight_at(const struct mb_gpt *m, size_t offset)
     return (const char *)m->compute_weights + offset * mb_dtype_size(m->c.dtype);
 }
 
-static struct mb_dropout dropout_at(const struct mb_gpt_pass *p, float probability, uint32_t site,
-                                    size_t elements_per_sample)
-{
-    if (p->step == NULL)
-        return (struct mb_dropout){0};
-    return (struct mb_dropout){.seed = p->m->c.seed,
-                               .iteration = (uint32_t)p->step->iteration,
-                               .site = site,
-                               .first_element = p->step->first_sample * elements_per_sample,
-                               .probability = probability};
-}
-
 static struct mb_dropout hidden_dropout(const struct mb_gpt_pass *p, uint32_t site)
 {
-    return dropout_at(p, p->m->c.hidden_dropout, site, p->m->c.seq * p->m->c.hidden);
+    struct mb_dropout d =
+        mb_gpt_dropout_at(p, p->m->c.hidden_dropout, site, p->m->c.seq * p->m->c.hidden);
+    d.first_element += p->m->first_row * p->m->c.hidden;
+    return d;
 }
 
-static struct mb_dropout attention_dropout(const struct mb_gpt_pass *p, uint32_t site)
+static int has_hidden_dropout(const struct mb_gpt_pass *p)
 {
-    const struct mb_gpt_config *c = &p->m->c;
-    return dropout_at(p, c->attention_dropout, site, c->n_heads * c->seq * c->seq);
+    return p->step != NULL && p->m->c.hidden_dropout > 0;
 }
 
 static uint32_t site_of(size_t layer, uint32_t site)
@@ -165,6 +157,7 @@ static uint32_t site_of(size_t layer, uint32_t site)
     return (uint32_t)layer * SITES_PER_LAYER + site;
 }
 
+/* Of the rows of the residual stream. */
 static void dropout_add(const struct mb_gpt_pass *p, const void *x, const void *residual, void *out,
                         uint32_t site)
 {
@@ -172,7 +165,7 @@ static void dropout_add(const struct mb_gpt_pass *p, const void *x, const void *
     struct mb_dropout_add a = {.x = x,
                                .residual = residual,
                                .out = out,
-                               .n = p->m->n_tokens * p->m->c.hidden,
+                               .n = p->m->n_rows * p->m->c.hidden,
                                .dropout = hidden_dropout(p, site),
                                .dtype = p->m->c.dtype};
     dev->ops->dropout_add(dev->ctx, dev->stream, &a);
@@ -197,7 +190,7 @@ static void linear_forward(struct mb_gpt *m, const struct mb_linear_forward *a)
     m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, a);
 }
 
-/* With gelu_x, x was gelu(gelu_x). */
+/* With gelu_x, x was gelu(gelu_x). A bias of MB_GPT_NONE has no gradient, or has it already. */
 static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
                             const void *gelu_x, size_t n_in, const void *d_out, size_t n_out,
                             void *d_x)
@@ -208,6 +201,7 @@ static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void 
                                    .d_out = d_out,
                                    .d_x = d_x,
                                    .d_weight = m->grads + at.weight,
+                                   .sets_d_weight = m->has_old_grads,
                                    .d_bias = at.bias != MB_GPT_NONE ? m->grads + at.bias : NULL,
                                    .n_rows = m->n_tokens,
                                    .n_in = n_in,
@@ -227,36 +221,41 @@ static void embed(const struct mb_gpt_pass *p)
                                      .token_weight = m->weights + m->word_embedding,
                                      .position_weight =
                                          learned ? m->weights + m->position_embedding : NULL,
-                                     .out = m->embedded,
+                                     .out = m->c.sequence_parallel ? m->d_a : m->embedded,
                                      .n_tokens = m->n_tokens,
                                      .seq = m->c.seq,
                                      .hidden = m->c.hidden,
-                                     .vocab = m->c.padded_vocab,
+                                     .vocab = m->part.padded_vocab,
+                                     .first = m->own_part * m->part.padded_vocab,
+                                     .all_vocab = m->c.padded_vocab,
                                      .dtype = m->c.dtype};
     m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
-    if (p->step != NULL && m->c.hidden_dropout > 0)
-        dropout_add(p, m->embedded, NULL, m->embedded, 0);
+    mb_gpt_sum_shares(m, a.out);
+    if (m->c.sequence_parallel || has_hidden_dropout(p))
+        dropout_add(p, mb_gpt_own_rows(m, a.out), NULL, m->embedded, 0);
 }
 
 /* out = residual + dropout(the linear layer of x); without dropout the product adds the residual.
- */
+ * Of ranks that each have a share of the product the first adds what is added once. */
 static void branch_forward(const struct mb_gpt_pass *p, struct mb_gpt_pair at, const void *x,
                            size_t n_in, const void *residual, void *out, uint32_t site)
 {
     struct mb_gpt *m = p->m;
-    const int drops = p->step != NULL && m->c.hidden_dropout > 0;
-    struct mb_linear_forward a = linear(m, at, x, n_in, drops ? m->d_a : out, m->c.hidden);
-    a.residual = drops ? NULL : residual;
+    const int apart = m->c.sequence_parallel || has_hidden_dropout(p);
+    struct mb_linear_forward a = linear(m, at, x, n_in, apart ? m->d_a : out, m->c.hidden);
+    a.residual = apart || m->own_part > 0 ? NULL : residual;
+    a.bias = m->own_part > 0 ? NULL : a.bias;
     linear_forward(m, &a);
-    if (drops)
-        dropout_add(p, m->d_a, residual, out, site);
+    mb_gpt_sum_shares(m, a.out);
+    if (apart)
+        dropout_add(p, mb_gpt_own_rows(m, m->d_a), residual, out, site);
 }
 
 /* fc1 and the activation behind it. */
 static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
 {
     struct mb_linear_forward fc1 =
-        linear(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, mb_gpt_fc1_width(&m->c));
+        linear(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, mb_gpt_fc1_width(&m->part));
     fc1.gelu_out = m->c.swiglu ? NULL : y->activation;
     linear_forward(m, &fc1);
     if (!m->c.swiglu)
@@ -264,7 +263,7 @@ static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
     struct mb_swiglu_forward a = {.x = y->fc1_out,
                                   .out = y->activation,
                                   .n_rows = m->n_tokens,
-                                  .n = m->c.ffn_hidden,
+                                  .n = m->part.ffn_hidden,
                                   .dtype = m->c.dtype};
     m->dev->ops->swiglu_forward(m->dev->ctx, m->dev->stream, &a);
 }
@@ -272,30 +271,21 @@ static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
 static void layer_forward(const struct mb_gpt_pass *p, size_t l)
 {
     struct mb_gpt *m = p->m;
-    const struct mb_device *dev = m->dev;
     struct mb_gpt_layer *y = &m->layers[l];
     const size_t h = m->c.hidden;
 
     mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1);
     struct mb_linear_forward qkv =
-        linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->c));
+        linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->part));
     linear_forward(m, &qkv);
     mb_gpt_rotate(m, y->qkv_out, 0);
-    struct mb_attention_forward attention = {.shape = mb_gpt_attention_shape(m),
-                                             .qkv = y->qkv_out,
-                                             .out = y->attention_out,
-                                             .log_sum = y->log_sum,
-                                             .scratch = m->attention_scratch,
-                                             .dropout =
-                                                 attention_dropout(p, site_of(l, SITE_ATTENTION)),
-                                             .dtype = m->c.dtype};
-    dev->ops->attention_forward(dev->ctx, dev->stream, &attention);
-    branch_forward(p, y->proj, y->attention_out, mb_gpt_attention_width(&m->c), y->in, y->middle,
+    mb_gpt_attention_forward(p, y, site_of(l, SITE_ATTENTION));
+    branch_forward(p, y->proj, y->attention_out, mb_gpt_attention_width(&m->part), y->in, y->middle,
                    site_of(l, SITE_PROJ));
 
     mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2);
     fc1_forward(m, y);
-    branch_forward(p, y->fc2, y->activation, m->c.ffn_hidden, y->middle, y->out,
+    branch_forward(p, y->fc2, y->activation, m->part.ffn_hidden, y->middle, y->out,
                    site_of(l, SITE_MLP));
 }
 
@@ -310,7 +300,7 @@ static void forward(const struct mb_gpt_pass *p)
                         m->final_mean, m->final_rstd);
 }
 
-/* Output and loss; d_a becomes the gradient of final_out if d is set. */
+/* Output and loss; d_a becomes this rank's share of the gradient of final_out if d is set. */
 static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
 {
     struct mb_cross_entropy a = {.x = m->final_out,
@@ -320,72 +310,103 @@ static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
                                  .loss_sum = m->loss_sum,
                                  .d_x = d ? m->d_a : NULL,
                                  .d_weight = d ? m->grads + m->output_weight : NULL,
+                                 .sets_d_weight = m->has_old_grads,
                                  .scratch = m->head_scratch,
                                  .n_tokens = m->n_tokens,
                                  .hidden = m->c.hidden,
-                                 .vocab = m->c.padded_vocab,
+                                 .vocab = m->part.padded_vocab,
+                                 .first = m->own_part * m->part.padded_vocab,
+                                 .all_vocab = m->c.padded_vocab,
                                  .grad_scale = (float)grad_scale,
                                  .dtype = m->c.dtype};
+    if (m->n_parts > 1) {
+        struct mb_cross_entropy own = a;
+        own.part = m->loss_parts + m->own_part * 2 * m->n_tokens;
+        own.d_x = NULL;
+        own.d_weight = NULL;
+        m->dev->ops->cross_entropy(m->dev->ctx, m->dev->stream, &own);
+        mb_gpt_gather_loss_parts(m);
+        a.parts = m->loss_parts;
+        a.n_parts = m->n_parts;
+    }
     m->dev->ops->cross_entropy(m->dev->ctx, m->dev->stream, &a);
 }
 
 /* --- backward --- */
 
-/* The gradient of a branch's output: d_residual itself, or d_residual through the branch's dropout
- * in d_a. */
+/* The gradient of a branch's output, of all tokens: d_residual itself, or in d_a what went through
+ * the branch's dropout, or was gathered. */
 static const void *branch_gradient(const struct mb_gpt_pass *p, uint32_t site)
 {
-    if (p->m->c.hidden_dropout <= 0)
-        return p->m->d_residual;
-    dropout_add(p, p->m->d_residual, NULL, p->m->d_a, site);
-    return p->m->d_a;
+    struct mb_gpt *m = p->m;
+    if (m->c.hidden_dropout <= 0 && !m->c.sequence_parallel)
+        return m->d_residual;
+    dropout_add(p, m->d_residual, NULL, mb_gpt_own_rows(m, m->d_a), site);
+    mb_gpt_gather_rows(m, m->d_a);
+    return m->d_a;
 }
 
-/* d_mlp is the gradient of fc2's output; d_a becomes that of norm2's. */
+/* The gradient of the bias of a branch's linear layer is the sum of the rows of d_residual, unless
+ * there is dropout between, or other ranks have rows. The norm that writes d_residual last forms it
+ * on its way. */
+static int norm_sums_for(const struct mb_gpt *m, struct mb_gpt_pair branch)
+{
+    return m->c.norm == MB_GPT_LAYERNORM && m->c.hidden_dropout <= 0 && !m->c.sequence_parallel &&
+           branch.bias != MB_GPT_NONE;
+}
+
+static float *sum_for(struct mb_gpt *m, struct mb_gpt_pair branch)
+{
+    return norm_sums_for(m, branch) ? m->grads + branch.bias : NULL;
+}
+
+/* The branch as its own backward sees it. */
+static struct mb_gpt_pair without_sum(const struct mb_gpt *m, struct mb_gpt_pair branch)
+{
+    if (norm_sums_for(m, branch))
+        branch.bias = MB_GPT_NONE;
+    return branch;
+}
+
+/* d_mlp is the gradient of fc2's output; d_a becomes this rank's share of norm2's. */
 static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const void *d_mlp)
 {
-    linear_backward(m, y->fc2, y->activation, m->c.swiglu ? NULL : y->fc1_out, m->c.ffn_hidden,
-                    d_mlp, m->c.hidden, m->d_activation);
+    linear_backward(m, without_sum(m, y->fc2), y->activation, m->c.swiglu ? NULL : y->fc1_out,
+                    m->part.ffn_hidden, d_mlp, m->c.hidden, m->d_activation);
     if (m->c.swiglu) {
         struct mb_swiglu_backward a = {.x = y->fc1_out,
                                        .d_out = m->d_activation,
                                        .d_x = m->d_fc1,
                                        .n_rows = m->n_tokens,
-                                       .n = m->c.ffn_hidden,
+                                       .n = m->part.ffn_hidden,
                                        .dtype = m->c.dtype};
         m->dev->ops->swiglu_backward(m->dev->ctx, m->dev->stream, &a);
     }
-    linear_backward(m, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1, mb_gpt_fc1_width(&m->c),
-                    m->d_a);
+    linear_backward(m, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1,
+                    mb_gpt_fc1_width(&m->part), m->d_a);
 }
 
 static void layer_backward(const struct mb_gpt_pass *p, size_t l)
 {
     struct mb_gpt *m = p->m;
-    const struct mb_device *dev = m->dev;
     const struct mb_gpt_layer *y = &m->layers[l];
     const size_t h = m->c.hidden;
 
     mlp_backward(m, y, branch_gradient(p, site_of(l, SITE_MLP)));
-    mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a);
+    mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a, sum_for(m, y->proj));
 
     const void *d_proj = branch_gradient(p, site_of(l, SITE_PROJ));
-    linear_backward(m, y->proj, y->attention_out, NULL, mb_gpt_attention_width(&m->c), d_proj, h,
-                    m->d_b);
-    struct mb_attention_backward attention = {.shape = mb_gpt_attention_shape(m),
-                                              .qkv = y->qkv_out,
-                                              .out = y->attention_out,
-                                              .log_sum = y->log_sum,
-                                              .d_out = m->d_b,
-                                              .d_qkv = m->d_qkv,
-                                              .scratch = m->attention_scratch,
-                                              .dropout =
-                                                  attention_dropout(p, site_of(l, SITE_ATTENTION)),
-                                              .dtype = m->c.dtype};
-    dev->ops->attention_backward(dev->ctx, dev->stream, &attention);
+    linear_backward(m, without_sum(m, y->proj), y->attention_out, NULL,
+                    mb_gpt_attention_width(&m->part), d_proj, h, m->d_b);
+    mb_gpt_attention_backward(p, y, site_of(l, SITE_ATTENTION));
     mb_gpt_rotate(m, m->d_qkv, 1);
-    linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->c), m->d_a);
-    mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a);
+    linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->part), m->d_a);
+    mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a,
+                         l > 0 ? sum_for(m, m->layers[l - 1].fc2) : NULL);
+    if (p->step->is_last) {
+        mb_gpt_sum_norm_gradient(m, y->norm1);
+        mb_gpt_sum_norm_gradient(m, y->norm2);
+    }
 }
 
 static void grads_final(const struct mb_gpt_pass *p, size_t begin, size_t end)
@@ -400,9 +421,11 @@ static void backward(const struct mb_gpt_pass *p)
     const struct mb_device *dev = m->dev;
     const size_t n_layers = m->c.n_layers;
     dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
-                   m->n_tokens * m->c.hidden * mb_dtype_size(m->c.dtype));
+                   m->n_rows * m->c.hidden * mb_dtype_size(m->c.dtype));
     mb_gpt_norm_backward(m, m->final_norm, m->layers[n_layers - 1].out, m->final_mean,
-                         m->final_rstd, m->d_a);
+                         m->final_rstd, m->d_a, sum_for(m, m->layers[n_layers - 1].fc2));
+    if (p->step->is_last)
+        mb_gpt_sum_norm_gradient(m, m->final_norm);
     grads_final(p, m->layers_end, m->n_elements);
     for (size_t l = n_layers; l-- > 0;) {
         if (l + 1 < m->c.recompute_layers) /* of the last of them everything is still there */
@@ -419,7 +442,9 @@ static void backward(const struct mb_gpt_pass *p)
         .n_tokens = m->n_tokens,
         .seq = m->c.seq,
         .hidden = m->c.hidden,
-        .vocab = m->c.padded_vocab,
+        .vocab = m->part.padded_vocab,
+        .first = m->own_part * m->part.padded_vocab,
+        .all_vocab = m->c.padded_vocab,
         .dtype = m->c.dtype};
     dev->ops->embedding_backward(dev->ctx, dev->stream, &embedding);
     grads_final(p, 0, m->layers[0].begin);
@@ -446,6 +471,8 @@ static int check_batch(const struct mb_gpt *m, const struct mb_gpt_batch *b, str
 static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_err *err)
 {
     int rc = check_batch(m, b, err);
+    if (rc == 0)
+        rc = mb_gpt_group_wait(m, err); /* copying may wait for the device */
     if (rc != 0)
         return rc;
     const struct mb_device *dev = m->dev;
@@ -458,9 +485,33 @@ static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_
     return 0;
 }
 
+/* Zero from *at to the weight of a product, which is left alone: *at is behind it. */
+static void zero_up_to(struct mb_gpt *m, size_t *at, size_t weight, size_t n)
+{
+    if (weight > *at)
+        m->dev->ops->zero(m->dev->ctx, m->dev->stream, m->grads + *at,
+                          (weight - *at) * sizeof(float));
+    *at = weight + n;
+}
+
 void mb_gpt_zero_grads(struct mb_gpt *m)
 {
-    m->dev->ops->zero(m->dev->ctx, m->dev->stream, m->grads, m->n_elements * sizeof(float));
+    const struct mb_gpt_config *c = &m->part;
+    const size_t h = m->c.hidden, output = c->padded_vocab * h;
+    size_t at = 0;
+    if (!m->c.untie_output)
+        zero_up_to(m, &at, m->output_weight, output);
+    for (size_t l = 0; l < m->c.n_layers; l++) {
+        const struct mb_gpt_layer *y = &m->layers[l];
+        zero_up_to(m, &at, y->qkv.weight, mb_gpt_qkv_width(c) * h);
+        zero_up_to(m, &at, y->proj.weight, mb_gpt_attention_width(c) * h);
+        zero_up_to(m, &at, y->fc1.weight, mb_gpt_fc1_width(c) * h);
+        zero_up_to(m, &at, y->fc2.weight, c->ffn_hidden * h);
+    }
+    if (m->c.untie_output)
+        zero_up_to(m, &at, m->output_weight, output);
+    zero_up_to(m, &at, m->n_elements, 0);
+    m->has_old_grads = 1;
 }
 
 int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
@@ -473,6 +524,7 @@ int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
     forward(&p);
     output_and_loss(m, 1, step->grad_scale);
     backward(&p);
+    m->has_old_grads = 0;
     return 0;
 }
 
@@ -497,8 +549,9 @@ int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logi
         return rc;
     const struct mb_gpt_pass p = {.m = m, .step = NULL};
     forward(&p);
-    struct mb_linear_forward output = linear(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE},
-                                             m->final_out, m->c.hidden, logits, m->c.padded_vocab);
+    struct mb_linear_forward output =
+        linear(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE}, m->final_out, m->c.hidden,
+               logits, m->part.padded_vocab);
     linear_forward(m, &output);
     return 0;
 }
@@ -507,11 +560,14 @@ int mb_gpt_take_loss(struct mb_gpt *m, double *loss_sum, double *n_tokens, struc
 {
     const struct mb_device *dev = m->dev;
     double sum = 0;
+    int rc = mb_gpt_group_wait(m, err);
+    if (rc != 0)
+        return mb_err_wrap(err, "training step");
     dev->ops->copy_out(dev->ctx, dev->stream, &sum, m->loss_sum, sizeof(sum));
     dev->ops->zero(dev->ctx, dev->stream, m->loss_sum, sizeof(sum));
     double mask_sum = m->mask_sum;
     m->mask_sum = 0;
-    int rc = dev->ops->synchronize(dev->ctx, dev->stream, err);
+    rc = dev->ops->synchronize(dev->ctx, dev->stream, err);
     if (rc != 0)
         return mb_err_wrap(err, "training step");
     *loss_sum = sum;

@@ -9,6 +9,11 @@
  * device's stream and return; failures and results surface in mb_gpt_take_loss() or the backend's
  * synchronize(). Host arrays given to a call are read before it returns. Threads: one at a time.
  *
+ * With a tensor group the ranks of it share one model: each has some of the heads, of the MLP's
+ * channels and of the vocabulary's rows, and computes with them on the same batches; sums over
+ * ranks join them. All of them make the same calls. Norms, learned positions and the biases of what
+ * is summed are on every rank, the same bits.
+ *
  * Initial weights are a pure function of (seed, parameter name, element), dropout one of (seed,
  * iteration, place, global element): a seed means one model, whatever the number of ranks.
  */
@@ -22,6 +27,7 @@
 #include "worker/kernels/backend.h"
 #include "worker/model/param.h"
 #include "worker/model/rope.h"
+#include "worker/parallel/comm.h"
 
 enum mb_gpt_norm { MB_GPT_LAYERNORM, MB_GPT_RMSNORM };
 enum mb_gpt_positions { MB_GPT_LEARNED, MB_GPT_ROPE, MB_GPT_NO_POSITIONS };
@@ -56,6 +62,12 @@ struct mb_gpt_config {
     float attention_dropout; /* [0, 1) */
     uint64_t seed;
     enum mb_dtype dtype; /* of activations and of the weights in matrix products */
+    /* Ranks that share the model; NULL: this one has all of it. Borrowed; carries what is on the
+     * model's device. Sizes above are those of the whole model. */
+    struct mb_comm *tensor_group;
+    /* Between the layers' products each of them has some rows of the residual stream instead of
+     * all: less memory, the same sums. */
+    int sequence_parallel;
 };
 
 /* Megatron's defaults for everything but the sizes, which stay zero: GPT-2's style. */
@@ -67,8 +79,8 @@ size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_para
 /* MB_EINVAL with a text such as "number of attention heads (5) must divide hidden size (128)". */
 int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err);
 
-/* The number of parameters that a model of this shape has, padded vocabulary included; it needs no
- * device and no memory for them. */
+/* The number of parameters that a model of this shape has on a rank, padded vocabulary included; it
+ * needs no device and no memory for them. */
 int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct mb_err *err);
 
 /* Floating point operations of one sample's forward and backward as Megatron's --log-throughput
@@ -89,7 +101,7 @@ const struct mb_gpt_config *mb_gpt_config(const struct mb_gpt *m); /* with the d
 /* The plan of device memory as a text table, one line per part with its bytes and a total. */
 int mb_gpt_print_plan(const struct mb_gpt *m, struct mb_buf *out);
 
-/* The parameter table, in the order of the flat buffers; borrowed. */
+/* The table of this rank's parameters, in the order of the flat buffers; borrowed. */
 const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);
 /* Length of the flat buffers in elements, gaps included, and the buffers (device memory, borrowed).
  */
@@ -99,7 +111,15 @@ float *mb_gpt_grads(struct mb_gpt *m);
 /* To be called after the weights were written from outside: the model computes with a copy of its
  * dtype. Enqueues. */
 void mb_gpt_weights_changed(struct mb_gpt *m);
-/* True number of parameters, without the gaps. */
+/* That copy, in bf16; NULL: there is none. Who writes the weights may write it, too, and calls
+ * mb_gpt_weights_copied() and not mb_gpt_weights_changed(). */
+void *mb_gpt_weights_copy(struct mb_gpt *m);
+void mb_gpt_weights_copied(struct mb_gpt *m);
+/* The table that a rank with all of the model would have: the same parameters in the same order. To
+ * be freed. n_elements: length of that rank's flat buffers. */
+int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, size_t *n_params,
+                        size_t *n_elements, struct mb_err *err);
+/* True number of parameters of this rank, without the gaps. */
 size_t mb_gpt_n_parameters(const struct mb_gpt *m);
 
 /* One micro batch, host memory, [micro_batch, seq] each. */
@@ -120,11 +140,14 @@ struct mb_gpt_step {
                        micro batches and ranks 1 / (mask sum * micro batches * data parallel) */
     int64_t iteration;     /* dropout: the training iteration */
     uint64_t first_sample; /* dropout: index of sample 0 of this micro batch in the global batch */
+    int is_last;           /* no micro batch of this step follows: gradients become whole */
     mb_gpt_grads_final_cb
         *grads_final; /* or NULL; give it with the last micro batch of a step only */
     void *arg;
 };
 
+/* What they were before may yet be there until the next mb_gpt_forward_backward(), which sets what
+ * it would else add to zeros. */
 void mb_gpt_zero_grads(struct mb_gpt *m);
 
 /* Forward with dropout, then backward; adds to the gradients and to the loss sum. MB_EINVAL for a
@@ -135,13 +158,15 @@ int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
 /* Forward without dropout; adds to the loss sum only. */
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err);
 
-/* Forward without dropout; logits, device memory [micro_batch * seq, padded_vocab] of the model's
- * dtype, are overwritten. Labels and mask of the batch do not matter. Enqueues. */
+/* Forward without dropout; logits, device memory [micro_batch * seq, rows of the vocabulary that
+ * this rank has] of the model's dtype, are overwritten. Labels and mask of the batch do not matter.
+ * Enqueues. */
 int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
                   struct mb_err *err);
 
-/* Waits for the device, gives sum(mask * loss) and sum(mask) since the last call and starts both
- * anew. lm loss = sum of the first / sum of the second over micro batches and ranks. */
+/* Waits for the device, and the tensor group; gives sum(mask * loss), the same on all its ranks,
+ * and sum(mask) since the last call and starts both anew. lm loss = sum of the first / sum of the
+ * second over micro batches and ranks. */
 int mb_gpt_take_loss(struct mb_gpt *m, double *loss_sum, double *n_tokens, struct mb_err *err);
 
 #endif

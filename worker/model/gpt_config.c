@@ -128,6 +128,33 @@ static int check_rope(const struct mb_gpt_config *c, struct mb_err *err)
     return 0;
 }
 
+/* What is split over the ranks of a tensor group. Texts of Megatron-LM where it has one. */
+static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
+{
+    struct mb_gpt_config c = *given;
+    mb_gpt_config_complete(&c);
+    const size_t n = c.tensor_group != NULL ? mb_comm_world_size(c.tensor_group) : 1;
+    const struct {
+        size_t size;
+        const char *name;
+    } split[] = {{c.n_heads, "num_attention_heads"}, {c.n_groups, "num_query_groups"}};
+    for (size_t i = 0; i < sizeof(split) / sizeof(split[0]); i++)
+        if (split[i].size % n != 0)
+            return mb_err_set(err, MB_EINVAL,
+                              "%s (%zu) must be a multiple of tensor_model_parallel_size (%zu).",
+                              split[i].name, split[i].size, n);
+    if (c.ffn_hidden % n != 0)
+        return mb_err_set(err, MB_EINVAL, "ffn_hidden_size: %zu is not divisible by %zu",
+                          c.ffn_hidden, n);
+    if (c.padded_vocab % n != 0)
+        return mb_err_set(err, MB_EINVAL, "padded_vocab_size: %zu is not divisible by %zu",
+                          c.padded_vocab, n);
+    if (c.sequence_parallel && c.seq % n != 0)
+        return mb_err_set(err, MB_EINVAL,
+                          "sequence parallel: seq_length: %zu is not divisible by %zu", c.seq, n);
+    return 0;
+}
+
 int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
 {
     int rc = check_sizes(c, err);
@@ -160,7 +187,8 @@ int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL,
                           "hidden size %zu gives no ffn hidden size with SwiGLU: give one",
                           c->hidden);
-    return check_rope(c, err);
+    rc = check_rope(c, err);
+    return rc == 0 ? check_parts(c, err) : rc;
 }
 
 double mb_gpt_flops_per_sample(const struct mb_gpt_config *given)

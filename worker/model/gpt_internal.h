@@ -1,5 +1,5 @@
-/* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_plan.c
- * gpt_parts.c gpt.c. */
+/* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_draw.c gpt_plan.c
+ * gpt_parts.c gpt_attention.c gpt_group.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -29,19 +29,19 @@ struct mb_gpt_layer {
     struct mb_gpt_pair qkv, proj, fc1, fc2;
 
     /* Kept from forward for backward. */
-    const void *in;       /* [tokens, hidden], the out of the layer before; borrowed */
+    const void *in;       /* [rows, hidden], the out of the layer before; borrowed */
     void *norm1_out;      /* [tokens, hidden] */
-    float *mean1, *rstd1; /* [tokens]; no mean with RMSNorm */
+    float *mean1, *rstd1; /* [rows]; no mean with RMSNorm */
     void *qkv_out;        /* [tokens, (heads + 2 groups) * head_dim] */
     float *log_sum;       /* [samples, heads, seq] */
     void *attention_out;  /* [tokens, heads * head_dim] */
-    void *middle;         /* [tokens, hidden], after the first residual */
+    void *middle;         /* [rows, hidden], after the first residual */
     void *norm2_out;      /* [tokens, hidden] */
-    float *mean2, *rstd2; /* [tokens] */
+    float *mean2, *rstd2; /* [rows] */
     void *fc1_out;        /* [tokens, ffn_hidden], with swiglu twice as wide */
     void *activation;     /* [tokens, ffn_hidden] */
-    void *out;            /* [tokens, hidden], after the second residual */
-};
+    void *out;            /* [rows, hidden], after the second residual */
+};                        /* heads, groups and ffn_hidden: this rank's */
 
 enum { MB_GPT_PLAN_MAX = 32 };
 
@@ -53,7 +53,10 @@ struct mb_gpt_plan_part {
 struct mb_gpt {
     struct mb_device *dev;
     struct mb_gpt_config c;
+    struct mb_gpt_config part;    /* the same with the sizes that this rank has */
+    size_t n_parts, own_part;     /* ranks of the tensor group, and which of them this is */
     size_t micro_batch, n_tokens; /* samples and rows of a micro batch */
+    size_t n_rows, first_row;     /* of the residual stream: all but with sequence_parallel */
 
     struct mb_param *params;
     size_t n_params, n_elements, n_parameters;
@@ -74,15 +77,20 @@ struct mb_gpt {
     int32_t *tokens, *labels;
     float *mask;
     double *loss_sum;
-    void *embedded;                 /* [tokens, hidden] */
+    float *loss_parts;              /* [parts, 2, tokens], with several */
+    void *embedded;                 /* [rows, hidden] */
     void *final_out;                /* [tokens, hidden] */
-    float *final_mean, *final_rstd; /* [tokens] */
-    void *d_residual, *d_a;         /* [tokens, hidden] */
+    float *final_mean, *final_rstd; /* [rows] */
+    void *d_residual;               /* [rows, hidden] */
+    void *d_a;                      /* [tokens, hidden] */
     void *d_b;                      /* as attention_out */
     void *d_qkv, *d_fc1;            /* as qkv_out, fc1_out */
     void *d_activation;             /* as activation; d_fc1 itself but for swiglu */
     float *attention_scratch, *head_scratch;
 
+    /* 1: gradients of products are what they were in the step before; the next backward sets them
+     */
+    int has_old_grads;
     float *host_ones; /* [tokens], the mask of a batch without one */
     double mask_sum;  /* since the last take_loss */
 };
@@ -92,7 +100,32 @@ size_t mb_gpt_qkv_width(const struct mb_gpt_config *c);
 size_t mb_gpt_attention_width(const struct mb_gpt_config *c);
 size_t mb_gpt_fc1_width(const struct mb_gpt_config *c);
 
+/* gpt_attention.c: of this rank's heads. */
 struct mb_attention_shape mb_gpt_attention_shape(const struct mb_gpt *m);
+/* From qkv_out to attention_out and log_sum; and from d_b to d_qkv. */
+void mb_gpt_attention_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
+                              uint32_t site);
+void mb_gpt_attention_backward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
+                               uint32_t site);
+/* Of elements that every sample has so many of. */
+struct mb_dropout mb_gpt_dropout_at(const struct mb_gpt_pass *p, float probability, uint32_t site,
+                                    size_t elements_per_sample);
+
+/* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
+/* Sets n_parts and own_part, part, n_rows and first_row. */
+void mb_gpt_group_init(struct mb_gpt *m);
+/* The rows of x [tokens, hidden] that this rank has of the residual stream. */
+void *mb_gpt_own_rows(const struct mb_gpt *m, void *x);
+/* x [tokens, hidden] is a share of a sum: it becomes the sum, of the own rows at least. */
+void mb_gpt_sum_shares(struct mb_gpt *m, void *x);
+/* Of x [tokens, hidden] every rank has the own rows, and gets the others. */
+void mb_gpt_gather_rows(struct mb_gpt *m, void *x);
+/* Statistics of the loss: every rank's in loss_parts. */
+void mb_gpt_gather_loss_parts(struct mb_gpt *m);
+/* The gradient of a norm's weights was made of the own rows only. */
+void mb_gpt_sum_norm_gradient(struct mb_gpt *m, struct mb_gpt_norm_at norm);
+/* Before the host waits for the device alone: a rank that is gone is noticed. */
+int mb_gpt_group_wait(struct mb_gpt *m, struct mb_err *err);
 
 /* gpt_config.c: zeros replaced by what they stand for. */
 void mb_gpt_config_complete(struct mb_gpt_config *c);
@@ -102,16 +135,20 @@ int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *
                        struct mb_err *err);
 int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err); /* tables; enqueues */
 void mb_gpt_parts_weights_changed(struct mb_gpt *m);
+/* x [rows, hidden], out [tokens, hidden]. */
 void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x, void *out,
                          float *mean, float *rstd);
-/* Adds to d_residual. */
+/* d_share [tokens, hidden] is this rank's share of the gradient; it is overwritten with the sum.
+ * Adds to d_residual. d_residual_sum gains the sum of its rows, or is NULL; LayerNorm only. */
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x,
-                          const float *mean, const float *rstd, const void *d_out);
+                          const float *mean, const float *rstd, void *d_share,
+                          float *d_residual_sum);
 /* Does nothing unless positions are rotary. */
 void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse);
 
-/* gpt_params.c: the table and the offsets; the initial weights, enqueued on the stream. */
+/* gpt_params.c: the table and the offsets. */
 int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err);
+/* gpt_draw.c: the initial weights, enqueued on the stream. */
 int mb_gpt_params_draw(struct mb_gpt *m, struct mb_err *err);
 
 /* gpt_plan.c: the arena and all pointers into it. */

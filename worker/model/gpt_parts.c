@@ -83,16 +83,17 @@ static const float *norm_weight(const struct mb_gpt *m, struct mb_gpt_norm_at no
     return m->c.norm_1p ? m->norm_weights + norm.index * m->c.hidden : m->weights + norm.at.weight;
 }
 
-void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
-                         float *mean, float *rstd)
+/* Of this rank's rows, to their place in out. */
+static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
+                      float *mean, float *rstd)
 {
     const struct mb_device *dev = m->dev;
     if (m->c.norm == MB_GPT_RMSNORM) {
         struct mb_rmsnorm_forward a = {.x = x,
                                        .weight = norm_weight(m, norm),
-                                       .out = out,
+                                       .out = mb_gpt_own_rows(m, out),
                                        .rstd = rstd,
-                                       .n_rows = m->n_tokens,
+                                       .n_rows = m->n_rows,
                                        .hidden = m->c.hidden,
                                        .eps = m->c.norm_eps,
                                        .dtype = m->c.dtype};
@@ -102,20 +103,30 @@ void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const voi
     struct mb_layernorm_forward a = {.x = x,
                                      .weight = norm_weight(m, norm),
                                      .bias = m->weights + norm.at.bias,
-                                     .out = out,
+                                     .out = mb_gpt_own_rows(m, out),
                                      .mean = mean,
                                      .rstd = rstd,
-                                     .n_rows = m->n_tokens,
+                                     .n_rows = m->n_rows,
                                      .hidden = m->c.hidden,
                                      .eps = m->c.norm_eps,
                                      .dtype = m->c.dtype};
     dev->ops->layernorm_forward(dev->ctx, dev->stream, &a);
 }
 
+void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
+                         float *mean, float *rstd)
+{
+    normalize(m, norm, x, out, mean, rstd);
+    mb_gpt_gather_rows(m, out);
+}
+
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x,
-                          const float *mean, const float *rstd, const void *d_out)
+                          const float *mean, const float *rstd, void *d_share,
+                          float *d_residual_sum)
 {
     const struct mb_device *dev = m->dev;
+    mb_gpt_sum_shares(m, d_share);
+    const void *d_out = mb_gpt_own_rows(m, d_share);
     if (m->c.norm == MB_GPT_RMSNORM) {
         struct mb_rmsnorm_backward a = {.x = x,
                                         .weight = norm_weight(m, norm),
@@ -123,7 +134,7 @@ void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const vo
                                         .d_out = d_out,
                                         .d_x = m->d_residual,
                                         .d_weight = m->grads + norm.at.weight,
-                                        .n_rows = m->n_tokens,
+                                        .n_rows = m->n_rows,
                                         .hidden = m->c.hidden,
                                         .dtype = m->c.dtype};
         dev->ops->rmsnorm_backward(dev->ctx, dev->stream, &a);
@@ -137,7 +148,8 @@ void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const vo
                                       .d_x = m->d_residual,
                                       .d_weight = m->grads + norm.at.weight,
                                       .d_bias = m->grads + norm.at.bias,
-                                      .n_rows = m->n_tokens,
+                                      .d_x_sum = d_residual_sum,
+                                      .n_rows = m->n_rows,
                                       .hidden = m->c.hidden,
                                       .dtype = m->c.dtype};
     dev->ops->layernorm_backward(dev->ctx, dev->stream, &a);

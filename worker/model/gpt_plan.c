@@ -50,9 +50,9 @@ static void *take_typed(struct cursor *c, const char *name, size_t n)
 }
 
 /* RMSNorm has none. */
-static float *take_mean(struct cursor *c, size_t tokens)
+static float *take_mean(struct cursor *c, size_t rows)
 {
-    return c->m->c.norm == MB_GPT_LAYERNORM ? take_floats(c, "activations: norms", tokens) : NULL;
+    return c->m->c.norm == MB_GPT_LAYERNORM ? take_floats(c, "activations: norms", rows) : NULL;
 }
 
 /* Of layers that compute forward again, one at a time: everything but input and output. */
@@ -75,25 +75,25 @@ static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer 
 static void lay_out_layer(struct cursor *c, size_t l)
 {
     struct mb_gpt_layer *y = &c->m->layers[l];
-    const struct mb_gpt_config *k = &c->m->c;
-    const size_t tokens = c->m->n_tokens, wide = tokens * k->hidden;
-    y->out = take_typed(c, "activations: residual stream", wide);
+    const struct mb_gpt_config *k = &c->m->part;
+    const size_t tokens = c->m->n_tokens, rows = c->m->n_rows, wide = tokens * k->hidden;
+    y->out = take_typed(c, "activations: residual stream", rows * k->hidden);
     if (l > 0 && l < k->recompute_layers) {
         share_activations(y, &c->m->layers[0]);
         return;
     }
     y->norm1_out = take_typed(c, "activations: norms", wide);
-    y->mean1 = take_mean(c, tokens);
-    y->rstd1 = take_floats(c, "activations: norms", tokens);
+    y->mean1 = take_mean(c, rows);
+    y->rstd1 = take_floats(c, "activations: norms", rows);
     y->norm2_out = take_typed(c, "activations: norms", wide);
-    y->mean2 = take_mean(c, tokens);
-    y->rstd2 = take_floats(c, "activations: norms", tokens);
+    y->mean2 = take_mean(c, rows);
+    y->rstd2 = take_floats(c, "activations: norms", rows);
     y->qkv_out = take_typed(c, "activations: attention", tokens * mb_gpt_qkv_width(k));
     y->log_sum = take_floats(c, "activations: attention", tokens * k->n_heads);
     y->attention_out = take_typed(c, "activations: attention", tokens * mb_gpt_attention_width(k));
     y->fc1_out = take_typed(c, "activations: mlp", tokens * mb_gpt_fc1_width(k));
     y->activation = take_typed(c, "activations: mlp", tokens * k->ffn_hidden);
-    y->middle = take_typed(c, "activations: residual stream", wide);
+    y->middle = take_typed(c, "activations: residual stream", rows * k->hidden);
 }
 
 /* What the weights do not say: angles of rotary positions, norms' weights as they are used. */
@@ -115,8 +115,8 @@ static void lay_out_tables(struct cursor *c)
 static void lay_out(struct cursor *c)
 {
     struct mb_gpt *m = c->m;
-    const struct mb_gpt_config *k = &m->c;
-    const size_t tokens = m->n_tokens, wide = tokens * k->hidden;
+    const struct mb_gpt_config *k = &m->part;
+    const size_t tokens = m->n_tokens, rows = m->n_rows, wide = tokens * k->hidden;
     const struct mb_attention_shape shape = mb_gpt_attention_shape(m);
     const struct mb_backend *ops = m->dev->ops;
 
@@ -129,16 +129,18 @@ static void lay_out(struct cursor *c)
     m->labels = take(c, "batch", tokens, sizeof(int32_t));
     m->mask = take_floats(c, "batch", tokens);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
+    if (m->n_parts > 1)
+        m->loss_parts = take_floats(c, "scratch: output and loss", m->n_parts * 2 * tokens);
     lay_out_tables(c);
-    m->embedded = take_typed(c, "activations: residual stream", wide);
+    m->embedded = take_typed(c, "activations: residual stream", rows * k->hidden);
     for (size_t l = 0; l < k->n_layers; l++) {
         lay_out_layer(c, l);
         m->layers[l].in = l == 0 ? m->embedded : m->layers[l - 1].out;
     }
     m->final_out = take_typed(c, "activations: norms", wide);
-    m->final_mean = take_mean(c, tokens);
-    m->final_rstd = take_floats(c, "activations: norms", tokens);
-    m->d_residual = take_typed(c, "gradients of activations", wide);
+    m->final_mean = take_mean(c, rows);
+    m->final_rstd = take_floats(c, "activations: norms", rows);
+    m->d_residual = take_typed(c, "gradients of activations", rows * k->hidden);
     m->d_a = take_typed(c, "gradients of activations", wide);
     m->d_b = take_typed(c, "gradients of activations", tokens * mb_gpt_attention_width(k));
     m->d_qkv = take_typed(c, "gradients of activations", tokens * mb_gpt_qkv_width(k));

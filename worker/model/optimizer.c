@@ -12,6 +12,7 @@ struct mb_optimizer {
     struct mb_optimizer_config c;
     float *weights;
     const float *grads;
+    void *copy; /* of the weights in bf16, or NULL */
     size_t begin, end;
     struct mb_segment *segments; /* those of the decoupled learning rate behind the others */
     size_t n_segments, n_coupled;
@@ -116,6 +117,11 @@ void mb_optimizer_destroy(struct mb_optimizer *o)
     mb_free(o);
 }
 
+void mb_optimizer_set_copy(struct mb_optimizer *o, void *copy)
+{
+    o->copy = copy;
+}
+
 int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err *err)
 {
     const struct mb_device *dev = o->dev;
@@ -154,7 +160,8 @@ static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, 
                          .beta2 = o->c.beta2,
                          .eps = o->c.eps,
                          .weight_decay = weight_decay,
-                         .grad_scale = (float)grad_coefficient};
+                         .grad_scale = (float)grad_coefficient,
+                         .copy = o->copy};
     if (first < end)
         o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
 }

@@ -36,6 +36,10 @@ int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config 
                         struct mb_err *err);
 void mb_optimizer_destroy(struct mb_optimizer *o);
 
+/* Steps write each new weight, rounded to bf16, also to copy: device memory, flat as weights,
+ * borrowed. For a backend that has bf16. NULL: no more. */
+void mb_optimizer_set_copy(struct mb_optimizer *o, void *copy);
+
 /* Sum of squared gradients of [begin, end); waits for the device. */
 int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err *err);
 

@@ -3,6 +3,11 @@
  * another of the same layout, so that all-reduce, optimizer shards and checkpoints are work on flat
  * ranges. Offsets are multiples of MB_PARAM_ALIGN elements; the gaps hold zeros in both buffers,
  * always.
+ *
+ * With tensor parallelism a rank has a part of most parameters: rows, columns, or rows of each of
+ * several blocks. Whatever it is, element e of the part is element
+ *   start + e / run * stride + e % run
+ * of the whole. A parameter that is not split is on every rank.
  */
 #ifndef MOBULA_WORKER_MODEL_PARAM_H
 #define MOBULA_WORKER_MODEL_PARAM_H
@@ -18,6 +23,8 @@ struct mb_param {
     int n_dims;
     size_t offset;              /* elements from the start of the flat buffer */
     size_t n;                   /* elements */
+    size_t n_whole;             /* of the whole parameter; n: it is not split */
+    size_t start, run, stride;  /* where the part lies in it */
     int is_embedding_or_output; /* of tokens: --decoupled-lr is theirs */
     int no_weight_decay;        /* 1 for biases and all 1-D parameters */
 };

@@ -5,10 +5,12 @@
  *  2. A carrier of host memory waits for the device's stream first; a failure found there becomes
  *     the communicator's: synchronize() returns it.
  *  3. In a world of one nothing is left to do, but failures of the device are kept all the same.
+ *  4. A group's operation is the world's, with the group's ranks in it.
  */
 #include "worker/parallel/comm_impl.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include "base/alloc.h"
 
 const char *mb_comm_kind_name(enum mb_comm_kind kind)
@@ -21,7 +23,7 @@ const char *mb_comm_kind_name(enum mb_comm_kind kind)
 
 size_t mb_comm_type_size(enum mb_comm_type type)
 {
-    return type == MB_COMM_F32 ? 4 : 8;
+    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 ? 2 : 8;
 }
 
 #define COMBINE(T)                                                                                 \
@@ -51,6 +53,9 @@ void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type typ
         break;
     case MB_COMM_I64:
         COMBINE(int64_t);
+        break;
+    case MB_COMM_BF16:
+        assert(!"devices add it themselves");
         break;
     }
 }
@@ -90,56 +95,99 @@ static void enqueue(struct mb_comm *c, struct mb_device *dev, struct mb_comm_op 
     c->v->enqueue(c, dev, &op);
 }
 
+void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev)
+{
+    struct mb_err kept;
+    (void)dev;
+    (void)c->v->synchronize(c, &kept);
+}
+
 void mb_comm_allreduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                        enum mb_comm_type type, enum mb_comm_reduce reduce)
 {
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_ALLREDUCE, type, reduce, buf, n, 0, 0});
+    enqueue(c, dev,
+            (struct mb_comm_op){
+                .kind = MB_COMM_OP_ALLREDUCE, .type = type, .reduce = reduce, .buf = buf, .n = n});
 }
 
 void mb_comm_reduce_scatter(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                             enum mb_comm_type type, enum mb_comm_reduce reduce)
 {
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_REDUCE_SCATTER, type, reduce, buf, n, 0, 0});
+    enqueue(
+        c, dev,
+        (struct mb_comm_op){
+            .kind = MB_COMM_OP_REDUCE_SCATTER, .type = type, .reduce = reduce, .buf = buf, .n = n});
 }
 
 void mb_comm_reduce(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                     enum mb_comm_type type, enum mb_comm_reduce reduce, uint32_t root)
 {
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_REDUCE, type, reduce, buf, n, root, 0});
+    enqueue(c, dev,
+            (struct mb_comm_op){.kind = MB_COMM_OP_REDUCE,
+                                .type = type,
+                                .reduce = reduce,
+                                .buf = buf,
+                                .n = n,
+                                .peer = root});
 }
 
 void mb_comm_allgather(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                        enum mb_comm_type type)
 {
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_ALLGATHER, type, MB_COMM_SUM, buf, n, 0, 0});
+    enqueue(
+        c, dev,
+        (struct mb_comm_op){
+            .kind = MB_COMM_OP_ALLGATHER, .type = type, .reduce = MB_COMM_SUM, .buf = buf, .n = n});
 }
 
 void mb_comm_broadcast(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                        enum mb_comm_type type, uint32_t root)
 {
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_BROADCAST, type, MB_COMM_SUM, buf, n, root, 0});
+    enqueue(c, dev,
+            (struct mb_comm_op){.kind = MB_COMM_OP_BROADCAST,
+                                .type = type,
+                                .reduce = MB_COMM_SUM,
+                                .buf = buf,
+                                .n = n,
+                                .peer = root});
 }
 
 void mb_comm_barrier(struct mb_comm *c)
 {
     enqueue(c, NULL,
-            (struct mb_comm_op){MB_COMM_OP_BARRIER, MB_COMM_I64, MB_COMM_SUM, NULL, 0, 0, 0});
+            (struct mb_comm_op){
+                .kind = MB_COMM_OP_BARRIER, .type = MB_COMM_I64, .reduce = MB_COMM_SUM});
 }
 
 void mb_comm_send(struct mb_comm *c, struct mb_device *dev, const void *buf, size_t n,
                   enum mb_comm_type type, uint32_t to)
 {
     assert(to != c->rank);
-    enqueue(
-        c, dev,
-        (struct mb_comm_op){MB_COMM_OP_SEND, type, MB_COMM_SUM, (void *)(uintptr_t)buf, n, to, 0});
+    enqueue(c, dev,
+            (struct mb_comm_op){.kind = MB_COMM_OP_SEND,
+                                .type = type,
+                                .reduce = MB_COMM_SUM,
+                                .buf = (void *)(uintptr_t)buf,
+                                .n = n,
+                                .peer = to});
 }
 
 void mb_comm_recv(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                   enum mb_comm_type type, uint32_t from)
 {
     assert(from != c->rank);
-    enqueue(c, dev, (struct mb_comm_op){MB_COMM_OP_RECV, type, MB_COMM_SUM, buf, n, from, 0});
+    enqueue(c, dev,
+            (struct mb_comm_op){.kind = MB_COMM_OP_RECV,
+                                .type = type,
+                                .reduce = MB_COMM_SUM,
+                                .buf = buf,
+                                .n = n,
+                                .peer = from});
+}
+
+void mb_comm_join(struct mb_comm *c, struct mb_device *dev)
+{
+    c->v->join(c, dev);
 }
 
 int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err)
@@ -195,13 +243,71 @@ static void single_destroy(struct mb_comm *c)
 
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {single_enqueue, single_failure, single_failure,
-                                            single_abort, single_destroy};
+    static const struct mb_comm_vtable V = {single_enqueue,    single_failure, single_failure,
+                                            mb_comm_join_host, single_abort,   single_destroy};
     struct single *s = mb_calloc(1, sizeof *s);
     if (s == NULL) {
         return mb_err_set(err, MB_ENOMEM, "communicator: out of memory");
     }
     s->base = (struct mb_comm){.v = &V, .rank = 0, .world_size = 1, .description = "one rank"};
     *out = &s->base;
+    return 0;
+}
+
+/* ---- some ranks of a world ---- */
+
+struct group {
+    struct mb_comm base;
+    struct mb_comm *world;
+    struct mb_comm_ranks ranks;
+};
+
+static void group_enqueue(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *op)
+{
+    struct group *g = (struct group *)c;
+    struct mb_comm_op of_group = *op;
+    of_group.ranks = g->ranks;
+    g->world->v->enqueue(g->world, dev, &of_group);
+}
+
+static int group_synchronize(struct mb_comm *c, struct mb_err *err)
+{
+    struct group *g = (struct group *)c;
+    return g->world->v->synchronize(g->world, err);
+}
+
+static int group_peek(struct mb_comm *c, struct mb_err *err)
+{
+    struct group *g = (struct group *)c;
+    return g->world->v->peek(g->world, err);
+}
+
+static void group_abort(struct mb_comm *c, const char *reason)
+{
+    struct group *g = (struct group *)c;
+    g->world->v->abort(g->world, reason);
+}
+
+int mb_comm_create_group(struct mb_comm *world, uint32_t first, uint32_t stride, uint32_t n,
+                         struct mb_comm **out, struct mb_err *err)
+{
+    static const struct mb_comm_vtable V = {group_enqueue,     group_synchronize, group_peek,
+                                            mb_comm_join_host, group_abort,       single_destroy};
+    const uint32_t place = stride > 0 ? (world->rank - first) / stride : n;
+    assert(n > 0 && stride > 0 && first + (n - 1) * stride < world->world_size);
+    assert(world->rank >= first && place < n && first + place * stride == world->rank);
+    if (n == 1) {
+        return mb_comm_create_single(out, err);
+    }
+    struct group *g = mb_calloc(1, sizeof *g);
+    if (g == NULL) {
+        return mb_err_set(err, MB_ENOMEM, "communicator: out of memory");
+    }
+    g->base = (struct mb_comm){.v = &V, .rank = place, .world_size = n};
+    snprintf(g->base.description, sizeof g->base.description, "rank %u of %u among ranks %u to %u",
+             place, n, first, first + (n - 1) * stride);
+    g->world = world;
+    g->ranks = (struct mb_comm_ranks){first, stride, n};
+    *out = &g->base;
     return 0;
 }

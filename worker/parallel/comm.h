@@ -59,6 +59,17 @@ int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, si
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err);
 
 /*
+ * Some of the world's ranks: first, first + stride, ... n of them, one of which is this one, as
+ * ranks 0 to n - 1 of a communicator of their own. What is enqueued travels with the world's
+ * operations, in their order; a failure of the one is one of the other, and names ranks by their
+ * number in the world. So all ranks of the world, each in its own group, make the same calls in the
+ * same order. world is borrowed, carries host memory and outlives the group. Groups are made by
+ * each rank for itself. A group of one is a world of one.
+ */
+int mb_comm_create_group(struct mb_comm *world, uint32_t first, uint32_t stride, uint32_t n,
+                         struct mb_comm **out, struct mb_err *err);
+
+/*
  * Between devices. host, which is taken also on failure, meets the same ranks: it tells the peers
  * what the device's library must know, moves what has no device, and notices who dies. dev is
  * borrowed; its backend has collectives. Every rank calls it, and within timeout_ms of each other.
@@ -98,6 +109,11 @@ void mb_comm_send(struct mb_comm *c, struct mb_device *dev, const void *buf, siz
                   enum mb_comm_type type, uint32_t to);
 void mb_comm_recv(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                   enum mb_comm_type type, uint32_t from);
+
+/* What is enqueued on the device's stream from now on comes after everything enqueued here. Between
+ * devices nobody waits for that but the device, unless many operations are under way; a failure is
+ * kept, and what the stream then computes with is undefined. */
+void mb_comm_join(struct mb_comm *c, struct mb_device *dev);
 
 /* Wait for everything enqueued. */
 int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err);

@@ -7,12 +7,13 @@
  *  2. A call without a device goes to the host's carrier. One with a device is started behind the
  *     device's stream; the caller goes on when the library has taken it, not when it is done.
  *     Parts of different lengths, which the library does not know, become one operation a rank.
- *  3. synchronize: look how far operations have come, again and again, until all are done. There is
+ *  3. join: the compute stream waits for what was started, the caller does not.
+ *  4. synchronize: look how far operations have come, again and again, until all are done. There is
  *     no thread that watches: the one that uses the library is the only one that ever waits for it.
  * Failures, all with the operation that was the first not to be done:
- *  4. The host's carrier has lost a peer, or was told that one gave up: its text.
- *  5. The library says that the operation failed: its text.
- *  6. The operation takes longer than the timeout.
+ *  5. The host's carrier has lost a peer, or was told that one gave up: its text.
+ *  6. The library says that the operation failed: its text.
+ *  7. The operation takes longer than the timeout.
  *  The first failure is kept, told to the peers, ends what runs on the device, and is every later
  *  operation's.
  */
@@ -28,8 +29,9 @@
 enum {
     WORD_BYTES = sizeof(int64_t),
     ID_WORDS = MB_COLLECTIVE_ID_BYTES / WORD_BYTES,
-    SPINS = 200,         /* looks before the first sleep */
-    SLEEP_NS = 20 * 1000 /* between looks: small against any operation worth a GPU */
+    SPINS = 200,          /* looks before the first sleep */
+    SLEEP_NS = 20 * 1000, /* between looks: small against any operation worth a GPU */
+    AHEAD_MAX = 8         /* operations under way when the compute stream begins to wait */
 };
 
 struct started {
@@ -205,6 +207,19 @@ static int device_peek(struct mb_comm *base, struct mb_err *err)
     return c->failure.code != 0 ? kept_failure(c, err) : c->host->v->peek(c->host, err);
 }
 
+/* The caller is held up only by operations that are far behind: so it can see a peer's death before
+ * what it enqueues fills the device's queue. */
+static void device_join(struct mb_comm *base, struct mb_device *dev)
+{
+    struct device_comm *c = (struct device_comm *)base;
+    struct mb_err err;
+    mb_err_clear(&err);
+    if (c->failure.code == 0 && c->n_started > 0 && wait_until(c, AHEAD_MAX) == 0 &&
+        c->lib->join(c->group, dev->stream, &err) != 0) {
+        (void)fail(c, &err);
+    }
+}
+
 static void device_abort(struct mb_comm *base, const char *reason)
 {
     struct device_comm *c = (struct device_comm *)base;
@@ -290,7 +305,7 @@ int mb_comm_create_device(struct mb_comm *host, struct mb_device *dev, uint64_t 
                           struct mb_comm **out, struct mb_err *err)
 {
     static const struct mb_comm_vtable V = {device_enqueue, device_synchronize, device_peek,
-                                            device_abort, device_destroy};
+                                            device_join,    device_abort,       device_destroy};
     struct device_comm *c = mb_calloc(1, sizeof *c);
     int rc = c == NULL ? mb_err_set(err, MB_ENOMEM, "communicator: out of memory") : 0;
     if (rc == 0) {

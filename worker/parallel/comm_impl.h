@@ -9,6 +9,7 @@ struct mb_comm_vtable {
     void (*enqueue)(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *op);
     int (*synchronize)(struct mb_comm *c, struct mb_err *err);
     int (*peek)(struct mb_comm *c, struct mb_err *err); /* the failure so far; never waits */
+    void (*join)(struct mb_comm *c, struct mb_device *dev);
     void (*abort)(struct mb_comm *c, const char *reason);
     void (*destroy)(struct mb_comm *c);
 };
@@ -21,6 +22,8 @@ struct mb_comm {
     char description[160];
 };
 
+/* join() of a carrier of host memory: it waits. */
+void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev);
 /* Waits for the device's stream: for carriers that move host memory. */
 int mb_comm_wait_device(struct mb_device *dev, struct mb_err *err);
 const char *mb_comm_kind_name(enum mb_comm_kind kind);

@@ -1,10 +1,10 @@
 /*
  * One operation on rings of ranks, over shared memory (same host) and TCP (other hosts).
  *
- *  1. all-reduce = reduce-scatter + all-gather on the ring rank -> rank + 1. In step s a rank sends
- *     chunk rank - s - 1 and adds what arrives to chunk rank - s - 2, so chunk c is summed in the
- *     order c + 1, c + 2, .., c on every carrier, and ends on rank c. Broadcast is a pipeline from
- * the root, barrier an all-reduce of one number, reduce an all-reduce.
+ *  1. all-reduce = reduce-scatter + all-gather on the ring rank -> rank + 1 of those that take
+ * part. In step s a rank sends chunk rank - s - 1 and adds what arrives to chunk rank - s - 2, so
+ * chunk c is summed in the order c + 1, c + 2, .., c on every carrier, and ends on rank c.
+ * Broadcast is a pipeline from the root, barrier an all-reduce of one number, reduce an all-reduce.
  *  2. Each transfer starts with a header (kind, number, bytes) that the receiver compares with what
  *     it is doing itself.
  *  3. A rank that can move nothing sleeps in one poll() over: the queue's eventfd, the control
@@ -38,6 +38,26 @@ struct flow {
     size_t held; /* receiving with combine: bytes in scratch that are no whole element yet */
 };
 
+/* How many ranks take part, which of them this one is, and the number in the world of one of them.
+ */
+static uint32_t taking_part(const struct mb_tcp_comm *c)
+{
+    return c->op.ranks.n > 0 ? c->op.ranks.n : c->base.world_size;
+}
+
+static uint32_t own_place(const struct mb_tcp_comm *c)
+{
+    const struct mb_comm_ranks *r = &c->op.ranks;
+    return r->n > 0 ? (c->base.rank - r->first) / r->stride : c->base.rank;
+}
+
+static uint32_t rank_at(const struct mb_tcp_comm *c, uint32_t place)
+{
+    const struct mb_comm_ranks *r = &c->op.ranks;
+    place %= taking_part(c);
+    return r->n > 0 ? r->first + place * r->stride : place;
+}
+
 /* ---- failing ---- */
 
 void mb_tcp_send_control(struct mb_peer *p, const void *bytes, size_t n)
@@ -69,7 +89,7 @@ static const char *doing(const struct mb_tcp_comm *c, char out[64])
     if (c->deadline_ms == UINT64_MAX) {
         snprintf(out, 64, "between operations");
     } else if (c->op.kind == MB_COMM_OP_SEND || c->op.kind == MB_COMM_OP_RECV) {
-        snprintf(out, 64, "%s with rank %u", mb_comm_kind_name(c->op.kind), c->op.peer);
+        snprintf(out, 64, "%s with rank %u", mb_comm_kind_name(c->op.kind), rank_at(c, c->op.peer));
     } else {
         snprintf(out, 64, "%s %u", mb_comm_kind_name(c->op.kind), c->op.seq);
     }
@@ -441,14 +461,14 @@ static struct flow chunk(struct mb_tcp_comm *c, uint32_t peer, uint8_t *buf, siz
                          uint32_t index)
 {
     size_t begin, end, es = mb_comm_type_size(c->op.type);
-    mb_comm_range(n, c->base.world_size, index % c->base.world_size, &begin, &end);
+    mb_comm_range(n, taking_part(c), index % taking_part(c), &begin, &end);
     return flow_to(c, peer, buf + begin * es, (end - begin) * es);
 }
 
 static int ring(struct mb_tcp_comm *c, uint8_t *buf, size_t n, int gather, struct mb_err *err)
 {
-    uint32_t w = c->base.world_size, rank = c->base.rank;
-    uint32_t next = (rank + 1) % w, prev = (rank + w - 1) % w;
+    uint32_t w = taking_part(c), rank = own_place(c);
+    uint32_t next = rank_at(c, rank + 1), prev = rank_at(c, rank + w - 1);
     for (uint32_t s = 0; s + 1 < w; s++) {
         uint32_t first = rank + 2 * w - s - (gather ? 0 : 1);
         struct flow out = chunk(c, next, buf, n, first);
@@ -464,12 +484,13 @@ static int ring(struct mb_tcp_comm *c, uint8_t *buf, size_t n, int gather, struc
 
 static int broadcast(struct mb_tcp_comm *c, struct mb_err *err)
 {
-    uint32_t w = c->base.world_size, rank = c->base.rank;
-    uint32_t next = (rank + 1) % w, prev = (rank + w - 1) % w;
+    uint32_t w = taking_part(c), rank = own_place(c);
+    uint32_t next = (rank + 1) % w;
     size_t bytes = c->op.n * mb_comm_type_size(c->op.type);
     struct flow none = {0};
-    struct flow out = next != c->op.peer ? flow_to(c, next, c->op.buf, bytes) : none;
-    struct flow in = rank != c->op.peer ? flow_to(c, prev, c->op.buf, bytes) : none;
+    struct flow out = next != c->op.peer ? flow_to(c, rank_at(c, next), c->op.buf, bytes) : none;
+    struct flow in =
+        rank != c->op.peer ? flow_to(c, rank_at(c, rank + w - 1), c->op.buf, bytes) : none;
     return transfer(c, &out, &in, 1, err);
 }
 
@@ -494,11 +515,11 @@ int mb_tcp_run_op(struct mb_tcp_comm *c, struct mb_err *err)
         rc = ring(c, (uint8_t *)&one, 1, 0, err);
         return rc != 0 ? rc : ring(c, (uint8_t *)&one, 1, 1, err);
     case MB_COMM_OP_SEND: {
-        struct flow out = flow_to(c, c->op.peer, c->op.buf, bytes);
+        struct flow out = flow_to(c, rank_at(c, c->op.peer), c->op.buf, bytes);
         return transfer(c, &out, &none, 0, err);
     }
     case MB_COMM_OP_RECV: {
-        struct flow in = flow_to(c, c->op.peer, c->op.buf, bytes);
+        struct flow in = flow_to(c, rank_at(c, c->op.peer), c->op.buf, bytes);
         return transfer(c, &none, &in, 0, err);
     }
     }

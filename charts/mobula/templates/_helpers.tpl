@@ -31,6 +31,11 @@
 {{- int $w.resources.gpu -}}
 {{- end -}}
 
+{{- define "mobula.checkpoint.url" -}}
+{{- $v := .Values -}}
+{{- if $v.checkpoint.url }}{{ $v.checkpoint.url }}{{ else if $v.remoteCheckpointsPath }}{{ include "mobula.url" $v.remoteCheckpointsPath }}{{ end -}}
+{{- end -}}
+
 {{/* `exec` leaves no shell between KubeRay's job and the driver. */}}
 {{- define "mobula.entrypoint" -}}
 {{- $v := .Values -}}
@@ -53,11 +58,15 @@
 {{- if and (eq $verb "run") $megatron.loads }}{{ fail "job.maxRestarts with a base model behind --load: another attempt would begin with it again; give it as \"--pretrained-checkpoint /local_resources/basemodel\", and --load the directory of --save" }}{{ end -}}
 {{- $cmd = concat $cmd (list "--max-restarts" (toString (int $v.job.maxRestarts))) -}}
 {{- end -}}
-{{- $url := $v.checkpoint.url -}}
-{{- if and (not $url) $v.remoteCheckpointsPath }}{{ $url = include "mobula.url" $v.remoteCheckpointsPath }}{{ end -}}
+{{- $url := include "mobula.checkpoint.url" . -}}
 {{- if and $url $v.megatronArguments (not $megatron.save) }}{{ fail (printf "checkpoints go to %s, and megatronArguments have no --save: say in which directory they are written" $url) }}{{ end -}}
+{{- range $key := list "keepLast" "keepLastLocal" -}}
+{{- if and (get $v.checkpoint $key) (not $url) }}{{ fail (printf "checkpoint.%s without a bucket: nothing goes before it is durable; set checkpoint.url or remoteCheckpointsPath" $key) }}{{ end -}}
+{{- end -}}
 {{- if $url -}}
 {{- $cmd = concat $cmd (list "--checkpoint-url" $url) -}}
+{{- with int $v.checkpoint.keepLast }}{{ $cmd = concat $cmd (list "--checkpoint-keep-last" (toString .)) }}{{ end -}}
+{{- with int $v.checkpoint.keepLastLocal }}{{ $cmd = concat $cmd (list "--keep-last-k" (toString .)) }}{{ end -}}
 {{- if eq $verb "run" }}{{ $cmd = concat $cmd (list "--save" ($v.checkpoint.save | default $megatron.save | default "/tmp/checkpoints")) }}{{ end -}}
 {{- end -}}
 {{- if eq $verb "train" }}{{ $cmd = concat $cmd ($megatron.words | default $v.entrypoint) }}
@@ -83,6 +92,16 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of all containers that work with the store; what stands further left wins. As JSON. */}}
+{{- define "mobula.env.all" -}}
+{{- $v := .Values -}}
+{{- $transfers := dict -}}
+{{- range $key, $name := dict "partSizeMiB" "BUCKET_STORAGE_PART_MIB" "concurrency" "BUCKET_STORAGE_CONCURRENCY" -}}
+{{- with get $v.checkpoint $key }}{{ $_ := set $transfers $name (toString (int .)) }}{{ end -}}
+{{- end -}}
+{{- merge (dict) $v.workerEnvVars $v.workers.env $v.checkpoint.env $v.logistics.envVars $transfers | toJson -}}
+{{- end -}}
+
 {{/* Labels by which a scheduler takes the job as one: of the RayJob. */}}
 {{- define "mobula.queue.labels" -}}
 {{- $q := .Values.queue -}}
@@ -92,6 +111,9 @@
 kueue.x-k8s.io/queue-name: {{ $q.name | quote }}
 {{- with $q.priorityClass }}
 kueue.x-k8s.io/priority-class: {{ . | quote }}
+{{- end }}
+{{- with $q.maxExecSeconds }}
+kueue.x-k8s.io/max-exec-time-seconds: {{ int . | quote }}
 {{- end }}
 {{- else if eq $q.scheduler "volcano" }}
 ray.io/scheduler-name: volcano
@@ -146,6 +168,30 @@ ray.io/priority-class-name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 
+{{- define "mobula.own.mounts" -}}
+{{ include "mobula.scratch.mount" . }}
+{{- with .root.Values.storage.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* A small container of our image that works with the store: .name, .command, .mounts; .env comes first. */}}
+{{- define "mobula.step" -}}
+- name: {{ .name }}
+  image: {{ include "mobula.image" .root | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: {{ toJson .command }}
+  resources:
+    requests: {cpu: 100m, memory: 256Mi}
+    limits: {cpu: "1", memory: 256Mi}
+  env:
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    {{- include "mobula.env" (merge (dict) (.env | default dict) (include "mobula.env.all" .root | fromJson)) | nindent 4 }}
+  volumeMounts:
+    {{- .mounts | nindent 4 }}
+{{- end -}}
+
 {{/* One node: .container is head or worker. Each trains, but for a real Ray head (.isRay). */}}
 {{- define "mobula.pod" -}}
 {{- $v := .root.Values -}}
@@ -154,7 +200,11 @@ ray.io/priority-class-name: {{ . | quote }}
 {{- $asks := ternary (not .isRay) (eq .container "head") (eq $v.head.kind "ray") -}}
 metadata:
   labels:
-    {{- include "mobula.labels" .root | nindent 4 }}
+    # No app.kubernetes.io/name: KubeRay has one of its own, and its Service finds the head by it.
+    app.kubernetes.io/instance: {{ include "mobula.instance" .root }}
+    {{- if or (include "mobula.tensorboard.service" .) .root.Values.podMonitor.enabled }}
+    app.kubernetes.io/part-of: {{ .name }}
+    {{- end }}
     {{- with $v.workers.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- if or $v.workers.podAnnotations $topology.required $topology.preferred }}
   annotations:
@@ -195,6 +245,14 @@ spec:
   priorityClassName: {{ . | quote }}
   {{- end }}
   {{- end }}
+  {{- $first := list }}
+  {{- if not .isRay }}
+  {{- with include "mobula.download" . }}{{ $first = append $first (. | trim) }}{{ end }}
+  {{- with $v.network.initContainers }}{{ $first = append $first (toYaml .) }}{{ end }}
+  {{- end }}
+  {{- with $first }}
+  initContainers: {{- join "\n" . | nindent 4 }}
+  {{- end }}
   containers:
     - name: {{ .container }}
       image: {{ ternary $v.head.image $image .isRay | quote }}
@@ -212,6 +270,9 @@ spec:
         {{- if $v.job.activeDeadlineSeconds }}
         - {name: MOBULA_ACTIVE_DEADLINE_SECONDS, value: {{ int $v.job.activeDeadlineSeconds | quote }}}
         - {name: MOBULA_START_ALLOWANCE_SECONDS, value: {{ int $v.job.startAllowanceSeconds | quote }}}
+        {{- with int $v.checkpoint.deadlineMarginSeconds }}
+        - {name: MOBULA_DEADLINE_MARGIN_SECONDS, value: {{ . | quote }}}
+        {{- end }}
         {{- end }}
         {{- if not .isRay }}
         - {name: MOBULA_RAYJOB, value: {{ .name }}}
@@ -235,7 +296,7 @@ spec:
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
         - {name: MOBULA_INPUT_DIR, value: {{ printf "%s/inputs" $v.storage.ephemeral.mountPath | quote }}}
         {{- end }}
-        {{- include "mobula.env" (merge (dict) $v.workerEnvVars $v.workers.env $v.checkpoint.env $v.logistics.envVars) | nindent 8 }}
+        {{- include "mobula.env" (include "mobula.env.all" .root | fromJson) | nindent 8 }}
       # A head that names one port must name all: KubeRay then takes no default.
       ports:
         {{- if eq .container "head" }}
@@ -285,23 +346,10 @@ spec:
         {{- end }}
         {{- with $v.storage.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
         {{- end }}
-    {{- if not .isRay }}
     {{- if $v.runTensorboard }}
-    # In every pod: the last rank writes, and only its own node has what it wrote.
-    - name: tensorboard
-      image: {{ $image | quote }}
-      imagePullPolicy: {{ $v.image.pullPolicy }}
-      command: [tensorboard, --logdir, {{ $v.tensorboardDir | quote }}, --bind_all, --port, "6006"]
-      ports:
-        - {containerPort: 6006, name: tensorboard}
-      resources:
-        requests: {cpu: 500m, memory: 2Gi}
-        limits: {cpu: "1", memory: 2Gi}
-      env:
-        - name: POD_NAME
-          valueFrom: {fieldRef: {fieldPath: metadata.name}}
-      volumeMounts: {{- include "mobula.scratch.mount" . | nindent 8 }}
+    {{- include "mobula.tensorboard" . | nindent 4 }}
     {{- end }}
+    {{- if not .isRay }}
     {{- with $v.workers.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- end }}
   volumes:
@@ -311,6 +359,10 @@ spec:
       {{- else }}
       emptyDir: {medium: Memory, sizeLimit: {{ $v.storage.dshm.sizeLimit | quote }}}
       {{- end }}
+    {{- if and $v.runTensorboard (eq .container "head") (eq (include "mobula.tensorboard.place" .) "store") }}
+    - name: tensorboard
+      emptyDir: {}
+    {{- end }}
     {{- if not .isRay }}
     {{- include "mobula.scratch" . | nindent 4 }}
     {{- with include "mobula.files" . }}
@@ -323,5 +375,9 @@ spec:
 
 {{- define "mobula.labels" -}}
 app.kubernetes.io/name: mobula
-app.kubernetes.io/instance: {{ .Release.Name | trunc 63 }}
+app.kubernetes.io/instance: {{ include "mobula.instance" . }}
+{{- end -}}
+
+{{- define "mobula.instance" -}}
+{{ .Release.Name | trunc 63 }}
 {{- end -}}

@@ -45,6 +45,12 @@ what lies in the bucket named by its URL. save: the directory of --save; loads: 
   {{- $words = append $words "--mock-data" -}}
   {{- end -}}
 {{- end -}}
+{{- if and $v.runTensorboard (not (hasKey $has "--tensorboard-dir")) -}}
+{{- $words = concat $words (list "--tensorboard-dir" $v.tensorboardDir) -}}
+{{- end -}}
+{{- if and $v.runTensorboard (hasKey $has "--tensorboard-dir") (ne (trimSuffix "/" (get $has "--tensorboard-dir")) (trimSuffix "/" $v.tensorboardDir)) -}}
+{{- fail (printf "runTensorboard shows tensorboardDir %s, and --tensorboard-dir is %s: say the same directory" $v.tensorboardDir (get $has "--tensorboard-dir")) -}}
+{{- end -}}
 {{- if not (hasKey $has "--load") -}}
   {{- if $v.remoteBaseModelPath -}}
   {{- $words = concat $words (list "--load" (printf "%s/basemodel" $scratch)) -}}
@@ -76,10 +82,20 @@ what lies in the bucket named by its URL. save: the directory of --save; loads: 
 {{- dict "words" $out "save" (get $has "--save") "loads" $loads | toJson -}}
 {{- end -}}
 
-{{/* A bucket's path of the values as a URL. */}}
+{{/* A bucket's path of the values as a URL. Google's buckets speak S3, too. */}}
 {{- define "mobula.url" -}}
 {{- $path := trimSuffix "/" (toString .) -}}
-{{- if contains "://" $path }}{{ $path }}{{ else }}s3://{{ $path }}{{ end -}}
+{{- if hasPrefix "gs://" $path }}s3://{{ trimPrefix "gs://" $path }}{{ else if contains "://" $path }}{{ $path }}{{ else }}s3://{{ $path }}{{ end -}}
+{{- end -}}
+
+{{/* Which needs their address: the one in the values is of all buckets. */}}
+{{- define "mobula.google" -}}
+{{- $v := .Values -}}
+{{- $host := get (include "mobula.env.all" . | fromJson) "BUCKET_STORAGE_HOST" -}}
+{{- range list "remoteBaseModelPath" "remoteCheckpointsPath" "remoteDataDirPath" "remoteTokenizerPath" -}}
+{{- $path := get $v . | default "" -}}
+{{- if and (hasPrefix "gs://" $path) (ne (toString $host) "https://storage.googleapis.com") }}{{ fail (printf "%s %s: Google's buckets need logistics.envVars.BUCKET_STORAGE_HOST https://storage.googleapis.com, and an HMAC key in the secret" . $path) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What Megatron-LM would find out only after all pods have started. */}}

@@ -22,6 +22,8 @@ is left behind.
 {{- $owns := list -}}
 {{- with include "mobula.files" . }}{{ $owns = append $owns (printf "configmaps/%s" .) }}{{ end -}}
 {{- with include "mobula.claim" . }}{{ $owns = append $owns (printf "persistentvolumeclaims/%s" .) }}{{ end -}}
+{{- with include "mobula.tensorboard.service" . }}{{ $owns = append $owns (printf "services/%s" .) }}{{ end -}}
+{{- if .root.Values.podMonitor.enabled }}{{ $owns = append $owns (printf "monitoring.coreos.com/v1/podmonitors/%s" .name) }}{{ end -}}
 {{- if .root.Values.serviceAccount.create }}{{ $owns = append $owns (printf "serviceaccounts/%s" (include "mobula.account" .)) }}{{ end -}}
 {{- if .root.Values.rbac.create -}}
 {{- range list "rolebindings" "roles" }}{{ $owns = append $owns (printf "rbac.authorization.k8s.io/v1/%s/%s" . $.name) }}{{ end -}}
@@ -72,6 +74,18 @@ rules:
     resourceNames: [{{ . }}]
     verbs: {{ $verbs }}
   {{- end }}
+  {{- with include "mobula.tensorboard.service" . }}
+  - apiGroups: [""]
+    resources: [services]
+    resourceNames: [{{ . }}]
+    verbs: {{ $verbs }}
+  {{- end }}
+  {{- if $v.podMonitor.enabled }}
+  - apiGroups: [monitoring.coreos.com]
+    resources: [podmonitors]
+    resourceNames: [{{ .name }}]
+    verbs: {{ $verbs }}
+  {{- end }}
   {{- if $v.serviceAccount.create }}
   - apiGroups: [""]
     resources: [serviceaccounts]
@@ -97,6 +111,22 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {{- include "mobula.object" (dict "root" $.root "name" .) | nindent 2 }}
 data: {{- toYaml $v.files | nindent 2 }}
+{{- end }}
+{{- with include "mobula.tensorboard.service" . }}
+---
+apiVersion: v1
+kind: Service
+metadata: {{- include "mobula.object" (dict "root" $.root "name" .) | nindent 2 }}
+spec:
+  selector:
+    app.kubernetes.io/part-of: {{ $.name }}
+    ray.io/node-type: head
+  ports:
+    - {name: http, port: 6006, targetPort: tensorboard}
+{{- end }}
+{{- if $v.podMonitor.enabled }}
+---
+{{ include "mobula.podmonitor" . }}
 {{- end }}
 {{- with include "mobula.claim" . }}
 {{- $e := $v.storage.ephemeral }}

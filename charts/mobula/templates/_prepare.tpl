@@ -17,7 +17,7 @@ env:
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - {name: TMPDIR, value: {{ $v.storage.ephemeral.mountPath | quote }}}
-  {{- include "mobula.env" (merge (dict) $v.workerEnvVars $v.workers.env $v.checkpoint.env $v.logistics.envVars) | nindent 2 }}
+  {{- include "mobula.env" (include "mobula.env.all" .root | fromJson) | nindent 2 }}
 volumeMounts:
   {{- include "mobula.scratch.mount" . | nindent 2 }}
   {{- with $v.storage.extraVolumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}

@@ -76,6 +76,10 @@ submitterPodTemplate:
           - $(RAY_JOB_SUBMISSION_ID)
           - --metadata-json
           - '{"mobula_submission_key": "$(RAY_JOB_SUBMISSION_ID)"}'
+          {{- with $v.job.runtimeEnv }}
+          - --runtime-env-json
+          - {{ toJson . | replace "$(" "$$(" | toJson }}
+          {{- end }}
           - --
           - /bin/sh
           - -c
@@ -94,7 +98,14 @@ submitterPodTemplate:
 {{- $others := ternary (int $v.workers.replicas) (sub (int $v.workers.replicas) 1 | int) $isRay -}}
 {{ include "mobula.submission" .root }}
 entrypoint: {{ include "mobula.entrypoint" .root | toJson }}
+{{- with $v.job.runtimeEnv }}
+runtimeEnvYAML: {{ toYaml . | toJson }}
+{{- end }}
 backoffLimit: {{ int $v.job.backoffLimit }}
+{{- $margin := int $v.checkpoint.deadlineMarginSeconds }}
+{{- $active := int $v.job.activeDeadlineSeconds }}
+{{- if and $margin (not $active) }}{{ fail (printf "checkpoint.deadlineMarginSeconds %d without job.activeDeadlineSeconds: there is no deadline to be before" $margin) }}{{ end }}
+{{- if gt (mul 2 $margin) (int64 $active) }}{{ fail (printf "checkpoint.deadlineMarginSeconds %d of job.activeDeadlineSeconds %d: half of them is left to work in, so it is %d at most" $margin $active (div $active 2)) }}{{ end }}
 {{- if $v.job.activeDeadlineSeconds }}
 activeDeadlineSeconds: {{ int $v.job.activeDeadlineSeconds }}
 {{- end }}

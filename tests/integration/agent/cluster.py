@@ -90,12 +90,21 @@ class Node:
         self.sandbox = sandbox
         self.dir = tempfile.mkdtemp(prefix="n", dir=sandbox.dir)
         self.log_path = os.path.join(self.dir, "front.log")
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(
-                [*inside, f"{bin_dir}/mobula-init", "agent", "--run-dir", self.dir, "--",
-                 f"{bin_dir}/mobula-agent", *flags, "--node-dir", self.dir, "--temp-dir",
-                 sandbox.dir], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})})
+        self.words = [*inside, f"{bin_dir}/mobula-init", "agent", "--run-dir", self.dir, "--",
+                      f"{bin_dir}/mobula-agent", *flags, "--node-dir", self.dir, "--temp-dir",
+                      sandbox.dir]
+        self.env = {**os.environ, **(env or {})}
+        self._start()
+
+    def _start(self):
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(self.words, stdout=log, stderr=log,
+                                            stdin=subprocess.DEVNULL, env=self.env)
+
+    def start_again(self):
+        """What was killed as a whole, as its user would."""
+        self._start()
+        self.wait_alive(other_than_pid=self.info["pid_agent"])
 
     def log(self):
         return pathlib.Path(self.log_path).read_text(errors="replace")
@@ -149,6 +158,16 @@ class Node:
             self.process.kill()
             self.process.wait(DEADLINE_S)
             wait_for("its agent ends", lambda: not agent or not self.is_there(agent))
+
+
+    def kill_at_once(self):
+        """Both of its processes, as a machine without power: the head is told nothing."""
+        pids = self.process.pid, self.file()["pid_agent"]
+        for number in signal.SIGSTOP, signal.SIGKILL:
+            for pid in pids:
+                os.kill(pid, number)
+        self.process.wait(DEADLINE_S)
+        wait_for("its agent ends", lambda: not self.is_there(pids[1]))
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """What Ray's dashboard shows of our machine: test_hardware.py BIN_DIR
 
-CPU, memory, disk, network, our process and GPUs (of a stand-in for NVML), page of one node and
-summary. Run by the Python of the Ray whose head and dashboard are used.
+CPU, memory, disk, network, our process and GPUs (of a stand-in for NVML; of AMD's by files of a driver
+that are mounted over /sys/class, which needs root), page of one node and summary. Run by the Python of the Ray whose head and dashboard are used.
 """
 
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -26,6 +27,45 @@ def get(url):
             return json.loads(reply.read())["data"]
     except (urllib.error.URLError, ConnectionError):
         return {}  # the dashboard begins after its head
+
+
+def amd_files(folder):
+    """What the driver of two of AMD's devices says."""
+    for i in range(2):
+        node = folder / f"kfd/kfd/topology/nodes/{i + 1}"
+        device = folder / f"drm/renderD{128 + i}/device"
+        for path, text in (
+                (node / "gpu_id", "28851"), (node / "properties", f"drm_render_minor {128 + i}"),
+                (device / "product_name", "AMD Instinct MI300X OAM"),
+                (device / "unique_id", f"8f3c5a1d2b4e6f7{i}"), (device / "gpu_busy_percent", "87"),
+                (device / "mem_info_vram_total", str(192 << 30)),
+                (device / "mem_info_vram_used", str((i + 1) << 30)),
+                (device / "hwmon/hwmon3/power1_average", "512000000"),
+                (device / "hwmon/hwmon3/temp1_input", "43000")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+
+
+def amd(s, head, http):
+    folder = pathlib.Path(s.dir, "sys-class")
+    amd_files(folder)
+    inside = ["unshare", "--mount", "sh", "-c", f'mount --bind {folder} /sys/class && exec "$@"', "sh"]
+    if os.geteuid() != 0 or subprocess.run([*inside, "true"], stderr=subprocess.DEVNULL).returncode:
+        print("SKIPPED: AMD's devices: no files can be mounted over /sys/class here", flush=True)
+        return
+    node = s.node(BIN, "--address", head.address, "--no-token", "--dashboard-agent-listen-port", "0",
+                  inside=inside)
+    node.wait_alive()
+    gpus = cluster.wait_for("AMD's devices", lambda: get(f"{http}/{node.info['node_id']}").get(
+        "detail", {}).get("gpus"))
+    assert [(g["index"], g["name"], g["uuid"], g["utilizationGpu"], g["memoryUsed"],
+             g["memoryTotal"], g["temperatureC"], g["powerMw"]) for g in gpus] == [
+        (i, "AMD Instinct MI300X OAM", f"GPU-8f3c5a1d2b4e6f7{i}", 87, (i + 1) << 10, 192 << 10, 43,
+         512000) for i in range(2)], gpus
+    assert node.state()["resources_total"]["mobula_gpu"] == 2, node.state()
+    assert "mobula_gpu_power_watts" in node.http("/metrics")
+    assert node.stop() == 0
+    print("ok   amd", flush=True)
 
 
 def main():
@@ -64,7 +104,8 @@ def main():
                 if r["raylet"]["nodeId"] == node_id]
         assert len(rows) == 1 and rows[0]["mem"][0] == total and len(rows[0]["gpus"]) == 2, rows
         assert node.stop() == 0
-    print("ok   hardware", flush=True)
+        print("ok   hardware", flush=True)
+        amd(s, head, http)
     return 0
 
 

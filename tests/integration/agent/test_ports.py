@@ -1,11 +1,18 @@
-"""Agents whose ports somebody else has taken while they were down: test_ports.py BIN_DIR"""
+"""Agents whose ports somebody else has taken while they were down, and the port of --metrics-export-port:
+test_ports.py BIN_DIR"""
 
 import pathlib
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
-import cluster
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import cluster  # noqa: E402
+from ports import free_port  # noqa: E402
+
+TOKEN = "0123456789abcdef0123456789abcdef"
 
 AWAY_S = 1.0  # shorter than an agent waits for its ports
 WAIT_S = 3.0  # for how long it does
@@ -119,6 +126,49 @@ def case_head(s, gcs, head, node):
                                                                    node.info["node_id"]})
 
 
+def fetch(port, path, token=None):
+    """Status and text."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}",
+                                     headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+def families(text):
+    return sorted(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE"))
+
+
+def case_metrics_port(s, address):
+    """What Ray's nodes have, too: /metrics and nothing else, also after a crash; the node's own port has it anyway."""
+    port = free_port()
+    flags = ["--address", address, "--dashboard-agent-listen-port", "0", "--num-gpus", "0", "--metrics-export-port", str(port)]
+    with cluster.taken(port):
+        node = s.node(sys.argv[1], *flags)
+        node.wait_alive()
+        assert f"--metrics-export-port is taken: /metrics is served at port={node.info['http_port']} only" in node.log()
+        assert fetch(node.info["http_port"], "/metrics")[0] == 200
+    for _ in range(2):
+        killed = node.kill_agent()
+        node.wait_alive(other_than_pid=killed)
+        (status, there), (_, own) = fetch(port, "/metrics"), fetch(node.info["http_port"], "/metrics")
+        assert status == 200 and "mobula_node_up" in families(there) and families(there) == families(own), there
+        assert fetch(port, "/api/mobula/node")[0] == fetch(port, "/")[0] == 404
+    assert node.stop() == 0
+
+
+def case_metrics_port_with_a_token(s):
+    port = free_port()
+    node = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0", "--dashboard-agent-listen-port", "0",
+                  "--num-gpus", "0", "--metrics-export-port", str(port),
+                  env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
+    node.wait_alive()
+    assert [fetch(port, "/metrics", token)[0] for token in (None, "f" * 32, TOKEN)] == [401, 403, 200]
+    assert node.stop() == 0
+
+
 def case_stop_while_waiting(s, node):
     """Who ends a node whose agent waits for its port does not wait with it."""
     waits = node.log().count("waiting for the ports")
@@ -145,6 +195,8 @@ def main():
                                 (case_lost_for_good, (s, gcs, node)),
                                 (case_head_remembers_the_move, (s, gcs, head, node)),
                                 (case_head, (s, gcs, head, node)),
+                                (case_metrics_port, (s, address)),
+                                (case_metrics_port_with_a_token, (s,)),
                                 (case_stop_while_waiting, (s, node))):
             case(*arguments)
             print(f"ok   {case.__name__}", flush=True)

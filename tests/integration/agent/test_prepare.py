@@ -1,7 +1,8 @@
-"""An agent dies after PrepareBundleResources and before the commit: test_prepare.py BIN_DIR
+"""All nodes of a gang or none, at a real Ray head: test_prepare.py BIN_DIR
 
-At a real Ray head. The other node of the group is stopped meanwhile, so that the head has the word
-of one and waits for that of the other.
+An agent dies after PrepareBundleResources and before the commit; the other node of the group is
+stopped meanwhile, so that the head has the word of one and waits for that of the other. Drivers that
+wait then, and several that want the same nodes at once.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
@@ -18,10 +20,12 @@ from ray_head import RayHead  # noqa: E402
 BIN = sys.argv[1]
 BUNDLE = {"mobula_gpu": 2, "mobula_slot": 1}  # all GPUs of a node
 STRICT_SPREAD = 3
+REMOVED = 3  # a group
 
 
 def joined(s, head):
-    node = s.node(BIN, "--address", head.address, "--num-gpus", "2", "--no-token")
+    node = s.node(BIN, "--address", head.address, "--num-gpus", "2", "--no-token",
+                  env={"LC_OUR_NODE": str(len(s.nodes))})  # inherited by ranks
     node.wait_alive()
     return node
 
@@ -82,23 +86,89 @@ def case_node(s, head, gcs, one, two):
     three = joined(s, head)
     gcs.wait_created(pg)
     assert states(three) == ["COMMITTED"]
-    with open(one.log_path, "ab") as log:
-        one.process = subprocess.Popen(one.process.args, stdout=log, stderr=log,
-                                       stdin=subprocess.DEVNULL)
-    one.wait_alive(other_than_pid=one.info["pid_agent"])
+    one.start_again()
     assert free_gpus(one) == 2 and not states(one), one.state()
     third = gcs.create_group([BUNDLE])
     assert gcs.wait_created(third).bundles[0].node_id.hex() == one.info["node_id"]
     is_booked_once(gcs, (two, three), pg)  # while the third has the first node
     gcs.remove_group(third)
     cluster.wait_for("free GPUs", lambda: free_gpus(one) == 2)
+    assert three.stop() == 0
+
+
+def driver(head, n_nodes, command, log):
+    return subprocess.Popen(
+        [f"{BIN}/mobula", "run", "--address", head.address, "--num-nodes", str(n_nodes),
+         "--gpus-per-node", "2", "--wait-timeout", "5m", "--", "sh", "-c", command],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+
+def says(log):
+    return pathlib.Path(log.name).read_text()
+
+
+def ends_well(job, log):
+    assert job.wait(cluster.DEADLINE_S) == 0, says(log)
+
+
+def live_groups(gcs):
+    rows = gcs.call("PlacementGroupInfoGcsService/GetAllPlacementGroup",
+                    "GetAllPlacementGroupRequest").placement_group_table_data
+    return [g for g in rows if g.state != REMOVED]
+
+
+def case_driver_without_a_spare(s, head, gcs, one, two):
+    """The node that is left is not held while the gang waits for another; the job goes on waiting,
+    also when somebody removes its group."""
+    with open(pathlib.Path(s.dir, "waits.log"), "wb") as log:
+        os.kill(two.info["pid_agent"], signal.SIGSTOP)
+        try:
+            job = driver(head, 2, "echo rank $RANK", log)
+            cluster.wait_for("the first half", lambda: states(one) == ["PREPARED"])
+            one.kill_at_once()
+        finally:
+            os.kill(two.info["pid_agent"], signal.SIGCONT)
+        cluster.wait_for("the other half", lambda: states(two) == ["COMMITTED"])
+        cluster.wait_for("the node is free", lambda: free_gpus(two) == 2 and not states(two))
+        assert "a node was lost before the gang had all of its nodes" in says(log), says(log)
+        lone = gcs.create_group([BUNDLE])  # somebody else's
+        assert gcs.wait_created(lone).bundles[0].node_id.hex() == two.info["node_id"]
+        gcs.remove_group(lone)
+        (group,) = live_groups(gcs)
+        since = time.monotonic()
+        cluster.wait_for("it is old enough", lambda: time.monotonic() - since > 6)
+        gcs.remove_group(group.placement_group_id)
+        cluster.wait_for("another group", lambda: live_groups(gcs))
+        three = joined(s, head)
+        ends_well(job, log)
+        assert "somebody removed the placement group" in says(log), says(log)
+        assert all(f"rank {i}\n" in says(log) for i in range(4)), says(log)
+    assert three.stop() == 0
+    one.start_again()
+
+
+def case_competition(s, head, gcs, one, two):
+    """Gangs of one and of two nodes ask at once: each runs, no GPU is had by two ranks at a time."""
+    locks = pathlib.Path(s.dir, "locks")
+    locks.mkdir()
+    command = (f"l={locks}/$LC_OUR_NODE.$CUDA_VISIBLE_DEVICES; mkdir $l || exit 9; sleep 0.3; rmdir $l;"
+               " echo had ${l##*/}")
+    logs = [open(pathlib.Path(s.dir, f"gang-{i}.log"), "wb") for i in range(7)]
+    jobs = [driver(head, 1 + i % 2, command, log) for i, log in enumerate(logs)]
+    for job, log in zip(jobs, logs):
+        ends_well(job, log)
+        log.close()
+    had = [line.split()[-1] for log in logs for line in says(log).splitlines() if "] had " in line]
+    assert set(had) == {"0.0", "0.1", "1.0", "1.1"} and len(had) == 2 * (4 * 1 + 3 * 2), had
+    for node in one, two:
+        cluster.wait_for("free GPUs", lambda: free_gpus(node) == 2 and not states(node))
 
 
 def main():
     with cluster.Sandbox() as s, RayHead() as head:
         one, two = joined(s, head), joined(s, head)
         gcs = cluster.Gcs(s, head.address)
-        for case in case_agent, case_node:
+        for case in case_agent, case_node, case_driver_without_a_spare, case_competition:
             case(s, head, gcs, one, two)
             print(f"ok   {case.__name__[5:]}", flush=True)
     return 0

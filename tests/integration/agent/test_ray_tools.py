@@ -1,8 +1,11 @@
 """What Ray's own tools do with our node on a real Ray head: test_ray_tools.py BIN_DIR"""
 
 import json
+import os
 import pathlib
+import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -38,6 +41,14 @@ print("seconds", time.monotonic() - since)
 """
 
 
+# What a driver of Ray's sees of the cluster.
+SEES = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print("seen", json.dumps([ray.nodes(), ray.cluster_resources(), ray.available_resources()]))
+"""
+
+
 def ray(*words, **env):
     return call(clean_env(**env), RAY, *words)
 
@@ -57,8 +68,73 @@ def case_lists(s, head, http, gcs, node):
         ours[0]["raylet"]["resourcesTotal"].get("mobulaGpu") == 2.0, ours
 
 
+def seen_by_a_driver(head):
+    code, text = call(clean_env(), sys.executable, "-c", SEES, head.address)
+    assert code == 0, text
+    return json.loads(text.rsplit("seen ", 1)[1])
+
+
+def status_says(head, words):
+    """The head's autoscaler reports every 5 s."""
+    cluster.wait_for(f"{words} in `ray status`",
+                     lambda: words in ray("status", "--address", head.address)[1], 120)
+
+
+def dashboard_says(http, node, words):
+    """Its column of what is used on each node."""
+    def used():
+        data = http_json(f"{http}/nodes?view=summary")["data"]
+        return data.get("nodeLogicalResources", {}).get(node.info["node_id"], "")
+
+    cluster.wait_for(f"{words} in the dashboard", lambda: words in used(), 120)
+
+
+def case_usage(s, head, http, gcs, node):
+    """A reservation is seen everywhere, and so is its end."""
+    total = {"mobula_gpu": 2.0, "mobula_slot": 2.0, "mobula_driver": 64.0}
+    pg = gcs.create_group([{"mobula_gpu": 1, "mobula_slot": 1}])
+    gcs.wait_created(pg)
+    status_says(head, "1.0/2.0 mobula_gpu")
+    rows, everything, free = seen_by_a_driver(head)
+    (ours,) = (r for r in rows if r["NodeID"] == node.info["node_id"])
+    assert ours["Alive"] and ours["Resources"] == total and \
+        ours["Labels"]["ray.io/node-id"] == node.info["node_id"], ours
+    assert everything["mobula_gpu"] == 2.0 and (free["mobula_gpu"], free["mobula_slot"]) == \
+        (1.0, 1.0), (everything, free)
+    dashboard_says(http, node, "1.0/2.0 mobula_gpu")
+    gcs.remove_group(pg)
+    status_says(head, "0.0/2.0 mobula_gpu")
+    dashboard_says(http, node, "0.0/2.0 mobula_gpu")
+    assert seen_by_a_driver(head)[2]["mobula_gpu"] == 2.0
+
+
+def follows(head, node_id, name, path):
+    """What is written while `ray logs --follow` runs comes too."""
+    process = subprocess.Popen(
+        [RAY, "logs", "cluster", name, "--address", head.address, "--node-id", node_id, "--tail", "1",
+         "--follow"], env=clean_env(PYTHONUNBUFFERED="1"), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    killer = threading.Timer(cluster.DEADLINE_S, process.kill)
+    killer.start()
+    seen = b""
+    try:
+        for written in "", "line 2000\n", "line 2001\n":
+            with path.open("a") as log:
+                log.write(written)
+            last = (written or "line 1999\n").encode()
+            while not seen.endswith(last) and (part := os.read(process.stdout.fileno(), 65536)):
+                seen += part
+            assert seen.endswith(last), seen
+    finally:
+        killer.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert seen.count(b"line 2000\n") == 1, seen
+
+
 def case_logs(s, head, http, gcs, node):
-    """ray logs cluster: the names, one file, its last lines."""
+    """ray logs cluster: the names, one file, its last lines, what is written to it."""
     name = "logs/job-driver-test-1.log"
     path = pathlib.Path(node.dir, name)
     path.parent.mkdir(exist_ok=True)
@@ -69,6 +145,7 @@ def case_logs(s, head, http, gcs, node):
     code, text = ray("logs", "cluster", name, "--address", head.address, "--node-id", node_id,
                      "--tail", "3")
     assert code == 0 and text.endswith("line 1997\nline 1998\nline 1999\n"), text
+    follows(head, node_id, name, path)
     code, text = ray("logs", "cluster", "nothing.log", "--address", head.address, "--node-id",
                      node_id)
     assert "line " not in text, text
@@ -134,7 +211,7 @@ def main():
         node = s.node(BIN, "--address", head.address, "--num-gpus", "2", "--no-token")
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
-        for case in (case_lists, case_logs, case_service_discovery,
+        for case in (case_lists, case_usage, case_logs, case_service_discovery,
                      case_tasks_and_actors_are_refused, case_drain):
             case(s, head, f"http://127.0.0.1:{port}", gcs, node)
             print(f"ok   {case.__name__[5:]}", flush=True)

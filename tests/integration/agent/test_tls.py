@@ -75,6 +75,19 @@ def strangers(s, certs, address, flags=()):
     assert "RAY_TLS_SERVER_KEY is not set" in node.log(), node.log()
 
 
+def token_sources(s):
+    """Where Ray itself looks: variable, file that a variable names, file of the user."""
+    named, home = pathlib.Path(s.dir, "token"), pathlib.Path(s.dir, "home")
+    own = home / ".ray/auth_token"
+    own.parent.mkdir(parents=True)
+    for path in named, own:
+        path.write_text(f"{TOKEN}\n")
+        path.chmod(0o600)
+    return (("RAY_AUTH_TOKEN", {"RAY_AUTH_TOKEN": TOKEN}),
+            ("RAY_AUTH_TOKEN_PATH", {"RAY_AUTH_TOKEN_PATH": str(named)}),
+            ("the home", {"HOME": str(home)}))
+
+
 def ray_heads(s, certs):
     with RayHead(env=certs.env()) as head:
         join(s, head.address, certs.env())
@@ -92,6 +105,12 @@ def ray_heads(s, certs):
         check("a gang at a head with TLS and a token",
               call(both, *GANG[:2], "--address", head.address, *GANG[2:]), 0,
               "this is rank 0", "this is rank 1")
+        for name, source in token_sources(s):
+            node = s.node(BIN, "--address", head.address, "--node-ip-address", machine_ip(),
+                          "--node-name", name, env={**certs.env(), "HOME": s.dir, **source})
+            node.wait_alive()
+            assert node.stop() == 0
+            print(f"ok   a node with the token of {name}", flush=True)
         is_refused(s, "no token", head.address, {**certs.env(), "HOME": s.dir}, "asks for a token")
         is_refused(s, "a wrong token", head.address, {**both, **with_token("wrong")},
                    "refuses the token given here")

@@ -6,49 +6,42 @@ loopback with --token-file, then on the machine's own address with the token tha
 and with --no-token; without any of these nothing listens beyond loopback.
 """
 
-import ipaddress
 import json
-import os
 import pathlib
 import shutil
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import listening  # noqa: E402
 from commands import GANG, RAY, TOKEN, call, check, clean_env, machine_ip, with_token  # noqa: E402
 from ports import free_port  # noqa: E402
 
 BARE = clean_env()
 
 
-def listens_on(folder):
-    """Addresses on which the agents below a directory listen, as the kernel has them."""
-    inodes = set()
+def alive_nodes(folder):
     nodes = [json.loads(p.read_text()) for p in pathlib.Path(folder).glob("*/node.json")]
-    for pid in (n["pid_agent"] for n in nodes if n["state"] == "ALIVE"):
-        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
-            except FileNotFoundError:
-                pass  # closed since it was listed: not a socket that listens
-    rows = [line.split() for name in ("tcp", "tcp6")
-            for line in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    own = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
-    assert own, "no listening socket was found"
-    return {address(a) for a in own}
+    return [n for n in nodes if n["state"] == "ALIVE"]
 
 
-def address(text):
-    """As /proc/net has it: 32-bit words, each in this machine's byte order. "::" is 0.0.0.0, too."""
-    raw = b"".join(bytes.fromhex(text[i:i + 8])[::-1] for i in range(0, len(text), 8))
-    ip = ipaddress.ip_address(raw)
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return "0.0.0.0" if ip.is_unspecified else str(ip)
+def node_ports(folder):
+    return listening.listens_on([n["pid_agent"] for n in alive_nodes(folder)])
 
 
 def check_listens(folder, want):
-    got = listens_on(folder)
-    assert got == {want}, got
+    got = node_ports(folder)
+    assert set().union(*got.values()) == {want}, got
+
+
+def check_listens_as_ray(folder, ip):
+    """Without a token HTTP is where Ray's agents have it, gRPC everywhere."""
+    got, n_http = node_ports(folder), 0
+    for node in alive_nodes(folder):
+        for port in {node["http_port"], node.get("dashboard_port") or node["http_port"]}:
+            assert got.pop(port) == {ip, "127.0.0.1"}, (port, got)
+            n_http += 1
+    assert n_http == 3 and set().union(*got.values()) == {"0.0.0.0"}, got
 
 
 def no_secret_in_logs(folder, token):
@@ -153,6 +146,7 @@ def a_trusted_network(mobula, folder):
     check("an open head says so", c.start_head("--no-token"), 0, "WARNING", "WITHOUT a token")
     check("an open node says so", c.start("--address", c.gcs, env={"RAY_AUTH_MODE": "disabled"}), 0,
           "WARNING", "WITHOUT a token")
+    check_listens_as_ray(c.dir / "t", c.ip)
     check("and status, too", c.call(mobula, "status", "--address", c.http), 0, "WARNING: no token",
           "nodes: 2")
     check("a gang over both", c.call(mobula, "job", "submit", "--address", c.http, "--", *gang), 0,

@@ -7,12 +7,15 @@ without them the tests that need them are skipped, with a line that says how to 
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import tempfile
 import unittest
 
 import yaml
+
+import podmonitor
 
 ROOT = pathlib.Path(__file__).parents[3]
 CHART = ROOT / "charts/mobula"
@@ -152,13 +155,28 @@ class Render(unittest.TestCase):
 
     def test_the_command_line_is_one_that_mobula_takes(self):
         """It reads flags from left to right: one that does not exist, put last, is the one it names."""
-        for values in ({"checkpoint": {"url": "s3://b/p"}, "job": {"maxRestarts": 2}},
+        for values in ({"checkpoint": {"url": "s3://b/p", "keepLast": 3, "keepLastLocal": 1}, "job": {"maxRestarts": 2}},
                        {"entrypoint": [], "megatronArguments": ["--lr 1", "--save /x"], "remoteCheckpointsPath": "bucket/p"}):
             args, _ = arguments_of(self.job(values))
             args.insert(args.index("--"), "--no-such-flag")
             done = subprocess.run([os.environ["MOBULA_BIN"], *args], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 64)
             self.assertIn("--no-such-flag", done.stderr)
+
+    def test_older_checkpoints_go(self):
+        kept = {"keepLast": 5, "keepLastLocal": 2}
+        args, _ = arguments_of(self.job({"checkpoint": {"url": "s3://b/p", **kept}}))
+        before = args[:args.index("--")]  # words of mobula's, not of the program's
+        self.assertEqual(before[before.index("--checkpoint-keep-last") + 1], "5")
+        self.assertEqual(before[before.index("--keep-last-k") + 1], "2")
+        train = merged(MEGATRON, NVIDIA, {"entrypoint": [], "megatronArguments": ["--mock-data --save /x"],
+                                          "remoteCheckpointsPath": "bucket/p", "checkpoint": kept})
+        args, _ = arguments_of(self.job(train))
+        self.assertEqual(args[0], "train")
+        self.assertEqual(args[args.index("--checkpoint-keep-last") + 1], "5")
+        self.assertEqual(args[args.index("--keep-last-k") + 1], "2")
+        args, _ = arguments_of(self.job({"checkpoint": {"url": "s3://b/p"}}))
+        self.assertFalse([word for word in args if "keep-last" in word])
 
     def test_ports_probes_and_secrets(self):
         job = self.job(NVIDIA, {"workers": {"env": {"TOKEN": {"name": "s", "key": "k"}, "COUNT": "1"}, "resources": {
@@ -179,17 +197,49 @@ class Render(unittest.TestCase):
             self.assertIn("httpGet", c["readinessProbe"])
         self.assertEqual(job["spec"]["rayClusterSpec"]["authOptions"], {"mode": "token"})
 
+    def test_parts_and_transfers(self):
+        """Every container that works with the store has them, and the program takes all that the schema lets through."""
+        names = ("BUCKET_STORAGE_PART_MIB", "BUCKET_STORAGE_CONCURRENCY")
+
+        def containers(*parts):
+            for pod in pods_of(self.job({"checkpoint": {"url": "s3://bucket/p"}, "runTensorboard": True}, *parts)):
+                for c in pod["spec"]["containers"]:
+                    env = [(e["name"], e.get("value")) for e in c["env"] if e["name"] in names]
+                    if any(e["name"] == "BUCKET_STORAGE_HOST" for e in c["env"]):
+                        self.assertEqual(len(env), len(dict(env)))  # each is there once
+                        yield c["name"], dict(env)
+
+        for checkpoint, want in [
+            ({}, {}), ({"partSizeMiB": None, "concurrency": None}, {}), ({"partSizeMiB": 64}, {names[0]: "64"}),
+            ({"partSizeMiB": 5, "concurrency": 1}, dict(zip(names, ("5", "1")))),
+            ({"partSizeMiB": 5120, "concurrency": 16}, dict(zip(names, ("5120", "16")))),
+            ({"concurrency": 8, "env": {names[1]: "2"}}, {names[1]: "2"}),  # what names the variable itself wins
+        ]:
+            with self.subTest(checkpoint=checkpoint):
+                found = list(containers({"checkpoint": checkpoint}))
+                self.assertEqual({name for name, _ in found}, {"head", "worker", "tensorboard-upload", "tensorboard-fetch"})
+                for _, env in found:
+                    self.assertEqual(env, want)
+                done = subprocess.run(
+                    [os.environ["MOBULA_BIN"], "checkpoint", "ls", "s3://bucket/p"], capture_output=True, text=True, timeout=60,
+                    env={**os.environ, **want, "BUCKET_STORAGE_HOST": "http://user@host:1"})  # no endpoint: nothing is asked
+                self.assertEqual(done.returncode, 64)
+                self.assertIn("S3 endpoint", done.stderr)
+
     def test_every_pod_knows_its_clocks(self):
         names = {"MOBULA_GRACE_SECONDS", "MOBULA_ACTIVE_DEADLINE_SECONDS", "MOBULA_START_ALLOWANCE_SECONDS",
-                 "MOBULA_NOTICE_URL"}
+                 "MOBULA_DEADLINE_MARGIN_SECONDS", "MOBULA_NOTICE_URL"}
         url = "http://169.254.169.254/latest/meta-data/spot/instance-action"
-        for job, want in [
-            ({}, {"MOBULA_GRACE_SECONDS": "900"}),
-            ({"terminationGracePeriodSeconds": 120, "activeDeadlineSeconds": 86400, "noticeUrl": url},
+        for job, margin, want in [
+            ({}, 0, {"MOBULA_GRACE_SECONDS": "900"}),
+            ({"terminationGracePeriodSeconds": 120, "activeDeadlineSeconds": 86400, "noticeUrl": url}, 0,
              {"MOBULA_GRACE_SECONDS": "120", "MOBULA_ACTIVE_DEADLINE_SECONDS": "86400",
               "MOBULA_START_ALLOWANCE_SECONDS": "120", "MOBULA_NOTICE_URL": url}),
+            ({"activeDeadlineSeconds": 600}, 300,  # half of them, which is the most
+             {"MOBULA_GRACE_SECONDS": "900", "MOBULA_ACTIVE_DEADLINE_SECONDS": "600",
+              "MOBULA_START_ALLOWANCE_SECONDS": "120", "MOBULA_DEADLINE_MARGIN_SECONDS": "300"}),
         ]:
-            rendered = self.job({"job": job})
+            rendered = self.job({"job": job, "checkpoint": {"deadlineMarginSeconds": margin}})
             for pod in pods_of(rendered):
                 env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"] if e["name"] in names}
                 self.assertEqual(env, want)
@@ -297,6 +347,40 @@ class Render(unittest.TestCase):
         bare = self.job({"serviceAccount": {"create": False}, "rbac": {"create": False}})
         self.assertNotIn("MOBULA_RAYJOB_OWNS", self.env_of(pods_of(bare)[0]))
 
+    MONITORED = {"podMonitor": {"enabled": True, "labels": {"release": "kps"}, "interval": "30s"},
+                 "auth": {"mode": "token", "secretName": "ours"}}
+
+    def test_a_podmonitor(self):
+        """Of the ports that answer, with what they ask for; it is found by its labels, and goes with the RayJob."""
+        self.assertNotIn("PodMonitor", self.objects())
+        self.assertNotIn("PodMonitor", self.objects({"podMonitor": {"labels": {"release": "kps"}}}))
+        found = self.objects(self.MONITORED)
+        monitor = found["PodMonitor"]
+        self.assertEqual(monitor["apiVersion"], "monitoring.coreos.com/v1")
+        self.assertEqual((monitor["metadata"]["name"], monitor["metadata"]["namespace"]), ("mini", "default"))
+        self.assertEqual(monitor["metadata"]["labels"]["release"], "kps")
+        self.assertEqual(monitor["spec"]["podMetricsEndpoints"], [{
+            "port": "agent", "path": "/metrics", "interval": "30s",
+            "authorization": {"credentials": {"name": "ours", "key": "auth_token"}}}])
+        rule, = (r for r in found["Role"]["rules"] if r["apiGroups"] == ["monitoring.coreos.com"])
+        self.assertEqual((rule["resources"], rule["resourceNames"], rule["verbs"]), (["podmonitors"], ["mini"], ["patch", "delete"]))
+        self.assertIn("monitoring.coreos.com/v1/podmonitors/mini", self.env_of(pods_of(found["RayJob"])[0])["MOBULA_RAYJOB_OWNS"])
+        for values, containers in [({}, ["agent", "agent"]), ({"head": {"kind": "ray", "image": "ray:1"}}, ["metrics", "agent"])]:
+            found = self.objects(self.MONITORED, {"auth": {"mode": "disabled"}, "podMonitor": {"interval": ""}}, values)
+            spec = found["PodMonitor"]["spec"]
+            for pod, want in zip(pods_of(found["RayJob"]), containers):
+                self.assertLessEqual(spec["selector"]["matchLabels"].items(), pod["metadata"]["labels"].items())
+                c, = pod["spec"]["containers"]
+                scraped = [e["port"] for e in spec["podMetricsEndpoints"] if e["port"] in {p["name"] for p in c["ports"]} and all(
+                    re.fullmatch(r["regex"], c["name"]) for r in e.get("relabelings", ()))]
+                self.assertEqual(scraped, [want])  # once
+            for e in spec["podMetricsEndpoints"]:
+                self.assertLessEqual(set(e), {"port", "path", "relabelings"})
+                for r in e.get("relabelings", ()):
+                    self.assertEqual((r["action"], r["sourceLabels"]), ("keep", ["__meta_kubernetes_pod_container_name"]))
+        self.assertNotIn("PodMonitor", {d["kind"] for d in documents(*OVERRIDES[:1], *PREPARE[:1], sets=[
+            "podMonitor.enabled=true,auth.mode=disabled"])})
+
     def test_who_asks_the_api_server(self):
         for values, asks in [({}, [True, False]), ({"head": {"kind": "ray", "image": "ray:1"}}, [False, True])]:
             found = self.objects(values)
@@ -372,58 +456,20 @@ class Render(unittest.TestCase):
             self.assertRegex(name, "^mobula-[a-z0-9]{6}$")
 
     def test_refusals(self):
-        megatron = merged(MEGATRON, {"megatronArguments": ["--lr 1"]})
-        for values, name, text in [
-            ({"entrypoint": []}, "mini", "entrypoint is empty"),
-            ({"megatronArguments": ["--lr 1"]}, "mini", "are both set"),
-            ({}, "a" * 48, "has 48 characters"),
-            ({}, "9lives", "a letter in front"),
-            ({"queue": {"name": "q"}}, "mini", "queue.scheduler is not"),
-            ({"queue": {"scheduler": "kueue"}}, "mini", "queue.name is empty"),
-            ({"queue": {"scheduler": "kueue", "name": "q"}, "job": {"deletionRules": [{"policy": "DeleteSelf"}]}}, "mini",
-             "job.deletionRules under Kueue"),
-            ({"queue": {"scheduler": "kueue", "name": "q"}, "kaiwo": {"enabled": True}}, "mini", "Kaiwo queues"),
-            ({"kaiwo": {"enabled": True, "storageEnabled": True}}, "mini", "one volume for all pods"),
-            (merged(NVIDIA, {"verb": "train", "entrypoint": "echo"}), "mini", "Megatron arguments as a list"),
-            ({"verb": "train"}, "mini", "no AMD backend"),
-            ({"workers": {"replicas": 0}}, "mini", "replicas"),
-            ({"workers": {"replica": 2}}, "mini", "replica"),
-            ({"workers": {"resources": {"gpu": "2"}}}, "mini", "gpu"),
-            ({"workers": {"resources": {"gpu": 65}}}, "mini", "gpu"),
-            ({"workers": {"ports": [{"containerPort": 9000}]}}, "mini", "9000 has no name"),
-            ({"workers": {"gpuResourceName": "intel.com/gpu"}}, "mini",
-             "workers.gpuResourceName intel.com/gpu: mobula runs on amd.com/gpu and nvidia.com/gpu"),
-            ({"checkpoint": {"url": "gs://b"}}, "mini", "url"),
-            ({"files": {"a/b": "x"}}, "mini", "invalid propertyName 'a/b'"),
-            ({"files": {"a": 1}}, "mini", "files"),
-            ({"serviceAccount": {"name": "No"}}, "mini", "serviceAccount"),
-            ({"job": {"agentDeletes": "no"}}, "mini", "agentDeletes"),
-            ({"remoteTokenizerPath": "/x"}, "mini", "remoteTokenizerPath"),
-            ({"job": {"submissionMode": "InteractiveMode"}}, "mini", "submissionMode"),
-            ({"job": {"submissionMode": "SidecarMode"}}, "mini", "SidecarMode needs head.kind: ray"),
-            ({"head": {"kind": "ray"}}, "mini", "head.kind ray needs head.image"),
-            ({"storage": {"ephemeral": {"existingClaim": "c", "hostPath": "/x"}}}, "mini", "exclude each other"),
-            (merged(megatron, {"megatronArguments": ["--tensor-model-parallel-size 3"]}), "mini",
-             "2 nodes with 4 ranks each are 8 ranks, which tensor 3 x pipeline 1 x context 1 parallel = 3 does not divide"),
-            (merged(megatron, {"megatronArguments": ["--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
-                                                     "--context-parallel-size=4"]}), "mini", "= 16 does not divide"),
-            (merged(megatron, {"megatronArguments": ["--micro-batch-size 2 --global-batch-size 24"]}), "mini",
-             "--global-batch-size 24 is no multiple of 16, --micro-batch-size 2 x 8 ranks"),
-            (merged(megatron, {"megatronArguments": ["--micro-batch-size 2.5"]}), "mini", "--micro-batch-size 2.5: it takes"),
-            (merged(megatron, {"megatronArguments": ["--title 'a b'"]}), "mini", "no shell reads it"),
-            (merged(megatron, {"remoteCheckpointsPath": "bucket/x"}), "mini", "megatronArguments have no --save"),
-            (merged(megatron, {"remoteDataNamePrefix": "name"}), "mini", "remoteDataDirPath is not"),
-            (merged(megatron, {"megatronArguments": ["--data-path /local_resources/data/n"]}), "mini", "remoteDataDirPath is empty"),
-            (merged(megatron, {"megatronArguments": ["--tokenizer-model /local_resources/tokenizer"]}), "mini",
-             "remoteTokenizerPath is empty"),
-            (merged(megatron, {"megatronArguments": ["--load /local_resources/basemodel"]}), "mini", "remoteBaseModelPath is empty"),
-            (merged(megatron, {"remoteBaseModelPath": "bucket/b", "job": {"maxRestarts": 1}}), "mini",
-             "another attempt would begin with it again"),
-        ]:
+        import refusals  # which needs what is said above
+        said = []
+        for values, name, text in refusals.REFUSALS:
             with self.subTest(values=values, name=name):
                 done = helm(merged(SMALL, values), name=name)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(text, done.stderr)
+                said.append(done.stderr)
+        rules = [rule for f in sorted((CHART / "templates").iterdir()) for rule in re.findall(r'fail (?:\(printf )?("(?:[^"\\]|\\.)+")', f.read_text())]
+        self.assertGreater(len(rules), 30)
+        for rule in rules:
+            parts = re.split("%[a-z]", json.loads(rule))
+            with self.subTest("every rule is tried", rule=rule):
+                self.assertTrue(any(all(part in text for part in parts) for text in said))
 
     def test_lint(self):
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
@@ -650,6 +696,7 @@ class Conform(unittest.TestCase):
         schema = strict(version["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
         pathlib.Path(cls.schemas.name, "rayjob_v1.json").write_text(json.dumps(schema))
+        pathlib.Path(cls.schemas.name, "podmonitor_v1.json").write_text(json.dumps(strict(podmonitor.SCHEMA)))
 
     def conform(self, text):
         return subprocess.run([KUBECONFORM, "-summary", "-strict", "-schema-location",
@@ -662,6 +709,15 @@ class Conform(unittest.TestCase):
                 done = self.conform(yaml.safe_dump(job_in(render(SMALL, case))))
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("Valid: 1", done.stdout)
+
+    def test_podmonitors_conform(self):
+        for values in ({}, {"head": {"kind": "ray", "image": "ray:1"}}):
+            monitor, = (d for d in render(SMALL, Render.MONITORED, values) if d["kind"] == "PodMonitor")
+            done = self.conform(yaml.safe_dump(monitor))
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("Valid: 1", done.stdout)
+            monitor["spec"]["podMetricsEndpoints"][0]["ports"] = []
+            self.assertNotEqual(self.conform(yaml.safe_dump(monitor)).returncode, 0)
 
     def test_overrides_conform(self):
         existing = sorted((EXISTING / "overrides").glob("*.yaml"))

@@ -320,6 +320,13 @@ class Cluster:
     def status(self):
         return self.get("/api/mobula/status")
 
+    def is_up(self):
+        """The head is there, with a node at least."""
+        try:
+            return any(n["state"] == "ALIVE" for n in self.status()["nodes"])
+        except OSError:
+            return False
+
     def gang_of(self, job_id):
         """The gang record of a submission, None while there is none."""
         for job in self.status()["jobs"]:
@@ -359,8 +366,8 @@ class Cluster:
 class Joined(Cluster):
     """Nodes of a stock Ray head."""
 
-    def __init__(self, gcs, nodes):
-        super().__init__(nodes=nodes + 1, start_args=["--no-token"])
+    def __init__(self, gcs, nodes, env=None):
+        super().__init__(nodes=nodes + 1, env=env, start_args=["--no-token"])
         self.gcs = gcs
 
     def start_head(self):

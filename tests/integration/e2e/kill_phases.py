@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import time
 
@@ -177,7 +178,7 @@ class Job:
 
     def hold_training(self):
         """A rank is stopped in the middle of its iterations, a checkpoint is durable."""
-        self.train(1200, "--save-interval", 200)
+        self.train(3000, "--save-interval", 500)
         wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)
         self.stop_process(self.far_rank()[1])
 
@@ -211,8 +212,8 @@ class Job:
     def hold_uploading(self):
         """The store keeps the last request of each node, the ranks go on (one is stopped)."""
         self.gate.shut()
-        self.train(3000, "--save-interval", 1500)
-        self.said("node-1", "saved iteration=1500")
+        self.train(4000, "--save-interval", 2000)
+        self.said("node-1", "saved iteration=2000")
         self.stop_process(self.far_rank()[1])
         wait_until(lambda: len(self.gate.waiting) == 2, lambda: self.cluster.logs(self.id)[-3000:], 60)
 
@@ -225,8 +226,19 @@ class Job:
         wait_until(lambda: len(self.gate.waiting) == 2, lambda: self.cluster.logs(self.id)[-3000:], 60)
 
     def hold_stopping(self):
-        """It was asked to stop; a rank wants to save first and needs its peer, which is stopped."""
-        self.hold_training()
+        """It was asked to stop once a checkpoint is durable, and its ranks take their time. Stopped
+        processes would not hold it: who ends a job wakes them, so that they end as they like to."""
+        here = self.cluster.dir
+        script = f"""
+            trap 'until test -e {self.go}; do sleep 0.05; done; exit 143' TERM
+            D={here}/{self.name}-$RANK; N=$D/iter_0000001
+            mkdir -p $N; head -c 300000 /dev/zero > $N/rank$RANK.bin; : > $D/saved
+            until test -e {here}/{self.name}-0/saved && test -e {here}/{self.name}-1/saved; do sleep 0.05; done
+            if [ $RANK = 0 ]; then printf 1 > $D/latest_checkpointed_iteration.txt; fi
+            while :; do sleep 0.05; done"""
+        self.submit("mobula", "run", "--num-nodes", 2, "--save", f"{here}/{self.name}-%n", "--checkpoint-url",
+                    self.url, "--lease", "60s", "--", "sh", "-c", shlex.quote(script))
+        wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)
         status, text = self.cluster.call("POST", f"/api/jobs/{self.id}/stop")
         assert (status, json.loads(text)) == (200, {"stopped": True}), text
         for node in ("node-0", "node-1"):

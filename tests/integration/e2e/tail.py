@@ -12,15 +12,18 @@ class Tail:
     def __init__(self, address, job_id, query="", prefix="/api/jobs/"):
         url = urllib.parse.urlsplit(address)
         self.socket = socket.create_connection((url.hostname, url.port), timeout=30)
-        key = base64.b64encode(os.urandom(16)).decode()
-        self.socket.sendall(
-            f"GET {prefix}{job_id}/logs/tail{query} HTTP/1.1\r\nHost: {url.netloc}\r\n"
-            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            f"Sec-WebSocket-Key: {key}\r\n\r\n".encode())
+        self.socket.sendall(self.request(url.netloc, f"{prefix}{job_id}/logs/tail{query}"))
         self.file = self.socket.makefile("rb", buffering=1 << 20)
         self.status = int(self.file.readline().split()[1])
         while self.file.readline() not in (b"\r\n", b""):
             pass
+
+    @staticmethod
+    def request(host, path):
+        key = base64.b64encode(os.urandom(16)).decode()
+        return (f"GET {path} HTTP/1.1\r\nHost: {host}\r\n"
+                "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                f"Sec-WebSocket-Key: {key}\r\n\r\n").encode()
 
     def frame(self):
         """(opcode, payload) of the next frame."""

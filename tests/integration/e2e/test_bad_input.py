@@ -58,6 +58,10 @@ class BadInput(unittest.TestCase):
             (["start", "--head", "--port", "99999"], ["--port", "99999"]),
             (["start", "--head", "--port", "x"], ["--port", "x"]),
             (["start", "--head", "--labels", "no json"], ["--labels"]),
+            *((["start", *where, "--node-ip-address", ip, *more], ["--node-ip-address", what])
+              for ip, what in (("0.0.0.0", "0.0.0.0 is a wildcard"), ("::", ":: is a wildcard"),
+                               ("224.0.0.1", "a multicast address"), ("", "is empty"))
+              for where in (["--head"], ["--address", "127.0.0.1:1"]) for more in ([], ["--block"])),
             (["run"], ["no command"]),
             (["run", "--num-nodes", "0", "--", "true"], ["--num-nodes"]),
             (["run", "--num-nodez", "2", "--", "true"], ["--num-nodez", "--num-nodes"]),
@@ -102,6 +106,18 @@ class BadInput(unittest.TestCase):
             self.assertEqual(start.wait(20), 130, start.output())
             self.assertIn("interrupted", start.output())
         wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
+
+    def test_an_address_that_this_machine_does_not_have(self):
+        """It may be right (a host that passes its ports on to a container), so it is only said."""
+        with self.cluster.running("start", "--head", "--port", "0", "--dashboard-port", "0", "--temp-dir",
+                                  self.cluster.temp, "--node-ip-address", "203.0.113.7", "--no-token") as start:
+            wait_until(lambda: "WARNING: no interface of this machine has --node-ip-address 203.0.113.7"
+                       in start.output(), start.output, 20)
+            wait_until(lambda: list(pathlib.Path(self.cluster.temp).glob("node_*/agent.log")),
+                       "the node is starting", 20)
+            start.send_signal(signal.SIGINT)
+            self.assertNotEqual(start.wait(60), 0, start.output())
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 20)
 
     def test_port_in_use(self):
         for flag, other in (("--port", "--dashboard-port"), ("--dashboard-port", "--port")):
@@ -254,7 +270,8 @@ class BadTraining(unittest.TestCase):
             (["hidden size (32)", "attention heads (5)"], ["--num-attention-heads", "5"]),
             (["train-samples", "exclude"], ["--train-samples", "100"]),
             (["--optimizer"], ["--optimizer", "sgd"]),
-            (["tensor-model-parallel-size"], ["--tensor-model-parallel-size", "2"]),
+            (["world size (2)", "total_model_size"], ["--tensor-model-parallel-size", "3"]),
+            (["pipeline-model-parallel-size"], ["--pipeline-model-parallel-size", "2"]),
             (["max_position_embeddings", "seq_length"], ["--seq-length", "64"]),
             (["seq-length", "x"], ["--seq-length", "x"]),
         ):

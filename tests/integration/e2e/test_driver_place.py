@@ -65,6 +65,14 @@ class Place(unittest.TestCase):
                 self.assertEqual(Tail(self.cluster.address, name).read().decode(),
                                  self.cluster.logs(name))
 
+    def nodes_show_what_is_used(self, cpus):
+        words = self.cluster.mobula("status", "--address", self.cluster.address).stdout
+        for node in self.cluster.status()["nodes"]:
+            used, total = cpus[node["node_id"]]
+            self.assertEqual(node["for_drivers"]["CPU"], {"used": used, "total": total}, node)
+            line = next(line for line in words.splitlines() if node["node_id"][:12] in line)
+            self.assertIn(f" CPU {used}/{total} used ", line)
+
     def test_a_full_head_sends_it_elsewhere_and_a_full_cluster_lets_it_wait(self):
         places = {}
         for i, name in enumerate(("a", "b", "c")):
@@ -72,8 +80,12 @@ class Place(unittest.TestCase):
             places[name] = self.cluster.wait_job(name, ("RUNNING",))["driver_node_id"]
         self.assertEqual(places, {"a": self.head, "b": self.big, "c": self.big})
         self.gated("d", entrypoint_num_cpus=2)
-        self.assertIn("It is number 1 of 1 in the queue: it needs 2 CPUs, 0 of ",
-                      self.cluster.job("d")["message"])
+        where = {self.head: r"0 of 2 free on the head's node",
+                 self.big: fr"0 of 4 free on node {self.big[:12]}"}
+        self.assertRegex(self.cluster.job("d")["message"],
+                         rf"It is number 1 of 1 in the queue: it needs 2 CPUs, ({'|'.join(where.values())}), "
+                         r"one of 2 that could take it\.$")
+        self.nodes_show_what_is_used({self.head: (2, 2), self.big: (4, 4)})
         self.cluster.wait_job(self.cluster.submit("true"), ("SUCCEEDED",))
         self.gate("c").touch()
         wait_until(lambda: self.cluster.job("d")["status"] == "RUNNING" or
@@ -82,6 +94,7 @@ class Place(unittest.TestCase):
             self.gate(name).touch()
         for name in "abcd":
             self.assertEqual(self.cluster.wait_job(name)["status"], "SUCCEEDED")
+        self.nodes_show_what_is_used({self.head: (0, 2), self.big: (0, 4)})
 
     def test_what_no_node_has_fails_and_says_so(self):
         for name, fields, why in (

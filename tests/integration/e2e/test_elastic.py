@@ -35,19 +35,26 @@ def lose_a_node(cluster):
 
 
 class Train(unittest.TestCase):
-    ITERATIONS = 600
+    ITERATIONS = 1500
 
     def model(self, *more):
         return mini_model(self.ITERATIONS, "--global-batch-size", "12", *more)
 
     def test_goes_on_with_fewer_and_learns_the_same(self):
+        self.goes_on_with_fewer(1)
+
+    def test_ranks_that_share_a_model_go_on_with_fewer(self):
+        """Each node has a model of two ranks, and fetches of the store what their numbers need."""
+        self.goes_on_with_fewer(2, "--tensor-model-parallel-size", "2")
+
+    def goes_on_with_fewer(self, ranks, *more):
         """The losses are those of a run that had two nodes from that checkpoint on."""
         with Cluster(nodes=3) as cluster:
             store = f"{cluster.dir}/rough"
             job_id = cluster.submit(
-                ["mobula", "train", "--num-nodes", "3", "--min-nodes", "2", "--gpus-per-node", "1",
+                ["mobula", "train", "--num-nodes", "3", "--min-nodes", "2", "--gpus-per-node", str(ranks),
                  "--elastic-wait", "1s", "--max-restarts", "2", "--restart-delay", "50ms",
-                 "--checkpoint-url", f"file://{store}", *self.model("--save-interval", "20")])
+                 "--checkpoint-url", f"file://{store}", *self.model("--save-interval", "50", *more)])
             wait_until(lambda: os.path.exists(f"{store}/latest_checkpointed_iteration.txt"),
                        lambda: cluster.logs(job_id), 60)
             victim = lose_a_node(cluster)
@@ -61,22 +68,22 @@ class Train(unittest.TestCase):
             self.assertEqual(job["status"], "SUCCEEDED", log)
             self.assertIn("asking for 2 of 3", log)
             gang = cluster.gang_of(job_id)
-            self.assertEqual((gang["world_size"], gang["num_nodes"], gang["max_nodes"]), (2, 2, 3))
+            self.assertEqual((gang["world_size"], gang["num_nodes"], gang["max_nodes"]), (2 * ranks, 2, 3))
             checkpoints.assert_complete(store, self.ITERATIONS)
             files = {f["path"] for f in checkpoints.manifest(store, self.ITERATIONS)["files"]}
             self.assertEqual({p for p in files if p.startswith("optim")},
-                             {"optim_dp_000_of_002.safetensors", "optim_dp_001_of_002.safetensors"})
+                             {f"optim_dp_{r:03}_of_{2 * ranks:03}.safetensors" for r in range(2 * ranks)})
 
             began = int(re.search(r"attempt 2 goes on from iteration (\d+)", log)[1])
-            self.assertGreaterEqual(began, 20)
+            self.assertGreaterEqual(began, 50)
             first = {f["path"] for f in checkpoints.manifest(store, began)["files"]}
-            self.assertIn("optim_dp_002_of_003.safetensors", first, "it was saved by three ranks")
+            self.assertIn(f"optim_dp_002_of_{3 * ranks:03}.safetensors", first, "it was saved on three nodes")
             shutil.copytree(f"{store}/iter_{began:07d}", f"{cluster.dir}/start/iter_{began:07d}")
             pathlib.Path(f"{cluster.dir}/start/latest_checkpointed_iteration.txt").write_text(
                 str(began))
             calm = cluster.submit(
-                ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--load",
-                 f"file://{cluster.dir}/start", *self.model()])
+                ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", str(ranks), "--load",
+                 f"file://{cluster.dir}/start", *self.model(*more)])
             self.assertEqual(cluster.wait_job(calm, timeout_s=120)["status"], "SUCCEEDED",
                              cluster.logs(calm))
             expected = iterations_of(cluster.logs(calm))
@@ -114,7 +121,7 @@ class Train(unittest.TestCase):
                 ["mobula", "train", "--num-nodes", "3", "--min-nodes", "2", "--gpus-per-node", "1",
                  "--elastic-wait", "200ms", "--max-restarts", "2", "--restart-delay", "50ms",
                  "--checkpoint-url", f"file://{cluster.dir}/run",
-                 *mini_model(2000, "--global-batch-size", "6", "--save-interval", "20")])
+                 *mini_model(4000, "--global-batch-size", "6", "--save-interval", "100")])
             wait_until(lambda: os.path.exists(f"{cluster.dir}/run/latest_checkpointed_iteration.txt"),
                        lambda: cluster.logs(job_id), 60)
             victim = lose_a_node(cluster)

@@ -124,7 +124,7 @@ class JobsTest(unittest.TestCase):
         refused = self.cluster.mobula("job", "delete", *address, "tree-1")
         self.assertNotEqual(refused.returncode, 0, refused.stdout)
         self.assertIn("tree-1", self.cluster.mobula("job", "list", *address).stdout)
-        wait_until(lambda: "here we are" in self.cluster.logs("tree-1"), "the log's line")
+        wait_until(lambda: "here we are\n" in self.cluster.logs("tree-1"), "the log's line")
         logs = self.cluster.mobula("job", "logs", *address, "tree-1")
         self.assertIn("here we are", logs.stdout)
         self.assertEqual(logs.stdout.count("Running entrypoint for job tree-1"), 1, logs.stdout)

@@ -123,7 +123,7 @@ class KillAgentsWhosePortsAreTaken(unittest.TestCase):
     def test_gang_goes_on(self):
         with Cluster(nodes=2) as cluster, contextlib.ExitStack() as taken:
             url = f"file://{cluster.dir}/store"
-            cluster.submit([*train_command(url, 300, "--save-interval", "100"), "--lease", "60s"],
+            cluster.submit([*train_command(url, 3000, "--save-interval", "1000"), "--lease", "60s"],
                            submission_id="moved")
             ranks = wait_until(lambda: len(found := cluster.rank_pids("mobula-worker")) == 2 and found,
                                lambda: cluster.logs("moved"), 60)
@@ -146,7 +146,7 @@ class KillAgentsWhosePortsAreTaken(unittest.TestCase):
             self.assertEqual(cluster.wait_job("moved", timeout_s=120)["status"], "SUCCEEDED",
                              cluster.logs("moved")[-5000:])
             self.assertEqual(cluster.logs("moved").count(" now\n"), 2)
-            self.assertEqual(checkpoints.latest(f"{cluster.dir}/store"), 300)
+            self.assertEqual(checkpoints.latest(f"{cluster.dir}/store"), 3000)
             cluster.assert_all_free()
 
 
@@ -178,7 +178,7 @@ class KillAtRandom(unittest.TestCase):
         rng = random.Random(seed)
         with Cluster(nodes=2) as cluster:
             directory = f"{cluster.dir}/store"
-            cluster.submit(train_command(f"file://{directory}", 400, "--save-interval", "4"),
+            cluster.submit(train_command(f"file://{directory}", 3000, "--save-interval", "10"),
                            submission_id="random")
             wait_until(lambda: os.path.exists(f"{directory}/latest_checkpointed_iteration.txt"),
                        lambda: cluster.logs("random")[-3000:], 60)
@@ -195,7 +195,7 @@ class KillAtRandom(unittest.TestCase):
             self.assertGreater(kills, 2, "the run was over before anything was killed")
             job = cluster.wait_job("random", timeout_s=200)
             self.assertEqual(job["status"], "SUCCEEDED", (seed, cluster.logs("random")[-5000:]))
-            self.assertEqual(checkpoints.latest(directory), 400)
+            self.assertEqual(checkpoints.latest(directory), 3000)
             done = cluster.mobula("checkpoint", "verify", f"file://{directory}")
             self.assertEqual(done.returncode, 0, done.stdout)
 
@@ -245,9 +245,9 @@ class KillHead(unittest.TestCase):
         """SIGKILL of both agents, one of them the head, while the ranks train: nobody notices."""
         with Cluster(nodes=2) as cluster:
             directory = f"{cluster.dir}/store"
-            cluster.submit(train_command(f"file://{directory}", 100000, "--save-interval", "50",
-                                         "--exit-interval", "1000"), submission_id="goes-on")
-            wait_until(lambda: (cluster.gang_of("goes-on") or {}).get("iteration", 0) >= 50,
+            cluster.submit(train_command(f"file://{directory}", 100000, "--save-interval", "200",
+                                         "--exit-interval", "4000"), submission_id="goes-on")
+            wait_until(lambda: (cluster.gang_of("goes-on") or {}).get("iteration", 0) >= 200,
                        lambda: cluster.logs("goes-on")[-3000:], 60)
             ranks = cluster.rank_pids("mobula-worker")
             for name in ("node-0", "node-1"):
@@ -259,9 +259,9 @@ class KillHead(unittest.TestCase):
             self.assertEqual(self.wait_over(cluster, "goes-on")["status"], "SUCCEEDED",
                              cluster.logs("goes-on")[-3000:])
             seen = [i for i, _, _ in iterations_of(cluster.logs("goes-on"))]
-            self.assertEqual(seen, list(range(1, 1001)), "lines of the log are missing or twice")
-            self.assertEqual(checkpoints.latest(directory), 1000)
-            checkpoints.assert_complete(directory, 1000)
+            self.assertEqual(seen, list(range(1, 4001)), "lines of the log are missing or twice")
+            self.assertEqual(checkpoints.latest(directory), 4000)
+            checkpoints.assert_complete(directory, 4000)
             cluster.assert_all_free()
 
     @staticmethod

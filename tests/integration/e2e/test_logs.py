@@ -12,6 +12,7 @@ import unittest
 import urllib.request
 
 import follow_restarts
+import stored_logs
 from cluster import Cluster, train_command, wait_until
 from test_elastic import lose_a_node
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -196,7 +197,13 @@ class LogsTest(unittest.TestCase):
         self.show("--rank", "2", job_id, status=66)
         alone = self.ended("true")
         self.assertIn("has no ranks", self.show("--rank", "0", alone, status=66))
-        self.assertIn("has no ranks", self.show("--merge", alone, status=66))
+        own = self.ended("echo one; echo two")
+        for more in ((), ("-f",)):
+            said = self.show("--merge", *more, own)
+            self.assertIn("has no ranks", said)
+            self.assertIn("\none\ntwo\n", said)
+        self.assertIn("has no ranks", self.show("--merge", "--attempt", "1", own, status=66))
+        self.assertEqual(self.show("--merge", "--grep", "^two", own).splitlines()[-1], "two")
         self.assertEqual(self.cluster.call("GET", f"/api/jobs/{job_id}/logs?rank=2")[0], 404)
         self.show("--grep", "[", job_id, status=64)
         self.show("--since", "yesterday", job_id, status=64)
@@ -211,38 +218,29 @@ class LogsTest(unittest.TestCase):
 
     # ---- stores ----
 
-    def assert_shipped(self, folder, want):
-        pieces = sorted(folder.glob("*.log"))
-        offset = 0
-        for piece in pieces:
-            self.assertEqual(int(piece.stem), offset)
-            offset += piece.stat().st_size
-        self.assertEqual(b"".join(p.read_bytes() for p in pieces).decode(), want)
-
     def test_logs_are_in_the_store_when_the_job_is_over(self):
         """kuberay#1047, ray#44561: driver logs are lost with the head's machine."""
         with tempfile.TemporaryDirectory() as store:
             url = f"file://{store}"
             job_id = self.ended("seq 1 2000000",
                                 runtime_env={"env_vars": {"MOBULA_LOG_URL": url}})
-            self.assert_shipped(pathlib.Path(store, "logs", job_id, "driver"),
-                                self.cluster.logs(job_id))
+            self.assertEqual(stored_logs.whole(pathlib.Path(store, "logs", job_id, "driver")),
+                             self.cluster.logs(job_id))
             job_id = self.ended(train_command(url, 2, "--save-interval", "2"))
-            self.assert_shipped(pathlib.Path(store, "logs", job_id, "driver"),
-                                self.cluster.logs(job_id))
+            self.assertEqual(stored_logs.whole(pathlib.Path(store, "logs", job_id, "driver")),
+                             self.cluster.logs(job_id))
             for rank in "01":
-                self.assert_shipped(pathlib.Path(store, "logs", job_id, f"rank-{rank}", "1"),
-                                    self.show("--rank", rank, job_id))
+                self.assertEqual(
+                    stored_logs.whole(pathlib.Path(store, "logs", job_id, f"rank-{rank}", "1")),
+                    self.show("--rank", rank, job_id))
 
     def test_what_a_cap_let_go_of_before_it_was_sent_is_said(self):
         with tempfile.TemporaryDirectory() as store:
             env = {"MOBULA_LOG_URL": f"file://{store}", "MOBULA_LOG_MAX_BYTES": "256KiB"}
             job_id = self.cluster.submit(BIG_LOG, runtime_env={"env_vars": env})
             job = self.cluster.wait_job(job_id)
-            pieces = sorted((int(f.stem), f.stat().st_size)
-                            for f in pathlib.Path(store, "logs", job_id, "driver").iterdir())
             gaps, at = [], 0
-            for begin, size in pieces:
+            for begin, size in stored_logs.pieces(pathlib.Path(store, "logs", job_id, "driver")):
                 if begin > at:
                     gaps.append((at, begin))
                 at = begin + size

@@ -81,6 +81,21 @@ class BackfillTest(Gangs):
         self.assertEqual(self.cluster.job("two")["message"], "Job is currently running.")
         self.end("two")
 
+    def test_nodes_that_come_back_one_by_one_are_not_taken_apart(self):
+        """The nodes of a gang that ends are free one after the other: who needs both gets both."""
+        self.gang("one", 2, 2)
+        self.wait_up("one")
+        self.gang("two", 2, 2, "--priority", "5")
+        self.wait_in_queue("two")
+        self.gang("small", 1, 1, "--priority", "-5")
+        self.wait_in_queue("small")
+        self.let_go("one")
+        self.wait_up("two")
+        self.assertFalse(self.is_up("small"))
+        self.let_go("two")
+        self.wait_up("small")
+        self.end("one", "two", "small")
+
     def test_gangs_share_a_node_by_gpu(self):
         for name in "abcd":
             self.gang(name, 1, 1)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import signal
 import socket
 import sys
 import tarfile
@@ -297,6 +298,129 @@ class LimitsTest(unittest.TestCase):
         status, text = self.cluster.call("GET", f"/api/packages/gcs/{name}")
         self.assertEqual((status, text), (404, f"Package gcs://{name} does not exist"))
         wait_until(lambda: not list(self.packages.glob(".*")), "its bytes are gone too", 20)
+
+
+class UnpackedTest(unittest.TestCase):
+    """ray#64528, ray#65006: what was unpacked goes with its job, not with the disk. Log and record stay."""
+
+    def setUp(self):
+        self.cluster = self.enterContext(Cluster(nodes=2))
+        self.jobs = self.cluster.node("node-0")["dir"] / "jobs"
+
+    def upload(self, name, **files):
+        status, _ = self.cluster.call("PUT", f"/api/packages/gcs/{name}.zip",
+                                      raw=zip_of({"main.py": MAIN, "mod.py": "NAME = 1\n", **files}))
+        self.assertEqual(status, 200)
+        return f"gcs://{name}.zip"
+
+    def left(self, job):
+        return sorted(str(p.relative_to(self.jobs / job)) for p in (self.jobs / job).iterdir()
+                      if p.name in ("working_dir", "py_modules") or p.name.startswith("package-"))
+
+    def wait_gone(self, job, timeout_s=60):
+        wait_until(lambda: not self.left(job), lambda: self.left(job), timeout_s)
+        forgotten = self.jobs.parent / "forgotten"
+        wait_until(lambda: not list(forgotten.glob("*")), "its bytes are gone too", timeout_s)
+
+    def test_goes_when_its_job_has_ended(self):
+        body = io.BytesIO()
+        with zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as z:
+            z.writestr("zeros", bytes(100 << 20))  # a small package, a large directory
+        self.assertEqual(self.cluster.call("PUT", "/api/packages/gcs/zeros.zip", raw=body.getvalue())[0],
+                         200)
+        env = {"working_dir": "gcs://zeros.zip", "py_modules": [self.upload("module")]}
+        for job, command, state in (("good", "stat -c %s zeros", "SUCCEEDED"), ("bad", "exit 3", "FAILED"),
+                                    ("stopped", "sleep 1000", "STOPPED")):
+            self.cluster.submit(command, submission_id=job, runtime_env=env)
+            if job == "stopped":
+                self.cluster.wait_job(job, ("RUNNING",))
+                self.assertEqual(self.left(job), ["py_modules", "working_dir"])
+                self.cluster.call("POST", f"/api/jobs/{job}/stop")
+            self.assertEqual(self.cluster.wait_job(job)["status"], state)
+            self.wait_gone(job)
+            self.assertIn("Running entrypoint", self.cluster.logs(job))
+            self.assertTrue((self.jobs / job / "state").exists())
+        self.assertIn(f"\n{100 << 20}\n", self.cluster.logs("good"))
+
+    def gang(self, job):
+        """Ranks on both nodes, which say what they read in their directory after they were told to go."""
+        told = pathlib.Path(self.cluster.dir, job)
+        told.mkdir()
+        rank = (f"trap : TERM; while ! [ -e {told}/go ]; do sleep 0.05; done; sleep 1; "
+                f"cat mod.py > {told}/.$RANK; mv {told}/.$RANK {told}/$RANK")
+        self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", rank],
+                            submission_id=job, runtime_env={"working_dir": self.upload(job)})
+        wait_until(lambda: len(self.cluster.rank_pids()) == 2, self.cluster.rank_pids)
+        return told
+
+    def check_ranks(self, told):
+        for rank in "01":
+            wait_until((told / rank).exists, lambda: list(told.iterdir()))
+            self.assertEqual((told / rank).read_text(), "NAME = 1\n")
+
+    def test_ranks_of_all_nodes_have_it_to_their_end(self):
+        told = self.gang("gang")
+        (told / "go").touch()
+        self.assertEqual(self.cluster.wait_job("gang")["status"], "SUCCEEDED", self.cluster.logs("gang"))
+        self.check_ranks(told)
+        self.wait_gone("gang")
+
+    def test_ranks_have_it_longer_than_a_driver_that_was_killed(self):
+        told = self.gang("killed")
+        for pid in self.cluster.own_pids():
+            if command_of(pid).startswith("mobula run "):
+                os.kill(pid, signal.SIGKILL)
+        self.assertEqual(self.cluster.wait_job("killed")["status"], "FAILED")
+        self.cluster.submit("true", submission_id="after", runtime_env={"working_dir": self.upload("after")})
+        self.cluster.wait_job("after")
+        wait_until(lambda: not self.left("after"), "a later one is gone")
+        (told / "go").touch()
+        self.check_ranks(told)
+
+    def test_a_checkpoint_stays(self):
+        """`--save` below the working_dir: also when all that the job's status says is that of `cat`, and with a
+        store that is below it, too."""
+        rank = "-- sh -c 'mkdir -p $MOBULA_CHECKPOINT_DIR; echo 1 > $MOBULA_CHECKPOINT_DIR/model'"
+        for job, options in (("saves", "--save out"),
+                             ("pipe", f"--save out --checkpoint-url file://{self.cluster.dir}/store"),
+                             ("inside", f"--save {self.cluster.dir}/out --checkpoint-url file://$PWD/store")):
+            with self.subTest(job):
+                self.check_stays(job, f"mobula run --num-nodes 1 {options} {rank} | cat",
+                                 [] if job == "inside" else ["model"])
+
+    def check_stays(self, job, command, models):
+        self.cluster.submit(command, submission_id=job, runtime_env={"working_dir": self.upload(job)})
+        self.assertEqual(self.cluster.wait_job(job)["status"], "SUCCEEDED", self.cluster.logs(job))
+        log = self.jobs.parent / "agent.log"
+        wait_until(lambda: f"job={job} what was unpacked for it stays: a checkpoint lies in it"
+                   in log.read_text(), log.read_text)
+        self.assertEqual(self.left(job), ["working_dir"])
+        self.assertEqual([p.name for p in (self.jobs / job).rglob("model")], models)
+        self.assertTrue((self.jobs / job / "kept").exists())
+        self.assertEqual(self.cluster.call("DELETE", f"/api/jobs/{job}")[0], 200)
+        wait_until(lambda: not (self.jobs / job).exists(), "it goes with its job")
+
+    def test_goes_when_its_job_ended_while_the_agent_was_down(self):
+        go = pathlib.Path(self.cluster.dir, "go")
+        env = {"working_dir": self.upload("late")}
+        self.cluster.submit(f"while ! [ -e {go} ]; do sleep 0.05; done", submission_id="late",
+                            runtime_env=env)
+        self.cluster.wait_job("late", ("RUNNING",))
+        head = self.cluster.node("node-0")
+        os.kill(head["pid_init"], signal.SIGSTOP)  # it starts no other agent yet
+        os.kill(head["pid_agent"], signal.SIGKILL)
+        go.touch()
+        state = self.jobs / "late" / "state"
+        wait_until(lambda: "all-exited" in state.read_text(), state.read_text)
+        self.assertEqual(self.left("late"), ["working_dir"])
+        # As an agent leaves it that is killed between the end of a job and the removal.
+        (self.jobs / "former/working_dir").mkdir(parents=True)
+        (self.jobs.parent / "forgotten/3/0/deep").mkdir(parents=True)
+        os.kill(head["pid_init"], signal.SIGCONT)
+        self.wait_gone("late")
+        self.wait_gone("former")
+        wait_until(lambda: self.cluster.node("node-0")["pid_agent"] != head["pid_agent"], "a new agent")
+        self.assertEqual(self.cluster.wait_job("late")["status"], "SUCCEEDED")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Who may start, who waits, and why: jobs in line at an embedded head; submissions sent twice."""
 
 import contextlib
+import http.server
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import time
 import unittest
 
 from cluster import Cluster, wait_until
+from ports import free_port
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 MAX_RUNNING, MAX_QUEUED = 3, 4
@@ -327,10 +329,61 @@ class QueueTest(unittest.TestCase):
         self.assertEqual(len(self.client.list_jobs()), 1)
 
 
+    def test_a_head_that_comes_back_is_waited_for(self):
+        """Nobody listens when the command begins: said once, and the job is there when the head is."""
+        port = free_port()
+        for address in (f"http://127.0.0.1:{port}", f"127.0.0.1:{port}"):
+            is_gcs = "//" not in address
+            target = self.cluster.gcs if is_gcs else self.cluster.address
+            with self.cluster.running("job", "submit", "--address", address, "--", "echo", "it ran") as submit:
+                wait_until(lambda: "trying again for 10 s" in submit.output(), submit.output)
+                with losing_proxy(int(target.rsplit(":", 1)[1]), port, loses=False):
+                    self.assertEqual(submit.wait(60), 0, submit.output())
+                self.assertIn("\nit ran\n", submit.output())
+                self.assertEqual(submit.output().count("trying again"), 1, submit.output())
+        self.assertEqual(len(self.client.list_jobs()), 2)
+
+    def test_a_head_that_stays_away(self):
+        began = time.monotonic()
+        done = self.cluster.mobula("job", "submit", "--address", f"http://127.0.0.1:{free_port()}", "--", "true")
+        self.assertEqual(done.returncode, 69, done.stdout)
+        self.assertGreaterEqual(time.monotonic() - began, 10)
+        self.assertEqual(done.stdout.count("trying again"), 1, done.stdout)
+
+    def test_an_upload_that_a_standby_refuses(self):
+        """503 to the package, once: sent again, and the job is submitted."""
+        package = pathlib.Path(self.cluster.dir, "package")
+        package.mkdir()
+        (package / "a").write_text("a")
+        calls = []
+
+        class Head(http.server.BaseHTTPRequestHandler):
+            def answer(self):
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                calls.append(self.command)
+                status = {"GET": 200 if self.path.endswith("limits") else 404,
+                          "PUT": 503 if calls.count("PUT") == 1 else 200}.get(self.command, 200)
+                body = b'{"job_id": "j", "submission_id": "j"}'
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = answer
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Head) as head:
+            threading.Thread(target=head.serve_forever, daemon=True).start()
+            done = self.cluster.mobula("job", "submit", "--address", f"http://127.0.0.1:{head.server_port}",
+                                       "--no-wait", "--working-dir", str(package), "--", "true")
+            head.shutdown()
+        self.assertEqual((done.returncode, calls.count("PUT"), calls.count("POST")), (0, 2, 1), done.stdout)
+        self.assertEqual(done.stdout.count("trying again"), 1, done.stdout)
+
+
 @contextlib.contextmanager
-def losing_proxy(target):
+def losing_proxy(target, port=0, loses=True):
     """A port that leads to target; the answer to the first POST never arrives."""
-    lost, threads, listener = [], [], socket.create_server(("127.0.0.1", 0))
+    lost, threads, listener = [] if loses else ["nothing"], [], socket.create_server(("127.0.0.1", port))
 
     def pump(source, sink, drop):
         with contextlib.suppress(OSError):

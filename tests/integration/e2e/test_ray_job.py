@@ -4,11 +4,13 @@ import json
 import os
 import pathlib
 import signal
+import tempfile
 import unittest
 import urllib.request
 
 import checkpoints
-from cluster import MOBULA, Joined, iterations_of, train_command, wait_until
+import s3
+from cluster import MOBULA, Joined, is_alive, iterations_of, train_command, wait_until
 from ports import free_port
 from ray_head import RayHead
 
@@ -18,16 +20,29 @@ SCRIPTS = {
     "fails": "exit $((7 * RANK))",
 }
 
+PATIENCE_S = 110  # a machine that does much besides; the gate opens by itself after 120
+
+
+class Head(RayHead):
+    """With a dashboard, and mobula among its programs."""
+
+    def __init__(self, env=None):
+        self.dashboard_port = free_port()
+        super().__init__(env={**(env or {}), "PATH": f"{MOBULA.parent}:{os.environ['PATH']}"},
+                         args=["--include-dashboard=true",
+                               f"--dashboard-port={self.dashboard_port}"])
+
+    def nodes(self, n, env=None):
+        """That many of ours, not yet started; their jobs are the dashboard's."""
+        cluster = Joined(self.address, n, env)
+        cluster.address = f"http://127.0.0.1:{self.dashboard_port}"
+        return cluster
+
 
 class RayJobTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        port = free_port()
-        head = cls.enterClassContext(RayHead(
-            env={"PATH": f"{MOBULA.parent}:{os.environ['PATH']}"},
-            args=["--include-dashboard=true", f"--dashboard-port={port}"]))
-        cls.cluster = cls.enterClassContext(Joined(head.address, 2))
-        cls.cluster.address = f"http://127.0.0.1:{port}"
+        cls.cluster = cls.enterClassContext(cls.enterClassContext(Head()).nodes(2))
         for name, text in SCRIPTS.items():
             pathlib.Path(cls.cluster.dir, name).write_text(text)
         cls.before = cls.free()
@@ -108,6 +123,74 @@ class RayJobTest(unittest.TestCase):
                 f'"{job}"'.encode() in (process / "environ").read_bytes()
         except OSError:
             return False
+
+
+class DrainTest(unittest.TestCase):
+    """`ray drain-node` with a deadline takes a node from a gang whose checkpoints go to an S3 server.
+    Nothing else makes the gang save."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="mb-drain-"))
+        port = cls.enterClassContext(s3.server(cls.directory))
+        cls.gate = cls.enterClassContext(s3.Gate(port, r"/\.mobula/manifest\.json$"))
+        env = s3.environment(cls.gate.port)
+        head = cls.enterClassContext(Head(env))
+        cls.cluster = cls.enterClassContext(head.nodes(2, env=env))
+
+    def listed(self, node):
+        """What Ray says of the node."""
+        done = self.cluster.ray("list", "nodes", "--address", self.cluster.gcs, "--detail",
+                                "--filter", f"node_id={node['node_id']}")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def with_rank(self, rank):
+        """The logs of such ranks, of former gangs as well: the node of each."""
+        return {log: node for node in self.cluster.nodes()
+                for log in node["dir"].glob(f"gangs/*/rank-{rank}.log")}
+
+    def drain(self, name, rank):
+        """The node of this rank goes, and not before the last file of the checkpoint is stored."""
+        cluster, url = self.cluster, f"s3://{s3.BUCKET}/{name}"
+        known = self.with_rank(rank)
+        self.gate.shut()
+        done = cluster.ray("job", "submit", "--address", cluster.address, "--no-wait",
+                           "--submission-id", name, "--",
+                           *train_command(url, 10 ** 7, "--save-interval", str(10 ** 6),
+                                          "--eval-iters", "0", "--log-interval", "100"))
+        self.assertEqual(done.returncode, 0, done.stdout)
+        wait_until(lambda: iterations_of(cluster.logs(name)), lambda: cluster.logs(name), PATIENCE_S)
+        (node,) = (node for log, node in self.with_rank(rank).items() if log not in known)
+        done = cluster.ray("drain-node", "--address", cluster.gcs, "--node-id", node["node_id"],
+                           "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test",
+                           "--deadline-remaining-seconds", "900")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        wait_until(lambda: self.gate.waiting, lambda: cluster.logs(name), PATIENCE_S)
+        self.assertIn("state: ALIVE", self.listed(node))
+        self.assertTrue(is_alive(node["pid_agent"]))
+        self.assertEqual(cluster.job(name)["status"], "RUNNING")
+        self.gate.open()
+        wait_until(lambda: not is_alive(node["pid_init"]), "the node leaves", PATIENCE_S)
+        run = pathlib.Path(self.directory, "s3", s3.BUCKET, name)
+        saved = checkpoints.latest(run)
+        self.assertGreaterEqual(saved, 100)
+        checkpoints.assert_complete(run, saved)
+        said = self.listed(node)
+        self.assertIn("state: DEAD", said)
+        self.assertIn("Terminated due to preemption", said)
+        job = cluster.wait_job(name, timeout_s=PATIENCE_S)
+        self.assertEqual(job["status"], "FAILED", job)
+        self.assertIn("the node is drained", job["message"])
+        verified = cluster.mobula("checkpoint", "verify", url)
+        self.assertEqual(verified.returncode, 0, verified.stdout)
+        cluster.forget_node(node)
+
+    def test_drain(self):
+        """First the node that speaks for the gang, then the other."""
+        self.drain("first", 0)
+        self.cluster.start_node(3)
+        self.drain("other", 1)
 
 
 if __name__ == "__main__":

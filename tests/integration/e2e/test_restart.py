@@ -98,7 +98,7 @@ class Train(unittest.TestCase):
                 return cluster.submit(
                     ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1",
                      "--checkpoint-url", f"file://{cluster.dir}/{directory}", *more,
-                     *mini_model(400, "--save-interval", "20")], submission_id=directory)
+                     *mini_model(2000, "--save-interval", "100")], submission_id=directory)
 
             calm = train("calm")
             self.assertEqual(cluster.wait_job(calm, timeout_s=120)["status"], "SUCCEEDED",
@@ -112,12 +112,12 @@ class Train(unittest.TestCase):
             self.assertEqual(job["status"], "SUCCEEDED", log)
             self.assertIn("rank 1 was killed by signal 9", log)
             began = int(re.search(r"attempt 2 goes on from iteration (\d+)", log)[1])
-            self.assertGreaterEqual(began, 20)
+            self.assertGreaterEqual(began, 100)
             seen = {i: loss for i, _, loss in iterations_of(log)}
             self.assertEqual(seen, {i: loss for i, _, loss in iterations_of(cluster.logs(calm))})
             again = [i for i, _, _ in iterations_of(log)]
-            self.assertEqual(again[-(400 - began):], list(range(began + 1, 401)))
-            checkpoints.assert_complete(f"{cluster.dir}/rough", 400)
+            self.assertEqual(again[-(2000 - began):], list(range(began + 1, 2001)))
+            checkpoints.assert_complete(f"{cluster.dir}/rough", 2000)
             # The fence in the store: a node that comes back with attempt 1 stands back.
             writers = json.loads(pathlib.Path(f"{cluster.dir}/rough/.mobula/writers.json").read_text())["writers"]
             self.assertEqual([(w["job_id"], w["attempt"]) for w in writers], [(rough, 2)])
@@ -132,7 +132,7 @@ class Preempted(unittest.TestCase):
             job_id = cluster.submit(
                 ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--max-restarts",
                  "1", "--restart-delay", "50ms", "--checkpoint-url", f"file://{url}",
-                 *mini_model(2000, "--save-interval", "2000")])
+                 *mini_model(4000, "--save-interval", "4000")])
             wait_until(lambda: len(iterations_of(cluster.logs(job_id))) > 5,
                        lambda: cluster.logs(job_id), 60)
             victim = next(n for n in cluster.nodes() if not n["is_head"] and
@@ -142,10 +142,10 @@ class Preempted(unittest.TestCase):
             log = cluster.logs(job_id)
             self.assertEqual(job["status"], "SUCCEEDED", log)
             began = int(re.search(r"attempt 2 goes on from iteration (\d+)", log)[1])
-            self.assertTrue(5 < began < 2000, began)
+            self.assertTrue(5 < began < 4000, began)
             again = [i for i, _, _ in iterations_of(log)]
-            self.assertEqual(again, list(range(1, 2001)), "no iteration was lost or done twice")
-            checkpoints.assert_complete(url, 2000)
+            self.assertEqual(again, list(range(1, 4001)), "no iteration was lost or done twice")
+            checkpoints.assert_complete(url, 4000)
 
 
 class LostNode(unittest.TestCase):

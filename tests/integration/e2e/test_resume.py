@@ -3,6 +3,7 @@
 A reboot, or a pod whose container is started again: the directory is there, nothing runs any more.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ def kill_whole(cluster):
     head = cluster.node("node-0")
     os.kill(head["pid_init"], signal.SIGSTOP)  # it starts nothing again
     for pid in cluster.own_pids():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it went with another one of them
+            os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not cluster.own_pids(), lambda: cluster.own_pids())
     assert not is_alive(head["pid_init"])
     return head
@@ -54,6 +56,20 @@ class Resume(unittest.TestCase):
             self.assertEqual(cluster.wait_job("later")["status"], "SUCCEEDED")
             again = cluster.mobula("job", "submit", "--submission-id", "ended", "--", "true")
             self.assertEqual(again.returncode, 72, again.stdout)
+
+    def test_the_head_before_is_dead_and_no_standby(self):
+        """It left the cluster, and nobody shares its store."""
+        with Cluster(nodes=1) as cluster:
+            former = cluster.node("node-0")
+            os.kill(former["pid_init"], signal.SIGTERM)
+            wait_until(lambda: not cluster.own_pids(), lambda: cluster.own_pids(), 60)
+            self.go_on(cluster, former)
+            dead, alive = sorted(cluster.status()["nodes"], key=lambda n: n["state"] == "ALIVE")
+            self.assertEqual([(n["state"], n["is_head"], n["is_standby"]) for n in (dead, alive)],
+                             [("DEAD", True, False), ("ALIVE", True, False)])
+            told = cluster.mobula("status", "--address", cluster.address).stdout
+            self.assertRegex(told, fr"DEAD +{dead['node_id'][:12]} +127.0.0.1 +node-0 +slot ")
+            self.assertRegex(told, fr"ALIVE +{alive['node_id'][:12]} +127.0.0.1 +node-0 +head ")
 
     def test_a_store_that_was_emptied_is_named(self):
         with Cluster(nodes=1) as cluster:

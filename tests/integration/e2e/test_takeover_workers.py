@@ -117,12 +117,12 @@ class TakeoverWithWorkers(unittest.TestCase):
         with Redis() as redis, SharedCluster(redis) as cluster:
             cluster.submit("echo begun; sleep 600", submission_id="followed")
             cluster.wait_job("followed", ("RUNNING",))
-            wait_until(lambda: "begun" in cluster.logs("followed"), "its log has a line")
+            wait_until(lambda: "begun\n" in cluster.logs("followed"), "its log has a line")
 
             async def follow(got):
                 async for part in JobSubmissionClient(cluster.address).tail_job_logs("followed"):
                     got.append(part)
-                    if "begun" in "".join(got) and not cluster.killed:
+                    if "begun\n" in "".join(got) and not cluster.killed:
                         cluster.killed = time.monotonic()
                         cluster.kill("node-0")
 

@@ -9,7 +9,7 @@ import pathlib
 import re
 import unittest
 
-from cluster import Cluster
+from cluster import Cluster, NoCluster
 
 
 class Verbs(unittest.TestCase):
@@ -155,6 +155,25 @@ class Token(Verbs):
             finally:
                 stopped = self.cluster.mobula("stop", env=env)
                 self.assertEqual(stopped.returncode, 0, stopped.stdout)
+
+
+class StopTest(unittest.TestCase):
+    def test_nodes_as_json(self):
+        with Cluster(nodes=2) as cluster:
+            dirs = sorted(str(n["dir"]) for n in cluster.nodes())
+            for expected in (dirs, []):
+                done = cluster.mobula("stop", "--json", "--temp-dir", cluster.temp, timeout=120)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                said = json.loads(done.stdout)
+                self.assertEqual((said["ok"], said["killed_processes"]), (True, 0))
+                self.assertEqual(sorted(n["dir"] for n in said["nodes"]), expected)
+                self.assertEqual([(n["stopped"], n["error"]) for n in said["nodes"]], [(True, "")] * len(expected))
+
+    def test_nothing_runs_there(self):
+        with NoCluster() as cluster:
+            done = cluster.mobula("stop", "--json", "--temp-dir", cluster.temp)
+            self.assertEqual(json.loads(done.stdout), {"ok": True, "nodes": [], "killed_processes": 0})
+
 
 
 if __name__ == "__main__":

@@ -209,6 +209,24 @@ static void on_closed(void *arg)
     mb_grpc_stop(((struct app *)arg)->grpc, on_grpc_stopped, arg);
 }
 
+/* What a real GCS aborts at. */
+static void refused_unsent(struct app *a)
+{
+    static struct mb_gcs_bundle nothing;
+    struct mb_gcs_pg none = a->pg, empty = a->pg, foreign = a->pg;
+    struct mb_err err = {0};
+
+    none.n_bundles = 0;
+    empty.bundles = &nothing;
+    foreign.id[MB_PG_ID_BYTES - 1] ^= 1;
+    say(a, "a group without bundles is not sent",
+        mb_gcs_pg_create(a->gcs, &none, 0, on_create, a, NULL, &err) == MB_EINVAL, err.text);
+    say(a, "nor one with a bundle of nothing",
+        mb_gcs_pg_create(a->gcs, &empty, 0, on_create, a, NULL, &err) == MB_EINVAL, err.text);
+    say(a, "nor one with the id of another job's",
+        mb_gcs_pg_create(a->gcs, &foreign, 0, on_create, a, NULL, &err) == MB_EINVAL, err.text);
+}
+
 static int start_step(struct app *a, struct mb_err *err)
 {
     struct mb_gcs *c = a->gcs;
@@ -265,6 +283,7 @@ static int start_step(struct app *a, struct mb_err *err)
     case 13:
         memcpy(a->pg.job_id, a->job_id, MB_JOB_ID_BYTES);
         mb_gcs_pg_new_id(a->pg.job_id, a->pg.id);
+        refused_unsent(a);
         return mb_gcs_pg_create(c, &a->pg, 0, on_create, a, NULL, err);
     case 14:
         return mb_gcs_pg_wait(c, a->pg.id, 500, on_wait, a, NULL, err);

@@ -78,10 +78,10 @@ def clean_env(**extra):
 
 
 class Checks:
-    """Counts and prints; `ok` decides the exit status."""
+    """Counts, and prints what failed; status() is the exit status."""
 
     def __init__(self):
-        self.failed = 0
+        self.failed = self.passed = 0
 
     def equal(self, what, got, expected):
         good = got == expected
@@ -91,8 +91,12 @@ class Checks:
         self._say(bool(good), what, detail)
 
     def _say(self, good, what, detail):
-        print(("ok   " if good else "FAIL ") + what + ("" if good else f": {detail}"), flush=True)
-        self.failed += not good
+        if good:
+            self.passed += 1
+        else:
+            self.failed += 1
+            print(f"FAIL {what}: {detail}", flush=True)
 
     def status(self):
+        print(f"{self.passed} checks passed, {self.failed} failed")
         return 1 if self.failed else 0

@@ -315,8 +315,18 @@ def state(port, job, until, timeout=150):
         time.sleep(0.05)
 
 
-def life(port):
-    """What jobs look like in their states, and what can be done with them then."""
+def gone(port, job):
+    """Ray's supervisor of a job outlives its terminal state by a moment, in which a stop still finds it."""
+    deadline = time.monotonic() + 60
+    while json.loads(request(port, "POST", f"/api/jobs/{job}/stop")[2])["stopped"]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{job}: its supervisor does not go")
+        time.sleep(0.05)
+
+
+def life(port, is_over=lambda port, job: None):
+    """What jobs look like in their states, and what can be done with them then; is_over waits for what
+    may still come of a job whose state is terminal."""
     out = {}
 
     def note(name, method, path, count=words, body=None, headers=AUTH):
@@ -332,6 +342,7 @@ def life(port):
     for job in JOBS:
         state(port, job, TERMINAL)
         note(f"{job} at its end", "GET", f"/api/jobs/{job}", fate if job in OWN_WORDS else details)
+        is_over(port, job)
         note(f"{job}: stop again", "POST", f"/api/jobs/{job}/stop", exact_json)
     for job in OWN_WORDS:
         note(f"{job}: why", "GET", f"/api/jobs/{job}", lambda t: json.loads(t)["message"])
@@ -356,13 +367,13 @@ def life(port):
     return out
 
 
-def answers(port):
+def answers(port, **more):
     out = {}
     for name, method, path, body, headers, count in table():
         status, kind, text, cookie = request(port, method, path, body, headers)
         out[name] = (status, kind, count(text) if status == 200 else words(text),
                      cookie and re.sub(r"expires=[^;]*; ", "", cookie))
-    out.update(life(port))
+    out.update(life(port, **more))
     return out
 
 
@@ -372,7 +383,7 @@ def main():
     args = ["--include-dashboard=true", f"--dashboard-port={port}", "--dashboard-host=127.0.0.1"]
     with HeadProcess(sys.argv[1], token=TOKEN) as head:
         with RayHead(env=env, args=args):
-            theirs = answers(port)
+            theirs = answers(port, is_over=gone)
         try:
             ours = answers(head.http_port)
         except BaseException:

@@ -174,6 +174,15 @@ def test_packages(head):
     check.equal("other protocol", call(head, "PUT", "/api/packages/s3/x.zip", b"")[0], 500)
     for bad in ("..%2f..%2fetc%2fpasswd", ".hidden", "a%20b"):
         check.equal(f"name {bad}", call(head, "PUT", f"/api/packages/gcs/{bad}", b"x")[0], 400)
+    for method, target in (("POST", "/api/jobs/"), ("PUT", "/api/packages/gcs/big.zip")):
+        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+        connection.putrequest(method, target)
+        connection.putheader("Content-Length", "99999999999")
+        connection.endheaders()
+        reply = connection.getresponse()
+        check.equal(f"too much is announced: {target}", (reply.status, reply.getheader("Connection")),
+                    (413, "close"))
+        connection.close()
     # Sent only as far as it takes: the server must refuse at 100 MiB whatever the client says.
     connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
     connection.putrequest("PUT", "/api/packages/gcs/big.zip")
@@ -307,8 +316,12 @@ def test_restart(head):
     # Answers show a state a moment before its commit. Commits are in order: when this submission is
     # acknowledged, that state is on disk, and the restarted head does not start the job anew.
     submit(head, "true", submission_id="behind")
+    former = head.node_id
     head.kill()
     head.start()
+    nodes = call_json(head, "GET", "/api/mobula/status")[1]["nodes"]
+    check.equal("of a node that has not spoken since the restart nothing is free",
+                [n["resources_available"] for n in nodes if n["node_id"] == former], [{}])
     check.equal("an ended job is known after a kill",
                 call_json(head, "GET", "/api/jobs/kept")[1]["status"], "SUCCEEDED")
     details = wait_state(head, "lost", ("FAILED",))

@@ -149,8 +149,9 @@ class ControlPlane:
 
     PLACES = {"Job": ("/apis/batch/v1", "jobs"), "RayJob": ("/apis/ray.io/v1", "rayjobs"), "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
               "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
-              "ServiceAccount": ("/api/v1", "serviceaccounts"), "ConfigMap": ("/api/v1", "configmaps"),
-              "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"), "Pod": ("/api/v1", "pods")}
+              "ServiceAccount": ("/api/v1", "serviceaccounts"), "ConfigMap": ("/api/v1", "configmaps"), "Service": ("/api/v1", "services"),
+              "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"), "Pod": ("/api/v1", "pods"),
+              "PodMonitor": ("/apis/monitoring.coreos.com/v1", "podmonitors")}
 
     def path(self, kind, namespace, name=None):
         root, plural = self.PLACES[kind]

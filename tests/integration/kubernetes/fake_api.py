@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import ssl
 import subprocess
 import threading
@@ -111,7 +112,8 @@ class FakeApi:
             time.sleep(fault)
             fault = None
         with self.lock:
-            status, reply = (fault, {}) if fault else self.serve(handler.command, handler.path, token)
+            status, reply = (fault, {}) if fault else self.serve(handler.command, handler.path, token,
+                                                                       handler.headers.get("Content-Type", ""))
             self.requests.append(Request(handler.command, handler.path, handler.headers.get("Content-Type"),
                                          json.loads(body) if body else None, token, came, status))
         if status >= 400:
@@ -126,9 +128,11 @@ class FakeApi:
         except OSError:  # it did not wait for this
             handler.close_connection = True
 
-    def serve(self, method, path, token):
+    def serve(self, method, path, token, body_type):
         if token not in self.tokens:
             return 401, {}
         if path not in self.objects:
             return 404, {}
+        if "strategic" in body_type and re.match(r"/apis/[^/]*\.[^/]*(?<!\.k8s\.io)/", path):  # a custom resource
+            return 415, {}
         return 200, self.objects[path] if method != "DELETE" else self.objects.pop(path)

@@ -13,7 +13,11 @@ import unittest
 
 import yaml
 
+import kuberay_pods
+import podmonitor
 import test_chart as chart
+import test_clouds as clouds
+import test_pods as pods
 from control_plane import ControlPlane, wait_for
 from e2e.cluster import Cluster
 from fake_api import stamp
@@ -21,7 +25,7 @@ from fake_api import stamp
 PROGRAM = os.environ.get("MOBULA_CONTROL_PLANE") or next(
     (str(p) for p in sorted((chart.CACHE / "bin").glob("control-plane-*"))), "")
 CRDS = next((p for p in chart.CRDS if (p / "ray.io_rayjobs.yaml").exists()), None)
-OWNED = chart.merged(chart.SMALL, {"files": {"train.py": "print(1)\n"}, "storage": {"ephemeral": {
+OWNED = chart.merged(chart.SMALL, chart.Render.MONITORED, {"runTensorboard": True, "checkpoint": {"url": "s3://bucket/run"}, "files": {"train.py": "print(1)\n"}, "storage": {"ephemeral": {
     "storageClassName": "nfs", "accessModes": ["ReadWriteMany"], "quantity": "1Gi"}}})
 MERGE = "application/strategic-merge-patch+json"
 
@@ -37,6 +41,7 @@ def setUpModule():
     plane = Case.plane = unittest.enterModuleContext(ControlPlane(PROGRAM))
     for crd in ("ray.io_rayjobs.yaml", "ray.io_rayclusters.yaml"):
         plane.define(yaml.safe_load((CRDS / crd).read_text()))
+    plane.define(podmonitor.CRD)
     plane.namespace("team")
     plane.namespace("empty")  # nothing is ever kept there
     print("Kubernetes", plane.ok("GET", "/version")["gitVersion"], flush=True)
@@ -89,6 +94,27 @@ class Validation(Case):
             with self.subTest(values=values):
                 self.check(chart.render(chart.SMALL, values), values)
 
+    def test_what_clouds_add(self):
+        nemo = yaml.safe_load(clouds.NEMO)
+        for values in [nemo, chart.merged(nemo, {"queue": "team", "volumes": {"nfsMountPath": "/nfs"}, "workload": {
+                "embeddedTensorboardTarget": "/nfs/x"}}),
+                *({**chart.SMALL, "network": {"preset": preset}, "workers": {"resources": {"extra": {"vpc.amazonaws.com/efa": 4}}},
+                   "runTensorboard": True} for preset in ("rdma", "efa", "tcpx")),
+                {**chart.SMALL, "head": {"kind": "ray", "image": "ray:1"}, "runTensorboard": True, "checkpoint": {"url": "s3://b/p"},
+                 "job": {"runtimeEnv": {"env_vars": {"A": "b"}}}, "queue": {"scheduler": "kueue", "name": "q", "maxExecSeconds": 60}}]:
+            with self.subTest(values=values):
+                self.check(chart.render(values), values)
+
+    def test_the_pods_of_it(self):
+        """As KubeRay makes them: volumes, names and mounts fit together, which the definition of a RayJob does not ask."""
+        for what, job in pods.rendered():
+            for pod in kuberay_pods.pods(chart.rayjob_of(job), "mini-abcde", "empty"):
+                for key in ("serviceAccountName", "priorityClassName"):  # which have to be there first
+                    pod["spec"].pop(key, None)
+                with self.subTest(what=what, pod=pod["metadata"]["generateName"]):
+                    status, reply = self.plane.create(pod, "empty", dry=True)
+                    self.assertEqual(status, 201, reply.get("message"))
+
     def test_a_wrong_field_is_seen(self):
         job = chart.job_in(chart.render(chart.SMALL))
         job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containerz"] = []
@@ -104,6 +130,7 @@ class Permissions(Case):
         token = self.plane.token("team", "mini")
         core, ray, rbac = "/api/v1/namespaces/team", "/apis/ray.io/v1/namespaces/team", \
             "/apis/rbac.authorization.k8s.io/v1/namespaces/team"
+        monitoring = "/apis/monitoring.coreos.com/v1/namespaces/team"
         label = {"metadata": {"labels": {"a": "b"}}}
         more = {"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]}
         for method, path, body, want in [
@@ -120,8 +147,13 @@ class Permissions(Case):
             ("PATCH", f"{core}/persistentvolumeclaims/mini", label, 200),
             ("PATCH", f"{core}/persistentvolumeclaims/other", label, 403),
             ("DELETE", f"{core}/persistentvolumeclaims/other", None, 403),
+            ("PATCH", f"{core}/services/mini-tensorboard", label, 200),
+            ("PATCH", f"{core}/services/other-tensorboard", label, 403),
             ("PATCH", f"{core}/serviceaccounts/other", label, 403),
             ("POST", f"{core}/serviceaccounts/mini/token", {"spec": {}}, 403),
+            ("PATCH", f"{monitoring}/podmonitors/mini", label, 200),
+            ("PATCH", f"{monitoring}/podmonitors/other", label, 403),
+            ("GET", f"{monitoring}/podmonitors/mini", None, 403),
             ("PATCH", f"{rbac}/roles/other", label, 403),
             ("PATCH", f"{rbac}/roles/mini", more, 403),  # it would give itself more than it has
             ("PATCH", f"{rbac}/rolebindings/other", label, 403),
@@ -132,7 +164,7 @@ class Permissions(Case):
             ("GET", "/api/v1/nodes", None, 403),
         ]:
             with self.subTest(method=method, path=path):
-                kind = MERGE if method == "PATCH" and "/ray.io/" not in path else \
+                kind = MERGE if method == "PATCH" and not path.startswith((ray, monitoring)) else \
                     "application/merge-patch+json" if method == "PATCH" else "application/json"
                 status, reply = self.plane.call(method, path, body, token=token, kind=kind)
                 self.assertEqual(status, want, reply.get("message"))
@@ -165,18 +197,18 @@ class Agent(Case):
         docs = self.install("life", {"job": {"ttlSecondsAfterFinished": 3, "activeDeadlineSeconds": 100000}})
         uid = self.get("RayJob", "life")["metadata"]["uid"]
         self.set_status("life", startTime=stamp(time.time()), rayClusterName="life-abcde", jobDeploymentStatus="Running")
-        self.assertEqual(len(self.objects(docs)), 5)
+        self.assertEqual(len(self.objects(docs)), 7)
         with self.pod(docs, "life") as cluster:
             self.wait_log(cluster, "the RayJob's active deadline in_s=99")
             owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": "life", "uid": uid}
             for kind, name in self.objects(docs):
                 wait_for(lambda kind=kind, name=name: self.owners(kind, name), lambda: f"{kind}:\n{self.log(cluster)}")
                 self.assertEqual(self.owners(kind, name), [owner])
-            wait_for(lambda: self.log(cluster).count("life: owns") == 5, lambda: self.log(cluster))  # it has the answers
+            wait_for(lambda: self.log(cluster).count("life: owns") == 7, lambda: self.log(cluster))  # it has the answers
             node = cluster.node("node-0")
             versions = {o: self.get(*o)["metadata"]["resourceVersion"] for o in self.objects(docs)}
             os.kill(node["pid_agent"], 9)  # the next one does it again, which is the same
-            wait_for(lambda: self.log(cluster).count("life: owns") == 10, lambda: self.log(cluster))
+            wait_for(lambda: self.log(cluster).count("life: owns") == 14, lambda: self.log(cluster))
             for o, version in versions.items():
                 self.assertEqual(self.get(*o)["metadata"]["resourceVersion"], version)
             ended = int(time.time())

@@ -55,11 +55,20 @@ class Deadline(Case):
             self.assertEqual(job["status"], "SUCCEEDED", cluster.logs("ends"))
             self.assertIn("ended for its deadline (RayJob)", cluster.logs("ends"))
 
+    def test_a_margin_is_taken_off_both(self):
+        """Off the estimate and off what was read, also on the node that nobody asks."""
+        self.api.rayjob(spec={"activeDeadlineSeconds": 100000})
+        with self.cluster(2, MOBULA_ACTIVE_DEADLINE_SECONDS="50000", MOBULA_START_ALLOWANCE_SECONDS="0",
+                          MOBULA_DEADLINE_MARGIN_SECONDS="20500") as cluster:
+            for node in ("node-0", "node-1"):
+                self.wait_log(cluster, "as far as this node can know, in_s=29", node)
+                self.wait_log(cluster, "the RayJob's active deadline in_s=79", node)
+
     def test_none_is_an_answer_too(self):
         with self.cluster(MOBULA_ACTIVE_DEADLINE_SECONDS="1000") as cluster:
             self.wait_log(cluster, "the RayJob has no active deadline")
             cluster.submit("mobula run -- sh -c 'echo it runs; exec sleep 1000'", submission_id="endless")
-            wait_until(lambda: "it runs" in cluster.logs("endless"), "the rank", 60)
+            wait_until(lambda: "it runs\n" in cluster.logs("endless"), "the rank", 60)
             url = f"http://127.0.0.1:{cluster.node('node-0')['http_port']}/metrics"
             with urllib.request.urlopen(url, timeout=30) as reply:
                 self.assertNotRegex(reply.read().decode(), r"(?m)^mobula_deadline_seconds\{")
@@ -139,6 +148,18 @@ class Owners(Case):
             self.wait_log(cluster, "owns rbac.authorization.k8s.io/v1/roles/mini")
         self.assertEqual([r.path for r in self.api.asked("PATCH")], [ROLE])
 
+    def test_custom_resources(self):
+        """Of them the server takes no strategic merge patch: it answers it with 415, as the real one does."""
+        name = "monitoring.coreos.com/v1/podmonitors/mini"
+        path = "/apis/monitoring.coreos.com/v1/namespaces/team/podmonitors/mini"
+        self.api.objects[path] = self.api.objects[ROLE] = {}
+        with self.cluster(MOBULA_RAYJOB_OWNS=f"{name} rbac.authorization.k8s.io/v1/roles/mini") as cluster:
+            self.wait_log(cluster, f"owns {name}")
+            self.wait_log(cluster, "owns rbac.authorization.k8s.io/v1/roles/mini")
+        self.assertEqual([(r.path, r.type, r.body) for r in self.api.asked("PATCH")],
+                         [(path, "application/merge-patch+json", OWNER),
+                          (ROLE, "application/strategic-merge-patch+json", OWNER)])
+
     def test_what_is_not_there(self):
         self.api.own("persistentvolumeclaims", "mini")
         with self.cluster(**OWNS) as cluster:
@@ -167,7 +188,7 @@ class End(Case):
     def ends(self, cluster, change, why):
         cluster.submit(["mobula", "run", "--stop-grace", "2s", "--", "sh", "-c", "echo it runs; exec sleep 1000"],
                        submission_id="job")
-        wait_until(lambda: "it runs" in cluster.logs("job"), "the rank", 60)
+        wait_until(lambda: "it runs\n" in cluster.logs("job"), "the rank", 60)
         wait_until(lambda: self.api.asked("GET"), "a first look", 60)
         change()
         job = cluster.wait_job("job", timeout_s=120)

@@ -11,6 +11,8 @@
  *   {"op": "setenv", "name", "value"}: value null takes it away       {"op": "open", "url"}
  * All take "timeout_ms". stop_at: the store is closed when so many bytes are with the server, and
  * opened again afterwards, as by a process that was told to end in the middle.
+ * A store that cannot be opened is said on stderr, and may be opened by a command; without any the
+ * exit status says it (78, EX_CONFIG).
  * An answer: {"code": "OK" or the name of an error, "text", "etag", "size", "data", "keys",
  * "upload_id", "ms", "crc"}.  crc: of put_file and get_file.
  */
@@ -259,6 +261,7 @@ int main(int argc, char **argv)
     char *line = NULL;
     size_t cap = 0;
     struct mb_err err;
+    int is_refused;
     if (argc != 2) {
         fprintf(stderr, "usage: store_tool URL\n");
         return 64;
@@ -269,7 +272,8 @@ int main(int argc, char **argv)
     uv_timer_init(&t->loop, &t->ticker);
     uv_timer_start(&t->ticker, on_tick, 5, 5);
     snprintf(t->url, sizeof t->url, "%s", argv[1]);
-    if (reopen(t, &err) != 0)
+    is_refused = reopen(t, &err) != 0;
+    if (is_refused)
         fprintf(stderr, "%s\n", err.text); /* the first command may mend it */
     while (getline(&line, &cap, stdin) > 0) {
         json_t *command = json_loads(line, 0, NULL);
@@ -277,6 +281,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "not JSON: %s", line);
             return 64;
         }
+        is_refused = 0; /* its answer says how it is */
         run_command(t, command);
         json_decref(command);
     }
@@ -284,5 +289,7 @@ int main(int argc, char **argv)
     close_store(t);
     uv_close((uv_handle_t *)&t->ticker, NULL);
     uv_run(&t->loop, UV_RUN_DEFAULT);
-    return uv_loop_close(&t->loop) == 0 ? 0 : 70;
+    if (uv_loop_close(&t->loop) != 0)
+        return 70;
+    return is_refused ? 78 : 0;
 }

@@ -11,6 +11,7 @@ looks at the bucket all the time. What must hold:
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e"), str(HERE.parent)]
@@ -148,6 +150,7 @@ class Crash:
         self.save.mkdir()
         self.kills = {}
         self.cuts = []  # from when to when
+        self.strikes = []  # (when, what)
         self.n_jobs = 0
         self.job = None
         self.began = time.monotonic()
@@ -200,6 +203,7 @@ class Crash:
                 except ProcessLookupError:
                     return
         self.kills[what] = self.kills.get(what, 0) + 1
+        self.strikes.append((time.monotonic(), what))
 
     def pause(self):
         """Kills come at random moments: this is the distance of two of them."""
@@ -255,7 +259,10 @@ class Crash:
         found = []
         for node in self.cluster.nodes():
             for path in sorted((node["dir"] / "gangs").glob("*/gang.json")):
-                state = json.loads(path.read_text())["state"]
+                try:
+                    state = json.loads(path.read_text())["state"]
+                except FileNotFoundError:  # its node has forgotten it meanwhile
+                    continue
                 if state != "ENDED":
                     found.append(f"{path}: {state}")
         return found
@@ -267,6 +274,34 @@ def print_uploads(cluster):
         text = (node["dir"] / "agent.log").read_text(errors="replace")
         lines = [line for line in text.splitlines() if re.search(r" (upload|gang|control|s3): ", line)]
         print(f"---- {node['dir']}", *lines[-80:], sep="\n", file=sys.stderr)
+
+
+def print_left(crash, left):
+    """What was asked of the server about the key of an upload that is left, and what was killed at that time."""
+    requests = list(crash.proxy.requests)
+    strikes = [(at, f"killed: {what}") for at, what in crash.strikes]
+    for path in map(pathlib.Path, left):
+        print(f"---- {path}: {[(p.name, p.stat().st_size) for p in path.rglob('*')]}", file=sys.stderr)
+        keys = {r.target.partition("?")[0].lstrip("/") for r in requests}
+        # Both servers name its directory by a hash of the key, one of them with the bucket.
+        key = next((k for k in keys for text in (k, k.partition("/")[2])
+                    if hashlib.sha256(text.encode()).hexdigest() == path.parent.name), None)
+        asked = [r for r in requests if key and urllib.parse.quote(key.partition("/")[2], safe="")
+                 in urllib.parse.quote(urllib.parse.unquote(r.target), safe="")]
+        if not asked:
+            continue
+        began, ended = asked[0].time - 2, max(r.done or r.time for r in asked) + 2
+        lines = strikes + [(r.time, f"{r!r} .. {(r.done or 0) - crash.began:.3f}") for r in asked]
+        for at, line in sorted(lines):
+            if began < at < ended:
+                print(f"{at - crash.began:.3f} {line}", file=sys.stderr)
+        away = time.time() - time.monotonic()
+        stamps = [time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at + away)) for at in (began, ended)]
+        print(f"{began - crash.began:.3f} is {stamps[0]}", file=sys.stderr)
+        for node in crash.cluster.nodes():
+            text = (node["dir"] / "agent.log").read_text(errors="replace")
+            print(f"---- {node['dir']}", *[line for line in text.splitlines() if stamps[0] <= line[:19] <= stamps[1]],
+                  sep="\n", file=sys.stderr)
 
 
 def run(options, directory):
@@ -320,6 +355,7 @@ def tell(options, crash, reader, took_s):
           f"{crash.n_jobs} jobs, latest={reader.newest}, {reader.looks} looks of the reader, {reader.files} files read "
           f"back; {acknowledged} acknowledged writes of data, {len(again)} sent again; {len(left)} unfinished uploads "
           "left", flush=True)
+    print_left(crash, left)
     assert not again, again[:5]
     assert not left, left[:5]
     assert verified.returncode == 0, verified.stdout

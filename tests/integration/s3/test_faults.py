@@ -56,6 +56,38 @@ def resets(w):
     assert len(whole) == 5, "parts that the server had were sent again"
 
 
+def parts_and_transfers(w):
+    """As large and as many as the environment says; nonsense is refused."""
+    path = w.file("cut", 70 * MIB)
+    with w.tool(BUCKET_STORAGE_PART_MIB="5", BUCKET_STORAGE_CONCURRENCY="1") as tool:
+        tool.must("put_file", key="cut", path=str(path))
+        assert tool.must("head", key="cut")["size"] == 70 * MIB
+    parts = w.proxy.seen("PUT", "partNumber=")
+    assert [int(r.header("content-length")) for r in parts] == [5 * MIB] * 14, parts
+    assert w.proxy.n_connections == 1, w.proxy.n_connections  # two at once would need two
+    for name, allowed, values in [("PART_MIB", "from 5 to 5120", ["4", "5121", "x", "5 MiB", "1e1", "9" * 30]),
+                                  ("CONCURRENCY", "from 1 to 16", ["0", "17", "-1", "many"])]:
+        for value in values:
+            tool = w.tool(**{f"BUCKET_STORAGE_{name}": value})
+            assert tool.close() != 0
+            assert f'BUCKET_STORAGE_{name} "{value}": ' in tool.text() and allowed in tool.text(), tool.text()
+
+
+def parts_of_another_size(w):
+    """An upload goes on with other parts than it was begun with: what is there in the end is the file."""
+    for before, after in [("5", "16"), ("16", "5")]:
+        path = w.file("recut", 70 * MIB)
+        key = f"recut-{before}"
+        with w.tool(BUCKET_STORAGE_PART_MIB=before, BUCKET_STORAGE_CONCURRENCY="1") as tool:
+            upload = tool.fails("ECANCELED", "put_file", key=key, path=str(path), stop_at=33 * MIB)["upload_id"]
+        with w.tool(BUCKET_STORAGE_PART_MIB=after) as tool:
+            done = tool.must("put_file", key=key, path=str(path), resume=upload)
+            copy = w.dir / "copy"
+            got = tool.must("get_file", key=key, path=str(copy))
+        assert copy.read_bytes() == path.read_bytes() and got["crc"] == done["crc"]
+        assert len(w.proxy.seen("POST", f"{key}[?]uploads")) == 1, "another upload was begun"
+
+
 def lost_answers(w):
     """The server acted, its answer was lost: repeating it is not a failure, and nothing is there twice."""
     with w.tool() as tool:
@@ -76,6 +108,15 @@ def lost_answers(w):
         w.proxy.rule("POST", "uploadId=", drop_answer(), times=1)
         tool.must("put_file", key="completed", path=str(path))
         assert tool.must("head", key="completed")["size"] == 65 * MIB
+        # ... nor by a server that still completes what it was asked before.
+        w.proxy.rule("POST", "uploadId=", drop_answer(), times=1)
+        w.proxy.rule("POST", "uploadId=", error(404, "NoSuchUpload"), times=1)
+        w.proxy.rule("HEAD", "", error(404), times=2)
+        w.proxy.rule("GET", "uploadId=", error(404, "NoSuchUpload"), times=1)
+        tool.must("put_file", key="late", path=str(path))
+        assert tool.must("head", key="late")["size"] == 65 * MIB
+        parts = w.proxy.seen("PUT", "late.*partNumber=")
+        assert len(parts) == 5, parts
 
 
 def errors_in_200(w):
@@ -242,7 +283,7 @@ def dead_address(w):
     assert w.proxy.seen("PUT", "/moved$")
 
 
-CASES = [storms, resets, lost_answers, errors_in_200, stalls, connections, regions, broken_bytes, checksums, no_conditions,
+CASES = [storms, resets, parts_and_transfers, parts_of_another_size, lost_answers, errors_in_200, stalls, connections, regions, broken_bytes, checksums, no_conditions,
          ignored_conditions, dead_address]
 
 

@@ -136,6 +136,48 @@ class Whole(Case):
         self.assertTrue(self.proxy.seen("PUT", "")[-1].target.endswith("latest_checkpointed_iteration.txt"))
 
 
+    def test_plain_ones_come_back(self):
+        """What push --plain has sent, file by file; again, only what another size tells to be new."""
+        top, back = self.dir / "plain", self.dir / "back"
+        files = {f"{i}/{n}": os.urandom(i * 1000) for i in range(20) for n in NAMES[:3]} | {"big": os.urandom(70 * MIB)}
+        for name, data in files.items():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_bytes(data)
+        self.mobula("push", "--plain", top, self.url)
+        self.assertIn("pulled: 61 files", self.mobula("pull", "--plain", self.url, back))
+        for name, data in files.items():
+            self.assertEqual((back / name).read_bytes(), data, name)
+        self.assertEqual(sum(p.is_file() for p in back.rglob("*")), 61)  # no temporary one
+        with (top / "1" / NAMES[0]).open("ab") as f:
+            f.write(b"more")
+        self.mobula("push", "--plain", top, self.url)
+        before = len(self.proxy.seen("GET", ""))
+        done = json.loads(self.mobula("pull", "--plain", "--json", self.url, back).splitlines()[-1])
+        self.assertEqual((done["files"], done["bytes"] - done["kept_bytes"]), (61, 1004))
+        self.assertLessEqual(len(self.proxy.seen("GET", "")) - before, 2)  # the listing and that one
+        self.assertEqual((back / "1" / NAMES[0]).read_bytes(), files[f"1/{NAMES[0]}"] + b"more")
+        some = self.dir / "some"
+        self.mobula("pull", "--plain", "--files", "1?/zero", self.url, some)
+        self.assertEqual(sum(p.is_file() for p in some.rglob("*")), 10)
+
+    def test_a_plain_pull_that_fails(self):
+        top, back = self.dir / "plain", self.dir / "back"
+        top.mkdir()
+        for i in range(100):
+            (top / str(i)).write_bytes(b"x" * 1000)
+        self.assertIn("no object", self.mobula("pull", "--plain", self.url, back, status=66))
+        self.assertIn("have none", self.mobula("pull", "--plain", "--iteration", 1, self.url, back, status=64))
+        self.mobula("push", "--plain", top, self.url)
+        self.assertIn("that matches y", self.mobula("pull", "--plain", "--files", "y", self.url, back, status=66))
+        refused = []
+        self.proxy.rule("GET", "/57", error(403, "AccessDenied"), when=lambda _: not refused)
+        self.assertIn("57", self.mobula("pull", "--plain", self.url, back, status=77))
+        self.assertEqual({p.stat().st_size for p in back.iterdir()} - {1000}, set())  # whole ones alone
+        refused.append(1)
+        self.mobula("pull", "--plain", self.url, back)
+        self.assertEqual(len(list(back.iterdir())), 100)
+
+
 class Refused(Case):
     def test_partial_directories(self):
         top = self.checkpoint(5)
@@ -233,6 +275,43 @@ class Interrupted(Case):
         self.mobula("verify", self.url)
         self.assertEqual(self.open_uploads(), [])
         self.assertEqual(self.journals(top), [])
+
+    def completing(self, top, n_looks):
+        """Killed behind CompleteMultipartUpload; the server knows neither the upload nor the object for some looks."""
+        self.proxy.rule("POST", "big.*uploadId=", stall(answer=True))
+        process = self.start("push", top, self.url)
+        servers.wait_for("the server completes it", lambda: any(
+            r.server_status for r in self.proxy.seen("POST", "big.*uploadId=")))
+        process.kill()
+        process.communicate()
+        self.proxy.clear()
+        self.proxy.rule("GET", "big.*uploadId=", error(404, "NoSuchUpload"), times=n_looks)
+        return self.proxy.rule("HEAD", "big", error(404), times=n_looks), len(self.proxy.seen("PUT", "big.*partNumber="))
+
+    def test_killed_while_the_server_completes(self):
+        top = self.big()
+        heads, began = self.completing(top, 3)
+        self.mobula("push", top, self.url)
+        self.assertEqual(heads["used"], 3)
+        self.assertEqual(self.proxy.seen("PUT", "big.*partNumber=")[began:], [])
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
+
+    def test_gone_from_the_server(self):
+        """Neither the upload nor the object comes again: after a while it is sent once more."""
+        top = self.big()
+        heads, began = self.completing(top, 1000)
+        begun = time.monotonic()
+        process = self.start("push", top, self.url)
+        servers.wait_for("a new upload is begun", lambda: len(self.proxy.seen("POST", "big.*uploads")) == 2)
+        self.assertGreater(time.monotonic() - begun, 4)  # it was given 6 s
+        out = process.communicate(timeout=100)[0]
+        self.assertEqual(process.returncode, 0, out)
+        self.assertGreater(heads["used"], 3)
+        self.assertEqual(len(self.proxy.seen("PUT", "big.*partNumber=")[began:]), 7)
+        self.proxy.clear()
+        self.mobula("verify", self.url)
+        self.assertEqual(self.open_uploads(), [])
 
     def test_the_file_changes_between(self):
         top = self.big()

@@ -10,6 +10,7 @@ int nvmlInit_v2(void);
 int nvmlShutdown(void);
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **out);
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, void *infos);
 int nvmlDeviceGetCount_v2(unsigned *out);
 int nvmlDeviceGetName(void *device, char *out, unsigned n);
 int nvmlDeviceGetUUID(void *device, char *out, unsigned n);
@@ -22,7 +23,10 @@ int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz);
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *out);
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *out);
 
-int fake_nvml_status; /* of nvmlInit */
+int fake_nvml_status;                                           /* of nvmlInit */
+atomic_int fake_nvml_init_hangs;                                /* while it is set */
+atomic_int fake_nvml_memory_status, fake_nvml_processes_status; /* what is in use is said if 0 */
+atomic_int fake_nvml_processes;                                 /* on each device */
 atomic_int fake_nvml_shutdowns;
 atomic_int fake_nvml_users;     /* inits without a shutdown yet */
 atomic_int fake_nvml_hangs[10]; /* [1 + device]: what is in use is not said while it is set */
@@ -30,6 +34,8 @@ atomic_int fake_nvml_asked[10]; /* how often that was asked */
 
 int nvmlInit_v2(void)
 {
+    while (atomic_load(&fake_nvml_init_hangs))
+        usleep(1000);
     atomic_fetch_add(&fake_nvml_users, fake_nvml_status == 0);
     return fake_nvml_status;
 }
@@ -54,9 +60,24 @@ int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used)
     atomic_fetch_add(&fake_nvml_asked[at], 1);
     while (atomic_load(&fake_nvml_hangs[at]))
         usleep(1000);
+    if (atomic_load(&fake_nvml_memory_status) != 0)
+        return atomic_load(&fake_nvml_memory_status);
     total_free_used[0] = total_free_used[1] = 80ull << 30;
     total_free_used[2] = 0;
     return 0;
+}
+
+/* As NVIDIA's: room for too few, here for none, is an error that says how many there are. */
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, void *infos)
+{
+    unsigned there = (unsigned)atomic_load(&fake_nvml_processes), room = *n;
+
+    (void)device;
+    (void)infos;
+    if (atomic_load(&fake_nvml_processes_status) != 0)
+        return atomic_load(&fake_nvml_processes_status);
+    *n = there;
+    return there > room ? 7 : 0;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *out)

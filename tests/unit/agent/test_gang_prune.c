@@ -77,10 +77,43 @@ static void test_on_disk(void **state)
     mb_gang_prune(root, 0); /* a missing root is nothing */
 }
 
+/* It is the only one that tells of checkpoints in what was unpacked for a job. */
+static void test_saved_into_a_job(void **state)
+{
+    char root[] = "/tmp/mb-prune-XXXXXX", job[100], dir[200], json[400];
+    static const char *const schemes[] = {"local_dir\":\"", "url\":\"file://"};
+    const int64_t late_s = INT64_C(1) << 40;
+    struct mb_err err;
+
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    snprintf(job, sizeof(job), "%s/jobs/a", root);
+    snprintf(dir, sizeof(dir), "%s/working_dir", job);
+    assert_int_equal(mb_fs_mkdir_p(dir, 0755, &err), MB_OK);
+    for (int i = 0; i < 2; i++) {
+        snprintf(dir, sizeof(dir), "%s/gangs/%d", root, i);
+        assert_int_equal(mb_fs_mkdir_p(dir, 0755, &err), MB_OK);
+        snprintf(json, sizeof(json),
+                 "{\"state\":\"ENDED\",\"checkpoint\":{\"%s%s/working_dir/save\"}}", schemes[i],
+                 job);
+        write_file(dir, "gang.json", json);
+        write_file(dir, "spec", "SECRET=1");
+    }
+    snprintf(dir, sizeof(dir), "%s/gangs", root);
+    mb_gang_prune(dir, late_s);
+    assert_true(there(root, "gangs/0/gang.json") && there(root, "gangs/1/gang.json"));
+    assert_false(there(root, "gangs/0/spec") || there(root, "gangs/1/spec"));
+    write_file(job, "kept", "");
+    mb_gang_prune(dir, late_s);
+    assert_false(there(root, "gangs/0") || there(root, "gangs/1"));
+    assert_int_equal(mb_fs_remove_tree(root, &err), MB_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_decide),
-                                       cmocka_unit_test(test_on_disk)};
+                                       cmocka_unit_test(test_on_disk),
+                                       cmocka_unit_test(test_saved_into_a_job)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

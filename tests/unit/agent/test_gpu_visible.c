@@ -13,6 +13,7 @@
 #include "agent/gpu_visible.h"
 #include "agent/nvml.h"
 #include "base/alloc.h"
+#include "base/errand.h"
 
 extern atomic_int fake_nvml_hangs[], fake_nvml_asked[], fake_nvml_shutdowns;
 
@@ -96,15 +97,29 @@ static void more_than_are_kept_is_an_error(void **state)
 
 /* ---- through the stand-in for a driver, which has two devices ---- */
 
-static void detect(const char *list, struct mb_gpus *out)
+static int detect_rc(const char *list, struct mb_gpus *out, struct mb_err *err)
 {
-    struct mb_err err = {0};
+    struct mb_gpu_lists lists;
+    struct mb_nvml *nvml;
+    struct mb_amd amd;
+    int rc;
 
     if (list != NULL)
         setenv("CUDA_VISIBLE_DEVICES", list, 1);
     else
         unsetenv("CUDA_VISIBLE_DEVICES");
-    assert_int_equal(mb_gpus_detect(out, &err), MB_OK);
+    lists = mb_gpu_lists_read();
+    rc = mb_gpus_detect(&lists, out, &nvml, &amd, err);
+    assert_int_equal(nvml != NULL, rc == MB_OK);
+    mb_nvml_close(nvml);
+    return rc;
+}
+
+static void detect(const char *list, struct mb_gpus *out)
+{
+    struct mb_err err = {0};
+
+    assert_int_equal(detect_rc(list, out, &err), MB_OK);
 }
 
 static void assert_word(const struct mb_gpus *gpus, unsigned device, const char *word)
@@ -146,8 +161,7 @@ static void a_driver_s_devices(void **state)
     detect("0", &gpus); /* that one counts first */
     assert_int_equal(gpus.count, 1);
     unsetenv("NVIDIA_VISIBLE_DEVICES");
-    setenv("CUDA_VISIBLE_DEVICES", "2", 1);
-    assert_int_equal(mb_gpus_detect(&gpus, &err), MB_EINVAL);
+    assert_int_equal(detect_rc("2", &gpus, &err), MB_EINVAL);
     assert_string_equal(err.text, "CUDA_VISIBLE_DEVICES names GPU 2, this machine has 2");
     unsetenv("CUDA_VISIBLE_DEVICES");
 }
@@ -158,19 +172,21 @@ static void figures_are_those_of_the_chosen(void **state)
     struct mb_gpu_usage usage[2];
     struct mb_nvml *nvml = NULL;
     struct mb_buf text = {0};
-    uint64_t used = 1;
+    struct mb_gpu_sample used;
+    struct mb_gpus gpus = {0};
     json_t *list;
 
     (void)state;
-    setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
-    assert_int_equal(mb_nvml_open(&nvml, &err), MB_OK);
-    unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_int_equal(mb_nvml_open(&(struct mb_gpu_lists){.cuda = "1,0"}, &gpus, &nvml, &err),
+                     MB_OK);
     assert_non_null(nvml);
-    assert_string_equal(mb_nvml_word(nvml, 0), "1");
-    assert_string_equal(mb_nvml_word(nvml, 2), "");
-    assert_int_equal(mb_nvml_used_bytes(nvml, 1, &used), MB_OK);
-    assert_int_equal(used, 0);
-    assert_int_equal(mb_nvml_used_bytes(nvml, 2, &used), MB_EIO);
+    assert_int_equal(mb_nvml_count(nvml), 2);
+    assert_word(&gpus, 0, "1");
+    assert_int_equal(mb_nvml_in_use(nvml, 1, &used), MB_OK);
+    assert_int_equal(used.measure, MB_GPU_BY_MEMORY);
+    assert_int_equal(used.value, 0);
+    assert_int_equal(mb_nvml_in_use(nvml, 2, &used), MB_OK); /* --num-gpus says there is one */
+    assert_int_equal(used.measure, MB_GPU_BY_NOTHING);
     for (unsigned i = 0; i < 2; i++)
         mb_nvml_usage(nvml, i, &usage[i]);
     mb_nvml_close(nvml);
@@ -231,18 +247,28 @@ static void look(uv_timer_t *t)
     mb_gpu_figures_close(w->figures, on_figures_closed, w);
 }
 
+static void begin_looking(struct watched *w)
+{
+    struct mb_gpus gpus = {0};
+    struct mb_nvml *nvml = NULL;
+    struct mb_err err = {0};
+
+    uv_loop_init(&w->loop);
+    assert_int_equal(mb_gpu_figures_create(&w->loop, &w->figures, &err), MB_OK);
+    assert_int_equal(mb_nvml_open(&(struct mb_gpu_lists){0}, &gpus, &nvml, &err), MB_OK);
+    assert_non_null(nvml);
+    mb_gpu_figures_begin(w->figures, nvml, &(struct mb_amd){0});
+    mb_nvml_close(nvml);
+}
+
 static void the_first_look_comes_at_once(void **state)
 {
     const struct mb_gpu_usage *gpus;
-    struct mb_err err = {0};
     struct watched w = {.n_looks = 0};
 
     (void)state;
-    uv_loop_init(&w.loop);
-    assert_int_equal(mb_gpu_figures_create(&w.loop, 0, &w.figures, &err), MB_OK);
-    assert_null(w.figures);
     assert_int_equal(mb_gpu_figures_latest(NULL, &gpus), 0);
-    assert_int_equal(mb_gpu_figures_create(&w.loop, 2, &w.figures, &err), MB_OK);
+    begin_looking(&w);
     assert_int_equal(mb_gpu_figures_latest(w.figures, &gpus), 0);
     uv_timer_init(&w.loop, &w.timer);
     w.timer.data = &w;
@@ -252,18 +278,34 @@ static void the_first_look_comes_at_once(void **state)
     assert_int_equal(uv_loop_close(&w.loop), 0);
 }
 
-static void a_look_that_hangs_does_not_hold_up_the_end(void **state)
+static void figures_of_a_silent_driver_end_too(void **state)
 {
     const struct mb_gpu_usage *gpus;
     struct mb_err err = {0};
     struct watched w = {.n_looks = 0};
-    int n_shutdowns = atomic_load(&fake_nvml_shutdowns);
 
     (void)state;
     uv_loop_init(&w.loop);
+    assert_int_equal(mb_gpu_figures_create(&w.loop, &w.figures, &err), MB_OK);
+    assert_int_equal(mb_gpu_figures_latest(w.figures, &gpus), 0);
+    mb_gpu_figures_close(w.figures, on_figures_closed, &w);
+    uv_run(&w.loop, UV_RUN_DEFAULT);
+    assert_true(w.is_closed);
+    assert_int_equal(uv_loop_close(&w.loop), 0);
+}
+
+static void a_look_that_hangs_does_not_hold_up_the_end(void **state)
+{
+    const struct mb_gpu_usage *gpus;
+    struct watched w = {.n_looks = 0};
+    int n_shutdowns;
+
+    (void)state;
+    assert_int_equal(mb_errands_ended(60000), 1);
+    n_shutdowns = atomic_load(&fake_nvml_shutdowns);
     atomic_store(&fake_nvml_hangs[1], 1);
     atomic_store(&fake_nvml_asked[1], 0);
-    assert_int_equal(mb_gpu_figures_create(&w.loop, 2, &w.figures, &err), MB_OK);
+    begin_looking(&w);
     while (atomic_load(&fake_nvml_asked[1]) == 0)
         uv_run(&w.loop, UV_RUN_NOWAIT);
     assert_int_equal(mb_gpu_figures_latest(w.figures, &gpus), 0);
@@ -273,8 +315,7 @@ static void a_look_that_hangs_does_not_hold_up_the_end(void **state)
     assert_int_equal(uv_loop_close(&w.loop), 0);
     assert_int_equal(atomic_load(&fake_nvml_shutdowns), n_shutdowns);
     atomic_store(&fake_nvml_hangs[1], 0);
-    for (int i = 0; i < 60000 && atomic_load(&fake_nvml_shutdowns) == n_shutdowns; i++)
-        usleep(1000);
+    assert_int_equal(mb_errands_ended(60000), 1);
     assert_int_equal(atomic_load(&fake_nvml_shutdowns), n_shutdowns + 1);
 }
 
@@ -287,6 +328,7 @@ int main(void)
         cmocka_unit_test(a_driver_s_devices),
         cmocka_unit_test(figures_are_those_of_the_chosen),
         cmocka_unit_test(the_first_look_comes_at_once),
+        cmocka_unit_test(figures_of_a_silent_driver_end_too),
         cmocka_unit_test(a_look_that_hangs_does_not_hold_up_the_end),
     };
 

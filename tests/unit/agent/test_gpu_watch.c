@@ -12,9 +12,16 @@
 
 static enum mb_gpu_verdict sample(struct mb_gpu_watch *w, uint64_t used_mib, uint64_t now_ms)
 {
-    uint64_t used = used_mib * MIB;
+    struct mb_gpu_sample used = {MB_GPU_BY_MEMORY, used_mib * MIB};
 
     return mb_gpu_watch_sample(w, "3", &used, now_ms);
+}
+
+static void idle(struct mb_gpu_watch *w, uint64_t used_mib)
+{
+    struct mb_gpu_sample used = {MB_GPU_BY_MEMORY, used_mib * MIB};
+
+    mb_gpu_watch_idle(w, &used);
 }
 
 static void test_free_wait_quarantine(void **state)
@@ -22,9 +29,9 @@ static void test_free_wait_quarantine(void **state)
     struct mb_gpu_watch w = {0};
 
     (void)state;
-    mb_gpu_watch_idle(&w, 900 * MIB);
-    mb_gpu_watch_idle(&w, 300 * MIB); /* the least counts */
-    mb_gpu_watch_idle(&w, 700 * MIB);
+    idle(&w, 900);
+    idle(&w, 300); /* the least counts */
+    idle(&w, 700);
     mb_gpu_watch_begin(&w, 1000);
     mb_gpu_watch_begin(&w, 9000); /* the first time counts */
     assert_int_equal(sample(&w, 40000, 1000), MB_GPU_WAIT);
@@ -33,7 +40,7 @@ static void test_free_wait_quarantine(void **state)
     assert_int_equal(sample(&w, 14000, 31000), MB_GPU_QUARANTINE);
     assert_string_equal(w.reason, "GPU 3: 14000 MiB still in use 30 s after its job's processes "
                                   "ended (baseline 300 MiB)");
-    mb_gpu_watch_idle(&w, 1 * MIB); /* in doubt: no baseline */
+    idle(&w, 1); /* in doubt: no baseline */
     assert_int_equal(sample(&w, 813, 99000), MB_GPU_QUARANTINE);
     assert_int_equal(sample(&w, 812, 99500), MB_GPU_FREE);
     assert_string_equal(w.reason, "");
@@ -63,12 +70,12 @@ static void test_the_first_sample_is_the_baseline(void **state)
     assert_int_equal(mb_gpu_watch_sample(&w, "0", NULL, 10), MB_GPU_WAIT);
     assert_int_equal(sample(&w, 3000, 20), MB_GPU_FREE); /* a display, say */
     assert_int_equal(w.has_baseline, 1);
-    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+    assert_int_equal(w.baseline.value, 3000 * MIB);
     mb_gpu_watch_begin(&w, 1000); /* a job's: no baseline any more */
     assert_int_equal(sample(&w, 40000, 2000), MB_GPU_WAIT);
-    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+    assert_int_equal(w.baseline.value, 3000 * MIB);
     assert_int_equal(sample(&w, 3512, 3000), MB_GPU_FREE);
-    assert_int_equal(w.baseline_bytes, 3000 * MIB);
+    assert_int_equal(w.baseline.value, 3000 * MIB);
 }
 
 static void test_a_driver_that_does_not_return(void **state)
@@ -96,6 +103,63 @@ static void test_a_driver_that_does_not_return(void **state)
     assert_int_equal(mb_gpu_watch_silence(&w, "3", 130000, 160000), MB_GPU_QUARANTINE); /* no job */
     assert_int_equal(w.is_watched, 1);
     assert_int_equal(sample(&w, 512, 160001), MB_GPU_FREE);
+}
+
+/* ---- a driver that does not say what memory is in use ---- */
+
+static enum mb_gpu_verdict count(struct mb_gpu_watch *w, uint64_t processes, uint64_t now_ms)
+{
+    struct mb_gpu_sample used = {MB_GPU_BY_PROCESSES, processes};
+
+    return mb_gpu_watch_sample(w, "3", &used, now_ms);
+}
+
+static void test_processes_instead_of_memory(void **state)
+{
+    struct mb_gpu_watch w = {0};
+
+    (void)state;
+    mb_gpu_watch_first(&w, 0);
+    assert_int_equal(count(&w, 1, 10), MB_GPU_FREE);
+    assert_int_equal(w.baseline.measure, MB_GPU_BY_PROCESSES);
+    mb_gpu_watch_begin(&w, 1000);
+    assert_int_equal(count(&w, 2, 30999), MB_GPU_WAIT); /* one more than before is too many */
+    assert_int_equal(count(&w, 3, 31000), MB_GPU_QUARANTINE);
+    assert_string_equal(
+        w.reason,
+        "GPU 3: 3 processes still on it 30 s after its job's processes ended (baseline 1)");
+    assert_int_equal(count(&w, 1, 31500), MB_GPU_FREE);
+    assert_string_equal(w.reason, "");
+}
+
+static void test_a_baseline_of_something_else_is_none(void **state)
+{
+    struct mb_gpu_watch w = {0};
+
+    (void)state;
+    idle(&w, 3000);
+    mb_gpu_watch_begin(&w, 0);
+    assert_int_equal(count(&w, 1, 10), MB_GPU_WAIT); /* not fewer than 3000 Mi processes */
+    assert_int_equal(count(&w, 0, 20), MB_GPU_FREE);
+    assert_int_equal(mb_gpu_watch_idle(&w, &(struct mb_gpu_sample){MB_GPU_BY_PROCESSES, 5}), 1);
+    mb_gpu_watch_begin(&w, 1000);
+    assert_int_equal(sample(&w, 513, 1010), MB_GPU_WAIT); /* a driver that says it again */
+    assert_int_equal(sample(&w, 512, 1020), MB_GPU_FREE);
+}
+
+static void test_nothing_said_is_nothing_to_wait_for(void **state)
+{
+    struct mb_gpu_sample nothing = {MB_GPU_BY_NOTHING, 0};
+    struct mb_gpu_watch w = {0};
+
+    (void)state;
+    assert_int_equal(mb_gpu_watch_idle(&w, &nothing), 0);
+    mb_gpu_watch_first(&w, 0);
+    assert_int_equal(mb_gpu_watch_sample(&w, "3", &nothing, 10), MB_GPU_FREE);
+    assert_int_equal(w.has_baseline, 0);
+    mb_gpu_watch_begin(&w, 1000);
+    assert_int_equal(mb_gpu_watch_silence(&w, "3", 1000, 31000), MB_GPU_QUARANTINE);
+    assert_int_equal(mb_gpu_watch_sample(&w, "3", &nothing, 31001), MB_GPU_FREE);
 }
 
 static struct mb_bundle_spec bundle(uint8_t pg, uint32_t gpus)
@@ -151,6 +215,9 @@ int main(void)
         cmocka_unit_test(test_a_silent_driver_is_no_yes),
         cmocka_unit_test(test_the_first_sample_is_the_baseline),
         cmocka_unit_test(test_a_driver_that_does_not_return),
+        cmocka_unit_test(test_processes_instead_of_memory),
+        cmocka_unit_test(test_a_baseline_of_something_else_is_none),
+        cmocka_unit_test(test_nothing_said_is_nothing_to_wait_for),
         cmocka_unit_test(test_the_ledger_gives_no_device_in_doubt),
     };
 

@@ -613,6 +613,22 @@ revive(5)
         self.assertIn("all-exited supervisor was told to end", self.state(directory))
         self.assertFalse(os.path.exists(os.path.join(self.dir, "init.pid")))
 
+    def test_supervisors_that_are_killed_at_the_end_leave_no_socket(self):
+        self.start_init(grace_ms=100)
+        listening = []
+        for name in "ab":
+            directory, supervisor = self.spawn(name, [{"argv": [
+                "/bin/sh", "-c", "trap '' TERM; echo $$ > %s/%s/main; while :; do sleep 1; done"
+                % (self.dir, name)]}], stop_grace_ms=1000 * int(DEADLINE_S))
+            main = read_number(os.path.join(directory, "main"))
+            listening.append((os.path.join(directory, "s"), supervisor, main))
+        self.assertTrue(all(os.path.exists(path) for path, _, _ in listening))
+        self.init.send_signal(signal.SIGTERM)
+        self.init.wait(DEADLINE_S)
+        for path, supervisor, main in listening:
+            self.assertFalse(alive(supervisor) or alive(main))
+            self.assertFalse(os.path.exists(path))
+
     # As AGENT, but it says when it is told to end, and goes on.
     DEAF_AGENT = r"""
 import array, os, signal, socket, sys

@@ -275,7 +275,7 @@ static void test_dropped_without_a_report(void **state)
     assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
     assert_int_equal(mb_plan_find(p, 20)->state, MB_PLAN_UPLOADING);
     assert_int_equal(mb_plan_find(p, 10)->state, MB_PLAN_DROPPED);
-    mb_plan_status(mb_plan_find(p, 10), &status);
+    mb_plan_status(mb_plan_find(p, 10), 16u << 20, &status);
     assert_string_equal(status.error, "the disk is full");
     mb_journal_close(j);
     mb_plan_destroy(p);

@@ -227,41 +227,151 @@ static uint64_t stored_bytes(const struct world *w, uint64_t first, uint64_t end
     return at - first;
 }
 
+static void write_lines(const struct world *w, size_t n)
+{
+    char *text = malloc(n + 1);
+
+    assert_non_null(text);
+    memset(text, '\n', n);
+    text[n] = '\0';
+    write_log(w, text);
+    free(text);
+}
+
+static void wait_for_file(struct world *w, const char *path)
+{
+    uint64_t began_ms = mb_mono_ms();
+
+    while (!mb_fs_exists(path)) {
+        assert_true(mb_mono_ms() - began_ms < 60000);
+        uv_run(&w->loop, UV_RUN_ONCE);
+    }
+}
+
 /* A log that is far beyond its cap when it is first looked at: what its end tells is what the store
- * does not have, to the byte. */
+ * does not have, to the byte; also when another agent saw it go. */
 static void test_released_before_it_was_sent(void **state)
 {
     enum { BYTES = 3 << 20, CAP = 256 << 10, KEPT = CAP / 4 * 3 };
+
+    (void)state;
+    for (int restarts = 0; restarts < 2; restarts++) {
+        struct mb_kept_log_opts opts = {.is_new = 1, .cap_bytes = CAP, .key = "j/driver"};
+        unsigned long long begin, end;
+        struct wait wait = {.ended = 0};
+        struct mb_kept_log *log;
+        struct mb_err err;
+        struct world w;
+        char gaps[120];
+
+        world_open(&w);
+        write_lines(&w, BYTES);
+        opts.path = w.log;
+        opts.url = w.url;
+        snprintf(gaps, sizeof(gaps), "%s.gaps", w.log);
+        assert_int_equal(mb_fs_write_atomic(gaps, "1 0 9 9\n", 8, 0600, &err), 0);
+        assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, CAP, &w.keeper, &err), 0);
+        assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        assert_false(mb_fs_exists(gaps)); /* of a file that is replaced */
+        if (restarts) {
+            wait_for_file(&w, gaps);
+            mb_log_keeper_close(w.keeper, set_flag, &w.closed);
+            loop_until(&w.loop, &w.closed);
+            w.closed = 0;
+            opts.is_new = 0;
+            assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+            assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        }
+        mb_kept_log_tell_lost(log, on_lost);
+        assert_int_equal(mb_kept_log_end(log, on_wait_over, &wait), 0);
+        loop_until(&w.loop, &wait.ended);
+        assert_int_equal(wait.n_late, 1);
+        assert_int_equal(
+            sscanf(wait.text, "bytes %llu to %llu of its log are not in", &begin, &end), 2);
+        assert_non_null(strstr(wait.text, w.url));
+        assert_non_null(strstr(wait.text, "its cap of 262144 bytes"));
+        assert_non_null(strstr(wait.text, "MOBULA_LOG_MAX_BYTES"));
+        assert_int_equal(end, BYTES - KEPT);
+        assert_int_equal(stored_bytes(&w, 0, BYTES), begin);
+        assert_int_equal(stored_bytes(&w, end, BYTES), BYTES - end);
+        world_close(&w);
+    }
+}
+
+/* Without a store what was released is nowhere; a damaged note of gaps says nothing. */
+static void test_released_without_a_store(void **state)
+{
+    enum { BYTES = 1 << 20, CAP = 256 << 10 };
     struct mb_kept_log_opts opts = {.is_new = 1, .cap_bytes = CAP, .key = "j/driver"};
-    unsigned long long begin, end;
     struct wait wait = {.ended = 0};
     struct mb_kept_log *log;
     struct mb_err err;
     struct world w;
-    char *text;
+    char gaps[120], want[120];
 
     (void)state;
     world_open(&w);
-    text = malloc(BYTES + 1);
-    assert_non_null(text);
-    memset(text, '\n', BYTES);
-    text[BYTES] = '\0';
-    write_log(&w, text);
-    free(text);
+    write_lines(&w, BYTES);
     opts.path = w.log;
-    opts.url = w.url;
-    assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, CAP, &w.keeper, &err), 0);
-    assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
-    mb_kept_log_tell_lost(log, on_lost);
-    assert_int_equal(mb_kept_log_end(log, on_wait_over, &wait), 0);
-    loop_until(&w.loop, &wait.ended);
-    assert_int_equal(wait.n_late, 1);
-    assert_int_equal(sscanf(wait.text, "bytes %llu to %llu of its log are not in", &begin, &end),
-                     2);
-    assert_non_null(strstr(wait.text, w.url));
-    assert_int_equal(end, BYTES - KEPT);
-    assert_int_equal(stored_bytes(&w, 0, BYTES), begin);
-    assert_int_equal(stored_bytes(&w, end, BYTES), BYTES - end);
+    snprintf(gaps, sizeof(gaps), "%s.gaps", w.log);
+    assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        opts.is_new = i == 0;
+        assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        mb_kept_log_tell_lost(log, on_lost);
+        assert_int_equal(mb_kept_log_end(log, on_wait_over, &wait), 1);
+        assert_int_equal(wait.n_late, i + 1);
+        snprintf(want, sizeof(want), "the first %d bytes of its log were released",
+                 BYTES - CAP / 4 * 3 + 1); /* to the next line */
+        assert_non_null(strstr(wait.text, want));
+        assert_non_null(strstr(wait.text, "MOBULA_LOG_MAX_BYTES"));
+        assert_int_equal(mb_fs_write_atomic(gaps, "1 9 0 9\n", 8, 0600, &err), 0);
+    }
+    world_close(&w);
+}
+
+/* Two pieces are sent at a time: more logs than that take turns. */
+static void test_logs_take_turns(void **state)
+{
+    enum { LOGS = 4, BYTES = 1 << 20, CAP = 512 << 10 };
+    struct wait waits[LOGS] = {{.ended = 0}};
+    struct world w, each[LOGS];
+    struct mb_err err;
+    int n_ended = 0;
+
+    (void)state;
+    world_open(&w);
+    assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+    for (int i = 0; i < LOGS; i++) {
+        struct mb_kept_log_opts opts = {.is_new = 1, .cap_bytes = CAP, .url = w.url};
+        struct mb_kept_log *log;
+        char key[16];
+
+        snprintf(each[i].log, sizeof(each[i].log), "%s/%d.log", w.dir, i);
+        snprintf(key, sizeof(key), "j/rank-%d", i);
+        write_lines(&each[i], BYTES);
+        opts.path = each[i].log;
+        opts.key = key;
+        assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        assert_int_equal(mb_kept_log_end(log, on_wait_over, &waits[i]), 0);
+    }
+    while (n_ended == 0) {
+        uv_run(&w.loop, UV_RUN_ONCE);
+        for (int i = 0; i < LOGS; i++)
+            n_ended += waits[i].ended;
+    }
+    for (int i = 0; i < LOGS; i++) {
+        struct mb_logfile_head head;
+        struct mb_logfile f;
+
+        assert_int_equal(mb_logfile_open(each[i].log, &f, &err), 0);
+        assert_int_equal(mb_logfile_head_read(f.index_fd, &head), 0);
+        assert_true(head.shipped >= BYTES / 2);
+        assert_true(head.first <= head.shipped); /* nothing went before it was sent */
+        mb_logfile_close(&f);
+    }
+    for (int i = 0; i < LOGS; i++)
+        loop_until(&w.loop, &waits[i].ended);
     world_close(&w);
 }
 
@@ -306,6 +416,8 @@ int main(void)
         cmocka_unit_test(test_wait_values),
         cmocka_unit_test(test_a_store_that_is_not_there),
         cmocka_unit_test(test_released_before_it_was_sent),
+        cmocka_unit_test(test_released_without_a_store),
+        cmocka_unit_test(test_logs_take_turns),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -139,6 +139,37 @@ static void test_gaps(void **state)
     assert_int_equal(p.gap_bytes, 0);
 }
 
+/* An agent that comes after the one that saw a gap knows it; one that died between the note and
+ * the head counts it once. */
+static void test_gaps_of_an_earlier_plan(void **state)
+{
+    (void)state;
+    for (int head_was_saved = 0; head_was_saved < 2; head_was_saved++) {
+        struct mb_log_plan p;
+        struct mb_log_step s;
+
+        mb_log_plan_init(&p, 6 * MIB, head_was_saved ? 6 * MIB + MIB / 8 : MIB, MIB);
+        p.has_url = 1;
+        p.n_gaps = 1;
+        p.gap_begin = MIB;
+        p.gap_end = 6 * MIB;
+        p.gap_bytes = 5 * MIB;
+        s = mb_log_plan_next(&p, 7 * MIB - MIB / 4, 0, 1);
+        assert_int_equal(s.ship_begin, 6 * MIB + (head_was_saved ? MIB / 8 : 0));
+        mb_log_plan_shipped(&p, s.ship_end, 2);
+        assert_int_equal(p.n_gaps, 1);
+        assert_int_equal(p.gap_bytes, 5 * MIB);
+        s = mb_log_plan_next(&p, 10 * MIB, 0, 3);
+        mb_log_plan_released(&p, s.release_end);
+        mb_log_plan_shipped(&p, s.ship_end, 4);
+        s = mb_log_plan_next(&p, 10 * MIB, 0, 5);
+        mb_log_plan_shipped(&p, s.ship_end, 6);
+        assert_int_equal(p.n_gaps, 2);
+        assert_int_equal(p.gap_begin, MIB);
+        assert_int_equal(p.gap_end, 10 * MIB - MIB / 4 * 3);
+    }
+}
+
 /* A program may truncate the file that is its stdout: that is no size of 2^64. */
 static void test_truncated_by_its_writer(void **state)
 {
@@ -174,9 +205,21 @@ static uint64_t next_random(uint64_t *x)
     return *x;
 }
 
+static void restart(struct mb_log_plan *p)
+{
+    struct mb_log_plan before = *p;
+
+    mb_log_plan_init(p, before.first, before.shipped, before.cap_bytes);
+    p->has_url = 1;
+    p->n_gaps = before.n_gaps;
+    p->gap_begin = before.gap_begin;
+    p->gap_end = before.gap_end;
+    p->gap_bytes = before.gap_bytes;
+}
+
 /* Nothing overlaps in the store, nothing is released twice or before it is sent (unless said), and
  * what is held stays below twice the cap and a turn's growth. In the end every byte is either sent
- * or in a gap. */
+ * or in a gap, however often the agent was restarted. */
 static void walk(uint64_t seed)
 {
     struct mb_log_plan p;
@@ -191,6 +234,8 @@ static void walk(uint64_t seed)
         struct mb_log_step s;
 
         now_ms += next_random(&x) % 2000;
+        if (next_random(&x) % 100 == 0)
+            restart(&p);
         if (!ended)
             size += next_random(&x) % 5 == 0 ? next_random(&x) % (256 << 10) : 0;
         s = mb_log_plan_next(&p, size, ended, now_ms);
@@ -242,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_store_that_hangs),
         cmocka_unit_test(test_gaps),
+        cmocka_unit_test(test_gaps_of_an_earlier_plan),
         cmocka_unit_test(test_truncated_by_its_writer),
         cmocka_unit_test(test_random_walks),
     };

@@ -72,12 +72,14 @@ static void test_nonsense(void **state)
     assert_int_equal(mb_notice_read("TRUE\0x", 6, now, &ms, &err), MB_EPROTO);
 }
 
-static const char *active, *allowance;
+static const char *active, *allowance, *margin;
 
 static const char *get(const char *name)
 {
     if (strcmp(name, "MOBULA_ACTIVE_DEADLINE_SECONDS") == 0)
         return active;
+    if (strcmp(name, "MOBULA_DEADLINE_MARGIN_SECONDS") == 0)
+        return margin;
     assert_string_equal(name, "MOBULA_START_ALLOWANCE_SECONDS");
     return allowance;
 }
@@ -110,12 +112,38 @@ static void test_active_deadline(void **state)
     assert_int_equal(deadline("3600", "x"), 1);
 }
 
+static void test_margin(void **state)
+{
+    (void)state;
+    margin = "";
+    assert_int_equal(deadline("3600", NULL), now + 3480000);
+    margin = "300";
+    assert_int_equal(deadline("3600", NULL), now + 3180000);
+    assert_int_equal(deadline("3600", "0"), now + 3300000);
+    assert_int_equal(deadline("600", "0"), now + 300000); /* exactly half */
+    assert_int_equal(deadline("600", "60"), now + 300000);
+    assert_int_equal(deadline("601", "0"), now + 301000);
+    assert_int_equal(deadline("0", NULL), 0);
+    assert_int_equal(deadline(NULL, NULL), 0);
+    margin = "2147483647";
+    assert_int_equal(deadline("2147483647", "2147483647"), now + 1073741824000 - 500);
+    margin = "2147483648";
+    assert_int_equal(deadline("3600", NULL), 1);
+    margin = "-1";
+    assert_int_equal(deadline("3600", NULL), 1);
+    margin = "5m";
+    assert_int_equal(deadline("3600", NULL), 1);
+    assert_int_equal(deadline(NULL, NULL), 1); /* said also where nothing is taken off */
+    margin = NULL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_notices),
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_active_deadline),
+        cmocka_unit_test(test_margin),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -98,7 +98,10 @@ static void test_bad(void **state)
     refuse(ARGS("--head"), "--node-dir: an absolute directory is needed");
     refuse(ARGS("--node-dir", "/d"), "give exactly one of --head and --address HOST:PORT");
     refuse(ARGS("--node-dir", "/d", "--address", "h"),
-           "--address h: expected HOST:PORT, e.g. 10.0.0.1:6379");
+           "--address h: expected HOST:PORT of the head's GCS, e.g. 10.0.0.1:6379");
+    refuse(ARGS("--node-dir", "/d", "--head", "--node-ip-address", "0.0.0.0"),
+           "--node-ip-address 0.0.0.0 is a wildcard: expected the address of this machine that "
+           "other nodes dial");
     refuse(ARGS("--node-dir", "/d", "--head", "--labels", "[]"),
            "--labels: expected a JSON object of strings");
     refuse(ARGS("--node-dir", "/d", "--head", "--labels", "{\"x\": 1}"),

@@ -57,6 +57,34 @@ static void test_the_deadline(void **state)
     assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100", "", &self).deadline_unix_ms, 0);
 }
 
+static void test_the_margin(void **state)
+{
+    static const char running[] = STARTED ", \"rayClusterName\": \"c1\"";
+    struct mb_rayjob_self self = {.cluster = "c1", .delete_after_ms = 60000, .uid = "u1"};
+
+    (void)state;
+    self.margin_ms = 30000;
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100", running, &self).deadline_unix_ms,
+                     START + 70000);
+    /* Half of the time is left. */
+    self.margin_ms = 50000;
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100", running, &self).deadline_unix_ms,
+                     START + 50000);
+    self.margin_ms = 50001;
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100", running, &self).deadline_unix_ms,
+                     START + 50000);
+    self.margin_ms = (uint64_t)INT32_MAX * 1000;
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 1", running, &self).deadline_unix_ms,
+                     START + 500);
+    /* What is no deadline stays none, and no other clock is changed. */
+    assert_true(judge("", "", running, &self).deadline_unix_ms == MB_DEADLINE_NEVER);
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100", "", &self).deadline_unix_ms, 0);
+    assert_int_equal(judge("", "\"activeDeadlineSeconds\": 100",
+                           STARTED ", " ENDED ", \"jobDeploymentStatus\": \"Failed\"", &self)
+                         .delete_at_unix_ms,
+                     1000000100000 + 60000);
+}
+
 static void test_pods_that_go(void **state)
 {
     struct mb_rayjob_self self = {.cluster = "c1", .uid = "u1", .delete_after_ms = -1};
@@ -176,6 +204,7 @@ static void test_the_environment(void **state)
     assert_string_equal(o.cluster, "mini-abcde");
     assert_int_equal(o.look_ms, 15000);
     assert_int_equal(o.delete_after_ms, -1);
+    assert_int_equal(o.margin_ms, 0);
     assert_int_equal(
         environment((const char *[]){"MOBULA_RAYJOB", "mini", "MOBULA_RAYJOB_DELETE_AFTER_SECONDS",
                                      "0", "MOBULA_RAYJOB_LOOK_SECONDS", "1", NULL},
@@ -183,6 +212,15 @@ static void test_the_environment(void **state)
         1);
     assert_int_equal(o.look_ms, 1000);
     assert_int_equal(o.delete_after_ms, 0);
+    assert_int_equal(environment((const char *[]){"MOBULA_RAYJOB", "mini",
+                                                  "MOBULA_DEADLINE_MARGIN_SECONDS", "300", NULL},
+                                 &o),
+                     1);
+    assert_int_equal(o.margin_ms, 300000);
+    assert_int_equal(environment((const char *[]){"MOBULA_RAYJOB", "mini",
+                                                  "MOBULA_DEADLINE_MARGIN_SECONDS", "-1", NULL},
+                                 &o),
+                     MB_EINVAL);
     /* Names become parts of a URL. */
     assert_int_equal(environment((const char *[]){"MOBULA_RAYJOB", "a/../b", NULL}, &o), MB_EINVAL);
     assert_int_equal(
@@ -213,9 +251,13 @@ static void test_what_cannot_be_owned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_deadline),       cmocka_unit_test(test_pods_that_go),
-        cmocka_unit_test(test_when_it_is_deleted), cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_the_environment),    cmocka_unit_test(test_what_cannot_be_owned),
+        cmocka_unit_test(test_the_deadline),
+        cmocka_unit_test(test_the_margin),
+        cmocka_unit_test(test_pods_that_go),
+        cmocka_unit_test(test_when_it_is_deleted),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_the_environment),
+        cmocka_unit_test(test_what_cannot_be_owned),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,7 +15,6 @@
 #include <unistd.h>
 #include "agent/supervise/file.h"
 #include "agent/supervise/plan.h"
-#include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
 #include "agent/supervise/spec.h"
 #include "agent/supervise/state.h"
@@ -287,25 +286,41 @@ static void test_plan_without_policy_lets_peers_go_on(void **state)
     assert_string_equal(plan.reason, "");
 }
 
-/* A pid that another process has by now gets no signal. */
-static void test_a_signal_reaches_the_process_that_was_meant(void **state)
+/* However long it took: what got the signal has its grace. */
+static void test_plan_grace_counts_from_the_signal(void **state)
 {
-    pid_t child = fork();
-    int status;
+    struct mb_sup_spec spec = {.stop_signal = SIGTERM, .n_children = 1, .end_peers_after_ms = -1};
+    struct mb_sup_plan plan = plan_of(&spec);
 
     (void)state;
-    if (child == 0) {
-        pause();
-        _exit(0);
-    }
-    uint64_t ticks = mb_sup_start_ticks(child);
-    assert_int_equal(mb_procs_signal(child, ticks + 1, SIGKILL), -1);
-    assert_int_equal(errno, ESRCH);
-    assert_int_equal(waitpid(child, &status, WNOHANG), 0);
-    assert_int_equal(mb_procs_signal(child, ticks, SIGTERM), 0);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
-    assert_int_equal(mb_procs_signal(child, ticks, SIGTERM), -1);
+    mb_sup_plan_stop(&plan, "a", 0, 200, 100);
+    assert_int_equal(mb_sup_plan_tick(&plan, 100), MB_SUP_ACT_SIGNAL);
+    mb_sup_plan_signalled(&plan, 500);
+    assert_int_equal(mb_sup_plan_tick(&plan, 500), MB_SUP_ACT_NONE);
+    assert_int_equal(mb_sup_plan_next_ms(&plan), 700);
+    mb_sup_plan_stop(&plan, "b", 0, 100, 550); /* a second one shortens as before */
+    assert_int_equal(mb_sup_plan_tick(&plan, 650), MB_SUP_ACT_KILL);
+    mb_sup_plan_signalled(&plan, 9999);
+    assert_int_equal(mb_sup_plan_next_ms(&plan), 650 + MB_SUP_KILL_AGAIN_MS);
+}
+
+static void test_plan_a_signal_that_failed_is_sent_again(void **state)
+{
+    struct mb_sup_spec spec = {.stop_signal = SIGTERM, .n_children = 1, .end_peers_after_ms = -1};
+    struct mb_sup_plan plan = plan_of(&spec);
+    uint64_t again_ms = 100 + MB_SUP_KILL_AGAIN_MS;
+
+    (void)state;
+    mb_sup_plan_stop(&plan, "a", 0, 1000, 100);
+    assert_int_equal(mb_sup_plan_tick(&plan, 100), MB_SUP_ACT_SIGNAL);
+    mb_sup_plan_signal_failed(&plan, 100);
+    assert_int_equal(mb_sup_plan_next_ms(&plan), again_ms);
+    assert_int_equal(mb_sup_plan_tick(&plan, again_ms - 1), MB_SUP_ACT_NONE);
+    assert_int_equal(mb_sup_plan_tick(&plan, again_ms), MB_SUP_ACT_SIGNAL);
+    assert_int_equal(mb_sup_plan_next_ms(&plan), 1100);
+    mb_sup_plan_signal_failed(&plan, 1095);
+    assert_int_equal(mb_sup_plan_next_ms(&plan), 1100);
+    assert_int_equal(mb_sup_plan_tick(&plan, 1100), MB_SUP_ACT_KILL);
 }
 
 int main(void)
@@ -321,7 +336,8 @@ int main(void)
         cmocka_unit_test(test_plan_second_stop_only_shortens),
         cmocka_unit_test(test_plan_failed_child_ends_peers_once),
         cmocka_unit_test(test_plan_without_policy_lets_peers_go_on),
-        cmocka_unit_test(test_a_signal_reaches_the_process_that_was_meant),
+        cmocka_unit_test(test_plan_grace_counts_from_the_signal),
+        cmocka_unit_test(test_plan_a_signal_that_failed_is_sent_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

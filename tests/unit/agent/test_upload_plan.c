@@ -119,10 +119,12 @@ static void test_deadline(void **state)
     assert_int_equal(it->iteration, 30);
     f->size_bytes = (uint64_t)100 << 20;
     f->sent_bytes = (uint64_t)33 << 20;
-    mb_plan_status(it, &status);
+    mb_plan_status(it, 16u << 20, &status);
     assert_true(status.parts_total == 7 && status.parts_done == 2);
+    mb_plan_status(it, 5u << 20, &status);
+    assert_true(status.parts_total == 20 && status.parts_done == 6);
     mb_plan_file_done(f, 1);
-    mb_plan_status(it, &status);
+    mb_plan_status(it, 16u << 20, &status);
     assert_true(status.parts_total == 7 && status.parts_done == 7);
     assert_int_equal(mb_plan_saved(p, 40, 4, "/d", &none, 1, NULL), MB_OK);
     assert_int_equal(mb_plan_choose(p, 0, 1), 40);
@@ -193,7 +195,7 @@ static void test_life_of_an_iteration(void **state)
     }
     assert_true(mb_plan_files_done(it));
     assert_int_equal(mb_plan_event(it, MB_PLAN_EV_PART_SENT, NULL, &err), MB_OK);
-    mb_plan_status(it, &status);
+    mb_plan_status(it, 16u << 20, &status);
     assert_true(status.shards_durable);
     assert_false(status.committed);
     assert_int_equal(status.done_bytes, status.total_bytes);

@@ -1,12 +1,21 @@
 /* base/fs.h in a temporary directory of its own. */
 #include "cmocka_all.h"
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -226,6 +235,108 @@ static void test_remove_deep(void **state)
     assert_false(mb_fs_exists(path("deep")));
 }
 
+enum { IS_AS_WANTED = 0, IS_REFUSED = 40, IS_OTHERWISE };
+
+/* From here on the kernel of this process has no openat2. */
+static int forget_openat2(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat2, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof(code) / sizeof(code[0]), code};
+
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static int write_proc(const char *name, const char *text)
+{
+    int fd = open(name, O_WRONLY | O_CLOEXEC);
+    int done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+    if (fd >= 0)
+        close(fd);
+    return done;
+}
+
+/* Mounts of this process's own: as root, or as one in a namespace of users. */
+static int enter_namespace(void)
+{
+    char uids[64], gids[64];
+
+    snprintf(uids, sizeof(uids), "0 %u 1", geteuid());
+    snprintf(gids, sizeof(gids), "0 %u 1", getegid());
+    if (unshare(CLONE_NEWNS) != 0 &&
+        (unshare(CLONE_NEWNS | CLONE_NEWUSER) != 0 || !write_proc("/proc/self/setgroups", "deny") ||
+         !write_proc("/proc/self/uid_map", uids) || !write_proc("/proc/self/gid_map", gids)))
+        return 0;
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+}
+
+/* In a process of its own. from: what is mounted in the tree; NULL: another filesystem. */
+static int remove_with_a_mount(const char *from, const char *at, int has_openat2)
+{
+    struct mb_err err = {0};
+    char file[600], tree[512];
+
+    snprintf(tree, sizeof(tree), "%s", path("mounts"));
+    snprintf(file, sizeof(file), "%s/foreign", at);
+    if (!enter_namespace() || mount(from != NULL ? from : "none", at, from != NULL ? NULL : "tmpfs",
+                                    from != NULL ? MS_BIND : 0, NULL) != 0)
+        return IS_REFUSED;
+    if (mb_fs_write_atomic(file, "x", 1, 0600, &err) != 0)
+        return IS_OTHERWISE;
+    if (!has_openat2 && !forget_openat2())
+        return IS_REFUSED;
+    if (mb_fs_remove_tree(tree, &err) == 0 || strstr(err.text, "foreign-dir") == NULL ||
+        strstr(err.text, "mount point") == NULL || !mb_fs_exists(file))
+        return IS_OTHERWISE;
+    return IS_AS_WANTED;
+}
+
+static void check_mount(int is_bind, int has_openat2)
+{
+    struct mb_err err = {0};
+    char at[512], source[512];
+    int status;
+    pid_t pid;
+
+    snprintf(at, sizeof(at), "%s", path("mounts/a/foreign-dir"));
+    snprintf(source, sizeof(source), "%s", path("foreign"));
+    assert_int_equal(mb_fs_mkdir_p(at, 0755, &err), 0);
+    assert_int_equal(mb_fs_mkdir_p(source, 0755, &err), 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(remove_with_a_mount(is_bind ? source : NULL, at, has_openat2));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == IS_REFUSED) {
+        print_message("SKIPPED: no mount namespace for this user on this machine\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), IS_AS_WANTED);
+    assert_int_equal(mb_fs_exists(path("foreign/foreign")), is_bind);
+    assert_int_equal(mb_fs_remove_tree(path("mounts"), &err), 0); /* nothing is mounted here */
+    assert_int_equal(mb_fs_remove_tree(path("foreign"), &err), 0);
+}
+
+static void test_remove_spares_a_bind_mount(void **state)
+{
+    (void)state;
+    check_mount(1, 1);
+}
+
+static void test_remove_spares_another_filesystem(void **state)
+{
+    (void)state;
+    check_mount(0, 1);
+    check_mount(0, 0);
+}
+
 static void check_stretch(int fd, uint64_t offset, uint64_t n, int hole, uint64_t want)
 {
     int is_hole = -1;
@@ -283,10 +394,16 @@ static void test_self_dir(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_join),           cmocka_unit_test(test_mkdir),
-        cmocka_unit_test(test_read_and_write), cmocka_unit_test(test_read_of_a_pipe),
-        cmocka_unit_test(test_write_failures), cmocka_unit_test(test_remove),
-        cmocka_unit_test(test_remove_deep),    cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_mkdir),
+        cmocka_unit_test(test_read_and_write),
+        cmocka_unit_test(test_read_of_a_pipe),
+        cmocka_unit_test(test_write_failures),
+        cmocka_unit_test(test_remove),
+        cmocka_unit_test(test_remove_deep),
+        cmocka_unit_test(test_remove_spares_a_bind_mount),
+        cmocka_unit_test(test_remove_spares_another_filesystem),
+        cmocka_unit_test(test_holes),
         cmocka_unit_test(test_self_dir),
     };
 

@@ -1,6 +1,7 @@
 /* Mutual TLS: calls and streams through it, and what a probe says of those who do not fit. */
 #include "cmocka_all.h"
 
+#include <errno.h>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -320,9 +321,51 @@ static void test_a_peer_ends(void **state)
         assert_int_equal(shutdown(fd, SHUT_WR), 0);
         assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
         close(fd);
+        close(listener); /* it would be dialled again */
         assert_int_equal(pthread_join(thread, NULL), 0);
         assert_int_equal(l.rc, MB_OK);
+    }
+}
+
+static int take_plain(int listener, const char *answer)
+{
+    int fd = accept(listener, NULL, NULL);
+    char hello[4096];
+
+    assert_true(fd >= 0);
+    assert_true(recv(fd, hello, sizeof(hello), 0) > 0);
+    assert_int_equal(send(fd, answer, strlen(answer), MSG_NOSIGNAL), (ssize_t)strlen(answer));
+    return fd;
+}
+
+/* A dashboard's port: it understands neither of our hellos, and says so in its own words. */
+static void test_a_server_of_http1(void **state)
+{
+    static const struct {
+        const char *answer;
+        int code;
+    } servers[] = {{"HTTP/1.1 400 Bad Request\r\n\r\n", MB_EUNSUPPORTED},
+                   {"HTTP/2", MB_OK},
+                   {"220 mail.example\r\n", MB_OK}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(servers) / sizeof(servers[0]); i++) {
+        struct looking l = {.tls = NULL};
+        int listener = listen_here(l.target, sizeof(l.target)), first, second;
+        pthread_t thread;
+
+        assert_int_equal(pthread_create(&thread, NULL, look, &l), 0);
+        first = take_plain(listener, servers[i].answer);
+        close(first);
+        second = take_plain(listener, servers[i].answer);
+        if (shutdown(second, SHUT_WR) != 0) /* who has heard enough has hung up */
+            assert_int_equal(errno, ENOTCONN);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        close(second);
         close(listener);
+        assert_int_equal(l.rc, servers[i].code);
+        if (l.rc != MB_OK)
+            assert_non_null(strstr(l.err.text, "answers in HTTP/1, not in gRPC"));
     }
 }
 
@@ -418,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_a_look_is_called_off),
         cmocka_unit_test(test_a_channel_calls_off),
         cmocka_unit_test(test_a_peer_ends),
+        cmocka_unit_test(test_a_server_of_http1),
         cmocka_unit_test(test_an_alert_about_something_else),
         cmocka_unit_test(test_a_key_for_everybody),
         cmocka_unit_test(test_files_that_are_wrong),

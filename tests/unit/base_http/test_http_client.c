@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
@@ -382,6 +383,57 @@ static void test_sockets_close_at_exec(void **state)
     world_close(&w);
 }
 
+static int receive_buffer(int fd)
+{
+    int size = 0;
+    socklen_t len = sizeof size;
+    assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, &len), 0);
+    return size;
+}
+
+/* Of the connection that a request makes in a client that wants so many bytes ahead. */
+static int receive_buffer_of_request(int bytes)
+{
+    struct world w;
+    struct mb_err err;
+    char url[64];
+    int size = 0;
+    world_open(&w);
+    mb_http_client_receive_ahead(w.client, bytes);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/hold", w.port);
+    struct mb_http_request request = {.method = "GET", .url = url, .body_fd = -1};
+    assert_int_equal(mb_http_fetch(w.client, &request, on_answer, &w, NULL, &err), 0);
+    while (!w.held)
+        mb_loop_turn(&w.loop);
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in peer;
+        socklen_t len = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &len) == 0 && peer.sin_family == AF_INET &&
+            ntohs(peer.sin_port) == w.port) {
+            assert_int_equal(size, 0); /* no second one is left */
+            assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+            size = receive_buffer(fd);
+        }
+    }
+    world_close(&w);
+    return size;
+}
+
+/* The size that was asked for, or the kernel's own: never one that was cut. */
+static void test_receive_ahead(void **state)
+{
+    int too_much = 1 << 30, fd = socket(AF_INET, SOCK_STREAM, 0);
+    (void)state;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &too_much, sizeof too_much), 0);
+    int cut = receive_buffer(fd);
+    close(fd);
+    assert_int_equal(receive_buffer_of_request(50000), 100000);
+    assert_int_equal(receive_buffer_of_request(cut / 2), cut);
+    int own = receive_buffer_of_request(0);
+    assert_int_not_equal(own, cut);
+    assert_int_equal(receive_buffer_of_request(cut / 2 + 1), own);
+}
+
 static void test_failures(void **state)
 {
     struct world w;
@@ -572,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_head_and_pause),
         cmocka_unit_test(test_no_way_round_a_proxy_but_when_asked),
         cmocka_unit_test(test_sockets_close_at_exec),
+        cmocka_unit_test(test_receive_ahead),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_websocket),
         cmocka_unit_test(test_websocket_closed_early),

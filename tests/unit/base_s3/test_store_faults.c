@@ -487,6 +487,20 @@ static void test_resume_sends_what_lacks(void **state)
     world_close(&w);
 }
 
+/* A file that was sent whole has no upload to be looked for. */
+static void test_unknown_upload_of_a_small_file(void **state)
+{
+    char path[] = "/tmp/mobula-small-XXXXXX";
+    int fd = mkstemp(path);
+    SCRIPT({404, ERROR("NoSuchUpload"), NULL});
+    assert_int_equal(write(fd, "x", 1), 1);
+    assert_int_equal(run_put_file(&w.r, "k", path, NULL), MB_ENOENT);
+    assert_non_null(strstr(w.r.text, "NoSuchUpload"));
+    world_close(&w);
+    close(fd);
+    unlink(path);
+}
+
 static void test_deadline(void **state)
 {
     static const struct answer down = {503, "", NULL};
@@ -685,6 +699,7 @@ int main(void)
         cmocka_unit_test(test_stray_upload),
         cmocka_unit_test(test_abort_alone),
         cmocka_unit_test(test_resume_sends_what_lacks),
+        cmocka_unit_test(test_unknown_upload_of_a_small_file),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_outage),
         cmocka_unit_test(test_allocation_failures),

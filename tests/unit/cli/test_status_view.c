@@ -47,13 +47,16 @@ static void a_standby_and_no_token(void **state)
                 "{\"node_id\": \"a1\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.1\","
                 " \"node_name\": \"a\", \"is_head\": true, \"is_standby\": false},"
                 "{\"node_id\": \"b2\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.2\","
-                " \"node_name\": \"b\", \"is_head\": true, \"is_standby\": true}]}",
+                " \"node_name\": \"b\", \"is_head\": true, \"is_standby\": true},"
+                "{\"node_id\": \"c3\", \"state\": \"DEAD\", \"ip\": \"10.0.0.3\","
+                " \"node_name\": \"c\", \"is_head\": true, \"is_standby\": false}]}",
                 0,
                 "WARNING: no token is needed here: whoever reaches the head may run programs on "
                 "this cluster\n"
-                "nodes: 2\n"
+                "nodes: 3\n"
                 "  ALIVE  a1  10.0.0.1        a                head\n"
                 "  ALIVE  b2  10.0.0.2        b                standby\n"
+                "  DEAD   c3  10.0.0.3        c               \n"
                 "jobs: 0\n");
 }
 
@@ -62,7 +65,10 @@ static const char full[] =
     " \"nodes\": [{\"node_id\": \"0123456789abcdef\", \"state\": \"ALIVE\", \"ip\": \"10.0.0.1\","
     "   \"node_name\": \"a\", \"is_head\": true,"
     "   \"resources_total\": {\"mobula_gpu\": 4, \"CPU\": 3},"
-    "   \"resources_available\": {\"mobula_gpu\": 1}}],"
+    "   \"resources_available\": {\"mobula_gpu\": 1},"
+    "   \"for_drivers\": {\"CPU\": {\"used\": 1.5, \"total\": 8},"
+    "     \"GPU\": {\"used\": 3, \"total\": 4}, \"memory\": {\"used\": 0, \"total\": 1e9},"
+    "     \"wh\\u001bale\": {\"used\": 0, \"total\": 2}}}],"
     " \"queue\": [{\"position\": 1, \"name\": \"mobula-big\", \"num_bundles\": 2, \"priority\": 5,"
     "   \"bundle\": {\"mobula_gpu\": 4, \"mobula_slot\": 4}, \"waited_ms\": 12999,"
     "   \"reason\": \"waiting for 3 more mobula_gpu\"}],"
@@ -83,7 +89,8 @@ static void everything(void **state)
     assert_view(
         full, 1,
         "nodes: 1\n"
-        "  ALIVE  0123456789ab  10.0.0.1        a                head  gpu 3/4 used\n"
+        "  ALIVE  0123456789ab  10.0.0.1        a                head  CPU 1.5/8 used  wh?ale 0/2 "
+        "used  gpu 3/4 used\n"
         "queue: 1 gang waits, strict order\n"
         "  1. big                   2 nodes x 4 mobula_gpu, priority 5, for 12 s\n"
         "      waiting for 3 more mobula_gpu\n"

@@ -68,10 +68,11 @@ static void put(struct fixture *f, const char *key, const char *text)
     assert_int_equal(mb_fs_write_atomic(path, text, strlen(text), 0600, &err), 0);
 }
 
-static void put_manifest(struct fixture *f, const char *job_id, uint32_t attempt)
+static void put_manifest_of(struct fixture *f, int64_t iteration, const char *job_id,
+                            uint32_t attempt)
 {
     char key[MB_CHECKPOINT_KEY_MAX], gang[2 * MB_PG_ID_BYTES + 1] = {0};
-    struct mb_manifest m = {.iteration = ITERATION, .node_rank = -1, .num_nodes = 1};
+    struct mb_manifest m = {.iteration = iteration, .node_rank = -1, .num_nodes = 1};
     struct mb_manifest_writer w = {job_id, gang, attempt};
     struct mb_err err;
     char *text;
@@ -80,9 +81,14 @@ static void put_manifest(struct fixture *f, const char *job_id, uint32_t attempt
     assert_int_equal(mb_manifest_set_writer(&m, &w, &err), 0);
     assert_int_equal(mb_manifest_add(&m, "shard", 4, 7, &err), 0);
     assert_int_equal(mb_manifest_encode(&m, &text, &err), 0);
-    put(f, mb_manifest_key(ITERATION, key), text);
+    put(f, mb_manifest_key(iteration, key), text);
     mb_free(text);
     mb_manifest_close(&m);
+}
+
+static void put_manifest(struct fixture *f, const char *job_id, uint32_t attempt)
+{
+    put_manifest_of(f, ITERATION, job_id, attempt);
 }
 
 static int64_t asked(struct fixture *f)
@@ -120,9 +126,33 @@ static void what_the_store_says(void **state)
     end(&f);
 }
 
+/* Of several that were saved, each is asked for; one that is missing hides no other. */
+static void several(void **state)
+{
+    struct fixture f;
+
+    (void)state;
+    begin(&f);
+    for (int64_t it = 2; it <= 8; it += 3) /* 2, 5, 8, and 10 of begin() */
+        mb_drv_step(f.d.state, &(struct mb_drv_event){.kind = MB_DRV_SAVED, .iteration = it});
+    put(&f, MB_LATEST_KEY, "8");
+    put_manifest_of(&f, 2, "j", ATTEMPT);
+    put_manifest_of(&f, 8, "j", ATTEMPT);
+    put_manifest_of(&f, 10, "j", ATTEMPT); /* the pointer has not reached it */
+    assert_int_equal(asked(&f), 8);
+    f.d.closing = 0;
+    assert_int_equal(asked(&f), 8); /* now it is told */
+    f.d.closing = 1;
+    assert_int_equal(mb_drv_open(f.d.state, -1), 5);
+    assert_int_equal(mb_drv_open(f.d.state, 5), 10);
+    assert_int_equal(mb_drv_open(f.d.state, 10), -1);
+    end(&f);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(what_the_store_says)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_the_store_says),
+                                       cmocka_unit_test(several)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

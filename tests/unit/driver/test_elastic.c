@@ -108,6 +108,34 @@ static void test_the_global_batch_divides(void **state)
                         "divide --global-batch-size 16 by --micro-batch-size 2: ");
 }
 
+/* 2 ranks a node: of 2 to a model each node is one, of 4 two nodes are. */
+static void test_ranks_that_share_a_model(void **state)
+{
+    struct mb_elastic e = make(1, 4);
+    char text[300];
+
+    (void)state;
+    e.global_batch = 12;
+    e.micro_batch = 2;
+    e.ranks_per_node = 2;
+    e.tensor_parallel = 2;
+    assert_true(mb_elastic_divides(&e, 3) && mb_elastic_divides(&e, 2) &&
+                mb_elastic_divides(&e, 1));
+    assert_false(mb_elastic_divides(&e, 4));
+    e.tensor_parallel = 4;
+    assert_true(mb_elastic_divides(&e, 4) && mb_elastic_divides(&e, 2));
+    assert_false(mb_elastic_divides(&e, 3) || mb_elastic_divides(&e, 1));
+    mb_elastic_begin(&e, 0, 0, T0);
+    assert_int_equal(mb_elastic_look(&e, 3, 0, T0 + WAIT_MS), 2);
+    e.min_nodes = 3;
+    mb_elastic_begin(&e, 0, 0, T0);
+    assert_int_equal(mb_elastic_look(&e, 3, 0, T0 + WAIT_MS), 4);
+    mb_elastic_explain(&e, 3, T0 + WAIT_MS, text, sizeof(text));
+    assert_string_equal(text, "3 nodes are there, but neither 6 ranks nor fewer on at least 3 "
+                              "nodes, 4 to a model, divide --global-batch-size 12 by "
+                              "--micro-batch-size 2: ");
+}
+
 /* A real GCS says who is alive, not who is free: each size is waited for in turn. */
 static void test_guesses(void **state)
 {
@@ -156,6 +184,7 @@ int main(void)
         cmocka_unit_test(test_fewer_after_the_wait),
         cmocka_unit_test(test_batches_beyond_64_bits),
         cmocka_unit_test(test_the_global_batch_divides),
+        cmocka_unit_test(test_ranks_that_share_a_model),
         cmocka_unit_test(test_guesses),
         cmocka_unit_test(test_keeps_its_nodes),
     };

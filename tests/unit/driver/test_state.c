@@ -39,7 +39,7 @@ static void test_saved_but_not_durable(void **state)
     for (uint32_t r = 0; r < RANKS; r++)
         SAY(d, RANK_EXIT, .rank = r);
     ends_and_asks(d);
-    assert_true(SAY(d, STORE_SAID, .iteration = -1) & MB_DRV_DO_RELEASE);
+    assert_true(SAY(d, STORE_SAID) & MB_DRV_DO_RELEASE);
     assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
     assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
     assert_non_null(strstr(mb_drv_verdict(d), "iteration 10"));
@@ -53,13 +53,14 @@ static void test_durable_unheard(void **state)
 
     (void)state;
     bring_up(d);
-    assert_int_equal(SAY(d, STORE_SAID, .iteration = 10), MB_ESTATE);
+    assert_int_equal(SAY(d, STORE_SAID), MB_ESTATE);
     SAY(d, SAVED, .iteration = 10);
     for (uint32_t r = 0; r < RANKS; r++)
         SAY(d, RANK_EXIT, .rank = r);
     ends_and_asks(d);
     assert_int_equal(SAY(d, COMMITTED, .iteration = 5), 0); /* is asked once */
-    assert_true(SAY(d, STORE_SAID, .iteration = 10) & MB_DRV_DO_RELEASE);
+    assert_true(SAY(d, COMMITTED, .iteration = 10) & MB_DRV_DO_RELEASE);
+    assert_int_equal(SAY(d, STORE_SAID), 0);
     assert_int_equal(SAY(d, RELEASED), MB_DRV_DO_FINISH);
     assert_int_equal(mb_drv_exit_status(d), 0);
     assert_int_equal(mb_drv_committed(d), 10);
@@ -72,8 +73,29 @@ static void test_durable_unheard(void **state)
         SAY(d, RANK_EXIT, .rank = r);
     ends_and_asks(d);
     assert_true(SAY(d, COMMITTED, .iteration = 10) & MB_DRV_DO_RELEASE);
-    assert_int_equal(SAY(d, STORE_SAID, .iteration = -1), 0);
+    assert_int_equal(SAY(d, STORE_SAID), 0);
     assert_int_equal(mb_drv_exit_status(d), 0);
+    mb_drv_destroy(d);
+}
+
+/* A newer one that is durable does not excuse an older one of which nothing more was heard. */
+static void test_older_save_unheard(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, SAVED, .iteration = 20);
+    SAY(d, COMMITTED, .iteration = 20);
+    assert_int_equal(mb_drv_open(d, -1), 10);
+    assert_int_equal(mb_drv_open(d, 10), -1);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    ends_and_asks(d);
+    assert_true(SAY(d, STORE_SAID) & MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
+    assert_non_null(strstr(mb_drv_verdict(d), "iteration 10 was saved but is not durable"));
     mb_drv_destroy(d);
 }
 
@@ -440,6 +462,71 @@ static void test_kinds_of_failure(void **state)
     }
 }
 
+/* It stops nobody, so it does not stand for what ends the gang later either. */
+static void test_given_up_then(void **state)
+{
+    static const char text[] = "iteration 10 is not durable: shard: it changed after it was saved";
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, UPLOAD_FAILED, .iteration = 10, .text = text);
+    assert_int_equal(mb_drv_exit_status(d), 0);
+    assert_string_equal(mb_drv_verdict(d), "");
+    SAY(d, RANK_EXIT, .rank = 1, .signal = SIGKILL);
+    assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_RANK);
+    assert_non_null(strstr(mb_drv_verdict(d), "rank 1 was killed by signal 9"));
+    mb_drv_destroy(d);
+
+    d = make(1, 1); /* all ends well but for it */
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, UPLOAD_FAILED, .iteration = 10, .text = text);
+    SAY(d, SAVED, .iteration = 20);
+    SAY(d, COMMITTED, .iteration = 20);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    assert_int_equal(SAY(d, NODE_ENDED, .node = 0), MB_DRV_DO_END);
+    assert_true(SAY(d, NODE_ENDED, .node = 1) & MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
+    assert_string_equal(mb_drv_verdict(d), text);
+    assert_int_equal(mb_drv_failure(d).kind, MB_FAILURE_NONE);
+    mb_drv_destroy(d);
+}
+
+/* Another node had the part in the store, and it became durable all the same. */
+static void test_given_up_and_durable(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, UPLOAD_FAILED, .iteration = 10, .text = "iteration 10 is not durable: late");
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    ends_and_asks(d);
+    assert_true(SAY(d, COMMITTED, .iteration = 10) & MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), 0);
+    mb_drv_destroy(d);
+
+    d = make(1, 1); /* two were given up, and a third is missing */
+    bring_up(d);
+    SAY(d, UPLOAD_FAILED, .iteration = 10, .text = "iteration 10 is not durable: late");
+    SAY(d, COMMITTED, .iteration = 10);
+    SAY(d, UPLOAD_FAILED, .iteration = 20, .text = "iteration 20 is not durable: its disk");
+    SAY(d, SAVED, .iteration = 30);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    ends_and_asks(d);
+    assert_true(SAY(d, STORE_SAID) & MB_DRV_DO_RELEASE);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
+    assert_non_null(
+        strstr(mb_drv_verdict(d), "iteration 20 is not durable: its disk; iteration 30"));
+    mb_drv_destroy(d);
+}
+
 /* Random events for many seeds: the machine always ends, releases once and finishes once. */
 static void test_random_walks(void **state)
 {
@@ -517,6 +604,9 @@ int main(void)
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
         cmocka_unit_test(test_durable_unheard),
+        cmocka_unit_test(test_older_save_unheard),
+        cmocka_unit_test(test_given_up_then),
+        cmocka_unit_test(test_given_up_and_durable),
         cmocka_unit_test(test_newest_on_all),
         cmocka_unit_test(test_a_loss_is_told),
         cmocka_unit_test(test_fewer_nodes),

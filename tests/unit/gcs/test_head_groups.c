@@ -1,6 +1,7 @@
 /* The head's placement groups, their nodes and drivers: death of a node, restart of the head, a
  * node at another address. */
 #include "head_fixture.h"
+#include <stdio.h>
 
 /* A driver of its own, and the id of a group of it. */
 static void new_driver(struct fixture *f, struct mb_gcs_pg *pg, const char *submission)
@@ -220,6 +221,46 @@ static void a_node_moves(void **state)
     assert_int_equal(r.code, MB_ENOENT);
 }
 
+static void on_reason(void *arg, const struct mb_err *err, const struct mb_gcs_waiting *w)
+{
+    struct result *r = arg;
+
+    assert_int_equal(err->code, 0);
+    snprintf(r->value, sizeof r->value, "%s", w->reason);
+    r->done = 1;
+}
+
+static void assert_reason(struct fixture *f, const struct mb_gcs_pg *pg, const char *text)
+{
+    struct result r;
+
+    DO(f, r, mb_gcs_pg_reason(f->gcs, pg->id, 0, on_reason, &r, NULL, &e));
+    assert_string_equal(r.value, text);
+}
+
+/* Both are called "n". An id is shown while that says nothing, and no longer. */
+static void namesakes_are_told_apart(void **state)
+{
+    static const struct mb_gcs_resource many[] = {{"mobula_slot", 8}};
+    struct fixture *f = *state;
+    struct mb_gcs_bundle bundle = {.resources = many, .n_resources = 1};
+    struct mb_gcs_pg pg = {.bundles = &bundle, .n_bundles = 1, .strategy = MB_PG_STRICT_SPREAD};
+    struct result r;
+
+    fixture_register_agent(f, 0);
+    fixture_register_agent(f, 1);
+    new_driver(f, &pg, NULL);
+    DO(f, r, mb_gcs_pg_create(f->gcs, &pg, 0, fixture_on_done, &r, NULL, &e));
+    assert_int_equal(r.code, 0);
+    assert_reason(f, &pg,
+                  "waiting for 1 node with 8 mobula_slot: node n (010000000000) has 4 mobula_slot, "
+                  "node n (020000000000) has 4 mobula_slot");
+    DO(f, r,
+       mb_gcs_unregister_node(f->gcs, f->agents[0].id, MB_GCS_DEATH_EXPECTED, "", 0,
+                              fixture_on_done, &r, NULL, &e));
+    assert_reason(f, &pg, "waiting for 1 node with 8 mobula_slot: node n has 4 mobula_slot");
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
@@ -229,6 +270,7 @@ int main(void)
         T(a_lost_bundle_is_placed_anew),
         T(a_restarted_head_knows_everything),
         T(a_node_moves),
+        T(namesakes_are_told_apart),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -320,6 +320,50 @@ static void the_head_comes_first_then_the_emptiest(void **state)
     mb_job_queue_destroy(q);
 }
 
+static double taken_of(const struct mb_job_queue *q, const char *node, const char *name)
+{
+    struct mb_job_amount total;
+    double taken;
+
+    for (size_t k = 0; mb_job_queue_look(q, node, k, &total, &taken); k++)
+        if (strcmp(total.name, name) == 0)
+            return taken;
+    return -1;
+}
+
+/* What is free there is said of it alone, with how many others there are; each one can be looked
+ * at. */
+static void which_node_is_meant(void **state)
+{
+    struct mb_job_queue *q = make(20, 20);
+    struct mb_job_ticket h = {0}, one = {0}, waits = {0}, wide = {0};
+
+    (void)state;
+    add_node(q, "0123456789abcdef", 5, 0);
+    join(q, &h, 4, 1, 0);
+    starts_on(q, &h, MB_JOB_HEAD_NODE);
+    join(q, &one, 4, 0, 0);
+    starts_on(q, &one, "0123456789abcdef");
+    assert_true(taken_of(q, MB_JOB_HEAD_NODE, MB_JOB_CPU) == 4);
+    assert_true(taken_of(q, MB_JOB_HEAD_NODE, MB_JOB_GPU) == 1);
+    assert_true(taken_of(q, "0123456789abcdef", MB_JOB_CPU) == 4);
+    assert_true(taken_of(q, "0123456789abcdef", MB_JOB_GPU) == 0);
+    assert_true(taken_of(q, "nobody", MB_JOB_CPU) == -1);
+    join(q, &waits, 2, 0, 0);
+    starts(q, NULL);
+    assert_string_equal(reason(&waits), "It is number 1 of 1 in the queue: it needs 2 CPUs, 1 of 5 "
+                                        "free on node 0123456789ab, one of 2 that could take it.");
+    join(q, &wide, 5, 0, 0);
+    starts(q, NULL);
+    assert_string_equal(reason(&wide), "It is number 2 of 2 in the queue: it needs 5 CPUs, 1 of 5 "
+                                       "free.");
+    mb_job_queue_node_gone(q, "0123456789abcdef");
+    starts(q, NULL);
+    assert_string_equal(reason(&waits),
+                        "It is number 1 of 2 in the queue: it needs 2 CPUs, 0 of 4 free.");
+    mb_job_queue_destroy(q);
+}
+
 /* A job keeps one node for itself, not every one where it could run. */
 static void who_waits_is_pinned_to_one_node(void **state)
 {
@@ -338,7 +382,7 @@ static void who_waits_is_pinned_to_one_node(void **state)
     join(q, &wide, 4, 0, 0); /* lacks least on two */
     starts(q, NULL);
     assert_string_equal(reason(&wide), "It is number 1 of 1 in the queue: it needs 4 CPUs, 2 of 4 "
-                                       "free.");
+                                       "free on node two, one of 3 that could take it.");
     join(q, &small, 1, 0, 0);
     starts_on(q, &small, "one");
     join(q, &behind, 1, 0, 0);
@@ -694,6 +738,7 @@ int main(void)
         cmocka_unit_test(gpus_that_others_took),
         cmocka_unit_test(who_is_put_back_holds_nobody_up),
         cmocka_unit_test(the_head_comes_first_then_the_emptiest),
+        cmocka_unit_test(which_node_is_meant),
         cmocka_unit_test(who_waits_is_pinned_to_one_node),
         cmocka_unit_test(nodes_come_and_go),
         cmocka_unit_test(a_node_that_is_closed),

@@ -102,6 +102,100 @@ static void backfill_lets_a_later_gang_start(void **state)
     mb_placement_destroy(p);
 }
 
+/* The action after those that only tell. */
+static struct mb_place_action next_asked(struct mb_placement *p, uint64_t now_ms)
+{
+    struct mb_place_action a;
+
+    do {
+        assert_int_equal(mb_placement_next(p, now_ms, &a), 1);
+    } while (a.kind == MB_PLACE_CHANGED);
+    return a;
+}
+
+/* Nodes come back one after the other: who needs two of them is not overtaken in between. */
+static void what_comes_back_is_not_taken_apart(void **state)
+{
+    struct mb_placement *p = mb_placement_create(1);
+    struct mb_place_action back[2];
+    uint8_t first[MB_PG_ID_BYTES] = {1};
+
+    (void)state;
+    node(p, 1, 4);
+    node(p, 2, 4);
+    gang(p, 1, 2, 4);
+    settle(p, 1);
+    gang(p, 2, 2, 4);
+    gang(p, 3, 1, 1);
+    settle(p, 2);
+    assert_int_equal(mb_placement_remove(p, first), 0);
+    for (int i = 0; i < 2; i++) {
+        back[i] = next_asked(p, 10);
+        assert_int_equal(back[i].kind, MB_PLACE_RETURN);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_false(has_started(p, 2));
+        mb_placement_result(p, first, back[i].ticket, MB_PLACE_OK, 11);
+        settle(p, 11);
+        assert_false(has_started(p, 3));
+    }
+    assert_true(has_started(p, 2));
+    node(p, 3, 4);
+    settle(p, 20);
+    assert_true(has_started(p, 3));
+    gang(p, 4, 2, 4);
+    gang(p, 5, 1, 4);
+    settle(p, 30);
+    end(p, 3, 40); /* one comes back, and two are needed: backfill as ever */
+    assert_false(has_started(p, 4));
+    assert_true(has_started(p, 5));
+    end(p, 2, 50);
+    assert_true(has_started(p, 4));
+    mb_placement_destroy(p);
+}
+
+/* A node that does not take back, that drains or that is gone is not waited for. */
+static void what_may_never_come_back_keeps_nobody(void **state)
+{
+    uint8_t first[MB_PG_ID_BYTES] = {1}, second_node[MB_NODE_ID_BYTES] = {2};
+    struct mb_gcs_resource none[] = {{"mobula_slot", 0}, {"mobula_gpu", 0}};
+
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        struct mb_placement *p = mb_placement_create(1);
+        struct mb_place_action back[2];
+
+        node(p, 1, 4);
+        node(p, 2, 4);
+        gang(p, 1, 2, 4);
+        settle(p, 1);
+        gang(p, 2, 2, 4);
+        gang(p, 3, 1, 1);
+        settle(p, 2);
+        assert_int_equal(mb_placement_remove(p, first), 0);
+        back[0] = next_asked(p, 10);
+        back[1] = next_asked(p, 10);
+        if (memcmp(back[0].node_id, second_node, sizeof second_node) == 0) {
+            struct mb_place_action a = back[0];
+            back[0] = back[1];
+            back[1] = a;
+        }
+        mb_placement_result(p, first, back[0].ticket, MB_PLACE_OK, 11);
+        settle(p, 11);
+        assert_false(has_started(p, 3)); /* the second one is on its way */
+        if (how == 0)
+            mb_placement_result(p, first, back[1].ticket, MB_PLACE_FAILED, 12);
+        else if (how == 1)
+            mb_placement_node_view(p, second_node, none, 2, 1);
+        else
+            mb_placement_node_dead(p, second_node);
+        settle(p, 12);
+        assert_true(has_started(p, 3));
+        assert_false(has_started(p, 2));
+        mb_placement_destroy(p);
+    }
+}
+
 static void strict_order_does_not(void **state)
 {
     struct mb_placement *p = mb_placement_create(1);
@@ -548,6 +642,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(backfill_lets_a_later_gang_start),
+        cmocka_unit_test(what_comes_back_is_not_taken_apart),
+        cmocka_unit_test(what_may_never_come_back_keeps_nobody),
         cmocka_unit_test(strict_order_does_not),
         cmocka_unit_test(strict_order_passes_over_what_can_never_start),
         cmocka_unit_test(a_cancelled_gang_blocks_nobody),

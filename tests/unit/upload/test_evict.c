@@ -207,9 +207,9 @@ static void test_with_retention_in_the_store(void **state)
     assert_string_equal(here(&a), "30 40 50");
     node_close(&a);
     b.attempt = 2;
-    node_launch(&b);
     for (int64_t i = 10; i <= 30; i += 10)
         write_iteration(&b, i);
+    node_launch(&b);
     for (int64_t i = 60; i <= 90; i += 10)
         save_durably(&b, i);
     assert_string_equal(here(&b), "10 20 30 70 80 90");

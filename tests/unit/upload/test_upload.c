@@ -294,6 +294,151 @@ static void test_seals_are_told_again(void **state)
     node_close(&a);
 }
 
+/* What other nodes have to hear of: each save that the tracker file named while nobody looked. */
+static void test_each_seal_is_told(void **state)
+{
+    struct world *w = *state;
+    struct node a = {.at = &w->at, .gang = "aa", .attempt = 1, .num_nodes = 1, .watches = 1};
+    struct node *one[] = {&a};
+
+    node_launch(&a);
+    for (int64_t i = 10; i <= 40; i += 10)
+        seal(&a, i);
+    mb_upload_look(a.u);
+    assert_int_equal(a.n_sealed, 4);
+    node_close(&a);
+    a.n_sealed = 0;
+    node_open(&a); /* killed: its journal has all of them */
+    run_until_idle(&w->at, one, 1);
+    for (int64_t i = 10; i <= 40; i += 10)
+        assert_true(has(a.committed, a.n_committed, i));
+    mb_upload_last_look(a.u);
+    assert_true(a.n_sealed == 0 && a.n_dropped == 0);
+    node_close(&a);
+}
+
+/* What this node had of an older one is gone: an empty part would make a checkpoint with a hole. */
+static void test_seal_of_what_is_gone(void **state)
+{
+    struct world *w = *state;
+    struct node saves = {
+        .at = &w->at, .gang = "aa", .attempt = 1, .rank = 1, .num_nodes = 2, .watches = 1};
+    struct node has_none = {
+        .at = &w->at, .gang = "bb", .attempt = 1, .rank = 1, .num_nodes = 2, .watches = 1};
+    struct mb_err err = {0};
+    char path[400];
+
+    node_iteration_dir(&has_none, 30, path, sizeof(path)); /* an earlier attempt's */
+    usleep(50000);
+    node_open(&saves);
+    node_open(&has_none);
+    node_iteration_dir(&saves, 20, path, sizeof(path));
+    assert_int_not_equal(mb_upload_seal(saves.u, 10, NULL, 0, &err), 0);
+    assert_true(saves.n_dropped == 1 && has(saves.never, saves.n_never, 10));
+    assert_non_null(strstr(saves.error, "was removed before this node had taken it"));
+    assert_int_equal(mb_upload_seal(has_none.u, 10, NULL, 0, &err), 0);
+    assert_int_equal(has_none.n_dropped, 0);
+    node_close(&saves);
+    node_close(&has_none);
+}
+
+/* The trainer removed it meanwhile: told, also to a driver that comes back. */
+static void test_saved_and_gone(void **state)
+{
+    struct world *w = *state;
+    struct node a = {.at = &w->at, .gang = "aa", .attempt = 1, .num_nodes = 1, .watches = 1};
+    struct node *one[] = {&a};
+    char path[400];
+
+    node_launch(&a);
+    seal(&a, 20);
+    node_iteration_dir(&a, 20, path, sizeof(path));
+    assert_int_equal(mb_fs_remove_tree(path, NULL), 0);
+    seal(&a, 30);
+    RUN_UNTIL(&w->at, a.n_committed > 0);
+    run_until_idle(&w->at, one, 1);
+    assert_true(has(a.committed, a.n_committed, 30));
+    assert_true(a.n_dropped == 1 && has(a.never, a.n_never, 20));
+    assert_non_null(strstr(a.error, "iteration 20 is not durable: it was saved and not uploaded: "
+                                    "iter_0000020, or what it held, was removed"));
+    node_close(&a);
+    a.n_dropped = 0;
+    node_open(&a);
+    mb_upload_last_look(a.u);
+    assert_int_equal(a.n_dropped, 0);
+    mb_upload_repeat(a.u);
+    assert_true(a.n_dropped == 1 && has(a.dropped, a.n_dropped, 20));
+    run_until_idle(&w->at, one, 1);
+    node_close(&a);
+}
+
+/* A driver that dials again tells every seal once more. By then the trainer may have removed what
+ * this node's part in the store has, and written a newer one. */
+static void test_a_repeated_seal(void **state)
+{
+    struct world *w = *state;
+    struct node b = {
+        .at = &w->at, .gang = "aa", .attempt = 1, .rank = 1, .num_nodes = 2, .watches = 1};
+    struct mb_err err = {0};
+    char path[400];
+
+    node_launch(&b);
+    seal(&b, 10);
+    assert_int_equal(mb_upload_seal(b.u, 10, NULL, 0, &err), 0);
+    RUN_UNTIL(&w->at, node_journal_has(&b, "\"part\"")); /* the other node's does not come */
+    node_iteration_dir(&b, 10, path, sizeof(path));
+    assert_int_equal(mb_fs_remove_tree(path, NULL), 0);
+    seal(&b, 20);
+    assert_int_equal(mb_upload_seal(b.u, 10, NULL, 0, &err), 0);
+    assert_true(b.n_dropped == 0 && b.n_never == 0);
+    assert_int_equal(mb_upload_pending(b.u, NULL, 0), 1);
+    node_close(&b);
+}
+
+/* It goes back, and saves the same iterations once more: the store keeps the first ones, and that
+ * is told, also to a driver that comes back. One that it names and has not touched is none. */
+static void test_saved_again(void **state)
+{
+    struct world *w = *state;
+    struct node a = {.at = &w->at, .gang = "aa", .attempt = 1, .num_nodes = 1, .watches = 1};
+    struct node *one[] = {&a};
+    char dir[200], path[400];
+
+    node_launch(&a);
+    seal(&a, 10);
+    seal(&a, 20);
+    mb_upload_look(a.u);
+    run_until_idle(&w->at, one, 1);
+    assert_int_equal(w->newest, 20);
+    node_dir(&a, dir, sizeof(dir));
+    snprintf(path, sizeof(path), "%s/" MB_LATEST_KEY, dir);
+    assert_int_equal(mb_fs_write_atomic(path, "10", 2, 0644, NULL), 0);
+    mb_upload_look(a.u);
+    assert_int_equal(a.n_dropped, 0);
+    seal(&a, 20);
+    mb_upload_look(a.u);
+    assert_true(a.n_dropped == 1 && a.dropped[0] == 20 && a.n_never == 0);
+    assert_non_null(strstr(a.error, "iteration 20 is not durable: it was saved and not uploaded: "
+                                    "it was saved again"));
+    seal(&a, 10);
+    mb_upload_look(a.u);
+    assert_true(a.n_dropped == 2 && a.dropped[1] == 10);
+    a.n_dropped = 0;
+    mb_upload_repeat(a.u);
+    assert_true(a.n_dropped == 2 && a.n_sealed == 2);
+    seal(&a, 30); /* it goes on */
+    mb_upload_look(a.u);
+    seal(&a, 10); /* amid the upload of what it goes back from */
+    mb_upload_look(a.u);
+    seal(&a, 30);
+    mb_upload_look(a.u);
+    run_until_idle(&w->at, one, 1);
+    assert_true(a.n_dropped == 3 && a.dropped[2] == 30);
+    assert_non_null(strstr(a.error, "it was saved again before it was durable"));
+    assert_int_equal(w->newest, 20);
+    node_close(&a);
+}
+
 /* Another run saves the iteration that latest names: before, between and after it is whole. */
 static void test_the_same_iteration_again(void **state)
 {
@@ -598,6 +743,11 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_a_short_job, setup, teardown),
         cmocka_unit_test_setup_teardown(test_tracker_of_somebody_else, setup, teardown),
         cmocka_unit_test_setup_teardown(test_seals_are_told_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_each_seal_is_told, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_seal_of_what_is_gone, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saved_and_gone, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_repeated_seal, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saved_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_same_iteration_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_taken_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_stopped_writer, setup, teardown),

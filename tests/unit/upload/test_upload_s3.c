@@ -265,6 +265,36 @@ static void test_uploads_without_an_id(void **state)
     node_close(&new);
 }
 
+static enum fake_verdict begin_late(struct world *w, const char *method, const char *key, int part)
+{
+    if (strcmp(method, "POST") == 0 && strcmp(key, BIG) == 0 && w->holds)
+        return FAKE_HOLD;
+    if (part > 0 && w->n_seen++ == 0)
+        fake_begin_upload(w->s3, BIG);
+    return FAKE_ANSWER;
+}
+
+/* What a killed process had asked for may be carried out when its successor has looked already. */
+static void test_an_upload_that_comes_late(void **state)
+{
+    struct world *w = *state;
+    struct node a = {.at = &w->at, .gang = "aa", .attempt = 1, .num_nodes = 1};
+
+    w->judge = begin_late;
+    w->holds = 1;
+    node_open(&a);
+    save(&a, 10, 1, 70 * MIB);
+    run_for(&w->at, 300);
+    node_close(&a);
+    w->holds = 0;
+    assert_int_equal(fake_count_uploads(w->s3, NULL), 0);
+    node_open(&a);
+    RUN_UNTIL(&w->at, a.n_committed == 1);
+    assert_true(w->n_seen > 0);
+    assert_int_equal(fake_count_uploads(w->s3, NULL), 0);
+    node_close(&a);
+}
+
 static enum fake_verdict count_lists(struct world *w, const char *method, const char *key, int part)
 {
     (void)part;
@@ -538,6 +568,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_preferred_goes_first, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_successor_keeps_its_uploads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_uploads_without_an_id, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_an_upload_that_comes_late, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_slow_store_is_cleaned, setup, teardown),
         cmocka_unit_test_setup_teardown(test_cleaning_ends_in_time, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_dropped_one_is_swept_once, setup, teardown),

@@ -132,7 +132,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--position-embedding-type mrope",
         "--rotary-interleaved",
         "--squared-relu",
-        "--tensor-model-parallel-size 2",
         "--pipeline-model-parallel-size 2",
         "--context-parallel-size 2",
         "--optimizer sgd",
@@ -361,6 +360,27 @@ static void another_model_is_seen(void **state)
     mb_args_close(&a);
 }
 
+/* What is left of the world after models are data parallel ranks. */
+static void ranks_that_share_a_model(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(
+        validate_line(BASE "--tensor-model-parallel-size 2 --sequence-parallel", 6, &a, &err), 0);
+    assert_int_equal(a.data_parallel_size, 3);
+    assert_int_equal(a.global_batch_size, 6);
+    assert_true(a.sequence_parallel);
+    assert_string_equal(mb_buf_str(&a.notes), "");
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--sequence-parallel", 2, &a, &err), 0);
+    assert_int_equal(a.data_parallel_size, 2);
+    assert_false(a.sequence_parallel);
+    assert_string_equal(mb_buf_str(&a.notes), "note: --sequence-parallel has no effect: it means "
+                                              "nothing without tensor parallelism\n");
+    mb_args_close(&a);
+}
+
 static void megatrons_checks(void **state)
 {
     (void)state;
@@ -373,6 +393,24 @@ static void megatrons_checks(void **state)
          "global batch size (6) is not divisible by micro batch size (2) times data parallel size "
          "(2)",
          2},
+        {BASE "--tensor-model-parallel-size 2",
+         "world size (3) is not divisible by total_model_size (encoder_model_size=0 + "
+         "decoder_model_size=2)",
+         3},
+        {BASE "--tensor-model-parallel-size 0",
+         "tensor-model-parallel-size is 0: it must be from 1 to 2147483647", 1},
+        {BASE "--tensor-model-parallel-size 8 --hidden-size 128",
+         "num_attention_heads (4) must be a multiple of tensor_model_parallel_size (8).", 8},
+        {BASE "--tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2",
+         "num_query_groups (2) must be a multiple of tensor_model_parallel_size (4).", 4},
+        {BASE "--tensor-model-parallel-size 4 --ffn-hidden-size 90",
+         "ffn_hidden_size: 90 is not divisible by 4", 4},
+        {BASE "--tensor-model-parallel-size 4 --sequence-parallel --seq-length 30",
+         "--sequence-parallel: seq_length: 30 is not divisible by 4", 4},
+        {BASE "--tensor-model-parallel-size 2 --global-batch-size 6",
+         "global batch size (6) is not divisible by micro batch size (2) times data parallel size "
+         "(2)",
+         4},
         {BASE "--overlap-param-gather",
          "--overlap-param-gather only supported with distributed optimizer", 1},
         {BASE "--overlap-param-gather --use-distributed-optimizer",
@@ -525,6 +563,7 @@ int main(void)
         cmocka_unit_test(a_preset_is_a_shape),
         cmocka_unit_test(a_checkpoint_describes_the_model),
         cmocka_unit_test(another_model_is_seen),
+        cmocka_unit_test(ranks_that_share_a_model),
         cmocka_unit_test(megatrons_checks),
         cmocka_unit_test(derived_values_and_the_dump),
         cmocka_unit_test(the_table_is_consistent),

@@ -62,35 +62,81 @@ struct job {
     const char *expect; /* in the text of the rank at fault */
     char *per_rank_dir; /* NULL: all share dir */
     int is_stale;       /* save other values of the optimizer */
+    uint32_t shared_by; /* so many neighbouring ranks share a model; 0: none */
+    int by_columns;     /* they have columns of the first tensor, not rows of its two halves */
 };
+
+/* What a rank has of the model: place of j->shared_by. */
+static void part_of(const struct job *j, uint32_t place, struct mb_checkpoint_part parts[2],
+                    struct mb_checkpoint_layout *out)
+{
+    const size_t n = TENSORS[0].n / j->shared_by, stride = j->by_columns ? 30 : 300,
+                 run = stride / j->shared_by, behind = (n + 15) / 16 * 16;
+    parts[0] = (struct mb_checkpoint_part){0, n, place * run, run, stride};
+    parts[1] = (struct mb_checkpoint_part){behind, 395, 0, 395, 395};
+    *out = (struct mb_checkpoint_layout){
+        .parts = parts, .n_elements = behind + 400, .is_first = place == 0};
+}
+
+/* The place in the whole flat buffer of an element of the rank's; N: a gap. */
+static size_t whole(const struct mb_checkpoint_model *m, size_t i)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const struct mb_checkpoint_part *p = &m->layout->parts[k];
+        const size_t e = i - p->offset;
+        if (i >= p->offset && e < p->n) {
+            return TENSORS[k].offset + p->start + e / p->run * p->stride + e % p->run;
+        }
+    }
+    return N;
+}
+
+static int is_gap(size_t i)
+{
+    return (i >= 600 && i < 608) || i >= N;
+}
 
 static float weight(size_t i)
 {
-    return (i >= 600 && i < 608) ? 0.0f : (float)i * 0.25f;
+    return is_gap(i) ? 0.0f : (float)i * 0.25f;
+}
+
+/* Of exp_avg, or of exp_avg_sq. */
+static float moment(size_t i, int is_square)
+{
+    return is_gap(i) ? 0.0f : is_square ? (float)i * 3.0f : (float)i + 0.5f;
+}
+
+static size_t place_of(const struct mb_checkpoint_model *m, size_t i)
+{
+    return m->layout != NULL ? whole(m, i) : i;
+}
+
+static size_t n_own(const struct mb_checkpoint_model *m)
+{
+    return m->layout != NULL ? m->layout->n_elements : N;
 }
 
 static void fill(struct mb_checkpoint_model *m, int with_values)
 {
-    for (size_t i = 0; i < N; i++) {
-        m->weights[i] = with_values ? weight(i) : -1;
+    for (size_t i = 0; i < n_own(m); i++) {
+        m->weights[i] = with_values ? weight(place_of(m, i)) : -1;
     }
     for (size_t i = m->state_begin; i < m->state_end; i++) {
-        m->exp_avg[i - m->state_begin] = with_values ? (float)i + 0.5f : -1;
-        m->exp_avg_sq[i - m->state_begin] = with_values ? (float)i * 3.0f : -1;
+        m->exp_avg[i - m->state_begin] = with_values ? moment(place_of(m, i), 0) : -1;
+        m->exp_avg_sq[i - m->state_begin] = with_values ? moment(place_of(m, i), 1) : -1;
     }
 }
 
 static void compare(const struct mb_checkpoint_model *m)
 {
     size_t bad = 0;
-    for (size_t k = 0; k < 2; k++) {
-        for (size_t i = TENSORS[k].offset; i < TENSORS[k].offset + TENSORS[k].n; i++) {
-            bad += m->weights[i] != weight(i);
-        }
+    for (size_t i = 0; i < n_own(m); i++) {
+        bad += !is_gap(place_of(m, i)) && m->weights[i] != weight(place_of(m, i));
     }
     for (size_t i = m->state_begin; i < m->state_end; i++) {
-        bad += m->exp_avg[i - m->state_begin] != (float)i + 0.5f;
-        bad += m->exp_avg_sq[i - m->state_begin] != (float)i * 3.0f;
+        bad += m->exp_avg[i - m->state_begin] != moment(place_of(m, i), 0);
+        bad += m->exp_avg_sq[i - m->state_begin] != moment(place_of(m, i), 1);
     }
     CHECK(bad == 0);
 }
@@ -106,7 +152,16 @@ static void body(struct mb_comm *c, void *arg)
                                     .n_elements = N,
                                     .state_begin = 0,
                                     .state_end = N};
-    if (j->sharded) {
+    struct mb_checkpoint_part parts[2];
+    struct mb_checkpoint_layout layout;
+    if (j->shared_by > 0) {
+        const uint32_t rank = mb_comm_rank(c), n_models = mb_comm_world_size(c) / j->shared_by;
+        part_of(j, rank % j->shared_by, parts, &layout);
+        mb_comm_range(layout.n_elements, n_models, rank / j->shared_by, &layout.begin, &layout.end);
+        m.layout = &layout;
+        m.state_begin = j->sharded ? layout.begin : 0;
+        m.state_end = j->sharded ? layout.end : layout.n_elements;
+    } else if (j->sharded) {
         mb_comm_range(N, mb_comm_world_size(c), mb_comm_rank(c), &m.state_begin, &m.state_end);
     }
     m.weights = mb_calloc(N, sizeof(float));
@@ -209,6 +264,64 @@ static void any_gang_reads_what_any_gang_saved(void **state)
         }
         mb_fs_remove_tree(dir, NULL);
     }
+}
+
+/* Models of 2 or 3 ranks, alone and side by side, split in either way: the files are those of as
+ * many ranks without a shared model, byte for byte, and any layout reads them. */
+static void ranks_that_share_a_model_save_the_same_files(void **state)
+{
+    (void)state;
+    static const uint32_t layouts[][2] = {{2, 2}, {4, 2}, {3, 3}, {6, 3}};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        const uint32_t world = layouts[i][0];
+        char command[200];
+        run(world, (struct job){.save = 1, .fault_rank = -1});
+        snprintf(command, sizeof command, "mv %s %s/plain", dir, root);
+        assert_int_equal(system(command), 0);
+        for (int k = 0; k < 4; k++) {
+            struct job j = {.save = 1,
+                            .sharded = k % 2,
+                            .by_columns = k / 2,
+                            .shared_by = layouts[i][1],
+                            .fault_rank = -1};
+            run(world, j);
+            snprintf(command, sizeof command, "diff -r %s %s/plain", dir, root);
+            assert_int_equal(system(command), 0);
+            j.save = 0;
+            run(world, j);
+            if (k == 0) { /* the files are the same with every k */
+                run(6,
+                    (struct job){.shared_by = 3, .sharded = 1, .by_columns = 1, .fault_rank = -1});
+                run(2, (struct job){.shared_by = 2, .fault_rank = -1});
+                run(3, (struct job){.sharded = 1, .fault_rank = -1});
+                run(1, (struct job){.fault_rank = -1});
+            }
+            mb_fs_remove_tree(dir, NULL);
+        }
+        snprintf(command, sizeof command, "rm -r %s/plain", root);
+        assert_int_equal(system(command), 0);
+    }
+}
+
+static void damage_is_named_by_ranks_that_share(void **state)
+{
+    (void)state;
+    char path[160];
+    struct job j = {.shared_by = 2,
+                    .sharded = 1,
+                    .fault_rank = 1, /* ranks read the range that their number has */
+                    .expected = MB_ENOENT,
+                    .expect = "element 250"};
+    run(4, (struct job){.save = 1, .shared_by = 2, .fault_rank = -1});
+    snprintf(path, sizeof path, "%s/iter_0000012/optim_dp_001_of_004.safetensors", dir);
+    assert_int_equal(unlink(path), 0);
+    run(4, j);
+    snprintf(path, sizeof path, "%s/iter_0000012/model_tp00_pp00.safetensors", dir);
+    assert_int_equal(truncate(path, 2000), 0);
+    j.fault_rank = 0;
+    j.expected = MB_ECORRUPT;
+    j.expect = "model_tp00_pp00.safetensors";
+    run(4, j);
 }
 
 static void an_older_save_of_the_iteration_is_replaced(void **state)
@@ -421,6 +534,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(any_gang_reads_what_any_gang_saved, clear_dir),
+        cmocka_unit_test_teardown(ranks_that_share_a_model_save_the_same_files, clear_dir),
+        cmocka_unit_test_teardown(damage_is_named_by_ranks_that_share, clear_dir),
         cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),
         cmocka_unit_test_teardown(shards_of_another_size_do_not_count, clear_dir),
         cmocka_unit_test_teardown(a_replaced_save_is_never_missing, clear_dir),

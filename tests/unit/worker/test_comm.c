@@ -173,6 +173,82 @@ static void the_other_operations_are_right(void **state)
     on_worlds(others);
 }
 
+/* Neighbours, and those with the same place among neighbours: what a layout with tensor and data
+ * parallel ranks uses, one kind after the other, and the world between them. */
+static void in_groups(struct mb_comm *world, void *arg)
+{
+    const uint32_t size = *(const uint32_t *)arg, rank = mb_comm_rank(world);
+    const uint32_t n_groups = mb_comm_world_size(world) / size;
+    struct mb_comm *near = NULL, *far = NULL;
+    struct mb_err err;
+    CHECK(mb_comm_create_group(world, rank / size * size, 1, size, &near, &err) == 0);
+    CHECK(mb_comm_create_group(world, rank % size, size, n_groups, &far, &err) == 0);
+    CHECK(mb_comm_rank(near) == rank % size && mb_comm_world_size(near) == size);
+    CHECK(mb_comm_rank(far) == rank / size && mb_comm_world_size(far) == n_groups);
+    sums(near, arg); /* value() by the rank in the group, which has the same in every group */
+    sums(far, arg);
+    mb_comm_barrier(world);
+    others(near, arg);
+    others(far, arg);
+    float x = (float)rank;
+    mb_comm_allreduce(near, NULL, &x, 1, MB_COMM_F32, MB_COMM_SUM);
+    mb_comm_join(near, NULL); /* on the host: it is done */
+    float want = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        want += (float)(rank / size * size + r);
+    }
+    CHECK(x == want);
+    mb_comm_destroy(near);
+    mb_comm_destroy(far);
+}
+
+static void groups_sum_among_themselves(void **state)
+{
+    (void)state;
+    static uint32_t layouts[][2] = {{4, 2}, {6, 3}, {2, 1}};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        struct comm_world w = {.n = layouts[i][0],
+                               .timeout_ms = 60000,
+                               .tcp_only = i == 1 ? 2 : 0,
+                               .body = in_groups,
+                               .arg = &layouts[i][1]};
+        assert_int_equal(comm_world_run(&w), 0);
+    }
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
+/* Rank 3 waits in its group for rank 2, which gives up in the other kind of group. */
+static void give_up_in_a_group(struct mb_comm *world, void *arg)
+{
+    const uint32_t rank = mb_comm_rank(world);
+    struct mb_comm *near = NULL;
+    struct mb_err err;
+    float x = 0;
+    (void)arg;
+    CHECK(mb_comm_create_group(world, rank / 2 * 2, 1, 2, &near, &err) == 0);
+    if (rank == 2) {
+        mb_comm_abort(near, "no space left on device");
+    } else {
+        mb_comm_allreduce(near, NULL, &x, 1, MB_COMM_F32, MB_COMM_SUM);
+        int rc = mb_comm_synchronize(near, &err);
+        if (rc == 0) { /* ranks 0 and 1 are through; the world has ended for them, too */
+            mb_comm_barrier(world);
+            rc = mb_comm_synchronize(world, &err);
+        }
+        CHECK(rc == MB_EUNAVAIL);
+        CHECK(strstr(err.text, "rank 2 gave up: no space left on device") != NULL);
+    }
+    mb_comm_destroy(near);
+}
+
+static void a_group_names_ranks_of_the_world(void **state)
+{
+    (void)state;
+    struct comm_world w = {.n = 4, .timeout_ms = 60000, .body = give_up_in_a_group};
+    assert_int_equal(comm_world_run(&w), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
 static void ranges_cover_without_overlap(void **state)
 {
     (void)state;
@@ -389,6 +465,8 @@ int main(void)
         cmocka_unit_test(ranges_cover_without_overlap),
         cmocka_unit_test(sums_have_one_order_on_every_carrier),
         cmocka_unit_test(the_other_operations_are_right),
+        cmocka_unit_test(groups_sum_among_themselves),
+        cmocka_unit_test(a_group_names_ranks_of_the_world),
         cmocka_unit_test(ranks_that_disagree_are_told),
         cmocka_unit_test(a_reason_reaches_every_rank),
         cmocka_unit_test(a_rank_that_hangs_is_named),

@@ -35,7 +35,7 @@ static struct {
     uint8_t id[MB_COLLECTIVE_ID_BYTES];
     uint32_t n_joined;
     struct shared_op ops[MAX_OPS];
-    int n_aborted, n_ended, busy_polls;
+    int n_aborted, n_ended, busy_polls, n_joins;
     int n_wrong; /* calls against the contract; checked when the ranks have ended */
     int log_fd;  /* of all ranks */
 } lib = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -206,8 +206,20 @@ static void fake_destroy(struct mb_group *g, int failed)
     pthread_mutex_unlock(&lib.lock);
 }
 
-static const struct mb_collectives FAKE = {fake_version, fake_new_id, fake_create,
-                                           fake_start,   fake_poll,   fake_destroy};
+/* Operations take effect at once when all have come: there is nothing to wait for on a stream. */
+static int fake_join(struct mb_group *g, struct mb_stream *stream, struct mb_err *err)
+{
+    (void)stream;
+    (void)err;
+    pthread_mutex_lock(&lib.lock);
+    lib.n_wrong += g->n_busy > 0;
+    lib.n_joins++;
+    pthread_mutex_unlock(&lib.lock);
+    return 0;
+}
+
+static const struct mb_collectives FAKE = {fake_version, fake_new_id, fake_create, fake_start,
+                                           fake_poll,    fake_join,   fake_destroy};
 static const struct mb_backend BACKEND = {.name = "fake", .collectives = &FAKE};
 
 /* ---- ranks ---- */
@@ -344,6 +356,43 @@ static void operations_give_what_the_host_gives(void **state)
     }
 }
 
+/* More operations than the compute stream may be behind; the caller goes on before they are done.
+ */
+static void many_joins(struct mb_comm *c, struct mb_device *dev, struct scene *s)
+{
+    enum { MANY = 40 };
+    float x[MANY];
+    uint32_t rank = mb_comm_rank(c), world = mb_comm_world_size(c);
+    struct mb_err err;
+    int bad = 0;
+    mb_comm_join(c, dev); /* behind nothing */
+    for (size_t i = 0; i < MANY; i++) {
+        x[i] = value(rank, i);
+        mb_comm_allreduce(c, dev, &x[i], 1, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_join(c, dev);
+    }
+    int rc = mb_comm_synchronize(c, &err);
+    for (size_t i = 0; i < MANY; i++) {
+        bad += x[i] != sum_of(world, i);
+    }
+    if (rc == 0 && bad != 0) {
+        rc = mb_err_set(&err, MB_ECORRUPT, "%d sums are wrong", bad);
+    }
+    keep(s, rank, rc, &err);
+}
+
+static void the_compute_stream_waits_instead_of_the_caller(void **state)
+{
+    (void)state;
+    struct scene s = {.timeout_ms = PATIENCE_MS, .body = many_joins};
+    s.ranks[1].n_unlaunched = 2;
+    play(&s, 2);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_string_equal(s.texts[r], "");
+    }
+    assert_int_equal(lib.n_joins, 2 * 40);
+}
+
 /* Rank 1 does not come to the second all-reduce. */
 static void one_is_absent(struct mb_comm *c, struct mb_device *dev, struct scene *s)
 {
@@ -439,6 +488,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_give_what_the_host_gives),
+        cmocka_unit_test(the_compute_stream_waits_instead_of_the_caller),
         cmocka_unit_test(a_hang_ends_with_the_operations_name),
         cmocka_unit_test(a_peers_words_end_what_waits_for_it),
         cmocka_unit_test(a_failure_of_the_library_is_told_to_all),

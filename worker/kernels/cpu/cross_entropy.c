@@ -8,6 +8,9 @@
  * row's sum and its d_x = sum E_b W_b are rescaled to m_b and gain this block.
  *  2. loss = log(sum) + m - L[label]. With c = grad_scale * mask, d_x = c (d_x / sum - W[label]).
  *  3. For each block: d_W_b += E_b^T y with y = x * c exp(m_b - m) / sum; then d_W[label] -= c x.
+ * Where the vocabulary is spread over ranks, log(sum) + m is the whole vocabulary's, made of all
+ * ranks' parts, and 1 / sum becomes exp(m - it).
+ *
  * So the softmax itself is never written: its factors are applied to rows of hidden columns instead
  * of vocab.
  *
@@ -73,6 +76,7 @@ static void chunk_init(struct chunk *c, const struct mb_context *ctx,
     for (size_t r = 0; r < c->rows; r++) {
         c->max[r] = -FLT_MAX;
         c->sum[r] = 0;
+        c->label_logit[r] = 0;
     }
 }
 
@@ -106,7 +110,7 @@ static void block_forward(const struct chunk *c, size_t b)
     mb_sgemm(&c->ctx->blas, MB_N, MB_T, c->rows, n, hidden, 1, x + c->first * hidden, hidden, w,
              hidden, 0, e, n);
     for (size_t r = 0; r < c->rows; r++) {
-        size_t label = (size_t)a->label[c->first + r];
+        size_t label = (size_t)a->label[c->first + r] - a->first; /* huge below first */
         if (label >= v0 && label < v0 + n)
             c->label_logit[r] = e[r * n + label - v0];
         float before = c->max[r];
@@ -124,14 +128,52 @@ static void block_forward(const struct chunk *c, size_t b)
                  d_x + c->first * hidden, hidden);
 }
 
+/* This rank's share of the vocabulary, for the others. */
+static void write_part(const struct chunk *c)
+{
+    float *log_sum = c->a->part + c->first, *label_logit = log_sum + c->a->n_tokens;
+    for (size_t r = 0; r < c->rows; r++) {
+        log_sum[r] = (float)(log((double)c->sum[r]) + (double)c->max[r]);
+        label_logit[r] = c->label_logit[r];
+    }
+}
+
+/* Of row t over all ranks' parts: log of the sum of exponentials, and the label's logit. */
+static void join_parts(const struct mb_cross_entropy *a, size_t t, double *log_sum, double *label)
+{
+    double max = -INFINITY, sum = 0;
+    *label = 0;
+    for (size_t p = 0; p < a->n_parts; p++)
+        max = fmax(max, (double)a->parts[2 * p * a->n_tokens + t]);
+    for (size_t p = 0; p < a->n_parts; p++) {
+        sum += exp((double)a->parts[2 * p * a->n_tokens + t] - max);
+        *label += (double)a->parts[(2 * p + 1) * a->n_tokens + t];
+    }
+    *log_sum = max + log(sum);
+}
+
 static double chunk_loss(const struct chunk *c)
 {
+    const struct mb_cross_entropy *a = c->a;
     double total = 0;
     for (size_t r = 0; r < c->rows; r++) {
-        double loss = log((double)c->sum[r]) + (double)c->max[r] - (double)c->label_logit[r];
-        total += (double)c->a->mask[c->first + r] * loss;
+        double log_sum = log((double)c->sum[r]) + (double)c->max[r];
+        double label = (double)c->label_logit[r];
+        if (a->parts != NULL)
+            join_parts(a, c->first + r, &log_sum, &label);
+        total += (double)a->mask[c->first + r] * (log_sum - label);
     }
     return total;
+}
+
+/* What turns the row's exponentials into gradients of logits, but for the label's. */
+static float row_factor(const struct chunk *c, size_t r, float scale)
+{
+    double log_sum, label;
+    if (c->a->parts == NULL)
+        return scale / c->sum[r];
+    join_parts(c->a, c->first + r, &log_sum, &label);
+    return scale * (float)exp((double)c->max[r] - log_sum);
 }
 
 /* The label's share of the gradient, and the factors of step 2. */
@@ -139,17 +181,22 @@ static void finish_rows(const struct chunk *c)
 {
     const struct mb_cross_entropy *a = c->a;
     for (size_t r = 0; r < c->rows; r++) {
-        size_t t = c->first + r;
-        float scale = a->grad_scale * a->mask[t], k = scale / c->sum[r];
-        const float *w = (const float *)a->weight + (size_t)a->label[t] * a->hidden;
-        const float *x = (const float *)a->x + t * a->hidden;
+        size_t t = c->first + r, label = (size_t)a->label[t] - a->first;
+        float scale = a->grad_scale * a->mask[t], k = row_factor(c, r, scale);
         float *restrict d_x = (float *)a->d_x + t * a->hidden;
-        float *restrict d_w = a->d_weight + (size_t)a->label[t] * a->hidden;
+        c->coefficient[r] = k;
+        if (label >= a->vocab) { /* another rank's */
+            for (size_t i = 0; i < a->hidden; i++)
+                d_x[i] *= k;
+            continue;
+        }
+        const float *w = (const float *)a->weight + label * a->hidden;
+        const float *x = (const float *)a->x + t * a->hidden;
+        float *restrict d_w = a->d_weight + label * a->hidden;
         for (size_t i = 0; i < a->hidden; i++) {
             d_x[i] = k * d_x[i] - scale * w[i];
             d_w[i] -= scale * x[i];
         }
-        c->coefficient[r] = k;
     }
 }
 
@@ -172,13 +219,20 @@ static void block_weight_gradient(const struct chunk *c, size_t b)
 void MB_CPU(cross_entropy)(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_cross_entropy *a)
 {
-    if (mb_cpu_check_ids(stream, "label", a->label, a->n_tokens, a->vocab) != 0)
+    if (mb_cpu_check_ids(stream, "label", a->label, a->n_tokens,
+                         mb_all_vocab(a->all_vocab, a->vocab)) != 0)
         return;
     struct chunk c;
+    if (a->d_x != NULL && a->sets_d_weight)
+        memset(a->d_weight, 0, a->vocab * a->hidden * sizeof(float));
     for (size_t first = 0; first < a->n_tokens; first += c.rows) {
         chunk_init(&c, ctx, a, first);
         for (size_t b = 0; b < block_count(a->vocab); b++)
             block_forward(&c, b);
+        if (a->part != NULL) {
+            write_part(&c);
+            continue;
+        }
         *a->loss_sum += chunk_loss(&c);
         if (a->d_x == NULL)
             continue;

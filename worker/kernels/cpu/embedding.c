@@ -6,11 +6,17 @@ void MB_CPU(embedding_forward)(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_embedding_forward *a)
 {
     (void)ctx;
-    if (mb_cpu_check_ids(stream, "token", a->token, a->n_tokens, a->vocab) != 0)
+    if (mb_cpu_check_ids(stream, "token", a->token, a->n_tokens,
+                         mb_all_vocab(a->all_vocab, a->vocab)) != 0)
         return;
     for (size_t t = 0; t < a->n_tokens; t++) {
-        const float *token = a->token_weight + (size_t)a->token[t] * a->hidden;
+        const size_t row = (size_t)a->token[t] - a->first; /* huge below first */
         float *restrict out = (float *)a->out + t * a->hidden;
+        if (row >= a->vocab) {
+            memset(out, 0, a->hidden * sizeof(float));
+            continue;
+        }
+        const float *token = a->token_weight + row * a->hidden;
         if (a->position_weight == NULL) {
             memcpy(out, token, a->hidden * sizeof(float));
             continue;
@@ -25,12 +31,14 @@ void MB_CPU(embedding_backward)(struct mb_context *ctx, struct mb_stream *stream
                                 const struct mb_embedding_backward *a)
 {
     (void)ctx;
-    if (mb_cpu_check_ids(stream, "token", a->token, a->n_tokens, a->vocab) != 0)
+    if (mb_cpu_check_ids(stream, "token", a->token, a->n_tokens,
+                         mb_all_vocab(a->all_vocab, a->vocab)) != 0)
         return;
     for (size_t t = 0; t < a->n_tokens; t++) {
         const float *restrict d_out = (const float *)a->d_out + t * a->hidden;
-        float *d_token = a->d_token_weight + (size_t)a->token[t] * a->hidden;
-        for (size_t i = 0; i < a->hidden; i++)
+        const size_t row = (size_t)a->token[t] - a->first; /* huge below first */
+        float *d_token = row < a->vocab ? a->d_token_weight + row * a->hidden : NULL;
+        for (size_t i = 0; d_token != NULL && i < a->hidden; i++)
             d_token[i] += d_out[i];
         if (a->d_position_weight == NULL)
             continue;

@@ -66,5 +66,7 @@ void MB_CPU(layernorm_backward)(struct mb_context *ctx, struct mb_stream *stream
             d_weight[i] += d_out[i] * xh;
             d_bias[i] += d_out[i];
         }
+        for (size_t i = 0; a->d_x_sum != NULL && i < n; i++)
+            a->d_x_sum[i] += d_x[i];
     }
 }

@@ -22,7 +22,8 @@ struct update {
 
 template <int W>
 __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, float *exp_avg_sq,
-                             size_t state_begin, const __grid_constant__ struct segments s,
+                             bf16 *copy, size_t state_begin,
+                             const __grid_constant__ struct segments s,
                              const __grid_constant__ struct update u)
 {
     typedef neighbours<float, W> packed;
@@ -53,13 +54,20 @@ __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, f
     *(packed *)(exp_avg + at) = ms;
     *(packed *)(exp_avg_sq + at) = vs;
     *(packed *)(weight + e) = ws;
+    if (copy != NULL) {
+        neighbours<bf16, W> rounded;
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            rounded.v[k] = from_float<bf16>(ws.v[k]);
+        *(neighbours<bf16, W> *)(copy + e) = rounded;
+    }
 }
 
 /* Whether all that segments begin with and end at is a multiple of n elements, and of 16 bytes. */
 static bool are_even(const struct mb_adamw *a, const struct segments &s, size_t n)
 {
     bool even = a->state_begin % n == 0 && is_aligned(a->weight) && is_aligned(a->grad) &&
-                is_aligned(a->exp_avg) && is_aligned(a->exp_avg_sq);
+                is_aligned(a->exp_avg) && is_aligned(a->exp_avg_sq) && is_aligned(a->copy);
     for (int k = 0; k < s.n; k++)
         even = even && s.begin[k] % n == 0 && s.first[k + 1] % n == 0;
     return even;
@@ -98,10 +106,12 @@ void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struc
         constexpr int W = vec<float>::N;
         if (are_even(a, s, W))
             adamw_kernel<W><<<blocks_for(s.first[s.n], THREADS * W), THREADS, 0, stream->cuda>>>(
-                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, (bf16 *)a->copy, a->state_begin, s,
+                u);
         else
             adamw_kernel<1><<<blocks_for(s.first[s.n], THREADS), THREADS, 0, stream->cuda>>>(
-                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, (bf16 *)a->copy, a->state_begin, s,
+                u);
         mb_cuda_launched(stream, "adamw");
     }
 }

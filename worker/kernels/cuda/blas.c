@@ -4,9 +4,9 @@
  *     where toolkits put it; a failure names what was looked for.
  *  2. run: look the product's shape up; a new one gets descriptors and an algorithm. The shape
  *     includes how the pointers are aligned, since algorithms differ in what they need.
- *  3. tuning: the library's first guesses in turns, several rounds, so that all of them see the
- * same clocks; the smallest time of a round decides. A product that adds to D is tuned into a
- * buffer of its own; without memory for that the first guess stays.
+ *  3. tuning: the library's guesses run once each, the fastest go on in turns, several rounds, so
+ * that all of them see the same clocks; the smallest time of a round decides. A product that adds
+ * to D is tuned into a buffer of its own; without memory for that the first guess stays.
  */
 #include "worker/kernels/cuda/blas.h"
 
@@ -18,7 +18,7 @@
 #include "base/str.h"
 #include "worker/kernels/cuda/cuda.h"
 
-enum { MAX_GUESSES = 8, ROUNDS = 4, RUNS = 4 };
+enum { MAX_GUESSES = 32, FINALISTS = 8, ROUNDS = 3, RUNS = 4 };
 
 /* Smaller products are not worth their tuning: they are bound by their launch. */
 static const double TUNED_FLOP = 1e9;
@@ -294,14 +294,15 @@ static cublasStatus_t multiply(const struct mb_cuda_blas *b, struct mb_stream *s
 
 /* ---- tuning ---- */
 
-/* Milliseconds of RUNS products; a guess that refuses is infinitely slow. */
+/* Milliseconds of n products; a guess that refuses is infinitely slow. */
 static float time_guess(const struct mb_cuda_blas *b, struct mb_stream *stream,
                         const struct plan *plan, const cublasLtMatmulAlgo_t *algo,
-                        const struct mb_cuda_product *p, void *d, cudaEvent_t from, cudaEvent_t to)
+                        const struct mb_cuda_product *p, void *d, int n, cudaEvent_t from,
+                        cudaEvent_t to)
 {
     float ms = 0;
     cudaEventRecord(from, stream->cuda);
-    for (int i = 0; i < RUNS; i++)
+    for (int i = 0; i < n; i++)
         if (multiply(b, stream, plan, algo, p, d) != CUBLAS_STATUS_SUCCESS)
             return 1e30f;
     cudaEventRecord(to, stream->cuda);
@@ -311,39 +312,55 @@ static float time_guess(const struct mb_cuda_blas *b, struct mb_stream *stream,
     return ms;
 }
 
+struct trial {
+    int guess;
+    float ms; /* of one product, the least seen */
+};
+
+static int compare_trials(const void *a, const void *b)
+{
+    const struct trial *x = a, *y = b;
+    return x->ms != y->ms ? (x->ms > y->ms) - (x->ms < y->ms)
+                          : (x->guess > y->guess) - (x->guess < y->guess);
+}
+
 static int fastest(const struct mb_cuda_blas *b, struct mb_stream *stream, const struct plan *plan,
                    const cublasLtMatmulHeuristicResult_t *guesses, int n,
                    const struct mb_cuda_product *p)
 {
-    float best_ms[MAX_GUESSES];
-    int best = 0;
+    struct trial t[MAX_GUESSES];
+    int n_left = n;
     void *own = NULL;
     cudaEvent_t from = NULL, to = NULL;
     if (p->c == p->d && cudaMalloc(&own, p->m * p->n * mb_dtype_size(p->d_dtype)) != cudaSuccess) {
         cudaGetLastError();
         return 0;
     }
+    for (int i = 0; i < n; i++)
+        t[i] = (struct trial){i, 1e30f};
     if (cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess)
         goto out;
-    for (int i = 0; i < n; i++)
-        best_ms[i] = 1e30f;
-    for (int round = 0; round < ROUNDS; round++)
-        for (int i = 0; i < n; i++) {
-            float ms = time_guess(b, stream, plan, &guesses[i].algo, p, own != NULL ? own : p->d,
-                                  from, to);
-            if (round > 0 && ms < best_ms[i]) /* the first round warms up */
-                best_ms[i] = ms;
+    for (int round = 0; round <= ROUNDS; round++) {
+        const int runs = round == 0 ? 1 : RUNS;
+        for (int i = 0; i < n_left; i++) {
+            const cublasLtMatmulAlgo_t *algo = &guesses[t[i].guess].algo;
+            void *d = own != NULL ? own : p->d;
+            if (round == 0) /* loads its code */
+                time_guess(b, stream, plan, algo, p, d, 1, from, to);
+            const float ms = time_guess(b, stream, plan, algo, p, d, runs, from, to) / (float)runs;
+            t[i].ms = round <= 1 || ms < t[i].ms ? ms : t[i].ms;
         }
-    for (int i = 1; i < n; i++)
-        if (best_ms[i] < best_ms[best])
-            best = i;
+        qsort(t, (size_t)n_left, sizeof(t[0]), compare_trials);
+        if (n_left > FINALISTS)
+            n_left = FINALISTS;
+    }
 out:
     if (to != NULL)
         cudaEventDestroy(to);
     if (from != NULL)
         cudaEventDestroy(from);
     cudaFree(own);
-    return best;
+    return t[0].guess;
 }
 
 static cublasStatus_t choose(const struct mb_cuda_blas *b, struct mb_stream *stream,

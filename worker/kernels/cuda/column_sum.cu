@@ -40,16 +40,17 @@ __global__ void column_sum_kernel(const T *x, size_t n_rows, size_t n_columns, s
     }
 }
 
-__global__ void add_parts_kernel(const float *parts, size_t n_parts, size_t part_stride,
-                                 size_t n_columns, float *out)
+__global__ void add_parts_kernel(const float *parts, size_t n_parts, size_t n_columns,
+                                 const __grid_constant__ struct mb_cuda_sums sums)
 {
     __shared__ float shared[PART_ROWS][WARP];
-    const size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
+    const size_t c = (size_t)blockIdx.x * WARP + threadIdx.x, stride = sums.n * n_columns;
     float total = 0;
+    parts += blockIdx.y * n_columns;
     if (c < n_columns)
-#pragma unroll 4
+#pragma unroll 8
         for (size_t i = threadIdx.y; i < n_parts; i += PART_ROWS)
-            total += parts[i * part_stride + c];
+            total += parts[i * stride + c];
     shared[threadIdx.y][threadIdx.x] = total;
     __syncthreads();
     for (int i = PART_ROWS / 2; i > 0; i /= 2) {
@@ -58,14 +59,15 @@ __global__ void add_parts_kernel(const float *parts, size_t n_parts, size_t part
         __syncthreads();
     }
     if (threadIdx.y == 0 && c < n_columns)
-        out[c] += shared[0][threadIdx.x];
+        sums.out[blockIdx.y][c] += shared[0][threadIdx.x];
 }
 
 void mb_cuda_add_parts(struct mb_stream *stream, const float *parts, size_t n_parts,
-                       size_t part_stride, size_t n_columns, float *out)
+                       size_t n_columns, const struct mb_cuda_sums *sums)
 {
-    add_parts_kernel<<<blocks_for(n_columns, WARP), dim3(WARP, PART_ROWS), 0, stream->cuda>>>(
-        parts, n_parts, part_stride, n_columns, out);
+    const dim3 blocks(blocks_for(n_columns, WARP), (unsigned)sums->n);
+    add_parts_kernel<<<blocks, dim3(WARP, PART_ROWS), 0, stream->cuda>>>(parts, n_parts, n_columns,
+                                                                         *sums);
     mb_cuda_launched(stream, "sum over rows");
 }
 
@@ -84,7 +86,8 @@ static void run(struct mb_context *ctx, struct mb_stream *stream, const T *x, si
     float *parts = (float *)stream->workspace;
     column_sum_kernel<T, N><<<dim3(blocks, (unsigned)slices), threads, 0, stream->cuda>>>(
         x, n_rows, n_columns, slice_rows, parts);
-    mb_cuda_add_parts(stream, parts, slices, n_columns, n_columns, sum);
+    const struct mb_cuda_sums sums = {{sum}, 1};
+    mb_cuda_add_parts(stream, parts, slices, n_columns, &sums);
 }
 
 void mb_cuda_column_sum(struct mb_context *ctx, struct mb_stream *stream, const void *x,

@@ -35,6 +35,7 @@ struct mb_cuda_faults {
 
 struct mb_context {
     int index, n_sm;
+    size_t shared_bytes, shared_block_bytes; /* of a multiprocessor; most that a block can have */
     int is_hopper; /* kernels for it are used; MOBULA_CUDA_HOPPER=0 leaves them out */
     char name[64], describe[256];
     struct mb_cuda_blas *blas;
@@ -123,9 +124,16 @@ void mb_cuda_convert(struct mb_context *ctx, struct mb_stream *stream, void *y, 
 /* sum[c] += the sum over rows of x[., c]; x [n_rows, n_columns] (column_sum.cu). */
 void mb_cuda_column_sum(struct mb_context *ctx, struct mb_stream *stream, const void *x,
                         size_t n_rows, size_t n_columns, enum mb_dtype dtype, float *sum);
-/* out[c] += the sum of the n_parts partial sums at parts[., c] (column_sum.cu). */
+enum { MB_CUDA_SUMS_MAX = 3 };
+
+struct mb_cuda_sums {
+    float *out[MB_CUDA_SUMS_MAX];
+    int n;
+};
+
+/* out[k][c] += the sum of the n_parts partial sums at parts[.][k][c] (column_sum.cu). */
 void mb_cuda_add_parts(struct mb_stream *stream, const float *parts, size_t n_parts,
-                       size_t part_stride, size_t n_columns, float *out);
+                       size_t n_columns, const struct mb_cuda_sums *sums);
 
 /* Attention in bf16 on matrix units; 0 where the shape is not theirs (attention_mma.cu). */
 int mb_cuda_attention_mma_fits(const struct mb_attention_shape *shape, enum mb_dtype dtype,

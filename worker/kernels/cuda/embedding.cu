@@ -18,16 +18,23 @@ static __device__ void fault(unsigned long long *where, size_t row, int32_t id)
 template <class T>
 __global__ void embedding_forward_kernel(const int32_t *token, const float *token_weight,
                                          const float *position_weight, T *out, size_t seq,
-                                         size_t hidden, size_t vocab, unsigned long long *faults)
+                                         size_t hidden, size_t vocab, size_t first_row,
+                                         size_t all_vocab, unsigned long long *faults)
 {
     const size_t t = blockIdx.x;
     const int32_t id = token[t];
-    if (id < 0 || (size_t)id >= vocab) {
+    const size_t row = (size_t)id - first_row; /* huge below first_row */
+    if (id < 0 || (size_t)id >= all_vocab) {
         if (threadIdx.x == 0)
             fault(faults, t, id);
         return;
     }
-    const float *w = token_weight + (size_t)id * hidden;
+    if (row >= vocab) {
+        for (size_t i = threadIdx.x; i < hidden; i += THREADS)
+            out[t * hidden + i] = from_float<T>(0);
+        return;
+    }
+    const float *w = token_weight + row * hidden;
     const float *p = position_weight != NULL ? position_weight + t % seq * hidden : NULL;
     for (size_t i = threadIdx.x; i < hidden; i += THREADS)
         out[t * hidden + i] = from_float<T>(p != NULL ? w[i] + p[i] : w[i]);
@@ -36,6 +43,7 @@ __global__ void embedding_forward_kernel(const int32_t *token, const float *toke
 template <class T>
 __global__ void token_backward_kernel(const int32_t *token, const T *d_out, float *d_weight,
                                       size_t n_tokens, size_t hidden, size_t vocab,
+                                      size_t first_row, size_t all_vocab,
                                       unsigned long long *faults)
 {
     __shared__ unsigned found[THREADS / WARP];
@@ -44,8 +52,9 @@ __global__ void token_backward_kernel(const int32_t *token, const T *d_out, floa
     for (size_t t0 = 0; t0 < n_tokens; t0 += THREADS) {
         const size_t t = t0 + threadIdx.x;
         const int32_t id = t < n_tokens ? token[t] : 0;
-        const bool mine = t < n_tokens && id >= 0 && (size_t)id >= first && (size_t)id < end;
-        if (blockIdx.x == 0 && t < n_tokens && (id < 0 || (size_t)id >= vocab))
+        const size_t id_row = (size_t)id - first_row; /* huge below first_row */
+        const bool mine = t < n_tokens && id >= 0 && id_row >= first && id_row < end;
+        if (blockIdx.x == 0 && t < n_tokens && (id < 0 || (size_t)id >= all_vocab))
             fault(faults, t, id);
         if (!__syncthreads_or(mine))
             continue;
@@ -56,7 +65,7 @@ __global__ void token_backward_kernel(const int32_t *token, const T *d_out, floa
         for (int w = 0; w < THREADS / WARP; w++)
             for (unsigned left = found[w]; left != 0; left &= left - 1) {
                 const size_t row = t0 + (size_t)w * WARP + (size_t)(__ffs((int)left) - 1);
-                float *d = d_weight + (size_t)token[row] * hidden;
+                float *d = d_weight + ((size_t)token[row] - first_row) * hidden;
                 for (size_t i = threadIdx.x; i < hidden; i += THREADS)
                     d[i] += to_float(d_out[row * hidden + i]);
             }
@@ -81,7 +90,7 @@ template <class T> static void forward(struct mb_stream *s, const struct mb_embe
 {
     embedding_forward_kernel<T><<<(unsigned)a->n_tokens, THREADS, 0, s->cuda>>>(
         a->token, a->token_weight, a->position_weight, (T *)a->out, a->seq, a->hidden, a->vocab,
-        &s->faults->token);
+        a->first, mb_all_vocab(a->all_vocab, a->vocab), &s->faults->token);
 }
 
 template <class T> static void backward(struct mb_stream *s, const struct mb_embedding_backward *a)
@@ -89,7 +98,7 @@ template <class T> static void backward(struct mb_stream *s, const struct mb_emb
     const size_t positions = a->seq < a->n_tokens ? a->seq : a->n_tokens;
     token_backward_kernel<T><<<blocks_for(a->vocab, ROWS), THREADS, 0, s->cuda>>>(
         a->token, (const T *)a->d_out, a->d_token_weight, a->n_tokens, a->hidden, a->vocab,
-        &s->faults->token);
+        a->first, mb_all_vocab(a->all_vocab, a->vocab), &s->faults->token);
     if (a->d_position_weight == NULL)
         return;
     position_backward_kernel<T><<<(unsigned)positions, THREADS, 0, s->cuda>>>(
@@ -100,7 +109,7 @@ void mb_cuda_embedding_forward(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_embedding_forward *a)
 {
     (void)ctx;
-    stream->token_vocab = a->vocab;
+    stream->token_vocab = mb_all_vocab(a->all_vocab, a->vocab);
     if (a->dtype == MB_DTYPE_BF16)
         forward<bf16>(stream, a);
     else
@@ -112,7 +121,7 @@ void mb_cuda_embedding_backward(struct mb_context *ctx, struct mb_stream *stream
                                 const struct mb_embedding_backward *a)
 {
     (void)ctx;
-    stream->token_vocab = a->vocab;
+    stream->token_vocab = mb_all_vocab(a->all_vocab, a->vocab);
     if (a->dtype == MB_DTYPE_BF16)
         backward<bf16>(stream, a);
     else

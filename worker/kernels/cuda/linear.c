@@ -64,7 +64,7 @@ void mb_cuda_linear_backward(struct mb_context *ctx, struct mb_stream *stream,
                                        .transpose_a = 1,
                                        .a = a->d_out,
                                        .b = a->x,
-                                       .c = a->d_weight,
+                                       .c = a->sets_d_weight ? NULL : a->d_weight,
                                        .d = a->d_weight,
                                        .dtype = a->dtype,
                                        .d_dtype = MB_DTYPE_F32};

@@ -6,7 +6,8 @@
  *  2. create: the communicator is begun without blocking, so that a peer that never comes is the
  *     caller's to notice; poll() asks NCCL whether it is done with that, as after every operation.
  *  3. start: the group's stream waits for what is on the compute stream, then NCCL enqueues. When
- *     NCCL says that it has, an event marks the operation's end; poll() asks the events in order.
+ *     NCCL says that it has, an event marks the operation's end; poll() asks the events in order,
+ *     and join() lets the compute stream wait for the last of them.
  *  4. destroy: finalize, which waits for peers that have agreed to end; after a failure abort,
  * which ends kernels that wait for a peer. NCCL's own variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG,
  * ...) are read by it as ever.
@@ -267,7 +268,16 @@ static int nccl_create(struct mb_context *ctx, const uint8_t id[MB_COLLECTIVE_ID
 
 static ncclDataType_t type_of(enum mb_comm_type type)
 {
-    return type == MB_COMM_F32 ? ncclFloat32 : type == MB_COMM_F64 ? ncclFloat64 : ncclInt64;
+    static const ncclDataType_t TYPES[] = {[MB_COMM_F32] = ncclFloat32,
+                                           [MB_COMM_F64] = ncclFloat64,
+                                           [MB_COMM_I64] = ncclInt64,
+                                           [MB_COMM_BF16] = ncclBfloat16};
+    return TYPES[type];
+}
+
+static size_t size_of(enum mb_comm_type type)
+{
+    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 ? 2 : 8;
 }
 
 static ncclResult_t launch(struct mb_group *g, const struct mb_comm_op *op)
@@ -275,7 +285,7 @@ static ncclResult_t launch(struct mb_group *g, const struct mb_comm_op *op)
     const ncclDataType_t type = type_of(op->type);
     const ncclRedOp_t reduce = op->reduce == MB_COMM_MAX ? ncclMax : ncclSum;
     const size_t share = op->n / g->world_size;
-    void *own = (char *)op->buf + g->rank * share * (type == ncclFloat32 ? 4 : 8);
+    void *own = (char *)op->buf + g->rank * share * size_of(op->type);
     const int peer = (int)op->peer;
     switch (op->kind) {
     case MB_COMM_OP_ALLREDUCE:
@@ -345,11 +355,21 @@ static int nccl_poll(struct mb_group *g, uint64_t *n_done, struct mb_err *err)
     return rc != 0 ? rc : r == ncclInProgress;
 }
 
+static int nccl_join(struct mb_group *g, struct mb_stream *stream, struct mb_err *err)
+{
+    if (g->n_marked == 0)
+        return 0;
+    cudaError_t e =
+        cudaStreamWaitEvent(stream->cuda, g->done[(g->n_marked - 1) % MB_COLLECTIVE_IN_FLIGHT], 0);
+    return e == cudaSuccess ? 0 : refuse_cuda(e, err);
+}
+
 const struct mb_collectives mb_cuda_collectives = {
     .version = nccl_version,
     .new_id = nccl_new_id,
     .create = nccl_create,
     .start = nccl_start,
     .poll = nccl_poll,
+    .join = nccl_join,
     .destroy = nccl_destroy,
 };

@@ -8,6 +8,7 @@
  * added in order; the warps' way has a kernel of its own that walks down the columns.
  */
 #include "worker/kernels/cuda/norm.cuh"
+#include "worker/kernels/cuda/store_away.cuh"
 
 enum { MAX_VECS = 4 };
 
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int i = 0; i < N; i++)
                 o.v[i] = from_float<T>(to_float(v[k].v[i]) * rstd * weight[k * N + i]);
             if (at < hidden)
-                store_vec(out + row * hidden + at, o);
+                store_away(out + row * hidden + at, o);
         }
         if (threadIdx.x == 0)
             rstd_out[row] = rstd;
@@ -170,7 +171,8 @@ static void backward_in_registers(struct mb_context *ctx, struct mb_stream *s,
     backward_kernel<T, VECS><<<blocks, THREADS, 0, s->cuda>>>((const T *)a->x, a->weight, a->rstd,
                                                               (const T *)a->d_out, (T *)a->d_x,
                                                               parts, a->n_rows, a->hidden);
-    mb_cuda_add_parts(s, parts, blocks, a->hidden, a->hidden, a->d_weight);
+    const struct mb_cuda_sums sums = {{a->d_weight}, 1};
+    mb_cuda_add_parts(s, parts, blocks, a->hidden, &sums);
 }
 
 template <class T>

@@ -5,7 +5,7 @@
  * functions.
  */
 #include <float.h>
-#include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/cuda/store_away.cuh"
 
 enum { THREADS = 256 };
 
@@ -19,9 +19,10 @@ static __device__ __forceinline__ float sigmoid(float g, bf16)
     return __fdividef(1.0f, 1.0f + fminf(__expf(-g), FLT_MAX));
 }
 
-/* d_out NULL: forward, into out [n_rows, n]; else backward, into out [n_rows, 2 n]. */
-template <class T, int W>
-__global__ void swiglu_kernel(const T *x, const T *d_out, T *out, size_t n, unsigned row_blocks)
+/* Forward into out [n_rows, n], backward into out [n_rows, 2 n]. */
+template <class T, int W, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS)
+    swiglu_kernel(const T *x, const T *d_out, T *out, size_t n, unsigned row_blocks)
 {
     typedef neighbours<T, W> packed;
     const size_t row = blockIdx.x / row_blocks;
@@ -30,27 +31,28 @@ __global__ void swiglu_kernel(const T *x, const T *d_out, T *out, size_t n, unsi
         return;
     const packed gate = *(const packed *)(x + 2 * row * n + column);
     const packed value = *(const packed *)(x + (2 * row + 1) * n + column);
-    packed first, second, d = {};
-    if (d_out != NULL)
+    packed first, second, d;
+    if constexpr (BACKWARD)
         d = *(const packed *)(d_out + row * n + column);
+#pragma unroll
     for (int k = 0; k < W; k++) {
         const float g = to_float(gate.v[k]), u = to_float(value.v[k]), s = sigmoid(g, T());
-        if (d_out == NULL) {
-            first.v[k] = from_float<T>(g * s * u);
-        } else {
+        if constexpr (BACKWARD) {
             first.v[k] = from_float<T>(to_float(d.v[k]) * u * s * (1.0f + g * (1.0f - s)));
             second.v[k] = from_float<T>(to_float(d.v[k]) * g * s);
+        } else {
+            first.v[k] = from_float<T>(g * s * u);
         }
     }
-    if (d_out == NULL) {
-        *(packed *)(out + row * n + column) = first;
+    if constexpr (BACKWARD) {
+        store_away(out + 2 * row * n + column, first);
+        store_away(out + (2 * row + 1) * n + column, second);
     } else {
-        *(packed *)(out + 2 * row * n + column) = first;
-        *(packed *)(out + (2 * row + 1) * n + column) = second;
+        store_away(out + row * n + column, first);
     }
 }
 
-template <class T>
+template <class T, bool BACKWARD>
 static void run(struct mb_stream *stream, const void *x, const void *d_out, void *out,
                 size_t n_rows, size_t n)
 {
@@ -60,11 +62,11 @@ static void run(struct mb_stream *stream, const void *x, const void *d_out, void
     const unsigned row_blocks = blocks_for(vectors ? n / N : n, THREADS);
     const unsigned blocks = (unsigned)n_rows * row_blocks;
     if (vectors)
-        swiglu_kernel<T, N><<<blocks, THREADS, 0, stream->cuda>>>((const T *)x, (const T *)d_out,
-                                                                  (T *)out, n, row_blocks);
+        swiglu_kernel<T, N, BACKWARD><<<blocks, THREADS, 0, stream->cuda>>>(
+            (const T *)x, (const T *)d_out, (T *)out, n, row_blocks);
     else
-        swiglu_kernel<T, 1><<<blocks, THREADS, 0, stream->cuda>>>((const T *)x, (const T *)d_out,
-                                                                  (T *)out, n, row_blocks);
+        swiglu_kernel<T, 1, BACKWARD><<<blocks, THREADS, 0, stream->cuda>>>(
+            (const T *)x, (const T *)d_out, (T *)out, n, row_blocks);
     mb_cuda_launched(stream, d_out == NULL ? "swiglu" : "swiglu gradient");
 }
 
@@ -73,9 +75,9 @@ void mb_cuda_swiglu_forward(struct mb_context *ctx, struct mb_stream *stream,
 {
     (void)ctx;
     if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+        run<bf16, false>(stream, a->x, NULL, a->out, a->n_rows, a->n);
     else
-        run<float>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+        run<float, false>(stream, a->x, NULL, a->out, a->n_rows, a->n);
 }
 
 void mb_cuda_swiglu_backward(struct mb_context *ctx, struct mb_stream *stream,
@@ -83,7 +85,7 @@ void mb_cuda_swiglu_backward(struct mb_context *ctx, struct mb_stream *stream,
 {
     (void)ctx;
     if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+        run<bf16, true>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
     else
-        run<float>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+        run<float, true>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
 }

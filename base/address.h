@@ -1,0 +1,21 @@
+/*
+ * Addresses that a node dials, or tells others to dial. Any thread; blocking only as bind(2) is.
+ */
+#ifndef MOBULA_BASE_ADDRESS_H
+#define MOBULA_BASE_ADDRESS_H
+
+#include "base/err.h"
+
+/* MB_EINVAL, with what (a flag) in front, for what nobody can dial: "", a wildcard, multicast or
+ * broadcast. A name passes: what it leads to may change. */
+int mb_address_check(const char *what, const char *address, struct mb_err *err);
+
+/* MB_EINVAL, with what in front, unless it is HOST:PORT, or several of them with commas between.
+ * The library that dials would take a port beyond 65535 for another one. */
+int mb_address_check_heads(const char *what, const char *address, struct mb_err *err);
+
+/* 1: a numeric address that no interface of this machine has. It may be right all the same: a host
+ * that passes ports on to a container, NAT. */
+int mb_address_is_elsewhere(const char *address);
+
+#endif

@@ -1,0 +1,17 @@
+/* mobula checkpoint pull --plain: all objects below a URL as files, whatever they are. */
+#ifndef MOBULA_CLI_CHECKPOINT_PULL_PLAIN_H
+#define MOBULA_CLI_CHECKPOINT_PULL_PLAIN_H
+
+#include <stdint.h>
+#include "base/err.h"
+
+struct mb_plain_result {
+    uint64_t n_files, total_bytes, kept_bytes;
+};
+
+/* A file that is there with its object's size is kept; each appears when it is whole. files: only
+ * keys that match, NULL: all. Blocks; progress is shown. No object: MB_ENOENT. */
+int mb_checkpoint_pull_plain(const char *url, const char *dir, const char *files, int json,
+                             struct mb_plain_result *out, struct mb_err *err);
+
+#endif

@@ -1,0 +1,52 @@
+/*
+ * A file of torch.save, as Megatron-LM's model_optim_rng.pt is one: its tensors, wherever in
+ * dictionaries and lists they lie, and the arguments of the run. Everything else (generators,
+ * settings) is passed over; nothing in it is run. Blocking; one thread per object.
+ */
+#ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_FILE_H
+#define MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "worker/checkpoint/safetensors.h"
+
+struct mb_torch_tensor {
+    const char *name; /* keys and places on the way to it: "model.decoder.final_layernorm.weight" */
+    enum mb_st_dtype dtype;
+    int n_dims;
+    uint64_t shape[MB_ST_DIMS_MAX];
+    uint64_t n;                       /* elements */
+    uint64_t strides[MB_ST_DIMS_MAX]; /* in elements; 0: one row stands for all */
+    uint64_t from;                    /* the first one, in its storage */
+    uint64_t run;                     /* so many at its end follow each other there */
+    size_t entry;                     /* the storage: an entry of the zip */
+};
+
+struct mb_torch_file;
+
+/* "torch\nFloatStorage", as a pickle names the storage of such numbers. */
+const char *mb_torch_storage(enum mb_st_dtype dtype);
+
+/* MB_ENOENT, or MB_ECORRUPT and MB_EUNSUPPORTED naming the file and what is wrong. */
+int mb_torch_open(const char *path, struct mb_torch_file **out, struct mb_err *err);
+/* fd is taken, whatever is returned; name is for texts. */
+int mb_torch_open_fd(const char *name, int fd, struct mb_torch_file **out, struct mb_err *err);
+void mb_torch_close(struct mb_torch_file *f); /* NULL is legal */
+
+/* One JSON object, those of "args" that JSON can say (a torch.dtype is its name); NULL: there is no
+ * Namespace of this name. */
+const char *mb_torch_args(const struct mb_torch_file *f);
+int64_t mb_torch_iteration(const struct mb_torch_file *f); /* "iteration"; 0: it says none */
+size_t mb_torch_n_tensors(const struct mb_torch_file *f);
+/* Sorted by name, each name once. */
+const struct mb_torch_tensor *mb_torch_tensor(const struct mb_torch_file *f, size_t i);
+uint64_t mb_torch_bytes(const struct mb_torch_file *f); /* of all tensors */
+/* Elements [from, from + n) in the order of the shape, as they lie in the file; the range is the
+ * caller's promise. MB_ECORRUPT if the file has become shorter. */
+int mb_torch_read(struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t from, size_t n,
+                  void *out, struct mb_err *err);
+/* Reads the bytes of all storages: MB_ECORRUPT if a checksum is another. */
+int mb_torch_verify(const struct mb_torch_file *f, struct mb_err *err);
+
+#endif

@@ -1,0 +1,30 @@
+/*
+ * Writes a file as torch.save does, for torch.load(weights_only=True). The shapes are known before
+ * the first byte and the numbers stream, as with mb_st_create. Blocking; one thread per object.
+ */
+#ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_WRITE_H
+#define MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_WRITE_H
+
+#include <jansson.h>
+#include "worker/checkpoint/safetensors.h"
+
+struct mb_torch_writer;
+
+/*
+ * Creates path, which must not exist. tensors are borrowed until the end.
+ * args NULL: the file is one dictionary of all tensors. Else it is what Megatron-LM's
+ * load_checkpoint wants: "args", a Namespace of this object's values, but those that are objects,
+ * "checkpoint_version", "iteration", "model" with the tensors of names that begin with "model.",
+ * and the other tensors beside it.
+ */
+int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t n,
+                    const json_t *args, int64_t iteration, struct mb_torch_writer **out,
+                    struct mb_err *err);
+/* The next bytes of the tensors, in their order; n does not go beyond the last one. */
+int mb_torch_write(struct mb_torch_writer *w, const void *p, size_t n, struct mb_err *err);
+/* The directory; fsync and close. MB_ESTATE if bytes are missing. Frees the writer in any case. */
+int mb_torch_finish(struct mb_torch_writer *w, struct mb_err *err);
+/* Closes and removes the unfinished file. NULL is legal. */
+void mb_torch_abandon(struct mb_torch_writer *w);
+
+#endif

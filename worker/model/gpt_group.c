@@ -1,0 +1,82 @@
+/*
+ * What the ranks of a tensor group do together. An operation of the group comes after what was
+ * enqueued before, and what is enqueued next comes after it, without the host waiting where data
+ * are on devices. A failure is the communicator's, which keeps it until mb_gpt_group_wait().
+ */
+#include "worker/model/gpt_internal.h"
+
+void mb_gpt_group_init(struct mb_gpt *m)
+{
+    const struct mb_comm *group = m->c.tensor_group;
+    m->n_parts = group != NULL ? mb_comm_world_size(group) : 1;
+    m->own_part = group != NULL ? mb_comm_rank(group) : 0;
+    m->part = m->c;
+    m->part.n_heads /= m->n_parts;
+    m->part.n_groups /= m->n_parts;
+    m->part.ffn_hidden /= m->n_parts;
+    m->part.padded_vocab /= m->n_parts;
+    m->n_rows = m->c.sequence_parallel ? m->n_tokens / m->n_parts : m->n_tokens;
+    m->first_row = m->c.sequence_parallel ? m->n_rows * m->own_part : 0;
+}
+
+void *mb_gpt_own_rows(const struct mb_gpt *m, void *x)
+{
+    return (char *)x + m->first_row * m->c.hidden * mb_dtype_size(m->c.dtype);
+}
+
+static enum mb_comm_type type_of(const struct mb_gpt *m)
+{
+    return m->c.dtype == MB_DTYPE_BF16 ? MB_COMM_BF16 : MB_COMM_F32;
+}
+
+static void sum_whole(struct mb_gpt *m, void *x)
+{
+    if (m->n_parts == 1)
+        return;
+    mb_comm_allreduce(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m),
+                      MB_COMM_SUM);
+    mb_comm_join(m->c.tensor_group, m->dev);
+}
+
+void mb_gpt_sum_shares(struct mb_gpt *m, void *x)
+{
+    if (m->n_parts == 1 || !m->c.sequence_parallel) {
+        sum_whole(m, x);
+        return;
+    }
+    mb_comm_reduce_scatter(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m),
+                           MB_COMM_SUM);
+    mb_comm_join(m->c.tensor_group, m->dev);
+}
+
+void mb_gpt_gather_rows(struct mb_gpt *m, void *x)
+{
+    if (m->n_parts == 1 || !m->c.sequence_parallel)
+        return;
+    mb_comm_allgather(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m));
+    mb_comm_join(m->c.tensor_group, m->dev);
+}
+
+void mb_gpt_gather_loss_parts(struct mb_gpt *m)
+{
+    mb_comm_allgather(m->c.tensor_group, m->dev, m->loss_parts, m->n_parts * 2 * m->n_tokens,
+                      MB_COMM_F32);
+    mb_comm_join(m->c.tensor_group, m->dev);
+}
+
+void mb_gpt_sum_norm_gradient(struct mb_gpt *m, struct mb_gpt_norm_at norm)
+{
+    const size_t offsets[] = {norm.at.weight, norm.at.bias};
+    if (m->n_parts == 1 || !m->c.sequence_parallel)
+        return;
+    for (size_t i = 0; i < 2; i++)
+        if (offsets[i] != MB_GPT_NONE)
+            mb_comm_allreduce(m->c.tensor_group, m->dev, m->grads + offsets[i], m->c.hidden,
+                              MB_COMM_F32, MB_COMM_SUM);
+    mb_comm_join(m->c.tensor_group, m->dev);
+}
+
+int mb_gpt_group_wait(struct mb_gpt *m, struct mb_err *err)
+{
+    return m->n_parts > 1 ? mb_comm_synchronize(m->c.tensor_group, err) : 0;
+}

@@ -6,7 +6,8 @@
  *  2. The batch's tag comes back exactly once, whatever happened: answered, refused, deadline,
  *     cancelled, connection lost. Then the reply is unpacked, cb runs, the call is freed.
  *  3. A reply that does not decode, or an OK without one, is INTERNAL for the caller.
- *  4. Destroying a channel cancels its calls; they come back through 2.
+ *  4. Destroying a channel cancels its calls; they come back through 2. The library's channel goes
+ *     when it is not connecting any more: in the middle of that the library loses the connection.
  */
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
@@ -21,7 +22,9 @@ enum {
     KEEPALIVE_TIMEOUT_MS = 120000,
     BACKOFF_INITIAL_MS = 200,
     BACKOFF_MAX_MS = 5000,
-    CONNECT_TIMEOUT_MS = 5000
+    CONNECT_TIMEOUT_MS = 5000,
+    SETTLE_MS = 1000 /* a handshake takes a few round trips; a peer that is silent costs a stop this
+                        long, one that accepts and then is silent costs memory of one connection */
 };
 
 struct mb_grpc_call {
@@ -119,12 +122,36 @@ void mb_grpc_channel_free(struct mb_grpc_channel *ch)
 {
     mb_grpc_link_remove(&ch->link);
     mb_grpc_fault_close(ch);
-    if (ch->core != NULL)
-        grpc_channel_destroy(ch->core);
     mb_free(ch->target);
     mb_grpc_pairs_free(ch->pairs, ch->n_pairs);
     mb_free(ch->authorization);
     mb_free(ch);
+}
+
+static void on_settled(struct mb_grpc_tag *tag, int ok)
+{
+    struct mb_grpc_channel *ch = MB_GRPC_ENTRY(tag, struct mb_grpc_channel, settled);
+
+    (void)ok; /* not ok: it still is connecting, and has had its time */
+    grpc_channel_destroy(ch->core);
+    ch->core = NULL;
+    if (ch->is_destroyed)
+        mb_grpc_channel_free(ch);
+}
+
+void mb_grpc_channel_settle(struct mb_grpc_channel *ch)
+{
+    if (ch->is_settling || ch->core == NULL)
+        return;
+    if (grpc_channel_check_connectivity_state(ch->core, 0) == GRPC_CHANNEL_CONNECTING) {
+        ch->is_settling = 1;
+        mb_grpc_tag_start(ch->g, &ch->settled, on_settled);
+        grpc_channel_watch_connectivity_state(ch->core, GRPC_CHANNEL_CONNECTING,
+                                              mb_grpc_deadline(SETTLE_MS), ch->g->cq, &ch->settled);
+        return;
+    }
+    grpc_channel_destroy(ch->core);
+    ch->core = NULL;
 }
 
 void mb_grpc_channel_destroy(struct mb_grpc_channel *ch)
@@ -133,7 +160,11 @@ void mb_grpc_channel_destroy(struct mb_grpc_channel *ch)
         return;
     mb_grpc_calls_cancel(ch->g, ch);
     mb_grpc_streams_cancel(ch->g, ch);
-    mb_grpc_channel_free(ch);
+    mb_grpc_fault_close(ch);
+    mb_grpc_channel_settle(ch);
+    ch->is_destroyed = 1;
+    if (ch->core == NULL)
+        mb_grpc_channel_free(ch);
 }
 
 static void remove_pair(struct mb_grpc_channel *ch, size_t i)

@@ -10,7 +10,8 @@
  *     now (bounded; the rest in the next turns). After a turn in which nothing was finished the
  *     poller gets the queue back. Nothing else calls back, so no callback ever runs inside the
  *     call that asked for it.
- *  4. mb_grpc_stop(): servers shut down, calls and streams are cancelled; their tags come back.
+ *  4. mb_grpc_stop(): servers shut down, calls and streams are cancelled, channels settle; their
+ *     tags come back.
  *  5. When n_ops is 0 the queue is shut down; the poller ends and wakes the loop a last time; it is
  *     joined, the handles are closed, what is left of servers and channels is freed, stopped_cb
  *     runs.
@@ -23,6 +24,8 @@
  *  - GRPC_OP_RECV_CLOSE_ON_SERVER ends when the call ends: it has its own tag, and a server call is
  *    released only when that tag and the answer's are back.
  *  - Callback completion queues are not polled by themselves: hence a thread.
+ *  - A channel destroyed between the TCP connection and the peer's SETTINGS leaves that connection
+ *    behind, socket and memory: see mb_grpc_channel_settle().
  *  - Channels to one target share a connection and its back-off unless told otherwise.
  *  - With the library's retries on, a stream cancelled in the middle of traffic sometimes (2 in
  * 100) never ends: its status does not come back. Retries are off; who wants them decides above.
@@ -283,8 +286,10 @@ void mb_grpc_stop(struct mb_grpc *g, mb_grpc_stopped_cb stopped_cb, void *arg)
         mb_grpc_server_shutdown(MB_GRPC_ENTRY(l, struct mb_grpc_server, link));
     mb_grpc_calls_cancel(g, NULL);
     mb_grpc_streams_cancel(g, NULL);
-    for (struct mb_grpc_link *l = g->channels.next; l != &g->channels; l = l->next)
+    for (struct mb_grpc_link *l = g->channels.next; l != &g->channels; l = l->next) {
         mb_grpc_fault_close(MB_GRPC_ENTRY(l, struct mb_grpc_channel, link));
+        mb_grpc_channel_settle(MB_GRPC_ENTRY(l, struct mb_grpc_channel, link));
+    }
     /* Not drain_if_idle(): the caller may be a callback of a server or channel. */
     uv_async_send(&g->async);
 }

@@ -107,7 +107,10 @@ struct mb_grpc {
 struct mb_grpc_channel {
     struct mb_grpc_link link;
     struct mb_grpc *g;
-    grpc_channel *core;
+    grpc_channel *core; /* NULL once it ended */
+    struct mb_grpc_tag settled;
+    int is_settling;  /* the tag is out: core goes when it is back */
+    int is_destroyed; /* by its owner: goes with core */
     char *target;
     struct mb_grpc_probe *probe; /* under way, or NULL */
     uint64_t probe_after_ms;     /* on the loop's clock */
@@ -228,6 +231,8 @@ void mb_grpc_metadata_free(grpc_metadata *list, size_t n);
 /* ---- client.c, stream.c, server.c: parts of stopping ---- */
 
 void mb_grpc_calls_cancel(struct mb_grpc *g, const struct mb_grpc_channel *only); /* NULL: all */
+/* Ends the library's channel: now, or when it has ceased to connect. */
+void mb_grpc_channel_settle(struct mb_grpc_channel *ch);
 void mb_grpc_channel_free(struct mb_grpc_channel *ch);
 void mb_grpc_streams_cancel(struct mb_grpc *g, const struct mb_grpc_channel *only);
 void mb_grpc_server_shutdown(struct mb_grpc_server *srv);

@@ -1,4 +1,5 @@
 /* Unary calls over loopback: both ends of base/grpc in one process. */
+#include <unistd.h>
 #include "grpc_fixture.h"
 
 struct server_state {
@@ -490,6 +491,51 @@ static void test_channel_destroyed(void **state)
     fixture_end(&f);
 }
 
+static int count_sockets(void)
+{
+    char path[64], to[64];
+    int n = 0;
+
+    for (int fd = 0; fd < 1024; fd++) {
+        ssize_t len;
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        len = readlink(path, to, sizeof(to) - 1);
+        n += len > 7 && memcmp(to, "socket:", 7) == 0;
+    }
+    return n;
+}
+
+/* Destroyed while it connects, at whatever point of that: no connection stays behind. */
+static void test_channel_destroyed_while_it_connects(void **state)
+{
+    enum { CHANNELS = 100, PAUSE_STEP_US = 20 };
+    struct result r[CHANNELS] = {{0}};
+    struct server_state st = {0};
+    struct fixture f;
+    int before;
+
+    (void)state;
+    fixture_start(&f, NULL, methods, N_METHODS, &st);
+    before = count_sockets();
+    for (int i = 0; i < CHANNELS; i++) {
+        fixture_dial(&f, NULL);
+        call_check(&f, CHECK, "", 30000, &r[i], NULL);
+        usleep((useconds_t)(i % 50) * PAUSE_STEP_US);
+        mb_grpc_channel_destroy(f.ch);
+    }
+    for (int i = 0; i < CHANNELS; i++) {
+        fixture_wait(&f, &r[i].n, 1);
+        assert_true(r[i].status == MB_GRPC_CANCELLED || r[i].status == MB_GRPC_OK);
+    }
+    for (int i = 0; i < 500 && count_sockets() > before; i++) {
+        uv_run(&f.loop, UV_RUN_NOWAIT);
+        usleep(10000);
+    }
+    assert_true(count_sockets() <= before); /* of the test before one may have been closing then */
+    fixture_end(&f);
+}
+
 static void test_statuses(void **state)
 {
     (void)state;
@@ -571,6 +617,7 @@ int main(void)
         cmocka_unit_test(test_server_stops),
         cmocka_unit_test(test_client_stops),
         cmocka_unit_test(test_channel_destroyed),
+        cmocka_unit_test(test_channel_destroyed_while_it_connects),
         cmocka_unit_test(test_statuses),
         cmocka_unit_test(test_allocation_failures),
     };

@@ -591,6 +591,7 @@ static void begin_close(struct agent *a)
     mb_gpu_driver_close(a->gpu_driver, part_closed, a);
     a->gpu_driver = NULL;
     mb_log_service_close(&a->logs);
+    mb_look_service_close(&a->looks);
     mb_drivers_stop(a->drivers);
     a->drivers = NULL;
     if (a->head != NULL) {

@@ -22,6 +22,7 @@
 #include "agent/ledger.h"
 #include "agent/log_keeper.h"
 #include "agent/log_service.h"
+#include "agent/look_service.h"
 #include "agent/node.h"
 #include "agent/node_file.h"
 #include "agent/node_manager.h"
@@ -77,6 +78,7 @@ struct agent {
     struct mb_node *node;
     struct mb_node_manager manager;
     struct mb_log_service logs;
+    struct mb_look_service looks;
     struct mb_driver_service driver_service;
     struct mb_drain_service drain_service;
     struct mb_gangs *gangs;

@@ -285,11 +285,17 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
                                                  .drivers = &a->driver_service,
                                                  .node_dir = a->opts->node_dir};
     a->logs = (struct mb_log_service){.loop = &a->loop, .root = a->opts->node_dir};
+    a->looks =
+        (struct mb_look_service){.loop = &a->loop,
+                                 .node_ip = a->ip,
+                                 .callers_are_trusted = mb_access_callers_are_trusted(&a->access)};
     snprintf(addr, sizeof(addr), "%s:%d", a->access.bind_addr, port);
     if (rc == MB_OK)
         rc = mb_node_manager_add(a->server, &a->manager, err);
     if (rc == MB_OK)
         rc = mb_log_service_add(a->server, &a->logs, err);
+    if (rc == MB_OK)
+        rc = mb_look_service_add(a->server, &a->looks, err);
     if (rc == MB_OK)
         rc = mb_forget_service_add(a->server, mb_jobs_runner(a->jobs), err);
     if (rc == MB_OK)

@@ -252,6 +252,16 @@ static int read_estimate(uint64_t *out, struct mb_err *err)
     return text && text[0] ? mb_moment_parse(text, mb_unix_ms(), name, out, err) : 0;
 }
 
+static int read_resume(const struct mb_launch *l, enum mb_resume *out, struct mb_err *err)
+{
+    int rc = mb_resume_parse(l->resume, out, err);
+
+    if (rc == MB_OK && *out != MB_RESUME_NEVER && !l->checkpoint_url)
+        rc = mb_err_set(err, MB_EINVAL, "--resume %s needs --checkpoint-url: what to go on from",
+                        l->resume);
+    return rc;
+}
+
 static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
 {
     struct context c = {0};
@@ -264,7 +274,7 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
         mb_token_load(NULL, &c.token, &err) < 0 || collect_env(&c, &err) < 0 ||
         (l->as_driver && add_drivers_env(&c, &err) < 0) ||
         read_deadline(l, &o.deadline_unix_ms, &err) < 0 ||
-        read_estimate(&o.estimated_deadline_unix_ms, &err) < 0 ||
+        read_estimate(&o.estimated_deadline_unix_ms, &err) < 0 || read_resume(l, &o.resume, &err) < 0 ||
         tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;

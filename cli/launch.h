@@ -19,6 +19,7 @@ struct mb_launch {
     int64_t ranks_per_node; /* without GPUs; 0: not given */
     const char *checkpoint_url;
     int64_t checkpoint_keep_last;
+    const char *resume; /* NULL: not given; resume.h */
     int64_t local_keep_last; /* of `run`; a trainer keeps its own directory */
     const char *load_url;
     const char *save_dir;
@@ -81,6 +82,15 @@ struct mb_launch {
          "delete all but the newest K checkpoints below --checkpoint-url (0: keep all)",           \
          0,                                                                                        \
          100000},                                                                                  \
+        {"resume",                                                                                 \
+         0,                                                                                        \
+         "HOW",                                                                                    \
+         MB_OPTION_STRING,                                                                         \
+         offsetof(type, field.resume),                                                             \
+         "auto: go on from the newest checkpoint in --checkpoint-url, if it has any; required: "   \
+         "fail if it has none; never (never)",                                                     \
+         0,                                                                                        \
+         0},                                                                                       \
         {"address",                                                                                \
          0,                                                                                        \
          "HOST:PORT",                                                                              \

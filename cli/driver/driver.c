@@ -312,8 +312,6 @@ static void do_actions(struct driver *d, int actions)
             continue;
         if (actions & MB_DRV_DO_DIAL)
             drv_node_dial(n);
-        if (actions & MB_DRV_DO_LAUNCH)
-            drv_node_launch(n);
         if (actions & MB_DRV_DO_START)
             drv_node_start(n);
         if (actions & MB_DRV_DO_STOP)
@@ -324,6 +322,8 @@ static void do_actions(struct driver *d, int actions)
         if (actions & MB_DRV_DO_END)
             drv_node_end(n, 0);
     }
+    if (actions & MB_DRV_DO_LAUNCH)
+        drv_launch(d);
     if (actions & MB_DRV_DO_ASK_STORE)
         drv_ask_store(d);
     if (actions & MB_DRV_DO_RELEASE)

@@ -136,6 +136,10 @@ struct driver {
     size_t n_causes;
     struct drv_placed placed[DRV_PLACED_MAX]; /* oldest first */
     size_t n_placed;
+    int resumes;                     /* checkpoint_url had a checkpoint when the run began */
+    int store_was_asked;             /* so that is known */
+    uint32_t asking_attempt;         /* 0: none asks */
+    uint64_t ask_until_ms;
     int64_t committed;               /* newest durable iteration of all attempts, -1: none */
     int64_t attempt_iteration;       /* newest that a rank of this attempt reported, -1: none */
     int64_t load_only;               /* this one; nodes found different ones whole. 0: the newest */
@@ -211,6 +215,9 @@ void drv_event(struct driver *d, const struct mb_drv_event *e);
 void drv_happened(struct driver *d, enum mb_drv_event_kind kind);
 /* A request of ours failed; one that was cancelled did not. */
 void drv_failed(struct driver *d, const struct mb_err *err);
+
+/* ask_store.c: every node of the attempt; later, if the store is to be asked before. */
+void drv_launch(struct driver *d);
 
 /* reserve.c */
 void drv_reserve(struct driver *d);

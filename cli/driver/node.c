@@ -10,6 +10,7 @@
  *     One that may be cut off has longer (adrift.c).
  */
 #include "cli/driver/internal.h"
+#include "cli/driver/words.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -280,30 +281,39 @@ static void on_hello_reply(struct drv_node *n, const Mobula__V1__HelloReply *r)
     drv_event(n->driver, &(struct mb_drv_event){.kind = MB_DRV_HELLO, .node = n->index});
 }
 
+/* What this run has made durable, now or, with --resume, before. */
+static int goes_on(const struct driver *d)
+{
+    return d->committed >= 0 || d->resumes;
+}
+
 /* Where a node's ranks begin. What this run has made durable comes first, so that an attempt goes
  * on where the one before it was; "" = nothing is pulled. */
 static const char *load_url(const struct driver *d)
 {
-    const char *url = d->committed >= 0 ? d->opts->checkpoint_url : d->opts->load_url;
+    const char *url = goes_on(d) ? d->opts->checkpoint_url : d->opts->load_url;
 
     return url ? url : "";
 }
 
-static char *node_argv(const struct drv_node *n, size_t *n_argv, char **out)
+static char *node_argv(const struct drv_node *n, size_t *n_argv, const char **out)
 {
     const struct mb_driver_opts *o = n->driver->opts;
     /* Without a store: from what the nodes themselves, or their common disk, have. */
     int from_disk = !o->checkpoint_url && o->save_dir && n->driver->saved_locally >= 0;
     size_t k = 0;
 
-    for (; o->argv[k]; k++)
-        out[k] = (char *)(uintptr_t)o->argv[k];
+    if (o->is_worker && (goes_on(n->driver) || from_disk))
+        k = drv_words_going_on(o->argv, out);
+    else
+        for (; o->argv[k]; k++)
+            out[k] = o->argv[k];
     if (o->is_worker && n->local_dir && !o->save_dir && o->checkpoint_url) {
-        out[k++] = (char *)(uintptr_t) "--save";
+        out[k++] = "--save";
         out[k++] = n->local_dir;
     }
     if (o->is_worker && n->local_dir && (load_url(n->driver)[0] || from_disk)) {
-        out[k++] = (char *)(uintptr_t) "--load";
+        out[k++] = "--load";
         out[k++] = n->local_dir;
     }
     *n_argv = k;
@@ -355,7 +365,7 @@ void drv_node_launch(struct drv_node *n)
     Mobula__V1__Checkpoint checkpoint = MOBULA__V1__CHECKPOINT__INIT;
     Mobula__V1__Rank *ranks = mb_calloc(per_node, sizeof(*ranks));
     Mobula__V1__Rank **rank_list = mb_calloc(per_node, sizeof(*rank_list));
-    char **argv = mb_calloc(count(o->argv) + 5, sizeof(*argv));
+    const char **argv = mb_calloc(count(o->argv) + 6, sizeof(*argv));
     size_t n_env = count(o->env);
     char **env = mb_calloc(n_env + 2, sizeof(*env));
     char *master_addr = mb_asprintf("MASTER_ADDR=%s", d->nodes[0].ip);
@@ -390,7 +400,7 @@ void drv_node_launch(struct drv_node *n)
     launch.stop_grace_ms = o->stop_grace_ms;
     launch.deadline_unix_ms = o->deadline_unix_ms;
     launch.estimated_deadline_unix_ms = o->estimated_deadline_unix_ms;
-    launch.argv = argv;
+    launch.argv = (char **)(uintptr_t)argv;
     launch.inputs = input_list;
     checkpoint.local_dir = node_argv(n, &launch.n_argv, argv);
     if (n->local_dir) {
@@ -662,9 +672,12 @@ static void say_start(const struct driver *d, int64_t loaded)
     if (load_url(d)[0] && loaded < 0)
         fprintf(stderr, "mobula: there is no checkpoint in %s: training starts from random\n",
                 load_url(d));
-    else if (d->attempt > 1)
-        fprintf(stderr, "mobula: attempt %u goes on from iteration %lld\n", d->attempt,
-                (long long)(loaded > 0 ? loaded : 0));
+    else if (d->attempt > 1 || d->resumes)
+        fprintf(stderr, "mobula: attempt %u goes on from iteration %lld%s\n", d->attempt,
+                (long long)(loaded > 0 ? loaded : 0),
+                goes_on(d) && d->opts->is_worker && drv_words_lack_optimizer(d->opts->argv)
+                    ? ", its optimizer anew: --no-save-optim"
+                    : "");
 }
 
 static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
@@ -673,6 +686,11 @@ static void on_launched(struct drv_node *n, const Mobula__V1__Launched *m)
 
     if (load_url(d)[0] && !n->launch_heard && loads_differ(n, m->loaded_iteration))
         return;
+    if (d->resumes && m->loaded_iteration < 0) {
+        fail(n, MB_DRV_NODE_FAILED, MB_ECORRUPT,
+             "--resume: what the store has was whole when the run began, and cannot be read now");
+        return;
+    }
 
     if (!n->launch_heard && n->index == 0) /* not again after a re-dial */
         say_start(d, m->loaded_iteration);

@@ -63,8 +63,12 @@
 {{- range $key := list "keepLast" "keepLastLocal" -}}
 {{- if and (get $v.checkpoint $key) (not $url) }}{{ fail (printf "checkpoint.%s without a bucket: nothing goes before it is durable; set checkpoint.url or remoteCheckpointsPath" $key) }}{{ end -}}
 {{- end -}}
+{{- $begins := and (eq $verb "run") $v.megatronArguments (not $megatron.goesOn) -}}
+{{- if and $begins (eq $v.checkpoint.resume "required") }}{{ fail "checkpoint.resume required, and --load of megatronArguments is not the directory of --save: the program would begin anew whatever is there; --load the directory of --save" }}{{ end -}}
+{{- if and (not $url) (eq $v.checkpoint.resume "required") }}{{ fail "checkpoint.resume required without a bucket: there is nothing to go on from; set checkpoint.url or remoteCheckpointsPath" }}{{ end -}}
 {{- if $url -}}
 {{- $cmd = concat $cmd (list "--checkpoint-url" $url) -}}
+{{- if and (ne $v.checkpoint.resume "never") (not $begins) }}{{ $cmd = concat $cmd (list "--resume" $v.checkpoint.resume) }}{{ end -}}
 {{- with int $v.checkpoint.keepLast }}{{ $cmd = concat $cmd (list "--checkpoint-keep-last" (toString .)) }}{{ end -}}
 {{- with int $v.checkpoint.keepLastLocal }}{{ $cmd = concat $cmd (list "--keep-last-k" (toString .)) }}{{ end -}}
 {{- if eq $verb "run" }}{{ $cmd = concat $cmd (list "--save" ($v.checkpoint.save | default $megatron.save | default "/tmp/checkpoints")) }}{{ end -}}

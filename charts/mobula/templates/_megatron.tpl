@@ -26,7 +26,8 @@
 
 {{/*
 megatronArguments as words, as JSON: templates filled in, split, what the values say about data and base model added, and
-what lies in the bucket named by its URL. save: the directory of --save; loads: whether --load is the base model.
+what lies in the bucket named by its URL. save: the directory of --save; loads: whether --load is the base model; goesOn: whether
+it is the directory of --save.
 */}}
 {{- define "mobula.megatron" -}}
 {{- $v := .Values -}}
@@ -79,7 +80,8 @@ what lies in the bucket named by its URL. save: the directory of --save; loads: 
   {{- $out = append $out $word -}}
 {{- end -}}
 {{- include "mobula.megatron.sizes" (dict "v" $v "has" $has) -}}
-{{- dict "words" $out "save" (get $has "--save") "loads" $loads | toJson -}}
+{{- $save := get $has "--save" -}}
+{{- dict "words" $out "save" $save "loads" $loads "goesOn" (and $save (eq (trimSuffix "/" (get $has "--load")) (trimSuffix "/" $save))) | toJson -}}
 {{- end -}}
 
 {{/* A bucket's path of the values as a URL. Google's buckets speak S3, too. */}}

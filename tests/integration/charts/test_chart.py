@@ -148,7 +148,7 @@ class Render(unittest.TestCase):
         line = self.job({"checkpoint": {"url": "s3://b/p"}, "job": {"maxRestarts": 2}})["spec"]["entrypoint"]
         self.assertEqual(shlex.split(line), [
             "exec", "mobula", "run", "--num-nodes", "3", "--gpus-per-node", "1", "--max-restarts", "2",
-            "--checkpoint-url", "s3://b/p", "--save", "/tmp/checkpoints",
+            "--checkpoint-url", "s3://b/p", "--resume", "auto", "--save", "/tmp/checkpoints",
             "--", "python", "train.py", "it's", "a b"])
         line = self.job({"verb": "train", "entrypoint": ["--mock-data"]}, NVIDIA)["spec"]["entrypoint"]
         self.assertEqual(shlex.split(line), ["exec", "mobula", "train", "--num-nodes", "3", "--gpus-per-node", "1", "--mock-data"])
@@ -177,6 +177,22 @@ class Render(unittest.TestCase):
         self.assertEqual(args[args.index("--keep-last-k") + 1], "2")
         args, _ = arguments_of(self.job({"checkpoint": {"url": "s3://b/p"}}))
         self.assertFalse([word for word in args if "keep-last" in word])
+
+    def test_a_run_goes_on(self):
+        def resume(*values):
+            args, _ = arguments_of(self.job({"checkpoint": {"url": "s3://b/p"}}, *values))
+            return args[args.index("--resume") + 1] if "--resume" in args else None
+
+        native = merged(MEGATRON, NVIDIA, {"megatronArguments": ["--mock-data --save /x"]})
+        foreign = merged(MEGATRON, {"megatronArguments": ["--mock-data --save /x"]})
+        going_on = merged(MEGATRON, {"megatronArguments": ["--mock-data --save /x --load /x/"]})
+        self.assertEqual([resume(v) for v in ({}, native, going_on)], ["auto"] * 3)
+        self.assertIsNone(resume(foreign))  # Megatron-LM loads what --load says
+        for v in ({}, native, going_on):
+            self.assertEqual(resume(v, {"checkpoint": {"resume": "required"}}), "required")
+            self.assertIsNone(resume(v, {"checkpoint": {"resume": "never"}}))
+        args, _ = arguments_of(self.job(native))
+        self.assertNotIn("--resume", args)  # there is no bucket
 
     def test_ports_probes_and_secrets(self):
         job = self.job(NVIDIA, {"workers": {"env": {"TOKEN": {"name": "s", "key": "k"}, "COUNT": "1"}, "resources": {

@@ -1,0 +1,151 @@
+"""--resume: a run that begins where an earlier one, of another cluster perhaps, has ended."""
+
+import os
+import pathlib
+import re
+import signal
+import tempfile
+import unittest
+
+import s3
+from cluster import Cluster, iterations_of, mini_model, wait_until
+from ports import free_port
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+class GoOnTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2))
+
+    def tearDown(self):
+        self.cluster.assert_all_free()
+
+    def path(self, name):
+        return pathlib.Path(self.cluster.dir, name)
+
+    def train(self, name, iterations, *more, before=(), status=0):
+        done = self.cluster.mobula("train", "--num-nodes", "2", "--gpus-per-node", "1", "--checkpoint-url",
+                                   f"file://{self.path(name)}", *before, *mini_model(iterations, *more))
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout
+
+    def losses(self, text):
+        return {i: loss for i, _, loss in iterations_of(text)}
+
+    def test_auto_goes_on_and_ends_the_same(self):
+        save = ("--save-interval", "20")
+        calm = self.losses(self.train("calm", 40, *save))
+        first = self.train("two", 20, *save, before=("--resume", "auto"))
+        self.assertNotIn("goes on", first)
+        second = self.train("two", 40, *save, before=("--resume", "auto"))
+        self.assertIn("attempt 1 goes on from iteration 20", second)
+        self.assertEqual(sorted(self.losses(second)), list(range(21, 41)))
+        self.assertEqual(self.losses(first) | self.losses(second), calm)
+        # Another time there is nothing left to do, and that is no failure.
+        third = self.train("two", 40, *save, before=("--resume", "required"))
+        self.assertEqual(self.losses(third), {})
+
+    def test_never_is_the_default(self):
+        save = ("--save-interval", "5")
+        self.train("anew", 5, *save)
+        for before in ((), ("--resume", "never")):
+            self.assertEqual(sorted(self.losses(self.train("anew", 5, *save, before=before))), [1, 2, 3, 4, 5])
+
+    def test_required(self):
+        text = self.train("empty", 5, "--save-interval", "5", before=("--resume", "required"), status=66)
+        self.assertIn(f"--resume required: there is no checkpoint in file://{self.path('empty')}", text)
+        self.assertEqual(self.losses(text), {})
+
+    def test_damage_is_not_begun_over(self):
+        self.train("bad", 5, "--save-interval", "5")
+        (self.path("bad") / TRACKER).write_text("soon")
+        text = self.train("bad", 5, "--save-interval", "5", before=("--resume", "auto"), status=65)
+        self.assertIn("the pointer in", text)
+        (self.path("bad") / TRACKER).write_text("5")
+        largest = max((f for f in self.path("bad").rglob("iter_0000005/*.safetensors")), key=lambda f: f.stat().st_size)
+        os.truncate(largest, largest.stat().st_size - 1)
+        text = self.train("bad", 5, "--save-interval", "5", before=("--resume", "auto"), status=65)
+        self.assertIn("names iteration 5, and none up to it is whole", text)
+
+    def test_what_is_asked_for_makes_sense(self):
+        done = self.cluster.mobula("train", "--resume", "auto", *mini_model(1))
+        self.assertEqual(done.returncode, 64, done.stdout)
+        self.assertIn("--resume auto needs --checkpoint-url", done.stdout)
+        text = self.train("x", 1, "--save-interval", "1", before=("--resume", "yes"), status=64)
+        self.assertIn("--resume yes: must be auto, never or required", text)
+
+    def test_the_base_model_is_where_it_began_only(self):
+        """--load URL --finetune: another attempt, and another run, go on from what this one saved."""
+        self.train("base", 10, "--save-interval", "10")
+        words = ("--load", f"file://{self.path('base')}", "--finetune", "--save-interval", "50")
+        job = self.cluster.submit(
+            ["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--checkpoint-url",
+             f"file://{self.path('tuned')}", "--max-restarts", "2", "--restart-delay", "50ms", "--resume", "auto",
+             *mini_model(1500, *words)])
+        wait_until((self.path("tuned") / TRACKER).exists, lambda: self.cluster.logs(job), 60)
+        os.kill(self.cluster.rank_pids("mobula-worker")[1], signal.SIGKILL)
+        end = self.cluster.wait_job(job, timeout_s=120)
+        log = self.cluster.logs(job)
+        self.assertEqual(end["status"], "SUCCEEDED", log)
+        began = int(re.search(r"attempt 2 goes on from iteration (\d+)", log)[1])
+        self.assertGreaterEqual(began, 50)
+        seen = [i for i, _, _ in iterations_of(log)]
+        self.assertEqual(seen[0], 1)
+        self.assertEqual(seen[-(1500 - began):], list(range(began + 1, 1501)))
+        text = self.train("tuned", 1510, *words, before=("--resume", "auto"))
+        self.assertEqual(sorted(self.losses(text)), list(range(1501, 1511)))
+
+    def test_without_saved_moments(self):
+        save = ("--save-interval", "10", "--no-save-optim")
+        self.train("light", 10, *save)
+        text = self.train("light", 20, *save, before=("--resume", "auto"))
+        self.assertIn("attempt 1 goes on from iteration 10, its optimizer anew: --no-save-optim", text)
+        self.assertEqual(sorted(self.losses(text)), list(range(11, 21)))
+
+    def test_any_program(self):
+        """`mobula run`: what the store has lies in --save before the ranks start."""
+        script = ('D={0}/save-$NODE_RANK; B=$(cat $D/{1} 2>/dev/null || echo 0); echo "begins at $B"; '
+                  'N=$((B + 10)); W=$D/iter_00000$N; mkdir -p $W && echo $RANK > $W/rank$RANK.pt && '
+                  'if [ $RANK = 0 ]; then printf $N > $D/{1}; fi').format(self.cluster.dir, TRACKER)
+        for begin in (0, 10, 20):
+            done = self.cluster.mobula(
+                "run", "--num-nodes", "2", "--save", f"{self.cluster.dir}/save-%n", "--resume", "auto",
+                "--checkpoint-url", f"file://{self.path('foreign')}", "--", "sh", "-c", script)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertEqual(done.stdout.count(f"begins at {begin}\n"), 2, done.stdout)
+            for rank in (0, 1):
+                for entry in sorted(self.path(f"save-{rank}").rglob("*"), reverse=True):
+                    entry.rmdir() if entry.is_dir() else entry.unlink()
+
+
+class StoreTest(unittest.TestCase):
+    def test_a_retry_of_a_job(self):
+        """A job's driver has no keys of the store: an agent looks. Two clusters, as KubeRay's retry makes them."""
+        directory = self.enterContext(tempfile.TemporaryDirectory(prefix="mb-go-on-"))
+        env = s3.environment(self.enterContext(s3.server(directory)))
+        for iterations, begin in ((10, None), (20, 10)):
+            with Cluster(nodes=2, env=env) as cluster:
+                job = cluster.submit(["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--checkpoint-url",
+                                      f"s3://{s3.BUCKET}/run", "--resume", "auto",
+                                      *mini_model(iterations, "--save-interval", "10")])
+                end = cluster.wait_job(job)
+                log = cluster.logs(job)
+                self.assertEqual(end["status"], "SUCCEEDED", log)
+                self.assertEqual([i for i, _, _ in iterations_of(log)], list(range((begin or 0) + 1, iterations + 1)))
+                self.assertEqual(re.findall(r"attempt 1 goes on from iteration (\d+)", log),
+                                 [str(begin)] if begin else [])
+
+    def test_a_store_that_is_away(self):
+        """Nobody answers there: the run fails and says so; it does not begin anew."""
+        with Cluster(nodes=1, env=s3.environment(free_port())) as cluster:
+            done = cluster.mobula("train", "--gpus-per-node", "1", "--checkpoint-url", f"s3://{s3.BUCKET}/run",
+                                  "--resume", "auto", *mini_model(1, "--save-interval", "1"), timeout=200)
+            self.assertNotEqual(done.returncode, 0, done.stdout)
+            self.assertIn("mobula: --resume: ", done.stdout)
+            self.assertEqual(iterations_of(done.stdout), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -472,6 +472,30 @@ class CapTest(unittest.TestCase):
         finally:
             shutil.rmtree(folder)
 
+    def test_after_a_restart_of_the_agent(self):
+        """A job that is adopted keeps its cap: the head's, and one of its own."""
+        with Cluster(nodes=1, start_args=["--log-max-bytes", str(CAP_BYTES)]) as cluster:
+            own = {"runtime_env": {"env_vars": {"MOBULA_LOG_MAX_BYTES": str(2 * CAP_BYTES)}}}
+            jobs = {}
+            for cap, more in ((CAP_BYTES, {}), (2 * CAP_BYTES, own)):
+                go = pathlib.Path(cluster.dir, f"go-{cap}")
+                jobs[cap] = go, cluster.submit(
+                    f"until test -e {go}; do sleep 0.1; done; " + BIG_LOG + "; sleep 1000", **more)
+                cluster.wait_job(jobs[cap][1], ("RUNNING",))
+            node = cluster.node("node-0")
+            os.kill(node["pid_agent"], signal.SIGKILL)
+            wait_until(lambda: cluster.is_up() and cluster.node("node-0")["pid_agent"] != node["pid_agent"],
+                       "another agent")
+            for cap, (go, job_id) in jobs.items():
+                go.touch()
+                log = pathlib.Path(node["dir"], "logs", f"job-driver-{job_id}.log")
+                wait_until(lambda: log.stat().st_size >= 100_000_000, "the job's output", 60)
+                wait_until(lambda: log.stat().st_blocks * 512 <= cap + 8192,
+                           lambda: f"{log.stat().st_blocks * 512} bytes are on the disk")
+                self.assertGreater(log.stat().st_blocks * 512, cap // 2)
+                cluster.call("POST", f"/api/jobs/{job_id}/stop")
+                cluster.wait_job(job_id)
+
     def test_a_bad_cap_is_refused(self):
         with Cluster(nodes=1) as cluster:
             for cap in ("many", "1000"):

@@ -231,15 +231,22 @@ class LimitsTest(unittest.TestCase):
             "--max-package-size", "200M", "--package-keep", "1s"]))
         cls.packages = cls.cluster.nodes()[0]["dir"] / "packages"
 
-    def put(self, name, n_bytes):
+    def put(self, name, n_bytes, chunked=False):
         """A body that is made while it is sent, so that only the server's memory can grow."""
         connection = http.client.HTTPConnection(self.cluster.address.split("//")[1], timeout=120)
         connection.putrequest("PUT", f"/api/packages/gcs/{name}")
-        connection.putheader("Content-Length", str(n_bytes))
+        if chunked:
+            connection.putheader("Transfer-Encoding", "chunked")
+        else:
+            connection.putheader("Content-Length", str(n_bytes))
         connection.endheaders()
         piece = bytes(1 << 20)
-        for _ in range(n_bytes >> 20):
-            connection.send(piece)
+        while n_bytes > 0:
+            now = min(n_bytes, len(piece))
+            connection.send(b"%x\r\n" % now + piece[:now] + b"\r\n" if chunked else piece[:now])
+            n_bytes -= now
+        if chunked:
+            connection.send(b"0\r\n\r\n")
         reply = connection.getresponse()
         got = reply.status, reply.read().decode()
         connection.close()
@@ -261,6 +268,13 @@ class LimitsTest(unittest.TestCase):
         self.assertEqual(self.put("larger.zip", self.LIMIT + (1 << 20)),
                          (413, f"Maximum request body size {self.LIMIT} exceeded."))
         self.assertFalse((self.packages / "larger.zip").exists())
+
+    def test_the_limit_is_the_largest_size(self):
+        for chunked in (False, True):
+            self.assertEqual(self.put("just.zip", self.LIMIT, chunked), (200, ""))
+            self.assertEqual(self.put("over.zip", self.LIMIT + 1, chunked),
+                             (413, f"Maximum request body size {self.LIMIT} exceeded."))
+            self.assertFalse((self.packages / "over.zip").exists())
 
     def test_the_command_names_the_largest_files(self):
         """ray#55877, kuberay#2717: not a bare 413, and .git is not sent."""

@@ -65,6 +65,27 @@ class S3Test(unittest.TestCase):
         self.assertEqual(sorted(p.name for p in save.iterdir() if p.name.startswith("iter_")),
                          ["iter_0000009", "iter_0000010"])
 
+    def test_a_foreign_trainers_checkpoints_go_when_they_are_durable(self):
+        """Each node has a directory of its own: of the newest two is left what is there, and all are in the store."""
+        here, run = pathlib.Path(self.directory), pathlib.Path(self.directory, "s3", s3.BUCKET, "run-foreign")
+        script = f"""
+            D={here}/foreign-$RANK; mkdir -p $D
+            for i in 1 2 3 4 5; do
+                N=$D/iter_000000$i; mkdir -p $N; echo $i-$RANK > $N/rank$RANK.pt; : > {here}/foreign-$i-$RANK
+                until test -e {here}/foreign-$i-0 && test -e {here}/foreign-$i-1; do sleep 0.05; done
+                if [ $RANK = 0 ]; then printf $i > $D/latest_checkpointed_iteration.txt; fi
+                until [ "$(cat {run}/latest_checkpointed_iteration.txt 2>/dev/null)" = $i ]; do sleep 0.05; done
+            done"""
+        done = self.cluster.mobula("run", "--num-nodes", "2", "--save", f"{here}/foreign-%n", "--keep-last-k", "2",
+                                   "--checkpoint-url", f"{URL}-foreign", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for node in (0, 1):
+            self.assertEqual(sorted(p.name for p in (here / f"foreign-{node}").iterdir() if p.is_dir()),
+                             ["iter_0000004", "iter_0000005"])
+        for iteration in range(1, 6):
+            for rank in (0, 1):
+                self.assertEqual((run / f"iter_{iteration:07d}/rank{rank}.pt").read_text(), f"{iteration}-{rank}\n")
+
     def test_damage_is_found(self):
         self.train("s3-3", "--exit-interval", "2", "--checkpoint-url", URL + "-damaged")
         victim = next(pathlib.Path(self.directory, "s3", s3.BUCKET).glob(

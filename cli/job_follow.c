@@ -12,7 +12,8 @@
  *  The server says that there is no such log: MB_ENOENT, at once; that it cannot begin at a time:
  *     MB_EUNSUPPORTED. That it cannot be read while the
  *     job has ended or nothing is followed: MB_ESTATE, at once.
- *  No answer for FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed: MB_EIO.
+ *  No answer for MB_FOLLOW_LOST_MS: MB_EUNAVAIL; the job itself is not touched. stdout closed:
+ * MB_EIO.
  */
 #include <inttypes.h>
 #include <poll.h>
@@ -21,16 +22,10 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/str.h"
+#include "cli/follow_rules.h"
 #include "cli/job.h"
 
-enum {
-    FOLLOW_LOST_MS = 300 * 1000,
-    BACKOFF_MIN_MS = 100,
-    BACKOFF_MAX_MS = 2000,
-    POSITION_MAX_BYTES = 16 << 10,
-    CLEAN = 1000,
-    NO_SUCH_LOG = 4404
-};
+enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, POSITION_MAX_BYTES = 16 << 10 };
 
 struct follow {
     const struct mb_follow_opts *opts;
@@ -190,7 +185,7 @@ static int stream(struct mb_rest *rest, const char *path, struct follow *f, stru
 static void say_lost(struct follow *f, int is_lost, const struct mb_err *err)
 {
     if (is_lost && !f->is_lost)
-        fprintf(stderr, "mobula: %s; trying again for %d s\n", err->text, FOLLOW_LOST_MS / 1000);
+        fprintf(stderr, "mobula: %s; trying again for %d s\n", err->text, MB_FOLLOW_LOST_MS / 1000);
     else if (!is_lost && f->is_lost)
         fprintf(stderr, "mobula: the head answers again\n");
     f->is_lost = is_lost;
@@ -221,37 +216,48 @@ static int say_nowhere(struct mb_rest *rest, const char *id, const struct follow
                       "the log of %s cannot be read: %s", id, f->detail);
 }
 
+static int give_up(struct mb_rest *rest, const char *id, const struct follow *f,
+                   enum mb_follow_verdict verdict, struct mb_err *err)
+{
+    switch (verdict) {
+    case MB_FOLLOW_NOWHERE:
+        return say_nowhere(rest, id, f, err);
+    case MB_FOLLOW_UNREADABLE:
+        return mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);
+    case MB_FOLLOW_BROKEN:
+        return mb_err_set(err, MB_EUNAVAIL, "the log of %s breaks off: %s", id, f->detail);
+    case MB_FOLLOW_SILENT:
+    case MB_FOLLOW_AGAIN:
+    case MB_FOLLOW_DONE:
+    default:
+        return err->code; /* of the question for the job */
+    }
+}
+
 /* 1: over; 0: connect again; negative: give up. */
 static int judge(struct mb_rest *rest, const char *id, struct follow *f, uint64_t *seen_ms,
                  json_t **job, struct mb_err *err)
 {
-    int clean = f->status_code == CLEAN && f->http_status == 0;
-    int is_nowhere = f->http_status == 404 || f->status_code == NO_SUCH_LOG;
+    enum mb_follow_verdict verdict;
     int rc = mb_job_get(rest, id, job, err);
 
     if (rc == MB_ENOENT || rc == MB_EDENIED)
         return rc;
-    if (rc != 0 && mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS)
-        return rc;
-    say_lost(f, rc != 0, err);
-    if (rc != 0)
-        return 0;
-    if (clean && (f->opts->once || mb_job_is_terminal(*job)))
+    verdict =
+        mb_follow_judge(&(struct mb_follow_end){.http_status = f->http_status,
+                                                .status_code = f->status_code,
+                                                .once = f->opts->once,
+                                                .answers = rc == 0,
+                                                .is_terminal = rc == 0 && mb_job_is_terminal(*job)},
+                        mb_mono_ms(), seen_ms);
+    if (verdict == MB_FOLLOW_DONE)
         return 1;
-    if ((f->http_status >= 400 && f->http_status < 500) || is_nowhere ||
-        (f->status_code == 1011 && (f->opts->once || mb_job_is_terminal(*job)))) {
+    if (rc == 0)
         json_decref(*job);
-        *job = NULL;
-        return is_nowhere
-                   ? say_nowhere(rest, id, f, err)
-                   : mb_err_set(err, MB_ESTATE, "the log of %s cannot be read: %s", id, f->detail);
-    }
-    if (!mb_job_is_terminal(*job) && f->status_code != 1011)
-        *seen_ms = mb_mono_ms();
-    json_decref(*job);
     *job = NULL;
-    if (mb_mono_ms() - *seen_ms > FOLLOW_LOST_MS)
-        return mb_err_set(err, MB_EUNAVAIL, "the log of %s breaks off: %s", id, f->detail);
+    if (verdict != MB_FOLLOW_AGAIN)
+        return give_up(rest, id, f, verdict, err);
+    say_lost(f, rc != 0, err);
     return 0;
 }
 

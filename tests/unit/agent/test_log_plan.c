@@ -60,9 +60,11 @@ static void test_segments(void **state)
     assert_true(s.ship && s.ship_begin == 0 && s.ship_end == 4 * MIB);
     mb_log_plan_ship_failed(&p, 100000);
     assert_false(mb_log_plan_next(&p, 5 * MIB, 1, 100999).ship);
+    assert_false(mb_log_plan_done(&p, 5 * MIB)); /* a store that failed has not got it */
     s = mb_log_plan_next(&p, 5 * MIB, 1, 101000);
     assert_true(s.ship && s.ship_end == 4 * MIB);
     mb_log_plan_shipped(&p, s.ship_end, 101000);
+    assert_false(mb_log_plan_done(&p, 5 * MIB));
     s = mb_log_plan_next(&p, 5 * MIB, 1, 101001);
     assert_true(s.ship && s.ship_begin == 4 * MIB && s.ship_end == 5 * MIB);
     mb_log_plan_shipped(&p, s.ship_end, 101002);

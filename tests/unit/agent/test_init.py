@@ -238,7 +238,14 @@ os._exit(int(order) if order else 0)
         self.assertTrue(alive(answered))
 
     def test_stop_ends_daemons_sessions_and_deaf_trees(self):
-        self.start_init()
+        self.stop_a_tree("auto")
+
+    def test_stop_ends_them_without_a_control_group(self):
+        """Nothing but their parents tells whose they are: the supervisor has to be the one of those that lost theirs."""
+        self.stop_a_tree("off")
+
+    def stop_a_tree(self, cgroup):
+        self.start_init(cgroup=cgroup)
         directory = os.path.join(self.dir, "a")
         script = (
             "cd %s; "
@@ -259,6 +266,7 @@ os._exit(int(order) if order else 0)
         pids = [read_number(os.path.join(directory, n)) for n in
                 ("session", "deaf", "daemon", "main")]
         self.assertTrue(all(alive(p) for p in pids))
+        self.assertIn(pids[2], children_of(supervisor))
         s = Supervisor(directory)
         s.until("replayed")
         started = time.monotonic()

@@ -40,8 +40,8 @@ struct mb_comm_op {
     enum mb_comm_reduce reduce;
     void *buf; /* borrowed until done; not written by send */
     size_t n;
-    uint32_t peer;              /* broadcast, reduce: root; send, recv: the other rank */
-    uint32_t seq;               /* number of the collective, set by who runs it */
+    uint32_t peer; /* broadcast, reduce: root; send, recv: the other rank */
+    uint32_t seq;  /* number of the collective among those of its ranks; set by the carrier */
     struct mb_comm_ranks ranks; /* for carriers of host memory: a device's group is what it is */
 };
 

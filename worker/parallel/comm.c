@@ -5,7 +5,8 @@
  *  2. A carrier of host memory waits for the device's stream first; a failure found there becomes
  *     the communicator's: synchronize() returns it.
  *  3. In a world of one nothing is left to do, but failures of the device are kept all the same.
- *  4. A group's operation is the world's, with the group's ranks in it.
+ *  4. A group's operation is the world's, with the group's ranks in it. Each group counts its own:
+ *     how many others a rank takes part in is no matter of the group's.
  */
 #include "worker/parallel/comm_impl.h"
 
@@ -19,6 +20,11 @@ const char *mb_comm_kind_name(enum mb_comm_kind kind)
                                         "all-gather", "broadcast",  "barrier",
                                         "send",       "receive",    "reduce"};
     return (size_t)kind < sizeof NAMES / sizeof NAMES[0] ? NAMES[kind] : "?";
+}
+
+int mb_comm_is_collective(enum mb_comm_kind kind)
+{
+    return kind != MB_COMM_OP_SEND && kind != MB_COMM_OP_RECV;
 }
 
 size_t mb_comm_type_size(enum mb_comm_type type)
@@ -260,6 +266,7 @@ struct group {
     struct mb_comm base;
     struct mb_comm *world;
     struct mb_comm_ranks ranks;
+    uint32_t n_collectives;
 };
 
 static void group_enqueue(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *op)
@@ -267,6 +274,9 @@ static void group_enqueue(struct mb_comm *c, struct mb_device *dev, const struct
     struct group *g = (struct group *)c;
     struct mb_comm_op of_group = *op;
     of_group.ranks = g->ranks;
+    if (mb_comm_is_collective(op->kind)) {
+        of_group.seq = ++g->n_collectives;
+    }
     g->world->v->enqueue(g->world, dev, &of_group);
 }
 

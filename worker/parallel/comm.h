@@ -62,9 +62,12 @@ int mb_comm_create_single(struct mb_comm **out, struct mb_err *err);
  * Some of the world's ranks: first, first + stride, ... n of them, one of which is this one, as
  * ranks 0 to n - 1 of a communicator of their own. What is enqueued travels with the world's
  * operations, in their order; a failure of the one is one of the other, and names ranks by their
- * number in the world. So all ranks of the world, each in its own group, make the same calls in the
- * same order. world is borrowed, carries host memory and outlives the group. Groups are made by
- * each rank for itself. A group of one is a world of one.
+ * number in the world. A rank's operations run in the order of its calls, whatever the group: ranks
+ * may be in different groups and call them differently often, but there is an order of all ranks'
+ * operations of which every rank's calls are a part; else ranks wait for each other until the
+ * timeout. Each group counts its operations for itself. world is borrowed, carries host memory and
+ * outlives the group. Groups are made by each rank for itself, once: a second one of the same ranks
+ * counts anew. A group of one is a world of one.
  */
 int mb_comm_create_group(struct mb_comm *world, uint32_t first, uint32_t stride, uint32_t n,
                          struct mb_comm **out, struct mb_err *err);

@@ -27,6 +27,7 @@ void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev);
 /* Waits for the device's stream: for carriers that move host memory. */
 int mb_comm_wait_device(struct mb_device *dev, struct mb_err *err);
 const char *mb_comm_kind_name(enum mb_comm_kind kind);
+int mb_comm_is_collective(enum mb_comm_kind kind);
 size_t mb_comm_type_size(enum mb_comm_type type);
 /* dst = dst op src, n elements. */
 void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type type,

@@ -316,6 +316,7 @@ static void header_write(const struct mb_comm_op *op, size_t bytes, uint8_t h[HE
     h[0] = (uint8_t)kind;
     h[1] = (uint8_t)op->type;
     h[2] = (uint8_t)op->reduce;
+    h[3] = (uint8_t)op->ranks.n; /* of two groups that both sides are in: which */
     for (int i = 0; i < 4; i++) {
         h[4 + i] = (uint8_t)(op->seq >> 8 * i);
     }

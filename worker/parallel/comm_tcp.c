@@ -33,7 +33,7 @@ static void keep_failure(struct mb_tcp_comm *c, const struct mb_err *err)
 
 static void execute(struct mb_tcp_comm *c, struct mb_err *err)
 {
-    if (c->op.kind != MB_COMM_OP_SEND && c->op.kind != MB_COMM_OP_RECV) {
+    if (c->op.ranks.n == 0 && mb_comm_is_collective(c->op.kind)) {
         c->op.seq = ++c->n_collectives;
     }
     c->deadline_ms = mb_mono_ms() + c->timeout_ms;

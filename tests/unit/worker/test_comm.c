@@ -202,6 +202,62 @@ static void in_groups(struct mb_comm *world, void *arg)
     mb_comm_destroy(far);
 }
 
+/* Two of four ranks sum more often among themselves than the others do; then all sum, and a group
+ * of one of each kind does. */
+static void unevenly_often(struct mb_comm *world, void *arg)
+{
+    const uint32_t rank = mb_comm_rank(world);
+    struct mb_comm *near = NULL, *far = NULL;
+    struct mb_err err;
+    (void)arg;
+    CHECK(mb_comm_create_group(world, rank / 2 * 2, 1, 2, &near, &err) == 0);
+    CHECK(mb_comm_create_group(world, rank % 2, 2, 2, &far, &err) == 0);
+    for (int i = 0; i < (rank < 2 ? 5 : 2); i++) {
+        double x = 1;
+        mb_comm_allreduce(near, NULL, &x, 1, MB_COMM_F64, MB_COMM_SUM);
+        CHECK(mb_comm_synchronize(near, &err) == 0 && x == 2);
+    }
+    struct mb_comm *const groups[] = {world, far, near, world};
+    static const double WANT[] = {4, 2, 2, 4};
+    for (size_t i = 0; i < 4; i++) {
+        double x = 1;
+        mb_comm_allreduce(groups[i], NULL, &x, 1, MB_COMM_F64, MB_COMM_SUM);
+        CHECK(mb_comm_synchronize(groups[i], &err) == 0 && x == WANT[i]);
+    }
+    mb_comm_destroy(near);
+    mb_comm_destroy(far);
+}
+
+static void groups_count_for_themselves(void **state)
+{
+    (void)state;
+    struct comm_world w = {.n = 4, .timeout_ms = 60000, .body = unevenly_often};
+    assert_int_equal(comm_world_run(&w), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
+/* Of two ranks one asks the world, the other a group that both are in. */
+static void ask_different_groups(struct mb_comm *world, void *arg)
+{
+    struct mb_comm *both = NULL;
+    struct mb_err err;
+    double x = 1;
+    (void)arg;
+    CHECK(mb_comm_create_group(world, 0, 1, 2, &both, &err) == 0);
+    mb_comm_allreduce(mb_comm_rank(world) == 0 ? world : both, NULL, &x, 1, MB_COMM_F64,
+                      MB_COMM_SUM);
+    CHECK(mb_comm_synchronize(world, &err) != 0);
+    mb_comm_destroy(both);
+}
+
+static void another_group_s_operation_is_another(void **state)
+{
+    (void)state;
+    struct comm_world w = {.n = 2, .timeout_ms = 60000, .body = ask_different_groups};
+    assert_int_equal(comm_world_run(&w), 0);
+    assert_int_equal(atomic_load(&wrong), 0);
+}
+
 static void groups_sum_among_themselves(void **state)
 {
     (void)state;
@@ -466,6 +522,8 @@ int main(void)
         cmocka_unit_test(sums_have_one_order_on_every_carrier),
         cmocka_unit_test(the_other_operations_are_right),
         cmocka_unit_test(groups_sum_among_themselves),
+        cmocka_unit_test(groups_count_for_themselves),
+        cmocka_unit_test(another_group_s_operation_is_another),
         cmocka_unit_test(a_group_names_ranks_of_the_world),
         cmocka_unit_test(ranks_that_disagree_are_told),
         cmocka_unit_test(a_reason_reaches_every_rank),

@@ -318,7 +318,7 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
     o.elastic_wait_ms = l->elastic_wait_ms;
     o.global_batch = (uint64_t)l->global_batch;
     o.micro_batch = (uint64_t)l->micro_batch;
-    o.tensor_parallel = (uint32_t)l->tensor_parallel;
+    o.ranks_per_model = (uint32_t)l->ranks_per_model;
     status = mb_driver_run(&o);
 out:
     close_context(&c);

@@ -44,7 +44,7 @@ struct mb_launch {
     int as_driver; /* the command is the driver of the job that we are in */
     int64_t driver_gpus;
     int64_t global_batch, micro_batch; /* of a trainer whose batches have to divide; 0: unknown */
-    int64_t tensor_parallel;           /* of its ranks share a model; 0: unknown */
+    int64_t ranks_per_model;           /* of its ranks share a model; 0: unknown */
 };
 
 /* Rows of an option table for the common part; `type` is the verb's struct, `field` its member of

@@ -90,6 +90,16 @@ static int64_t find_number(char **words, int n, const char *name)
     return text && mb_parse_i64(text, 1, INT32_MAX, name, &value, NULL) == 0 ? value : 0;
 }
 
+/* 0 when it is not given, or more than there can be ranks. */
+static int64_t find_model_ranks(char **words, int n)
+{
+    const int64_t tensor = find_number(words, n, "--tensor-model-parallel-size");
+    const int64_t pipeline = find_number(words, n, "--pipeline-model-parallel-size");
+    const int64_t ranks = (tensor > 0 ? tensor : 1) * (pipeline > 0 ? pipeline : 1);
+
+    return ranks <= INT32_MAX ? ranks : 0;
+}
+
 static void read_megatron(struct mb_train *t, char **words, int *n)
 {
     int at = 0;
@@ -100,7 +110,7 @@ static void read_megatron(struct mb_train *t, char **words, int *n)
     t->launch.save_dir = find_value(words, *n, "--save", &at);
     t->launch.global_batch = find_number(words, *n, "--global-batch-size");
     t->launch.micro_batch = find_number(words, *n, "--micro-batch-size");
-    t->launch.tensor_parallel = find_number(words, *n, "--tensor-model-parallel-size");
+    t->launch.ranks_per_model = find_model_ranks(words, *n);
     load = find_value(words, *n, "--load", &at);
     if (load && mb_launch_is_url(load)) {
         t->launch.load_url = load;

@@ -495,7 +495,7 @@ int mb_driver_run(const struct mb_driver_opts *opts)
                     .ranks_per_node = opts->ranks_per_node,
                     .global_batch = opts->global_batch,
                     .micro_batch = opts->micro_batch,
-                    .tensor_parallel = opts->tensor_parallel,
+                    .ranks_per_model = opts->ranks_per_model,
                     .wait_ms = opts->elastic_wait_ms,
                     .n_nodes = opts->num_nodes},
         .committed = -1,

@@ -55,7 +55,7 @@ struct mb_driver_opts {
     uint64_t elastic_wait_ms;            /* for all num_nodes, before fewer are asked for */
     uint64_t global_batch;               /* what has to divide on fewer nodes; 0: anything does */
     uint64_t micro_batch;
-    uint32_t tensor_parallel; /* ranks that share a model; 0: each has its own */
+    uint32_t ranks_per_model; /* ranks that share a model; 0: each has its own */
 };
 
 /* Returns the exit status of the process: 0 only if every rank exited 0 and everything saved with a

@@ -11,7 +11,7 @@
 int mb_elastic_divides(const struct mb_elastic *e, uint32_t n_nodes)
 {
     const uint64_t ranks = (uint64_t)n_nodes * e->ranks_per_node;
-    const uint64_t to_a_model = e->tensor_parallel > 0 ? e->tensor_parallel : 1;
+    const uint64_t to_a_model = e->ranks_per_model > 0 ? e->ranks_per_model : 1;
 
     if (e->global_batch == 0 || e->micro_batch == 0 || ranks == 0)
         return 1;
@@ -78,8 +78,8 @@ void mb_elastic_explain(const struct mb_elastic *e, uint32_t n_nodes, uint64_t n
         snprintf(out, size, "%u of at least %u nodes (--min-nodes) are there: ", n_nodes,
                  e->min_nodes);
     } else {
-        if (e->tensor_parallel > 1)
-            snprintf(shared, sizeof(shared), ", %u to a model,", e->tensor_parallel);
+        if (e->ranks_per_model > 1)
+            snprintf(shared, sizeof(shared), ", %u to a model,", e->ranks_per_model);
         snprintf(out, size,
                  "%u nodes are there, but neither %llu ranks nor fewer on at least %u nodes%s "
                  "divide --global-batch-size %llu by --micro-batch-size %llu: ",

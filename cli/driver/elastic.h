@@ -9,7 +9,7 @@
  *    global batch; there is none: max_nodes, and explain says what is waited for.
  *  - The size of an attempt that runs stays. A restart whose nodes are well keeps them, unless the
  *    nodes that are alive would do for a larger size.
- * The global batch divides at n nodes when their ranks make whole models of tensor_parallel ranks
+ * The global batch divides at n nodes when their ranks make whole models of ranks_per_model ranks
  * each, and it is a multiple of micro_batch * those models: then the samples of every iteration are
  * the same, in the same order (Megatron's rule).
  */
@@ -25,7 +25,7 @@ struct mb_elastic {
     uint32_t ranks_per_node;
     uint64_t global_batch; /* 0: any number of ranks will do */
     uint64_t micro_batch;
-    uint32_t tensor_parallel; /* ranks that share a model; 0: each has its own */
+    uint32_t ranks_per_model; /* ranks that share a model; 0: each has its own */
     uint64_t wait_ms;
     /* Of the present attempt. */
     uint32_t n_nodes;  /* asked for, or held */

@@ -118,11 +118,11 @@ static void test_ranks_that_share_a_model(void **state)
     e.global_batch = 12;
     e.micro_batch = 2;
     e.ranks_per_node = 2;
-    e.tensor_parallel = 2;
+    e.ranks_per_model = 2;
     assert_true(mb_elastic_divides(&e, 3) && mb_elastic_divides(&e, 2) &&
                 mb_elastic_divides(&e, 1));
     assert_false(mb_elastic_divides(&e, 4));
-    e.tensor_parallel = 4;
+    e.ranks_per_model = 4;
     assert_true(mb_elastic_divides(&e, 4) && mb_elastic_divides(&e, 2));
     assert_false(mb_elastic_divides(&e, 3) || mb_elastic_divides(&e, 1));
     mb_elastic_begin(&e, 0, 0, T0);

@@ -150,12 +150,24 @@ static int check_batches(struct mb_args *a, struct mb_err *err)
 /* Before data parallelism, which is what is left of the world. */
 static int check_world(struct mb_args *a, struct mb_err *err)
 {
-    const int64_t size = a->tensor_model_parallel_size;
-    if (size <= 0 || size > INT32_MAX) {
-        return mb_err_set(err, MB_EINVAL,
-                          "tensor-model-parallel-size is %lld: it must be from 1 to %d",
-                          (long long)size, INT32_MAX);
+    const struct {
+        int64_t value;
+        const char *name;
+    } sizes[] = {{a->tensor_model_parallel_size, "tensor-model-parallel-size"},
+                 {a->pipeline_model_parallel_size, "pipeline-model-parallel-size"}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].value <= 0 || sizes[i].value > INT32_MAX) {
+            return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be from 1 to %d", sizes[i].name,
+                              (long long)sizes[i].value, INT32_MAX);
+        }
     }
+    if (a->pipeline_model_parallel_size > 1 && strcmp(a->distributed_backend, "nccl") == 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--pipeline-model-parallel-size %lld: not provided on GPUs by this "
+                          "version; --distributed-backend gloo trains on the CPU",
+                          (long long)a->pipeline_model_parallel_size);
+    }
+    const int64_t size = a->tensor_model_parallel_size * a->pipeline_model_parallel_size;
     if (a->world_size % size != 0) {
         return mb_err_set(err, MB_EINVAL,
                           "world size (%lld) is not divisible by total_model_size "
@@ -163,7 +175,7 @@ static int check_world(struct mb_args *a, struct mb_err *err)
                           (long long)a->world_size, (long long)size);
     }
     a->data_parallel_size = a->world_size / size;
-    if (a->sequence_parallel && size == 1) {
+    if (a->sequence_parallel && a->tensor_model_parallel_size == 1) {
         a->sequence_parallel = 0;
         if (mb_buf_puts(&a->notes, "note: --sequence-parallel has no effect: it means nothing "
                                    "without tensor parallelism\n") != 0) {
@@ -173,9 +185,13 @@ static int check_world(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
-/* What tensor parallelism splits. */
+/* What tensor and pipeline parallelism split. */
 static int check_parts(const struct mb_args *a, struct mb_err *err)
 {
+    if (a->num_layers % a->pipeline_model_parallel_size != 0) {
+        return invalid(err, "Number of layers should be divisible by the "
+                            "pipeline-model-parallel size");
+    }
     const long long size = a->tensor_model_parallel_size;
     const struct {
         int64_t value;

@@ -15,10 +15,12 @@
 #include "worker/trainer.h"
 
 #include <arpa/inet.h>
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <netdb.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,9 +49,9 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
                    "using world size: %u, data-parallel size: %u, context-parallel size: 1, "
                    "hierarchical context-parallel sizes: None"
                    "tensor-model-parallel size: %u, encoder-tensor-model-parallel size: 0, "
-                   "pipeline-model-parallel size: 1, encoder-pipeline-model-parallel size: 0, "
-                   "pipeline-model-parallel size: 1 \n",
-                   t->world_size, t->dp_size, t->tp_size);
+                   "pipeline-model-parallel size: %u, encoder-pipeline-model-parallel size: 0, "
+                   "pipeline-model-parallel size: %u \n",
+                   t->world_size, t->dp_size, t->tp_size, t->pp_size, t->pp_size);
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
     mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
     if (mb_args_dump(a, &dump) != 0) {
@@ -223,27 +225,50 @@ int mb_trainer_meet(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
-/* Ranks t * i to t * i + t - 1 share a model, those that are a multiple of t apart have the same
- * part of it. */
+/* Whether this rank has all of the model. */
+static int is_alone(const struct mb_trainer *t)
+{
+    return t->tp_size == 1 && t->pp_size == 1;
+}
+
+/* Megatron-LM's order: rank = tp + T * (dp + D * pp). */
+static void find_place(struct mb_trainer *t)
+{
+    t->tp_size = (uint32_t)t->args.tensor_model_parallel_size;
+    t->pp_size = (uint32_t)t->args.pipeline_model_parallel_size;
+    t->dp_size = t->world_size / (t->tp_size * t->pp_size);
+    t->tp_rank = t->rank % t->tp_size;
+    t->dp_rank = t->rank / t->tp_size % t->dp_size;
+    t->pp_rank = t->rank / (t->tp_size * t->dp_size);
+}
+
 static int form_groups(struct mb_trainer *t, struct mb_err *err)
 {
+    const uint32_t stage = t->tp_size * t->dp_size; /* ranks of one */
+    const uint32_t first = t->rank % stage;         /* the same place in the first stage */
+    const int is_at_end = t->pp_rank == 0 || t->pp_rank + 1 == t->pp_size;
     int rc = 0;
-    t->dp_comm = t->comm;
+    t->dp_comm = is_alone(t) ? t->comm : NULL;
     if (t->tp_size > 1) {
-        t->dp_comm = NULL;
         rc = mb_comm_create_group(t->comm, t->rank - t->tp_rank, 1, t->tp_size, &t->tp_comm, err);
-        if (rc == 0) {
-            rc =
-                mb_comm_create_group(t->comm, t->tp_rank, t->tp_size, t->dp_size, &t->dp_comm, err);
-        }
+    }
+    if (rc == 0 && !is_alone(t)) {
+        rc = mb_comm_create_group(t->comm, t->pp_rank * stage + t->tp_rank, t->tp_size, t->dp_size,
+                                  &t->dp_comm, err);
+    }
+    if (rc == 0 && t->pp_size > 1) {
+        rc = mb_comm_create_group(t->comm, first, stage, t->pp_size, &t->pp_comm, err);
+    }
+    if (rc == 0 && t->pp_size > 1 && is_at_end && !t->args.untie_embeddings_and_output_weights) {
+        rc = mb_comm_create_group(t->comm, first, stage * (t->pp_size - 1), 2, &t->tied_comm, err);
     }
     if (rc != 0) {
         return mb_err_wrap(err, "rank %u", t->rank);
     }
     mb_trainer_say(t,
                    "> initialized tensor model parallel with size %u\n"
-                   "> initialized pipeline model parallel with size 1\n",
-                   t->tp_size);
+                   "> initialized pipeline model parallel with size %u\n",
+                   t->tp_size, t->pp_size);
     mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
     mb_trainer_say(t, "> setting random seeds to %" PRId64 " ...\n", t->args.seed);
     return 0;
@@ -287,11 +312,11 @@ static int open_backend(struct mb_trainer *t, struct mb_err *err)
     return rc != 0 ? mb_err_wrap(err, "--distributed-backend nccl") : 0;
 }
 
-/* Takes *c also on failure, when it becomes NULL. */
+/* Takes *c also on failure, when it becomes NULL. There need not be one. */
 static int meet_on_device(struct mb_trainer *t, struct mb_comm **c, struct mb_err *err)
 {
     struct mb_comm *host = *c;
-    if (mb_comm_world_size(host) == 1 || t->dev.ops->collectives == NULL) {
+    if (host == NULL || mb_comm_world_size(host) == 1 || t->dev.ops->collectives == NULL) {
         return 0;
     }
     *c = NULL;
@@ -307,7 +332,7 @@ static int meet_on_device(struct mb_trainer *t, struct mb_comm **c, struct mb_er
  * Ranks that share a model have nothing on GPUs to tell the whole world. */
 static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
 {
-    if (t->tp_size == 1) {
+    if (is_alone(t)) {
         int rc = meet_on_device(t, &t->comm, err);
         t->dp_comm = t->comm;
         return rc;
@@ -316,10 +341,27 @@ static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
     return rc == 0 ? meet_on_device(t, &t->dp_comm, err) : rc;
 }
 
+/* The rank's own parameters are in the order of the whole model's, with some left out. */
+static void list_parts(struct mb_trainer *t)
+{
+    size_t n = 0, at = 0;
+    const struct mb_param *own = mb_gpt_params(t->gpt, &n);
+    for (size_t i = 0; i < t->n_tensors && at < n; i++) {
+        if (strcmp(t->tensors[i].name, own[at].name) == 0) {
+            const struct mb_param *p = &own[at++];
+            const int is_on_all = p->n == p->n_whole;
+            t->parts[i] = (struct mb_checkpoint_part){
+                p->offset, p->n,      p->start,
+                p->run,    p->stride, p->is_copy || (is_on_all && t->tp_rank > 0)};
+        }
+    }
+    assert(at == n);
+}
+
 /* Checkpoints hold whole tensors, in the order of a rank that has all of them. */
 static int list_tensors(struct mb_trainer *t, struct mb_err *err)
 {
-    const struct mb_param *own = mb_gpt_params(t->gpt, &t->n_tensors), *p;
+    const struct mb_param *p;
     int rc = mb_gpt_whole_params(mb_gpt_config(t->gpt), &t->whole_params, &t->n_tensors,
                                  &t->n_whole_elements, err);
     if (rc != 0) {
@@ -327,23 +369,35 @@ static int list_tensors(struct mb_trainer *t, struct mb_err *err)
     }
     p = t->whole_params;
     t->tensors = mb_calloc(t->n_tensors, sizeof *t->tensors);
-    t->parts = t->tp_size > 1 ? mb_calloc(t->n_tensors, sizeof *t->parts) : NULL;
-    if (t->tensors == NULL || (t->tp_size > 1 && t->parts == NULL)) {
+    t->parts = is_alone(t) ? NULL : mb_calloc(t->n_tensors, sizeof *t->parts);
+    if (t->tensors == NULL || (!is_alone(t) && t->parts == NULL)) {
         return no_memory(err);
     }
     for (size_t i = 0; i < t->n_tensors; i++) {
         t->tensors[i] = (struct mb_checkpoint_tensor){
             p[i].name, p[i].n_dims, {p[i].shape[0], p[i].shape[1]}, p[i].offset, p[i].n};
-        if (t->parts != NULL) {
-            t->parts[i] = (struct mb_checkpoint_part){own[i].offset, own[i].n, own[i].start,
-                                                      own[i].run, own[i].stride};
-        }
+    }
+    if (t->parts != NULL) {
+        list_parts(t);
     }
     t->n_elements = mb_gpt_n_elements(t->gpt);
     mb_comm_range(t->n_elements, t->dp_size, t->dp_rank, &t->begin, &t->end);
-    t->layout =
-        (struct mb_checkpoint_layout){t->parts, t->n_elements, t->begin, t->end, t->tp_rank == 0};
+    t->layout = (struct mb_checkpoint_layout){t->parts, t->n_elements, t->begin, t->end};
     return 0;
+}
+
+/* What differs between a pipeline's stages is told by the first rank of each. */
+__attribute__((format(printf, 2, 3))) static void say_of_stage(const struct mb_trainer *t,
+                                                               const char *fmt, ...)
+{
+    va_list ap;
+    if (t->tp_rank > 0 || t->dp_rank > 0) {
+        return;
+    }
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    fflush(stdout);
 }
 
 static int build_model(struct mb_trainer *t, struct mb_err *err)
@@ -354,13 +408,18 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     void *norm = NULL;
     mb_args_model(a, t->vocab_size, &c);
     c.tensor_group = t->tp_comm;
+    c.n_stages = t->pp_size;
+    c.own_stage = t->pp_rank;
+    c.n_in_flight = mb_pipeline_in_flight(
+        t->pp_rank, t->pp_size,
+        (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size)));
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
     int rc = mb_gpt_count_parameters(&c, &n_parameters, err);
     if (rc == 0) { /* said first: what does not fit is refused next */
-        mb_trainer_say(
-            t, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %zu\n",
-            n_parameters);
+        say_of_stage(
+            t, " > number of parameters on (tensor, pipeline) model parallel rank (0, %u): %zu\n",
+            t->pp_rank, n_parameters);
         rc = mb_gpt_create(&t->dev, &c, (size_t)a->micro_batch_size, &t->gpt, err);
     }
     if (rc != 0) {
@@ -368,7 +427,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     }
     mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
     if (mb_gpt_print_plan(t->gpt, &plan) == 0) {
-        mb_trainer_say(t, "%s", mb_buf_str(&plan));
+        say_of_stage(t, "%s", mb_buf_str(&plan));
     }
     mb_buf_close(&plan);
     rc = t->dev.ops->alloc(t->dev.ctx, sizeof(double), &norm, err);
@@ -528,10 +587,7 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
 {
     uint64_t from_us = mb_mono_us();
     t->last_saved = -1;
-    t->tp_size = (uint32_t)t->args.tensor_model_parallel_size;
-    t->dp_size = t->world_size / t->tp_size;
-    t->tp_rank = t->rank % t->tp_size;
-    t->dp_rank = t->rank / t->tp_size;
+    find_place(t);
     int rc = check_save_dir(t, err);
     if (rc == 0) {
         rc = say_arguments(t, err);
@@ -591,7 +647,9 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_saver_destroy(t->saver);
     mb_comm_destroy(t->save_comm);
     mb_comm_destroy(t->tp_comm); /* groups before their world */
-    if (t->tp_size > 1) {        /* else it is the world's other name */
+    mb_comm_destroy(t->pp_comm);
+    mb_comm_destroy(t->tied_comm);
+    if (!is_alone(t)) { /* else it is the world's other name */
         mb_comm_destroy(t->dp_comm);
     }
     mb_comm_destroy(t->comm); /* before the memory and the device that it uses */

@@ -1,10 +1,10 @@
 /*
  * The training loop.
  *
- *  1. A step: micro batches forward and backward; gradients reduced over ranks (all-reduce, or
- *     reduce-scatter with the distributed optimizer: the same bits); one small all-reduce carries
- * the loss, the gradient's norm and what each rank wishes; clip, Adam, and with the distributed
- *     optimizer all-gather of the weights.
+ *  1. A step: micro batches forward and backward (trainer_pipeline.c); gradients reduced over ranks
+ * (all-reduce, or reduce-scatter with the distributed optimizer: the same bits); one small
+ * all-reduce carries the loss, the gradient's norm and what each rank wishes; clip, Adam, and with
+ * the distributed optimizer all-gather of the weights.
  *  2. With --eval-at-start an evaluation before the first step, whose samples are given back: the
  *     training is the same bits with and without it. After a step: log line, progress to the agent,
  * evaluation, save, and the decision to go on.
@@ -65,23 +65,8 @@ static void add_wishes(struct mb_trainer *t, struct shared *s)
 
 /* ---- one step ---- */
 
-static double mask_sum(const struct mb_trainer *t)
-{
-    size_t n = (size_t)t->args.micro_batch_size * (size_t)t->args.seq_length;
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) {
-        sum += (double)t->loss_mask[i];
-    }
-    return sum;
-}
-
-static int next_batch(struct mb_trainer *t, enum mb_split split, struct mb_err *err)
-{
-    int rc = mb_loader_next(t->loaders[split], t->tokens, t->labels, t->loss_mask, NULL, err);
-    return rc != 0 ? mb_err_wrap(err, "%s data", mb_split_name(split)) : 0;
-}
-
-/* Of ranks that share a model, which all know its loss, the first tells it. */
+/* Of ranks that share a model's layers, which all know its loss, the first tells it; of a
+ * pipeline's stages the last knows it. */
 static int take_loss(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
     int rc = mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);
@@ -93,32 +78,10 @@ static int take_loss(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 
 static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
-    int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
-    int64_t n_micro = t->batch / slice;
-    double parts = (double)(n_micro * t->args.data_parallel_size);
-    double per_micro = (double)(t->args.micro_batch_size * t->args.seq_length);
+    const int64_t n_micro = t->batch / (t->args.micro_batch_size * t->args.data_parallel_size);
     mb_gpt_zero_grads(t->gpt);
-    for (int64_t k = 0; k < n_micro; k++) {
-        int rc = next_batch(t, MB_SPLIT_TRAIN, err);
-        if (rc != 0) {
-            return rc;
-        }
-        double tokens = t->args.calculate_per_token_loss ? per_micro : mask_sum(t);
-        struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
-        struct mb_gpt_step step = {
-            .grad_scale = tokens > 0 ? 1.0 / (tokens * parts) : 0,
-            .iteration = t->iteration + 1,
-            .first_sample = (uint64_t)(k * slice + t->args.micro_batch_size * (int64_t)t->dp_rank),
-            .is_last = k + 1 == n_micro};
-        if (step.is_last) {
-            mb_trainer_overlap(t, &step);
-        }
-        rc = mb_gpt_forward_backward(t->gpt, &batch, &step, err);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    return take_loss(t, s, err);
+    int rc = mb_trainer_pass_batch(t, MB_SPLIT_TRAIN, n_micro, 1, err);
+    return rc == 0 ? take_loss(t, s, err) : rc;
 }
 
 double mb_trainer_decoupled_lr(const struct mb_trainer *t)
@@ -215,6 +178,20 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
 
 /* ---- between steps ---- */
 
+/* Of all ranks that have a part of this one's model. */
+static int sum_over_model(struct mb_trainer *t, double *x, struct mb_err *err)
+{
+    struct mb_comm *const groups[] = {t->tp_comm, t->pp_comm};
+    int rc = 0;
+    for (size_t i = 0; i < 2 && rc == 0; i++) {
+        if (groups[i] != NULL) {
+            mb_comm_allreduce(groups[i], NULL, x, 1, MB_COMM_F64, MB_COMM_SUM);
+            rc = mb_comm_synchronize(groups[i], err);
+        }
+    }
+    return rc;
+}
+
 static int log_iteration(struct mb_trainer *t, struct mb_err *err)
 {
     double norm2 = 0;
@@ -223,9 +200,8 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
     }
     if (t->args.log_params_norm) {
         int rc = mb_trainer_squared_norm(t, mb_gpt_weights(t->gpt), 0, t->n_elements, &norm2, err);
-        if (rc == 0 && t->tp_size > 1) {
-            mb_comm_allreduce(t->tp_comm, NULL, &norm2, 1, MB_COMM_F64, MB_COMM_SUM);
-            rc = mb_comm_synchronize(t->tp_comm, err);
+        if (rc == 0) {
+            rc = sum_over_model(t, &norm2, err);
         }
         if (rc != 0) {
             return rc;
@@ -275,14 +251,7 @@ static int evaluate(struct mb_trainer *t, enum mb_split split, int verbose, doub
         if (verbose) {
             mb_trainer_say(t, "Evaluating iter %" PRId64 "/%" PRId64 "\n", i, t->args.eval_iters);
         }
-        int rc = 0;
-        for (int64_t k = 0; k < n_micro && rc == 0; k++) {
-            rc = next_batch(t, split, err);
-            if (rc == 0) {
-                struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
-                rc = mb_gpt_forward(t->gpt, &batch, err);
-            }
-        }
+        int rc = mb_trainer_pass_batch(t, split, n_micro, 0, err);
         if (rc == 0) {
             rc = take_loss(t, &s, err);
         }

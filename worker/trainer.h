@@ -1,6 +1,7 @@
 /*
  * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
- * it, train.c runs it, trainer_gradients.c sums gradients, trainer_checkpoint.c saves and loads it,
+ * it, train.c runs it, trainer_pipeline.c passes micro batches through the model,
+ * trainer_gradients.c sums gradients, trainer_checkpoint.c saves and loads it,
  * trainer_log.c prints it, trainer_tensorboard.c tells TensorBoard.
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
@@ -21,6 +22,7 @@
 #include "worker/model/schedule.h"
 #include "worker/parallel/buckets.h"
 #include "worker/parallel/comm.h"
+#include "worker/parallel/pipeline.h"
 #include "worker/report_client.h"
 
 /* What is summed between two log lines. */
@@ -35,11 +37,15 @@ struct mb_trainer {
     uint32_t rank, world_size;
     struct mb_report_client *report; /* NULL: nobody to report to */
     struct mb_comm *comm;            /* of all ranks */
-    struct mb_comm *tp_comm;         /* of those that share a model; NULL: this one has all of it */
-    struct mb_comm *dp_comm; /* of those with the same part of it; comm itself without tp_comm */
-    uint32_t tp_rank, tp_size, dp_rank, dp_size; /* neighbours share a model */
-    struct mb_comm *save_comm;                   /* with --async-save: of the saver's threads */
-    struct mb_saver *saver;                      /* NULL: saves are synchronous */
+    /* Of the ranks that share this one's layers, of the stages of its model, and of those with the
+     * same part of a model. Where there is one rank the first two are NULL; dp_comm is comm itself
+     * without both of them. */
+    struct mb_comm *tp_comm, *pp_comm, *dp_comm;
+    struct mb_comm *tied_comm; /* of a pipeline's first and last stage, which both have the
+                                  embedding's weights; NULL: this rank has no such peer */
+    uint32_t tp_rank, tp_size, dp_rank, dp_size, pp_rank, pp_size; /* tp neighbours, then dp */
+    struct mb_comm *save_comm; /* with --async-save: of the saver's threads */
+    struct mb_saver *saver;    /* NULL: saves are synchronous */
     struct mb_device dev;
     struct mb_gpt *gpt;
     struct mb_optimizer *optimizer;
@@ -86,6 +92,12 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err);
 int mb_trainer_run(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_close(struct mb_trainer *t);
 
+/* ---- the model ---- */
+/* All micro batches of a global batch, forward, and backward if it trains; the loss is the model's.
+ * Collective. */
+int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_micro, int trains,
+                          struct mb_err *err);
+
 /* ---- gradients ---- */
 /* Of the last micro batch's step: gradients are reduced while it runs, if that was asked for. */
 void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step);
@@ -93,7 +105,8 @@ void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step);
  * that range, without what another rank counts. Collective. */
 int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err);
 /* Of the elements [begin, end) of a flat buffer that this rank counts: all but, with tensor
- * parallelism on all ranks of a model except its first, the parameters that each of them has. */
+ * parallelism on all ranks of a model except its first, the parameters that each of them has; and
+ * but what is a copy of the pipeline's first stage's. */
 int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begin, size_t end,
                             double *out, struct mb_err *err);
 

@@ -33,7 +33,7 @@ static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimi
                                     .n_tensors = t->n_tensors,
                                     .weights = mb_gpt_weights(t->gpt),
                                     .n_elements = t->n_whole_elements,
-                                    .layout = t->tp_size > 1 ? &t->layout : NULL};
+                                    .layout = t->parts != NULL ? &t->layout : NULL};
     if (with_optimizer) {
         m.exp_avg = mb_optimizer_exp_avg(t->optimizer);
         m.exp_avg_sq = mb_optimizer_exp_avg_sq(t->optimizer);
@@ -112,12 +112,13 @@ static void on_saved(void *arg, int64_t iteration, const struct mb_checkpoint_sa
     struct mb_trainer *t = arg;
     double written_s = (double)times->write_us / US_PER_S;
     report_saved(t, iteration, saved, times);
-    mb_trainer_say(
-        t,
-        "  successfully saved checkpoint from iteration %7" PRId64 " to %s [ t 1/%u, p 1/1 ]\n"
-        "  saved iteration %" PRId64 ": stalled %.1f ms, written in %.3f s, %.1f MB/s\n",
-        iteration, t->args.save, t->tp_size, iteration, (double)times->stall_us / US_PER_MS,
-        written_s, written_s > 0 ? (double)times->total_bytes / 1e6 / written_s : 0);
+    mb_trainer_say(t,
+                   "  successfully saved checkpoint from iteration %7" PRId64
+                   " to %s [ t 1/%u, p 1/%u ]\n"
+                   "  saved iteration %" PRId64 ": stalled %.1f ms, written in %.3f s, %.1f MB/s\n",
+                   iteration, t->args.save, t->tp_size, t->pp_size, iteration,
+                   (double)times->stall_us / US_PER_MS, written_s,
+                   written_s > 0 ? (double)times->total_bytes / 1e6 / written_s : 0);
     if (saved->is_owner) {
         evict(t, iteration);
     }
@@ -399,8 +400,9 @@ int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
     }
     mb_gpt_weights_changed(t->gpt);
     mb_trainer_say(t, " checkpoint version %d\n", (int)MB_CHECKPOINT_VERSION);
-    mb_trainer_say(
-        t, "  successfully loaded checkpoint from %s [ t 1/%u, p 1/1 ] at iteration %" PRId64 "\n",
-        t->args.load, t->tp_size, t->iteration);
+    mb_trainer_say(t,
+                   "  successfully loaded checkpoint from %s [ t 1/%u, p 1/%u ] at iteration "
+                   "%" PRId64 "\n",
+                   t->args.load, t->tp_size, t->pp_size, t->iteration);
     return mb_trainer_say_timer(t, "load-checkpoint", (double)(mb_mono_us() - from_us) / 1000, err);
 }

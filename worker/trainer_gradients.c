@@ -7,18 +7,31 @@
  *     final; they gather into buckets, and a bucket is reduced while the pass goes on. With the
  *     distributed optimizer a rank's range is one stretch of the whole buffer, so that a bucket has
  *     one owner or two: each part is reduced to its owner.
- *  3. Both end with this rank's share of the squared norm.
+ *  3. An embedding that the pipeline's first and last stage have both is one parameter: its
+ *     gradients, which are all-reduced in any case, are summed over the two stages behind that. So
+ *     both stages have the same bits, and make the same weights of them.
+ *  4. All end with this rank's share of the squared norm.
  * Failures are the communicator's, which keeps them until it is waited for.
  */
 #include "worker/trainer.h"
 
+/* Of the flat buffer, from its start on: the embedding that another stage has, too. */
+static size_t tied_elements(const struct mb_trainer *t)
+{
+    size_t n = 0;
+    return t->tied_comm != NULL ? mb_gpt_params(t->gpt, &n)->n : 0;
+}
+
 static void reduce_range(struct mb_trainer *t, size_t begin, size_t end)
 {
     float *grads = mb_gpt_grads(t->gpt);
-    if (!t->args.use_distributed_optimizer) {
-        mb_comm_allreduce(t->dp_comm, &t->dev, grads + begin, end - begin, MB_COMM_F32,
+    const size_t tied_end = tied_elements(t);
+    size_t whole_end = !t->args.use_distributed_optimizer ? end : tied_end;
+    if (begin < whole_end) { /* the tied embedding comes as a whole: with the buffer's first part */
+        whole_end = whole_end < end ? whole_end : end;
+        mb_comm_allreduce(t->dp_comm, &t->dev, grads + begin, whole_end - begin, MB_COMM_F32,
                           MB_COMM_SUM);
-        return;
+        begin = whole_end;
     }
     for (uint32_t r = t->dp_size; r-- > 0;) {
         size_t from = begin, to = end;
@@ -56,8 +69,9 @@ int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begi
     size_t n = 0, at = begin; /* [at, end) is not counted yet */
     const struct mb_param *p = mb_gpt_params(t->gpt, &n);
     d->ops->zero(d->ctx, d->stream, t->norm_device, sizeof *out);
-    for (size_t i = 0; i < n && t->tp_rank > 0; i++) {
-        if (p[i].n == p[i].n_whole && p[i].offset + p[i].n > at && p[i].offset < end) {
+    for (size_t i = 0; i < n; i++) {
+        const int is_another_s = p[i].is_copy || (t->tp_rank > 0 && p[i].n == p[i].n_whole);
+        if (is_another_s && p[i].offset + p[i].n > at && p[i].offset < end) {
             if (p[i].offset > at) {
                 d->ops->squared_norm(d->ctx, d->stream, flat + at, p[i].offset - at,
                                      t->norm_device);
@@ -77,12 +91,18 @@ int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_e
     float *grads = mb_gpt_grads(t->gpt);
     if (t->args.overlap_grad_reduce && t->dp_size > 1) {
         /* Every bucket is under way. */
+    } else if (t->tied_comm != NULL) {
+        reduce_range(t, 0, t->n_elements);
     } else if (t->args.use_distributed_optimizer) {
         mb_comm_reduce_scatter(t->dp_comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
     } else {
         mb_comm_allreduce(t->dp_comm, &t->dev, grads, t->n_elements, MB_COMM_F32, MB_COMM_SUM);
     }
     int rc = mb_comm_synchronize(t->dp_comm, err);
+    if (rc == 0 && t->tied_comm != NULL) {
+        mb_comm_allreduce(t->tied_comm, &t->dev, grads, tied_elements(t), MB_COMM_F32, MB_COMM_SUM);
+        rc = mb_comm_synchronize(t->tied_comm, err);
+    }
     /* Each rank its range in all cases, so that all give the same norm. */
     return rc != 0 ? rc : mb_trainer_squared_norm(t, grads, t->begin, t->end, norm2, err);
 }

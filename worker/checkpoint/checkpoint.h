@@ -8,9 +8,9 @@
  *   DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last of all
  *
  * What is on disk are whole tensors, and ranges of the flat buffer of a rank with all of them, also
- * where ranks share a model (tensor parallelism): they exchange their parts through host memory
- * when they save and load (exchange.h). So any layout goes on from any other's checkpoint, and
- * nothing that reads one has to know by which it was written.
+ * where ranks share a model (tensor and pipeline parallelism): they exchange their parts through
+ * host memory when they save and load (exchange.h). So any layout goes on from any other's
+ * checkpoint, and nothing that reads one has to know by which it was written.
  *
  * The weights are fp32, so the optimizer has no master copy of its own to save. A run with any
  * number of ranks reads the ranges that it needs from whichever files hold them. Rank 0 alone reads
@@ -43,9 +43,10 @@ struct mb_checkpoint_tensor {
 };
 
 /* A rank's part of a tensor: element e of it is element start + e / run * stride + e % run of the
- * whole, and element offset + e of the rank's flat buffer. n of the whole: it is not split. */
+ * whole, and element offset + e of the rank's flat buffer. n 0: it has nothing of it. */
 struct mb_checkpoint_part {
     size_t offset, n, start, run, stride;
+    int is_another_s; /* has the same and tells it; this one only takes it */
 };
 
 /* Of a rank that shares its model with others. */
@@ -53,8 +54,7 @@ struct mb_checkpoint_layout {
     const struct mb_checkpoint_part *parts; /* [n_tensors] */
     size_t n_elements;                      /* of the rank's flat buffer */
     size_t begin,
-        end;      /* of it the share that no rank with the same parts has; all of them have all */
-    int is_first; /* of those that share a model: what is not split is told by this one */
+        end; /* of it the share that no rank with the same parts has; all of them have all */
 };
 
 /* What lives on the device. Everything is borrowed. */

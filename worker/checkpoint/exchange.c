@@ -54,8 +54,8 @@ static void move_parts(const struct mb_checkpoint_model *m, const struct window 
     for (size_t i = 0; i < m->n_tensors; i++) {
         const struct mb_checkpoint_tensor *t = &m->tensors[i];
         const struct mb_checkpoint_part *p = &m->layout->parts[i];
-        if (t->offset >= w->end || t->offset + t->n <= w->begin ||
-            (gives && p->n == t->n && !m->layout->is_first)) {
+        if (t->offset >= w->end || t->offset + t->n <= w->begin || p->n == 0 ||
+            (gives && p->is_another_s)) {
             continue;
         }
         size_t skip = w->begin > t->offset + p->start ? w->begin - t->offset - p->start : 0;

@@ -4,7 +4,8 @@
  * Forward: embed, dropout; per layer norm, qkv, rotation, attention, projection, residual, norm,
  * fc1, activation, fc2, residual; final norm; output and loss. Backward: the same list from its
  * end, with d_residual the gradient of the residual stream: each branch reads it (through its
- * dropout) and each norm adds to it.
+ * dropout) and each norm adds to it. A stage of a pipeline does its part of either list: it begins
+ * with what another stage gave, and ends with what another stage gets.
  *
  * Failure paths:
  *  1. A token or label outside the vocabulary is refused before anything is enqueued.
@@ -14,6 +15,7 @@
  */
 #include "worker/model/gpt.h"
 
+#include <assert.h>
 #include "base/alloc.h"
 #include "worker/model/gpt_internal.h"
 
@@ -76,8 +78,7 @@ void mb_gpt_destroy(struct mb_gpt *m)
     if (m == NULL)
         return;
     m->dev->ops->free(m->dev->ctx, m->arena);
-    mb_free(m->params);
-    mb_free(m->layers);
+    mb_gpt_params_free(m);
     mb_free(m->host_ones);
     mb_free(m);
 }
@@ -152,9 +153,9 @@ static int has_hidden_dropout(const struct mb_gpt_pass *p)
     return p->step != NULL && p->m->c.hidden_dropout > 0;
 }
 
-static uint32_t site_of(size_t layer, uint32_t site)
+static uint32_t site_of(const struct mb_gpt *m, size_t layer, uint32_t site)
 {
-    return (uint32_t)layer * SITES_PER_LAYER + site;
+    return (uint32_t)(m->first_layer + layer) * SITES_PER_LAYER + site;
 }
 
 /* Of the rows of the residual stream. */
@@ -279,25 +280,32 @@ static void layer_forward(const struct mb_gpt_pass *p, size_t l)
         linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->part));
     linear_forward(m, &qkv);
     mb_gpt_rotate(m, y->qkv_out, 0);
-    mb_gpt_attention_forward(p, y, site_of(l, SITE_ATTENTION));
+    mb_gpt_attention_forward(p, y, site_of(m, l, SITE_ATTENTION));
     branch_forward(p, y->proj, y->attention_out, mb_gpt_attention_width(&m->part), y->in, y->middle,
-                   site_of(l, SITE_PROJ));
+                   site_of(m, l, SITE_PROJ));
 
     mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2);
     fc1_forward(m, y);
     branch_forward(p, y->fc2, y->activation, m->part.ffn_hidden, y->middle, y->out,
-                   site_of(l, SITE_MLP));
+                   site_of(m, l, SITE_MLP));
+}
+
+static const struct mb_gpt_layer *top_layer(const struct mb_gpt *m)
+{
+    return &m->layers[m->part.n_layers - 1];
 }
 
 /* Up to the final norm; d_a serves as scratch for the branches' outputs. */
 static void forward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
-    embed(p);
-    for (size_t l = 0; l < m->c.n_layers; l++)
+    if (m->is_first)
+        embed(p);
+    for (size_t l = 0; l < m->part.n_layers; l++)
         layer_forward(p, l);
-    mb_gpt_norm_forward(m, m->final_norm, m->layers[m->c.n_layers - 1].out, m->final_out,
-                        m->final_mean, m->final_rstd);
+    if (m->is_last)
+        mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
+                            m->final_rstd);
 }
 
 /* Output and loss; d_a becomes this rank's share of the gradient of final_out if d is set. */
@@ -368,10 +376,16 @@ static struct mb_gpt_pair without_sum(const struct mb_gpt *m, struct mb_gpt_pair
     return branch;
 }
 
+/* Above the topmost layer of a stage there is no norm of this rank. */
+static struct mb_gpt_pair fc2_without_sum(const struct mb_gpt *m, const struct mb_gpt_layer *y)
+{
+    return y == top_layer(m) && !m->is_last ? y->fc2 : without_sum(m, y->fc2);
+}
+
 /* d_mlp is the gradient of fc2's output; d_a becomes this rank's share of norm2's. */
 static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const void *d_mlp)
 {
-    linear_backward(m, without_sum(m, y->fc2), y->activation, m->c.swiglu ? NULL : y->fc1_out,
+    linear_backward(m, fc2_without_sum(m, y), y->activation, m->c.swiglu ? NULL : y->fc1_out,
                     m->part.ffn_hidden, d_mlp, m->c.hidden, m->d_activation);
     if (m->c.swiglu) {
         struct mb_swiglu_backward a = {.x = y->fc1_out,
@@ -392,13 +406,13 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
     const struct mb_gpt_layer *y = &m->layers[l];
     const size_t h = m->c.hidden;
 
-    mlp_backward(m, y, branch_gradient(p, site_of(l, SITE_MLP)));
+    mlp_backward(m, y, branch_gradient(p, site_of(m, l, SITE_MLP)));
     mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a, sum_for(m, y->proj));
 
-    const void *d_proj = branch_gradient(p, site_of(l, SITE_PROJ));
+    const void *d_proj = branch_gradient(p, site_of(m, l, SITE_PROJ));
     linear_backward(m, without_sum(m, y->proj), y->attention_out, NULL,
                     mb_gpt_attention_width(&m->part), d_proj, h, m->d_b);
-    mb_gpt_attention_backward(p, y, site_of(l, SITE_ATTENTION));
+    mb_gpt_attention_backward(p, y, site_of(m, l, SITE_ATTENTION));
     mb_gpt_rotate(m, m->d_qkv, 1);
     linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->part), m->d_a);
     mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a,
@@ -411,42 +425,60 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
 
 static void grads_final(const struct mb_gpt_pass *p, size_t begin, size_t end)
 {
-    if (p->step->grads_final != NULL)
+    if (p->step->grads_final != NULL && begin < end)
         p->step->grads_final(p->step->arg, begin, end);
+}
+
+/* From d_a, the share of the gradient of final_out, to d_residual. */
+static void final_norm_backward(const struct mb_gpt_pass *p)
+{
+    struct mb_gpt *m = p->m;
+    const struct mb_device *dev = m->dev;
+    dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
+                   m->n_rows * m->c.hidden * mb_dtype_size(m->c.dtype));
+    mb_gpt_norm_backward(m, m->final_norm, top_layer(m)->out, m->final_mean, m->final_rstd, m->d_a,
+                         sum_for(m, top_layer(m)->fc2));
+    if (p->step->is_last)
+        mb_gpt_sum_norm_gradient(m, m->final_norm);
+}
+
+static void embedding_backward(const struct mb_gpt_pass *p)
+{
+    struct mb_gpt *m = p->m;
+    struct mb_embedding_backward a = {.token = m->tokens,
+                                      .d_out = branch_gradient(p, 0),
+                                      .d_token_weight = m->grads + m->word_embedding,
+                                      .d_position_weight = m->c.positions == MB_GPT_LEARNED
+                                                               ? m->grads + m->position_embedding
+                                                               : NULL,
+                                      .n_tokens = m->n_tokens,
+                                      .seq = m->c.seq,
+                                      .hidden = m->c.hidden,
+                                      .vocab = m->part.padded_vocab,
+                                      .first = m->own_part * m->part.padded_vocab,
+                                      .all_vocab = m->c.padded_vocab,
+                                      .dtype = m->c.dtype};
+    m->dev->ops->embedding_backward(m->dev->ctx, m->dev->stream, &a);
 }
 
 static void backward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
-    const struct mb_device *dev = m->dev;
-    const size_t n_layers = m->c.n_layers;
-    dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
-                   m->n_rows * m->c.hidden * mb_dtype_size(m->c.dtype));
-    mb_gpt_norm_backward(m, m->final_norm, m->layers[n_layers - 1].out, m->final_mean,
-                         m->final_rstd, m->d_a, sum_for(m, m->layers[n_layers - 1].fc2));
-    if (p->step->is_last)
-        mb_gpt_sum_norm_gradient(m, m->final_norm);
+    /* Of the last layer that is computed again everything is still there, if the backward pass
+     * follows at once. */
+    const size_t n_again =
+        m->part.recompute_layers - (m->n_slots == 1 && m->part.recompute_layers > 0);
+    if (m->is_last)
+        final_norm_backward(p);
     grads_final(p, m->layers_end, m->n_elements);
-    for (size_t l = n_layers; l-- > 0;) {
-        if (l + 1 < m->c.recompute_layers) /* of the last of them everything is still there */
+    for (size_t l = m->part.n_layers; l-- > 0;) {
+        if (l < n_again)
             layer_forward(p, l);
         layer_backward(p, l);
         grads_final(p, m->layers[l].begin, m->layers[l].end);
     }
-    struct mb_embedding_backward embedding = {
-        .token = m->tokens,
-        .d_out = branch_gradient(p, 0),
-        .d_token_weight = m->grads + m->word_embedding,
-        .d_position_weight =
-            m->c.positions == MB_GPT_LEARNED ? m->grads + m->position_embedding : NULL,
-        .n_tokens = m->n_tokens,
-        .seq = m->c.seq,
-        .hidden = m->c.hidden,
-        .vocab = m->part.padded_vocab,
-        .first = m->own_part * m->part.padded_vocab,
-        .all_vocab = m->c.padded_vocab,
-        .dtype = m->c.dtype};
-    dev->ops->embedding_backward(dev->ctx, dev->stream, &embedding);
+    if (m->is_first)
+        embedding_backward(p);
     grads_final(p, 0, m->layers[0].begin);
 }
 
@@ -468,21 +500,35 @@ static int check_batch(const struct mb_gpt *m, const struct mb_gpt_batch *b, str
     return 0;
 }
 
+/* What this stage needs of it. */
 static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_err *err)
 {
-    int rc = check_batch(m, b, err);
+    int rc = m->is_first || m->is_last ? check_batch(m, b, err) : 0;
     if (rc == 0)
         rc = mb_gpt_group_wait(m, err); /* copying may wait for the device */
     if (rc != 0)
         return rc;
     const struct mb_device *dev = m->dev;
+    if (m->is_first)
+        dev->ops->copy_in(dev->ctx, dev->stream, m->tokens, b->tokens,
+                          m->n_tokens * sizeof(int32_t));
+    if (!m->is_last)
+        return 0;
     const float *mask = b->loss_mask ? b->loss_mask : m->host_ones;
-    dev->ops->copy_in(dev->ctx, dev->stream, m->tokens, b->tokens, m->n_tokens * sizeof(int32_t));
     dev->ops->copy_in(dev->ctx, dev->stream, m->labels, b->labels, m->n_tokens * sizeof(int32_t));
     dev->ops->copy_in(dev->ctx, dev->stream, m->mask, mask, m->n_tokens * sizeof(float));
     for (size_t i = 0; i < m->n_tokens; i++)
         m->mask_sum += (double)mask[i];
     return 0;
+}
+
+/* What follows works on this micro batch. */
+static void select_slot(struct mb_gpt *m, size_t slot)
+{
+    assert(slot < m->n_slots);
+    m->layers = m->slots[slot].layers;
+    m->tokens = m->slots[slot].tokens;
+    m->embedded = m->slots[slot].embedded;
 }
 
 /* Zero from *at to the weight of a product, which is left alone: *at is behind it. */
@@ -499,50 +545,77 @@ void mb_gpt_zero_grads(struct mb_gpt *m)
     const struct mb_gpt_config *c = &m->part;
     const size_t h = m->c.hidden, output = c->padded_vocab * h;
     size_t at = 0;
-    if (!m->c.untie_output)
+    if (m->is_last && !m->c.untie_output)
         zero_up_to(m, &at, m->output_weight, output);
-    for (size_t l = 0; l < m->c.n_layers; l++) {
+    for (size_t l = 0; l < m->part.n_layers; l++) {
         const struct mb_gpt_layer *y = &m->layers[l];
         zero_up_to(m, &at, y->qkv.weight, mb_gpt_qkv_width(c) * h);
         zero_up_to(m, &at, y->proj.weight, mb_gpt_attention_width(c) * h);
         zero_up_to(m, &at, y->fc1.weight, mb_gpt_fc1_width(c) * h);
         zero_up_to(m, &at, y->fc2.weight, c->ffn_hidden * h);
     }
-    if (m->c.untie_output)
+    if (m->is_last && m->c.untie_output)
         zero_up_to(m, &at, m->output_weight, output);
     zero_up_to(m, &at, m->n_elements, 0);
     m->has_old_grads = 1;
 }
 
-int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
-                            const struct mb_gpt_step *step, struct mb_err *err)
+struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, size_t slot)
 {
+    const struct mb_gpt_slot *s = &m->slots[slot];
+    assert(slot < m->n_slots);
+    return (struct mb_gpt_ports){.in = s->embedded,
+                                 .out = s->layers[m->part.n_layers - 1].out,
+                                 .gradient = m->d_residual,
+                                 .n = m->n_rows * m->c.hidden};
+}
+
+int mb_gpt_stage_forward(struct mb_gpt *m, size_t slot, const struct mb_gpt_batch *batch,
+                         const struct mb_gpt_step *step, struct mb_err *err)
+{
+    select_slot(m, slot);
     int rc = load_batch(m, batch, err);
     if (rc != 0)
         return rc;
     const struct mb_gpt_pass p = {.m = m, .step = step};
     forward(&p);
-    output_and_loss(m, 1, step->grad_scale);
+    if (step == NULL && m->is_last)
+        output_and_loss(m, 0, 0);
+    return 0;
+}
+
+void mb_gpt_stage_backward(struct mb_gpt *m, size_t slot, const struct mb_gpt_step *step)
+{
+    const struct mb_gpt_pass p = {.m = m, .step = step};
+    select_slot(m, slot);
+    if (m->is_last)
+        output_and_loss(m, 1, step->grad_scale);
     backward(&p);
     m->has_old_grads = 0;
-    return 0;
+}
+
+int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
+                            const struct mb_gpt_step *step, struct mb_err *err)
+{
+    assert(m->is_first && m->is_last);
+    int rc = mb_gpt_stage_forward(m, 0, batch, step, err);
+    if (rc == 0)
+        mb_gpt_stage_backward(m, 0, step);
+    return rc;
 }
 
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err)
 {
-    int rc = load_batch(m, batch, err);
-    if (rc != 0)
-        return rc;
-    const struct mb_gpt_pass p = {.m = m, .step = NULL};
-    forward(&p);
-    output_and_loss(m, 0, 0);
-    return 0;
+    assert(m->is_first && m->is_last);
+    return mb_gpt_stage_forward(m, 0, batch, NULL, err);
 }
 
 int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
                   struct mb_err *err)
 {
     const double mask_sum = m->mask_sum;
+    assert(m->is_first && m->is_last);
+    select_slot(m, 0);
     int rc = load_batch(m, batch, err);
     m->mask_sum = mask_sum; /* this is no loss */
     if (rc != 0)

@@ -14,6 +14,12 @@
  * ranks join them. All of them make the same calls. Norms, learned positions and the biases of what
  * is summed are on every rank, the same bits.
  *
+ * Of a pipeline's stages each has a share of the layers, the first the embedding, the last the
+ * final norm, the output and the loss. What goes from stage to stage is the caller's to move, and
+ * which pass of which micro batch comes next (worker/parallel/pipeline.h); mb_gpt_ports() says
+ * where it lies. Where output and embedding are tied the last stage has weights and a gradient of
+ * its own, which the caller sums with the first stage's.
+ *
  * Initial weights are a pure function of (seed, parameter name, element), dropout one of (seed,
  * iteration, place, global element): a seed means one model, whatever the number of ranks.
  */
@@ -68,6 +74,10 @@ struct mb_gpt_config {
     /* Between the layers' products each of them has some rows of the residual stream instead of
      * all: less memory, the same sums. */
     int sequence_parallel;
+    /* Stages of a pipeline, and which this one is; 0: all layers are here. The last stage takes the
+     * backward pass of a micro batch right behind its forward pass; before it, so many micro
+     * batches may be between theirs. 0: one. */
+    size_t n_stages, own_stage, n_in_flight;
 };
 
 /* Megatron's defaults for everything but the sizes, which stay zero: GPT-2's style. */
@@ -79,8 +89,8 @@ size_t mb_gpt_padded_vocab(size_t vocab, size_t divisible_by, size_t tensor_para
 /* MB_EINVAL with a text such as "number of attention heads (5) must divide hidden size (128)". */
 int mb_gpt_config_check(const struct mb_gpt_config *c, struct mb_err *err);
 
-/* The number of parameters that a model of this shape has on a rank, padded vocabulary included; it
- * needs no device and no memory for them. */
+/* The number of parameters that a model of this shape has on this rank, padded vocabulary included;
+ * it needs no device and no memory for them. */
 int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct mb_err *err);
 
 /* Floating point operations of one sample's forward and backward as Megatron's --log-throughput
@@ -150,23 +160,43 @@ struct mb_gpt_step {
  * it would else add to zeros. */
 void mb_gpt_zero_grads(struct mb_gpt *m);
 
-/* Forward with dropout, then backward; adds to the gradients and to the loss sum. MB_EINVAL for a
- * token or label outside the vocabulary, and then nothing was enqueued. */
+/* All layers are here. Forward with dropout, then backward; adds to the gradients and to the loss
+ * sum. MB_EINVAL for a token or label outside the vocabulary, and then nothing was enqueued. */
 int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
                             const struct mb_gpt_step *step, struct mb_err *err);
 
-/* Forward without dropout; adds to the loss sum only. */
+/* All layers are here. Forward without dropout; adds to the loss sum only. */
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err);
 
-/* Forward without dropout; logits, device memory [micro_batch * seq, rows of the vocabulary that
- * this rank has] of the model's dtype, are overwritten. Labels and mask of the batch do not matter.
- * Enqueues. */
+/*
+ * The same by halves, for a stage of a pipeline; slot: which of the micro batches in flight, from 0
+ * on. The first stage needs the batch's tokens, the last labels and mask, the others no batch.
+ */
+struct mb_gpt_ports { /* device memory, n elements of the model's dtype each */
+    void *in;         /* from the stage before, there before the forward pass; the slot's */
+    void *out;      /* to the next stage, valid from the forward to the backward pass; the slot's */
+    void *gradient; /* from the next stage, there before the backward pass; afterwards to the
+                       stage before. One for all slots. */
+    size_t n;
+};
+struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, size_t slot);
+/* With dropout, and the backward pass follows, which the last stage's loss comes with; step NULL:
+ * without either. */
+int mb_gpt_stage_forward(struct mb_gpt *m, size_t slot, const struct mb_gpt_batch *batch,
+                         const struct mb_gpt_step *step, struct mb_err *err);
+/* step: that of the forward pass, but for grad_scale and what is of the last micro batch. Failures
+ * are mb_gpt_take_loss()'s. */
+void mb_gpt_stage_backward(struct mb_gpt *m, size_t slot, const struct mb_gpt_step *step);
+
+/* All layers are here. Forward without dropout; logits, device memory [micro_batch * seq, rows of
+ * the vocabulary that this rank has] of the model's dtype, are overwritten. Labels and mask of the
+ * batch do not matter. Enqueues. */
 int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
                   struct mb_err *err);
 
 /* Waits for the device, and the tensor group; gives sum(mask * loss), the same on all its ranks,
- * and sum(mask) since the last call and starts both anew. lm loss = sum of the first / sum of the
- * second over micro batches and ranks. */
+ * and sum(mask) since the last call and starts both anew; both 0 where the loss is another stage's.
+ * lm loss = sum of the first / sum of the second over micro batches and ranks. */
 int mb_gpt_take_loss(struct mb_gpt *m, double *loss_sum, double *n_tokens, struct mb_err *err);
 
 #endif

@@ -128,7 +128,8 @@ static int check_rope(const struct mb_gpt_config *c, struct mb_err *err)
     return 0;
 }
 
-/* What is split over the ranks of a tensor group. Texts of Megatron-LM where it has one. */
+/* What is split over the ranks of a tensor group, and over stages. Texts of Megatron-LM where it
+ * has one. */
 static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
 {
     struct mb_gpt_config c = *given;
@@ -146,6 +147,11 @@ static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
     if (c.ffn_hidden % n != 0)
         return mb_err_set(err, MB_EINVAL, "ffn_hidden_size: %zu is not divisible by %zu",
                           c.ffn_hidden, n);
+    if (c.n_stages > 0 && (c.own_stage >= c.n_stages || c.n_layers % c.n_stages != 0))
+        return mb_err_set(err, MB_EINVAL,
+                          "Number of layers should be divisible by the pipeline-model-parallel "
+                          "size: %zu layers, stage %zu of %zu",
+                          c.n_layers, c.own_stage, c.n_stages);
     if (c.padded_vocab % n != 0)
         return mb_err_set(err, MB_EINVAL, "padded_vocab_size: %zu is not divisible by %zu",
                           c.padded_vocab, n);

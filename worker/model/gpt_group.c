@@ -1,9 +1,23 @@
 /*
- * What the ranks of a tensor group do together. An operation of the group comes after what was
- * enqueued before, and what is enqueued next comes after it, without the host waiting where data
- * are on devices. A failure is the communicator's, which keeps it until mb_gpt_group_wait().
+ * Which part of the model a rank has, and what the ranks of a tensor group do together. An
+ * operation of the group comes after what was enqueued before, and what is enqueued next comes
+ * after it, without the host waiting where data are on devices. A failure is the communicator's,
+ * which keeps it until mb_gpt_group_wait().
  */
 #include "worker/model/gpt_internal.h"
+
+/* Of a pipeline. */
+static void stage_init(struct mb_gpt *m)
+{
+    const size_t n_stages = m->c.n_stages > 0 ? m->c.n_stages : 1;
+    m->part.n_layers /= n_stages;
+    if (m->part.recompute_layers > m->part.n_layers)
+        m->part.recompute_layers = m->part.n_layers;
+    m->first_layer = m->c.own_stage * m->part.n_layers;
+    m->is_first = m->c.own_stage == 0;
+    m->is_last = m->c.own_stage + 1 == n_stages;
+    m->n_slots = m->is_last || m->c.n_in_flight == 0 ? 1 : m->c.n_in_flight;
+}
 
 void mb_gpt_group_init(struct mb_gpt *m)
 {
@@ -15,6 +29,7 @@ void mb_gpt_group_init(struct mb_gpt *m)
     m->part.n_groups /= m->n_parts;
     m->part.ffn_hidden /= m->n_parts;
     m->part.padded_vocab /= m->n_parts;
+    stage_init(m);
     m->n_rows = m->c.sequence_parallel ? m->n_tokens / m->n_parts : m->n_tokens;
     m->first_row = m->c.sequence_parallel ? m->n_rows * m->own_part : 0;
 }

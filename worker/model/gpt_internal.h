@@ -43,6 +43,13 @@ struct mb_gpt_layer {
     void *out;            /* [rows, hidden], after the second residual */
 };                        /* heads, groups and ffn_hidden: this rank's */
 
+/* What a micro batch between its forward and its backward pass keeps. */
+struct mb_gpt_slot {
+    struct mb_gpt_layer *layers; /* this rank's; their parameters are the same in every slot */
+    int32_t *tokens;             /* [tokens], of the first stage */
+    void *embedded;              /* [rows, hidden], what the first layer gets */
+};
+
 enum { MB_GPT_PLAN_MAX = 32 };
 
 struct mb_gpt_plan_part {
@@ -57,13 +64,18 @@ struct mb_gpt {
     size_t n_parts, own_part;     /* ranks of the tensor group, and which of them this is */
     size_t micro_batch, n_tokens; /* samples and rows of a micro batch */
     size_t n_rows, first_row;     /* of the residual stream: all but with sequence_parallel */
+    size_t first_layer;           /* of the model, that is layers[0] here; part.n_layers follow */
+    int is_first, is_last;        /* of the pipeline's stages; both: there is one */
+    size_t n_slots;
 
     struct mb_param *params;
     size_t n_params, n_elements, n_parameters;
-    size_t word_embedding, position_embedding, output_weight; /* flat offsets */
+    size_t word_embedding, position_embedding, output_weight; /* flat offsets; of another stage:
+                                                                 MB_GPT_NONE */
     struct mb_gpt_norm_at final_norm;
-    size_t layers_end; /* flat offset behind the last layer */
-    struct mb_gpt_layer *layers;
+    size_t layers_end;         /* flat offset behind the last layer */
+    struct mb_gpt_slot *slots; /* [n_slots]; their layers lie behind each other from the first's */
+    struct mb_gpt_layer *layers; /* of the slot that is worked on, as tokens and embedded are */
 
     void *arena; /* one block of device memory; everything below lies in it */
     size_t arena_bytes;
@@ -112,7 +124,7 @@ struct mb_dropout mb_gpt_dropout_at(const struct mb_gpt_pass *p, float probabili
                                     size_t elements_per_sample);
 
 /* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
-/* Sets n_parts and own_part, part, n_rows and first_row. */
+/* Sets what says which part of the model is here: from n_parts to n_slots. */
 void mb_gpt_group_init(struct mb_gpt *m);
 /* The rows of x [tokens, hidden] that this rank has of the residual stream. */
 void *mb_gpt_own_rows(const struct mb_gpt *m, void *x);
@@ -148,6 +160,7 @@ void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse);
 
 /* gpt_params.c: the table and the offsets. */
 int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err);
+void mb_gpt_params_free(struct mb_gpt *m);
 /* gpt_draw.c: the initial weights, enqueued on the stream. */
 int mb_gpt_params_draw(struct mb_gpt *m, struct mb_err *err);
 

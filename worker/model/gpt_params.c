@@ -6,10 +6,13 @@
  *
  * Over the ranks of a tensor group are split, as in Megatron-LM: the vocabulary by rows; qkv and
  * fc1 by the rows of their outputs, with SwiGLU gates and values each; proj and fc2 by the columns
- * of their inputs. All else is on every rank.
+ * of their inputs. All else is on every rank. Over a pipeline's stages the layers are split evenly;
+ * a layer has the name that it has in the whole model. The last stage's copy of a tied embedding
+ * has the embedding's place and name, so it is drawn like it, and becomes final last like it.
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include "base/alloc.h"
 #include "worker/model/gpt_internal.h"
 
@@ -85,15 +88,17 @@ static void add_layer(struct mb_gpt *m, size_t l)
     const size_t h = c->hidden, qkv = mb_gpt_qkv_width(c), fc1 = mb_gpt_fc1_width(c);
     const int bias = c->linear_bias, norm_bias = c->norm == MB_GPT_LAYERNORM;
     const struct whole norm = {.rows = h};
+    const size_t index = 2 * l;
+    l += m->first_layer;
     y->begin = m->n_elements;
     y->norm1 = (struct mb_gpt_norm_at){add_pair(m, norm, norm_bias, l, "self_attention.linear_qkv"),
-                                       2 * l};
+                                       index};
     y->qkv = add_pair(m, (struct whole){qkv, h, BY_ROWS, 1}, bias || c->qkv_bias, l,
                       "self_attention.linear_qkv");
     y->proj = add_pair(m, (struct whole){h, mb_gpt_attention_width(c), BY_COLUMNS, 1}, bias, l,
                        "self_attention.linear_proj");
     y->norm2 =
-        (struct mb_gpt_norm_at){add_pair(m, norm, norm_bias, l, "mlp.linear_fc1"), 2 * l + 1};
+        (struct mb_gpt_norm_at){add_pair(m, norm, norm_bias, l, "mlp.linear_fc1"), index + 1};
     y->fc1 =
         add_pair(m, (struct whole){fc1, h, BY_ROWS, c->swiglu ? 2 : 1}, bias, l, "mlp.linear_fc1");
     y->fc2 =
@@ -101,35 +106,79 @@ static void add_layer(struct mb_gpt *m, size_t l)
     y->end = m->n_elements;
 }
 
-int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err)
+static void add_embedding(struct mb_gpt *m)
 {
     const struct mb_gpt_config *c = &m->c;
-    const struct whole vocab = {c->padded_vocab, c->hidden, BY_ROWS, 1}, norm = {.rows = c->hidden};
-    m->layers = mb_calloc(c->n_layers, sizeof(*m->layers));
-    m->params = mb_calloc(c->n_layers * PARAMS_PER_LAYER + PARAMS_OUTSIDE, sizeof(*m->params));
-    if (m->layers == NULL || m->params == NULL)
-        return mb_err_set(err, MB_ENOMEM, "out of memory for the parameter table of %zu layers",
-                          c->n_layers);
-    m->word_embedding = add(m, vocab, "embedding.word_embeddings.weight");
+    m->word_embedding = m->position_embedding = MB_GPT_NONE;
+    if (!m->is_first && (!m->is_last || c->untie_output))
+        return;
+    m->word_embedding = add(m, (struct whole){c->padded_vocab, c->hidden, BY_ROWS, 1},
+                            "embedding.word_embeddings.weight");
     m->params[m->n_params - 1].is_embedding_or_output = 1;
-    m->position_embedding = MB_GPT_NONE;
-    if (c->positions == MB_GPT_LEARNED)
+    m->params[m->n_params - 1].is_copy = !m->is_first;
+    if (m->is_first && c->positions == MB_GPT_LEARNED)
         m->position_embedding =
             add(m, (struct whole){.rows = c->max_positions, .columns = c->hidden},
                 "embedding.position_embeddings.weight");
-    for (size_t l = 0; l < c->n_layers; l++)
-        add_layer(m, l);
-    m->layers_end = m->n_elements;
-    m->final_norm = (struct mb_gpt_norm_at){.at.bias = MB_GPT_NONE, .index = 2 * c->n_layers};
+}
+
+static void add_output(struct mb_gpt *m)
+{
+    const struct mb_gpt_config *c = &m->c;
+    const struct whole norm = {.rows = c->hidden};
+    m->final_norm = (struct mb_gpt_norm_at){.at.bias = MB_GPT_NONE, .index = 2 * m->part.n_layers};
+    m->output_weight = MB_GPT_NONE;
+    if (!m->is_last)
+        return;
     m->final_norm.at.weight = add(m, norm, "decoder.final_layernorm.weight");
     if (c->norm == MB_GPT_LAYERNORM)
         m->final_norm.at.bias = add(m, norm, "decoder.final_layernorm.bias");
     m->output_weight = m->word_embedding;
     if (c->untie_output) {
-        m->output_weight = add(m, vocab, "output_layer.weight");
+        m->output_weight =
+            add(m, (struct whole){c->padded_vocab, c->hidden, BY_ROWS, 1}, "output_layer.weight");
         m->params[m->n_params - 1].is_embedding_or_output = 1;
     }
+}
+
+/* Layers of other slots have the same parameters. */
+static void fill_slots(struct mb_gpt *m)
+{
+    const size_t n = m->part.n_layers;
+    for (size_t s = 0; s < m->n_slots; s++) {
+        m->slots[s].layers = m->layers + s * n;
+        if (s > 0)
+            memcpy(m->slots[s].layers, m->layers, n * sizeof(*m->layers));
+    }
+}
+
+int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err)
+{
+    const size_t n = m->part.n_layers;
+    m->slots = mb_calloc(m->n_slots, sizeof(*m->slots));
+    m->layers = mb_calloc(m->n_slots * n, sizeof(*m->layers));
+    m->params = mb_calloc(n * PARAMS_PER_LAYER + PARAMS_OUTSIDE, sizeof(*m->params));
+    if (m->slots == NULL || m->layers == NULL || m->params == NULL) {
+        mb_gpt_params_free(m);
+        return mb_err_set(err, MB_ENOMEM, "out of memory for the parameter table of %zu layers", n);
+    }
+    add_embedding(m);
+    for (size_t l = 0; l < n; l++)
+        add_layer(m, l);
+    m->layers_end = m->n_elements;
+    add_output(m);
+    fill_slots(m);
     return 0;
+}
+
+void mb_gpt_params_free(struct mb_gpt *m)
+{
+    mb_free(m->slots != NULL && m->slots[0].layers != NULL ? m->slots[0].layers : m->layers);
+    mb_free(m->slots);
+    mb_free(m->params);
+    m->slots = NULL;
+    m->layers = NULL;
+    m->params = NULL;
 }
 
 int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct mb_err *err)
@@ -142,8 +191,7 @@ int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct m
         rc = mb_gpt_params_create(&m, err);
     }
     *out = m.n_parameters;
-    mb_free(m.params);
-    mb_free(m.layers);
+    mb_gpt_params_free(&m);
     return rc;
 }
 
@@ -152,15 +200,15 @@ int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, si
 {
     struct mb_gpt m = {.c = *c};
     m.c.tensor_group = NULL;
+    m.c.n_stages = m.c.own_stage = m.c.n_in_flight = 0;
     mb_gpt_config_complete(&m.c);
     mb_gpt_group_init(&m);
     int rc = mb_gpt_params_create(&m, err);
-    mb_free(m.layers);
-    if (rc != 0) {
-        mb_free(m.params);
+    if (rc != 0)
         return rc;
-    }
     *out = m.params;
+    m.params = NULL;
+    mb_gpt_params_free(&m);
     *n_params = m.n_params;
     *n_elements = m.n_elements;
     return 0;

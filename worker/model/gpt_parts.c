@@ -71,11 +71,12 @@ void mb_gpt_parts_weights_changed(struct mb_gpt *m)
 {
     if (!m->c.norm_1p)
         return;
-    for (size_t l = 0; l < m->c.n_layers; l++) {
+    for (size_t l = 0; l < m->part.n_layers; l++) {
         add_one(m, m->layers[l].norm1);
         add_one(m, m->layers[l].norm2);
     }
-    add_one(m, m->final_norm);
+    if (m->is_last)
+        add_one(m, m->final_norm);
 }
 
 static const float *norm_weight(const struct mb_gpt *m, struct mb_gpt_norm_at norm)

@@ -55,7 +55,8 @@ static float *take_mean(struct cursor *c, size_t rows)
     return c->m->c.norm == MB_GPT_LAYERNORM ? take_floats(c, "activations: norms", rows) : NULL;
 }
 
-/* Of layers that compute forward again, one at a time: everything but input and output. */
+/* Of layers that compute forward again, one at a time, whatever their slot: everything but input
+ * and output. */
 static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer *first)
 {
     y->norm1_out = first->norm1_out;
@@ -72,14 +73,15 @@ static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer 
     y->middle = first->middle;
 }
 
-static void lay_out_layer(struct cursor *c, size_t l)
+static void lay_out_layer(struct cursor *c, const struct mb_gpt_slot *slot, size_t l)
 {
-    struct mb_gpt_layer *y = &c->m->layers[l];
+    struct mb_gpt_layer *y = &slot->layers[l], *first = &c->m->slots[0].layers[0];
     const struct mb_gpt_config *k = &c->m->part;
     const size_t tokens = c->m->n_tokens, rows = c->m->n_rows, wide = tokens * k->hidden;
     y->out = take_typed(c, "activations: residual stream", rows * k->hidden);
-    if (l > 0 && l < k->recompute_layers) {
-        share_activations(y, &c->m->layers[0]);
+    y->in = l == 0 ? slot->embedded : slot->layers[l - 1].out;
+    if (y != first && l < k->recompute_layers) {
+        share_activations(y, first);
         return;
     }
     y->norm1_out = take_typed(c, "activations: norms", wide);
@@ -107,9 +109,39 @@ static void lay_out_tables(struct cursor *c)
         m->sine = take_floats(c, "rotary positions", n);
     }
     if (k->norm_1p) {
-        m->norm_weights = take_floats(c, "weights of norms", (2 * k->n_layers + 1) * k->hidden);
+        m->norm_weights =
+            take_floats(c, "weights of norms", (2 * m->part.n_layers + 1) * k->hidden);
         m->ones = take_floats(c, "weights of norms", k->hidden);
     }
+}
+
+/* What a micro batch keeps. */
+static void lay_out_slot(struct cursor *c, struct mb_gpt_slot *slot)
+{
+    const struct mb_gpt *m = c->m;
+    if (m->is_first)
+        slot->tokens = take(c, "batch", m->n_tokens, sizeof(int32_t));
+    slot->embedded = take_typed(c, "activations: residual stream", m->n_rows * m->c.hidden);
+    for (size_t l = 0; l < m->part.n_layers; l++)
+        lay_out_layer(c, slot, l);
+}
+
+/* The last stage's. */
+static void lay_out_output(struct cursor *c)
+{
+    struct mb_gpt *m = c->m;
+    const struct mb_gpt_config *k = &m->part;
+    const size_t tokens = m->n_tokens;
+    m->labels = take(c, "batch", tokens, sizeof(int32_t));
+    m->mask = take_floats(c, "batch", tokens);
+    if (m->n_parts > 1)
+        m->loss_parts = take_floats(c, "scratch: output and loss", m->n_parts * 2 * tokens);
+    m->final_out = take_typed(c, "activations: norms", tokens * k->hidden);
+    m->final_mean = take_mean(c, m->n_rows);
+    m->final_rstd = take_floats(c, "activations: norms", m->n_rows);
+    m->head_scratch =
+        take_floats(c, "scratch: output and loss",
+                    m->dev->ops->cross_entropy_scratch(tokens, k->hidden, k->padded_vocab));
 }
 
 static void lay_out(struct cursor *c)
@@ -125,21 +157,12 @@ static void lay_out(struct cursor *c)
                              ? m->weights
                              : take_typed(c, "weights for computing", m->n_elements);
     m->grads = take_floats(c, "gradients", m->n_elements);
-    m->tokens = take(c, "batch", tokens, sizeof(int32_t));
-    m->labels = take(c, "batch", tokens, sizeof(int32_t));
-    m->mask = take_floats(c, "batch", tokens);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
-    if (m->n_parts > 1)
-        m->loss_parts = take_floats(c, "scratch: output and loss", m->n_parts * 2 * tokens);
     lay_out_tables(c);
-    m->embedded = take_typed(c, "activations: residual stream", rows * k->hidden);
-    for (size_t l = 0; l < k->n_layers; l++) {
-        lay_out_layer(c, l);
-        m->layers[l].in = l == 0 ? m->embedded : m->layers[l - 1].out;
-    }
-    m->final_out = take_typed(c, "activations: norms", wide);
-    m->final_mean = take_mean(c, rows);
-    m->final_rstd = take_floats(c, "activations: norms", rows);
+    for (size_t s = 0; s < m->n_slots; s++)
+        lay_out_slot(c, &m->slots[s]);
+    if (m->is_last)
+        lay_out_output(c);
     m->d_residual = take_typed(c, "gradients of activations", rows * k->hidden);
     m->d_a = take_typed(c, "gradients of activations", wide);
     m->d_b = take_typed(c, "gradients of activations", tokens * mb_gpt_attention_width(k));
@@ -148,8 +171,6 @@ static void lay_out(struct cursor *c)
     m->d_activation =
         k->swiglu ? take_typed(c, "gradients of activations", tokens * k->ffn_hidden) : m->d_fc1;
     m->attention_scratch = take_floats(c, "scratch: attention", ops->attention_scratch(&shape));
-    m->head_scratch = take_floats(c, "scratch: output and loss",
-                                  ops->cross_entropy_scratch(tokens, k->hidden, k->padded_vocab));
 }
 
 int mb_gpt_plan_create(struct mb_gpt *m, struct mb_err *err)

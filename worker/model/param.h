@@ -8,6 +8,9 @@
  * several blocks. Whatever it is, element e of the part is element
  *   start + e / run * stride + e % run
  * of the whole. A parameter that is not split is on every rank.
+ *
+ * With pipeline parallelism a rank has the parameters of its stage, and the last stage, where
+ * output and embedding are tied, the embedding's weights as well.
  */
 #ifndef MOBULA_WORKER_MODEL_PARAM_H
 #define MOBULA_WORKER_MODEL_PARAM_H
@@ -26,6 +29,7 @@ struct mb_param {
     size_t n_whole;             /* of the whole parameter; n: it is not split */
     size_t start, run, stride;  /* where the part lies in it */
     int is_embedding_or_output; /* of tokens: --decoupled-lr is theirs */
+    int is_copy;                /* of what the first stage has: there it is counted and saved */
     int no_weight_decay;        /* 1 for biases and all 1-D parameters */
 };
 

@@ -271,7 +271,10 @@ class BadTraining(unittest.TestCase):
             (["train-samples", "exclude"], ["--train-samples", "100"]),
             (["--optimizer"], ["--optimizer", "sgd"]),
             (["world size (2)", "total_model_size"], ["--tensor-model-parallel-size", "3"]),
-            (["pipeline-model-parallel-size"], ["--pipeline-model-parallel-size", "2"]),
+            (["world size (2)", "total_model_size"], ["--pipeline-model-parallel-size", "4"]),
+            (["Number of layers", "pipeline-model-parallel size"],
+             ["--pipeline-model-parallel-size", "2", "--num-layers", "3"]),
+            (["--num-layers-per-virtual-pipeline-stage"], ["--num-layers-per-virtual-pipeline-stage", "1"]),
             (["max_position_embeddings", "seq_length"], ["--seq-length", "64"]),
             (["seq-length", "x"], ["--seq-length", "x"]),
         ):

@@ -130,3 +130,17 @@ def iterations(rank):
     """What a run logs of each iteration, without its times."""
     lines = re.findall(r"iteration +(\d+)/.*?(\| learning rate.*)", rank.log())
     return {int(i): text for i, text in lines}
+
+
+def numbers(gang):
+    """{iteration: (loss, gradient norm)} with all digits. Reports may be lost, but for the last one."""
+    return {m["iteration"]: (m["loss"], m["grad_norm"]) for m in gang.ranks[0].of("progress")}
+
+
+def losses(gang):
+    """{iteration: loss}, seven digits of each."""
+    return {i: float(re.search(r"lm loss: (\S+)", text).group(1)) for i, text in iterations(gang.ranks[-1]).items()}
+
+
+def validations(gang):
+    return [float(x) for x in re.findall(r"lm loss value: (\S+)", gang.ranks[-1].log())]

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from gang import Gang, content, iterations, run
+from gang import Gang, content, iterations, losses, numbers, run, validations
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 
@@ -38,20 +38,6 @@ def tp(size, *more):
 # Ranks, arguments.
 LAYOUTS = [(2, tp(2)), (4, tp(4)), (4, tp(2)), (4, tp(2, ZERO, *OVERLAP)), (4, tp(4, SEQUENCE)),
            (4, tp(2, SEQUENCE, *OVERLAP))]
-
-
-def numbers(gang):
-    """{iteration: (loss, gradient norm)} with all digits. Reports may be lost, but for the last one."""
-    return {m["iteration"]: (m["loss"], m["grad_norm"]) for m in gang.ranks[0].of("progress")}
-
-
-def losses(gang):
-    """{iteration: loss}, seven digits of each."""
-    return {i: float(re.search(r"lm loss: (\S+)", text).group(1)) for i, text in iterations(gang.ranks[-1]).items()}
-
-
-def validations(gang):
-    return [float(x) for x in re.findall(r"lm loss value: (\S+)", gang.ranks[-1].log())]
 
 
 class TensorParallelTest(unittest.TestCase):

@@ -132,7 +132,8 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--position-embedding-type mrope",
         "--rotary-interleaved",
         "--squared-relu",
-        "--pipeline-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2 --distributed-backend nccl",
+        "--num-layers-per-virtual-pipeline-stage 1",
         "--context-parallel-size 2",
         "--optimizer sgd",
         "--fp8-format e4m3",
@@ -381,6 +382,26 @@ static void ranks_that_share_a_model(void **state)
     mb_args_close(&a);
 }
 
+/* Stages and tensor groups multiply. */
+static void ranks_of_a_pipeline(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE "--pipeline-model-parallel-size 2 --sequence-parallel "
+                                        "--tensor-model-parallel-size 2 --num-layers 6",
+                                   12, &a, &err),
+                     0);
+    assert_int_equal(a.data_parallel_size, 3);
+    assert_true(a.sequence_parallel);
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE "--pipeline-model-parallel-size 2 --sequence-parallel", 2, &a, &err), 0);
+    assert_int_equal(a.data_parallel_size, 1);
+    assert_false(a.sequence_parallel); /* stages do not share tokens */
+    mb_args_close(&a);
+}
+
 static void megatrons_checks(void **state)
 {
     (void)state;
@@ -397,6 +418,18 @@ static void megatrons_checks(void **state)
          "world size (3) is not divisible by total_model_size (encoder_model_size=0 + "
          "decoder_model_size=2)",
          3},
+        {BASE "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+         "world size (6) is not divisible by total_model_size (encoder_model_size=0 + "
+         "decoder_model_size=4)",
+         6},
+        {BASE "--pipeline-model-parallel-size 0",
+         "pipeline-model-parallel-size is 0: it must be from 1 to 2147483647", 1},
+        {BASE "--pipeline-model-parallel-size 2 --num-layers 5",
+         "Number of layers should be divisible by the pipeline-model-parallel size", 2},
+        {BASE "--pipeline-model-parallel-size 2 --global-batch-size 6",
+         "global batch size (6) is not divisible by micro batch size (2) times data parallel size "
+         "(2)",
+         4},
         {BASE "--tensor-model-parallel-size 0",
          "tensor-model-parallel-size is 0: it must be from 1 to 2147483647", 1},
         {BASE "--tensor-model-parallel-size 8 --hidden-size 128",
@@ -564,6 +597,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_describes_the_model),
         cmocka_unit_test(another_model_is_seen),
         cmocka_unit_test(ranks_that_share_a_model),
+        cmocka_unit_test(ranks_of_a_pipeline),
         cmocka_unit_test(megatrons_checks),
         cmocka_unit_test(derived_values_and_the_dump),
         cmocka_unit_test(the_table_is_consistent),

@@ -64,18 +64,34 @@ struct job {
     int is_stale;       /* save other values of the optimizer */
     uint32_t shared_by; /* so many neighbouring ranks share a model; 0: none */
     int by_columns;     /* they have columns of the first tensor, not rows of its two halves */
+    int by_stages;      /* of two the first has the first tensor, the second a copy and the other */
 };
+
+static void part_of_stage(uint32_t place, struct mb_checkpoint_part parts[2],
+                          struct mb_checkpoint_layout *out)
+{
+    const size_t n = TENSORS[0].n, behind = (n + 15) / 16 * 16;
+    parts[0] = (struct mb_checkpoint_part){0, n, 0, n, n, place > 0};
+    parts[1] = (struct mb_checkpoint_part){0};
+    if (place > 0) {
+        parts[1] = (struct mb_checkpoint_part){behind, 395, 0, 395, 395, 0};
+    }
+    *out = (struct mb_checkpoint_layout){.parts = parts, .n_elements = place > 0 ? N : behind};
+}
 
 /* What a rank has of the model: place of j->shared_by. */
 static void part_of(const struct job *j, uint32_t place, struct mb_checkpoint_part parts[2],
                     struct mb_checkpoint_layout *out)
 {
+    if (j->by_stages) {
+        part_of_stage(place, parts, out);
+        return;
+    }
     const size_t n = TENSORS[0].n / j->shared_by, stride = j->by_columns ? 30 : 300,
                  run = stride / j->shared_by, behind = (n + 15) / 16 * 16;
-    parts[0] = (struct mb_checkpoint_part){0, n, place * run, run, stride};
-    parts[1] = (struct mb_checkpoint_part){behind, 395, 0, 395, 395};
-    *out = (struct mb_checkpoint_layout){
-        .parts = parts, .n_elements = behind + 400, .is_first = place == 0};
+    parts[0] = (struct mb_checkpoint_part){0, n, place * run, run, stride, 0};
+    parts[1] = (struct mb_checkpoint_part){behind, 395, 0, 395, 395, place > 0};
+    *out = (struct mb_checkpoint_layout){.parts = parts, .n_elements = behind + 400};
 }
 
 /* The place in the whole flat buffer of an element of the rank's; N: a gap. */
@@ -278,10 +294,11 @@ static void ranks_that_share_a_model_save_the_same_files(void **state)
         run(world, (struct job){.save = 1, .fault_rank = -1});
         snprintf(command, sizeof command, "mv %s %s/plain", dir, root);
         assert_int_equal(system(command), 0);
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < (layouts[i][1] == 2 ? 6 : 4); k++) {
             struct job j = {.save = 1,
                             .sharded = k % 2,
-                            .by_columns = k / 2,
+                            .by_columns = k / 2 == 1,
+                            .by_stages = k / 2 == 2,
                             .shared_by = layouts[i][1],
                             .fault_rank = -1};
             run(world, j);
@@ -293,6 +310,8 @@ static void ranks_that_share_a_model_save_the_same_files(void **state)
                 run(6,
                     (struct job){.shared_by = 3, .sharded = 1, .by_columns = 1, .fault_rank = -1});
                 run(2, (struct job){.shared_by = 2, .fault_rank = -1});
+                run(4,
+                    (struct job){.shared_by = 2, .sharded = 1, .by_stages = 1, .fault_rank = -1});
                 run(3, (struct job){.sharded = 1, .fault_rank = -1});
                 run(1, (struct job){.fault_rank = -1});
             }

@@ -47,6 +47,10 @@ class Train(unittest.TestCase):
         """Each node has a model of two ranks, and fetches of the store what their numbers need."""
         self.goes_on_with_fewer(2, "--tensor-model-parallel-size", "2")
 
+    def test_ranks_that_are_stages_go_on_with_fewer(self):
+        """The stages of a model lie on different nodes: any node's loss is all models'."""
+        self.goes_on_with_fewer(2, "--pipeline-model-parallel-size", "2")
+
     def goes_on_with_fewer(self, ranks, *more):
         """The losses are those of a run that had two nodes from that checkpoint on."""
         with Cluster(nodes=3) as cluster:

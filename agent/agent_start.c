@@ -325,6 +325,7 @@ static int start_servers(struct agent *a, struct mb_err *err)
     a->http.gpu_keeper = a->gpu_keeper;
     a->http.figures = a->figures;
     a->http.gangs = a->gangs;
+    a->http.grpc = a->grpc;
     a->http.ip = a->ip;
     a->http.head = a->head;
     a->http.node_name = a->node_name;

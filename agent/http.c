@@ -220,6 +220,29 @@ static void put_kept(const struct mb_agent_http *h, struct mb_buf *out)
     mb_metric_sample(out, "mobula_node_draining", NULL, mb_node_is_draining(h->node));
 }
 
+/* Of agent and, on its node, head: they share the runtime. */
+static void put_grpc(const struct mb_agent_http *h, struct mb_buf *out)
+{
+    static const char *const ok[] = {"result", "ok", NULL}, *const failed[] = {"result", "failed",
+                                                                               NULL};
+    static const char *const in[] = {"direction", "in", NULL}, *const sent[] = {"direction", "out",
+                                                                                NULL};
+    struct mb_grpc_counts n;
+
+    mb_grpc_count(h->grpc, &n);
+    mb_metric_family(out, "mobula_grpc_calls_total", MB_METRIC_COUNTER,
+                     "Unary calls that this process made and that ended.");
+    mb_metric_sample(out, "mobula_grpc_calls_total", ok, (double)(n.calls - n.calls_failed));
+    mb_metric_sample(out, "mobula_grpc_calls_total", failed, (double)n.calls_failed);
+    mb_metric_family(out, "mobula_grpc_requests_total", MB_METRIC_COUNTER,
+                     "Unary requests that came.");
+    mb_metric_sample(out, "mobula_grpc_requests_total", NULL, (double)n.requests);
+    mb_metric_family(out, "mobula_grpc_stream_messages_total", MB_METRIC_COUNTER,
+                     "Messages of streams.");
+    mb_metric_sample(out, "mobula_grpc_stream_messages_total", in, (double)n.messages_in);
+    mb_metric_sample(out, "mobula_grpc_stream_messages_total", sent, (double)n.messages_out);
+}
+
 static void on_metrics(void *arg, struct mb_http_req *req)
 {
     const struct mb_agent_http *h = arg;
@@ -236,6 +259,7 @@ static void on_metrics(void *arg, struct mb_http_req *req)
     put_gangs(h, &out);
     put_kept(h, &out);
     mb_gpu_usage_metrics(gpus, n_gpus, &out);
+    put_grpc(h, &out);
     mb_metric_family(&out, "process_resident_memory_bytes", MB_METRIC_GAUGE,
                      "Resident memory of the agent.");
     mb_metric_sample(&out, "process_resident_memory_bytes", NULL, rss_bytes());

@@ -11,6 +11,7 @@
 #include "agent/ledger.h"
 #include "agent/node.h"
 #include "base/err.h"
+#include "base/grpc/grpc.h"
 #include "base/http/server.h"
 #include "gcs/head.h"
 
@@ -23,6 +24,7 @@ struct mb_agent_http { /* embedded by its owner, who fills the borrowed pointers
     const struct mb_gpu_keeper *gpu_keeper; /* NULL: nothing is ever in quarantine */
     const struct mb_gpu_figures *figures;   /* NULL: no NVML */
     struct mb_head *head;                   /* NULL: this node cannot be one */
+    const struct mb_grpc *grpc;
     const char *ip;
     const char *node_name;
     struct mb_http_server *server;

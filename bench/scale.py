@@ -1,6 +1,6 @@
 """1, 100 and 1000 nodes (real agents, a process each, with its front process) at the embedded head and
-at the real gcs_server of Ray 2.60: seconds until all are ALIVE, CPU and memory of both sides, data
-segments a second at the head's port, and how long after a SIGKILL of a tenth of them (at most 100) the
+at the real gcs_server of Ray 2.60: seconds until all are ALIVE, CPU and memory of both sides, calls and
+stream messages a second between them (as the nodes count them), and how long after a SIGKILL of a tenth of them (at most 100) the
 head has them DEAD.
 
 Everything shares the machine, so the time until all are ALIVE is mostly that of starting processes;
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 from kv import server
 from lib import MOBULA, Mobula, Ray, children_of, cpu_s, memory, sh, write_result
@@ -112,23 +113,40 @@ class Table:
                 if n.state == 1}
 
 
-def segments_in(port):
-    """Data segments that the head's port has received on the connections of now."""
-    text = sh("ss", "-tinH", "state", "established", f"sport = :{port}")
-    return sum(int(n) for n in re.findall(r"data_segs_in:(\d+)", text))
+COUNTERS = re.compile(r"^mobula_grpc_(calls|requests|stream_messages)_total(?:\{.*\})? (\d+)$", re.M)
 
 
-def quiet(pid, agents, port):
-    pids = agents.pids()
-    before, own, segments = {p: cpu_s(p) for p in pids}, cpu_s(pid), segments_in(port)
+def traffic(agents):
+    """{node: (seconds, calls in both directions, stream messages in both)}; of each node the first is its own clock."""
+    seen = {}
+    for i in agents.fronts:
+        url = f"http://127.0.0.1:{agents.node(i)['http_port']}/metrics"
+        text = urllib.request.urlopen(url, timeout=60).read().decode()
+        counted = COUNTERS.findall(text)
+        assert len(counted) == 5, text
+        seen[i] = (time.monotonic(), sum(int(n) for what, n in counted if what != "stream_messages"),
+                   sum(int(n) for what, n in counted if what == "stream_messages"))
+    return seen
+
+
+def rates(before, after):
+    """Of all nodes, a second: calls, messages."""
+    return [round(sum((after[i][k] - at[k]) / (after[i][0] - at[0]) for i, at in before.items()), 1)
+            for k in (1, 2)]
+
+
+def quiet(pid, agents):
+    pids, sent = agents.pids(), traffic(agents)
+    before, own = {p: cpu_s(p) for p in pids}, cpu_s(pid)
     began = time.monotonic()
     time.sleep(QUIET_S)
     took = time.monotonic() - began
     own = cpu_s(pid) - own
     theirs = sum(cpu_s(p) - at for p, at in before.items())
     n = len(agents.fronts)
+    calls, messages = rates(sent, traffic(agents))
     return {"cpu_percent": round(100 * own / took, 3),
-            "segments_in_per_s": round((segments_in(port) - segments) / took, 1),
+            "calls_per_s": calls, "stream_messages_per_s": messages,
             "node_cpu_percent": round(100 * theirs / took / n, 4)}
 
 
@@ -164,7 +182,7 @@ def measure(make, counts):
             results[str(n)] = r = {"all_alive_s": round(agents.grow(n), 2),
                                    "join_cpu_s": round(cpu_s(pid) - before, 3)}
             time.sleep(SETTLE_S)
-            r.update(quiet(pid, agents, cluster.gcs), memory=memory([pid]))
+            r.update(quiet(pid, agents), memory=memory([pid]))
             some = children_of([agents.fronts[i].pid for i in range(min(n, 20))])
             r["node_uss_mib"] = round(memory(some)["uss_mib"] / min(n, 20), 2)
             print(make.__name__, n, json.dumps(r), file=sys.stderr, flush=True)

@@ -304,6 +304,8 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
                    call->received == NULL ? "OK without a reply" : "the reply does not decode");
         }
     }
+    call->g->counts.calls++;
+    call->g->counts.calls_failed += status != MB_GRPC_OK;
     mb_grpc_link_remove(&call->link);
     if (call->ch != NULL) {
         note_peer(call->ch, call->core, status);

@@ -390,6 +390,11 @@ void mb_grpc_quiet_faults(struct mb_grpc *g)
     g->quiet_faults = 1;
 }
 
+void mb_grpc_count(const struct mb_grpc *g, struct mb_grpc_counts *out)
+{
+    *out = g->counts;
+}
+
 const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g)
 {
     return g->tls;

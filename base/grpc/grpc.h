@@ -59,6 +59,15 @@ void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls);
 /* Why a channel cannot connect (mb_grpc_channel_fault()) is no line of the log: the caller says it.
  */
 void mb_grpc_quiet_faults(struct mb_grpc *g);
+/* What went through the runtime since it was made. A stream is none of the first three. */
+struct mb_grpc_counts {
+    uint64_t calls;        /* unary calls of ours that ended, with whatever status */
+    uint64_t calls_failed; /* ... not OK */
+    uint64_t requests;     /* that came: answered, refused or abandoned */
+    uint64_t messages_in;  /* of streams, decoded */
+    uint64_t messages_out; /* of streams, taken by the connection */
+};
+void mb_grpc_count(const struct mb_grpc *g, struct mb_grpc_counts *out);
 const struct mb_grpc_tls *mb_grpc_tls(const struct mb_grpc *g); /* NULL: plain */
 /* Stops servers, cancels every call and stream (their callbacks run with CANCELLED), drains, then
  * calls stopped_cb on the loop. After that only mb_grpc_destroy() is legal. What is still open is

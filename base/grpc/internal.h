@@ -95,6 +95,7 @@ struct mb_grpc {
     struct mb_grpc_link streams;
     struct mb_grpc_link servers;
     struct mb_grpc_tls *tls; /* NULL: plain */
+    struct mb_grpc_counts counts;
     int is_probing;
     int quiet_faults;
     uint64_t probe_patience_ms; /* 0: as fault.c has it; tests have more */

@@ -348,6 +348,7 @@ static void dispatch(struct mb_grpc_server *srv, const struct mb_grpc_server_met
         mb_grpc_stream_serve(srv->g, call, pairs, n_pairs, method->m.stream, method->arg);
         return;
     }
+    srv->g->counts.requests++;
     req = req_new(srv, call, pairs, n_pairs);
     if (req == NULL) {
         grpc_call_cancel_with_status(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory", NULL);

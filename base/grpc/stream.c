@@ -142,6 +142,7 @@ static void deliver(struct mb_grpc_stream *s)
     grpc_byte_buffer_destroy(s->received);
     s->received = NULL;
     if (msg != NULL) {
+        s->g->counts.messages_in++;
         s->ops.on_message(s->arg, s, msg);
         mb_grpc_message_free(msg);
         return;
@@ -200,6 +201,7 @@ static void on_sent(struct mb_grpc_tag *tag, int ok)
     s->queued_bytes -= o->size_bytes;
     grpc_byte_buffer_destroy(o->bytes);
     mb_free(o);
+    s->g->counts.messages_out += ok != 0;
     if (ok)
         pump(s);
     op_back(s);

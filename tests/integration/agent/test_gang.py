@@ -280,6 +280,14 @@ def case_metrics(s, gcs, node, pg):
         assert re.fullmatch(r'# (HELP|TYPE) [a-z_]+ .+|[a-z_]+(\{.*\})? [-+0-9.e]+', line), line
     assert node.http("/api/healthz") == "success"
 
+    def requests():
+        return int(re.search(r"^mobula_grpc_requests_total (\d+)$", node.http("/metrics"), re.M)[1])
+
+    before = requests()
+    for _ in range(100):
+        gcs.nodes()
+    assert 100 <= requests() - before < 150
+
 
 def case_front_process_lost_while_launching(s, bin_dir):
     """No rank has begun, so there is nothing to wait for: the driver hears the end at once."""

@@ -149,6 +149,7 @@ static void begin(struct fixture *f, struct end *server, struct end *client)
 static void test_ten_thousand(void **state)
 {
     enum { N = 10000 };
+    struct mb_grpc_counts ours, theirs;
     struct end server, client;
     struct fixture f;
 
@@ -171,6 +172,11 @@ static void test_ten_thousand(void **state)
     assert_int_equal(client.n_peer_done, 0);
     assert_int_equal(client.status, MB_GRPC_OK);
     assert_int_equal(server.status, MB_GRPC_OK);
+    mb_grpc_count(f.client_g, &ours);
+    mb_grpc_count(f.server_g, &theirs);
+    assert_true(ours.messages_in == N && ours.messages_out == N);
+    assert_true(theirs.messages_in == N && theirs.messages_out == N);
+    assert_int_equal(ours.calls + theirs.requests, 0);
     fixture_end(&f);
 }
 

@@ -81,6 +81,7 @@ static void test_answers(void **state)
 {
     struct server_state st = {0};
     struct result many[200] = {{0}};
+    struct mb_grpc_counts ours, theirs;
     struct result r = {0};
     struct fixture f;
     int n_back = 0;
@@ -106,6 +107,14 @@ static void test_answers(void **state)
     }
     assert_int_equal(n_back, 200);
     assert_string_equal(many[0].detail, "no service \"missing\"");
+    mb_grpc_count(f.client_g, &ours);
+    mb_grpc_count(f.server_g, &theirs);
+    assert_int_equal(ours.calls, 201);
+    assert_int_equal(ours.calls_failed, 100);
+    assert_int_equal(ours.requests, 0);
+    assert_int_equal(theirs.calls, 0);
+    assert_int_equal(theirs.requests, 201);
+    assert_int_equal(theirs.messages_in + theirs.messages_out + ours.messages_in, 0);
     fixture_end(&f);
 }
 

@@ -187,7 +187,7 @@ class PipelineParallelTest(unittest.TestCase):
             gang.ranks[victim].process.send_signal(signal.SIGKILL)
             since = time.monotonic()
             codes = gang.finish()
-            self.assertLess(time.monotonic() - since, 5)
+            self.assertLess(time.monotonic() - since, 10)
             self.assertEqual([c for r, c in enumerate(codes) if r != victim], [69] * 3)
             for r, rank in enumerate(gang.ranks):
                 if r != victim:

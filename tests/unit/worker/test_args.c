@@ -134,6 +134,13 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--squared-relu",
         "--pipeline-model-parallel-size 2 --distributed-backend nccl",
         "--num-layers-per-virtual-pipeline-stage 1",
+        "--num-virtual-stages-per-pipeline-rank 2",
+        "--microbatch-group-size-per-virtual-pipeline-stage 2",
+        "--decoder-first-pipeline-num-layers 1",
+        "--decoder-last-pipeline-num-layers 1",
+        "--account-for-embedding-in-pipeline-split",
+        "--standalone-embedding-stage",
+        "--pipeline-model-parallel-split-rank 1",
         "--context-parallel-size 2",
         "--optimizer sgd",
         "--fp8-format e4m3",
@@ -153,11 +160,13 @@ static void what_is_not_provided_is_refused_by_name(void **state)
     struct mb_args a;
     struct mb_err err;
     assert_int_equal(validate_line(BASE "--tensor-model-parallel-size 1 --rotary-percent 1 "
-                                        "--normalization LayerNorm --num-workers 8",
+                                        "--normalization LayerNorm --num-workers 8 "
+                                        "--no-overlap-p2p-communication",
                                    1, &a, &err),
                      0);
     assert_string_equal(
         mb_buf_str(&a.notes),
+        "note: --no-overlap-p2p-communication has no effect: that is for the interleaved schedule\n"
         "note: --num-workers has no effect: micro batches are made where they are used\n");
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--split 98,2,0", 1, &a, &err), 0);

@@ -1,5 +1,6 @@
 /* mobula checkpoint convert SOURCE TARGET: a Hugging Face directory into a checkpoint, or back; a
- * file of torch.save into a safetensors file, or back. */
+ * checkpoint of Megatron-LM into one of ours; a file of torch.save into a safetensors file, or
+ * back. */
 #include <stdio.h>
 #include <string.h>
 #include "cli/checkpoint.h"
@@ -31,7 +32,7 @@ static const struct mb_option convert_options[] = {
            1),
     OPTION("make-vocab-size-divisible-by", "N", INT, divisible_by,
            "pads the vocabulary of a checkpoint that is made (128)", 1),
-    OPTION("iteration", "N", INT, iteration, "of a checkpoint of ours, instead of the newest", 1),
+    OPTION("iteration", "N", INT, iteration, "of a checkpoint, instead of the newest", 1),
     OPTION("json", NULL, FLAG, json, "print JSON", 0),
     {0},
 };
@@ -101,8 +102,8 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
         return 0;
     mb_model_print(argv[1], &facts);
     printf("%s is a %s of it now\n", argv[2],
-           facts.is_ours ? "Hugging Face directory" : "mobula checkpoint");
-    if (!facts.is_ours)
+           facts.kind == MB_MODEL_OURS ? "Hugging Face directory" : "mobula checkpoint");
+    if (facts.kind != MB_MODEL_OURS)
         printf("train from it: mobula train --pretrained-checkpoint %s --use-checkpoint-args ...\n",
                argv[2]);
     return 0;
@@ -110,11 +111,11 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
 
 const struct mb_verb mb_verb_checkpoint_convert = {
     .name = "convert",
-    .summary =
-        "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back; FILE.pt "
-        "into FILE.safetensors",
+    .summary = "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back; one of "
+               "Megatron-LM into one of ours; FILE.pt into FILE.safetensors",
     .synopsis = "[--dtype fp32|bf16|fp16] [--max-shard-size SIZE] [--json] SOURCE TARGET",
     .examples = "  mobula checkpoint convert ./Llama-3.1-8B /ckpt/base\n"
+                "  mobula checkpoint convert ./megatron-run /ckpt/base\n"
                 "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n"
                 "  mobula checkpoint convert model_optim_rng.pt tensors.safetensors\n"
                 "  mobula checkpoint convert tensors.safetensors model_optim_rng.pt\n",

@@ -1,5 +1,5 @@
-/* mobula checkpoint inspect DIR|FILE: what model a directory holds, ours or Hugging Face's; what
- * tensors a file. */
+/* mobula checkpoint inspect DIR|FILE: what model a directory holds, ours, Megatron-LM's or Hugging
+ * Face's; what tensors a file. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -16,36 +16,50 @@ struct inspect_args {
 
 static const struct mb_option inspect_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct inspect_args, iteration),
-     "of a checkpoint of ours, instead of the newest", 1, INT64_MAX},
+     "of a checkpoint, instead of the newest", 1, INT64_MAX},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, json), "print JSON", 0, 0},
     {0},
 };
 
 const char *mb_model_kind(const struct mb_model_facts *f)
 {
-    return f->is_ours ? "mobula checkpoint" : "Hugging Face directory";
+    return f->kind == MB_MODEL_OURS       ? "mobula checkpoint"
+           : f->kind == MB_MODEL_MEGATRON ? "Megatron-LM checkpoint"
+                                          : "Hugging Face directory";
 }
 
-static const char *family(const struct mb_hf_shape *s)
+static const char *family(const struct mb_model_facts *f)
 {
-    return s->family == MB_HF_LLAMA ? "LlamaForCausalLM" : "GPT2LMHeadModel";
+    return f->kind == MB_MODEL_MEGATRON     ? "GPTModel"
+           : f->shape.family == MB_HF_LLAMA ? "LlamaForCausalLM"
+                                            : "GPT2LMHeadModel";
 }
 
 int mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f,
                         struct mb_err *err)
 {
     const struct mb_hf_shape *s = &f->shape;
+    const char *kind = f->kind == MB_MODEL_OURS       ? "mobula"
+                       : f->kind == MB_MODEL_MEGATRON ? "megatron"
+                                                      : "huggingface";
     json_t *j = json_pack(
         "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event",
-        event, "directory", dir, "kind", f->is_ours ? "mobula" : "huggingface", "model", family(s),
-        "parameters", (json_int_t)f->n_parameters, "tensors", (json_int_t)f->n_tensors, "files",
+        event, "directory", dir, "kind", kind, "model", family(f), "parameters",
+        (json_int_t)f->n_parameters, "tensors", (json_int_t)f->n_tensors, "files",
         (json_int_t)f->n_files, "bytes", (json_int_t)f->total_bytes, "num_layers",
         (json_int_t)s->n_layers, "hidden_size", (json_int_t)s->hidden, "ffn_hidden_size",
         (json_int_t)s->ffn, "num_attention_heads", (json_int_t)s->n_heads, "num_query_groups",
         (json_int_t)s->n_groups, "kv_channels", (json_int_t)s->head_dim, "vocab_size",
         (json_int_t)s->vocab, "max_position_embeddings", (json_int_t)s->max_positions);
-    if (f->is_ours)
+    if (f->iteration > 0)
         json_object_set_new(j, "iteration", json_integer(f->iteration));
+    if (f->kind == MB_MODEL_MEGATRON) {
+        json_object_set_new(j, "release", json_boolean(f->iteration <= 0));
+        json_object_set_new(j, "tensor_model_parallel_size",
+                            json_integer((json_int_t)f->tensor_parallel_size));
+        json_object_set_new(j, "pipeline_model_parallel_size",
+                            json_integer((json_int_t)f->pipeline_parallel_size));
+    }
     return mb_checkpoint_print_json(j, JSON_COMPACT, err);
 }
 
@@ -54,9 +68,14 @@ void mb_model_print(const char *dir, const struct mb_model_facts *f)
     const struct mb_hf_shape *s = &f->shape;
     char size[16];
     printf("%s: %s", dir, mb_model_kind(f));
-    if (f->is_ours)
+    if (f->iteration > 0)
         printf(", iteration %" PRId64, f->iteration);
-    printf("\n%s, %" PRIu64 " parameters in %zu tensors, %zu file%s, %s\n", family(s),
+    else if (f->kind == MB_MODEL_MEGATRON)
+        printf(", release");
+    if (f->kind == MB_MODEL_MEGATRON)
+        printf(", tensor-parallel size %" PRIu64 ", pipeline-parallel size %" PRIu64,
+               f->tensor_parallel_size, f->pipeline_parallel_size);
+    printf("\n%s, %" PRIu64 " parameters in %zu tensors, %zu file%s, %s\n", family(f),
            f->n_parameters, f->n_tensors, f->n_files, f->n_files == 1 ? "" : "s",
            mb_human_bytes(f->total_bytes, size));
     printf("layers %" PRIu64 ", hidden %" PRIu64 ", MLP %" PRIu64 ", heads %" PRIu64 " in %" PRIu64
@@ -98,7 +117,8 @@ static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
 
 const struct mb_verb mb_verb_checkpoint_inspect = {
     .name = "inspect",
-    .summary = "what model a directory holds (ours, Hugging Face's), what tensors a file",
+    .summary =
+        "what model a directory holds (ours, Megatron-LM's, Hugging Face's), what tensors a file",
     .synopsis = "[--iteration N] [--json] DIR|FILE",
     .examples = "  mobula checkpoint inspect ./Llama-3.1-8B\n"
                 "  mobula checkpoint inspect iter_0000020/mp_rank_00/model_optim_rng.pt\n",

@@ -299,6 +299,11 @@ static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
     if (t->args.finetune) {
         return; /* counters start anew */
     }
+    if (s->iteration == MB_CHECKPOINT_RELEASE) { /* of no iteration, but samples may be counted */
+        t->args.consumed_train_samples = s->consumed_train_samples;
+        t->args.consumed_valid_samples = s->consumed_valid_samples;
+        return;
+    }
     t->iteration = t->last_saved = s->iteration;
     t->skipped_iterations = s->skipped_iterations;
     t->args.consumed_train_samples = s->consumed_train_samples;
@@ -376,12 +381,17 @@ int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
     uint64_t from_us = mb_mono_us();
     int64_t iteration = 0;
     int rc = find_source(t, &iteration, err);
-    int with_optimizer = !t->args.no_load_optim && !t->args.finetune;
     if (rc != 0 || iteration == 0) {
         return rc;
     }
-    mb_trainer_say(t, " loading checkpoint from %s at iteration %" PRId64 "\n", t->args.load,
-                   iteration);
+    const int is_release = iteration == MB_CHECKPOINT_RELEASE;
+    const int with_optimizer = !t->args.no_load_optim && !t->args.finetune && !is_release;
+    if (is_release) {
+        mb_trainer_say(t, " loading release checkpoint from %s\n", t->args.load);
+    } else {
+        mb_trainer_say(t, " loading checkpoint from %s at iteration %" PRId64 "\n", t->args.load,
+                       iteration);
+    }
     rc = mb_checkpoint_load_state(t->comm, t->args.load, iteration, &s, err);
     if (rc != 0) {
         return rc;

@@ -17,6 +17,9 @@
  * state and weights and hands them on; every other rank needs in its own DIR only the shards it
  * reads. So ranks may share DIR or have one each.
  *
+ * DIR may also be Megatron-LM's (--ckpt-format torch): its weights are loaded, whatever tensor and
+ * pipeline parallel sizes wrote them, by any layout; its optimizer is not.
+ *
  * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
  * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every
  * rank has finished; a kill at any moment leaves the tracker at a whole checkpoint. Blocking; the
@@ -33,7 +36,10 @@
 
 #define MB_CHECKPOINT_TRACKER "latest_checkpointed_iteration.txt"
 
-enum { MB_CHECKPOINT_VERSION = 1 };
+enum {
+    MB_CHECKPOINT_VERSION = 1,
+    MB_CHECKPOINT_RELEASE = -1 /* what a tracker means by "release": weights, of no iteration */
+};
 
 struct mb_checkpoint_tensor {
     const char *name;
@@ -126,7 +132,8 @@ struct mb_checkpoint_times {
 int mb_checkpoint_share_times(struct mb_comm *comm, const struct mb_checkpoint_saved *saved,
                               struct mb_checkpoint_times *t, struct mb_err *err);
 
-/* The tracker's iteration on every rank: > 0, or 0 when rank 0's DIR has no tracker. */
+/* The tracker's iteration on every rank: > 0, MB_CHECKPOINT_RELEASE, or 0 when rank 0's DIR has no
+ * tracker. */
 int mb_checkpoint_find(struct mb_comm *comm, const char *dir, int64_t *iteration,
                        struct mb_err *err);
 int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iteration,

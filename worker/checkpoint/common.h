@@ -10,7 +10,7 @@ enum { MB_CHECKPOINT_STATE_MAX = 64 << 20, MB_CHECKPOINT_PIECE = 1 << 18 /* floa
 #define MB_CHECKPOINT_MODEL_FILE "model_tp00_pp00.safetensors"
 #define MB_CHECKPOINT_STATE_FILE "state.json"
 
-/* "iter_0000010", "optim_dp_000_of_002.safetensors" */
+/* "iter_0000010" (of MB_CHECKPOINT_RELEASE: "release"), "optim_dp_000_of_002.safetensors" */
 void mb_checkpoint_iter_name(int64_t iteration, char out[32]);
 void mb_checkpoint_optim_name(uint32_t rank, uint32_t world_size, char out[48]);
 
@@ -21,7 +21,7 @@ char *mb_checkpoint_old_name(const char *dir, int64_t iteration);
  * goes. Several ranks may do it at once. */
 int mb_checkpoint_put_back(const char *dir, struct mb_err *err);
 
-/* The tracker's iteration: > 0, or 0 when there is no tracker. */
+/* The tracker's iteration: > 0, MB_CHECKPOINT_RELEASE, or 0 when there is no tracker. */
 int mb_checkpoint_read_tracker(const char *dir, int64_t *iteration, struct mb_err *err);
 
 /* Every rank brings its own outcome; 0 if all are 0. Else rc, or MB_EUNAVAIL naming a rank. */

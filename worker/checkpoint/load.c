@@ -2,11 +2,12 @@
  * Loading.
  *
  *  1. find: rank 0 reads the tracker and tells the others.
- *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it.
- *  3. load: rank 0 reads the weights, checks every name and shape against the model, and broadcasts
- *     the flat buffer. Each rank looks through the optimizer files of its own directory that are of
- *     the size which state.json says, and reads the parts that cover its range; without the
- *     distributed optimizer ranks then exchange their ranges.
+ *  2. load_state: rank 0 reads state.json and broadcasts its text; all decode it. Of a checkpoint
+ *     of Megatron-LM's rank 0 makes that text from what its files say (weights.h).
+ *  3. load: rank 0 reads the weights, in whichever format they are, checks every name and shape
+ * against the model, and broadcasts the flat buffer. Each rank looks through the optimizer files of
+ * its own directory that are of the size which state.json says, and reads the parts that cover its
+ * range; without the distributed optimizer ranks then exchange their ranges.
  *  4. Ranks that share a model get their parts by an exchange of what rank 0 reads of the weights,
  *     and of the same ranges of the optimizer.
  *
@@ -28,6 +29,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "worker/checkpoint/safetensors.h"
+#include "worker/checkpoint/weights.h"
 
 static const char WHAT[] = "loading the checkpoint";
 
@@ -51,8 +53,7 @@ int mb_checkpoint_read_tracker(const char *dir, int64_t *iteration, struct mb_er
             text.data[--text.len] = '\0';
         }
         if (strcmp(mb_buf_str(&text), "release") == 0) {
-            rc = mb_err_set(err, MB_EUNSUPPORTED,
-                            "%s: release checkpoints are not provided by this version", path);
+            *iteration = MB_CHECKPOINT_RELEASE;
         } else if (mb_parse_i64(mb_buf_str(&text), 1, INT64_MAX, "iteration", iteration, NULL) !=
                    0) {
             rc = mb_err_set(err, MB_ECORRUPT,
@@ -117,6 +118,32 @@ static int broadcast_text(struct mb_comm *comm, struct mb_buf *text, struct mb_e
     return rc;
 }
 
+/* The text of state.json, of a checkpoint of Megatron-LM's as it would be. */
+static int read_state(const char *dir, int64_t iteration, const char *path, struct mb_buf *text,
+                      struct mb_err *err)
+{
+    char *iter_dir = mb_weights_dir(dir, iteration);
+    struct mb_weights w = {0};
+    struct mb_checkpoint_state s = {0};
+    const struct mb_checkpoint_model no_layout = {0};
+    int rc = iter_dir != NULL ? 0 : no_memory(err);
+    if (rc == 0 && !mb_weights_are_megatrons(iter_dir)) {
+        rc = mb_fs_read(path, MB_CHECKPOINT_STATE_MAX, text, err);
+    } else if (rc == 0) {
+        rc = mb_weights_open(iter_dir, &w, err);
+        if (rc == 0) {
+            rc = mb_weights_state(w.megatron, iter_dir, iteration, &s, err);
+        }
+        if (rc == 0) {
+            rc = mb_checkpoint_state_encode(&no_layout, &s, text, err);
+        }
+    }
+    mb_checkpoint_state_close(&s);
+    mb_weights_close(&w);
+    mb_free(iter_dir);
+    return rc;
+}
+
 int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iteration,
                              struct mb_checkpoint_state *out, struct mb_err *err)
 {
@@ -125,7 +152,7 @@ int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iter
     int rc = path != NULL ? 0 : no_memory(err);
     memset(out, 0, sizeof *out);
     if (rc == 0 && mb_comm_rank(comm) == 0) {
-        rc = mb_fs_read(path, MB_CHECKPOINT_STATE_MAX, &text, err);
+        rc = read_state(dir, iteration, path, &text, err);
     }
     rc = mb_checkpoint_agree(comm, rc, WHAT, err);
     if (rc == 0) {
@@ -133,6 +160,9 @@ int mb_checkpoint_load_state(struct mb_comm *comm, const char *dir, int64_t iter
     }
     if (rc == 0) {
         rc = mb_checkpoint_state_decode(path, text.data, text.len, out, err);
+    }
+    if (rc == 0 && iteration == MB_CHECKPOINT_RELEASE) {
+        out->iteration = iteration;
     }
     if (rc == 0 && out->iteration != iteration) {
         rc = mb_err_set(err, MB_ECORRUPT, "%s: says iteration %" PRId64 ", the directory %" PRId64,
@@ -186,35 +216,54 @@ static int check_tensor(const char *path, const struct mb_checkpoint_tensor *wan
     return 0;
 }
 
-/* *r is to be closed in either case. */
-static int open_model(const struct mb_checkpoint_model *m, const char *path,
-                      struct mb_st_reader **r, struct mb_err *err)
+/* *w is to be closed in either case. */
+static int open_model(const struct mb_checkpoint_model *m, const char *iter_dir,
+                      struct mb_weights *w, struct mb_err *err)
 {
-    int rc = mb_st_open(path, r, err);
+    char *path = mb_path_join(iter_dir, MB_CHECKPOINT_MODEL_FILE);
+    int rc = path != NULL ? mb_weights_open(iter_dir, w, err) : no_memory(err);
+    const char *name = w->megatron != NULL ? iter_dir : path;
     for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
-        rc = check_tensor(path, &m->tensors[i], mb_st_find(*r, m->tensors[i].name), err);
+        rc = check_tensor(name, &m->tensors[i], mb_weights_find(w, m->tensors[i].name), err);
     }
-    if (rc == 0 && mb_st_n_tensors(*r) != m->n_tensors) {
-        rc = mb_err_set(err, MB_EINVAL, "%s: %zu tensors, the model has %zu", path,
-                        mb_st_n_tensors(*r), m->n_tensors);
+    if (rc == 0 && mb_weights_n(w) != m->n_tensors) {
+        rc = mb_err_set(err, MB_EINVAL, "%s: %zu tensors, the model has %zu", name, mb_weights_n(w),
+                        m->n_tensors);
+    }
+    mb_free(path);
+    return rc;
+}
+
+/* One tensor of the weights into device memory. */
+static int read_weights(struct mb_device *d, struct mb_weights *w, const struct mb_st_tensor *t,
+                        float *dst, size_t n, float *piece, struct mb_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0; at < n && rc == 0;) {
+        const size_t k = n - at < MB_CHECKPOINT_PIECE ? n - at : MB_CHECKPOINT_PIECE;
+        rc = mb_weights_read(w, t, at, k, piece, err);
+        if (rc == 0) {
+            d->ops->copy_in(d->ctx, d->stream, dst + at, piece, k * sizeof *dst);
+        }
+        at += k;
     }
     return rc;
 }
 
-static int read_model(const struct mb_checkpoint_model *m, const char *path, float *piece,
+static int read_model(const struct mb_checkpoint_model *m, const char *iter_dir, float *piece,
                       struct mb_err *err)
 {
-    struct mb_st_reader *r = NULL;
-    int rc = open_model(m, path, &r, err);
+    struct mb_weights w = {0};
+    int rc = open_model(m, iter_dir, &w, err);
     for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
         const struct mb_checkpoint_tensor *t = &m->tensors[i];
-        rc = read_floats(m->dev, r, mb_st_find(r, t->name), 0, m->weights + t->offset, t->n, piece,
-                         err);
+        rc = read_weights(m->dev, &w, mb_weights_find(&w, t->name), m->weights + t->offset, t->n,
+                          piece, err);
     }
     if (rc == 0) {
         rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
     }
-    mb_st_close(r);
+    mb_weights_close(&w);
     return rc;
 }
 
@@ -383,21 +432,21 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
 
 struct reading {
     const struct mb_checkpoint_model *m;
-    struct mb_st_reader *r;
+    struct mb_weights w;
 };
 
 /* Elements [begin, end) of the whole flat buffer; gaps between tensors stay as they are. */
 static int read_window(void *arg, float *p, size_t begin, size_t end, struct mb_err *err)
 {
-    const struct reading *a = arg;
+    struct reading *a = arg;
     int rc = 0;
     for (size_t i = 0; i < a->m->n_tensors && rc == 0; i++) {
         const struct mb_checkpoint_tensor *t = &a->m->tensors[i];
         size_t from = t->offset > begin ? t->offset : begin;
         size_t to = t->offset + t->n < end ? t->offset + t->n : end;
         if (from < to) {
-            rc = read_floats(NULL, a->r, mb_st_find(a->r, t->name), from - t->offset,
-                             p + (from - begin), to - from, NULL, err);
+            rc = mb_weights_read(&a->w, mb_weights_find(&a->w, t->name), from - t->offset,
+                                 to - from, p + (from - begin), err);
         }
     }
     return rc;
@@ -441,7 +490,7 @@ static int share_optimizer(const struct mb_checkpoint_model *m, const char *dir,
     return rc;
 }
 
-static int load_shared(const struct mb_checkpoint_model *m, const char *model, const char *iter_dir,
+static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir,
                        int64_t world_size, struct mb_err *err)
 {
     const size_t part = MB_EXCHANGE_WINDOW + m->layout->n_elements;
@@ -450,31 +499,31 @@ static int load_shared(const struct mb_checkpoint_model *m, const char *model, c
     float *memory = mb_alloc((part + (m->exp_avg != NULL ? 2 * range : 0)) * sizeof *memory);
     int rc = memory != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = open_model(m, model, &reading.r, err);
+        rc = open_model(m, iter_dir, &reading.w, err);
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
-        const struct mb_exchange_side give = {.read = reading.r != NULL ? read_window : NULL,
-                                              .arg = &reading};
+        const int reads = mb_comm_rank(m->comm) == 0;
+        const struct mb_exchange_side give = {.read = reads ? read_window : NULL, .arg = &reading};
         rc = take_part(m, &give, m->weights, 0, m->layout->n_elements, memory, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {
         rc = share_optimizer(m, iter_dir, world_size, memory, memory + part, err);
     }
-    mb_st_close(reading.r);
+    mb_weights_close(&reading.w);
     mb_free(memory);
     return rc;
 }
 
 /* ---- all of it ---- */
 
-static int load_whole(const struct mb_checkpoint_model *m, const char *model, const char *iter_dir,
-                      int64_t world_size, struct mb_err *err)
+static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir, int64_t world_size,
+                      struct mb_err *err)
 {
     float *piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *piece);
     int rc = piece != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = read_model(m, model, piece, err);
+        rc = read_model(m, iter_dir, piece, err);
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
@@ -491,16 +540,12 @@ static int load_whole(const struct mb_checkpoint_model *m, const char *model, co
 int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
                        const struct mb_checkpoint_state *s, struct mb_err *err)
 {
-    char *model = file_path(dir, s->iteration, MB_CHECKPOINT_MODEL_FILE);
-    char *iter_dir = file_path(dir, s->iteration, "");
-    int rc = model != NULL && iter_dir != NULL ? 0 : no_memory(err);
-    rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
+    char *iter_dir = mb_weights_dir(dir, s->iteration);
+    int rc = mb_checkpoint_agree(m->comm, iter_dir != NULL ? 0 : no_memory(err), WHAT, err);
     if (rc == 0) {
-        iter_dir[strlen(iter_dir) - 1] = '\0';
-        rc = m->layout != NULL ? load_shared(m, model, iter_dir, s->data_parallel_size, err)
-                               : load_whole(m, model, iter_dir, s->data_parallel_size, err);
+        rc = m->layout != NULL ? load_shared(m, iter_dir, s->data_parallel_size, err)
+                               : load_whole(m, iter_dir, s->data_parallel_size, err);
     }
     mb_free(iter_dir);
-    mb_free(model);
     return rc;
 }

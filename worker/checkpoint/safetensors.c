@@ -28,6 +28,7 @@
 #include "base/buf.h"
 #include "base/checksum.h"
 #include "base/fs.h"
+#include "base/half.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are written as they lie");
 
@@ -59,6 +60,18 @@ size_t mb_st_dtype_size(enum mb_st_dtype dtype)
 const char *mb_st_dtype_name(enum mb_st_dtype dtype)
 {
     return DTYPES[dtype].name;
+}
+
+void mb_st_widen(const void *bytes, enum mb_st_dtype dtype, size_t n, float *out)
+{
+    const uint16_t *halves = bytes;
+    if (dtype == MB_ST_F32) {
+        memcpy(out, bytes, n * sizeof *out);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        out[i] = dtype == MB_ST_BF16 ? mb_bf16_float(halves[i]) : mb_f16_float(halves[i]);
+    }
 }
 
 /* Bytes of a tensor; -1 when the product overflows. */

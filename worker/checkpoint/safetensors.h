@@ -35,6 +35,8 @@ enum mb_st_dtype {
 
 size_t mb_st_dtype_size(enum mb_st_dtype dtype);
 const char *mb_st_dtype_name(enum mb_st_dtype dtype); /* "BF16": the format's */
+/* n numbers of F32, F16 or BF16 as fp32. */
+void mb_st_widen(const void *bytes, enum mb_st_dtype dtype, size_t n, float *out);
 
 struct mb_st_tensor {
     const char *name; /* reader: owned by the reader; writer: borrowed for the call */

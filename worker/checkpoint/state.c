@@ -16,6 +16,10 @@
 
 void mb_checkpoint_iter_name(int64_t iteration, char out[32])
 {
+    if (iteration == MB_CHECKPOINT_RELEASE) {
+        snprintf(out, 32, "release");
+        return;
+    }
     snprintf(out, 32, "iter_%07" PRId64, iteration);
 }
 

@@ -1,6 +1,7 @@
 /*
- *  1. What the source is: config.json makes it Hugging Face's, a tracker or iteration ours. Shape
- *     and tensors are checked as a whole before anything is written.
+ *  1. What the source is: config.json makes it Hugging Face's, a tracker or iteration ours or
+ *     Megatron-LM's (weights.h). Shape and tensors are checked as a whole before anything is
+ * written.
  *  2. Everything is written below TARGET.mobula-convert, which is then renamed; what a killed
  *     conversion left there, as a file in it says, goes first.
  *  3. Tensor by tensor of the target, in its order: each run of rows is read, narrowed, written;
@@ -24,10 +25,10 @@
 #include "base/fs.h"
 #include "base/half.h"
 #include "base/str.h"
-#include "worker/checkpoint/common.h"
 #include "worker/checkpoint/hf/files.h"
+#include "worker/checkpoint/megatron/join.h"
 
-enum { CONFIG_MAX = 16 << 20, PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128, PARAM_ALIGN = 16 };
+enum { CONFIG_MAX = 16 << 20, PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128 };
 
 static const uint64_t FILE_BYTES = 5000000000u;
 static const char MARKER[] = ".mobula-convert"; /* in a partial target: it is ours to remove */
@@ -36,6 +37,8 @@ struct model {
     struct mb_model_facts facts;
     struct mb_hf_map map;
     struct mb_hf_source *source;
+    struct mb_shards *shards;         /* of Megatron-LM's, and then there is no source */
+    struct mb_checkpoint_state state; /* with shards */
 };
 
 static int no_memory(struct mb_err *err)
@@ -115,6 +118,42 @@ static int open_theirs(const char *dir, const char *config, uint64_t divisible_b
     return rc;
 }
 
+/* What the arguments of Megatron-LM say; any model that can be trained, not only those of two
+ * families. */
+static void take_facts(struct model *m)
+{
+    const struct mb_megatron_layout *l = mb_shards_layout(m->shards);
+    struct mb_model_facts *f = &m->facts;
+    f->shape = (struct mb_hf_shape){.n_layers = l->n_layers,
+                                    .hidden = l->hidden,
+                                    .ffn = l->ffn,
+                                    .n_heads = l->n_heads,
+                                    .n_groups = l->n_groups,
+                                    .head_dim = l->head_dim,
+                                    .max_positions = l->max_positions,
+                                    .vocab = l->padded_vocab,
+                                    .padded_vocab = l->padded_vocab,
+                                    .untied = l->untied};
+    f->n_tensors = mb_shards_n_tensors(m->shards);
+    f->n_parameters = mb_shards_tensor(m->shards, f->n_tensors - 1)->end / sizeof(float);
+    f->n_files = mb_shards_n_files(m->shards);
+    f->total_bytes = mb_shards_bytes(m->shards);
+    f->tensor_parallel_size = l->tp;
+    f->pipeline_parallel_size = l->pp;
+}
+
+static int open_megatrons(const char *iter_dir, struct model *m, struct mb_err *err)
+{
+    int rc = mb_shards_open(iter_dir, &m->shards, err);
+    if (rc == 0) {
+        rc = mb_weights_state(m->shards, iter_dir, m->facts.iteration, &m->state, err);
+    }
+    if (rc == 0) {
+        take_facts(m);
+    }
+    return rc;
+}
+
 static int open_ours(const char *dir, uint64_t vocab, struct model *m, struct mb_err *err)
 {
     char iter[32];
@@ -156,6 +195,34 @@ static void close_model(struct model *m)
 {
     mb_hf_source_close(m->source);
     mb_hf_map_close(&m->map);
+    mb_shards_close(m->shards);
+    mb_checkpoint_state_close(&m->state);
+}
+
+/* A directory of iterations: ours, or Megatron-LM's. */
+static int open_saved(const struct mb_convert_options *o, struct model *m, struct mb_err *err)
+{
+    int rc = 0;
+    if (o->iteration < 0) {
+        rc = mb_checkpoint_read_tracker(o->source, &m->facts.iteration, err);
+        if (rc == 0 && m->facts.iteration == 0) {
+            rc = mb_err_set(err, MB_ENOENT,
+                            "%s: neither config.json nor " MB_CHECKPOINT_TRACKER " is there",
+                            o->source);
+        }
+    }
+    char *iter_dir = rc == 0 ? mb_weights_dir(o->source, m->facts.iteration) : NULL;
+    if (rc == 0 && iter_dir == NULL) {
+        rc = no_memory(err);
+    }
+    if (rc == 0 && mb_weights_are_megatrons(iter_dir)) {
+        m->facts.kind = MB_MODEL_MEGATRON;
+        rc = open_megatrons(iter_dir, m, err);
+    } else if (rc == 0) {
+        rc = open_ours(o->source, o->vocab, m, err);
+    }
+    mb_free(iter_dir);
+    return rc;
 }
 
 static int open_model(const struct mb_convert_options *o, struct model *m, struct mb_err *err)
@@ -165,22 +232,11 @@ static int open_model(const struct mb_convert_options *o, struct model *m, struc
     if (config == NULL) {
         return no_memory(err);
     }
-    m->facts.is_ours = !mb_fs_exists(config);
-    int rc = 0;
-    if (m->facts.is_ours && o->iteration < 0) {
-        rc = mb_checkpoint_read_tracker(o->source, &m->facts.iteration, err);
-        if (rc == 0 && m->facts.iteration == 0) {
-            rc = mb_err_set(err, MB_ENOENT,
-                            "%s: neither config.json nor " MB_CHECKPOINT_TRACKER " is there",
-                            o->source);
-        }
-    }
-    if (rc == 0) {
-        rc = m->facts.is_ours
-                 ? open_ours(o->source, o->vocab, m, err)
+    m->facts.kind = mb_fs_exists(config) ? MB_MODEL_HUGGING_FACE : MB_MODEL_OURS;
+    int rc = m->facts.kind == MB_MODEL_OURS
+                 ? open_saved(o, m, err)
                  : open_theirs(o->source, config,
                                o->divisible_by > 0 ? o->divisible_by : DIVISIBLE_BY, m, err);
-    }
     mb_free(config);
     if (rc != 0) {
         close_model(m);
@@ -323,24 +379,30 @@ static int write_tensor(struct writing *c, size_t i, struct mb_err *err)
     return rc;
 }
 
-/* Tensors [begin, end) of the target into one file. */
-static int write_file(struct writing *c, const char *path, size_t begin, size_t end,
-                      struct mb_err *err)
+/* Tensors [begin, end) of the target, as a file has them. */
+static void list_tensors(const struct writing *c, size_t begin, size_t end,
+                         struct mb_st_tensor *out)
 {
-    const struct mb_hf_tensor *list = c->m->map.tensors[c->to];
-    struct mb_st_meta meta = {"format", "pt"};
-    struct mb_st_tensor *tensors = mb_calloc(end - begin, sizeof *tensors);
-    if (tensors == NULL) {
-        return no_memory(err);
-    }
     for (size_t i = begin; i < end; i++) {
-        const struct mb_hf_tensor *t = &list[i];
-        tensors[i - begin] = (struct mb_st_tensor){
+        const struct mb_hf_tensor *t = &c->m->map.tensors[c->to][i];
+        out[i - begin] = (struct mb_st_tensor){
             .name = t->name,
             .dtype = c->dtype,
             .n_dims = t->columns > 0 ? 2 : 1,
             .shape = {t->turned ? t->columns : t->rows, t->turned ? t->rows : t->columns}};
     }
+}
+
+/* Tensors [begin, end) of the target into one file. */
+static int write_file(struct writing *c, const char *path, size_t begin, size_t end,
+                      struct mb_err *err)
+{
+    struct mb_st_meta meta = {"format", "pt"};
+    struct mb_st_tensor *tensors = mb_calloc(end - begin, sizeof *tensors);
+    if (tensors == NULL) {
+        return no_memory(err);
+    }
+    list_tensors(c, begin, end, tensors);
     int rc = mb_st_create(path, tensors, end - begin, &meta, 1, &c->w, err);
     if (rc == 0) {
         for (size_t i = begin; i < end && rc == 0; i++) {
@@ -461,63 +523,27 @@ static int write_theirs(struct writing *c, const struct mb_convert_options *o, c
 
 /* ---- a checkpoint of ours ---- */
 
-/* With the layout of the model's flat buffers, as a save of the trainer writes it. */
-static int write_state(const struct writing *c, const char *path, struct mb_err *err)
+static int write_weights(void *arg, const char *path, struct mb_st_tensor *tensors, size_t n,
+                         struct mb_err *err)
 {
-    const struct mb_hf_map *map = &c->m->map;
-    const size_t n = map->n_tensors[MB_HF_OURS];
-    struct mb_checkpoint_tensor *tensors = mb_calloc(n, sizeof *tensors);
-    struct mb_checkpoint_state state = {.iteration = 1,
-                                        .args_json = mb_hf_args_text(&c->m->facts.shape)};
-    struct mb_checkpoint_model model = {.tensors = tensors, .n_tensors = n};
-    struct mb_buf text = {0};
-    int rc = tensors != NULL && state.args_json != NULL ? 0 : no_memory(err);
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        const struct mb_hf_tensor *t = &map->tensors[MB_HF_OURS][i];
-        tensors[i] = (struct mb_checkpoint_tensor){.name = t->name,
-                                                   .offset = model.n_elements,
-                                                   .n = bytes_of(t, MB_ST_F32) / sizeof(float)};
-        model.n_elements += (tensors[i].n + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
-    }
-    if (rc == 0) {
-        rc = mb_checkpoint_state_encode(&model, &state, &text, err);
-    }
-    if (rc == 0) {
-        rc = mb_fs_write_atomic(path, text.data, text.len, 0644, err);
-    }
-    mb_buf_close(&text);
-    mb_free(state.args_json);
-    mb_free(tensors);
-    return rc;
+    (void)tensors;
+    return write_file(arg, path, 0, n, err);
 }
 
 static int write_ours(struct writing *c, const char *dir, struct mb_err *err)
 {
-    char *iter = mb_path_join(dir, "iter_0000001");
-    char *weights = mb_asprintf("%s/" MB_CHECKPOINT_MODEL_FILE, iter);
-    char *state = mb_asprintf("%s/" MB_CHECKPOINT_STATE_FILE, iter);
-    char *tracker = mb_path_join(dir, MB_CHECKPOINT_TRACKER);
-    int rc =
-        iter != NULL && weights != NULL && state != NULL && tracker != NULL ? 0 : no_memory(err);
+    const struct mb_hf_map *map = &c->m->map;
+    const size_t n = map->n_tensors[MB_HF_OURS];
+    struct mb_st_tensor *tensors = mb_calloc(n, sizeof *tensors);
+    const struct mb_checkpoint_state state = {.iteration = 1,
+                                              .args_json = mb_hf_args_text(&c->m->facts.shape)};
+    int rc = tensors != NULL && state.args_json != NULL ? 0 : no_memory(err);
     if (rc == 0) {
-        rc = mb_fs_mkdir_p(iter, 0755, err);
+        list_tensors(c, 0, n, tensors);
+        rc = mb_weights_write(dir, tensors, n, &state, write_weights, c, err);
     }
-    if (rc == 0) {
-        rc = write_file(c, weights, 0, c->m->map.n_tensors[c->to], err);
-    }
-    if (rc == 0) {
-        rc = write_state(c, state, err);
-    }
-    if (rc == 0) {
-        rc = mb_fs_sync_dir(iter, err);
-    }
-    if (rc == 0) {
-        rc = mb_fs_write_atomic(tracker, "1", 1, 0644, err);
-    }
-    mb_free(iter);
-    mb_free(weights);
-    mb_free(state);
-    mb_free(tracker);
+    mb_free(state.args_json);
+    mb_free(tensors);
     return rc;
 }
 
@@ -590,6 +616,19 @@ static int sync_parent(const char *target, struct mb_err *err)
     return rc;
 }
 
+static int write_into(struct writing *c, const struct mb_convert_options *o, const char *dir,
+                      struct mb_err *err)
+{
+    if (c->m->facts.kind == MB_MODEL_MEGATRON) {
+        return mb_megatron_join(c->m->shards, &c->m->state, dir, err);
+    }
+    int rc = begin_writing(c, err);
+    if (rc == 0) {
+        rc = c->to == MB_HF_OURS ? write_ours(c, dir, err) : write_theirs(c, o, dir, err);
+    }
+    return rc;
+}
+
 static int write_partial(struct writing *c, const struct mb_convert_options *o, const char *partial,
                          const char *marker, struct mb_err *err)
 {
@@ -598,10 +637,7 @@ static int write_partial(struct writing *c, const struct mb_convert_options *o, 
         rc = mb_fs_write_atomic(marker, "", 0, 0644, err);
     }
     if (rc == 0) {
-        rc = begin_writing(c, err);
-    }
-    if (rc == 0) {
-        rc = c->to == MB_HF_OURS ? write_ours(c, partial, err) : write_theirs(c, o, partial, err);
+        rc = write_into(c, o, partial, err);
     }
     if (rc == 0 && unlink(marker) != 0) {
         rc = mb_err_sys(err, errno, "%s", marker);
@@ -640,26 +676,39 @@ static int write_target(struct writing *c, const struct mb_convert_options *o, s
 }
 
 /* What was asked for and has no meaning for this source. */
-static int check_options(const struct mb_convert_options *o, int is_ours, struct mb_err *err)
+static int check_options(const struct mb_convert_options *o, enum mb_model_kind kind,
+                         struct mb_err *err)
 {
+    const unsigned ours = 1 << MB_MODEL_OURS, hf = 1 << MB_MODEL_HUGGING_FACE;
+    const unsigned megatron = 1 << MB_MODEL_MEGATRON;
     const struct {
         const char *name;
-        int is_given, of_ours;
+        int is_given;
+        unsigned kinds; /* of sources */
     } options[] = {
-        {"--dtype", o->dtype != MB_ST_F32, 1},
-        {"--max-shard-size", o->max_file_bytes > 0, 1},
-        {"--vocab-size", o->vocab > 0, 1},
-        {"--iteration", o->iteration >= 0, 1},
-        {"--make-vocab-size-divisible-by", o->divisible_by > 0, 0},
+        {"--dtype", o->dtype != MB_ST_F32, ours},
+        {"--max-shard-size", o->max_file_bytes > 0, ours},
+        {"--vocab-size", o->vocab > 0, ours},
+        {"--iteration", o->iteration >= 0, ours | megatron},
+        {"--make-vocab-size-divisible-by", o->divisible_by > 0, hf},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        if (options[i].is_given && options[i].of_ours != is_ours) {
+        if (options[i].is_given && (options[i].kinds & 1u << kind) == 0) {
             return mb_err_set(err, MB_EINVAL, "%s: %s is %s: it has no effect there",
-                              options[i].name, o->source,
-                              is_ours ? "a checkpoint of ours" : "a Hugging Face directory");
+                              options[i].name, o->source, mb_model_kind_name(kind));
         }
     }
     return 0;
+}
+
+const char *mb_model_kind_name(enum mb_model_kind kind)
+{
+    static const char *const NAMES[] = {
+        [MB_MODEL_HUGGING_FACE] = "a Hugging Face directory",
+        [MB_MODEL_OURS] = "a checkpoint of ours",
+        [MB_MODEL_MEGATRON] = "a checkpoint of Megatron-LM",
+    };
+    return NAMES[kind];
 }
 
 int mb_model_convert(const struct mb_convert_options *o, struct mb_model_facts *source,
@@ -673,10 +722,11 @@ int mb_model_convert(const struct mb_convert_options *o, struct mb_model_facts *
     if (rc != 0) {
         return rc;
     }
+    const int is_ours = m.facts.kind == MB_MODEL_OURS;
     struct writing c = {.m = &m,
-                        .to = m.facts.is_ours ? MB_HF_THEIRS : MB_HF_OURS,
-                        .dtype = m.facts.is_ours ? o->dtype : MB_ST_F32};
-    rc = check_options(o, m.facts.is_ours, err);
+                        .to = is_ours ? MB_HF_THEIRS : MB_HF_OURS,
+                        .dtype = is_ours ? o->dtype : MB_ST_F32};
+    rc = check_options(o, m.facts.kind, err);
     if (rc == 0) {
         rc = write_target(&c, o, err);
     }

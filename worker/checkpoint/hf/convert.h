@@ -1,10 +1,11 @@
 /*
- * Models between Hugging Face directories and checkpoints of ours.
+ * Models between Hugging Face directories and checkpoints of ours, and from Megatron-LM's.
  *
  * Which way a conversion goes follows from what the source is. A checkpoint that is made has the
- * weights, no optimizer, and iteration 1: train from it with --pretrained-checkpoint, or with
- * --load and --finetune. The target appears under its name only when it is whole. Memory: two
- * tensors at most. Blocking; any thread.
+ * weights, no optimizer, and of Hugging Face's or a release iteration 1: train from it with
+ * --pretrained-checkpoint, or with --load and --finetune. One of Megatron-LM's keeps its iteration
+ * and counters: --load and --no-load-optim go on from there. The target appears under its name only
+ * when it is whole. Memory: two tensors at most. Blocking; any thread.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_HF_CONVERT_H
 #define MOBULA_WORKER_CHECKPOINT_HF_CONVERT_H
@@ -12,10 +13,15 @@
 #include "worker/checkpoint/hf/shape.h"
 #include "worker/checkpoint/safetensors.h"
 
+enum mb_model_kind { MB_MODEL_HUGGING_FACE, MB_MODEL_OURS, MB_MODEL_MEGATRON };
+
+const char *mb_model_kind_name(enum mb_model_kind kind); /* "a checkpoint of ours" */
+
 struct mb_model_facts {
-    int is_ours;       /* 1: a checkpoint of ours, 0: a Hugging Face directory */
-    int64_t iteration; /* of ours */
-    struct mb_hf_shape shape;
+    enum mb_model_kind kind;
+    int64_t iteration; /* MB_CHECKPOINT_RELEASE: of none; Hugging Face's have none either */
+    uint64_t tensor_parallel_size, pipeline_parallel_size; /* of Megatron-LM's files */
+    struct mb_hf_shape shape;                              /* of Megatron-LM's: its sizes alone */
     uint64_t n_parameters; /* values of all tensors, rows that pad the vocabulary included */
     size_t n_tensors, n_files;
     uint64_t total_bytes; /* of the tensors as they lie in the files */

@@ -15,7 +15,6 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
-#include "base/half.h"
 #include "base/str.h"
 
 #define INDEX_FILE  "model.safetensors.index.json"
@@ -318,18 +317,6 @@ int mb_hf_source_check(const struct mb_hf_source *s, const struct mb_hf_tensor *
 
 /* ---- reading ---- */
 
-static void widen(const void *bytes, enum mb_st_dtype dtype, size_t n, float *out)
-{
-    const uint16_t *halves = bytes;
-    if (dtype == MB_ST_F32) {
-        memcpy(out, bytes, n * sizeof *out);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        out[i] = dtype == MB_ST_BF16 ? mb_bf16_float(halves[i]) : mb_f16_float(halves[i]);
-    }
-}
-
 /* Elements [from, from + n) as they lie in the file. */
 static int read_elements(struct mb_hf_source *s, const char *name, uint64_t from, uint64_t n,
                          float *out, struct mb_err *err)
@@ -343,7 +330,7 @@ static int read_elements(struct mb_hf_source *s, const char *name, uint64_t from
         if (rc != 0) {
             return rc;
         }
-        widen(s->piece, t->dtype, k, out);
+        mb_st_widen(s->piece, t->dtype, k, out);
         from += k;
         out += k;
         n -= k;

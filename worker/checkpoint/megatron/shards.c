@@ -1,0 +1,666 @@
+/*
+ *  1. The directory's mp_rank_* are listed; the first rank's file says by its arguments how many
+ *     there have to be. No one is missing and no other is there.
+ *  2. All are opened. What they say of the model and the layout is the same in each.
+ *  3. Layers are numbered within a chunk of the model: how many each chunk has is counted, and they
+ *     must add up. Stages have chunks in turn (interleaved pipelines): chunk 0 of all stages comes
+ *     before chunk 1 of the first.
+ *  4. Every tensor of the arguments' model is looked up in all files that have a part of it. What
+ *     is in a file besides is refused, but for scales of fp8 (_extra_state), and the copy of tied
+ *     embeddings that the last stage has.
+ *  5. Reading: an element of the whole is found by part and place in it, stretch by stretch.
+ * Failures: as listed; the text names directory or file, and tensor, rank or argument.
+ */
+#include "worker/checkpoint/megatron/shards.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/str.h"
+#include "worker/checkpoint/megatron/torch_file.h"
+
+#define FILE_NAME "model_optim_rng.pt"
+
+enum { PIECE_BYTES = 1 << 18, PREFIX_MAX = 32 };
+
+struct file {
+    char *path;
+    struct mb_torch_file *torch;
+    uint8_t *is_taken; /* of its tensors */
+};
+
+struct mb_shards {
+    char *dir;
+    int has_stages; /* names have two numbers */
+    uint64_t max_rank, max_stage;
+    json_t *args;
+    char *args_text;
+    struct mb_megatron_layout layout;
+    uint64_t *first_layer;                /* [chunk * pp + stage], and the total at the end */
+    struct file *files;                   /* [stage * tp + rank] */
+    struct mb_st_tensor *tensors;         /* as they are told outside */
+    const struct mb_torch_tensor **parts; /* [tensor * tp + rank] */
+    size_t *stage_of;                     /* of a tensor */
+    uint64_t bytes;
+    uint8_t *piece; /* PIECE_BYTES */
+};
+
+static int no_memory(const struct mb_shards *s, struct mb_err *err)
+{
+    return mb_err_set(err, MB_ENOMEM, "%s: out of memory", s->dir);
+}
+
+/* ---- the directory ---- */
+
+/* Two digits or more, or three for a stage: as many as are printed of such a number. */
+static int take_number(const char **p, int n_min, uint64_t *out)
+{
+    int n = 0;
+    for (*out = 0; (*p)[n] >= '0' && (*p)[n] <= '9' && n < 6; n++) {
+        *out = *out * 10 + (uint64_t)((*p)[n] - '0');
+    }
+    const int fits = n >= n_min && (n == n_min || (*p)[0] != '0');
+    *p += n;
+    return fits;
+}
+
+enum name { NO_RANK, OF_RANK, OF_STAGE, OF_EXPERT };
+
+/* What an entry of the directory is: "mp_rank_01", "mp_rank_01_003". */
+static enum name parse_name(const char *name, uint64_t *rank, uint64_t *stage)
+{
+    static const char START[] = "mp_rank_";
+    *stage = 0;
+    if (!mb_starts_with(name, START)) {
+        return NO_RANK;
+    }
+    name += sizeof START - 1;
+    if (!take_number(&name, 2, rank)) {
+        return NO_RANK;
+    }
+    if (*name == '\0') {
+        return OF_RANK;
+    }
+    if (*name++ != '_' || !take_number(&name, 3, stage)) {
+        return NO_RANK;
+    }
+    return *name == '\0' ? OF_STAGE : OF_EXPERT;
+}
+
+int mb_shards_are_in(const char *dir)
+{
+    uint64_t rank, stage;
+    DIR *d = opendir(dir);
+    int found = 0;
+    for (struct dirent *e; d != NULL && !found && (e = readdir(d)) != NULL;) {
+        found = parse_name(e->d_name, &rank, &stage) != NO_RANK;
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    return found;
+}
+
+static int list_ranks(struct mb_shards *s, struct mb_err *err)
+{
+    DIR *d = opendir(s->dir);
+    int rc = d != NULL ? 0 : mb_err_sys(err, errno, "%s", s->dir), n_plain = 0, n_staged = 0;
+    for (struct dirent *e; rc == 0 && (e = readdir(d)) != NULL;) {
+        uint64_t rank, stage;
+        const enum name is = parse_name(e->d_name, &rank, &stage);
+        if (is == OF_EXPERT) {
+            rc = mb_err_set(err, MB_EUNSUPPORTED, "%s/%s: expert parallelism is not provided",
+                            s->dir, e->d_name);
+        } else if (is != NO_RANK) {
+            s->max_rank = rank > s->max_rank ? rank : s->max_rank;
+            s->max_stage = stage > s->max_stage ? stage : s->max_stage;
+            n_plain += is == OF_RANK;
+            n_staged += is == OF_STAGE;
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    if (rc == 0 && (n_plain > 0) == (n_staged > 0)) {
+        rc = mb_err_set(err, MB_ECORRUPT,
+                        n_plain > 0
+                            ? "%s: has directories mp_rank_TT and mp_rank_TT_PPP: of two runs"
+                            : "%s: no directory mp_rank_TT or mp_rank_TT_PPP is there",
+                        s->dir);
+    }
+    s->has_stages = n_staged > 0;
+    return rc;
+}
+
+static char *path_of(const struct mb_shards *s, uint64_t rank, uint64_t stage)
+{
+    return s->has_stages ? mb_asprintf("%s/mp_rank_%02" PRIu64 "_%03" PRIu64 "/" FILE_NAME, s->dir,
+                                       rank, stage)
+                         : mb_asprintf("%s/mp_rank_%02" PRIu64 "/" FILE_NAME, s->dir, rank);
+}
+
+/* ---- files ---- */
+
+static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage, struct file *f,
+                     struct mb_err *err)
+{
+    f->path = path_of(s, rank, stage);
+    if (f->path == NULL) {
+        return no_memory(s, err);
+    }
+    int rc = mb_torch_open(f->path, &f->torch, err);
+    if (rc == MB_ENOENT) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "%s is missing: the checkpoint is not whole (its tensor-parallel size is "
+                          "%" PRIu64 ", its pipeline-parallel size %" PRIu64 ")",
+                          f->path, s->layout.tp, s->layout.pp);
+    }
+    if (rc == 0 && mb_torch_args(f->torch) == NULL) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s: it has no \"args\": no checkpoint of Megatron-LM",
+                        f->path);
+    }
+    f->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(f->torch) + 1, 1) : NULL;
+    return rc != 0 || f->is_taken != NULL ? rc : no_memory(s, err);
+}
+
+static void close_file(struct file *f)
+{
+    mb_torch_close(f->torch);
+    mb_free(f->path);
+    mb_free(f->is_taken);
+}
+
+static int take_args(const struct mb_shards *s, const struct file *f, json_t **out,
+                     struct mb_err *err)
+{
+    json_error_t je;
+    *out = json_loads(mb_torch_args(f->torch), 0, &je);
+    return *out != NULL ? mb_megatron_args(f->path, *out, err) : no_memory(s, err);
+}
+
+/* What all files must say alike. */
+static int check_alike(const struct mb_shards *s, const struct file *f, struct mb_err *err)
+{
+    static const char *const ALIKE[] = {
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "kv_channels",
+        "padded_vocab_size",
+        "max_position_embeddings",
+        "swiglu",
+        "normalization",
+        "position_embedding_type",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "untie_embeddings_and_output_weights",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "consumed_train_samples",
+    };
+    json_t *args = NULL;
+    int rc = take_args(s, f, &args, err);
+    for (size_t i = 0; i < sizeof ALIKE / sizeof ALIKE[0] && rc == 0; i++) {
+        json_t *here = json_object_get(args, ALIKE[i]), *first = json_object_get(s->args, ALIKE[i]);
+        if (here != first && !json_equal(here, first)) {
+            rc = mb_err_set(err, MB_ECORRUPT, "%s: argument %s is another than in %s", f->path,
+                            ALIKE[i], s->files[0].path);
+        }
+    }
+    if (rc == 0 && mb_torch_iteration(f->torch) != mb_shards_iteration(s)) {
+        rc =
+            mb_err_set(err, MB_ECORRUPT, "%s: iteration %" PRId64 ", in %s it is %" PRId64, f->path,
+                       mb_torch_iteration(f->torch), s->files[0].path, mb_shards_iteration(s));
+    }
+    json_decref(args);
+    return rc;
+}
+
+static int open_first(struct mb_shards *s, struct mb_err *err)
+{
+    struct file first = {0};
+    s->layout.tp = s->max_rank + 1; /* until the arguments say it */
+    s->layout.pp = s->max_stage + 1;
+    int rc = open_file(s, 0, 0, &first, err);
+    if (rc == 0) {
+        rc = take_args(s, &first, &s->args, err);
+    }
+    if (rc == 0) {
+        rc = mb_megatron_sizes(first.path, s->args, &s->layout, err);
+    }
+    if (rc == 0 && (s->max_rank >= s->layout.tp || s->max_stage >= s->layout.pp)) {
+        rc = mb_err_set(err, MB_ECORRUPT,
+                        "%s: there are ranks up to %" PRIu64 " and stages up to %" PRIu64
+                        ", but by its arguments the tensor-parallel size is %" PRIu64
+                        " and the pipeline-parallel size %" PRIu64,
+                        first.path, s->max_rank, s->max_stage, s->layout.tp, s->layout.pp);
+    }
+    if (rc == 0) {
+        s->files = mb_calloc(s->layout.tp * s->layout.pp, sizeof *s->files);
+        rc = s->files != NULL ? 0 : no_memory(s, err);
+    }
+    if (rc != 0) {
+        close_file(&first);
+        return rc;
+    }
+    s->files[0] = first;
+    return 0;
+}
+
+static int open_files(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = open_first(s, err);
+    for (uint64_t i = 1; rc == 0 && i < s->layout.tp * s->layout.pp; i++) {
+        rc = open_file(s, i % s->layout.tp, i / s->layout.tp, &s->files[i], err);
+        if (rc == 0) {
+            rc = check_alike(s, &s->files[i], err);
+        }
+    }
+    return rc;
+}
+
+/* ---- layers ---- */
+
+/* "model.", or "model1." where a stage has several chunks. */
+static size_t prefix_of(const struct mb_shards *s, uint64_t chunk, char out[PREFIX_MAX])
+{
+    const int n = s->layout.n_chunks > 1 ? snprintf(out, PREFIX_MAX, "model%" PRIu64 ".", chunk)
+                                         : snprintf(out, PREFIX_MAX, "model.");
+    return (size_t)n;
+}
+
+/* Layers of a chunk in a file: one more than the highest number. */
+static uint64_t count_layers(const struct mb_shards *s, const struct file *f, uint64_t chunk)
+{
+    char start[PREFIX_MAX + 16];
+    uint64_t n = 0;
+    prefix_of(s, chunk, start);
+    strcat(start, "decoder.layers.");
+    for (size_t i = 0; i < mb_torch_n_tensors(f->torch); i++) {
+        const char *name = mb_torch_tensor(f->torch, i)->name;
+        if (mb_starts_with(name, start)) {
+            const uint64_t layer = strtoull(name + strlen(start), NULL, 10);
+            n = layer >= n && layer < MB_MEGATRON_LAYERS_MAX ? layer + 1 : n;
+        }
+    }
+    return n;
+}
+
+static int number_layers(struct mb_shards *s, struct mb_err *err)
+{
+    const struct mb_megatron_layout *l = &s->layout;
+    const uint64_t n = l->n_chunks * l->pp;
+    uint64_t at = 0;
+    s->first_layer = mb_calloc(n + 1, sizeof *s->first_layer);
+    if (s->first_layer == NULL) {
+        return no_memory(s, err);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        s->first_layer[i] = at;
+        at += count_layers(s, &s->files[i % l->pp * l->tp], i / l->pp);
+    }
+    s->first_layer[n] = at;
+    return at == l->n_layers
+               ? 0
+               : mb_err_set(err, MB_ECORRUPT,
+                            "%s: its files have %" PRIu64 " layers, the arguments say %" PRIu64,
+                            s->dir, at, l->n_layers);
+}
+
+/* ---- tensors ---- */
+
+static const struct mb_torch_tensor *look_up(const struct file *f, const char *name)
+{
+    size_t low = 0, high = mb_torch_n_tensors(f->torch);
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(mb_torch_tensor(f->torch, middle)->name, name);
+        if (order == 0) {
+            f->is_taken[middle] = 1;
+            return mb_torch_tensor(f->torch, middle);
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+/* The names of --transformer-impl local, which has its norms apart from what follows them. */
+static void local_name(const char *in_layer, char *out, size_t n)
+{
+    static const struct {
+        const char *fused, *local;
+    } norms[] = {{"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
+                 {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."}};
+    out[0] = '\0';
+    for (size_t i = 0; i < sizeof norms / sizeof norms[0]; i++) {
+        if (mb_starts_with(in_layer, norms[i].fused)) {
+            snprintf(out, n, "%s%s", norms[i].local, in_layer + strlen(norms[i].fused));
+        }
+    }
+}
+
+/* A tensor's stage, and its name in that stage's files; other: the same by another name, or "". */
+static size_t place_of(const struct mb_shards *s, const struct mb_megatron_tensor *t,
+                       char name[2 * MB_MEGATRON_NAME_MAX], char other[2 * MB_MEGATRON_NAME_MAX])
+{
+    const uint64_t n = s->layout.n_chunks * s->layout.pp;
+    uint64_t at = t->place == MB_MEGATRON_LAST ? n - 1 : 0;
+    other[0] = '\0';
+    if (t->place != MB_MEGATRON_LAYER) {
+        const size_t k = prefix_of(s, at / s->layout.pp, name);
+        snprintf(name + k, 2 * MB_MEGATRON_NAME_MAX - k, "%s", t->name);
+        return at % s->layout.pp;
+    }
+    while (t->layer >= s->first_layer[at + 1]) { /* it is below the total */
+        at++;
+    }
+    char local[MB_MEGATRON_NAME_MAX];
+    local_name(t->in_layer, local, sizeof local);
+    const size_t k = prefix_of(s, at / s->layout.pp, name);
+    const uint64_t layer = t->layer - s->first_layer[at];
+    memcpy(other, name, k + 1);
+    snprintf(name + k, 2 * MB_MEGATRON_NAME_MAX - k, "decoder.layers.%" PRIu64 ".%s", layer,
+             t->in_layer);
+    if (local[0] != '\0') {
+        snprintf(other + k, 2 * MB_MEGATRON_NAME_MAX - k, "decoder.layers.%" PRIu64 ".%s", layer,
+                 local);
+    } else {
+        other[0] = '\0';
+    }
+    return at % s->layout.pp;
+}
+
+static int check_part(const struct mb_shards *s, const struct file *f,
+                      const struct mb_torch_tensor *have, const struct mb_megatron_tensor *want,
+                      struct mb_err *err)
+{
+    const struct mb_megatron_part p = mb_megatron_part(want, s->layout.tp);
+    const int n_dims = want->columns > 0 ? 2 : 1;
+    if (have->n_dims != n_dims || have->shape[0] != p.shape[0] ||
+        (n_dims == 2 && have->shape[1] != p.shape[1])) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "%s: tensor %s: %d dimensions [%" PRIu64 ", %" PRIu64
+                          "]; with tensor-parallel size %" PRIu64 " the arguments need %d [%" PRIu64
+                          ", %" PRIu64 "]",
+                          f->path, have->name, have->n_dims, have->n_dims > 0 ? have->shape[0] : 0,
+                          have->n_dims > 1 ? have->shape[1] : 0, s->layout.tp, n_dims, p.shape[0],
+                          p.shape[1]);
+    }
+    if (have->dtype != MB_ST_F32 && have->dtype != MB_ST_F16 && have->dtype != MB_ST_BF16) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "%s: tensor %s: its numbers are neither F32 nor F16 nor BF16", f->path,
+                          have->name);
+    }
+    return 0;
+}
+
+static int take_tensor(struct mb_shards *s, size_t i, struct mb_err *err)
+{
+    char name[2 * MB_MEGATRON_NAME_MAX], other[2 * MB_MEGATRON_NAME_MAX];
+    const struct mb_megatron_tensor *want = &s->layout.tensors[i];
+    const uint64_t tp = s->layout.tp;
+    struct mb_st_tensor *t = &s->tensors[i];
+    int rc = 0;
+    s->stage_of[i] = place_of(s, want, name, other);
+    for (uint64_t rank = 0; rank < tp && rc == 0; rank++) {
+        const struct file *f = &s->files[s->stage_of[i] * tp + rank];
+        const struct mb_torch_tensor *part = look_up(f, name);
+        part = part == NULL && other[0] != '\0' ? look_up(f, other) : part;
+        if (part == NULL) {
+            return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", f->path, name);
+        }
+        s->parts[i * tp + rank] = part;
+        s->bytes += part->n * mb_st_dtype_size(part->dtype);
+        rc = check_part(s, f, part, want, err);
+    }
+    const uint64_t columns = want->columns > 0 ? want->columns : 1;
+    *t = (struct mb_st_tensor){.name = want->name,
+                               .dtype = MB_ST_F32,
+                               .n_dims = want->columns > 0 ? 2 : 1,
+                               .shape = {want->rows, want->columns},
+                               .begin = i > 0 ? s->tensors[i - 1].end : 0};
+    t->end = t->begin + want->rows * columns * sizeof(float);
+    return rc;
+}
+
+/* What is none of the model's tensors, and yet no loss. */
+static int is_passed_over(const struct mb_shards *s, const char *name)
+{
+    return mb_ends_with(name, "_extra_state") || mb_ends_with(name, ".inv_freq") ||
+           (!s->layout.untied && mb_ends_with(name, ".output_layer.weight"));
+}
+
+/* Every other tensor of the model's own names would be lost. */
+static int check_rest(const struct mb_shards *s, struct mb_err *err)
+{
+    for (uint64_t i = 0; i < s->layout.tp * s->layout.pp; i++) {
+        const struct file *f = &s->files[i];
+        for (size_t k = 0; k < mb_torch_n_tensors(f->torch); k++) {
+            const char *name = mb_torch_tensor(f->torch, k)->name;
+            if (mb_starts_with(name, "model") && !f->is_taken[k] && !is_passed_over(s, name)) {
+                return mb_err_set(err, MB_EUNSUPPORTED,
+                                  "%s: tensor %s is none of this model: it would be lost", f->path,
+                                  name);
+            }
+        }
+    }
+    return 0;
+}
+
+/* Arguments that were saved before the tokenizer was there do not say it. */
+static int take_vocab(struct mb_shards *s, struct mb_err *err)
+{
+    char name[PREFIX_MAX + 64];
+    prefix_of(s, 0, name);
+    strcat(name, "embedding.word_embeddings.weight");
+    const struct mb_torch_tensor *t = look_up(&s->files[0], name);
+    if (s->layout.padded_vocab > 0) {
+        return 0;
+    }
+    if (t == NULL || t->n_dims != 2 || t->shape[0] == 0 || t->shape[0] > 1u << 30) {
+        return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing, or none of rows",
+                          s->files[0].path, name);
+    }
+    s->layout.padded_vocab = t->shape[0] * s->layout.tp;
+    return json_object_set_new(s->args, "padded_vocab_size",
+                               json_integer((json_int_t)s->layout.padded_vocab)) == 0
+               ? 0
+               : no_memory(s, err);
+}
+
+static int take_tensors(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = number_layers(s, err);
+    if (rc == 0) {
+        rc = take_vocab(s, err);
+    }
+    if (rc == 0) {
+        rc = mb_megatron_layout_create(s->files[0].path, s->args, &s->layout, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    s->tensors = mb_calloc(s->layout.n, sizeof *s->tensors);
+    s->stage_of = mb_calloc(s->layout.n, sizeof *s->stage_of);
+    s->parts = mb_calloc(s->layout.n * s->layout.tp, sizeof *s->parts);
+    s->piece = mb_alloc(PIECE_BYTES);
+    s->args_text = json_dumps(s->args, JSON_COMPACT);
+    rc = s->tensors != NULL && s->stage_of != NULL && s->parts != NULL && s->piece != NULL &&
+                 s->args_text != NULL
+             ? 0
+             : no_memory(s, err);
+    for (size_t i = 0; i < s->layout.n && rc == 0; i++) {
+        rc = take_tensor(s, i, err);
+    }
+    return rc == 0 ? check_rest(s, err) : rc;
+}
+
+int mb_shards_open(const char *dir, struct mb_shards **out, struct mb_err *err)
+{
+    struct mb_shards *s = mb_calloc(1, sizeof *s);
+    if (s == NULL) {
+        return mb_err_set(err, MB_ENOMEM, "%s: out of memory", dir);
+    }
+    s->dir = mb_strdup(dir);
+    int rc =
+        s->dir != NULL ? list_ranks(s, err) : mb_err_set(err, MB_ENOMEM, "%s: out of memory", dir);
+    if (rc == 0) {
+        rc = open_files(s, err);
+    }
+    if (rc == 0) {
+        rc = take_tensors(s, err);
+    }
+    if (rc != 0) {
+        mb_shards_close(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void mb_shards_close(struct mb_shards *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    for (uint64_t i = 0; s->files != NULL && i < s->layout.tp * s->layout.pp; i++) {
+        close_file(&s->files[i]);
+    }
+    mb_megatron_layout_close(&s->layout);
+    json_decref(s->args);
+    mb_free(s->args_text);
+    mb_free(s->files);
+    mb_free(s->first_layer);
+    mb_free(s->tensors);
+    mb_free(s->stage_of);
+    mb_free(s->parts);
+    mb_free(s->piece);
+    mb_free(s->dir);
+    mb_free(s);
+}
+
+/* ---- facts ---- */
+
+const char *mb_shards_args(const struct mb_shards *s)
+{
+    return s->args_text;
+}
+
+int64_t mb_shards_iteration(const struct mb_shards *s)
+{
+    return mb_torch_iteration(s->files[0].torch);
+}
+
+int64_t mb_shards_consumed(const struct mb_shards *s, int of_validation)
+{
+    const json_int_t n = json_integer_value(json_object_get(
+        s->args, of_validation ? "consumed_valid_samples" : "consumed_train_samples"));
+    return n > 0 ? n : 0;
+}
+
+int mb_shards_has_optimizer(const struct mb_shards *s)
+{
+    const struct mb_torch_file *f = s->files[0].torch;
+    for (size_t i = 0; i < mb_torch_n_tensors(f); i++) {
+        if (mb_starts_with(mb_torch_tensor(f, i)->name, "optimizer.")) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+const struct mb_megatron_layout *mb_shards_layout(const struct mb_shards *s)
+{
+    return &s->layout;
+}
+
+size_t mb_shards_n_files(const struct mb_shards *s)
+{
+    return s->layout.tp * s->layout.pp;
+}
+
+uint64_t mb_shards_bytes(const struct mb_shards *s)
+{
+    return s->bytes;
+}
+
+size_t mb_shards_n_tensors(const struct mb_shards *s)
+{
+    return s->layout.n;
+}
+
+const struct mb_st_tensor *mb_shards_tensor(const struct mb_shards *s, size_t i)
+{
+    return &s->tensors[i];
+}
+
+const struct mb_st_tensor *mb_shards_find(const struct mb_shards *s, const char *name)
+{
+    for (size_t i = 0; i < s->layout.n; i++) {
+        if (strcmp(s->tensors[i].name, name) == 0) {
+            return &s->tensors[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- reading ---- */
+
+/* Elements of one part, widened. */
+static int read_part(struct mb_shards *s, const struct file *f, const struct mb_torch_tensor *t,
+                     uint64_t from, uint64_t n, float *out, struct mb_err *err)
+{
+    const size_t most = PIECE_BYTES / mb_st_dtype_size(t->dtype);
+    int rc = 0;
+    while (n > 0 && rc == 0) {
+        const size_t k = n < most ? (size_t)n : most;
+        rc = mb_torch_read(f->torch, t, from, k, s->piece, err);
+        if (rc == 0) {
+            mb_st_widen(s->piece, t->dtype, k, out);
+        }
+        from += k;
+        out += k;
+        n -= k;
+    }
+    return rc;
+}
+
+int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t from, size_t n,
+                   float *out, struct mb_err *err)
+{
+    const size_t i = (size_t)(t - s->tensors);
+    const uint64_t tp = s->layout.tp;
+    const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], tp);
+    int rc = 0;
+    while (n > 0 && rc == 0) {
+        const uint64_t in_stride = from % p.stride, in_run = in_stride % p.run;
+        const uint64_t rank = in_stride / p.run, at = from / p.stride * p.run + in_run;
+        const size_t k = p.run - in_run < n ? (size_t)(p.run - in_run) : n;
+        rc = read_part(s, &s->files[s->stage_of[i] * tp + rank], s->parts[i * tp + rank], at, k,
+                       out, err);
+        from += k;
+        out += k;
+        n -= k;
+    }
+    return rc;
+}
+
+int mb_shards_verify(const struct mb_shards *s, struct mb_err *err)
+{
+    int rc = 0;
+    for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
+        rc = mb_torch_verify(s->files[i].torch, err);
+    }
+    return rc;
+}

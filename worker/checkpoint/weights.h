@@ -1,0 +1,47 @@
+/*
+ * The weights of one iteration, whole tensors in fp32, whoever wrote them: a checkpoint of ours, or
+ * one of Megatron-LM's --ckpt-format torch (megatron/shards.h). Blocking; one thread per object.
+ */
+#ifndef MOBULA_WORKER_CHECKPOINT_WEIGHTS_H
+#define MOBULA_WORKER_CHECKPOINT_WEIGHTS_H
+
+#include "worker/checkpoint/common.h"
+#include "worker/checkpoint/megatron/shards.h"
+#include "worker/checkpoint/safetensors.h"
+
+/* One of the two. */
+struct mb_weights {
+    struct mb_st_reader *ours;
+    struct mb_shards *megatron;
+};
+
+/* DIR/iter_0000010, or DIR/release, owned by the caller; NULL: out of memory. */
+char *mb_weights_dir(const char *dir, int64_t iteration);
+/* 1: the directory of an iteration is Megatron-LM's, and not ours. */
+int mb_weights_are_megatrons(const char *iter_dir);
+/* *out is to be closed in either case. */
+int mb_weights_open(const char *iter_dir, struct mb_weights *out, struct mb_err *err);
+void mb_weights_close(struct mb_weights *w);
+
+size_t mb_weights_n(const struct mb_weights *w);
+const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name);
+/* Elements [from, from + n) of an F32 tensor of this object. */
+int mb_weights_read(struct mb_weights *w, const struct mb_st_tensor *t, uint64_t from, size_t n,
+                    float *out, struct mb_err *err);
+
+/*
+ * A checkpoint of weights alone below dir, which is there: write makes the file of tensors (F32, in
+ * the order of the model's flat buffers), then state.json and the tracker follow.
+ */
+int mb_weights_write(const char *dir, struct mb_st_tensor *tensors, size_t n,
+                     const struct mb_checkpoint_state *state,
+                     int (*write)(void *arg, const char *path, struct mb_st_tensor *tensors,
+                                  size_t n, struct mb_err *err),
+                     void *arg, struct mb_err *err);
+
+/* What state.json would say, of Megatron-LM's: counters and arguments, no optimizer. iteration: the
+ * directory's, MB_CHECKPOINT_RELEASE included. */
+int mb_weights_state(const struct mb_shards *s, const char *iter_dir, int64_t iteration,
+                     struct mb_checkpoint_state *out, struct mb_err *err);
+
+#endif

@@ -130,7 +130,7 @@ class DirectoryTest(Case):
         return run(WORKER, *COMMON, *TRAINING, *words, status=status)
 
     def test_training_goes_on_from_it(self):
-        """As from the converted one; on ranks that share a model as well."""
+        """As from the converted one; on ranks that share a model, by tensors or layers, as well."""
         words = ["--use-checkpoint-args", "--no-load-optim", "--train-iters", 23]
         run(MOBULA, "checkpoint", "convert", self.theirs, self.ours)
         log = self.train("--load", self.theirs, *words)
@@ -138,12 +138,13 @@ class DirectoryTest(Case):
         self.assertIn("Setting num_layers to 4 from checkpoint\n", log)
         self.assertEqual([x[:2] for x in losses(log)], [("21", "168"), ("22", "176"), ("23", "184")])
         self.assertEqual(losses(self.train("--load", self.ours, *words)), losses(log))
-        words += ["--load", self.theirs, "--tensor-model-parallel-size", 2]
-        ranks = gang.run(WORKER, 2, [str(w) for w in (*COMMON, *TRAINING, *words)], self.path / "gang").ranks
-        shared = losses(ranks[-1].log())
-        self.assertEqual([x[:2] for x in shared], [x[:2] for x in losses(log)])
-        for x, y in zip(shared, losses(log)):
-            self.assertLess(abs(float(x[2]) - float(y[2])), 1e-5)
+        for layout in ("--tensor-model-parallel-size", "--pipeline-model-parallel-size"):
+            ranks = gang.run(WORKER, 2, [str(w) for w in (*COMMON, *TRAINING, *words, "--load", self.theirs, layout, 2)],
+                             self.path / layout).ranks
+            shared = losses(ranks[-1].log())
+            self.assertEqual([x[:2] for x in shared], [x[:2] for x in losses(log)])
+            for x, y in zip(shared, losses(log)):
+                self.assertLess(abs(float(x[2]) - float(y[2])), 1e-5)
 
     def test_arguments_of_another_model_are_refused(self):
         words = words_of(LLAMA)

@@ -50,22 +50,25 @@ static int known_port(int port, int former)
 static void write_node_file(struct agent *a, const char *state)
 {
     char former_head[96];
-    struct mb_node_file f = {.state = state,
-                             .error = a->failure.code != MB_OK ? a->failure.text : "",
-                             .code = a->failure.code,
-                             .pid_agent = getpid(),
-                             .node_id = a->node != NULL ? mb_node_id_hex(a->node) : "",
-                             .node_name = a->node_name != NULL ? a->node_name : "",
-                             .node_ip = a->ip,
-                             .gcs_address = a->gcs_address,
-                             .grpc_port = known_port(a->grpc_port, a->former.grpc_port),
-                             .http_port = known_port(a->http.port, a->former.http_port),
-                             .is_head = a->opts->is_head,
-                             .is_open = a->access.is_open,
-                             .token_path = a->access.token.path != NULL ? a->access.token.path : "",
-                             .token_is_new = a->access.token.is_new,
-                             .head_http_port = a->head != NULL ? mb_head_http_port(a->head)
-                                                               : a->former.head_http_port};
+    struct mb_node_file f = {
+        .state = state,
+        .error = a->failure.code != MB_OK ? a->failure.text : "",
+        .code = a->failure.code,
+        .pid_agent = getpid(),
+        .node_id = a->node != NULL ? mb_node_id_hex(a->node) : "",
+        .node_name = a->node_name != NULL ? a->node_name : "",
+        .node_ip = a->ip,
+        .gcs_address = a->gcs_address,
+        .grpc_port = known_port(a->grpc_port, a->former.grpc_port),
+        .http_port = known_port(a->http.port, a->former.http_port),
+        .is_head = a->opts->is_head,
+        .is_open = a->access.is_open,
+        .token_path = a->access.token.path != NULL ? a->access.token.path : "",
+        .token_is_new = a->access.token.is_new,
+        .head_http_port = a->head != NULL ? mb_head_http_port(a->head) : a->former.head_http_port,
+        .metrics_port = a->http.metrics_server != NULL ? (int)a->opts->metrics_port
+                        : a->http.port != 0            ? 0
+                                                       : a->former.metrics_port};
     struct mb_err err;
 
     if (a->gcs_address[0] == '\0' && a->former.head_port != 0) {

@@ -530,8 +530,7 @@ static int start_parts(struct agent *a, struct mb_err *err)
 static int taken_port(const struct agent *a)
 {
     const int ports[] = {a->former.head_port, a->former.head_http_port, a->former.grpc_port,
-                         a->former.http_port,
-                         a->former.http_port != 0 ? (int)a->opts->metrics_port : 0};
+                         a->former.http_port, a->former.metrics_port};
 
     for (size_t i = 0; i < sizeof(ports) / sizeof(ports[0]); i++)
         if (ports[i] != 0 && !mb_port_is_free(a->access.bind_addr, ports[i]))

@@ -75,7 +75,8 @@ enum mb_job_adopt mb_jobs_adopt(void *self, const char *submission_id)
     if (mb_supervisor_adopt(jobs->init, job->dir, &mb_job_supervisor_ops, job, &job->supervisor,
                             &err) != 0) {
         mb_info("jobs", "job=%s not adopted: %s", submission_id, err.text);
-        mb_job_unpacked_ended(&jobs->unpacked, job->id, -SIGKILL, -1);
+        /* Killed with its supervisor: ranks elsewhere go on until their lease is over. */
+        mb_job_unpacked_ended(&jobs->unpacked, job->id, -SIGKILL, (int64_t)job->env.stop_grace_ms);
         mb_jobs_free(job);
         mb_job_gpus_give_back(&jobs->gpus, submission_id);
         return MB_JOB_ADOPT_UNKNOWN;

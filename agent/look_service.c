@@ -3,7 +3,8 @@
  *     machine may ask.
  *  2. The store is opened, its inventory taken (upload/inventory.h), the newest whole iteration up
  *     to the pointer told.
- *  3. The service closes: callers are answered at once, their stores end by themselves.
+ *  3. The service closes: callers are answered at once, also those that come before the server
+ * ends; their stores end by themselves.
  */
 #include "agent/look_service.h"
 
@@ -98,7 +99,9 @@ static void on_look(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *
     for (size_t i = 0; slot == NULL && i < MB_LOOKS_MAX; i++)
         if (s->looks[i] == NULL)
             slot = &s->looks[i];
-    if (slot == NULL)
+    if (s->is_closing)
+        mb_grpc_reply_error(req, MB_GRPC_UNAVAILABLE, "the agent ends");
+    else if (slot == NULL)
         mb_grpc_reply_error(req, MB_GRPC_UNAVAILABLE, "%d others look at stores", MB_LOOKS_MAX);
     else if (start(s, slot, req, q->url, &err) != MB_OK)
         answer(req, &err, NULL);
@@ -115,6 +118,7 @@ int mb_look_service_add(struct mb_grpc_server *srv, struct mb_look_service *s, s
 
 void mb_look_service_close(struct mb_look_service *s)
 {
+    s->is_closing = 1;
     for (size_t i = 0; i < MB_LOOKS_MAX; i++) {
         struct mb_look *l = s->looks[i];
 

@@ -17,6 +17,7 @@ struct mb_look_service { /* borrowed parts */
     uv_loop_t *loop;
     const char *node_ip;
     int callers_are_trusted;
+    int is_closing;
     struct mb_look *looks[MB_LOOKS_MAX]; /* its own; NULL: free */
 };
 

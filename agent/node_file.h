@@ -26,6 +26,7 @@ struct mb_node_file {
     const char *token_path; /* the file of the cluster's token; "": none */
     int token_is_new;       /* this start made it */
     int head_http_port;     /* 0: not a head */
+    int metrics_port;       /* 0: /metrics is at http_port alone */
 };
 
 /* Replaces the file as a whole. */
@@ -38,6 +39,7 @@ struct mb_node_ports {
     int head_http_port;
     int grpc_port;
     int http_port;
+    int metrics_port;
 };
 void mb_node_file_former_ports(const char *node_dir, struct mb_node_ports *out);
 

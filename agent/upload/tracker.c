@@ -168,17 +168,18 @@ static int list_newer(const struct mb_tracker *t, int64_t than, int64_t up_to, i
 }
 
 /* What is newer than the known one now is no save of what follows. */
-static void take_for_old(struct mb_tracker *t)
+static int take_for_old(struct mb_tracker *t)
 {
     int64_t *list;
     size_t n;
+    int rc = list_newer(t, t->memory.known, INT64_MAX, &list, &n);
 
-    if (list_newer(t, t->memory.known, INT64_MAX, &list, &n) != MB_OK)
-        return;
+    if (rc != MB_OK)
+        return rc;
     for (size_t i = 0; i < n; i++) {
         struct mb_walk w;
         char *dir;
-        int rc = walk(t, list[i], &dir, &w);
+        rc = walk(t, list[i], &dir, &w);
 
         mb_tracker_memory_put(&t->memory,
                               (struct mb_tracker_dir){
@@ -189,6 +190,7 @@ static void take_for_old(struct mb_tracker *t)
         mb_free(dir);
     }
     mb_free(list);
+    return MB_OK;
 }
 
 static int has(const int64_t *list, size_t n, int64_t iteration)
@@ -256,9 +258,14 @@ static int seal_passed(struct mb_tracker *t, int64_t iteration, struct names nam
     char *dir;
     int rc = walk(t, iteration, &dir, &w);
 
-    if ((rc == MB_OK || rc == MB_ENOENT) && known != NULL && known->is_old &&
-        known->state == mb_walk_state(&w)) {
+    const int was_there = known != NULL && known->is_old;
+
+    if ((rc == MB_OK || rc == MB_ENOENT) && was_there && known->state == mb_walk_state(&w)) {
         mb_info("upload", "%s was there before, and is no save of this attempt", dir);
+    } else if (rc != MB_OK && rc != MB_ENOENT && was_there && known->state == 0) {
+        mb_warn("upload", "%s was there before, and cannot be read now as then: it is passed over",
+                dir != NULL ? dir : "an iteration");
+        rc = MB_OK;
     } else if (rc == MB_OK && are_same(names_of(&w, iteration), names)) {
         t->ops->on_sealed(t->arg, iteration, dir, &w);
     } else if (rc == MB_OK) {
@@ -395,7 +402,7 @@ static void on_events(uv_poll_t *poll, int status, int events)
         struct inotify_event event; /* for its alignment */
         char bytes[4096];
     } buf;
-    int is_closed = 0, is_new = 0;
+    int is_closed = 0, is_new = 0, is_lost = 0;
     ssize_t n;
 
     (void)status;
@@ -409,10 +416,15 @@ static void on_events(uv_poll_t *poll, int status, int events)
             else
                 is_closed |= e->len > 0 && (e->mask & (IN_CLOSE_WRITE | IN_MOVED_TO)) &&
                              strcmp(e->name, MB_LATEST_KEY) == 0;
+            is_lost |= (e->mask & IN_Q_OVERFLOW) != 0;
             if (e->mask & IN_IGNORED) /* the directory is gone; another one may come */
                 t->is_watched = 0;
             at += (ssize_t)(sizeof(*e) + e->len);
         }
+    if (is_lost) { /* events were: what is there tells most of them */
+        take_stock(t);
+        is_new = is_closed = 1;
+    }
     if (is_new)
         remember(t);
     if (is_closed)
@@ -468,8 +480,10 @@ static int load(struct mb_tracker *t, struct mb_err *err)
         rc = mb_tracker_memory_read(&t->memory, t->state_path, &is_whole, err);
     else
         t->memory.known = named_now(t);
-    if (rc == MB_OK && !is_whole)
-        take_for_old(t);
+    if (rc == MB_OK && !is_whole && (rc = take_for_old(t)) != MB_OK)
+        mb_err_set(err, rc,
+                   "which iterations lie in %s already cannot be told: they would count as saves",
+                   t->dir);
     return rc;
 }
 

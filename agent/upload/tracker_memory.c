@@ -85,7 +85,7 @@ static const char *read_known(const char *s, int64_t *known)
     *known = -1;
     if (strncmp(s, "none\n", 5) == 0)
         return s + 5;
-    return sscanf(s, "%18" SCNd64 "%n", known, &end) == 1 && *known >= 0 && s[end] == '\n'
+    return sscanf(s, "%19" SCNd64 "%n", known, &end) == 1 && *known >= 0 && s[end] == '\n'
                ? s + end + 1
                : NULL;
 }
@@ -95,9 +95,9 @@ static const char *read_dir(const char *s, struct mb_tracker_dir *dir)
     int end = 0;
 
     *dir = (struct mb_tracker_dir){0};
-    if (sscanf(s, "old %18" SCNd64 " %16" SCNx64 "%n", &dir->iteration, &dir->state, &end) == 2)
+    if (sscanf(s, "old %19" SCNd64 " %16" SCNx64 "%n", &dir->iteration, &dir->state, &end) == 2)
         dir->is_old = 1;
-    else if (sscanf(s, "new %18" SCNd64 "%n", &dir->iteration, &end) != 1)
+    else if (sscanf(s, "new %19" SCNd64 "%n", &dir->iteration, &end) != 1)
         return NULL;
     return s[end] == '\n' ? s + end + 1 : NULL;
 }

@@ -120,7 +120,7 @@ static int has_newer(const struct mb_upload *u, int64_t iteration)
 
     if (mb_walk_iterations(u->local_dir, iteration + 1, INT64_MAX, &list, &n, &err) != MB_OK) {
         mb_warn("upload", "%s", err.text);
-        return 0;
+        return 1; /* not known: an empty part would be called a whole checkpoint */
     }
     for (size_t i = 0; i < n && !found; i++) {
         char name[MB_CHECKPOINT_KEY_MAX];

@@ -122,8 +122,9 @@ void mb_http_listen_drop(struct mb_http_server *srv);
 
 /* server.c */
 void mb_http_req_resume_connection(struct mb_http_req *req);
-void mb_http_server_wake(struct mb_http_server *srv);     /* run the daemon in the next turn */
-void mb_http_server_ws_ended(struct mb_http_server *srv); /* after on_close of one of n_ws */
+void mb_http_server_wake(struct mb_http_server *srv);      /* run the daemon in the next turn */
+void mb_http_server_wake_soon(struct mb_http_server *srv); /* ... in a tenth of a second */
+void mb_http_server_ws_ended(struct mb_http_server *srv);  /* after on_close of one of n_ws */
 
 /* framing.c: why a request whose head has come is refused and its connection closed: 400 or 431
  * with *text, or 0. method, version: libmicrohttpd's own, as the client wrote them. */

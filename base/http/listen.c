@@ -105,7 +105,8 @@ static void on_local(uv_poll_t *poll, int status, int events)
         MHD_add_connection(srv->daemon, fd, (struct sockaddr *)&addr, len); /* or closes it */
         mb_http_server_wake(srv);
     } else if (errno == EMFILE || errno == ENFILE) {
-        uv_poll_stop(poll); /* until the daemon has run: when one is closed, at the latest */
+        uv_poll_stop(poll); /* until the daemon has run, which without a connection nothing asks */
+        mb_http_server_wake_soon(srv);
     }
 }
 

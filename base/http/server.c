@@ -39,6 +39,7 @@ enum {
     DEFAULT_MAX_BODY_BYTES = 1024 * 1024,
     DEFAULT_MAX_CONNECTIONS = 11000, /* 10,000 idle ones, and room */
     DEFAULT_IDLE_TIMEOUT_MS = 60000,
+    SOON_MS = 100,
     /* WebSockets that ended, when memory is given back: after the last one, and amid others. */
     FEW_WS = 16,
     MANY_WS = 512,
@@ -421,6 +422,15 @@ void mb_http_req_resume_connection(struct mb_http_req *req)
     MHD_resume_connection(req->conn);
     /* Driven from outside, libmicrohttpd has nothing to wake itself with. */
     mb_http_server_wake(req->srv);
+}
+
+void mb_http_server_wake_soon(struct mb_http_server *srv)
+{
+    uint64_t due_ms =
+        uv_is_active((uv_handle_t *)&srv->timer) ? uv_timer_get_due_in(&srv->timer) : UINT64_MAX;
+
+    if (!srv->stopping && due_ms > SOON_MS)
+        uv_timer_start(&srv->timer, on_deadline, SOON_MS, 0);
 }
 
 void mb_http_server_wake(struct mb_http_server *srv)

@@ -149,6 +149,7 @@ static void on_parts(void *arg, const struct s3_answer *a)
         s3_upload_compare(up);
         return;
     }
+    up->look_until_ms = 0; /* it is there: should it be lost again, it is looked for anew */
     if (a->error != 0)
         s3_op_fail(up->op, a);
     else

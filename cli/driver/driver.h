@@ -39,7 +39,7 @@ struct mb_driver_opts {
     uint32_t checkpoint_keep_last;        /* in the store; 0: all */
     uint32_t local_keep_last;             /* of a foreign trainer in save_dir; 0: all */
     const char *load_url;                 /* NULL: nothing is pulled */
-    enum mb_resume resume; /* from checkpoint_url, before load_url */
+    enum mb_resume resume;                /* from checkpoint_url, before load_url */
     const struct mb_driver_input *inputs; /* fetched by the nodes before the ranks start */
     size_t n_inputs;
     int priority; /* of the gang in the head's queue */

@@ -118,6 +118,7 @@ struct drv_placed {
 struct drv_waiting {
     uint64_t began_ms, said_ms;
     int is_asking;
+    int keeps;         /* the group of the attempt before, which once had all its nodes */
     uint64_t half_ms;  /* since when bundles wait for a node that one of them lost; 0: none does */
     char missing[512]; /* what the head said last; "": nothing known */
     char said[512];    /* the last line about it */
@@ -136,9 +137,9 @@ struct driver {
     size_t n_causes;
     struct drv_placed placed[DRV_PLACED_MAX]; /* oldest first */
     size_t n_placed;
-    int resumes;                     /* checkpoint_url had a checkpoint when the run began */
-    int store_was_asked;             /* so that is known */
-    uint32_t asking_attempt;         /* 0: none asks */
+    int resumes;             /* checkpoint_url had a checkpoint when the run began */
+    int store_was_asked;     /* so that is known */
+    uint32_t asking_attempt; /* 0: none asks */
     uint64_t ask_until_ms;
     int64_t committed;               /* newest durable iteration of all attempts, -1: none */
     int64_t attempt_iteration;       /* newest that a rank of this attempt reported, -1: none */

@@ -137,6 +137,7 @@ static void on_error(struct drv_node *n, const Mobula__V1__Upload *u)
     struct mb_drv_event e = {.kind = MB_DRV_UPLOAD_FAILED,
                              .node = n->index,
                              .iteration = u->iteration,
+                             .is_outdated = u->committed,
                              .text = u->error};
     const struct drv_leave *known = find(d, u->iteration);
     int is_echo = known && known->is_dropped; /* it gave up what it was told to */

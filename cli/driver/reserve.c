@@ -279,6 +279,7 @@ void drv_reserve(struct driver *d)
     int keeps = d->keeps_group;
 
     drv_waiting_begin(d);
+    d->waiting.keeps = keeps;
     d->reserve_by_ms = mb_mono_ms() + d->opts->reserve_timeout_ms;
     mb_elastic_begin(&d->elastic, d->attempt == 1, keeps, mb_mono_ms());
     d->n_nodes = d->elastic.n_nodes;

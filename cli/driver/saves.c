@@ -92,7 +92,7 @@ static uint32_t n_durable_from(const struct mb_drv_saves *s, size_t at)
     uint32_t n = 0;
 
     for (; at < s->n; at++)
-        n += s->list[at].save == MB_DRV_SAVE_DURABLE;
+        n += s->list[at].save >= MB_DRV_SAVE_DURABLE;
     return n;
 }
 
@@ -103,14 +103,14 @@ int mb_drv_saves_is_open(const struct mb_drv_saves *s, int64_t iteration)
     while (at > 0 && s->list[at - 1].iteration > iteration)
         at--;
     if (at > 0 && s->list[at - 1].iteration == iteration)
-        return s->list[at - 1].save != MB_DRV_SAVE_DURABLE;
+        return s->list[at - 1].save < MB_DRV_SAVE_DURABLE;
     return iteration > s->forgotten;
 }
 
 int64_t mb_drv_saves_given_up(const struct mb_drv_saves *s)
 {
     for (size_t i = 0; i < s->n; i++)
-        if (s->list[i].save == MB_DRV_SAVE_GIVEN_UP)
+        if (s->list[i].save == MB_DRV_SAVE_GIVEN_UP || s->list[i].save == MB_DRV_SAVE_OUTDATED)
             return s->list[i].iteration;
     return -1;
 }
@@ -120,7 +120,7 @@ int64_t mb_drv_saves_open(const struct mb_drv_saves *s, int64_t after, uint32_t 
     for (size_t i = 0; i < s->n; i++) {
         const struct save *save = &s->list[i];
 
-        if (save->iteration <= after || save->save == MB_DRV_SAVE_DURABLE ||
+        if (save->iteration <= after || save->save >= MB_DRV_SAVE_DURABLE ||
             (save->save == MB_DRV_SAVE_GIVEN_UP && i + 1 < s->n))
             continue;
         if (keep_last == 0 || n_durable_from(s, i + 1) < keep_last)

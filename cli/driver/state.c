@@ -524,7 +524,7 @@ static int on_event(struct mb_drv *d, const struct mb_drv_event *e)
             snprintf(d->upload_lost, sizeof(d->upload_lost), "%s",
                      e->text ? e->text : "an upload failed");
         }
-        return note(d, e->iteration, MB_DRV_SAVE_GIVEN_UP);
+        return note(d, e->iteration, e->is_outdated ? MB_DRV_SAVE_OUTDATED : MB_DRV_SAVE_GIVEN_UP);
     case MB_DRV_FAILED:
         if (d->phase >= MB_DRV_RESERVE && e->code == MB_EUNAVAIL)
             set_failure(d, MB_FAILURE_REQUEST, e->code);

@@ -66,6 +66,7 @@ struct mb_drv_event {
     int signal;
     uint32_t n_nodes; /* those that the attempt got; 0: all of the configuration */
     int64_t iteration;
+    int is_outdated;  /* UPLOAD_FAILED: of what is durable as it was before */
     const char *text; /* borrowed; NULL: none */
 };
 

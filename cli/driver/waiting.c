@@ -91,7 +91,8 @@ static void on_half(void *arg, const struct mb_err *err, const struct mb_gcs_pg 
     if (err->code || n != 1 || memcmp(groups[0].id, d->pg_id, sizeof(d->pg_id)) != 0 ||
         mb_drv_phase(d->state) != MB_DRV_RESERVE)
         return;
-    if (groups[0].state != MB_PG_RESCHEDULING)
+    /* One that was kept holds the others' bundles for us, until another node is there. */
+    if (groups[0].state != MB_PG_RESCHEDULING || w->keeps)
         w->half_ms = 0;
     else if (w->half_ms == 0)
         w->half_ms = now;

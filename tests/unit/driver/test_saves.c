@@ -37,6 +37,26 @@ static void what_is_open(void **state)
     mb_drv_saves_destroy(NULL);
 }
 
+/* Durable as it was, saved again: nobody may call it durable any more. */
+static void what_was_saved_again(void **state)
+{
+    struct mb_drv_saves *s = mb_drv_saves_create();
+
+    (void)state;
+    note(s, 10, MB_DRV_SAVE_DURABLE);
+    note(s, 20, MB_DRV_SAVE_DURABLE);
+    assert_int_equal(mb_drv_saves_given_up(s), -1);
+    note(s, 10, MB_DRV_SAVE_OUTDATED);
+    note(s, 10, MB_DRV_SAVE_DURABLE);
+    assert_int_equal(mb_drv_saves_given_up(s), 10);
+    assert_int_equal(mb_drv_saves_open(s, -1, 0), -1); /* nothing to wait for */
+    assert_false(mb_drv_saves_is_open(s, 10));
+    for (int i = 30; i < 30000; i += 10)
+        note(s, i, MB_DRV_SAVE_DURABLE);
+    assert_int_equal(mb_drv_saves_given_up(s), 10);
+    mb_drv_saves_destroy(s);
+}
+
 static void what_the_store_no_longer_keeps(void **state)
 {
     struct mb_drv_saves *s = mb_drv_saves_create();
@@ -111,9 +131,12 @@ static void commits_in_any_order(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_open), cmocka_unit_test(what_the_store_no_longer_keeps),
-        cmocka_unit_test(many), cmocka_unit_test(late), cmocka_unit_test(commits_in_any_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_open),
+                                       cmocka_unit_test(what_was_saved_again),
+                                       cmocka_unit_test(what_the_store_no_longer_keeps),
+                                       cmocka_unit_test(many),
+                                       cmocka_unit_test(late),
+                                       cmocka_unit_test(commits_in_any_order)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,6 +46,28 @@ static void test_saved_but_not_durable(void **state)
     mb_drv_destroy(d);
 }
 
+/* The store has an iteration as it was before: its commit is heard, and is no success. */
+static void test_saved_again(void **state)
+{
+    struct mb_drv *d = make(1, 1);
+
+    (void)state;
+    bring_up(d);
+    SAY(d, SAVED, .iteration = 10);
+    SAY(d, COMMITTED, .iteration = 10);
+    SAY(d, UPLOAD_FAILED, .iteration = 10, .is_outdated = 1, .text = "10 was saved again");
+    SAY(d, COMMITTED, .iteration = 10);
+    for (uint32_t r = 0; r < RANKS; r++)
+        SAY(d, RANK_EXIT, .rank = r);
+    SAY(d, NODE_ENDED);
+    for (uint32_t n = 1; n < NODES; n++)
+        SAY(d, NODE_ENDED, .node = n);
+    SAY(d, RELEASED);
+    assert_int_equal(mb_drv_exit_status(d), mb_exit_status(MB_EIO));
+    assert_string_equal(mb_drv_verdict(d), "10 was saved again");
+    mb_drv_destroy(d);
+}
+
 /* Ended came, and the word of the commit was lost with the agent that should have said it. */
 static void test_durable_unheard(void **state)
 {
@@ -603,6 +625,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_happy),
         cmocka_unit_test(test_saved_but_not_durable),
+        cmocka_unit_test(test_saved_again),
         cmocka_unit_test(test_durable_unheard),
         cmocka_unit_test(test_older_save_unheard),
         cmocka_unit_test(test_given_up_then),

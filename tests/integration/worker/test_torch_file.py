@@ -29,7 +29,8 @@ del sys.argv[1]
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.int64: "I64",
           torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 # What is no damage, but not read: exit status 78. All else is 65.
-UNSUPPORTED = ("it names", "it is refused", "compressed", "its protocol", "opcode", "nested", "is none", "is there twice")
+UNSUPPORTED = ("it names", "it is refused", "compressed", "its protocol", "opcode", "nested", "is none", "is there twice",
+               "are refused", "its arguments")
 
 
 class Worker(torch.nn.Module):
@@ -293,6 +294,13 @@ class TorchFileTest(unittest.TestCase):
                            b"\x89NtR.")
                 z.writestr("a/data/0", bytes(16))
             self.refused(text)
+        torch.save({"a": torch.ones(1).expand(2 ** 40)}, self.file)
+        self.refused("numbers that stand for so many others are refused")
+        row = list(range(4000))
+        torch.save({"model": {}, "args": argparse.Namespace(a=[row] * 4000)}, self.file)
+        self.refused("its arguments are more than 65536 values or")
+        torch.save({"model": {}, "args": argparse.Namespace(a=["x" * 4000] * 4000)}, self.file)
+        self.refused("its arguments are more than 65536 values or")
         torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, self.file)
         self.refused("tensor a.b is there twice")
         torch.save({"a": torch.ones(1, dtype=torch.complex64)}, self.file)

@@ -26,6 +26,10 @@ enum {
     WINDOW_BYTES = 4096,
     ARG_TEXT_MAX = 4096,
     ARG_DEPTH_MAX = 4,
+    ARG_VALUES_MAX = 1 << 16, /* of all arguments: in a pickle one list may be many */
+    ARG_BYTES_MAX = 4 << 20,
+    EXPANDED_MAX = 64, /* times what the file has: a stride of 0 says a number again and again */
+    EXPANDED_FREE_BYTES = 64 << 20,
     NAME_BYTES_MAX = 1024,
     STEM_MAX = 512,
     DEPTH_MAX = 32,
@@ -86,10 +90,24 @@ static json_t *json_of_global(const struct mb_pickle_value *v)
     return json_sprintf("torch.%.*s", (int)(v->n_text - n), v->text + n);
 }
 
-/* NULL: JSON does not say it. */
-static json_t *json_of(const struct mb_pickle_value *v, int depth)
+struct spent {
+    size_t n_values, n_bytes;
+};
+
+static int is_beyond(const struct spent *s)
+{
+    return s->n_values > ARG_VALUES_MAX || s->n_bytes > ARG_BYTES_MAX;
+}
+
+/* NULL: JSON does not say it, or it is beyond the bound. */
+static json_t *json_of(const struct mb_pickle_value *v, int depth, struct spent *s)
 {
     json_t *list = NULL;
+    s->n_values++;
+    s->n_bytes += v->kind == MB_PICKLE_TEXT || v->kind == MB_PICKLE_GLOBAL ? v->n_text : 0;
+    if (is_beyond(s)) {
+        return NULL;
+    }
     switch (v->kind) {
     case MB_PICKLE_NONE:
         return json_null();
@@ -107,7 +125,7 @@ static json_t *json_of(const struct mb_pickle_value *v, int depth)
     case MB_PICKLE_TUPLE:
         list = depth < ARG_DEPTH_MAX && v->n_items <= ARG_TEXT_MAX ? json_array() : NULL;
         for (size_t i = 0; list != NULL && i < v->n_items; i++) {
-            if (json_array_append_new(list, json_of(v->items[i], depth + 1)) != 0) {
+            if (json_array_append_new(list, json_of(v->items[i], depth + 1, s)) != 0) {
                 json_decref(list);
                 list = NULL;
             }
@@ -136,9 +154,10 @@ static int take_args(struct mb_torch_file *f, const struct mb_pickle_value *root
     }
     const struct mb_pickle_value *dict = args->state;
     json_t *o = json_object();
-    for (size_t i = 0; o != NULL && i + 1 < dict->n_items; i += 2) {
+    struct spent s = {0};
+    for (size_t i = 0; o != NULL && i + 1 < dict->n_items && !is_beyond(&s); i += 2) {
         const struct mb_pickle_value *key = dict->items[i];
-        json_t *value = is_word(key) ? json_of(dict->items[i + 1], 0) : NULL;
+        json_t *value = is_word(key) ? json_of(dict->items[i + 1], 0, &s) : NULL;
         if (value != NULL) {
             char name[NAME_BYTES_MAX];
             memcpy(name, key->text, key->n_text);
@@ -148,6 +167,12 @@ static int take_args(struct mb_torch_file *f, const struct mb_pickle_value *root
                 o = NULL;
             }
         }
+    }
+    if (is_beyond(&s)) {
+        json_decref(o);
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "%s: its arguments are more than %d values or %d bytes", f->name,
+                          (int)ARG_VALUES_MAX, (int)ARG_BYTES_MAX);
     }
     f->args = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
     json_decref(o);
@@ -419,6 +444,23 @@ static int check_order(const struct mb_torch_file *f, struct mb_err *err)
     return rc;
 }
 
+/* What is to be written out is bounded by what the file has. */
+static int check_expansion(const struct mb_torch_file *f, struct mb_err *err)
+{
+    uint64_t there = 0, most = 0;
+    for (size_t i = 0; i < mb_zip_n_entries(f->zip); i++) {
+        there += mb_zip_entry(f->zip, i)->n;
+    }
+    if (__builtin_mul_overflow(there, EXPANDED_MAX, &most) ||
+        __builtin_add_overflow(most, EXPANDED_FREE_BYTES, &most) || f->bytes <= most) {
+        return 0;
+    }
+    return mb_err_set(err, MB_EUNSUPPORTED,
+                      "%s: its tensors are %" PRIu64 " bytes, its file has %" PRIu64
+                      ": numbers that stand for so many others are refused",
+                      f->name, f->bytes, there);
+}
+
 static int take_root(struct mb_torch_file *f, const struct mb_pickle_value *root,
                      struct mb_err *err)
 {
@@ -427,7 +469,8 @@ static int take_root(struct mb_torch_file *f, const struct mb_pickle_value *root
         f->iteration = iteration->number;
     }
     int rc = take_args(f, root, err);
-    return rc == 0 ? take_tensors(f, root, err) : rc;
+    rc = rc == 0 ? take_tensors(f, root, err) : rc;
+    return rc == 0 ? check_expansion(f, err) : rc;
 }
 
 static int take_pickle(struct mb_torch_file *f, struct mb_err *err)

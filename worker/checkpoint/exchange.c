@@ -1,7 +1,8 @@
 /*
  *  1. A window starts as zeros. The rank adds what it gives: of its part the runs that lie in the
  *     window, of a whole buffer the overlap.
- *  2. The sum over ranks: every element but zeros is one rank's, so it is that element's bits.
+ *  2. The sum over ranks, of words of 64 bits: every element is one rank's, and zeros are the
+ * others', so nothing carries and it is that element's bits, a negative zero's and a NaN's too.
  *  3. The rank takes what it wants, in the same way.
  * Failure: a rank that cannot read gives zeros and says so at the end, so that nobody waits for it.
  */
@@ -91,11 +92,12 @@ int mb_checkpoint_exchange(const struct mb_checkpoint_model *m, struct mb_comm *
     int read_rc = 0;
     for (size_t begin = 0; begin < m->n_elements; begin += MB_EXCHANGE_WINDOW) {
         struct window w = {begin, smaller(begin + MB_EXCHANGE_WINDOW, m->n_elements), window};
-        memset(window, 0, (w.end - w.begin) * sizeof *window);
+        const size_t n_words = (w.end - w.begin + 1) / 2;
+        memset(window, 0, n_words * sizeof(int64_t));
         if (read_rc == 0) {
             read_rc = move_side(m, &w, give, 1, &of_reading);
         }
-        mb_comm_allreduce(comm, NULL, window, w.end - w.begin, MB_COMM_F32, MB_COMM_SUM);
+        mb_comm_allreduce(comm, NULL, window, n_words, MB_COMM_I64, MB_COMM_SUM);
         int rc = mb_comm_synchronize(comm, err);
         if (rc != 0) {
             return rc;

@@ -2,9 +2,9 @@
  * From parts of tensors to whole ones and back, for ranks that share a model.
  *
  * The flat buffer of the whole model passes by all ranks window after window, each the sum of what
- * ranks give; who wants some of it takes that. So a rank needs memory for a window and for what it
- * keeps, and every rank's network carries the whole buffer once. Collective; host memory. The
- * thread that owns the communicator.
+ * ranks give, as bits: nobody else has any where one gives; who wants some of it takes that. So a
+ * rank needs memory for a window and for what it keeps, and every rank's network carries the whole
+ * buffer once. Collective; host memory. The thread that owns the communicator.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_EXCHANGE_H
 #define MOBULA_WORKER_CHECKPOINT_EXCHANGE_H
@@ -23,7 +23,8 @@ struct mb_exchange_side {
     void *arg;
 };
 
-/* m's tensors, layout and n_elements count. window: MB_EXCHANGE_WINDOW floats. What one rank cannot
+/* m's tensors, layout and n_elements count. window: MB_EXCHANGE_WINDOW floats, aligned to
+ * 8 bytes. What one rank cannot
  * read fails all, as mb_checkpoint_agree() does. */
 int mb_checkpoint_exchange(const struct mb_checkpoint_model *m, struct mb_comm *comm,
                            const struct mb_exchange_side *give, const struct mb_exchange_side *take,

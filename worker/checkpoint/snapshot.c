@@ -32,6 +32,10 @@ void mb_snapshot_lay_out(struct mb_snapshot *s, const struct mb_checkpoint_model
     s->model.dev = NULL;
     s->model.comm = comm;
     s->model.layout = NULL;
+    if (l != NULL) { /* first: its words of 8 bytes are summed */
+        s->window = memory;
+        memory += MB_EXCHANGE_WINDOW;
+    }
     s->model.weights = memory;
     memory += mb_comm_rank(comm) == 0 ? m->n_elements : 0;
     if (m->exp_avg != NULL) {
@@ -43,8 +47,7 @@ void mb_snapshot_lay_out(struct mb_snapshot *s, const struct mb_checkpoint_model
     }
     if (l != NULL) {
         const size_t n = l->end - l->begin;
-        s->window = memory;
-        s->weights = s->window + MB_EXCHANGE_WINDOW;
+        s->weights = memory;
         s->exp_avg = m->exp_avg != NULL ? s->weights + n : NULL;
         s->exp_avg_sq = m->exp_avg != NULL ? s->weights + 2 * n : NULL;
     }

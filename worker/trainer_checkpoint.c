@@ -133,8 +133,14 @@ int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
                                      (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS,
                                  .cb = on_saved,
                                  .arg = t};
-    if (t->save_comm == NULL) {
+    if (t->save_comm == NULL && (t->args.save == NULL || o.model.layout == NULL)) {
         return 0;
+    }
+    if (t->save_comm == NULL) {
+        uint64_t bytes = mb_saver_bytes(&o.model, t->comm);
+        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "host memory: while it saves",
+                       mb_human_bytes(bytes, size), bytes);
+        return mb_saver_fits(&o.model, t->comm, err);
     }
     int rc = mb_saver_create(&o, &t->saver, err);
     if (rc == 0) {

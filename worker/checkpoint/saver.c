@@ -94,6 +94,20 @@ static uint64_t available_bytes(void)
     return machine < container ? machine : container;
 }
 
+int mb_saver_fits(const struct mb_checkpoint_model *m, struct mb_comm *comm, struct mb_err *err)
+{
+    char need[16], have[16];
+    uint64_t bytes = mb_saver_bytes(m, comm), there = available_bytes();
+
+    if (bytes <= there) {
+        return 0;
+    }
+    return mb_err_set(err, MB_ENOMEM,
+                      "--save: ranks that share a model join its parts in host memory, which needs "
+                      "%s here, and %s are available",
+                      mb_human_bytes(bytes, need), mb_human_bytes(there, have));
+}
+
 /* The kernel promises more than there is and kills whoever takes it: refuse what cannot fit. */
 static int take_memory(struct mb_saver *s, struct mb_err *err)
 {
@@ -103,8 +117,9 @@ static int take_memory(struct mb_saver *s, struct mb_err *err)
     if (s->memory == NULL) {
         return mb_err_set(err, MB_ENOMEM,
                           "--async-save: the snapshot of a checkpoint needs %s of host memory, %s "
-                          "are available; without --async-save a save needs none",
-                          mb_human_bytes(bytes, need), mb_human_bytes(there, have));
+                          "are available; without --async-save a save needs %s",
+                          mb_human_bytes(bytes, need), mb_human_bytes(there, have),
+                          s->o.model.layout == NULL ? "none" : "as much, but only while it lasts");
     }
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = ((uintptr_t)s->memory + page - 1) & ~(page - 1);

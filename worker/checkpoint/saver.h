@@ -37,6 +37,9 @@ uint64_t mb_saver_bytes(const struct mb_checkpoint_model *m, struct mb_comm *com
 
 /* Takes the memory and touches it, so that no save pays for that. MB_ENOMEM says how much is
  * needed and how much the machine has. */
+/* Whether a save without a saver finds its memory, of a model that ranks share: MB_ENOMEM now, and
+ * not at the first save. */
+int mb_saver_fits(const struct mb_checkpoint_model *m, struct mb_comm *comm, struct mb_err *err);
 int mb_saver_create(const struct mb_saver_options *o, struct mb_saver **out, struct mb_err *err);
 /* Waits for a save in flight, as mb_saver_wait() does; what a disk that hangs still uses is not
  * freed. NULL is legal. */

@@ -274,8 +274,8 @@ static int launch_gang(struct mb_cli *cli, const struct mb_launch *l)
         mb_token_load(NULL, &c.token, &err) < 0 || collect_env(&c, &err) < 0 ||
         (l->as_driver && add_drivers_env(&c, &err) < 0) ||
         read_deadline(l, &o.deadline_unix_ms, &err) < 0 ||
-        read_estimate(&o.estimated_deadline_unix_ms, &err) < 0 || read_resume(l, &o.resume, &err) < 0 ||
-        tell_log_url(l->checkpoint_url, &err) < 0) {
+        read_estimate(&o.estimated_deadline_unix_ms, &err) < 0 ||
+        read_resume(l, &o.resume, &err) < 0 || tell_log_url(l->checkpoint_url, &err) < 0) {
         status = mb_cli_fail(cli, &err);
         goto out;
     }

@@ -19,7 +19,7 @@ struct mb_launch {
     int64_t ranks_per_node; /* without GPUs; 0: not given */
     const char *checkpoint_url;
     int64_t checkpoint_keep_last;
-    const char *resume; /* NULL: not given; resume.h */
+    const char *resume;      /* NULL: not given; resume.h */
     int64_t local_keep_last; /* of `run`; a trainer keeps its own directory */
     const char *load_url;
     const char *save_dir;

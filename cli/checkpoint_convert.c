@@ -1,6 +1,6 @@
 /* mobula checkpoint convert SOURCE TARGET: a Hugging Face directory into a checkpoint, or back; a
- * checkpoint of Megatron-LM into one of ours; a file of torch.save into a safetensors file, or
- * back. */
+ * checkpoint of Megatron-LM into one of ours, back, or into one of another layout; a file of
+ * torch.save into a safetensors file, or back. */
 #include <stdio.h>
 #include <string.h>
 #include "cli/checkpoint.h"
@@ -9,12 +9,12 @@
 
 struct convert_args {
     int json;
-    int64_t iteration, vocab, divisible_by;
+    int64_t iteration, vocab, divisible_by, tensor_parallel, pipeline_parallel;
     uint64_t max_file_bytes;
-    const char *dtype;
+    const char *dtype, *to, *impl;
 };
 
-static const char DTYPE[] = "fp32"; /* where none is given */
+static const char DTYPE[] = "fp32", IMPL[] = "transformer_engine"; /* where none is given */
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_)                                            \
     {                                                                                              \
@@ -23,15 +23,26 @@ static const char DTYPE[] = "fp32"; /* where none is given */
     }
 
 static const struct mb_option convert_options[] = {
+    OPTION("to", "mobula|huggingface|megatron", STRING, to,
+           "what is made (a Hugging Face directory of a checkpoint of ours, of others one of ours)",
+           0),
+    OPTION("tensor-model-parallel-size", "N", INT, tensor_parallel,
+           "ranks that each stage of a Megatron-LM checkpoint that is made has (1)", 1),
+    OPTION("pipeline-model-parallel-size", "N", INT, pipeline_parallel,
+           "stages of a Megatron-LM checkpoint that is made (1)", 1),
+    OPTION("transformer-impl", "transformer_engine|local", STRING, impl,
+           "whose names a Megatron-LM checkpoint that is made has (transformer_engine)", 0),
     OPTION("dtype", "fp32|bf16|fp16", STRING, dtype,
-           "numbers of a Hugging Face directory that is made (fp32)", 0),
+           "numbers of a Hugging Face directory or Megatron-LM checkpoint that is made (fp32)", 0),
     OPTION("max-shard-size", "SIZE", SIZE, max_file_bytes,
            "largest file of a Hugging Face directory that is made (5000000000)", 0),
     OPTION("vocab-size", "N", INT, vocab,
            "tokens of the tokenizer, where the checkpoint does not say it: rows beyond are dropped",
            1),
     OPTION("make-vocab-size-divisible-by", "N", INT, divisible_by,
-           "pads the vocabulary of a checkpoint that is made (128)", 1),
+           "pads the vocabulary of a checkpoint that is made (128), Megatron-LM's to so many times "
+           "the tensor-parallel size",
+           1),
     OPTION("iteration", "N", INT, iteration, "of a checkpoint, instead of the newest", 1),
     OPTION("json", NULL, FLAG, json, "print JSON", 0),
     {0},
@@ -51,16 +62,48 @@ static int parse_dtype(const char *name, enum mb_st_dtype *out, struct mb_err *e
     return mb_err_set(err, MB_EINVAL, "--dtype %s: expected fp32, bf16 or fp16", name);
 }
 
+static int parse_target(const char *name, int *out, struct mb_err *err)
+{
+    static const char *const NAMES[] = {[MB_MODEL_OURS] = "mobula",
+                                        [MB_MODEL_HUGGING_FACE] = "huggingface",
+                                        [MB_MODEL_MEGATRON] = "megatron"};
+    *out = -1;
+    for (size_t i = 0; name != NULL && i < sizeof(NAMES) / sizeof(NAMES[0]); i++)
+        if (strcmp(name, NAMES[i]) == 0)
+            *out = (int)i;
+    return name == NULL || *out >= 0
+               ? 0
+               : mb_err_set(err, MB_EINVAL, "--to %s: expected mobula, huggingface or megatron",
+                            name);
+}
+
+static int parse_impl(const char *name, int *is_local, struct mb_err *err)
+{
+    *is_local = strcmp(name, "local") == 0;
+    return *is_local || strcmp(name, IMPL) == 0
+               ? 0
+               : mb_err_set(err, MB_EINVAL, "--transformer-impl %s: expected %s or local", name,
+                            IMPL);
+}
+
 static int convert(const struct convert_args *args, char **words, struct mb_model_facts *facts,
                    struct mb_err *err)
 {
-    struct mb_convert_options o = {.source = words[0],
-                                   .target = words[1],
-                                   .iteration = args->iteration,
-                                   .max_file_bytes = args->max_file_bytes,
-                                   .vocab = (uint64_t)args->vocab,
-                                   .divisible_by = (uint64_t)args->divisible_by};
+    struct mb_convert_options o = {
+        .source = words[0],
+        .target = words[1],
+        .iteration = args->iteration,
+        .max_file_bytes = args->max_file_bytes,
+        .vocab = (uint64_t)args->vocab,
+        .divisible_by = (uint64_t)args->divisible_by,
+        .tensor_parallel_size = (uint64_t)args->tensor_parallel,
+        .pipeline_parallel_size = (uint64_t)args->pipeline_parallel,
+    };
     int rc = parse_dtype(args->dtype, &o.dtype, err);
+    if (!rc)
+        rc = parse_target(args->to, &o.to, err);
+    if (!rc)
+        rc = parse_impl(args->impl, &o.is_local, err);
     return rc != 0 ? rc : mb_model_convert(&o, facts, err);
 }
 
@@ -68,6 +111,7 @@ static int convert(const struct convert_args *args, char **words, struct mb_mode
 static int convert_file(const struct convert_args *args, char **words, struct mb_err *err)
 {
     if (args->iteration >= 0 || args->vocab || args->divisible_by || args->max_file_bytes ||
+        args->tensor_parallel || args->pipeline_parallel || args->to || args->impl != IMPL ||
         args->dtype != DTYPE)
         return mb_err_set(err, MB_EINVAL,
                           "%s is a file: of the options, --json alone has an effect there",
@@ -77,7 +121,7 @@ static int convert_file(const struct convert_args *args, char **words, struct mb
 
 static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct convert_args args = {.iteration = -1, .dtype = DTYPE};
+    struct convert_args args = {.iteration = -1, .dtype = DTYPE, .impl = IMPL};
     struct mb_model_facts facts;
     struct mb_err err = {0};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
@@ -101,10 +145,13 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
     if (args.json)
         return 0;
     mb_model_print(argv[1], &facts);
-    printf("%s is a %s of it now\n", argv[2],
-           facts.kind == MB_MODEL_OURS ? "Hugging Face directory" : "mobula checkpoint");
-    if (facts.kind != MB_MODEL_OURS)
+    printf("%s is a %s of it now\n", argv[2], mb_model_kind(facts.target));
+    if (facts.target == MB_MODEL_OURS)
         printf("train from it: mobula train --pretrained-checkpoint %s --use-checkpoint-args ...\n",
+               argv[2]);
+    if (facts.target == MB_MODEL_MEGATRON)
+        printf("train from it: pretrain_gpt.py --ckpt-format torch --load %s --no-load-optim "
+               "--no-load-rng ...\n",
                argv[2]);
     return 0;
 }
@@ -112,13 +159,16 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
 const struct mb_verb mb_verb_checkpoint_convert = {
     .name = "convert",
     .summary = "a Hugging Face directory (Llama, GPT-2) into a checkpoint of ours, or back; one of "
-               "Megatron-LM into one of ours; FILE.pt into FILE.safetensors",
-    .synopsis = "[--dtype fp32|bf16|fp16] [--max-shard-size SIZE] [--json] SOURCE TARGET",
-    .examples = "  mobula checkpoint convert ./Llama-3.1-8B /ckpt/base\n"
-                "  mobula checkpoint convert ./megatron-run /ckpt/base\n"
-                "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n"
-                "  mobula checkpoint convert model_optim_rng.pt tensors.safetensors\n"
-                "  mobula checkpoint convert tensors.safetensors model_optim_rng.pt\n",
+               "Megatron-LM into one of ours, or back; FILE.pt into FILE.safetensors",
+    .synopsis = "[--to megatron] [--dtype fp32|bf16|fp16] [--json] SOURCE TARGET",
+    .examples =
+        "  mobula checkpoint convert ./Llama-3.1-8B /ckpt/base\n"
+        "  mobula checkpoint convert ./megatron-run /ckpt/base\n"
+        "  mobula checkpoint convert --dtype bf16 /ckpt/run1 ./my-model\n"
+        "  mobula checkpoint convert --to megatron --tensor-model-parallel-size 8 /ckpt/run1 "
+        "./megatron-run\n"
+        "  mobula checkpoint convert model_optim_rng.pt tensors.safetensors\n"
+        "  mobula checkpoint convert tensors.safetensors model_optim_rng.pt\n",
     .options = convert_options,
     .run = convert_run,
 };

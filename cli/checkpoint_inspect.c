@@ -21,18 +21,18 @@ static const struct mb_option inspect_options[] = {
     {0},
 };
 
-const char *mb_model_kind(const struct mb_model_facts *f)
+const char *mb_model_kind(enum mb_model_kind kind)
 {
-    return f->kind == MB_MODEL_OURS       ? "mobula checkpoint"
-           : f->kind == MB_MODEL_MEGATRON ? "Megatron-LM checkpoint"
-                                          : "Hugging Face directory";
+    return kind == MB_MODEL_OURS       ? "mobula checkpoint"
+           : kind == MB_MODEL_MEGATRON ? "Megatron-LM checkpoint"
+                                       : "Hugging Face directory";
 }
 
 static const char *family(const struct mb_model_facts *f)
 {
-    return f->kind == MB_MODEL_MEGATRON     ? "GPTModel"
-           : f->shape.family == MB_HF_LLAMA ? "LlamaForCausalLM"
-                                            : "GPT2LMHeadModel";
+    return f->kind == MB_MODEL_MEGATRON || f->target == MB_MODEL_MEGATRON ? "GPTModel"
+           : f->shape.family == MB_HF_LLAMA                               ? "LlamaForCausalLM"
+                                                                          : "GPT2LMHeadModel";
 }
 
 int mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f,
@@ -67,7 +67,7 @@ void mb_model_print(const char *dir, const struct mb_model_facts *f)
 {
     const struct mb_hf_shape *s = &f->shape;
     char size[16];
-    printf("%s: %s", dir, mb_model_kind(f));
+    printf("%s: %s", dir, mb_model_kind(f->kind));
     if (f->iteration > 0)
         printf(", iteration %" PRId64, f->iteration);
     else if (f->kind == MB_MODEL_MEGATRON)

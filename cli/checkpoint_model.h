@@ -4,7 +4,7 @@
 
 #include "worker/checkpoint/hf/convert.h"
 
-const char *mb_model_kind(const struct mb_model_facts *f);
+const char *mb_model_kind(enum mb_model_kind kind);
 void mb_model_print(const char *dir, const struct mb_model_facts *f);
 int mb_model_print_json(const char *event, const char *dir, const struct mb_model_facts *f,
                         struct mb_err *err);

@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +73,33 @@ void mb_st_widen(const void *bytes, enum mb_st_dtype dtype, size_t n, float *out
     for (size_t i = 0; i < n; i++) {
         out[i] = dtype == MB_ST_BF16 ? mb_bf16_float(halves[i]) : mb_f16_float(halves[i]);
     }
+}
+
+/* Of a finite number that has no room. */
+static int no_room(const char *tensor, enum mb_st_dtype dtype, struct mb_err *err)
+{
+    return dtype == MB_ST_F16
+               ? mb_err_set(err, MB_EUNSUPPORTED,
+                            "tensor %s has values beyond 65504; use --dtype bf16", tensor)
+               : mb_err_set(err, MB_EUNSUPPORTED,
+                            "tensor %s has values beyond those of bf16; use --dtype fp32", tensor);
+}
+
+int mb_st_narrow(const char *tensor, const float *p, size_t n, enum mb_st_dtype dtype, void *out,
+                 struct mb_err *err)
+{
+    const uint16_t infinite = dtype == MB_ST_BF16 ? 0x7f80 : 0x7c00;
+    uint16_t *halves = out;
+    int fits = 1;
+    if (dtype == MB_ST_F32) {
+        memcpy(out, p, n * sizeof *p);
+        return 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        halves[i] = dtype == MB_ST_BF16 ? mb_float_bf16(p[i]) : mb_float_f16(p[i]);
+        fits &= (halves[i] & 0x7fff) != infinite || isinf(p[i]);
+    }
+    return fits ? 0 : no_room(tensor, dtype, err);
 }
 
 /* Bytes of a tensor; -1 when the product overflows. */

@@ -37,6 +37,10 @@ size_t mb_st_dtype_size(enum mb_st_dtype dtype);
 const char *mb_st_dtype_name(enum mb_st_dtype dtype); /* "BF16": the format's */
 /* n numbers of F32, F16 or BF16 as fp32. */
 void mb_st_widen(const void *bytes, enum mb_st_dtype dtype, size_t n, float *out);
+/* And back, to nearest even. MB_EUNSUPPORTED naming the tensor if a finite number would become an
+ * infinite one: the model would be another. */
+int mb_st_narrow(const char *tensor, const float *p, size_t n, enum mb_st_dtype dtype, void *out,
+                 struct mb_err *err);
 
 struct mb_st_tensor {
     const char *name; /* reader: owned by the reader; writer: borrowed for the call */

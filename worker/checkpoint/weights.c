@@ -60,6 +60,11 @@ size_t mb_weights_n(const struct mb_weights *w)
     return w->megatron != NULL ? mb_shards_n_tensors(w->megatron) : mb_st_n_tensors(w->ours);
 }
 
+const struct mb_st_tensor *mb_weights_tensor(const struct mb_weights *w, size_t i)
+{
+    return w->megatron != NULL ? mb_shards_tensor(w->megatron, i) : mb_st_tensor(w->ours, i);
+}
+
 const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name)
 {
     return w->megatron != NULL ? mb_shards_find(w->megatron, name) : mb_st_find(w->ours, name);

@@ -24,6 +24,7 @@ int mb_weights_open(const char *iter_dir, struct mb_weights *out, struct mb_err 
 void mb_weights_close(struct mb_weights *w);
 
 size_t mb_weights_n(const struct mb_weights *w);
+const struct mb_st_tensor *mb_weights_tensor(const struct mb_weights *w, size_t i);
 const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name);
 /* Elements [from, from + n) of an F32 tensor of this object. */
 int mb_weights_read(struct mb_weights *w, const struct mb_st_tensor *t, uint64_t from, size_t n,

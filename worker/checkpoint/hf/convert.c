@@ -1,44 +1,41 @@
 /*
  *  1. What the source is: config.json makes it Hugging Face's, a tracker or iteration ours or
  *     Megatron-LM's (weights.h). Shape and tensors are checked as a whole before anything is
- * written.
- *  2. Everything is written below TARGET.mobula-convert, which is then renamed; what a killed
- *     conversion left there, as a file in it says, goes first.
+ *     written.
+ *  2. Everything is written into a directory that gets its name at the end (target.h): from and to
+ *     Megatron-LM's by megatron/join.h and split.h, else here.
  *  3. Tensor by tensor of the target, in its order: each run of rows is read, narrowed, written;
  *     rows that pad the vocabulary are zeros.
- * Failures: a target that is not empty; an option of the other way; a number that the target's type
- * has no room for; whatever source, shape and disk say. The partial target is removed.
+ * Failures: a target that is not empty; a way that there is not; an option of another way; a number
+ * that the target's type has no room for; whatever source, shape and disk say.
  */
 #include "worker/checkpoint/hf/convert.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/fs.h"
-#include "base/half.h"
 #include "base/str.h"
 #include "worker/checkpoint/hf/files.h"
+#include "worker/checkpoint/hf/target.h"
 #include "worker/checkpoint/megatron/join.h"
+#include "worker/checkpoint/megatron/split.h"
 
 enum { CONFIG_MAX = 16 << 20, PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128 };
 
 static const uint64_t FILE_BYTES = 5000000000u;
-static const char MARKER[] = ".mobula-convert"; /* in a partial target: it is ours to remove */
 
 struct model {
     struct mb_model_facts facts;
     struct mb_hf_map map;
     struct mb_hf_source *source;
-    struct mb_shards *shards;         /* of Megatron-LM's, and then there is no source */
-    struct mb_checkpoint_state state; /* with shards */
+    /* Of Megatron-LM's, or for it; and then there is no source. */
+    struct mb_weights weights;
+    struct mb_checkpoint_state state;
+    struct mb_splitter *split; /* what they become, for it */
 };
 
 static int no_memory(struct mb_err *err)
@@ -118,56 +115,98 @@ static int open_theirs(const char *dir, const char *config, uint64_t divisible_b
     return rc;
 }
 
-/* What the arguments of Megatron-LM say; any model that can be trained, not only those of two
- * families. */
-static void take_facts(struct model *m)
+/* What arguments say; any model that can be trained, not only those of two families. */
+static void take_sizes(const struct mb_megatron_layout *l, struct model *m)
 {
-    const struct mb_megatron_layout *l = mb_shards_layout(m->shards);
-    struct mb_model_facts *f = &m->facts;
-    f->shape = (struct mb_hf_shape){.n_layers = l->n_layers,
-                                    .hidden = l->hidden,
-                                    .ffn = l->ffn,
-                                    .n_heads = l->n_heads,
-                                    .n_groups = l->n_groups,
-                                    .head_dim = l->head_dim,
-                                    .max_positions = l->max_positions,
-                                    .vocab = l->padded_vocab,
-                                    .padded_vocab = l->padded_vocab,
-                                    .untied = l->untied};
-    f->n_tensors = mb_shards_n_tensors(m->shards);
-    f->n_parameters = mb_shards_tensor(m->shards, f->n_tensors - 1)->end / sizeof(float);
-    f->n_files = mb_shards_n_files(m->shards);
-    f->total_bytes = mb_shards_bytes(m->shards);
-    f->tensor_parallel_size = l->tp;
-    f->pipeline_parallel_size = l->pp;
+    m->facts.shape = (struct mb_hf_shape){.n_layers = l->n_layers,
+                                          .hidden = l->hidden,
+                                          .ffn = l->ffn,
+                                          .n_heads = l->n_heads,
+                                          .n_groups = l->n_groups,
+                                          .head_dim = l->head_dim,
+                                          .max_positions = l->max_positions,
+                                          .vocab = l->padded_vocab,
+                                          .padded_vocab = l->padded_vocab,
+                                          .untied = l->untied};
+    m->facts.n_tensors = mb_weights_n(&m->weights);
+    for (size_t i = 0; i < m->facts.n_tensors; i++) {
+        const struct mb_st_tensor *t = mb_weights_tensor(&m->weights, i);
+        m->facts.n_parameters += (t->end - t->begin) / sizeof(float);
+    }
+}
+
+static void take_megatron_facts(struct model *m)
+{
+    const struct mb_megatron_layout *l = mb_shards_layout(m->weights.megatron);
+    take_sizes(l, m);
+    m->facts.n_files = mb_shards_n_files(m->weights.megatron);
+    m->facts.total_bytes = mb_shards_bytes(m->weights.megatron);
+    m->facts.tensor_parallel_size = l->tp;
+    m->facts.pipeline_parallel_size = l->pp;
 }
 
 static int open_megatrons(const char *iter_dir, struct model *m, struct mb_err *err)
 {
-    int rc = mb_shards_open(iter_dir, &m->shards, err);
+    int rc = mb_weights_open(iter_dir, &m->weights, err);
     if (rc == 0) {
-        rc = mb_weights_state(m->shards, iter_dir, m->facts.iteration, &m->state, err);
+        rc = mb_weights_state(m->weights.megatron, iter_dir, m->facts.iteration, &m->state, err);
     }
     if (rc == 0) {
-        take_facts(m);
+        take_megatron_facts(m);
     }
+    return rc;
+}
+
+/* path: where it is, owned by the caller. */
+static int read_state(const char *dir, int64_t iteration, char **path,
+                      struct mb_checkpoint_state *state, struct mb_err *err)
+{
+    char iter[32];
+    struct mb_buf text = {0};
+    mb_checkpoint_iter_name(iteration, iter);
+    *path = mb_asprintf("%s/%s/" MB_CHECKPOINT_STATE_FILE, dir, iter);
+    int rc =
+        *path != NULL ? mb_fs_read(*path, MB_CHECKPOINT_STATE_MAX, &text, err) : no_memory(err);
+    if (rc == 0) {
+        rc = mb_checkpoint_state_decode(*path, text.data, text.len, state, err);
+    }
+    mb_buf_close(&text);
+    return rc;
+}
+
+/* For Megatron-LM: a model of any kind. */
+static int open_weights(const char *dir, const char *iter_dir, struct model *m, struct mb_err *err)
+{
+    struct mb_megatron_layout sizes;
+    char *file;
+    int rc = read_state(dir, m->facts.iteration, &file, &m->state, err);
+    if (rc == 0) {
+        rc = mb_weights_open(iter_dir, &m->weights, err);
+    }
+    json_error_t je;
+    json_t *args = rc == 0 ? json_loads(m->state.args_json, 0, &je) : NULL;
+    if (rc == 0) {
+        rc = args != NULL ? mb_megatron_sizes(file, args, &sizes, err) : no_memory(err);
+    }
+    if (rc == 0) {
+        take_sizes(&sizes, m);
+        m->facts.n_files = 1;
+        m->facts.total_bytes = m->facts.n_parameters * sizeof(float);
+    }
+    json_decref(args);
+    mb_free(file);
     return rc;
 }
 
 static int open_ours(const char *dir, uint64_t vocab, struct model *m, struct mb_err *err)
 {
-    char iter[32];
-    struct mb_buf text = {0};
+    char iter[32], *file;
     struct mb_checkpoint_state state = {0};
     mb_checkpoint_iter_name(m->facts.iteration, iter);
-    char *file = mb_asprintf("%s/%s/" MB_CHECKPOINT_STATE_FILE, dir, iter);
     char *weights = mb_asprintf("%s/%s/" MB_CHECKPOINT_MODEL_FILE, dir, iter);
-    int rc = file != NULL && weights != NULL ? 0 : no_memory(err);
-    if (rc == 0) {
-        rc = mb_fs_read(file, MB_CHECKPOINT_STATE_MAX, &text, err);
-    }
-    if (rc == 0) {
-        rc = mb_checkpoint_state_decode(file, text.data, text.len, &state, err);
+    int rc = read_state(dir, m->facts.iteration, &file, &state, err);
+    if (rc == 0 && weights == NULL) {
+        rc = no_memory(err);
     }
     if (rc == 0) {
         rc = mb_hf_args_parse(file, state.args_json, vocab, &m->facts.shape, err);
@@ -185,7 +224,6 @@ static int open_ours(const char *dir, uint64_t vocab, struct model *m, struct mb
         rc = check_source(m, MB_HF_OURS, err);
     }
     mb_checkpoint_state_close(&state);
-    mb_buf_close(&text);
     mb_free(file);
     mb_free(weights);
     return rc;
@@ -195,7 +233,8 @@ static void close_model(struct model *m)
 {
     mb_hf_source_close(m->source);
     mb_hf_map_close(&m->map);
-    mb_shards_close(m->shards);
+    mb_splitter_close(m->split);
+    mb_weights_close(&m->weights);
     mb_checkpoint_state_close(&m->state);
 }
 
@@ -218,8 +257,20 @@ static int open_saved(const struct mb_convert_options *o, struct model *m, struc
     if (rc == 0 && mb_weights_are_megatrons(iter_dir)) {
         m->facts.kind = MB_MODEL_MEGATRON;
         rc = open_megatrons(iter_dir, m, err);
+    } else if (rc == 0 && o->to == MB_MODEL_MEGATRON) {
+        rc = open_weights(o->source, iter_dir, m, err);
     } else if (rc == 0) {
         rc = open_ours(o->source, o->vocab, m, err);
+    }
+    if (rc == 0 && o->to == MB_MODEL_MEGATRON) {
+        const struct mb_splitter_options split = {
+            .tp = o->tensor_parallel_size > 0 ? o->tensor_parallel_size : 1,
+            .pp = o->pipeline_parallel_size > 0 ? o->pipeline_parallel_size : 1,
+            .vocab = o->vocab,
+            .divisible_by = o->divisible_by,
+            .dtype = o->dtype,
+            .is_local = o->is_local};
+        rc = mb_splitter_create(iter_dir, &m->weights, &m->state, &split, &m->split, err);
     }
     mb_free(iter_dir);
     return rc;
@@ -247,7 +298,7 @@ static int open_model(const struct mb_convert_options *o, struct model *m, struc
 int mb_model_inspect(const char *dir, int64_t iteration, struct mb_model_facts *out,
                      struct mb_err *err)
 {
-    const struct mb_convert_options o = {.source = dir, .iteration = iteration};
+    const struct mb_convert_options o = {.source = dir, .iteration = iteration, .to = -1};
     struct model m;
     int rc = open_model(&o, &m, err);
     if (rc == 0) {
@@ -270,28 +321,6 @@ struct writing {
     uint16_t *halves;
 };
 
-/* One finite number becomes an infinite one: the model would be another. */
-static int no_room(const struct writing *c, struct mb_err *err)
-{
-    return c->dtype == MB_ST_F16
-               ? mb_err_set(err, MB_EUNSUPPORTED,
-                            "tensor %s has values beyond 65504; use --dtype bf16", c->name)
-               : mb_err_set(err, MB_EUNSUPPORTED,
-                            "tensor %s has values beyond those of bf16; use --dtype fp32", c->name);
-}
-
-/* k values into halves; 0 if there is no room for one. */
-static int narrow(struct writing *c, const float *p, size_t k)
-{
-    const uint16_t infinite = c->dtype == MB_ST_BF16 ? 0x7f80 : 0x7c00;
-    int fits = 1;
-    for (size_t i = 0; i < k; i++) {
-        c->halves[i] = c->dtype == MB_ST_BF16 ? mb_float_bf16(p[i]) : mb_float_f16(p[i]);
-        fits &= (c->halves[i] & 0x7fff) != infinite || isinf(p[i]);
-    }
-    return fits;
-}
-
 /* n values as they lie in the file. */
 static int put(struct writing *c, const float *p, uint64_t n, struct mb_err *err)
 {
@@ -301,8 +330,10 @@ static int put(struct writing *c, const float *p, uint64_t n, struct mb_err *err
     int rc = 0;
     while (n > 0 && rc == 0) {
         size_t k = n < PIECE_FLOATS ? (size_t)n : PIECE_FLOATS;
-        rc = narrow(c, p, k) ? mb_st_write(c->w, c->halves, k * sizeof *c->halves, err)
-                             : no_room(c, err);
+        rc = mb_st_narrow(c->name, p, k, c->dtype, c->halves, err);
+        if (rc == 0) {
+            rc = mb_st_write(c->w, c->halves, k * sizeof *c->halves, err);
+        }
         p += k;
         n -= k;
     }
@@ -547,153 +578,88 @@ static int write_ours(struct writing *c, const char *dir, struct mb_err *err)
     return rc;
 }
 
-/* ---- the target ---- */
+/* ---- a conversion ---- */
 
-static int is_empty(const char *dir, int *out, struct mb_err *err)
+struct converting {
+    struct writing *c;
+    const struct mb_convert_options *o;
+};
+
+static int write_into(void *arg, const char *dir, struct mb_err *err)
 {
-    DIR *d = opendir(dir);
-    if (d == NULL) {
-        return mb_err_sys(err, errno, "%s", dir);
+    const struct converting *v = arg;
+    struct model *m = v->c->m;
+    if (m->split != NULL) {
+        return mb_splitter_write(m->split, dir, err);
     }
-    int n = 0;
-    while (readdir(d) != NULL) {
-        n++;
+    if (m->facts.kind == MB_MODEL_MEGATRON) {
+        return mb_megatron_join(m->weights.megatron, &m->state, dir, err);
     }
-    closedir(d);
-    *out = n <= 2;
-    return 0;
+    int rc = begin_writing(v->c, err);
+    if (rc == 0) {
+        rc = v->c->to == MB_HF_OURS ? write_ours(v->c, dir, err)
+                                    : write_theirs(v->c, v->o, dir, err);
+    }
+    return rc;
 }
 
-static int check_target(const char *target, struct mb_err *err)
+/* The ways there are, as bits. */
+enum way {
+    NO_WAY,
+    HF_TO_OURS = 1,
+    MEGATRON_TO_OURS = 2,
+    OURS_TO_HF = 4,
+    OURS_TO_MEGATRON = 8,
+    MEGATRON_TO_MEGATRON = 16
+};
+
+static int find_way(const struct mb_convert_options *o, enum mb_model_kind source, enum way *way,
+                    struct mb_err *err)
 {
-    int empty = 1;
-    int rc = mb_fs_exists(target) ? is_empty(target, &empty, err) : 0;
-    return rc != 0 || empty
-               ? rc
-               : mb_err_set(err, MB_EEXIST, "%s is not empty: nothing is overwritten", target);
+    static const struct {
+        enum way way;
+        enum mb_model_kind from, to; /* the first of a source is what is made where none is named */
+    } WAYS[] = {
+        {HF_TO_OURS, MB_MODEL_HUGGING_FACE, MB_MODEL_OURS},
+        {MEGATRON_TO_OURS, MB_MODEL_MEGATRON, MB_MODEL_OURS},
+        {MEGATRON_TO_MEGATRON, MB_MODEL_MEGATRON, MB_MODEL_MEGATRON},
+        {OURS_TO_HF, MB_MODEL_OURS, MB_MODEL_HUGGING_FACE},
+        {OURS_TO_MEGATRON, MB_MODEL_OURS, MB_MODEL_MEGATRON},
+    };
+    for (size_t i = 0; i < sizeof WAYS / sizeof WAYS[0]; i++) {
+        if (WAYS[i].from == source && (o->to < 0 || o->to == (int)WAYS[i].to)) {
+            *way = WAYS[i].way;
+            return 0;
+        }
+    }
+    return mb_err_set(err, MB_EINVAL,
+                      o->to == (int)source
+                          ? "%s is %s already"
+                          : "%s is %s: convert it into a checkpoint of ours, and that again",
+                      o->source, mb_model_kind_name(source));
 }
 
-/* Whether dir is where, or anywhere above it. */
-static int holds(const char *dir, const char *where)
-{
-    char *outer = realpath(dir, NULL), *inner = realpath(where, NULL);
-    size_t n = outer != NULL ? strlen(outer) : 0;
-    int held = outer != NULL && inner != NULL && strncmp(outer, inner, n) == 0 &&
-               (inner[n] == '\0' || inner[n] == '/');
-    mb_free(outer);
-    mb_free(inner);
-    return held;
-}
-
-/* Removes what a killed conversion left at partial, and nothing else. */
-static int clear_partial(const char *partial, const char *marker, const char *source,
+/* What was asked for and has no meaning for this source and target. */
+static int check_options(const struct mb_convert_options *o, enum mb_model_kind kind, enum way way,
                          struct mb_err *err)
 {
-    if (!mb_fs_exists(partial)) {
-        return 0;
-    }
-    if (holds(partial, source)) {
-        return mb_err_set(err, MB_EINVAL,
-                          "%s would be overwritten while it is read: choose another "
-                          "target",
-                          source);
-    }
-    int ours = mb_fs_exists(marker);
-    int rc = ours ? 0 : is_empty(partial, &ours, err);
-    if (rc == 0 && !ours) {
-        rc = mb_err_set(err, MB_EEXIST,
-                        "%s is no conversion's: nothing is overwritten; move it away", partial);
-    }
-    return rc == 0 ? mb_fs_remove_tree(partial, err) : rc;
-}
-
-/* The target's new name is on disk. */
-static int sync_parent(const char *target, struct mb_err *err)
-{
-    char *parent = mb_path_join(target, "..");
-    int rc = parent != NULL ? mb_fs_sync_dir(parent, err) : no_memory(err);
-    mb_free(parent);
-    return rc;
-}
-
-static int write_into(struct writing *c, const struct mb_convert_options *o, const char *dir,
-                      struct mb_err *err)
-{
-    if (c->m->facts.kind == MB_MODEL_MEGATRON) {
-        return mb_megatron_join(c->m->shards, &c->m->state, dir, err);
-    }
-    int rc = begin_writing(c, err);
-    if (rc == 0) {
-        rc = c->to == MB_HF_OURS ? write_ours(c, dir, err) : write_theirs(c, o, dir, err);
-    }
-    return rc;
-}
-
-static int write_partial(struct writing *c, const struct mb_convert_options *o, const char *partial,
-                         const char *marker, struct mb_err *err)
-{
-    int rc = mb_fs_mkdir_p(partial, 0755, err);
-    if (rc == 0) {
-        rc = mb_fs_write_atomic(marker, "", 0, 0644, err);
-    }
-    if (rc == 0) {
-        rc = write_into(c, o, partial, err);
-    }
-    if (rc == 0 && unlink(marker) != 0) {
-        rc = mb_err_sys(err, errno, "%s", marker);
-    }
-    if (rc == 0) {
-        rc = mb_fs_sync_dir(partial, err);
-    }
-    if (rc == 0 && rename(partial, o->target) != 0) {
-        rc = mb_err_sys(err, errno, "%s: renaming it to %s", partial, o->target);
-    }
-    if (rc != 0) {
-        mb_fs_remove_tree(partial, NULL);
-    } else {
-        rc = sync_parent(o->target, err);
-    }
-    mb_free(c->piece);
-    mb_free(c->halves);
-    return rc;
-}
-
-static int write_target(struct writing *c, const struct mb_convert_options *o, struct mb_err *err)
-{
-    size_t len = strlen(o->target);
-    while (len > 1 && o->target[len - 1] == '/') {
-        len--;
-    }
-    char *partial = mb_asprintf("%.*s.mobula-convert", (int)len, o->target);
-    char *marker = partial != NULL ? mb_path_join(partial, MARKER) : NULL;
-    int rc = marker != NULL ? clear_partial(partial, marker, o->source, err) : no_memory(err);
-    if (rc == 0) {
-        rc = write_partial(c, o, partial, marker, err);
-    }
-    mb_free(partial);
-    mb_free(marker);
-    return rc;
-}
-
-/* What was asked for and has no meaning for this source. */
-static int check_options(const struct mb_convert_options *o, enum mb_model_kind kind,
-                         struct mb_err *err)
-{
-    const unsigned ours = 1 << MB_MODEL_OURS, hf = 1 << MB_MODEL_HUGGING_FACE;
-    const unsigned megatron = 1 << MB_MODEL_MEGATRON;
+    const unsigned to_megatron = OURS_TO_MEGATRON | MEGATRON_TO_MEGATRON;
     const struct {
         const char *name;
         int is_given;
-        unsigned kinds; /* of sources */
+        unsigned ways;
     } options[] = {
-        {"--dtype", o->dtype != MB_ST_F32, ours},
-        {"--max-shard-size", o->max_file_bytes > 0, ours},
-        {"--vocab-size", o->vocab > 0, ours},
-        {"--iteration", o->iteration >= 0, ours | megatron},
-        {"--make-vocab-size-divisible-by", o->divisible_by > 0, hf},
+        {"--dtype", o->dtype != MB_ST_F32, OURS_TO_HF | to_megatron},
+        {"--max-shard-size", o->max_file_bytes > 0, OURS_TO_HF},
+        {"--vocab-size", o->vocab > 0, OURS_TO_HF | to_megatron},
+        {"--iteration", o->iteration >= 0, MEGATRON_TO_OURS | OURS_TO_HF | to_megatron},
+        {"--make-vocab-size-divisible-by", o->divisible_by > 0, HF_TO_OURS | to_megatron},
+        {"--tensor-model-parallel-size", o->tensor_parallel_size > 0, to_megatron},
+        {"--pipeline-model-parallel-size", o->pipeline_parallel_size > 0, to_megatron},
+        {"--transformer-impl", o->is_local, to_megatron},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        if (options[i].is_given && (options[i].kinds & 1u << kind) == 0) {
+        if (options[i].is_given && (options[i].ways & way) == 0) {
             return mb_err_set(err, MB_EINVAL, "%s: %s is %s: it has no effect there",
                               options[i].name, o->source, mb_model_kind_name(kind));
         }
@@ -715,7 +681,8 @@ int mb_model_convert(const struct mb_convert_options *o, struct mb_model_facts *
                      struct mb_err *err)
 {
     struct model m;
-    int rc = check_target(o->target, err);
+    enum way way = NO_WAY;
+    int rc = mb_target_check(o->target, err);
     if (rc == 0) {
         rc = open_model(o, &m, err);
     }
@@ -726,10 +693,19 @@ int mb_model_convert(const struct mb_convert_options *o, struct mb_model_facts *
     struct writing c = {.m = &m,
                         .to = is_ours ? MB_HF_THEIRS : MB_HF_OURS,
                         .dtype = is_ours ? o->dtype : MB_ST_F32};
-    rc = check_options(o, m.facts.kind, err);
+    struct converting v = {.c = &c, .o = o};
+    rc = find_way(o, m.facts.kind, &way, err);
     if (rc == 0) {
-        rc = write_target(&c, o, err);
+        rc = check_options(o, m.facts.kind, way, err);
     }
+    if (rc == 0) {
+        m.facts.target = m.split != NULL     ? MB_MODEL_MEGATRON
+                         : way == OURS_TO_HF ? MB_MODEL_HUGGING_FACE
+                                             : MB_MODEL_OURS;
+        rc = mb_target_write(o->target, o->source, write_into, &v, err);
+    }
+    mb_free(c.piece);
+    mb_free(c.halves);
     *source = m.facts;
     close_model(&m);
     return rc;

@@ -1,7 +1,8 @@
 /*
- * Models between Hugging Face directories and checkpoints of ours, and from Megatron-LM's.
+ * Models between Hugging Face directories, checkpoints of ours and Megatron-LM's.
  *
- * Which way a conversion goes follows from what the source is. A checkpoint that is made has the
+ * Which way a conversion goes follows from what the source is, unless a target is named: ours can
+ * become Megatron-LM's, and those others with another layout. A checkpoint that is made has the
  * weights, no optimizer, and of Hugging Face's or a release iteration 1: train from it with
  * --pretrained-checkpoint, or with --load and --finetune. One of Megatron-LM's keeps its iteration
  * and counters: --load and --no-load-optim go on from there. The target appears under its name only
@@ -18,11 +19,11 @@ enum mb_model_kind { MB_MODEL_HUGGING_FACE, MB_MODEL_OURS, MB_MODEL_MEGATRON };
 const char *mb_model_kind_name(enum mb_model_kind kind); /* "a checkpoint of ours" */
 
 struct mb_model_facts {
-    enum mb_model_kind kind;
+    enum mb_model_kind kind, target; /* target: what it was converted into */
     int64_t iteration; /* MB_CHECKPOINT_RELEASE: of none; Hugging Face's have none either */
     uint64_t tensor_parallel_size, pipeline_parallel_size; /* of Megatron-LM's files */
-    struct mb_hf_shape shape;                              /* of Megatron-LM's: its sizes alone */
-    uint64_t n_parameters; /* values of all tensors, rows that pad the vocabulary included */
+    struct mb_hf_shape shape; /* of or for Megatron-LM: its sizes alone */
+    uint64_t n_parameters;    /* values of all tensors, rows that pad the vocabulary included */
     size_t n_tensors, n_files;
     uint64_t total_bytes; /* of the tensors as they lie in the files */
 };
@@ -34,10 +35,14 @@ int mb_model_inspect(const char *dir, int64_t iteration, struct mb_model_facts *
 struct mb_convert_options {
     const char *source, *target; /* directories; target must not exist, or be empty */
     int64_t iteration;           /* of a checkpoint of ours; -1: the newest */
-    enum mb_st_dtype dtype;      /* of a Hugging Face directory: F32, BF16 or F16; ours has F32 */
+    int to;                      /* enum mb_model_kind; -1: what follows from the source */
+    enum mb_st_dtype dtype;      /* F32, BF16 or F16, but of a checkpoint of ours, which has F32 */
     uint64_t max_file_bytes;     /* of a Hugging Face directory's files; 0: 5 GB */
     uint64_t vocab;              /* of a checkpoint of ours that does not say it; 0: what it says */
-    uint64_t divisible_by;       /* pads the vocabulary of a checkpoint of ours; 0: 128 */
+    uint64_t divisible_by;       /* pads the vocabulary of what is made; 0: 128 */
+    /* For Megatron-LM; 0: 1. is_local: names of --transformer-impl local. */
+    uint64_t tensor_parallel_size, pipeline_parallel_size;
+    int is_local;
 };
 
 /* source: what was read. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/str.h"
 
 enum { PER_LAYER_MAX = 12, OUTSIDE_MAX = 5 };
 
@@ -308,4 +309,19 @@ struct mb_megatron_part mb_megatron_part(const struct mb_megatron_tensor *t, uin
         p.n = n / tp;
     }
     return p;
+}
+
+void mb_megatron_local_name(const char *in_layer, char out[MB_MEGATRON_NAME_MAX])
+{
+    static const struct {
+        const char *fused, *local;
+    } norms[] = {{"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
+                 {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."}};
+    out[0] = '\0';
+    for (size_t i = 0; i < sizeof norms / sizeof norms[0]; i++) {
+        if (mb_starts_with(in_layer, norms[i].fused)) {
+            snprintf(out, MB_MEGATRON_NAME_MAX, "%s%s", norms[i].local,
+                     in_layer + strlen(norms[i].fused));
+        }
+    }
 }

@@ -50,6 +50,10 @@ int mb_megatron_layout_create(const char *name, const json_t *args, struct mb_me
                               struct mb_err *err);
 void mb_megatron_layout_close(struct mb_megatron_layout *l);
 
+/* in_layer's name with --transformer-impl local, which has its norms apart from what follows them;
+ * "": the same. */
+void mb_megatron_local_name(const char *in_layer, char out[MB_MEGATRON_NAME_MAX]);
+
 /* Rank t's part of a tensor: element e of it is element t * run + e / run * stride + e % run of the
  * whole. n: its elements. Whole ones: the same for any t, run == stride == n. */
 struct mb_megatron_part {

@@ -335,21 +335,6 @@ static const struct mb_torch_tensor *look_up(const struct file *f, const char *n
     return NULL;
 }
 
-/* The names of --transformer-impl local, which has its norms apart from what follows them. */
-static void local_name(const char *in_layer, char *out, size_t n)
-{
-    static const struct {
-        const char *fused, *local;
-    } norms[] = {{"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
-                 {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."}};
-    out[0] = '\0';
-    for (size_t i = 0; i < sizeof norms / sizeof norms[0]; i++) {
-        if (mb_starts_with(in_layer, norms[i].fused)) {
-            snprintf(out, n, "%s%s", norms[i].local, in_layer + strlen(norms[i].fused));
-        }
-    }
-}
-
 /* A tensor's stage, and its name in that stage's files; other: the same by another name, or "". */
 static size_t place_of(const struct mb_shards *s, const struct mb_megatron_tensor *t,
                        char name[2 * MB_MEGATRON_NAME_MAX], char other[2 * MB_MEGATRON_NAME_MAX])
@@ -366,7 +351,7 @@ static size_t place_of(const struct mb_shards *s, const struct mb_megatron_tenso
         at++;
     }
     char local[MB_MEGATRON_NAME_MAX];
-    local_name(t->in_layer, local, sizeof local);
+    mb_megatron_local_name(t->in_layer, local);
     const size_t k = prefix_of(s, at / s->layout.pp, name);
     const uint64_t layer = t->layer - s->first_layer[at];
     memcpy(other, name, k + 1);

@@ -149,7 +149,8 @@ static int write_torch(void *source, const char *path, struct mb_err *err)
         tensors[i] = *mb_st_tensor(r, i);
     }
     if (rc == 0) {
-        rc = mb_torch_create(path, tensors, n, args, iteration, &w, err);
+        const struct mb_torch_megatron m = {.args = args, .iteration = iteration};
+        rc = mb_torch_create(path, tensors, n, args != NULL ? &m : NULL, &w, err);
     }
     if (rc == 0) {
         rc = copy_back(r, w, piece, err);

@@ -195,21 +195,31 @@ static int put_tensors(struct mb_buf *b, const struct mb_st_tensor *tensors, siz
     return bad | op(b, 'u');
 }
 
-static int make_pickle(const struct mb_st_tensor *tensors, size_t n, const json_t *args,
-                       int64_t iteration, struct mb_buf *b)
+static int put_nones(struct mb_buf *b, const struct mb_torch_megatron *m)
+{
+    int bad = op(b, '(');
+    for (size_t i = 0; i < m->n_nones; i++) {
+        bad |= put_text(b, m->nones[i]) | op(b, 'N');
+    }
+    return bad | op(b, 'u');
+}
+
+static int make_pickle(const struct mb_st_tensor *tensors, size_t n,
+                       const struct mb_torch_megatron *m, struct mb_buf *b)
 {
     int bad = op(b, 0x80) | op(b, 2) | op(b, '}');
-    if (args == NULL) {
+    if (m == NULL) {
         bad |= op(b, '(');
         for (size_t i = 0; i < n; i++) {
             bad |= put_tensor(b, tensors[i].name, &tensors[i], i);
         }
         return bad | op(b, 'u') | op(b, '.');
     }
-    bad |= op(b, '(') | put_text(b, "args") | put_args(b, args);
+    bad |= op(b, '(') | put_text(b, "args") | put_args(b, m->args);
     bad |= put_text(b, "checkpoint_version") | put_real(b, 3.0);
-    bad |= put_text(b, "iteration") | put_int(b, iteration);
-    bad |= put_text(b, "model") | put_ordered_dict(b) | put_tensors(b, tensors, n, 1) | op(b, 'u');
+    bad |= put_text(b, "iteration") | put_int(b, m->iteration);
+    bad |= put_text(b, "model") | put_ordered_dict(b) | put_tensors(b, tensors, n, 1);
+    bad |= put_nones(b, m) | op(b, 'u');
     return bad | put_tensors(b, tensors, n, 0) | op(b, '.');
 }
 
@@ -337,7 +347,7 @@ static int next_tensor(struct mb_torch_writer *w, struct mb_err *err)
 }
 
 int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t n,
-                    const json_t *args, int64_t iteration, struct mb_torch_writer **out,
+                    const struct mb_torch_megatron *m, struct mb_torch_writer **out,
                     struct mb_err *err)
 {
     struct mb_buf pickle = {0};
@@ -353,7 +363,7 @@ int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t
     w->entries = mb_calloc(n + ENTRIES_BEHIND_MAX, sizeof *w->entries);
     int rc = w->path != NULL && w->buf != NULL && w->entries != NULL ? 0 : no_memory(err);
     if (rc == 0) {
-        rc = make_pickle(tensors, n, args, iteration, &pickle) == 0 ? 0 : no_memory(err);
+        rc = make_pickle(tensors, n, m, &pickle) == 0 ? 0 : no_memory(err);
     }
     if (rc == 0 && (w->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0) {
         rc = mb_err_sys(err, errno, "%s", path);

@@ -10,15 +10,22 @@
 
 struct mb_torch_writer;
 
+/* What a file of Megatron-LM's has beside tensors. Everything is borrowed for the call. */
+struct mb_torch_megatron {
+    const json_t *args; /* an object; values that are objects are left out */
+    int64_t iteration;
+    const char *const *nones; /* keys of "model" whose value is None, without "model." */
+    size_t n_nones;
+};
+
 /*
  * Creates path, which must not exist. tensors are borrowed until the end.
- * args NULL: the file is one dictionary of all tensors. Else it is what Megatron-LM's
- * load_checkpoint wants: "args", a Namespace of this object's values, but those that are objects,
- * "checkpoint_version", "iteration", "model" with the tensors of names that begin with "model.",
- * and the other tensors beside it.
+ * m NULL: the file is one dictionary of all tensors. Else it is what Megatron-LM's load_checkpoint
+ * wants: "args", a Namespace, "checkpoint_version", "iteration", "model" with the tensors of names
+ * that begin with "model.", and the other tensors beside it.
  */
 int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t n,
-                    const json_t *args, int64_t iteration, struct mb_torch_writer **out,
+                    const struct mb_torch_megatron *m, struct mb_torch_writer **out,
                     struct mb_err *err);
 /* The next bytes of the tensors, in their order; n does not go beyond the last one. */
 int mb_torch_write(struct mb_torch_writer *w, const void *p, size_t n, struct mb_err *err);

@@ -1,12 +1,21 @@
-"""GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all that are here, beside PyTorch, in turns; or, on one GPU, 8 layers
-of Llama-3-8B's shape, 4 samples of 4096 tokens a step, or the whole of it, 4 of 2048 (llama8b; arguments behind it are ours alone:
-how many samples at a time and which layers are computed again, so that fp32 weights fit).
+"""Training on the GPUs that are here, beside PyTorch, in turns; and layers that GPUs share, beside PyTorch.
 
     MOBULA_WORKER=.../mobula-worker PYTHONPATH=tests/integration/worker \
-        python3 bench/gpu_parallel.py OUT.json [ROUNDS [gpt2|llama|llama8b [ARGUMENT...]]]
+        python3 bench/gpu_parallel.py OUT.json [ROUNDS [WORK[,WORK...] [ARGUMENT...]]]
 
-The worker runs as an agent would start it (gang.py), on mock data, with --overlap-grad-reduce; the peer is gpu_torch.py. A figure is the
-median of the steps after the first two."""
+| WORK | what |
+| gpt2 | GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all, beside DistributedDataParallel |
+| llama | 8 layers of Llama-3-8B's shape, 4 samples of 4096 tokens a step, one GPU |
+| llama8b | the whole of it, 4 samples of 2048, one GPU; ARGUMENTs are ours alone: how many samples at a time and which layers are computed
+again, so that fp32 weights fit |
+| llama8b-all | the whole of it on all GPUs, 4 x 4 samples of 2048 a GPU and step, fp32 weights behind bf16, distributed optimizer, beside FSDP2
+(gpu_torch_fsdp.py). Below 100 GiB a GPU, pairs of GPUs share a model, since a rank keeps all of its model's weights and gradients in fp32,
+and FSDP2 reduces gradients after every micro batch |
+| layers | bench_layers (BENCH_LAYERS, BENCH_BACKEND), 4 x 4096 tokens forward and backward, on one GPU and shared by all, beside gpu_torch_tp.py |
+
+The worker runs as an agent would start it (gang.py), on mock data, with --overlap-grad-reduce; the peer is gpu_torch.py where no other is
+named. A figure is the median of the steps after the first two. Every round takes each row of each WORK once, and OUT.json is written after
+each; a row that fails says so in it, and after BENCH_SECONDS no row begins."""
 import json
 import os
 import pathlib
@@ -21,77 +30,144 @@ import time
 import gang
 
 HERE = pathlib.Path(__file__).parent
-MODEL = sys.argv[3] if len(sys.argv) > 3 else "gpt2"
-if MODEL == "gpt2":
-    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 9, 2, 1024, 64, 512, 50256
-    SHAPE = f"--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings {SEQ}"
-elif MODEL == "llama":
-    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 14, 2, 4096, 4, 4, 128255
-    SHAPE = "--model-preset llama3.1-8b --num-layers 8"
-else:
-    STEPS, WARM, SEQ, MICRO, BATCH, VOCAB = 10, 2, 2048, 4, 4, 128255
-    SHAPE = "--model-preset llama3.1-8b"
-ARGS = (f"{SHAPE} --seq-length {SEQ} --micro-batch-size {MICRO} --global-batch-size {BATCH} --lr 3e-4 --lr-decay-style constant --adam-beta2 0.95 "
-        f"--weight-decay 0.1 --hidden-dropout 0 --attention-dropout 0 --bf16 --mock-data --tokenizer-type NullTokenizer "
-        f"--vocab-size {VOCAB} --train-iters {STEPS} --log-interval 1 --eval-iters 0 --eval-interval 1000 --log-throughput "
-        f"--overlap-grad-reduce {' '.join(sys.argv[4:])}").split()
+WARM, ROW_S = 2, 240
+BEGAN, SECONDS = time.monotonic(), float(os.environ.get("BENCH_SECONDS", "inf"))
+BF16_MEMORY_GIB = 100  # with less, a rank of ours does not hold 8 B parameters
+LLAMA = "--model-preset llama3.1-8b"
+# name: steps, sequence, samples at a time and a step, vocabulary, shape
+WORKS = {"gpt2": (9, 1024, 64, 512, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
+         "llama": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
+         "llama8b": (10, 2048, 4, 4, 128255, LLAMA),
+         "llama8b-all": (6, 2048, 4, 16, 128255, LLAMA)}  # samples of a step: a GPU
 
 
-def summary(ms):
-    middle = statistics.median(ms[WARM:])
-    return {"ms": ms, "median_ms": round(middle, 1), "tokens_per_s": round(BATCH * SEQ * 1000 / middle)}
+def left_s():
+    return min(ROW_S, SECONDS - (time.monotonic() - BEGAN))
 
 
-def ours(world, more):
-    with tempfile.TemporaryDirectory() as folder:
-        run = gang.Gang(os.environ["MOBULA_WORKER"], world, [*ARGS, *more], folder,
-                        env_of_rank=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)})
-        try:
-            codes = run.start().finish()
-        finally:
-            run.kill()
-        log = run.ranks[-1].log()
-        if any(codes):
-            raise SystemExit("\n".join(r.log() for r in run.ranks))
-        ms = [float(x) for x in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)]
-        return {**summary(ms), "plan": re.findall(r".*GiB.*", run.ranks[0].log())[:3], "loss": float(re.findall(r"lm loss: ([0-9.E+-]+)", log)[-1]),
-                "backend": re.findall(r"> (?:backend: CUDA|NCCL).*", run.ranks[0].log())}
+class Work:
+    def __init__(self, name):
+        self.name = name
+        self.steps, self.seq, self.micro, self.batch, self.vocab, self.shape = WORKS[name]
+
+    def summary(self, ms):
+        middle = statistics.median(ms[WARM:])
+        return {"ms": ms, "median_ms": round(middle, 1), "tokens_per_s": round(self.batch * self.seq * 1000 / middle)}
+
+    def ours(self, world, *more):
+        args = (f"{self.shape} --seq-length {self.seq} --micro-batch-size {self.micro} --global-batch-size {self.batch} --lr 3e-4 "
+                f"--lr-decay-style constant --adam-beta2 0.95 --weight-decay 0.1 --hidden-dropout 0 --attention-dropout 0 --bf16 --mock-data "
+                f"--tokenizer-type NullTokenizer --vocab-size {self.vocab} --train-iters {self.steps} --log-interval 1 --eval-iters 0 "
+                f"--eval-interval 1000 --log-throughput --overlap-grad-reduce").split()
+        with tempfile.TemporaryDirectory() as folder:
+            run = gang.Gang(os.environ["MOBULA_WORKER"], world, [*args, *more], folder,
+                            env_of_rank=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)})
+            try:
+                codes = run.start().finish()
+            finally:
+                run.kill()
+            log = run.ranks[-1].log()
+            if any(codes):
+                raise RuntimeError("\n".join(r.log()[-2000:] for r in run.ranks))
+            ms = [float(x) for x in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)]
+            return {**self.summary(ms), "arguments": list(more), "plan": re.findall(r".*GiB.*", run.ranks[0].log()),
+                    "loss": float(re.findall(r"lm loss: ([0-9.E+-]+)", log)[-1]),
+                    "backend": re.findall(r"> (?:backend: CUDA|NCCL).*", run.ranks[0].log())}
+
+    def torch(self, world, *more):
+        said = torch_ranks(world, "gpu_torch.py", self.steps, self.micro, self.batch, self.name, *more)
+        return {**said, **self.summary(said["ms"])}
+
+    def fsdp(self, world, mode):
+        said = torch_ranks(world, "gpu_torch_fsdp.py", self.steps, self.micro, self.batch, mode)
+        return {**said, **self.summary(said["ms"])}
 
 
-def torch(world, more=()):
+def torch_ranks(world, program, *args):
+    """What rank 0 of the peer says."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, str(HERE / "gpu_torch.py"), str(STEPS), str(MICRO), str(BATCH), MODEL, *more]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={
-        **os.environ, "RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "CUDA_VISIBLE_DEVICES": str(r)}) for r in range(world)]
-    out = [p.communicate()[0] for p in ranks]
-    if any(p.returncode for p in ranks):
-        return {"failed": [p.returncode for p in ranks]}
-    said = json.loads(out[0].splitlines()[-1])
-    return {**said, **summary(said["ms"])}
+    until = time.monotonic() + left_s()
+    with tempfile.TemporaryFile("w+") as errors:
+        ranks = [subprocess.Popen([sys.executable, str(HERE / program), *map(str, args)], stdout=subprocess.PIPE, stderr=errors, text=True, env={
+            **os.environ, "RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "CUDA_VISIBLE_DEVICES": str(r)}) for r in range(world)]
+        try:
+            out = [p.communicate(timeout=max(1, until - time.monotonic()))[0] for p in ranks]
+        finally:
+            for p in ranks:
+                p.kill()
+                p.wait()
+        if any(p.returncode for p in ranks):
+            errors.seek(0)
+            raise RuntimeError(f"exit statuses {[p.returncode for p in ranks]}: {errors.read()[-3000:]}")
+    return json.loads(out[0].splitlines()[-1])
+
+
+def layers(ranks, *more):
+    command = [os.environ["BENCH_LAYERS"], os.environ["BENCH_BACKEND"], "--ranks", str(ranks), *more]
+    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=max(1, left_s()))
+    if p.returncode:
+        raise RuntimeError(p.stderr[-3000:])
+    return json.loads(p.stdout)
+
+
+def gpu_gib():
+    said = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True, check=True)
+    return min(float(x) for x in said.stdout.split()) / 1024
+
+
+def rows_of(name, gpus, more):
+    """[(what, function)] of a work."""
+    if name == "layers":
+        rows = [("mobula, 8 layers, 1 GPU", lambda: layers(1)), ("torch, 8 layers, 1 GPU", lambda: torch_ranks(1, "gpu_torch_tp.py", 20))]
+        if gpus > 1:
+            rows[1:1] = [(f"mobula, 8 layers, {gpus} GPU", lambda: layers(gpus)),
+                         (f"mobula, 8 layers, {gpus} GPU, sequence parallel", lambda: layers(gpus, "--sequence-parallel", "1"))]
+            rows.append((f"torch, 8 layers, {gpus} GPU", lambda: torch_ranks(gpus, "gpu_torch_tp.py", 20)))
+        return rows
+    work = Work(name)
+    worlds = sorted({1, gpus}) if name == "gpt2" else [1]
+    if name == "llama8b-all":
+        work.batch *= gpus
+        fits = gpu_gib() >= BF16_MEMORY_GIB
+        way = [] if fits else ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+        return [(f"mobula, Llama-3-8B, {gpus} GPU", lambda: work.ours(gpus, "--use-distributed-optimizer", *way, *more)),
+                (f"torch FSDP2, Llama-3-8B, {gpus} GPU", lambda: work.fsdp(gpus, "last" if fits else "each"))]
+    rows = [(f"mobula, {w} GPU", lambda w=w: work.ours(w, *more)) for w in worlds]
+    if worlds[-1] > 1:
+        rows.append((f"mobula, {gpus} GPU, distributed optimizer", lambda: work.ours(gpus, "--use-distributed-optimizer", *more)))
+    if name != "llama8b":  # with fp32 weights it does not fit
+        rows += [(f"torch, {w} GPU", lambda w=w: work.torch(w)) for w in worlds]
+    if name != "gpt2":
+        rows.append(("torch, 1 GPU, all in bf16", lambda: work.torch(1, "bf16")))
+    return rows
 
 
 def main():
     out, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    names, more = sys.argv[3].split(",") if len(sys.argv) > 3 else ["gpt2"], sys.argv[4:]
     gpus = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
-    results = []
-    worlds = sorted({1, gpus}) if MODEL == "gpt2" else [1]
-    rows = [(f"mobula, {w} GPU", lambda w=w: ours(w, [])) for w in worlds]
-    if worlds[-1] > 1:
-        rows.append((f"mobula, {gpus} GPU, distributed optimizer", lambda: ours(gpus, ["--use-distributed-optimizer"])))
-    if MODEL != "llama8b":  # with fp32 weights it does not fit
-        rows += [(f"torch, {w} GPU", lambda w=w: torch(w)) for w in worlds]
-    if MODEL != "gpt2":
-        rows.append(("torch, 1 GPU, all in bf16", lambda: torch(1, ["bf16"])))
+    rows = [(name, *row) for name in names for row in rows_of(name, gpus, more)]
+    results, failed = [], 0
     for turn in range(rounds):
-        for name, run in rows:
+        for name, what, run in rows:
+            if left_s() <= 0:
+                print(what, "not begun, the time is over", flush=True)
+                continue
             began = time.monotonic()
-            row = {"what": name, "round": turn, **run(), "took_s": round(time.monotonic() - began, 1)}
+            row = {"work": name, "what": what, "round": turn}
+            try:
+                row.update(run())
+            except (RuntimeError, AssertionError, subprocess.TimeoutExpired) as error:
+                row["failed"] = str(error)
+                failed = 1
+            row["took_s"] = round(time.monotonic() - began, 1)
             results.append(row)
-            print(name, row.get("median_ms"), "ms", row.get("tokens_per_s"), "tokens/s, took", row["took_s"], "s", flush=True)
+            print(what, row.get("median_ms", row.get("failed")), "ms", row.get("tokens_per_s", ""), "tokens/s, took", row["took_s"], "s", flush=True)
             pathlib.Path(out).write_text(json.dumps(results, indent=1) + "\n")
+    return failed
 
 
-main()
+sys.exit(main())

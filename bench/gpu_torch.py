@@ -9,61 +9,17 @@ import time
 
 import torch
 from torch import distributed, nn
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_gpt import Gpt
+from torch_llama import LLAMA_8B, Llama
 
 MODEL = sys.argv[4] if len(sys.argv) > 4 else "gpt2"
 ALL_BF16 = sys.argv[5:] == ["bf16"]
 if MODEL == "gpt2":
     LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
 else:
-    HIDDEN, HEADS, VOCAB, GROUPS, FFN = 4096, 32, 128256, 8, 14336
+    VOCAB = LLAMA_8B.vocab
     LAYERS, SEQ = (8, 4096) if MODEL == "llama" else (32, 2048)
-
-
-class LlamaBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.d = HIDDEN // HEADS
-        self.norm1, self.norm2 = nn.RMSNorm(HIDDEN, eps=1e-5), nn.RMSNorm(HIDDEN, eps=1e-5)
-        self.qkv, self.proj = nn.Linear(HIDDEN, (HEADS + 2 * GROUPS) * self.d, bias=False), nn.Linear(HIDDEN, HIDDEN, bias=False)
-        self.fc1, self.fc2 = nn.Linear(HIDDEN, 2 * FFN, bias=False), nn.Linear(FFN, HIDDEN, bias=False)
-
-    def turn(self, x, cos, sin):
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-    def forward(self, x, cos, sin):
-        b, s, h = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split((HEADS * self.d, GROUPS * self.d, GROUPS * self.d), dim=-1)
-        q, k, v = (t.view(b, s, -1, self.d).transpose(1, 2) for t in (q, k, v))
-        q, k = self.turn(q, cos, sin), self.turn(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(b, s, h))
-        gate, up = self.fc1(self.norm2(x)).chunk(2, dim=-1)
-        return x + self.fc2(F.silu(gate) * up)
-
-
-class Llama(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wte, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
-        self.blocks = nn.ModuleList(LlamaBlock() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(HIDDEN, eps=1e-5)
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-        d = HIDDEN // HEADS
-        angle = torch.outer(torch.arange(SEQ).float(), 500000.0 ** (-torch.arange(0, d, 2).float() / d))
-        self.register_buffer("cos", angle.cos().bfloat16())
-        self.register_buffer("sin", angle.sin().bfloat16())
-
-    def forward(self, tokens, labels):
-        x = self.wte(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).view(-1, VOCAB), labels.reshape(-1))
 
 
 def main():
@@ -73,7 +29,7 @@ def main():
     torch.cuda.set_device(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cpu" if MODEL == "gpt2" else "cuda"):  # 8 B weights take minutes to be drawn on a CPU
-        model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama()).cuda()
+        model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama(LLAMA_8B, LAYERS, SEQ)).cuda()
     if ALL_BF16:
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -1,10 +1,13 @@
-"""Data parallel on two GPUs: the CPU's losses however gradients are summed, its checkpoints both ways, a rank that
-dies, gangs under agents. MOBULA_WORKER and MOBULA_BIN are the programs, gang.py and cluster.py have to be on the path; runs on a
-machine with two NVIDIA GPUs and NCCL, and needs Python's standard library only."""
+"""Data parallel and tensor parallel on two GPUs, and on four where there are so many: the CPU's losses however gradients are summed, its
+checkpoints both ways, a rank that dies, gangs under agents. MOBULA_WORKER and MOBULA_BIN are the programs, gang.py and cluster.py have to be
+on the path; runs on a machine with two NVIDIA GPUs and NCCL, and needs Python's standard library only. MOBULA_PARALLEL_RESULTS: a file that
+gets what was measured."""
 
+import contextlib
 import glob
 import json
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -23,6 +26,21 @@ N = ["--train-iters", "12"]
 CPU, BF16 = ["--distributed-backend", "gloo"], ["--bf16"]
 SHARDED = ["--use-distributed-optimizer"]
 MEANWHILE = ["--overlap-grad-reduce", "--ddp-bucket-size", "100000"]
+FOUR = ["--hidden-size", "256", "--num-attention-heads", "4"]  # heads for four
+TP2, TP4, ROWS = (["--tensor-model-parallel-size", "2"], ["--tensor-model-parallel-size", "4"], ["--sequence-parallel"])
+RESULTS = []
+
+
+def n_gpus():
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def record(what, **figures):
+    """Printed, and kept at once: a run may be cut short."""
+    RESULTS.append({"what": what, **figures})
+    print("  " + json.dumps(RESULTS[-1]), flush=True)
+    if os.environ.get("MOBULA_PARALLEL_RESULTS"):
+        pathlib.Path(os.environ["MOBULA_PARALLEL_RESULTS"]).write_text(json.dumps(RESULTS, indent=1) + "\n")
 
 
 def losses(log):
@@ -33,7 +51,9 @@ def figures(log):
     return re.findall(r"lm loss: \S+|grad norm: \S+|params norm: \S+", log)
 
 
-class Parallel(unittest.TestCase):
+class Gpus(unittest.TestCase):
+    """Ranks with a GPU each."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="mobula-gpu-")
         self.addCleanup(folder.cleanup)
@@ -58,9 +78,11 @@ class Parallel(unittest.TestCase):
     def assert_close(self, what, got, want, bound):
         self.assertEqual(sorted(got), sorted(want))
         worst = max(abs(got[i] - want[i]) / want[i] for i in want)
-        print(f"  {what}: losses of {len(want)} iterations at most {worst:.2e} apart (bound {bound:.0e})", flush=True)
+        record(what, iterations=len(want), apart=float(f"{worst:.2e}"), bound=bound)
         self.assertLessEqual(worst, bound)
 
+
+class Parallel(Gpus):
     def test_losses(self):
         want = losses(self.train(1, *N, *CPU))
         self.assertEqual(len(want), 12)
@@ -139,54 +161,103 @@ class Parallel(unittest.TestCase):
         self.assertTrue(any("NCCL: " in line for line in lines), lines)
 
 
+@unittest.skipIf(n_gpus() < 4, f"{n_gpus()} GPUs here, four are needed")
+class OnFour(Gpus):
+    def test_losses(self):
+        """One, two and four GPUs agree, whatever they share."""
+        want = losses(self.train(1, *N, *FOUR, *CPU))
+        self.assertEqual(len(want), 12)
+        ways = {"data parallel": [], "sharded, meanwhile": SHARDED + MEANWHILE, "a model on four": TP4, "a model on four, sequence parallel": TP4 + ROWS,
+                "two models on two each": TP2 + MEANWHILE, "two models on two each, sequence parallel, sharded": TP2 + ROWS + SHARDED + MEANWHILE}
+        for world, name, args in [(1, "alone", []), (2, "data parallel", SHARDED), *((4, name, args) for name, args in ways.items())]:
+            with self.subTest(name, world=world):
+                self.assert_close(f"{world} GPUs and the CPU, {name}", losses(self.train(world, *N, *FOUR, *args)), want, 1e-4)
+        for name, args in (("sharded, meanwhile", SHARDED + MEANWHILE), ("two models on two each, sequence parallel", TP2 + ROWS + SHARDED)):
+            with self.subTest(name, dtype="bf16"):
+                self.assert_close(f"bf16, 4 GPUs and the CPU, {name}", losses(self.train(4, *N, *FOUR, *BF16, *args)), want, 2e-2)
+
+    def test_checkpoints_go_everywhere(self):
+        """Three iterations each on four GPUs that share models by two, the CPU, four GPUs by themselves, and one are twelve on the CPU; and so
+        with a model on four."""
+        want = losses(self.train(1, *N, *FOUR, *CPU))
+        alone, by_two = (4, SHARDED + MEANWHILE + ["--async-save"]), (4, TP2 + SHARDED + MEANWHILE)
+        for name, order in (("by two first", (by_two, (1, CPU), alone, (1, []))), ("all share one", (alone, (4, TP4 + ROWS), (1, []), by_two))):
+            with self.subTest(name):
+                where, got = os.path.join(self.dir, name.replace(" ", "-")), {}
+                for last, (world, args) in enumerate(order, 1):
+                    log = self.train(world, *N, *FOUR, "--save", where, "--load", where, "--save-interval", "3", "--exit-interval", str(3 * last), *args)
+                    self.assertIn(f"successfully saved checkpoint from iteration {3 * last:7d}", log)
+                    got.update(losses(log))
+                self.assert_close(f"checkpoints, {name}", got, want, 1e-4)
+
+    def test_runs_give_the_same_bits(self):
+        args = [*N, *FOUR, *BF16, *SHARDED, *MEANWHILE, "--deterministic-mode", "--log-params-norm"]
+        first, second = (figures(self.train(4, *args)) for _ in range(2))
+        self.assertEqual(len(first), 36)
+        self.assertEqual(first, second)
+
+
 class Agents(unittest.TestCase):
-    """A gang of two under one agent with two GPUs, and under two agents that have one each."""
+    """A gang under one agent with two GPUs, under two agents that have one each, and, of four, under two that have two each. One rank is killed."""
 
     def test_a_killed_rank_is_restarted_with_the_same_losses(self):
         with Cluster(nodes=1, start_args=("--num-gpus", "2")) as cluster:
-            self.kill_one(cluster, 1)
+            self.kill_one(cluster, 1, 2)
 
     def test_two_agents_share_a_host(self):
-        with Cluster(nodes=1, env={"CUDA_VISIBLE_DEVICES": "0"}) as cluster:
-            cluster.env["CUDA_VISIBLE_DEVICES"] = "1"
+        with self.two_agents("0", "1") as cluster:
+            self.kill_one(cluster, 2, 1)
+
+    @unittest.skipIf(n_gpus() < 4, f"{n_gpus()} GPUs here, four are needed")
+    def test_two_agents_with_two_gpus_each(self):
+        with self.two_agents("0,1", "2,3") as cluster:
+            self.kill_one(cluster, 2, 2)
+            self.kill_one(cluster, 2, 2, "by-two-", *TP2)
+
+    @contextlib.contextmanager
+    def two_agents(self, *gpus):
+        """Each with those of the host's GPUs."""
+        with Cluster(nodes=1, env={"CUDA_VISIBLE_DEVICES": gpus[0]}) as cluster:
+            cluster.env["CUDA_VISIBLE_DEVICES"] = gpus[1]
             cluster.start_node(1)
-            wait_until(lambda: cluster.total("mobula_gpu") == 2, lambda: str(cluster.status()["nodes"]))
+            wanted = ",".join(gpus).split(",")
+            wait_until(lambda: cluster.total("mobula_gpu") == len(wanted), lambda: str(cluster.status()["nodes"]))
 
             def shown():
                 return sorted(g["device"] for n in cluster.status()["nodes"] for g in n["gpus"])
 
-            wait_until(lambda: shown() == ["0", "1"], lambda: str(shown()))
-            print("  " + "\n  ".join(json.dumps(g) for n in cluster.status()["nodes"] for g in n["gpus"]), flush=True)
+            wait_until(lambda: shown() == wanted, lambda: str(shown()))
+            record("two agents", gpus={n["node_name"]: n["gpus"] for n in cluster.status()["nodes"]})
             print(cluster.mobula("status", "--address", cluster.address).stdout, flush=True)
-            self.kill_one(cluster, 2)
+            yield cluster
 
-    def kill_one(self, cluster, nodes):
-        command = ["mobula", "train", "--num-nodes", str(nodes), "--gpus-per-node", str(2 // nodes), "--max-restarts", "2",
+    def kill_one(self, cluster, nodes, per_node, prefix="", *more):
+        """Submitted twice, the second time the last rank is killed when there is a checkpoint: the same losses."""
+        world, logs, took = nodes * per_node, {}, {}
+        command = ["mobula", "train", "--num-nodes", str(nodes), "--gpus-per-node", str(per_node), "--max-restarts", "2",
                    "--restart-delay", "50ms", *MODEL, *SHARDED, *MEANWHILE, "--deterministic-mode", "--train-iters", str(LONG),
-                   "--save-interval", "100"]
-        logs = {}
-        for name in ("plain", "killed"):
-            where = f"{cluster.dir}/{name}"
-            cluster.submit([*command, "--checkpoint-url", f"file://{where}"], submission_id=name)
-            if name == "killed":
+                   "--save-interval", "100", *more]
+        for name in (prefix + "plain", prefix + "killed"):
+            where, began = f"{cluster.dir}/{name}", time.monotonic()
+            submitted = cluster.mobula("job", "submit", "--address", cluster.address, "--submission-id", name, "--no-wait", "--", *command,
+                                       "--checkpoint-url", f"file://{where}")
+            self.assertEqual(submitted.returncode, 0, submitted.stdout)
+            if name.endswith("killed"):
                 wait_until(lambda: os.path.exists(f"{where}/latest_checkpointed_iteration.txt"),
                            lambda: cluster.logs(name), 120)
-                os.kill(cluster.rank_pids("mobula-worker")[1], signal.SIGKILL)
+                os.kill(cluster.rank_pids("mobula-worker")[world - 1], signal.SIGKILL)
             job = cluster.wait_job(name, timeout_s=180)
-            logs[name] = cluster.logs(name)
+            logs[name], took[name] = cluster.logs(name), round(time.monotonic() - began, 2)
             self.assertEqual(job["status"], "SUCCEEDED", logs[name])
-        plain, killed = (dict((i, loss) for i, _, loss in iterations_of(logs[name])) for name in logs)
+        plain, killed = (dict((i, loss) for i, _, loss in iterations_of(log)) for log in logs.values())
         self.assertEqual(sorted(plain), list(range(1, LONG + 1)))
-        self.assertIn("rank 1 was killed by signal 9", logs["killed"])
-        print(f"  {len(iterations_of(logs['killed']))} iterations with the repeated ones", flush=True)
+        self.assertIn(f"rank {world - 1} was killed by signal 9", logs[prefix + "killed"])
+        record(f"killed, {nodes} nodes with {per_node} GPUs each {' '.join(more)}".strip(), seconds=took, last_loss=[plain[LONG], killed[LONG]],
+               iterations_with_repeated_ones=len(iterations_of(logs[prefix + "killed"])), same=plain == killed)
         self.assertEqual(plain, killed)
 
 
 LONG = 1000
-
-
-def n_gpus():
-    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include <strings.h>
 #include <jansson.h>
+#include "agent/supervise/secrets.h"
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/str.h"
@@ -25,13 +26,6 @@ static const char *const agent_only[] = {"MOBULA_INIT_FD",
                                          "MOBULA_REPORT_FD",
                                          "MOBULA_SUPERVISOR",
                                          "MOBULA_SIGNALS",
-                                         NULL};
-static const char *const store_keys[] = {"BUCKET_STORAGE_ACCESS_KEY",
-                                         "BUCKET_STORAGE_SECRET_KEY",
-                                         "AWS_ACCESS_KEY_ID",
-                                         "AWS_SECRET_ACCESS_KEY",
-                                         "AWS_SESSION_TOKEN",
-                                         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
                                          NULL};
 
 static int is_one_of(const char *var, const char *const *names)
@@ -104,7 +98,7 @@ static int inherit(struct mb_job_env *env, char *const *inherited)
         char *name;
         int rc;
 
-        if (eq == NULL || is_one_of(*v, agent_only) || (!keep_keys && is_one_of(*v, store_keys)))
+        if (eq == NULL || is_one_of(*v, agent_only) || (!keep_keys && mb_is_store_key(*v)))
             continue;
         name = mb_strndup(*v, (size_t)(eq - *v));
         rc = name != NULL ? mb_job_env_set(env, name, eq + 1) : MB_ENOMEM;

@@ -46,6 +46,7 @@
 #include "agent/supervise/file.h"
 #include "agent/supervise/procs.h"
 #include "agent/supervise/protocol.h"
+#include "agent/supervise/secrets.h"
 #include "agent/supervise/state.h"
 #include "agent/supervise/sender.h"
 
@@ -94,6 +95,7 @@ struct front {
     int status;     /* of this process at the end */
     int strays_due; /* a supervisor was killed: what it left must go */
     uint64_t strays_again_ms;
+    char **supervisor_env; /* ours without the keys of an object store: jobs can read it */
     struct supervisor_slot supervisors[SUPERVISORS_MAX];
     struct dead_supervisor dead[DEAD_MAX];
     size_t next_dead;
@@ -152,6 +154,7 @@ static void spawn(struct front *f, const char *path)
     const char *argv[] = {"mobula-init", "supervise", path, NULL};
     struct mb_exec x = {.program = self, /* this very binary, also after an upgrade on disk */
                         .argv = argv,
+                        .env = (const char *const *)f->supervisor_env,
                         .pass_fd = {-1, f->life_fds[0]},
                         .fd_env = {MB_READY_FD_ENV, MB_LIFE_FD_ENV}};
     struct supervisor_slot *slot = NULL;
@@ -620,18 +623,11 @@ static int daemonize(const struct mb_front_opts *opts)
     return fds[1];
 }
 
-/* Of an object store, for the agent; what jobs get of them is said in docs/operations.md. */
-static int has_secret_in_environment(void)
-{
-    return getenv("BUCKET_STORAGE_SECRET_KEY") || getenv("AWS_SECRET_ACCESS_KEY") ||
-           getenv("AWS_SESSION_TOKEN") || getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN");
-}
-
 /* Before anything else, forks inherit it. Jobs are the same user: what is not dumpable opens
  * /proc/PID/fd and /proc/PID/environ to none of them. */
 static int keep_secret(int fd)
 {
-    if (fd < 0 && !has_secret_in_environment())
+    if (fd < 0 && !mb_has_store_keys(environ))
         return 0;
     if (prctl(PR_SET_DUMPABLE, 0) == 0 && (fd < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) == 0))
         return 0;
@@ -648,6 +644,11 @@ int mb_front_main(const struct mb_front_opts *opts)
 
     if (keep_secret(opts->secret_fd) != 0)
         return STATUS_CANNOT_START;
+    f.supervisor_env = mb_without_store_keys(environ);
+    if (f.supervisor_env == NULL) {
+        say("out of memory");
+        return STATUS_CANNOT_START;
+    }
     up_fd = opts->daemonize ? daemonize(opts) : -1;
     f.opts = opts;
     f.agent_sock = -1;
@@ -674,5 +675,6 @@ int mb_front_main(const struct mb_front_opts *opts)
     close(f.self_fd);
     close(f.life_fds[0]);
     close(f.life_fds[1]);
+    free(f.supervisor_env);
     return f.status;
 }

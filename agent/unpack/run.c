@@ -1,6 +1,6 @@
 /*
  *  1. A pipe, the program with its end as stdout and stdin from /dev/null; no signal blocked,
- *     as they are in a pool's thread.
+ *     as they are in a pool's thread; no keys of an object store in its environment.
  *  2. Read to the end: one line if something is wrong.
  *  3. Wait for the program. A status that does not fit the line, or a signal, is a failure too.
  */
@@ -14,20 +14,26 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "agent/supervise/secrets.h"
 
 extern char **environ;
 
 static int spawn(const char *program, char *const *argv, int out, pid_t *pid)
 {
+    char **env = mb_without_store_keys(environ);
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attr;
     sigset_t none;
     int e;
 
+    if (env == NULL)
+        return ENOMEM;
     sigemptyset(&none);
     e = posix_spawn_file_actions_init(&actions);
-    if (e != 0)
+    if (e != 0) {
+        free(env);
         return e;
+    }
     e = posix_spawnattr_init(&attr);
     if (e == 0) {
         e = posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -38,10 +44,11 @@ static int spawn(const char *program, char *const *argv, int out, pid_t *pid)
         if (e == 0)
             e = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
         if (e == 0)
-            e = posix_spawn(pid, program, &actions, &attr, argv, environ);
+            e = posix_spawn(pid, program, &actions, &attr, argv, env);
         posix_spawnattr_destroy(&attr);
     }
     posix_spawn_file_actions_destroy(&actions);
+    free(env);
     return e;
 }
 

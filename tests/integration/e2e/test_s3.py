@@ -7,7 +7,7 @@ import unittest
 
 import checkpoints
 import s3
-from cluster import Cluster, iterations_of, train_command
+from cluster import Cluster, command_of, iterations_of, train_command, wait_until
 
 URL = f"s3://{s3.BUCKET}/run"
 
@@ -109,6 +109,16 @@ class S3Test(unittest.TestCase):
         job_id = self.cluster.submit("env; echo done")
         self.cluster.wait_job(job_id)
         self.assertNotIn(s3.SECRET_KEY, self.cluster.logs(job_id))
+        # Supervisors dump cores, and jobs, which are the same user, may look into them: they have none either.
+        gang = self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo up; exec sleep 1000"])
+        wait_until(lambda: self.cluster.logs(gang).count("up") >= 2, "ranks run", 60)
+        who = {node[which] for node in self.cluster.nodes() for which in ("pid_init", "pid_agent")}
+        others = {command_of(pid): pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+                  for pid in self.cluster.own_pids() if pid not in who}
+        self.cluster.call("POST", f"/api/jobs/{gang}/stop")
+        self.cluster.wait_job(gang)
+        self.assertGreaterEqual(sum("supervise" in command for command in others), 3, list(others))
+        self.assertEqual([command for command, env in others.items() if s3.SECRET_KEY.encode() in env], [])
         for log in pathlib.Path(self.cluster.temp).rglob("*.log"):
             self.assertNotIn(s3.SECRET_KEY, log.read_text(errors="replace"), str(log))
 

@@ -181,6 +181,19 @@ static void by_a_program(void **state)
     assert_non_null(strstr(err.text, "good.zip"));
 }
 
+/* What archives from outside are read by knows no keys of the object store. */
+static void a_program_without_keys(void **state)
+{
+    (void)state;
+    setenv("AWS_SECRET_ACCESS_KEY", "hush", 1);
+    setenv("MOBULA_TEST_OTHER", "other", 1);
+    write_script(at("package"), "test \"$MOBULA_TEST_OTHER\" = other || exit 3\n"
+                                "test -z \"$AWS_SECRET_ACCESS_KEY\" || exit 4\n");
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), 0);
+    unsetenv("AWS_SECRET_ACCESS_KEY");
+    unsetenv("MOBULA_TEST_OTHER");
+}
+
 /* A shell in its place takes the package for its script. */
 static void a_program_that_dies(void **state)
 {
@@ -266,6 +279,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_leaves_the_directory, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bombs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(by_a_program, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_program_without_keys, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_program_that_dies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_of_a_job, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_that_fail, set_up, tear_down),

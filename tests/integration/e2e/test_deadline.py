@@ -128,7 +128,8 @@ class DeadlineTest(unittest.TestCase):
         self.verify("clock")
         progress = [m for m in said if "uploading iteration" in m]
         self.assertTrue(progress, said)
-        self.assertTrue(any(re.search(r"deadline in \d+ s", m) for m in progress), progress)
+        whole = r"uploading iteration \d+: \d+ of \d+ parts, done in \d+ s, deadline in \d+ s"
+        self.assertTrue(any(re.search(whole, m) for m in progress), progress)
         self.assertTrue(any(re.match(r" +deadline \(--deadline\) in \d+ s", line) for line in shown), shown)
         self.assertTrue(all(0 < left < seconds for left in samples["mobula_deadline_seconds"]), samples)
         self.assertGreater(max(samples["mobula_upload_lag_bytes"]), 0)

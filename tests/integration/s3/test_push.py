@@ -240,6 +240,22 @@ class Refused(Case):
         self.assertEqual(list(state.iterdir()) + self.journals(top), [])
 
 
+    def test_full_disk(self):
+        """No room for the journal, from its first record or a later one on: that ends it, nothing is visible, and with
+        room again it goes on."""
+        for limit in (1, 400):
+            top = self.checkpoint(5, {"big": os.urandom(70 * MIB), "small": b"s" * 5000}, name=str(limit))
+            url = f"{self.url}-{limit}"
+            process = self.start("push", top, url, limit_bytes=limit)
+            out = process.communicate(timeout=100)[0]
+            self.assertEqual(process.returncode, 73, out)
+            self.assertIn(".mobula-push-", out)
+            self.assertIn("no checkpoint", self.mobula("verify", url, status=66))
+            self.mobula("push", top, url)
+            self.mobula("verify", url)
+        self.assertEqual(self.open_uploads(), [])
+
+
 class Interrupted(Case):
     def big(self):
         return self.checkpoint(2, {"big": os.urandom(100 * MIB), "other": os.urandom(66 * MIB), "small": b"s" * 5000})

@@ -499,6 +499,36 @@ static void test_taken_over(void **state)
     node_close(&b[1]);
 }
 
+/* A node has sent its part and is gone for good, the first one, too: who is left commits what is
+ * whole. */
+static void test_a_survivor_commits(void **state)
+{
+    struct world *w = *state;
+    char part[60];
+
+    for (uint32_t gone = 0; gone < 2; gone++) {
+        struct node a[2] = {
+            {.at = &w->at, .gang = "aa", .attempt = gone + 1, .num_nodes = 2},
+            {.at = &w->at, .gang = "aa", .attempt = gone + 1, .rank = 1, .num_nodes = 2}};
+        struct node *left[] = {&a[1 - gone]};
+        int64_t iteration = 10 + 10 * (int64_t)gone;
+
+        node_launch(&a[0]);
+        node_launch(&a[1]);
+        save(&a[gone], iteration, "of who goes");
+        snprintf(part, sizeof(part), "iter_00000%d/.mobula/part-%u-of-2.json", (int)iteration,
+                 gone);
+        RUN_UNTIL(&w->at, is_in_store(w, part));
+        node_close(&a[gone]);
+        assert_true(w->newest < iteration);
+        save(left[0], iteration, "of who stays");
+        run_until_idle(&w->at, left, 1);
+        assert_true(left[0]->n_committed == 1 && left[0]->n_dropped == 0);
+        assert_int_equal(w->newest, iteration);
+        node_close(left[0]);
+    }
+}
+
 /* Only the newest stay, also when another run had left some, whole or not; the pointer's always. */
 static void test_keep_last(void **state)
 {
@@ -751,6 +781,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_the_same_iteration_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_taken_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_stopped_writer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_survivor_commits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keep_last, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keep_last_beside_a_claim, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_newer_manifest, setup, teardown),

@@ -3,6 +3,7 @@
     with FaultProxy(server.port) as proxy:
         proxy.delay_s = 0.05                      # before each request goes on
         proxy.rate = 4 << 20                      # bytes a second of all bodies together, both ways
+        proxy.loss = 0.01                         # so many of a body's blocks are lost on a link, and come again
         proxy.rule("PUT", "/k$", error(503, "SlowDown"), times=3)
         ... talk to 127.0.0.1:proxy.port ...
         proxy.requests                            # what came, in order, and what became of it
@@ -22,6 +23,7 @@ Whole-proxy faults: proxy.refuse = True resets each connection at once; proxy.cu
 proxy.silent = True is a black hole: connections are accepted and nothing is answered, on those never any more.
 """
 
+import random
 import re
 import socket
 import ssl
@@ -30,6 +32,7 @@ import threading
 import time
 
 BLOCK = 64 << 10
+RETRANSMIT_S = 0.2  # what Linux waits at least before it sends again what nobody acknowledged
 
 
 class Fault(Exception):
@@ -149,6 +152,9 @@ class FaultProxy:
             self.tls.load_cert_chain(*certificate)
         self.delay_s = 0
         self.rate = 0
+        self.loss = 0
+        self.n_lost = 0
+        self._random = random.Random(1)
         self.refuse = False
         self.silent = False
         self.requests = []
@@ -279,6 +285,11 @@ class FaultProxy:
         return {"kind": None}
 
     def _pay(self, n):
+        with self._lock:
+            is_lost = self._random.random() < self.loss * n / BLOCK
+            self.n_lost += is_lost
+        if is_lost:  # TCP hides it: this connection's bytes come later, those of others do not
+            self._pause(RETRANSMIT_S)
         if not self.rate:
             return
         with self._lock:

@@ -2,12 +2,17 @@
 #include "base/address.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include "base/ports.h"
+
+#define FAR_AWAY "8.8.8.8" /* any address of the world's; nothing is sent there */
 
 /* 1: out has it as IPv6, IPv4 mapped; 0: no numeric address. */
 static int parse(const char *address, struct in6_addr *out)
@@ -85,4 +90,51 @@ int mb_address_is_elsewhere(const char *address)
     struct in6_addr a;
 
     return parse(address, &a) && !mb_port_is_free(address, 0);
+}
+
+static int is_loopback(const struct sockaddr_in *a)
+{
+    return ntohl(a->sin_addr.s_addr) >> 24 == 127;
+}
+
+static int find_by_route(struct sockaddr_in *own)
+{
+    struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons(9)};
+    socklen_t n = sizeof(*own);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), found;
+
+    inet_pton(AF_INET, FAR_AWAY, &there.sin_addr);
+    found = fd >= 0 && connect(fd, (const struct sockaddr *)&there, sizeof(there)) == 0 &&
+            getsockname(fd, (struct sockaddr *)own, &n) == 0 && !is_loopback(own);
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+static int find_by_name(struct sockaddr_in *own)
+{
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    char name[256] = "";
+    int found = 0;
+
+    if (gethostname(name, sizeof(name) - 1) != 0 || getaddrinfo(name, NULL, &hints, &list) != 0)
+        return 0;
+    for (const struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
+        memcpy(own, a->ai_addr, sizeof(*own));
+        found = !is_loopback(own);
+    }
+    freeaddrinfo(list);
+    return found;
+}
+
+int mb_address_find_own(char ip[64], struct mb_err *err)
+{
+    struct sockaddr_in own = {0};
+
+    if (!find_by_route(&own) && !find_by_name(&own))
+        return mb_err_set(err, MB_EUNAVAIL,
+                          "this machine has no address but loopback; give --node-ip-address");
+    inet_ntop(AF_INET, &own.sin_addr, ip, 64);
+    return MB_OK;
 }

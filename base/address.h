@@ -18,4 +18,9 @@ int mb_address_check_heads(const char *what, const char *address, struct mb_err 
  * that passes ports on to a container, NAT. */
 int mb_address_is_elsewhere(const char *address);
 
+/* The address by which other machines reach this one: that of the route to them, as Ray takes it,
+ * without a route what the host's name leads to. MB_EUNAVAIL: neither is there but loopback. Asks
+ * the resolver then, which may take its time. */
+int mb_address_find_own(char ip[64], struct mb_err *err);
+
 #endif

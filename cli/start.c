@@ -36,8 +36,8 @@ enum {
 };
 
 struct start_args {
-    const char *address, *node_ip, *temp_dir, *node_name, *labels, *store, *store_sync,
-        *store_password_file;
+    const char *address, *node_ip, *dashboard_host, *temp_dir, *node_name, *labels, *store,
+        *store_sync, *store_password_file;
     const char *gang_order, *gang_patience;
     const char *token_file, *log_level, *resources, *notice_file, *notice_url;
     const char *ray_version, *ray_commit;
@@ -72,6 +72,8 @@ static const struct mb_option options[] = {
     OPTION("max-ended-jobs", "N", MB_OPTION_INT, max_ended_jobs,
            "head: jobs remembered, with their logs, that have ended (10000)", 1, 1000000),
     OPTION("node-ip-address", "IP", MB_OPTION_STRING, node_ip, "what other nodes dial", 0, 0),
+    OPTION("dashboard-host", "IP", MB_OPTION_STRING, dashboard_host,
+           "head without --node-ip-address: 0.0.0.0 takes this machine's own (127.0.0.1)", 0, 0),
     OPTION("port", "PORT", MB_OPTION_INT, port, "of the embedded GCS (6379; 0 picks one)", 0,
            65535),
     OPTION("dashboard-port", "PORT", MB_OPTION_INT, dashboard_port,
@@ -477,6 +479,21 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
     return 0;
 }
 
+/* Ray's flag for who may reach the dashboard, which here is the head as a whole: KubeRay starts
+ * every head with 0.0.0.0 and says nothing else of addresses. */
+static int take_dashboard_host(struct start_args *a, char own[64], struct mb_err *err)
+{
+    const char *host = a->dashboard_host;
+
+    if (host == NULL || !a->head || a->node_ip != NULL || strcmp(host, "localhost") == 0)
+        return 0;
+    a->node_ip = host;
+    if (strcmp(host, "0.0.0.0") != 0 && strcmp(host, "::") != 0)
+        return mb_address_check("start: --dashboard-host", host, err);
+    a->node_ip = own;
+    return mb_address_find_own(own, err);
+}
+
 /* The temporary directory, made and absolute: the agent runs elsewhere. */
 static char *make_temp_dir(const char *flag, struct mb_err *err)
 {
@@ -568,13 +585,15 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     struct command command = {.n = 0};
     struct mb_start_store store = {.fd = -1};
     struct mb_err err;
-    char *temp_dir = NULL, *dir = NULL;
+    char *temp_dir = NULL, *dir = NULL, own[64];
     int n_words, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
 
     if (rc == 1)
         return 0;
     if (rc == 0)
         rc = check(&args, cli->ray_mode, &err);
+    if (rc == 0)
+        rc = take_dashboard_host(&args, own, &err);
     if (rc == 0) {
         temp_dir = make_temp_dir(args.temp_dir, &err);
         dir = temp_dir != NULL ? choose_node_dir(&args, temp_dir, cli->ray_mode, &err) : NULL;

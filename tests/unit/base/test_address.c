@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <cmocka.h>
 #include "base/address.h"
 
@@ -105,6 +106,23 @@ static void what_is_of_this_machine(void **state)
     assert_true(mb_address_is_elsewhere("203.0.113.7")); /* TEST-NET-3: nobody's (RFC 5737) */
 }
 
+/* The first one that the kernel would not give to loopback, or a sentence where there is none. */
+static void what_others_reach(void **state)
+{
+    struct mb_err err = {0};
+    char ip[64] = "";
+    int rc = mb_address_find_own(ip, &err);
+
+    (void)state;
+    if (rc == MB_OK) {
+        assert_int_not_equal(strncmp(ip, "127.", 4), 0);
+        assert_false(mb_address_is_elsewhere(ip));
+    } else {
+        assert_int_equal(rc, MB_EUNAVAIL);
+        assert_non_null(strstr(err.text, "--node-ip-address"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -112,6 +130,7 @@ int main(void)
         cmocka_unit_test(what_may_be_right),
         cmocka_unit_test(heads),
         cmocka_unit_test(what_is_of_this_machine),
+        cmocka_unit_test(what_others_reach),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,6 +31,13 @@
 {{- int $w.resources.gpu -}}
 {{- end -}}
 
+{{/* Of a node: one for each GPU. */}}
+{{- define "mobula.ranks" -}}
+{{- $w := .Values.workers -}}
+{{- if and (gt (int $w.cpuRanks) 1) (int $w.resources.gpu) }}{{ fail (printf "workers.cpuRanks %d with %d GPUs a node: each GPU has one rank; it is for nodes without" (int $w.cpuRanks) (int $w.resources.gpu)) }}{{ end -}}
+{{- int $w.resources.gpu | default (int $w.cpuRanks) -}}
+{{- end -}}
+
 {{- define "mobula.checkpoint.url" -}}
 {{- $v := .Values -}}
 {{- if $v.checkpoint.url }}{{ $v.checkpoint.url }}{{ else if $v.remoteCheckpointsPath }}{{ include "mobula.url" $v.remoteCheckpointsPath }}{{ end -}}
@@ -51,8 +58,9 @@
 {{- $megatron := dict -}}
 {{- if $v.megatronArguments }}{{ $megatron = include "mobula.megatron" . | fromJson }}{{ end -}}
 {{- $cmd := list "exec" "mobula" $verb "--num-nodes" (toString (int $v.workers.replicas)) -}}
-{{- if or $gpus (eq $verb "train") }}{{ $cmd = concat $cmd (list "--gpus-per-node" (toString (max 1 $gpus))) }}
-{{- else }}{{ $cmd = concat $cmd (list "--ranks-per-node" "1") }}
+{{- $ranks := include "mobula.ranks" . -}}
+{{- if or $gpus (eq $verb "train") }}{{ $cmd = concat $cmd (list "--gpus-per-node" $ranks) }}
+{{- else }}{{ $cmd = concat $cmd (list "--ranks-per-node" $ranks) }}
 {{- end -}}
 {{- if $v.job.maxRestarts -}}
 {{- if and (eq $verb "run") $megatron.loads }}{{ fail "job.maxRestarts with a base model behind --load: another attempt would begin with it again; give it as \"--pretrained-checkpoint /local_resources/basemodel\", and --load the directory of --save" }}{{ end -}}

@@ -111,13 +111,14 @@ it is the directory of --save.
     {{- $_ := set $n $flag (atoi $least) -}}
   {{- end -}}
 {{- end -}}
-{{- $world := mul (int .v.workers.replicas) (max 1 (int .v.workers.resources.gpu)) -}}
+{{- $ranks := include "mobula.ranks" (dict "Values" .v) | int -}}
+{{- $world := mul (int .v.workers.replicas) $ranks -}}
 {{- $tp := get $n "--tensor-model-parallel-size" -}}
 {{- $pp := get $n "--pipeline-model-parallel-size" -}}
 {{- $cp := get $n "--context-parallel-size" -}}
 {{- $model := mul $tp $pp $cp -}}
 {{- if mod $world $model -}}
-{{- fail (printf "%d nodes with %d ranks each are %d ranks, which tensor %d x pipeline %d x context %d parallel = %d does not divide" (int .v.workers.replicas) (max 1 (int .v.workers.resources.gpu)) $world $tp $pp $cp $model) -}}
+{{- fail (printf "%d nodes with %d ranks each are %d ranks, which tensor %d x pipeline %d x context %d parallel = %d does not divide" (int .v.workers.replicas) $ranks $world $tp $pp $cp $model) -}}
 {{- end -}}
 {{- $data := div $world $model -}}
 {{- $micro := get $n "--micro-batch-size" -}}

@@ -23,6 +23,8 @@ REFUSALS = [
     ({"workers": {"replica": 2}}, "mini", "replica"),
     ({"workers": {"resources": {"gpu": "2"}}}, "mini", "gpu"),
     ({"workers": {"resources": {"gpu": 65}}}, "mini", "gpu"),
+    ({"workers": {"cpuRanks": 0}}, "mini", "cpuRanks"),
+    ({"workers": {"cpuRanks": 2, "resources": {"gpu": 1}}}, "mini", "workers.cpuRanks 2 with 1 GPUs a node"),
     ({"workers": {"ports": [{"containerPort": 9000}]}}, "mini", "9000 has no name"),
     ({"workers": {"gpuResourceName": "intel.com/gpu"}}, "mini",
      "workers.gpuResourceName intel.com/gpu: mobula runs on amd.com/gpu and nvidia.com/gpu"),

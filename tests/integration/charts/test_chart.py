@@ -276,6 +276,18 @@ class Render(unittest.TestCase):
         self.assertNotIn("workerGroupSpecs", job["spec"]["rayClusterSpec"])
         self.assertNotIn("nvidia.com/gpu", pods_of(job)[0]["spec"]["containers"][0]["resources"]["limits"])
 
+    def test_ranks_of_a_node_without_gpus(self):
+        for values, want in [({}, "--ranks-per-node 1"), ({"cpuRanks": 3}, "--ranks-per-node 3")]:
+            job = self.job({"workers": {"resources": {"gpu": 0}, **values}})
+            self.assertIn(want, job["spec"]["entrypoint"])
+        for pod in pods_of(job):
+            self.assertEqual(set(pod["spec"]["containers"][0]["resources"]["limits"]), {"cpu", "memory"})
+        sizes = {"megatronArguments": ["--micro-batch-size 2 --global-batch-size 8"], "workers": {"replicas": 2, "cpuRanks": 2, "resources": {"gpu": 0}}}
+        job = self.job({"entrypoint": []}, sizes)
+        self.assertIn("train --num-nodes 2 --gpus-per-node 2", job["spec"]["entrypoint"])
+        done = helm(merged(SMALL, {"entrypoint": []}, sizes, {"workers": {"cpuRanks": 3}}))
+        self.assertIn("no multiple of 12, --micro-batch-size 2 x 6 ranks", done.stderr)
+
     def test_submission_modes(self):
         job = self.job({"job": {"submissionMode": "K8sJobMode"}})
         pod = job["spec"]["submitterPodTemplate"]["spec"]

@@ -45,8 +45,8 @@ def wait_for(look, what, timeout_s=START_S):
 class ControlPlane:
     ADMISSION = "OwnerReferencesPermissionEnforcement"  # as OpenShift has it: the stricter one
 
-    def __init__(self, program):
-        self.program = program
+    def __init__(self, program, address="127.0.0.1"):
+        self.program, self.address = program, address
 
     def __enter__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="mb-kcp-"))
@@ -78,7 +78,7 @@ class ControlPlane:
         shutil.rmtree(self.dir / "etcd", ignore_errors=True)
 
     def make_keys(self):
-        subprocess.run([ROOT / "tests/make-certs", self.dir / "pki", "127.0.0.1"], check=True)
+        subprocess.run([ROOT / "tests/make-certs", self.dir / "pki", self.address], check=True)
         for words in (["genrsa", "-out", "sa.key", "2048"], ["rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub"]):
             subprocess.run(["openssl", *words], cwd=self.dir / "pki", check=True, capture_output=True)
         (self.dir / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
@@ -105,7 +105,7 @@ class ControlPlane:
         self.run("etcd", "--data-dir", str(self.dir / "etcd"), "--listen-client-urls", client, "--advertise-client-urls",
                  client, "--listen-peer-urls", between, "--initial-advertise-peer-urls", between, "--initial-cluster",
                  f"default={between}", "--unsafe-no-fsync", "--log-level", "error")
-        self.run("apiserver", f"--etcd-servers={client}", "--bind-address=127.0.0.1", f"--secure-port={self.port}",
+        self.run("apiserver", f"--etcd-servers={client}", f"--bind-address={self.address}", f"--secure-port={self.port}",
                  f"--tls-cert-file={pki}/good.pem", f"--tls-private-key-file={pki}/good.key", f"--cert-dir={self.dir}",
                  f"--token-auth-file={self.dir}/tokens.csv", "--authorization-mode=RBAC", "--anonymous-auth=false",
                  "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://mobula.test",
@@ -115,7 +115,7 @@ class ControlPlane:
         wait_for(self.is_ready, lambda: f"the API server:\n{self.log('apiserver')[-3000:]}")
         (self.dir / "kubeconfig").write_text(json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "m",
-            "clusters": [{"name": "m", "cluster": {"server": f"https://127.0.0.1:{self.port}",
+            "clusters": [{"name": "m", "cluster": {"server": f"https://{self.address}:{self.port}",
                                                    "certificate-authority": f"{pki}/ca.pem"}}],
             "users": [{"name": "a", "user": {"token": "admin"}}],
             "contexts": [{"name": "m", "context": {"cluster": "m", "user": "a"}}]}))
@@ -134,7 +134,7 @@ class ControlPlane:
     def call(self, method, path, body=None, token="admin", kind="application/json", raw=False):
         """(status, object)"""
         context = ssl.create_default_context(cafile=self.dir / "pki/ca.pem")
-        c = http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=60)
+        c = http.client.HTTPSConnection(self.address, self.port, context=context, timeout=60)
         with contextlib.closing(c):
             c.request(method, path, None if body is None else json.dumps(body),
                       {"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": "application/json"})
@@ -150,7 +150,8 @@ class ControlPlane:
     PLACES = {"Job": ("/apis/batch/v1", "jobs"), "RayJob": ("/apis/ray.io/v1", "rayjobs"), "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
               "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
               "ServiceAccount": ("/api/v1", "serviceaccounts"), "ConfigMap": ("/api/v1", "configmaps"), "Service": ("/api/v1", "services"),
-              "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"), "Pod": ("/api/v1", "pods"),
+              "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"), "Pod": ("/api/v1", "pods"), "Secret": ("/api/v1", "secrets"),
+              "RayCluster": ("/apis/ray.io/v1", "rayclusters"),
               "PodMonitor": ("/apis/monitoring.coreos.com/v1", "podmonitors")}
 
     def path(self, kind, namespace, name=None):

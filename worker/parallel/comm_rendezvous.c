@@ -19,6 +19,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
@@ -262,16 +263,20 @@ static int hello_read(const uint8_t in[HELLO_BYTES], struct hello *h)
     return 0;
 }
 
-static void tune(int fd)
+/* Control traffic is single bytes that somebody waits for. Where nothing is acknowledged any more,
+ * be it said or asked whether somebody is there, the connection stands for as long as an operation
+ * may take: a network that is cut for minutes ends no gang. That a host is gone its nodes' head
+ * finds out. */
+static void tune(int fd, uint64_t timeout_ms)
 {
-    /* Control traffic is single bytes that somebody waits for; a host that vanished without a FIN
-     * is noticed after idle + count * interval seconds. */
-    int one = 1, idle_s = 5, interval_s = 2, count = 3;
+    int one = 1, idle_s = 5, interval_s = 2;
+    unsigned int stands_ms = timeout_ms < INT_MAX ? (unsigned int)timeout_ms : INT_MAX;
+
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &stands_ms, sizeof stands_ms);
 }
 
 /* ---- connections in progress ---- */
@@ -363,7 +368,7 @@ static int send_hello(struct meeting *m, struct conn *c, struct mb_err *err)
     memcpy(h.shm_cookie, c->shm_cookie, MB_SHM_COOKIE_BYTES);
     uint8_t wire[HELLO_BYTES];
     hello_write(&h, wire);
-    tune(c->fd);
+    tune(c->fd, m->l->options.timeout_ms);
     /* The send buffer of a fresh socket is empty: it takes these bytes whole. */
     if (send(c->fd, wire, sizeof wire, MSG_NOSIGNAL) != (ssize_t)sizeof wire) {
         return dialled_failed(c, strerror(errno), err);
@@ -425,7 +430,7 @@ static void accept_all(struct meeting *m)
         }
         c->fd = fd;
         c->since_ms = mb_mono_ms();
-        tune(fd);
+        tune(fd, m->l->options.timeout_ms);
     }
 }
 

@@ -7,9 +7,10 @@
  *     (another key in Ray before 2.60, which has no address, so that we must be on the head's
  *     machine then); everything is published; from then on jobs are taken.
  *  3. Every LOOK_MS: the key of that agent says this node, else it is written again. The head's
- *     own agent writes it whenever it starts.
- *  4. Every SYNC_MS jobs that have not ended are published again, in case that agent was asked for
- *     a job meanwhile and thinks that ours have failed; when the key was another's, everything.
+ *     own agent writes it whenever it starts. Asked for a job all the same, it says of every job of
+ *     ours that it has failed: one record is read at each look, and if it says so, 4 follows.
+ *  4. Every SYNC_MS jobs that have not ended are published again; when the key was another's,
+ *     everything.
  *     Which node is the job agent stands in a key of ours: of two, the second ends with an error
  *     while the first is ALIVE.
  * Failure paths:
@@ -55,6 +56,8 @@ struct head_guest {
     int is_claiming_over;
     uint64_t sync_at_ms;
     int publish_all; /* the next sync: ended jobs too */
+    size_t n_looks;  /* which job's record is looked at next */
+    char *looked_at; /* whose it is that was asked for */
     json_t
         *foreign;  /* ids of other agents that have been said: of the last whole sync, and since */
     json_t *found; /* those of the sync that is under way */
@@ -135,6 +138,67 @@ static void write_key(struct head_guest *g)
         again_in(g, RETRY_MS);
 }
 
+/* ---- records of jobs that have not ended ---- */
+
+static const struct head_job *next_live_job(struct head_guest *g)
+{
+    const struct mb_head *h = g->h;
+
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        const struct head_job *job = h->jobs[g->n_looks++ % h->n_jobs];
+        if (!mb_job_is_terminal(job->state))
+            return job;
+    }
+    return NULL;
+}
+
+static void on_record(void *arg, const struct mb_err *err, const void *value, size_t n)
+{
+    struct head_guest *g = arg;
+    const struct head_job *job = head_job_find(g->h, g->looked_at);
+    enum mb_job_state said = MB_JOB_PENDING;
+    const char *status;
+    json_t *info;
+
+    if (g->h->stopping)
+        return;
+    info = err->code == 0 ? json_loadb(value, n, 0, NULL) : NULL;
+    status = json_string_value(json_object_get(info, "status"));
+    if (job && !mb_job_is_terminal(job->state) && status &&
+        mb_job_state_parse(status, &said) == 0 && mb_job_is_terminal(said)) {
+        mb_warn("jobs",
+                "job=%s another agent says that it is %s, and it is %s: the jobs of this node are "
+                "published again",
+                job->id, mb_job_state_name(said), mb_job_state_name(job->state));
+        g->sync_at_ms = 0;
+    }
+    json_decref(info);
+    again_in(g, g->sync_at_ms == 0 ? 0 : LOOK_MS);
+}
+
+static void look_at_a_job(struct head_guest *g)
+{
+    const struct head_job *job = next_live_job(g);
+    struct mb_err err = {0};
+    char *key;
+    int rc;
+
+    if (!job) {
+        again_in(g, LOOK_MS);
+        return;
+    }
+    key = mb_asprintf(JOBS_KEY_PREFIX "%s", job->id);
+    mb_free(g->looked_at);
+    g->looked_at = mb_strdup(job->id);
+    rc = key && g->looked_at ? mb_gcs_kv_get(g->gcs, "job", key, ASK_MS, on_record, g, NULL, &err)
+                             : MB_ENOMEM;
+    mb_free(key);
+    if (rc != 0)
+        again_in(g, RETRY_MS);
+}
+
+/* ---- the key, again ---- */
+
 static void on_key(void *arg, const struct mb_err *err, const void *value, size_t n)
 {
     struct head_guest *g = arg;
@@ -148,7 +212,7 @@ static void on_key(void *arg, const struct mb_err *err, const void *value, size_
         return;
     }
     if (value_is_ours(g, now) && !g->closed[0]) {
-        again_in(g, LOOK_MS);
+        look_at_a_job(g);
         return;
     }
     if (!g->closed[0]) {
@@ -604,6 +668,7 @@ static void free_guest(struct head_guest *g)
     json_decref(g->foreign);
     json_decref(g->found);
     json_decref(g->alive);
+    mb_free(g->looked_at);
     mb_free(g);
 }
 

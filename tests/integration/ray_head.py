@@ -27,7 +27,8 @@ def ray_version():
 
 
 class RayHead:
-    """`address` is the GCS's host:port; `temp_dir` holds the session directory and its logs."""
+    """`address` is the GCS's host:port; `temp_dir` holds the session directory and its logs;
+    `agent_port` is the HTTP port of its own agent."""
 
     START_TIMEOUT_S = 240
     STOP_TIMEOUT_S = 20
@@ -40,6 +41,7 @@ class RayHead:
         self._args = (["--block"] if block else []) + list(args)
         self.temp_dir = None
         self.address = None
+        self.agent_port = None
         self._process = None
         self._started = []
 
@@ -56,6 +58,7 @@ class RayHead:
     def _start(self):
         self.temp_dir = tempfile.mkdtemp(prefix="mb-ray-", dir="/tmp")
         ray = pathlib.Path(sys.executable).parent / "ray"
+        self.agent_port = free_port()
         command = [
             str(ray), "start", "--head", f"--port={free_port()}", "--num-cpus=0",
             "--node-ip-address=127.0.0.1", "--include-dashboard=false",
@@ -63,7 +66,7 @@ class RayHead:
             "--disable-usage-stats",
             "--object-store-memory=80000000", f"--temp-dir={self.temp_dir}",
             f"--ray-client-server-port={free_port()}",
-            f"--dashboard-agent-listen-port={free_port()}",
+            f"--dashboard-agent-listen-port={self.agent_port}",
             f"--dashboard-agent-grpc-port={free_port()}",
             f"--runtime-env-agent-port={free_port()}",
             f"--metrics-export-port={free_port()}",

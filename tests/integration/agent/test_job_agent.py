@@ -203,6 +203,37 @@ def case_guard(s, head, node, kv):
     assert code == 0 and "was stopped" in text, text
 
 
+def case_rivals_word(s, head, node, kv):
+    """Ray's own agent is asked for a job by somebody, beside the dashboard: it says of every job of
+    ours that it has failed. That stands for some seconds, and no job, no line of it is lost."""
+    over = pathlib.Path(s.dir, "rival-is-over")
+    for job in "v-1", "v-2":
+        code, text = head.ray("submit", "--no-wait", "--submission-id", job, "--", "sh", "-c",
+                              f"echo one; until [ -e {over} ]; do sleep 0.1; done; echo two")
+        assert code == 0, text
+        head.wait_state(job, "RUNNING")
+    port = f"{head.address.split(':')[0]}:{head.agent_port}"
+    request = urllib.request.Request(
+        f"http://{port}/api/job_agent/jobs/", method="POST", headers={
+            "Content-Type": "application/json"},
+        data=b'{"entrypoint": "true", "submission_id": "theirs"}')
+    with urllib.request.urlopen(request, timeout=cluster.DEADLINE_S) as reply:
+        assert reply.status == 200, reply.read()
+    cluster.wait_for("its word", lambda: "another agent says" in node.log())
+    since = time.monotonic()
+    for job in "v-1", "v-2":
+        head.wait_state(job, "RUNNING")
+    took = time.monotonic() - since
+    print(f"     right again {took:.1f} s after it was seen", flush=True)
+    assert took < 10  # each record is looked at every 2 s; all are published every 30 s
+    assert head.wait_state("theirs", "SUCCEEDED", "FAILED") == "SUCCEEDED", head.jobs()["theirs"]
+    over.touch()
+    for job in "v-1", "v-2":
+        assert head.wait_state(job, "SUCCEEDED", "FAILED") == "SUCCEEDED", head.jobs()[job]
+        code, text = head.ray("logs", job)
+        assert code == 0 and "one\ntwo\n" in text, text
+
+
 def case_agent_restart(s, head, node, kv):
     """The driver goes on, a follower of the dashboard is told of its end."""
     code, text = head.ray("submit", "--no-wait", "--submission-id", "r-1", "--", "sh", "-c",
@@ -311,7 +342,7 @@ def refused(s, head, ip, status, text):
     node = s.node(BIN, "--address", head.address, "--job-agent", "--no-token",
                   "--node-ip-address", ip)
     assert node.process.wait(cluster.DEADLINE_S) == status, node.log()
-    assert text in node.file()["error"], node.file()
+    assert text in node.file()["error"] and text in node.log(), (node.file(), node.log())
     assert Kv(s, head.address).agent_port() != node.file()["http_port"]
 
 
@@ -403,7 +434,7 @@ def main():
         with Head() as head:
             node, kv = plain_job_agent(s, head)
             for case in (case_commands, case_working_dir, case_gang, case_guard,
-                         case_agent_restart, case_dashboard_restart):
+                         case_agent_restart, case_dashboard_restart, case_rivals_word):
                 case(s, head, node, kv)
                 print(f"ok   {case.__name__[5:]}", flush=True)
             assert node.stop() == 0

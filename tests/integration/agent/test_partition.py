@@ -21,11 +21,14 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
 from ray_head import RayHead  # noqa: E402
+from test_job_agent import IS_MODERN, Head, Kv  # noqa: E402
 
 BIN = sys.argv[1]
 CUTS_S = [int(w) for w in sys.argv[2:]] or [5, 30, 120]
 RAY_WAITS_S = 64  # until it takes a node that is silent for dead; sooner after former cuts
 UNSURE_S = range(31, 90)  # whether it does
+SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "500",
+        "RAY_health_check_failure_threshold": "3", "RAY_health_check_initial_delay_ms": "0"}
 NAME = "mb{}"  # of a namespace: the process that made it
 
 
@@ -160,9 +163,7 @@ def case_cut_from_driver(s, head, link, node, seconds):
 def case_many_return(s):
     """A Ray that gives up soon has all nodes of a cut network for dead, and bears that they come back
     at the same moment: its GCS aborted when one had its sync stream open under the former id."""
-    soon = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "500",
-            "RAY_health_check_failure_threshold": "3", "RAY_health_check_initial_delay_ms": "0"}
-    with RayHead(env=soon) as head, Link() as link:
+    with RayHead(env=SOON) as head, Link() as link:
         nodes = [join(s, head, link, "--dashboard-agent-listen-port", "0") for _ in range(8)]
         gcs = cluster.Gcs(s, head.address)
         before = {n.info["node_id"] for n in nodes}
@@ -174,6 +175,44 @@ def case_many_return(s):
         cluster.wait_for("all are back", lambda: before.isdisjoint(
             ids := {n.file().get("node_id") for n in nodes}) and ids < set(gcs.alive()))
         assert [n.stop() for n in nodes] == [0] * len(nodes)
+
+
+def case_job_agent(s):
+    """Jobs of the dashboard's, at a node that is cut off for long enough to be DEAD: one ends meanwhile,
+    one goes on; both are right afterwards, with every line."""
+    ends, goes_on = (pathlib.Path(s.dir, name) for name in ("ends", "goes-on"))
+    with Head(env=SOON) as head, Link() as link:
+        kv, gcs = Kv(s, head.address), cluster.Gcs(s, head.address)
+        cluster.wait_for("Ray's own agent", lambda: kv.agent_port())
+        node = join(s, head, link, "--job-agent")
+        cluster.wait_for("the dashboard's key", lambda: kv.agent_port() == node.info["http_port"])
+        for job, over in ("p-1", ends), ("p-2", goes_on):
+            code, text = head.ray("submit", "--no-wait", "--submission-id", job, "--", "sh", "-c",
+                                  f"i=0; until [ -e {over} ]; do echo line $i; i=$((i+1)); "
+                                  "sleep 0.2; done; echo end")
+            assert code == 0, text
+            head.wait_state(job, "RUNNING")
+        before = node.info["node_id"]
+        link.cut()
+        cluster.wait_for("it is dead", lambda: before not in gcs.alive())
+        ends.touch()
+        cluster.wait_for("the end", lambda: "job=p-1 RUNNING -> SUCCEEDED" in node.log())
+        since = time.monotonic()
+        cluster.wait_for("connections end", lambda: time.monotonic() - since > 23, 60)
+        link.mend()
+        cluster.wait_for("it is back", lambda: node.file().get("node_id") not in (None, before) and
+                         node.file()["node_id"] in gcs.alive())
+        assert head.wait_state("p-1", "SUCCEEDED") and head.state("p-2") == "RUNNING"
+        cluster.wait_for("the new id", lambda: head.jobs()["p-2"]["driver_node_id"] ==
+                         node.file()["node_id"])
+        goes_on.touch()
+        assert head.wait_state("p-2", "SUCCEEDED", "FAILED") == "SUCCEEDED", head.jobs()["p-2"]
+        for job in "p-1", "p-2":
+            code, text = head.ray("logs", job)
+            said = [w for w in text.splitlines() if w.startswith(("line ", "end"))]
+            assert code == 0 and len(said) > 1 and \
+                said == [*(f"line {i}" for i in range(len(said) - 1)), "end"], text
+        assert node.stop() == 0
 
 
 def gangs(link, node):
@@ -204,9 +243,10 @@ def main():
     if why := missing():
         print(f"SKIPPED: {why}")
         return 77
-    with cluster.Sandbox() as s:
-        case_many_return(s)
-        print("ok   many_return", flush=True)
+    for case in (case_many_return, case_job_agent) if IS_MODERN else (case_many_return,):
+        with cluster.Sandbox() as s:
+            case(s)
+            print(f"ok   {case.__name__[5:]}", flush=True)
     with cluster.Sandbox() as s, RayHead() as head, Link() as link:
         node = join(s, head, link)
         for seconds in CUTS_S:

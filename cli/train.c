@@ -93,10 +93,14 @@ static int64_t find_number(char **words, int n, const char *name)
 /* 0 when it is not given, or more than there can be ranks. */
 static int64_t find_model_ranks(char **words, int n)
 {
-    const int64_t tensor = find_number(words, n, "--tensor-model-parallel-size");
-    const int64_t pipeline = find_number(words, n, "--pipeline-model-parallel-size");
-    const int64_t ranks = (tensor > 0 ? tensor : 1) * (pipeline > 0 ? pipeline : 1);
+    static const char *const SIZES[] = {"--tensor-model-parallel-size", "--context-parallel-size",
+                                        "--pipeline-model-parallel-size"};
+    int64_t ranks = 1;
 
+    for (size_t i = 0; i < sizeof(SIZES) / sizeof(SIZES[0]) && ranks <= INT32_MAX; i++) {
+        const int64_t size = find_number(words, n, SIZES[i]);
+        ranks *= size > 0 ? size : 1;
+    }
     return ranks <= INT32_MAX ? ranks : 0;
 }
 

@@ -57,7 +57,8 @@ struct mb_args {
     char *distributed_backend;
     int64_t distributed_timeout_minutes, use_distributed_optimizer;
     int64_t overlap_grad_reduce, overlap_param_gather, ddp_bucket_size;
-    int64_t tensor_model_parallel_size, pipeline_model_parallel_size, sequence_parallel;
+    int64_t tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size;
+    int64_t sequence_parallel;
     /* data */
     struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
     char *split, *dataloader_type;

@@ -154,20 +154,27 @@ static int check_world(struct mb_args *a, struct mb_err *err)
         int64_t value;
         const char *name;
     } sizes[] = {{a->tensor_model_parallel_size, "tensor-model-parallel-size"},
-                 {a->pipeline_model_parallel_size, "pipeline-model-parallel-size"}};
+                 {a->pipeline_model_parallel_size, "pipeline-model-parallel-size"},
+                 {a->context_parallel_size, "context-parallel-size"}};
+    const int on_gpu = strcmp(a->distributed_backend, "nccl") == 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value <= 0 || sizes[i].value > INT32_MAX) {
             return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be from 1 to %d", sizes[i].name,
                               (long long)sizes[i].value, INT32_MAX);
         }
     }
-    if (a->pipeline_model_parallel_size > 1 && strcmp(a->distributed_backend, "nccl") == 0) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--pipeline-model-parallel-size %lld: not provided on GPUs by this "
-                          "version; --distributed-backend gloo trains on the CPU",
-                          (long long)a->pipeline_model_parallel_size);
+    for (size_t i = 1; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (on_gpu && sizes[i].value > 1) {
+            return mb_err_set(err, MB_EUNSUPPORTED,
+                              "--%s %lld: not provided on GPUs by this version; "
+                              "--distributed-backend gloo trains on the CPU",
+                              sizes[i].name, (long long)sizes[i].value);
+        }
     }
-    const int64_t size = a->tensor_model_parallel_size * a->pipeline_model_parallel_size;
+    int64_t size = a->tensor_model_parallel_size * a->pipeline_model_parallel_size;
+    if (__builtin_mul_overflow(size, a->context_parallel_size, &size)) {
+        return invalid(err, "total_model_size is larger than any world");
+    }
     if (a->world_size % size != 0) {
         return mb_err_set(err, MB_EINVAL,
                           "world size (%lld) is not divisible by total_model_size "
@@ -185,7 +192,7 @@ static int check_world(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
-/* What tensor and pipeline parallelism split. */
+/* What tensor, pipeline and context parallelism split. */
 static int check_parts(const struct mb_args *a, struct mb_err *err)
 {
     if (a->num_layers % a->pipeline_model_parallel_size != 0) {
@@ -209,10 +216,15 @@ static int check_parts(const struct mb_args *a, struct mb_err *err)
         return mb_err_set(err, MB_EINVAL, "ffn_hidden_size: %lld is not divisible by %lld",
                           (long long)a->ffn_hidden_size, size);
     }
-    if (a->sequence_parallel && a->seq_length % size != 0) {
+    const long long contexts = a->context_parallel_size;
+    if (contexts > 1 && a->seq_length % (2 * contexts) != 0) {
+        return invalid(err, "seq-length should be a multiple of 2 * context-parallel-size if "
+                            "context-parallel-size > 1.");
+    }
+    if (a->sequence_parallel && a->seq_length / contexts % size != 0) {
         return mb_err_set(err, MB_EINVAL,
                           "--sequence-parallel: seq_length: %lld is not divisible by %lld",
-                          (long long)a->seq_length, size);
+                          (long long)(a->seq_length / contexts), size);
     }
     return 0;
 }

@@ -46,12 +46,13 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
     const struct mb_args *a = &t->args;
     struct mb_buf dump = {0};
     mb_trainer_say(t,
-                   "using world size: %u, data-parallel size: %u, context-parallel size: 1, "
+                   "using world size: %u, data-parallel size: %u, context-parallel size: %u, "
                    "hierarchical context-parallel sizes: None"
                    "tensor-model-parallel size: %u, encoder-tensor-model-parallel size: 0, "
                    "pipeline-model-parallel size: %u, encoder-pipeline-model-parallel size: 0, "
                    "pipeline-model-parallel size: %u \n",
-                   t->world_size, t->dp_size, t->tp_size, t->pp_size, t->pp_size);
+                   t->world_size, t->dp_size / t->cp_size, t->cp_size, t->tp_size, t->pp_size,
+                   t->pp_size);
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
     mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
     if (mb_args_dump(a, &dump) != 0) {
@@ -231,14 +232,17 @@ static int is_alone(const struct mb_trainer *t)
     return t->tp_size == 1 && t->pp_size == 1;
 }
 
-/* Megatron-LM's order: rank = tp + T * (dp + D * pp). */
+/* Megatron-LM's order: rank = tp + T * (cp + C * (data + D * pp)). */
 static void find_place(struct mb_trainer *t)
 {
     t->tp_size = (uint32_t)t->args.tensor_model_parallel_size;
     t->pp_size = (uint32_t)t->args.pipeline_model_parallel_size;
+    t->cp_size = (uint32_t)t->args.context_parallel_size;
     t->dp_size = t->world_size / (t->tp_size * t->pp_size);
     t->tp_rank = t->rank % t->tp_size;
     t->dp_rank = t->rank / t->tp_size % t->dp_size;
+    t->cp_rank = t->dp_rank % t->cp_size;
+    t->data_rank = t->dp_rank / t->cp_size;
     t->pp_rank = t->rank / (t->tp_size * t->dp_size);
 }
 
@@ -251,6 +255,10 @@ static int form_groups(struct mb_trainer *t, struct mb_err *err)
     t->dp_comm = is_alone(t) ? t->comm : NULL;
     if (t->tp_size > 1) {
         rc = mb_comm_create_group(t->comm, t->rank - t->tp_rank, 1, t->tp_size, &t->tp_comm, err);
+    }
+    if (rc == 0 && t->cp_size > 1) {
+        rc = mb_comm_create_group(t->comm, t->rank - t->tp_size * t->cp_rank, t->tp_size,
+                                  t->cp_size, &t->cp_comm, err);
     }
     if (rc == 0 && !is_alone(t)) {
         rc = mb_comm_create_group(t->comm, t->pp_rank * stage + t->tp_rank, t->tp_size, t->dp_size,
@@ -269,6 +277,9 @@ static int form_groups(struct mb_trainer *t, struct mb_err *err)
                    "> initialized tensor model parallel with size %u\n"
                    "> initialized pipeline model parallel with size %u\n",
                    t->tp_size, t->pp_size);
+    if (t->cp_size > 1) {
+        mb_trainer_say(t, "> initialized context parallel with size %u\n", t->cp_size);
+    }
     mb_trainer_say(t, "> %s\n", mb_comm_describe(t->comm));
     mb_trainer_say(t, "> setting random seeds to %" PRId64 " ...\n", t->args.seed);
     return 0;
@@ -408,6 +419,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     void *norm = NULL;
     mb_args_model(a, t->vocab_size, &c);
     c.tensor_group = t->tp_comm;
+    c.context_group = t->cp_comm;
     c.n_stages = t->pp_size;
     c.own_stage = t->pp_rank;
     c.n_in_flight = mb_pipeline_in_flight(
@@ -537,8 +549,8 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
                                 .consumed_samples = {(uint64_t)a->consumed_train_samples,
                                                      (uint64_t)a->consumed_valid_samples, 0},
                                 .micro_batch_size = (uint32_t)a->micro_batch_size,
-                                .dp_rank = t->dp_rank,
-                                .dp_size = t->dp_size,
+                                .dp_rank = t->data_rank,
+                                .dp_size = t->dp_size / t->cp_size,
                                 .no_data_sharding = !a->data_sharding,
                                 .eod_mask_loss = a->eod_mask_loss != 0,
                                 .vocab_size = t->vocab_size,
@@ -647,6 +659,7 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_saver_destroy(t->saver);
     mb_comm_destroy(t->save_comm);
     mb_comm_destroy(t->tp_comm); /* groups before their world */
+    mb_comm_destroy(t->cp_comm);
     mb_comm_destroy(t->pp_comm);
     mb_comm_destroy(t->tied_comm);
     if (!is_alone(t)) { /* else it is the world's other name */

@@ -66,7 +66,7 @@ static void add_wishes(struct mb_trainer *t, struct shared *s)
 /* ---- one step ---- */
 
 /* Of ranks that share a model's layers, which all know its loss, the first tells it; of a
- * pipeline's stages the last knows it. */
+ * pipeline's stages the last knows it; of ranks that share samples each knows its rows'. */
 static int take_loss(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
     int rc = mb_gpt_take_loss(t->gpt, &s->loss_sum, &s->n_tokens, err);

@@ -37,13 +37,16 @@ struct mb_trainer {
     uint32_t rank, world_size;
     struct mb_report_client *report; /* NULL: nobody to report to */
     struct mb_comm *comm;            /* of all ranks */
-    /* Of the ranks that share this one's layers, of the stages of its model, and of those with the
-     * same part of a model. Where there is one rank the first two are NULL; dp_comm is comm itself
-     * without both of them. */
-    struct mb_comm *tp_comm, *pp_comm, *dp_comm;
+    /* Of the ranks that share this one's layers, of those that share its samples, of the stages of
+     * its model, and of those with the same part of a model: whoever has other samples, or other
+     * rows of the same. Where there is one rank the first three are NULL; dp_comm is comm itself
+     * where every rank has all of the model. */
+    struct mb_comm *tp_comm, *cp_comm, *pp_comm, *dp_comm;
     struct mb_comm *tied_comm; /* of a pipeline's first and last stage, which both have the
                                   embedding's weights; NULL: this rank has no such peer */
-    uint32_t tp_rank, tp_size, dp_rank, dp_size, pp_rank, pp_size; /* tp neighbours, then dp */
+    /* tp neighbours, then cp, then those with other samples; dp counts the last two together. */
+    uint32_t tp_rank, tp_size, cp_rank, cp_size, dp_rank, dp_size, pp_rank, pp_size;
+    uint32_t data_rank;        /* which of the data parallel samples are this rank's */
     struct mb_comm *save_comm; /* with --async-save: of the saver's threads */
     struct mb_saver *saver;    /* NULL: saves are synchronous */
     struct mb_device dev;

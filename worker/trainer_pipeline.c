@@ -56,7 +56,7 @@ static struct mb_gpt_step step_of(const struct batch *b, int64_t k)
     const int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
     return (struct mb_gpt_step){.iteration = t->iteration + 1,
                                 .first_sample =
-                                    (uint64_t)(k * slice + t->args.micro_batch_size * t->dp_rank),
+                                    (uint64_t)(k * slice + t->args.micro_batch_size * t->data_rank),
                                 .is_last = k + 1 == b->n_micro};
 }
 

@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 7 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 8 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1 };
 
@@ -49,7 +49,8 @@ enum mb_feature {
     MB_FEATURE_RMSNORM = 1,
     MB_FEATURE_SWIGLU = 2,
     MB_FEATURE_ROPE = 4,
-    MB_FEATURE_NO_POSITIONS = 8 /* embeddings whose position_weight is NULL */
+    MB_FEATURE_NO_POSITIONS = 8,   /* embeddings whose position_weight is NULL */
+    MB_FEATURE_SPREAD_SAMPLES = 16 /* attention where a sample's rows are on several ranks */
 };
 
 struct mb_context;     /* one open device, defined by the backend */
@@ -252,6 +253,57 @@ struct mb_attention_backward {
     enum mb_dtype dtype;
 };
 
+/*
+ * The same attention where every sample's rows are spread over ranks, so many on each: a call sees
+ * the queries of this rank and the keys and values of one, and the results of all calls are joined.
+ * A rank has two stretches of each sample, seq / 2 rows each, the earlier one first. A query sees
+ * the keys at its own position and before; the first call is with the rank's own, where each sees
+ * one at least.
+ */
+struct mb_stretches {
+    size_t first, second; /* positions in the sample of row 0 and of row seq / 2 */
+};
+
+struct mb_attention_part {
+    struct mb_attention_shape shape; /* seq: rows of a sample on one rank, even */
+    struct mb_stretches queries, keys;
+    const void *qkv; /* as above; of it the queries are read */
+    const void *kv;  /* [n_samples * seq, 2 * n_groups * head_dim], per group a key, then a value */
+    float *scratch;  /* attention_scratch() floats */
+    /* dropout.first_element counts score elements [sample, head, seq, seq] of whole samples and of
+     * all_heads heads, of which the first here is the first. */
+    size_t all_heads, all_seq;
+    struct mb_dropout dropout;
+    enum mb_dtype dtype;
+};
+
+/* out and log_sum become those over the keys of this call, and with joins over those of the calls
+ * before as well. */
+struct mb_attention_part_forward {
+    struct mb_attention_part part;
+    void *out;
+    float *log_sum; /* [n_samples, n_heads, seq] */
+    int joins;
+};
+
+/* With what all forward calls gave together. */
+struct mb_attention_part_backward {
+    struct mb_attention_part part;
+    const void *out, *d_out;
+    const float *log_sum;
+    void *d_qkv; /* shaped as qkv: of the queries = or, with joins, +=; the rest is left alone */
+    float *d_kv; /* = shaped as kv, fp32: this call's share of a sum over ranks */
+    int joins;
+};
+
+/* Between qkv, or its gradient, and a matrix of keys and values alone. */
+struct mb_keys_values {
+    struct mb_attention_shape shape;
+    void *qkv;
+    void *kv; /* as above; fp32 where it is a gradient */
+    enum mb_dtype dtype;
+};
+
 /* The output layer and its loss in one: logits = x weight^T, cross entropy over all vocab rows
  * (rows that only pad the vocabulary are logits as well). The logits [n_tokens, vocab] never exist
  * as a whole. loss_sum gains the sum over tokens of mask * loss. With d_x the gradient of
@@ -364,6 +416,14 @@ struct mb_backend {
                               const struct mb_attention_forward *);
     void (*attention_backward)(struct mb_context *, struct mb_stream *,
                                const struct mb_attention_backward *);
+    void (*attention_part_forward)(struct mb_context *, struct mb_stream *,
+                                   const struct mb_attention_part_forward *);
+    void (*attention_part_backward)(struct mb_context *, struct mb_stream *,
+                                    const struct mb_attention_part_backward *);
+    /* kv = what qkv has; and, of gradients, the other way: the queries of qkv are left alone */
+    void (*keys_values_take)(struct mb_context *, struct mb_stream *,
+                             const struct mb_keys_values *);
+    void (*keys_values_put)(struct mb_context *, struct mb_stream *, const struct mb_keys_values *);
     void (*cross_entropy)(struct mb_context *, struct mb_stream *, const struct mb_cross_entropy *);
     void (*adamw)(struct mb_context *, struct mb_stream *, const struct mb_adamw *);
     /* sum += the squares of x[0..n), accumulated in double */

@@ -46,19 +46,19 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     m->c = *c;
     mb_gpt_config_complete(&m->c);
     m->micro_batch = micro_batch;
-    m->n_tokens = micro_batch * c->seq;
     mb_gpt_group_init(m);
     rc = mb_gpt_params_create(m, err);
     if (rc == 0)
         rc = mb_gpt_plan_create(m, err);
     if (rc != 0)
         goto out;
-    m->host_ones = mb_calloc(m->n_tokens, sizeof(float));
+    const size_t in_samples = micro_batch * c->seq;
+    m->host_ones = mb_calloc(in_samples, sizeof(float));
     if (m->host_ones == NULL) {
-        rc = mb_err_set(err, MB_ENOMEM, "out of memory for a batch of %zu tokens", m->n_tokens);
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory for a batch of %zu tokens", in_samples);
         goto out;
     }
-    for (size_t i = 0; i < m->n_tokens; i++)
+    for (size_t i = 0; i < in_samples; i++)
         m->host_ones[i] = 1;
     dev->ops->zero(dev->ctx, dev->stream, m->arena, m->arena_bytes);
     rc = mb_gpt_params_draw(m, err);
@@ -140,11 +140,12 @@ static const void *weight_at(const struct mb_gpt *m, size_t offset)
     return (const char *)m->compute_weights + offset * mb_dtype_size(m->c.dtype);
 }
 
-static struct mb_dropout hidden_dropout(const struct mb_gpt_pass *p, uint32_t site)
+/* Of rows from row in_batch of the whole micro batch on. */
+static struct mb_dropout hidden_dropout(const struct mb_gpt_pass *p, size_t in_batch, uint32_t site)
 {
     struct mb_dropout d =
         mb_gpt_dropout_at(p, p->m->c.hidden_dropout, site, p->m->c.seq * p->m->c.hidden);
-    d.first_element += p->m->first_row * p->m->c.hidden;
+    d.first_element += in_batch * p->m->c.hidden;
     return d;
 }
 
@@ -162,14 +163,22 @@ static uint32_t site_of(const struct mb_gpt *m, size_t layer, uint32_t site)
 static void dropout_add(const struct mb_gpt_pass *p, const void *x, const void *residual, void *out,
                         uint32_t site)
 {
-    const struct mb_device *dev = p->m->dev;
-    struct mb_dropout_add a = {.x = x,
-                               .residual = residual,
-                               .out = out,
-                               .n = p->m->n_rows * p->m->c.hidden,
-                               .dropout = hidden_dropout(p, site),
-                               .dtype = p->m->c.dtype};
-    dev->ops->dropout_add(dev->ctx, dev->stream, &a);
+    const struct mb_gpt *m = p->m;
+    const struct mb_device *dev = m->dev;
+    const size_t row_bytes = m->c.hidden * mb_dtype_size(m->c.dtype);
+    for (size_t i = 0; i < m->n_rows;) {
+        const struct mb_gpt_run run = mb_gpt_run_at(m, m->first_row + i);
+        const size_t n = run.n < m->n_rows - i ? run.n : m->n_rows - i, at = i * row_bytes;
+        struct mb_dropout_add a = {.x = (const char *)x + at,
+                                   .residual =
+                                       residual != NULL ? (const char *)residual + at : NULL,
+                                   .out = (char *)out + at,
+                                   .n = n * m->c.hidden,
+                                   .dropout = hidden_dropout(p, run.in_batch, site),
+                                   .dtype = m->c.dtype};
+        dev->ops->dropout_add(dev->ctx, dev->stream, &a);
+        i += n;
+    }
 }
 
 static struct mb_linear_forward linear(const struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
@@ -217,23 +226,29 @@ static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void 
 static void embed(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
-    const int learned = m->c.positions == MB_GPT_LEARNED;
-    struct mb_embedding_forward a = {.token = m->tokens,
-                                     .token_weight = m->weights + m->word_embedding,
-                                     .position_weight =
-                                         learned ? m->weights + m->position_embedding : NULL,
-                                     .out = m->c.sequence_parallel ? m->d_a : m->embedded,
-                                     .n_tokens = m->n_tokens,
-                                     .seq = m->c.seq,
-                                     .hidden = m->c.hidden,
-                                     .vocab = m->part.padded_vocab,
-                                     .first = m->own_part * m->part.padded_vocab,
-                                     .all_vocab = m->c.padded_vocab,
-                                     .dtype = m->c.dtype};
-    m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
-    mb_gpt_sum_shares(m, a.out);
+    void *out = m->c.sequence_parallel ? m->d_a : m->embedded;
+    for (size_t row = 0; row < m->n_tokens;) {
+        const struct mb_gpt_run run = mb_gpt_run_at(m, row);
+        struct mb_embedding_forward a = {
+            .token = m->tokens + row,
+            .token_weight = m->weights + m->word_embedding,
+            .position_weight = m->c.positions == MB_GPT_LEARNED
+                                   ? m->weights + m->position_embedding + run.position * m->c.hidden
+                                   : NULL,
+            .out = (char *)out + row * m->c.hidden * mb_dtype_size(m->c.dtype),
+            .n_tokens = run.n,
+            .seq = m->c.seq,
+            .hidden = m->c.hidden,
+            .vocab = m->part.padded_vocab,
+            .first = m->own_part * m->part.padded_vocab,
+            .all_vocab = m->c.padded_vocab,
+            .dtype = m->c.dtype};
+        m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
+        row += run.n;
+    }
+    mb_gpt_sum_shares(m, out);
     if (m->c.sequence_parallel || has_hidden_dropout(p))
-        dropout_add(p, mb_gpt_own_rows(m, a.out), NULL, m->embedded, 0);
+        dropout_add(p, mb_gpt_own_rows(m, out), NULL, m->embedded, 0);
 }
 
 /* out = residual + dropout(the linear layer of x); without dropout the product adds the residual.
@@ -445,20 +460,26 @@ static void final_norm_backward(const struct mb_gpt_pass *p)
 static void embedding_backward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
-    struct mb_embedding_backward a = {.token = m->tokens,
-                                      .d_out = branch_gradient(p, 0),
-                                      .d_token_weight = m->grads + m->word_embedding,
-                                      .d_position_weight = m->c.positions == MB_GPT_LEARNED
-                                                               ? m->grads + m->position_embedding
-                                                               : NULL,
-                                      .n_tokens = m->n_tokens,
-                                      .seq = m->c.seq,
-                                      .hidden = m->c.hidden,
-                                      .vocab = m->part.padded_vocab,
-                                      .first = m->own_part * m->part.padded_vocab,
-                                      .all_vocab = m->c.padded_vocab,
-                                      .dtype = m->c.dtype};
-    m->dev->ops->embedding_backward(m->dev->ctx, m->dev->stream, &a);
+    const char *d_out = branch_gradient(p, 0);
+    for (size_t row = 0; row < m->n_tokens;) {
+        const struct mb_gpt_run run = mb_gpt_run_at(m, row);
+        struct mb_embedding_backward a = {
+            .token = m->tokens + row,
+            .d_out = d_out + row * m->c.hidden * mb_dtype_size(m->c.dtype),
+            .d_token_weight = m->grads + m->word_embedding,
+            .d_position_weight = m->c.positions == MB_GPT_LEARNED
+                                     ? m->grads + m->position_embedding + run.position * m->c.hidden
+                                     : NULL,
+            .n_tokens = run.n,
+            .seq = m->c.seq,
+            .hidden = m->c.hidden,
+            .vocab = m->part.padded_vocab,
+            .first = m->own_part * m->part.padded_vocab,
+            .all_vocab = m->c.padded_vocab,
+            .dtype = m->c.dtype};
+        m->dev->ops->embedding_backward(m->dev->ctx, m->dev->stream, &a);
+        row += run.n;
+    }
 }
 
 static void backward(const struct mb_gpt_pass *p)
@@ -491,7 +512,7 @@ static int check_batch(const struct mb_gpt *m, const struct mb_gpt_batch *b, str
         const char *what;
     } lists[] = {{b->tokens, "token"}, {b->labels, "label"}};
     for (size_t k = 0; k < 2; k++)
-        for (size_t i = 0; i < m->n_tokens; i++)
+        for (size_t i = 0; i < m->micro_batch * m->c.seq; i++)
             if (lists[k].id[i] < 0 || (size_t)lists[k].id[i] >= m->c.vocab)
                 return mb_err_set(
                     err, MB_EINVAL,
@@ -500,7 +521,25 @@ static int check_batch(const struct mb_gpt *m, const struct mb_gpt_batch *b, str
     return 0;
 }
 
-/* What this stage needs of it. */
+/* What this stage needs of the rows from one on. The number of them. */
+static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t row)
+{
+    const struct mb_device *dev = m->dev;
+    const struct mb_gpt_run run = mb_gpt_run_at(m, row);
+    if (m->is_first)
+        dev->ops->copy_in(dev->ctx, dev->stream, m->tokens + row, b->tokens + run.in_batch,
+                          run.n * sizeof(int32_t));
+    if (!m->is_last)
+        return run.n;
+    const float *mask = (b->loss_mask ? b->loss_mask : m->host_ones) + run.in_batch;
+    dev->ops->copy_in(dev->ctx, dev->stream, m->labels + row, b->labels + run.in_batch,
+                      run.n * sizeof(int32_t));
+    dev->ops->copy_in(dev->ctx, dev->stream, m->mask + row, mask, run.n * sizeof(float));
+    for (size_t i = 0; i < run.n; i++)
+        m->mask_sum += (double)mask[i];
+    return run.n;
+}
+
 static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_err *err)
 {
     int rc = m->is_first || m->is_last ? check_batch(m, b, err) : 0;
@@ -508,17 +547,8 @@ static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_
         rc = mb_gpt_group_wait(m, err); /* copying may wait for the device */
     if (rc != 0)
         return rc;
-    const struct mb_device *dev = m->dev;
-    if (m->is_first)
-        dev->ops->copy_in(dev->ctx, dev->stream, m->tokens, b->tokens,
-                          m->n_tokens * sizeof(int32_t));
-    if (!m->is_last)
-        return 0;
-    const float *mask = b->loss_mask ? b->loss_mask : m->host_ones;
-    dev->ops->copy_in(dev->ctx, dev->stream, m->labels, b->labels, m->n_tokens * sizeof(int32_t));
-    dev->ops->copy_in(dev->ctx, dev->stream, m->mask, mask, m->n_tokens * sizeof(float));
-    for (size_t i = 0; i < m->n_tokens; i++)
-        m->mask_sum += (double)mask[i];
+    for (size_t row = 0; row < m->n_tokens;)
+        row += load_run(m, b, row);
     return 0;
 }
 

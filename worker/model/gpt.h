@@ -14,6 +14,10 @@
  * ranks join them. All of them make the same calls. Norms, learned positions and the biases of what
  * is summed are on every rank, the same bits.
  *
+ * With a context group the ranks of it share the samples: each has two stretches of every sample,
+ * as Megatron-LM spreads them, so that all have the same part of causal attention to compute, in
+ * which keys and values go round the ring of ranks. Rows are then the rank's own.
+ *
  * Of a pipeline's stages each has a share of the layers, the first the embedding, the last the
  * final norm, the output and the loss. What goes from stage to stage is the caller's to move, and
  * which pass of which micro batch comes next (worker/parallel/pipeline.h); mb_gpt_ports() says
@@ -71,6 +75,10 @@ struct mb_gpt_config {
     /* Ranks that share the model; NULL: this one has all of it. Borrowed; carries what is on the
      * model's device. Sizes above are those of the whole model. */
     struct mb_comm *tensor_group;
+    /* Ranks that share every sample, two stretches of it each; NULL: whole samples are here.
+     * Borrowed, and as above. All of them have the same part of the model, and the sums of their
+     * gradients and losses, which are of their own rows, are the caller's to form. */
+    struct mb_comm *context_group;
     /* Between the layers' products each of them has some rows of the residual stream instead of
      * all: less memory, the same sums. */
     int sequence_parallel;
@@ -132,7 +140,7 @@ int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, si
 /* True number of parameters of this rank, without the gaps. */
 size_t mb_gpt_n_parameters(const struct mb_gpt *m);
 
-/* One micro batch, host memory, [micro_batch, seq] each. */
+/* One micro batch, host memory, [micro_batch, seq] each: whole samples, whoever has which rows. */
 struct mb_gpt_batch {
     const int32_t *tokens;  /* in [0, vocab) */
     const int32_t *labels;  /* in [0, vocab) */
@@ -188,15 +196,16 @@ int mb_gpt_stage_forward(struct mb_gpt *m, size_t slot, const struct mb_gpt_batc
  * are mb_gpt_take_loss()'s. */
 void mb_gpt_stage_backward(struct mb_gpt *m, size_t slot, const struct mb_gpt_step *step);
 
-/* All layers are here. Forward without dropout; logits, device memory [micro_batch * seq, rows of
+/* All layers are here. Forward without dropout; logits, device memory [this rank's rows, rows of
  * the vocabulary that this rank has] of the model's dtype, are overwritten. Labels and mask of the
  * batch do not matter. Enqueues. */
 int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
                   struct mb_err *err);
 
-/* Waits for the device, and the tensor group; gives sum(mask * loss), the same on all its ranks,
- * and sum(mask) since the last call and starts both anew; both 0 where the loss is another stage's.
- * lm loss = sum of the first / sum of the second over micro batches and ranks. */
+/* Waits for the device, and the groups; gives sum(mask * loss), the same on all ranks of the tensor
+ * group, and sum(mask) since the last call, both of this rank's rows, and starts both anew; both 0
+ * where the loss is another stage's. lm loss = sum of the first / sum of the second over micro
+ * batches and ranks. */
 int mb_gpt_take_loss(struct mb_gpt *m, double *loss_sum, double *n_tokens, struct mb_err *err);
 
 #endif

@@ -10,7 +10,7 @@
 struct mb_attention_shape mb_gpt_attention_shape(const struct mb_gpt *m)
 {
     return (struct mb_attention_shape){.n_samples = m->micro_batch,
-                                       .seq = m->c.seq,
+                                       .seq = m->part.seq,
                                        .n_heads = m->part.n_heads,
                                        .n_groups = m->part.n_groups,
                                        .head_dim = m->c.head_dim};
@@ -62,6 +62,10 @@ void mb_gpt_attention_forward(const struct mb_gpt_pass *p, const struct mb_gpt_l
                               uint32_t site)
 {
     const struct mb_gpt *m = p->m;
+    if (m->n_contexts > 1) {
+        mb_gpt_ring_forward(p, y, site);
+        return;
+    }
     for (size_t k = 0; k < n_calls(p); k++) {
         const struct call at = call_at(p, k, site);
         struct mb_attention_forward a = {.shape = at.shape,
@@ -79,6 +83,10 @@ void mb_gpt_attention_backward(const struct mb_gpt_pass *p, const struct mb_gpt_
                                uint32_t site)
 {
     const struct mb_gpt *m = p->m;
+    if (m->n_contexts > 1) {
+        mb_gpt_ring_backward(p, y, site);
+        return;
+    }
     for (size_t k = 0; k < n_calls(p); k++) {
         const struct call at = call_at(p, k, site);
         struct mb_attention_backward a = {.shape = at.shape,

@@ -155,9 +155,16 @@ static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
     if (c.padded_vocab % n != 0)
         return mb_err_set(err, MB_EINVAL, "padded_vocab_size: %zu is not divisible by %zu",
                           c.padded_vocab, n);
-    if (c.sequence_parallel && c.seq % n != 0)
+    const size_t n_contexts = c.context_group != NULL ? mb_comm_world_size(c.context_group) : 1;
+    if (n_contexts > 1 && c.seq % (2 * n_contexts) != 0)
         return mb_err_set(err, MB_EINVAL,
-                          "sequence parallel: seq_length: %zu is not divisible by %zu", c.seq, n);
+                          "seq-length should be a multiple of 2 * context-parallel-size if "
+                          "context-parallel-size > 1.: %zu with %zu",
+                          c.seq, n_contexts);
+    if (c.sequence_parallel && c.seq / n_contexts % n != 0)
+        return mb_err_set(err, MB_EINVAL,
+                          "sequence parallel: seq_length: %zu is not divisible by %zu",
+                          c.seq / n_contexts, n);
     return 0;
 }
 

@@ -24,11 +24,15 @@ void mb_gpt_group_init(struct mb_gpt *m)
     const struct mb_comm *group = m->c.tensor_group;
     m->n_parts = group != NULL ? mb_comm_world_size(group) : 1;
     m->own_part = group != NULL ? mb_comm_rank(group) : 0;
+    m->n_contexts = m->c.context_group != NULL ? mb_comm_world_size(m->c.context_group) : 1;
+    m->own_context = m->c.context_group != NULL ? mb_comm_rank(m->c.context_group) : 0;
     m->part = m->c;
     m->part.n_heads /= m->n_parts;
     m->part.n_groups /= m->n_parts;
     m->part.ffn_hidden /= m->n_parts;
     m->part.padded_vocab /= m->n_parts;
+    m->part.seq /= m->n_contexts;
+    m->n_tokens = m->micro_batch * m->part.seq;
     stage_init(m);
     m->n_rows = m->c.sequence_parallel ? m->n_tokens / m->n_parts : m->n_tokens;
     m->first_row = m->c.sequence_parallel ? m->n_rows * m->own_part : 0;
@@ -93,5 +97,6 @@ void mb_gpt_sum_norm_gradient(struct mb_gpt *m, struct mb_gpt_norm_at norm)
 
 int mb_gpt_group_wait(struct mb_gpt *m, struct mb_err *err)
 {
-    return m->n_parts > 1 ? mb_comm_synchronize(m->c.tensor_group, err) : 0;
+    int rc = m->n_parts > 1 ? mb_comm_synchronize(m->c.tensor_group, err) : 0;
+    return rc == 0 && m->n_contexts > 1 ? mb_comm_synchronize(m->c.context_group, err) : rc;
 }

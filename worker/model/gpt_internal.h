@@ -1,5 +1,5 @@
 /* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_draw.c gpt_plan.c
- * gpt_parts.c gpt_attention.c gpt_group.c gpt.c. */
+ * gpt_parts.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -60,12 +60,13 @@ struct mb_gpt_plan_part {
 struct mb_gpt {
     struct mb_device *dev;
     struct mb_gpt_config c;
-    struct mb_gpt_config part;    /* the same with the sizes that this rank has */
-    size_t n_parts, own_part;     /* ranks of the tensor group, and which of them this is */
-    size_t micro_batch, n_tokens; /* samples and rows of a micro batch */
-    size_t n_rows, first_row;     /* of the residual stream: all but with sequence_parallel */
-    size_t first_layer;           /* of the model, that is layers[0] here; part.n_layers follow */
-    int is_first, is_last;        /* of the pipeline's stages; both: there is one */
+    struct mb_gpt_config part;      /* the same with the sizes that this rank has */
+    size_t n_parts, own_part;       /* ranks of the tensor group, and which of them this is */
+    size_t n_contexts, own_context; /* the same of the context group */
+    size_t micro_batch, n_tokens;   /* samples and own rows of a micro batch; part.seq a sample */
+    size_t n_rows, first_row;       /* of the residual stream: all but with sequence_parallel */
+    size_t first_layer;             /* of the model, that is layers[0] here; part.n_layers follow */
+    int is_first, is_last;          /* of the pipeline's stages; both: there is one */
     size_t n_slots;
 
     struct mb_param *params;
@@ -83,7 +84,7 @@ struct mb_gpt {
     size_t n_plan;
     float *weights, *grads;
     void *compute_weights; /* the weights in the model's dtype; weights itself in fp32 */
-    float *cosine, *sine;  /* [seq, rotary channels / 2], with MB_GPT_ROPE */
+    float *cosine, *sine;  /* [part.seq, rotary channels / 2], with MB_GPT_ROPE */
     float *norm_weights;   /* with norm_1p [2 layers + 1, hidden]: what norms multiply with */
     float *ones;           /* with norm_1p [hidden] */
     int32_t *tokens, *labels;
@@ -99,11 +100,14 @@ struct mb_gpt {
     void *d_qkv, *d_fc1;            /* as qkv_out, fc1_out */
     void *d_activation;             /* as activation; d_fc1 itself but for swiglu */
     float *attention_scratch, *head_scratch;
+    /* With several contexts: what has come round the ring, and what goes on while it is used. */
+    void *ring_kv[2];    /* [tokens, 2 groups * head_dim] */
+    float *ring_d_kv[3]; /* the same, and one's own share of it */
 
     /* 1: gradients of products are what they were in the step before; the next backward sets them
      */
     int has_old_grads;
-    float *host_ones; /* [tokens], the mask of a batch without one */
+    float *host_ones; /* [samples * seq], the mask of a batch without one */
     double mask_sum;  /* since the last take_loss */
 };
 
@@ -123,8 +127,19 @@ void mb_gpt_attention_backward(const struct mb_gpt_pass *p, const struct mb_gpt_
 struct mb_dropout mb_gpt_dropout_at(const struct mb_gpt_pass *p, float probability, uint32_t site,
                                     size_t elements_per_sample);
 
+/* gpt_ring.c: the same with the keys and values of all ranks of a context group. */
+void mb_gpt_ring_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y, uint32_t site);
+void mb_gpt_ring_backward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y, uint32_t site);
+/* Own rows from `row` on that follow each other in the micro batch's samples, too. */
+struct mb_gpt_run {
+    size_t n;        /* so many */
+    size_t in_batch; /* row of the whole micro batch: sample * seq + position */
+    size_t position; /* in its sample */
+};
+struct mb_gpt_run mb_gpt_run_at(const struct mb_gpt *m, size_t row);
+
 /* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
-/* Sets what says which part of the model is here: from n_parts to n_slots. */
+/* Sets what says which part of the model is here: from part to n_slots, but for micro_batch. */
 void mb_gpt_group_init(struct mb_gpt *m);
 /* The rows of x [tokens, hidden] that this rank has of the residual stream. */
 void *mb_gpt_own_rows(const struct mb_gpt *m, void *x);

@@ -20,7 +20,9 @@ int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *
                  {c->swiglu, MB_FEATURE_SWIGLU, "SwiGLU"},
                  {c->positions == MB_GPT_ROPE, MB_FEATURE_ROPE, "rotary positions"},
                  {c->positions != MB_GPT_LEARNED, MB_FEATURE_NO_POSITIONS,
-                  "embeddings without learned positions"}};
+                  "embeddings without learned positions"},
+                 {c->context_group != NULL && mb_comm_world_size(c->context_group) > 1,
+                  MB_FEATURE_SPREAD_SAMPLES, "attention over samples on several ranks"}};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (parts[i].needed && (dev->ops->features & parts[i].feature) == 0)
             return mb_err_set(err, MB_EUNSUPPORTED, "the %s backend has no %s in this version",
@@ -32,12 +34,21 @@ static int fill_rope(struct mb_gpt *m, struct mb_err *err)
 {
     const struct mb_device *dev = m->dev;
     const size_t dim = mb_rope_dim(&m->c.rope, m->c.head_dim), n = m->c.seq * dim / 2;
+    const size_t half = dim / 2;
     float *cosine = mb_calloc(2 * n, sizeof(*cosine));
     if (cosine == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory for rotary positions");
     mb_rope_tables(&m->c.rope, dim, m->c.seq, cosine, cosine + n);
-    dev->ops->copy_in(dev->ctx, dev->stream, m->cosine, cosine, n * sizeof(float));
-    dev->ops->copy_in(dev->ctx, dev->stream, m->sine, cosine + n, n * sizeof(float));
+    for (size_t i = 0; i < m->part.seq;) { /* of a sample's rows, those that are here */
+        const struct mb_gpt_run run = mb_gpt_run_at(m, i);
+        const size_t rows = run.n < m->part.seq - i ? run.n : m->part.seq - i;
+        const float *from = cosine + run.position * half;
+        dev->ops->copy_in(dev->ctx, dev->stream, m->cosine + i * half, from,
+                          rows * half * sizeof(float));
+        dev->ops->copy_in(dev->ctx, dev->stream, m->sine + i * half, from + n,
+                          rows * half * sizeof(float));
+        i += rows;
+    }
     mb_free(cosine);
     return 0;
 }

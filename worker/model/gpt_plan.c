@@ -104,7 +104,7 @@ static void lay_out_tables(struct cursor *c)
     struct mb_gpt *m = c->m;
     const struct mb_gpt_config *k = &m->c;
     if (k->positions == MB_GPT_ROPE) {
-        const size_t n = k->seq * mb_rope_dim(&k->rope, k->head_dim) / 2;
+        const size_t n = m->part.seq * mb_rope_dim(&k->rope, k->head_dim) / 2;
         m->cosine = take_floats(c, "rotary positions", n);
         m->sine = take_floats(c, "rotary positions", n);
     }
@@ -144,6 +144,16 @@ static void lay_out_output(struct cursor *c)
                     m->dev->ops->cross_entropy_scratch(tokens, k->hidden, k->padded_vocab));
 }
 
+static void lay_out_ring(struct cursor *c)
+{
+    struct mb_gpt *m = c->m;
+    const size_t n = m->n_tokens * 2 * m->part.n_groups * m->part.head_dim;
+    for (size_t i = 0; i < 2; i++)
+        m->ring_kv[i] = take_typed(c, "ring of keys and values", n);
+    for (size_t i = 0; i < 3; i++)
+        m->ring_d_kv[i] = take_floats(c, "ring of keys and values", n);
+}
+
 static void lay_out(struct cursor *c)
 {
     struct mb_gpt *m = c->m;
@@ -171,6 +181,8 @@ static void lay_out(struct cursor *c)
     m->d_activation =
         k->swiglu ? take_typed(c, "gradients of activations", tokens * k->ffn_hidden) : m->d_fc1;
     m->attention_scratch = take_floats(c, "scratch: attention", ops->attention_scratch(&shape));
+    if (m->n_contexts > 1)
+        lay_out_ring(c);
 }
 
 int mb_gpt_plan_create(struct mb_gpt *m, struct mb_err *err)

@@ -141,7 +141,8 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--account-for-embedding-in-pipeline-split",
         "--standalone-embedding-stage",
         "--pipeline-model-parallel-split-rank 1",
-        "--context-parallel-size 2",
+        "--context-parallel-size 2 --distributed-backend nccl",
+        "--hierarchical-context-parallel-sizes 2",
         "--optimizer sgd",
         "--fp8-format e4m3",
         "--moe-layer-freq 1",
@@ -408,6 +409,17 @@ static void ranks_of_a_pipeline(void **state)
         validate_line(BASE "--pipeline-model-parallel-size 2 --sequence-parallel", 2, &a, &err), 0);
     assert_int_equal(a.data_parallel_size, 1);
     assert_false(a.sequence_parallel); /* stages do not share tokens */
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--context-parallel-size 2 --tensor-model-parallel-size 2",
+                                   12, &a, &err),
+                     0);
+    assert_int_equal(a.data_parallel_size, 3);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--context-parallel-size 2147483647 "
+                                        "--pipeline-model-parallel-size 2147483647 "
+                                        "--tensor-model-parallel-size 2147483647",
+                                   4, &a, &err),
+                     MB_EINVAL);
     mb_args_close(&a);
 }
 

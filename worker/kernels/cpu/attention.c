@@ -8,13 +8,12 @@
  * = P (dP - sum_j P dP) / sqrt(hn);  d_q = dS k;  d_k += dS^T q where sum_j P dP = d_out . out.
  * Heads of one query group add to the same d_k and d_v, in order.
  */
-#include <float.h>
 #include <math.h>
 #include <string.h>
+#include "worker/kernels/cpu/attention.h"
 #include "worker/kernels/cpu/cpu.h"
-#include "worker/kernels/cpu/vector.h"
 
-enum { BLOCK = 64 }; /* query rows */
+enum { BLOCK = MB_ATTENTION_BLOCK };
 
 /* Where one head of one sample lies. */
 struct head {
@@ -56,26 +55,6 @@ static void apply_dropout(const struct mb_dropout *d, size_t head_index, size_t 
         row[j] *= factor[j];
 }
 
-/* row[0..n) from scores to probabilities; returns the log of the denominator. */
-static float softmax_row(float *row, size_t n, float scale)
-{
-    float max = -FLT_MAX, sum = 0;
-#pragma omp simd reduction(max : max)
-    for (size_t j = 0; j < n; j++)
-        max = row[j] > max ? row[j] : max;
-#pragma omp simd reduction(+ : sum)
-    for (size_t j = 0; j < n; j++) {
-        float e = mb_expf(scale * (row[j] - max));
-        row[j] = e;
-        sum += e;
-    }
-    float inverse = 1 / sum;
-#pragma omp simd
-    for (size_t j = 0; j < n; j++)
-        row[j] *= inverse;
-    return scale * max + logf(sum);
-}
-
 void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_attention_forward *a)
 {
@@ -93,7 +72,7 @@ void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,
                      qkv + h.k, h.ld_qkv, 0, p, i1);
             for (size_t i = i0; i < i1; i++) {
                 float *row = p + (i - i0) * i1;
-                a->log_sum[h.index * seq + i] = softmax_row(row, i + 1, scale);
+                a->log_sum[h.index * seq + i] = mb_softmax_row(row, i + 1, scale);
                 memset(row + i + 1, 0, (i1 - i - 1) * sizeof(float));
                 apply_dropout(&a->dropout, h.index, seq, i, row, i + 1, factor);
             }
@@ -101,15 +80,6 @@ void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,
                      out + h.out + i0 * h.ld_out, h.ld_out);
         }
     }
-}
-
-static float dot(const float *x, const float *y, size_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t i = 0; i < n; i++)
-        sum += x[i] * y[i];
-    return sum;
 }
 
 /* The two score matrices of rows [i0, i1): p from scores to P', dp from d_out v^T to dS. */
@@ -122,7 +92,7 @@ static void backward_rows(const struct mb_attention_backward *a, const struct he
     for (size_t i = i0; i < i1; i++) {
         float *p_row = p + (i - i0) * i1, *dp_row = dp + (i - i0) * i1;
         size_t out_row = h->out + i * h->ld_out;
-        float sum = dot(d_out + out_row, out + out_row, hn);
+        float sum = mb_dot(d_out + out_row, out + out_row, hn);
         float log_sum = a->log_sum[h->index * seq + i];
         apply_dropout(&a->dropout, h->index, seq, i, dp_row, i + 1, factor);
 #pragma omp simd

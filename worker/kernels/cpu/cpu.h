@@ -84,6 +84,14 @@ void MB_CPU(attention_forward)(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_attention_forward *a);
 void MB_CPU(attention_backward)(struct mb_context *ctx, struct mb_stream *stream,
                                 const struct mb_attention_backward *a);
+void MB_CPU(attention_part_forward)(struct mb_context *ctx, struct mb_stream *stream,
+                                    const struct mb_attention_part_forward *a);
+void MB_CPU(attention_part_backward)(struct mb_context *ctx, struct mb_stream *stream,
+                                     const struct mb_attention_part_backward *a);
+void MB_CPU(keys_values_take)(struct mb_context *ctx, struct mb_stream *stream,
+                              const struct mb_keys_values *a);
+void MB_CPU(keys_values_put)(struct mb_context *ctx, struct mb_stream *stream,
+                             const struct mb_keys_values *a);
 void MB_CPU(cross_entropy)(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_cross_entropy *a);
 void MB_CPU(adamw)(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a);

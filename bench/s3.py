@@ -1,6 +1,6 @@
 """Checkpoints into and out of a real S3 server, beside what others use for it: bench/s3.py [--scale S] [--rounds N] [ROW...]
 
-Rows: up, small, down, tls, resume, limited, sparse (all but sparse without arguments). The server is versitygw on the same
+Rows: up, small, down, tls, resume, limited, sealed, sparse (all but sparse without arguments). The server is versitygw on the same
 machine, so what a client does not use of it the server has. Rounds are rotated; files are read once before each run, so
 that all find them in the page cache. CPU seconds and memory are those that wait4 tells of the client.
 The ceiling is sendfile(2) of each file as one PUT over a connection of its own, from threads: plain HTTP, no checksums.
@@ -32,6 +32,7 @@ MIB = 1 << 20
 BIN = lib.CACHE / "bin"
 AWS = lib.CACHE / "venv-aws/bin/aws"
 LIMIT = 40 * MIB  # bytes a second of the slow link
+LATEST = "latest_checkpointed_iteration.txt"
 
 
 class Bench:
@@ -58,7 +59,7 @@ class Bench:
                 for _ in range(max(1, size // MIB)):
                     f.write(os.urandom(min(size, MIB)))
                 os.fsync(f.fileno())  # as those of a trainer are
-        (top / "latest_checkpointed_iteration.txt").write_text("1")
+        (top / LATEST).write_text("1")
         return top
 
     def env(self, server):
@@ -215,6 +216,29 @@ class Bench:
         return {"wall_s": round(wall, 2), "bytes_by_rate_s": round(total / LIMIT, 2),
                 "times": round(wall / (total / LIMIT), 3)}
 
+    def row_sealed(self):
+        """A job's own checkpoint over that link: from the moment at which its trainer closes the tracker file to the answer
+        to the pointer's move."""
+        source, save = self.files("sealed", 4, int(256 * MIB * self.scale)), self.top / "save"
+        total = sum(p.stat().st_size for p in source.rglob("*.bin"))
+        script = (f"mkdir -p {save}/iter_0000001 && cp {source}/iter_0000001/* {save}/iter_0000001 && sync -f {save} && "
+                  f"printf 1 > {save}/{LATEST}")
+        cluster = lib.Mobula()
+        with FaultProxy(self.server.port) as proxy:
+            proxy.rate, self.endpoint = LIMIT, f"http://127.0.0.1:{proxy.port}"
+            try:
+                lib.sh(lib.MOBULA, "start", "--head", "--temp-dir", cluster.dir, "--port", cluster.gcs, "--dashboard-port",
+                       cluster.http, env=self.env(self.server))
+                lib.sh(lib.MOBULA, "run", "--address", f"127.0.0.1:{cluster.gcs}", "--save", save, "--checkpoint-url",
+                       f"s3://{servers.BUCKET}/sealed", "--", "sh", "-c", script)
+            finally:
+                cluster.stop()
+            moved = next(r.done for r in proxy.seen("PUT", f"/{LATEST}$") if r.status == 200)
+        self.endpoint = None
+        wall = moved + time.time() - time.monotonic() - (save / LATEST).stat().st_mtime
+        return {"wall_s": round(wall, 2), "bytes_by_rate_s": round(total / LIMIT, 2),
+                "times": round(wall / (total / LIMIT), 3)}
+
     def row_sparse(self):
         """One sparse file of 200 GiB: time, CPU and memory of what reads and sends it. Its parts end in a proxy, since the
         server would want the room."""
@@ -322,7 +346,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("rows", nargs="*")
     args = parser.parse_args()
-    rows = args.rows or ["up", "small", "down", "tls", "resume", "limited"]
+    rows = args.rows or ["up", "small", "down", "tls", "resume", "limited", "sealed"]
     with tempfile.TemporaryDirectory(prefix="mb-s3-") as top:
         bench = Bench(top, args.scale, args.rounds)
         try:

@@ -55,6 +55,9 @@ int mb_model_print_json(const char *event, const char *dir, const struct mb_mode
         json_object_set_new(j, "iteration", json_integer(f->iteration));
     if (f->kind == MB_MODEL_MEGATRON) {
         json_object_set_new(j, "release", json_boolean(f->iteration <= 0));
+        json_object_set_new(j, "ckpt_format", json_string(f->is_dist ? "torch_dist" : "torch"));
+    }
+    if (f->kind == MB_MODEL_MEGATRON && !f->is_dist) {
         json_object_set_new(j, "tensor_model_parallel_size",
                             json_integer((json_int_t)f->tensor_parallel_size));
         json_object_set_new(j, "pipeline_model_parallel_size",
@@ -72,7 +75,9 @@ void mb_model_print(const char *dir, const struct mb_model_facts *f)
         printf(", iteration %" PRId64, f->iteration);
     else if (f->kind == MB_MODEL_MEGATRON)
         printf(", release");
-    if (f->kind == MB_MODEL_MEGATRON)
+    if (f->kind == MB_MODEL_MEGATRON && f->is_dist)
+        printf(", torch_dist");
+    else if (f->kind == MB_MODEL_MEGATRON)
         printf(", tensor-parallel size %" PRIu64 ", pipeline-parallel size %" PRIu64,
                f->tensor_parallel_size, f->pipeline_parallel_size);
     printf("\n%s, %" PRIu64 " parameters in %zu tensors, %zu file%s, %s\n", family(f),

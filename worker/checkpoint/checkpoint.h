@@ -17,8 +17,8 @@
  * state and weights and hands them on; every other rank needs in its own DIR only the shards it
  * reads. So ranks may share DIR or have one each.
  *
- * DIR may also be Megatron-LM's (--ckpt-format torch): its weights are loaded, whatever tensor and
- * pipeline parallel sizes wrote them, by any layout; its optimizer is not.
+ * DIR may also be Megatron-LM's (--ckpt-format torch or torch_dist): its weights are loaded,
+ * whatever tensor and pipeline parallel sizes wrote them, by any layout; its optimizer is not.
  *
  * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
  * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every

@@ -1,6 +1,7 @@
 /*
- *  1. A directory with state.json is ours, whatever else lies in it; else one with mp_rank_* is
- *     Megatron-LM's; else it is taken for ours, and what is missing there is named.
+ *  1. A directory with state.json is ours, whatever else lies in it; else one with mp_rank_* or
+ *     metadata.json is Megatron-LM's; else it is taken for ours, and what is missing there is
+ * named.
  *  2. A state of Megatron-LM's files: its iteration is the directory's name's, of "release" none.
  *  3. write: tensors, state, tracker, each on disk before the next.
  * Failures: what the readers say; files of another iteration than the directory's.

@@ -1,6 +1,6 @@
 /*
  * The weights of one iteration, whole tensors in fp32, whoever wrote them: a checkpoint of ours, or
- * one of Megatron-LM's --ckpt-format torch (megatron/shards.h). Blocking; one thread per object.
+ * one of Megatron-LM's (megatron/shards.h). Blocking; one thread per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_WEIGHTS_H
 #define MOBULA_WORKER_CHECKPOINT_WEIGHTS_H

@@ -1,10 +1,11 @@
 """Real ranks of megatron-core on the CPU, tensor and pipeline parallel, whose GPTModel computes logits and is saved as
-Megatron-LM's save_checkpoint does it (--ckpt-format torch): one process a rank, gloo between them."""
+Megatron-LM's save_checkpoint does it (--ckpt-format torch or torch_dist): one process a rank, gloo between them."""
 
 import argparse
 import contextlib
 import dataclasses
 import pathlib
+import queue
 import warnings
 
 warnings.filterwarnings("ignore")
@@ -12,7 +13,9 @@ warnings.filterwarnings("ignore")
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -26,6 +29,9 @@ torch.cuda.current_device = lambda: "cpu"
 torch.Tensor.cuda = lambda self, *_: self
 torch.set_num_threads(1)  # so that a process can be forked
 CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
+torch.cuda.synchronize = lambda *_: None
+filesystem_async._process_memory = lambda: 0  # a debug line's, which wants psutil
+filesystem_async._results_queue = queue.Queue()  # saves are of one process here, and its own starts the test again
 
 SEQ, BATCH, VOCAB = 16, 2, 256
 NAME = "model_optim_rng.pt"
@@ -40,6 +46,9 @@ class Shape:
     llama: bool = False
     groups: int = 2
     untied: bool = False
+    dist: bool = False  # saved as torch_dist
+    apart: bool = False  # and each layer's tensors by themselves
+    dtype: torch.dtype = torch.float32  # of what torch_dist saves
 
 
 def config_of(s):
@@ -126,8 +135,11 @@ def rank_main(rank, s, folder, given, state):
                 model.load_state_dict(saved[key], strict=True)
         else:
             stir(s, chunks, stage)
-            target.parent.mkdir(parents=True)
-            save(s, target, chunks)
+            if s.dist:
+                save_dist(s, folder / state, chunks, stage, tp)
+            else:
+                target.parent.mkdir(parents=True)
+                save(s, target, chunks)
         tokens = torch.load(folder / "tokens.pt")
         logits = forward(s, chunks, stage, tokens)
         if stage == s.pp - 1:
@@ -170,6 +182,25 @@ def save(s, target, chunks):
     for key, model in model_keys(chunks):
         state[key] = model.state_dict_for_save_checkpoint()
     torch.save(state, target)
+
+
+def save_dist(s, target, chunks, stage, tp):
+    """With what an optimizer saves beside the model, and each rank's generators."""
+    if dist.get_rank() == 0:
+        target.mkdir(parents=True)
+    dist.barrier()
+    state = {"args": args_of(s), "checkpoint_version": 3.0, "iteration": 20, "num_floating_point_operations_so_far": 2**60,
+             "opt_param_scheduler": {"max_lr": 0.1, "num_steps": 320}, "optimizer": {"param_state_sharding_type": "x"},
+             "rng_state": ShardedObject("rng_state", [{"torch_rng_state": torch.get_rng_state()}], (s.pp, s.tp), (stage, tp))}
+    for key, model in model_keys(chunks):
+        model.to(s.dtype)
+        state[key] = model.sharded_state_dict(metadata={"non_homogeneous_layers": s.apart})
+        state["optimizer"][key] = {
+            name: dataclasses.replace(t, key=f"optimizer.state.exp_avg.{t.key}", data=torch.ones_like(t.data))
+            for name, t in state[key].items() if isinstance(t, ShardedTensor)}
+    dist_checkpointing.save(state, str(target))
+    for _, model in model_keys(chunks):
+        model.float()
 
 
 def run(s, folder, tokens, given="", state="theirs/iter_0000020"):

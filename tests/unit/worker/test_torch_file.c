@@ -38,7 +38,8 @@ static void a_pickle_is_data(void **state)
         "G\x3f\xf8\0\0\0\0\0\0\x88NX\x02\0\0\0hi}q\x01K\x01h\x01st.";
     struct mb_pickle *p;
     struct mb_err err = {0};
-    assert_int_equal(mb_pickle_parse("p", text, sizeof text - 1, &p, &err), 0);
+    assert_int_equal(mb_pickle_parse("p", text, sizeof text - 1, MB_PICKLE_OF_TORCH_SAVE, &p, &err),
+                     0);
     const struct mb_pickle_value *root = mb_pickle_root(p);
     assert_int_equal(root->kind, MB_PICKLE_TUPLE);
     assert_int_equal(root->n_items, 9);
@@ -61,7 +62,8 @@ static void the_last_of_equal_keys_counts(void **state)
     static const char text[] = "\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u.";
     struct mb_pickle *p;
     struct mb_err err = {0};
-    assert_int_equal(mb_pickle_parse("p", text, sizeof text - 1, &p, &err), 0);
+    assert_int_equal(mb_pickle_parse("p", text, sizeof text - 1, MB_PICKLE_OF_TORCH_SAVE, &p, &err),
+                     0);
     assert_int_equal(mb_pickle_get(mb_pickle_root(p), "a")->number, 2);
     assert_null(mb_pickle_get(mb_pickle_root(p), "b"));
     assert_null(mb_pickle_get(NULL, "a"));
@@ -74,11 +76,13 @@ static void nothing_can_be_joined(void **state)
     (void)state;
     struct mb_pickle *p;
     struct mb_err err = {0};
-    assert_int_equal(mb_pickle_parse("p", "\x80\x02(t.", 5, &p, &err), 0);
+    assert_int_equal(mb_pickle_parse("p", "\x80\x02(t.", 5, MB_PICKLE_OF_TORCH_SAVE, &p, &err), 0);
     assert_int_equal(mb_pickle_root(p)->n_items, 0);
     mb_pickle_close(p);
-    assert_int_equal(mb_pickle_parse("p", "\x80\x02(e.", 5, &p, &err), MB_ECORRUPT);
-    assert_int_equal(mb_pickle_parse("p", "\x80\x02(u.", 5, &p, &err), MB_ECORRUPT);
+    assert_int_equal(mb_pickle_parse("p", "\x80\x02(e.", 5, MB_PICKLE_OF_TORCH_SAVE, &p, &err),
+                     MB_ECORRUPT);
+    assert_int_equal(mb_pickle_parse("p", "\x80\x02(u.", 5, MB_PICKLE_OF_TORCH_SAVE, &p, &err),
+                     MB_ECORRUPT);
 }
 
 /* Every beginning of a pickle is refused. */
@@ -91,7 +95,8 @@ static void a_cut_pickle_is_refused(void **state)
         char *part = malloc(n + 1); /* so that a sanitizer sees the end */
         assert_non_null(part);
         memcpy(part, PICKLE, n);
-        assert_int_equal(mb_pickle_parse("p", part, n, &p, &err), MB_ECORRUPT);
+        assert_int_equal(mb_pickle_parse("p", part, n, MB_PICKLE_OF_TORCH_SAVE, &p, &err),
+                         MB_ECORRUPT);
         free(part);
     }
 }

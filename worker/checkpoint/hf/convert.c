@@ -141,6 +141,7 @@ static void take_megatron_facts(struct model *m)
     take_sizes(l, m);
     m->facts.n_files = mb_shards_n_files(m->weights.megatron);
     m->facts.total_bytes = mb_shards_bytes(m->weights.megatron);
+    m->facts.is_dist = mb_shards_are_dist(m->weights.megatron);
     m->facts.tensor_parallel_size = l->tp;
     m->facts.pipeline_parallel_size = l->pp;
 }

@@ -21,7 +21,8 @@ const char *mb_model_kind_name(enum mb_model_kind kind); /* "a checkpoint of our
 struct mb_model_facts {
     enum mb_model_kind kind, target; /* target: what it was converted into */
     int64_t iteration; /* MB_CHECKPOINT_RELEASE: of none; Hugging Face's have none either */
-    uint64_t tensor_parallel_size, pipeline_parallel_size; /* of Megatron-LM's files */
+    int is_dist;       /* Megatron-LM's is of torch_dist, which has no ranks */
+    uint64_t tensor_parallel_size, pipeline_parallel_size; /* of Megatron-LM's other files */
     struct mb_hf_shape shape; /* of or for Megatron-LM: its sizes alone */
     uint64_t n_parameters;    /* values of all tensors, rows that pad the vocabulary included */
     size_t n_tensors, n_files;

@@ -1,10 +1,10 @@
 /*
  *  1. Opcode by opcode: each pushes, joins or names values; one byte makes a value at most, and the
  *     number of values is bounded, so is memory.
- *  2. GLOBAL pushes a name, if it is listed; REDUCE and NEWOBJ make an OBJECT of name and
- * arguments; BUILD, SETITEMS and APPENDS put something into it.
+ *  2. GLOBAL and STACK_GLOBAL push a name, if it is listed; REDUCE and NEWOBJ make an OBJECT of
+ *     name and arguments; BUILD, SETITEMS and APPENDS put something into it.
  *  3. STOP: one value is left, the root.
- * Failures, all with the offset: an opcode that torch.save does not write, a name that is not
+ * Failures, all with the offset: an opcode that such a file does not have, a name that is not
  * listed, an operand beyond the end, an empty stack, a mark that is missing, a memo that nothing
  * was put into, too many values.
  */
@@ -14,7 +14,7 @@
 #include <string.h>
 #include "base/alloc.h"
 
-enum { CHUNK = 512, MEMO_MAX = MB_PICKLE_VALUES_MAX, PROTOCOL_MAX = 2, LONG_BYTES = 8 };
+enum { CHUNK = 512, MEMO_MAX = MB_PICKLE_VALUES_MAX, LONG_BYTES = 8, NAME_MAX_BYTES = 160 };
 
 struct chunk {
     struct chunk *next;
@@ -32,9 +32,10 @@ struct machine {
     const char *name;
     const uint8_t *bytes;
     size_t n, at, op_at;
+    enum mb_pickle_source source;
     struct mb_pickle *p;
     struct mb_pickle_value **stack, **memo;
-    size_t n_stack, cap_stack, n_memo;
+    size_t n_stack, cap_stack, n_memo, n_kept; /* kept: places of the memo that are taken */
     size_t *marks;
     size_t n_marks, cap_marks;
     struct mb_err *err;
@@ -216,9 +217,9 @@ static void push_float(struct machine *m)
     push(m, v);
 }
 
-static void push_text(struct machine *m)
+static void push_text(struct machine *m, size_t n_size)
 {
-    const size_t n = (size_t)unsigned_operand(m, 4);
+    const size_t n = (size_t)unsigned_operand(m, n_size);
     const uint8_t *text = operand(m, n);
     struct mb_pickle_value *v = make(m, MB_PICKLE_TEXT);
     if (v != NULL) {
@@ -238,6 +239,24 @@ static int is_printable(const char *text, size_t n)
     return 1;
 }
 
+static int is_listed(const struct machine *m, const char *text, size_t n)
+{
+    return mb_pickle_name_is_listed(text, n) ||
+           (m->source == MB_PICKLE_OF_METADATA && mb_pickle_name_is_of_metadata(text, n));
+}
+
+/* text has n bytes, of which the first n_module are the module's, and one that divides. */
+static void refuse_name(struct machine *m, const char *text, size_t n, size_t n_module)
+{
+    char what[256];
+    const int shown = n < 150 && is_printable(text, n);
+    snprintf(what, sizeof what,
+             "it names %.*s%s%.*s, which no checkpoint of Megatron-LM has: it is refused",
+             shown ? (int)n_module : 0, text, shown ? "." : "something",
+             shown ? (int)(n - n_module - 1) : 0, text + n_module + 1);
+    fail(m, MB_EUNSUPPORTED, what);
+}
+
 static void push_global(struct machine *m)
 {
     const char *text = (const char *)m->bytes + m->at;
@@ -249,14 +268,8 @@ static void push_global(struct machine *m)
         return;
     }
     const size_t n = (size_t)(end - text);
-    if (!mb_pickle_name_is_listed(text, n)) {
-        char what[256];
-        const int shown = n < 150 && is_printable(text, n);
-        snprintf(what, sizeof what,
-                 "it names %.*s%s%.*s, which no checkpoint of Megatron-LM has: it is refused",
-                 shown ? (int)(line - text) : 0, text, shown ? "." : "something",
-                 shown ? (int)(end - line - 1) : 0, line + 1);
-        fail(m, MB_EUNSUPPORTED, what);
+    if (!is_listed(m, text, n)) {
+        refuse_name(m, text, n, (size_t)(line - text));
         return;
     }
     m->at += n + 1;
@@ -265,6 +278,39 @@ static void push_global(struct machine *m)
         v->text = text;
         v->n_text = n;
     }
+    push(m, v);
+}
+
+/* Of two texts on the stack. */
+static void push_stack_global(struct machine *m)
+{
+    const struct mb_pickle_value *name = pop(m), *module = pop(m);
+    if (m->rc == 0 && (name->kind != MB_PICKLE_TEXT || module->kind != MB_PICKLE_TEXT)) {
+        corrupt(m, "it names what is no text");
+    }
+    if (m->rc == 0 &&
+        (module->n_text > NAME_MAX_BYTES || name->n_text > NAME_MAX_BYTES - module->n_text)) {
+        fail(m, MB_EUNSUPPORTED, "it names something, which no checkpoint of Megatron-LM has");
+    }
+    char *text = m->rc == 0 ? mb_alloc(module->n_text + name->n_text + 2) : NULL;
+    if (text == NULL) {
+        fail(m, MB_ENOMEM, "out of memory");
+        return;
+    }
+    const size_t n = module->n_text + 1 + name->n_text;
+    memcpy(text, module->text, module->n_text);
+    text[module->n_text] = '\n';
+    memcpy(text + module->n_text + 1, name->text, name->n_text);
+    if (!is_listed(m, text, n)) {
+        refuse_name(m, text, n, module->n_text);
+    }
+    struct mb_pickle_value *v = make(m, MB_PICKLE_GLOBAL);
+    if (v == NULL) {
+        mb_free(text);
+        return;
+    }
+    v->text = v->owned = text;
+    v->n_text = n;
     push(m, v);
 }
 
@@ -374,6 +420,7 @@ static void memo_put(struct machine *m, size_t i)
         m->memo = bigger;
         m->n_memo = n;
     }
+    m->n_kept += m->memo[i] == NULL;
     m->memo[i] = v;
 }
 
@@ -420,6 +467,39 @@ static void unknown(struct machine *m, uint8_t op)
     fail(m, MB_EUNSUPPORTED, what);
 }
 
+static void check_protocol(struct machine *m)
+{
+    const uint64_t most = m->source == MB_PICKLE_OF_METADATA ? 5 : 2;
+    if (unsigned_operand(m, 1) > most) {
+        fail(m, MB_EUNSUPPORTED,
+             most == 2 ? "its protocol is not torch.save's own, 2" : "its protocol is beyond 5");
+    }
+}
+
+/* What protocol 4 has beyond 2. */
+static void later_step(struct machine *m, uint8_t op)
+{
+    switch (op) {
+    case 0x8c:
+        push_text(m, 1);
+        break;
+    case 0x8d:
+        push_text(m, 8);
+        break;
+    case 0x93:
+        push_stack_global(m);
+        break;
+    case 0x94:
+        memo_put(m, m->n_kept);
+        break;
+    case 0x95:
+        operand(m, 8); /* how long a frame is */
+        break;
+    default:
+        unknown(m, op);
+    }
+}
+
 /* 1: that was the last one. */
 static int step(struct machine *m)
 {
@@ -431,9 +511,7 @@ static int step(struct machine *m)
     }
     switch (op) {
     case 0x80:
-        if (unsigned_operand(m, 1) > PROTOCOL_MAX) {
-            fail(m, MB_EUNSUPPORTED, "its protocol is not torch.save's own, 2");
-        }
+        check_protocol(m);
         break;
     case '.':
         m->p->root = pop(m);
@@ -464,7 +542,7 @@ static int step(struct machine *m)
         push_float(m);
         break;
     case 'X':
-        push_text(m);
+        push_text(m, 4);
         break;
     case 'c':
         push_global(m);
@@ -521,15 +599,19 @@ static int step(struct machine *m)
         persistent(m);
         break;
     default:
-        unknown(m, op);
+        if (m->source == MB_PICKLE_OF_METADATA) {
+            later_step(m, op);
+        } else {
+            unknown(m, op);
+        }
     }
     return m->rc != 0;
 }
 
-int mb_pickle_parse(const char *name, const void *bytes, size_t n, struct mb_pickle **out,
-                    struct mb_err *err)
+int mb_pickle_parse(const char *name, const void *bytes, size_t n, enum mb_pickle_source source,
+                    struct mb_pickle **out, struct mb_err *err)
 {
-    struct machine m = {.name = name, .bytes = bytes, .n = n, .err = err};
+    struct machine m = {.name = name, .bytes = bytes, .n = n, .source = source, .err = err};
     if (n > MB_PICKLE_MAX) {
         return mb_err_set(err, MB_EUNSUPPORTED, "%s: a pickle of %zu bytes", name, n);
     }
@@ -559,6 +641,7 @@ void mb_pickle_close(struct mb_pickle *p)
         struct chunk *next = p->chunks->next;
         for (size_t i = 0; i < p->chunks->n; i++) {
             mb_free(p->chunks->values[i].items);
+            mb_free(p->chunks->values[i].owned);
         }
         mb_free(p->chunks);
         p->chunks = next;

@@ -55,15 +55,42 @@ static const char *const NAMES[] = {
     "torch.storage\nUntypedStorage",
 };
 
+/* What torch.distributed.checkpoint pickles of its own. */
+static const char *const OF_METADATA[] = {
+    "torch.distributed.checkpoint.filesystem\n_StorageInfo",
+    "torch.distributed.checkpoint.metadata\nBytesStorageMetadata",
+    "torch.distributed.checkpoint.metadata\nChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata\nMetadata",
+    "torch.distributed.checkpoint.metadata\nMetadataIndex",
+    "torch.distributed.checkpoint.metadata\nStorageMeta",
+    "torch.distributed.checkpoint.metadata\nTensorProperties",
+    "torch.distributed.checkpoint.metadata\nTensorStorageMetadata",
+    "torch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.planner\nBytesIOWriteData",
+    "torch.distributed.checkpoint.planner\nSavePlan",
+    "torch.distributed.checkpoint.planner\nTensorWriteData",
+    "torch.distributed.checkpoint.planner\nWriteItem",
+    "torch.distributed.checkpoint.planner\nWriteItemType",
+    "torch.serialization\n_get_layout",
+};
+
 /* Packages whose enumerations and settings move from release to release. */
 static const char *const PACKAGES[] = {"megatron.", "transformer_engine."};
 
-int mb_pickle_name_is_listed(const char *text, size_t n)
+static int is_in(const char *const *names, size_t n_names, const char *text, size_t n)
 {
-    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
-        if (strlen(NAMES[i]) == n && memcmp(NAMES[i], text, n) == 0) {
+    for (size_t i = 0; i < n_names; i++) {
+        if (strlen(names[i]) == n && memcmp(names[i], text, n) == 0) {
             return 1;
         }
+    }
+    return 0;
+}
+
+int mb_pickle_name_is_listed(const char *text, size_t n)
+{
+    if (is_in(NAMES, sizeof NAMES / sizeof NAMES[0], text, n)) {
+        return 1;
     }
     for (size_t i = 0; i < sizeof PACKAGES / sizeof PACKAGES[0]; i++) {
         const size_t k = strlen(PACKAGES[i]);
@@ -72,4 +99,9 @@ int mb_pickle_name_is_listed(const char *text, size_t n)
         }
     }
     return 0;
+}
+
+int mb_pickle_name_is_of_metadata(const char *text, size_t n)
+{
+    return is_in(OF_METADATA, sizeof OF_METADATA / sizeof OF_METADATA[0], text, n);
 }

@@ -1,4 +1,6 @@
 /*
+ * Of torch_dist: common.pt has the arguments, dist.h the tensors, whole. Of torch:
+ *
  *  1. The directory's mp_rank_* are listed; the first rank's file says by its arguments how many
  *     there have to be. No one is missing and no other is there.
  *  2. All are opened. What they say of the model and the layout is the same in each.
@@ -20,10 +22,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/fs.h"
 #include "base/str.h"
+#include "worker/checkpoint/megatron/dist.h"
 #include "worker/checkpoint/megatron/torch_file.h"
 
-#define FILE_NAME "model_optim_rng.pt"
+#define FILE_NAME   "model_optim_rng.pt"
+#define COMMON_NAME "common.pt"
 
 enum { PIECE_BYTES = 1 << 18, PREFIX_MAX = 32 };
 
@@ -35,7 +40,8 @@ struct file {
 
 struct mb_shards {
     char *dir;
-    int has_stages; /* names have two numbers */
+    struct mb_dist *dist; /* of torch_dist; then there is one file, common.pt, and no part */
+    int has_stages;       /* names have two numbers */
     uint64_t max_rank, max_stage;
     json_t *args;
     char *args_text;
@@ -102,7 +108,7 @@ int mb_shards_are_in(const char *dir)
     if (d != NULL) {
         closedir(d);
     }
-    return found;
+    return found || mb_dist_is_in(dir);
 }
 
 static int list_ranks(struct mb_shards *s, struct mb_err *err)
@@ -395,7 +401,6 @@ static int take_tensor(struct mb_shards *s, size_t i, struct mb_err *err)
     char name[2 * MB_MEGATRON_NAME_MAX], other[2 * MB_MEGATRON_NAME_MAX];
     const struct mb_megatron_tensor *want = &s->layout.tensors[i];
     const uint64_t tp = s->layout.tp;
-    struct mb_st_tensor *t = &s->tensors[i];
     int rc = 0;
     s->stage_of[i] = place_of(s, want, name, other);
     for (uint64_t rank = 0; rank < tp && rc == 0; rank++) {
@@ -409,14 +414,20 @@ static int take_tensor(struct mb_shards *s, size_t i, struct mb_err *err)
         s->bytes += part->n * mb_st_dtype_size(part->dtype);
         rc = check_part(s, f, part, want, err);
     }
+    return rc;
+}
+
+static void describe(struct mb_shards *s, size_t i)
+{
+    const struct mb_megatron_tensor *want = &s->layout.tensors[i];
     const uint64_t columns = want->columns > 0 ? want->columns : 1;
+    struct mb_st_tensor *t = &s->tensors[i];
     *t = (struct mb_st_tensor){.name = want->name,
                                .dtype = MB_ST_F32,
                                .n_dims = want->columns > 0 ? 2 : 1,
                                .shape = {want->rows, want->columns},
                                .begin = i > 0 ? s->tensors[i - 1].end : 0};
     t->end = t->begin + want->rows * columns * sizeof(float);
-    return rc;
 }
 
 /* What is none of the model's tensors, and yet no loss. */
@@ -464,6 +475,24 @@ static int take_vocab(struct mb_shards *s, struct mb_err *err)
                : no_memory(s, err);
 }
 
+/* The whole tensors, of the layout that arguments and parts say. */
+static int make_layout(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = mb_megatron_layout_create(s->files[0].path, s->args, &s->layout, err);
+    if (rc != 0) {
+        return rc;
+    }
+    s->tensors = mb_calloc(s->layout.n, sizeof *s->tensors);
+    s->args_text = json_dumps(s->args, JSON_COMPACT);
+    if (s->tensors == NULL || s->args_text == NULL) {
+        return no_memory(s, err);
+    }
+    for (size_t i = 0; i < s->layout.n; i++) {
+        describe(s, i);
+    }
+    return 0;
+}
+
 static int take_tensors(struct mb_shards *s, struct mb_err *err)
 {
     int rc = number_layers(s, err);
@@ -471,24 +500,80 @@ static int take_tensors(struct mb_shards *s, struct mb_err *err)
         rc = take_vocab(s, err);
     }
     if (rc == 0) {
-        rc = mb_megatron_layout_create(s->files[0].path, s->args, &s->layout, err);
+        rc = make_layout(s, err);
     }
     if (rc != 0) {
         return rc;
     }
-    s->tensors = mb_calloc(s->layout.n, sizeof *s->tensors);
     s->stage_of = mb_calloc(s->layout.n, sizeof *s->stage_of);
     s->parts = mb_calloc(s->layout.n * s->layout.tp, sizeof *s->parts);
     s->piece = mb_alloc(PIECE_BYTES);
-    s->args_text = json_dumps(s->args, JSON_COMPACT);
-    rc = s->tensors != NULL && s->stage_of != NULL && s->parts != NULL && s->piece != NULL &&
-                 s->args_text != NULL
-             ? 0
-             : no_memory(s, err);
+    rc = s->stage_of != NULL && s->parts != NULL && s->piece != NULL ? 0 : no_memory(s, err);
     for (size_t i = 0; i < s->layout.n && rc == 0; i++) {
         rc = take_tensor(s, i, err);
     }
     return rc == 0 ? check_rest(s, err) : rc;
+}
+
+/* ---- torch_dist ---- */
+
+/* Its arguments say how many ranks the run had; here there are whole tensors. */
+static int open_common(struct mb_shards *s, struct mb_err *err)
+{
+    s->files = mb_calloc(1, sizeof *s->files);
+    s->layout.tp = s->layout.pp = 1;
+    if (s->files == NULL) {
+        return no_memory(s, err);
+    }
+    struct file *f = &s->files[0];
+    f->path = mb_path_join(s->dir, COMMON_NAME);
+    int rc = f->path != NULL ? mb_torch_open(f->path, &f->torch, err) : no_memory(s, err);
+    if (rc == MB_ENOENT) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s is missing: the arguments are not elsewhere read",
+                        f->path);
+    }
+    if (rc == 0 && mb_torch_args(f->torch) == NULL) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s: it has no \"args\": no checkpoint of Megatron-LM",
+                        f->path);
+    }
+    if (rc == 0) {
+        rc = take_args(s, f, &s->args, err);
+    }
+    if (rc == 0) {
+        rc = mb_megatron_sizes(f->path, s->args, &s->layout, err);
+    }
+    s->layout.tp = s->layout.pp = s->layout.n_chunks = 1;
+    return rc;
+}
+
+static int open_dist(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = mb_dist_open(s->dir, &s->dist, err);
+    if (rc == 0) {
+        rc = open_common(s, err);
+    }
+    if (rc == 0 && s->layout.padded_vocab == 0) {
+        s->layout.padded_vocab = mb_dist_vocab(s->dist);
+        rc = s->layout.padded_vocab == 0
+                 ? mb_err_set(err, MB_ECORRUPT, "%s: there are no embeddings", s->dir)
+             : json_object_set_new(s->args, "padded_vocab_size",
+                                   json_integer((json_int_t)s->layout.padded_vocab)) == 0
+                 ? 0
+                 : no_memory(s, err);
+    }
+    if (rc == 0) {
+        rc = make_layout(s, err);
+    }
+    return rc == 0 ? mb_dist_take(s->dist, &s->layout, &s->bytes, err) : rc;
+}
+
+static int open_torch(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = list_ranks(s, err);
+    if (rc == 0) {
+        rc = open_files(s, err);
+    }
+    return rc == 0 ? take_tensors(s, err) : rc;
 }
 
 int mb_shards_open(const char *dir, struct mb_shards **out, struct mb_err *err)
@@ -498,13 +583,9 @@ int mb_shards_open(const char *dir, struct mb_shards **out, struct mb_err *err)
         return mb_err_set(err, MB_ENOMEM, "%s: out of memory", dir);
     }
     s->dir = mb_strdup(dir);
-    int rc =
-        s->dir != NULL ? list_ranks(s, err) : mb_err_set(err, MB_ENOMEM, "%s: out of memory", dir);
+    int rc = s->dir != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "%s: out of memory", dir);
     if (rc == 0) {
-        rc = open_files(s, err);
-    }
-    if (rc == 0) {
-        rc = take_tensors(s, err);
+        rc = mb_dist_is_in(dir) ? open_dist(s, err) : open_torch(s, err);
     }
     if (rc != 0) {
         mb_shards_close(s);
@@ -522,6 +603,7 @@ void mb_shards_close(struct mb_shards *s)
     for (uint64_t i = 0; s->files != NULL && i < s->layout.tp * s->layout.pp; i++) {
         close_file(&s->files[i]);
     }
+    mb_dist_close(s->dist);
     mb_megatron_layout_close(&s->layout);
     json_decref(s->args);
     mb_free(s->args_text);
@@ -554,9 +636,17 @@ int64_t mb_shards_consumed(const struct mb_shards *s, int of_validation)
     return n > 0 ? n : 0;
 }
 
+int mb_shards_are_dist(const struct mb_shards *s)
+{
+    return s->dist != NULL;
+}
+
 int mb_shards_has_optimizer(const struct mb_shards *s)
 {
     const struct mb_torch_file *f = s->files[0].torch;
+    if (s->dist != NULL) {
+        return mb_dist_has_optimizer(s->dist);
+    }
     for (size_t i = 0; i < mb_torch_n_tensors(f); i++) {
         if (mb_starts_with(mb_torch_tensor(f, i)->name, "optimizer.")) {
             return 1;
@@ -572,7 +662,7 @@ const struct mb_megatron_layout *mb_shards_layout(const struct mb_shards *s)
 
 size_t mb_shards_n_files(const struct mb_shards *s)
 {
-    return s->layout.tp * s->layout.pp;
+    return s->dist != NULL ? mb_dist_n_files(s->dist) : s->layout.tp * s->layout.pp;
 }
 
 uint64_t mb_shards_bytes(const struct mb_shards *s)
@@ -628,6 +718,9 @@ int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t f
     const uint64_t tp = s->layout.tp;
     const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], tp);
     int rc = 0;
+    if (s->dist != NULL) {
+        return mb_dist_read(s->dist, i, from, n, out, err);
+    }
     while (n > 0 && rc == 0) {
         const uint64_t in_stride = from % p.stride, in_run = in_stride % p.run;
         const uint64_t rank = in_stride / p.run, at = from / p.stride * p.run + in_run;
@@ -647,5 +740,5 @@ int mb_shards_verify(const struct mb_shards *s, struct mb_err *err)
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
         rc = mb_torch_verify(s->files[i].torch, err);
     }
-    return rc;
+    return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, err) : rc;
 }

@@ -1,9 +1,9 @@
 /*
- * An iteration of Megatron-LM's --ckpt-format torch as one model: the directory's files
+ * An iteration of Megatron-LM's as one model: of --ckpt-format torch the directory's files
  * mp_rank_TT[_PPP]/model_optim_rng.pt, one for each rank of a tensor group and each stage of a
- * pipeline, read as whole tensors in fp32. The optimizer, generators and the scheduler are passed
- * over. All files are opened and every tensor's name, shape and kind of numbers is checked before
- * open says yes. Blocking; one thread per object.
+ * pipeline, of torch_dist its chunks (dist.h), read as whole tensors in fp32. The optimizer,
+ * generators and the scheduler are passed over. All files are opened and every tensor's name, shape
+ * and kind of numbers is checked before open says yes. Blocking; one thread per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H
@@ -16,7 +16,7 @@
 
 struct mb_shards;
 
-/* 1: dir has an mp_rank_*. */
+/* 1: dir has an mp_rank_*, or a metadata.json. */
 int mb_shards_are_in(const char *dir);
 
 /* MB_ECORRUPT and MB_EUNSUPPORTED name the file, and the rank or tensor. */
@@ -26,6 +26,8 @@ void mb_shards_close(struct mb_shards *s); /* NULL is legal */
 const char *mb_shards_args(const struct mb_shards *s);  /* one JSON object, see mb_megatron_args */
 int64_t mb_shards_iteration(const struct mb_shards *s); /* as the files say it; 0: they do not */
 int64_t mb_shards_consumed(const struct mb_shards *s, int of_validation); /* samples; 0: not said */
+int mb_shards_are_dist(
+    const struct mb_shards *s); /* of torch_dist, and the layout is of one rank */
 int mb_shards_has_optimizer(const struct mb_shards *s);
 const struct mb_megatron_layout *mb_shards_layout(const struct mb_shards *s);
 size_t mb_shards_n_files(const struct mb_shards *s);

@@ -492,7 +492,7 @@ static int take_pickle(struct mb_torch_file *f, struct mb_err *err)
     rc = bytes != NULL ? mb_zip_read(f->zip, e, 0, bytes, (size_t)e->n, err)
                        : no_memory(f->name, err);
     if (rc == 0) {
-        rc = mb_pickle_parse(f->name, bytes, (size_t)e->n, &pickle, err);
+        rc = mb_pickle_parse(f->name, bytes, (size_t)e->n, MB_PICKLE_OF_TORCH_SAVE, &pickle, err);
     }
     if (rc == 0) {
         rc = take_root(f, mb_pickle_root(pickle), err);
@@ -538,6 +538,14 @@ int mb_torch_open_fd(const char *name, int fd, struct mb_torch_file **out, struc
 {
     struct mb_zip *zip;
     int rc = mb_zip_open_fd(name, fd, &zip, err);
+    return rc == 0 ? take_zip(name, zip, out, err) : rc;
+}
+
+int mb_torch_open_part(const char *name, int fd, uint64_t at, uint64_t n,
+                       struct mb_torch_file **out, struct mb_err *err)
+{
+    struct mb_zip *zip;
+    int rc = mb_zip_open_part(name, fd, at, n, &zip, err);
     return rc == 0 ? take_zip(name, zip, out, err) : rc;
 }
 
@@ -636,6 +644,15 @@ int mb_torch_read(struct mb_torch_file *f, const struct mb_torch_tensor *t, uint
         n -= k;
     }
     return 0;
+}
+
+void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t *at,
+                    uint64_t *n, uint32_t *crc32)
+{
+    const struct mb_zip_entry *e = mb_zip_entry(f->zip, t->entry);
+    *at = e->at;
+    *n = e->n;
+    *crc32 = e->crc32;
 }
 
 int mb_torch_verify(const struct mb_torch_file *f, struct mb_err *err)

@@ -32,6 +32,9 @@ const char *mb_torch_storage(enum mb_st_dtype dtype);
 int mb_torch_open(const char *path, struct mb_torch_file **out, struct mb_err *err);
 /* fd is taken, whatever is returned; name is for texts. */
 int mb_torch_open_fd(const char *name, int fd, struct mb_torch_file **out, struct mb_err *err);
+/* Of a file that is several, bytes [at, at + n). */
+int mb_torch_open_part(const char *name, int fd, uint64_t at, uint64_t n,
+                       struct mb_torch_file **out, struct mb_err *err);
 void mb_torch_close(struct mb_torch_file *f); /* NULL is legal */
 
 /* One JSON object, those of "args" that JSON can say (a torch.dtype is its name); NULL: there is no
@@ -46,6 +49,9 @@ uint64_t mb_torch_bytes(const struct mb_torch_file *f); /* of all tensors */
  * caller's promise. MB_ECORRUPT if the file has become shorter. */
 int mb_torch_read(struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t from, size_t n,
                   void *out, struct mb_err *err);
+/* Where the storage of a tensor lies: bytes of the zip. *crc32 0: torch did not compute it. */
+void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t *at,
+                    uint64_t *n, uint32_t *crc32);
 /* Reads the bytes of all storages: MB_ECORRUPT if a checksum is another. */
 int mb_torch_verify(const struct mb_torch_file *f, struct mb_err *err);
 

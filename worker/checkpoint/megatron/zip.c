@@ -32,8 +32,8 @@ enum {
 struct mb_zip {
     char *name;
     int fd;
-    uint64_t size;
-    char *texts; /* the names */
+    uint64_t base, size; /* it is these bytes of the file */
+    char *texts;         /* the names */
     struct mb_zip_entry *entries;
     const struct mb_zip_entry **by_name;
     size_t n;
@@ -62,7 +62,7 @@ static int read_at(const struct mb_zip *z, uint64_t at, void *buf, size_t n, str
 {
     uint8_t *p = buf;
     while (n > 0) {
-        ssize_t k = pread(z->fd, p, n, (off_t)at);
+        ssize_t k = pread(z->fd, p, n, (off_t)(z->base + at));
         if (k < 0 && errno == EINTR) {
             continue;
         }
@@ -265,9 +265,28 @@ static int take_directory(struct mb_zip *z, struct mb_err *err)
     return rc == 0 ? sort(z, err) : rc;
 }
 
-int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err *err)
+/* n: what there is to the end of the file. */
+static int take_size(struct mb_zip *z, uint64_t at, uint64_t n, struct mb_err *err)
 {
     struct stat st;
+    if (fstat(z->fd, &st) != 0) {
+        return mb_err_sys(err, errno, "%s", z->name);
+    }
+    if (!S_ISREG(st.st_mode)) {
+        return corrupt(z, err, "it is no file");
+    }
+    const uint64_t there = (uint64_t)st.st_size;
+    if (at > there || (n != MB_ZIP_TO_END && n > there - at)) {
+        return corrupt(z, err, "it lies outside of the file");
+    }
+    z->base = at;
+    z->size = n == MB_ZIP_TO_END ? there - at : n;
+    return 0;
+}
+
+int mb_zip_open_part(const char *name, int fd, uint64_t at, uint64_t n, struct mb_zip **out,
+                     struct mb_err *err)
+{
     struct mb_zip *z = mb_calloc(1, sizeof *z);
     if (z == NULL) {
         close(fd);
@@ -276,14 +295,10 @@ int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err 
     z->fd = fd;
     z->name = mb_strdup(name);
     int rc = z->name != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "%s: out of memory", name);
-    if (rc == 0 && fstat(fd, &st) != 0) {
-        rc = mb_err_sys(err, errno, "%s", name);
-    }
-    if (rc == 0 && !S_ISREG(st.st_mode)) {
-        rc = corrupt(z, err, "it is no file");
+    if (rc == 0) {
+        rc = take_size(z, at, n, err);
     }
     if (rc == 0) {
-        z->size = (uint64_t)st.st_size;
         rc = take_directory(z, err);
     }
     if (rc != 0) {
@@ -292,6 +307,11 @@ int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err 
     }
     *out = z;
     return 0;
+}
+
+int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err *err)
+{
+    return mb_zip_open_part(name, fd, 0, MB_ZIP_TO_END, out, err);
 }
 
 int mb_zip_open(const char *path, struct mb_zip **out, struct mb_err *err)

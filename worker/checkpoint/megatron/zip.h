@@ -12,16 +12,21 @@
 
 struct mb_zip_entry {
     const char *name; /* owned by the zip */
-    uint64_t at, n;   /* bytes of the file */
+    uint64_t at, n;   /* bytes of the zip */
     uint32_t crc32;   /* 0: torch did not compute it */
 };
 
 struct mb_zip;
 
+#define MB_ZIP_TO_END UINT64_MAX /* as n */
+
 /* MB_ENOENT, or MB_ECORRUPT and MB_EUNSUPPORTED naming the file and the entry. */
 int mb_zip_open(const char *path, struct mb_zip **out, struct mb_err *err);
 /* fd is taken, whatever is returned; name is for texts. */
 int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err *err);
+/* Of a file that is several, bytes [at, at + n). */
+int mb_zip_open_part(const char *name, int fd, uint64_t at, uint64_t n, struct mb_zip **out,
+                     struct mb_err *err);
 void mb_zip_close(struct mb_zip *z); /* NULL is legal */
 
 size_t mb_zip_n_entries(const struct mb_zip *z);

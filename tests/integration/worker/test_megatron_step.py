@@ -1,0 +1,148 @@
+"""Against the real megatron-core: a step of its training (forward and backward of micro batches, finalize_model_grads, its
+optimizer with clipping and weight decay) and one of ours, from the same weights on the same samples, give the same weights.
+Usage: test_megatron_step.py WORKER MOBULA"""
+
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+warnings.filterwarnings("ignore")
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+import megatron_gang
+from megatron_gang import BATCH, SEQ, VOCAB, Shape
+
+WORKER, MOBULA = (os.path.abspath(p) for p in sys.argv[1:3])
+del sys.argv[1:3]
+SAMPLES, LR, WEIGHT_DECAY, CLIP = 8, 1e-2, 0.1, 0.5
+
+
+def on_cpu(function):
+    return lambda *a, **k: function(*a, **{**k, **({"device": "cpu"} if str(k.get("device")).startswith("cuda") else {})})
+
+
+# The optimizer asks for CUDA by name, whatever its parameters are on.
+torch.tensor, torch.zeros = on_cpu(torch.tensor), on_cpu(torch.zeros)
+TYPE = torch.Tensor.type
+torch.Tensor.type = lambda self, *a, **k: TYPE(self, *a, **k) if a or k else "torch.cuda.FloatTensor"
+
+
+def write_tokens(prefix, tokens):
+    tokens.astype("<u2").tofile(f"{prefix}.bin")
+    with open(f"{prefix}.idx", "wb") as f:
+        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens)) +
+                struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
+
+
+def step_main(rank, s, folder):
+    """Saves weights, takes a step, and saves those."""
+    folder = pathlib.Path(folder)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=s.tp)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=s.tp)
+    torch.manual_seed(11)
+    config = megatron_gang.config_of(s)
+    model = megatron_gang.chunk_of(s, config, 0, 0)
+    with torch.no_grad():
+        megatron_gang.stir(s, [model], 0)
+    for state in ("before", "after"):
+        (folder / state / "iter_0000020" / megatron_gang.file_of(s, rank, 0)).parent.mkdir(parents=True)
+    megatron_gang.save(s, folder / "before" / "iter_0000020" / megatron_gang.file_of(s, rank, 0), [model])
+
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+    how = OptimizerConfig(optimizer="adam", lr=LR, weight_decay=WEIGHT_DECAY, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-4,
+                          clip_grad=CLIP)
+    optimizer = get_megatron_optimizer(how, [ddp], get_standard_config_overrides(how))
+    OptimizerParamScheduler(  # which gives norms and biases no weight decay
+        optimizer, init_lr=0.0, max_lr=LR, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=100, lr_decay_style="constant",
+        start_wd=WEIGHT_DECAY, end_wd=WEIGHT_DECAY, wd_incr_steps=100, wd_incr_style="constant")
+    config.grad_scale_func, config.finalize_model_grads_func = optimizer.scale_loss, finalize_model_grads
+    samples = iter(torch.load(folder / "samples.pt").split(BATCH))
+
+    def forward(batches, chunk):
+        x = next(batches)
+        positions = torch.arange(SEQ).repeat(BATCH, 1)
+        mask = torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1)
+        losses = chunk(input_ids=x[:, :-1], position_ids=positions, attention_mask=mask, labels=x[:, 1:])
+        return losses, lambda out: (out.mean(), {"lm loss": out.mean().detach()})
+
+    ddp.zero_grad_buffer()
+    optimizer.zero_grad()
+    told = get_forward_backward_func()(forward_step_func=forward, data_iterator=samples, model=[ddp], seq_length=SEQ,
+                                       num_microbatches=SAMPLES // BATCH, micro_batch_size=BATCH, forward_only=False)
+    done, norm, _ = optimizer.step()
+    assert done
+    megatron_gang.save(s, folder / "after" / "iter_0000020" / megatron_gang.file_of(s, rank, 0), [model])
+    if rank == 0:
+        torch.save((float(torch.stack([t["lm loss"] for t in told]).mean()), float(norm)), folder / "told.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(*words):
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
+    return done.stdout + done.stderr
+
+
+class StepTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="mobula-megatron-step-")
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+
+    def model(self, directory, s):
+        """Whole tensors, by names of their file; of several ranks through our converter."""
+        run(MOBULA, "checkpoint", "convert", "--to", "megatron", "--transformer-impl", "local", self.path / directory,
+            self.path / f"{directory}-whole")
+        file = next((self.path / f"{directory}-whole").rglob(megatron_gang.NAME))
+        return {n: t for n, t in torch.load(file, weights_only=False)["model"].items() if t is not None}
+
+    def check(self, s):
+        tokens = torch.randint(0, VOCAB - 1, (SAMPLES * SEQ + 1,), generator=torch.Generator().manual_seed(3))
+        write_tokens(self.path / "data", tokens.numpy())
+        torch.save(torch.stack([tokens[i * SEQ:i * SEQ + SEQ + 1] for i in range(SAMPLES)]), self.path / "samples.pt")
+        torch.multiprocessing.start_processes(step_main, (s, str(self.path)), nprocs=s.tp, start_method="fork")
+        for state in ("before", "after"):
+            (self.path / state / "latest_checkpointed_iteration.txt").write_text("20")
+        loss, norm = torch.load(self.path / "told.pt")
+        log = run(WORKER, "--use-checkpoint-args", "--distributed-backend", "gloo", "--seq-length", SEQ,
+                  "--micro-batch-size", BATCH, "--global-batch-size", SAMPLES, "--train-iters", 1, "--lr", LR,
+                  "--lr-decay-style", "constant", "--weight-decay", WEIGHT_DECAY, "--adam-beta2", "0.95", "--adam-eps", "1e-4",
+                  "--clip-grad", CLIP, "--eval-iters", 0, "--log-interval", 1, "--tokenizer-type", "NullTokenizer",
+                  "--vocab-size", VOCAB - 1, "--data-path", self.path / "data", "--split", "100,0,0", "--dataloader-type",
+                  "cyclic", "--pretrained-checkpoint", self.path / "before", "--save", self.path / "ours",
+                  "--save-interval", 1)
+        line = next(line for line in log.splitlines() if "lm loss:" in line)
+        self.assertGreater(norm, CLIP)  # so that it is clipped
+        self.assertLess(abs(float(line.split("lm loss: ")[1].split()[0]) - loss), 1e-5)
+        self.assertLess(abs(float(line.split("grad norm: ")[1].split()[0]) - norm), 1e-3)
+        before, want, got = (self.model(d, s) for d in ("before", "after", "ours"))
+        self.assertEqual(set(got), set(want))
+        for name, value in want.items():
+            self.assertGreater(float((value - before[name]).abs().max()), LR / 10, name)
+            self.assertLess(float((value - got[name]).abs().max()), 1e-5, name)
+
+    def test_learned_positions_biases_and_tied_embeddings(self):
+        self.check(Shape())
+
+    def test_gates_and_query_groups(self):
+        self.check(Shape(llama=True, untied=True))
+
+    def test_two_ranks_that_share_a_model(self):
+        self.check(Shape(tp=2, llama=True))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -11,11 +12,13 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
+import grpc  # noqa: E402
 from commands import RAY, call, clean_env  # noqa: E402
 from ports import free_port  # noqa: E402
 from ray_head import RayHead  # noqa: E402
 
 BIN = sys.argv[1]
+DRAIN_S = 8
 
 # A task and an actor that ask for what only our node has.
 ASKS_FOR_OURS = """
@@ -39,7 +42,6 @@ for what, ask in (("task", task.remote), ("actor", lambda: Actor.remote().ping.r
         print(what, type(e).__name__, str(e).replace("\\n", " "))
 print("seconds", time.monotonic() - since)
 """
-
 
 # What a driver of Ray's sees of the cluster.
 SEES = """
@@ -204,6 +206,34 @@ def case_drain(s, head, http, gcs, node):
     assert time.monotonic() - since < 30
 
 
+def case_drain_by_the_deadline(s, head, http, gcs, _node):
+    """A rank that does not end when it is told to is killed before the deadline of the drain."""
+    node = s.node(BIN, "--address", head.address, "--num-gpus", "1", "--no-token")
+    node.wait_alive()
+    pg = gcs.create_group([{"mobula_gpu": 1, "mobula_slot": 1}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"], grace_ms=600000)
+    d.expect("launched")
+    request = s.message("ray.rpc.DrainRayletRequest")(
+        reason=2, reason_message="a test", deadline_timestamp_ms=int(time.time() + DRAIN_S) * 1000)
+    with d.renewing(), grpc.insecure_channel(node.grpc_address()) as channel:
+        since = time.monotonic()
+        reply = s.unary(channel, "/ray.rpc.NodeManagerService/DrainRaylet", request)
+        assert reply.is_accepted, reply
+        assert "drained" in d.expect("failure").text
+        ended = d.expect("rank_exit")  # at the deadline the node waits for no driver any more
+    took = time.monotonic() - since
+    assert ended.signal == signal.SIGKILL, ended
+    assert took < 6 * DRAIN_S, took
+    print(f"     a deadline of {DRAIN_S} s: the rank is gone after {took:.1f} s", flush=True)
+    d.close()
+    assert node.process.wait(60) == 0
+    n = gcs.nodes()[node.info["node_id"]]
+    assert n.state == 1 and n.death_info.reason == 3, n  # AUTOSCALER_DRAIN_PREEMPTED
+
+
 def main():
     port = free_port()
     with cluster.Sandbox() as s, RayHead(args=["--include-dashboard=true",
@@ -212,7 +242,8 @@ def main():
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
         for case in (case_lists, case_usage, case_logs, case_service_discovery,
-                     case_tasks_and_actors_are_refused, case_drain):
+                     case_tasks_and_actors_are_refused, case_drain,
+                     case_drain_by_the_deadline):
             case(s, head, f"http://127.0.0.1:{port}", gcs, node)
             print(f"ok   {case.__name__[5:]}", flush=True)
     return 0

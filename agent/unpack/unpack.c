@@ -1,7 +1,7 @@
 /*
- *  1. resolve dir, so that links above it are no matter; 2. for each entry: check its name and the
- *  target of a hard link, put dir in front; 3. libarchive writes it, never through a link
- *  (SECURE_SYMLINKS) and never setuid; 4. directory times and modes at the end.
+ *  1. resolve dir, so that links above it are no matter; 2. for each entry: check its name, what it
+ *  is and the target of a hard link, take setuid and setgid off, put dir in front; 3. libarchive
+ *  writes it, never through a link (SECURE_SYMLINKS); 4. directory times and modes at the end.
  */
 #include "agent/unpack/unpack.h"
 
@@ -29,6 +29,20 @@ int mb_unpack_is_inside(const char *name)
     return 1;
 }
 
+/* Directories, files and links, without the bits that lend a user's or a group's rights: libarchive
+ * restores those where the owner fits, and makes any device or pipe. */
+static int check_kind(struct archive_entry *entry, struct mb_err *err)
+{
+    mode_t type = archive_entry_filetype(entry);
+
+    if (type != AE_IFREG && type != AE_IFDIR && type != AE_IFLNK &&
+        archive_entry_hardlink(entry) == NULL)
+        return mb_err_set(err, MB_EDENIED, "entry %s is neither a file nor a directory nor a link",
+                          archive_entry_pathname(entry));
+    archive_entry_set_perm(entry, archive_entry_perm(entry) & 0777);
+    return 0;
+}
+
 /* Puts dir in front of the entry's name and of its hard link's target. */
 static int place(struct archive_entry *entry, const char *dir, struct mb_err *err)
 {
@@ -39,6 +53,8 @@ static int place(struct archive_entry *entry, const char *dir, struct mb_err *er
     if (!mb_unpack_is_inside(name) || (link != NULL && !mb_unpack_is_inside(link)))
         return mb_err_set(err, MB_EDENIED, "entry %s leaves the directory",
                           name != NULL ? name : "without a name");
+    if (check_kind(entry, err) != 0)
+        return MB_EDENIED;
     path = mb_asprintf("%s/%s", dir, name);
     if (path == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
@@ -60,7 +76,7 @@ static int archive_err(struct mb_err *err, struct archive *a, int code)
 
     if (archive_errno(a) == ENOSPC)
         code = MB_EFULL;
-    return mb_err_set(err, code, "%s", text != NULL ? text : "libarchive gives no reason");
+    return mb_err_set(err, code, "%s", text != NULL ? text : "it is damaged or not whole");
 }
 
 static int copy_data(struct archive *in, struct archive *out, int64_t *left, struct mb_err *err)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <archive.h>
 #include <archive_entry.h>
@@ -47,6 +48,7 @@ enum format { ZIP, TAR_GZ, TAR_XZ, CPIO };
 struct entry {
     const char *name, *text; /* text NULL: a link */
     const char *symlink, *hardlink;
+    mode_t type, perm; /* 0: a regular file or link, 0644 */
 };
 
 static void write_archive(const char *path, enum format format, const struct entry *entries)
@@ -68,12 +70,16 @@ static void write_archive(const char *path, enum format format, const struct ent
         struct archive_entry *e = archive_entry_new();
 
         archive_entry_set_pathname(e, entries->name);
-        archive_entry_set_perm(e, 0644);
+        archive_entry_set_perm(e, entries->perm != 0 ? entries->perm : 0644);
         archive_entry_set_filetype(e, entries->symlink != NULL ? AE_IFLNK : AE_IFREG);
+        if (entries->type != 0)
+            archive_entry_set_filetype(e, entries->type);
         if (entries->symlink != NULL)
             archive_entry_set_symlink(e, entries->symlink);
         if (entries->hardlink != NULL)
             archive_entry_set_hardlink(e, entries->hardlink);
+        archive_entry_set_uid(e, getuid());
+        archive_entry_set_gid(e, getgid());
         archive_entry_set_size(e, entries->text != NULL ? (la_int64_t)strlen(entries->text) : 0);
         assert_int_equal(archive_write_header(a, e), ARCHIVE_OK);
         if (entries->text != NULL)
@@ -143,6 +149,50 @@ static void nothing_leaves_the_directory(void **state)
         assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
     }
     assert_false(mb_fs_exists("/tmp/mb-unpack-absolute"));
+}
+
+static void only_files_directories_and_links(void **state)
+{
+    static const struct entry special[][2] = {{{.name = "null", .type = AE_IFCHR}},
+                                              {{.name = "disk", .type = AE_IFBLK}},
+                                              {{.name = "pipe", .type = AE_IFIFO}}};
+    char name[32];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(special) / sizeof(special[0]); i++) {
+        if (unpack(TAR_GZ, special[i], &mb_unpack_limits) != MB_EDENIED)
+            fail_msg("archive %zu: %s", i, err.text);
+        assert_non_null(strstr(err.text, "neither a file nor a directory nor a link"));
+        snprintf(name, sizeof(name), "out/%s", special[i][0].name);
+        assert_false(mb_fs_exists(at(name)));
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
+}
+
+static mode_t mode_of(const char *path)
+{
+    struct stat st;
+
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_mode & 07777;
+}
+
+/* The archive's owner is the user of this test, the only one for whom libarchive sets the bits. */
+static void never_setuid(void **state)
+{
+    static const struct entry bits[] = {{.name = "u", .text = "x", .perm = 04755},
+                                        {.name = "g", .text = "x", .perm = 02711},
+                                        {.name = "d", .type = AE_IFDIR, .perm = 07750},
+                                        {.name = NULL}};
+
+    (void)state;
+    for (int f = ZIP; f <= TAR_XZ; f++) {
+        assert_int_equal(unpack((enum format)f, bits, &mb_unpack_limits), 0);
+        assert_int_equal(mode_of(at("out/u")), 0755);
+        assert_int_equal(mode_of(at("out/g")), 0711);
+        assert_int_equal(mode_of(at("out/d")), 0750);
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
 }
 
 static void bombs(void **state)
@@ -277,6 +327,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(formats, set_up, tear_down),
         cmocka_unit_test_setup_teardown(names, set_up, tear_down),
         cmocka_unit_test_setup_teardown(nothing_leaves_the_directory, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(only_files_directories_and_links, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(never_setuid, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bombs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(by_a_program, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_program_without_keys, set_up, tear_down),

@@ -1,6 +1,7 @@
 /*
  * 1. Without filter, tag and JSON bytes go to stdout as they come.
- * 2. Else they are cut into lines; what has no end yet is kept, up to a bound.
+ * 2. Else they are cut into lines; what has no end yet is kept, up to a bound: a longer line comes
+ *    in pieces of whole characters, wherever the bytes were cut when they came.
  * 3. A line is matched without its end, tagged with its rank, and printed in one piece.
  */
 #include "cli/log_view.h"
@@ -8,6 +9,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/str.h"
 #include "gcs/text.h"
 
 enum { LINE_MAX_BYTES = 1 << 20 };
@@ -76,24 +78,40 @@ static int show_line(const struct mb_log_lines *l, const char *line, size_t n)
     return rc == 0 ? put("\n", 1) : rc;
 }
 
+/* Of a line beyond the bound what it has of whole characters; the beginning of one is kept. */
+static int show_piece(struct mb_log_lines *l)
+{
+    size_t n = mb_utf8_floor(l->partial.data, l->partial.len);
+    int rc = show_line(l, mb_buf_str(&l->partial), n);
+
+    mb_buf_consume(&l->partial, n);
+    return rc;
+}
+
 static int cut_lines(struct mb_log_lines *l, const char *p, size_t n)
 {
     int rc = 0;
 
     while (rc == 0 && n > 0) {
         const char *end = memchr(p, '\n', n);
-        size_t take = end != NULL ? (size_t)(end - p) : n;
+        size_t line = end != NULL ? (size_t)(end - p) : n, room = LINE_MAX_BYTES - l->partial.len;
+        size_t take = line < room ? line : room;
+        int is_end = end != NULL && take == line;
 
-        if (end != NULL && l->partial.len == 0) {
+        if (take == 0 && !is_end) {
+            rc = show_piece(l);
+            continue;
+        }
+        if (is_end && l->partial.len == 0) {
             rc = show_line(l, p, take);
         } else {
             rc = mb_buf_add(&l->partial, p, take);
-            if (rc == 0 && (end != NULL || l->partial.len >= LINE_MAX_BYTES)) {
+            if (rc == 0 && is_end) {
                 rc = show_line(l, mb_buf_str(&l->partial), l->partial.len);
                 mb_buf_reset(&l->partial);
             }
         }
-        take += end != NULL;
+        take += (size_t)is_end;
         p += take;
         n -= take;
     }

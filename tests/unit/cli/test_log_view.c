@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/str.h"
 #include "cli/log_view.h"
 
 static struct mb_err err;
@@ -85,6 +86,38 @@ static void test_any_cut(void **state)
     mb_log_view_close(&json);
 }
 
+/* One letter, then 700,000 of two bytes: the bound of a piece lies inside a character. */
+static void test_a_line_beyond_the_bound(void **state)
+{
+    enum { N_CHARS = 700 * 1000, N = 1 + 2 * N_CHARS };
+    static const size_t steps[] = {1000, 4096, 65537, N};
+    static char text[N + 1], shown[N + 100];
+    struct mb_log_view v = {.tag_ranks = 1};
+
+    (void)state;
+    text[0] = 'a';
+    for (size_t i = 1; i < N; i += 2)
+        memcpy(text + i, "\xc3\xa9", 2);
+    for (size_t k = 0; k < sizeof(steps) / sizeof(steps[0]); k++) {
+        size_t n_pieces = 0, n_bytes = 0, n;
+
+        show_cut(&v, 5, text, steps[k]);
+        show_cut(&v, 5, "\n", 1);
+        rewind(out);
+        n = fread(shown, 1, sizeof(shown), out);
+        for (char *p = shown, *end; p < shown + n; p = end + 1, n_pieces++) {
+            end = memchr(p, '\n', (size_t)(shown + n - p));
+            assert_non_null(end);
+            assert_memory_equal(p, "[rank 5] ", 9);
+            assert_true(mb_utf8_valid(p, (size_t)(end - p)));
+            n_bytes += (size_t)(end - p) - 9;
+        }
+        assert_int_equal(n_pieces, 3); /* the last is the empty line */
+        assert_int_equal(n_bytes, N);
+        printed();
+    }
+}
+
 static void test_bad_pattern(void **state)
 {
     struct mb_log_view v;
@@ -128,6 +161,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_any_cut, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_line_beyond_the_bound, set_up, tear_down),
         cmocka_unit_test(test_bad_pattern),
         cmocka_unit_test_setup_teardown(test_no_memory, set_up, tear_down),
     };

@@ -133,7 +133,7 @@ static int run_with(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
         return mb_cli_fail(cli, &err);
     rc = act(cli, &rest, &args, verb->no_words ? NULL : argv[1], &status, &err);
     mb_rest_close(&rest);
-    return rc != 0 ? mb_cli_fail(cli, &err) : status;
+    return rc != 0 ? mb_cli_fail(cli, &err) : mb_cli_printed(cli, status);
 }
 
 /* What somebody else wrote has no power over the terminal and is one line, of bearable length. */

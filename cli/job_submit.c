@@ -557,7 +557,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         mb_rest_close(&rest);
     }
     json_decref(request);
-    return rc != 0 ? mb_cli_fail(cli, &err) : status;
+    return rc != 0 ? mb_cli_fail(cli, &err) : mb_cli_printed(cli, status);
 }
 
 const struct mb_verb mb_verb_job_submit = {

@@ -257,6 +257,17 @@ int mb_cli_fail(const struct mb_cli *cli, const struct mb_err *err)
     return mb_exit_status(err->code);
 }
 
+int mb_cli_printed(const struct mb_cli *cli, int status)
+{
+    struct mb_err err;
+    int is_lost = fflush(stdout) != 0 || ferror(stdout);
+
+    if (status != 0 || !is_lost)
+        return status;
+    mb_err_set(&err, MB_EIO, "standard output is closed or full: the answer is not all there");
+    return mb_cli_fail(cli, &err);
+}
+
 /* ---- completion ---- */
 
 static const struct mb_verb *exact(const struct mb_verb *const *verbs, const char *name)

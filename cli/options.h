@@ -74,6 +74,10 @@ void mb_options_help(const struct mb_cli *cli, const struct mb_verb *verb, FILE 
 /* Prints "PROGRAM: TEXT" to stderr and returns the exit status of the code. */
 int mb_cli_fail(const struct mb_cli *cli, const struct mb_err *err);
 
+/* The last word of a verb whose output is its answer: status, or, where that is 0 and stdout has
+ * not taken all of it (a full disk, a reader that is gone), what mb_cli_fail() makes of that. */
+int mb_cli_printed(const struct mb_cli *cli, int status);
+
 /* Help of everything: the list of verbs. */
 void mb_options_help_all(const struct mb_cli *cli, const struct mb_verb *const *verbs, FILE *out);
 

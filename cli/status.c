@@ -72,7 +72,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         json_decref(status);
     }
     mb_rest_close(&rest);
-    return rc != 0 ? mb_cli_fail(cli, &err) : 0;
+    return rc != 0 ? mb_cli_fail(cli, &err) : mb_cli_printed(cli, 0);
 }
 
 const struct mb_verb mb_verb_status = {

@@ -157,7 +157,9 @@ static int print_change(const json_t *status, int json, char **last)
     mb_buf_close(&text);
     free(*last);
     *last = essence;
-    return rc != 0 ? MB_ENOMEM : fflush(stdout) != 0 ? MB_EIO : 0;
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return MB_EIO;
+    return rc != 0 ? MB_ENOMEM : 0;
 }
 
 static int show(const struct mb_rest *rest, const json_t *status, int json, char **last,

@@ -7,6 +7,7 @@ others are in the tests of what they are about. kuberay#3257: a job that FAILED 
 import json
 import pathlib
 import re
+import subprocess
 import unittest
 
 from cluster import Cluster, NoCluster
@@ -80,6 +81,23 @@ class VerbsTest(Verbs):
         self.assertEqual([row["line"] for row in self.lines(self.verb("logs", "--json", "j2"))][-2:],
                          ["a", "b"])
         self.verb("delete", "j2")
+
+    def test_an_answer_that_cannot_be_written(self):
+        """/dev/full takes nothing; what is larger than a buffer fails before the end, the rest at it."""
+        long = "true " + "x" * 20000
+        self.submit("unwritten", *long.split())
+        with open("/dev/full", "w") as full:
+            for options in ([], ["--json"]):
+                for words in (["job", "list"], ["job", "status", "unwritten"], ["job", "stop", "unwritten"],
+                              ["job", "submit", "--no-wait"], ["status"], ["status", "--watch"]):
+                    command = ["--", "true"] if "submit" in words else []
+                    done = subprocess.run(
+                        self.cluster.command([*words, "--address", self.cluster.address, *options, *command]),
+                        env=self.cluster.env, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE,
+                        text=True, timeout=60, check=False)
+                    with self.subTest(words=words, options=options):
+                        self.assertEqual(done.returncode, 74, done.stderr)
+                        self.assertRegex(done.stderr, "closed")
 
     def test_unknown_job(self):
         for verb in ("status", "logs", "stop", "delete"):

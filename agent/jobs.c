@@ -29,6 +29,7 @@
 #include "agent/job_gpus.h"
 #include "agent/job_log.h"
 #include "agent/jobs_internal.h"
+#include "agent/log_service.h"
 #include "agent/supervise/state.h"
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -641,6 +642,11 @@ static int log_path(void *self, const char *submission_id, char **out, struct mb
     return 0;
 }
 
+static int has_log(void *self, const char *name)
+{
+    return mb_log_exists(((const struct mb_jobs *)self)->node_dir, name);
+}
+
 static void forget(void *self, const char *submission_id)
 {
     struct mb_jobs *jobs = self;
@@ -739,6 +745,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .adopt = mb_jobs_adopt,
                                           .forget = forget,
                                           .log_path = log_path,
+                                          .has_log = has_log,
                                           .http_address = http_address,
                                           .node_id_hex = node_id_hex,
                                           .gpus = gpus};

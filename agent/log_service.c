@@ -52,6 +52,15 @@ int mb_log_name_is_safe(const char *name)
     return name[0] != '\0' && name[0] != '/' && mb_ends_with(name, ".log");
 }
 
+int mb_log_exists(const char *root, const char *name)
+{
+    char *path = mb_log_name_is_safe(name) ? mb_path_join(root, name) : NULL;
+    int exists = path != NULL && mb_fs_exists(path);
+
+    mb_free(path);
+    return exists;
+}
+
 /* ---- ListLogs ---- */
 
 struct listing {

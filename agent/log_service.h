@@ -27,4 +27,7 @@ void mb_log_service_close(struct mb_log_service *s);
 /* For tests: 1 if the name may be served. */
 int mb_log_name_is_safe(const char *name);
 
+/* 1 if the name is safe and root has such a file. */
+int mb_log_exists(const char *root, const char *name);
+
 #endif

@@ -1,7 +1,8 @@
 /*
  *  1. A rank: the gang's record in the KV names nodes and world size of the present attempt and of
  *     those before it, and the checkpoint URL. An attempt whose nodes are not known yet is passed
- * over: it has no logs, so the one before it is still the newest.
+ * over: it has no logs, so the one before it is still the newest. A node that is gone may have been
+ * ours before a restart with --resume: then the log is here.
  *  2. A driver: the job's record names the node. The URL is the job's MOBULA_LOG_URL, as for the
  *     agent that sends the log (agent/jobs.c), else that of the gang's record.
  *  3. No gang yet: nowhere. A rank that the attempt does not have, an attempt that is not known, a
@@ -45,6 +46,19 @@ static int of_node(struct mb_head *h, const char *hex, struct log_place *out)
     if (out->node && !head_node_alive(out->node))
         out->node = NULL;
     return out->node ? LOG_ON_NODE : LOG_GONE;
+}
+
+/* A node that is gone may have been this one, under the id it had before: it has the file then. */
+static int here_or_gone(struct mb_head *h, int rc, struct log_place *out)
+{
+    const struct mb_job_runner *r = h->runner;
+    struct log_place here = *out;
+
+    if (rc != LOG_GONE || !r->has_log || !r->has_log(r->self, out->name) ||
+        of_node(h, r->node_id_hex(r->self), &here) != LOG_ON_NODE)
+        return rc;
+    *out = here;
+    return LOG_ON_NODE;
 }
 
 /* ---- attempts: the record itself, and its "attempts" ---- */
@@ -111,7 +125,7 @@ static int of_rank(struct mb_head *h, const char *job_id, const struct log_whose
              (long long)whose->rank, (long long)out->attempt);
     take_url(out, gang_url(record));
     size_t i = (size_t)(whose->rank / (world / (int64_t)json_array_size(nodes)));
-    return of_node(h, json_string_value(json_array_get(nodes, i)), out);
+    return here_or_gone(h, of_node(h, json_string_value(json_array_get(nodes, i)), out), out);
 }
 
 /* What the job's own environment says. */

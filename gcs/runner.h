@@ -64,6 +64,8 @@ struct mb_job_runner {
     void (*forget)(void *self, const char *submission_id);
     /* Path of the driver's log, owned by the caller; MB_ENOENT while there is none. */
     int (*log_path)(void *self, const char *submission_id, char **out, struct mb_err *err);
+    /* 1 if this node has a log of that name, below its directory. NULL: it has none. */
+    int (*has_log)(void *self, const char *name);
     /* Address of the agent that serves this job's logs, e.g. "http://10.0.0.1:52365"; borrowed. */
     const char *(*http_address)(void *self);
     /* Hex id of the node it runs drivers on; borrowed. */

@@ -57,6 +57,21 @@ class Resume(unittest.TestCase):
             again = cluster.mobula("job", "submit", "--submission-id", "ended", "--", "true")
             self.assertEqual(again.returncode, 72, again.stdout)
 
+    def test_the_logs_of_ranks_are_there(self):
+        """The node is the head before's under another id: it has the files, and nobody else does."""
+        with Cluster(nodes=1) as cluster:
+            cluster.submit(["mobula", "run", "--ranks-per-node", "2", "--", "sh", "-c", "echo I am rank $RANK"],
+                           submission_id="gang")
+            self.assertEqual(cluster.wait_job("gang")["status"], "SUCCEEDED")
+            for _ in range(2):
+                self.go_on(cluster, kill_whole(cluster))
+                for words, told in ((["--rank", "1"], "I am rank 1\n"),
+                                    (["--merge"], "[rank 0] I am rank 0\n[rank 1] I am rank 1\n"),
+                                    (["-f", "--rank", "0"], "I am rank 0\n")):
+                    done = cluster.mobula("job", "logs", "--address", cluster.address, *words, "gang")
+                    self.assertEqual(done.returncode, 0, done.stdout)
+                    self.assertIn(told, done.stdout)
+
     def test_the_head_before_is_dead_and_no_standby(self):
         """It left the cluster, and nobody shares its store."""
         with Cluster(nodes=1) as cluster:

@@ -106,12 +106,12 @@ static void timed_squared_norm(struct mb_context *ctx, struct mb_stream *stream,
     count("squared_norm", finished_us(ctx, stream) - from_us);
 }
 
-static void timed_convert(struct mb_context *ctx, struct mb_stream *stream, void *y, const float *x,
-                          size_t n, enum mb_dtype dtype)
+static void timed_join(struct mb_context *ctx, struct mb_stream *stream, float *x,
+                       const uint16_t *upper, const uint16_t *lower, size_t n)
 {
     uint64_t from_us = finished_us(ctx, stream);
-    inner->convert(ctx, stream, y, x, n, dtype);
-    count("convert", finished_us(ctx, stream) - from_us);
+    inner->join(ctx, stream, x, upper, lower, n);
+    count("join", finished_us(ctx, stream) - from_us);
 }
 
 static void timed_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst,
@@ -130,7 +130,7 @@ static struct mb_backend timed_table(const struct mb_backend *ops)
     OPS(PATCH)
     LINEARS(PATCH)
     outer.squared_norm = timed_squared_norm;
-    outer.convert = timed_convert;
+    outer.join = timed_join;
     outer.zero = timed_zero;
     return outer;
 }
@@ -186,12 +186,9 @@ static int setup(struct bench *b, struct mb_err *err)
     const struct mb_param *params = mb_gpt_params(b->model, &n_params);
     struct mb_optimizer_config oc;
     mb_optimizer_config_init(&oc);
-    rc = mb_optimizer_create(&b->dev, &oc, params, n_params, mb_gpt_weights(b->model),
-                             mb_gpt_grads(b->model), 0, mb_gpt_n_elements(b->model), &b->optimizer,
-                             err);
-    if (rc == 0)
-        mb_optimizer_set_copy(b->optimizer, mb_gpt_weights_copy(b->model));
-    return rc;
+    return mb_optimizer_create(&b->dev, &oc, params, n_params, mb_gpt_master(b->model),
+                               mb_gpt_grads(b->model), 0, mb_gpt_n_elements(b->model),
+                               &b->optimizer, err);
 }
 
 static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err *err)
@@ -210,7 +207,7 @@ static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err 
     if (rc != 0)
         return rc;
     mb_optimizer_step(b->optimizer, 1e-4, 0.01, mb_optimizer_clip(sqrt(norm2), 1.0));
-    mb_gpt_weights_copied(b->model);
+    mb_gpt_weights_changed(b->model);
     *loss = sum / n;
     return b->dev.ops->synchronize(b->dev.ctx, b->dev.stream, err);
 }

@@ -458,12 +458,8 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
     const struct mb_param *params = mb_gpt_params(t->gpt, &n_params);
     size_t begin = a->use_distributed_optimizer ? t->begin : 0;
     size_t end = a->use_distributed_optimizer ? t->end : t->n_elements;
-    int rc = mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_weights(t->gpt),
-                                 mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
-    if (rc == 0 && !a->use_distributed_optimizer) {
-        mb_optimizer_set_copy(t->optimizer, mb_gpt_weights_copy(t->gpt));
-    }
-    return rc;
+    return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_master(t->gpt),
+                               mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
 }
 
 static int64_t in_samples(int64_t iterations, int64_t samples, int64_t fallback, int64_t batch)

@@ -102,15 +102,19 @@ static int update(struct mb_trainer *t, double grad_factor, struct mb_err *err)
                                 grad_factor * mb_optimizer_clip(t->grad_norm, t->args.clip_grad));
     t->schedule_samples += t->batch;
     if (t->args.use_distributed_optimizer) {
-        mb_comm_allgather(t->dp_comm, &t->dev, mb_gpt_weights(t->gpt), t->n_elements, MB_COMM_F32);
+        const struct mb_master *w = mb_gpt_master(t->gpt);
+        if (w->whole != NULL) {
+            mb_comm_allgather(t->dp_comm, &t->dev, w->whole, t->n_elements, MB_COMM_F32);
+        } else { /* bits travel, whatever they are called */
+            mb_comm_allgather(t->dp_comm, &t->dev, w->upper, t->n_elements, MB_COMM_BF16);
+            mb_comm_allgather(t->dp_comm, &t->dev, w->lower, t->n_elements, MB_COMM_BF16);
+        }
         int rc = mb_comm_synchronize(t->dp_comm, err);
         if (rc != 0) {
             return rc;
         }
-        mb_gpt_weights_changed(t->gpt);
-    } else {
-        mb_gpt_weights_copied(t->gpt); /* by the optimizer */
     }
+    mb_gpt_weights_changed(t->gpt);
     return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
 }
 
@@ -199,7 +203,7 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
         return 0;
     }
     if (t->args.log_params_norm) {
-        int rc = mb_trainer_squared_norm(t, mb_gpt_weights(t->gpt), 0, t->n_elements, &norm2, err);
+        int rc = mb_trainer_squared_norm(t, mb_gpt_master(t->gpt), 0, t->n_elements, &norm2, err);
         if (rc == 0) {
             rc = sum_over_model(t, &norm2, err);
         }

@@ -110,8 +110,8 @@ int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_e
 /* Of the elements [begin, end) of a flat buffer that this rank counts: all but, with tensor
  * parallelism on all ranks of a model except its first, the parameters that each of them has; and
  * but what is a copy of the pipeline's first stage's. */
-int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begin, size_t end,
-                            double *out, struct mb_err *err);
+int mb_trainer_squared_norm(struct mb_trainer *t, const struct mb_master *flat, size_t begin,
+                            size_t end, double *out, struct mb_err *err);
 
 /* Of embedding and output layer now: --decoupled-lr's schedule, without it everybody's. */
 double mb_trainer_decoupled_lr(const struct mb_trainer *t);

@@ -31,7 +31,7 @@ static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimi
                                     .comm = t->comm,
                                     .tensors = t->tensors,
                                     .n_tensors = t->n_tensors,
-                                    .weights = mb_gpt_weights(t->gpt),
+                                    .weights = *mb_gpt_master(t->gpt),
                                     .n_elements = t->n_whole_elements,
                                     .layout = t->parts != NULL ? &t->layout : NULL};
     if (with_optimizer) {

@@ -62,8 +62,8 @@ void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step)
     }
 }
 
-int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begin, size_t end,
-                            double *out, struct mb_err *err)
+int mb_trainer_squared_norm(struct mb_trainer *t, const struct mb_master *flat, size_t begin,
+                            size_t end, double *out, struct mb_err *err)
 {
     struct mb_device *d = &t->dev;
     size_t n = 0, at = begin; /* [at, end) is not counted yet */
@@ -73,14 +73,13 @@ int mb_trainer_squared_norm(struct mb_trainer *t, const float *flat, size_t begi
         const int is_another_s = p[i].is_copy || (t->tp_rank > 0 && p[i].n == p[i].n_whole);
         if (is_another_s && p[i].offset + p[i].n > at && p[i].offset < end) {
             if (p[i].offset > at) {
-                d->ops->squared_norm(d->ctx, d->stream, flat + at, p[i].offset - at,
-                                     t->norm_device);
+                mb_master_squared_norm(d, flat, at, p[i].offset - at, t->norm_device);
             }
             at = p[i].offset + p[i].n;
         }
     }
     if (at < end) {
-        d->ops->squared_norm(d->ctx, d->stream, flat + at, end - at, t->norm_device);
+        mb_master_squared_norm(d, flat, at, end - at, t->norm_device);
     }
     d->ops->copy_out(d->ctx, d->stream, out, t->norm_device, sizeof *out);
     return d->ops->synchronize(d->ctx, d->stream, err);
@@ -104,5 +103,6 @@ int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_e
         rc = mb_comm_synchronize(t->tied_comm, err);
     }
     /* Each rank its range in all cases, so that all give the same norm. */
-    return rc != 0 ? rc : mb_trainer_squared_norm(t, grads, t->begin, t->end, norm2, err);
+    const struct mb_master flat = {.whole = grads};
+    return rc != 0 ? rc : mb_trainer_squared_norm(t, &flat, t->begin, t->end, norm2, err);
 }

@@ -72,10 +72,9 @@ static void train(struct mb_device *dev, const struct mb_gpt_config *c, struct r
     if (mb_gpt_create(dev, c, SAMPLES, &m, &err) != 0)
         fail_msg("%s", err.text);
     const struct mb_param *p = mb_gpt_params(m, &n_params);
-    if (mb_optimizer_create(dev, &oc, p, n_params, mb_gpt_weights(m), mb_gpt_grads(m), 0,
+    if (mb_optimizer_create(dev, &oc, p, n_params, mb_gpt_master(m), mb_gpt_grads(m), 0,
                             mb_gpt_n_elements(m), &o, &err) != 0)
         fail_msg("%s", err.text);
-    mb_optimizer_set_copy(o, mb_gpt_weights_copy(m));
     for (int i = 0; i < STEPS; i++) {
         struct mb_gpt_batch batch = {.tokens = ids, .labels = ids + 1};
         struct mb_gpt_step step = {.grad_scale = 1.0 / TOKENS, .iteration = i + 1};
@@ -87,14 +86,13 @@ static void train(struct mb_device *dev, const struct mb_gpt_config *c, struct r
             mb_optimizer_squared_norm(o, &norm2, &err) != 0)
             fail_msg("step %d: %s", i, err.text);
         mb_optimizer_step(o, 3e-4, 0.01, mb_optimizer_clip(sqrt(norm2), 1));
-        mb_gpt_weights_copied(m);
+        mb_gpt_weights_changed(m);
         out->losses[i] = sum / n;
     }
     out->n_weights = mb_gpt_n_elements(m);
     out->weights = mb_calloc(out->n_weights, sizeof(float));
     assert_non_null(out->weights);
-    dev->ops->copy_out(dev->ctx, dev->stream, out->weights, mb_gpt_weights(m),
-                       out->n_weights * sizeof(float));
+    mb_master_copy_out(dev, mb_gpt_master(m), 0, out->n_weights, out->weights);
     assert_int_equal(dev->ops->synchronize(dev->ctx, dev->stream, &err), 0);
     mb_optimizer_destroy(o);
     mb_gpt_destroy(m);

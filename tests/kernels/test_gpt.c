@@ -434,7 +434,7 @@ static void train(struct fixture *f, int steps, struct run *out)
     size_t n_params;
     const struct mb_param *p = mb_gpt_params(m, &n_params);
     mb_optimizer_config_init(&oc);
-    assert_int_equal(mb_optimizer_create(&f->dev, &oc, p, n_params, mb_gpt_weights(m),
+    assert_int_equal(mb_optimizer_create(&f->dev, &oc, p, n_params, mb_gpt_master(m),
                                          mb_gpt_grads(m), 0, mb_gpt_n_elements(m), &o, NULL),
                      0);
     static const int32_t ids[TOKENS + 1] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};

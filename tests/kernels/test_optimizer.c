@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "worker/kernels/split.h"
 #include "worker/model/optimizer.h"
 
 /* 2-D, 1-D, 2-D, 1-D, 1-D; gaps behind the second and the fourth. */
@@ -24,18 +25,23 @@ static const struct mb_param PARAMS[N_PARAMS] = {
      .no_weight_decay = 1},
 };
 
-static struct mb_optimizer *optimizer_new(struct fixture *f, struct tensor *w, struct tensor *g,
-                                          size_t begin, size_t end)
+static struct mb_optimizer *optimizer_of(struct fixture *f, const struct mb_master *w,
+                                         struct tensor *g, size_t begin, size_t end)
 {
     struct mb_optimizer_config c;
     struct mb_optimizer *o = NULL;
     struct mb_err err = {0};
     mb_optimizer_config_init(&c);
     c.beta2 = 0.95;
-    if (mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, w->dev, g->dev, begin, end, &o, &err) !=
-        0)
+    if (mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, w, g->dev, begin, end, &o, &err) != 0)
         fail_msg("%s", err.text);
     return o;
+}
+
+static struct mb_optimizer *optimizer_new(struct fixture *f, struct tensor *w, struct tensor *g,
+                                          size_t begin, size_t end)
+{
+    return optimizer_of(f, &(struct mb_master){.whole = w->dev}, g, begin, end);
 }
 
 static int decayed(size_t i)
@@ -150,6 +156,7 @@ static void test_decoupled(void **state)
     struct mb_optimizer *low = NULL, *high = NULL;
     struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
     struct tensor slow = tensor_new(f, N_ELEMENTS, 0), fast = tensor_new(f, N_ELEMENTS, 0);
+    const struct mb_master master = {.whole = w.dev};
     const size_t size = N_ELEMENTS * sizeof(float);
     f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, slow.dev, w.host, size);
     f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, fast.dev, w.host, size);
@@ -157,8 +164,8 @@ static void test_decoupled(void **state)
     c.beta2 = 0.95;
     c.decoupled = 1;
     assert_int_equal(
-        mb_optimizer_create(&f->dev, &c, params, N_PARAMS, w.dev, g.dev, 0, 50, &low, NULL), 0);
-    assert_int_equal(mb_optimizer_create(&f->dev, &c, params, N_PARAMS, w.dev, g.dev, 50,
+        mb_optimizer_create(&f->dev, &c, params, N_PARAMS, &master, g.dev, 0, 50, &low, NULL), 0);
+    assert_int_equal(mb_optimizer_create(&f->dev, &c, params, N_PARAMS, &master, g.dev, 50,
                                          N_ELEMENTS, &high, NULL),
                      0);
     struct mb_optimizer *one = optimizer_new(f, &slow, &g, 0, N_ELEMENTS);
@@ -185,6 +192,61 @@ static void test_decoupled(void **state)
     mb_optimizer_destroy(other);
 }
 
+static void *device_memory(struct fixture *f, size_t size_bytes)
+{
+    void *p = NULL;
+    assert_int_equal(f->dev.ops->alloc(f->dev.ctx, size_bytes, &p, NULL), 0);
+    return p;
+}
+
+/* Weights in halves, whole or cut into shards at an odd place, are bit for bit those that are not,
+ * at every step; what products read is their upper half; the states are the same bits, too. */
+static void test_halves(void **state)
+{
+    struct fixture *f = *state;
+    const size_t size = N_ELEMENTS * sizeof(float);
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    struct mb_master halves[2];
+    struct mb_optimizer *whole = optimizer_new(f, &w, &g, 0, N_ELEMENTS), *parts[3];
+    for (int i = 0; i < 2; i++) {
+        halves[i] = (struct mb_master){
+            .upper = device_memory(f, N_ELEMENTS * sizeof(uint16_t)),
+            .lower = device_memory(f, N_ELEMENTS * sizeof(uint16_t)),
+            .window = device_memory(f, MB_MASTER_WINDOW * sizeof(float)),
+        };
+        mb_master_copy_in(&f->dev, &halves[i], 0, N_ELEMENTS, w.host);
+    }
+    parts[0] = optimizer_of(f, &halves[0], &g, 0, N_ELEMENTS);
+    parts[1] = optimizer_of(f, &halves[1], &g, 0, 53);
+    parts[2] = optimizer_of(f, &halves[1], &g, 53, N_ELEMENTS);
+    for (int t = 1; t <= 50; t++) {
+        draw_gradients(f, &g);
+        mb_optimizer_step(whole, 1e-2, 0.1, 0.5);
+        for (int i = 0; i < 3; i++)
+            mb_optimizer_step(parts[i], 1e-2, 0.1, 0.5);
+        tensor_download(f, &w);
+        for (int i = 0; i < 2; i++) {
+            float joined[N_ELEMENTS];
+            uint16_t upper[N_ELEMENTS];
+            mb_master_copy_out(&f->dev, &halves[i], 0, N_ELEMENTS, joined);
+            f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, upper, halves[i].upper, sizeof(upper));
+            synchronize(f);
+            assert_memory_equal(joined, w.host, size);
+            for (size_t e = 0; e < N_ELEMENTS; e++)
+                assert_int_equal(upper[e], mb_split_upper(w.host[e]));
+        }
+    }
+    struct tensor a = tensor_new(f, N_ELEMENTS, 0), b = tensor_new(f, N_ELEMENTS, 0);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, a.host, mb_optimizer_exp_avg_sq(whole), size);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, b.host, mb_optimizer_exp_avg_sq(parts[0]),
+                         size);
+    synchronize(f);
+    assert_memory_equal(a.host, b.host, size);
+    mb_optimizer_destroy(whole);
+    for (int i = 0; i < 3; i++)
+        mb_optimizer_destroy(parts[i]);
+}
+
 static void test_clip(void **state)
 {
     (void)state;
@@ -200,8 +262,10 @@ static void expect_refused(struct fixture *f, struct mb_optimizer_config c, size
     struct mb_optimizer *o = NULL;
     struct mb_err err = {0};
     float x[1] = {0};
-    assert_int_equal(mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, x, x, begin, end, &o, &err),
-                     MB_EINVAL);
+    const struct mb_master master = {.whole = x};
+    assert_int_equal(
+        mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, &master, x, begin, end, &o, &err),
+        MB_EINVAL);
     assert_null(o);
     if (strstr(err.text, text) == NULL)
         fail_msg("'%s' does not say '%s'", err.text, text);
@@ -222,14 +286,15 @@ static void test_allocation_failures(void **state)
 {
     struct fixture *f = *state;
     struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    const struct mb_master master = {.whole = w.dev};
     struct mb_optimizer_config c;
     mb_optimizer_config_init(&c);
     for (unsigned long nth = 1;; nth++) {
         struct mb_optimizer *o = NULL;
         struct mb_err err = {0};
         mb_alloc_fail_nth(nth);
-        int rc = mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, w.dev, g.dev, 0, N_ELEMENTS, &o,
-                                     &err);
+        int rc = mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, &master, g.dev, 0, N_ELEMENTS,
+                                     &o, &err);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         if (!failed) {
@@ -246,9 +311,13 @@ static void test_allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FIXTURE_TEST(test_reference), FIXTURE_TEST(test_shards),
-        FIXTURE_TEST(test_decoupled), cmocka_unit_test(test_clip),
-        FIXTURE_TEST(test_refusals),  FIXTURE_TEST(test_allocation_failures),
+        FIXTURE_TEST(test_reference),
+        FIXTURE_TEST(test_shards),
+        FIXTURE_TEST(test_decoupled),
+        FIXTURE_TEST(test_halves),
+        cmocka_unit_test(test_clip),
+        FIXTURE_TEST(test_refusals),
+        FIXTURE_TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,6 +32,7 @@
 #include <stdint.h>
 #include "base/err.h"
 #include "worker/kernels/backend.h"
+#include "worker/kernels/master.h"
 #include "worker/parallel/comm.h"
 
 #define MB_CHECKPOINT_TRACKER "latest_checkpointed_iteration.txt"
@@ -71,7 +72,7 @@ struct mb_checkpoint_model {
     struct mb_comm *comm;
     const struct mb_checkpoint_tensor *tensors;
     size_t n_tensors;
-    float *weights; /* [n_elements], device */
+    struct mb_master weights; /* [n_elements], device */
     size_t n_elements;
     float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer */
     size_t state_begin, state_end;

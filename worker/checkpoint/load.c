@@ -236,14 +236,15 @@ static int open_model(const struct mb_checkpoint_model *m, const char *iter_dir,
 
 /* One tensor of the weights into device memory. */
 static int read_weights(struct mb_device *d, struct mb_weights *w, const struct mb_st_tensor *t,
-                        float *dst, size_t n, float *piece, struct mb_err *err)
+                        const struct mb_master *dst, size_t begin, size_t n, float *piece,
+                        struct mb_err *err)
 {
     int rc = 0;
     for (size_t at = 0; at < n && rc == 0;) {
         const size_t k = n - at < MB_CHECKPOINT_PIECE ? n - at : MB_CHECKPOINT_PIECE;
         rc = mb_weights_read(w, t, at, k, piece, err);
         if (rc == 0) {
-            d->ops->copy_in(d->ctx, d->stream, dst + at, piece, k * sizeof *dst);
+            mb_master_copy_in(d, dst, begin + at, k, piece);
         }
         at += k;
     }
@@ -257,7 +258,7 @@ static int read_model(const struct mb_checkpoint_model *m, const char *iter_dir,
     int rc = open_model(m, iter_dir, &w, err);
     for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
         const struct mb_checkpoint_tensor *t = &m->tensors[i];
-        rc = read_weights(m->dev, &w, mb_weights_find(&w, t->name), m->weights + t->offset, t->n,
+        rc = read_weights(m->dev, &w, mb_weights_find(&w, t->name), &m->weights, t->offset, t->n,
                           piece, err);
     }
     if (rc == 0) {
@@ -454,15 +455,15 @@ static int read_window(void *arg, float *p, size_t begin, size_t end, struct mb_
 
 /* To host memory of this rank's part, [begin, end) of it, and from there to the device. */
 static int take_part(const struct mb_checkpoint_model *m, const struct mb_exchange_side *give,
-                     float *device, size_t begin, size_t end, float *memory, struct mb_err *err)
+                     const struct mb_master *device, size_t begin, size_t end, float *memory,
+                     struct mb_err *err)
 {
     float *host = memory + MB_EXCHANGE_WINDOW;
     const struct mb_exchange_side take = {host, begin, end, 1, NULL, NULL};
     memset(host, 0, (end - begin) * sizeof *host); /* gaps stay zeros */
     int rc = mb_checkpoint_exchange(m, m->comm, give, &take, memory, err);
     if (rc == 0) {
-        m->dev->ops->copy_in(m->dev->ctx, m->dev->stream, device, host,
-                             (end - begin) * sizeof *host);
+        mb_master_copy_in(m->dev, device, 0, end - begin, host);
         rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
     }
     return rc;
@@ -484,8 +485,8 @@ static int share_optimizer(const struct mb_checkpoint_model *m, const char *dir,
         const struct mb_exchange_side give = {.p = i == 0 ? whole.exp_avg : whole.exp_avg_sq,
                                               .begin = whole.state_begin,
                                               .end = whole.state_end};
-        rc = take_part(m, &give, i == 0 ? m->exp_avg : m->exp_avg_sq, m->state_begin, m->state_end,
-                       memory, err);
+        const struct mb_master states = {.whole = i == 0 ? m->exp_avg : m->exp_avg_sq};
+        rc = take_part(m, &give, &states, m->state_begin, m->state_end, memory, err);
     }
     return rc;
 }
@@ -505,7 +506,7 @@ static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir
     if (rc == 0) {
         const int reads = mb_comm_rank(m->comm) == 0;
         const struct mb_exchange_side give = {.read = reads ? read_window : NULL, .arg = &reading};
-        rc = take_part(m, &give, m->weights, 0, m->layout->n_elements, memory, err);
+        rc = take_part(m, &give, &m->weights, 0, m->layout->n_elements, memory, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {
         rc = share_optimizer(m, iter_dir, world_size, memory, memory + part, err);
@@ -517,6 +518,16 @@ static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir
 
 /* ---- all of it ---- */
 
+static void broadcast_weights(const struct mb_checkpoint_model *m)
+{
+    if (m->weights.whole != NULL) {
+        mb_comm_broadcast(m->comm, m->dev, m->weights.whole, m->n_elements, MB_COMM_F32, 0);
+        return;
+    }
+    mb_comm_broadcast(m->comm, m->dev, m->weights.upper, m->n_elements, MB_COMM_BF16, 0);
+    mb_comm_broadcast(m->comm, m->dev, m->weights.lower, m->n_elements, MB_COMM_BF16, 0);
+}
+
 static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir, int64_t world_size,
                       struct mb_err *err)
 {
@@ -527,7 +538,7 @@ static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir,
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
-        mb_comm_broadcast(m->comm, m->dev, m->weights, m->n_elements, MB_COMM_F32, 0);
+        broadcast_weights(m);
         rc = mb_comm_synchronize(m->comm, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {

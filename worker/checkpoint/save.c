@@ -66,24 +66,24 @@ static int note_file(struct saving *s, const char *name, uint64_t size_bytes, ui
 }
 
 /* n floats into the file: device memory through the piece buffer, host memory as it lies. */
-static int write_floats(struct saving *s, struct mb_st_writer *w, const float *p, size_t n,
-                        struct mb_err *err)
+static int write_floats(struct saving *s, struct mb_st_writer *w, const struct mb_master *p,
+                        size_t at, size_t n, struct mb_err *err)
 {
     struct mb_device *d = s->m->dev;
     if (d == NULL) {
-        return mb_st_write(w, p, n * sizeof *p, err);
+        return mb_st_write(w, p->whole + at, n * sizeof *p->whole, err);
     }
     while (n > 0) {
         size_t k = n < MB_CHECKPOINT_PIECE ? n : MB_CHECKPOINT_PIECE;
-        d->ops->copy_out(d->ctx, d->stream, s->piece, p, k * sizeof *p);
+        mb_master_copy_out(d, p, at, k, s->piece);
         int rc = d->ops->synchronize(d->ctx, d->stream, err);
         if (rc == 0) {
-            rc = mb_st_write(w, s->piece, k * sizeof *p, err);
+            rc = mb_st_write(w, s->piece, k * sizeof *s->piece, err);
         }
         if (rc != 0) {
             return rc;
         }
-        p += k;
+        at += k;
         n -= k;
     }
     return 0;
@@ -133,7 +133,7 @@ static int write_model(struct saving *s, struct mb_err *err)
     if (rc == 0) {
         watch(s, w, path);
         for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
-            rc = write_floats(s, w, m->weights + m->tensors[i].offset, m->tensors[i].n, err);
+            rc = write_floats(s, w, &m->weights, m->tensors[i].offset, m->tensors[i].n, err);
         }
         rc = finish_file(s, w, rc, MB_CHECKPOINT_MODEL_FILE, err);
     }
@@ -166,9 +166,10 @@ static int write_optimizer(struct saving *s, struct mb_err *err)
     }
     if (rc == 0) {
         watch(s, w, path);
-        rc = write_floats(s, w, m->exp_avg + (begin - m->state_begin), end - begin, err);
+        const struct mb_master avg = {.whole = m->exp_avg}, avg_sq = {.whole = m->exp_avg_sq};
+        rc = write_floats(s, w, &avg, begin - m->state_begin, end - begin, err);
         if (rc == 0) {
-            rc = write_floats(s, w, m->exp_avg_sq + (begin - m->state_begin), end - begin, err);
+            rc = write_floats(s, w, &avg_sq, begin - m->state_begin, end - begin, err);
         }
         rc = finish_file(s, w, rc, name, err);
     }

@@ -36,7 +36,7 @@ void mb_snapshot_lay_out(struct mb_snapshot *s, const struct mb_checkpoint_model
         s->window = memory;
         memory += MB_EXCHANGE_WINDOW;
     }
-    s->model.weights = memory;
+    s->model.weights = (struct mb_master){.whole = memory};
     memory += mb_comm_rank(comm) == 0 ? m->n_elements : 0;
     if (m->exp_avg != NULL) {
         own_range(m, comm, &s->model.state_begin, &s->model.state_end);
@@ -61,8 +61,8 @@ int mb_snapshot_copy(struct mb_snapshot *s, const struct mb_checkpoint_model *fr
     const int tells_weights = l != NULL || mb_comm_rank(to->comm) == 0;
     const size_t begin = l != NULL ? l->begin : 0, end = l != NULL ? l->end : to->n_elements;
     if (tells_weights) {
-        dev->ops->copy_out(dev->ctx, dev->stream, l != NULL ? s->weights : to->weights,
-                           from->weights + begin, (end - begin) * sizeof(float));
+        mb_master_copy_out(dev, &from->weights, begin, end - begin,
+                           l != NULL ? s->weights : to->weights.whole);
     }
     if (to->exp_avg != NULL) {
         const size_t first = l != NULL ? l->begin : to->state_begin;
@@ -90,7 +90,7 @@ int mb_snapshot_join(struct mb_snapshot *s, const struct mb_checkpoint_model *fr
     const struct {
         float *give, *take;
         size_t begin, end; /* of what is taken */
-    } tensors[] = {{s->weights, n_all > 0 ? to->weights : NULL, 0, n_all},
+    } tensors[] = {{s->weights, n_all > 0 ? to->weights.whole : NULL, 0, n_all},
                    {s->exp_avg, to->exp_avg, to->state_begin, to->state_end},
                    {s->exp_avg_sq, to->exp_avg_sq, to->state_begin, to->state_end}};
     int rc = 0;

@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 8 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 9 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1 };
 
@@ -49,7 +49,7 @@ enum mb_feature {
     MB_FEATURE_RMSNORM = 1,
     MB_FEATURE_SWIGLU = 2,
     MB_FEATURE_ROPE = 4,
-    MB_FEATURE_NO_POSITIONS = 8,   /* embeddings whose position_weight is NULL */
+    MB_FEATURE_NO_POSITIONS = 8,   /* embeddings without weights of positions */
     MB_FEATURE_SPREAD_SAMPLES = 16 /* attention where a sample's rows are on several ranks */
 };
 
@@ -72,9 +72,11 @@ struct mb_dropout {
  * whose row is another rank's, so that the sum over ranks is what one rank would have made */
 struct mb_embedding_forward {
     const int32_t *token;         /* [n_tokens], each below the vocabulary's size */
-    const float *token_weight;    /* [vocab, hidden] */
+    const float *token_weight;    /* [vocab, hidden], or NULL: both weights are in halves */
     const float *position_weight; /* [>= seq, hidden], or NULL */
-    void *out;                    /* [n_tokens, hidden] */
+    /* The halves (split.h), shaped as the weights; NULL where those are not. */
+    const uint16_t *token_upper, *token_lower, *position_upper, *position_lower;
+    void *out; /* [n_tokens, hidden] */
     size_t n_tokens, seq, hidden, vocab;
     size_t first, all_vocab;
     enum mb_dtype dtype;
@@ -342,7 +344,8 @@ struct mb_segment {
 };
 
 struct mb_adamw {
-    float *weight;               /* whole parameter buffer */
+    float *weight;               /* whole parameter buffer, or NULL: it is in halves */
+    uint16_t *upper, *lower;     /* the halves (split.h), flat as weight; NULL with weight */
     const float *grad;           /* whole gradient buffer */
     float *exp_avg, *exp_avg_sq; /* the shard's state, its first element is state_begin */
     size_t state_begin;
@@ -351,7 +354,6 @@ struct mb_adamw {
     int64_t step; /* from 1 */
     double lr, beta1, beta2, eps, weight_decay;
     float grad_scale; /* clipping coefficient */
-    void *copy; /* NULL, or, where there is bf16, flat as weight: each new weight as by convert() */
 };
 
 struct mb_backend {
@@ -434,9 +436,11 @@ struct mb_backend {
     /* y += a x */
     void (*axpy)(struct mb_context *, struct mb_stream *, float *y, const float *x, size_t n,
                  float a);
-    /* y = x in dtype, rounded to nearest even; NULL where fp32 is the only dtype */
-    void (*convert)(struct mb_context *, struct mb_stream *, void *y, const float *x, size_t n,
-                    enum mb_dtype dtype);
+    /* fp32 in halves (split.h), and back */
+    void (*split)(struct mb_context *, struct mb_stream *, uint16_t *upper, uint16_t *lower,
+                  const float *x, size_t n);
+    void (*join)(struct mb_context *, struct mb_stream *, float *x, const uint16_t *upper,
+                 const uint16_t *lower, size_t n);
 
     /* Between devices of this kind; NULL: its memory is the host's, which moves data itself. */
     const struct mb_collectives *collectives;

@@ -106,7 +106,12 @@ size_t mb_gpt_n_parameters(const struct mb_gpt *m)
 
 float *mb_gpt_weights(struct mb_gpt *m)
 {
-    return m->weights;
+    return m->weights.whole;
+}
+
+const struct mb_master *mb_gpt_master(const struct mb_gpt *m)
+{
+    return &m->weights;
 }
 
 float *mb_gpt_grads(struct mb_gpt *m)
@@ -114,20 +119,7 @@ float *mb_gpt_grads(struct mb_gpt *m)
     return m->grads;
 }
 
-void *mb_gpt_weights_copy(struct mb_gpt *m)
-{
-    return m->compute_weights != m->weights ? m->compute_weights : NULL;
-}
-
 void mb_gpt_weights_changed(struct mb_gpt *m)
-{
-    if (m->compute_weights != m->weights)
-        m->dev->ops->convert(m->dev->ctx, m->dev->stream, m->compute_weights, m->weights,
-                             m->n_elements, m->c.dtype);
-    mb_gpt_parts_weights_changed(m);
-}
-
-void mb_gpt_weights_copied(struct mb_gpt *m)
 {
     mb_gpt_parts_weights_changed(m);
 }
@@ -137,7 +129,8 @@ void mb_gpt_weights_copied(struct mb_gpt *m)
 /* Where a product finds its weights. */
 static const void *weight_at(const struct mb_gpt *m, size_t offset)
 {
-    return (const char *)m->compute_weights + offset * mb_dtype_size(m->c.dtype);
+    return m->weights.whole != NULL ? (const void *)(m->weights.whole + offset)
+                                    : (const void *)(m->weights.upper + offset);
 }
 
 /* Of rows from row in_batch of the whole micro batch on. */
@@ -226,23 +219,31 @@ static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void 
 static void embed(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
+    const struct mb_master *w = &m->weights;
+    const int learned = m->c.positions == MB_GPT_LEARNED;
     void *out = m->c.sequence_parallel ? m->d_a : m->embedded;
     for (size_t row = 0; row < m->n_tokens;) {
         const struct mb_gpt_run run = mb_gpt_run_at(m, row);
-        struct mb_embedding_forward a = {
-            .token = m->tokens + row,
-            .token_weight = m->weights + m->word_embedding,
-            .position_weight = m->c.positions == MB_GPT_LEARNED
-                                   ? m->weights + m->position_embedding + run.position * m->c.hidden
-                                   : NULL,
-            .out = (char *)out + row * m->c.hidden * mb_dtype_size(m->c.dtype),
-            .n_tokens = run.n,
-            .seq = m->c.seq,
-            .hidden = m->c.hidden,
-            .vocab = m->part.padded_vocab,
-            .first = m->own_part * m->part.padded_vocab,
-            .all_vocab = m->c.padded_vocab,
-            .dtype = m->c.dtype};
+        const size_t position = m->position_embedding + run.position * m->c.hidden;
+        struct mb_embedding_forward a = {.token = m->tokens + row,
+                                         .out = (char *)out +
+                                                row * m->c.hidden * mb_dtype_size(m->c.dtype),
+                                         .n_tokens = run.n,
+                                         .seq = m->c.seq,
+                                         .hidden = m->c.hidden,
+                                         .vocab = m->part.padded_vocab,
+                                         .first = m->own_part * m->part.padded_vocab,
+                                         .all_vocab = m->c.padded_vocab,
+                                         .dtype = m->c.dtype};
+        if (w->whole != NULL) {
+            a.token_weight = w->whole + m->word_embedding;
+            a.position_weight = learned ? w->whole + position : NULL;
+        } else {
+            a.token_upper = w->upper + m->word_embedding;
+            a.token_lower = w->lower + m->word_embedding;
+            a.position_upper = learned ? w->upper + position : NULL;
+            a.position_lower = learned ? w->lower + position : NULL;
+        }
         m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
         row += run.n;
     }

@@ -35,6 +35,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "worker/kernels/backend.h"
+#include "worker/kernels/master.h"
 #include "worker/model/param.h"
 #include "worker/model/rope.h"
 #include "worker/parallel/comm.h"
@@ -124,15 +125,12 @@ const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);
 /* Length of the flat buffers in elements, gaps included, and the buffers (device memory, borrowed).
  */
 size_t mb_gpt_n_elements(const struct mb_gpt *m);
-float *mb_gpt_weights(struct mb_gpt *m);
+float *mb_gpt_weights(struct mb_gpt *m); /* in fp32; NULL: they are in halves */
+const struct mb_master *mb_gpt_master(const struct mb_gpt *m); /* the weights in either case */
 float *mb_gpt_grads(struct mb_gpt *m);
-/* To be called after the weights were written from outside: the model computes with a copy of its
- * dtype. Enqueues. */
+/* To be called after the weights were written from outside: the model computes with what it makes
+ * of some of them. Enqueues. */
 void mb_gpt_weights_changed(struct mb_gpt *m);
-/* That copy, in bf16; NULL: there is none. Who writes the weights may write it, too, and calls
- * mb_gpt_weights_copied() and not mb_gpt_weights_changed(). */
-void *mb_gpt_weights_copy(struct mb_gpt *m);
-void mb_gpt_weights_copied(struct mb_gpt *m);
 /* The table that a rank with all of the model would have: the same parameters in the same order. To
  * be freed. n_elements: length of that rank's flat buffers. */
 int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, size_t *n_params,

@@ -152,8 +152,7 @@ static void draw_param(struct mb_gpt *m, const struct mb_param *p, float *piece)
         size_t n = p->n - first < DRAW_PIECE ? p->n - first : DRAW_PIECE;
         if (p->n_dims == 2)
             draw_piece(&d, first, n, piece);
-        m->dev->ops->copy_in(m->dev->ctx, m->dev->stream, m->weights + p->offset + first, piece,
-                             n * sizeof(float));
+        mb_master_copy_in(m->dev, &m->weights, p->offset + first, n, piece);
     }
 }
 

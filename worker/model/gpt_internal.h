@@ -82,11 +82,13 @@ struct mb_gpt {
     size_t arena_bytes;
     struct mb_gpt_plan_part plan[MB_GPT_PLAN_MAX];
     size_t n_plan;
-    float *weights, *grads;
-    void *compute_weights; /* the weights in the model's dtype; weights itself in fp32 */
-    float *cosine, *sine;  /* [part.seq, rotary channels / 2], with MB_GPT_ROPE */
-    float *norm_weights;   /* with norm_1p [2 layers + 1, hidden]: what norms multiply with */
-    float *ones;           /* with norm_1p [hidden] */
+    struct mb_master weights; /* in bf16 in halves */
+    float *grads;
+    float *cosine, *sine; /* [part.seq, rotary channels / 2], with MB_GPT_ROPE */
+    float *norm_weights;  /* with norm_1p or halves [2 layers + 1, hidden]: what norms multiply
+                             with; else NULL, it is the weights */
+    float *norm_biases;   /* with halves, of LayerNorm, as norm_weights; else NULL */
+    float *ones;          /* with norm_1p [hidden] */
     int32_t *tokens, *labels;
     float *mask;
     double *loss_sum;

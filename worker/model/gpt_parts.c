@@ -68,31 +68,59 @@ int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err)
     return m->c.positions == MB_GPT_ROPE ? fill_rope(m, err) : 0;
 }
 
-static void add_one(struct mb_gpt *m, struct mb_gpt_norm_at norm)
+static void add_one(struct mb_gpt *m, float *sum, const float *weight)
 {
     const struct mb_device *dev = m->dev;
     const size_t h = m->c.hidden;
-    float *sum = m->norm_weights + norm.index * h;
     dev->ops->zero(dev->ctx, dev->stream, sum, h * sizeof(float));
     dev->ops->axpy(dev->ctx, dev->stream, sum, m->ones, h, 1);
-    dev->ops->axpy(dev->ctx, dev->stream, sum, m->weights + norm.at.weight, h, 1);
+    dev->ops->axpy(dev->ctx, dev->stream, sum, weight, h, 1);
+}
+
+/* What a norm is computed with, of its weights as they are now. */
+static void norm_changed(struct mb_gpt *m, struct mb_gpt_norm_at norm)
+{
+    const struct mb_device *dev = m->dev;
+    const struct mb_master *w = &m->weights;
+    const size_t h = m->c.hidden, at = norm.at.weight, bias = norm.at.bias;
+    float *weight = m->norm_weights + norm.index * h;
+    if (w->whole != NULL) {
+        add_one(m, weight, w->whole + at);
+        return;
+    }
+    if (m->norm_biases != NULL)
+        dev->ops->join(dev->ctx, dev->stream, m->norm_biases + norm.index * h, w->upper + bias,
+                       w->lower + bias, h);
+    if (m->c.norm_1p) {
+        dev->ops->join(dev->ctx, dev->stream, w->window, w->upper + at, w->lower + at, h);
+        add_one(m, weight, w->window);
+    } else {
+        dev->ops->join(dev->ctx, dev->stream, weight, w->upper + at, w->lower + at, h);
+    }
 }
 
 void mb_gpt_parts_weights_changed(struct mb_gpt *m)
 {
-    if (!m->c.norm_1p)
+    if (m->norm_weights == NULL)
         return;
     for (size_t l = 0; l < m->part.n_layers; l++) {
-        add_one(m, m->layers[l].norm1);
-        add_one(m, m->layers[l].norm2);
+        norm_changed(m, m->layers[l].norm1);
+        norm_changed(m, m->layers[l].norm2);
     }
     if (m->is_last)
-        add_one(m, m->final_norm);
+        norm_changed(m, m->final_norm);
 }
 
 static const float *norm_weight(const struct mb_gpt *m, struct mb_gpt_norm_at norm)
 {
-    return m->c.norm_1p ? m->norm_weights + norm.index * m->c.hidden : m->weights + norm.at.weight;
+    return m->norm_weights != NULL ? m->norm_weights + norm.index * m->c.hidden
+                                   : m->weights.whole + norm.at.weight;
+}
+
+static const float *norm_bias(const struct mb_gpt *m, struct mb_gpt_norm_at norm)
+{
+    return m->norm_biases != NULL ? m->norm_biases + norm.index * m->c.hidden
+                                  : m->weights.whole + norm.at.bias;
 }
 
 /* Of this rank's rows, to their place in out. */
@@ -114,7 +142,7 @@ static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *
     }
     struct mb_layernorm_forward a = {.x = x,
                                      .weight = norm_weight(m, norm),
-                                     .bias = m->weights + norm.at.bias,
+                                     .bias = norm_bias(m, norm),
                                      .out = mb_gpt_own_rows(m, out),
                                      .mean = mean,
                                      .rstd = rstd,

@@ -108,11 +108,14 @@ static void lay_out_tables(struct cursor *c)
         m->cosine = take_floats(c, "rotary positions", n);
         m->sine = take_floats(c, "rotary positions", n);
     }
-    if (k->norm_1p) {
-        m->norm_weights =
-            take_floats(c, "weights of norms", (2 * m->part.n_layers + 1) * k->hidden);
+    const size_t norms = (2 * m->part.n_layers + 1) * k->hidden;
+    const int halves = k->dtype != MB_DTYPE_F32;
+    if (k->norm_1p || halves)
+        m->norm_weights = take_floats(c, "weights of norms", norms);
+    if (k->norm_1p)
         m->ones = take_floats(c, "weights of norms", k->hidden);
-    }
+    if (halves && k->norm == MB_GPT_LAYERNORM)
+        m->norm_biases = take_floats(c, "weights of norms", norms);
 }
 
 /* What a micro batch keeps. */
@@ -154,6 +157,19 @@ static void lay_out_ring(struct cursor *c)
         m->ring_d_kv[i] = take_floats(c, "ring of keys and values", n);
 }
 
+static void lay_out_weights(struct cursor *c)
+{
+    struct mb_gpt *m = c->m;
+    const size_t n = m->n_elements;
+    if (m->c.dtype == MB_DTYPE_F32) {
+        m->weights.whole = take_floats(c, "weights", n);
+        return;
+    }
+    m->weights.upper = take(c, "weights: bf16, for products", n, sizeof(uint16_t));
+    m->weights.lower = take(c, "weights: the rest of fp32", n, sizeof(uint16_t));
+    m->weights.window = take_floats(c, "scratch: weights in fp32", MB_MASTER_WINDOW);
+}
+
 static void lay_out(struct cursor *c)
 {
     struct mb_gpt *m = c->m;
@@ -162,10 +178,7 @@ static void lay_out(struct cursor *c)
     const struct mb_attention_shape shape = mb_gpt_attention_shape(m);
     const struct mb_backend *ops = m->dev->ops;
 
-    m->weights = take_floats(c, "weights", m->n_elements);
-    m->compute_weights = k->dtype == MB_DTYPE_F32
-                             ? m->weights
-                             : take_typed(c, "weights for computing", m->n_elements);
+    lay_out_weights(c);
     m->grads = take_floats(c, "gradients", m->n_elements);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
     lay_out_tables(c);

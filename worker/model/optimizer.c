@@ -10,9 +10,8 @@
 struct mb_optimizer {
     struct mb_device *dev;
     struct mb_optimizer_config c;
-    float *weights;
+    struct mb_master weights;
     const float *grads;
-    void *copy; /* of the weights in bf16, or NULL */
     size_t begin, end;
     struct mb_segment *segments; /* those of the decoupled learning rate behind the others */
     size_t n_segments, n_coupled;
@@ -65,9 +64,9 @@ static void cut_segments(struct mb_optimizer *o, const struct mb_param *params, 
 }
 
 int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config *c,
-                        const struct mb_param *params, size_t n_params, float *weights,
-                        const float *grads, size_t begin, size_t end, struct mb_optimizer **out,
-                        struct mb_err *err)
+                        const struct mb_param *params, size_t n_params,
+                        const struct mb_master *weights, const float *grads, size_t begin,
+                        size_t end, struct mb_optimizer **out, struct mb_err *err)
 {
     int rc = check(c, begin, end, err);
     if (rc != 0)
@@ -76,7 +75,7 @@ int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config 
     if (o == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory creating the optimizer");
     *o = (struct mb_optimizer){
-        .dev = dev, .c = *c, .weights = weights, .grads = grads, .begin = begin, .end = end};
+        .dev = dev, .c = *c, .weights = *weights, .grads = grads, .begin = begin, .end = end};
     o->segments = mb_calloc(n_params, sizeof(*o->segments));
     if (o->segments == NULL) {
         rc = mb_err_set(err, MB_ENOMEM, "out of memory creating the optimizer");
@@ -117,11 +116,6 @@ void mb_optimizer_destroy(struct mb_optimizer *o)
     mb_free(o);
 }
 
-void mb_optimizer_set_copy(struct mb_optimizer *o, void *copy)
-{
-    o->copy = copy;
-}
-
 int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err *err)
 {
     const struct mb_device *dev = o->dev;
@@ -147,7 +141,9 @@ double mb_optimizer_clip(double norm, double clip)
 static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, double weight_decay,
                    double grad_coefficient)
 {
-    struct mb_adamw a = {.weight = o->weights,
+    struct mb_adamw a = {.weight = o->weights.whole,
+                         .upper = o->weights.upper,
+                         .lower = o->weights.lower,
                          .grad = o->grads,
                          .exp_avg = o->exp_avg,
                          .exp_avg_sq = o->exp_avg_sq,
@@ -160,8 +156,7 @@ static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, 
                          .beta2 = o->c.beta2,
                          .eps = o->c.eps,
                          .weight_decay = weight_decay,
-                         .grad_scale = (float)grad_coefficient,
-                         .copy = o->copy};
+                         .grad_scale = (float)grad_coefficient};
     if (first < end)
         o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
 }

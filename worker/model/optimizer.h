@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include "base/err.h"
 #include "worker/kernels/backend.h"
+#include "worker/kernels/master.h"
 #include "worker/model/param.h"
 
 struct mb_optimizer_config {
@@ -28,17 +29,13 @@ void mb_optimizer_config_init(struct mb_optimizer_config *c);
 
 struct mb_optimizer;
 
-/* dev, weights and grads are borrowed and must outlive the optimizer; params is copied. States
- * start at 0. */
+/* dev, grads and what weights points to are borrowed and must outlive the optimizer; params is
+ * copied. States start at 0. */
 int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config *c,
-                        const struct mb_param *params, size_t n_params, float *weights,
-                        const float *grads, size_t begin, size_t end, struct mb_optimizer **out,
-                        struct mb_err *err);
+                        const struct mb_param *params, size_t n_params,
+                        const struct mb_master *weights, const float *grads, size_t begin,
+                        size_t end, struct mb_optimizer **out, struct mb_err *err);
 void mb_optimizer_destroy(struct mb_optimizer *o);
-
-/* Steps write each new weight, rounded to bf16, also to copy: device memory, flat as weights,
- * borrowed. For a backend that has bf16. NULL: no more. */
-void mb_optimizer_set_copy(struct mb_optimizer *o, void *copy);
 
 /* Sum of squared gradients of [begin, end); waits for the device. */
 int mb_optimizer_squared_norm(struct mb_optimizer *o, double *sum, struct mb_err *err);

@@ -16,6 +16,7 @@
 #include "base/fs.h"
 #include "tests/unit/worker/comm_world.h"
 #include "worker/checkpoint/checkpoint.h"
+#include "worker/kernels/split.h"
 
 enum { N = 1003 }; /* odd: no world divides it; two tensors and a gap */
 
@@ -35,7 +36,7 @@ static atomic_int wrong;
         }                                                                                          \
     } while (0)
 
-/* Host memory as a device: the three operations that a checkpoint uses. */
+/* Host memory as a device: the operations that a checkpoint uses. */
 static void copy(struct mb_context *c, struct mb_stream *s, void *dst, const void *src, size_t n)
 {
     (void)c;
@@ -51,8 +52,33 @@ static int synchronize(struct mb_context *c, struct mb_stream *s, struct mb_err 
     return 0;
 }
 
-static const struct mb_backend HOST = {
-    .name = "host", .copy_in = copy, .copy_out = copy, .synchronize = synchronize};
+static void split(struct mb_context *c, struct mb_stream *s, uint16_t *upper, uint16_t *lower,
+                  const float *x, size_t n)
+{
+    (void)c;
+    (void)s;
+    for (size_t i = 0; i < n; i++) {
+        upper[i] = mb_split_upper(x[i]);
+        lower[i] = mb_split_lower(x[i]);
+    }
+}
+
+static void join(struct mb_context *c, struct mb_stream *s, float *x, const uint16_t *upper,
+                 const uint16_t *lower, size_t n)
+{
+    (void)c;
+    (void)s;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = mb_split_join(upper[i], lower[i]);
+    }
+}
+
+static const struct mb_backend HOST = {.name = "host",
+                                       .copy_in = copy,
+                                       .copy_out = copy,
+                                       .synchronize = synchronize,
+                                       .split = split,
+                                       .join = join};
 
 struct job {
     int sharded;        /* the rank holds its range of the optimizer only */
@@ -64,6 +90,7 @@ struct job {
     int is_stale;       /* save other values of the optimizer */
     uint32_t shared_by; /* so many neighbouring ranks share a model; 0: none */
     int by_columns;     /* they have columns of the first tensor, not rows of its two halves */
+    int in_halves;      /* the device has the weights so */
     int by_stages;      /* of two the first has the first tensor, the second a copy and the other */
 };
 
@@ -114,7 +141,7 @@ static int is_gap(size_t i)
 
 static float weight(size_t i)
 {
-    return is_gap(i) ? 0.0f : (float)i * 0.25f;
+    return is_gap(i) ? 0.0f : (float)i * 0.2511f; /* of many bits */
 }
 
 /* Of exp_avg, or of exp_avg_sq. */
@@ -135,9 +162,11 @@ static size_t n_own(const struct mb_checkpoint_model *m)
 
 static void fill(struct mb_checkpoint_model *m, int with_values)
 {
+    float w[N + 16];
     for (size_t i = 0; i < n_own(m); i++) {
-        m->weights[i] = with_values ? weight(place_of(m, i)) : -1;
+        w[i] = with_values ? weight(place_of(m, i)) : -1;
     }
+    mb_master_copy_in(m->dev, &m->weights, 0, n_own(m), w);
     for (size_t i = m->state_begin; i < m->state_end; i++) {
         m->exp_avg[i - m->state_begin] = with_values ? moment(place_of(m, i), 0) : -1;
         m->exp_avg_sq[i - m->state_begin] = with_values ? moment(place_of(m, i), 1) : -1;
@@ -147,14 +176,26 @@ static void fill(struct mb_checkpoint_model *m, int with_values)
 static void compare(const struct mb_checkpoint_model *m)
 {
     size_t bad = 0;
+    float w[N + 16];
+    mb_master_copy_out(m->dev, &m->weights, 0, n_own(m), w);
     for (size_t i = 0; i < n_own(m); i++) {
-        bad += !is_gap(place_of(m, i)) && m->weights[i] != weight(place_of(m, i));
+        bad += !is_gap(place_of(m, i)) && w[i] != weight(place_of(m, i));
     }
     for (size_t i = m->state_begin; i < m->state_end; i++) {
         bad += m->exp_avg[i - m->state_begin] != moment(place_of(m, i), 0);
         bad += m->exp_avg_sq[i - m->state_begin] != moment(place_of(m, i), 1);
     }
     CHECK(bad == 0);
+}
+
+static struct mb_master new_weights(int in_halves)
+{
+    if (!in_halves) {
+        return (struct mb_master){.whole = mb_calloc(N, sizeof(float))};
+    }
+    return (struct mb_master){.upper = mb_calloc(N, sizeof(uint16_t)),
+                              .lower = mb_calloc(N, sizeof(uint16_t)),
+                              .window = mb_calloc(MB_MASTER_WINDOW, sizeof(float))};
 }
 
 static void body(struct mb_comm *c, void *arg)
@@ -180,7 +221,7 @@ static void body(struct mb_comm *c, void *arg)
     } else if (j->sharded) {
         mb_comm_range(N, mb_comm_world_size(c), mb_comm_rank(c), &m.state_begin, &m.state_end);
     }
-    m.weights = mb_calloc(N, sizeof(float));
+    m.weights = new_weights(j->in_halves);
     m.exp_avg = mb_calloc(N, sizeof(float));
     m.exp_avg_sq = mb_calloc(N, sizeof(float));
     struct mb_err err = {0};
@@ -238,7 +279,10 @@ static void body(struct mb_comm *c, void *arg)
     if (rc != 0 && j->fault_rank != (int)mb_comm_rank(c) && j->fault_rank < 0) {
         fprintf(stderr, "%s\n", err.text);
     }
-    mb_free(m.weights);
+    mb_free(m.weights.whole);
+    mb_free(m.weights.upper);
+    mb_free(m.weights.lower);
+    mb_free(m.weights.window);
     mb_free(m.exp_avg);
     mb_free(m.exp_avg_sq);
 }
@@ -278,6 +322,27 @@ static void any_gang_reads_what_any_gang_saved(void **state)
         for (uint32_t loaded_by = 1; loaded_by <= 3; loaded_by++) {
             run(loaded_by, (struct job){.sharded = loaded_by != 2, .fault_rank = -1});
         }
+        mb_fs_remove_tree(dir, NULL);
+    }
+}
+
+/* The files of weights in halves are those of others, byte for byte; either reads them. */
+static void halves_save_the_same_files(void **state)
+{
+    (void)state;
+    char command[200];
+    for (uint32_t world = 1; world <= 2; world++) {
+        const uint32_t shared_by = world == 2 ? 2 : 0;
+        run(world, (struct job){.save = 1, .fault_rank = -1});
+        snprintf(command, sizeof command, "mv %s %s/plain", dir, root);
+        assert_int_equal(system(command), 0);
+        run(world,
+            (struct job){.save = 1, .in_halves = 1, .shared_by = shared_by, .fault_rank = -1});
+        snprintf(command, sizeof command, "diff -r %s %s/plain && rm -r %s/plain", dir, root, root);
+        assert_int_equal(system(command), 0);
+        run(2, (struct job){.fault_rank = -1});
+        run(2, (struct job){.in_halves = 1, .sharded = 1, .fault_rank = -1});
+        run(2, (struct job){.in_halves = 1, .shared_by = 2, .fault_rank = -1});
         mb_fs_remove_tree(dir, NULL);
     }
 }
@@ -553,6 +618,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(any_gang_reads_what_any_gang_saved, clear_dir),
+        cmocka_unit_test_teardown(halves_save_the_same_files, clear_dir),
         cmocka_unit_test_teardown(ranks_that_share_a_model_save_the_same_files, clear_dir),
         cmocka_unit_test_teardown(damage_is_named_by_ranks_that_share, clear_dir),
         cmocka_unit_test_teardown(an_older_save_of_the_iteration_is_replaced, clear_dir),

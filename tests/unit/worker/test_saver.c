@@ -177,7 +177,7 @@ static void begin(struct rank *r, struct mb_comm *c, int sharded)
                                         .comm = c,
                                         .tensors = TENSORS,
                                         .n_tensors = 2,
-                                        .weights = r->memory,
+                                        .weights = {.whole = r->memory},
                                         .n_elements = N,
                                         .state_end = N};
     if (sharded) {

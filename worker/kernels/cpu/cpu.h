@@ -94,6 +94,10 @@ void MB_CPU(keys_values_put)(struct mb_context *ctx, struct mb_stream *stream,
                              const struct mb_keys_values *a);
 void MB_CPU(cross_entropy)(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_cross_entropy *a);
+void MB_CPU(split)(struct mb_context *ctx, struct mb_stream *stream, uint16_t *upper,
+                   uint16_t *lower, const float *x, size_t n);
+void MB_CPU(join)(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
+                  const uint16_t *lower, size_t n);
 void MB_CPU(adamw)(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a);
 void MB_CPU(squared_norm)(struct mb_context *ctx, struct mb_stream *stream, const float *x,
                           size_t n, double *sum);

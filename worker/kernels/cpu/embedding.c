@@ -1,6 +1,15 @@
 /* Token and position embedding. Backward adds row by row in token order: deterministic. */
 #include <string.h>
+#include "worker/kernels/split.h"
 #include "worker/kernels/cpu/cpu.h"
+
+/* out = the row of halves that begins at `from`, or out += it */
+static void take_halves(float *restrict out, const uint16_t *upper, const uint16_t *lower,
+                        size_t from, size_t n, int adds)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (adds ? out[i] : -0.0f) + mb_split_join(upper[from + i], lower[from + i]);
+}
 
 void MB_CPU(embedding_forward)(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_embedding_forward *a)
@@ -16,12 +25,19 @@ void MB_CPU(embedding_forward)(struct mb_context *ctx, struct mb_stream *stream,
             memset(out, 0, a->hidden * sizeof(float));
             continue;
         }
+        const size_t from = t % a->seq * a->hidden;
+        if (a->token_weight == NULL) {
+            take_halves(out, a->token_upper, a->token_lower, row * a->hidden, a->hidden, 0);
+            if (a->position_upper != NULL)
+                take_halves(out, a->position_upper, a->position_lower, from, a->hidden, 1);
+            continue;
+        }
         const float *token = a->token_weight + row * a->hidden;
         if (a->position_weight == NULL) {
             memcpy(out, token, a->hidden * sizeof(float));
             continue;
         }
-        const float *position = a->position_weight + t % a->seq * a->hidden;
+        const float *position = a->position_weight + from;
         for (size_t i = 0; i < a->hidden; i++)
             out[i] = token[i] + position[i];
     }

@@ -45,4 +45,6 @@ const struct mb_backend MB_CPU(table) = {
     .squared_norm = MB_CPU(squared_norm),
     .scale = MB_CPU(scale),
     .axpy = MB_CPU(axpy),
+    .split = MB_CPU(split),
+    .join = MB_CPU(join),
 };

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/split.h"
 
 enum { THREADS = 256, MAX_SEGMENTS = 128 };
 
@@ -16,13 +17,54 @@ struct segments {
     int n;
 };
 
+/* The weights: as they are, or in halves. */
+struct weights {
+    float *whole;
+    uint16_t *upper, *lower;
+};
+
 struct update {
     float b1, b2, c1, c2, correct1, correct2, lr, eps, grad_scale;
 };
 
-template <int W>
-__global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, float *exp_avg_sq,
-                             bf16 *copy, size_t state_begin,
+template <int W, bool HALVES>
+static __device__ __forceinline__ neighbours<float, W> load_weights(const struct weights &w,
+                                                                    size_t e)
+{
+    if constexpr (HALVES) {
+        const auto upper = *(const neighbours<uint16_t, W> *)(w.upper + e);
+        const auto lower = *(const neighbours<uint16_t, W> *)(w.lower + e);
+        neighbours<float, W> x;
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            x.v[k] = mb_split_join(upper.v[k], lower.v[k]);
+        return x;
+    } else {
+        return *(const neighbours<float, W> *)(w.whole + e);
+    }
+}
+
+template <int W, bool HALVES>
+static __device__ __forceinline__ void store_weights(const struct weights &w, size_t e,
+                                                     const neighbours<float, W> &x)
+{
+    if constexpr (HALVES) {
+        neighbours<uint16_t, W> upper, lower;
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            upper.v[k] = mb_split_upper(x.v[k]);
+            lower.v[k] = mb_split_lower(x.v[k]);
+        }
+        *(neighbours<uint16_t, W> *)(w.upper + e) = upper;
+        *(neighbours<uint16_t, W> *)(w.lower + e) = lower;
+    } else {
+        *(neighbours<float, W> *)(w.whole + e) = x;
+    }
+}
+
+template <int W, bool HALVES>
+__global__ void adamw_kernel(const struct weights weights, const float *grad, float *exp_avg,
+                             float *exp_avg_sq, size_t state_begin,
                              const __grid_constant__ struct segments s,
                              const __grid_constant__ struct update u)
 {
@@ -40,7 +82,7 @@ __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, f
     }
     const size_t e = s.begin[low] + (i - s.first[low]), at = e - state_begin;
     const packed gs = *(const packed *)(grad + e);
-    packed ws = *(const packed *)(weight + e);
+    packed ws = load_weights<W, HALVES>(weights, e);
     packed ms = *(const packed *)(exp_avg + at), vs = *(const packed *)(exp_avg_sq + at);
 #pragma unroll
     for (int k = 0; k < W; k++) {
@@ -53,21 +95,15 @@ __global__ void adamw_kernel(float *weight, const float *grad, float *exp_avg, f
     }
     *(packed *)(exp_avg + at) = ms;
     *(packed *)(exp_avg_sq + at) = vs;
-    *(packed *)(weight + e) = ws;
-    if (copy != NULL) {
-        neighbours<bf16, W> rounded;
-#pragma unroll
-        for (int k = 0; k < W; k++)
-            rounded.v[k] = from_float<bf16>(ws.v[k]);
-        *(neighbours<bf16, W> *)(copy + e) = rounded;
-    }
+    store_weights<W, HALVES>(weights, e, ws);
 }
 
 /* Whether all that segments begin with and end at is a multiple of n elements, and of 16 bytes. */
 static bool are_even(const struct mb_adamw *a, const struct segments &s, size_t n)
 {
     bool even = a->state_begin % n == 0 && is_aligned(a->weight) && is_aligned(a->grad) &&
-                is_aligned(a->exp_avg) && is_aligned(a->exp_avg_sq) && is_aligned(a->copy);
+                is_aligned(a->exp_avg) && is_aligned(a->exp_avg_sq) && is_aligned(a->upper) &&
+                is_aligned(a->lower);
     for (int k = 0; k < s.n; k++)
         even = even && s.begin[k] % n == 0 && s.first[k + 1] % n == 0;
     return even;
@@ -88,6 +124,15 @@ static struct update update_of(const struct mb_adamw *a)
     return u;
 }
 
+template <int W, bool HALVES>
+static void launch(struct mb_stream *stream, const struct mb_adamw *a, const struct segments &s,
+                   const struct update &u)
+{
+    const struct weights w = {a->weight, a->upper, a->lower};
+    adamw_kernel<W, HALVES><<<blocks_for(s.first[s.n], THREADS * W), THREADS, 0, stream->cuda>>>(
+        w, a->grad, a->exp_avg, a->exp_avg_sq, a->state_begin, s, u);
+}
+
 void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a)
 {
     (void)ctx;
@@ -104,14 +149,15 @@ void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struc
         if (s.first[s.n] == 0)
             continue;
         constexpr int W = vec<float>::N;
-        if (are_even(a, s, W))
-            adamw_kernel<W><<<blocks_for(s.first[s.n], THREADS * W), THREADS, 0, stream->cuda>>>(
-                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, (bf16 *)a->copy, a->state_begin, s,
-                u);
+        const bool even = are_even(a, s, W);
+        if (a->weight != NULL && even)
+            launch<W, false>(stream, a, s, u);
+        else if (a->weight != NULL)
+            launch<1, false>(stream, a, s, u);
+        else if (even)
+            launch<W, true>(stream, a, s, u);
         else
-            adamw_kernel<1><<<blocks_for(s.first[s.n], THREADS), THREADS, 0, stream->cuda>>>(
-                a->weight, a->grad, a->exp_avg, a->exp_avg_sq, (bf16 *)a->copy, a->state_begin, s,
-                u);
+            launch<1, true>(stream, a, s, u);
         mb_cuda_launched(stream, "adamw");
     }
 }

@@ -118,8 +118,10 @@ void mb_cuda_squared_norm(struct mb_context *ctx, struct mb_stream *stream, cons
 void mb_cuda_scale(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a);
 void mb_cuda_axpy(struct mb_context *ctx, struct mb_stream *stream, float *y, const float *x,
                   size_t n, float a);
-void mb_cuda_convert(struct mb_context *ctx, struct mb_stream *stream, void *y, const float *x,
-                     size_t n, enum mb_dtype dtype);
+void mb_cuda_split(struct mb_context *ctx, struct mb_stream *stream, uint16_t *upper,
+                   uint16_t *lower, const float *x, size_t n);
+void mb_cuda_join(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
+                  const uint16_t *lower, size_t n);
 
 /* sum[c] += the sum over rows of x[., c]; x [n_rows, n_columns] (column_sum.cu). */
 void mb_cuda_column_sum(struct mb_context *ctx, struct mb_stream *stream, const void *x,

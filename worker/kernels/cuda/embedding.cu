@@ -7,6 +7,7 @@
  * its columns.
  */
 #include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/split.h"
 
 enum { THREADS = 256, ROWS = 16 }; /* vocabulary rows of a block */
 
@@ -15,9 +16,25 @@ static __device__ void fault(unsigned long long *where, size_t row, int32_t id)
     atomicMin(where, (unsigned long long)row << 32 | (uint32_t)id);
 }
 
+/* A weight as it is, or in halves; neither: there is none. */
+struct table {
+    const float *whole;
+    const uint16_t *upper, *lower;
+
+    __device__ bool is_there() const
+    {
+        return whole != NULL || upper != NULL;
+    }
+
+    __device__ float at(size_t i) const
+    {
+        return whole != NULL ? whole[i] : mb_split_join(upper[i], lower[i]);
+    }
+};
+
 template <class T>
-__global__ void embedding_forward_kernel(const int32_t *token, const float *token_weight,
-                                         const float *position_weight, T *out, size_t seq,
+__global__ void embedding_forward_kernel(const int32_t *token, const struct table tokens,
+                                         const struct table positions, T *out, size_t seq,
                                          size_t hidden, size_t vocab, size_t first_row,
                                          size_t all_vocab, unsigned long long *faults)
 {
@@ -34,10 +51,12 @@ __global__ void embedding_forward_kernel(const int32_t *token, const float *toke
             out[t * hidden + i] = from_float<T>(0);
         return;
     }
-    const float *w = token_weight + row * hidden;
-    const float *p = position_weight != NULL ? position_weight + t % seq * hidden : NULL;
-    for (size_t i = threadIdx.x; i < hidden; i += THREADS)
-        out[t * hidden + i] = from_float<T>(p != NULL ? w[i] + p[i] : w[i]);
+    const size_t w = row * hidden, p = t % seq * hidden;
+    const bool has_positions = positions.is_there();
+    for (size_t i = threadIdx.x; i < hidden; i += THREADS) {
+        const float x = tokens.at(w + i);
+        out[t * hidden + i] = from_float<T>(has_positions ? x + positions.at(p + i) : x);
+    }
 }
 
 template <class T>
@@ -88,9 +107,11 @@ __global__ void position_backward_kernel(const T *d_out, float *d_weight, size_t
 
 template <class T> static void forward(struct mb_stream *s, const struct mb_embedding_forward *a)
 {
+    const struct table tokens = {a->token_weight, a->token_upper, a->token_lower};
+    const struct table positions = {a->position_weight, a->position_upper, a->position_lower};
     embedding_forward_kernel<T><<<(unsigned)a->n_tokens, THREADS, 0, s->cuda>>>(
-        a->token, a->token_weight, a->position_weight, (T *)a->out, a->seq, a->hidden, a->vocab,
-        a->first, mb_all_vocab(a->all_vocab, a->vocab), &s->faults->token);
+        a->token, tokens, positions, (T *)a->out, a->seq, a->hidden, a->vocab, a->first,
+        mb_all_vocab(a->all_vocab, a->vocab), &s->faults->token);
 }
 
 template <class T> static void backward(struct mb_stream *s, const struct mb_embedding_backward *a)

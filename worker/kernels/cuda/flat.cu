@@ -1,5 +1,6 @@
-/* Flat ranges: x *= a, y += a x, conversion. */
+/* Flat ranges: x *= a, y += a x, fp32 in halves and back. */
 #include "worker/kernels/cuda/device.cuh"
+#include "worker/kernels/split.h"
 
 enum { THREADS = 256, MAX_BLOCKS = 4096 };
 
@@ -22,28 +23,21 @@ __global__ void axpy_kernel(float *y, const float *x, size_t n, float a)
         y[i] += a * x[i];
 }
 
-template <class T> __global__ void convert_kernel(T *y, const float *x, size_t n)
+__global__ void split_kernel(uint16_t *upper, uint16_t *lower, const float *x, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS) {
+        const float v = x[i];
+        upper[i] = mb_split_upper(v);
+        lower[i] = mb_split_lower(v);
+    }
+}
+
+__global__ void join_kernel(float *x, const uint16_t *upper, const uint16_t *lower, size_t n)
 {
     for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
          i += (size_t)gridDim.x * THREADS)
-        y[i] = from_float<T>(x[i]);
-}
-
-/* Eight at a time; x and y begin on boundaries of 16 bytes. */
-__global__ void convert_vectors_kernel(bf16 *y, const float *x, size_t n_vecs)
-{
-    constexpr int N = vec<bf16>::N;
-    const size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x;
-    if (i >= n_vecs)
-        return;
-    const vec<float> low = load_vec(x + i * N), high = load_vec(x + i * N + N / 2);
-    vec<bf16> out;
-#pragma unroll
-    for (int e = 0; e < N / 2; e++) {
-        out.v[e] = from_float<bf16>(low.v[e]);
-        out.v[e + N / 2] = from_float<bf16>(high.v[e]);
-    }
-    store_vec(y + i * N, out);
+        x[i] = mb_split_join(upper[i], lower[i]);
 }
 
 void mb_cuda_scale(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a)
@@ -65,24 +59,24 @@ void mb_cuda_axpy(struct mb_context *ctx, struct mb_stream *stream, float *y, co
     mb_cuda_launched(stream, "axpy");
 }
 
-void mb_cuda_convert(struct mb_context *ctx, struct mb_stream *stream, void *y, const float *x,
-                     size_t n, enum mb_dtype dtype)
+void mb_cuda_split(struct mb_context *ctx, struct mb_stream *stream, uint16_t *upper,
+                   uint16_t *lower, const float *x, size_t n)
 {
     (void)ctx;
     if (n == 0)
         return;
-    const size_t whole = is_aligned(x) && is_aligned(y) ? n / vec<bf16>::N : 0;
-    if (dtype == MB_DTYPE_BF16 && whole > 0) {
-        const size_t done = whole * vec<bf16>::N;
-        convert_vectors_kernel<<<blocks_for(whole, THREADS), THREADS, 0, stream->cuda>>>((bf16 *)y,
-                                                                                         x, whole);
-        if (done < n)
-            convert_kernel<<<1, THREADS, 0, stream->cuda>>>((bf16 *)y + done, x + done, n - done);
-    } else if (dtype == MB_DTYPE_BF16)
-        convert_kernel<<<grid(n), THREADS, 0, stream->cuda>>>((bf16 *)y, x, n);
-    else
-        convert_kernel<<<grid(n), THREADS, 0, stream->cuda>>>((float *)y, x, n);
-    mb_cuda_launched(stream, "convert");
+    split_kernel<<<grid(n), THREADS, 0, stream->cuda>>>(upper, lower, x, n);
+    mb_cuda_launched(stream, "split");
+}
+
+void mb_cuda_join(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
+                  const uint16_t *lower, size_t n)
+{
+    (void)ctx;
+    if (n == 0)
+        return;
+    join_kernel<<<grid(n), THREADS, 0, stream->cuda>>>(x, upper, lower, n);
+    mb_cuda_launched(stream, "join");
 }
 
 cudaError_t mb_cuda_has_code(void)

@@ -41,7 +41,8 @@ static const struct mb_backend TABLE = {
     .squared_norm = mb_cuda_squared_norm,
     .scale = mb_cuda_scale,
     .axpy = mb_cuda_axpy,
-    .convert = mb_cuda_convert,
+    .split = mb_cuda_split,
+    .join = mb_cuda_join,
     .collectives = &mb_cuda_collectives,
 };
 

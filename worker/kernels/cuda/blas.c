@@ -6,7 +6,8 @@
  *     includes how the pointers are aligned, since algorithms differ in what they need.
  *  3. tuning: the library's guesses run once each, the fastest go on in turns, several rounds, so
  * that all of them see the same clocks; the smallest time of a round decides. A product that adds
- * to D is tuned into a buffer of its own; without memory for that the first guess stays.
+ * to D is tuned into a buffer of its own; without memory for that the first guess stays. What was
+ * chosen is kept for the next start (tuning.h), which takes it if the library still agrees.
  */
 #include "worker/kernels/cuda/blas.h"
 
@@ -17,6 +18,7 @@
 #include "base/alloc.h"
 #include "base/str.h"
 #include "worker/kernels/cuda/cuda.h"
+#include "worker/kernels/tuning.h"
 
 enum { MAX_GUESSES = 32, FINALISTS = 8, ROUNDS = 3, RUNS = 4 };
 
@@ -37,6 +39,7 @@ static const double TUNED_FLOP = 1e9;
     F(MatmulPreferenceDestroy)                                                                     \
     F(MatmulPreferenceSetAttribute)                                                                \
     F(MatmulAlgoGetHeuristic)                                                                      \
+    F(MatmulAlgoCheck)                                                                             \
     F(Matmul)
 
 struct shape {
@@ -58,6 +61,7 @@ struct mb_cuda_blas {
     void *library;
     cublasLtHandle_t handle;
     int tunes;
+    struct mb_tuning *tuning; /* algorithms by shape; NULL: nothing is tuned */
     struct plan *plans;
     size_t n_plans, cap_plans;
 #define DECLARE(name) __typeof__(cublasLt##name) *name;
@@ -89,7 +93,7 @@ static int look_up(struct mb_cuda_blas *b, struct mb_err *err)
     return 0;
 }
 
-int mb_cuda_blas_open(struct mb_cuda_blas **out, struct mb_err *err)
+int mb_cuda_blas_open(const char *device, struct mb_cuda_blas **out, struct mb_err *err)
 {
     const char *text = getenv("MOBULA_CUDA_TUNE");
     int64_t tunes = 1;
@@ -112,6 +116,9 @@ int mb_cuda_blas_open(struct mb_cuda_blas **out, struct mb_err *err)
             rc = mb_err_set(err, MB_EUNSUPPORTED, "cuBLASLt does not start (status %d)",
                             (int)status);
     }
+    if (rc == 0 && b->tunes)
+        rc = mb_tuning_open(device, b->GetVersion(), sizeof(struct shape),
+                            sizeof(cublasLtMatmulAlgo_t), &b->tuning, err);
     if (rc != 0) {
         mb_cuda_blas_close(b);
         return rc;
@@ -142,6 +149,7 @@ void mb_cuda_blas_close(struct mb_cuda_blas *b)
         b->Destroy(b->handle);
     if (b->library != NULL)
         dlclose(b->library);
+    mb_tuning_close(b->tuning);
     mb_free(b->plans);
     mb_free(b);
 }
@@ -363,6 +371,20 @@ out:
     return t[0].guess;
 }
 
+/* 1: an earlier start has chosen for this shape, and the library can still do so. */
+static int was_chosen(const struct mb_cuda_blas *b, struct plan *plan)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    const void *kept = mb_tuning_find(b->tuning, &plan->shape);
+    if (kept == NULL)
+        return 0;
+    memcpy(&plan->algo, kept, sizeof(plan->algo));
+    memset(&result, 0, sizeof(result));
+    return b->MatmulAlgoCheck(b->handle, plan->desc, plan->a, plan->b, plan->d, plan->d,
+                              &plan->algo, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= MB_CUDA_WORKSPACE_BYTES;
+}
+
 static cublasStatus_t choose(const struct mb_cuda_blas *b, struct mb_stream *stream,
                              struct plan *plan, const struct mb_cuda_product *p)
 {
@@ -371,8 +393,12 @@ static cublasStatus_t choose(const struct mb_cuda_blas *b, struct mb_stream *str
     const int tunes = b->tunes && p->dtype == MB_DTYPE_BF16 && flop >= TUNED_FLOP;
     int n = 0;
     TRY(set_pointers(b, plan, p));
+    if (tunes && was_chosen(b, plan))
+        return CUBLAS_STATUS_SUCCESS;
     TRY(guess(b, plan, tunes ? MAX_GUESSES : 1, guesses, &n));
     plan->algo = guesses[n > 1 ? fastest(b, stream, plan, guesses, n, p) : 0].algo;
+    if (tunes)
+        mb_tuning_add(b->tuning, &plan->shape, &plan->algo);
     return CUBLAS_STATUS_SUCCESS;
 }
 

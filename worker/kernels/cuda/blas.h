@@ -35,8 +35,8 @@ struct mb_cuda_product {
     enum mb_cuda_epilogue epilogue;
 };
 
-/* MB_EUNSUPPORTED with one line that says what to install. */
-int mb_cuda_blas_open(struct mb_cuda_blas **out, struct mb_err *err);
+/* device: its kind, by name. MB_EUNSUPPORTED with one line that says what to install. */
+int mb_cuda_blas_open(const char *device, struct mb_cuda_blas **out, struct mb_err *err);
 void mb_cuda_blas_close(struct mb_cuda_blas *b); /* NULL is legal */
 size_t mb_cuda_blas_version(const struct mb_cuda_blas *b);
 

@@ -113,7 +113,7 @@ int mb_cuda_open(int device_index, struct mb_context **out, struct mb_err *err)
     ctx->index = device_index;
     rc = check_device(ctx, err);
     if (rc == 0)
-        rc = mb_cuda_blas_open(&ctx->blas, err);
+        rc = mb_cuda_blas_open(ctx->name, &ctx->blas, err);
     if (rc == 0)
         rc = mb_cuda_dnn_open(&ctx->dnn, err);
     if (rc != 0) {

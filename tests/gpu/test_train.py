@@ -74,7 +74,7 @@ class Train(unittest.TestCase):
         out = self.train(*BF16, "--log-throughput")
         self.assertIn("using torch.bfloat16 for parameters ...", out)
         self.assertRegex(out, r"> backend: CUDA, NVIDIA [^,]+, \d+ multiprocessors, [0-9.]+ GiB, cuBLASLt \d+")
-        self.assertRegex(out, r"weights for computing +")
+        self.assertRegex(out, r"weights: bf16, for products +")
         self.assertRegex(
             out, r" \[[-0-9: ]+\] iteration +12/ +12 \| consumed samples: +96 \| elapsed time per iteration \(ms\): [0-9.]+ \|"
             r" mem usages: [0-9.]+ \| throughput per GPU \(TFLOP/s/GPU\): [0-9.]+ \| learning rate: [0-9.E+-]+ \|"

@@ -25,12 +25,13 @@ enum { ENV_MAX = 4096, PEERS_GRACE_MS = 200, LEFTOVER_GRACE_MS = 500, STOP_GRACE
 
 extern char **environ;
 
-static const char *const inherited[] = {"PATH=",         "HOME=",         "USER=",
-                                        "LANG=",         "LC_",           "TZ=",
-                                        "TMPDIR=",       "NCCL_",         "LD_LIBRARY_PATH=",
-                                        "SHELL=",        "OMP_",          "OPENBLAS_",
-                                        "ASAN_OPTIONS=", "TSAN_OPTIONS=", "MOBULA_LOG=",
-                                        "MOBULA_JOB_"};
+static const char *const inherited[] = {"PATH=",          "HOME=",         "USER=",
+                                        "LANG=",          "LC_",           "TZ=",
+                                        "TMPDIR=",        "NCCL_",         "LD_LIBRARY_PATH=",
+                                        "SHELL=",         "OMP_",          "OPENBLAS_",
+                                        "ASAN_OPTIONS=",  "TSAN_OPTIONS=", "MOBULA_LOG=",
+                                        "MOBULA_JOB_",    "MOBULA_CUDA_",  "MOBULA_TUNING_CACHE=",
+                                        "XDG_CACHE_HOME="};
 
 static const char *const inherited_by_driver[] = {
     "RAY_AUTH_MODE=", "RAY_AUTH_TOKEN=", "RAY_AUTH_TOKEN_PATH=", "RAY_USE_TLS=", "RAY_TLS_"};

@@ -132,7 +132,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     json_decref(job);
     mb_log_view_close(&view);
     mb_rest_close(&rest);
-    return rc != 0 ? mb_cli_fail(cli, &err) : status;
+    return rc != 0 ? mb_cli_fail(cli, &err) : mb_cli_printed(cli, status);
 }
 
 static const struct mb_option options[] = {

@@ -43,6 +43,8 @@ static const char *const forwarded_names[] = {
     "PATH",
     "HOME",
     "MOBULA_CPU_THREADS",
+    "MOBULA_CUDA_TUNE",
+    "MOBULA_TUNING_CACHE",
     NULL,
 };
 

@@ -479,13 +479,21 @@ static int check(const struct start_args *a, int ray_mode, struct mb_err *err)
     return 0;
 }
 
+/* What a head binds to by itself, in other words than 127.0.0.1. */
+static int is_loopback_name(const char *host)
+{
+    return strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0 ||
+           mb_starts_with(host, "localhost.") || mb_starts_with(host, "localhost6") ||
+           mb_starts_with(host, "ip6-l");
+}
+
 /* Ray's flag for who may reach the dashboard, which here is the head as a whole: KubeRay starts
  * every head with 0.0.0.0 and says nothing else of addresses. */
 static int take_dashboard_host(struct start_args *a, char own[64], struct mb_err *err)
 {
     const char *host = a->dashboard_host;
 
-    if (host == NULL || !a->head || a->node_ip != NULL || strcmp(host, "localhost") == 0)
+    if (host == NULL || !a->head || a->node_ip != NULL || is_loopback_name(host))
         return 0;
     a->node_ip = host;
     if (strcmp(host, "0.0.0.0") != 0 && strcmp(host, "::") != 0)

@@ -53,7 +53,8 @@ class Train(unittest.TestCase):
     def test_checkpoints_go_both_ways(self):
         """Four iterations on the CPU, four on the GPU, four on the CPU are twelve on the CPU; so with bf16 in the middle."""
         want = losses(self.train(*CPU))
-        for name, middle, bound in (("fp32", GPU, 1e-4), ("bf16", BF16, 2e-2), ("async", [*GPU, "--async-save"], 1e-4)):
+        for name, middle, bound in (("fp32", GPU, 1e-4), ("bf16", BF16, 2e-2), ("async", [*GPU, "--async-save"], 1e-4),
+                                    ("bf16, async", [*BF16, "--async-save"], 2e-2)):
             with self.subTest(name):
                 where = os.path.join(self.dir, name)
                 keep = ["--save", where, "--load", where, "--save-interval", "4"]

@@ -147,6 +147,13 @@ static void test_training_llama(void **state)
     check_training(*state, small_llama());
 }
 
+static void test_training_layernorm_1p(void **state)
+{
+    struct mb_gpt_config c = small(0, MB_DTYPE_F32);
+    c.norm_1p = 1;
+    check_training(*state, c);
+}
+
 static void test_cpu_has_no_bf16(void **state)
 {
     struct twin *t = *state;
@@ -178,9 +185,9 @@ int main(void)
     /* Timings choose between products of equal value and different bits; runs are compared here. */
     setenv("MOBULA_CUDA_TUNE", "0", 1);
     const struct CMUnitTest tests[] = {
-        TWIN_TEST(test_training),       TWIN_TEST(test_training_with_dropout),
-        TWIN_TEST(test_training_llama), TWIN_TEST(test_cpu_has_no_bf16),
-        TWIN_TEST(test_out_of_memory),
+        TWIN_TEST(test_training),        TWIN_TEST(test_training_with_dropout),
+        TWIN_TEST(test_training_llama),  TWIN_TEST(test_training_layernorm_1p),
+        TWIN_TEST(test_cpu_has_no_bf16), TWIN_TEST(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

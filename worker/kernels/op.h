@@ -19,8 +19,8 @@
  * are the caller's promise (assert), and so is that a matrix begins at 16 bytes, as what alloc()
  * gives does; its rows, and flat ranges of fp32, may begin anywhere. Sizes that come from people
  * are checked where the model is created. Threads: a context is used by one thread at a time, but
- * for copy_out() and synchronize() on a stream that no other thread uses: an asynchronous save
- * reads memory that the operations running meanwhile do not change.
+ * for copy_out(), join() and synchronize() on a stream that no other thread uses: an asynchronous
+ * save reads memory that the operations running meanwhile do not change.
  */
 #ifndef MOBULA_WORKER_KERNELS_OP_H
 #define MOBULA_WORKER_KERNELS_OP_H

@@ -89,7 +89,8 @@ class VerbsTest(Verbs):
         with open("/dev/full", "w") as full:
             for options in ([], ["--json"]):
                 for words in (["job", "list"], ["job", "status", "unwritten"], ["job", "stop", "unwritten"],
-                              ["job", "submit", "--no-wait"], ["status"], ["status", "--watch"]):
+                              ["job", "submit", "--no-wait"],
+                              ["job", "logs", "-f", "unwritten"], ["status"], ["status", "--watch"]):
                     command = ["--", "true"] if "submit" in words else []
                     done = subprocess.run(
                         self.cluster.command([*words, "--address", self.cluster.address, *options, *command]),

@@ -252,6 +252,72 @@ static void names_that_it_has_not_are_refused(void **state)
     }
 }
 
+/* A pickle shows one object as often as it likes: what small files ask for is bounded. */
+static void one_list_of_chunks_for_many_tensors_is_refused(void **state)
+{
+    const struct chunk whole = {0, 0, 1, 1};
+    struct sample one = {"a", 1, 1, &whole, 1, 0};
+    struct mb_dist_meta m;
+    struct mb_err err = {0};
+    struct mb_buf b = {0}, tensor = {0};
+    (void)state;
+    put_tensor(&tensor, &one);
+    assert_int_equal(mb_buf_add(&b, "\x80\x04\x95\0\0\0\0\0\0\0\0", 11), 0);
+    begin_object(&b, META, "Metadata");
+    text(&b, "state_dict_metadata");
+    op(&b, '}');
+    op(&b, '(');
+    /* The chunk is the last but the ends of list and object: 'e', 'u', 'b'. */
+    assert_int_equal(mb_buf_add(&b, tensor.data, tensor.len - 3), 0);
+    assert_int_equal(mb_buf_add(&b, "q\x01", 2), 0);
+    for (size_t i = 1; i < MB_DIST_CHUNKS_MAX; i++)
+        assert_int_equal(mb_buf_add(&b, "h\x01", 2), 0);
+    op(&b, 'e');
+    end_object(&b);
+    assert_int_equal(mb_buf_add(&b, "q\x02", 2), 0);
+    for (size_t i = 0; i < MB_DIST_ALL_CHUNKS_MAX / MB_DIST_CHUNKS_MAX; i++) {
+        text(&b, "b");
+        assert_int_equal(mb_buf_add(&b, "h\x02", 2), 0);
+    }
+    op(&b, 'u');
+    end_object(&b);
+    op(&b, '.');
+    assert_int_equal(mb_dist_meta_parse("here", b.data, b.len, &m, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "too many chunks"));
+    mb_buf_close(&tensor);
+    mb_buf_close(&b);
+}
+
+static void an_object_of_many_fields_is_refused(void **state)
+{
+    struct mb_dist_meta m;
+    struct mb_err err = {0};
+    struct mb_buf b = {0};
+    (void)state;
+    assert_int_equal(mb_buf_add(&b, "\x80\x04\x95\0\0\0\0\0\0\0\0", 11), 0);
+    begin_object(&b, META, "Metadata");
+    text(&b, "state_dict_metadata");
+    op(&b, '}');
+    text(&b, "storage_data");
+    op(&b, '}');
+    op(&b, '(');
+    begin_object(&b, META, "MetadataIndex");
+    text(&b, "fqn");
+    text(&b, "a");
+    for (int i = 0; i < 100; i++)
+        number(&b, "x", 1);
+    end_object(&b);
+    object(&b, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    op(&b, '}');
+    op(&b, 'b');
+    op(&b, 'u');
+    end_object(&b);
+    op(&b, '.');
+    assert_int_equal(mb_dist_meta_parse("here", b.data, b.len, &m, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "a chunk has no name"));
+    mb_buf_close(&b);
+}
+
 static void it_bears_every_failed_allocation(void **state)
 {
     (void)state;
@@ -278,6 +344,8 @@ int main(void)
         cmocka_unit_test(each_element_is_where_it_was_said),
         cmocka_unit_test(what_is_not_whole_is_named),
         cmocka_unit_test(names_that_it_has_not_are_refused),
+        cmocka_unit_test(one_list_of_chunks_for_many_tensors_is_refused),
+        cmocka_unit_test(an_object_of_many_fields_is_refused),
         cmocka_unit_test(it_bears_every_failed_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,7 @@
 
 #define METADATA "torch.distributed.checkpoint.metadata\n"
 
-enum { NAME_BYTES_MAX = 512, FILE_BYTES_MAX = 255, FILES_MAX = 1 << 16 };
+enum { NAME_BYTES_MAX = 512, FILE_BYTES_MAX = 255, FILES_MAX = 1 << 16, FIELDS_MAX = 64 };
 
 static int no_memory(const char *name, struct mb_err *err)
 {
@@ -43,9 +43,12 @@ static int is_a(const struct mb_pickle_value *v, const char *class)
            mb_pickle_is(v->callable, MB_PICKLE_GLOBAL, class);
 }
 
+/* Of an object with the few fields that the classes have: a pickle may show one object many times,
+ * and looking through thousands of fields each time would take for ever. */
 static const struct mb_pickle_value *field(const struct mb_pickle_value *object, const char *name)
 {
-    return object->state != NULL && object->state->kind == MB_PICKLE_DICT
+    return object->state != NULL && object->state->kind == MB_PICKLE_DICT &&
+                   object->state->n_items <= 2 * FIELDS_MAX
                ? mb_pickle_get(object->state, name)
                : NULL;
 }
@@ -159,8 +162,9 @@ static int take_shape(const struct mb_pickle_value *v, struct mb_dist_tensor *t)
     return t->n <= (uint64_t)INT64_MAX / sizeof(double) ? 0 : -1;
 }
 
+/* n_all: the chunks of all tensors so far; one list of a small file may be those of many. */
 static int take_tensor(const char *name, const struct mb_pickle_value *v, struct mb_dist_tensor *t,
-                       struct mb_err *err)
+                       size_t *n_all, struct mb_err *err)
 {
     const struct mb_pickle_value *properties = field(v, "properties"), *list = field(v, "chunks");
     if (take_shape(v, t) != 0 || !is_a(properties, METADATA "TensorProperties")) {
@@ -170,6 +174,10 @@ static int take_tensor(const char *name, const struct mb_pickle_value *v, struct
     if (list == NULL || list->kind != MB_PICKLE_LIST || list->n_items == 0 ||
         list->n_items > MB_DIST_CHUNKS_MAX) {
         return bad_tensor(name, t, "it has no list of chunks", err);
+    }
+    *n_all += list->n_items;
+    if (*n_all > MB_DIST_ALL_CHUNKS_MAX) {
+        return corrupt(name, "its tensors have too many chunks", err);
     }
     t->chunks = mb_calloc(list->n_items, sizeof *t->chunks);
     if (t->chunks == NULL) {
@@ -193,7 +201,7 @@ static int by_name(const void *x, const void *y)
 }
 
 static int take_item(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *key,
-                     const struct mb_pickle_value *v, struct mb_err *err)
+                     const struct mb_pickle_value *v, size_t *n_all, struct mb_err *err)
 {
     if (is_a(v, METADATA "BytesStorageMetadata")) {
         return 0; /* generators, scales of fp8 */
@@ -210,7 +218,7 @@ static int take_item(const char *name, struct mb_dist_meta *m, const struct mb_p
         return 0;
     }
     m->n_tensors++;
-    return is_a(v, METADATA "TensorStorageMetadata") ? take_tensor(name, v, t, err)
+    return is_a(v, METADATA "TensorStorageMetadata") ? take_tensor(name, v, t, n_all, err)
                                                      : bad_tensor(name, t, "it is none", err);
 }
 
@@ -220,10 +228,14 @@ static int take_tensors(const char *name, const struct mb_pickle_value *dict,
     if (dict == NULL || dict->kind != MB_PICKLE_DICT) {
         return corrupt(name, "there is no state_dict_metadata", err);
     }
+    if (dict->n_items / 2 > MB_DIST_TENSORS_MAX) {
+        return corrupt(name, "it has too many tensors", err);
+    }
+    size_t n_all = 0;
     m->tensors = mb_calloc(dict->n_items / 2 + 1, sizeof *m->tensors);
     int rc = m->tensors != NULL ? 0 : no_memory(name, err);
     for (size_t i = 0; i + 1 < dict->n_items && rc == 0; i += 2) {
-        rc = take_item(name, m, dict->items[i], dict->items[i + 1], err);
+        rc = take_item(name, m, dict->items[i], dict->items[i + 1], &n_all, err);
     }
     if (rc == 0) {
         qsort(m->tensors, m->n_tensors, sizeof *m->tensors, by_name);

@@ -10,7 +10,12 @@
 #include "base/err.h"
 #include "worker/checkpoint/safetensors.h"
 
-enum { MB_DIST_DIMS_MAX = 4, MB_DIST_CHUNKS_MAX = 1 << 14 /* of a tensor */ };
+enum {
+    MB_DIST_DIMS_MAX = 4,
+    MB_DIST_CHUNKS_MAX = 1 << 14,     /* of a tensor */
+    MB_DIST_ALL_CHUNKS_MAX = 1 << 21, /* of all: 208 MiB */
+    MB_DIST_TENSORS_MAX = 1 << 20
+};
 
 struct mb_dist_chunk {
     uint64_t offset[MB_DIST_DIMS_MAX], size[MB_DIST_DIMS_MAX]; /* in the whole tensor */

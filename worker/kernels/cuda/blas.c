@@ -302,6 +302,8 @@ static cublasStatus_t multiply(const struct mb_cuda_blas *b, struct mb_stream *s
 
 /* ---- tuning ---- */
 
+static const float REFUSED_MS = 1e30f; /* longer than any product */
+
 /* Milliseconds of n products; a guess that refuses is infinitely slow. */
 static float time_guess(const struct mb_cuda_blas *b, struct mb_stream *stream,
                         const struct plan *plan, const cublasLtMatmulAlgo_t *algo,
@@ -312,11 +314,11 @@ static float time_guess(const struct mb_cuda_blas *b, struct mb_stream *stream,
     cudaEventRecord(from, stream->cuda);
     for (int i = 0; i < n; i++)
         if (multiply(b, stream, plan, algo, p, d) != CUBLAS_STATUS_SUCCESS)
-            return 1e30f;
+            return REFUSED_MS;
     cudaEventRecord(to, stream->cuda);
     if (cudaEventSynchronize(to) != cudaSuccess ||
         cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
-        return 1e30f;
+        return REFUSED_MS;
     return ms;
 }
 
@@ -332,6 +334,7 @@ static int compare_trials(const void *a, const void *b)
                           : (x->guess > y->guess) - (x->guess < y->guess);
 }
 
+/* The guess that was fastest; -1: none could be timed, for want of memory or by a fault. */
 static int fastest(const struct mb_cuda_blas *b, struct mb_stream *stream, const struct plan *plan,
                    const cublasLtMatmulHeuristicResult_t *guesses, int n,
                    const struct mb_cuda_product *p)
@@ -342,10 +345,10 @@ static int fastest(const struct mb_cuda_blas *b, struct mb_stream *stream, const
     cudaEvent_t from = NULL, to = NULL;
     if (p->c == p->d && cudaMalloc(&own, p->m * p->n * mb_dtype_size(p->d_dtype)) != cudaSuccess) {
         cudaGetLastError();
-        return 0;
+        return -1;
     }
     for (int i = 0; i < n; i++)
-        t[i] = (struct trial){i, 1e30f};
+        t[i] = (struct trial){i, REFUSED_MS};
     if (cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess)
         goto out;
     for (int round = 0; round <= ROUNDS; round++) {
@@ -355,7 +358,9 @@ static int fastest(const struct mb_cuda_blas *b, struct mb_stream *stream, const
             void *d = own != NULL ? own : p->d;
             if (round == 0) /* loads its code */
                 time_guess(b, stream, plan, algo, p, d, 1, from, to);
-            const float ms = time_guess(b, stream, plan, algo, p, d, runs, from, to) / (float)runs;
+            float ms = time_guess(b, stream, plan, algo, p, d, runs, from, to);
+            if (ms < REFUSED_MS)
+                ms /= (float)runs;
             t[i].ms = round <= 1 || ms < t[i].ms ? ms : t[i].ms;
         }
         qsort(t, (size_t)n_left, sizeof(t[0]), compare_trials);
@@ -368,7 +373,7 @@ out:
     if (from != NULL)
         cudaEventDestroy(from);
     cudaFree(own);
-    return t[0].guess;
+    return t[0].ms < REFUSED_MS ? t[0].guess : -1;
 }
 
 /* 1: an earlier start has chosen for this shape, and the library can still do so. */
@@ -396,8 +401,9 @@ static cublasStatus_t choose(const struct mb_cuda_blas *b, struct mb_stream *str
     if (tunes && was_chosen(b, plan))
         return CUBLAS_STATUS_SUCCESS;
     TRY(guess(b, plan, tunes ? MAX_GUESSES : 1, guesses, &n));
-    plan->algo = guesses[n > 1 ? fastest(b, stream, plan, guesses, n, p) : 0].algo;
-    if (tunes)
+    const int best = n > 1 ? fastest(b, stream, plan, guesses, n, p) : 0;
+    plan->algo = guesses[best < 0 ? 0 : best].algo;
+    if (tunes && best >= 0) /* what was not measured is chosen anew by the next start */
         mb_tuning_add(b->tuning, &plan->shape, &plan->algo);
     return CUBLAS_STATUS_SUCCESS;
 }

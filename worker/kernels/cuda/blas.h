@@ -1,8 +1,9 @@
 /*
  * Matrix products by cuBLASLt, which is opened at run time. A product of a shape seen for the first
  * time is tuned: the library's best guesses run on the caller's operands and the fastest stays for
- * the life of the context. MOBULA_CUDA_TUNE=0 takes the first guess, which makes the bits the same
- * from run to run; fp32 is never tuned.
+ * the life of the context, and in a file for later ones (worker/kernels/tuning.h).
+ * MOBULA_CUDA_TUNE=0 takes the first guess, which makes the bits the same from run to run; fp32 is
+ * never tuned.
  *
  * Row-major throughout: D [m, n] = epilogue(op(A) op(B) + bias [n] + beta C), op(A) [m, k], op(B)
  * [k, n]. Threads: that of the context.

@@ -7,7 +7,7 @@
  *     another architecture;  4. a device that another process holds exclusively;  5. no cuBLASLt.
  * Afterwards a fault of the device is kept in the stream until synchronize(). After some faults
  * (an illegal address) CUDA refuses everything: the process has to end.
- * copy_out() and synchronize() come from other threads too: they choose the device first.
+ * copy_out(), join() and synchronize() come from other threads too: they choose the device first.
  */
 #include <stdio.h>
 #include <stdlib.h>

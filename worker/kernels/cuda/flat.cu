@@ -72,9 +72,9 @@ void mb_cuda_split(struct mb_context *ctx, struct mb_stream *stream, uint16_t *u
 void mb_cuda_join(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
                   const uint16_t *lower, size_t n)
 {
-    (void)ctx;
     if (n == 0)
         return;
+    cudaSetDevice(ctx->index); /* a save's thread may come first with this */
     join_kernel<<<grid(n), THREADS, 0, stream->cuda>>>(x, upper, lower, n);
     mb_cuda_launched(stream, "join");
 }

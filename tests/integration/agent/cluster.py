@@ -152,13 +152,17 @@ class Node:
             return False
 
     def kill(self):
-        """Its agent is killed by the end of the front process, and may write its file until then."""
+        """The front process is killed, which tells the agent to stop. One that still has checkpoints to send, to a
+        server that may be gone, is not waited for. It may write its file until then."""
         if self.process.poll() is None:
             agent = self.file().get("pid_agent")
             self.process.kill()
             self.process.wait(DEADLINE_S)
-            wait_for("its agent ends", lambda: not agent or not self.is_there(agent))
-
+            try:
+                wait_for("its agent ends", lambda: not agent or not self.is_there(agent), 20)
+            except AssertionError:
+                os.kill(agent, signal.SIGKILL)
+                wait_for("its agent ends", lambda: not self.is_there(agent))
 
     def kill_at_once(self):
         """Both of its processes, as a machine without power: the head is told nothing."""

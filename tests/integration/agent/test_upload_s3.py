@@ -48,13 +48,15 @@ class Server:
     def parts(self):
         """Part files of unfinished uploads: name -> (inode, size, time of the last change)."""
         found = {}
-        for p in (self.root / "bucket" / ".sgwtmp").rglob("*"):
-            try:
-                st = p.stat()
-            except FileNotFoundError:
-                continue
-            if p.is_file():
-                found[str(p)] = (st.st_ino, st.st_size, st.st_mtime_ns)
+        # os.walk: the server moves and removes directories while they are read.
+        for directory, _, names in os.walk(self.root / "bucket" / ".sgwtmp"):
+            for name in names:
+                path = os.path.join(directory, name)
+                try:
+                    st = os.stat(path)
+                except FileNotFoundError:
+                    continue
+                found[path] = (st.st_ino, st.st_size, st.st_mtime_ns)
         return found
 
     def whole_parts(self):

@@ -3,8 +3,8 @@
 Usage: test_tokens.py DUMP_TOKENS FAMILY PART... [--all]
 
 FAMILY is a name of families.py, PART one of corpus, strings, points, long. Without --all the corpus is a sample of 20 MB
-(its lines are ordered by hash), the code points stand in fewer contexts, most of them for the faster peer only; with
---all both peers take everything.
+(its lines are ordered by hash), the code points stand in fewer contexts, most of them for the faster peer only, and a peer
+that has answered the same question before is not asked again (known_answers.py); with --all both peers take everything.
 """
 
 import itertools
@@ -18,17 +18,19 @@ import sys
 
 import families
 import gpt2
+from known_answers import KnownAnswers
 
 DUMP, FAMILY = sys.argv[1], families.by_name(sys.argv[2])
 ALL = "--all" in sys.argv
 CORPUS = gpt2.CACHE + "/corpus-240mb.jsonl"  # made by tools/make-corpus --languages
 SAMPLE_BYTES = 20_000_000
 FASTEST = next(p for p in ("tiktoken", "tokenizers") if p in FAMILY.peers)
+KNOWN = KnownAnswers(FAMILY)
 total = 0
 
 
-def ours(texts):
-    """Ids of byte strings, and the CPU seconds of the process."""
+def raw(texts):
+    """dump_tokens' answer to byte strings, and the CPU seconds of the process."""
     records = b"".join(struct.pack("<I", len(t)) + t for t in texts)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([DUMP, *(["--lossy"] if FAMILY.is_lossy else []), *FAMILY.dump], input=records,
@@ -36,22 +38,33 @@ def ours(texts):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
         sys.exit(done.stderr.decode() or f"dump_tokens: status {done.returncode}")
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def ids_of(answer):
     out, at = [], 0
-    while at < len(done.stdout):
-        (n,) = struct.unpack_from("<I", done.stdout, at)
-        out.append(list(struct.unpack_from(f"<{n}i", done.stdout, at + 4)))
+    while at < len(answer):
+        (n,) = struct.unpack_from("<I", answer, at)
+        out.append(list(struct.unpack_from(f"<{n}i", answer, at + 4)))
         at += 4 + 4 * n
-    return out, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return out
+
+
+def ours(texts):
+    return ids_of(raw(texts)[0])
 
 
 def check(name, texts, peers=None):
     global total
-    got, _ = ours([t.encode() for t in texts])
-    assert len(got) == len(texts), name
-    for peer in peers or FAMILY.peers:
-        for text, ids, want in zip(texts, got, FAMILY.peers[peer](texts)):
+    got, _ = raw([t.encode() for t in texts])
+    asked = [peer for peer in peers or FAMILY.peers if ALL or not KNOWN.says(peer, texts, got)]
+    ids_got = ids_of(got) if asked else None
+    for peer in asked:
+        assert len(ids_got) == len(texts), name
+        for text, ids, want in zip(texts, ids_got, FAMILY.peers[peer](texts)):
             if ids != want:
                 report(name, peer, text, ids, want)
+        KNOWN.keep(peer, texts, got)
     total += sum(len(t.encode()) for t in texts)
 
 
@@ -59,13 +72,13 @@ def report(name, peer, text, ids, want):
     """The shortest end of the text that still differs tells most."""
     i = next((i for i, (a, b) in enumerate(zip(ids, want)) if a != b), min(len(ids), len(want)))
     sys.exit(f"{FAMILY.name}, {name}: {text[:60]!r}... token {i}: {ids[i:i+6]}, {peer} {want[i:i+6]}\n"
-             f"{shortened(text, peer)!r} is {ours([shortened(text, peer).encode()])[0][0]}, "
+             f"{shortened(text, peer)!r} is {ours([shortened(text, peer).encode()])[0]}, "
              f"{peer} {FAMILY.peers[peer]([shortened(text, peer)])[0]}")
 
 
 def shortened(text, peer):
     def differs(t):
-        return ours([t.encode()])[0][0] != FAMILY.peers[peer]([t])[0]
+        return ours([t.encode()])[0] != FAMILY.peers[peer]([t])[0]
 
     size = len(text) // 2
     while size > 0 and len(text) < 2_000_000:
@@ -135,10 +148,10 @@ def long_texts(rng):
 
         check(name, [text(20_000 if name in DEEP else 1_000_000)], [FASTEST])
         check(name, [text(20_000)])
-        _, idle = ours([])
+        _, idle = raw([])
         small, large = text(1_000_000).encode(), text(8_000_000).encode()
-        _, once = ours([small])
-        _, eight = ours([large])
+        _, once = raw([small])
+        _, eight = raw([large])
         once, eight = max(once - idle, 0.1), eight - idle  # below that the clock is noise
         assert eight < 16 * once, f"{FAMILY.name}, {name}: 1 MB {once:.2f} s, 8 MB {eight:.2f} s of CPU"
         assert eight < 12, f"{FAMILY.name}, {name}: 8 MB in {eight:.2f} s of CPU"
@@ -170,7 +183,8 @@ PARTS = {"corpus": corpus, "strings": random_texts, "points": code_points, "long
 def main():
     for part in (a for a in sys.argv[3:] if a != "--all"):
         PARTS[part](random.Random(11))
-    print(f"{FAMILY.name}: {total / 1e6:.0f} MB of text: every token equal to {' and '.join(FAMILY.peers)}")
+    print(f"{FAMILY.name}: {total / 1e6:.0f} MB of text: every token equal to {' and '.join(FAMILY.peers)}"
+          f" ({KNOWN.asked} answers asked for, {KNOWN.remembered} remembered)")
 
 
 main()

@@ -2,7 +2,8 @@
  * mobula drain: nodes save and upload what runs on them, and take no new work.
  *
  *  1. The GCS says which nodes there are; a NODE that is none, or several, is refused before any
- *     node is asked.
+ *     node is asked. --local asks no GCS: nodes of this machine have said in their node.json where
+ *     they listen, and a pod's preStop hook may run when the head is gone already.
  *  2. Every node is asked (mobula.v1.NodeAgent/Drain at its agent). --all passes over nodes that
  * are not mobula's.
  *  3. --wait: all that took the request are asked how far they are until nothing is left on them,
@@ -47,7 +48,7 @@ struct drain_args {
 
 static const struct mb_option options[] = {
     {"address", 0, "HOST:PORT", MB_OPTION_STRING, offsetof(struct drain_args, address),
-     "GCS of the cluster ($RAY_ADDRESS, else 127.0.0.1:6379)", 0, 0},
+     "GCS of the cluster ($RAY_ADDRESS, else 127.0.0.1:6379); --local needs none", 0, 0},
     {"all", 0, NULL, MB_OPTION_FLAG, offsetof(struct drain_args, all), "every node", 0, 0},
     {"local", 0, NULL, MB_OPTION_FLAG, offsetof(struct drain_args, local),
      "the nodes that were started on this machine (a pod's preStop hook)", 0, 0},
@@ -88,7 +89,7 @@ struct drain {
     uint64_t deadline_unix_ms;
     char *const *words;
     int n_words;
-    json_t *local_ids; /* node ids of this machine, with --local */
+    json_t *local; /* node.json of the nodes of this machine, with --local */
     uv_loop_t loop;
     struct mb_grpc *grpc;
     struct mb_gcs *gcs;
@@ -101,16 +102,6 @@ struct drain {
 
 /* ---- which nodes ---- */
 
-static int is_local(const struct drain *d, const char *id)
-{
-    size_t i;
-    json_t *known;
-
-    json_array_foreach(d->local_ids, i,
-                       known) if (strcmp(json_string_value(known), id) == 0) return 1;
-    return 0;
-}
-
 static int fits_word(const char *word, const char *id, const struct mb_gcs_node *node)
 {
     return (strlen(word) >= PREFIX_MIN && mb_starts_with(id, word)) ||
@@ -121,7 +112,7 @@ static int is_wanted(const struct drain *d, const char *id, const struct mb_gcs_
 {
     if (node->is_dead)
         return 0;
-    if (d->args->all || (d->args->local && is_local(d, id)))
+    if (d->args->all)
         return 1;
     for (int i = 0; i < d->n_words; i++)
         if (fits_word(d->words[i], id, node))
@@ -151,7 +142,7 @@ static int check_words(const struct drain *d, const struct mb_gcs_node *nodes, s
     return 0;
 }
 
-static int add_target(struct drain *d, const char *id, const struct mb_gcs_node *node,
+static int add_target(struct drain *d, const char *id, const char *name, const char *ip, int port,
                       struct mb_err *err)
 {
     const struct mb_grpc_channel_opts opts = {.token = d->token};
@@ -159,13 +150,13 @@ static int add_target(struct drain *d, const char *id, const struct mb_gcs_node 
     char address[300];
 
     *t = (struct target){.owner = d,
-                         .name = mb_strdup(node->node_name),
-                         .ip = mb_strdup(node->ip),
-                         .port = node->port,
+                         .name = mb_strdup(name),
+                         .ip = mb_strdup(ip),
+                         .port = port,
                          .heard_ms = mb_mono_ms(),
                          .gangs = json_array(),
                          .lost = json_array()};
-    memcpy(t->id, id, sizeof(t->id));
+    snprintf(t->id, sizeof(t->id), "%s", id);
     d->n++;
     if (t->name == NULL || t->ip == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
@@ -292,7 +283,7 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
         rc = mb_err_set(&d->err, MB_ENOMEM, "out of memory");
     for (size_t i = 0; rc == 0 && i < n; i++)
         if (is_wanted(d, mb_hex(nodes[i].node_id, MB_NODE_ID_BYTES, id), &nodes[i]))
-            rc = add_target(d, id, &nodes[i], &d->err);
+            rc = add_target(d, id, nodes[i].node_name, nodes[i].ip, nodes[i].port, &d->err);
     if (rc == 0 && d->n == 0)
         rc = mb_err_set(&d->err, MB_ENOENT, "drain: no node of the cluster at %s is meant",
                         d->address);
@@ -422,7 +413,7 @@ static void free_all(struct drain *d)
     }
     mb_free(d->targets);
     mb_free(d->token);
-    json_decref(d->local_ids);
+    json_decref(d->local);
 }
 
 static int find_local(struct drain *d, struct mb_err *err)
@@ -434,17 +425,42 @@ static int find_local(struct drain *d, struct mb_err *err)
 
     if (rc != 0)
         return rc;
-    d->local_ids = json_array();
+    d->local = json_array();
     for (size_t i = 0; i < n; i++) {
         json_t *node = NULL;
 
         if (mb_local_read_node(nodes[i].dir, &node, NULL) == 1)
-            json_array_append(d->local_ids, json_object_get(node, "node_id"));
-        json_decref(node);
+            json_array_append_new(d->local, node);
     }
     mb_local_nodes_free(nodes, n);
-    if (json_array_size(d->local_ids) == 0)
+    if (json_array_size(d->local) == 0)
         return mb_err_set(err, MB_ENOENT, "drain: no node runs below %s", temp_dir);
+    return 0;
+}
+
+static int add_local(struct drain *d, struct mb_err *err)
+{
+    size_t i;
+    json_t *o;
+
+    d->targets = mb_calloc(json_array_size(d->local), sizeof(*d->targets));
+    if (d->targets == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    json_array_foreach(d->local, i, o)
+    {
+        const char *id, *name, *ip;
+        int port, rc;
+
+        if (json_unpack(o, "{s:s, s:s, s:s, s:i}", "node_id", &id, "node_name", &name, "node_ip",
+                        &ip, "grpc_port", &port) != 0)
+            return mb_err_set(err, MB_ECORRUPT,
+                              "drain: a node.json of this machine does not say "
+                              "where its agent listens");
+        rc = add_target(d, id, name, ip, port, err);
+        if (rc != 0)
+            return rc;
+    }
+    d->has_nodes = 1;
     return 0;
 }
 
@@ -479,8 +495,10 @@ static int drain(struct drain *d, struct mb_err *err)
     uv_timer_init(&d->loop, &d->timer);
     d->timer.data = d;
     if (mb_gcs_grpc_create(&d->loop, &d->grpc, &d->err) == 0 &&
-        mb_gcs_create(&d->loop, d->grpc, &opts, on_gcs, d, &d->gcs, &d->err) == 0 &&
-        mb_gcs_connect(d->gcs, &d->err) == 0) {
+        (d->args->local
+             ? add_local(d, &d->err) == 0
+             : mb_gcs_create(&d->loop, d->grpc, &opts, on_gcs, d, &d->gcs, &d->err) == 0 &&
+                   mb_gcs_connect(d->gcs, &d->err) == 0)) {
         uv_timer_start(&d->timer, on_timer, 0, LOOK_EVERY_MS / 5);
         while (!d->is_done)
             mb_loop_turn(&d->loop);

@@ -17,7 +17,7 @@ import s3
 from cluster import Cluster, is_alive, iterations_of, mini_model, train_command, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "s3"))
-from faults import FaultProxy, error, stall  # noqa: E402
+from faults import FaultProxy, error, hold, stall  # noqa: E402
 
 BUCKET = f"s3://{s3.BUCKET}"
 ENDLESS = 100_000  # iterations: more than the time that any test has
@@ -37,6 +37,12 @@ while :; do sleep 0.05; done
 def metrics(node):
     with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/metrics", timeout=10) as answer:
         return answer.read().decode()
+
+
+def tree(pid):
+    """A process and all below it."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(p for child in children for p in tree(int(child)))]
 
 
 class DeadlineTest(unittest.TestCase):
@@ -482,6 +488,45 @@ class DrainAllTest(unittest.TestCase):
             states = {n["node_name"]: n["state"] for n in json.loads(done.stdout)["nodes"]}
             self.assertEqual(states, {"node-0": "drained", "node-1": "failed"})
             self.assertIn("durable", cluster.logs("all"))
+
+
+class DrainWithoutAHeadTest(unittest.TestCase):
+    def test_what_ranks_had_saved_is_sent(self):
+        """A pod's preStop hook, when the head's node is lost, and with it the job's driver and half of the ranks: it needs neither."""
+        with tempfile.TemporaryDirectory(prefix="mb-deadline-") as directory, s3.server(directory) as port, \
+                FaultProxy(port) as proxy, Cluster(nodes=2, env=s3.environment(proxy.port)) as cluster:
+            here, bucket = pathlib.Path(cluster.dir), pathlib.Path(directory, "s3", s3.BUCKET, "alone")
+            script = f"""
+                echo rank $RANK runs; until test -e {here}/go; do sleep 0.05; done
+                D={here}/save-$RANK; mkdir -p $D/iter_0000007; head -c 300000 /dev/zero >$D/iter_0000007/rank$RANK.bin; : >$D/saved
+                until test -e {here}/save-0/saved && test -e {here}/save-1/saved; do sleep 0.05; done
+                if [ $RANK = 0 ]; then printf 7 >$D/latest_checkpointed_iteration.txt; fi
+                exec sleep 1000"""
+            cluster.submit(["mobula", "run", "--num-nodes", "2", "--save", f"{here}/save-%n", "--checkpoint-url", f"{BUCKET}/alone",
+                            "--stop-grace", "1s", "--", "sh", "-c", script], submission_id="alone")
+            head, worker = cluster.node("node-0"), cluster.node("node-1")
+            log = wait_until(lambda: next(worker["dir"].glob("gangs/*/rank-*.log"), None), "a rank on the worker", 60)
+            far = int(log.stem.split("-")[1])
+            proxy.rule("PUT", rf"alone/iter_0000007/rank{far}\.bin", hold())
+            (here / "go").touch()
+            # All of the head's node is in the store, and nothing of the worker's.
+            wait_until(lambda: list(bucket.glob(f"iter_0000007/.mobula/part-{1 - far}-of-2.json")), "the head's part", 60)
+            self.assertFalse((bucket / "latest_checkpointed_iteration.txt").exists())
+            lost = tree(head["pid_init"])
+            self.assertIn(head["pid_agent"], lost)
+            for pid in lost:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not any(map(is_alive, lost)), "the head's machine is gone", 60)
+            proxy.clear()
+            done = cluster.mobula("drain", "--local", "--wait", "--temp-dir", cluster.temp, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertRegex(done.stdout, r"node [0-9a-f]{12} node-1 \(.*\): drained")
+            self.assertEqual((bucket / "latest_checkpointed_iteration.txt").read_text(), "7")
+            began = time.monotonic()
+            done = cluster.mobula("drain", "--local", "--wait", "--temp-dir", cluster.temp)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertLess(time.monotonic() - began, 5, "nothing was left to wait for, and nobody to ask")
+            cluster.forget_node(head)
 
 
 if __name__ == "__main__":

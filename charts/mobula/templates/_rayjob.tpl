@@ -50,6 +50,7 @@ deletionStrategy:
 {{- $v := .Values -}}
 {{- $mode := $v.job.submissionMode -}}
 {{- if and (eq $mode "SidecarMode") (ne $v.head.kind "ray") }}{{ fail "job.submissionMode SidecarMode needs head.kind: ray, for its container runs Ray's own client in the head's image" }}{{ end -}}
+{{- if and (eq $v.head.kind "ray") (ne $mode "HTTPMode") (regexMatch "[$`]" (toJson $v.job.runtimeEnv)) }}{{ fail (printf "job.runtimeEnv with $ or ` in submissionMode %s of a real Ray head: the shell of KubeRay's submitter would replace it; HTTPMode leaves it as it is" $mode) }}{{ end -}}
 submissionMode: {{ $mode }}
 {{- if and (eq $mode "K8sJobMode") (eq $v.head.kind "mobula") }}
 # Ray's own line needs python in the image. Started again, the pod follows the job that is there.

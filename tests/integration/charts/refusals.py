@@ -53,6 +53,8 @@ REFUSALS = [
     ({"job": {"submissionMode": "InteractiveMode"}}, "mini", "submissionMode"),
     ({"job": {"submissionMode": "SidecarMode"}}, "mini", "SidecarMode needs head.kind: ray"),
     ({"head": {"kind": "ray"}}, "mini", "head.kind ray needs head.image"),
+    ({"head": {"kind": "ray", "image": "ray:1"}, "job": {"submissionMode": "K8sJobMode", "runtimeEnv": {"env_vars": {"A": "$HOME"}}}}, "mini",
+     "job.runtimeEnv with $ or ` in submissionMode K8sJobMode of a real Ray head"),
     ({"storage": {"ephemeral": {"existingClaim": "c", "hostPath": "/x"}}}, "mini", "exclude each other"),
     (merged(TRAINS, {"megatronArguments": ["--tensor-model-parallel-size 3"]}), "mini",
      "2 nodes with 4 ranks each are 8 ranks, which tensor 3 x pipeline 1 x context 1 parallel = 3 does not divide"),

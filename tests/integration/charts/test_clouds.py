@@ -149,6 +149,48 @@ class Job(unittest.TestCase):
         given = command[command.index("--runtime-env-json") + 1].replace("$$(", "$(")  # as Kubernetes does
         self.assertEqual(json.loads(given), {"env_vars": {"A": "$(b) 'c'"}})
 
+    def test_what_is_said_of_the_job(self):
+        job = chart.job_in(chart.render(chart.SMALL, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}, "job": {
+            "activeDeadlineSeconds": 600, "preRunningDeadlineSeconds": 60, "backoffLimit": 3}, "workers": {"startParams": {"num-cpus": "4"}}}))
+        self.assertEqual(job["metadata"]["labels"]["team"], "a")
+        self.assertEqual(job["metadata"]["annotations"], {"note": "b"})
+        self.assertEqual([job["spec"][k] for k in ("activeDeadlineSeconds", "preRunningDeadlineSeconds", "backoffLimit")], [600, 60, 3])
+        cluster = job["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            self.assertEqual(group["rayStartParams"], {"num-cpus": "4"})
+
+    PLACED = {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high", "hostNetwork": True,
+              "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}}}
+
+    def test_what_is_said_of_pods(self):
+        """Is in each that trains, with every kind of volume; a real Ray head has none of it."""
+        volumes = [{"name": "nfs", "nfs": {"server": "s", "path": "/p"}}, {"name": "ssd", "hostPath": {"path": "/mnt/disks/0"}},
+                   {"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": {"bucketName": "b"}}},
+                   {"name": "claim", "persistentVolumeClaim": {"claimName": "c"}}]
+        mounts = [{"name": v["name"], "mountPath": f"/{v['name']}"} for v in volumes]
+        values = {"workers": {**self.PLACED, "podLabels": {"k": "v"}, "podAnnotations": {"x": "z"}, "ports": [{"name": "more", "containerPort": 9}]},
+                  "storage": {"extraVolumes": volumes, "extraVolumeMounts": mounts, "dshm": {"hostPath": "/dev/shm"}},
+                  "image": {"repository": "r", "tag": "1", "pullPolicy": "Always", "pullSecrets": ["s"]}}
+        for more in ({}, {"head": {"kind": "ray", "image": "ray:1"}}):
+            pods = chart.pods_of(chart.job_in(chart.render(chart.SMALL, values, more)))
+            for pod in pods[1:] if more else pods:
+                spec, c = pod["spec"], pod["spec"]["containers"][0]
+                self.assertEqual({k: spec[k] for k in self.PLACED}, self.PLACED)
+                self.assertEqual(spec["dnsPolicy"], "ClusterFirstWithHostNet")
+                self.assertEqual((pod["metadata"]["labels"]["k"], pod["metadata"]["annotations"]), ("v", {"x": "z"}))
+                self.assertEqual((c["image"], c["imagePullPolicy"], spec["imagePullSecrets"]), ("r:1", "Always", [{"name": "s"}]))
+                self.assertEqual(spec["volumes"][-4:], volumes)
+                self.assertEqual(c["volumeMounts"][-4:], mounts)
+                shm = next(v for v in spec["volumes"] if v["name"] == "shm")
+                self.assertEqual(shm["hostPath"]["path"], "/dev/shm")
+                self.assertIn({"name": "more", "containerPort": 9}, c["ports"])
+                for probe in ("readinessProbe", "livenessProbe"):  # ours, so that KubeRay adds none that need wget
+                    self.assertEqual(c[probe]["httpGet"], {"path": "/api/healthz", "port": 52365})
+            if more:
+                self.assertFalse(set(self.PLACED) & set(pods[0]["spec"]))
+                self.assertEqual([v["name"] for v in pods[0]["spec"]["volumes"]], ["shm"])
+                self.assertIn("emptyDir", pods[0]["spec"]["volumes"][0])
+
 
 class TensorBoard(unittest.TestCase):
     STORE = {"runTensorboard": True, "checkpoint": {"url": "s3://b/p/"}}

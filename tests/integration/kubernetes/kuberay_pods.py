@@ -2,7 +2,10 @@
 checkout; test_pods.py compares). Only what an operator adds: defaults are the API server's."""
 
 import copy
+import json
 import re
+
+import yaml
 
 VERSION = "v1.7.0"
 PORTS = {"client": 10001, "dashboard": 8265, "gcs-server": 6379, "metrics": 8080, "serve": 8000}
@@ -126,7 +129,63 @@ def service_ports(head):
     return {**named, "metrics": named.get("metrics", 8080)} if named else dict(PORTS)
 
 
+def submit_line(rayjob, job_id, dashboard):
+    """Of a submitter that brings no command, for bash; the entrypoint stands in it as it is. Only a pod of its own may be started again,
+    so only that looks whether the job is there already."""
+    spec, again = rayjob["spec"], rayjob["spec"]["submissionMode"] == "K8sJobMode"
+    address = f"http://{dashboard}" if again else "http://127.0.0.1:8265"
+    ask = f"import urllib.request; assert b'success' in urllib.request.urlopen('{address}/api/gcs_healthz', timeout=10).read()"
+    submit = f"ray job submit --address {address}" + (" --no-wait" if again else "")
+    if spec.get("runtimeEnvYAML"):
+        submit += " --runtime-env-json " + json.dumps(json.dumps(yaml.safe_load(spec["runtimeEnvYAML"])))
+    submit += f" --submission-id {job_id} -- {spec['entrypoint'].strip()} ;"
+    if again:
+        submit = f"if ! ray job status --address {address} {job_id} >/dev/null 2>&1 ; then {submit} fi ; " \
+                 f"ray job logs --address {address} --follow {job_id}"
+    return f'until python -c "{ask}" >/dev/null 2>&1 ; do echo "Waiting for {address}" ; sleep 2 ; done ; {submit}'
+
+
+SUBMITTER = "ray-job-submitter"
+
+
+def submitter_container(rayjob, cluster, job_id, dashboard):
+    """Ours if the RayJob brings one, which SidecarMode does not take; else of the head's image."""
+    spec, mode = rayjob["spec"]["rayClusterSpec"], rayjob["spec"]["submissionMode"]
+    head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
+    template = rayjob["spec"].get("submitterPodTemplate") if mode == "K8sJobMode" else None
+    c = copy.deepcopy(template["spec"]["containers"][0]) if template else {
+        "name": SUBMITTER, "image": head["image"], "imagePullPolicy": head.get("imagePullPolicy"),
+        "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "200Mi"}}}
+    if not c.get("command"):
+        c["command"], c["args"] = ["/bin/bash", "-ce", "--"], [submit_line(rayjob, job_id, dashboard)]
+    c["env"] = [*c.get("env", []), {"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": "RAY_DASHBOARD_ADDRESS", "value": dashboard},
+                {"name": "RAY_JOB_SUBMISSION_ID", "value": job_id}, *token_env(spec, cluster)]
+    return c
+
+
+def submitter_job(rayjob, cluster, job_id, dashboard):
+    """K8sJobMode: a batch Job with the RayJob's name."""
+    head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    template = copy.deepcopy(rayjob["spec"].get("submitterPodTemplate")) or {"spec": {
+        "restartPolicy": "Never", "imagePullSecrets": head.get("imagePullSecrets", [])}}
+    others = template["spec"].get("containers", [])[1:]
+    template["spec"]["containers"] = [submitter_container(rayjob, cluster, job_id, dashboard), *others]
+    limit = (rayjob["spec"].get("submitterConfig") or {}).get("backoffLimit", 2)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": rayjob["metadata"]["name"]},
+            "spec": {"backoffLimit": limit, "template": template}}
+
+
+def cluster_spec(rayjob, cluster, job_id):
+    """Of the RayCluster: the RayJob's, in SidecarMode with one container more in the head's pod. Nobody knows a dashboard yet."""
+    spec = copy.deepcopy(rayjob["spec"]["rayClusterSpec"])
+    if rayjob["spec"].get("submissionMode") == "SidecarMode":
+        head = spec["headGroupSpec"]["template"]["spec"]
+        head["containers"].append(submitter_container(rayjob, cluster, job_id, ""))
+        head["restartPolicy"] = "Never"
+    return spec
+
+
 def pods(rayjob, cluster, namespace="default"):
     """One of each group, the head first."""
-    spec = rayjob["spec"]["rayClusterSpec"]
+    spec = cluster_spec(rayjob, cluster, "job-abcde")
     return [pod(spec, g, cluster, namespace) for g in [spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])]]

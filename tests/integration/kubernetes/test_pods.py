@@ -2,8 +2,12 @@
 that KubeRay 1.7 has made ($KUBERAY_PODS, or shared/data/kuberay-pods beside the checkout; without them that is skipped)."""
 
 import copy
+import json
 import os
 import pathlib
+import shlex
+import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -14,6 +18,7 @@ import test_clouds as clouds
 
 RECORDED = next((p for p in (os.environ.get("KUBERAY_PODS"), chart.ROOT / "../shared/data/kuberay-pods")
                  if p and pathlib.Path(p, "pods-all.yaml").exists()), None)
+RAY = {"head": {"kind": "ray", "image": "ray:1"}}
 ADDED = {e["name"] for is_head in (False, True) for e in kuberay_pods.ray_env("", is_head, "c", "n")}
 
 
@@ -25,7 +30,8 @@ def rendered():
     for values in [*(chart.merged(chart.SMALL, case) for case in chart.Conform.CASES), nemo,
                    chart.merged(nemo, {"volumes": {"nfsMountPath": "/nfs"}, "workload": {"embeddedTensorboardTarget": "/nfs/x"}}),
                    chart.merged(chart.SMALL, clouds.TensorBoard.STORE),
-                   chart.merged(chart.SMALL, clouds.TensorBoard.STORE, {"head": {"kind": "ray", "image": "ray:1"}}),
+                   chart.merged(chart.SMALL, clouds.TensorBoard.STORE, RAY),
+                   *(chart.merged(chart.SMALL, RAY, {"job": {"submissionMode": mode}}) for mode in ("K8sJobMode", "SidecarMode")),
                    *({**chart.SMALL, "network": {"preset": preset}, "workers": {"resources": {"extra": {"vpc.amazonaws.com/efa": 4}}}}
                      for preset in ("rdma", "efa", "tcpx"))]:
         yield values, chart.job_in(chart.render(values))
@@ -141,6 +147,38 @@ class Chart(unittest.TestCase):
                 line, = pod["spec"]["containers"][0]["args"]
                 self.assertEqual([w for w in line.split() if w.startswith(("--mem", "--num"))], want)
                 self.assertIn("--block", line.split())
+
+    def test_rays_own_submitter(self):
+        """Bash reads its line, which has the entrypoint as it is: what Ray's client gets behind `--` are the job's words, whatever is in them."""
+        words = ["python", "train.py", "it's", "a b", "$(date) `date` $HOME", 'say "x"; exit 3 # no', "a\\b"]
+        for mode in ("K8sJobMode", "SidecarMode"):
+            job = chart.job_in(chart.render(chart.SMALL, RAY, {"entrypoint": words, "job": {
+                "submissionMode": mode, "runtimeEnv": {"env_vars": {"A": "it's \"x\" \\n"}}}}))
+            c = kuberay_pods.submitter_container(job, "mini-abcde", "mini-fghij", "head:8265")
+            with self.subTest(mode=mode), tempfile.TemporaryDirectory(prefix="mb-submit-") as d:
+                for name, body in (("python", "exit 0"), ("ray", f'[ "$2" != status ] || exit 1; printf "%s\\0" "$@" >{d}/$2')):
+                    path = pathlib.Path(d, name)
+                    path.write_text(f"#!/bin/sh\n{body}\n")
+                    path.chmod(0o755)
+                done = subprocess.run([*c["command"], *c["args"]], env={"PATH": f"{d}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                submitted = pathlib.Path(d, "submit").read_text().split("\0")[:-1]
+                at = submitted.index("--")
+                self.assertEqual(submitted[at + 1:], shlex.split(job["spec"]["entrypoint"]))
+                self.assertEqual(submitted[at + 1:][-len(words):], words)
+                options = submitted[:at]
+                self.assertEqual(options[options.index("--submission-id") + 1], "mini-fghij")
+                self.assertEqual(json.loads(options[options.index("--runtime-env-json") + 1])["env_vars"], {"A": "it's \"x\" \\n"})
+                self.assertEqual(pathlib.Path(d, "logs").exists(), mode == "K8sJobMode")  # which follows what a former one has posted
+
+    def test_our_submitter(self):
+        """Of the chart's own the operator keeps the command, and tells it where and under which name."""
+        job = chart.job_in(chart.render(chart.SMALL, {"job": {"submissionMode": "K8sJobMode"}}))
+        made = kuberay_pods.submitter_job(job, "mini-abcde", "mini-fghij", "head:8265")
+        c, = made["spec"]["template"]["spec"]["containers"]
+        self.assertEqual(c["command"][:6], ["mobula", "job", "submit", "--address", "http://$(RAY_DASHBOARD_ADDRESS)", "--submission-id"])
+        self.assertEqual([e["name"] for e in c["env"]], ["PYTHONUNBUFFERED", "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"])
+        self.assertNotIn(c["name"], [x["name"] for pod in kuberay_pods.pods(job, "mini-abcde") for x in pod["spec"]["containers"]])
 
 
 if __name__ == "__main__":

@@ -254,6 +254,26 @@ class DirectoryTest(Case):
                 self.change(change)
                 self.refused(text, status)
 
+    def test_layers_that_are_not_there_take_no_memory(self):
+        """A common.pt of a few bytes may say 60000 of them."""
+        def inspect(status):
+            process = subprocess.Popen([MOBULA, "checkpoint", "inspect", str(self.theirs)], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+            with process.stderr:
+                text = process.stderr.read()
+            _, wait_status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(wait_status)
+            self.assertEqual(process.returncode, status, text)
+            return text, used.ru_maxrss
+        common = self.theirs / ITER / "common.pt"
+        _, before = inspect(0)
+        state = torch.load(common, weights_only=False)
+        state["args"].num_layers = 60000
+        torch.save(state, common)
+        text, after = inspect(65)
+        self.assertLess(after, before + 20 * 1024)
+        self.assertIn("the arguments say 60000", text)
+
     def test_nothing_in_it_runs(self):
         ran = self.path / "theirs" / "ran"
         for change in (lambda meta: Evil(ran), lambda meta: setattr(meta, "planner_data", Evil(ran))):

@@ -305,6 +305,26 @@ static int open_chunks(struct mb_dist *d, const struct mb_dist_tensor *t, struct
 
 /* ---- tensors ---- */
 
+int mb_dist_check_layers(const struct mb_dist *d, uint64_t n_layers, struct mb_err *err)
+{
+    static const char OF_EACH[] = "mlp.linear_fc2.weight"; /* whatever the model */
+    char name[MB_MEGATRON_NAME_MAX];
+    const struct mb_dist_tensor *all = NULL;
+    snprintf(name, sizeof name, LAYERS "%s", OF_EACH);
+    all = mb_dist_meta_find(&d->meta, name);
+    if (all != NULL && all->shape[0] != n_layers) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "%s: tensor %s is of %" PRIu64 " layers, the arguments say %" PRIu64,
+                          d->dir, name, all->shape[0], n_layers);
+    }
+    snprintf(name, sizeof name, LAYERS "%" PRIu64 ".%s", n_layers - 1, OF_EACH);
+    return all != NULL || mb_dist_meta_find(&d->meta, name) != NULL
+               ? 0
+               : mb_err_set(err, MB_ECORRUPT,
+                            "%s: tensor %s is missing: the arguments say %" PRIu64 " layers",
+                            d->dir, name, n_layers);
+}
+
 /* By either name of a norm: of all layers, or of one. */
 static struct mb_dist_tensor *look_up(const struct mb_dist *d, const struct mb_megatron_tensor *w,
                                       int of_all)

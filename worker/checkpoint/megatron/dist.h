@@ -22,6 +22,10 @@ size_t mb_dist_n_files(const struct mb_dist *d);
 /* Rows of the embeddings; 0: there are none. */
 uint64_t mb_dist_vocab(const struct mb_dist *d);
 
+/* Whether it has that many layers: before a list of their tensors is made, which a file of a few
+ * bytes could else make long. MB_ECORRUPT. */
+int mb_dist_check_layers(const struct mb_dist *d, uint64_t n_layers, struct mb_err *err);
+
 /* Finds the layout's tensors, and opens every chunk of them; no other may be there. *bytes: of
  * their numbers. Once, before what follows; the layout is borrowed until close. */
 int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t *bytes,

@@ -562,6 +562,9 @@ static int open_dist(struct mb_shards *s, struct mb_err *err)
                  : no_memory(s, err);
     }
     if (rc == 0) {
+        rc = mb_dist_check_layers(s->dist, s->layout.n_layers, err);
+    }
+    if (rc == 0) {
         rc = make_layout(s, err);
     }
     return rc == 0 ? mb_dist_take(s->dist, &s->layout, &s->bytes, err) : rc;

@@ -47,6 +47,7 @@ struct bench {
 };
 
 static const struct mb_gpt_step STEP = {.grad_scale = 1, .iteration = 1, .is_last = 1};
+static const struct mb_gpt_place PLACE = {0, 0, 0};
 
 /* Numbers between -scale and scale. */
 static void *draw(uint64_t seed, size_t n, float scale, enum mb_dtype dtype)
@@ -117,7 +118,7 @@ static int build(struct bench *b, struct mb_err *err)
     int rc = mb_gpt_create(&b->dev, &c, o->micro_batch, &b->model, err);
     if (rc != 0)
         return rc;
-    b->ports = mb_gpt_ports(b->model, 0);
+    b->ports = mb_gpt_ports(b->model, PLACE);
     /* Without sequence parallelism all ranks have the same rows. */
     const uint64_t part = c.sequence_parallel ? b->rank : 0;
     b->input = draw(1 + part, b->ports.n, 1.0f, c.dtype);
@@ -150,10 +151,10 @@ static int pass(struct bench *b, double *ms, struct mb_err *err)
     if (rc != 0)
         return rc;
     const uint64_t from_us = mb_mono_us();
-    rc = mb_gpt_stage_forward(b->model, 0, NULL, &STEP, err);
+    rc = mb_gpt_stage_forward(b->model, PLACE, NULL, &STEP, err);
     if (rc != 0)
         return rc;
-    mb_gpt_stage_backward(b->model, 0, &STEP);
+    mb_gpt_stage_backward(b->model, PLACE, &STEP);
     rc = wait_for_all(b, err);
     *ms = (double)(mb_mono_us() - from_us) / 1e3;
     return rc;

@@ -58,6 +58,7 @@ struct mb_args {
     int64_t distributed_timeout_minutes, use_distributed_optimizer;
     int64_t overlap_grad_reduce, overlap_param_gather, ddp_bucket_size;
     int64_t tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size;
+    int64_t num_layers_per_virtual_pipeline_stage, num_virtual_stages_per_pipeline_rank;
     int64_t sequence_parallel;
     /* data */
     struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
@@ -81,6 +82,7 @@ struct mb_args {
 
     /* Not arguments: set by mb_args_validate() and by the trainer, shown in the dump. */
     int64_t rank, world_size, data_parallel_size, padded_vocab_size, true_vocab_size;
+    int64_t virtual_pipeline_model_parallel_size; /* chunks of a stage, with 2 or more */
     int64_t consumed_train_samples, consumed_valid_samples;
 
     int64_t checkpoint_padded_vocab_size; /* of mb_args_adopt(); 0: none */
@@ -96,6 +98,9 @@ enum mb_args_outcome { MB_ARGS_OK = 0, MB_ARGS_HELP = 1 };
  * be closed in every case. */
 int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err);
 void mb_args_close(struct mb_args *args);
+
+/* Chunks of layers that a pipeline's stage has, of validated arguments. */
+size_t mb_args_chunks(const struct mb_args *args);
 
 /* --rampup-batch-size, checked. */
 struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);

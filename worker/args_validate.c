@@ -192,6 +192,67 @@ static int check_world(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
+/* Of a number of micro batches that some iteration has. */
+static int check_rounds(const struct mb_args *a, int64_t batch, struct mb_err *err)
+{
+    const int64_t n = batch / (a->micro_batch_size * a->data_parallel_size);
+    return n % a->pipeline_model_parallel_size == 0
+               ? 0
+               : mb_err_set(err, MB_EINVAL,
+                            "number of microbatches (%lld) is not divisible by "
+                            "pipeline-model-parallel-size (%lld) when using interleaved schedule",
+                            (long long)n, (long long)a->pipeline_model_parallel_size);
+}
+
+/* The chunks of a stage; texts are Megatron-LM's. */
+static int take_chunks(struct mb_args *a, struct mb_err *err)
+{
+    const int64_t of_stage = a->num_layers / a->pipeline_model_parallel_size;
+    const int64_t layers = a->num_layers_per_virtual_pipeline_stage;
+    int64_t n = a->num_virtual_stages_per_pipeline_rank;
+    if (!none(layers) && !none(n)) {
+        return invalid(err, "No more than one of the following arguments can be set at the same "
+                            "time: --num-layers-per-virtual-pipeline-stage, "
+                            "--num-virtual-stages-per-pipeline-rank");
+    }
+    if (!none(layers)) {
+        if (layers <= 0 || of_stage % layers != 0) {
+            return invalid(err, "number of layers per pipeline stage must be divisible number of "
+                                "layers per virtual pipeline stage");
+        }
+        n = of_stage / layers;
+    } else if (!none(n) && (n <= 0 || of_stage % n != 0)) {
+        return invalid(err, "number of layers per pipeline stage must be divisible by "
+                            "num-virtual-stages-per-pipeline-rank");
+    }
+    a->virtual_pipeline_model_parallel_size = none(n) || n == 1 ? MB_ARGS_NONE : n;
+    return 0;
+}
+
+static int check_chunks(struct mb_args *a, struct mb_err *err)
+{
+    int rc = take_chunks(a, err);
+    if (rc != 0 || none(a->virtual_pipeline_model_parallel_size)) {
+        return rc;
+    }
+    if (a->pipeline_model_parallel_size == 1) {
+        return invalid(err, "When interleaved schedule is used, pipeline-model-parallel size "
+                            "should be greater than 1");
+    }
+    const struct mb_batch_ramp ramp = mb_args_ramp(a);
+    rc = check_rounds(a, a->global_batch_size, err);
+    if (rc == 0) { /* both are 0 without a ramp */
+        rc = check_rounds(a, ramp.start, err);
+    }
+    return rc == 0 ? check_rounds(a, ramp.increment, err) : rc;
+}
+
+size_t mb_args_chunks(const struct mb_args *a)
+{
+    const int64_t n = a->virtual_pipeline_model_parallel_size;
+    return none(n) ? 1 : (size_t)n;
+}
+
 /* What tensor, pipeline and context parallelism split. */
 static int check_parts(const struct mb_args *a, struct mb_err *err)
 {
@@ -637,6 +698,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     }
     if (rc == 0) {
         rc = check_parts(a, err);
+    }
+    if (rc == 0) {
+        rc = check_chunks(a, err);
     }
     if (rc == 0) {
         rc = check_positions(a, err);

@@ -53,6 +53,10 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
                    "pipeline-model-parallel size: %u \n",
                    t->world_size, t->dp_size / t->cp_size, t->cp_size, t->tp_size, t->pp_size,
                    t->pp_size);
+    if (a->virtual_pipeline_model_parallel_size != MB_ARGS_NONE) {
+        mb_trainer_say(t, "Number of virtual stages per pipeline stage: %" PRId64 "\n",
+                       a->virtual_pipeline_model_parallel_size);
+    }
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
     mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
     if (mb_args_dump(a, &dump) != 0) {
@@ -422,12 +426,17 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     c.context_group = t->cp_comm;
     c.n_stages = t->pp_size;
     c.own_stage = t->pp_rank;
-    c.n_in_flight = mb_pipeline_in_flight(
-        t->pp_rank, t->pp_size,
-        (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size)));
+    c.n_chunks = mb_args_chunks(a);
+    const struct mb_pipeline_place place = {t->pp_rank, t->pp_size, c.n_chunks};
+    const uint64_t n_micro =
+        (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size));
+    c.n_in_flight = mb_pipeline_in_flight(place, n_micro);
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
-    int rc = mb_gpt_count_parameters(&c, &n_parameters, err);
+    int rc = mb_pipeline_init(&t->pipeline, place, n_micro, err);
+    if (rc == 0) {
+        rc = mb_gpt_count_parameters(&c, &n_parameters, err);
+    }
     if (rc == 0) { /* said first: what does not fit is refused next */
         say_of_stage(
             t, " > number of parameters on (tensor, pipeline) model parallel rank (0, %u): %zu\n",
@@ -671,6 +680,7 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_free(t->tensors);
     mb_free(t->parts);
     mb_free(t->whole_params);
+    mb_pipeline_close(&t->pipeline);
     mb_optimizer_destroy(t->optimizer);
     mb_gpt_destroy(t->gpt);
     if (t->norm_device != NULL) {

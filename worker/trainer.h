@@ -66,6 +66,7 @@ struct mb_trainer {
     int32_t *tokens, *labels;
     float *loss_mask;
     struct mb_buckets buckets; /* with --overlap-grad-reduce */
+    struct mb_pipeline pipeline;
     struct mb_batch_ramp ramp;
     int64_t batch; /* samples of the newest iteration */
     uint64_t vocab_size;
@@ -102,8 +103,9 @@ int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_m
                           struct mb_err *err);
 
 /* ---- gradients ---- */
-/* Of the last micro batch's step: gradients are reduced while it runs, if that was asked for. */
-void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step);
+/* Of a chunk's last micro batch's step: gradients are reduced while it runs, if that was asked for.
+ * is_first: of the chunk with which a global batch's last passes begin. */
+void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step, int is_first);
 /* The sum over the ranks with the same part of the model; each its own range at least. *norm2 is of
  * that range, without what another rank counts. Collective. */
 int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err);

@@ -51,12 +51,15 @@ static void gradients_final(void *arg, size_t begin, size_t end)
     }
 }
 
-void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step)
+void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step, int is_first)
 {
     const int64_t given = t->args.ddp_bucket_size;
     if (t->args.overlap_grad_reduce && t->dp_size > 1) {
-        mb_buckets_start(&t->buckets, t->n_elements,
-                         given != MB_ARGS_NONE ? (size_t)given : mb_buckets_default(t->dp_size));
+        if (is_first) {
+            mb_buckets_start(&t->buckets, t->n_elements,
+                             given != MB_ARGS_NONE ? (size_t)given
+                                                   : mb_buckets_default(t->dp_size));
+        }
         step->grads_final = gradients_final;
         step->arg = t;
     }

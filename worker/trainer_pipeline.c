@@ -3,9 +3,10 @@
  *
  *  1. worker/parallel/pipeline.h says what comes next; alone, a stage does forward and backward
  *     passes in turns.
- *  2. The first stage reads tokens, the last one labels; a stage between them reads no data. What
- *     neighbours send each other is the residual stream of a micro batch and its gradient, of a
- *     tensor group each rank its own to the same place of the next stage.
+ *  2. The first stage reads tokens, the last one labels; a stage between them reads no data. With
+ *     several chunks it is the first stage's first and the last one's last. What neighbours send
+ *     each other is the residual stream of a micro batch and its gradient, of a tensor group each
+ *     rank its own to the same place of the next stage; chunks make a ring of the stages.
  *  3. What is received is waited for, and with it all that was sent before: so nothing is written
  *     while it is still being sent. The end waits for the rest.
  * Failures: data that end, a token outside the vocabulary; a neighbour that is gone is found where
@@ -19,12 +20,16 @@ struct batch {
     enum mb_split split;
     int64_t n_micro;
     int trains; /* 0: an evaluation */
-    uint64_t n_slots;
 };
 
-static int is_last_stage(const struct mb_trainer *t)
+static int is_last_chunk(const struct mb_trainer *t, const struct mb_pipeline_step *s)
 {
-    return t->pp_rank + 1 == t->pp_size;
+    return t->pp_rank + 1 == t->pp_size && s->chunk + 1 == t->pipeline.at.n_chunks;
+}
+
+static struct mb_gpt_place place_of(const struct mb_pipeline_step *s)
+{
+    return (struct mb_gpt_place){s->chunk, s->slot, s->gradient};
 }
 
 static double mask_sum(const struct mb_trainer *t)
@@ -37,22 +42,23 @@ static double mask_sum(const struct mb_trainer *t)
     return sum;
 }
 
-/* The loss is scaled where it is: the last stage has just read the micro batch k. */
-static double grad_scale(const struct batch *b)
+/* The loss is scaled where it is: the last chunk has just read the micro batch. */
+static double grad_scale(const struct batch *b, const struct mb_pipeline_step *s)
 {
     const struct mb_trainer *t = b->t;
     const double parts = (double)(b->n_micro * t->args.data_parallel_size);
     const double per_micro = (double)(t->args.micro_batch_size * t->args.seq_length);
-    if (!is_last_stage(t)) {
+    if (!is_last_chunk(t, s)) {
         return 0;
     }
     const double tokens = t->args.calculate_per_token_loss ? per_micro : mask_sum(t);
     return tokens > 0 ? 1.0 / (tokens * parts) : 0;
 }
 
-static struct mb_gpt_step step_of(const struct batch *b, int64_t k)
+static struct mb_gpt_step step_of(const struct batch *b, const struct mb_pipeline_step *s)
 {
     const struct mb_trainer *t = b->t;
+    const int64_t k = (int64_t)s->micro_batch;
     const int64_t slice = t->args.micro_batch_size * t->args.data_parallel_size;
     return (struct mb_gpt_step){.iteration = t->iteration + 1,
                                 .first_sample =
@@ -60,30 +66,29 @@ static struct mb_gpt_step step_of(const struct batch *b, int64_t k)
                                 .is_last = k + 1 == b->n_micro};
 }
 
-static int forward(struct batch *b, int64_t k, struct mb_err *err)
+static int forward(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
 {
     struct mb_trainer *t = b->t;
     const struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
-    const struct mb_gpt_step step = step_of(b, k);
-    const size_t slot = (uint64_t)k % b->n_slots;
-    if (t->pp_rank == 0 || is_last_stage(t)) {
+    const struct mb_gpt_step step = step_of(b, s);
+    if ((t->pp_rank == 0 && s->chunk == 0) || is_last_chunk(t, s)) {
         int rc =
             mb_loader_next(t->loaders[b->split], t->tokens, t->labels, t->loss_mask, NULL, err);
         if (rc != 0) {
             return mb_err_wrap(err, "%s data", mb_split_name(b->split));
         }
     }
-    return mb_gpt_stage_forward(t->gpt, slot, &batch, b->trains ? &step : NULL, err);
+    return mb_gpt_stage_forward(t->gpt, place_of(s), &batch, b->trains ? &step : NULL, err);
 }
 
-static void backward(struct batch *b, int64_t k)
+static void backward(struct batch *b, const struct mb_pipeline_step *s)
 {
-    struct mb_gpt_step step = step_of(b, k);
-    step.grad_scale = grad_scale(b);
+    struct mb_gpt_step step = step_of(b, s);
+    step.grad_scale = grad_scale(b, s);
     if (step.is_last) {
-        mb_trainer_overlap(b->t, &step);
+        mb_trainer_overlap(b->t, &step, s->chunk + 1 == b->t->pipeline.at.n_chunks);
     }
-    mb_gpt_stage_backward(b->t->gpt, (uint64_t)k % b->n_slots, &step);
+    mb_gpt_stage_backward(b->t->gpt, place_of(s), &step);
 }
 
 /* ---- between stages ---- */
@@ -91,21 +96,23 @@ static void backward(struct batch *b, int64_t k)
 static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
 {
     struct mb_trainer *t = b->t;
-    const struct mb_gpt_ports at = mb_gpt_ports(t->gpt, s->micro_batch % b->n_slots);
+    const struct mb_gpt_ports at = mb_gpt_ports(t->gpt, place_of(s));
+    const uint32_t next = (t->pp_rank + 1) % t->pp_size;
+    const uint32_t before = (t->pp_rank + t->pp_size - 1) % t->pp_size;
     const enum mb_comm_type type =
         mb_gpt_config(t->gpt)->dtype == MB_DTYPE_BF16 ? MB_COMM_BF16 : MB_COMM_F32;
     switch (s->act) {
     case MB_PIPELINE_SEND_OUTPUT:
-        mb_comm_send(t->pp_comm, &t->dev, at.out, at.n, type, t->pp_rank + 1);
+        mb_comm_send(t->pp_comm, &t->dev, at.out, at.n, type, next);
         break;
     case MB_PIPELINE_SEND_GRADIENT:
-        mb_comm_send(t->pp_comm, &t->dev, at.gradient, at.n, type, t->pp_rank - 1);
+        mb_comm_send(t->pp_comm, &t->dev, at.gradient, at.n, type, before);
         break;
     case MB_PIPELINE_RECEIVE_INPUT:
-        mb_comm_recv(t->pp_comm, &t->dev, at.in, at.n, type, t->pp_rank - 1);
+        mb_comm_recv(t->pp_comm, &t->dev, at.in, at.n, type, before);
         return mb_comm_synchronize(t->pp_comm, err);
     case MB_PIPELINE_RECEIVE_GRADIENT:
-        mb_comm_recv(t->pp_comm, &t->dev, at.gradient, at.n, type, t->pp_rank + 1);
+        mb_comm_recv(t->pp_comm, &t->dev, at.gradient, at.n, type, next);
         return mb_comm_synchronize(t->pp_comm, err);
     case MB_PIPELINE_FORWARD:
     case MB_PIPELINE_BACKWARD:
@@ -119,17 +126,14 @@ int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_m
                           struct mb_err *err)
 {
     struct batch b = {.t = t, .split = split, .n_micro = n_micro, .trains = trains};
-    struct mb_pipeline p;
     struct mb_pipeline_step s;
     int rc = 0;
-    b.n_slots =
-        trains ? mb_pipeline_in_flight(t->pp_rank, t->pp_size, (uint64_t)n_micro) : (uint64_t)1;
-    mb_pipeline_start(&p, t->pp_rank, t->pp_size, (uint64_t)n_micro, !trains);
-    while (rc == 0 && mb_pipeline_next(&p, &s)) {
+    mb_pipeline_start(&t->pipeline, (uint64_t)n_micro, !trains);
+    while (rc == 0 && mb_pipeline_next(&t->pipeline, &s)) {
         if (s.act == MB_PIPELINE_FORWARD) {
-            rc = forward(&b, (int64_t)s.micro_batch, err);
+            rc = forward(&b, &s, err);
         } else if (s.act == MB_PIPELINE_BACKWARD) {
-            backward(&b, (int64_t)s.micro_batch);
+            backward(&b, &s);
         } else {
             rc = move(&b, &s, err);
         }

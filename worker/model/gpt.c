@@ -22,6 +22,8 @@
 /* Dropouts of a layer; site 0 is that of the embedding. */
 enum { SITE_ATTENTION = 1, SITE_PROJ = 2, SITE_MLP = 3, SITES_PER_LAYER = 3 };
 
+static const struct mb_gpt_place WHOLE = {0, 0, 0}; /* of a rank that has all layers */
+
 int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                   struct mb_gpt **out, struct mb_err *err)
 {
@@ -147,9 +149,25 @@ static int has_hidden_dropout(const struct mb_gpt_pass *p)
     return p->step != NULL && p->m->c.hidden_dropout > 0;
 }
 
+/* The chunk that is worked on: of the whole model's. */
+static int is_first(const struct mb_gpt *m)
+{
+    return m->is_first && m->chunk == 0;
+}
+
+static int is_last(const struct mb_gpt *m)
+{
+    return m->is_last && m->chunk + 1 == m->n_chunks;
+}
+
+static int has_old_grads(const struct mb_gpt *m)
+{
+    return m->chunk < m->n_old_chunks;
+}
+
 static uint32_t site_of(const struct mb_gpt *m, size_t layer, uint32_t site)
 {
-    return (uint32_t)(m->first_layer + layer) * SITES_PER_LAYER + site;
+    return (uint32_t)mb_gpt_layer_number(m, layer) * SITES_PER_LAYER + site;
 }
 
 /* Of the rows of the residual stream. */
@@ -204,7 +222,7 @@ static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void 
                                    .d_out = d_out,
                                    .d_x = d_x,
                                    .d_weight = m->grads + at.weight,
-                                   .sets_d_weight = m->has_old_grads,
+                                   .sets_d_weight = has_old_grads(m),
                                    .d_bias = at.bias != MB_GPT_NONE ? m->grads + at.bias : NULL,
                                    .n_rows = m->n_tokens,
                                    .n_in = n_in,
@@ -306,20 +324,21 @@ static void layer_forward(const struct mb_gpt_pass *p, size_t l)
                    site_of(m, l, SITE_MLP));
 }
 
+/* Of the chunk. */
 static const struct mb_gpt_layer *top_layer(const struct mb_gpt *m)
 {
-    return &m->layers[m->part.n_layers - 1];
+    return &m->layers[mb_gpt_chunk_end(m) - 1];
 }
 
 /* Up to the final norm; d_a serves as scratch for the branches' outputs. */
 static void forward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
-    if (m->is_first)
+    if (is_first(m))
         embed(p);
-    for (size_t l = 0; l < m->part.n_layers; l++)
+    for (size_t l = mb_gpt_chunk_begin(m); l < mb_gpt_chunk_end(m); l++)
         layer_forward(p, l);
-    if (m->is_last)
+    if (is_last(m))
         mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
                             m->final_rstd);
 }
@@ -334,7 +353,7 @@ static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
                                  .loss_sum = m->loss_sum,
                                  .d_x = d ? m->d_a : NULL,
                                  .d_weight = d ? m->grads + m->output_weight : NULL,
-                                 .sets_d_weight = m->has_old_grads,
+                                 .sets_d_weight = has_old_grads(m),
                                  .scratch = m->head_scratch,
                                  .n_tokens = m->n_tokens,
                                  .hidden = m->c.hidden,
@@ -392,10 +411,10 @@ static struct mb_gpt_pair without_sum(const struct mb_gpt *m, struct mb_gpt_pair
     return branch;
 }
 
-/* Above the topmost layer of a stage there is no norm of this rank. */
+/* Above the topmost layer of a chunk there is no norm of its own. */
 static struct mb_gpt_pair fc2_without_sum(const struct mb_gpt *m, const struct mb_gpt_layer *y)
 {
-    return y == top_layer(m) && !m->is_last ? y->fc2 : without_sum(m, y->fc2);
+    return y == top_layer(m) && !is_last(m) ? y->fc2 : without_sum(m, y->fc2);
 }
 
 /* d_mlp is the gradient of fc2's output; d_a becomes this rank's share of norm2's. */
@@ -432,7 +451,7 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
     mb_gpt_rotate(m, m->d_qkv, 1);
     linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->part), m->d_a);
     mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a,
-                         l > 0 ? sum_for(m, m->layers[l - 1].fc2) : NULL);
+                         l > mb_gpt_chunk_begin(m) ? sum_for(m, m->layers[l - 1].fc2) : NULL);
     if (p->step->is_last) {
         mb_gpt_sum_norm_gradient(m, y->norm1);
         mb_gpt_sum_norm_gradient(m, y->norm2);
@@ -490,18 +509,21 @@ static void backward(const struct mb_gpt_pass *p)
      * follows at once. */
     const size_t n_again =
         m->part.recompute_layers - (m->n_slots == 1 && m->part.recompute_layers > 0);
-    if (m->is_last)
+    const size_t begin = mb_gpt_chunk_begin(m);
+    if (is_last(m))
         final_norm_backward(p);
-    grads_final(p, m->layers_end, m->n_elements);
-    for (size_t l = m->part.n_layers; l-- > 0;) {
-        if (l < n_again)
+    if (m->chunk + 1 == m->n_chunks)
+        grads_final(p, m->layers_end, m->n_elements);
+    for (size_t l = mb_gpt_chunk_end(m); l-- > begin;) {
+        if (l - begin < n_again)
             layer_forward(p, l);
         layer_backward(p, l);
         grads_final(p, m->layers[l].begin, m->layers[l].end);
     }
-    if (m->is_first)
+    if (is_first(m))
         embedding_backward(p);
-    grads_final(p, 0, m->layers[0].begin);
+    if (m->chunk == 0)
+        grads_final(p, 0, m->layers[0].begin);
 }
 
 /* --- entry points --- */
@@ -522,15 +544,15 @@ static int check_batch(const struct mb_gpt *m, const struct mb_gpt_batch *b, str
     return 0;
 }
 
-/* What this stage needs of the rows from one on. The number of them. */
+/* What this chunk needs of the rows from one on. The number of them. */
 static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t row)
 {
     const struct mb_device *dev = m->dev;
     const struct mb_gpt_run run = mb_gpt_run_at(m, row);
-    if (m->is_first)
+    if (is_first(m))
         dev->ops->copy_in(dev->ctx, dev->stream, m->tokens + row, b->tokens + run.in_batch,
                           run.n * sizeof(int32_t));
-    if (!m->is_last)
+    if (!is_last(m))
         return run.n;
     const float *mask = (b->loss_mask ? b->loss_mask : m->host_ones) + run.in_batch;
     dev->ops->copy_in(dev->ctx, dev->stream, m->labels + row, b->labels + run.in_batch,
@@ -543,7 +565,7 @@ static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t ro
 
 static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_err *err)
 {
-    int rc = m->is_first || m->is_last ? check_batch(m, b, err) : 0;
+    int rc = is_first(m) || is_last(m) ? check_batch(m, b, err) : 0;
     if (rc == 0)
         rc = mb_gpt_group_wait(m, err); /* copying may wait for the device */
     if (rc != 0)
@@ -553,13 +575,16 @@ static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_
     return 0;
 }
 
-/* What follows works on this micro batch. */
-static void select_slot(struct mb_gpt *m, size_t slot)
+/* What follows works on this chunk and this micro batch. */
+static void select_place(struct mb_gpt *m, struct mb_gpt_place at)
 {
-    assert(slot < m->n_slots);
-    m->layers = m->slots[slot].layers;
-    m->tokens = m->slots[slot].tokens;
-    m->embedded = m->slots[slot].embedded;
+    const struct mb_gpt_slot *slot = &m->slots[at.slot];
+    assert(at.slot < m->n_slots && at.chunk < m->n_chunks && m->d_residuals[at.gradient] != NULL);
+    m->chunk = at.chunk;
+    m->layers = slot->layers;
+    m->tokens = slot->tokens;
+    m->embedded = slot->embedded;
+    m->d_residual = m->d_residuals[at.gradient];
 }
 
 /* Zero from *at to the weight of a product, which is left alone: *at is behind it. */
@@ -588,57 +613,58 @@ void mb_gpt_zero_grads(struct mb_gpt *m)
     if (m->is_last && m->c.untie_output)
         zero_up_to(m, &at, m->output_weight, output);
     zero_up_to(m, &at, m->n_elements, 0);
-    m->has_old_grads = 1;
+    m->n_old_chunks = m->n_chunks;
 }
 
-struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, size_t slot)
+struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, struct mb_gpt_place at)
 {
-    const struct mb_gpt_slot *s = &m->slots[slot];
-    assert(slot < m->n_slots);
+    const struct mb_gpt_slot *s = &m->slots[at.slot];
+    assert(at.slot < m->n_slots && m->d_residuals[at.gradient] != NULL);
     return (struct mb_gpt_ports){.in = s->embedded,
-                                 .out = s->layers[m->part.n_layers - 1].out,
-                                 .gradient = m->d_residual,
+                                 .out = s->layers[m->chunk_layers - 1].out,
+                                 .gradient = m->d_residuals[at.gradient],
                                  .n = m->n_rows * m->c.hidden};
 }
 
-int mb_gpt_stage_forward(struct mb_gpt *m, size_t slot, const struct mb_gpt_batch *batch,
+int mb_gpt_stage_forward(struct mb_gpt *m, struct mb_gpt_place at, const struct mb_gpt_batch *batch,
                          const struct mb_gpt_step *step, struct mb_err *err)
 {
-    select_slot(m, slot);
+    select_place(m, at);
     int rc = load_batch(m, batch, err);
     if (rc != 0)
         return rc;
     const struct mb_gpt_pass p = {.m = m, .step = step};
     forward(&p);
-    if (step == NULL && m->is_last)
+    if (step == NULL && is_last(m))
         output_and_loss(m, 0, 0);
     return 0;
 }
 
-void mb_gpt_stage_backward(struct mb_gpt *m, size_t slot, const struct mb_gpt_step *step)
+void mb_gpt_stage_backward(struct mb_gpt *m, struct mb_gpt_place at, const struct mb_gpt_step *step)
 {
     const struct mb_gpt_pass p = {.m = m, .step = step};
-    select_slot(m, slot);
-    if (m->is_last)
+    select_place(m, at);
+    if (is_last(m))
         output_and_loss(m, 1, step->grad_scale);
     backward(&p);
-    m->has_old_grads = 0;
+    if (has_old_grads(m)) /* the chunks behind this one have had their first before */
+        m->n_old_chunks = m->chunk;
 }
 
 int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
                             const struct mb_gpt_step *step, struct mb_err *err)
 {
     assert(m->is_first && m->is_last);
-    int rc = mb_gpt_stage_forward(m, 0, batch, step, err);
+    int rc = mb_gpt_stage_forward(m, WHOLE, batch, step, err);
     if (rc == 0)
-        mb_gpt_stage_backward(m, 0, step);
+        mb_gpt_stage_backward(m, WHOLE, step);
     return rc;
 }
 
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err)
 {
     assert(m->is_first && m->is_last);
-    return mb_gpt_stage_forward(m, 0, batch, NULL, err);
+    return mb_gpt_stage_forward(m, WHOLE, batch, NULL, err);
 }
 
 int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logits,
@@ -646,7 +672,7 @@ int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logi
 {
     const double mask_sum = m->mask_sum;
     assert(m->is_first && m->is_last);
-    select_slot(m, 0);
+    select_place(m, WHOLE);
     int rc = load_batch(m, batch, err);
     m->mask_sum = mask_sum; /* this is no loss */
     if (rc != 0)

@@ -21,7 +21,9 @@
  * Of a pipeline's stages each has a share of the layers, the first the embedding, the last the
  * final norm, the output and the loss. What goes from stage to stage is the caller's to move, and
  * which pass of which micro batch comes next (worker/parallel/pipeline.h); mb_gpt_ports() says
- * where it lies. Where output and embedding are tied the last stage has weights and a gradient of
+ * where it lies. A stage may have several stretches of layers, chunks, which take turns with the
+ * other stages': then what is said of the first and the last stage is so of their first and last
+ * chunk. Where output and embedding are tied the last stage has weights and a gradient of
  * its own, which the caller sums with the first stage's.
  *
  * Initial weights are a pure function of (seed, parameter name, element), dropout one of (seed,
@@ -66,8 +68,8 @@ struct mb_gpt_config {
     enum mb_gelu_form gelu;
     float norm_eps; /* 1e-5 */
     float init_std; /* 0.02; residual projections get init_std / sqrt(2 n_layers) */
-    /* The first so many layers keep nothing but their input and compute forward once more in the
-     * backward pass: less memory, the same bits. */
+    /* The first so many layers, of each chunk, keep nothing but their input and compute forward
+     * once more in the backward pass: less memory, the same bits. */
     size_t recompute_layers;
     float hidden_dropout;    /* [0, 1) */
     float attention_dropout; /* [0, 1) */
@@ -83,10 +85,11 @@ struct mb_gpt_config {
     /* Between the layers' products each of them has some rows of the residual stream instead of
      * all: less memory, the same sums. */
     int sequence_parallel;
-    /* Stages of a pipeline, and which this one is; 0: all layers are here. The last stage takes the
-     * backward pass of a micro batch right behind its forward pass; before it, so many micro
-     * batches may be between theirs. 0: one. */
-    size_t n_stages, own_stage, n_in_flight;
+    /* Stages of a pipeline, and which this one is; 0: all layers are here. Chunk k of stage s has
+     * the stretch k * n_stages + s of as many as there are chunks in all; 0: a stage has one. The
+     * last stage's last chunk takes the backward pass of a micro batch right behind its forward
+     * pass; elsewhere so many micro batches may be between theirs, over all chunks. 0: one. */
+    size_t n_stages, own_stage, n_chunks, n_in_flight;
 };
 
 /* Megatron's defaults for everything but the sizes, which stay zero: GPT-2's style. */
@@ -156,7 +159,7 @@ struct mb_gpt_step {
                        micro batches and ranks 1 / (mask sum * micro batches * data parallel) */
     int64_t iteration;     /* dropout: the training iteration */
     uint64_t first_sample; /* dropout: index of sample 0 of this micro batch in the global batch */
-    int is_last;           /* no micro batch of this step follows: gradients become whole */
+    int is_last; /* no micro batch of this step follows in the chunk: its gradients become whole */
     mb_gpt_grads_final_cb
         *grads_final; /* or NULL; give it with the last micro batch of a step only */
     void *arg;
@@ -175,24 +178,30 @@ int mb_gpt_forward_backward(struct mb_gpt *m, const struct mb_gpt_batch *batch,
 int mb_gpt_forward(struct mb_gpt *m, const struct mb_gpt_batch *batch, struct mb_err *err);
 
 /*
- * The same by halves, for a stage of a pipeline; slot: which of the micro batches in flight, from 0
- * on. The first stage needs the batch's tokens, the last labels and mask, the others no batch.
+ * The same by halves, for a stage of a pipeline. The first stage needs the batch's tokens, the last
+ * labels and mask, the others no batch.
  */
+struct mb_gpt_place {
+    size_t chunk;    /* of the stage's, from 0 on */
+    size_t slot;     /* which of the micro batches in flight, whatever their chunk, from 0 on */
+    size_t gradient; /* 0; with several chunks 0 or 1 */
+};
 struct mb_gpt_ports { /* device memory, n elements of the model's dtype each */
     void *in;         /* from the stage before, there before the forward pass; the slot's */
     void *out;      /* to the next stage, valid from the forward to the backward pass; the slot's */
     void *gradient; /* from the next stage, there before the backward pass; afterwards to the
-                       stage before. One for all slots. */
+                       stage before. One of this number for all slots. */
     size_t n;
 };
-struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, size_t slot);
+struct mb_gpt_ports mb_gpt_ports(const struct mb_gpt *m, struct mb_gpt_place at);
 /* With dropout, and the backward pass follows, which the last stage's loss comes with; step NULL:
  * without either. */
-int mb_gpt_stage_forward(struct mb_gpt *m, size_t slot, const struct mb_gpt_batch *batch,
+int mb_gpt_stage_forward(struct mb_gpt *m, struct mb_gpt_place at, const struct mb_gpt_batch *batch,
                          const struct mb_gpt_step *step, struct mb_err *err);
-/* step: that of the forward pass, but for grad_scale and what is of the last micro batch. Failures
- * are mb_gpt_take_loss()'s. */
-void mb_gpt_stage_backward(struct mb_gpt *m, size_t slot, const struct mb_gpt_step *step);
+/* step: that of the forward pass, but for grad_scale and what is of the chunk's last micro batch.
+ * Failures are mb_gpt_take_loss()'s. */
+void mb_gpt_stage_backward(struct mb_gpt *m, struct mb_gpt_place at,
+                           const struct mb_gpt_step *step);
 
 /* All layers are here. Forward without dropout; logits, device memory [this rank's rows, rows of
  * the vocabulary that this rank has] of the model's dtype, are overwritten. Labels and mask of the

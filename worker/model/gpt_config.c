@@ -147,11 +147,15 @@ static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
     if (c.ffn_hidden % n != 0)
         return mb_err_set(err, MB_EINVAL, "ffn_hidden_size: %zu is not divisible by %zu",
                           c.ffn_hidden, n);
-    if (c.n_stages > 0 && (c.own_stage >= c.n_stages || c.n_layers % c.n_stages != 0))
+    const size_t n_stages = c.n_stages > 0 ? c.n_stages : 1;
+    if (c.own_stage >= n_stages || c.n_layers % n_stages != 0)
         return mb_err_set(err, MB_EINVAL,
                           "Number of layers should be divisible by the pipeline-model-parallel "
                           "size: %zu layers, stage %zu of %zu",
-                          c.n_layers, c.own_stage, c.n_stages);
+                          c.n_layers, c.own_stage, n_stages);
+    if (c.n_chunks > 1 && (n_stages == 1 || c.n_layers / n_stages % c.n_chunks != 0))
+        return mb_err_set(err, MB_EINVAL, "%zu layers on %zu stages cannot be %zu chunks on each",
+                          c.n_layers, n_stages, c.n_chunks);
     if (c.padded_vocab % n != 0)
         return mb_err_set(err, MB_EINVAL, "padded_vocab_size: %zu is not divisible by %zu",
                           c.padded_vocab, n);

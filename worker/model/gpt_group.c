@@ -11,12 +11,21 @@ static void stage_init(struct mb_gpt *m)
 {
     const size_t n_stages = m->c.n_stages > 0 ? m->c.n_stages : 1;
     m->part.n_layers /= n_stages;
-    if (m->part.recompute_layers > m->part.n_layers)
-        m->part.recompute_layers = m->part.n_layers;
-    m->first_layer = m->c.own_stage * m->part.n_layers;
+    m->n_chunks = m->c.n_chunks > 0 ? m->c.n_chunks : 1;
+    m->chunk_layers = m->part.n_layers / m->n_chunks;
+    if (m->part.recompute_layers > m->chunk_layers)
+        m->part.recompute_layers = m->chunk_layers;
     m->is_first = m->c.own_stage == 0;
     m->is_last = m->c.own_stage + 1 == n_stages;
-    m->n_slots = m->is_last || m->c.n_in_flight == 0 ? 1 : m->c.n_in_flight;
+    const int one = (m->is_last && m->n_chunks == 1) || m->c.n_in_flight == 0;
+    m->n_slots = one ? 1 : m->c.n_in_flight;
+}
+
+size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l)
+{
+    const size_t n_stages = m->c.n_stages > 0 ? m->c.n_stages : 1;
+    const size_t stretch = l / m->chunk_layers * n_stages + m->c.own_stage;
+    return stretch * m->chunk_layers + l % m->chunk_layers;
 }
 
 void mb_gpt_group_init(struct mb_gpt *m)

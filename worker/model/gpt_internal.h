@@ -45,7 +45,8 @@ struct mb_gpt_layer {
 
 /* What a micro batch between its forward and its backward pass keeps. */
 struct mb_gpt_slot {
-    struct mb_gpt_layer *layers; /* this rank's; their parameters are the same in every slot */
+    struct mb_gpt_layer *layers; /* this rank's; their parameters are the same in every slot, and
+                                    what a chunk's keep is the first chunk's memory */
     int32_t *tokens;             /* [tokens], of the first stage */
     void *embedded;              /* [rows, hidden], what the first layer gets */
 };
@@ -65,7 +66,7 @@ struct mb_gpt {
     size_t n_contexts, own_context; /* the same of the context group */
     size_t micro_batch, n_tokens;   /* samples and own rows of a micro batch; part.seq a sample */
     size_t n_rows, first_row;       /* of the residual stream: all but with sequence_parallel */
-    size_t first_layer;             /* of the model, that is layers[0] here; part.n_layers follow */
+    size_t n_chunks, chunk_layers;  /* part.n_layers is their product */
     int is_first, is_last;          /* of the pipeline's stages; both: there is one */
     size_t n_slots;
 
@@ -77,6 +78,7 @@ struct mb_gpt {
     size_t layers_end;         /* flat offset behind the last layer */
     struct mb_gpt_slot *slots; /* [n_slots]; their layers lie behind each other from the first's */
     struct mb_gpt_layer *layers; /* of the slot that is worked on, as tokens and embedded are */
+    size_t chunk;                /* that is worked on */
 
     void *arena; /* one block of device memory; everything below lies in it */
     size_t arena_bytes;
@@ -96,7 +98,8 @@ struct mb_gpt {
     void *embedded;                 /* [rows, hidden] */
     void *final_out;                /* [tokens, hidden] */
     float *final_mean, *final_rstd; /* [rows] */
-    void *d_residual;               /* [rows, hidden] */
+    void *d_residuals[2];           /* [rows, hidden]; the second with several chunks */
+    void *d_residual;               /* the one that is worked on */
     void *d_a;                      /* [tokens, hidden] */
     void *d_b;                      /* as attention_out */
     void *d_qkv, *d_fc1;            /* as qkv_out, fc1_out */
@@ -106,9 +109,9 @@ struct mb_gpt {
     void *ring_kv[2];    /* [tokens, 2 groups * head_dim] */
     float *ring_d_kv[3]; /* the same, and one's own share of it */
 
-    /* 1: gradients of products are what they were in the step before; the next backward sets them
-     */
-    int has_old_grads;
+    /* In the chunks before this one gradients of products are what they were in the step before;
+     * the next backward sets them. */
+    size_t n_old_chunks;
     float *host_ones; /* [samples * seq], the mask of a batch without one */
     double mask_sum;  /* since the last take_loss */
 };
@@ -140,9 +143,21 @@ struct mb_gpt_run {
 };
 struct mb_gpt_run mb_gpt_run_at(const struct mb_gpt *m, size_t row);
 
+/* The selected chunk's layers, of this rank's, are from the one to before the other. */
+static inline size_t mb_gpt_chunk_begin(const struct mb_gpt *m)
+{
+    return m->chunk * m->chunk_layers;
+}
+static inline size_t mb_gpt_chunk_end(const struct mb_gpt *m)
+{
+    return (m->chunk + 1) * m->chunk_layers;
+}
+
 /* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
 /* Sets what says which part of the model is here: from part to n_slots, but for micro_batch. */
 void mb_gpt_group_init(struct mb_gpt *m);
+/* Which of the whole model's layers this rank's layer l is. */
+size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l);
 /* The rows of x [tokens, hidden] that this rank has of the residual stream. */
 void *mb_gpt_own_rows(const struct mb_gpt *m, void *x);
 /* x [tokens, hidden] is a share of a sum: it becomes the sum, of the own rows at least. */

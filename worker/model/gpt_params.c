@@ -6,8 +6,9 @@
  *
  * Over the ranks of a tensor group are split, as in Megatron-LM: the vocabulary by rows; qkv and
  * fc1 by the rows of their outputs, with SwiGLU gates and values each; proj and fc2 by the columns
- * of their inputs. All else is on every rank. Over a pipeline's stages the layers are split evenly;
- * a layer has the name that it has in the whole model. The last stage's copy of a tied embedding
+ * of their inputs. All else is on every rank. Over a pipeline's stages the layers are split evenly,
+ * a chunk after the other where stages have several: so a rank's layers are in the whole model's
+ * order, and a layer has the name that it has there. The last stage's copy of a tied embedding
  * has the embedding's place and name, so it is drawn like it, and becomes final last like it.
  */
 #include <stdarg.h>
@@ -89,7 +90,7 @@ static void add_layer(struct mb_gpt *m, size_t l)
     const int bias = c->linear_bias, norm_bias = c->norm == MB_GPT_LAYERNORM;
     const struct whole norm = {.rows = h};
     const size_t index = 2 * l;
-    l += m->first_layer;
+    l = mb_gpt_layer_number(m, l);
     y->begin = m->n_elements;
     y->norm1 = (struct mb_gpt_norm_at){add_pair(m, norm, norm_bias, l, "self_attention.linear_qkv"),
                                        index};
@@ -200,7 +201,7 @@ int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, si
 {
     struct mb_gpt m = {.c = *c};
     m.c.tensor_group = m.c.context_group = NULL;
-    m.c.n_stages = m.c.own_stage = m.c.n_in_flight = 0;
+    m.c.n_stages = m.c.own_stage = m.c.n_chunks = m.c.n_in_flight = 0;
     mb_gpt_config_complete(&m.c);
     mb_gpt_group_init(&m);
     int rc = mb_gpt_params_create(&m, err);

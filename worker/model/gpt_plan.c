@@ -55,8 +55,8 @@ static float *take_mean(struct cursor *c, size_t rows)
     return c->m->c.norm == MB_GPT_LAYERNORM ? take_floats(c, "activations: norms", rows) : NULL;
 }
 
-/* Of layers that compute forward again, one at a time, whatever their slot: everything but input
- * and output. */
+/* Everything but input and output: of layers that compute forward again, one at a time, whatever
+ * their slot; and of those with the same place in chunks of one slot. */
 static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer *first)
 {
     y->norm1_out = first->norm1_out;
@@ -73,6 +73,7 @@ static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer 
     y->middle = first->middle;
 }
 
+/* Of the first chunk. */
 static void lay_out_layer(struct cursor *c, const struct mb_gpt_slot *slot, size_t l)
 {
     struct mb_gpt_layer *y = &slot->layers[l], *first = &c->m->slots[0].layers[0];
@@ -125,8 +126,14 @@ static void lay_out_slot(struct cursor *c, struct mb_gpt_slot *slot)
     if (m->is_first)
         slot->tokens = take(c, "batch", m->n_tokens, sizeof(int32_t));
     slot->embedded = take_typed(c, "activations: residual stream", m->n_rows * m->c.hidden);
-    for (size_t l = 0; l < m->part.n_layers; l++)
+    for (size_t l = 0; l < m->chunk_layers; l++)
         lay_out_layer(c, slot, l);
+    for (size_t l = m->chunk_layers; l < m->part.n_layers; l++) { /* a slot is one chunk's */
+        const struct mb_gpt_layer *same = &slot->layers[l - m->chunk_layers];
+        slot->layers[l].in = same->in;
+        slot->layers[l].out = same->out;
+        share_activations(&slot->layers[l], same);
+    }
 }
 
 /* The last stage's. */
@@ -186,7 +193,9 @@ static void lay_out(struct cursor *c)
         lay_out_slot(c, &m->slots[s]);
     if (m->is_last)
         lay_out_output(c);
-    m->d_residual = take_typed(c, "gradients of activations", rows * k->hidden);
+    for (size_t i = 0; i < (m->n_chunks > 1 ? 2 : 1); i++)
+        m->d_residuals[i] = take_typed(c, "gradients of activations", rows * k->hidden);
+    m->d_residual = m->d_residuals[0];
     m->d_a = take_typed(c, "gradients of activations", wide);
     m->d_b = take_typed(c, "gradients of activations", tokens * mb_gpt_attention_width(k));
     m->d_qkv = take_typed(c, "gradients of activations", tokens * mb_gpt_qkv_width(k));

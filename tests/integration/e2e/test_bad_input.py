@@ -274,7 +274,7 @@ class BadTraining(unittest.TestCase):
             (["world size (2)", "total_model_size"], ["--pipeline-model-parallel-size", "4"]),
             (["Number of layers", "pipeline-model-parallel size"],
              ["--pipeline-model-parallel-size", "2", "--num-layers", "3"]),
-            (["--num-layers-per-virtual-pipeline-stage"], ["--num-layers-per-virtual-pipeline-stage", "1"]),
+            (["interleaved schedule", "pipeline-model-parallel size"], ["--num-layers-per-virtual-pipeline-stage", "1"]),
             (["max_position_embeddings", "seq_length"], ["--seq-length", "64"]),
             (["seq-length", "x"], ["--seq-length", "x"]),
         ):

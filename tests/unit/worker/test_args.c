@@ -15,8 +15,9 @@
 #define MODEL                                                                                      \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                     \
     "--max-position-embeddings 32 --distributed-backend gloo --lr 1e-3 "
-#define DATA "--mock-data --tokenizer-type NullTokenizer --vocab-size 100 "
-#define BASE MODEL DATA "--micro-batch-size 2 --train-iters 10 "
+#define DATA    "--mock-data --tokenizer-type NullTokenizer --vocab-size 100 "
+#define BASE    MODEL DATA "--micro-batch-size 2 --train-iters 10 "
+#define SAMPLES MODEL DATA "--micro-batch-size 2 --train-samples 90 "
 
 /* Splits at spaces; the words live in `text`. */
 static int parse_line(const char *line, struct mb_args *args, struct mb_err *err)
@@ -133,8 +134,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--rotary-interleaved",
         "--squared-relu",
         "--pipeline-model-parallel-size 2 --distributed-backend nccl",
-        "--num-layers-per-virtual-pipeline-stage 1",
-        "--num-virtual-stages-per-pipeline-rank 2",
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
         "--decoder-first-pipeline-num-layers 1",
         "--decoder-last-pipeline-num-layers 1",
@@ -167,7 +166,8 @@ static void what_is_not_provided_is_refused_by_name(void **state)
                      0);
     assert_string_equal(
         mb_buf_str(&a.notes),
-        "note: --no-overlap-p2p-communication has no effect: that is for the interleaved schedule\n"
+        "note: --no-overlap-p2p-communication has no effect: what stages send each other is not "
+        "overlapped with computing\n"
         "note: --num-workers has no effect: micro batches are made where they are used\n");
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--split 98,2,0", 1, &a, &err), 0);
@@ -423,6 +423,75 @@ static void ranks_of_a_pipeline(void **state)
     mb_args_close(&a);
 }
 
+/* A stage's layers in chunks; one chunk is none. */
+static void chunks_of_a_stage(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *text;
+        size_t n_chunks;
+    } CASES[] = {
+        {"", NULL, 1},
+        {"--num-layers-per-virtual-pipeline-stage 1", NULL, 4},
+        {"--num-layers-per-virtual-pipeline-stage 2", NULL, 2},
+        {"--num-layers-per-virtual-pipeline-stage 4", NULL, 1},
+        {"--num-virtual-stages-per-pipeline-rank 2", NULL, 2},
+        {"--num-virtual-stages-per-pipeline-rank 2 --rampup-batch-size 8 4 20 "
+         "--global-batch-size 16",
+         NULL, 2},
+        {"--num-layers-per-virtual-pipeline-stage 3",
+         "number of layers per pipeline stage must be divisible number of layers per virtual "
+         "pipeline stage",
+         0},
+        {"--num-layers-per-virtual-pipeline-stage 0",
+         "number of layers per pipeline stage must be divisible number of layers per virtual "
+         "pipeline stage",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 3",
+         "number of layers per pipeline stage must be divisible by "
+         "num-virtual-stages-per-pipeline-rank",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 2",
+         "No more than one of the following arguments can be set at the same time: "
+         "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 6",
+         "number of microbatches (3) is not divisible by pipeline-model-parallel-size (2) when "
+         "using interleaved schedule",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 2 --rampup-batch-size 6 2 20 --global-batch-size "
+         "16",
+         "number of microbatches (3) is not divisible by pipeline-model-parallel-size (2) when "
+         "using interleaved schedule",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 2 --rampup-batch-size 8 2 20 --global-batch-size "
+         "16",
+         "number of microbatches (1) is not divisible by pipeline-model-parallel-size (2) when "
+         "using interleaved schedule",
+         0},
+        {"--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 1",
+         "When interleaved schedule is used, pipeline-model-parallel size should be greater than 1",
+         0},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        struct mb_args a;
+        struct mb_err err;
+        char line[1024];
+        const int in_samples = strstr(CASES[i].line, "rampup") != NULL;
+        snprintf(line, sizeof line, "%s--pipeline-model-parallel-size 2 --num-layers 8 %s%s",
+                 in_samples ? SAMPLES : BASE,
+                 strstr(CASES[i].line, "global-batch") == NULL ? "--global-batch-size 8 " : "",
+                 CASES[i].line);
+        assert_int_equal(validate_line(line, 2, &a, &err), CASES[i].text == NULL ? 0 : MB_EINVAL);
+        if (CASES[i].text == NULL) {
+            assert_int_equal(mb_args_chunks(&a), CASES[i].n_chunks);
+        } else {
+            assert_string_equal(err.text, CASES[i].text);
+        }
+        mb_args_close(&a);
+    }
+}
+
 static void megatrons_checks(void **state)
 {
     (void)state;
@@ -619,6 +688,7 @@ int main(void)
         cmocka_unit_test(another_model_is_seen),
         cmocka_unit_test(ranks_that_share_a_model),
         cmocka_unit_test(ranks_of_a_pipeline),
+        cmocka_unit_test(chunks_of_a_stage),
         cmocka_unit_test(megatrons_checks),
         cmocka_unit_test(derived_values_and_the_dump),
         cmocka_unit_test(the_table_is_consistent),

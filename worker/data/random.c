@@ -3,6 +3,7 @@
  * every 624 draws the state is twisted.
  * 2. Shuffles and permutations only differ in how they turn a 32-bit word into a bounded number:
  *    numpy masks and rejects, torch takes the remainder, default_rng multiplies (Lemire).
+ * 3. A shuffle of what no cache holds waits for memory at every step, so it draws some steps ahead.
  * Nothing here fails but mb_randperm, for an n whose rule is another one.
  */
 #include "worker/data/random.h"
@@ -47,10 +48,8 @@ uint32_t mb_mt19937_u32(struct mb_mt19937 *mt)
  * made of two draws, the high one first. */
 static uint64_t interval(struct mb_mt19937 *mt, uint64_t max)
 {
-    uint64_t mask = max;
+    const uint64_t mask = UINT64_MAX >> __builtin_clzll(max | 1);
     uint64_t value;
-    for (unsigned shift = 1; shift < 64; shift *= 2)
-        mask |= mask >> shift;
     do {
         value = mb_mt19937_u32(mt);
         if (max > UINT32_MAX)
@@ -62,12 +61,21 @@ static uint64_t interval(struct mb_mt19937 *mt, uint64_t max)
 
 void mb_shuffle_u32(struct mb_mt19937 *mt, uint32_t *a, size_t n)
 {
-    for (size_t left = n; left > 1; left--) {
-        size_t i = left - 1;
-        size_t j = (size_t)interval(mt, i);
-        uint32_t held = a[j];
-        a[j] = a[i];
-        a[i] = held;
+    enum { AHEAD = 64 };
+    size_t with[AHEAD];
+    for (size_t left = n; left > 1;) {
+        const size_t steps = left - 1 < AHEAD ? left - 1 : AHEAD;
+        for (size_t k = 0; k < steps; k++) {
+            with[k] = (size_t)interval(mt, left - 1 - k);
+            __builtin_prefetch(&a[with[k]], 1);
+        }
+        for (size_t k = 0; k < steps; k++) {
+            const size_t i = left - 1 - k, j = with[k];
+            uint32_t held = a[j];
+            a[j] = a[i];
+            a[i] = held;
+        }
+        left -= steps;
     }
 }
 

@@ -337,6 +337,13 @@ static void on_node_reset(void *arg, const char *why)
     mb_agent_keep_ledger(a);
 }
 
+static void on_other_cluster(void *arg)
+{
+    struct agent *a = arg;
+
+    mb_gangs_forget_jobs(a->gangs);
+}
+
 void mb_agent_on_adrift_lost(void *arg, const struct mb_pg_id *pg)
 {
     struct agent *a = arg;
@@ -360,8 +367,8 @@ static void on_cut_off(void *arg, int is_cut_off)
     mb_gangs_cut_off(a->gangs, is_cut_off);
 }
 
-const struct mb_node_ops mb_agent_node_ops = {on_alive, mb_agent_on_failed, on_node_reset,
-                                              on_given_up, on_cut_off};
+const struct mb_node_ops mb_agent_node_ops = {on_alive,         mb_agent_on_failed, on_node_reset,
+                                              on_other_cluster, on_given_up,        on_cut_off};
 
 void mb_agent_on_init_lost(void *arg)
 {

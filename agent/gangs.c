@@ -346,6 +346,14 @@ void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint6
             mb_gang_deadline_add(g->runs[i], source, unix_ms);
 }
 
+void mb_gangs_forget_jobs(struct mb_gangs *g)
+{
+    for (size_t i = 0; i < g->n_runs; i++) {
+        g->runs[i]->has_own_job = 0;
+        mb_gang_store_save(g->runs[i]);
+    }
+}
+
 void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off)
 {
     g->is_cut_off = is_cut_off;

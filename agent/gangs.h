@@ -64,6 +64,9 @@ void mb_gangs_drain(struct mb_gangs *g, enum mb_deadline_source source, uint64_t
 size_t mb_gangs_lost(const struct mb_gangs *g, const char *const **texts);
 /* A deadline by the clock, for what is here and what comes. */
 void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint64_t unix_ms);
+/* The head is another one, and drivers' jobs of before are not its: a gang of theirs that is
+ * abandoned leaves its table alone, where the same id is somebody else's. */
+void mb_gangs_forget_jobs(struct mb_gangs *g);
 /* Nothing is heard of the head, or it is heard again. */
 void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off);
 /* Lets go of every attempt without ending it. After cb only new streams may come, and are refused,

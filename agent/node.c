@@ -473,6 +473,7 @@ static void begin_registration(struct mb_node *n)
     }
     if (strcmp(n->former_cluster, mb_gcs_cluster_id(n->gcs)) != 0) {
         n->has_former = 0;
+        n->ops->on_other_cluster(n->arg);
         n->ops->on_reset(n->arg, "the cluster is another one than before the restart");
         register_now(n);
         return;
@@ -554,6 +555,7 @@ static void on_gcs(void *arg, struct mb_gcs *gcs, enum mb_gcs_event event, const
             failed(n, err);
         break;
     case MB_GCS_CLUSTER_CHANGED:
+        n->ops->on_other_cluster(n->arg);
         if (n->phase != PH_GONE)
             reset(n, "another cluster answers at the head's address", n->ops->on_reset);
         break;

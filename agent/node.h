@@ -43,6 +43,8 @@ struct mb_node_ops {
     /* The cluster forgot this node (the agent was restarted, or the cluster is a new one): every
      * bundle is void. A new registration is under way. */
     void (*on_reset)(void *arg, const char *why);
+    /* Before on_reset, of a new cluster: it counts its jobs from 1 as the former one did. */
+    void (*on_other_cluster)(void *arg);
     /* The head took this node for dead, and places its bundles again. The same. */
     void (*on_given_up)(void *arg, const char *why);
     /* Nothing is heard of the head for some seconds; 0: it is again. */

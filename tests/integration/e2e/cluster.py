@@ -51,6 +51,12 @@ def is_alive(pid):
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
+def tree(pid):
+    """A process and all below it."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(p for child in children for p in tree(int(child)))]
+
+
 def command_of(pid):
     try:
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -14,7 +14,7 @@ import unittest
 import urllib.request
 
 import s3
-from cluster import Cluster, is_alive, iterations_of, mini_model, train_command, wait_until
+from cluster import Cluster, is_alive, iterations_of, mini_model, train_command, tree, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "s3"))
 from faults import FaultProxy, error, hold, stall  # noqa: E402
@@ -37,12 +37,6 @@ while :; do sleep 0.05; done
 def metrics(node):
     with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/metrics", timeout=10) as answer:
         return answer.read().decode()
-
-
-def tree(pid):
-    """A process and all below it."""
-    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(p for child in children for p in tree(int(child)))]
 
 
 class DeadlineTest(unittest.TestCase):

@@ -11,7 +11,7 @@ import signal
 import sys
 import unittest
 
-from cluster import Cluster, is_alive, wait_until
+from cluster import Cluster, is_alive, tree, wait_until
 
 
 def kill_whole(cluster):
@@ -115,6 +115,29 @@ class Resume(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout)
             self.assertIn(f"mobula: this is a new cluster; --resume would go on from {former['dir']}\n", done.stdout)
             self.assertEqual(len(cluster.nodes()), 2)
+
+    def test_a_gang_of_the_former_cluster_ends_late(self):
+        """On a node that has joined the new cluster, which counts its jobs from 1 again: the one with that number there is none of its."""
+        with Cluster(nodes=2) as cluster:
+            ranks = ["sh", "-c", 'trap "" TERM; echo rank runs; while :; do sleep 0.1; done']
+            cluster.submit(["mobula", "run", "--num-nodes", "2", "--lease", "2s", "--stop-grace", "8s", "--", *ranks], submission_id="former")
+            worker, head = cluster.node("node-1"), cluster.node("node-0")
+            wait_until(lambda: any("rank runs" in p.read_text() for p in worker["dir"].glob("gangs/*/rank-*.log")), "ranks run", 60)
+            for pid in (lost := tree(head["pid_init"])):
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not any(map(is_alive, lost)), "the head's machine is gone")
+            cluster.forget_node(head)
+            done = cluster.mobula("start", "--head", "--temp-dir", cluster.temp, "--port", cluster.gcs.rsplit(":", 1)[1], "--dashboard-port",
+                                  "0", "--dashboard-agent-listen-port", "0", "--node-name", "node-0")
+            self.assertEqual(done.returncode, 0, done.stdout)
+            cluster.address = f"http://127.0.0.1:{cluster.node('node-0')['dashboard_port']}"
+            cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", f"until test -e {cluster.dir}/go; do sleep 0.1; done"],
+                           submission_id="later")
+            log = worker["dir"] / "agent.log"
+            wait_until(lambda: re.search(r"job=former .*-> ENDED", log.read_text()), lambda: log.read_text()[-3000:], 60)
+            wait_until(lambda: re.search(r"job=later .*-> RUNNING", log.read_text()), lambda: cluster.job("later"), 60)
+            open(f"{cluster.dir}/go", "w").close()
+            self.assertEqual(cluster.wait_job("later")["status"], "SUCCEEDED", cluster.logs("later"))
 
     def test_two_heads_never_share_a_store(self):
         with Cluster(nodes=1) as cluster:  # the head runs: there is nothing to go on from

@@ -66,6 +66,7 @@ cached_kubeconform() { cached_go_program kubeconform github.com/yannh/kubeconfor
 
 # A real control plane: etcd, API server and controller manager in one program (tests/integration/kubernetes). Nobody
 # can depend on k8s.io/kubernetes as it is: its staging modules have versions of their own, which it replaces by folders.
+has_control_plane() { [ -x "$MOBULA_CACHE/bin/control-plane-$KUBERNETES_VERSION" ]; }
 cached_control_plane() {
     local bin=$MOBULA_CACHE/bin/control-plane-$KUBERNETES_VERSION staging=v0.${KUBERNETES_VERSION#v1.} go work from
     if [ ! -x "$bin" ]; then

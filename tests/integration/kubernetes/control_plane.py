@@ -122,7 +122,7 @@ class ControlPlane:
         self.run("controller-manager", f"--kubeconfig={self.dir}/kubeconfig", "--leader-elect=false", "--secure-port=0",
                  f"--service-account-private-key-file={pki}/sa.key", f"--root-ca-file={pki}/ca.pem",
                  "--controllers=garbage-collector-controller,namespace-controller,serviceaccount-controller,"
-                 "root-ca-certificate-publisher-controller,persistentvolumeclaim-protection-controller")
+                 "root-ca-certificate-publisher-controller,persistentvolumeclaim-protection-controller,job-controller")
 
     def is_ready(self):
         self.check_alive()

@@ -85,6 +85,7 @@ class Container:
             (self.dir / name).mkdir(parents=True)
         self.log_path = self.dir / "log"
         self.process = self.pid = self.code = self.began = self.ended = None
+        self.pre_stop = None  # what it ended with
         self.is_ready = False
 
     # ---- what it is given ----
@@ -99,7 +100,8 @@ class Container:
 
     def environment(self):
         plane = self.pod.kubelet.plane
-        env = {"PATH": "/opt/mobula/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+        more = next((where for name, where in self.pod.kubelet.images.items() if self.spec["image"].startswith(name)), "")
+        env = {"PATH": f"{more}/opt/mobula/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
                "HOSTNAME": self.pod.name, "KUBERNETES_SERVICE_HOST": plane.address, "KUBERNETES_SERVICE_PORT": str(plane.port)}
         for e in self.spec.get("env", []):
             where = e.get("valueFrom")
@@ -204,7 +206,9 @@ class Container:
             return
         hook = self.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
         if hook:
-            self.pod.note(f"{self.name}: preStop ended with {self.inside(hook['command'], deadline - time.time())}")
+            began = time.time()
+            self.pre_stop = self.inside(hook["command"], deadline - began)
+            self.pod.note(f"{self.name}: preStop ended with {self.pre_stop} after {time.time() - began:.1f} s")
         self.pod.note(f"{self.name}: SIGTERM")
         self.signal(signal.SIGTERM)
         try:
@@ -308,7 +312,12 @@ class Pod:
         probes = [threading.Thread(target=c.probe) for c in self.containers]
         for t in probes:
             t.start()
-        codes = [c.wait() for c in self.containers]
+        waits = [threading.Thread(target=c.wait) for c in self.containers]  # each at its own time, for its status tells of it
+        for t in waits:
+            t.start()
+        for t in waits:
+            t.join()
+        codes = [c.code for c in self.containers]
         self.note(f"ended with {codes}")
         for t in probes:
             t.join()
@@ -396,7 +405,9 @@ class Names(threading.Thread):
 class Kubelet:
     """Of all nodes. `pods` are those that there were, in order; their directories stay until the end."""
 
-    def __init__(self, plane, directory, mobula):
+    def __init__(self, plane, directory, mobula, images=None):
+        """images: what stands in front of the PATH in images whose names begin so, with a colon behind it."""
+        self.images = images or {}
         self.plane, self.dir, self.build = plane, pathlib.Path(directory, "pods"), pathlib.Path(mobula).parents[1]
         self.dir.mkdir()
         self.image = pathlib.Path(directory, "image")
@@ -436,7 +447,13 @@ class Kubelet:
 
     def look(self):
         known = {p.uid: p for p in self.pods}
-        for obj in self.plane.ok("GET", "/api/v1/pods")["items"]:
+        objects = self.plane.ok("GET", "/api/v1/pods")["items"]
+        there = {obj["metadata"]["uid"] for obj in objects}
+        for pod in self.live_pods():  # the API server waits for nobody where a pod has ended by itself
+            if pod.uid not in there and not pod.is_ending:
+                pod.is_ending = True
+                threading.Thread(target=pod.end, args=(0,)).start()
+        for obj in objects:
             meta = obj["metadata"]
             pod = known.get(meta["uid"])
             if pod is None and "deletionTimestamp" not in meta:

@@ -1,9 +1,9 @@
-"""What KubeRay's operator does with a RayJob in HTTPMode, by the rules that were read in its source and seen at 1.7: its states, clocks
-and calls. The pods are those of kuberay_pods.py. For tests: it works with the API server as the operator does and keeps nothing itself.
+"""What KubeRay's operator does with a RayJob, by the rules that were read in its source and seen at 1.7: its states, clocks
+and calls, and who posts the job. The pods are those of kuberay_pods.py. For tests: it works with the API server as the operator does and keeps nothing itself.
 
     "" -> Initializing -> Running -> Complete | Failed | Retrying -> ""; Suspending -> Suspended -> ""
 
-Known by name and not here: other submission modes, preRunningDeadlineSeconds, a Redis behind the GCS, autoscaling.
+Known by name and not here: InteractiveMode, preRunningDeadlineSeconds, a Redis behind the GCS, autoscaling.
 """
 
 import base64
@@ -21,6 +21,7 @@ from fake_api import stamp
 
 REQUEUE_S = 1.0  # 3 s in the operator: an end is seen that much earlier here
 REQUEST_S = 2  # for an answer of the head
+SUBMITTER_S = 30  # after its submitter a job has so long to be over
 FINALIZER = "ray.io/rayjob-finalizer"
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -138,29 +139,62 @@ class Operator:
         if len(pods) == wanted:
             service = self.plane.ok("GET", self.plane.path("Service", self.namespace, f"{cluster['metadata']['name']}-head-svc"))
             port = next(p["port"] for p in service["spec"]["ports"] if p["name"] == "dashboard")
-            status.update(jobDeploymentStatus="Running", dashboardURL=f"{service['metadata']['name']}.{self.namespace}.svc.cluster.local:{port}")
+            dashboard = f"{service['metadata']['name']}.{self.namespace}.svc.cluster.local:{port}"
+            if job["spec"]["submissionMode"] == "K8sJobMode" and self.submitter_job(job) is None:
+                self.create(kuberay_pods.submitter_job(job, cluster["metadata"]["name"], status["jobId"], dashboard), job)
+            status.update(jobDeploymentStatus="Running", dashboardURL=dashboard)
 
     def running(self, job, status):
         if self.is_over(job, status):
             return
+        is_posted_here = job["spec"]["submissionMode"] == "HTTPMode"
+        ended, failed = (None, None) if is_posted_here else self.submitter(job, status)
+        if failed or (ended and time.time() > ended + SUBMITTER_S):
+            status.update(jobDeploymentStatus="Failed", reason="AppFailed" if status.get("jobStatus") == "FAILED" else failed or
+                          "JobDeploymentStatusTransitionGracePeriodExceeded")
+            return
         code, reply = self.ask(job, status, "GET", f"/api/jobs/{status['jobId']}")
+        if code == 404 and not is_posted_here:
+            if ended:
+                status.update(jobDeploymentStatus="Failed", reason="AppFailed", message="Submitter completed but Ray job not found in RayCluster.")
+            return
         if code == 404:
             code, reply = self.ask(job, status, "POST", "/api/jobs/", {"entrypoint": job["spec"]["entrypoint"], "submission_id": status["jobId"]})
             if code == 200:
                 self.posts.append(status["jobId"])
             return
         status.update(jobStatus=reply["status"], message=reply.get("message") or "")
-        if reply["status"] in TERMINAL:
+        if reply["status"] in TERMINAL and (is_posted_here or ended):
             status["jobDeploymentStatus"] = "Failed" if reply["status"] == "FAILED" else "Complete"
             if reply["status"] == "FAILED":
                 status["reason"] = "AppFailed"
 
+    def submitter_job(self, job):
+        code, found = self.plane.call("GET", self.plane.path("Job", self.namespace, job["metadata"]["name"]))
+        return found if code == 200 else None
+
+    def submitter(self, job, status):
+        """(when it ended, why that is a failure of the RayJob); None where it is not so."""
+        if job["spec"]["submissionMode"] == "K8sJobMode":
+            conditions = {c["type"]: c for c in (self.submitter_job(job) or {}).get("status", {}).get("conditions", []) if c["status"] == "True"}
+            done = conditions.get("Failed") or conditions.get("Complete")
+            return done and seconds_of(done["lastTransitionTime"]), "SubmissionFailed" if "Failed" in conditions else None
+        head = self.head_of(status)
+        if head is None:
+            return None, "AppFailed"
+        state = next((c["state"].get("terminated") for c in head["status"].get("containerStatuses", []) if c["name"] == kuberay_pods.SUBMITTER), None)
+        return state and seconds_of(state["finishedAt"]), "SubmissionFailed" if state and state["exitCode"] else None
+
     def release(self, job, status):
-        """Suspending, Retrying: the RayCluster goes at once, and nobody asks the job to stop."""
-        cluster = self.cluster_of(status)
-        if cluster:
-            if "deletionTimestamp" not in cluster["metadata"]:
-                self.plane.call("DELETE", self.plane.path("RayCluster", self.namespace, status["rayClusterName"]))
+        """Suspending, Retrying: the RayCluster and the submitter's Job go at once, and nobody asks the job to stop."""
+        there = [("RayCluster", self.cluster_of(status))]
+        if job["spec"]["submissionMode"] == "K8sJobMode":
+            there.append(("Job", self.submitter_job(job)))
+        there = [(kind, found) for kind, found in there if found]
+        for kind, found in there:
+            if "deletionTimestamp" not in found["metadata"]:
+                self.plane.call("DELETE", self.plane.path(kind, self.namespace, found["metadata"]["name"]), {"propagationPolicy": "Background"})
+        if there:
             return
         for key in ("rayClusterName", "dashboardURL", "jobId", "message", "reason", "jobStatus"):
             status.pop(key, None)
@@ -200,7 +234,7 @@ class Operator:
 
     def make_cluster(self, job, status):
         name = status["rayClusterName"]
-        spec = job["spec"]["rayClusterSpec"]
+        spec = kuberay_pods.cluster_spec(job, name, status["jobId"])
         cluster = self.create({"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": spec}, job)
         selector = {k: v for k, v in kuberay_pods.labels(name, "headgroup", True).items() if k not in ("ray.io/group", "ray.io/is-ray-node")}
         ports = kuberay_pods.service_ports(spec["headGroupSpec"]["template"]["spec"])
@@ -222,7 +256,7 @@ class Operator:
         return pod["status"].get("phase") == "Running" and conditions.get("Ready") == "True"
 
     def keep_pods(self, job, cluster):
-        """One head and the workers of each group, always: what has ended is deleted and made again."""
+        """One head and the workers of each group, always: what has ended is deleted and made again, but no head that had the submitter in it."""
         spec, name = cluster["spec"], cluster["metadata"]["name"]
         there = []
         for pod in self.pods_of(cluster):
@@ -232,24 +266,28 @@ class Operator:
                 there.append(pod["metadata"]["labels"]["ray.io/group"])
         for group in [spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])]:
             wanted, label = group.get("replicas", 1), group.get("groupName", "headgroup")
+            if job["spec"]["submissionMode"] == "SidecarMode" and label == "headgroup" and job["status"]["jobDeploymentStatus"] != "Initializing":
+                continue
             for _ in range(wanted - there.count(label)):
                 pod = kuberay_pods.pod(spec, group, name, self.namespace)
                 self.create(pod, cluster)
 
     # ---- the head ----
 
+    def head_of(self, status):
+        path = self.plane.path("Pod", self.namespace) + f"?labelSelector=ray.io/cluster={status['rayClusterName']},ray.io/node-type=head"
+        return next((p for p in self.plane.ok("GET", path)["items"] if "deletionTimestamp" not in p["metadata"]), None)
+
     def ask(self, job, status, method, path, body=None):
         """(status, object) of a request to the dashboard, by the service's name, which the head's pod is behind."""
-        cluster = status["rayClusterName"]
-        heads = self.plane.ok("GET", self.plane.path("Pod", self.namespace) + f"?labelSelector=ray.io/cluster={cluster},ray.io/node-type=head")["items"]
-        address = next((p["status"]["podIP"] for p in heads if p.get("status", {}).get("podIP") and "deletionTimestamp" not in p["metadata"]), None)
-        if address is None:
+        cluster, head = status["rayClusterName"], self.head_of(status)
+        if head is None or not head.get("status", {}).get("podIP"):
             raise ConnectionRefusedError("the head has no pod")
         headers = {"Content-Type": "application/json"}
         if (job["spec"]["rayClusterSpec"].get("authOptions") or {}).get("mode") == "token":
             secret = self.plane.ok("GET", f"/api/v1/namespaces/{self.namespace}/secrets/{cluster}")
             headers["x-ray-authorization"] = f"Bearer {base64.b64decode(secret['data']['auth_token']).decode()}"
-        connection = http.client.HTTPConnection(address, int(status["dashboardURL"].rsplit(":", 1)[1]), timeout=REQUEST_S)
+        connection = http.client.HTTPConnection(head["status"]["podIP"], int(status["dashboardURL"].rsplit(":", 1)[1]), timeout=REQUEST_S)
         with contextlib.closing(connection):
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             reply = connection.getresponse()

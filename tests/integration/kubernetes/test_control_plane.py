@@ -40,7 +40,7 @@ def head_env(docs):
 def setUpModule():
     plane = Case.plane = unittest.enterModuleContext(ControlPlane(PROGRAM))
     for crd in ("ray.io_rayjobs.yaml", "ray.io_rayclusters.yaml"):
-        plane.define(yaml.safe_load((CRDS / crd).read_text()))
+        plane.define(chart.load((CRDS / crd).read_text()))
     plane.define(podmonitor.CRD)
     plane.namespace("team")
     plane.namespace("empty")  # nothing is ever kept there
@@ -52,7 +52,7 @@ class Case(unittest.TestCase):
     def install(self, name, *parts):
         done = chart.helm(chart.merged(OWNED, *parts), "--namespace", "team", name=name)
         self.assertEqual(done.returncode, 0, done.stderr)
-        docs = [doc for doc in yaml.safe_load_all(done.stdout) if doc]
+        docs = chart.load_all(done.stdout)
         for doc in docs:
             status, reply = self.plane.create(doc, "team")
             self.assertEqual(status, 201, reply)
@@ -113,6 +113,11 @@ class Validation(Case):
                     pod["spec"].pop(key, None)
                 with self.subTest(what=what, pod=pod["metadata"]["generateName"]):
                     status, reply = self.plane.create(pod, "empty", dry=True)
+                    self.assertEqual(status, 201, reply.get("message"))
+            if chart.rayjob_of(job)["spec"]["submissionMode"] == "K8sJobMode":
+                with self.subTest(what=what, job="of the submitter"):
+                    submitter = kuberay_pods.submitter_job(chart.rayjob_of(job), "mini-abcde", "mini-fghij", "head:8265")
+                    status, reply = self.plane.create(submitter, "empty", dry=True)
                     self.assertEqual(status, 201, reply.get("message"))
 
     def test_a_wrong_field_is_seen(self):

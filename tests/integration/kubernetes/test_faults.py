@@ -3,6 +3,8 @@
 import pathlib
 import re
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -32,6 +34,16 @@ class Case(unittest.TestCase):
 
     def wait_log(self, cluster, text, node="node-0"):
         wait_until(lambda: text in self.log(cluster, node), lambda: f"{text!r} in:\n{self.log(cluster, node)}", 60)
+
+    def ends(self, cluster, change, why):
+        cluster.submit(["mobula", "run", "--stop-grace", "2s", "--", "sh", "-c", "echo it runs; exec sleep 1000"],
+                       submission_id="job")
+        wait_until(lambda: "it runs\n" in cluster.logs("job"), "the rank", 60)
+        wait_until(lambda: self.api.asked("GET"), "a first look", 60)
+        change()
+        job = cluster.wait_job("job", timeout_s=120)
+        self.assertEqual(job["status"], "FAILED")
+        self.assertIn(why, job["message"])
 
 
 class Deadline(Case):
@@ -64,6 +76,8 @@ class Deadline(Case):
                 self.wait_log(cluster, "as far as this node can know, in_s=29", node)
                 self.wait_log(cluster, "the RayJob's active deadline in_s=79", node)
 
+
+class Estimate(Case):
     def test_none_is_an_answer_too(self):
         with self.cluster(MOBULA_ACTIVE_DEADLINE_SECONDS="1000") as cluster:
             self.wait_log(cluster, "the RayJob has no active deadline")
@@ -185,16 +199,6 @@ class Owners(Case):
 
 
 class End(Case):
-    def ends(self, cluster, change, why):
-        cluster.submit(["mobula", "run", "--stop-grace", "2s", "--", "sh", "-c", "echo it runs; exec sleep 1000"],
-                       submission_id="job")
-        wait_until(lambda: "it runs\n" in cluster.logs("job"), "the rank", 60)
-        wait_until(lambda: self.api.asked("GET"), "a first look", 60)
-        change()
-        job = cluster.wait_job("job", timeout_s=120)
-        self.assertEqual(job["status"], "FAILED")
-        self.assertIn(why, job["message"])
-
     def test_suspended(self):
         with self.cluster() as cluster:
             self.ends(cluster, lambda: self.api.rayjob(spec={"suspend": True}), "the RayJob is suspended")
@@ -233,6 +237,8 @@ class End(Case):
             wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 60)
             self.assertEqual([r for r in self.api.requests if r.method == "DELETE"], [])
 
+
+class Deletion(Case):
     def test_its_time_is_over(self):
         with self.cluster(MOBULA_RAYJOB_DELETE_AFTER_SECONDS="4") as cluster:
             wait_until(lambda: self.api.asked("GET"), "a first look", 60)
@@ -259,5 +265,24 @@ class End(Case):
             self.assertIn("made to fail with 403", self.log(cluster))
 
 
+def side_by_side():
+    """Each class in a process of its own, since they wait most of the time: 1 if one failed."""
+    classes = [name for name, c in globals().items() if isinstance(c, type) and issubclass(c, Case) and c is not Case]
+    runs = []
+    for name in classes:
+        out = tempfile.TemporaryFile("w+")
+        runs.append((subprocess.Popen(["setpriv", "--pdeathsig", "KILL", sys.executable, __file__, *sys.argv[1:], name],
+                                      stdout=out, stderr=subprocess.STDOUT), out))
+    failed = 0
+    for process, out in runs:
+        failed |= process.wait() != 0
+        out.seek(0)
+        print(out.read(), flush=True)
+    return failed
+
+
 if __name__ == "__main__":
-    unittest.main()
+    if any(not word.startswith("-") for word in sys.argv[1:]):
+        unittest.main()
+    else:
+        sys.exit(side_by_side())

@@ -38,6 +38,7 @@ CRDS = next((p for p in chart.CRDS if (p / "ray.io_rayjobs.yaml").exists()), Non
 SMOKE = yaml.safe_load((chart.CHART / "overrides/values-cpu-smoke.yaml").read_text())
 ENDLESS = 1_000_000
 INTERVAL = 20  # iterations between two saves
+RAY_IMAGE = "registry.example/ray-mobula"  # of a real Ray head: the environment that this runs in, and mobula
 NAMESPACE = "team"
 
 
@@ -61,14 +62,14 @@ def setUpModule():
         ControlPlane(PROGRAM, kubelet.GATEWAY) if PROGRAM else LittlePlane(kubelet.GATEWAY))
     if PROGRAM:
         for kind in ("RayJob", "RayCluster"):
-            plane.define(yaml.safe_load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text()) if CRDS else any_object(kind))
+            plane.define(chart.load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text()) if CRDS else any_object(kind))
         if not CRDS:
             print("without KubeRay's definitions: the API server takes any RayJob", flush=True)
         plane.namespace(NAMESPACE)
     secret = {"minio-access-key": s3.ACCESS_KEY, "minio-secret-key": s3.SECRET_KEY}
     plane.ok("POST", plane.path("Secret", NAMESPACE), {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "minio-credentials"},
                                                      "stringData": secret})
-    Life.kubelet = unittest.enterModuleContext(kubelet.Kubelet(plane, Life.dir, MOBULA))
+    Life.kubelet = unittest.enterModuleContext(kubelet.Kubelet(plane, Life.dir, MOBULA, {RAY_IMAGE: f"{pathlib.Path(sys.executable).parent}:"}))
     Life.operator = unittest.enterModuleContext(Operator(plane, NAMESPACE))
 
 
@@ -76,7 +77,7 @@ class Life(unittest.TestCase):
     def setUp(self):
         self.name = self._testMethodName.removeprefix("test_").replace("_", "-")[:30]
         self.bucket = self.dir / "s3" / s3.BUCKET / self.name
-        self.first_pod, self.first_stop = len(self.kubelet.pods), len(self.operator.stops)
+        self.first_pod, self.first_stop, self.first_post = len(self.kubelet.pods), len(self.operator.stops), len(self.operator.posts)
         print(f"\n---- {self.name}", flush=True)
 
     def tearDown(self):
@@ -95,11 +96,11 @@ class Life(unittest.TestCase):
 
     # ---- the job ----
 
-    def apply(self, iterations, job=None, interval=INTERVAL, **more):
+    def apply(self, iterations, job=None, interval=INTERVAL, batch=8, **more):
         """`helm template NAME charts/mobula ... | kubectl apply -f -`"""
         arguments = ["--distributed-backend gloo --mock-data --tokenizer-type NullTokenizer --vocab-size 255",
                      "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64",
-                     f"--micro-batch-size 2 --global-batch-size 8 --train-iters {iterations} --lr 1e-3 --lr-decay-iters 1000 --eval-iters 1",
+                     f"--micro-batch-size 2 --global-batch-size {batch} --train-iters {iterations} --lr 1e-3 --lr-decay-iters 1000 --eval-iters 1",
                      f"--eval-interval {ENDLESS} --log-interval 1 --save /local_resources/checkpoints --save-interval {interval}"]
         values = chart.merged(SMOKE, {
             "remoteCheckpointsPath": f"{s3.BUCKET}/{self.name}", "megatronArguments": arguments, "workers": {"cpuRanks": 2, "env": {
@@ -108,10 +109,9 @@ class Life(unittest.TestCase):
             "job": {"activeDeadlineSeconds": 0, "terminationGracePeriodSeconds": 60, **(job or {})}}, more)
         done = chart.helm(values, "--namespace", NAMESPACE, name=self.name)
         self.assertEqual(done.returncode, 0, done.stderr)
-        for doc in yaml.safe_load_all(done.stdout):
-            if doc:
-                code, reply = self.plane.create(doc, NAMESPACE)
-                self.assertEqual(code, 201, reply)
+        for doc in chart.load_all(done.stdout):
+            code, reply = self.plane.create(doc, NAMESPACE)
+            self.assertEqual(code, 201, reply)
 
     def rayjob(self):
         code, job = self.plane.call("GET", self.plane.path("RayJob", NAMESPACE, self.name))
@@ -133,7 +133,7 @@ class Life(unittest.TestCase):
     def left(self):
         """Objects of the job, and pods that still end."""
         found = [p.name for p in self.kubelet.live_pods()]
-        for kind in ("RayJob", "RayCluster", "Pod", "Service", "Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding"):
+        for kind in ("RayJob", "RayCluster", "Pod", "Job", "Service", "Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding"):
             items = self.plane.ok("GET", self.plane.path(kind, NAMESPACE))["items"]
             found += [f"{kind} {i['metadata']['name']}" for i in items if i["metadata"]["name"].startswith(self.name)]
         return found
@@ -143,6 +143,10 @@ class Life(unittest.TestCase):
     def pods(self, role="", live=False):
         """Of this test, the oldest first; role: head or worker."""
         return [p for p in self.kubelet.pods[self.first_pod:] if f"-{role}" in p.name[len(self.name) + 6:] and not (live and p.gone.is_set())]
+
+    def submitters(self):
+        """Pods of the Job in K8sJobMode."""
+        return [p for p in self.kubelet.pods[self.first_pod:] if p.object["metadata"]["labels"].get("batch.kubernetes.io/job-name") == self.name]
 
     def rank_logs(self, pods=None):
         return "".join(path.read_text(errors="replace") for pod in pods or self.pods() for path in sorted(pod.dir.glob("*/tmp/**/rank-*.log")))
@@ -192,6 +196,10 @@ class Life(unittest.TestCase):
     def wait_pods_gone(self, pods, timeout_s=120):
         wait_for(lambda: all(p.gone.is_set() for p in pods), lambda: [p.name for p in pods if not p.gone.is_set()], timeout_s)
 
+    def assert_drained(self, pods=None):
+        """Each preStop has said that nothing is left, whoever of the pods ended first."""
+        self.assertEqual({c.pre_stop for p in pods or self.pods() for c in p.containers} - {None}, {0})
+
     def assert_nothing_lost(self, pods=None):
         trained, durable = self.trained(pods), self.durable()
         print(f"trained {trained}, durable {durable}: lost {trained - durable}", flush=True)
@@ -216,6 +224,7 @@ class Life(unittest.TestCase):
         self.assertEqual(manifest["num_nodes"], 2)
         wait_for(lambda: not self.left(), lambda: f"left: {self.left()}")
         self.assertGreaterEqual(time.time() - ended, ttl_s - 2)
+        self.assert_drained()
         self.assertFalse(any(p.was_killed for p in self.pods()))
 
     def test_suspended_resumed_deleted(self):
@@ -236,6 +245,7 @@ class Life(unittest.TestCase):
         self.wait_pods_gone(self.pods())
         self.assertEqual(self.operator.stops[self.first_stop:], [self.operator.posts[-1]])
         self.assert_nothing_lost()
+        self.assert_drained()
         self.assertFalse(any(p.was_killed for p in self.pods()))
 
     def test_the_active_deadline(self):
@@ -323,9 +333,77 @@ class Life(unittest.TestCase):
         trained, saved, now = self.trained(), self.saved(), self.durable()
         print(f"trained {trained}, saved {saved}, durable {durable} before and {now}: lost {trained - now}", flush=True)
         self.assertGreaterEqual(now, durable)
+        self.assertLessEqual(trained - saved, INTERVAL)
         self.verify()
         self.patch({"suspend": False})
         self.assertEqual(self.wait_later_attempt(lambda: self.pods()[2:]), now)
+
+    def test_a_grace_shorter_than_an_upload(self):
+        """Each checkpoint is half of the time between two saves on its way, and pods have less than that: what is lost was trained since
+        the last save, or was that save."""
+        interval, grace_s = 60, 1
+        self.apply(100 * interval, {"terminationGracePeriodSeconds": grace_s}, interval=interval, batch=64)
+        wait_for(lambda: self.saved() >= interval, lambda: f"a first save: {self.status()}")
+        first = time.monotonic()
+        wait_for(lambda: self.saved() >= 2 * interval, lambda: f"a second save: {self.status()}")
+        upload_s = (time.monotonic() - first) / 2
+        self.assertGreater(upload_s, grace_s + 2, "iterations are too quick here for an upload that the grace period does not cover")
+        self.wait_durable(2 * interval)
+        manifest = json.loads((self.bucket / f"iter_{2 * interval:07}/.mobula/manifest.json").read_text())
+        self.addCleanup(setattr, self.proxy, "rate", None)
+        self.proxy.rate = sum(f["size"] for f in manifest["files"]) / upload_s
+        wait_for(lambda: self.saved() >= 3 * interval, lambda: f"a third save: {self.status()}")
+        trained, saved, durable = self.trained(), self.saved(), self.durable()
+        self.patch({"suspend": True})
+        self.wait_pods_gone(self.pods())
+        self.proxy.rate = None
+        last, now = self.trained(), self.durable()
+        print(f"an upload of {upload_s:.1f} s: trained {trained} and then {last}, saved {saved}, durable {durable} and then {now}: "
+              f"lost {last - now}", flush=True)
+        self.assertGreaterEqual(now, durable)
+        self.assertGreater(last, now)
+        self.assertLessEqual(last - now, interval + (saved - durable))
+        self.verify()
+        self.patch({"suspend": False})
+        self.assertEqual(self.wait_later_attempt(lambda: self.pods()[2:]), now)
+
+    # ---- who posts the job ----
+
+    def assert_ended_well(self, iterations):
+        """Complete only after the submitter, whose log is the job's; then nothing is left."""
+        status = self.wait_state("Complete", "Failed", timeout_s=240)
+        self.assertEqual((status["jobDeploymentStatus"], status["jobStatus"]), ("Complete", "SUCCEEDED"), status)
+        self.assertEqual(self.operator.posts[self.first_post:], [])
+        self.assertEqual((self.trained(), self.went_on_from(None)), (iterations, []))  # it ran once
+        self.assert_nothing_lost()
+        wait_for(lambda: not self.left(), lambda: f"left: {self.left()}")
+        self.assert_drained()
+
+    @unittest.skipUnless(PROGRAM, "the little control plane has no controller of Jobs; tools/test --all builds the real one")
+    def test_submitted_by_a_pod(self):
+        """K8sJobMode: a Job runs our CLI. Where its pod is lost another one follows the job that is there."""
+        iterations = 1500
+        self.apply(iterations, {"submissionMode": "K8sJobMode", "ttlSecondsAfterFinished": 4, "agentDeletes": False}, interval=iterations // 2)
+        wait_for(lambda: self.trained() > 10, lambda: f"it trains: {self.status()}")
+        lost, = self.submitters()
+        lost.lose()
+        wait_for(lambda: len(self.submitters()) == 2, lambda: f"another submitter: {self.status()}")
+        self.assertLess(self.trained(), iterations)
+        self.assert_ended_well(iterations)
+        follower = self.submitters()[1]
+        self.assertEqual([c.code for c in follower.containers], [0])
+        self.assertIn(f"iteration {iterations:8}/", follower.log())
+
+    def test_submitted_by_a_sidecar(self):
+        """SidecarMode: Ray's own client in the pod of a real Ray head, both nodes are ours behind it."""
+        self.apply(2 * INTERVAL, {"submissionMode": "SidecarMode", "ttlSecondsAfterFinished": 4, "agentDeletes": False},
+                   head={"kind": "ray", "image": f"{RAY_IMAGE}:2.60.0"}, workers={"startParams": {"object-store-memory": "80000000"}})
+        self.assert_ended_well(2 * INTERVAL)
+        head, = self.pods("head")
+        self.assertEqual(len(self.pods("worker")), 2)
+        client = next(c for c in head.containers if c.name == "ray-job-submitter")
+        self.assertEqual(client.code, 0)
+        self.assertIn(f"iteration {2 * INTERVAL:8}/", client.log_path.read_text(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def group_of(pod):
 @unittest.skipUnless(RECORDED, "no recorded pods of KubeRay: set KUBERAY_PODS to a folder with pods-all.yaml")
 class Recorded(unittest.TestCase):
     def test_the_same_is_added(self):
-        pods = [without_api_server(p) for p in yaml.safe_load(pathlib.Path(RECORDED, "pods-all.yaml").read_text())["items"]]
+        pods = [without_api_server(p) for p in chart.load(pathlib.Path(RECORDED, "pods-all.yaml").read_text())["items"]]
         self.assertEqual(len(pods), 8)
         for pod in pods:
             labels = pod["metadata"]["labels"]
@@ -91,8 +91,8 @@ class Recorded(unittest.TestCase):
                         self.assertIn(ask.split("if ")[1].split(";")[0].strip(), i["args"][0])
 
     def test_the_service(self):
-        services = yaml.safe_load(pathlib.Path(RECORDED, "svc-all.yaml").read_text())["items"]
-        pods = yaml.safe_load(pathlib.Path(RECORDED, "pods-all.yaml").read_text())["items"]
+        services = chart.load(pathlib.Path(RECORDED, "svc-all.yaml").read_text())["items"]
+        pods = chart.load(pathlib.Path(RECORDED, "pods-all.yaml").read_text())["items"]
         tried = 0
         for s in services:
             selector = s["spec"].get("selector") or {}

@@ -47,9 +47,8 @@ _Static_assert(PORTS_WAIT_MS >= 2000, "too short for who has a port for a moment
 /* A standby waits for as long as it takes. */
 #define CONNECT_FOR_EVER_MS (UINT64_C(1) << 40)
 
-/* Of a message from the head or a driver: the largest, a table of nodes or what a launch says, take
- * a kilobyte a node. Packages, values of Ray's KV, come to a job agent only. */
-#define MESSAGE_MAX_BYTES ((size_t)32 << 20)
+/* Of a message from a driver; what a launch says takes a kilobyte a node. */
+#define MESSAGE_MAX_BYTES MB_GCS_NODE_MESSAGE_MAX_BYTES
 
 /* ---- piece by piece ---- */
 
@@ -242,7 +241,7 @@ static int make_parts(struct agent *a, struct mb_err *err)
                                 .n_labels = a->opts->n_labels,
                                 .is_head = a->opts->is_head,
                                 .connect_timeout_ms = waits_for_head ? CONNECT_FOR_EVER_MS : 0,
-                                .max_message_bytes = a->opts->is_job_agent ? 0 : MESSAGE_MAX_BYTES};
+                                .max_message_bytes = MESSAGE_MAX_BYTES};
     int rc = mb_gangs_create(&a->loop, a->ledger, a->init, &gangs, &mb_agent_gangs_ops, a,
                              &a->gangs, err);
 

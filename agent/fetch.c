@@ -4,7 +4,7 @@
  *  s3, gs: 1. a look at the object, with a short deadline, so that a store that is not there fails
  *  soon; 2. the object into the file; 3. the store is closed; 4. the callback.
  *  gcs: pieces of the head's file, one after the other; a takeover between two changes nothing. A
- *  head that is Ray's has it as one value of its KV, which is written in the pool.
+ *  head that is Ray's has it as one value of its KV, which mb_gcs_kv_fetch() writes.
  *  Failure: the reason is kept, what was written is removed, and the steps from the stop on follow.
  */
 #include "agent/fetch.h"
@@ -40,10 +40,6 @@ struct mb_fetch {
     const char *key; /* inside uri, behind its last slash */
     int fd;
     uint64_t size_bytes, total_bytes; /* total: of a package of the head */
-    uv_work_t work; /* the write of value; while it is under way the rest of f waits */
-    void *value;
-    size_t value_bytes;
-    struct mb_err write_err;
     struct mb_err err;
     mb_fetch_cb cb;
     void *arg;
@@ -53,7 +49,6 @@ static void free_fetch(struct mb_fetch *f)
 {
     if (f->fd >= 0)
         close(f->fd);
-    mb_free(f->value);
     mb_free(f->uri);
     mb_free(f->path);
     mb_free(f);
@@ -164,39 +159,7 @@ static int start_store(struct mb_fetch *f, struct mb_err *err)
 
 static int ask_piece(struct mb_fetch *f, struct mb_err *err);
 
-static void write_value(uv_work_t *work)
-{
-    struct mb_fetch *f = work->data;
-
-    mb_fs_write_all(f->fd, f->value, f->value_bytes, &f->write_err);
-}
-
-static void on_value_written(uv_work_t *work, int status)
-{
-    struct mb_fetch *f = work->data;
-
-    (void)status; /* nobody cancels it */
-    if (f->err.code == 0)
-        f->err = f->write_err;
-    finish(f);
-}
-
-static int start_write(struct mb_fetch *f, const void *value, size_t n)
-{
-    int rc;
-
-    f->value = mb_alloc(n);
-    if (!f->value)
-        return mb_err_set(&f->err, MB_ENOMEM, "%.300s: out of memory", f->uri);
-    if (n > 0)
-        memcpy(f->value, value, n);
-    f->value_bytes = n;
-    f->work.data = f;
-    rc = uv_queue_work(f->loop, &f->work, write_value, on_value_written);
-    return rc == 0 ? 0 : mb_err_sys(&f->err, -rc, "%s", f->path);
-}
-
-static void on_package_value(void *arg, const struct mb_err *err, const void *value, size_t n)
+static void on_package_value(void *arg, const struct mb_err *err)
 {
     struct mb_fetch *f = arg;
 
@@ -205,8 +168,6 @@ static void on_package_value(void *arg, const struct mb_err *err, const void *va
         mb_err_set(&f->err, MB_ENOENT, "%.300s: the head does not have it (any more)", f->uri);
     else if (f->err.code == 0 && err->code != 0)
         mb_err_set(&f->err, err->code, "%.300s: %.500s", f->uri, err->text);
-    else if (f->err.code == 0 && start_write(f, value, n) == 0)
-        return;
     finish(f);
 }
 
@@ -221,8 +182,8 @@ static void on_package_piece(void *arg, const struct mb_err *err, uint64_t total
         return;
     }
     if (err->code == MB_EUNSUPPORTED && f->size_bytes == 0) { /* Ray's own head: it is in its KV */
-        if (mb_gcs_kv_get(f->gcs, "", f->uri, VALUE_TIMEOUT_MS, on_package_value, f, &f->op,
-                          &f->err) != 0)
+        if (mb_gcs_kv_fetch(f->gcs, "", f->uri, f->fd, VALUE_TIMEOUT_MS, on_package_value, f,
+                            &f->op, &f->err) != 0)
             finish(f);
         return;
     }
@@ -333,5 +294,5 @@ void mb_fetch_cancel(struct mb_fetch *f)
     else if (f->store != NULL)
         mb_store_close(f->store, on_closed, f);
     else if (f->op != NULL)
-        mb_gcs_op_cancel(f->op); /* else a value is being written, and its end finishes */
+        mb_gcs_op_cancel(f->op);
 }

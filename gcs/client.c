@@ -82,6 +82,8 @@ static void op_closed(uv_handle_t *handle)
     protobuf_c_message_free_unpacked(op->request, NULL);
     if (op->second)
         protobuf_c_message_free_unpacked(op->second, NULL);
+    mb_grpc_channel_destroy(op->own_channel);
+    gcs_value_close(op->value);
     mb_free(op);
     gcs_maybe_closed(c);
 }
@@ -131,6 +133,14 @@ static int status_code(const Ray__Rpc__GcsStatus *status)
     if (strstr(status->message, "already exists"))
         return MB_EEXIST;
     return MB_ESTATE;
+}
+
+int gcs_status_error(const Ray__Rpc__GcsStatus *status, struct mb_err *err)
+{
+    if (status == NULL || status->code == 0)
+        return 0;
+    return mb_err_set(err, status_code(status), "%s (GCS status %d)", status->message,
+                      status->code);
 }
 
 /* Another cluster answers here: what was agreed with the old one is void. */
@@ -190,11 +200,10 @@ static void on_retry(uv_timer_t *timer)
     send_op(timer->data);
 }
 
-static void on_unary(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+/* A reply is no use, or there is none: the operation is repeated or has failed. 0: it is one. */
+static int op_is_over(struct mb_gcs_op *op, int status, const char *detail)
 {
-    struct mb_gcs_op *op = arg;
     uint64_t now = mb_mono_ms();
-    struct mb_err err = {0};
 
     op->call = NULL;
     if ((is_gone(status) || status == MB_GRPC_DEADLINE_EXCEEDED) && !op->canceled)
@@ -206,18 +215,59 @@ static void on_unary(void *arg, int status, const char *detail, const ProtobufCM
         if (wait > op->deadline_ms - now)
             wait = op->deadline_ms - now;
         uv_timer_start(&op->timer, on_retry, wait + 1, 0);
-        return;
+        return 1;
     }
     if (status != MB_GRPC_OK || op->canceled) {
         op_fail(op, status, detail ? detail : "");
+        return 1;
+    }
+    return 0;
+}
+
+static void on_unary(void *arg, int status, const char *detail, const ProtobufCMessage *reply)
+{
+    struct mb_gcs_op *op = arg;
+    struct mb_err err = {0};
+
+    if (op_is_over(op, status, detail))
+        return;
+    if (gcs_status_error(embedded_status(reply), &err) != 0)
+        reply = NULL;
+    op_finish(op, &err, reply);
+}
+
+static void on_bytes(void *arg, int status, const char *detail, struct mb_grpc_bytes *reply)
+{
+    struct mb_gcs_op *op = arg;
+    struct mb_err err = {0};
+
+    if (op_is_over(op, status, detail)) {
+        mb_grpc_bytes_destroy(reply);
         return;
     }
-    const Ray__Rpc__GcsStatus *st = embedded_status(reply);
-    if (st && st->code != 0) {
-        mb_err_set(&err, status_code(st), "%s (GCS status %d)", st->message, st->code);
-        reply = NULL;
-    }
-    op_finish(op, &err, reply);
+    op->is_written = 1;
+    if (gcs_value_take(op, reply, &err) != 0)
+        op_finish(op, &err, NULL);
+}
+
+void gcs_value_done(struct mb_gcs_op *op, const struct mb_err *err)
+{
+    if (op->canceled)
+        op_fail(op, MB_GRPC_CANCELLED, "");
+    else
+        op_finish(op, err, NULL);
+}
+
+/* At op->channel. */
+static int call_head(struct mb_gcs_op *op, struct mb_err *err)
+{
+    const uint64_t ms = try_ms(op, mb_mono_ms());
+
+    if (op->value)
+        return mb_grpc_unary_bytes(op->channel, op->method, op->request, ms, on_bytes, op,
+                                   &op->call, err);
+    return mb_grpc_unary(op->channel, op->method, op->request, op->reply_desc, ms, on_unary, op,
+                         &op->call, err);
 }
 
 static void send_op(struct mb_gcs_op *op)
@@ -239,9 +289,8 @@ static void send_op(struct mb_gcs_op *op)
         op_finish(op, &err, NULL);
         return;
     }
-    op->channel = op->c->channel;
-    if (mb_grpc_unary(op->channel, op->method, op->request, op->reply_desc, try_ms(op, now),
-                      on_unary, op, &op->call, &err) != 0) {
+    op->channel = op->own_channel ? op->own_channel : op->c->channel;
+    if (call_head(op, &err) != 0) {
         op->call = NULL;
         op_finish(op, &err, NULL);
     }
@@ -271,9 +320,10 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     op->complete = call->complete;
     op->cb = call->cb;
     op->cb_arg = call->cb_arg;
-    op->channel = c->channel;
-    int rc = mb_grpc_unary(c->channel, op->method, op->request, op->reply_desc,
-                           try_ms(op, mb_mono_ms()), on_unary, op, &op->call, err);
+    op->own_channel = call->own_channel;
+    op->value = call->value;
+    op->channel = op->own_channel ? op->own_channel : c->channel;
+    int rc = call_head(op, err);
     if (rc != 0) {
         protobuf_c_message_free_unpacked(op->request, NULL);
         mb_free(op);
@@ -311,6 +361,8 @@ void mb_gcs_op_cancel(struct mb_gcs_op *op)
     if (op->canceled)
         return;
     op->canceled = 1;
+    if (op->is_written)
+        return;
     if (op->call)
         mb_grpc_call_cancel(op->call);
     else if (op->complete)

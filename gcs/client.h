@@ -39,6 +39,10 @@ enum mb_gcs_event {
 typedef void (*mb_gcs_event_cb)(void *arg, struct mb_gcs *c, enum mb_gcs_event event,
                                 const struct mb_err *err);
 
+/* As much as a node takes of the head in one message: the largest, a table of nodes, takes a
+ * kilobyte a node. */
+#define MB_GCS_NODE_MESSAGE_MAX_BYTES ((size_t)32 << 20)
+
 struct mb_gcs_opts {
     const char *address;         /* "host:port"; several, with commas: heads of one cluster */
     const char *token;           /* NULL: none; copied */
@@ -77,6 +81,11 @@ typedef void (*mb_gcs_keys_cb)(void *arg, const struct mb_err *err, const char *
 /* MB_ENOENT when absent. A NUL follows the value. */
 int mb_gcs_kv_get(struct mb_gcs *c, const char *ns, const char *key, uint64_t timeout_ms,
                   mb_gcs_value_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
+/* A value of up to 512 MiB, whatever max_message_bytes says, over a connection of its own: written
+ * to fd in the pool of threads, from where fd stands. fd is borrowed until the callback; after a
+ * failure part of the value may have been written. */
+int mb_gcs_kv_fetch(struct mb_gcs *c, const char *ns, const char *key, int fd, uint64_t timeout_ms,
+                    mb_gcs_done_cb cb, void *arg, struct mb_gcs_op **op, struct mb_err *err);
 /* count: 1 if the key is new. With overwrite 0 an existing key stays, count 0, and the request is
  * never repeated by itself. */
 int mb_gcs_kv_put(struct mb_gcs *c, const char *ns, const char *key, const void *value, size_t n,

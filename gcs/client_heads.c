@@ -33,11 +33,25 @@ static void use_head(struct mb_gcs *c, size_t i)
     c->address = c->addresses[i];
 }
 
+int gcs_open_channel(struct mb_gcs *c, const char *address, size_t max_bytes,
+                     struct mb_grpc_channel **out, struct mb_err *err)
+{
+    const struct mb_grpc_channel_opts opts = {.max_message_bytes = max_bytes,
+                                              .token = c->token,
+                                              .unacknowledged_ms = GCS_UNACKNOWLEDGED_MS};
+    int rc = mb_grpc_channel_create(c->grpc, address, &opts, out, err);
+
+    if (rc == 0 && c->cluster_id[0] &&
+        mb_grpc_channel_metadata(*out, "ray_cluster_id", c->cluster_id) != 0) {
+        mb_grpc_channel_destroy(*out);
+        *out = NULL;
+        rc = gcs_no_memory(err);
+    }
+    return rc;
+}
+
 int gcs_add_head(struct mb_gcs *c, const char *address, size_t n, struct mb_err *err)
 {
-    struct mb_grpc_channel_opts opts = {.max_message_bytes = c->max_message_bytes,
-                                        .token = c->token,
-                                        .unacknowledged_ms = GCS_UNACKNOWLEDGED_MS};
     size_t i = c->n_heads;
 
     for (size_t k = 0; k < c->n_heads; k++)
@@ -48,12 +62,7 @@ int gcs_add_head(struct mb_gcs *c, const char *address, size_t n, struct mb_err 
     c->addresses[i] = mb_asprintf("%.*s", (int)n, address);
     if (!c->addresses[i])
         return gcs_no_memory(err);
-    int rc = mb_grpc_channel_create(c->grpc, c->addresses[i], &opts, &c->channels[i], err);
-    if (rc == 0 && c->cluster_id[0] &&
-        mb_grpc_channel_metadata(c->channels[i], "ray_cluster_id", c->cluster_id) != 0) {
-        mb_grpc_channel_destroy(c->channels[i]);
-        rc = gcs_no_memory(err);
-    }
+    int rc = gcs_open_channel(c, c->addresses[i], c->max_message_bytes, &c->channels[i], err);
     if (rc != 0) {
         mb_free(c->addresses[i]);
         return rc;

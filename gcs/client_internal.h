@@ -35,6 +35,9 @@ struct mb_gcs_op {
     unsigned attempt;
     int repeatable;
     int canceled;
+    struct gcs_value *value; /* a large one that goes into a file (client_value.c), or NULL */
+    struct mb_grpc_channel *own_channel; /* of the operation alone, or NULL; owned */
+    int is_written;   /* the value is on its way into the file: the end of that finishes */
     int internal;     /* of the client itself: allowed before the handshake is done */
     unsigned cluster; /* as n_clusters was: what is meant for one cluster is not sent to the next */
     struct mb_grpc_call *call;
@@ -109,6 +112,8 @@ struct gcs_call {
     uint64_t timeout_ms;
     int repeatable;
     int internal;
+    struct mb_grpc_channel *own_channel; /* this and value are taken unless gcs_start() fails */
+    struct gcs_value *value;
     gcs_complete complete;
     gcs_any_cb cb;
     void *cb_arg;

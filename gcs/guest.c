@@ -703,7 +703,9 @@ int head_guest_open(struct mb_head *h, const struct mb_head_opts *o, struct mb_e
 {
     static const struct mb_kv_store_ops ops = {on_synced, on_sync_failed, is_settled, on_foreign,
                                                on_alive,  judge,          on_found};
-    struct mb_gcs_opts go = {.address = o->guest_of, .token = o->token};
+    struct mb_gcs_opts go = {.address = o->guest_of,
+                             .token = o->token,
+                             .max_message_bytes = MB_GCS_NODE_MESSAGE_MAX_BYTES};
     struct head_guest *g = mb_calloc(1, sizeof *g);
     int rc;
 

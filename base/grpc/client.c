@@ -5,7 +5,8 @@
  *     enters the call into the runtime's list. If anything fails, nothing has started.
  *  2. The batch's tag comes back exactly once, whatever happened: answered, refused, deadline,
  *     cancelled, connection lost. Then the reply is unpacked, cb runs, the call is freed.
- *  3. A reply that does not decode, or an OK without one, is INTERNAL for the caller.
+ *  3. A reply that does not decode, or an OK without one, is INTERNAL for the caller. One that is
+ *     wanted as it came is not decoded.
  *  4. Destroying a channel cancels its calls; they come back through 2. The library's channel goes
  *     when it is not connecting any more: in the middle of that the library loses the connection.
  */
@@ -41,7 +42,8 @@ struct mb_grpc_call {
     grpc_status_code status;
     grpc_slice detail;
     const ProtobufCMessageDescriptor *reply_desc;
-    mb_grpc_unary_cb cb;
+    mb_grpc_unary_cb cb; /* exactly one of cb, bytes_cb */
+    mb_grpc_bytes_cb bytes_cb;
     void *arg;
 };
 
@@ -289,6 +291,7 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
 {
     struct mb_grpc_call *call = MB_GRPC_ENTRY(tag, struct mb_grpc_call, tag);
     ProtobufCMessage *reply = NULL;
+    struct mb_grpc_bytes *bytes = NULL;
     char detail[MB_GRPC_DETAIL_MAX];
     int status = (int)call->status;
     int decoded;
@@ -296,14 +299,18 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
     (void)ok; /* a batch with RECV_STATUS_ON_CLIENT always succeeds; the status says the rest */
     mb_grpc_detail(call->detail, detail);
     if (status == MB_GRPC_OK) {
-        if (call->received != NULL)
+        if (call->received != NULL && call->cb != NULL)
             reply = mb_grpc_unpack(call->reply_desc, call->received, &decoded);
-        if (reply == NULL) {
+        else if (call->received != NULL)
+            bytes = mb_grpc_bytes_take(call->received, &decoded);
+        if (reply == NULL && bytes == NULL) {
             status = MB_GRPC_INTERNAL;
             strcpy(detail,
                    call->received == NULL ? "OK without a reply" : "the reply does not decode");
         }
     }
+    if (bytes != NULL)
+        call->received = NULL;
     call->g->counts.calls++;
     call->g->counts.calls_failed += status != MB_GRPC_OK;
     mb_grpc_link_remove(&call->link);
@@ -311,7 +318,10 @@ static void on_call_done(struct mb_grpc_tag *tag, int ok)
         note_peer(call->ch, call->core, status);
         mb_grpc_channel_heard(call->ch, status);
     }
-    call->cb(call->arg, status, detail, reply);
+    if (call->cb != NULL)
+        call->cb(call->arg, status, detail, reply);
+    else
+        call->bytes_cb(call->arg, status, detail, bytes);
     mb_grpc_message_free(reply);
     call_free(call);
 }
@@ -357,10 +367,10 @@ static int start_unary(struct mb_grpc_call *call, const ProtobufCMessage *reques
     return rc;
 }
 
-int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const ProtobufCMessage *request,
-                  const ProtobufCMessageDescriptor *reply_desc, uint64_t timeout_ms,
-                  mb_grpc_unary_cb cb, void *arg, struct mb_grpc_call **out_call,
-                  struct mb_err *err)
+/* template: what becomes of the reply. */
+static int begin_unary(struct mb_grpc_channel *ch, const char *method,
+                       const ProtobufCMessage *request, const struct mb_grpc_call *template,
+                       uint64_t timeout_ms, struct mb_grpc_call **out_call, struct mb_err *err)
 {
     struct mb_grpc_call *call;
 
@@ -371,12 +381,10 @@ int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const Protobuf
     call = mb_calloc(1, sizeof(*call));
     if (call == NULL)
         return mb_err_set(err, MB_ENOMEM, "%s: out of memory", method);
+    *call = *template;
     mb_grpc_link_init(&call->link);
     call->g = ch->g;
     call->ch = ch;
-    call->reply_desc = reply_desc;
-    call->cb = cb;
-    call->arg = arg;
     call->detail = grpc_empty_slice();
     grpc_metadata_array_init(&call->initial);
     grpc_metadata_array_init(&call->trailing);
@@ -394,6 +402,25 @@ int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const Protobuf
     if (out_call != NULL)
         *out_call = call;
     return 0;
+}
+
+int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const ProtobufCMessage *request,
+                  const ProtobufCMessageDescriptor *reply_desc, uint64_t timeout_ms,
+                  mb_grpc_unary_cb cb, void *arg, struct mb_grpc_call **out_call,
+                  struct mb_err *err)
+{
+    const struct mb_grpc_call template = {.reply_desc = reply_desc, .cb = cb, .arg = arg};
+
+    return begin_unary(ch, method, request, &template, timeout_ms, out_call, err);
+}
+
+int mb_grpc_unary_bytes(struct mb_grpc_channel *ch, const char *method,
+                        const ProtobufCMessage *request, uint64_t timeout_ms, mb_grpc_bytes_cb cb,
+                        void *arg, struct mb_grpc_call **out_call, struct mb_err *err)
+{
+    const struct mb_grpc_call template = {.bytes_cb = cb, .arg = arg};
+
+    return begin_unary(ch, method, request, &template, timeout_ms, out_call, err);
 }
 
 void mb_grpc_call_cancel(struct mb_grpc_call *call)

@@ -111,6 +111,18 @@ int mb_grpc_unary(struct mb_grpc_channel *ch, const char *method, const Protobuf
                   struct mb_err *err);
 void mb_grpc_call_cancel(struct mb_grpc_call *call); /* cb still runs once */
 
+/* A reply as it came: for those so large that a copy hurts. Nothing bounds it but the channel. */
+struct mb_grpc_bytes;
+/* reply is NULL unless status is MB_GRPC_OK; it is taken. */
+typedef void (*mb_grpc_bytes_cb)(void *arg, int status, const char *detail,
+                                 struct mb_grpc_bytes *reply);
+int mb_grpc_unary_bytes(struct mb_grpc_channel *ch, const char *method,
+                        const ProtobufCMessage *request, uint64_t timeout_ms, mb_grpc_bytes_cb cb,
+                        void *arg, struct mb_grpc_call **out_call, struct mb_err *err);
+/* Its next piece, borrowed until destroy; 0: that was all. Both on any thread, one at a time. */
+size_t mb_grpc_bytes_next(struct mb_grpc_bytes *b, const uint8_t **p);
+void mb_grpc_bytes_destroy(struct mb_grpc_bytes *b); /* NULL is legal */
+
 /* ---- streams, both sides ---- */
 struct mb_grpc_stream_ops {
     /* A message arrived. The next one is read when this returns. */

@@ -186,6 +186,8 @@ grpc_byte_buffer *mb_grpc_pack(const ProtobufCMessage *msg);
 ProtobufCMessage *mb_grpc_unpack(const ProtobufCMessageDescriptor *desc, grpc_byte_buffer *bytes,
                                  int *status);
 void mb_grpc_message_free(ProtobufCMessage *msg);
+/* Takes the buffer unless it fails, with the status of mb_grpc_unpack(). */
+struct mb_grpc_bytes *mb_grpc_bytes_take(grpc_byte_buffer *buffer, int *status);
 /* Text of a slice, cut at a character boundary. */
 void mb_grpc_detail(grpc_slice slice, char out[MB_GRPC_DETAIL_MAX]);
 /* "Bearer <token>"; NULL when memory is out. */

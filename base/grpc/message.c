@@ -5,6 +5,7 @@
  *  2. Unpacking allocates through base/alloc.h; a flag in the allocator tells "no memory" from
  *     "not such a message", which protobuf-c both reports as NULL.
  *  3. protobuf-c does not check that strings are UTF-8: who passes them on to a strict peer must.
+ *  4. What is wanted as it came keeps the library's slices: nothing is copied.
  */
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
@@ -137,6 +138,55 @@ void mb_grpc_message_free(ProtobufCMessage *msg)
 
     if (msg != NULL)
         protobuf_c_message_free_unpacked(msg, &allocator);
+}
+
+/* ---- as it came ---- */
+
+struct mb_grpc_bytes {
+    grpc_byte_buffer *buffer;
+    grpc_byte_buffer_reader reader;
+};
+
+struct mb_grpc_bytes *mb_grpc_bytes_take(grpc_byte_buffer *buffer, int *status)
+{
+    struct mb_grpc_bytes *b;
+
+    *status = MB_GRPC_INVALID_ARGUMENT;
+    if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) /* see bound.c */
+        return NULL;
+    *status = MB_GRPC_RESOURCE_EXHAUSTED;
+    b = mb_calloc(1, sizeof(*b));
+    if (b == NULL)
+        return NULL;
+    if (!grpc_byte_buffer_reader_init(&b->reader, buffer)) {
+        mb_free(b);
+        *status = MB_GRPC_INVALID_ARGUMENT;
+        return NULL;
+    }
+    b->buffer = buffer;
+    *status = MB_GRPC_OK;
+    return b;
+}
+
+size_t mb_grpc_bytes_next(struct mb_grpc_bytes *b, const uint8_t **p)
+{
+    grpc_slice *slice;
+
+    do {
+        if (!grpc_byte_buffer_reader_peek(&b->reader, &slice))
+            return 0;
+    } while (GRPC_SLICE_LENGTH(*slice) == 0);
+    *p = GRPC_SLICE_START_PTR(*slice);
+    return GRPC_SLICE_LENGTH(*slice);
+}
+
+void mb_grpc_bytes_destroy(struct mb_grpc_bytes *b)
+{
+    if (b == NULL)
+        return;
+    grpc_byte_buffer_reader_destroy(&b->reader);
+    grpc_byte_buffer_destroy(b->buffer);
+    mb_free(b);
 }
 
 void mb_grpc_detail(grpc_slice slice, char out[MB_GRPC_DETAIL_MAX])

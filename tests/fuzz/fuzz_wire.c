@@ -3,11 +3,14 @@
  * whose every id, name and list may be used. The first byte chooses the message.
  * What was read is sent again: with ids of exactly their length, at which a real GCS aborts
  * otherwise, and so that it can be read.
+ * Or as the answer with a value of the KV, which is read piece by piece: the pieces make no
+ * difference, and what protobuf-c reads in it is what comes out.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "gcs/kv_value.h"
 #include "gcs/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -114,19 +117,66 @@ static void read_job(const uint8_t *p, size_t n)
         ray__rpc__job_table_data__free_unpacked(m, NULL);
 }
 
+struct sunk {
+    uint8_t *bytes;
+    size_t len;
+};
+
+static int sink(void *arg, const void *p, size_t n, struct mb_err *err)
+{
+    struct sunk *s = arg;
+
+    (void)err;
+    memcpy(s->bytes + s->len, p, n);
+    s->len += n;
+    return 0;
+}
+
+static int read_pieces(const uint8_t *p, size_t n, size_t piece, struct sunk *s)
+{
+    struct mb_kv_value v;
+    struct mb_err err = {0};
+    int rc = 0;
+
+    mb_kv_value_init(&v);
+    for (size_t at = 0; at < n && rc == 0; at += piece)
+        rc = mb_kv_value_feed(&v, p + at, n - at < piece ? n - at : piece, sink, s, &err);
+    return rc == 0 ? mb_kv_value_end(&v, &err) : rc;
+}
+
+static void read_value(const uint8_t *p, size_t n)
+{
+    Ray__Rpc__InternalKVGetReply *m = ray__rpc__internal_kvget_reply__unpack(NULL, n, p);
+    struct sunk one = {malloc(n + 1), 0}, many = {malloc(n + 1), 0};
+    const int rc = read_pieces(p, n, n + 1, &one);
+
+    want(one.bytes != NULL && many.bytes != NULL);
+    want(read_pieces(p, n, 1, &many) == rc && many.len == one.len &&
+         memcmp(many.bytes, one.bytes, one.len) == 0);
+    if (m != NULL && rc == 0)
+        want(m->value.len == one.len && memcmp(m->value.data, one.bytes, one.len) == 0);
+    free(one.bytes);
+    free(many.bytes);
+    if (m != NULL)
+        ray__rpc__internal_kvget_reply__free_unpacked(m, NULL);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0)
         return 0;
-    switch (data[0] % 3) {
+    switch (data[0] % 4) {
     case 0:
         read_node(data + 1, size - 1);
         break;
     case 1:
         read_group(data + 1, size - 1);
         break;
-    default:
+    case 2:
         read_job(data + 1, size - 1);
+        break;
+    default:
+        read_value(data + 1, size - 1);
     }
     return 0;
 }

@@ -33,7 +33,8 @@ class Between(grpc.GenericRpcHandler):
     """twist(method, reply, context) is what the node gets for a reply."""
 
     def __init__(self, address):
-        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        self.channel = grpc.insecure_channel(
+            address, options=[*OPTIONS, ("grpc.max_receive_message_length", -1)])
         self.twist = self.honest
         self.n_twisted = 0
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(32), options=OPTIONS)

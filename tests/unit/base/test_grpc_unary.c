@@ -118,6 +118,59 @@ static void test_answers(void **state)
     fixture_end(&f);
 }
 
+static void bytes_cb(void *arg, int status, const char *detail, struct mb_grpc_bytes *reply)
+{
+    struct result *r = arg;
+    const uint8_t *p;
+    size_t n;
+
+    r->n++;
+    r->status = status;
+    r->detail[0] = '\0';
+    assert_int_equal(reply != NULL, status == MB_GRPC_OK);
+    if (reply == NULL)
+        snprintf(r->detail, sizeof(r->detail), "%s", detail);
+    while (reply != NULL && (n = mb_grpc_bytes_next(reply, &p)) > 0)
+        strncat(r->detail, (const char *)p, n);
+    mb_grpc_bytes_destroy(reply);
+}
+
+/* A reply as it came, also one that its type would not decode. */
+static void test_bytes(void **state)
+{
+    check_request q = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    struct server_state st = {0};
+    struct result r = {0};
+    struct mb_grpc_call *call;
+    struct fixture f;
+    char missing[] = "missing";
+
+    (void)state;
+    fixture_start(&f, NULL, methods, N_METHODS, &st);
+    fixture_dial(&f, NULL);
+    assert_int_equal(mb_grpc_unary_bytes(f.ch, CHECK, &q.base, 0, bytes_cb, &r, NULL, NULL),
+                     MB_EINVAL);
+    assert_int_equal(mb_grpc_unary_bytes(f.ch, CHECK, &q.base, 10000, bytes_cb, &r, NULL, NULL), 0);
+    assert_int_equal(r.n, 0);
+    fixture_wait(&f, &r.n, 1);
+    assert_string_equal(r.detail, "\x08\x01");
+    assert_int_equal(
+        mb_grpc_unary_bytes(f.ch, "/t.T/Odd", &q.base, 10000, bytes_cb, &r, NULL, NULL), 0);
+    fixture_wait(&f, &r.n, 2);
+    assert_string_equal(r.detail, "\x0a\x0cnot a status");
+    q.service = missing;
+    assert_int_equal(mb_grpc_unary_bytes(f.ch, CHECK, &q.base, 10000, bytes_cb, &r, NULL, NULL), 0);
+    fixture_wait(&f, &r.n, 3);
+    assert_int_equal(r.status, MB_GRPC_NOT_FOUND);
+    assert_string_equal(r.detail, "no service \"missing\"");
+    assert_int_equal(
+        mb_grpc_unary_bytes(f.ch, "/t.T/Hold", &q.base, 10000, bytes_cb, &r, &call, NULL), 0);
+    mb_grpc_call_cancel(call);
+    fixture_wait(&f, &r.n, 4);
+    assert_int_equal(r.status, MB_GRPC_CANCELLED);
+    fixture_end(&f);
+}
+
 static void test_bad_calls(void **state)
 {
     struct server_state st = {0};
@@ -611,6 +664,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_deadline_and_cancel),
         cmocka_unit_test(test_late_registration),

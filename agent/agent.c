@@ -544,6 +544,7 @@ static void on_grpc_stopped(void *arg)
     uv_close((uv_handle_t *)&a->stop_timer, NULL);
     uv_close((uv_handle_t *)&a->doubt_timer, NULL);
     mb_adrift_close(&a->adrift);
+    mb_leases_close(&a->leases);
     uv_close((uv_handle_t *)&a->port_timer, NULL);
 }
 
@@ -596,6 +597,7 @@ static void begin_close(struct agent *a)
     a->stage = CLOSING;
     uv_timer_stop(&a->port_timer);
     mb_adrift_stop(&a->adrift);
+    mb_leases_stop(&a->leases);
     write_node_file(a, a->failure.code != MB_OK ? "FAILED" : "ENDED");
     a->closing = 2;
     mb_gpu_driver_close(a->gpu_driver, part_closed, a);
@@ -693,6 +695,7 @@ int mb_agent_run(const struct mb_agent_options *opts, struct mb_err *err)
     uv_timer_init(&a->loop, &a->stop_timer);
     a->stop_timer.data = a;
     mb_adrift_init(&a->adrift, &a->loop);
+    mb_leases_init(&a->leases, &a->loop);
     uv_timer_init(&a->loop, &a->doubt_timer);
     a->doubt_timer.data = a;
     uv_timer_init(&a->loop, &a->port_timer);

@@ -94,6 +94,7 @@ struct agent {
     uv_timer_t stop_timer;
     uv_timer_t doubt_timer;
     struct mb_adrift adrift;
+    struct mb_leases leases;
     uv_timer_t port_timer;
     uint64_t ports_by_ms; /* how long the start waits for the former agent's ports */
     int signalled;

@@ -273,8 +273,13 @@ static int listen_at(struct agent *a, int port, struct mb_err *err)
     char addr[96];
     int rc = mb_grpc_server_create(a->grpc, &opts, &a->server, err);
 
-    a->manager = (struct mb_node_manager){
-        .ledger = a->ledger, .node = a->node, .ip = a->ip, .ops = &mb_agent_manager_ops, .arg = a};
+    a->leases.node = a->node;
+    a->manager = (struct mb_node_manager){.ledger = a->ledger,
+                                          .node = a->node,
+                                          .leases = &a->leases,
+                                          .ip = a->ip,
+                                          .ops = &mb_agent_manager_ops,
+                                          .arg = a};
     a->driver_service = (struct mb_driver_service){.jobs = a->jobs,
                                                    .node_ip = a->ip,
                                                    .callers_are_trusted =

@@ -8,8 +8,7 @@
  *     again elsewhere or later. An error instead would look like a dead node.
  *  2. Commit is never failed: a group stuck in RESCHEDULING would be the result. What could not be
  *     committed is logged, and the launch is refused later.
- *  3. RequestWorkerLease is canceled as unschedulable with a text: UNIMPLEMENTED or "rejected" make
- *     the owner ask a thousand times a second.
+ *  3. RequestWorkerLease is answered by leases.c.
  *  4. Health is SERVING for "" and the node's own id only: answering for a predecessor on this port
  *     would keep it ALIVE for ever.
  *  5. After a restart of the head ReleaseUnusedBundles names what is still in use; the rest is
@@ -314,17 +313,9 @@ static void on_gcs_restart(void *arg, struct mb_grpc_req *req, const ProtobufCMe
 
 static void on_lease(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)
 {
-    Ray__Rpc__RequestWorkerLeaseReply reply = RAY__RPC__REQUEST_WORKER_LEASE_REPLY__INIT;
+    const struct mb_node_manager *m = arg;
 
-    (void)arg;
-    (void)request;
-    reply.canceled = 1;
-    reply.failure_type =
-        RAY__RPC__REQUEST_WORKER_LEASE_REPLY__SCHEDULING_FAILURE_TYPE__SCHEDULING_CANCELLED_UNSCHEDULABLE;
-    reply.scheduling_failure_message =
-        (char *)"this is a mobula node: it runs gangs (mobula train, mobula run), not Ray tasks "
-                "or actors";
-    mb_grpc_reply(req, &reply.base);
+    mb_leases_answer(m->leases, req, (const void *)request);
 }
 
 static void on_worker_dead(void *arg, struct mb_grpc_req *req, const ProtobufCMessage *request)

@@ -2,13 +2,14 @@
  * What Ray's head calls on a node: NodeManagerService, grpc.health.v1, LogService, and the one
  * CoreWorkerService call that a driver living on this node is asked.
  *
- * Every call is answered at once, from the ledger: a Prepare that waits blocks every placement
- * group of the cluster. Calls that only make sense for Ray workers get the answer that stops the
- * caller from asking again. Loop-thread only.
+ * Every call but that for a lease is answered at once, from the ledger: a Prepare that waits blocks
+ * every placement group of the cluster. Calls that only make sense for Ray workers get the answer
+ * that stops the caller from asking again. Loop-thread only.
  */
 #ifndef MOBULA_AGENT_NODE_MANAGER_H
 #define MOBULA_AGENT_NODE_MANAGER_H
 
+#include "agent/leases.h"
 #include "agent/ledger.h"
 #include "agent/node.h"
 #include "base/err.h"
@@ -28,6 +29,7 @@ struct mb_node_manager_ops {
 struct mb_node_manager { /* embedded by its owner, who fills it before mb_node_manager_add() */
     struct mb_ledger *ledger;
     struct mb_node *node;
+    struct mb_leases *leases;
     const char *ip;
     const struct mb_node_manager_ops *ops;
     void *arg;

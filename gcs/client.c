@@ -46,7 +46,7 @@ static int is_before(const char *version, long major, long minor)
     return its_major < major || (its_major == major && its_minor < minor);
 }
 
-int gcs_is_modern(const struct mb_gcs *c)
+int mb_gcs_is_modern(const struct mb_gcs *c)
 {
     return c->is_modern;
 }

@@ -66,6 +66,8 @@ int mb_gcs_add_address(struct mb_gcs *c, const char *address, struct mb_err *err
 int mb_gcs_announce_head(struct mb_gcs *c, const char *address, struct mb_err *err);
 int mb_gcs_connected(const struct mb_gcs *c); /* 1 or 0 */
 const char *mb_gcs_address(const struct mb_gcs *c);
+/* 1 if the head speaks Ray 2.60's messages (batched sync, CheckAlive by node id). */
+int mb_gcs_is_modern(const struct mb_gcs *c);
 const char *mb_gcs_ray_version(const struct mb_gcs *c); /* "2.60.0"; "" before the handshake */
 /* What people should know of a head of this version; NULL: it is one that was tried. */
 const char *mb_gcs_version_note(const char *version);

@@ -72,7 +72,7 @@ int mb_gcs_pg_create(struct mb_gcs *c, const struct mb_gcs_pg *pg, uint64_t time
     if (rc != 0)
         return rc;
     req.placement_group_spec = mb_wire_pg_spec(&a, pg);
-    if (req.placement_group_spec && !gcs_is_modern(c)) {
+    if (req.placement_group_spec && !mb_gcs_is_modern(c)) {
         memcpy(one, &(double){1.0}, sizeof one);
         req.placement_group_spec->base.n_unknown_fields = 1;
         req.placement_group_spec->base.unknown_fields = &all_cpus;

@@ -154,9 +154,16 @@ int gcs_heads_set_cluster(struct mb_gcs *c); /* cluster_id "" removes it */
 /* Ask the head which standbys it has (client_heads.c). */
 void gcs_ask_heads(struct mb_gcs *c);
 void gcs_heads_close(struct mb_gcs *c);
+/* A connection to one head, with the token and the cluster; max_bytes 0: 512 MiB. */
+int gcs_open_channel(struct mb_gcs *c, const char *address, size_t max_bytes,
+                     struct mb_grpc_channel **out, struct mb_err *err);
+/* What a GcsStatus of the head says; 0 if it is OK. */
+int gcs_status_error(const Ray__Rpc__GcsStatus *status, struct mb_err *err);
+/* The reply of a large value is written; takes bytes. gcs_value_done() follows unless it fails. */
+int gcs_value_take(struct mb_gcs_op *op, struct mb_grpc_bytes *bytes, struct mb_err *err);
+void gcs_value_done(struct mb_gcs_op *op, const struct mb_err *err);
+void gcs_value_close(struct gcs_value *v); /* NULL is legal */
 int gcs_no_memory(struct mb_err *err);
-/* 1 if the head speaks Ray 2.60's messages (batched sync, CheckAlive by node id). */
-int gcs_is_modern(const struct mb_gcs *c);
 enum { GCS_AGENT_KEY_BYTES = 128 };
 /* Key of a node's agent, in the namespace "dashboard". */
 void gcs_agent_key(const struct mb_gcs *c, const char *node_hex, char out[GCS_AGENT_KEY_BYTES]);

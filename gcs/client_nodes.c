@@ -64,7 +64,7 @@ int mb_gcs_check_alive(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES]
     Ray__Rpc__CheckAliveRequest req = RAY__RPC__CHECK_ALIVE_REQUEST__INIT;
     ProtobufCBinaryData id = mb_wire_bytes(node_id, MB_NODE_ID_BYTES);
 
-    if (c->state == GCS_CONNECTED && !gcs_is_modern(c))
+    if (c->state == GCS_CONNECTED && !mb_gcs_is_modern(c))
         return mb_err_set(err, MB_EUNSUPPORTED, "Ray %s cannot be asked about one node",
                           c->ray_version);
     req.n_node_ids = 1;
@@ -89,8 +89,8 @@ int mb_gcs_move_node(struct mb_gcs *c, const struct mb_gcs_node *node, uint64_t 
 void gcs_agent_key(const struct mb_gcs *c, const char *node_hex, char out[GCS_AGENT_KEY_BYTES])
 {
     snprintf(out, GCS_AGENT_KEY_BYTES, "%s:%s",
-             gcs_is_modern(c) ? "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX"
-                              : "DASHBOARD_AGENT_PORT_PREFIX",
+             mb_gcs_is_modern(c) ? "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX"
+                                 : "DASHBOARD_AGENT_PORT_PREFIX",
              node_hex);
 }
 
@@ -100,7 +100,7 @@ int mb_gcs_announce_agent(struct mb_gcs *c, const struct mb_gcs_node *node, uint
     char hex[2 * MB_NODE_ID_BYTES + 1], key[GCS_AGENT_KEY_BYTES], value[128];
 
     gcs_agent_key(c, mb_hex(node->node_id, MB_NODE_ID_BYTES, hex), key);
-    if (gcs_is_modern(c))
+    if (mb_gcs_is_modern(c))
         snprintf(value, sizeof value, "[\"%.64s\", %d, %d]", node->ip, node->agent_http_port,
                  node->port);
     else
@@ -150,7 +150,7 @@ int mb_gcs_publish_usage(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTE
     usage.json = mb_wire_str(json);
     req.n_pub_messages = 1;
     req.pub_messages = &list;
-    if (gcs_is_modern(c)) {
+    if (mb_gcs_is_modern(c)) {
         msg.channel_type = RAY__RPC__CHANNEL_TYPE__RAY_NODE_RESOURCE_USAGE_CHANNEL;
         msg.inner_message_case = RAY__RPC__PUB_MESSAGE__INNER_MESSAGE_NODE_RESOURCE_USAGE_MESSAGE;
         msg.node_resource_usage_message = &usage;
@@ -274,7 +274,7 @@ void gcs_watch_look(struct mb_gcs *c)
     if (c->watch.op || c->state != GCS_CONNECTED)
         return;
     gcs_ask_heads(c);
-    if (gcs_is_modern(c))
+    if (mb_gcs_is_modern(c))
         rc = mb_gcs_check_alive(c, c->watch.node_id, timeout_ms, on_watch_alive, c, &c->watch.op,
                                 &err);
     else

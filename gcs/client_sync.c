@@ -69,7 +69,7 @@ static int send_view(struct mb_gcs *c, struct mb_err *err)
     msg.node_id = mb_wire_bytes(s->node_id, MB_NODE_ID_BYTES);
     batch.n_messages = 1;
     batch.messages = messages;
-    return mb_grpc_stream_send(s->stream, gcs_is_modern(c) ? &batch.base : &msg.base, err);
+    return mb_grpc_stream_send(s->stream, mb_gcs_is_modern(c) ? &batch.base : &msg.base, err);
 }
 
 static int open_stream(struct mb_gcs *c, struct mb_err *err)
@@ -78,8 +78,8 @@ static int open_stream(struct mb_gcs *c, struct mb_err *err)
     char hex[2 * MB_NODE_ID_BYTES + 1];
     struct mb_grpc_metadata md = {"node_id", mb_hex(s->node_id, MB_NODE_ID_BYTES, hex)};
     const ProtobufCMessageDescriptor *desc =
-        gcs_is_modern(c) ? &ray__rpc__syncer__ray_sync_message_batch__descriptor
-                         : &ray__rpc__syncer__ray_sync_message__descriptor;
+        mb_gcs_is_modern(c) ? &ray__rpc__syncer__ray_sync_message_batch__descriptor
+                            : &ray__rpc__syncer__ray_sync_message__descriptor;
 
     return mb_grpc_stream_open(c->channel, "/ray.rpc.syncer.RaySyncer/StartSync", desc, &md, 1, 0,
                                &stream_ops, c, &s->stream, err);

@@ -112,7 +112,7 @@ static int value_is_ours(struct head_guest *g, const char *now)
     const char *colon = strrchr(address, ':');
     int port = colon ? atoi(colon + 1) : 0, is_ours, grpc_port = -1;
 
-    if (gcs_is_modern(g->gcs)) {
+    if (mb_gcs_is_modern(g->gcs)) {
         const char *ip = json_string_value(json_array_get(was, 0));
         int on_our_host = ip && strcmp(ip, g->h->node_ip) == 0;
         is_ours = on_our_host && json_integer_value(json_array_get(was, 1)) == port;
@@ -504,7 +504,7 @@ static void on_head_id(void *arg, const struct mb_err *err, const void *value, s
     }
     memcpy(g->head_hex, value, n);
     g->head_hex[n] = '\0';
-    if (gcs_is_modern(g->gcs))
+    if (mb_gcs_is_modern(g->gcs))
         after_head(g);
     else if (mb_gcs_nodes(g->gcs, ASK_MS, on_nodes, g, NULL, &why) != 0)
         again_in(g, RETRY_MS);

@@ -43,6 +43,45 @@ for what, ask in (("task", task.remote), ("actor", lambda: Actor.remote().ping.r
 print("seconds", time.monotonic() - since)
 """
 
+# Some that ask for nothing, so that Ray may take any node for them; then for our node by its id.
+ASKS_FOR_NOTHING = """
+import json, sys, time, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def place():
+    return ray.get_runtime_context().get_node_id()
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def place(self):
+        return ray.get_runtime_context().get_node_id()
+
+def task(**options):
+    return ray.get(place.options(**options).remote(), timeout=60)
+
+def actor(**options):
+    a = Actor.options(**options).remote()
+    try:
+        return ray.get(a.place.remote(), timeout=60)
+    finally:
+        ray.kill(a)
+
+places = []
+for what in task, actor:
+    for strategy in None, "SPREAD":
+        since = time.monotonic()
+        places += [what(scheduling_strategy=strategy) for _ in range(4)]
+        print(what.__name__, strategy, round(time.monotonic() - since, 2), "s")
+for what in task, actor:
+    try:
+        places.append(what(scheduling_strategy=NodeAffinitySchedulingStrategy(sys.argv[2], soft=False)))
+    except Exception as e:
+        print(what.__name__, type(e).__name__, str(e).replace("\\n", " "))
+print("places", json.dumps(places))
+"""
+
 # What a driver of Ray's sees of the cluster.
 SEES = """
 import json, sys, ray
@@ -175,6 +214,22 @@ def case_tasks_and_actors_are_refused(s, head, http, gcs, node):
     assert seconds < 10, text
 
 
+def case_what_asks_for_nothing_runs_elsewhere(s, head, http, gcs, node):
+    """Ray sends half of it here: it is none of ours, and runs on Ray's node. Who wants this node is
+    refused all the same."""
+    code, text = call(clean_env(), sys.executable, "-c", ASKS_FOR_NOTHING, head.address,
+                      node.info["node_id"])
+    assert code == 0, text
+    (rays,) = set(gcs.alive()) - {node.info["node_id"]}
+    places = json.loads(text.rsplit("places ", 1)[1])
+    assert places == [rays] * 16, text
+    assert "task TaskUnschedulableError" in text and "actor ActorUnschedulableError" in text, text
+    assert text.count("this is a mobula node") >= 2, text
+    for line in text.splitlines():
+        if line.endswith(" s"):
+            print(f"     {line}", flush=True)
+
+
 def case_drain(s, head, http, gcs, node):
     """Not for idleness while a gang is here; for preemption the gang ends first."""
     pg = gcs.create_group([{"mobula_gpu": 2, "mobula_slot": 2}])
@@ -242,7 +297,8 @@ def main():
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
         for case in (case_lists, case_usage, case_logs, case_service_discovery,
-                     case_tasks_and_actors_are_refused, case_drain,
+                     case_tasks_and_actors_are_refused,
+                     case_what_asks_for_nothing_runs_elsewhere, case_drain,
                      case_drain_by_the_deadline):
             case(s, head, f"http://127.0.0.1:{port}", gcs, node)
             print(f"ok   {case.__name__[5:]}", flush=True)

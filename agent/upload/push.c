@@ -19,6 +19,8 @@
  *  6. Somebody else takes the claim over while we send: the next conditional write fails, and the
  *     look at the claim that follows ends the push.
  *  7. The store takes no conditional writes, and has warned of it: all are plain ones.
+ *  8. A file is another one when all are sent than when the push began, of the same size or not: no
+ *     manifest is written, since the files may be of two saves.
  */
 #include "agent/upload/push_internal.h"
 
@@ -414,7 +416,7 @@ static void all_sent(struct mb_push *p)
     struct mb_err err = {0};
 
     p->status.phase = MB_PUSH_COMMITTING;
-    if (p->source.iteration < 0)
+    if (p->source.iteration < 0 || mb_push_source_is_same(&p->source, &err) != 0)
         push_finish(p, &err);
     else
         push_started(p,

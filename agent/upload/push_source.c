@@ -181,6 +181,24 @@ static int find_root(const char *dir, int64_t iteration, int is_plain, struct mb
     return 0;
 }
 
+int mb_push_source_is_same(const struct mb_push_source *s, struct mb_err *err)
+{
+    for (size_t i = 0; i < s->n_files; i++) {
+        char *path = mb_path_join(s->root, s->files[i].path);
+        struct stat st;
+        int rc =
+            !path ? mb_err_set(err, MB_ENOMEM, "out of memory")
+            : stat(path, &st) == 0 && mb_walk_file_state(s->files[i].path, &st) != s->files[i].print
+                ? mb_err_set(err, MB_ESTATE, "%s: changed since the push began", s->files[i].path)
+                : 0;
+
+        mb_free(path);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
 int mb_push_source_read(const char *dir, int64_t iteration, int is_plain,
                         struct mb_push_source *out, struct mb_err *err)
 {

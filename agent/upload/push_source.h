@@ -38,6 +38,9 @@ struct mb_push_source {
 /* iteration: -1 for the one that the tracker names. is_plain: whatever is there, all files. */
 int mb_push_source_read(const char *dir, int64_t iteration, int is_plain,
                         struct mb_push_source *out, struct mb_err *err);
+/* MB_ESTATE: a file is another one now, so what was sent may be a mixture of two saves. One that is
+ * gone was not replaced: its bytes are with whoever has read them. */
+int mb_push_source_is_same(const struct mb_push_source *s, struct mb_err *err);
 void mb_push_source_close(struct mb_push_source *s);
 struct mb_push_file *mb_push_source_find(struct mb_push_source *s, const char *path);
 

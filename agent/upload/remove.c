@@ -1,6 +1,6 @@
 /*
- *  1. The pointer is read, now. It names the iteration: refused, or, with force, moved away under
- *     its etag.
+ *  1. The pointer is read, now. It names the iteration, or it is damaged or absent and this is the
+ *     newest whole one: refused, or, with force, moved away under its etag.
  *  2. The manifest is kept in memory and deleted.
  *  3. The pointer is read again: somebody may have moved it here between 1 and 2. Then the manifest
  *     is put back, if absent, and that is an error. Else it is touched: put again under its etag,
@@ -257,11 +257,13 @@ static void on_first_look(struct removal *r, int64_t now_at)
 {
     int64_t iteration = r->opts.it->iteration;
 
-    if (now_at != iteration && (r->has_pointer || r->opts.it->state != MB_INVENTORY_WHOLE ||
+    /* One that is damaged, or not there, leaves readers the newest whole one. */
+    if (now_at != iteration && (now_at >= 0 || r->opts.it->state != MB_INVENTORY_WHOLE ||
                                 newest_below(r, INT64_MAX) > iteration))
         get_manifest(r);
     else if (!r->opts.force)
-        refuse(r, r->has_pointer ? "the pointer names" : "a reader takes, as there is no pointer");
+        refuse(r,
+               r->is_named ? "the pointer names" : "a reader takes, as no pointer names another");
     else if (now_at != iteration)
         get_manifest(r);
     else {

@@ -31,6 +31,11 @@ static uint64_t state_of(uint64_t print, const struct stat *st)
     return mb_crc64nvme(print, facts, sizeof(facts));
 }
 
+uint64_t mb_walk_file_state(const char *path, const struct stat *st)
+{
+    return state_of(fingerprint(path, st), st);
+}
+
 /* An array of numbers for cap files; 0: no memory, it stays as it is. */
 static int grow(uint64_t **array, size_t cap)
 {

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include "agent/upload/upload.h"
 
 struct mb_walk {
@@ -35,6 +36,8 @@ void mb_walk_drop_known(struct mb_walk *w, const uint64_t *known, size_t n);
 void mb_walk_sort_prints(struct mb_walk *w);
 /* One number of all states, in any order: another one, and something was written, came or went. */
 uint64_t mb_walk_state(const struct mb_walk *w);
+/* Of one file, which has this path below the directory that was walked: as in states. */
+uint64_t mb_walk_file_state(const char *path, const struct stat *st);
 void mb_walk_close(struct mb_walk *w);
 
 /* The iterations from..to that have a directory in dir, ascending, mb_free() by the caller. No such

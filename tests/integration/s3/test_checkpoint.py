@@ -306,6 +306,18 @@ class Rm(Checkpoints):
         self.assertEqual(self.iterations(), ({10: "whole"}, 10))
         self.assertIn("has no iteration 5", self.mobula("rm", "--iteration", 5, self.url, status=66))
 
+    def test_with_a_damaged_pointer(self):
+        """Readers take the newest whole one then, so that is the one to keep."""
+        self.pushed(2, 5, 10)
+        self.put(LATEST, b"rubbish")
+        self.assertIn("--force removes it", self.mobula("rm", "--iteration", 10, self.url, status=71))
+        self.assertEqual(self.iterations()[0], {2: "whole", 5: "whole", 10: "whole"})
+        self.mobula("rm", "--iteration", 2, self.url)
+        self.assertEqual(self.iterations(), ({5: "whole", 10: "whole"}, 10))
+        self.put(LATEST, b"rubbish")
+        self.mobula("rm", "--force", "--iteration", 10, self.url)
+        self.assertEqual(self.iterations(), ({5: "whole"}, 5))
+
     def test_forced(self):
         self.pushed(5, 10)
         self.mobula("rm", "--force", "--iteration", 10, self.url)

@@ -478,6 +478,30 @@ class Interrupted(Case):
         self.mobula("push", top, self.url)
         self.mobula("verify", self.url)
 
+    def test_files_that_are_replaced_meanwhile(self):
+        """By others of the same size: one before it is sent, one afterwards. A mixture of two saves is no checkpoint."""
+        for which, stalls in ("small", "f"), ("f0", "f1$"):
+            url, keys = f"{self.url}-{which}", rf"-{which}/iter_\d+/"
+            top = self.checkpoint(2, {f"f{i}": b"f" * 5000 for i in range(32)} | {"small": b"s"}, name=which)
+            self.proxy.rule("PUT", keys + stalls, stall())
+            process = self.start("push", top, url)
+            servers.wait_for("one stalls", lambda: self.proxy.seen("PUT", keys + stalls))
+            if which == "small":
+                self.assertFalse(self.proxy.seen("PUT", keys + which))
+            else:
+                servers.wait_for("it is sent", lambda: any(r.server_status == 200
+                                                           for r in self.proxy.seen("PUT", keys + which + "$")))
+            at = top / "iter_0000002" / which
+            (self.dir / "new").write_bytes(b"n" * at.stat().st_size)
+            os.replace(self.dir / "new", at)
+            self.proxy.clear()
+            out = process.communicate(timeout=100)[0]
+            self.assertEqual(process.returncode, 71, out)
+            self.assertIn(f"{which}: changed since the push began", out)
+            self.assertIn("no checkpoint", self.mobula("verify", url, status=66))
+            self.mobula("push", top, url)
+            self.mobula("verify", url)
+
     def test_a_file_that_changes_while_it_is_sent(self):
         top = self.big()
         self.proxy.rate = 60 * MIB

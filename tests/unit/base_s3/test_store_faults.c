@@ -17,6 +17,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/http/server.h"
+#include "base/s3/internal.h"
+#include "base/s3/s3.h"
 #include "base/s3/s3_facts.h"
 #include "base/str.h"
 #include "store_run.h"
@@ -182,6 +184,29 @@ static void test_retries(void **state)
     assert_string_equal(w.r.etag, "\"e\"");
     assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
     world_close(&w);
+}
+
+/* A server that says so gets half as many transfers at a time, and one more with each that goes
+ * well; other faults change nothing. */
+static void test_slow_down(void **state)
+{
+    SCRIPT({503, ERROR("SlowDown"), NULL}, {500, "", NULL}, {0, "", NULL}, {429, "", NULL},
+           {200, "", "ETag: \"e\""}, {503, ERROR("SlowDown"), NULL}, {503, "", NULL},
+           {503, "", NULL}, {200, "", "ETag: \"e\""}, {200, "", "ETag: \"e\""});
+    const struct s3 *s = w.r.store->impl;
+    unsigned first = s->parallel;
+    char path[] = "/tmp/mobula-small-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(first >= 4 && s->max_parallel >= first);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_int_equal(s->parallel, first / 4);
+    assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
+    assert_int_equal(s->parallel, first / 32 > 1 ? first / 32 : 1); /* one is always left */
+    assert_int_equal(run_put_file(&w.r, "k", path, NULL), 0);
+    assert_int_equal(s->parallel, (first / 32 > 1 ? first / 32 : 1) + 1);
+    world_close(&w);
+    close(fd);
+    unlink(path);
 }
 
 static void test_final_errors(void **state)
@@ -682,6 +707,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_retries),
+        cmocka_unit_test(test_slow_down),
         cmocka_unit_test(test_final_errors),
         cmocka_unit_test(test_conflict_is_no_failed_condition),
         cmocka_unit_test(test_lost_answer),

@@ -18,10 +18,12 @@
  *  6. The trainer goes back to an older iteration: that one is sealed, and what is newer was there
  *     before from now on.
  *  7. All that is in a file (tracker_memory.h), so that a restarted agent goes on.
- *  8. The named directory is not there, or cannot be walked: said in the log, looked at again. When
+ *  8. The trainer names the known one once more, and its directory is another one than then: saved
+ *     anew (a run that begins again in the directory of a former one), so it is sealed.
+ *  9. The named directory is not there, or cannot be walked: said in the log, looked at again. When
  *     no process is left that could still write it: lost, and told; and so are those before it,
  *     which nothing tells from half-written ones.
- *  9. Which directories are there cannot be listed: looked at again. At the last look those that
+ * 10. Which directories are there cannot be listed: looked at again. At the last look those that
  *     are remembered have their turn.
  */
 #include "agent/upload/tracker.h"
@@ -32,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 #include "agent/upload/manifest.h"
@@ -56,6 +59,7 @@ struct mb_tracker {
     unsigned tries; /* to read one that the tracker has passed */
     int64_t said;   /* that it cannot be read yet; -1: nothing */
     int64_t seen;   /* at the last look, not closed for certain; -1: nothing */
+    uint64_t file;  /* a fingerprint of the tracker file when its number was looked into last */
     uv_timer_t timer;
     uv_poll_t poll;
     int fd; /* of inotify; -1: none */
@@ -347,11 +351,14 @@ static void take_named(struct mb_tracker *t, int64_t iteration, int is_last)
     } else if (goes_back ||
                seal_all_passed(t, iteration, names_of(&w, iteration), is_last) == MB_OK ||
                is_last) {
+        uint64_t state = rc == MB_OK ? mb_walk_state(&w) : 0;
+
         if (rc == MB_OK)
             t->ops->on_sealed(t->arg, iteration, dir, &w);
         else
             on_lost(t, iteration, rc);
         mb_tracker_memory_advance(&t->memory, iteration);
+        t->memory.known_state = state;
         if (goes_back) {
             t->memory.n = 0;
             take_for_old(t);
@@ -362,13 +369,61 @@ static void take_named(struct mb_tracker *t, int64_t iteration, int is_last)
     mb_free(dir);
 }
 
+/* Another one when somebody has written it; 0: it is not there. A hard link more is no writing. */
+static uint64_t file_state(const struct mb_tracker *t)
+{
+    uint64_t facts[3];
+    struct stat st;
+
+    if (stat(t->path, &st) != 0)
+        return 0;
+    facts[0] = (uint64_t)st.st_ino;
+    facts[1] = (uint64_t)st.st_mtim.tv_sec;
+    facts[2] = (uint64_t)st.st_mtim.tv_nsec;
+    return mb_crc64nvme(0, facts, sizeof(facts));
+}
+
+/* The state of the known one's directory, of one without files when it is not there (MB_ENOENT). */
+static int known_dir_state(const struct mb_tracker *t, uint64_t *state)
+{
+    struct mb_walk w;
+    char *dir;
+    int rc = walk(t, t->memory.known, &dir, &w);
+
+    *state = rc == MB_OK || rc == MB_ENOENT ? mb_walk_state(&w) : 0;
+    mb_walk_close(&w);
+    mb_free(dir);
+    return rc;
+}
+
+/* The known one is named, by a file that was written since the last look into it. */
+static void take_again(struct mb_tracker *t, uint64_t file, int is_last)
+{
+    uint64_t state, known = t->memory.known_state;
+    int rc = known_dir_state(t, &state);
+
+    if (rc != MB_OK && !is_last)
+        return; /* looked into again */
+    t->file = file;
+    if (rc == MB_OK && known != 0 && state != known)
+        take_named(t, t->memory.known, is_last);
+}
+
 static void look(struct mb_tracker *t, int is_closed, int is_last)
 {
+    uint64_t file = file_state(t);
     int64_t iteration = named_now(t), before = t->seen;
 
     t->seen = iteration;
-    if (iteration >= 0 && iteration != t->memory.known && (is_closed || iteration == before))
+    if (iteration < 0 || (!is_closed && iteration != before))
+        return;
+    if (iteration != t->memory.known) {
         take_named(t, iteration, is_last);
+        if (t->memory.known == iteration)
+            t->file = file;
+    } else if (file != t->file) {
+        take_again(t, file, is_last);
+    }
 }
 
 void mb_tracker_look(struct mb_tracker *t, int is_last)
@@ -480,6 +535,9 @@ static int load(struct mb_tracker *t, struct mb_err *err)
         rc = mb_tracker_memory_read(&t->memory, t->state_path, &is_whole, err);
     else
         t->memory.known = named_now(t);
+    t->file = file_state(t);
+    if (rc == MB_OK && !mb_fs_exists(t->state_path) && t->memory.known >= 0)
+        known_dir_state(t, &t->memory.known_state);
     if (rc == MB_OK && !is_whole && (rc = take_for_old(t)) != MB_OK)
         mb_err_set(err, rc,
                    "which iterations lie in %s already cannot be told: they would count as saves",

@@ -63,6 +63,7 @@ void mb_tracker_memory_advance(struct mb_tracker_memory *m, int64_t known)
     size_t at = index_of(m, known + 1);
 
     m->known = known;
+    m->known_state = 0;
     if (at == 0)
         return;
     m->n -= at;
@@ -78,16 +79,19 @@ void mb_tracker_memory_close(struct mb_tracker_memory *m)
 /* ---- the file ---- */
 
 /* The bytes behind the first line's; NULL: it is none. */
-static const char *read_known(const char *s, int64_t *known)
+static const char *read_known(const char *s, struct mb_tracker_memory *m)
 {
-    int end = 0;
+    int end = 0, more = 0;
 
-    *known = -1;
+    m->known = -1;
     if (strncmp(s, "none\n", 5) == 0)
         return s + 5;
-    return sscanf(s, "%19" SCNd64 "%n", known, &end) == 1 && *known >= 0 && s[end] == '\n'
-               ? s + end + 1
-               : NULL;
+    if (sscanf(s, "%19" SCNd64 "%n", &m->known, &end) != 1 || m->known < 0)
+        return NULL;
+    s += end;
+    if (s[0] == ' ' && sscanf(s, " %16" SCNx64 "%n", &m->known_state, &more) == 1)
+        s += more;
+    return s[0] == '\n' ? s + 1 : NULL;
 }
 
 static const char *read_dir(const char *s, struct mb_tracker_dir *dir)
@@ -107,7 +111,7 @@ static int parse(struct mb_tracker_memory *m, const char *s, int *is_whole)
     size_t n = 0;
     int end = 0;
 
-    s = read_known(s, &m->known);
+    s = read_known(s, m);
     if (s == NULL)
         return MB_ECORRUPT;
     *is_whole = s[0] != '\0';
@@ -153,8 +157,10 @@ int mb_tracker_memory_read(struct mb_tracker_memory *m, const char *path, int *i
 int mb_tracker_memory_write(const struct mb_tracker_memory *m, const char *path, struct mb_err *err)
 {
     struct mb_buf text = {0};
-    int rc = m->known >= 0 ? mb_buf_printf(&text, "%" PRId64 "\n", m->known)
-                           : mb_buf_printf(&text, "none\n");
+    int rc = m->known < 0 ? mb_buf_printf(&text, "none\n")
+             : m->known_state == 0
+                 ? mb_buf_printf(&text, "%" PRId64 "\n", m->known)
+                 : mb_buf_printf(&text, "%" PRId64 " %" PRIx64 "\n", m->known, m->known_state);
 
     if (rc == MB_OK)
         rc = mb_buf_printf(&text, "dirs %zu\n", m->n);

@@ -17,6 +17,7 @@ struct mb_tracker_dir {
 
 struct mb_tracker_memory {
     int64_t known;               /* -1: none was named */
+    uint64_t known_state;        /* mb_walk_state() of its directory then; 0: not known */
     struct mb_tracker_dir *dirs; /* of newer iterations, ascending */
     size_t n, cap;
 };

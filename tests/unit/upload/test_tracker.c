@@ -296,6 +296,52 @@ static void test_known(void **state)
     assert_true(w->n_sealed == 1 && w->sealed == 20);
 }
 
+/* With another inode each time: a clock of 4 ms does not tell two quick writes apart. */
+static void save_anew(const struct world *w, int64_t iteration)
+{
+    char text[32];
+    int n = snprintf(text, sizeof(text), "%lld", (long long)iteration);
+
+    add_iteration(w, iteration);
+    assert_int_equal(mb_fs_write_atomic(w->path, text, (size_t)n, 0644, NULL), 0);
+}
+
+/* A run that begins again where another one was saves the number that was named before: its own
+ * save, once for each time. The agent that starts again in between knows what it has seen. */
+static void test_known_and_saved_again(void **state)
+{
+    struct world *w = *state;
+
+    assert_int_equal(mb_fs_mkdir_p(w->dir, 0755, NULL), 0);
+    save(w, 10);
+    begin(w);
+    name(w, "10"); /* nothing of it was written */
+    mb_tracker_look(w->t, 0);
+    assert_int_equal(w->n_sealed, 0);
+    save_anew(w, 10);
+    run_until(w, 1);
+    mb_tracker_look(w->t, 0);
+    run_for(w, 50);
+    assert_sealed(w, 1, (int64_t[]){10});
+    end(w);
+    begin(w);
+    mb_tracker_look(w->t, 1);
+    assert_int_equal(w->n_sealed, 1);
+    save_anew(w, 10);
+    mb_tracker_look(w->t, 1);
+    save_anew(w, 20);
+    mb_tracker_look(w->t, 1);
+    assert_sealed(w, 3, (int64_t[]){10, 10, 20});
+    end(w);
+    remove_iteration(w, 20); /* by hand; the tracker file is left */
+    assert_int_equal(unlink(w->state), 0);
+    begin(w);
+    save_anew(w, 20);
+    mb_tracker_look(w->t, 1);
+    assert_sealed(w, 4, (int64_t[]){10, 10, 20, 20});
+    assert_int_equal(w->n_lost, 0);
+}
+
 /* Saves of which nobody was told one by one: the oldest first, each once. */
 static void test_passed(void **state)
 {
@@ -548,6 +594,8 @@ static void test_state_file(void **state)
     static const char *const damaged[] = {"",
                                           "10",
                                           "x\n",
+                                          "10 \ndirs 0\n",
+                                          "10 ff x\ndirs 0\n",
                                           "10\ndirs 1\n",
                                           "10\ndirs 1\nold 20\n",
                                           "10\ndirs 0\nnew 20\n",
@@ -580,6 +628,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_half_written, setup, teardown),
         cmocka_unit_test_setup_teardown(test_looked_at, setup, teardown),
         cmocka_unit_test_setup_teardown(test_known, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_known_and_saved_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_passed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_passed_while_away, setup, teardown),
         cmocka_unit_test_setup_teardown(test_passed_old, setup, teardown),

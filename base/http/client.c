@@ -642,6 +642,11 @@ void mb_http_fetch_cancel(struct mb_http_fetch *f)
     uv_timer_start(&f->client->cancel_timer, on_cancel, 0, 0);
 }
 
+int mb_http_fetch_is_sent(const struct mb_http_fetch *f)
+{
+    return f->n_sent > 0 && f->body.pos == f->body.len;
+}
+
 void mb_http_fetch_resume(struct mb_http_fetch *f)
 {
     curl_easy_pause(f->easy, CURLPAUSE_CONT);

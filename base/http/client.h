@@ -74,6 +74,8 @@ int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *reques
                   mb_http_response_cb cb, void *arg, struct mb_http_fetch **out,
                   struct mb_err *err);
 void mb_http_fetch_cancel(struct mb_http_fetch *f);
+/* All of the body is on its way: the server may act on it, whatever becomes of the connection. */
+int mb_http_fetch_is_sent(const struct mb_http_fetch *f);
 /* After a sink said MB_HTTP_SINK_PAUSE; not from inside a callback of f. */
 void mb_http_fetch_resume(struct mb_http_fetch *f);
 

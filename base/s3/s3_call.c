@@ -31,6 +31,7 @@ enum {
     BACKOFF_CAP_MS = 20000,
     MAX_SKEW_MS = 300000,   /* servers allow 15 minutes */
     LONG_STALL_FACTOR = 20, /* of an answer that the server may think about */
+    END_WAIT_MS = 5000,
     MAX_CHECKSUM_ATTEMPTS =
         3 /* a transfer that arrives broken is repeated, a changed file is not */
 };
@@ -56,6 +57,7 @@ struct s3_call {
     uint64_t failing_since_ms; /* 0: not failing */
     unsigned n_bad_checksums;
     int canceled;
+    int is_waited_for; /* canceled, but its answer is still to come */
     int is_fresh; /* the last attempt found no server: the next one asks for its address anew */
     int clock_corrected;
     int region_corrected;
@@ -628,8 +630,30 @@ int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_d
     return 0;
 }
 
+static void on_waited_enough(uv_timer_t *timer)
+{
+    struct s3_call *call = timer->data;
+    call->is_waited_for = 0;
+    if (call->fetch)
+        mb_http_fetch_cancel(call->fetch);
+}
+
+void s3_call_end(struct s3_call *call)
+{
+    if (call->canceled)
+        return;
+    if (!call->fetch || !mb_http_fetch_is_sent(call->fetch)) {
+        s3_call_cancel(call);
+        return;
+    }
+    call->canceled = call->is_waited_for = 1;
+    uv_timer_start(&call->timer, on_waited_enough, END_WAIT_MS, 0);
+}
+
 void s3_call_cancel(struct s3_call *call)
 {
+    if (call->is_waited_for)
+        on_waited_enough(&call->timer);
     if (call->canceled)
         return;
     call->canceled = 1;

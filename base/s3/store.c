@@ -97,8 +97,9 @@ static void on_close_timer(uv_timer_t *timer)
     for (struct mb_store_op *o = op; o; o = o->next)
         o->canceled = 1;
     while (op) { /* from the head again: one that ends may end others, which waited for its place */
-        int is_told = op->is_told;
+        int is_told = op->is_told && !op->is_patient;
         op->is_told = 1;
+        op->is_patient = 0;
         if (!is_told)
             s->backend->cancel(op);
         op = is_told ? op->next : s->ops;
@@ -329,7 +330,7 @@ void mb_store_put_cancel(struct mb_store_op *op)
 {
     if (op->is_told)
         return;
-    op->canceled = op->is_told = 1;
+    op->canceled = op->is_told = op->is_patient = 1;
     op->store->backend->cancel(op);
 }
 

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-enum { TIMEOUT_MS = 10000, AGAIN_MS = 1000 };
+enum { TIMEOUT_MS = 10000, AGAIN_MS = 1000, PATIENCE_MS = 5000 };
 
 void upload_replayed(struct mb_plan_iteration *it)
 {
@@ -114,9 +114,15 @@ static int begin(struct mb_upload *u, struct mb_plan_iteration *it, struct mb_pl
     return MB_OK;
 }
 
-/* A request that the store does not answer may take longer than there is time. */
+/* A request that the store does not answer may take longer than there is time. A part that the
+ * store has as a whole may come to life after its upload was aborted, so its answer is waited for,
+ * as long as there is time for an abort afterwards. */
 static void end_transfers(struct mb_upload *u)
 {
+    uint64_t now_ms = mb_mono_ms();
+    uint64_t left_ms = u->clean_until_ms > now_ms ? u->clean_until_ms - now_ms : 0;
+    uint64_t patience_ms = left_ms / 2 < PATIENCE_MS ? left_ms / 2 : PATIENCE_MS;
+
     for (size_t i = 0; i < UPLOAD_TRANSFERS_MAX; i++) {
         struct transfer *t = &u->transfers[i];
         struct mb_store_op *op = t->op;
@@ -124,7 +130,7 @@ static void end_transfers(struct mb_upload *u)
         if (t->it == NULL || t->it->state != MB_PLAN_DROPPED || op == NULL)
             continue;
         t->op = NULL;
-        mb_store_put_cancel(op); /* its callback may run, and fill the slot anew */
+        mb_store_put_cancel(op, patience_ms); /* its callback may run, and fill the slot anew */
     }
 }
 

@@ -53,9 +53,9 @@ struct mb_store_op {
     mb_store_progress_cb progress;
     mb_store_cb cb;
     void *arg;
-    int canceled;   /* the store closes: end with MB_ECANCELED soon */
-    int is_told;    /* ... and the backend was told */
-    int is_patient; /* ... and waits for answers to what was sent as a whole */
+    int canceled;         /* the store closes: end with MB_ECANCELED soon */
+    int is_told;          /* ... and the backend was told */
+    uint64_t patience_ms; /* ... for so long answers to what was sent as a whole are waited for */
 
     struct mb_err err; /* result: code 0 is success */
     struct mb_buf body;

@@ -95,10 +95,10 @@ void s3_checksum_text(uint64_t crc, char out[16]);
 int s3_call_start(struct mb_store_op *op, const struct s3_request *request, s3_done_cb done,
                   void *arg, struct s3_call **out, struct mb_err *err);
 void s3_call_cancel(struct s3_call *call);
-/* A cancel that waits for the answer to what was sent as a whole, for some seconds: a server may
- * act on a request after its connection ended, a part among them after its upload was aborted.
+/* A cancel that waits for the answer to what was sent as a whole, for so long: a server may act on
+ * a request after its connection ended, on a part also after its upload was aborted.
  * s3_call_cancel() ends the waiting. */
-void s3_call_end(struct s3_call *call);
+void s3_call_end(struct s3_call *call, uint64_t patience_ms);
 /* Noted for the endpoint and said, once. */
 void s3_has_no_conditions(struct s3 *s, const char *why);
 /* After its sink said MB_HTTP_SINK_PAUSE. */

@@ -31,7 +31,6 @@ enum {
     BACKOFF_CAP_MS = 20000,
     MAX_SKEW_MS = 300000,   /* servers allow 15 minutes */
     LONG_STALL_FACTOR = 20, /* of an answer that the server may think about */
-    END_WAIT_MS = 5000,
     MAX_CHECKSUM_ATTEMPTS =
         3 /* a transfer that arrives broken is repeated, a changed file is not */
 };
@@ -638,16 +637,16 @@ static void on_waited_enough(uv_timer_t *timer)
         mb_http_fetch_cancel(call->fetch);
 }
 
-void s3_call_end(struct s3_call *call)
+void s3_call_end(struct s3_call *call, uint64_t patience_ms)
 {
-    if (call->canceled)
+    if (call->canceled && patience_ms > 0)
         return;
-    if (!call->fetch || !mb_http_fetch_is_sent(call->fetch)) {
+    if (patience_ms == 0 || !call->fetch || !mb_http_fetch_is_sent(call->fetch)) {
         s3_call_cancel(call);
         return;
     }
     call->canceled = call->is_waited_for = 1;
-    uv_timer_start(&call->timer, on_waited_enough, END_WAIT_MS, 0);
+    uv_timer_start(&call->timer, on_waited_enough, patience_ms, 0);
 }
 
 void s3_call_cancel(struct s3_call *call)

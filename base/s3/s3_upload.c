@@ -599,10 +599,8 @@ void s3_upload_cancel(struct mb_store_op *op)
     up->pumping = 1;
     for (size_t i = 0; up->slots && i < up->n_slots; i++) {
         struct slot *slot = &up->slots[i];
-        if (slot->call && op->is_patient) {
-            s3_call_end(slot->call);
-        } else if (slot->call) {
-            s3_call_cancel(slot->call);
+        if (slot->call) {
+            s3_call_end(slot->call, op->patience_ms);
         } else if (slot->turn.state == S3_TURN_WAITS || slot->turn.state == S3_TURN_WAITS_2) {
             part_done(slot);
             n_ended++;

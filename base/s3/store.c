@@ -97,9 +97,9 @@ static void on_close_timer(uv_timer_t *timer)
     for (struct mb_store_op *o = op; o; o = o->next)
         o->canceled = 1;
     while (op) { /* from the head again: one that ends may end others, which waited for its place */
-        int is_told = op->is_told && !op->is_patient;
+        int is_told = op->is_told && op->patience_ms == 0;
         op->is_told = 1;
-        op->is_patient = 0;
+        op->patience_ms = 0;
         if (!is_told)
             s->backend->cancel(op);
         op = is_told ? op->next : s->ops;
@@ -326,11 +326,12 @@ void mb_store_put_set_priority(struct mb_store_op *op, int32_t priority)
         op->store->backend->set_priority(op);
 }
 
-void mb_store_put_cancel(struct mb_store_op *op)
+void mb_store_put_cancel(struct mb_store_op *op, uint64_t patience_ms)
 {
     if (op->is_told)
         return;
-    op->canceled = op->is_told = op->is_patient = 1;
+    op->canceled = op->is_told = 1;
+    op->patience_ms = patience_ms;
     op->store->backend->cancel(op);
 }
 

@@ -125,9 +125,9 @@ void mb_store_put_give_up(struct mb_store_op *op); /* ends with MB_ECANCELED, pa
 /* Of a transfer whose callback has not run: all its parts that are not prepared yet go by it. */
 void mb_store_put_set_priority(struct mb_store_op *op, int32_t priority);
 /* Ends it soon, with MB_ECANCELED unless all was there; an unfinished upload stays as it is, and
- * may be aborted then: parts that were sent as a whole are waited for, 5 s at most. The callback
- * follows, perhaps before this returns. */
-void mb_store_put_cancel(struct mb_store_op *op);
+ * may be aborted then: the answers to parts that were sent as a whole are waited for, for so long
+ * at most. The callback follows, perhaps before this returns. */
+void mb_store_put_cancel(struct mb_store_op *op, uint64_t patience_ms);
 int mb_store_put_file(struct mb_store *s, const struct mb_store_put_file *req, mb_store_cb cb,
                       void *arg, struct mb_err *err);
 

@@ -86,6 +86,7 @@ static int apply_saved(struct mb_plan *plan, json_t *o, int64_t iteration, int i
         files[i].path = json_string_value(json_object_get(item, "path"));
         files[i].size_bytes = (uint64_t)json_integer_value(json_object_get(item, "size"));
         files[i].has_crc = json_is_true(json_object_get(item, "has_crc"));
+        files[i].mtime_ns = json_integer_value(json_object_get(item, "mtime_ns"));
         if (files[i].path == NULL || parse_crc(item, &files[i].crc64nvme) != MB_OK)
             rc = MB_ECORRUPT;
     }
@@ -379,10 +380,11 @@ static json_t *files_json(const struct mb_upload_file *files, size_t n)
     json_t *list = json_array();
 
     for (size_t i = 0; i < n; i++)
-        if (json_array_append_new(list, json_pack("{s:s, s:I, s:o, s:b}", "path", files[i].path,
-                                                  "size", (json_int_t)files[i].size_bytes, "crc",
-                                                  crc_json(files[i].crc64nvme), "has_crc",
-                                                  files[i].has_crc)) != 0) {
+        if (json_array_append_new(
+                list, json_pack("{s:s, s:I, s:o, s:b, s:I}", "path", files[i].path, "size",
+                                (json_int_t)files[i].size_bytes, "crc",
+                                crc_json(files[i].crc64nvme), "has_crc", files[i].has_crc,
+                                "mtime_ns", (json_int_t)files[i].mtime_ns)) != 0) {
             json_decref(list);
             return NULL;
         }
@@ -514,7 +516,8 @@ static int write_reports(struct mb_journal *j, const struct mb_plan *plan,
 
     for (size_t i = 0; i < n && rc == MB_OK; i++)
         files[i] = (struct mb_upload_file){it->files[i].path, it->files[i].size_bytes,
-                                           it->files[i].crc64nvme, it->files[i].has_crc};
+                                           it->files[i].crc64nvme, it->files[i].has_crc,
+                                           it->files[i].mtime_ns};
     for (size_t i = 0; i < n_ranks && rc == MB_OK; i++) { /* the first one has them all */
         if (!it->reported[i])
             continue;

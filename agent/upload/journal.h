@@ -9,8 +9,8 @@
  *
  *   launched   unix_ms: of the gang, as a whole; the first record
  *   entered    the gang is in the store's list of writers (fence.h)
- *   saved      iteration, rank, dir, files [{path, size, crc, has_crc}], before: so many files of
- *              this report are in the "files" records before it (0 if absent)
+ *   saved      iteration, rank, dir, files [{path, size, crc, has_crc, mtime_ns}], before: so many
+ *              files of this report are in the "files" records before it (0 if absent)
  *   files      iteration, rank, at, files: a piece of a long report, counts with its "saved" only
  *   place      iteration, data: where its files go inside the iteration's directory
  *   begin      iteration, path, upload_id: a multipart upload is open under this id

@@ -279,7 +279,8 @@ static struct mb_plan_file *join_files(struct mb_plan_iteration *it, const struc
                                           .path = mb_strdup(files[i].path),
                                           .size_bytes = files[i].size_bytes,
                                           .crc64nvme = files[i].crc64nvme,
-                                          .has_crc = files[i].has_crc};
+                                          .has_crc = files[i].has_crc,
+                                          .mtime_ns = files[i].mtime_ns};
         if (all[have].path == NULL) {
             for (size_t k = it->n_files; k < have; k++)
                 mb_free(all[k].path);

@@ -41,6 +41,7 @@ struct mb_plan_file {
     uint64_t size_bytes;
     uint64_t crc64nvme;
     int has_crc;
+    int64_t mtime_ns;              /* as in struct mb_upload_file */
     enum mb_plan_file_state state; /* changed by the functions below only */
     char *upload_id;               /* of an unfinished multipart upload; NULL: none */
     uint64_t sent_bytes;

@@ -23,7 +23,9 @@ struct mb_upload_file {
     const char *path; /* relative to the iteration's directory */
     uint64_t size_bytes;
     uint64_t crc64nvme;
-    int has_crc; /* 0: not known yet, the store's answer is taken */
+    int has_crc;      /* 0: not known yet, the store's answer is taken */
+    int64_t mtime_ns; /* of the file when it was sealed; 0: not known, its trainer reports what it
+                         saves */
 };
 
 struct mb_upload_status {

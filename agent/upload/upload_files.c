@@ -15,7 +15,9 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "agent/upload/upload_internal.h"
+#include "agent/upload/walk.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/log.h"
@@ -74,6 +76,17 @@ static void on_conflict(struct transfer *t, const struct mb_store_result *result
         upload_back_off(u, 1);
 }
 
+/* It was written again since it was sealed, so what was sent may be of another save than the rest.
+ * The inode is no witness: some file systems number their files anew. One that is gone was not
+ * replaced, its bytes were read before. */
+static int was_replaced(const struct transfer *t)
+{
+    struct stat st;
+
+    return t->file->mtime_ns != 0 && stat(t->path, &st) == 0 &&
+           mb_walk_mtime_ns(&st) != t->file->mtime_ns;
+}
+
 /* It is in the store, and no upload of its key is open. */
 static void file_done(struct transfer *t)
 {
@@ -87,6 +100,9 @@ static void file_done(struct transfer *t)
     } else if (f->has_crc && t->crc64nvme != f->crc64nvme) {
         mb_plan_file_done(f, t->crc64nvme);
         upload_drop(u, t->it, f->path, "it changed after it was saved (checksum)");
+    } else if (was_replaced(t)) {
+        mb_plan_file_done(f, t->crc64nvme);
+        upload_drop(u, t->it, f->path, "it changed after it was saved (written again)");
     } else if (mb_journal_done(u->journal, t->it->iteration, f->path, t->crc64nvme, &err) ==
                MB_OK) {
         mb_plan_file_done(f, t->crc64nvme);

@@ -16,6 +16,11 @@
 
 enum { LOOKS = 3, DEPTH_MAX = 8, FILES_MAX = 1000000 };
 
+int64_t mb_walk_mtime_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
+
 static uint64_t fingerprint(const char *path, const struct stat *st)
 {
     const uint64_t facts[] = {(uint64_t)st->st_size, (uint64_t)st->st_mtim.tv_sec,
@@ -68,7 +73,8 @@ static int add_file(struct mb_walk *w, const char *path, const struct stat *st)
         return MB_ENOMEM;
     w->prints[w->n] = fingerprint(path, st);
     w->states[w->n] = state_of(w->prints[w->n], st);
-    w->files[w->n++] = (struct mb_upload_file){.path = copy, .size_bytes = (uint64_t)st->st_size};
+    w->files[w->n++] = (struct mb_upload_file){
+        .path = copy, .size_bytes = (uint64_t)st->st_size, .mtime_ns = mb_walk_mtime_ns(st)};
     return MB_OK;
 }
 

@@ -38,6 +38,8 @@ void mb_walk_sort_prints(struct mb_walk *w);
 uint64_t mb_walk_state(const struct mb_walk *w);
 /* Of one file, which has this path below the directory that was walked: as in states. */
 uint64_t mb_walk_file_state(const char *path, const struct stat *st);
+/* When it was written last, as in files. */
+int64_t mb_walk_mtime_ns(const struct stat *st);
 void mb_walk_close(struct mb_walk *w);
 
 /* The iterations from..to that have a directory in dir, ascending, mb_free() by the caller. No such

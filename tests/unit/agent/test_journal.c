@@ -33,7 +33,8 @@ int fsync(int fd)
 }
 
 static const uint32_t ranks[] = {0};
-static const struct mb_upload_file files[] = {{"a", 10, 1, 1}, {"b/c", 20, 0, 0}};
+static const struct mb_upload_file files[] = {{"a", 10, 1, 1, 0},
+                                              {"b/c", 20, 0, 0, 1764179000123456789}};
 
 struct fixture {
     char dir[64];
@@ -112,6 +113,7 @@ static void test_replay(void **state)
     assert_int_equal(it->iteration, 20);
     assert_string_equal(file->path, "b/c");
     assert_string_equal(file->upload_id, "upload-2");
+    assert_true(file->mtime_ns == files[1].mtime_ns);
     assert_string_equal(it->dir, "/d20");
     assert_false(mb_plan_next(p, &it, &file));
     assert_int_equal(mb_journal_dropped(j, 20, "test", &err), MB_OK);
@@ -321,7 +323,7 @@ static struct mb_upload_file *many_files(void)
     for (int i = 0; i < MANY; i++) {
         memset(names[i], 'x', 190);
         snprintf(names[i] + 180, 20, "/%d", i);
-        many[i] = (struct mb_upload_file){names[i], (uint64_t)i, 7, 1};
+        many[i] = (struct mb_upload_file){names[i], (uint64_t)i, 7, 1, 0};
     }
     return many;
 }

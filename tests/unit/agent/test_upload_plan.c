@@ -22,9 +22,9 @@ static struct mb_plan *make(void)
 }
 
 static const struct mb_upload_file rank4[] = {
-    {"big", 900 << 20, 1, 1}, {"meta", 100, 2, 1}, {"huge", 2000u << 20, 3, 1}};
+    {"big", 900 << 20, 1, 1, 0}, {"meta", 100, 2, 1, 0}, {"huge", 2000u << 20, 3, 1, 0}};
 static const struct mb_upload_file rank5[] = {
-    {"small", 50, 4, 1}, {"meta", 100, 2, 1}, {"mid", 1 << 20, 5, 1}};
+    {"small", 50, 4, 1, 0}, {"meta", 100, 2, 1, 0}, {"mid", 1 << 20, 5, 1, 0}};
 
 static void seal(struct mb_plan *p, int64_t iteration)
 {
@@ -83,8 +83,8 @@ static void test_failures(void **state)
  */
 static void test_deadline(void **state)
 {
-    static const struct mb_upload_file big = {"big", 1000, 0, 0}, small = {"small", 100, 0, 0},
-                                       none = {"none", 0, 0, 0};
+    static const struct mb_upload_file big = {"big", 1000, 0, 0, 0},
+                                       small = {"small", 100, 0, 0, 0}, none = {"none", 0, 0, 0, 0};
     const struct mb_upload_file *const sizes[] = {&big, &small, &big};
     const uint32_t rank = 4;
     struct mb_plan *p;
@@ -213,12 +213,12 @@ static void test_refusals(void **state)
     static const char *const bad[] = {"",       "/etc/passwd", "..",  "../x",
                                       "a/../b", "a/..",        "./a", "a//b"};
     struct mb_plan *p = make();
-    struct mb_upload_file f = {"meta", 101, 2, 1};
+    struct mb_upload_file f = {"meta", 101, 2, 1, 0};
     struct mb_err err;
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        struct mb_upload_file b = {bad[i], 1, 0, 0};
+        struct mb_upload_file b = {bad[i], 1, 0, 0, 0};
 
         assert_int_equal(mb_plan_saved(p, 1, 4, "/d", &b, 1, &err), MB_EINVAL);
     }

@@ -562,10 +562,71 @@ static void test_many_incomplete_ones(void **state)
         node_close(&n[i]);
 }
 
+/* ---- files of a foreign trainer ---- */
+
+static void write_file(const char *dir, const char *name, const char *last)
+{
+    char path[700], made[720];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    snprintf(made, sizeof(made), "%s/.mobula-new", dir); /* renamed into place, as trainers do */
+    fd = open(made, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    assert_true(fd >= 0 && pwrite(fd, last, 1, 2 * MIB) == 1);
+    close(fd);
+    assert_int_equal(rename(made, path), 0);
+}
+
+/* One of two files is another one, of the same size, when both are with the store; with the old
+ * one of the other that would be a checkpoint that nobody saved. has_restarted: in between the
+ * agent was started again, and knows of the files from its journal. */
+static void written_again(struct world *w, int has_restarted)
+{
+    struct node a = {.at = &w->at, .gang = "aa", .attempt = 1, .num_nodes = 1};
+    struct mb_err err;
+    char own[400];
+
+    w->judge = hold_data;
+    w->holds = 1;
+    w->n_seen = 0;
+    node_open(&a);
+    node_iteration_dir(&a, 10, own, sizeof(own));
+    write_file(own, "rank0-00", "a");
+    write_file(own, "rank0-01", "a");
+    assert_int_equal(mb_upload_seal(a.u, 10, NULL, 0, &err), MB_OK);
+    RUN_UNTIL(&w->at, w->n_seen == 2);
+    if (has_restarted)
+        node_close(&a);
+    write_file(own, "rank0-01", "b");
+    if (has_restarted)
+        node_open(&a);
+    w->holds = 0;
+    fake_release(w->s3);
+    RUN_UNTIL(&w->at, a.n_dropped + a.n_committed == 1);
+    assert_int_equal(a.n_dropped, 1);
+    assert_non_null(strstr(a.error, "rank0-01: it changed after it was saved (written again)"));
+    RUN_UNTIL(&w->at, !mb_upload_is_busy(a.u));
+    assert_false(fake_has_object(w->s3, "latest_checkpointed_iteration.txt"));
+    node_close(&a);
+}
+
+static void test_written_again_while_it_is_sent(void **state)
+{
+    written_again(*state, 0);
+}
+
+static void test_written_again_while_the_agent_is_away(void **state)
+{
+    written_again(*state, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_is_preferred_goes_first, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_written_again_while_it_is_sent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_written_again_while_the_agent_is_away, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_a_successor_keeps_its_uploads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_uploads_without_an_id, setup, teardown),
         cmocka_unit_test_setup_teardown(test_an_upload_that_comes_late, setup, teardown),

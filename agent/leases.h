@@ -2,9 +2,9 @@
  * Leases of workers that Ray asks of this node, which has none.
  *
  * Who asks for something of ours (a resource, this very node, a label) is refused with a text that
- * says why. Who asks for nothing (num_cpus=0) came here by chance: an actor is sent on to a node of
- * Ray's, a task back to where it came from, which chooses again. Without any such node it is
- * refused as well. Loop-thread only.
+ * says why. Who asks for nothing (num_cpus=0), or for a node of Ray's by its id, came here by
+ * chance: an actor is sent on to a node of Ray's, a task back to where it came from, which chooses
+ * again. Without any such node it is refused as well. Loop-thread only.
  */
 #ifndef MOBULA_AGENT_LEASES_H
 #define MOBULA_AGENT_LEASES_H
@@ -15,7 +15,7 @@
 #include "gcs/client.h"
 #include "proto/ray/node_manager.pb-c.h"
 
-enum { MB_LEASES_OTHERS_MAX = 64, MB_LEASES_IP_MAX = 64 };
+enum { MB_LEASES_IP_MAX = 64 };
 
 struct mb_leases_other { /* a node of Ray's */
     uint8_t id[MB_NODE_ID_BYTES];
@@ -32,7 +32,7 @@ struct mb_leases { /* embedded by its owner, who sets node when there is one */
     struct mb_lease *later; /* go back when they are due, in that order */
     struct mb_lease **later_end;
     size_t n_waiting;
-    struct mb_leases_other others[MB_LEASES_OTHERS_MAX];
+    struct mb_leases_other *others;
     size_t n_others, turn;
     uint64_t fresh_until_ms; /* others, on mb_mono_ms() */
     int is_stopped;

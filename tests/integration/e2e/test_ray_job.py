@@ -12,7 +12,7 @@ import checkpoints
 import s3
 from cluster import MOBULA, Joined, is_alive, iterations_of, train_command, wait_until
 from ports import free_port
-from ray_head import RayHead
+from ray_head import RayHead, ray_version
 
 # What ranks do; in files, since a shell of Ray's would be the first to read it.
 SCRIPTS = {
@@ -31,6 +31,22 @@ class Head(RayHead):
         super().__init__(env={**(env or {}), "PATH": f"{MOBULA.parent}:{os.environ['PATH']}"},
                          args=["--include-dashboard=true",
                                f"--dashboard-port={self.dashboard_port}"])
+
+    def __enter__(self):
+        super().__enter__()
+        if ray_version() < (2, 60):  # its dashboard refuses jobs until its agent has started
+            wait_until(self.takes_a_job, "Ray's own agent takes a job", 120)
+        return self
+
+    def takes_a_job(self):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.dashboard_port}/api/jobs/", method="POST",
+            headers={"Content-Type": "application/json"}, data=b'{"entrypoint": "true"}')
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return reply.status == 200
+        except OSError:
+            return False
 
     def nodes(self, n, env=None):
         """That many of ours, not yet started; their jobs are the dashboard's."""

@@ -34,7 +34,9 @@ class Head(RayHead):
 
     def __enter__(self):
         super().__enter__()
-        if ray_version() < (2, 60):  # its dashboard refuses jobs until its agent has started
+        # Its dashboard refuses jobs until its agent has started, which takes Ray's node for its own at
+        # the first job: afterwards it might be one of ours, on this machine (docs/ray-compat.md).
+        if ray_version() < (2, 60):
             wait_until(self.takes_a_job, "Ray's own agent takes a job", 120)
         return self
 

@@ -5,7 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include "base/s3/s3_facts.h"
 #include "store_run.h"
 
 enum { TIMEOUT_MS = 20000 };
@@ -13,6 +15,26 @@ enum { TIMEOUT_MS = 20000 };
 static void on_tick(uv_timer_t *t)
 {
     (void)t;
+}
+
+struct mb_http_server *run_serve(uv_loop_t *loop, const struct mb_http_route *routes, size_t n,
+                                 void *arg)
+{
+    struct mb_http_server_opts opts = {0};
+    struct mb_http_server *srv;
+    struct mb_err err;
+    char url[64];
+    int port;
+    assert_int_equal(mb_http_server_create(loop, &opts, &srv, &err), 0);
+    assert_int_equal(mb_http_server_add(srv, routes, n, arg, &err), 0);
+    assert_int_equal(mb_http_server_listen(srv, &port, &err), 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", port);
+    setenv("BUCKET_STORAGE_HOST", url, 1);
+    setenv("BUCKET_STORAGE_ACCESS_KEY", "key", 1);
+    setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
+    setenv("NO_PROXY", "127.0.0.1", 1);
+    s3_facts_forget_all(); /* of an earlier server at this port */
+    return srv;
 }
 
 void run_open(struct store_run *r, uv_loop_t *loop, const char *url)

@@ -4,6 +4,7 @@
 
 #include "base/loop.h"
 #include "base/buf.h"
+#include "base/http/server.h"
 #include "base/s3/store.h"
 
 struct store_run {
@@ -23,6 +24,9 @@ struct store_run {
     char upload_id[512];
 };
 
+/* A server of the test's own, which s3:// means from now on. */
+struct mb_http_server *run_serve(uv_loop_t *loop, const struct mb_http_route *routes, size_t n,
+                                 void *arg);
 void run_open(struct store_run *r, uv_loop_t *loop, const char *url);
 void run_close(struct store_run *r);
 int run_put(struct store_run *r, const char *key, const char *text, enum mb_store_if cond,

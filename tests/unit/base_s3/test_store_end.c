@@ -15,7 +15,6 @@
 #include "base/clock.h"
 #include "base/http/server.h"
 #include "base/loop.h"
-#include "base/s3/s3_facts.h"
 #include "store_run.h"
 
 enum {
@@ -73,10 +72,7 @@ static void world_open(struct world *w)
         {"PUT", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
         {"POST", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
         {"DELETE", "/{path*}", on_request, MB_HTTP_BODY_STREAM}};
-    struct mb_http_server_opts opts = {0};
-    struct mb_err err;
-    char url[64];
-    int port, fd;
+    int fd;
     memset(w, 0, sizeof *w);
     snprintf(w->path, sizeof w->path, "/tmp/mb-end-XXXXXX");
     fd = mkstemp(w->path);
@@ -84,15 +80,7 @@ static void world_open(struct world *w)
     assert_int_equal(ftruncate(fd, FILE_BYTES), 0);
     close(fd);
     uv_loop_init(&w->loop);
-    assert_int_equal(mb_http_server_create(&w->loop, &opts, &w->srv, &err), 0);
-    assert_int_equal(mb_http_server_add(w->srv, routes, 3, w, &err), 0);
-    assert_int_equal(mb_http_server_listen(w->srv, &port, &err), 0);
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", port);
-    setenv("BUCKET_STORAGE_HOST", url, 1);
-    setenv("BUCKET_STORAGE_ACCESS_KEY", "key", 1);
-    setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
-    setenv("NO_PROXY", "127.0.0.1", 1);
-    s3_facts_forget_all();
+    w->srv = run_serve(&w->loop, routes, 3, w);
     run_open(&w->r, &w->loop, "s3://bucket/p");
 }
 

@@ -19,7 +19,6 @@
 #include "base/http/server.h"
 #include "base/s3/internal.h"
 #include "base/s3/s3.h"
-#include "base/s3/s3_facts.h"
 #include "base/str.h"
 #include "store_run.h"
 
@@ -115,23 +114,11 @@ static void world_open(struct world *w, const struct answer *script, size_t n)
         {"PUT", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
         {"POST", "/{path*}", on_request, MB_HTTP_BODY_STREAM},
         {"DELETE", "/{path*}", on_request, MB_HTTP_BODY_STREAM}};
-    struct mb_http_server_opts opts = {0};
-    struct mb_err err;
-    char url[64];
-    int port;
     memset(w, 0, sizeof *w);
     w->script = script;
     w->n_script = n;
     uv_loop_init(&w->loop);
-    assert_int_equal(mb_http_server_create(&w->loop, &opts, &w->srv, &err), 0);
-    assert_int_equal(mb_http_server_add(w->srv, routes, 4, w, &err), 0);
-    assert_int_equal(mb_http_server_listen(w->srv, &port, &err), 0);
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", port);
-    setenv("BUCKET_STORAGE_HOST", url, 1);
-    setenv("BUCKET_STORAGE_ACCESS_KEY", "key", 1);
-    setenv("BUCKET_STORAGE_SECRET_KEY", "secret", 1);
-    setenv("NO_PROXY", "127.0.0.1", 1);
-    s3_facts_forget_all(); /* of an earlier server at this port */
+    w->srv = run_serve(&w->loop, routes, 4, w);
     run_open(&w->r, &w->loop, "s3://bucket/p");
 }
 

@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/neighbour.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
@@ -275,6 +276,7 @@ static void announce_agent(struct mb_node *n)
 
 static void now_alive(struct mb_node *n)
 {
+    int is_first = !n->was_alive;
     struct view view;
     struct mb_err err;
 
@@ -288,6 +290,8 @@ static void now_alive(struct mb_node *n)
     n->was_alive = 1;
     uv_timer_start(&n->timer, on_timer, IDLE_REFRESH_MS, IDLE_REFRESH_MS);
     announce_agent(n);
+    if (is_first)
+        mb_neighbour_look(n->gcs, n->opts.ip);
     n->ops->on_alive(n->arg);
 }
 

@@ -7,7 +7,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
-from ray_head import RayHead  # noqa: E402
+from ray_head import RayHead, ray_version  # noqa: E402
 
 
 def listed(gcs, node_id):
@@ -20,6 +20,17 @@ def case_alive(s, gcs, node):
         "mobula_gpu": 8.0, "mobula_slot": 8.0, "mobula_driver": 64.0}, n
     assert n.labels["ray.io/node-id"] == node.info["node_id"] and n.labels["pool"] == "a", n
     assert n.node_manager_port == node.info["grpc_port"]
+
+
+def case_same_address(s, gcs, node):
+    """As Ray's node here has: ray.init of an older Ray takes the first at its machine's address, which the log says."""
+    own = listed(gcs, node.info["node_id"]).node_manager_address
+    assert [n.is_head_node for n in gcs.nodes().values() if n.node_manager_address == own].count(True) == 1, own
+    said = f" has the address {own} too: programs here that call ray.init may take this node for it and abort"
+    if ray_version() < (2, 60):
+        cluster.wait_for(said, lambda: said in node.log())
+    else:
+        assert said not in node.log()
 
 
 def available(gcs, node):
@@ -139,7 +150,7 @@ def main():
                       "--labels", '{"pool": "a"}')
         node.wait_alive()
         gcs = cluster.Gcs(s, head.address)
-        for case, *more in ((case_alive,), (case_group_and_gang,), (case_overbooking_is_refused,),
+        for case, *more in ((case_alive,), (case_same_address,), (case_group_and_gang,), (case_overbooking_is_refused,),
                             (case_ray_cli, head.address), (case_driver_that_waits, head.address),
                             (case_restart,), (case_stays_alive_and_leaves,)):
             case(s, gcs, node, *more)

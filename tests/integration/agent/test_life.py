@@ -22,7 +22,7 @@ SOON = {"RAY_health_check_period_ms": str(PERIOD_S * 1000),
         "RAY_health_check_failure_threshold": str(CHECKS),
         "RAY_health_check_initial_delay_ms": "0"}
 SLOW = 6  # times: a machine that does other work besides
-LEAVES_S = 0.1  # on a quiet one
+LEAVES_S, LEAVES = 0.1, 10
 
 
 def join(s, head, *flags):
@@ -39,9 +39,10 @@ def dead_after(gcs, node_id, since):
 
 
 def case_leave(s, head, gcs):
-    """SIGTERM: the head is told at once, with the right reason."""
-    took = []
-    for _ in range(5):
+    """SIGTERM: the head is told at once, with the right reason. The quickest of some leaves is what it takes where nothing else
+    has the processor."""
+    took, ended = [], []
+    for _ in range(LEAVES):
         node = join(s, head)
         since = time.monotonic()
         node.process.terminate()
@@ -51,9 +52,10 @@ def case_leave(s, head, gcs):
         info = gcs.nodes()[node.info["node_id"]].death_info
         assert (info.reason, info.reason_message) == (1, "received SIGTERM"), info
         assert node.process.wait(cluster.DEADLINE_S) == 0
-    median = statistics.median(took)
-    print(f"     DEAD {median:.3f} s after SIGTERM, median of {len(took)}", flush=True)
-    assert median < 10 * LEAVES_S, took
+        ended.append(time.monotonic() - since)
+    print(f"     DEAD {min(took):.3f} s after SIGTERM, median {statistics.median(took):.3f}; its processes ended after "
+          f"{min(ended):.3f}, median {statistics.median(ended):.3f}, of {LEAVES}", flush=True)
+    assert min(took) < LEAVES_S and statistics.median(took) < 10 * LEAVES_S, took
 
 
 def case_killed(s, head, gcs):

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -18,7 +19,7 @@ import yaml
 
 import s3
 import test_chart as chart
-from cluster import wait_until
+from cluster import Cluster, wait_until
 
 # As Google's guide prints it.
 NEMO = """
@@ -41,6 +42,14 @@ workload:
     value: "/tmp/nemo-experiments/"
   - name: "data.data_prefix"
     value: "[1.0,/ssd/.cache/wikipedia/wikipedia-tokenized-for-gpt2]"
+"""
+
+
+# In place of NeMo's: it says what it was given, as a rank that finds the others by MASTER_ADDR and MASTER_PORT.
+TARGET = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+print("given", json.dumps([sys.argv[1:], {n: os.environ[n] for n in names}]), flush=True)
 """
 
 
@@ -69,6 +78,24 @@ class Nemo(unittest.TestCase):
             scratch, = (m for m in c["volumeMounts"] if m["name"] == "scratch")
             self.assertEqual(scratch["mountPath"], "/ssd")
             self.assertIn(scratch, first["volumeMounts"])
+
+    def test_its_program_runs(self):
+        """The RayJob's line at a head, as KubeRay gives it: every rank has its own GPU and the chart's arguments."""
+        with Cluster(nodes=2, start_args=["--num-gpus", "2"], env={"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}) as cluster:
+            target = pathlib.Path(cluster.dir, "megatron_gpt_pretraining.py")
+            target.write_text(TARGET)
+            line = self.job({"workload": {"gpus": 4, "nodes": 2, "torchDistributedTarget": str(target)}})["spec"]["entrypoint"]
+            cluster.submit(line, submission_id="nemo")
+            job = cluster.wait_job("nemo")
+            log = cluster.logs("nemo")
+        self.assertEqual(job["status"], "SUCCEEDED", log)
+        words, given = zip(*(json.loads(text) for text in re.findall(r"given (\[.*\])$", log, re.M)))
+        self.assertEqual(words, 4 * (["++trainer.num_nodes=4", "++trainer.devices=1", "+exp_manager.exp_dir=/tmp/nemo-experiments/",
+                                      "+data.data_prefix=[1.0,/ssd/.cache/wikipedia/wikipedia-tokenized-for-gpt2]"],))
+        self.assertEqual({(g["NODE_RANK"], g["CUDA_VISIBLE_DEVICES"], g["LOCAL_RANK"], g["WORLD_SIZE"]) for g in given},
+                         {(node, gpu, "0", "4") for node in "01" for gpu in "01"})
+        self.assertEqual({g["RANK"] for g in given}, set("0123"))
+        self.assertEqual(len({(g["MASTER_ADDR"], g["MASTER_PORT"]) for g in given}), 1)
 
     def test_a_queue_and_other_sizes(self):
         job = self.job({"queue": "a4-high", "workload": {"nodes": 4}})

@@ -298,7 +298,9 @@ class Life(unittest.TestCase):
         self.apply(ENDLESS)
         self.wait_durable(2 * INTERVAL)
         counted = self.lose(self.pods("head")[0])
-        began = self.wait_later_attempt(self.pods)
+        lost = time.monotonic()
+        began = self.wait_later_attempt(self.pods, timeout_s=300)  # a connection that stands is given up first, then the gang of before
+        print(f"trains again after {time.monotonic() - lost:.0f} s", flush=True)
         self.assert_bound(began, *counted)
         self.assertEqual(self.operator.posts[-2:], 2 * [self.status()["jobId"]])
         self.wait_durable(began + INTERVAL)

@@ -1,7 +1,7 @@
 /*
  * Begin: write the line into a new file; an older file of a deleted job with this id is replaced.
- * Tail: 1. read the last 20,000 bytes; 2. go back 10 line ends; 3. make it UTF-8: the cut may lie
- * inside a sequence, and a driver may print anything.
+ * Tail: 1. read the last 20,000 bytes; 2. go back 10 line ends; 3. make it text: the cut may lie
+ * inside a sequence, and a driver may print anything; what is none becomes U+FFFD, as with Ray.
  */
 #include "agent/job_log.h"
 
@@ -10,7 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/fs.h"
+#include "base/logfile.h"
 #include "base/str.h"
+#include "gcs/text.h"
+
+enum { CONTINUATION_MAX = 3 }; /* bytes of UTF-8 behind a first one */
 
 int mb_job_log_begin(const char *path, const char *id, const char *entrypoint, struct mb_err *err)
 {
@@ -21,10 +25,11 @@ int mb_job_log_begin(const char *path, const char *id, const char *entrypoint, s
         mb_buf_close(&b);
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     }
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
-    rc = fd >= 0 ? mb_fs_write_all(fd, b.data, b.len, err) : mb_err_sys(err, errno, "log %s", path);
-    if (fd >= 0)
+    rc = mb_logfile_fd(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, &fd, err);
+    if (rc == 0) {
+        rc = mb_fs_write_all(fd, b.data, b.len, err);
         close(fd);
+    }
     mb_buf_close(&b);
     return rc;
 }
@@ -42,47 +47,48 @@ static size_t last_lines(const uint8_t *p, size_t n)
     return 0;
 }
 
-static void make_utf8(uint8_t *p, size_t n)
+/* Text of ours ends at a NUL: one amid the lines would hide what comes behind it. */
+static int add_text(uint8_t *p, size_t n, struct mb_buf *out, struct mb_err *err)
 {
-    if (mb_utf8_valid(p, n))
-        return;
     for (size_t i = 0; i < n; i++) {
-        if (p[i] >= 0x80)
-            p[i] = '?';
+        if (p[i] == 0)
+            p[i] = 0xff;
     }
+    return mb_text_clean((const char *)p, n, out) == 0
+               ? 0
+               : mb_err_set(err, MB_ENOMEM, "out of memory");
 }
 
 int mb_job_log_tail(const char *path, struct mb_buf *out, struct mb_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct mb_buf end = {0};
     struct stat st;
+    off_t from = 0;
     ssize_t n = -1;
-    size_t skip;
+    size_t begin;
+    int is_cut, fd, rc = mb_logfile_fd(path, O_RDONLY, &fd, err);
 
-    if (fd < 0)
-        return mb_err_sys(err, errno, "log %s", path);
+    if (rc != 0)
+        return rc;
     mb_buf_reset(out);
-    if (mb_buf_reserve(out, MB_JOB_LOG_TAIL_MAX_BYTES) != 0) {
+    if (mb_buf_reserve(&end, MB_JOB_LOG_TAIL_MAX_BYTES) != 0) {
         close(fd);
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     }
     if (fstat(fd, &st) == 0) {
-        off_t from =
-            st.st_size > MB_JOB_LOG_TAIL_MAX_BYTES ? st.st_size - MB_JOB_LOG_TAIL_MAX_BYTES : 0;
-
-        n = pread(fd, out->data, MB_JOB_LOG_TAIL_MAX_BYTES, from);
-        if (n > 0 && from > 0) { /* not from inside of a sequence */
-            while (n > 0 && (out->data[0] & 0xC0) == 0x80)
-                n = pread(fd, out->data, (size_t)n - 1, ++from);
-        }
+        from = st.st_size > MB_JOB_LOG_TAIL_MAX_BYTES ? st.st_size - MB_JOB_LOG_TAIL_MAX_BYTES : 0;
+        n = pread(fd, end.data, MB_JOB_LOG_TAIL_MAX_BYTES, from);
     }
+    rc = n < 0 ? mb_err_sys(err, errno, "log %s", path) : 0;
     close(fd);
-    if (n < 0)
-        return mb_err_sys(err, errno, "log %s", path);
-    skip = last_lines(out->data, (size_t)n);
-    make_utf8(out->data, (size_t)n);
-    out->len = (size_t)n;
-    out->data[out->len] = '\0';
-    mb_buf_consume(out, skip);
-    return 0;
+    if (n > 0) {
+        begin = last_lines(end.data, (size_t)n);
+        is_cut = from > 0 && begin == 0; /* not from inside of a sequence */
+        while (is_cut && begin < CONTINUATION_MAX && (ssize_t)begin < n &&
+               (end.data[begin] & 0xC0) == 0x80)
+            begin++;
+        rc = add_text(end.data + begin, (size_t)n - begin, out, err);
+    }
+    mb_buf_close(&end);
+    return rc;
 }

@@ -11,7 +11,7 @@ enum { MB_JOB_LOG_TAIL_LINES = 10, MB_JOB_LOG_TAIL_MAX_BYTES = 20000 };
  * exactly once). */
 int mb_job_log_begin(const char *path, const char *id, const char *entrypoint, struct mb_err *err);
 
-/* Fills out with the last 10 lines, at most 20,000 bytes, valid UTF-8 in any case. */
+/* Fills out with the last 10 lines, of the last 20,000 bytes: UTF-8 without a NUL in any case. */
 int mb_job_log_tail(const char *path, struct mb_buf *out, struct mb_err *err);
 
 #endif

@@ -511,15 +511,16 @@ static void ship(struct mb_kept_log *log, uint64_t begin, uint64_t end)
 static void do_punch(uv_work_t *work)
 {
     struct mb_kept_log *log = work->data;
-    int fd = open(log->path, O_WRONLY | O_CLOEXEC);
+    int fd, rc = mb_logfile_fd(log->path, O_WRONLY, &fd, NULL);
 
-    log->hole_errno = 0;
-    if (fd < 0 || fdatasync(log->index_fd) != 0 ||
+    log->hole_errno = rc == 0 ? 0 : rc == MB_ENOENT ? ENOENT : EINVAL;
+    if (rc != 0)
+        return;
+    if (fdatasync(log->index_fd) != 0 ||
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)log->hole_begin,
                   (off_t)(log->hole_end - log->hole_begin)) != 0)
         log->hole_errno = errno;
-    if (fd >= 0)
-        close(fd);
+    close(fd);
 }
 
 static void on_punched(uv_work_t *work, int status)

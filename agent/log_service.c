@@ -191,8 +191,8 @@ static void on_request(void *arg, struct mb_grpc_stream *s, const ProtobufCMessa
         return;
     path = mb_log_name_is_safe(q->log_file_name) ? mb_path_join(r->service->root, q->log_file_name)
                                                  : NULL;
-    if (path != NULL)
-        r->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (path != NULL && mb_logfile_fd(path, O_RDONLY, &r->fd, NULL) != 0)
+        r->fd = -1;
     mb_free(path);
     if (r->fd < 0 || fstat(r->fd, &st) != 0) {
         char text[300];

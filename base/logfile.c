@@ -7,7 +7,9 @@
  *     `first` already says so: the bytes are dropped and read again from there.
  *  3. Times are full: every other one is dropped, so the file stays below 1 MiB and old times
  *     become coarse.
- *  4. A crash amid 3 leaves pairs that go backwards: the next opening for writing cuts them off.
+ *  4. What bears a log's name and is no file (a job has its log's name) is an error, not waited
+ * for.
+ *  5. A crash amid 3 leaves pairs that go backwards: the next opening for writing cuts them off.
  *     Readers search by halves and at worst start too early.
  */
 #include "base/logfile.h"
@@ -78,6 +80,23 @@ static int put_at(int fd, const void *p, size_t n, off_t at, struct mb_err *err)
     return mb_err_sys(err, done < 0 ? errno : ENOSPC, "index of a log");
 }
 
+int mb_logfile_fd(const char *path, int flags, int *fd, struct mb_err *err)
+{
+    int opened = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644), e = errno;
+    struct stat st;
+
+    /* A pipe that nobody reads, a socket; a link. */
+    if (opened < 0 && e != ENXIO && e != ELOOP)
+        return mb_err_sys(err, e, "log %s", path);
+    if (opened >= 0 && fstat(opened, &st) == 0 && S_ISREG(st.st_mode)) {
+        *fd = opened;
+        return 0;
+    }
+    if (opened >= 0)
+        close(opened);
+    return mb_err_set(err, MB_EINVAL, "log %s: it is no regular file any more", path);
+}
+
 /* ---- the writer ---- */
 
 /* How many times stand in order. Reads all of them: at most 1 MiB. */
@@ -101,13 +120,11 @@ int mb_logfile_index_open(const char *log_path, int fresh, int *fd, struct mb_er
     uint8_t empty[TIMES_AT] = {0};
     struct mb_logfile_head head;
     char *path = mb_asprintf("%s.idx", log_path);
-    int rc = 0, out;
+    int rc, out;
 
     if (path == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    out = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (fresh ? O_TRUNC : 0), 0644);
-    if (out < 0)
-        rc = mb_err_sys(err, errno, "%s", path);
+    rc = mb_logfile_fd(path, O_RDWR | O_CREAT | (fresh ? O_TRUNC : 0), &out, err);
     mb_free(path);
     if (rc != 0)
         return rc;
@@ -196,21 +213,15 @@ int mb_logfile_index_add(int index_fd, uint64_t offset, uint64_t unix_ms, struct
 int mb_logfile_open(const char *path, struct mb_logfile *out, struct mb_err *err)
 {
     char *index = mb_asprintf("%s.idx", path);
-    int fd;
+    int rc;
 
     if (index == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) {
-        int e = errno;
-
-        mb_free(index);
-        return mb_err_sys(err, e, "log %s", path);
-    }
-    out->fd = fd;
-    out->index_fd = open(index, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    rc = mb_logfile_fd(path, O_RDONLY, &out->fd, err);
+    if (rc == 0 && mb_logfile_fd(index, O_RDONLY, &out->index_fd, NULL) != 0)
+        out->index_fd = -1;
     mb_free(index);
-    return 0;
+    return rc;
 }
 
 void mb_logfile_close(struct mb_logfile *f)

@@ -29,6 +29,10 @@ struct mb_logfile_time {
     uint64_t unix_ms;
 };
 
+/* open(path, flags) of a log, whose name its job could give to anything meanwhile: MB_EINVAL for
+ * what is no regular file, a symbolic link included, and no wait for the other end of a pipe. */
+int mb_logfile_fd(const char *path, int flags, int *fd, struct mb_err *err);
+
 /* ---- the side file, for its writer ---- */
 
 /* Opens PATH.idx for writing; makes it, with `fresh` empties it. What a crash left half written is

@@ -16,7 +16,7 @@ import stored_logs
 from cluster import Cluster, train_command, wait_until
 from test_elastic import lose_a_node
 from ray.job_submission import JobStatus, JobSubmissionClient
-from tail import BINARY, TEXT, Tail
+from tail import BINARY, PING, TEXT, Tail
 
 CAP_BYTES = 1 << 20
 FRAME_BYTES = 16 << 10
@@ -34,6 +34,7 @@ class LogsTest(unittest.TestCase):
         cls.cluster = cls.enterClassContext(Cluster(nodes=2))
         cls.client = JobSubmissionClient(cls.cluster.address)
         cls.address = ("--address", cls.cluster.address)
+        cls.quiet = Tail(cls.cluster.address, cls.cluster.submit("sleep 1000"))
 
     def show(self, *args, status=0):
         done = self.cluster.mobula("job", "logs", *self.address, *args)
@@ -112,7 +113,30 @@ class LogsTest(unittest.TestCase):
         self.assertLessEqual(max(len(p) for _, p in frames), FRAME_BYTES)
         self.assertIn("€" * 7000, self.client.get_job_logs(job_id))
 
+    def test_a_name_that_leads_elsewhere(self):
+        """A job may put a pipe or a link where its log was: the head does not wait, nor show what is not the log."""
+        secret = pathlib.Path(self.cluster.dir, "not-a-log")
+        secret.write_text("nobody's business\n")
+        for what in ("mkfifo $log", f"ln -s {secret} $log"):
+            job_id = self.ended(f"log=$(readlink /proc/$$/fd/1); rm $log; {what}; exit 3")
+            job = self.cluster.job(job_id)
+            self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
+            self.assertNotIn("nobody's", job["message"])
+            status, text = self.cluster.call("GET", f"/api/jobs/{job_id}/logs")
+            self.assertEqual(status, 500, text)
+            self.assertIn("it is no regular file any more", text)
+            self.assertEqual(self.cluster.call("DELETE", f"/api/jobs/{job_id}")[0], 200)
+            self.assertEqual(self.cluster.wait_job(self.cluster.submit("true"))["status"], "SUCCEEDED")
+        self.assertEqual(secret.read_text(), "nobody's business\n")
+
     # ---- any place ----
+
+    def test_quiet_tails_are_kept_awake(self):
+        """What stands between cuts connections on which nothing comes for a minute: a ping each 20 s."""
+        opcode, payload = self.quiet.frame()  # it was opened before the first test
+        while opcode != PING:
+            self.assertEqual(opcode, TEXT, payload)
+            opcode, payload = self.quiet.frame()
 
     def test_offset_tail_and_limit(self):
         job_id = self.ended("printf 'one\\ntwo\\nthree\\n'")

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -68,6 +69,42 @@ static void test_without_index(void **state)
     assert_int_equal(mb_logfile_since(&f, 5), 0);
     mb_logfile_close(&f);
     mb_logfile_close(&f);
+}
+
+/* A job may put anything where its log was: nobody waits for the other end of a pipe. */
+static void test_what_is_no_file(void **state)
+{
+    char index[80], target[80];
+    struct mb_logfile f;
+    int fd;
+
+    (void)state;
+    snprintf(index, sizeof(index), "%s.idx", path);
+    snprintf(target, sizeof(target), "%s/target", root);
+    alarm(20);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0644), 0);
+    assert_int_equal(mb_logfile_open(path, &f, &err), MB_EINVAL);
+    assert_int_equal(mb_logfile_fd(path, O_WRONLY | O_TRUNC, &fd, &err), MB_EINVAL);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0755), 0);
+    assert_int_equal(mb_logfile_open(path, &f, &err), MB_EINVAL);
+    assert_int_equal(rmdir(path), 0);
+    write_log("of somebody else\n");
+    assert_int_equal(rename(path, target), 0);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(mb_logfile_open(path, &f, &err), MB_EINVAL);
+    assert_int_equal(mb_logfile_fd(path, O_WRONLY | O_TRUNC, &fd, &err), MB_EINVAL);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rename(target, path), 0);
+    assert_int_equal(mkfifo(index, 0644), 0);
+    assert_int_equal(mb_logfile_index_open(path, 1, &fd, &err), MB_EINVAL);
+    assert_int_equal(mb_logfile_open(path, &f, &err), 0);
+    assert_int_equal(f.index_fd, -1);
+    assert_int_equal(mb_logfile_size(&f), 17);
+    mb_logfile_close(&f);
+    assert_int_equal(unlink(index), 0);
+    alarm(0);
 }
 
 static void test_last_lines(void **state)
@@ -253,13 +290,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_index),
-        cmocka_unit_test(test_last_lines),
-        cmocka_unit_test(test_released_front),
-        cmocka_unit_test(test_times),
-        cmocka_unit_test(test_times_are_bounded_and_repaired),
-        cmocka_unit_test(test_foreign_index),
-        cmocka_unit_test(test_damaged_index),
+        cmocka_unit_test(test_without_index), cmocka_unit_test(test_what_is_no_file),
+        cmocka_unit_test(test_last_lines),    cmocka_unit_test(test_released_front),
+        cmocka_unit_test(test_times),         cmocka_unit_test(test_times_are_bounded_and_repaired),
+        cmocka_unit_test(test_foreign_index), cmocka_unit_test(test_damaged_index),
         cmocka_unit_test(test_no_memory),
     };
 

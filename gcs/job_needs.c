@@ -1,19 +1,63 @@
 /*
- * Amounts: each in Ray's order, under Ray's names; the first that is negative is told.
+ * Amounts: each in Ray's order, under Ray's names; the first that cannot be is told. Ray looks at
+ * some when it makes the actor, after all others.
  * Label selectors: Ray's two regular expressions, read by hand. A word is 1 to 63 of [A-Za-z0-9_.-]
  * that begins and ends with a letter or digit.
  */
 #include "gcs/job_needs.h"
 
+#include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+
+enum { UNITS_IN_ONE = 10000 }; /* Ray's RESOURCE_UNIT_SCALING */
 
 static int check(const char *name, const json_t *amount, struct mb_err *err)
 {
-    if (json_number_value(amount) < 0)
+    double value = json_number_value(amount);
+
+    if (value < 0)
         return mb_err_set(err, MB_EINVAL, "The quantity of resource %.100s cannot be negative",
                           name);
+    if (json_is_real(amount) && value != 0 && value * UNITS_IN_ONE < 1)
+        return mb_err_set(
+            err, MB_EINVAL,
+            "The precision of the fractional quantity of resource %.100s cannot go beyond 0.0001",
+            name);
     return 0;
+}
+
+/* What has a field of its own is counted and given by that field alone. */
+static int check_names(const json_t *resources, struct mb_err *err)
+{
+    if (json_object_get(resources, "CPU") || json_object_get(resources, "GPU"))
+        return mb_err_set(err, MB_EINVAL,
+                          "Use the 'num_cpus' and 'num_gpus' keyword instead of 'CPU' and 'GPU' in "
+                          "'resources' keyword");
+    if (json_object_get(resources, "mobula_gpu"))
+        return mb_err_set(err, MB_EINVAL,
+                          "Use the 'num_gpus' keyword instead of 'mobula_gpu' in 'resources' "
+                          "keyword");
+    return 0;
+}
+
+static int check_later(const json_t *info, const json_t *resources, struct mb_err *err)
+{
+    double gpus = json_number_value(json_object_get(info, "entrypoint_num_gpus"));
+    char text[32];
+
+    if (json_object_get(resources, "memory") || json_object_get(resources, "object_store_memory"))
+        return mb_err_set(err, MB_EINVAL,
+                          "The resources dictionary must not contain the key 'memory' or "
+                          "'object_store_memory'");
+    if (gpus <= 1 || gpus == floor(gpus))
+        return 0;
+    snprintf(text, sizeof text, "%.15g", gpus);
+    return mb_err_set(err, MB_EINVAL,
+                      "('GPU resource quantities >1 must', ' be whole numbers. The specified "
+                      "quantity %s is invalid.')",
+                      text);
 }
 
 int mb_job_needs_check(const json_t *info, struct mb_err *err)
@@ -21,18 +65,21 @@ int mb_job_needs_check(const json_t *info, struct mb_err *err)
     static const char *const fields[][2] = {{"entrypoint_num_cpus", "num_cpus"},
                                             {"entrypoint_num_gpus", "num_gpus"},
                                             {"entrypoint_memory", "memory"}};
+    const json_t *resources = json_object_get(info, "entrypoint_resources");
     const char *name;
     json_t *amount;
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < sizeof fields / sizeof fields[0]; i++)
         rc = check(fields[i][1], json_object_get(info, fields[i][0]), err);
-    json_object_foreach(json_object_get(info, "entrypoint_resources"), name, amount)
+    if (rc == 0)
+        rc = check_names(resources, err);
+    json_object_foreach((json_t *)(uintptr_t)resources, name, amount)
     {
         if (rc == 0)
             rc = check(name, amount, err);
     }
-    return rc;
+    return rc == 0 ? check_later(info, resources, err) : rc;
 }
 
 /* One of "v, w)"; the closing bracket is the list's own. */

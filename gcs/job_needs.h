@@ -5,8 +5,9 @@
 #include <jansson.h>
 #include "base/err.h"
 
-/* info: JobInfo. MB_EINVAL with Ray's sentence for an amount below zero (Ray 2.60,
- * _common/ray_option_utils.py). */
+/* info: JobInfo. MB_EINVAL with Ray's sentence for an amount below zero or too fine, for 1.5 GPUs,
+ * and for a resource that has a field of its own (Ray 2.60, _common/ray_option_utils.py and
+ * utils.py, includes/task_options_utils.pxi): what it named would be waited for and not given. */
 int mb_job_needs_check(const json_t *info, struct mb_err *err);
 
 /* Does a label's value (NULL: no such label) match "v", "!v", "in(v, w)", "!in(v, w)"? (Ray 2.60,

@@ -152,6 +152,52 @@ static void amounts_below_zero_are_told_as_ray_does(void **state)
     json_decref(info);
 }
 
+/* Named so, GPUs would be waited for, and be booked for nobody. */
+static void what_has_its_own_field_is_no_resource(void **state)
+{
+    static const struct {
+        const char *name, *text;
+        double amount, gpus;
+    } t[] = {
+        {"GPU",
+         "Use the 'num_cpus' and 'num_gpus' keyword instead of 'CPU' and 'GPU' in 'resources' "
+         "keyword",
+         2, 0},
+        {"CPU",
+         "Use the 'num_cpus' and 'num_gpus' keyword instead of 'CPU' and 'GPU' in 'resources' "
+         "keyword",
+         1, 0},
+        {"mobula_gpu", "Use the 'num_gpus' keyword instead of 'mobula_gpu' in 'resources' keyword",
+         1, 0},
+        {"memory",
+         "The resources dictionary must not contain the key 'memory' or 'object_store_memory'", 1,
+         0},
+        {"object_store_memory",
+         "The resources dictionary must not contain the key 'memory' or 'object_store_memory'", 1,
+         0},
+        {"a", "The precision of the fractional quantity of resource a cannot go beyond 0.0001",
+         0.00009, 0},
+        {"a",
+         "('GPU resource quantities >1 must', ' be whole numbers. The specified quantity 1.5 is "
+         "invalid.')",
+         1, 1.5},
+        {"a", NULL, 0.0001, 2},
+        {"a", NULL, 1.5, 0.5},
+        {"gpu", NULL, 1, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        json_t *info = json_pack("{s:f, s:{s:f}}", "entrypoint_num_gpus", t[i].gpus,
+                                 "entrypoint_resources", t[i].name, t[i].amount);
+        struct mb_err err = {0};
+
+        assert_int_equal(mb_job_needs_check(info, &err), t[i].text ? MB_EINVAL : 0);
+        assert_string_equal(err.text, t[i].text ? t[i].text : "");
+        json_decref(info);
+    }
+}
+
 static void label_selectors(void **state)
 {
     static const struct {
@@ -685,6 +731,7 @@ int main(void)
         cmocka_unit_test(a_stop_waits_for_the_driver),
         cmocka_unit_test(label_selectors),
         cmocka_unit_test(amounts_below_zero_are_told_as_ray_does),
+        cmocka_unit_test(what_has_its_own_field_is_no_resource),
         cmocka_unit_test(job_messages_are_rays),
         cmocka_unit_test(a_node_that_sends_is_never_asked),
         cmocka_unit_test(a_hung_node_is_dead_in_time),

@@ -400,19 +400,48 @@ static void cluster_status(void *arg, struct mb_http_req *req)
     mb_buf_close(&text);
 }
 
+struct activity {
+    size_t n_live;
+    uint64_t ended_ms; /* the newest end; 0: none */
+};
+
+/* A gang that was started outside of a job counts, too; what a job started is counted by the job.
+ */
+static void add_activity(void *arg, const Ray__Rpc__JobTableData *job)
+{
+    struct activity *a = arg;
+
+    if (job->config && mb_starts_with(job->config->ray_namespace, "_ray_internal_"))
+        return;
+    if (job->end_time > a->ended_ms)
+        a->ended_ms = job->end_time;
+    a->n_live += !job->is_dead && *head_jobinfo_submission(job) == '\0';
+}
+
 static void component_activities(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
-    size_t live = 0;
+    struct activity a = {0};
+    uint64_t now_ms = (uint64_t)mb_unix_ms();
     char reason[64];
 
-    for (size_t i = 0; i < h->n_jobs; i++)
-        live += !mb_job_is_terminal(h->jobs[i]->state);
-    snprintf(reason, sizeof reason, "Number of active drivers: %zu", live);
-    mb_http_reply_json(req, 200,
-                       json_pack("{s:{s:s, s:s?, s:f, s:n}}", "driver", "is_active",
-                                 live ? "ACTIVE" : "INACTIVE", "reason", live ? reason : NULL,
-                                 "timestamp", (double)mb_unix_ms() / 1000.0, "last_activity_at"));
+    for (size_t i = 0; i < h->n_jobs; i++) {
+        json_int_t end_ms = json_integer_value(json_object_get(h->jobs[i]->info, "end_time"));
+
+        a.n_live += !mb_job_is_terminal(h->jobs[i]->state);
+        if (end_ms > 0 && (uint64_t)end_ms > a.ended_ms)
+            a.ended_ms = (uint64_t)end_ms;
+    }
+    head_jobinfo_each(h, add_activity, &a);
+    if (a.ended_ms > now_ms) /* dates of jobs may run ahead of the clock (job_submit.c) */
+        a.ended_ms = now_ms;
+    snprintf(reason, sizeof reason, "Number of active drivers: %zu", a.n_live);
+    mb_http_reply_json(
+        req, 200,
+        json_pack("{s:{s:s, s:s?, s:f, s:o}}", "driver", "is_active",
+                  a.n_live > 0 ? "ACTIVE" : "INACTIVE", "reason", a.n_live > 0 ? reason : NULL,
+                  "timestamp", (double)now_ms / 1000.0, "last_activity_at",
+                  a.ended_ms > 0 ? json_real((double)a.ended_ms / 1000.0) : json_null()));
 }
 
 /* The record that a gang's driver keeps in the KV, or null. */

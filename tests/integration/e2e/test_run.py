@@ -190,6 +190,30 @@ class RunTest(unittest.TestCase):
             for rank in (0, 1):
                 self.assertIn(f"rank {rank} was told", driver.output())
 
+    def test_it_is_activity(self):
+        """What takes idle clusters away asks this: a gang outside of a job is no idle cluster."""
+        def driver():
+            return self.cluster.get("/api/component_activities")["driver"]
+
+        wait_until(lambda: driver()["is_active"] == "INACTIVE", driver)
+        self.assertIsNone(driver()["reason"])
+        began = time.time()
+        with self.cluster.running("run", "--num-nodes", "2", "--", "sh", "-c",
+                                  f"until test -e {self.cluster.dir}/active; do sleep 0.05; done") as gang:
+            seen = wait_until(lambda: (d := driver())["is_active"] == "ACTIVE" and d, gang.output)
+            self.assertEqual(seen["reason"], "Number of active drivers: 1")
+            job = self.cluster.submit(f"mobula run --num-nodes 2 -- true; until test -e {self.cluster.dir}/active; "
+                                      "do sleep 0.05; done")
+            self.cluster.wait_job(job, ("RUNNING",))
+            self.assertEqual(driver()["reason"], "Number of active drivers: 2")
+            open(f"{self.cluster.dir}/active", "w").close()
+            self.assertEqual(gang.wait(30), 0, gang.output())
+        job = self.cluster.wait_job(job)
+        self.assertEqual(job["status"], "SUCCEEDED")
+        seen = wait_until(lambda: (d := driver())["is_active"] == "INACTIVE" and d, driver)
+        self.assertGreaterEqual(seen["last_activity_at"], max(began, job["end_time"] / 1000))
+        self.assertLessEqual(seen["last_activity_at"], seen["timestamp"])
+
     def test_more_nodes_than_there_are(self):
         began = time.monotonic()
         done = self.cluster.mobula("run", "--num-nodes", "3", "--wait-timeout", "2s", "--", "true")

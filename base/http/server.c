@@ -47,6 +47,9 @@ enum {
     MAX_DRAIN_BYTES = 256 * 1024 * 1024
 };
 
+static const char *const methods[] = {"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"};
+enum { N_METHODS = sizeof methods / sizeof methods[0] };
+
 /* ---- create ---- */
 
 static void free_routes(struct mb_http_server *srv)
@@ -128,13 +131,32 @@ int mb_http_server_add(struct mb_http_server *srv, const struct mb_http_route *r
 
 /* ---- one request ---- */
 
+/* Of a path that has other methods: which, as aiohttp has them, in order and HEAD beside GET. */
+static void add_allowed(const char *method, unsigned *allowed)
+{
+    for (unsigned i = 0; i < N_METHODS; i++)
+        if (strcmp(methods[i], method) == 0 ||
+            (strcmp(methods[i], "HEAD") == 0 && strcmp(method, "GET") == 0))
+            *allowed |= 1U << i;
+}
+
+static void list_allowed(unsigned allowed, char *out, size_t size)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (unsigned i = 0; i < N_METHODS && used < size; i++)
+        if (allowed & 1U << i)
+            used += (size_t)snprintf(out + used, size - used, "%s%s", used ? "," : "", methods[i]);
+}
+
 /* *flags: those of the route, or of the path where it has no such method. */
 static const struct mb_http_server_route *find_route(struct mb_http_req *req, char *allow,
                                                      size_t allow_size, unsigned *flags, int *rc)
 {
     struct mb_http_server *srv = req->srv;
     const char *method = strcmp(req->method, "HEAD") == 0 ? "GET" : req->method;
-    size_t used = 0;
+    unsigned allowed = 0;
     allow[0] = '\0';
     *flags = 0;
     *rc = 0;
@@ -152,10 +174,9 @@ static const struct mb_http_server_route *find_route(struct mb_http_req *req, ch
             return r;
         }
         *flags |= r->route.flags & MB_HTTP_PUBLIC;
-        if (used < allow_size)
-            used += (size_t)snprintf(allow + used, allow_size - used, "%s%s", used ? "," : "",
-                                     r->route.method);
+        add_allowed(r->route.method, &allowed);
     }
+    list_allowed(allowed, allow, allow_size);
     return NULL;
 }
 

@@ -37,7 +37,7 @@ def request(port, method, path, body=None, headers=AUTH, timeout=150):
     reply = connection.getresponse()
     text = reply.read().decode(errors="replace")  # an icon is no text
     connection.close()
-    return reply.status, reply.getheader("Content-Type"), text, reply.getheader("Set-Cookie")
+    return reply.status, reply.getheader("Content-Type"), text, reply.getheader("Set-Cookie") or reply.getheader("Allow")
 
 
 # ---- what of an answer counts ----
@@ -77,7 +77,7 @@ def details(text):
     job = json.loads(text)
     message = job["message"].splitlines()
     return ({k: type(v).__name__ for k, v in sorted(job.items())},
-            {k: job[k] for k in DETAILS_EXACT}, message[:1])
+            {k: job[k] for k in DETAILS_EXACT}, [line.removesuffix(". Full traceback:") for line in message[:1]])
 
 
 def as_json_shape(text):
@@ -291,6 +291,12 @@ JOBS = {
     "stopped": {"entrypoint": "sleep 100"},
     "env-number": {"entrypoint": "true", "runtime_env": {"env_vars": {"A": "b", "C": 5150}}},
     "env-text": {"entrypoint": "true", "runtime_env": {"env_vars": "A=B"}},
+    "names-CPU": {"entrypoint": "true", "entrypoint_resources": {"CPU": 1}},
+    "names-GPU": {"entrypoint": "true", "entrypoint_resources": {"GPU": 1}},
+    "names-memory": {"entrypoint": "true", "entrypoint_resources": {"memory": 1}},
+    "too-fine": {"entrypoint": "true", "entrypoint_resources": {"a": 0.00001}},
+    "too-fine-cpus": {"entrypoint": "true", "entrypoint_num_cpus": 0.00001},
+    "part-of-GPUs": {"entrypoint": "true", "entrypoint_num_gpus": 1.5},
 }
 # What no node has: Ray says so much while it waits; ours adds its place, or what is missing.
 WAITING = {

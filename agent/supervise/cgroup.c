@@ -24,7 +24,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE_MAX_BYTES = 4096, FREEZE_POLLS = 200, FREEZE_POLL_NS = 1000000, DEPTH_MAX = 4 };
+enum { LINE_MAX_BYTES = 4096, FREEZE_POLLS = 200, FREEZE_POLL_NS = 1000000 };
+/* A job may make groups inside of its own; more do not fit into a path. */
+enum { DEPTH_MAX = MB_CGROUP_DIR_MAX / 2 };
 
 #define NAME_PREFIX "mobula-"
 #define LEAF        "/mobula-init"

@@ -279,6 +279,30 @@ os._exit(int(order) if order else 0)
         s.end()
         wait_for(lambda: not alive(supervisor), "the supervisor ends after release")
 
+    def test_groups_that_a_job_made_go_with_its_own(self):
+        if not self.has_group("auto"):
+            self.skipTest("no control group can be made here")
+        self.start_init()
+        directory = os.path.join(self.dir, "a")
+        script = ("cd %s; until test -s group; do sleep 0.02; done; read g < group; "
+                  "for i in 1 2 3 4 5 6 7 8; do g=$g/deep; mkdir $g; done; echo 0 > $g/cgroup.procs; "
+                  "trap '' TERM; echo $$ > main.new; mv main.new main; while :; do sleep 1; done") % directory
+        _, supervisor = self.spawn("a", [{"argv": ["/bin/sh", "-c", script]}])
+        kind, path = self.group_of(directory)
+        with open(os.path.join(directory, "group.new"), "w") as f:
+            f.write(path + "\n")
+        os.rename(os.path.join(directory, "group.new"), os.path.join(directory, "group"))
+        main = read_number(os.path.join(directory, "main"))
+        self.assertTrue(os.path.isdir(path + 8 * "/deep"), kind)
+        s = Supervisor(directory)
+        s.until("replayed")
+        s.send("stop 100 15")
+        s.until("all-exited")
+        self.assertFalse(alive(main))
+        self.assertFalse(os.path.exists(path))
+        s.end()
+        wait_for(lambda: not alive(supervisor), "the supervisor ends after release")
+
     def test_leftovers_of_a_finished_child_are_ended(self):
         self.start_init()
         directory, _ = self.spawn("a", [{"argv": [

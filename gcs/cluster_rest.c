@@ -148,20 +148,22 @@ static json_t *state_reply(json_t *rows, size_t total)
                      "partial_failure_warning", "", "warnings");
 }
 
-/* One filter "key = value" or "key != value", as the CLI sends it. */
+/* Filters "key = value" or "key != value", as the CLI sends them: all of them count. */
 static int passes(struct mb_http_req *req, const json_t *row)
 {
-    const char *key = mb_http_req_query(req, "filter_keys");
-    const char *predicate = mb_http_req_query(req, "filter_predicates");
-    const char *value = mb_http_req_query(req, "filter_values");
+    const char *key, *predicate, *value;
 
-    if (!key || !predicate || !value)
-        return 1;
-    json_t *v = json_object_get(row, key);
-    const char *text =
-        json_is_boolean(v) ? (json_is_true(v) ? "true" : "false") : json_string_value(v);
-    int equal = text && strcasecmp(text, value) == 0;
-    return strcmp(predicate, "!=") == 0 ? !equal : equal;
+    for (size_t i = 0; (key = mb_http_req_query_at(req, "filter_keys", i)) != NULL; i++) {
+        json_t *v = json_object_get(row, key);
+        const char *text =
+            json_is_boolean(v) ? (json_is_true(v) ? "true" : "false") : json_string_value(v);
+
+        predicate = mb_http_req_query_at(req, "filter_predicates", i);
+        value = mb_http_req_query_at(req, "filter_values", i);
+        if ((text && strcasecmp(text, value) == 0) == (strcmp(predicate, "!=") == 0))
+            return 0;
+    }
+    return 1;
 }
 
 /* Takes msg, which may be NULL. */
@@ -172,35 +174,80 @@ static void state_refusal(struct mb_http_req *req, char *msg)
     mb_free(msg);
 }
 
-/* What a query asks for, or -1 after the answer of Ray's state API to a bad one. A bad limit of
- * jobs is a crash there, one of nodes is explained. */
-static int64_t row_limit(struct mb_http_req *req, int is_explained)
+static const char *const node_columns[] = {"state",   "node_ip",      "node_name",
+                                           "node_id", "is_head_node", NULL};
+static const char *const job_columns[] = {"job_id", "type", "status", "submission_id", NULL};
+
+/* Key, predicate and value of each filter. Of jobs a filter that cannot be is a crash in Ray. */
+static int are_filters_whole(struct mb_http_req *req)
+{
+    size_t i = 0;
+
+    while (mb_http_req_query_at(req, "filter_keys", i)) {
+        if (!mb_http_req_query_at(req, "filter_predicates", i) ||
+            !mb_http_req_query_at(req, "filter_values", i))
+            return 0;
+        i++;
+    }
+    return !mb_http_req_query_at(req, "filter_values", i);
+}
+
+static int is_column(const char *const *columns, const char *key)
+{
+    while (*columns && strcmp(*columns, key) != 0)
+        columns++;
+    return *columns != NULL;
+}
+
+/* NULL: each filter can be applied; else why one cannot, owned by the caller. */
+static char *filter_fault(struct mb_http_req *req, const char *const *columns)
+{
+    const char *key, *predicate;
+
+    for (size_t i = 0; (key = mb_http_req_query_at(req, "filter_keys", i)) != NULL; i++) {
+        predicate = mb_http_req_query_at(req, "filter_predicates", i);
+        if (strcmp(predicate, "=") != 0 && strcmp(predicate, "!=") != 0)
+            return mb_asprintf("Unsupported filter predicate %s is given. Available predicates: "
+                               "=, !=.",
+                               predicate);
+        if (!is_column(columns, key))
+            return mb_asprintf("The given filter column %s is not supported. Enter filters with "
+                               "\u2013-filter key=value or \u2013-filter key!=value",
+                               key);
+    }
+    return NULL;
+}
+
+/* What a query asks for, or -1 after the answer of Ray's state API to a bad one. What is bad about
+ * one of jobs is a crash there, about one of nodes it is explained. */
+static int64_t row_limit(struct mb_http_req *req, const char *const *columns, int is_explained)
 {
     enum { LIMIT = 100, LIMIT_MAX = 10000 };
     const char *text = mb_http_req_query(req, "limit");
-    const char *predicate = mb_http_req_query(req, "filter_predicates");
     int64_t limit = LIMIT;
     int is_number = !text || mb_parse_i64(text, 0, INT64_MAX, "limit", &limit, NULL) == 0;
-    int is_half = mb_http_req_query(req, "filter_keys") &&
-                  (!predicate || !mb_http_req_query(req, "filter_values"));
+    int is_whole = are_filters_whole(req);
+    char *fault = is_whole ? filter_fault(req, columns) : NULL;
 
-    if (is_half || ((!is_number || limit > LIMIT_MAX) && !is_explained))
+    if (!is_whole || ((!is_number || limit > LIMIT_MAX || fault) && !is_explained)) {
         mb_http_reply_text(req, 500, "500 Internal Server Error\n\nServer got itself in trouble");
-    else if (!is_number)
+        limit = -1;
+    } else if (!is_number) {
         state_refusal(req, mb_asprintf("invalid literal for int() with base 10: '%s'", text));
-    else if (limit > LIMIT_MAX)
+        limit = -1;
+    } else if (limit > LIMIT_MAX) {
         state_refusal(req,
                       mb_asprintf("Given limit %lld exceeds the supported limit %d. Use a lower "
                                   "limit, or set the `RAY_MAX_LIMIT_FROM_API_SERVER` environment "
                                   "variable to a larger value.",
                                   (long long)limit, LIMIT_MAX));
-    else if (predicate && strcmp(predicate, "=") != 0 && strcmp(predicate, "!=") != 0)
-        state_refusal(req, mb_asprintf("Unsupported filter predicate %s is given. Available "
-                                       "predicates: =, !=.",
-                                       predicate));
-    else
-        return limit;
-    return -1;
+        limit = -1;
+    } else if (fault) {
+        state_refusal(req, mb_strdup(fault));
+        limit = -1;
+    }
+    mb_free(fault);
+    return limit;
 }
 
 static int wants_detail(struct mb_http_req *req)
@@ -213,7 +260,7 @@ static int wants_detail(struct mb_http_req *req)
 static void state_nodes(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
-    int64_t limit = row_limit(req, 1);
+    int64_t limit = row_limit(req, node_columns, 1);
     int detail = wants_detail(req);
     json_t *rows;
 
@@ -250,7 +297,7 @@ static void state_jobs(void *arg, struct mb_http_req *req)
         mb_http_reply_text(req, 503, "the head is stopping");
         return;
     }
-    limit = row_limit(req, 0);
+    limit = row_limit(req, job_columns, 0);
     if (limit < 0)
         return;
     json_t *all = head_jobs_json(h, mb_http_req_is_browser(req)), *rows = json_array(), *row;

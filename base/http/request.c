@@ -173,6 +173,11 @@ const char *mb_http_req_query(const struct mb_http_req *req, const char *name)
     return mb_http_target_query(&req->target, name);
 }
 
+const char *mb_http_req_query_at(const struct mb_http_req *req, const char *name, size_t nth)
+{
+    return mb_http_target_query_at(&req->target, name, nth);
+}
+
 const char *mb_http_req_header(const struct mb_http_req *req, const char *name)
 {
     return mb_http_req_header_fn(req, name);

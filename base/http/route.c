@@ -180,11 +180,16 @@ const char *mb_http_target_param(const struct mb_http_target *t, const char *nam
     return NULL;
 }
 
-const char *mb_http_target_query(const struct mb_http_target *t, const char *name)
+const char *mb_http_target_query_at(const struct mb_http_target *t, const char *name, size_t nth)
 {
     for (size_t i = 0; i < t->n_query; i++) {
-        if (strcmp(t->query[i].name, name) == 0)
+        if (strcmp(t->query[i].name, name) == 0 && nth-- == 0)
             return t->query[i].value;
     }
     return NULL;
+}
+
+const char *mb_http_target_query(const struct mb_http_target *t, const char *name)
+{
+    return mb_http_target_query_at(t, name, 0);
 }

@@ -41,5 +41,7 @@ int mb_http_target_match(struct mb_http_target *t, const char *pattern);
 /* Value of a parameter of the last match, or NULL. */
 const char *mb_http_target_param(const struct mb_http_target *t, const char *name);
 const char *mb_http_target_query(const struct mb_http_target *t, const char *name);
+/* Of several pairs of that name, from 0 on. */
+const char *mb_http_target_query_at(const struct mb_http_target *t, const char *name, size_t nth);
 
 #endif

@@ -69,6 +69,7 @@ const char *mb_http_req_method(const struct mb_http_req *req);
 const char *mb_http_req_path(const struct mb_http_req *req);
 const char *mb_http_req_param(const struct mb_http_req *req, const char *name); /* {name} or NULL */
 const char *mb_http_req_query(const struct mb_http_req *req, const char *name); /* ?name= or NULL */
+const char *mb_http_req_query_at(const struct mb_http_req *req, const char *name, size_t nth);
 const char *mb_http_req_header(const struct mb_http_req *req, const char *name); /* or NULL */
 const void *mb_http_req_body(const struct mb_http_req *req, size_t *len);        /* NUL follows */
 int mb_http_req_is_browser(const struct mb_http_req *req); /* by the guard's rule */

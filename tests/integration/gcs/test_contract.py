@@ -54,7 +54,8 @@ def shape(value):
 def words(text):
     """The text itself; of a traceback its last line, of a wrapped one the error inside."""
     if "Traceback (most recent call last)" not in text:
-        return text
+        # Theirs ends with a set, in whatever order that is.
+        return re.sub(r" Supported filter columns: \{[^}]*\}", "", text).replace("\\u2013", "\u2013")
     lines = [line for line in text.strip().splitlines() if line.strip() not in ("", ".", '"')]
     return "Traceback: " + re.sub(r"[\".]+$", "", lines[-1].split("RuntimeError: Request failed with status code")[-1])
 
@@ -211,9 +212,19 @@ def table():
     yield ("state API: not", "GET",
            "/api/v0/nodes?filter_keys=state&filter_predicates=!=&filter_values=dead", None, AUTH,
            state_rows)
-    for query in ("limit=x", "limit=99999", "filter_keys=state"):
+    for state, head in (("alive", "true"), ("alive", "false"), ("dead", "true")):
+        yield (f"state API: {state} and {head}", "GET", "/api/v0/nodes?"
+               f"filter_keys=state&filter_predicates==&filter_values={state}&"
+               f"filter_keys=is_head_node&filter_predicates==&filter_values={head}", None, AUTH, state_rows)
+    yield ("state API: not one of two", "GET", "/api/v0/nodes?filter_keys=state&filter_predicates==&"
+           "filter_values=alive&filter_keys=is_head_node&filter_predicates=!=&filter_values=true", None, AUTH, state_rows)
+    yield ("state API: no such column", "GET", "/api/v0/nodes?filter_keys=bogus&filter_predicates==&filter_values=x",
+           None, AUTH, words)
+    for query in ("limit=x", "limit=99999", "filter_keys=state", "filter_values=x"):
         yield f"state API: {query}", "GET", f"/api/v0/nodes?{query}", None, AUTH, words
-    for query in ("limit=x", "limit=99999", "filter_keys=status"):
+    for query in ("limit=x", "limit=99999", "filter_keys=status", "filter_values=x",
+                  "filter_keys=bogus&filter_predicates==&filter_values=x",
+                  "filter_keys=status&filter_predicates=>&filter_values=x"):
         yield f"state API: jobs, {query}", "GET", f"/api/v0/jobs?{query}", None, AUTH, words
     yield "cluster status", "GET", "/api/cluster_status?format=1", None, AUTH, as_json_shape
     yield "cluster report", "GET", "/api/cluster_status", None, AUTH, report

@@ -15,6 +15,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "worker/model/batch_ramp.h"
+#include "worker/model/loss_scale.h"
 
 #define MB_ARGS_NONE INT64_MIN /* an int argument that is None; a float is NaN, a text NULL */
 
@@ -46,6 +47,8 @@ struct mb_args {
     int64_t bf16, deterministic_mode;
     char *recompute_granularity, *recompute_method;
     int64_t recompute_num_layers, fp16;
+    double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
+    int64_t hysteresis;
     /* learning rate */
     struct mb_args_list rampup_batch_size; /* none or three */
     double decoupled_lr, decoupled_min_lr;
@@ -101,6 +104,9 @@ void mb_args_close(struct mb_args *args);
 
 /* Chunks of layers that a pipeline's stage has, of validated arguments. */
 size_t mb_args_chunks(const struct mb_args *args);
+
+/* How the loss is scaled: constantly by 1 without --fp16. */
+struct mb_loss_scale_config mb_args_loss_scale(const struct mb_args *args);
 
 /* --rampup-batch-size, checked. */
 struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);

@@ -154,15 +154,16 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
 #undef GROUP
 #define GROUP "mixed precision"
     I("bf16", FLAG, NULL, bf16, "activations and products in bf16, with fp32 weights behind them; GPUs only"),
-    I("fp16", FLAG, NULL, fp16, "on the CPU noted: it computes in fp32 and needs no loss scale; on GPUs not provided"),
+    I("fp16", FLAG, NULL, fp16, "activations and products in fp16, with fp32 weights behind them and a scaled loss; on GPUs not provided"),
+    NOTED("fp16-lm-cross-entropy", FLAG, NULL, "the loss is always fp32"),
     NOTED("grad-reduce-in-bf16", FLAG, NULL, "gradients are reduced in fp32"),
     NOTED("accumulate-allreduce-grads-in-fp32", FLAG, NULL, "gradients are always fp32"),
     NOTED("attention-softmax-in-fp32", FLAG, NULL, "the softmax is always fp32"),
-    NOTED("loss-scale", FLOAT, NULL, "fp32 and bf16 need no loss scale"),
-    NOTED("initial-loss-scale", FLOAT, "4294967296", "fp32 and bf16 need no loss scale"),
-    NOTED("min-loss-scale", FLOAT, "1.0", "fp32 and bf16 need no loss scale"),
-    NOTED("loss-scale-window", FLOAT, "1000", "fp32 and bf16 need no loss scale"),
-    NOTED("hysteresis", INT, "2", "fp32 and bf16 need no loss scale"),
+    I("loss-scale", FLOAT, NULL, loss_scale, "with --fp16, the loss's factor, which does not change; None: it is dynamic"),
+    I("initial-loss-scale", FLOAT, "4294967296", initial_loss_scale, "with --fp16, where the dynamic factor begins"),
+    I("min-loss-scale", FLOAT, "1.0", min_loss_scale, "with --fp16, what overflows do not halve any more"),
+    I("loss-scale-window", FLOAT, "1000", loss_scale_window, "with --fp16, iterations without an overflow until the factor doubles"),
+    I("hysteresis", INT, "2", hysteresis, "with --fp16, overflows until the factor is halved"),
 #undef GROUP
 #define GROUP "distributed"
     I_CHOICE("distributed-backend", "nccl", "nccl|gloo", distributed_backend, "gloo: the CPU backend; nccl: CUDA"),
@@ -248,7 +249,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("tensorboard-log-interval", INT, "1", tensorboard_log_interval, "iterations between events"),
     NOTED("tensorboard-queue-size", INT, "1000", "events are written as they come"),
     I("log-timers-to-tensorboard", FLAG, NULL, log_timers_to_tensorboard, "iteration-time, and throughput with --log-throughput"),
-    I_DEST("no-log-loss-scale-to-tensorboard", "log_loss_scale_to_tensorboard", FLAG_OFF, NULL, log_loss_scale_to_tensorboard, "no event of the loss scale, which is 1"),
+    I_DEST("no-log-loss-scale-to-tensorboard", "log_loss_scale_to_tensorboard", FLAG_OFF, NULL, log_loss_scale_to_tensorboard, "no event of the loss scale"),
     I("log-validation-ppl-to-tensorboard", FLAG, NULL, log_validation_ppl_to_tensorboard, "perplexities, too"),
     NOTED("log-memory-to-tensorboard", FLAG, NULL, "memory is planned at start and does not change"),
     I("log-world-size-to-tensorboard", FLAG, NULL, log_world_size_to_tensorboard, "the number of ranks"),

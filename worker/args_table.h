@@ -55,6 +55,13 @@ void mb_arg_float_text(double v, char out[MB_ARG_FLOAT_TEXT_MAX]);
  * if it had it never. Errors as of mb_args_parse(). */
 int mb_arg_set(struct mb_args *args, size_t row, const char *text, struct mb_err *err);
 
+/* Whether a row that is no flag has the value that it would have without being given; a flag:
+ * whether it was not given. */
+int mb_arg_is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw);
+
+/* Of mb_args_validate(): loss scales; notes of what has no effect. */
+int mb_args_check_loss_scale(struct mb_args *args, struct mb_err *err);
+
 /* "num_layers" for --num-layers. */
 void mb_arg_dest(const struct mb_arg_row *row, char out[64]);
 

@@ -27,7 +27,7 @@ static int none(int64_t v)
 
 /* ---- refusals and notes ---- */
 
-static int is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw)
+int mb_arg_is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw)
 {
     if (!raw->given || row->type == MB_ARG_FLAG || row->type == MB_ARG_FLAG_OFF ||
         raw->n_values != 1 || row->def == NULL) {
@@ -45,12 +45,12 @@ static int refuse(struct mb_args *a, struct mb_err *err)
 {
     for (size_t i = 0; i < MB_ARG_N_ROWS; i++) {
         const struct mb_arg_row *row = &MB_ARG_ROWS[i];
-        if (row->use == MB_ARG_REFUSED && !is_default(row, &a->raw[i])) {
+        if (row->use == MB_ARG_REFUSED && !mb_arg_is_default(row, &a->raw[i])) {
             const char *value = a->raw[i].n_values > 0 ? a->raw[i].values[0] : "";
             return mb_err_set(err, MB_EUNSUPPORTED, "--%s%s%s: not provided by this version; %s",
                               row->name, value[0] ? " " : "", value, row->text);
         }
-        if (row->use == MB_ARG_NOTED && !is_default(row, &a->raw[i]) &&
+        if (row->use == MB_ARG_NOTED && !mb_arg_is_default(row, &a->raw[i]) &&
             mb_buf_printf(&a->notes, "note: --%s has no effect: %s\n", row->name, row->text) != 0) {
             return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
         }
@@ -74,13 +74,6 @@ static int check_device(struct mb_args *a, struct mb_err *err)
     if (on_gpu && a->fp16) {
         return mb_err_set(err, MB_EUNSUPPORTED,
                           "--fp16: not provided by this version; GPUs train in fp32 or --bf16");
-    }
-    if (a->fp16) {
-        a->fp16 = 0;
-        if (mb_buf_puts(&a->notes,
-                        "note: --fp16: the CPU computes in fp32 and needs no loss scale\n") != 0) {
-            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
-        }
     }
     return 0;
 }
@@ -668,6 +661,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     int rc = refuse(a, err);
     if (rc == 0) {
         rc = check_device(a, err);
+    }
+    if (rc == 0) {
+        rc = mb_args_check_loss_scale(a, err);
     }
     if (rc == 0) {
         rc = check_world(a, err);

@@ -58,7 +58,10 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
                        a->virtual_pipeline_model_parallel_size);
     }
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
-    mb_trainer_say(t, "using torch.%s for parameters ...\n", a->bf16 ? "bfloat16" : "float32");
+    mb_trainer_say(t, "using torch.%s for parameters ...\n",
+                   a->bf16   ? "bfloat16"
+                   : a->fp16 ? "float16"
+                             : "float32");
     if (mb_args_dump(a, &dump) != 0) {
         mb_buf_close(&dump);
         return no_memory(err);
@@ -643,6 +646,8 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     if (rc == 0) {
         rc = build_schedule(t, err);
     }
+    t->loss_scaling = mb_args_loss_scale(&t->args);
+    mb_loss_scale_start(&t->loss_scale, &t->loss_scaling);
     if (rc == 0 && (t->args.load != NULL || t->args.pretrained_checkpoint != NULL)) {
         rc = mb_trainer_load(t, err);
     }

@@ -14,7 +14,9 @@
  * all wishes is known to all after the small all-reduce, so all save and leave at the same
  * iteration. Failures: a collective that fails, data that ends, a save that fails end the run with
  * their text. A loss or norm that is not finite is fatal, or, with
- * --no-check-for-nan-in-loss-and-grad, the step changes nothing and is counted.
+ * --no-check-for-nan-in-loss-and-grad, the step changes nothing and is counted; and so it is with a
+ * dynamic loss scale, which is made smaller by that. The norm, which is a sum over all ranks'
+ * gradients, is finite where all of those are, so that all ranks decide the same.
  */
 #include "worker/trainer.h"
 
@@ -122,9 +124,9 @@ static int not_finite(struct mb_trainer *t, const char *what, struct mb_err *err
 {
     if (t->args.check_for_nan_in_loss_and_grad) {
         return mb_err_set(err, MB_ECORRUPT,
-                          "iteration %" PRId64 ": the %s is not finite; lower --lr, or see "
+                          "iteration %" PRId64 ": the %s is not finite; lower --lr%s, or see "
                           "--no-check-for-nan-in-loss-and-grad",
-                          t->iteration + 1, what);
+                          t->iteration + 1, what, t->args.fp16 ? " or --loss-scale" : "");
     }
     t->skipped_iterations++;
     return 0;
@@ -135,6 +137,15 @@ static int save_failed(struct mb_trainer *t, struct mb_err *err)
 {
     int rc = mb_trainer_wait_saved(t, err);
     return rc != 0 ? rc : mb_err_set(err, MB_EUNAVAIL, "another rank could not save");
+}
+
+/* The step is left out: weights, the optimizer and its schedule stay as they are. */
+static void overflowed(struct mb_trainer *t, double loss)
+{
+    t->window.n_skipped++;
+    t->window.n_nan += !isfinite(loss);
+    t->skipped_iterations++;
+    t->grad_norm = NAN;
 }
 
 /* *s holds afterwards what all ranks said; *loss the iteration's loss. */
@@ -160,12 +171,20 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     }
     double nominal = (double)(t->batch * t->args.seq_length);
     double factor = t->args.calculate_per_token_loss && s->n_tokens > 0 ? nominal / s->n_tokens : 1;
+    factor /= t->loss_scale.scale;
     *loss = s->n_tokens > 0 ? s->loss_sum / s->n_tokens : 0;
     t->grad_norm = sqrt(s->norm2) * factor;
-    if (!isfinite(*loss)) {
+    t->window.n_ran++;
+    const int is_finite = isfinite(*loss) && isfinite(s->norm2);
+    if (t->loss_scaling.is_dynamic) {
+        mb_loss_scale_update(&t->loss_scale, &t->loss_scaling, !is_finite);
+    }
+    if (!is_finite && t->loss_scaling.is_dynamic) {
+        overflowed(t, *loss);
+    } else if (!isfinite(*loss)) {
         t->window.n_nan++;
         rc = not_finite(t, "loss", err);
-    } else if (!isfinite(t->grad_norm)) {
+    } else if (!is_finite) {
         t->window.n_skipped++;
         rc = not_finite(t, "norm of the gradient", err);
     } else {

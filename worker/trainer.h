@@ -18,6 +18,7 @@
 #include "worker/data/loader.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/gpt.h"
+#include "worker/model/loss_scale.h"
 #include "worker/model/optimizer.h"
 #include "worker/model/schedule.h"
 #include "worker/parallel/buckets.h"
@@ -27,8 +28,9 @@
 
 /* What is summed between two log lines. */
 struct mb_log_window {
-    double loss_sum; /* of the iterations' losses */
-    int64_t n_iterations, n_skipped, n_nan;
+    double loss_sum;      /* of the iterations' losses */
+    int64_t n_iterations; /* that changed the weights */
+    int64_t n_skipped, n_nan, n_ran;
     uint64_t elapsed_us; /* without checkpoints and evaluations */
 };
 
@@ -53,6 +55,8 @@ struct mb_trainer {
     struct mb_gpt *gpt;
     struct mb_optimizer *optimizer;
     struct mb_schedule schedule;
+    struct mb_loss_scale_config loss_scaling;
+    struct mb_loss_scale loss_scale; /* 1 without --fp16 */
     struct mb_loader *loaders[MB_N_SPLITS];
     struct mb_checkpoint_tensor *tensors; /* of the whole model, for checkpoints */
     struct mb_checkpoint_part *parts;     /* what this rank has of them; NULL: all */
@@ -73,7 +77,8 @@ struct mb_trainer {
     int32_t eod;
 
     int64_t iteration, skipped_iterations, schedule_samples, last_saved;
-    double grad_norm, validation_loss;
+    double grad_norm; /* NaN: of a step that fp16's overflow has left out */
+    double validation_loss;
     double last_loss;         /* of the newest iteration */
     uint64_t last_elapsed_us; /* of its step */
     uint64_t started_us;

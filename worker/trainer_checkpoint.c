@@ -178,6 +178,10 @@ int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
                                     .schedule_samples = t->schedule_samples,
                                     .warmup_samples = t->schedule.warmup_samples,
                                     .decay_samples = t->schedule.decay_samples,
+                                    .has_grad_scaler = t->loss_scaling.is_dynamic,
+                                    .loss_scale = t->loss_scale.scale,
+                                    .growth_tracker = t->loss_scale.n_good,
+                                    .hysteresis_tracker = t->loss_scale.patience,
                                     .args_json = mb_args_json(&t->args)};
     uint64_t from_us = mb_mono_us();
     int rc;
@@ -299,6 +303,20 @@ static int missing(struct mb_trainer *t, struct mb_err *err)
                       t->args.load);
 }
 
+/* Without one in the checkpoint it begins anew, as in Megatron-LM. */
+static void take_loss_scale(struct mb_trainer *t, const struct mb_checkpoint_state *s)
+{
+    if (!t->loss_scaling.is_dynamic) {
+        return;
+    }
+    if (!s->has_grad_scaler) {
+        mb_trainer_say(t, "***WARNING*** found an old checkpoint, will not load grad scaler ...\n");
+        return;
+    }
+    t->loss_scale = (struct mb_loss_scale){
+        .scale = s->loss_scale, .n_good = s->growth_tracker, .patience = s->hysteresis_tracker};
+}
+
 static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s,
                        int with_optimizer)
 {
@@ -317,6 +335,7 @@ static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
     if (with_optimizer) {
         t->schedule_samples = s->schedule_samples;
         mb_optimizer_set_steps(t->optimizer, s->optimizer_steps);
+        take_loss_scale(t, s);
     }
 }
 

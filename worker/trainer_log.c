@@ -100,7 +100,7 @@ static double tflops(const struct mb_trainer *t, double elapsed_ms)
 void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
 {
     const struct mb_log_window *w = &t->window;
-    int64_t ran = w->n_iterations + w->n_skipped + w->n_nan;
+    const int64_t ran = w->n_ran;
     double elapsed_ms = ran > 0 ? (double)w->elapsed_us / 1000 / (double)ran : 0;
     double loss = w->n_iterations > 0 ? w->loss_sum / (double)w->n_iterations : 0;
     char now[32];
@@ -124,7 +124,10 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
     if (loss > 0) {
         printf(" lm loss: %.6E |", loss);
     }
-    printf(" loss scale: 1.0 | grad norm: %.3f |", t->grad_norm);
+    printf(" loss scale: %.1f |", t->loss_scale.scale);
+    if (!isnan(t->grad_norm) || !t->args.fp16) {
+        printf(" grad norm: %.3f |", t->grad_norm);
+    }
     if (t->args.log_params_norm) {
         printf(" params norm: %.3f |", params_norm);
     }

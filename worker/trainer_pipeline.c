@@ -52,7 +52,7 @@ static double grad_scale(const struct batch *b, const struct mb_pipeline_step *s
         return 0;
     }
     const double tokens = t->args.calculate_per_token_loss ? per_micro : mask_sum(t);
-    return tokens > 0 ? 1.0 / (tokens * parts) : 0;
+    return tokens > 0 ? t->loss_scale.scale / (tokens * parts) : 0;
 }
 
 static struct mb_gpt_step step_of(const struct batch *b, const struct mb_pipeline_step *s)
@@ -99,8 +99,7 @@ static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err
     const struct mb_gpt_ports at = mb_gpt_ports(t->gpt, place_of(s));
     const uint32_t next = (t->pp_rank + 1) % t->pp_size;
     const uint32_t before = (t->pp_rank + t->pp_size - 1) % t->pp_size;
-    const enum mb_comm_type type =
-        mb_gpt_config(t->gpt)->dtype == MB_DTYPE_BF16 ? MB_COMM_BF16 : MB_COMM_F32;
+    const enum mb_comm_type type = mb_gpt_comm_type(mb_gpt_config(t->gpt)->dtype);
     switch (s->act) {
     case MB_PIPELINE_SEND_OUTPUT:
         mb_comm_send(t->pp_comm, &t->dev, at.out, at.n, type, next);

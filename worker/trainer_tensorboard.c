@@ -83,7 +83,7 @@ void mb_trainer_tell_iteration(struct mb_trainer *t)
         both(t, "lm loss", t->last_loss);
     }
     if (a->log_loss_scale_to_tensorboard) {
-        both(t, "loss-scale", 1);
+        both(t, "loss-scale", t->loss_scale.scale);
     }
     if (a->log_world_size_to_tensorboard) {
         both(t, "world-size", (double)t->world_size);

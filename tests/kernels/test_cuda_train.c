@@ -161,7 +161,7 @@ static void test_cpu_has_no_bf16(void **state)
     struct mb_gpt *m = NULL;
     struct mb_err err = {0};
     assert_int_equal(mb_gpt_create(&t->cpu, &c, 1, &m, &err), MB_EUNSUPPORTED);
-    assert_string_equal(err.text, "the cpu backend computes in fp32 only");
+    assert_string_equal(err.text, "the cpu backend has no bf16");
 }
 
 static void test_out_of_memory(void **state)

@@ -45,15 +45,52 @@ int twin_teardown(void **state)
 
 double twin_bound(const struct twin *t, double fp32, double bf16)
 {
-    return t->dtype == MB_DTYPE_BF16 ? bf16 : fp32;
+    switch (t->dtype) {
+    case MB_DTYPE_F32:
+        break;
+    case MB_DTYPE_BF16:
+        return bf16;
+    case MB_DTYPE_F16: /* three more digits */
+        return fmax(fp32, bf16 / 8);
+    }
+    return fp32;
 }
 
-void twin_in_both(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases)
+int twin_is_cpu(const struct twin *t)
 {
-    for (size_t k = 0; k < 2 * n_cases; k++) {
-        t->dtype = k % 2 ? MB_DTYPE_BF16 : MB_DTYPE_F32;
-        check(t, k / 2);
-    }
+    return strcmp(t->gpu.ops->name, t->cpu.ops->name) == 0;
+}
+
+int twin_is_slow(const struct twin *t, size_t n)
+{
+    return twin_is_cpu(t) && n > 250000;
+}
+
+void twin_in_all(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases)
+{
+    static const enum mb_dtype DTYPES[] = {MB_DTYPE_F32, MB_DTYPE_BF16, MB_DTYPE_F16};
+    for (size_t k = 0; k < n_cases; k++)
+        for (size_t i = 0; i < COUNT(DTYPES); i++) {
+            t->dtype = DTYPES[i];
+            if (t->gpu.ops->dtypes >> t->dtype & 1 && (t->dtype != MB_DTYPE_F32 || !twin_is_cpu(t)))
+                check(t, k);
+        }
+}
+
+static uint16_t round_to(enum mb_dtype dtype, float x)
+{
+    return dtype == MB_DTYPE_F16 ? mb_float_f16(x) : mb_float_bf16(x);
+}
+
+static float from(enum mb_dtype dtype, uint16_t h)
+{
+    return dtype == MB_DTYPE_F16 ? mb_f16_float(h) : mb_bf16_float(h);
+}
+
+static const char *name_of(enum mb_dtype dtype)
+{
+    static const char *const NAMES[] = {"fp32", "bf16", "fp16"};
+    return NAMES[dtype];
 }
 
 double twin_unit(struct twin *t)
@@ -90,11 +127,10 @@ static struct pair input(struct twin *t, size_t n, double scale, enum mb_dtype d
     assert_non_null(narrow);
     for (size_t i = 0; i < n; i++) {
         float x = (float)(scale * (2 * twin_unit(t) - 1));
-        narrow[i] = mb_float_bf16(x);
-        p.cpu[i] =
-            dtype == MB_DTYPE_BF16 ? mb_bf16_float(narrow[i]) : x; /* the CPU's memory is ours */
+        narrow[i] = round_to(dtype, x);
+        p.cpu[i] = dtype != MB_DTYPE_F32 ? from(dtype, narrow[i]) : x; /* the CPU's is ours */
     }
-    if (dtype == MB_DTYPE_BF16)
+    if (dtype != MB_DTYPE_F32)
         upload(&t->gpu, p.gpu, narrow, n * sizeof(*narrow));
     else
         upload(&t->gpu, p.gpu, p.cpu, n * sizeof(float));
@@ -105,7 +141,7 @@ static struct pair input(struct twin *t, size_t n, double scale, enum mb_dtype d
 static struct pair output(struct twin *t, size_t n, enum mb_dtype dtype)
 {
     struct pair p = make(t, n, dtype);
-    memset(p.cpu, 0xff, n * sizeof(float)); /* all ones is a NaN in both dtypes */
+    memset(p.cpu, 0xff, n * sizeof(float)); /* all ones is a NaN in all dtypes */
     upload(&t->gpu, p.gpu, p.cpu, n * mb_dtype_size(dtype));
     return p;
 }
@@ -166,11 +202,11 @@ float *pair_download(struct twin *t, const struct pair *p, int from_gpu)
         memcpy(out, p->cpu, p->n * sizeof(*out));
     } else {
         t->gpu.ops->copy_out(t->gpu.ctx, t->gpu.stream,
-                             p->dtype == MB_DTYPE_BF16 ? (void *)narrow : (void *)out, p->gpu,
+                             p->dtype != MB_DTYPE_F32 ? (void *)narrow : (void *)out, p->gpu,
                              p->n * mb_dtype_size(p->dtype));
         twin_synchronize(t);
-        for (size_t i = 0; p->dtype == MB_DTYPE_BF16 && i < p->n; i++)
-            out[i] = mb_bf16_float(narrow[i]);
+        for (size_t i = 0; p->dtype != MB_DTYPE_F32 && i < p->n; i++)
+            out[i] = from(p->dtype, narrow[i]);
     }
     mb_free(narrow);
     return out;
@@ -201,7 +237,7 @@ void assert_pair_from(struct twin *t, const char *what, const struct pair *p, do
     error = sqrt(error / (norm > 0 ? norm : 1));
     double typical = sqrt(norm / (double)p->n);
     printf("  %-28s %s relative error %.2e (bound %.0e), worst element %.2e of %.2e, %.1f bounds\n",
-           what, p->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", error, bound, worst, typical,
+           what, name_of(p->dtype), error, bound, worst, typical,
            worst / (bound * (typical + fabs((double)want[at]))));
     if (!(error <= bound) || !(worst <= 8 * bound * (typical + fabs((double)want[at]))))
         fail_msg("%s: relative error %.3e, bound %.1e; element %zu of %zu is %.9g, expected %.9g",

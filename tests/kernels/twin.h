@@ -1,5 +1,5 @@
 /*
- * The same call on two backends: the CPU's in fp32, which is the oracle, and another one in either
+ * The same call on two backends: the CPU's in fp32, which is the oracle, and another one in each
  * dtype. Inputs are fresh random numbers, representable in the dtype; outputs are poisoned with NaN
  * before the call, on both sides, and a NaN that is left never passes.
  */
@@ -37,9 +37,13 @@ struct pair {
         (t)->gpu.ops->op((t)->gpu.ctx, (t)->gpu.stream, &(for_gpu));                               \
     } while (0)
 
-/* Runs a check in both dtypes. */
-void twin_in_both(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases);
-/* The bound of the dtype that the check runs in. */
+/* The other backend is the CPU's, too: what it has besides fp32 is compared. */
+int twin_is_cpu(const struct twin *t);
+/* It is, and n numbers are more than its patience is worth: GPUs have more kernels. */
+int twin_is_slow(const struct twin *t, size_t n);
+/* Runs a check in all dtypes that the backend has. */
+void twin_in_all(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases);
+/* The bound of the dtype that the check runs in; fp16's is an eighth of bf16's. */
 double twin_bound(const struct twin *t, double fp32, double bf16);
 
 /* cmocka set-up and tear-down; the seed is printed, MOBULA_TEST_SEED sets it. */

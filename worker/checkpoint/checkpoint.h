@@ -94,6 +94,10 @@ struct mb_checkpoint_state {
     /* The learning rate's schedule, in samples: how far it has come, and what it was. */
     int64_t schedule_samples, warmup_samples, decay_samples;
     int has_optimizer;
+    /* Of fp16 with a dynamic loss scale, else has_grad_scaler is 0: worker/model/loss_scale.h. */
+    int has_grad_scaler;
+    double loss_scale;
+    int64_t growth_tracker, hysteresis_tracker;
     int64_t data_parallel_size; /* of the run that saved: so many shards. Read only; 0: unknown */
     char *args_json;            /* one JSON object of the run's arguments by name; owned */
 };

@@ -8,6 +8,7 @@
  */
 #include "worker/checkpoint/common.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -105,6 +106,14 @@ static json_t *layout_json(const struct mb_checkpoint_model *m)
     return list;
 }
 
+/* Megatron-LM's names. */
+static json_t *scaler_json(const struct mb_checkpoint_state *s)
+{
+    return json_pack("{s:f, s:I, s:I}", "scale", s->loss_scale, "growth_tracker",
+                     (json_int_t)s->growth_tracker, "hysteresis_tracker",
+                     (json_int_t)s->hysteresis_tracker);
+}
+
 int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
                                const struct mb_checkpoint_state *s, struct mb_buf *out,
                                struct mb_err *err)
@@ -118,6 +127,9 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
         int64_t v;
         memcpy(&v, (const char *)s + COUNTERS[i].offset, sizeof v);
         bad |= json_object_set_new(root, COUNTERS[i].name, json_integer(v));
+    }
+    if (s->has_grad_scaler) {
+        bad |= json_object_set_new(root, "grad_scaler", scaler_json(s));
     }
     bad |= json_object_set_new(root, "has_optimizer", json_boolean(m->exp_avg != NULL));
     bad |= json_object_set_new(root, "tensor_parallel_size", json_integer(1));
@@ -142,6 +154,29 @@ static int bad_state(struct mb_err *err, const char *name, const char *what)
     return mb_err_set(err, MB_ECORRUPT, "%s: %s", name, what);
 }
 
+static int take_scaler(const char *name, const json_t *root, struct mb_checkpoint_state *out,
+                       struct mb_err *err)
+{
+    const json_t *scaler = json_object_get(root, "grad_scaler");
+    if (scaler == NULL) {
+        return 0;
+    }
+    const json_t *growth = json_object_get(scaler, "growth_tracker");
+    const json_t *hysteresis = json_object_get(scaler, "hysteresis_tracker");
+    const double scale = json_number_value(json_object_get(scaler, "scale"));
+    if (!(scale > 0 && scale <= (double)FLT_MAX) || !json_is_integer(growth) ||
+        json_integer_value(growth) < 0 || !json_is_integer(hysteresis)) {
+        return bad_state(err, name,
+                         "field \"grad_scaler\": expected a positive \"scale\" and the numbers "
+                         "\"growth_tracker\" and \"hysteresis_tracker\"");
+    }
+    out->has_grad_scaler = 1;
+    out->loss_scale = scale;
+    out->growth_tracker = json_integer_value(growth);
+    out->hysteresis_tracker = json_integer_value(hysteresis);
+    return 0;
+}
+
 static int take_state(const char *name, const json_t *root, struct mb_checkpoint_state *out,
                       struct mb_err *err)
 {
@@ -161,6 +196,10 @@ static int take_state(const char *name, const json_t *root, struct mb_checkpoint
                               name, COUNTERS[i].name);
         }
         memcpy((char *)out + COUNTERS[i].offset, &v, sizeof v);
+    }
+    int rc = take_scaler(name, root, out, err);
+    if (rc != 0) {
+        return rc;
     }
     const json_t *optimizer = json_object_get(root, "has_optimizer");
     const json_t *args = json_object_get(root, "args");

@@ -15,7 +15,13 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum mb_comm_type { MB_COMM_F32, MB_COMM_F64, MB_COMM_I64, MB_COMM_BF16 /* on devices only */ };
+enum mb_comm_type {
+    MB_COMM_F32,
+    MB_COMM_F64,
+    MB_COMM_I64,
+    MB_COMM_BF16, /* on devices only */
+    MB_COMM_F16   /* sums are rounded at every step */
+};
 enum mb_comm_reduce { MB_COMM_SUM, MB_COMM_MAX };
 
 enum mb_comm_kind {

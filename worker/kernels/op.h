@@ -29,13 +29,13 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 9 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 10 }; /* raised with every change of this header */
 
-enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1 };
+enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1, MB_DTYPE_F16 = 2 };
 
 static inline size_t mb_dtype_size(enum mb_dtype dtype)
 {
-    return dtype == MB_DTYPE_BF16 ? 2 : 4;
+    return dtype == MB_DTYPE_F32 ? 4 : 2;
 }
 
 /* The vocabulary's size where `vocab` rows of it are here. */
@@ -441,6 +441,10 @@ struct mb_backend {
                   const float *x, size_t n);
     void (*join)(struct mb_context *, struct mb_stream *, float *x, const uint16_t *upper,
                  const uint16_t *lower, size_t n);
+    /* fp32 rounded to fp16, to nearest even, infinite beyond its largest number; both begin at 16
+     * bytes */
+    void (*narrow)(struct mb_context *, struct mb_stream *, uint16_t *out, const float *x,
+                   size_t n);
 
     /* Between devices of this kind; NULL: its memory is the host's, which moves data itself. */
     const struct mb_collectives *collectives;

@@ -24,6 +24,11 @@ enum { SITE_ATTENTION = 1, SITE_PROJ = 2, SITE_MLP = 3, SITES_PER_LAYER = 3 };
 
 static const struct mb_gpt_place WHOLE = {0, 0, 0}; /* of a rank that has all layers */
 
+static const char *dtype_name(enum mb_dtype dtype)
+{
+    return dtype == MB_DTYPE_F16 ? "fp16" : dtype == MB_DTYPE_BF16 ? "bf16" : "fp32";
+}
+
 int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                   struct mb_gpt **out, struct mb_err *err)
 {
@@ -31,8 +36,8 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     if (rc != 0)
         return rc;
     if ((dev->ops->dtypes >> c->dtype & 1) == 0)
-        return mb_err_set(err, MB_EUNSUPPORTED, "the %s backend computes in fp32 only",
-                          dev->ops->name);
+        return mb_err_set(err, MB_EUNSUPPORTED, "the %s backend has no %s", dev->ops->name,
+                          dtype_name(c->dtype));
     rc = mb_gpt_parts_check(dev, c, err);
     if (rc != 0)
         return rc;
@@ -123,6 +128,9 @@ float *mb_gpt_grads(struct mb_gpt *m)
 
 void mb_gpt_weights_changed(struct mb_gpt *m)
 {
+    if (m->rounded != NULL)
+        m->dev->ops->narrow(m->dev->ctx, m->dev->stream, m->rounded, m->weights.whole,
+                            m->n_elements);
     mb_gpt_parts_weights_changed(m);
 }
 
@@ -131,8 +139,9 @@ void mb_gpt_weights_changed(struct mb_gpt *m)
 /* Where a product finds its weights. */
 static const void *weight_at(const struct mb_gpt *m, size_t offset)
 {
-    return m->weights.whole != NULL ? (const void *)(m->weights.whole + offset)
-                                    : (const void *)(m->weights.upper + offset);
+    const uint16_t *narrow = m->rounded != NULL ? m->rounded : m->weights.upper;
+    return narrow != NULL ? (const void *)(narrow + offset)
+                          : (const void *)(m->weights.whole + offset);
 }
 
 /* Of rows from row in_batch of the whole micro batch on. */

@@ -109,6 +109,14 @@ int mb_gpt_count_parameters(const struct mb_gpt_config *c, size_t *out, struct m
  * counts. */
 double mb_gpt_flops_per_sample(const struct mb_gpt_config *c);
 
+/* As what activations of a dtype travel between ranks. */
+static inline enum mb_comm_type mb_gpt_comm_type(enum mb_dtype dtype)
+{
+    return dtype == MB_DTYPE_F16    ? MB_COMM_F16
+           : dtype == MB_DTYPE_BF16 ? MB_COMM_BF16
+                                    : MB_COMM_F32;
+}
+
 struct mb_gpt;
 
 /* dev is borrowed and must outlive the model. Parameters hold their initial weights, gradients

@@ -52,17 +52,12 @@ void *mb_gpt_own_rows(const struct mb_gpt *m, void *x)
     return (char *)x + m->first_row * m->c.hidden * mb_dtype_size(m->c.dtype);
 }
 
-static enum mb_comm_type type_of(const struct mb_gpt *m)
-{
-    return m->c.dtype == MB_DTYPE_BF16 ? MB_COMM_BF16 : MB_COMM_F32;
-}
-
 static void sum_whole(struct mb_gpt *m, void *x)
 {
     if (m->n_parts == 1)
         return;
-    mb_comm_allreduce(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m),
-                      MB_COMM_SUM);
+    mb_comm_allreduce(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
+                      mb_gpt_comm_type(m->c.dtype), MB_COMM_SUM);
     mb_comm_join(m->c.tensor_group, m->dev);
 }
 
@@ -72,8 +67,8 @@ void mb_gpt_sum_shares(struct mb_gpt *m, void *x)
         sum_whole(m, x);
         return;
     }
-    mb_comm_reduce_scatter(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m),
-                           MB_COMM_SUM);
+    mb_comm_reduce_scatter(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
+                           mb_gpt_comm_type(m->c.dtype), MB_COMM_SUM);
     mb_comm_join(m->c.tensor_group, m->dev);
 }
 
@@ -81,7 +76,8 @@ void mb_gpt_gather_rows(struct mb_gpt *m, void *x)
 {
     if (m->n_parts == 1 || !m->c.sequence_parallel)
         return;
-    mb_comm_allgather(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden, type_of(m));
+    mb_comm_allgather(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
+                      mb_gpt_comm_type(m->c.dtype));
     mb_comm_join(m->c.tensor_group, m->dev);
 }
 

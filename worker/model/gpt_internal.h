@@ -85,6 +85,7 @@ struct mb_gpt {
     struct mb_gpt_plan_part plan[MB_GPT_PLAN_MAX];
     size_t n_plan;
     struct mb_master weights; /* in bf16 in halves */
+    uint16_t *rounded;        /* in fp16, the weights for products [n_elements]; else NULL */
     float *grads;
     float *cosine, *sine; /* [part.seq, rotary channels / 2], with MB_GPT_ROPE */
     float *norm_weights;  /* with norm_1p or halves [2 layers + 1, hidden]: what norms multiply

@@ -110,7 +110,7 @@ static void lay_out_tables(struct cursor *c)
         m->sine = take_floats(c, "rotary positions", n);
     }
     const size_t norms = (2 * m->part.n_layers + 1) * k->hidden;
-    const int halves = k->dtype != MB_DTYPE_F32;
+    const int halves = k->dtype == MB_DTYPE_BF16;
     if (k->norm_1p || halves)
         m->norm_weights = take_floats(c, "weights of norms", norms);
     if (k->norm_1p)
@@ -168,8 +168,10 @@ static void lay_out_weights(struct cursor *c)
 {
     struct mb_gpt *m = c->m;
     const size_t n = m->n_elements;
-    if (m->c.dtype == MB_DTYPE_F32) {
+    if (m->c.dtype != MB_DTYPE_BF16) {
         m->weights.whole = take_floats(c, "weights", n);
+        if (m->c.dtype == MB_DTYPE_F16)
+            m->rounded = take(c, "weights: fp16, for products", n, sizeof(uint16_t));
         return;
     }
     m->weights.upper = take(c, "weights: bf16, for products", n, sizeof(uint16_t));

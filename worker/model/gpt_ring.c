@@ -73,8 +73,7 @@ static void pass_on(const struct mb_gpt *m, const void *out, void *in, enum mb_c
 static void pass_keys_values_on(const struct mb_gpt *m, size_t turn)
 {
     if (turn + 1 < m->n_contexts)
-        pass_on(m, m->ring_kv[turn % 2], m->ring_kv[(turn + 1) % 2],
-                m->c.dtype == MB_DTYPE_BF16 ? MB_COMM_BF16 : MB_COMM_F32);
+        pass_on(m, m->ring_kv[turn % 2], m->ring_kv[(turn + 1) % 2], mb_gpt_comm_type(m->c.dtype));
 }
 
 static void take_own(const struct mb_gpt *m, const struct mb_gpt_layer *y)

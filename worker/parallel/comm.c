@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include "base/alloc.h"
+#include "base/half.h"
 
 const char *mb_comm_kind_name(enum mb_comm_kind kind)
 {
@@ -29,7 +30,7 @@ int mb_comm_is_collective(enum mb_comm_kind kind)
 
 size_t mb_comm_type_size(enum mb_comm_type type)
 {
-    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 ? 2 : 8;
+    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 || type == MB_COMM_F16 ? 2 : 8;
 }
 
 #define COMBINE(T)                                                                                 \
@@ -47,6 +48,14 @@ size_t mb_comm_type_size(enum mb_comm_type type)
         }                                                                                          \
     } while (0)
 
+static void combine_f16(uint16_t *d, const uint16_t *s, size_t n, enum mb_comm_reduce reduce)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float a = mb_f16_float(d[i]), b = mb_f16_float(s[i]);
+        d[i] = mb_float_f16(reduce == MB_COMM_SUM ? a + b : b > a ? b : a);
+    }
+}
+
 void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type type,
                      enum mb_comm_reduce reduce)
 {
@@ -59,6 +68,9 @@ void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type typ
         break;
     case MB_COMM_I64:
         COMBINE(int64_t);
+        break;
+    case MB_COMM_F16:
+        combine_f16(dst, src, n, reduce);
         break;
     case MB_COMM_BF16:
         assert(!"devices add it themselves");

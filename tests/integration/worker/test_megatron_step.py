@@ -1,9 +1,10 @@
 """Against the real megatron-core: a step of its training (forward and backward of micro batches, finalize_model_grads, its
 optimizer with clipping and weight decay) and one of ours, from the same weights on the same samples, give the same weights.
-Usage: test_megatron_step.py WORKER MOBULA"""
+Its dynamic loss scale and ours go the same way. Usage: test_megatron_step.py WORKER MOBULA LOSS_SCALE_TRACE"""
 
 import os
 import pathlib
+import random
 import struct
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -24,8 +26,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
-WORKER, MOBULA = (os.path.abspath(p) for p in sys.argv[1:3])
-del sys.argv[1:3]
+WORKER, MOBULA, TRACE = (os.path.abspath(p) for p in sys.argv[1:4])
+del sys.argv[1:4]
 SAMPLES, LR, WEIGHT_DECAY, CLIP = 8, 1e-2, 0.1, 0.5
 
 
@@ -142,6 +144,25 @@ class StepTest(unittest.TestCase):
 
     def test_two_ranks_that_share_a_model(self):
         self.check(Shape(tp=2, llama=True))
+
+    def test_loss_scales(self):
+        draw = random.Random(5)
+        for initial, least, window, hysteresis, share in ((2.0**32, 1.0, 1000, 2, 1.0), (2.0**32, 1.0, 7, 2, 0.1),
+                                                          (3.0, 0.7, 2, 1, 0.5), (65536.0, 64.0, 5, 4, 0.3)):
+            overflows = [draw.random() < share for _ in range(3000)]
+            theirs = DynamicGradScaler(initial_scale=initial, min_scale=least, growth_factor=2.0, backoff_factor=0.5,
+                                       growth_interval=window, hysteresis=hysteresis)
+            want = []
+            for overflow in overflows:
+                theirs.update(overflow)
+                state = theirs.state_dict()
+                want.append((state["scale"].item(), state["growth_tracker"], state["hysteresis_tracker"]))
+            got = subprocess.run([TRACE, str(initial), str(least), str(window), str(hysteresis)], text=True, timeout=60,
+                                 input="".join(str(int(x)) for x in overflows), capture_output=True, check=True).stdout
+            got = [(float(a), int(b), int(c)) for a, b, c in (line.split() for line in got.splitlines())]
+            n = next((i for i, w in enumerate(want) if w[0] > 1e38), len(want))  # where theirs may become infinite
+            self.assertGreater(n, 100)
+            self.assertEqual(got[:n], want[:n])
 
 
 if __name__ == "__main__":

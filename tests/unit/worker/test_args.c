@@ -125,6 +125,44 @@ static void devices_are_checked(void **state)
     mb_args_close(&a);
 }
 
+static void fp16_scales_the_loss(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    static const char WARNING[] =
+        "WARNING: Setting args.check_for_nan_in_loss_and_grad to False since "
+        "dynamic loss scaling is being used\n";
+    assert_int_equal(validate_line(BASE " --fp16", 1, &a, &err), 0);
+    assert_true(a.fp16 && !a.check_for_nan_in_loss_and_grad);
+    assert_string_equal(mb_buf_str(&a.notes), WARNING);
+    struct mb_loss_scale_config c = mb_args_loss_scale(&a);
+    assert_true(c.is_dynamic && c.initial == 4294967296.0 && c.min == 1);
+    assert_true(c.window == 1000 && c.hysteresis == 2);
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE " --fp16 --loss-scale 128 --min-loss-scale -1", 1, &a, &err), 0);
+    c = mb_args_loss_scale(&a);
+    assert_true(!c.is_dynamic && c.initial == 128 && a.check_for_nan_in_loss_and_grad);
+    assert_string_equal(mb_buf_str(&a.notes), "");
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE " --fp16 --loss-scale 0 --initial-loss-scale 65536 "
+                                        "--min-loss-scale 4 --loss-scale-window 7 --hysteresis 3",
+                                   1, &a, &err),
+                     0);
+    c = mb_args_loss_scale(&a);
+    assert_true(c.is_dynamic && c.initial == 65536 && c.min == 4);
+    assert_true(c.window == 7 && c.hysteresis == 3);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE " --hysteresis 3 --loss-scale-window 1000.0", 1, &a, &err),
+                     0);
+    c = mb_args_loss_scale(&a);
+    assert_true(!c.is_dynamic && c.initial == 1 && a.check_for_nan_in_loss_and_grad);
+    assert_string_equal(mb_buf_str(&a.notes),
+                        "note: --hysteresis has no effect: fp32 and bf16 need no loss scale\n");
+    mb_args_close(&a);
+}
+
 static void what_is_not_provided_is_refused_by_name(void **state)
 {
     (void)state;
@@ -590,6 +628,17 @@ static void megatrons_checks(void **state)
          "(4)",
          1},
         {BASE "--fp16 --bf16", "fp16 and bf16 exclude each other", 1},
+        {BASE "--fp16-lm-cross-entropy", "lm cross entropy in fp16 only support in fp16 mode.", 1},
+        {BASE "--fp16 --loss-scale -2", "loss-scale is -2: it must be positive and finite in fp32",
+         1},
+        {BASE "--fp16 --min-loss-scale 1e10",
+         "min-loss-scale is 1e+10: it must be positive and at most initial-loss-scale, which is "
+         "4.29497e+09",
+         1},
+        {BASE "--fp16 --loss-scale-window 1.5",
+         "loss-scale-window is 1.5: it must be a whole number", 1},
+        {BASE "--fp16 --loss-scale-window -3", "loss-scale-window is -3: it must be positive", 1},
+        {BASE "--fp16 --hysteresis 0", "hysteresis is 0: it must be positive", 1},
         {BASE "--kv-channels 0", "kv-channels must be positive", 1},
         {BASE "--save x", "--save needs --save-interval", 1},
         {BASE "--min-lr 1", "min-lr and lr-warmup-init must not exceed lr", 1},
@@ -681,6 +730,7 @@ int main(void)
         cmocka_unit_test(values_arrive),
         cmocka_unit_test(what_argparse_refuses),
         cmocka_unit_test(devices_are_checked),
+        cmocka_unit_test(fp16_scales_the_loss),
         cmocka_unit_test(what_is_not_provided_is_refused_by_name),
         cmocka_unit_test(the_model_is_described),
         cmocka_unit_test(a_preset_is_a_shape),

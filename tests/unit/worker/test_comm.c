@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/half.h"
 #include "tests/unit/worker/comm_world.h"
 #include "worker/parallel/comm_rendezvous.h"
 
@@ -89,6 +90,32 @@ static void sums(struct mb_comm *c, void *arg)
     }
 }
 
+/* In fp16, and an odd number of them: what is exact in it comes out exact, what is too large is
+ * infinite. */
+static void halves(struct mb_comm *c)
+{
+    enum { N = 100001 };
+    const uint32_t w = mb_comm_world_size(c), rank = mb_comm_rank(c);
+    uint16_t *sum = mb_calloc(N, sizeof *sum), *max = mb_calloc(N, sizeof *max);
+    struct mb_err err;
+    for (size_t i = 0; i < N; i++) {
+        sum[i] = mb_float_f16(i + 1 < N ? (float)(rank + i % 97) / 8 : 60000);
+        max[i] = mb_float_f16((float)(rank + i % 97) / 8 - 7);
+    }
+    mb_comm_allreduce(c, NULL, sum, N, MB_COMM_F16, MB_COMM_SUM);
+    mb_comm_allreduce(c, NULL, max, N, MB_COMM_F16, MB_COMM_MAX);
+    CHECK(mb_comm_synchronize(c, &err) == 0);
+    size_t bad = 0;
+    for (size_t i = 0; i < N; i++) {
+        const float all = (float)(w * (i % 97) + w * (w - 1) / 2) / 8;
+        bad += sum[i] != mb_float_f16(i + 1 < N ? all : 60000.0f * (float)w);
+        bad += max[i] != mb_float_f16((float)(w - 1 + i % 97) / 8 - 7);
+    }
+    CHECK(bad == 0);
+    mb_free(sum);
+    mb_free(max);
+}
+
 static void others(struct mb_comm *c, void *arg)
 {
     (void)arg;
@@ -102,6 +129,8 @@ static void others(struct mb_comm *c, void *arg)
     CHECK(mb_comm_synchronize(c, &err) == 0);
     CHECK(flag[0] == (int64_t)w - 1 && flag[1] == -1 && flag[2] == 1);
     CHECK(d[1] == w && d[0] == w * (w - 1) / 2.0 + 0.5 * w);
+
+    halves(c);
 
     size_t n = 400003;
     int64_t *buf = mb_calloc(n, sizeof *buf);

@@ -131,6 +131,27 @@ void mb_cpu_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst, si
     memset(dst, 0, size_bytes);
 }
 
+float *mb_cpu_room(struct mb_context *ctx, struct mb_stream *stream, size_t n)
+{
+    struct mb_err err = {0};
+    void *room = NULL;
+    if (ctx->room != NULL && n <= ctx->n_room)
+        return ctx->room;
+    mb_cpu_free(ctx, ctx->room);
+    ctx->room = NULL;
+    ctx->n_room = 0;
+    if (mb_cpu_alloc(ctx, n * sizeof(float), &room, &err) != 0) {
+        if (stream->err.code == 0) {
+            stream->err = err;
+            mb_err_wrap(&stream->err, "an operation's operands in fp32");
+        }
+        return NULL;
+    }
+    ctx->room = room;
+    ctx->n_room = n;
+    return ctx->room;
+}
+
 int mb_cpu_check_ids(struct mb_stream *stream, const char *what, const int32_t *id, size_t n,
                      size_t vocab)
 {

@@ -18,6 +18,8 @@ struct mb_context {
     struct mb_blas blas;
     char describe[160];
     struct mb_blocks blocks;
+    float *room; /* of fp16 operations: their operands in fp32 (half.h); NULL: none yet */
+    size_t n_room;
 };
 
 struct mb_stream {
@@ -40,6 +42,8 @@ int mb_cpu_synchronize(struct mb_context *ctx, struct mb_stream *stream, struct 
 void mb_cpu_copy(struct mb_context *ctx, struct mb_stream *stream, void *dst, const void *src,
                  size_t size_bytes);
 void mb_cpu_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst, size_t size_bytes);
+/* At least n floats that stay until the next call; NULL: refused, the stream has failed. */
+float *mb_cpu_room(struct mb_context *ctx, struct mb_stream *stream, size_t n);
 /* 0 if every id lies in [0, vocab); else the stream fails with a text that starts with what. */
 int mb_cpu_check_ids(struct mb_stream *stream, const char *what, const int32_t *id, size_t n,
                      size_t vocab);

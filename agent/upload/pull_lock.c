@@ -2,7 +2,8 @@
  * Every puller holds a shared lock on DIR/.mobula-pull.lock; who gets it alone knows that no other
  * is alive. A big file has a lock of its own, PATH.mobula-lock, so that one fetches and the others
  * wait. Lock files are removed by who holds them alone, so whoever locks one looks whether it still
- * has its name.
+ * has its name. A puller that is killed leaves its temporary files and locks: the next one that
+ * comes alone removes them, before another can be there that has some.
  */
 #include "agent/upload/pull_lock.h"
 
@@ -19,7 +20,8 @@
 #include "base/log.h"
 #include "base/str.h"
 
-#define DIR_LOCK ".mobula-pull.lock"
+#define DIR_LOCK  ".mobula-pull.lock"
+#define FILE_LOCK ".mobula-lock"
 
 enum { TRIES = 20, DEPTH_MAX = 16, ENTER_LOOK_MS = 50, ENTER_LOOKS = 600 };
 
@@ -41,7 +43,21 @@ int mb_pull_is_temp(const char *name)
     return 0;
 }
 
-static void remove_temps(const char *dir, int depth)
+/* A lock of a file: empty, and nobody's. A file of a checkpoint may have such a name, too. */
+static int is_left_lock(const char *path, const struct stat *st)
+{
+    int fd, left;
+
+    if (!mb_ends_with(path, FILE_LOCK) || !S_ISREG(st->st_mode) || st->st_size > 0)
+        return 0;
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    left = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+    if (fd >= 0)
+        close(fd);
+    return left;
+}
+
+static void remove_left(const char *dir, int depth)
 {
     DIR *d = depth < DEPTH_MAX ? opendir(dir) : NULL;
     struct dirent *e;
@@ -55,8 +71,8 @@ static void remove_temps(const char *dir, int depth)
         path = mb_path_join(dir, e->d_name);
         if (path && lstat(path, &st) == 0) {
             if (S_ISDIR(st.st_mode))
-                remove_temps(path, depth + 1);
-            else if (mb_pull_is_temp(e->d_name) && unlink(path) == 0)
+                remove_left(path, depth + 1);
+            else if ((mb_pull_is_temp(e->d_name) || is_left_lock(path, &st)) && unlink(path) == 0)
                 mb_info("pull", "removed what a puller that is dead left: %s", path);
         }
         mb_free(path);
@@ -119,7 +135,7 @@ int mb_pull_enter(const char *dir)
     for (int i = 0; fd < 0 && i < ENTER_LOOKS; i++) {
         fd = lock(path, LOCK_EX);
         if (fd >= 0) {
-            remove_temps(dir, 0);
+            remove_left(dir, 0);
             flock(fd, LOCK_SH); /* from exclusive to shared nobody is waited for */
             break;
         }
@@ -158,7 +174,7 @@ int mb_pull_is_entered(const char *dir)
 
 static char *lock_of(const char *path)
 {
-    return mb_asprintf("%s.mobula-lock", path);
+    return mb_asprintf("%s" FILE_LOCK, path);
 }
 
 enum mb_pull_turn mb_pull_file_turn(const char *path, int *fd)

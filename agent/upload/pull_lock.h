@@ -8,8 +8,8 @@
 
 #define MB_PULL_TEMP ".pull-" /* PATH.pull-NUMBER, and what the store adds */
 
-/* The directory of an iteration, which is made. Who comes alone removes the temporary files of
- * pullers that are dead. Returns a descriptor for mb_pull_leave(), or -1. */
+/* The directory of an iteration, which is made. Who comes alone removes the temporary files and
+ * locks of pullers that are dead. Returns a descriptor for mb_pull_leave(), or -1. */
 int mb_pull_enter(const char *dir);
 /* The last one to leave takes the lock's file away. -1 is legal. */
 void mb_pull_leave(const char *dir, int fd);

@@ -325,6 +325,41 @@ static void test_pullers_begin_together(void **state)
     mb_free(path);
 }
 
+static int is_there(const char *name)
+{
+    char *path = mb_path_join(dir, name);
+    int there = access(path, F_OK) == 0;
+
+    mb_free(path);
+    return there;
+}
+
+/* A puller that was killed between the rename of a big file and the end of its lock. */
+static void test_what_a_dead_puller_left(void **state)
+{
+    char *path = mb_path_join(dir, "held.mobula-lock");
+    int held, fd;
+
+    (void)state;
+    put("sub/big", "whole");
+    put("sub/big.mobula-lock", "");
+    put("sub/big.pull-17", "half");
+    put("diary.mobula-lock", "a file of the checkpoint");
+    put("held.mobula-lock", "");
+    held = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(flock(held, LOCK_EX), 0);
+    fd = mb_pull_enter(dir);
+    assert_true(fd >= 0);
+    assert_false(is_there("sub/big.mobula-lock"));
+    assert_false(is_there("sub/big.pull-17"));
+    assert_true(is_there("sub/big"));
+    assert_true(is_there("diary.mobula-lock"));
+    assert_true(is_there("held.mobula-lock"));
+    mb_pull_leave(dir, fd);
+    close(held);
+    mb_free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +368,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_journal, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_walk, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_pullers_begin_together, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_what_a_dead_puller_left, make_dir, remove_dir),
         cmocka_unit_test(test_inventory),
         cmocka_unit_test(test_old),
     };

@@ -272,7 +272,9 @@ static void look_and_move(struct mb_commit *c, const struct mb_store_result *the
             "manifest", &err);
 }
 
-/* Of a pointer that is too long to be one. */
+static void get_pointer(struct mb_commit *c);
+
+/* Of a pointer that is too long to be one; unless somebody has put another one meanwhile. */
 static void on_pointer_head(void *arg, const struct mb_store_result *r)
 {
     struct mb_commit *c = arg;
@@ -281,6 +283,8 @@ static void on_pointer_head(void *arg, const struct mb_store_result *r)
         return;
     if (r->error != MB_OK && r->error != MB_ENOENT)
         trouble(c, r->error, MB_LATEST_KEY, r->text);
+    else if (r->error == MB_OK && r->size_bytes <= MB_LATEST_MAX_BYTES)
+        get_pointer(c);
     else
         look_and_move(c, r);
 }

@@ -217,7 +217,7 @@ static void move_pointer(struct mb_push *p, const struct mb_store_result *there)
                  &err);
 }
 
-/* Of a pointer that is too long to be one. */
+/* Of a pointer that is too long to be one; unless somebody has put another one meanwhile. */
 static void on_pointer_head(void *arg, const struct mb_store_result *r)
 {
     struct mb_push *p = arg;
@@ -226,6 +226,8 @@ static void on_pointer_head(void *arg, const struct mb_store_result *r)
         return;
     if (r->error != 0 && r->error != MB_ENOENT)
         push_fail(p, r->error, MB_LATEST_KEY, r->text);
+    else if (r->error == 0 && r->size_bytes <= PUSH_LATEST_MAX_BYTES)
+        push_get_pointer(p);
     else
         move_pointer(p, r);
 }

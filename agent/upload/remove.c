@@ -290,19 +290,8 @@ static void on_second_look(struct removal *r, int64_t now_at)
     }
 }
 
-static void on_pointer(void *arg, const struct mb_store_result *result)
+static void pointer_is(struct removal *r, const struct mb_store_result *result, int64_t now_at)
 {
-    struct removal *r = arg;
-    struct mb_err ignored;
-    int64_t now_at = -1;
-
-    if (result->error != 0 && result->error != MB_ENOENT) {
-        fail(r, MB_LATEST_KEY, result);
-        finish(r);
-        return;
-    }
-    if (result->error == 0)
-        mb_latest_parse(result->data, result->data_len, &now_at, &ignored);
     r->has_pointer = result->error == 0;
     r->is_named = now_at == r->opts.it->iteration;
     snprintf(r->etag, sizeof(r->etag), "%s", result->etag);
@@ -310,6 +299,45 @@ static void on_pointer(void *arg, const struct mb_store_result *result)
         on_second_look(r, now_at);
     else
         on_first_look(r, now_at);
+}
+
+/* Of a pointer that is too long to be one: its etag. */
+static void on_pointer_head(void *arg, const struct mb_store_result *result)
+{
+    struct removal *r = arg;
+
+    if (result->error == 0 && result->size_bytes > MB_LATEST_MAX_BYTES)
+        pointer_is(r, result, -1);
+    else if (result->error == 0 && ++r->tries < POINTER_TRIES)
+        look_at_pointer(r); /* somebody has put another one */
+    else if (result->error == MB_ENOENT)
+        pointer_is(r, result, -1);
+    else {
+        if (fail(r, MB_LATEST_KEY, result) == 0)
+            mb_err_set(&r->err, MB_ESTATE, MB_LATEST_KEY " changes all the time");
+        finish(r);
+    }
+}
+
+static void on_pointer(void *arg, const struct mb_store_result *result)
+{
+    struct removal *r = arg;
+    struct mb_err ignored;
+    int64_t now_at = -1;
+
+    if (result->error == MB_EFULL) {
+        if (mb_store_head(r->store, MB_LATEST_KEY, TIMEOUT_MS, on_pointer_head, r, &r->err) != 0)
+            finish(r);
+        return;
+    }
+    if (result->error != 0 && result->error != MB_ENOENT) {
+        fail(r, MB_LATEST_KEY, result);
+        finish(r);
+        return;
+    }
+    if (result->error == 0)
+        mb_latest_parse(result->data, result->data_len, &now_at, &ignored);
+    pointer_is(r, result, now_at);
 }
 
 static void look_at_pointer(struct removal *r)

@@ -309,15 +309,30 @@ class Rm(Checkpoints):
 
     def test_with_a_damaged_pointer(self):
         """Readers take the newest whole one then, so that is the one to keep."""
-        self.pushed(2, 5, 10)
-        self.put(LATEST, b"rubbish")
-        self.assertIn("--force removes it", self.mobula("rm", "--iteration", 10, self.url, status=71))
-        self.assertEqual(self.iterations()[0], {2: "whole", 5: "whole", 10: "whole"})
-        self.mobula("rm", "--iteration", 2, self.url)
-        self.assertEqual(self.iterations(), ({5: "whole", 10: "whole"}, 10))
-        self.put(LATEST, b"rubbish")
+        self.pushed(2, 3, 5, 10)
+        for rubbish, gone in (b"rubbish", 2), (b"9" * 100000, 3):  # the second one is too long to be read
+            self.put(LATEST, rubbish)
+            self.assertIn("--force removes it", self.mobula("rm", "--iteration", 10, self.url, status=71))
+            self.assertIn("is damaged", self.mobula("ls", self.url))
+            self.mobula("rm", "--iteration", gone, self.url)
+            self.assertEqual(self.iterations()[1], 10)
+        self.assertEqual(self.iterations()[0], {5: "whole", 10: "whole"})
+        self.put(LATEST, rubbish)
         self.mobula("rm", "--force", "--iteration", 10, self.url)
         self.assertEqual(self.iterations(), ({5: "whole"}, 5))
+
+    def test_a_damaged_pointer_is_mended_meanwhile(self):
+        """One that is too long is looked at twice: what came in between stays."""
+        self.put(LATEST, b"9" * 100000)
+        five = self.checkpoint(5, name="five")
+        self.proxy.rule("HEAD", LATEST, hold(), times=1)
+        process = self.start("push", five, self.url)
+        servers.wait_for("its second look", lambda: any(r.fault for r in self.proxy.seen("HEAD", LATEST)))
+        self.mobula("push", self.checkpoint(10, name="ten"), self.url, **self.server.direct())
+        self.proxy.clear()
+        out = process.communicate(timeout=100)[0]
+        self.assertEqual(process.returncode, 0, out)
+        self.assertEqual(self.iterations(), ({5: "whole", 10: "whole"}, 10))
 
     def test_forced(self):
         self.pushed(5, 10)

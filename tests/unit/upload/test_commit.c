@@ -16,7 +16,10 @@
 #include "base/clock.h"
 #include "base/fs.h"
 
-enum { DEADLINE_MS = 30000, ITERATION = 10 };
+enum { DEADLINE_MS = 30000, ITERATION = 10, NEWER = 20 };
+
+#define TOO_LONG                                                                                   \
+    "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 
 static const struct mb_manifest_writer writer = {"job", "aa", 1};
 
@@ -86,6 +89,25 @@ int __wrap_mb_store_put(struct mb_store *s, const char *key, const void *p, size
     return mb_remove_start(
         s, &(struct mb_remove_opts){.inv = &held.inv, .it = &held.its[1], .force = held.force},
         on_removed, NULL, err);
+}
+
+/* Before the pointer's head is looked at, this one's store has another pointer. */
+static struct world *mender;
+
+int __real_mb_store_head(struct mb_store *s, const char *key, uint64_t timeout_ms, mb_store_cb cb,
+                         void *arg, struct mb_err *err);
+int __wrap_mb_store_head(struct mb_store *s, const char *key, uint64_t timeout_ms, mb_store_cb cb,
+                         void *arg, struct mb_err *err);
+static void write_pointer(const struct world *w, const char *text);
+
+int __wrap_mb_store_head(struct mb_store *s, const char *key, uint64_t timeout_ms, mb_store_cb cb,
+                         void *arg, struct mb_err *err)
+{
+    if (mender != NULL && strcmp(key, MB_LATEST_KEY) == 0) {
+        write_pointer(mender, "20");
+        mender = NULL;
+    }
+    return __real_mb_store_head(s, key, timeout_ms, cb, arg, err);
 }
 
 /* The next move of the pointer waits until ITERATION is removed; an older one is whole. */
@@ -368,23 +390,54 @@ static void test_the_newest_without_a_pointer_stays(void **state)
     assert_int_equal(read_pointer(w), ITERATION);
 }
 
+/* A pointer that is too long to be one says nothing of what is in use, as any that is damaged. */
+static void test_removed_when_the_pointer_is_too_long(void **state)
+{
+    struct world *w = *state;
+
+    write_older(w);
+    write_manifest(w, "aa", 1);
+    write_good_part(w);
+    write_pointer(w, TOO_LONG);
+    hold_pointer(w, -2);
+    held.force = 1;
+    commit(w, 0);
+    assert_int_equal(w->n_removals, 1);
+    assert_int_equal(w->removed.code, 0);
+    assert_int_equal(w->err.code, MB_ESTATE);
+    assert_int_equal(read_pointer(w), 5);
+}
+
 /* What no iteration can be, short or long, is replaced. */
 static void test_a_damaged_pointer(void **state)
 {
     struct world *w = *state;
-    char text[200];
+    static const char *const texts[] = {TOO_LONG, "x"};
 
-    memset(text, 'x', sizeof(text));
-    text[sizeof(text) - 1] = '\0';
     write_manifest(w, "aa", 1);
     write_good_part(w);
-    for (size_t n = 10; n < sizeof(text); n += 180) {
-        write_pointer(w, text + n);
+    for (size_t i = 0; i < 2; i++) {
+        write_pointer(w, texts[i]);
         w->done = 0;
         commit(w, mb_mono_ms() + 5000);
         assert_int_equal(w->err.code, 0);
         assert_int_equal(read_pointer(w), ITERATION);
     }
+}
+
+/* A long one is looked at twice: what somebody puts in between is newer, and stays. */
+static void test_a_damaged_pointer_is_mended_meanwhile(void **state)
+{
+    struct world *w = *state;
+
+    write_manifest(w, "aa", 1);
+    write_good_part(w);
+    write_pointer(w, TOO_LONG);
+    mender = w;
+    commit(w, mb_mono_ms() + 5000);
+    assert_null(mender);
+    assert_int_equal(w->err.code, 0);
+    assert_int_equal(read_pointer(w), NEWER);
 }
 
 int main(void)
@@ -395,6 +448,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_pointer_is_moved_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_trouble_is_tried_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_damaged_pointer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_damaged_pointer_is_mended_meanwhile, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_removed_when_the_pointer_is_too_long, setup, teardown),
         cmocka_unit_test_setup_teardown(test_removed_before_the_pointer_moves, setup, teardown),
         cmocka_unit_test_setup_teardown(test_removed_before_there_is_a_pointer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_newest_without_a_pointer_stays, setup, teardown)};

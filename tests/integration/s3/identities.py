@@ -6,6 +6,7 @@ import hmac
 import http.client
 import http.server
 import re
+import ssl
 import threading
 import time
 import urllib.parse
@@ -17,12 +18,12 @@ def _sign(key, text):
     return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
 
-def signed_post(port, form, service="sts", region="us-east-1"):
+def signed_post(server, form, service="sts", region="us-east-1"):
     """A form, signed by AWS's rules with the server's root keys: (status, text)."""
     body = urllib.parse.urlencode(form)
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     payload = hashlib.sha256(body.encode()).hexdigest()
-    host = f"127.0.0.1:{port}"
+    host = f"127.0.0.1:{server.port}"
     canonical = f"POST\n/\n\nhost:{host}\nx-amz-content-sha256:{payload}\nx-amz-date:{date}\n\n" \
                 f"host;x-amz-content-sha256;x-amz-date\n{payload}"
     scope = f"{date[:8]}/{region}/{service}/aws4_request"
@@ -31,7 +32,11 @@ def signed_post(port, form, service="sts", region="us-east-1"):
     for part in date[:8], region, service, "aws4_request":
         key = _sign(key, part)
     signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    if server.certificates:
+        context = ssl.create_default_context(cafile=server.certificates.ca)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", "/", body, {
         "Host": host, "X-Amz-Date": date, "X-Amz-Content-Sha256": payload,
         "Content-Type": "application/x-www-form-urlencoded",
@@ -46,14 +51,14 @@ def signed_post(port, form, service="sts", region="us-east-1"):
 ASSUME_ROLE = {"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}
 
 
-def sts_is_up(port):
+def sts_is_up(server):
     """MinIO serves objects before it knows its users."""
-    return "Server not initialized" not in signed_post(port, ASSUME_ROLE)[1]
+    return "Server not initialized" not in signed_post(server, ASSUME_ROLE)[1]
 
 
-def assume_role(port, policy=None):
+def assume_role(server, policy=None):
     """Temporary credentials of MinIO's root: (access key, secret key, session token)."""
-    status, text = signed_post(port, {**ASSUME_ROLE, "Policy": policy} if policy else ASSUME_ROLE)
+    status, text = signed_post(server, {**ASSUME_ROLE, "Policy": policy} if policy else ASSUME_ROLE)
     assert status == 200, (status, text)
     return tuple(re.search(f"<{n}>(.*?)</{n}>", text).group(1) for n in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
 

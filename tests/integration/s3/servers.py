@@ -15,9 +15,11 @@ import tempfile
 import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+from faults import FaultProxy  # noqa: E402
 from ports import free_port  # noqa: E402
 
 KINDS = ("versitygw", "minio")
+KINDS_AND_HOW = (*KINDS, *(f"{kind}-https" for kind in KINDS))  # -https: TLS, and the bucket in the host's name
 BUCKET = "bucket"
 ACCESS_KEY, SECRET_KEY = "testkey", "testsecret123"
 START_TIMEOUT_S = 90  # for a machine that is busy with other things
@@ -178,6 +180,24 @@ def server(kind, directory, **options):
         yield s
     finally:
         s.stop()
+
+
+def server_of(kind, directory, **options):
+    """One of KINDS_AND_HOW."""
+    kind, _, how = kind.partition("-")
+    if how:
+        options.update(certificates=Certificates(directory), virtual=True)
+    return server(kind, directory, **options)
+
+
+@contextlib.contextmanager
+def behind_a_proxy(kind, directory):
+    """One of KINDS_AND_HOW, a proxy in front of it that speaks as the server does, and what reaches that."""
+    port = free_port()
+    with server_of(kind, directory, virtual_port=port) as s:
+        tls = {"certificate": s.certificates.pair, "target_ca": s.certificates.ca} if s.certificates else {}
+        with FaultProxy(s.port, port=port, **tls) as proxy:
+            yield s, proxy, s.environment(f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}")
 
 
 def clean_environment():

@@ -1,8 +1,9 @@
 """Kills at random while checkpoints are uploaded: test_crash.py KIND [--kills N] [--seed S] [--size BYTES] [--spare-driver]
 
 A job on two nodes saves one checkpoint after the other into a real S3 server (KIND: versitygw or
-minio). Agents, ranks, drivers and the server are killed, connections are cut, at random. A reader
-looks at the bucket all the time. What must hold:
+minio, and -https behind it: with TLS, and the bucket in the host's name). Agents, ranks, drivers and
+the server are killed, connections are cut, at random. A reader looks at the bucket all the time. What
+must hold:
 
  - what the pointer names is whole: the manifest is there, and every file with its size and checksum;
    the pointer never goes back
@@ -42,7 +43,7 @@ class Reader(threading.Thread):
 
     def __init__(self, tool, server, pace, scratch):
         super().__init__(daemon=True)
-        self.tool = servers.Tool(tool, server.environment(), url=f"s3://{servers.BUCKET}/{PREFIX}")
+        self.tool = servers.Tool(tool, server.direct(), url=f"s3://{servers.BUCKET}/{PREFIX}")
         self.pace, self.scratch = pace, pathlib.Path(scratch, "read-back")
         self.wrong, self.newest, self.looks, self.files = [], 0, 0, 0
         self.ending = threading.Event()
@@ -305,9 +306,7 @@ def print_left(crash, left):
 
 
 def run(options, directory):
-    with servers.server(options.kind, directory) as server, \
-            faults.FaultProxy(server.port) as proxy, \
-            Cluster(nodes=2, env=server.environment(f"http://127.0.0.1:{proxy.port}")) as cluster:
+    with servers.behind_a_proxy(options.kind, directory) as (server, proxy, env), Cluster(nodes=2, env=env) as cluster:
         crash = Crash(options, cluster, server, proxy, directory)
         try:
             tell(options, crash, *crash_and_rest(options, crash))
@@ -365,7 +364,7 @@ def tell(options, crash, reader, took_s):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tool", help="store_tool")
-    parser.add_argument("kind", choices=servers.KINDS)
+    parser.add_argument("kind", choices=servers.KINDS_AND_HOW)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--size", type=int, default=68 << 20, help="of the big file of each checkpoint")

@@ -1,4 +1,6 @@
-"""Where credentials come from, each way to a real server that checks the signatures: test_credentials.py STORE_TOOL
+"""Where credentials come from, each way to a real server that checks the signatures: test_credentials.py STORE_TOOL KIND [CASE...]
+
+KIND: minio, or minio-https with TLS and the bucket in the host's name.
 
 The keys are temporary ones of a real MinIO. What hands them out is a stand-in: see identities.py.
 """
@@ -10,22 +12,25 @@ import tempfile
 import time
 
 import servers
-from faults import FaultProxy, error
+from faults import error
 from identities import Identities, assume_role, sts_is_up
 
-TOOL = sys.argv[1]
+TOOL, KIND = sys.argv[1:3]
 WEB_IDENTITY = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/train", "AWS_ROLE_SESSION_NAME": "node+1"}
 
 
 class World:
-    def __init__(self, server, proxy, identities, directory):
+    def __init__(self, server, proxy, reach, identities, directory):
         self.server, self.proxy, self.identities, self.dir = server, proxy, identities, directory
+        self.reach = reach  # what processes with keys would need to reach the proxy
         self.secrets = [*identities.keys[1:], servers.SECRET_KEY]
 
     def env(self, **more):
         """No keys, and nothing of this machine's own; proxies that are dead."""
-        env = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.proxy.port}", "HOME": str(self.dir),
-               "AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1"}
+        env = {**self.reach, "AWS_ENDPOINT_URL_S3": self.reach["BUCKET_STORAGE_HOST"], "HOME": str(self.dir),
+               "AWS_EC2_METADATA_DISABLED": "true"}
+        for name in "HOST", "ACCESS_KEY", "SECRET_KEY":
+            del env[f"BUCKET_STORAGE_{name}"]
         env.update(more)
         return {k: v for k, v in env.items() if v is not None}
 
@@ -214,7 +219,7 @@ def permissions(w):
     """Keys that may read and not write."""
     policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": ' \
         '["arn:aws:s3:::bucket/*"]}]}'
-    keys = assume_role(w.server.port, policy)
+    keys = assume_role(w.server, policy)
     with w.tool(AWS_ACCESS_KEY_ID=servers.ACCESS_KEY, AWS_SECRET_ACCESS_KEY=servers.SECRET_KEY) as tool:
         tool.must("put", key="readable", text="text")
     with w.tool(AWS_ACCESS_KEY_ID=keys[0], AWS_SECRET_ACCESS_KEY=keys[1], AWS_SESSION_TOKEN=keys[2]) as tool:
@@ -229,17 +234,19 @@ CASES = [environment, web_identity, renewal, container, metadata, files, permiss
 
 
 def main():
-    only = sys.argv[2:]
+    only = sys.argv[3:]
     with tempfile.TemporaryDirectory(prefix="mobula-s3-") as directory:
-        with servers.server("minio", directory) as server:
-            servers.wait_for("MinIO's own STS", lambda: sts_is_up(server.port))
+        with servers.behind_a_proxy(KIND, directory) as (server, proxy, reach):
+            servers.wait_for("MinIO's own STS", lambda: sts_is_up(server))
             for case in CASES:
                 if only and case.__name__ not in only:
                     continue
                 began = time.monotonic()
                 home = pathlib.Path(tempfile.mkdtemp(dir=directory))
-                with FaultProxy(server.port) as proxy, Identities(assume_role(server.port)) as identities:
-                    case(World(server, proxy, identities, home))
+                proxy.clear()
+                proxy.requests.clear()
+                with Identities(assume_role(server)) as identities:
+                    case(World(server, proxy, reach, identities, home))
                 print(f"ok   {case.__name__} {time.monotonic() - began:.1f} s", flush=True)
 
 

@@ -1,5 +1,6 @@
 """100,000 small files through `mobula checkpoint push` and `pull`: test_many.py MOBULA KIND [--files N]
 
+KIND-https: with TLS, and the bucket in the host's name.
 Bounds: the wall clock of either, and the memory of the program at its peak.
 """
 
@@ -57,14 +58,14 @@ def timed(what, n, command, env, directory):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("mobula")
-    parser.add_argument("kind", choices=servers.KINDS)
+    parser.add_argument("kind", choices=servers.KINDS_AND_HOW)
     parser.add_argument("--files", type=int, default=100_000)
     options = parser.parse_args()
     n = options.files
     with tempfile.TemporaryDirectory(prefix="mb-many-") as directory:
         directory = pathlib.Path(directory)
         make(directory / "from", n)
-        with servers.server(options.kind, directory) as server:
+        with servers.server_of(options.kind, directory) as server:
             env = {**servers.clean_environment(), **server.environment()}
             checkpoint = [options.mobula, "checkpoint"]
             out = timed("push", n, [*checkpoint, "push", str(directory / "from"), URL], env, directory)

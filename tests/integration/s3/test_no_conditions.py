@@ -25,9 +25,8 @@ def is_conditional(request):
 def main():
     tool_path, kind = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="mb-nocond-") as directory, \
-            servers.server(kind, directory) as server, faults.FaultProxy(server.port) as proxy, \
-            Cluster(nodes=2, env=server.environment(f"http://127.0.0.1:{proxy.port}")) as cluster, \
-            servers.Tool(tool_path, server.environment(), url=f"s3://{servers.BUCKET}/run") as tool:
+            servers.behind_a_proxy(kind, directory) as (server, proxy, env), Cluster(nodes=2, env=env) as cluster, \
+            servers.Tool(tool_path, server.direct(), url=f"s3://{servers.BUCKET}/run") as tool:
         proxy.rule("", "", faults.error(501, "NotImplemented"), when=is_conditional)
         save = pathlib.Path(directory, "save")
         save.mkdir()

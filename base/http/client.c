@@ -33,8 +33,7 @@ enum {
     DEFAULT_STALL_TIMEOUT_MS = 30000,
     CONNECT_TIMEOUT_MS = 10000,
     MAX_HEADER_BYTES = 256 * 1024,
-    UPLOAD_BUFFER_BYTES = 256 * 1024,
-    DOWNLOAD_BUFFER_BYTES = 128 * 1024
+    UPLOAD_BUFFER_BYTES = 256 * 1024
 };
 
 /* ---- callbacks of a transfer ---- */
@@ -141,6 +140,9 @@ static size_t to_sink(struct mb_http_fetch *f, const char *p, size_t n)
         rc = f->sink(f->sink_arg, p, n);
     if (rc == MB_HTTP_SINK_PAUSE)
         return CURL_WRITEFUNC_PAUSE;
+    /* Both directions: one alone has libcurl look at the socket once more, and read. */
+    if (rc == MB_HTTP_SINK_FULL && curl_easy_pause(f->easy, CURLPAUSE_ALL) != CURLE_OK)
+        rc = MB_ENOMEM;
     if (rc < 0)
         f->failure = rc;
     return f->failure ? 0 : n;
@@ -580,7 +582,7 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MB_CLIENT_MIN_BYTES_PER_S);
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((f->stall_ms + 999) / 1000));
     }
-    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)DOWNLOAD_BUFFER_BYTES);
+    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)MB_HTTP_READ_BYTES);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, f);
     rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_write);

@@ -41,7 +41,8 @@ struct mb_http_response {
 };
 typedef void (*mb_http_response_cb)(void *arg, const struct mb_http_response *r);
 
-enum { MB_HTTP_SINK_PAUSE = 1 };
+enum { MB_HTTP_SINK_PAUSE = 1, MB_HTTP_SINK_FULL = 2 };
+enum { MB_HTTP_READ_BYTES = 128 * 1024 }; /* at most, of one read of a connection */
 
 struct mb_http_request {
     const char *method; /* "GET", "PUT", ... */
@@ -53,7 +54,9 @@ struct mb_http_request {
     uint64_t body_offset;
     /* A sink for the response body of 2xx answers; negative return aborts. NULL: buffered.
      * MB_HTTP_SINK_PAUSE: nothing was taken; the same bytes come again after mb_http_fetch_resume()
-     * (perhaps from inside it), and the server is not read meanwhile. */
+     * (perhaps from inside it), and the server is not read meanwhile. libcurl keeps a copy of them.
+     * MB_HTTP_SINK_FULL costs no copy: they were taken, and after what was read already, less than
+     * MB_HTTP_READ_BYTES, nothing more comes before mb_http_fetch_resume(). */
     int (*sink)(void *arg, const void *p, size_t n);
     /* Before the first byte goes to the sink: status and headers are known. Negative aborts. */
     int (*head)(void *sink_arg, const struct mb_http_response *r);
@@ -76,7 +79,7 @@ int mb_http_fetch(struct mb_http_client *c, const struct mb_http_request *reques
 void mb_http_fetch_cancel(struct mb_http_fetch *f);
 /* All of the body is on its way: the server may act on it, whatever becomes of the connection. */
 int mb_http_fetch_is_sent(const struct mb_http_fetch *f);
-/* After a sink said MB_HTTP_SINK_PAUSE; not from inside a callback of f. */
+/* After a sink said MB_HTTP_SINK_PAUSE or _FULL; not from inside a callback of f. */
 void mb_http_fetch_resume(struct mb_http_fetch *f);
 
 /* ---- WebSocket client (for following logs); messages in, nothing out ---- */

@@ -101,7 +101,7 @@ void s3_call_cancel(struct s3_call *call);
 void s3_call_end(struct s3_call *call, uint64_t patience_ms);
 /* Noted for the endpoint and said, once. */
 void s3_has_no_conditions(struct s3 *s, const char *why);
-/* After its sink said MB_HTTP_SINK_PAUSE. */
+/* After its sink said MB_HTTP_SINK_PAUSE or _FULL. */
 void s3_call_resume(struct s3_call *call);
 /* Copies an answer's failure into the operation's error. */
 void s3_op_fail(struct mb_store_op *op, const struct s3_answer *a);

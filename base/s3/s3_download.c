@@ -7,8 +7,9 @@
  *    (If-Match), so that a change in between is an error and never a mixture.
  * 3. The bytes of a range are summed as they come, while they are in the processor's cache, and
  *    fill a buffer of 256 KiB; full, it goes to the pool, which writes it, while the other buffer
- *    fills. Both full: the server is not read meanwhile. So memory is bounded by the connections,
- *    not by sizes. One thread at a time writes a file: several would spin for its lock, and burn
+ *    fills. No room for another read of the socket: there is none until the pool is through, so
+ *    that libcurl need not keep what does not fit. So memory is bounded by the connections, not by
+ *    sizes. One thread at a time writes a file: several would spin for its lock, and burn
  *    more processor time than the writing takes. An attempt that broke off begins its range anew,
  *    after what the pool still has of it. A range that is through begins its way onto the disk.
  *    Where only the checksum is wanted there are no buffers.
@@ -280,7 +281,12 @@ static void buffer_written(struct range *r)
         s3_call_cancel(r->call);
     } else if (r->is_paused) {
         r->is_paused = 0;
-        s3_call_resume(r->call);
+        if (r->n_filling == BUFFER_BYTES && write_out(r) != 0) {
+            mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
+            s3_call_cancel(r->call);
+        } else {
+            s3_call_resume(r->call);
+        }
     }
 }
 
@@ -341,6 +347,11 @@ static int take_bytes(void *arg, const void *p, size_t n)
         /* A piece that does not fit is let in only while the pool has nothing, so this is one. */
         if (r->n_filling == BUFFER_BYTES && !r->in_pool && write_out(r) != 0)
             return refuse(r, MB_ENOMEM, "out of memory");
+    }
+    if (r->in_pool && !r->is_paused && r->n_filling + MB_HTTP_READ_BYTES > BUFFER_BYTES &&
+        r->received < range_len(r->down, r->index)) {
+        r->is_paused = 1;
+        return MB_HTTP_SINK_FULL;
     }
     return 0;
 }

@@ -278,6 +278,8 @@ struct slow_sink {
     int n_heads;
     int n_pauses;
     int is_paused;
+    int is_full; /* it takes what comes, and wants no more */
+    size_t n_since_full;
     int refuses;
 };
 
@@ -294,20 +296,26 @@ static int slow_head(void *arg, const struct mb_http_response *r)
 static int slow_take(void *arg, const void *p, size_t n)
 {
     struct slow_sink *s = arg;
+    if (s->is_full) {
+        s->n_since_full = s->is_paused ? s->n_since_full + n : 0;
+        assert_true(s->n_since_full < MB_HTTP_READ_BYTES);
+        s->n_pauses++;
+        s->is_paused = 1;
+        return mb_buf_add(&s->w->sunk, p, n) == 0 ? MB_HTTP_SINK_FULL : MB_ENOMEM;
+    }
     s->is_paused = !s->is_paused;
     s->n_pauses += s->is_paused;
     return s->is_paused ? MB_HTTP_SINK_PAUSE : mb_buf_add(&s->w->sunk, p, n);
 }
 
-static void test_head_and_pause(void **state)
+static void head_and_pause(int is_full)
 {
     struct world w;
-    struct slow_sink s = {.w = &w};
+    struct slow_sink s = {.w = &w, .is_full = is_full};
     struct mb_buf data = {0};
     struct mb_http_fetch *f;
     struct mb_err err;
     char url[64];
-    (void)state;
     world_open(&w);
     for (int i = 0; i < 300000; i++)
         assert_int_equal(mb_buf_printf(&data, "%06d ", i), 0);
@@ -325,8 +333,10 @@ static void test_head_and_pause(void **state)
         mb_loop_turn(&w.loop);
         for (int i = 0; i < 3; i++) /* paused: nothing comes */
             uv_run(&w.loop, s.is_paused ? UV_RUN_NOWAIT : UV_RUN_ONCE);
-        if (s.is_paused && w.n_answers == 0)
+        if (s.is_paused && w.n_answers == 0) {
+            s.is_paused &= !is_full;
             mb_http_fetch_resume(f);
+        }
     }
     assert_int_equal(w.error, 0);
     assert_int_equal(s.n_heads, 1);
@@ -338,6 +348,19 @@ static void test_head_and_pause(void **state)
     assert_int_equal(w.error, MB_ESTATE);
     mb_buf_close(&data);
     world_close(&w);
+}
+
+static void test_head_and_pause(void **state)
+{
+    (void)state;
+    head_and_pause(0);
+}
+
+/* What it says after each piece: the last one, too, and the answer comes nevertheless. */
+static void test_full(void **state)
+{
+    (void)state;
+    head_and_pause(1);
 }
 
 static void test_no_way_round_a_proxy_but_when_asked(void **state)
@@ -622,6 +645,7 @@ int main(void)
         cmocka_unit_test(test_methods),
         cmocka_unit_test(test_file_body_and_sink),
         cmocka_unit_test(test_head_and_pause),
+        cmocka_unit_test(test_full),
         cmocka_unit_test(test_no_way_round_a_proxy_but_when_asked),
         cmocka_unit_test(test_sockets_close_at_exec),
         cmocka_unit_test(test_receive_ahead),

@@ -4,6 +4,7 @@ Rows: up, small, down, tls, resume, limited, sealed, sparse (all but sparse with
 machine, so what a client does not use of it the server has. Rounds are rotated; files are read once before each run, so
 that all find them in the page cache. CPU seconds and memory are those that wait4 tells of the client.
 The ceiling is sendfile(2) of each file as one PUT over a connection of its own, from threads: plain HTTP, no checksums.
+That of downloads (recv) is recv(2) into one buffer a thread and pwrite(2) from it, then fsync(2): the same, and no checksums.
 --scale 0.125 makes everything an eighth as large.
 """
 
@@ -119,6 +120,8 @@ class Bench:
         bucket = servers.BUCKET
         at = f"s3://{bucket}/{place}"
         return {
+            "recv": lambda to: self.client([sys.executable, __file__, "--ceiling-down", server.port,
+                                            server.root / bucket, place, to], server),
             "mobula": lambda to: self.client([lib.MOBULA, "checkpoint", "pull", at, to], server),
             "mobula verify": lambda to: self.client([lib.MOBULA, "checkpoint", "verify", at], server),
             "mc": lambda to: self.client([BIN / "mc", "--quiet", "cp", "-r", f"vg/{bucket}/{place}/", f"{to}/"], server),
@@ -298,41 +301,76 @@ def ratios(runs):
     return runs
 
 
-def ceiling(port, data, place):
-    """PUTs with sendfile, signed, UNSIGNED-PAYLOAD."""
-    def sign(path, date):
-        def mac(key, text):
-            return hmac.new(key, text.encode(), hashlib.sha256).digest()
-        host = f"127.0.0.1:{port}"
-        headers = f"host:{host}\nx-amz-content-sha256:UNSIGNED-PAYLOAD\nx-amz-date:{date}\n"
-        names = "host;x-amz-content-sha256;x-amz-date"
-        request = f"PUT\n{path}\n\n{headers}\n{names}\nUNSIGNED-PAYLOAD"
-        scope = f"{date[:8]}/us-east-1/s3/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        key = mac(mac(mac(mac(f"AWS4{servers.SECRET_KEY}".encode(), date[:8]), "us-east-1"), "s3"), "aws4_request")
-        return (f"AWS4-HMAC-SHA256 Credential={servers.ACCESS_KEY}/{scope}, SignedHeaders={names}, "
-                f"Signature={hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}")
+def head_of(method, port, path, more=""):
+    """The head of a request without a checksum of its body, signed."""
+    def mac(key, text):
+        return hmac.new(key, text.encode(), hashlib.sha256).digest()
+    host, date = f"127.0.0.1:{port}", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    headers = f"host:{host}\nx-amz-content-sha256:UNSIGNED-PAYLOAD\nx-amz-date:{date}\n"
+    names = "host;x-amz-content-sha256;x-amz-date"
+    request = f"{method}\n{path}\n\n{headers}\n{names}\nUNSIGNED-PAYLOAD"
+    scope = f"{date[:8]}/us-east-1/s3/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    key = mac(mac(mac(mac(f"AWS4{servers.SECRET_KEY}".encode(), date[:8]), "us-east-1"), "s3"), "aws4_request")
+    return (f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{more}x-amz-content-sha256: UNSIGNED-PAYLOAD\r\n"
+            f"x-amz-date: {date}\r\nAuthorization: AWS4-HMAC-SHA256 Credential={servers.ACCESS_KEY}/{scope}, "
+            f"SignedHeaders={names}, Signature={mac(key, text).hex()}\r\n\r\n").encode()
 
+
+def answer_head(s):
+    """The head of an answer that is 200, and what came of its body."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        data = s.recv(65536)
+        if not data:
+            raise SystemExit(f"the answer ends early: {answer!r}")
+        answer += data
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(answer.decode(errors="replace"))
+    return answer.split(b"\r\n\r\n", 1)
+
+
+def ceiling(port, data, place):
+    """PUTs with sendfile."""
     def work(files):
         with socket.create_connection(("127.0.0.1", port)) as s:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for file in files:
-                path, date = f"/{servers.BUCKET}/{place}/{file.name}", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
                 size = file.stat().st_size
-                s.sendall((f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {size}\r\n"
-                           f"x-amz-content-sha256: UNSIGNED-PAYLOAD\r\nx-amz-date: {date}\r\n"
-                           f"Authorization: {sign(path, date)}\r\n\r\n").encode())
+                s.sendall(head_of("PUT", port, f"/{servers.BUCKET}/{place}/{file.name}", f"Content-Length: {size}\r\n"))
                 with open(file, "rb") as f:
                     at = 0
                     while at < size:
                         at += os.sendfile(s.fileno(), f.fileno(), at, size - at)
-                answer = b""
-                while b"\r\n\r\n" not in answer:
-                    answer += s.recv(65536)
-                if not answer.startswith(b"HTTP/1.1 200"):
-                    raise SystemExit(answer.decode(errors="replace"))
+                answer_head(s)
+    in_threads(work, sorted(pathlib.Path(data).iterdir()))
 
-    files = sorted(pathlib.Path(data).iterdir())
+
+def ceiling_down(port, bucket, place, to):
+    """GETs of the files of the checkpoint that lies in the server's own directory."""
+    def work(files):
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)  # as mobula's
+            s.connect(("127.0.0.1", port))
+            buffer = memoryview(bytearray(256 << 10))
+            for file in files:
+                left = file.stat().st_size
+                s.sendall(head_of("GET", port, f"/{servers.BUCKET}/{file.relative_to(bucket)}"))
+                body = answer_head(s)[1]
+                with open(pathlib.Path(to, file.name), "wb", buffering=0) as f:
+                    f.write(body)
+                    left -= len(body)
+                    while left > 0:
+                        n = s.recv_into(buffer[:min(left, len(buffer))])
+                        if n == 0:
+                            raise SystemExit("the body ends early")
+                        f.write(buffer[:n])
+                        left -= n
+                    os.fsync(f.fileno())
+    in_threads(work, sorted(pathlib.Path(bucket, place).rglob("*.bin")))
+
+
+def in_threads(work, files):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(work, [files[i::8] for i in range(8)]))
 
@@ -340,6 +378,9 @@ def ceiling(port, data, place):
 def main():
     if sys.argv[1:2] == ["--ceiling"]:
         ceiling(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        return
+    if sys.argv[1:2] == ["--ceiling-down"]:
+        ceiling_down(int(sys.argv[2]), *sys.argv[3:6])
         return
     parser = argparse.ArgumentParser()
     parser.add_argument("--scale", type=float, default=1)

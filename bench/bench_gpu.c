@@ -1,5 +1,5 @@
 /*
- * bench_gpu BACKEND [--dtype bf16|fp32] [--micro-batch N] [--micro-batches N] [--steps N]
+ * bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] [--micro-batches N] [--steps N]
  *           [--layers N] [--hidden N] [--heads N] [--seq N] [--vocab N] [--style gpt2|llama]
  *           [--groups N] [--ffn N]
  *
@@ -23,6 +23,9 @@
 #include "worker/model/optimizer.h"
 
 enum { MAX_ROWS = 64 };
+
+static const double LOSS_SCALE = 65536;                       /* of fp16 */
+static const char *const DTYPES[] = {"fp32", "bf16", "fp16"}; /* by enum mb_dtype */
 
 struct options {
     const char *backend;
@@ -194,7 +197,8 @@ static int setup(struct bench *b, struct mb_err *err)
 static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err *err)
 {
     double sum, n, norm2;
-    struct mb_gpt_step s = {.grad_scale = 1.0 / (double)(b->n_tokens * b->o.micro_batches),
+    const double scale = b->o.dtype == MB_DTYPE_F16 ? LOSS_SCALE : 1;
+    struct mb_gpt_step s = {.grad_scale = scale / (double)(b->n_tokens * b->o.micro_batches),
                             .iteration = iteration};
     mb_gpt_zero_grads(b->model);
     int rc = 0;
@@ -206,7 +210,8 @@ static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err 
         rc = mb_optimizer_squared_norm(b->optimizer, &norm2, err);
     if (rc != 0)
         return rc;
-    mb_optimizer_step(b->optimizer, 1e-4, 0.01, mb_optimizer_clip(sqrt(norm2), 1.0));
+    mb_optimizer_step(b->optimizer, 1e-4, 0.01,
+                      mb_optimizer_clip(sqrt(norm2) / scale, 1.0) / scale);
     mb_gpt_weights_changed(b->model);
     *loss = sum / n;
     return b->dev.ops->synchronize(b->dev.ctx, b->dev.stream, err);
@@ -237,7 +242,7 @@ static void report(const struct bench *b, double *ms, double loss)
     printf(
         "%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s, %zu x %zu samples a step\n",
         o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
-        o->vocab, o->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", o->micro_batches, o->micro_batch);
+        o->vocab, DTYPES[o->dtype], o->micro_batches, o->micro_batch);
     printf("ms of each step:");
     for (size_t i = 0; i < o->steps; i++)
         printf(" %.1f", ms[i]);
@@ -289,6 +294,16 @@ static int run(struct bench *b, struct mb_err *err)
     return rc;
 }
 
+static int parse_dtype(const char *text, enum mb_dtype *out)
+{
+    for (size_t i = 0; i < sizeof(DTYPES) / sizeof(DTYPES[0]); i++)
+        if (strcmp(text, DTYPES[i]) == 0) {
+            *out = (enum mb_dtype)i;
+            return 1;
+        }
+    return 0;
+}
+
 /* 0, or -1 for a line that is not understood. */
 static int parse(int argc, char **argv, struct options *o)
 {
@@ -310,9 +325,7 @@ static int parse(int argc, char **argv, struct options *o)
     o->backend = argv[1];
     for (int i = 2; i < argc; i += 2) {
         size_t k = 0, n_numbers = sizeof(numbers) / sizeof(numbers[0]);
-        if (strcmp(argv[i], "--dtype") == 0 &&
-            (strcmp(argv[i + 1], "bf16") == 0 || strcmp(argv[i + 1], "fp32") == 0)) {
-            o->dtype = argv[i + 1][0] == 'b' ? MB_DTYPE_BF16 : MB_DTYPE_F32;
+        if (strcmp(argv[i], "--dtype") == 0 && parse_dtype(argv[i + 1], &o->dtype)) {
             continue;
         }
         if (strcmp(argv[i], "--style") == 0 &&
@@ -344,7 +357,7 @@ int main(int argc, char **argv)
                             .vocab = 50257}};
     struct mb_err err = {0};
     if (parse(argc, argv, &b.o) != 0) {
-        fprintf(stderr, "usage: bench_gpu BACKEND [--dtype bf16|fp32] [--micro-batch N] "
+        fprintf(stderr, "usage: bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] "
                         "[--micro-batches N] [--steps N] [--layers N] [--hidden N] [--heads N] "
                         "[--seq N] [--vocab N] [--style gpt2|llama] [--groups N] [--ffn N]\n");
         return 64;

@@ -154,7 +154,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
 #undef GROUP
 #define GROUP "mixed precision"
     I("bf16", FLAG, NULL, bf16, "activations and products in bf16, with fp32 weights behind them; GPUs only"),
-    I("fp16", FLAG, NULL, fp16, "activations and products in fp16, with fp32 weights behind them and a scaled loss; on GPUs not provided"),
+    I("fp16", FLAG, NULL, fp16, "activations and products in fp16, with fp32 weights behind them and a scaled loss"),
     NOTED("fp16-lm-cross-entropy", FLAG, NULL, "the loss is always fp32"),
     NOTED("grad-reduce-in-bf16", FLAG, NULL, "gradients are reduced in fp32"),
     NOTED("accumulate-allreduce-grads-in-fp32", FLAG, NULL, "gradients are always fp32"),

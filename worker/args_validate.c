@@ -71,10 +71,6 @@ static int check_device(struct mb_args *a, struct mb_err *err)
             return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
         }
     }
-    if (on_gpu && a->fp16) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--fp16: not provided by this version; GPUs train in fp32 or --bf16");
-    }
     return 0;
 }
 

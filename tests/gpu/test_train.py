@@ -14,6 +14,7 @@ MODEL = ("--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 
          "--eval-interval 100 --eval-iters 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 "
          "--train-iters 12").split()
 CPU, GPU, BF16 = ["--distributed-backend", "gloo"], [], ["--bf16"]
+FP16 = ["--fp16", "--initial-loss-scale", "1024"]
 
 
 def run(*args, env=()):
@@ -49,12 +50,29 @@ class Train(unittest.TestCase):
         self.assertEqual(len(want), 12)
         self.assert_close(losses(self.train(*GPU)), want, 1e-4)
         self.assert_close(losses(self.train(*BF16)), want, 2e-2)
+        self.assert_close(losses(self.train(*FP16)), want, 5e-3)
+        self.assert_close(losses(self.train(*CPU, *FP16)), want, 5e-3)
+        self.assert_close(losses(self.train(*FP16, "--use-distributed-optimizer")), want, 5e-3)
+
+    def test_overflows(self):
+        """From 2^32 on, on the GPU as on the CPU: steps are left out until the scale fits, the first overflow is forgiven."""
+        for device in (GPU, CPU):
+            out = self.train(*device, "--fp16", "--train-iters", "30")
+            lines = re.findall(r"(lm loss: \S+ \| )?loss scale: (\S+) \|( grad norm: \S+ \|)? number of skipped iterations: +(\d+) \|",
+                               out)
+            self.assertEqual(len(lines), 30)
+            n = sum(int(skipped) for *_, skipped in lines)
+            print(f"  {n} iterations left out")
+            self.assertTrue(4 < n < 26)
+            self.assertEqual([float(scale) for _, scale, *_ in lines], [2.0**(32 - max(0, min(i, n) - 1)) for i in range(1, 31)])
+            for i, (loss, _, norm, skipped) in enumerate(lines, 1):
+                self.assertEqual((bool(loss), bool(norm), skipped), (i > n, i > n, "1" if i <= n else "0"))
 
     def test_checkpoints_go_both_ways(self):
-        """Four iterations on the CPU, four on the GPU, four on the CPU are twelve on the CPU; so with bf16 in the middle."""
+        """Four iterations on the CPU, four on the GPU, four on the CPU are twelve on the CPU; so with bf16 or fp16 in the middle."""
         want = losses(self.train(*CPU))
         for name, middle, bound in (("fp32", GPU, 1e-4), ("bf16", BF16, 2e-2), ("async", [*GPU, "--async-save"], 1e-4),
-                                    ("bf16, async", [*BF16, "--async-save"], 2e-2)):
+                                    ("bf16, async", [*BF16, "--async-save"], 2e-2), ("fp16", FP16, 5e-3)):
             with self.subTest(name):
                 where = os.path.join(self.dir, name)
                 keep = ["--save", where, "--load", where, "--save-interval", "4"]

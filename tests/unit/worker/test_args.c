@@ -167,7 +167,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
 {
     (void)state;
     static const char *const GIVEN[] = {
-        "--fp16 --distributed-backend nccl",
         "--position-embedding-type mrope",
         "--rotary-interleaved",
         "--squared-relu",

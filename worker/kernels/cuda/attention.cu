@@ -1,5 +1,5 @@
 /*
- * Causal attention in fp32 arithmetic, for every shape and both dtypes: a warp has one row. Shapes
+ * Causal attention in fp32 arithmetic, for every shape and all dtypes: a warp has one row. Shapes
  * that cuDNN takes go there (dnn.c), others that matrix units take to attention_mma.cu or
  * attention_hopper.cu.
  *
@@ -115,15 +115,15 @@ __global__ void delta_kernel(const __grid_constant__ struct attention a, const T
 }
 
 /* The same for heads of D channels at 16-byte boundaries: D / 8 lanes have a row. */
-template <int D>
-__global__ void delta_vectors_kernel(const __grid_constant__ struct attention a, const bf16 *out,
-                                     const bf16 *d_out, float *delta, size_t n_rows)
+template <class T, int D>
+__global__ void delta_vectors_kernel(const __grid_constant__ struct attention a, const T *out,
+                                     const T *d_out, float *delta, size_t n_rows)
 {
     constexpr int LANES = D / 8;
     const size_t at = blockIdx.x * (size_t)THREADS + threadIdx.x, row = at / LANES;
     float sum = 0;
     if (row < n_rows) {
-        const vec<bf16> x = load_vec(out + at * 8), y = load_vec(d_out + at * 8);
+        const vec<T> x = load_vec(out + at * 8), y = load_vec(d_out + at * 8);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sum += to_float(x.v[i]) * to_float(y.v[i]);
@@ -243,15 +243,16 @@ template <class T> static void delta(struct mb_stream *s, const struct mb_attent
         attention_of(&a->shape), (const T *)a->out, (const T *)a->d_out, a->scratch);
 }
 
+template <class T>
 static void delta_vectors(struct mb_stream *s, const struct mb_attention_backward *a)
 {
     const struct mb_attention_shape *shape = &a->shape;
     const size_t rows = shape->n_samples * shape->seq * shape->n_heads;
     const unsigned blocks = blocks_for(rows * shape->head_dim / 8, THREADS);
     const auto kernel =
-        shape->head_dim == 64 ? delta_vectors_kernel<64> : delta_vectors_kernel<128>;
-    kernel<<<blocks, THREADS, 0, s->cuda>>>(attention_of(shape), (const bf16 *)a->out,
-                                            (const bf16 *)a->d_out, a->scratch, rows);
+        shape->head_dim == 64 ? delta_vectors_kernel<T, 64> : delta_vectors_kernel<T, 128>;
+    kernel<<<blocks, THREADS, 0, s->cuda>>>(attention_of(shape), (const T *)a->out,
+                                            (const T *)a->d_out, a->scratch, rows);
 }
 
 template <class T, bool DROPS>
@@ -278,10 +279,11 @@ void mb_cuda_attention_forward(struct mb_context *ctx, struct mb_stream *stream,
             mb_cuda_attention_hopper_forward(stream, a);
         else
             mb_cuda_attention_mma_forward(stream, a);
-    } else if (a->dtype == MB_DTYPE_BF16) {
-        drops ? forward<bf16, true>(stream, a) : forward<bf16, false>(stream, a);
     } else {
-        drops ? forward<float, true>(stream, a) : forward<float, false>(stream, a);
+        with_type(a->dtype, [&](auto t) {
+            typedef decltype(t) T;
+            drops ? forward<T, true>(stream, a) : forward<T, false>(stream, a);
+        });
     }
     mb_cuda_launched(stream, "attention");
 }
@@ -293,17 +295,20 @@ void mb_cuda_attention_backward(struct mb_context *ctx, struct mb_stream *stream
     if (is_too_large(stream, &a->shape) || mb_cuda_dnn_attention_backward(ctx->dnn, stream, a))
         return;
     if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
-        delta_vectors(stream, a);
+        if (a->dtype == MB_DTYPE_F16)
+            delta_vectors<fp16>(stream, a);
+        else
+            delta_vectors<bf16>(stream, a);
         if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
             mb_cuda_attention_hopper_backward(stream, a);
         else
             mb_cuda_attention_mma_backward(stream, a);
-    } else if (a->dtype == MB_DTYPE_BF16) {
-        delta<bf16>(stream, a);
-        drops ? backward<bf16, true>(stream, a) : backward<bf16, false>(stream, a);
     } else {
-        delta<float>(stream, a);
-        drops ? backward<float, true>(stream, a) : backward<float, false>(stream, a);
+        with_type(a->dtype, [&](auto t) {
+            typedef decltype(t) T;
+            delta<T>(stream, a);
+            drops ? backward<T, true>(stream, a) : backward<T, false>(stream, a);
+        });
     }
     mb_cuda_launched(stream, "attention gradient");
 }

@@ -1,6 +1,6 @@
 /*
- * Causal attention in bf16 with heads of 64 channels on Hopper's matrix units: the kernels of
- * attention_mma.cu, with products by warp groups, which read their right operands from shared
+ * Causal attention in bf16 or fp16 with heads of 64 channels on Hopper's matrix units: the kernels
+ * of attention_mma.cu, with products by warp groups, which read their right operands from shared
  * memory themselves. A warp group has 64 queries (or keys), a warp 16 of them.
  *
  * Left operands of scores lie in shared memory, too: kept in registers over several tiles they came
@@ -21,37 +21,39 @@ enum {
     FORWARD_GROUPS = 2
 };
 
-struct forward_shared {
-    bf16 q[FORWARD_GROUPS * TILE], k[2][TILE], v[2][TILE];
+template <class T> struct forward_shared {
+    T q[FORWARD_GROUPS * TILE], k[2][TILE], v[2][TILE];
 };
 
-struct keys_shared {
-    bf16 k[TILE], v[TILE], q[2][TILE], d_out[2][TILE];
+template <class T> struct keys_shared {
+    T k[TILE], v[TILE], q[2][TILE], d_out[2][TILE];
     float log2_sum[2][ROWS], delta[2][ROWS];
 };
 
-struct queries_shared {
-    bf16 q[TILE], d_out[TILE], k[2][TILE], v[2][TILE];
+template <class T> struct queries_shared {
+    T q[TILE], d_out[TILE], k[2][TILE], v[2][TILE];
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* x [64, 64] = a b^T over all columns; begun only. */
+template <class T>
 static __device__ __forceinline__ void begin_scores(float (&x)[8][4], uint64_t a, uint64_t b)
 {
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        wgmma_transposed(x, a + k * WGMMA_COLUMNS_16, b + k * WGMMA_COLUMNS_16, k > 0);
+        wgmma_transposed<T>(x, a + k * WGMMA_COLUMNS_16, b + k * WGMMA_COLUMNS_16, k > 0);
     wgmma_commit();
 }
 
 /* sum [64, 64] += p b over all rows of b; begun only. */
+template <class T>
 static __device__ __forceinline__ void begin_sum(float (&sum)[8][4], const uint32_t (&p)[4][4],
                                                  uint64_t b)
 {
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++)
-        wgmma_rows(sum, p[k], b + k * WGMMA_ROWS_16);
+        wgmma_rows<T>(sum, p[k], b + k * WGMMA_ROWS_16);
     wgmma_commit();
 }
 
@@ -70,14 +72,14 @@ static __device__ __forceinline__ void await_tile(bool another_is_loading)
 
 /* ---- forward ---- */
 
-template <bool DROPS>
+template <class T, bool DROPS>
 __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
-    hopper_forward_kernel(const __grid_constant__ struct attention a, const bf16 *qkv, bf16 *out,
+    hopper_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, T *out,
                           float *log_sum, const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
-    auto &shared = *reinterpret_cast<forward_shared *>(memory);
+    auto &shared = *reinterpret_cast<forward_shared<T> *>(memory);
     constexpr int THREADS = FORWARD_GROUPS * GROUP, QUERIES = FORWARD_GROUPS * ROWS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES; /* the longest walks begin first */
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
             float x[8][4];
             uint32_t p[4][4];
             wgmma_begin();
-            begin_scores(x, q, wgmma_tile(shared.k[now]));
+            begin_scores<T>(x, q, wgmma_tile(shared.k[now]));
             wgmma_wait<0>();
             wgmma_guard(x);
             if (j0 == group_first)
@@ -124,11 +126,11 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
             }
             if (DROPS)
                 drop_scores<KEYS>(a, d, h.index, x, mine, j0);
-            pack_a<KEYS>(p, x);
+            pack_a<T, KEYS>(p, x);
             wgmma_guard(p);
             wgmma_guard(sum);
             wgmma_begin();
-            begin_sum(sum, p, wgmma_tile(shared.v[now]));
+            begin_sum<T>(sum, p, wgmma_tile(shared.v[now]));
             wgmma_wait<0>();
             wgmma_guard(sum);
         }
@@ -151,15 +153,15 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
 
 /* ---- backward: keys ---- */
 
-template <bool DROPS>
+template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
-    hopper_keys_kernel(const __grid_constant__ struct attention a, const bf16 *qkv,
-                       const bf16 *d_out, const float *log_sum, const float *delta, bf16 *d_qkv,
+    hopper_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
+                       const float *log_sum, const float *delta, T *d_qkv,
                        const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
-    auto &shared = *reinterpret_cast<keys_shared *>(memory);
+    auto &shared = *reinterpret_cast<keys_shared<T> *>(memory);
     const int warp = threadIdx.x / WARP, j0 = (int)blockIdx.x * ROWS, mine = j0 + warp * 16;
     const int per_group = (int)(a.n_heads / a.n_groups);
     const size_t sample = blockIdx.y / a.n_groups;
@@ -199,8 +201,8 @@ __global__ void __launch_bounds__(GROUP, 3)
         float x[8][4], d_x[8][4];
         uint32_t p[4][4], d_s[4][4];
         wgmma_begin();
-        begin_scores(x, wgmma_tile(shared.k), q);
-        begin_scores(d_x, wgmma_tile(shared.v), g);
+        begin_scores<T>(x, wgmma_tile(shared.k), q);
+        begin_scores<T>(d_x, wgmma_tile(shared.v), g);
         wgmma_wait<0>();
         wgmma_guard(x);
         wgmma_guard(d_x);
@@ -210,15 +212,15 @@ __global__ void __launch_bounds__(GROUP, 3)
         else
             probabilities<ROWS, DROPS, false>(a, d, head_index, x, d_x, i0, mine,
                                               shared.log2_sum[now], shared.delta[now]);
-        pack_a<ROWS>(p, x);
-        pack_a<ROWS>(d_s, d_x);
+        pack_a<T, ROWS>(p, x);
+        pack_a<T, ROWS>(d_s, d_x);
         wgmma_guard(p);
         wgmma_guard(d_s);
         wgmma_guard(d_v);
         wgmma_guard(d_k);
         wgmma_begin();
-        begin_sum(d_v, p, g);
-        begin_sum(d_k, d_s, q);
+        begin_sum<T>(d_v, p, g);
+        begin_sum<T>(d_k, d_s, q);
         wgmma_wait<0>();
         wgmma_guard(d_v);
         wgmma_guard(d_k);
@@ -234,15 +236,15 @@ __global__ void __launch_bounds__(GROUP, 3)
 
 /* ---- backward: queries ---- */
 
-template <bool DROPS>
+template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
-    hopper_queries_kernel(const __grid_constant__ struct attention a, const bf16 *qkv,
-                          const bf16 *d_out, const float *log_sum, const float *delta, bf16 *d_qkv,
+    hopper_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
+                          const float *log_sum, const float *delta, T *d_qkv,
                           const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
-    auto &shared = *reinterpret_cast<queries_shared *>(memory);
+    auto &shared = *reinterpret_cast<queries_shared<T> *>(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, mine = i0 + warp * 16;
     const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
@@ -277,8 +279,8 @@ __global__ void __launch_bounds__(GROUP, 3)
         float x[8][4], d_x[8][4];
         uint32_t d_s[4][4];
         wgmma_begin();
-        begin_scores(x, wgmma_tile(shared.q), k);
-        begin_scores(d_x, wgmma_tile(shared.d_out), v);
+        begin_scores<T>(x, wgmma_tile(shared.q), k);
+        begin_scores<T>(d_x, wgmma_tile(shared.d_out), v);
         wgmma_wait<0>();
         wgmma_guard(x);
         wgmma_guard(d_x);
@@ -292,11 +294,11 @@ __global__ void __launch_bounds__(GROUP, 3)
             for (int e = 0; e < 4; e++)
                 x[n][e] =
                     exp2_fast(x[n][e] * scale2 - log2_i[e / 2]) * (d_x[n][e] - delta_i[e / 2]);
-        pack_a<KEYS>(d_s, x);
+        pack_a<T, KEYS>(d_s, x);
         wgmma_guard(d_s);
         wgmma_guard(sum);
         wgmma_begin();
-        begin_sum(sum, d_s, k);
+        begin_sum<T>(sum, d_s, k);
         wgmma_wait<0>();
         wgmma_guard(sum);
         __syncthreads();
@@ -328,29 +330,45 @@ static void launch(struct mb_stream *s, KERNEL kernel, dim3 grid, unsigned threa
     kernel<<<grid, threads, shared_bytes, s->cuda>>>(args...);
 }
 
-void mb_cuda_attention_hopper_forward(struct mb_stream *s, const struct mb_attention_forward *a)
+template <class T> static void forward(struct mb_stream *s, const struct mb_attention_forward *a)
 {
     const struct mb_attention_shape *shape = &a->shape;
     const dim3 grid(blocks_for(shape->seq, FORWARD_GROUPS * ROWS),
                     (unsigned)(shape->n_samples * shape->n_heads));
-    const auto kernel =
-        a->dropout.probability > 0 ? hopper_forward_kernel<true> : hopper_forward_kernel<false>;
-    launch(s, kernel, grid, FORWARD_GROUPS * GROUP, sizeof(forward_shared), attention_of(shape),
-           (const bf16 *)a->qkv, (bf16 *)a->out, a->log_sum, dropout_of(&a->dropout));
+    const auto kernel = a->dropout.probability > 0 ? hopper_forward_kernel<T, true>
+                                                   : hopper_forward_kernel<T, false>;
+    launch(s, kernel, grid, FORWARD_GROUPS * GROUP, sizeof(forward_shared<T>), attention_of(shape),
+           (const T *)a->qkv, (T *)a->out, a->log_sum, dropout_of(&a->dropout));
 }
 
-void mb_cuda_attention_hopper_backward(struct mb_stream *s, const struct mb_attention_backward *a)
+template <class T> static void backward(struct mb_stream *s, const struct mb_attention_backward *a)
 {
     const struct mb_attention_shape *shape = &a->shape;
     const bool drops = a->dropout.probability > 0;
     const unsigned tiles = blocks_for(shape->seq, ROWS);
-    const bf16 *qkv = (const bf16 *)a->qkv, *d_out = (const bf16 *)a->d_out;
-    launch(s, drops ? hopper_keys_kernel<true> : hopper_keys_kernel<false>,
-           dim3(tiles, (unsigned)(shape->n_samples * shape->n_groups)), GROUP, sizeof(keys_shared),
-           attention_of(shape), qkv, d_out, a->log_sum, (const float *)a->scratch, (bf16 *)a->d_qkv,
-           dropout_of(&a->dropout));
-    launch(s, drops ? hopper_queries_kernel<true> : hopper_queries_kernel<false>,
+    const T *qkv = (const T *)a->qkv, *d_out = (const T *)a->d_out;
+    launch(s, drops ? hopper_keys_kernel<T, true> : hopper_keys_kernel<T, false>,
+           dim3(tiles, (unsigned)(shape->n_samples * shape->n_groups)), GROUP,
+           sizeof(keys_shared<T>), attention_of(shape), qkv, d_out, a->log_sum,
+           (const float *)a->scratch, (T *)a->d_qkv, dropout_of(&a->dropout));
+    launch(s, drops ? hopper_queries_kernel<T, true> : hopper_queries_kernel<T, false>,
            dim3(tiles, (unsigned)(shape->n_samples * shape->n_heads)), GROUP,
-           sizeof(queries_shared), attention_of(shape), qkv, d_out, a->log_sum,
-           (const float *)a->scratch, (bf16 *)a->d_qkv, dropout_of(&a->dropout));
+           sizeof(queries_shared<T>), attention_of(shape), qkv, d_out, a->log_sum,
+           (const float *)a->scratch, (T *)a->d_qkv, dropout_of(&a->dropout));
+}
+
+void mb_cuda_attention_hopper_forward(struct mb_stream *s, const struct mb_attention_forward *a)
+{
+    if (a->dtype == MB_DTYPE_F16)
+        forward<fp16>(s, a);
+    else
+        forward<bf16>(s, a);
+}
+
+void mb_cuda_attention_hopper_backward(struct mb_stream *s, const struct mb_attention_backward *a)
+{
+    if (a->dtype == MB_DTYPE_F16)
+        backward<fp16>(s, a);
+    else
+        backward<bf16>(s, a);
 }

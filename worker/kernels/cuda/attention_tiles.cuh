@@ -38,20 +38,20 @@ static __device__ __forceinline__ int valid_rows(size_t seq, int first, int rows
 }
 
 /* rows lane / 4 and lane / 4 + 8 of a warp's sums [16, D], times factor, to memory. */
-template <int D>
-__device__ __forceinline__ void store_rows(bf16 *to, size_t ld, float sum[D / 8][4], int n_valid,
+template <int D, class T>
+__device__ __forceinline__ void store_rows(T *to, size_t ld, float sum[D / 8][4], int n_valid,
                                            float factor_low, float factor_high)
 {
     const int row = threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
-        bf16 *at = to + (size_t)row * ld + n * 8 + column;
+        T *at = to + (size_t)row * ld + n * 8 + column;
         if (row < n_valid)
             *reinterpret_cast<uint32_t *>(at) =
-                pack(factor_low * sum[n][0], factor_low * sum[n][1]);
+                pack<T>(factor_low * sum[n][0], factor_low * sum[n][1]);
         if (row + 8 < n_valid)
             *reinterpret_cast<uint32_t *>(at + 8 * ld) =
-                pack(factor_high * sum[n][2], factor_high * sum[n][3]);
+                pack<T>(factor_high * sum[n][2], factor_high * sum[n][3]);
     }
 }
 

@@ -169,7 +169,12 @@ static uint32_t alignment(const void *p)
 
 static cudaDataType_t type_of(enum mb_dtype dtype)
 {
-    return dtype == MB_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return dtype == MB_DTYPE_BF16 ? CUDA_R_16BF : dtype == MB_DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+static const char *type_name(enum mb_dtype dtype)
+{
+    return dtype == MB_DTYPE_BF16 ? "bf16" : dtype == MB_DTYPE_F16 ? "fp16" : "fp32";
 }
 
 static struct shape shape_of(const struct mb_cuda_product *p)
@@ -395,7 +400,7 @@ static cublasStatus_t choose(const struct mb_cuda_blas *b, struct mb_stream *str
 {
     cublasLtMatmulHeuristicResult_t guesses[MAX_GUESSES];
     const double flop = 2.0 * (double)p->m * (double)p->n * (double)p->k;
-    const int tunes = b->tunes && p->dtype == MB_DTYPE_BF16 && flop >= TUNED_FLOP;
+    const int tunes = b->tunes && p->dtype != MB_DTYPE_F32 && flop >= TUNED_FLOP;
     int n = 0;
     TRY(set_pointers(b, plan, p));
     if (tunes && was_chosen(b, plan))
@@ -446,7 +451,7 @@ static struct plan *new_plan(struct mb_cuda_blas *b, struct mb_stream *stream,
     if (stream->err.code == 0)
         mb_err_set(&stream->err, MB_EUNSUPPORTED,
                    "cuBLASLt has no product of [%zu, %zu] and [%zu, %zu] in %s (status %d)", p->m,
-                   p->k, p->k, p->n, p->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", (int)status);
+                   p->k, p->k, p->n, type_name(p->dtype), (int)status);
     return NULL;
 }
 

@@ -94,12 +94,11 @@ void mb_cuda_column_sum(struct mb_context *ctx, struct mb_stream *stream, const 
                         size_t n_rows, size_t n_columns, enum mb_dtype dtype, float *sum)
 {
     const bool vectors = is_aligned(x) && n_columns * mb_dtype_size(dtype) % 16 == 0;
-    if (dtype == MB_DTYPE_BF16 && vectors)
-        run<bf16, 8>(ctx, stream, (const bf16 *)x, n_rows, n_columns, sum);
-    else if (dtype == MB_DTYPE_BF16)
-        run<bf16, 1>(ctx, stream, (const bf16 *)x, n_rows, n_columns, sum);
-    else if (vectors)
-        run<float, 4>(ctx, stream, (const float *)x, n_rows, n_columns, sum);
-    else
-        run<float, 1>(ctx, stream, (const float *)x, n_rows, n_columns, sum);
+    with_type(dtype, [&](auto t) {
+        typedef decltype(t) T;
+        if (vectors)
+            run<T, vec<T>::N>(ctx, stream, (const T *)x, n_rows, n_columns, sum);
+        else
+            run<T, 1>(ctx, stream, (const T *)x, n_rows, n_columns, sum);
+    });
 }

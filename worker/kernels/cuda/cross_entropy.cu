@@ -38,13 +38,14 @@ size_t mb_cuda_cross_entropy_scratch(size_t n_tokens, size_t hidden, size_t voca
     return loss_floats(n_tokens) + (wide > narrow ? wide : narrow);
 }
 
-/* exp(x - m); for bf16 in two instructions: what is lost of the sum lies below its digits. */
+/* exp(x - m); for bf16 and fp16 in two instructions: what is lost of the sum lies below its digits.
+ */
 static __device__ __forceinline__ float exponential(float x, float m, float)
 {
     return expf(x - m);
 }
 
-static __device__ __forceinline__ float exponential(float x, float m, bf16)
+template <class T> static __device__ __forceinline__ float exponential(float x, float m, T)
 {
     constexpr float LOG2E = 1.44269504f;
     float y;
@@ -269,10 +270,8 @@ void mb_cuda_cross_entropy(struct mb_context *ctx, struct mb_stream *stream,
         p.b = a->weight;
         p.d = logits;
         mb_cuda_blas_run(ctx->blas, stream, &p);
-        if (a->dtype == MB_DTYPE_BF16)
-            losses_of(ctx, stream, a, (bf16 *)logits, first, rows);
-        else
-            losses_of(ctx, stream, a, (float *)logits, first, rows);
+        with_type(a->dtype,
+                  [&](auto t) { losses_of(ctx, stream, a, (decltype(t) *)logits, first, rows); });
         if (a->d_x != NULL)
             gradients(ctx, stream, a, logits, x, (char *)a->d_x + offset, rows,
                       a->sets_d_weight && first == 0);

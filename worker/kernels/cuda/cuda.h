@@ -123,6 +123,9 @@ void mb_cuda_split(struct mb_context *ctx, struct mb_stream *stream, uint16_t *u
 void mb_cuda_join(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
                   const uint16_t *lower, size_t n);
 
+void mb_cuda_narrow(struct mb_context *ctx, struct mb_stream *stream, uint16_t *out, const float *x,
+                    size_t n);
+
 /* sum[c] += the sum over rows of x[., c]; x [n_rows, n_columns] (column_sum.cu). */
 void mb_cuda_column_sum(struct mb_context *ctx, struct mb_stream *stream, const void *x,
                         size_t n_rows, size_t n_columns, enum mb_dtype dtype, float *sum);
@@ -137,7 +140,8 @@ struct mb_cuda_sums {
 void mb_cuda_add_parts(struct mb_stream *stream, const float *parts, size_t n_parts,
                        size_t n_columns, const struct mb_cuda_sums *sums);
 
-/* Attention in bf16 on matrix units; 0 where the shape is not theirs (attention_mma.cu). */
+/* Attention in bf16 and fp16 on matrix units; 0 where the shape is not theirs (attention_mma.cu).
+ */
 int mb_cuda_attention_mma_fits(const struct mb_attention_shape *shape, enum mb_dtype dtype,
                                const void *qkv, const void *out);
 /* The same on Hopper, for heads of 64 channels among those that fit above (attention_hopper.cu). */

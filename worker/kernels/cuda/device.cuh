@@ -1,12 +1,14 @@
-/* What kernels share: numbers of both dtypes, 16 bytes at a time, sums over a warp or a block. */
+/* What kernels share: numbers of all dtypes, 16 bytes at a time, sums over a warp or a block. */
 #ifndef MOBULA_WORKER_KERNELS_CUDA_DEVICE_CUH
 #define MOBULA_WORKER_KERNELS_CUDA_DEVICE_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include "worker/kernels/cuda/cuda.h"
 
 typedef __nv_bfloat16 bf16;
+typedef __half fp16;
 
 enum { WARP = 32 };
 
@@ -20,6 +22,11 @@ static __device__ __forceinline__ float to_float(bf16 x)
     return __bfloat162float(x);
 }
 
+static __device__ __forceinline__ float to_float(fp16 x)
+{
+    return __half2float(x);
+}
+
 template <class T> __device__ __forceinline__ T from_float(float x);
 
 template <> __device__ __forceinline__ float from_float<float>(float x)
@@ -30,6 +37,27 @@ template <> __device__ __forceinline__ float from_float<float>(float x)
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x)
 {
     return __float2bfloat16_rn(x);
+}
+
+template <> __device__ __forceinline__ fp16 from_float<fp16>(float x)
+{
+    return __float2half_rn(x);
+}
+
+/* f(T()) with the T of a dtype. */
+template <class F> static inline void with_type(enum mb_dtype dtype, const F &f)
+{
+    switch (dtype) {
+    case MB_DTYPE_F32:
+        f(float());
+        break;
+    case MB_DTYPE_BF16:
+        f(bf16());
+        break;
+    case MB_DTYPE_F16:
+        f(fp16());
+        break;
+    }
 }
 
 /* W of T, one behind the other: one load or store. */

@@ -1,5 +1,5 @@
 /*
- * Causal attention in bf16 as graphs of cuDNN.
+ * Causal attention in bf16 or fp16 as graphs of cuDNN.
  *
  * Heads of a row of qkv stand group by group, queries, then key, then value (op.h), so four strides
  * name all heads only where a group has one query head. Else each sample is a run of its own, with
@@ -27,7 +27,7 @@
 
 /* The oldest version that takes minus infinity as a mask and clears the sums itself. */
 enum { MIN_VERSION = 91000, NEXT_MAJOR = 100000 };
-enum { MAX_PLANS = 16, MAX_HEAD_DIM = 128, MAX_IDS = 16 };
+enum { MAX_PLANS = 32, MAX_HEAD_DIM = 128, MAX_IDS = 16 };
 
 /* Memory and numbers that a run names. */
 enum {
@@ -49,6 +49,7 @@ enum {
 
 struct plan {
     struct mb_attention_shape shape;
+    enum mb_dtype dtype;
     int is_backward;
     struct dnn_graph graph;
     dnn_descriptor plan; /* NULL: the shape is not cuDNN's */
@@ -152,6 +153,7 @@ size_t mb_cuda_dnn_version(const struct mb_cuda_dnn *d)
 struct extent {
     int64_t runs, batch, heads, keys, seq, channels;
     int64_t qkv_batch, qkv_head, qkv_row, out_batch, out_head, out_row;
+    enum dnn_data_type type; /* for graphs */
 };
 
 static struct extent extent_of(const struct mb_attention_shape *s)
@@ -239,7 +241,7 @@ static void forward_graph(struct dnn_graph *g, const struct extent *e)
     const struct dnn_layout q = of_queries(e), v = of_keys(e), k = transposed(v), o = of_out(e);
 
     dnn_descriptor x = dnn_inner(g, DNN_FLOAT, &score);
-    dnn_matmul(g, dnn_outer(g, ID_Q, DNN_BF16, &q), dnn_outer(g, ID_K, DNN_BF16, &k), x);
+    dnn_matmul(g, dnn_outer(g, ID_Q, e->type, &q), dnn_outer(g, ID_K, e->type, &k), x);
     x = mask(g, apply(g, DNN_MUL, x, dnn_scalar(g, ID_SCALE), &score), &score);
     dnn_descriptor maximum = dnn_inner(g, DNN_FLOAT, &row);
     dnn_reduce(g, DNN_REDUCE_MAX, x, maximum);
@@ -248,9 +250,9 @@ static void forward_graph(struct dnn_graph *g, const struct extent *e)
     dnn_reduce(g, DNN_REDUCE_ADD, x, sum);
     dnn_pointwise(g, DNN_ADD, DNN_FLOAT, maximum, apply(g, DNN_LOG, sum, NULL, &row), NULL,
                   dnn_outer(g, ID_LOG_SUM, DNN_FLOAT, &row));
-    dnn_descriptor p = dnn_inner(g, DNN_BF16, &score);
+    dnn_descriptor p = dnn_inner(g, e->type, &score);
     dnn_pointwise(g, DNN_DIV, DNN_FLOAT, x, sum, NULL, p);
-    dnn_matmul(g, p, dnn_outer(g, ID_V, DNN_BF16, &v), dnn_outer(g, ID_OUT, DNN_BF16, &o));
+    dnn_matmul(g, p, dnn_outer(g, ID_V, e->type, &v), dnn_outer(g, ID_OUT, e->type, &o));
 }
 
 /* to = x^T y, summed over the query heads of a key's head where there are several. */
@@ -260,13 +262,13 @@ static void gradient_of_keys(struct dnn_graph *g, const struct extent *e, dnn_de
     const struct dnn_layout score = layout(e->batch, e->heads, e->seq, e->seq);
     const struct dnn_layout turned = transposed(score);
     const struct dnn_layout full = layout(e->batch, e->heads, e->seq, e->channels);
-    dnn_descriptor x_t = dnn_inner(g, DNN_BF16, &turned);
+    dnn_descriptor x_t = dnn_inner(g, e->type, &turned);
     dnn_reshape(g, x, x_t);
     if (e->heads == e->keys) {
         dnn_matmul(g, x_t, y, to);
         return;
     }
-    dnn_descriptor of_heads = dnn_inner(g, DNN_BF16, &full);
+    dnn_descriptor of_heads = dnn_inner(g, e->type, &full);
     dnn_matmul(g, x_t, y, of_heads);
     dnn_reduce(g, DNN_REDUCE_ADD, of_heads, to);
 }
@@ -279,16 +281,16 @@ static void backward_graph(struct dnn_graph *g, const struct extent *e)
     const struct dnn_layout l_q = of_queries(e), l_k = of_keys(e), l_t = transposed(l_k);
     const struct dnn_layout l_o = of_out(e);
 
-    dnn_descriptor q = dnn_outer(g, ID_Q, DNN_BF16, &l_q);
-    dnn_descriptor k_t = dnn_outer(g, ID_K, DNN_BF16, &l_t);
-    dnn_descriptor v_t = dnn_outer(g, ID_V, DNN_BF16, &l_t);
-    dnn_descriptor d_out = dnn_outer(g, ID_D_OUT, DNN_BF16, &l_o);
+    dnn_descriptor q = dnn_outer(g, ID_Q, e->type, &l_q);
+    dnn_descriptor k_t = dnn_outer(g, ID_K, e->type, &l_t);
+    dnn_descriptor v_t = dnn_outer(g, ID_V, e->type, &l_t);
+    dnn_descriptor d_out = dnn_outer(g, ID_D_OUT, e->type, &l_o);
     dnn_descriptor scale = dnn_scalar(g, ID_SCALE);
 
     /* d_out . out of a row is memory of the run's: the engine computes it in a pass of its own. */
     dnn_descriptor dot = dnn_inner(g, DNN_FLOAT, &row);
     dnn_reduce(g, DNN_REDUCE_ADD,
-               apply(g, DNN_MUL, d_out, dnn_outer(g, ID_OUT, DNN_BF16, &l_o), &full), dot);
+               apply(g, DNN_MUL, d_out, dnn_outer(g, ID_OUT, e->type, &l_o), &full), dot);
     dnn_descriptor delta = dnn_outer(g, ID_DELTA, DNN_FLOAT, &row);
     dnn_pointwise(g, DNN_MUL, DNN_FLOAT, dot, dnn_scalar(g, ID_ONE), NULL, delta);
 
@@ -297,20 +299,19 @@ static void backward_graph(struct dnn_graph *g, const struct extent *e)
     x = apply(g, DNN_MUL, x, scale, &score);
     x = apply(g, DNN_SUB, x, dnn_outer(g, ID_LOG_SUM, DNN_FLOAT, &row), &score);
     dnn_descriptor p = apply(g, DNN_EXP, mask(g, x, &score), NULL, &score);
-    gradient_of_keys(g, e, p, d_out, dnn_outer(g, ID_D_V, DNN_BF16, &l_k));
+    gradient_of_keys(g, e, p, d_out, dnn_outer(g, ID_D_V, e->type, &l_k));
 
     dnn_descriptor d_p = dnn_inner(g, DNN_FLOAT, &score);
     dnn_matmul(g, d_out, v_t, d_p);
     d_p = apply(g, DNN_MUL, apply(g, DNN_SUB, d_p, delta, &score), p, &score);
     dnn_descriptor d_s = apply(g, DNN_MUL, d_p, scale, &score);
-    gradient_of_keys(g, e, d_s, q, dnn_outer(g, ID_D_K, DNN_BF16, &l_k));
+    gradient_of_keys(g, e, d_s, q, dnn_outer(g, ID_D_K, e->type, &l_k));
 
     dnn_descriptor k = dnn_inner(g, DNN_FLOAT, &l_k);
     dnn_reshape(g, k_t, k);
     dnn_descriptor sum = dnn_outer(g, ID_D_Q_SUM, DNN_FLOAT, &full);
     dnn_matmul(g, d_s, k, sum);
-    dnn_pointwise(g, DNN_IDENTITY, DNN_FLOAT, sum, NULL, NULL,
-                  dnn_outer(g, ID_D_Q, DNN_BF16, &l_q));
+    dnn_pointwise(g, DNN_IDENTITY, DNN_FLOAT, sum, NULL, NULL, dnn_outer(g, ID_D_Q, e->type, &l_q));
 }
 
 /* ---- plans ---- */
@@ -333,13 +334,15 @@ static int has_memory(struct mb_cuda_dnn *d, struct mb_stream *stream, size_t si
 }
 
 static struct plan *new_plan(struct mb_cuda_dnn *d, const struct mb_attention_shape *shape,
-                             int is_backward)
+                             enum mb_dtype dtype, int is_backward)
 {
     struct plan *p = d->n_plans < MAX_PLANS ? mb_calloc(1, sizeof(*p)) : NULL;
     if (p == NULL)
         return NULL;
-    const struct extent e = extent_of(shape);
+    struct extent e = extent_of(shape);
+    e.type = dtype == MB_DTYPE_F16 ? DNN_HALF : DNN_BF16;
     p->shape = *shape;
+    p->dtype = dtype;
     p->is_backward = is_backward;
     p->graph.api = &d->api;
     p->graph.handle = d->handle;
@@ -362,14 +365,16 @@ static int is_same(const struct mb_attention_shape *a, const struct mb_attention
 
 /* With its memory; NULL: not for cuDNN. */
 static struct plan *plan_of(struct mb_cuda_dnn *d, struct mb_stream *stream,
-                            const struct mb_attention_shape *shape, int is_backward)
+                            const struct mb_attention_shape *shape, enum mb_dtype dtype,
+                            int is_backward)
 {
     struct plan *p = NULL;
     for (size_t i = 0; i < d->n_plans && p == NULL; i++)
-        if (d->plans[i]->is_backward == is_backward && is_same(&d->plans[i]->shape, shape))
+        if (d->plans[i]->is_backward == is_backward && d->plans[i]->dtype == dtype &&
+            is_same(&d->plans[i]->shape, shape))
             p = d->plans[i];
     if (p == NULL)
-        p = new_plan(d, shape, is_backward);
+        p = new_plan(d, shape, dtype, is_backward);
     if (p == NULL || p->plan == NULL)
         return NULL;
     if (!has_memory(d, stream, p->sum_bytes + (size_t)p->workspace_bytes)) {
@@ -382,7 +387,7 @@ static struct plan *plan_of(struct mb_cuda_dnn *d, struct mb_stream *stream,
 static int fits(const struct mb_cuda_dnn *d, const struct mb_attention_shape *shape,
                 enum mb_dtype dtype, float dropout, const void *qkv, const void *out)
 {
-    return d != NULL && dtype == MB_DTYPE_BF16 && dropout <= 0 && shape->head_dim % 8 == 0 &&
+    return d != NULL && dtype != MB_DTYPE_F32 && dropout <= 0 && shape->head_dim % 8 == 0 &&
            shape->head_dim <= MAX_HEAD_DIM && shape->seq % 8 == 0 &&
            ((uintptr_t)qkv | (uintptr_t)out) % 16 == 0;
 }
@@ -436,7 +441,7 @@ int mb_cuda_dnn_attention_forward(struct mb_cuda_dnn *d, struct mb_stream *strea
 {
     if (!fits(d, &a->shape, a->dtype, a->dropout.probability, a->qkv, a->out))
         return 0;
-    const struct plan *p = plan_of(d, stream, &a->shape, 0);
+    const struct plan *p = plan_of(d, stream, &a->shape, a->dtype, 0);
     if (p == NULL)
         return 0;
     const struct extent e = extent_of(&a->shape);
@@ -456,7 +461,7 @@ int mb_cuda_dnn_attention_backward(struct mb_cuda_dnn *d, struct mb_stream *stre
     if (!fits(d, &a->shape, a->dtype, a->dropout.probability, a->qkv, a->out) ||
         !fits(d, &a->shape, a->dtype, a->dropout.probability, a->d_qkv, a->d_out))
         return 0;
-    const struct plan *p = plan_of(d, stream, &a->shape, 1);
+    const struct plan *p = plan_of(d, stream, &a->shape, a->dtype, 1);
     if (p == NULL)
         return 0;
     const struct extent e = extent_of(&a->shape);

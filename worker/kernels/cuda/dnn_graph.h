@@ -11,6 +11,7 @@
 
 enum dnn_data_type {
     DNN_FLOAT = 0,
+    DNN_HALF = 2,
     DNN_INT32 = 4,
     DNN_BF16 = 9,
     DNN_BOOLEAN = 11,

@@ -40,8 +40,5 @@ void mb_cuda_dropout_add(struct mb_context *ctx, struct mb_stream *stream,
                          const struct mb_dropout_add *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a);
-    else
-        run<float>(stream, a);
+    with_type(a->dtype, [&](auto t) { run<decltype(t)>(stream, a); });
 }

@@ -131,10 +131,7 @@ void mb_cuda_embedding_forward(struct mb_context *ctx, struct mb_stream *stream,
 {
     (void)ctx;
     stream->token_vocab = mb_all_vocab(a->all_vocab, a->vocab);
-    if (a->dtype == MB_DTYPE_BF16)
-        forward<bf16>(stream, a);
-    else
-        forward<float>(stream, a);
+    with_type(a->dtype, [&](auto t) { forward<decltype(t)>(stream, a); });
     mb_cuda_launched(stream, "embedding");
 }
 
@@ -143,9 +140,6 @@ void mb_cuda_embedding_backward(struct mb_context *ctx, struct mb_stream *stream
 {
     (void)ctx;
     stream->token_vocab = mb_all_vocab(a->all_vocab, a->vocab);
-    if (a->dtype == MB_DTYPE_BF16)
-        backward<bf16>(stream, a);
-    else
-        backward<float>(stream, a);
+    with_type(a->dtype, [&](auto t) { backward<decltype(t)>(stream, a); });
     mb_cuda_launched(stream, "embedding gradient");
 }

@@ -1,4 +1,4 @@
-/* Flat ranges: x *= a, y += a x, fp32 in halves and back. */
+/* Flat ranges: x *= a, y += a x, fp32 in halves and back, fp32 rounded to fp16. */
 #include "worker/kernels/cuda/device.cuh"
 #include "worker/kernels/split.h"
 
@@ -40,6 +40,16 @@ __global__ void join_kernel(float *x, const uint16_t *upper, const uint16_t *low
         x[i] = mb_split_join(upper[i], lower[i]);
 }
 
+__global__ void narrow_kernel(__half2 *out, const float2 *x, size_t n_pairs, size_t n_left)
+{
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n_pairs;
+         i += (size_t)gridDim.x * THREADS)
+        out[i] = __float22half2_rn(x[i]);
+    if (blockIdx.x == 0 && threadIdx.x < n_left)
+        reinterpret_cast<fp16 *>(out)[2 * n_pairs] =
+            __float2half_rn(reinterpret_cast<const float *>(x)[2 * n_pairs]);
+}
+
 void mb_cuda_scale(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a)
 {
     (void)ctx;
@@ -77,6 +87,17 @@ void mb_cuda_join(struct mb_context *ctx, struct mb_stream *stream, float *x, co
     cudaSetDevice(ctx->index); /* a save's thread may come first with this */
     join_kernel<<<grid(n), THREADS, 0, stream->cuda>>>(x, upper, lower, n);
     mb_cuda_launched(stream, "join");
+}
+
+void mb_cuda_narrow(struct mb_context *ctx, struct mb_stream *stream, uint16_t *out, const float *x,
+                    size_t n)
+{
+    (void)ctx;
+    if (n == 0)
+        return;
+    narrow_kernel<<<grid(n / 2 + 1), THREADS, 0, stream->cuda>>>((__half2 *)out, (const float2 *)x,
+                                                                 n / 2, n % 2);
+    mb_cuda_launched(stream, "narrow");
 }
 
 cudaError_t mb_cuda_has_code(void)

@@ -60,18 +60,12 @@ static void run(struct mb_stream *stream, const struct mb_gelu *a, const void *d
 void mb_cuda_gelu_forward(struct mb_context *ctx, struct mb_stream *stream, const struct mb_gelu *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a, NULL);
-    else
-        run<float>(stream, a, NULL);
+    with_type(a->dtype, [&](auto t) { run<decltype(t)>(stream, a, NULL); });
 }
 
 void mb_cuda_gelu_backward(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_gelu *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a, a->d_out);
-    else
-        run<float>(stream, a, a->d_out);
+    with_type(a->dtype, [&](auto t) { run<decltype(t)>(stream, a, a->d_out); });
 }

@@ -265,19 +265,13 @@ static void backward(struct mb_context *ctx, struct mb_stream *s,
 void mb_cuda_layernorm_forward(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_layernorm_forward *a)
 {
-    if (a->dtype == MB_DTYPE_BF16)
-        forward<bf16>(ctx, stream, a);
-    else
-        forward<float>(ctx, stream, a);
+    with_type(a->dtype, [&](auto t) { forward<decltype(t)>(ctx, stream, a); });
     mb_cuda_launched(stream, "layernorm");
 }
 
 void mb_cuda_layernorm_backward(struct mb_context *ctx, struct mb_stream *stream,
                                 const struct mb_layernorm_backward *a)
 {
-    if (a->dtype == MB_DTYPE_BF16)
-        backward<bf16>(ctx, stream, a);
-    else
-        backward<float>(ctx, stream, a);
+    with_type(a->dtype, [&](auto t) { backward<decltype(t)>(ctx, stream, a); });
     mb_cuda_launched(stream, "layernorm gradient");
 }

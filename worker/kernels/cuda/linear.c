@@ -1,14 +1,14 @@
 /*
- * Linear layer. In bf16 with the tanh form GELU and its gradient are epilogues of the product; else
- * they are passes of their own, which keeps fp32 as exact as the CPU's. The bias gradient is a pass
- * of its own: as an epilogue it costs more than it saves.
+ * Linear layer. In bf16 and fp16 with the tanh form GELU and its gradient are epilogues of the
+ * product; else they are passes of their own, which keeps fp32 as exact as the CPU's. The bias
+ * gradient is a pass of its own: as an epilogue it costs more than it saves.
  */
 #include "worker/kernels/cuda/cuda.h"
 
 static int fuses_gelu(enum mb_dtype dtype, enum mb_gelu_form form, size_t n_columns)
 {
     /* The epilogue reads and writes its second matrix in 16 bytes. */
-    return dtype == MB_DTYPE_BF16 && form == MB_GELU_TANH && n_columns % 8 == 0;
+    return dtype != MB_DTYPE_F32 && form == MB_GELU_TANH && n_columns % 8 == 0;
 }
 
 void mb_cuda_linear_forward(struct mb_context *ctx, struct mb_stream *stream,

@@ -271,13 +271,14 @@ static ncclDataType_t type_of(enum mb_comm_type type)
     static const ncclDataType_t TYPES[] = {[MB_COMM_F32] = ncclFloat32,
                                            [MB_COMM_F64] = ncclFloat64,
                                            [MB_COMM_I64] = ncclInt64,
-                                           [MB_COMM_BF16] = ncclBfloat16};
+                                           [MB_COMM_BF16] = ncclBfloat16,
+                                           [MB_COMM_F16] = ncclFloat16};
     return TYPES[type];
 }
 
 static size_t size_of(enum mb_comm_type type)
 {
-    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 ? 2 : 8;
+    return type == MB_COMM_F32 ? 4 : type == MB_COMM_BF16 || type == MB_COMM_F16 ? 2 : 8;
 }
 
 static ncclResult_t launch(struct mb_group *g, const struct mb_comm_op *op)

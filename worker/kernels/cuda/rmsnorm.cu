@@ -205,19 +205,13 @@ static void backward(struct mb_context *ctx, struct mb_stream *s,
 void mb_cuda_rmsnorm_forward(struct mb_context *ctx, struct mb_stream *stream,
                              const struct mb_rmsnorm_forward *a)
 {
-    if (a->dtype == MB_DTYPE_BF16)
-        forward<bf16>(ctx, stream, a);
-    else
-        forward<float>(ctx, stream, a);
+    with_type(a->dtype, [&](auto t) { forward<decltype(t)>(ctx, stream, a); });
     mb_cuda_launched(stream, "rmsnorm");
 }
 
 void mb_cuda_rmsnorm_backward(struct mb_context *ctx, struct mb_stream *stream,
                               const struct mb_rmsnorm_backward *a)
 {
-    if (a->dtype == MB_DTYPE_BF16)
-        backward<bf16>(ctx, stream, a);
-    else
-        backward<float>(ctx, stream, a);
+    with_type(a->dtype, [&](auto t) { backward<decltype(t)>(ctx, stream, a); });
     mb_cuda_launched(stream, "rmsnorm gradient");
 }

@@ -51,8 +51,5 @@ template <class T> static void run(struct mb_stream *stream, const struct mb_rop
 void mb_cuda_rope(struct mb_context *ctx, struct mb_stream *stream, const struct mb_rope *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16>(stream, a);
-    else
-        run<float>(stream, a);
+    with_type(a->dtype, [&](auto t) { run<decltype(t)>(stream, a); });
 }

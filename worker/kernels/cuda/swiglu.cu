@@ -1,8 +1,8 @@
 /*
  * SwiGLU, 16 bytes of gates and of values a thread where rows allow it, else one of each; a block
  * has columns of one row, so that threads divide nothing long. With s = 1 / (1 + exp(-g)), silu(g)
- * = g s and silu'(g) = s (1 + g (1 - s)); computed in fp32, for bf16 with the device's fast
- * functions.
+ * = g s and silu'(g) = s (1 + g (1 - s)); computed in fp32, for bf16 and fp16 with the device's
+ * fast functions.
  */
 #include <float.h>
 #include "worker/kernels/cuda/store_away.cuh"
@@ -14,7 +14,7 @@ static __device__ __forceinline__ float sigmoid(float g, float)
     return 1.0f / (1.0f + expf(-g));
 }
 
-static __device__ __forceinline__ float sigmoid(float g, bf16)
+template <class T> static __device__ __forceinline__ float sigmoid(float g, T)
 {
     return __fdividef(1.0f, 1.0f + fminf(__expf(-g), FLT_MAX));
 }
@@ -74,18 +74,16 @@ void mb_cuda_swiglu_forward(struct mb_context *ctx, struct mb_stream *stream,
                             const struct mb_swiglu_forward *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16, false>(stream, a->x, NULL, a->out, a->n_rows, a->n);
-    else
-        run<float, false>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+    with_type(a->dtype, [&](auto t) {
+        run<decltype(t), false>(stream, a->x, NULL, a->out, a->n_rows, a->n);
+    });
 }
 
 void mb_cuda_swiglu_backward(struct mb_context *ctx, struct mb_stream *stream,
                              const struct mb_swiglu_backward *a)
 {
     (void)ctx;
-    if (a->dtype == MB_DTYPE_BF16)
-        run<bf16, true>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
-    else
-        run<float, true>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+    with_type(a->dtype, [&](auto t) {
+        run<decltype(t), true>(stream, a->x, a->d_out, a->d_x, a->n_rows, a->n);
+    });
 }

@@ -43,6 +43,7 @@ static const struct mb_backend TABLE = {
     .axpy = mb_cuda_axpy,
     .split = mb_cuda_split,
     .join = mb_cuda_join,
+    .narrow = mb_cuda_narrow,
     .collectives = &mb_cuda_collectives,
 };
 

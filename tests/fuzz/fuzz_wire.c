@@ -154,7 +154,8 @@ static void read_value(const uint8_t *p, size_t n)
     want(read_pieces(p, n, 1, &many) == rc && many.len == one.len &&
          memcmp(many.bytes, one.bytes, one.len) == 0);
     if (m != NULL && rc == 0)
-        want(m->value.len == one.len && memcmp(m->value.data, one.bytes, one.len) == 0);
+        want(m->value.len == one.len &&
+             (one.len == 0 || memcmp(m->value.data, one.bytes, one.len) == 0));
     free(one.bytes);
     free(many.bytes);
     if (m != NULL)

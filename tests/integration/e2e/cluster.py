@@ -64,6 +64,14 @@ def command_of(pid):
         return "gone"
 
 
+def environment_of(pid):
+    """As text; "" of a process that is gone, which may be between any two looks at it."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def shared_memory_names():
     """What may be a leak in /dev/shm: names that workers give their memory. Whatever else runs on
     the machine, a fuzzer of ours included, comes and goes there as it likes."""

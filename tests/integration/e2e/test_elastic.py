@@ -10,15 +10,8 @@ import time
 import unittest
 
 import checkpoints
-from cluster import Cluster, Joined, iterations_of, mini_model, wait_until
+from cluster import Cluster, Joined, environment_of, iterations_of, mini_model, wait_until
 from ray_head import RayHead
-
-
-def environment_of(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def lose_a_node(cluster):

@@ -9,7 +9,7 @@ import time
 import unittest
 
 import checkpoints
-from cluster import Cluster, iterations_of, is_alive, mini_model, wait_until
+from cluster import Cluster, environment_of, iterations_of, is_alive, mini_model, wait_until
 
 
 def attempts_of(text):
@@ -181,13 +181,6 @@ class LostNode(unittest.TestCase):
             finally:
                 for pid in stopped:
                     os.kill(pid, signal.SIGCONT)
-
-
-def environment_of(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ struct mb_args {
     int64_t recompute_num_layers, fp16;
     double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
     int64_t hysteresis;
+    int64_t profile, profile_step_start, profile_step_end;
+    struct mb_args_list profile_ranks;
     /* learning rate */
     struct mb_args_list rampup_batch_size; /* none or three */
     double decoupled_lr, decoupled_min_lr;

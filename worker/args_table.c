@@ -128,11 +128,11 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED("manual-gc", FLAG, NULL, "there is no garbage collector"),
     NOTED("manual-gc-interval", INT, "0", "there is no garbage collector"),
     NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
-    NOTED("profile", FLAG, NULL, "there is no profiler to start"),
-    NOTED("profile-step-start", INT, "10", "there is no profiler to start"),
-    NOTED("profile-step-end", INT, "12", "there is no profiler to start"),
-    NOTED("profile-ranks", LIST, "[0]", "there is no profiler to start"),
-    NOTED("use-pytorch-profiler", FLAG, NULL, "there is no profiler to start"),
+    I("profile", FLAG, NULL, profile, "on GPUs: NVTX ranges and cudaProfilerStart for nsys or ncu, in the iterations below"),
+    I("profile-step-start", INT, "10", profile_step_start, "iterations that are done when recording starts"),
+    I("profile-step-end", INT, "12", profile_step_end, "iterations that are done when recording stops"),
+    I("profile-ranks", LIST, "[0]", profile_ranks, "ranks that are recorded"),
+    NOTED("use-pytorch-profiler", FLAG, NULL, "there is no PyTorch in a worker; --profile is for nsys and ncu"),
 #undef GROUP
 #define GROUP "learning rate"
     I("lr", FLOAT, NULL, lr, "largest learning rate"),

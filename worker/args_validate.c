@@ -58,6 +58,27 @@ static int refuse(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
+static int check_profile(struct mb_args *a, int on_gpu, struct mb_err *err)
+{
+    int64_t rank;
+    for (size_t i = 0; i < a->profile_ranks.n; i++) {
+        int rc =
+            mb_parse_i64(a->profile_ranks.items[i], 0, INT64_MAX, "--profile-ranks", &rank, err);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    if (a->profile && !on_gpu) {
+        a->profile = 0;
+        if (mb_buf_puts(&a->notes,
+                        "note: --profile is for GPUs; perf record shows a CPU's functions\n") !=
+            0) {
+            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+        }
+    }
+    return 0;
+}
+
 /* What the device cannot do. */
 static int check_device(struct mb_args *a, struct mb_err *err)
 {
@@ -71,7 +92,7 @@ static int check_device(struct mb_args *a, struct mb_err *err)
             return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
         }
     }
-    return 0;
+    return check_profile(a, on_gpu, err);
 }
 
 /* ---- sizes of the world and of batches ---- */
@@ -152,13 +173,11 @@ static int check_world(struct mb_args *a, struct mb_err *err)
                               (long long)sizes[i].value, INT32_MAX);
         }
     }
-    for (size_t i = 1; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (on_gpu && sizes[i].value > 1) {
-            return mb_err_set(err, MB_EUNSUPPORTED,
-                              "--%s %lld: not provided on GPUs by this version; "
-                              "--distributed-backend gloo trains on the CPU",
-                              sizes[i].name, (long long)sizes[i].value);
-        }
+    if (on_gpu && a->context_parallel_size > 1) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--context-parallel-size %lld: not provided on GPUs by this version; "
+                          "--distributed-backend gloo trains on the CPU",
+                          (long long)a->context_parallel_size);
     }
     int64_t size = a->tensor_model_parallel_size * a->pipeline_model_parallel_size;
     if (__builtin_mul_overflow(size, a->context_parallel_size, &size)) {
@@ -227,6 +246,14 @@ static int check_chunks(struct mb_args *a, struct mb_err *err)
     if (a->pipeline_model_parallel_size == 1) {
         return invalid(err, "When interleaved schedule is used, pipeline-model-parallel size "
                             "should be greater than 1");
+    }
+    if (strcmp(a->distributed_backend, "nccl") == 0) { /* a send between GPUs waits for its peer */
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "%s: the interleaved schedule is not provided on GPUs by this version; "
+                          "leave it out, or --distributed-backend gloo trains on the CPU",
+                          none(a->num_layers_per_virtual_pipeline_stage)
+                              ? "--num-virtual-stages-per-pipeline-rank"
+                              : "--num-layers-per-virtual-pipeline-stage");
     }
     const struct mb_batch_ramp ramp = mb_args_ramp(a);
     rc = check_rounds(a, a->global_batch_size, err);

@@ -173,7 +173,7 @@ static int saves_asynchronously(const struct mb_trainer *t)
     return t->args.async_save && t->args.save != NULL;
 }
 
-static uint64_t timeout_ms(const struct mb_trainer *t)
+uint64_t mb_trainer_timeout_ms(const struct mb_trainer *t)
 {
     return (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS;
 }
@@ -187,7 +187,7 @@ static int meet_through_agent(struct mb_trainer *t, struct mb_err *err)
     struct mb_comm_options o = {.rank = t->rank,
                                 .world_size = t->world_size,
                                 .address = address,
-                                .timeout_ms = timeout_ms(t)};
+                                .timeout_ms = mb_trainer_timeout_ms(t)};
     int rc = mb_comm_listen(&o, &l, err);
     if (rc != 0) {
         return rc;
@@ -338,7 +338,7 @@ static int meet_on_device(struct mb_trainer *t, struct mb_comm **c, struct mb_er
         return 0;
     }
     *c = NULL;
-    int rc = mb_comm_create_device(host, &t->dev, timeout_ms(t), c, err);
+    int rc = mb_comm_create_device(host, &t->dev, mb_trainer_timeout_ms(t), c, err);
     if (rc != 0) {
         return mb_err_wrap(err, "rank %u", t->rank);
     }
@@ -355,8 +355,12 @@ static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
         t->dp_comm = t->comm;
         return rc;
     }
-    int rc = meet_on_device(t, &t->tp_comm, err);
-    return rc == 0 ? meet_on_device(t, &t->dp_comm, err) : rc;
+    struct mb_comm **const groups[] = {&t->tp_comm, &t->dp_comm, &t->tied_comm};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0] && rc == 0; i++) {
+        rc = meet_on_device(t, groups[i], err);
+    }
+    return rc == 0 ? mb_trainer_make_links(t, err) : rc;
 }
 
 /* The rank's own parameters are in the order of the whole model's, with some left out. */
@@ -668,6 +672,7 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_tensorboard_close(t->tensorboard);
     mb_saver_destroy(t->saver);
     mb_comm_destroy(t->save_comm);
+    mb_trainer_close_links(t);
     mb_comm_destroy(t->tp_comm); /* groups before their world */
     mb_comm_destroy(t->cp_comm);
     mb_comm_destroy(t->pp_comm);

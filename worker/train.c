@@ -26,6 +26,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/kernels/range.h"
 
 volatile sig_atomic_t mb_trainer_signal;
 
@@ -154,7 +155,9 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     memset(s, 0, sizeof *s);
     int rc = forward_backward(t, s, err);
     if (rc == 0) {
+        mb_range_begin(&t->dev, "reduce gradients");
         rc = mb_trainer_reduce_gradients(t, &s->norm2, err);
+        mb_range_end(&t->dev);
     }
     if (rc == 0) {
         add_wishes(t, s);
@@ -190,7 +193,9 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     } else {
         t->window.n_iterations++;
         t->window.loss_sum += *loss;
+        mb_range_begin(&t->dev, "optimizer");
         rc = update(t, factor, err);
+        mb_range_end(&t->dev);
     }
     if (rc == 0) {
         t->iteration++;
@@ -370,7 +375,12 @@ static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
     struct shared s;
     uint64_t from_us = mb_mono_us();
     t->batch = mb_batch_ramp_at(&t->ramp, t->args.consumed_train_samples);
-    int rc = step(t, &s, &t->last_loss, err);
+    int rc = mb_trainer_start_profile(t, err);
+    if (rc == 0) {
+        mb_range_begin(&t->dev, "iteration %" PRId64, t->iteration + 1);
+        rc = step(t, &s, &t->last_loss, err);
+        mb_range_end(&t->dev);
+    }
     if (rc != 0) {
         return rc;
     }
@@ -382,6 +392,9 @@ static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
         char prefix[64];
         snprintf(prefix, sizeof prefix, "iteration %" PRId64, t->iteration);
         rc = evaluate_and_say(t, MB_SPLIT_VALID, prefix, 0, err);
+    }
+    if (rc == 0) {
+        rc = mb_trainer_stop_profile(t, err);
     }
     if (rc == 0) {
         report_progress(t);

@@ -34,6 +34,21 @@ struct mb_log_window {
     uint64_t elapsed_us; /* without checkpoints and evaluations */
 };
 
+/* What a stage of a pipeline has with its neighbours; with chunks, on the CPU, stages are a ring.
+ */
+enum mb_link_kind {
+    MB_LINK_OUTPUT,       /* to the next stage */
+    MB_LINK_INPUT,        /* from the one before */
+    MB_LINK_GRADIENT_IN,  /* from the next stage */
+    MB_LINK_GRADIENT_OUT, /* to the one before */
+    MB_N_LINKS
+};
+
+struct mb_link {
+    struct mb_comm *comm; /* NULL: there is no such neighbour */
+    uint32_t peer;        /* its rank there */
+};
+
 struct mb_trainer {
     struct mb_args args;
     uint32_t rank, world_size;
@@ -44,8 +59,9 @@ struct mb_trainer {
      * rows of the same. Where there is one rank the first three are NULL; dp_comm is comm itself
      * where every rank has all of the model. */
     struct mb_comm *tp_comm, *cp_comm, *pp_comm, *dp_comm;
-    struct mb_comm *tied_comm; /* of a pipeline's first and last stage, which both have the
-                                  embedding's weights; NULL: this rank has no such peer */
+    struct mb_comm *tied_comm;        /* of a pipeline's first and last stage, which both have the
+                                         embedding's weights; NULL: this rank has no such peer */
+    struct mb_link links[MB_N_LINKS]; /* in host memory each is pp_comm */
     /* tp neighbours, then cp, then those with other samples; dp counts the last two together. */
     uint32_t tp_rank, tp_size, cp_rank, cp_size, dp_rank, dp_size, pp_rank, pp_size;
     uint32_t data_rank;        /* which of the data parallel samples are this rank's */
@@ -100,12 +116,31 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err);
 /* Trains until the end or until it is asked to stop; evaluates, saves. Collective. */
 int mb_trainer_run(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_close(struct mb_trainer *t);
+/* That one operation between ranks may take. */
+uint64_t mb_trainer_timeout_ms(const struct mb_trainer *t);
 
 /* ---- the model ---- */
 /* All micro batches of a global batch, forward, and backward if it trains; the loss is the model's.
  * Collective. */
 int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_micro, int trains,
                           struct mb_err *err);
+
+/* Before an iteration and, before it is saved, after it: where --profile says that a profiler
+ * records. */
+int mb_trainer_start_profile(struct mb_trainer *t, struct mb_err *err);
+int mb_trainer_stop_profile(struct mb_trainer *t, struct mb_err *err);
+
+/* ---- between stages ---- */
+/* Collective; nothing with one stage. */
+int mb_trainer_make_links(struct mb_trainer *t, struct mb_err *err);
+void mb_trainer_close_links(struct mb_trainer *t);
+/* Whether they go from GPU to GPU. */
+int mb_trainer_links_devices(const struct mb_trainer *t);
+/* What is computed from now on comes after everything that was begun on the link: between GPUs the
+ * device waits, and a failure is the next wait's; else the caller does, for all links. */
+int mb_trainer_join_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err);
+/* Until everything is sent and received, or has failed. */
+int mb_trainer_wait_links(struct mb_trainer *t, struct mb_err *err);
 
 /* ---- gradients ---- */
 /* Of a chunk's last micro batch's step: gradients are reduced while it runs, if that was asked for.

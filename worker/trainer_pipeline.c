@@ -12,6 +12,7 @@
  * Failures: data that end, a token outside the vocabulary; a neighbour that is gone is found where
  * it is waited for, with the communicator's text.
  */
+#include "worker/kernels/range.h"
 #include "worker/trainer.h"
 
 /* Of a global batch. */
@@ -81,61 +82,88 @@ static int forward(struct batch *b, const struct mb_pipeline_step *s, struct mb_
     return mb_gpt_stage_forward(t->gpt, place_of(s), &batch, b->trains ? &step : NULL, err);
 }
 
-static void backward(struct batch *b, const struct mb_pipeline_step *s)
+/* Before it is written again: what is sent in host memory was waited for when something came. */
+static int free_gradient(struct mb_trainer *t, struct mb_err *err)
+{
+    return mb_trainer_links_devices(t) ? mb_trainer_join_link(t, MB_LINK_GRADIENT_OUT, err) : 0;
+}
+
+static int backward(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
 {
     struct mb_gpt_step step = step_of(b, s);
     step.grad_scale = grad_scale(b, s);
     if (step.is_last) {
         mb_trainer_overlap(b->t, &step, s->chunk + 1 == b->t->pipeline.at.n_chunks);
     }
-    mb_gpt_stage_backward(b->t->gpt, place_of(s), &step);
+    int rc = is_last_chunk(b->t, s) ? free_gradient(b->t, err) : 0; /* others' has been received */
+    if (rc == 0) {
+        mb_gpt_stage_backward(b->t->gpt, place_of(s), &step);
+    }
+    return rc;
 }
 
 /* ---- between stages ---- */
+
+static int receive(struct mb_trainer *t, enum mb_link_kind kind, void *in, size_t n,
+                   enum mb_comm_type type, struct mb_err *err)
+{
+    mb_comm_recv(t->links[kind].comm, &t->dev, in, n, type, t->links[kind].peer);
+    return mb_trainer_join_link(t, kind, err);
+}
 
 static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
 {
     struct mb_trainer *t = b->t;
     const struct mb_gpt_ports at = mb_gpt_ports(t->gpt, place_of(s));
-    const uint32_t next = (t->pp_rank + 1) % t->pp_size;
-    const uint32_t before = (t->pp_rank + t->pp_size - 1) % t->pp_size;
+    const struct mb_link *next = &t->links[MB_LINK_OUTPUT];
+    const struct mb_link *before = &t->links[MB_LINK_GRADIENT_OUT];
     const enum mb_comm_type type = mb_gpt_comm_type(mb_gpt_config(t->gpt)->dtype);
     switch (s->act) {
     case MB_PIPELINE_SEND_OUTPUT:
-        mb_comm_send(t->pp_comm, &t->dev, at.out, at.n, type, next);
-        break;
+        mb_comm_send(next->comm, &t->dev, at.out, at.n, type, next->peer);
+        /* An evaluation overwrites it next; a stage that receives in host memory waits there. */
+        return b->trains || (t->pp_rank > 0 && !mb_trainer_links_devices(t))
+                   ? 0
+                   : mb_trainer_join_link(t, MB_LINK_OUTPUT, err);
     case MB_PIPELINE_SEND_GRADIENT:
-        mb_comm_send(t->pp_comm, &t->dev, at.gradient, at.n, type, before);
-        break;
+        mb_comm_send(before->comm, &t->dev, at.gradient, at.n, type, before->peer);
+        return 0;
     case MB_PIPELINE_RECEIVE_INPUT:
-        mb_comm_recv(t->pp_comm, &t->dev, at.in, at.n, type, before);
-        return mb_comm_synchronize(t->pp_comm, err);
-    case MB_PIPELINE_RECEIVE_GRADIENT:
-        mb_comm_recv(t->pp_comm, &t->dev, at.gradient, at.n, type, next);
-        return mb_comm_synchronize(t->pp_comm, err);
+        return receive(t, MB_LINK_INPUT, at.in, at.n, type, err);
+    case MB_PIPELINE_RECEIVE_GRADIENT: {
+        int rc = free_gradient(t, err);
+        return rc == 0 ? receive(t, MB_LINK_GRADIENT_IN, at.gradient, at.n, type, err) : rc;
+    }
     case MB_PIPELINE_FORWARD:
     case MB_PIPELINE_BACKWARD:
         break;
     }
-    /* A first stage that only sends would overwrite it next. */
-    return b->trains || t->pp_rank > 0 ? 0 : mb_comm_synchronize(t->pp_comm, err);
+    return 0;
 }
 
 int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_micro, int trains,
                           struct mb_err *err)
 {
+    static const char *const NAMES[] = {[MB_PIPELINE_FORWARD] = "forward",
+                                        [MB_PIPELINE_BACKWARD] = "backward",
+                                        [MB_PIPELINE_SEND_OUTPUT] = "send output",
+                                        [MB_PIPELINE_SEND_GRADIENT] = "send gradient",
+                                        [MB_PIPELINE_RECEIVE_INPUT] = "receive input",
+                                        [MB_PIPELINE_RECEIVE_GRADIENT] = "receive gradient"};
     struct batch b = {.t = t, .split = split, .n_micro = n_micro, .trains = trains};
     struct mb_pipeline_step s;
     int rc = 0;
     mb_pipeline_start(&t->pipeline, (uint64_t)n_micro, !trains);
     while (rc == 0 && mb_pipeline_next(&t->pipeline, &s)) {
+        mb_range_begin(&t->dev, "%s %zu", NAMES[s.act], (size_t)s.micro_batch + 1);
         if (s.act == MB_PIPELINE_FORWARD) {
             rc = forward(&b, &s, err);
         } else if (s.act == MB_PIPELINE_BACKWARD) {
-            backward(&b, &s);
+            rc = backward(&b, &s, err);
         } else {
             rc = move(&b, &s, err);
         }
+        mb_range_end(&t->dev);
     }
-    return rc == 0 && t->pp_size > 1 ? mb_comm_synchronize(t->pp_comm, err) : rc;
+    return rc == 0 ? mb_trainer_wait_links(t, err) : rc;
 }

@@ -27,6 +27,7 @@ CPU, BF16 = ["--distributed-backend", "gloo"], ["--bf16"]
 SHARDED = ["--use-distributed-optimizer"]
 MEANWHILE = ["--overlap-grad-reduce", "--ddp-bucket-size", "100000"]
 FOUR = ["--hidden-size", "256", "--num-attention-heads", "4"]  # heads for four
+PP2, PP4 = ["--pipeline-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "4"]
 TP2, TP4, ROWS = (["--tensor-model-parallel-size", "2"], ["--tensor-model-parallel-size", "4"], ["--sequence-parallel"])
 RESULTS = []
 
@@ -113,6 +114,22 @@ class Parallel(Gpus):
         self.assert_close("six iterations on two GPUs, six on the CPU", rest, {i: want[i] for i in rest}, 1e-4)
         self.assertEqual(sorted(rest), list(range(7, 13)))
 
+    def test_two_gpus_are_stages(self):
+        """Of a pipeline, with a tied embedding and without; a checkpoint of stages goes on alone, and one of the CPU in stages."""
+        want = losses(self.train(1, *N, *CPU))
+        untied = ["--untie-embeddings-and-output-weights"]
+        ways = {"1F1B": ([], want), "sharded": (SHARDED, want), "evaluations": (["--eval-iters", "4", "--eval-interval", "2"], want),
+                "untied": (untied, losses(self.train(1, *N, *CPU, *untied)))}
+        for name, (args, expected) in ways.items():
+            with self.subTest(name):
+                self.assert_close(f"two stages, {name}", losses(self.train(2, *N, *PP2, *args)), expected, 1e-4)
+        self.assert_close("bf16, two stages and the CPU", losses(self.train(2, *N, *PP2, *BF16)), want, 2e-2)
+        where, got = os.path.join(self.dir, "stages"), {}
+        for last, (world, args) in enumerate(((2, PP2), (1, CPU), (2, PP2 + SHARDED + ["--async-save"]), (1, [])), 1):
+            got.update(losses(self.train(world, *N, "--save", where, "--load", where, "--save-interval", "3",
+                                         "--exit-interval", str(3 * last), *args)))
+        self.assert_close("checkpoints, stages", got, want, 1e-4)
+
     def test_checkpoints_go_everywhere(self):
         """Three iterations on two GPUs, one GPU, the CPU, and two GPUs again are twelve on the CPU."""
         want = losses(self.train(1, *N, *CPU))
@@ -168,10 +185,13 @@ class OnFour(Gpus):
         want = losses(self.train(1, *N, *FOUR, *CPU))
         self.assertEqual(len(want), 12)
         ways = {"data parallel": [], "sharded, meanwhile": SHARDED + MEANWHILE, "a model on four": TP4, "a model on four, sequence parallel": TP4 + ROWS,
-                "two models on two each": TP2 + MEANWHILE, "two models on two each, sequence parallel, sharded": TP2 + ROWS + SHARDED + MEANWHILE}
+                "two stages of two, data parallel": PP2 + SHARDED + MEANWHILE,
+                "two stages of two, tensor parallel": PP2 + TP2 + ROWS, "two models on two each": TP2 + MEANWHILE, "two models on two each, sequence parallel, sharded": TP2 + ROWS + SHARDED + MEANWHILE}
         for world, name, args in [(1, "alone", []), (2, "data parallel", SHARDED), *((4, name, args) for name, args in ways.items())]:
             with self.subTest(name, world=world):
                 self.assert_close(f"{world} GPUs and the CPU, {name}", losses(self.train(world, *N, *FOUR, *args)), want, 1e-4)
+        deep = [*N, *FOUR, "--num-layers", "4"]
+        self.assert_close("4 GPUs and the CPU, four stages", losses(self.train(4, *deep, *PP4)), losses(self.train(1, *deep, *CPU)), 1e-4)
         for name, args in (("sharded, meanwhile", SHARDED + MEANWHILE), ("two models on two each, sequence parallel", TP2 + ROWS + SHARDED)):
             with self.subTest(name, dtype="bf16"):
                 self.assert_close(f"bf16, 4 GPUs and the CPU, {name}", losses(self.train(4, *N, *FOUR, *BF16, *args)), want, 2e-2)

@@ -91,6 +91,37 @@ class Train(unittest.TestCase):
         self.assertEqual(len(first), 36)
         self.assertEqual(first, second)
 
+    def test_profile(self):
+        """The phases of the iterations that are asked for, and of no others, are ranges of a profiler."""
+        record = os.path.join(self.dir, "ranges")
+        env = {"NVTX_INJECTION64_PATH": os.environ["MOBULA_NVTX_RECORDER"], "MOBULA_NVTX_RECORD": record}
+        rc, out, err = run("--profile", "--profile-step-start", "3", "--profile-step-end", "5", env=env)
+        self.assertEqual(rc, 0, out + err)
+        stack, paths = [], []
+        with open(record, encoding="ascii") as lines:
+            for line in lines.read().splitlines():
+                if line == "end":
+                    stack.pop()
+                else:
+                    stack.append(line.removeprefix("begin "))
+                    paths.append("/".join(stack))
+        self.assertEqual(stack, [])
+        layers = {way: [f"layer {l} {way}" for l in order] for way, order in (("forward", (1, 2)), ("backward", (2, 1)))}
+        want = []
+        for it in (4, 5):
+            want.append(f"iteration {it}")
+            for micro in (1, 2):
+                want += [f"iteration {it}/{p}" for p in
+                         [f"forward {micro}", *(f"forward {micro}/{l}" for l in layers["forward"]),
+                          f"backward {micro}", f"backward {micro}/output and loss",
+                          *(f"backward {micro}/{l}" for l in layers["backward"])]]
+            want += [f"iteration {it}/reduce gradients", f"iteration {it}/optimizer"]
+        self.assertEqual(paths, want)
+        os.unlink(record)
+        rc, out, err = run("--profile", "--profile-ranks", "1", "--profile-step-start", "0", env=env)
+        self.assertEqual(rc, 0, out + err)
+        self.assertFalse(os.path.exists(record), "nothing was told: NVTX did not even open the recorder")
+
     def test_line(self):
         out = self.train(*BF16, "--log-throughput")
         self.assertIn("using torch.bfloat16 for parameters ...", out)

@@ -14,6 +14,7 @@ struct mb_device {
     struct mb_context *ctx;
     struct mb_stream *stream; /* the compute stream */
     void *library;
+    int tells_ranges; /* 1: range.h tells a profiler; set by the owner */
 };
 
 /* path is absolute; device_index is the local device (always 0 for the CPU). On failure *out is

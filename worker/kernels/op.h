@@ -446,6 +446,13 @@ struct mb_backend {
     void (*narrow)(struct mb_context *, struct mb_stream *, uint16_t *out, const float *x,
                    size_t n);
 
+    /* --- for a profiler that runs this process; NULL: nothing on this device would see it --- */
+    /* Nested ranges of the calling thread's time; name is read before the call returns. */
+    void (*range_begin)(struct mb_context *, const char *name);
+    void (*range_end)(struct mb_context *);
+    /* on 1: it is to record from here, 0: up to here. */
+    int (*profiler)(struct mb_context *, int on, struct mb_err *err);
+
     /* Between devices of this kind; NULL: its memory is the host's, which moves data itself. */
     const struct mb_collectives *collectives;
 };

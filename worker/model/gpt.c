@@ -17,6 +17,7 @@
 
 #include <assert.h>
 #include "base/alloc.h"
+#include "worker/kernels/range.h"
 #include "worker/model/gpt_internal.h"
 
 /* Dropouts of a layer; site 0 is that of the embedding. */
@@ -345,8 +346,11 @@ static void forward(const struct mb_gpt_pass *p)
     struct mb_gpt *m = p->m;
     if (is_first(m))
         embed(p);
-    for (size_t l = mb_gpt_chunk_begin(m); l < mb_gpt_chunk_end(m); l++)
+    for (size_t l = mb_gpt_chunk_begin(m); l < mb_gpt_chunk_end(m); l++) {
+        mb_range_begin(m->dev, "layer %zu forward", l + 1);
         layer_forward(p, l);
+        mb_range_end(m->dev);
+    }
     if (is_last(m))
         mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
                             m->final_rstd);
@@ -524,9 +528,11 @@ static void backward(const struct mb_gpt_pass *p)
     if (m->chunk + 1 == m->n_chunks)
         grads_final(p, m->layers_end, m->n_elements);
     for (size_t l = mb_gpt_chunk_end(m); l-- > begin;) {
+        mb_range_begin(m->dev, "layer %zu backward", l + 1);
         if (l - begin < n_again)
             layer_forward(p, l);
         layer_backward(p, l);
+        mb_range_end(m->dev);
         grads_final(p, m->layers[l].begin, m->layers[l].end);
     }
     if (is_first(m))
@@ -653,8 +659,11 @@ void mb_gpt_stage_backward(struct mb_gpt *m, struct mb_gpt_place at, const struc
 {
     const struct mb_gpt_pass p = {.m = m, .step = step};
     select_place(m, at);
-    if (is_last(m))
+    if (is_last(m)) {
+        mb_range_begin(m->dev, "output and loss");
         output_and_loss(m, 1, step->grad_scale);
+        mb_range_end(m->dev);
+    }
     backward(&p);
     if (has_old_grads(m)) /* the chunks behind this one have had their first before */
         m->n_old_chunks = m->chunk;

@@ -163,6 +163,34 @@ static void fp16_scales_the_loss(void **state)
     mb_args_close(&a);
 }
 
+/* A profiler's ranks and iterations; on the CPU there is nothing for it to see, and that is said.
+ */
+static void profiles_are_for_gpus(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE
+                                   " --distributed-backend nccl --profile --profile-step-end 30 "
+                                   "--profile-ranks 3 0",
+                                   1, &a, &err),
+                     0);
+    assert_true(a.profile && a.profile_step_start == 10 && a.profile_step_end == 30);
+    assert_int_equal(a.profile_ranks.n, 2);
+    assert_int_equal(a.notes.len, 0);
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE " --distributed-backend nccl --profile-ranks 1 x", 1, &a, &err),
+        MB_EINVAL);
+    assert_non_null(strstr(err.text, "--profile-ranks"));
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE " --profile", 1, &a, &err), 0);
+    assert_true(!a.profile);
+    assert_string_equal(mb_buf_str(&a.notes),
+                        "note: --profile is for GPUs; perf record shows a CPU's functions\n");
+    mb_args_close(&a);
+}
+
 static void what_is_not_provided_is_refused_by_name(void **state)
 {
     (void)state;
@@ -170,7 +198,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--position-embedding-type mrope",
         "--rotary-interleaved",
         "--squared-relu",
-        "--pipeline-model-parallel-size 2 --distributed-backend nccl",
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
         "--decoder-first-pipeline-num-layers 1",
         "--decoder-last-pipeline-num-layers 1",
@@ -196,6 +223,13 @@ static void what_is_not_provided_is_refused_by_name(void **state)
     }
     struct mb_args a;
     struct mb_err err;
+    assert_int_equal(validate_line(BASE " --num-layers 4 --pipeline-model-parallel-size 2 "
+                                        "--num-virtual-stages-per-pipeline-rank 2 "
+                                        "--distributed-backend nccl",
+                                   2, &a, &err),
+                     MB_EUNSUPPORTED);
+    assert_non_null(strstr(err.text, "--num-virtual-stages-per-pipeline-rank: the interleaved"));
+    mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--tensor-model-parallel-size 1 --rotary-percent 1 "
                                         "--normalization LayerNorm --num-workers 8 "
                                         "--no-overlap-p2p-communication",
@@ -730,6 +764,7 @@ int main(void)
         cmocka_unit_test(what_argparse_refuses),
         cmocka_unit_test(devices_are_checked),
         cmocka_unit_test(fp16_scales_the_loss),
+        cmocka_unit_test(profiles_are_for_gpus),
         cmocka_unit_test(what_is_not_provided_is_refused_by_name),
         cmocka_unit_test(the_model_is_described),
         cmocka_unit_test(a_preset_is_a_shape),

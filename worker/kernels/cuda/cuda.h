@@ -72,6 +72,10 @@ void mb_cuda_copy_out(struct mb_context *ctx, struct mb_stream *stream, void *ho
                       size_t size_bytes);
 void mb_cuda_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst, size_t size_bytes);
 
+void mb_cuda_range_begin(struct mb_context *ctx, const char *name);
+void mb_cuda_range_end(struct mb_context *ctx);
+int mb_cuda_profiler(struct mb_context *ctx, int on, struct mb_err *err);
+
 extern const struct mb_collectives mb_cuda_collectives; /* nccl.c */
 
 /* cudaSuccess if this library has code for the current device. */

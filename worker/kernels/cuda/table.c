@@ -44,6 +44,9 @@ static const struct mb_backend TABLE = {
     .split = mb_cuda_split,
     .join = mb_cuda_join,
     .narrow = mb_cuda_narrow,
+    .range_begin = mb_cuda_range_begin,
+    .range_end = mb_cuda_range_end,
+    .profiler = mb_cuda_profiler,
     .collectives = &mb_cuda_collectives,
 };
 

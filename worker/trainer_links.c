@@ -1,0 +1,134 @@
+/*
+ * How neighbouring stages of a pipeline reach each other: a link for what goes one way to one
+ * neighbour.
+ *
+ *  1. In host memory all links are the pipeline's communicator. Its carrier takes what is sent off
+ *     the sender's hands, and a receiver waits for all that it has begun.
+ *  2. Between GPUs each link is a communicator of the two ranks. What a library's communicator has
+ *     begun runs in one order, and a send lasts until it is received: with both directions in one,
+ *     two neighbours that send first would wait for each other for ever. With one direction each
+ *     the receiver's order is the sender's.
+ *  3. There the compute stream waits for one link at a time: for what it computes with, and for a
+ *     gradient that is still being sent before it is overwritten. An output needs no such wait
+ * while it trains: its place is taken again behind its backward pass, whose gradient the next stage
+ *     made of what it had received. To wait for all links at once would be a circle again.
+ *  4. Links are made in the order of the stages, so that each is met by both of its ends when those
+ *     before it are through; one number goes over each, since the library connects two devices at
+ *     their first transfer, which would hold up the first iteration.
+ * Failures: the carrier's.
+ */
+#include "worker/trainer.h"
+
+enum { N_WAYS = 2 }; /* activations, gradients */
+
+int mb_trainer_links_devices(const struct mb_trainer *t)
+{
+    return t->pp_comm != NULL && t->dev.ops->collectives != NULL;
+}
+
+/* A number from one end to the other, whichever link it is. */
+static int try_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err)
+{
+    const struct mb_link *l = &t->links[kind];
+    void *number = NULL;
+    int rc = t->dev.ops->alloc(t->dev.ctx, sizeof(float), &number, err);
+    if (rc != 0) {
+        return rc;
+    }
+    if (kind == MB_LINK_OUTPUT || kind == MB_LINK_GRADIENT_OUT) {
+        t->dev.ops->zero(t->dev.ctx, t->dev.stream, number, sizeof(float));
+        mb_comm_send(l->comm, &t->dev, number, 1, MB_COMM_F32, l->peer);
+    } else {
+        mb_comm_recv(l->comm, &t->dev, number, 1, MB_COMM_F32, l->peer);
+    }
+    rc = mb_comm_synchronize(l->comm, err);
+    t->dev.ops->free(t->dev.ctx, number);
+    return rc;
+}
+
+static int make_link(struct mb_trainer *t, enum mb_link_kind kind, uint32_t stage, uint32_t next,
+                     struct mb_err *err)
+{
+    const uint32_t n = t->tp_size * t->dp_size; /* ranks of a stage */
+    const uint32_t low = stage < next ? stage : next, high = stage < next ? next : stage;
+    struct mb_link *l = &t->links[kind];
+    struct mb_comm *host = NULL;
+    int rc = mb_comm_create_group(t->comm, low * n + t->rank % n, (high - low) * n, 2, &host, err);
+    if (rc == 0) {
+        rc = mb_comm_create_device(host, &t->dev, mb_trainer_timeout_ms(t), &l->comm, err);
+    }
+    if (rc != 0) {
+        return mb_err_wrap(err, "rank %u", t->rank);
+    }
+    l->peer = t->pp_rank == low ? 1 : 0;
+    return try_link(t, kind, err);
+}
+
+static int make_links(struct mb_trainer *t, struct mb_err *err)
+{
+    static const enum mb_link_kind SENDS[N_WAYS] = {MB_LINK_OUTPUT, MB_LINK_GRADIENT_IN},
+                                   RECEIVES[N_WAYS] = {MB_LINK_INPUT, MB_LINK_GRADIENT_OUT};
+    int rc = 0;
+    for (uint32_t stage = 0; stage + 1 < t->pp_size; stage++) {
+        const uint32_t next = stage + 1;
+        for (int way = 0; way < N_WAYS && rc == 0; way++) {
+            if (t->pp_rank == stage) {
+                rc = make_link(t, SENDS[way], stage, next, err);
+            } else if (t->pp_rank == next) {
+                rc = make_link(t, RECEIVES[way], stage, next, err);
+            }
+        }
+    }
+    return rc;
+}
+
+int mb_trainer_make_links(struct mb_trainer *t, struct mb_err *err)
+{
+    if (t->pp_size == 1) {
+        return 0;
+    }
+    if (mb_trainer_links_devices(t)) {
+        return make_links(t, err);
+    }
+    const uint32_t next = (t->pp_rank + 1) % t->pp_size;
+    const uint32_t before = (t->pp_rank + t->pp_size - 1) % t->pp_size;
+    for (int k = 0; k < MB_N_LINKS; k++) {
+        const int is_next = k == MB_LINK_OUTPUT || k == MB_LINK_GRADIENT_IN;
+        t->links[k] = (struct mb_link){t->pp_comm, is_next ? next : before};
+    }
+    return 0;
+}
+
+void mb_trainer_close_links(struct mb_trainer *t)
+{
+    for (int k = 0; k < MB_N_LINKS; k++) {
+        if (t->links[k].comm != t->pp_comm) {
+            mb_comm_destroy(t->links[k].comm);
+        }
+        t->links[k].comm = NULL;
+    }
+}
+
+int mb_trainer_join_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err)
+{
+    struct mb_comm *c = t->links[kind].comm;
+    if (c == NULL) {
+        return 0;
+    }
+    if (!mb_trainer_links_devices(t)) {
+        return mb_comm_synchronize(c, err);
+    }
+    mb_comm_join(c, &t->dev);
+    return 0;
+}
+
+int mb_trainer_wait_links(struct mb_trainer *t, struct mb_err *err)
+{
+    int rc = 0;
+    for (int k = 0; k < MB_N_LINKS && rc == 0; k++) {
+        if (t->links[k].comm != NULL) {
+            rc = mb_comm_synchronize(t->links[k].comm, err);
+        }
+    }
+    return rc;
+}

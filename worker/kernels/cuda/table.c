@@ -4,7 +4,7 @@
 static const struct mb_backend TABLE = {
     .abi = MB_BACKEND_ABI,
     .name = "cuda",
-    .dtypes = 1u << MB_DTYPE_F32 | 1u << MB_DTYPE_BF16,
+    .dtypes = 1u << MB_DTYPE_F32 | 1u << MB_DTYPE_BF16 | 1u << MB_DTYPE_F16,
     .features = MB_FEATURE_RMSNORM | MB_FEATURE_SWIGLU | MB_FEATURE_ROPE | MB_FEATURE_NO_POSITIONS,
     .open = mb_cuda_open,
     .close = mb_cuda_close,

@@ -107,8 +107,24 @@ def job_agent(s, head, *flags, env=None, metadata=()):
     return node, kv
 
 
+def is_taken_for_rays(gcs, node):
+    """By ray.init before 2.60, which goes through the table in its order (docs/ray-compat.md)."""
+    rows = gcs.nodes()
+    address = rows[node.info["node_id"]].node_manager_address
+    first = next(i for i, n in rows.items() if n.state == 0 and n.node_manager_address == address)
+    return first == node.info["node_id"]
+
+
 def plain_job_agent(s, head):
-    return job_agent(s, head, "--no-token")
+    """Ray's own agent calls ray.init at its first request; in an older Ray that would end it, and its head with it, where it takes ours
+    for its node. Where a node stands in the table is chance."""
+    for _ in range(30):
+        node, kv = job_agent(s, head, "--no-token")
+        if IS_MODERN or not is_taken_for_rays(kv.gcs, node):
+            return node, kv
+        print("     ray.init would take this node for Ray's: another one", flush=True)
+        assert node.stop() == 0
+    raise AssertionError("30 nodes, and ray.init would have taken each of them for Ray's")
 
 
 def waits_for(path):

@@ -1,8 +1,9 @@
 """Checkpoints into and out of a real S3 server, beside what others use for it: bench/s3.py [--scale S] [--rounds N] [ROW...]
 
-Rows: up, small, down, tls, resume, limited, sealed, sparse (all but sparse without arguments). The server is versitygw on the same
+Rows: up, small, down, tls, resume, limited, sealed, sparse, parts (all but the last two without arguments). The server is versitygw on the same
 machine, so what a client does not use of it the server has. Rounds are rotated; files are read once before each run, so
-that all find them in the page cache. CPU seconds and memory are those that wait4 tells of the client.
+that all find them in the page cache. CPU seconds are those that wait4 tells of the client; memory is the most that was resident, looked at
+while it runs, since wait4 tells at least what this program has itself.
 The ceiling is sendfile(2) of each file as one PUT over a connection of its own, from threads: plain HTTP, no checksums.
 That of downloads (recv) is recv(2) into one buffer a thread and pwrite(2) from it, then fsync(2): the same, and no checksums.
 --scale 0.125 makes everything an eighth as large.
@@ -14,6 +15,7 @@ import hashlib
 import hmac
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -33,6 +35,8 @@ MIB = 1 << 20
 BIN = lib.CACHE / "bin"
 AWS = lib.CACHE / "venv-aws/bin/aws"
 LIMIT = 40 * MIB  # bytes a second of the slow link
+FAR_S = 0.05      # before each request to a store that is far away goes on
+PARTS = ((16, 16), (16, 8), (64, 16), (64, 8))  # MiB, requests at once; the first are the defaults
 LATEST = "latest_checkpointed_iteration.txt"
 
 
@@ -45,6 +49,7 @@ class Bench:
         self.n = 0
         self.endpoint = None  # a proxy's, instead of the server's own
         self.process = None   # the client that runs
+        self.more = {}        # in the clients' environment
 
     def close(self):
         self.server.stop()
@@ -75,7 +80,7 @@ class Bench:
                    RCLONE_CONFIG_VG_USE_PRESIGNED_REQUEST="true")  # the only way that 1.71 has for plain HTTP
         if server.certificates:
             env.update(SSL_CERT_FILE=server.certificates.ca, AWS_CA_BUNDLE=server.certificates.ca)
-        return env
+        return env | self.more
 
     def client(self, argv, server, status=0):
         """Wall and CPU seconds and MiB of one process."""
@@ -84,13 +89,15 @@ class Bench:
             process = subprocess.Popen([str(a) for a in argv], env=self.env(server), stdin=subprocess.DEVNULL,
                                        stdout=out, stderr=subprocess.STDOUT)
             self.process = process
-            _, code, usage = os.wait4(process.pid, 0)
-            wall = time.monotonic() - began
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                resident = pool.submit(most_resident, process.pid)
+                _, code, usage = os.wait4(process.pid, 0)
+                wall = time.monotonic() - began
             process.returncode = os.waitstatus_to_exitcode(code)
             out.seek(0)
             if process.returncode != status:
                 raise RuntimeError(f"{argv}: {process.returncode}\n{out.read().decode(errors='replace')[-2000:]}")
-        return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_mib": usage.ru_maxrss / 1024}
+        return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_mib": resident.result() / 1024}
 
     def place(self):
         self.n += 1
@@ -130,10 +137,10 @@ class Bench:
             "rclone": lambda to: self.client([BIN / "rclone", "copy", "--transfers", "8", f"vg:{bucket}/{place}/", to],
                                              server)}
 
-    def rotate(self, what, before, after, total_bytes):
-        """Each of what, self.rounds times, in another order each round."""
+    def rotate(self, what, before, after, total_bytes, rounds=None):
+        """Each of what, self.rounds times unless it is said, in another order each round."""
         runs = {name: [] for name in what}
-        for i in range(self.rounds):
+        for i in range(rounds or self.rounds):
             names = list(what)
             for name in names[i % len(names):] + names[:i % len(names)]:
                 arg = before()
@@ -141,7 +148,7 @@ class Bench:
                 after(arg)
         return {name: summary(rs, total_bytes) for name, rs in runs.items()}
 
-    def upload(self, source, server, **options):
+    def upload(self, source, server, what=None, rounds=None, **options):
         def warm():
             for path in source.rglob("*.bin"):
                 with open(path, "rb", buffering=0) as f:
@@ -149,7 +156,19 @@ class Bench:
                         pass
             return self.place()
         total = sum(p.stat().st_size for p in source.rglob("*.bin"))
-        return self.rotate(self.up(source, server, **options), warm, lambda p: self.forget(p, server), total)
+        return self.rotate(what or self.up(source, server, **options), warm, lambda p: self.forget(p, server), total, rounds)
+
+    def parts(self, source, server):
+        """name -> function that sends the source to a new place, with each of PARTS."""
+        def push(mib, at_once):
+            def run(place):
+                self.more = {"BUCKET_STORAGE_PART_MIB": str(mib), "BUCKET_STORAGE_CONCURRENCY": str(at_once)}
+                try:
+                    return self.up(source, server)["mobula"](place)
+                finally:
+                    self.more = {}
+            return run
+        return {f"{mib} MiB, {at_once} at once": push(mib, at_once) for mib, at_once in PARTS}
 
     def warm_memory(self, total):
         """On a virtual machine the first touch of a page costs ten times the copy into it, and free pages go back to the
@@ -188,24 +207,41 @@ class Bench:
     def row_resume(self):
         """Killed in the middle, then run again: bytes of bodies that came in all, for bytes of files."""
         source = self.files("resume", 1, int(1024 * MIB * self.scale) // (16 * MIB) * 16 * MIB)
+        up = self.up(source, self.server)
+        return {name: self.cut(source, up[name]) for name in ("mobula", "mc", "s5cmd")}
+
+    def cut(self, source, run):
         total = sum(p.stat().st_size for p in source.rglob("*.bin"))
-        found = {}
-        for name in ("mobula", "mc", "s5cmd"):
-            with FaultProxy(self.server.port) as proxy, concurrent.futures.ThreadPoolExecutor() as pool:
-                self.endpoint = f"http://127.0.0.1:{proxy.port}"
-                proxy.rate = max(40 * MIB, total // 6)
-                place = self.place()
-                run = self.up(source, self.server)[name]
-                first = pool.submit(swallow, run, place)
-                while sum(r.body_bytes for r in proxy.seen("PUT", "")) < total // 2 and not first.done():
-                    time.sleep(0.05)
-                os.kill(self.process.pid, signal.SIGKILL)
-                first.result()
-                proxy.rate = 0
-                run(place)
-                sent = sum(r.body_bytes for r in proxy.seen("PUT", ""))
-                found[name] = {"sent_bytes": sent, "per_byte_of_the_file": round(sent / total, 3)}
+        with FaultProxy(self.server.port) as proxy, concurrent.futures.ThreadPoolExecutor() as pool:
+            self.endpoint = f"http://127.0.0.1:{proxy.port}"
+            proxy.rate = max(40 * MIB, total // 6)
+            place = self.place()
+            first = pool.submit(swallow, run, place)
+            while sum(r.body_bytes for r in proxy.seen("PUT", "")) < total // 2 and not first.done():
+                time.sleep(0.05)
+            os.kill(self.process.pid, signal.SIGKILL)
+            first.result()
+            proxy.rate = 0
+            run(place)
+            sent = sum(r.body_bytes for r in proxy.seen("PUT", ""))
         self.endpoint = None
+        self.forget(place, self.server)
+        return {"sent_bytes": sent, "per_byte_of_the_file": round(sent / total, 3)}
+
+    def row_parts(self):
+        """Other sizes of parts, other numbers of requests at once: plain, over TLS, over the slow link, to a store that is far
+        away, and what is sent twice when the sender is killed in the middle."""
+        source = self.big()
+        found = {"plain": self.upload(source, self.server, self.parts(source, self.server)),
+                 "tls": self.upload(source, self.tls, self.parts(source, self.tls))}
+        with FaultProxy(self.server.port) as proxy:
+            self.endpoint = f"http://127.0.0.1:{proxy.port}"
+            proxy.rate = LIMIT
+            found["limited"] = self.upload(source, self.server, self.parts(source, self.server), rounds=1)
+            proxy.rate, proxy.delay_s = 0, FAR_S
+            found["far"] = self.upload(source, self.server, self.parts(source, self.server))
+        self.endpoint = None
+        found["cut"] = {name: self.cut(source, run) for name, run in self.parts(source, self.server).items()}
         return found
 
     def row_limited(self):
@@ -261,6 +297,20 @@ class Bench:
     def big(self):
         top = self.top / "big"
         return top if top.exists() else self.files("big", 8, int(256 * MIB * self.scale))
+
+
+def most_resident(pid):
+    """KiB, of a process until it ends, by its last looks: the kernel counts the most so far."""
+    most = 0
+    while True:
+        try:
+            found = re.search(r"^VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M)
+        except (FileNotFoundError, ProcessLookupError):
+            return most
+        if not found:  # it has ended
+            return most
+        most = int(found[1])
+        time.sleep(0.02)
 
 
 def summary(rs, total_bytes):

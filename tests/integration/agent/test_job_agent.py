@@ -97,10 +97,10 @@ class Kv:
                          node.info["http_port"] and self.agent_ports()[1] > 0)
 
 
-def job_agent(s, head, *flags, env=None, metadata=()):
+def job_agent(s, head, *flags, env=None, metadata=(), port=None):
     node = s.node(BIN, "--address", head.address, "--job-agent", "--num-gpus", "2",
                   "--node-ip-address", head.address.split(":")[0],
-                  "--dashboard-agent-listen-port", str(free_port()), *flags, env=env)
+                  "--dashboard-agent-listen-port", str(port or free_port()), *flags, env=env)
     node.wait_alive()
     kv = Kv(s, head.address, metadata)
     kv.wait_ours(node)
@@ -115,11 +115,16 @@ def is_taken_for_rays(gcs, node):
     return first == node.info["node_id"]
 
 
-def plain_job_agent(s, head):
+def plain_job_agent(s, head, port=None):
+    return job_agent(s, head, "--no-token", port=port)
+
+
+def job_agent_beside_rays(s, head):
     """Ray's own agent calls ray.init at its first request; in an older Ray that would end it, and its head with it, where it takes ours
-    for its node. Where a node stands in the table is chance."""
+    for its node. Where a node stands in the table is chance; each has the same port, since that dashboard keeps the first it reads."""
+    port = free_port()
     for _ in range(30):
-        node, kv = job_agent(s, head, "--no-token")
+        node, kv = plain_job_agent(s, head, port)
         if IS_MODERN or not is_taken_for_rays(kv.gcs, node):
             return node, kv
         print("     ray.init would take this node for Ray's: another one", flush=True)
@@ -464,7 +469,7 @@ def case_token(s):
 def main():
     with cluster.Sandbox() as s:
         with Head() as head:
-            node, kv = plain_job_agent(s, head)
+            node, kv = job_agent_beside_rays(s, head)
             for case in (case_commands, case_working_dir, case_gang, case_guard,
                          case_agent_restart, case_dashboard_restart, case_rivals_word):
                 case(s, head, node, kv)

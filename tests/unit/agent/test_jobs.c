@@ -154,7 +154,7 @@ static void test_stop_uses_the_signal_of_the_job(void **state)
     assert_int_equal(runner->stop(runner->self, "j3", &err), 0);
     run_until(&seen.exited);
     assert_non_null(strstr(log_of("j3"), "saved"));
-    assert_string_equal(seen.text, "stop requested");
+    assert_string_equal(seen.text, MB_JOB_TEXT_STOPPED);
     assert_int_equal(runner->stop(runner->self, "j3", &err), MB_ENOENT);
 }
 

@@ -95,6 +95,9 @@ static void what_a_runner_says(void **state)
     mb_job_on_event(MB_JOB_RUNNING, &e, &news);
     assert_int_equal(news.n_inputs, 1);
     assert_int_equal(news.inputs[0], MB_JOB_EXIT_NONZERO);
+    e.text = "child 1 failed";
+    mb_job_on_event(MB_JOB_RUNNING, &e, &news);
+    assert_int_equal(news.n_inputs, 1);
     e.kind = MB_JOB_EVENT_RUNNING;
     mb_job_on_event(MB_JOB_STOPPED, &e, &news);
     assert_int_equal(news.n_inputs, 0);
@@ -105,6 +108,25 @@ static void what_a_runner_says(void **state)
     e.kind = MB_JOB_EVENT_START_FAILED;
     mb_job_on_event(MB_JOB_PENDING, &e, &news);
     assert_int_equal(news.inputs[0], MB_JOB_START_FAILED);
+}
+
+/* The wish may not have been stored: a disk was full, and the head that had heard it is gone. */
+static void what_was_stopped_is_stopped(void **state)
+{
+    static const enum mb_job_state FROM[] = {MB_JOB_PENDING, MB_JOB_RUNNING, MB_JOB_STOPPING};
+    struct mb_job_event e = {.kind = MB_JOB_EVENT_EXITED, .text = MB_JOB_TEXT_STOPPED};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof FROM / sizeof FROM[0]; i++)
+        for (e.exit_code = -15; e.exit_code <= 0; e.exit_code += 15) {
+            enum mb_job_state s = FROM[i];
+            struct mb_job_news news;
+
+            mb_job_on_event(s, &e, &news);
+            for (int n = 0; n < news.n_inputs; n++)
+                assert_int_equal(mb_job_next(s, news.inputs[n], &s, NULL), 0);
+            assert_int_equal(s, MB_JOB_STOPPED);
+        }
 }
 
 /* A job is not over while a driver of it runs, or may be about to. */
@@ -728,6 +750,7 @@ int main(void)
         cmocka_unit_test(terminal_jobs_never_change),
         cmocka_unit_test(a_driver_is_started_at_most_once),
         cmocka_unit_test(what_a_runner_says),
+        cmocka_unit_test(what_was_stopped_is_stopped),
         cmocka_unit_test(a_stop_waits_for_the_driver),
         cmocka_unit_test(label_selectors),
         cmocka_unit_test(amounts_below_zero_are_told_as_ray_does),

@@ -462,7 +462,7 @@ static void on_prepared(uv_work_t *work, int status)
     } else if (job->work_err.code != 0) {
         start_failed(job, job->work_err.text);
     } else if (job->stop_asked) {
-        exited(job, -job->env.stop_signal, "stopped before it started");
+        exited(job, -job->env.stop_signal, MB_JOB_TEXT_STOPPED ", before it started");
     } else if (set_python_path(job) != 0) {
         start_failed(job, "out of memory");
     } else if (supervise(job, &err) != 0) {
@@ -483,7 +483,7 @@ static void on_fetched(void *arg, const struct mb_err *err)
     if (job->jobs->closing) {
         mb_jobs_drop(job);
     } else if (job->stop_asked) {
-        exited(job, -job->env.stop_signal, "stopped before it started");
+        exited(job, -job->env.stop_signal, MB_JOB_TEXT_STOPPED ", before it started");
     } else if (err->code != 0) {
         mb_job_setup_failed(&why);
         start_failed(job, why.text);

@@ -173,7 +173,7 @@ static void build_labels(struct mb_node *n)
 {
     n->n_labels = 0;
     n->labels[n->n_labels++] = (struct mb_gcs_label){"ray.io/node-id", n->id_hex};
-    n->labels[n->n_labels++] = (struct mb_gcs_label){"mobula.io/version", MOBULA_VERSION};
+    n->labels[n->n_labels++] = (struct mb_gcs_label){MB_NODE_LABEL_VERSION, MOBULA_VERSION};
     if (n->opts.accelerator[0] != '\0')
         n->labels[n->n_labels++] =
             (struct mb_gcs_label){"ray.io/accelerator-type", n->opts.accelerator};

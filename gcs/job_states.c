@@ -113,7 +113,8 @@ void mb_job_on_event(enum mb_job_state s, const struct mb_job_event *e, struct m
     case MB_JOB_EVENT_EXITED:
         if (s == MB_JOB_PENDING) /* it began and ended between two looks */
             out->inputs[out->n_inputs++] = MB_JOB_STARTED;
-        if (s != MB_JOB_STOPPING && e->text && strcmp(e->text, MB_JOB_TEXT_STOPPED) == 0)
+        if (s != MB_JOB_STOPPING && !mb_job_is_terminal(s) && e->text &&
+            mb_starts_with(e->text, MB_JOB_TEXT_STOPPED))
             out->inputs[out->n_inputs++] = MB_JOB_STOP;
         out->inputs[out->n_inputs++] = e->exit_code == 0 ? MB_JOB_EXIT_ZERO : MB_JOB_EXIT_NONZERO;
         break;

@@ -42,7 +42,8 @@ struct mb_job_event {
     uint64_t start_no; /* of its mb_job_spec */
     int64_t pid;
     int exit_code;
-    const char *text;     /* borrowed; "" if none; EXITED behind a stop(): MB_JOB_TEXT_STOPPED */
+    /* borrowed; "" if none; EXITED behind a stop(): it begins with MB_JOB_TEXT_STOPPED */
+    const char *text;
     const char *log_tail; /* EXITED with a failure: the last 10 lines, at most 20,000 characters */
 };
 

@@ -136,9 +136,9 @@ int mb_trainer_make_links(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_close_links(struct mb_trainer *t);
 /* Whether they go from GPU to GPU. */
 int mb_trainer_links_devices(const struct mb_trainer *t);
-/* What is computed from now on comes after everything that was begun on the link: between GPUs the
- * device waits, and a failure is the next wait's; else the caller does, for all links. */
-int mb_trainer_join_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err);
+/* Until everything that was begun on the link is done, or has failed; in host memory on all links.
+ */
+int mb_trainer_wait_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err);
 /* Until everything is sent and received, or has failed. */
 int mb_trainer_wait_links(struct mb_trainer *t, struct mb_err *err);
 

@@ -8,10 +8,12 @@
  *     begun runs in one order, and a send lasts until it is received: with both directions in one,
  *     two neighbours that send first would wait for each other for ever. With one direction each
  *     the receiver's order is the sender's.
- *  3. There the compute stream waits for one link at a time: for what it computes with, and for a
- *     gradient that is still being sent before it is overwritten. An output needs no such wait
- * while it trains: its place is taken again behind its backward pass, whose gradient the next stage
- *     made of what it had received. To wait for all links at once would be a circle again.
+ *  3. There one link at a time is waited for: by what is computed with what came, and by a gradient
+ *     that is still being sent before it is overwritten. An output needs no such wait while it
+ *     trains: its place is taken again behind its backward pass, whose gradient the next stage made
+ *     of what it had received. To wait for all links at once would be a circle again. It is the
+ *     caller that waits, not only the device: what it enqueued behind a peer that is dead or hangs
+ *     would block it where nobody sees that, once the device's queue is full.
  *  4. Links are made in the order of the stages, so that each is met by both of its ends when those
  *     before it are through; one number goes over each, since the library connects two devices at
  *     their first transfer, which would hold up the first iteration.
@@ -109,26 +111,17 @@ void mb_trainer_close_links(struct mb_trainer *t)
     }
 }
 
-int mb_trainer_join_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err)
+int mb_trainer_wait_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err)
 {
     struct mb_comm *c = t->links[kind].comm;
-    if (c == NULL) {
-        return 0;
-    }
-    if (!mb_trainer_links_devices(t)) {
-        return mb_comm_synchronize(c, err);
-    }
-    mb_comm_join(c, &t->dev);
-    return 0;
+    return c != NULL ? mb_comm_synchronize(c, err) : 0;
 }
 
 int mb_trainer_wait_links(struct mb_trainer *t, struct mb_err *err)
 {
     int rc = 0;
     for (int k = 0; k < MB_N_LINKS && rc == 0; k++) {
-        if (t->links[k].comm != NULL) {
-            rc = mb_comm_synchronize(t->links[k].comm, err);
-        }
+        rc = mb_trainer_wait_link(t, (enum mb_link_kind)k, err);
     }
     return rc;
 }

@@ -7,8 +7,9 @@
  *     several chunks it is the first stage's first and the last one's last. What neighbours send
  *     each other is the residual stream of a micro batch and its gradient, of a tensor group each
  *     rank its own to the same place of the next stage; chunks make a ring of the stages.
- *  3. What is received is waited for, and with it all that was sent before: so nothing is written
- *     while it is still being sent. The end waits for the rest.
+ *  3. What is received is waited for, in host memory with all that was sent before: so nothing is
+ *     written while it is still being sent. Between GPUs trainer_links.c says what waits for what.
+ *     The end waits for the rest.
  * Failures: data that end, a token outside the vocabulary; a neighbour that is gone is found where
  * it is waited for, with the communicator's text.
  */
@@ -85,7 +86,7 @@ static int forward(struct batch *b, const struct mb_pipeline_step *s, struct mb_
 /* Before it is written again: what is sent in host memory was waited for when something came. */
 static int free_gradient(struct mb_trainer *t, struct mb_err *err)
 {
-    return mb_trainer_links_devices(t) ? mb_trainer_join_link(t, MB_LINK_GRADIENT_OUT, err) : 0;
+    return mb_trainer_links_devices(t) ? mb_trainer_wait_link(t, MB_LINK_GRADIENT_OUT, err) : 0;
 }
 
 static int backward(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
@@ -108,7 +109,7 @@ static int receive(struct mb_trainer *t, enum mb_link_kind kind, void *in, size_
                    enum mb_comm_type type, struct mb_err *err)
 {
     mb_comm_recv(t->links[kind].comm, &t->dev, in, n, type, t->links[kind].peer);
-    return mb_trainer_join_link(t, kind, err);
+    return mb_trainer_wait_link(t, kind, err);
 }
 
 static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
@@ -124,7 +125,7 @@ static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err
         /* An evaluation overwrites it next; a stage that receives in host memory waits there. */
         return b->trains || (t->pp_rank > 0 && !mb_trainer_links_devices(t))
                    ? 0
-                   : mb_trainer_join_link(t, MB_LINK_OUTPUT, err);
+                   : mb_trainer_wait_link(t, MB_LINK_OUTPUT, err);
     case MB_PIPELINE_SEND_GRADIENT:
         mb_comm_send(before->comm, &t->dev, at.gradient, at.n, type, before->peer);
         return 0;

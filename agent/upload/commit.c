@@ -283,7 +283,8 @@ static void on_pointer_head(void *arg, const struct mb_store_result *r)
         return;
     if (r->error != MB_OK && r->error != MB_ENOENT)
         trouble(c, r->error, MB_LATEST_KEY, r->text);
-    else if (r->error == MB_OK && r->size_bytes <= MB_LATEST_MAX_BYTES)
+    else if (r->error == MB_OK && r->size_bytes <= MB_LATEST_MAX_BYTES &&
+             ++c->pointer_tries < POINTER_TRIES)
         get_pointer(c);
     else
         look_and_move(c, r);

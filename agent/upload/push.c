@@ -226,7 +226,8 @@ static void on_pointer_head(void *arg, const struct mb_store_result *r)
         return;
     if (r->error != 0 && r->error != MB_ENOENT)
         push_fail(p, r->error, MB_LATEST_KEY, r->text);
-    else if (r->error == 0 && r->size_bytes <= PUSH_LATEST_MAX_BYTES)
+    else if (r->error == 0 && r->size_bytes <= PUSH_LATEST_MAX_BYTES &&
+             ++p->pointer_tries < POINTER_TRIES)
         push_get_pointer(p);
     else
         move_pointer(p, r);

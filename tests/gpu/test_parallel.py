@@ -167,7 +167,14 @@ class Parallel(Gpus):
         self.assertEqual(first, second)
 
     def test_a_death_is_one_line(self):
-        ranks = self.start(2, "--train-iters", "1000000", *MEANWHILE)
+        self.end_a_rank(*MEANWHILE)
+
+    def test_a_death_of_a_stage_is_one_line(self):
+        """Also where a step is more than a GPU has room for in its queue."""
+        self.end_a_rank(*PP2, "--num-layers", "96", "--global-batch-size", "16")
+
+    def end_a_rank(self, *args):
+        ranks = self.start(2, "--train-iters", "1000000", *args)
         try:
             ranks.start().reached(5)
             killed = time.monotonic()

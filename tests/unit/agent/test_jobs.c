@@ -168,6 +168,7 @@ static void test_stop_before_it_started(void **state)
     run_until(&seen.exited);
     assert_int_equal(seen.running, 0);
     assert_int_equal(seen.exit_code, -SIGTERM);
+    assert_ptr_equal(strstr(seen.text, MB_JOB_TEXT_STOPPED), seen.text);
 }
 
 /* Its supervisor may still be there for a moment. */

@@ -114,13 +114,17 @@ static void what_a_runner_says(void **state)
 static void what_was_stopped_is_stopped(void **state)
 {
     static const enum mb_job_state FROM[] = {MB_JOB_PENDING, MB_JOB_RUNNING, MB_JOB_STOPPING};
-    struct mb_job_event e = {.kind = MB_JOB_EVENT_EXITED, .text = MB_JOB_TEXT_STOPPED};
+    static const char *const TEXTS[] = {MB_JOB_TEXT_STOPPED, MB_JOB_TEXT_STOPPED "; a log is lost"};
+    struct mb_job_event e = {.kind = MB_JOB_EVENT_EXITED};
 
     (void)state;
     for (size_t i = 0; i < sizeof FROM / sizeof FROM[0]; i++)
-        for (e.exit_code = -15; e.exit_code <= 0; e.exit_code += 15) {
+        for (int k = 0; k < 4; k++) {
             enum mb_job_state s = FROM[i];
             struct mb_job_news news;
+
+            e.text = TEXTS[k / 2];
+            e.exit_code = k % 2 ? 0 : -15;
 
             mb_job_on_event(s, &e, &news);
             for (int n = 0; n < news.n_inputs; n++)

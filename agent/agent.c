@@ -530,6 +530,8 @@ static void begin_leave(struct agent *a)
         return;
     a->stage = LEAVING;
     uv_timer_stop(&a->stop_timer);
+    if (a->gangs != NULL) /* the bound of logs is now, and leaving takes a while */
+        mb_gangs_keep_logs(a->gangs);
     mb_node_leave(a->node, a->leave_reason, a->leave_text, on_left, a);
 }
 

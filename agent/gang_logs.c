@@ -179,6 +179,14 @@ void mb_gang_logs_hurry(struct mb_gang_run *r, uint64_t by_ms)
             mb_kept_log_hurry(r->ranks[i].kept, by_ms);
 }
 
+void mb_gang_logs_stay(struct mb_gang_run *r)
+{
+    r->logs_by_ms = 0;
+    for (size_t i = 0; i < r->n_ranks; i++)
+        if (r->ranks[i].kept != NULL)
+            mb_kept_log_hurry(r->ranks[i].kept, 0);
+}
+
 int mb_gang_logs_sent(const struct mb_gang_run *r)
 {
     for (size_t i = 0; i < r->n_ranks; i++)

@@ -198,6 +198,7 @@ int mb_gang_logs_keep(struct mb_gang_rank *rank, const char *max_bytes, const ch
 void mb_gang_logs_adopt(struct mb_gang_run *r); /* those that an earlier agent of this node kept */
 void mb_gang_logs_end(struct mb_gang_run *r);   /* no rank is left */
 void mb_gang_logs_hurry(struct mb_gang_run *r, uint64_t by_ms); /* nobody waits longer */
+void mb_gang_logs_stay(struct mb_gang_run *r); /* no such bound any more: another agent goes on */
 int mb_gang_logs_sent(const struct mb_gang_run *r); /* 1: nothing of them is on its way */
 /* 1: the driver has not heard yet what became of the logs. */
 int mb_gang_logs_owe(const struct mb_gang_run *r);

@@ -369,6 +369,12 @@ static void on_timer_closed(uv_handle_t *h)
     maybe_closed(g);
 }
 
+void mb_gangs_keep_logs(struct mb_gangs *g)
+{
+    for (size_t i = 0; i < g->n_runs; i++)
+        mb_gang_logs_stay(g->runs[i]);
+}
+
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg)
 {
     g->stopping = 1;

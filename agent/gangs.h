@@ -69,6 +69,8 @@ void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint6
 void mb_gangs_forget_jobs(struct mb_gangs *g);
 /* Nothing is heard of the head, or it is heard again. */
 void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off);
+/* This agent leaves: what it owes of logs is not given up any more, it is the next one's. */
+void mb_gangs_keep_logs(struct mb_gangs *g);
 /* Lets go of every attempt without ending it. After cb only new streams may come, and are refused,
  * until mb_gangs_destroy(). */
 void mb_gangs_close(struct mb_gangs *g, void (*cb)(void *arg), void *arg);

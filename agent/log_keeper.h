@@ -49,7 +49,8 @@ int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *op
  * or that was given up (said in the log): after wait_ms in which nothing arrived there, or four
  * times that. Either way the handle dies with it. */
 int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg);
-/* Once it has ended, or when it does, nobody waits for it longer than until then (mb_mono_ms()). */
+/* Once it has ended, or when it does, nobody waits for it longer than until then (mb_mono_ms());
+ * 0: no such bound. */
 void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms);
 /* Before mb_kept_log_end(): late is told once, with its arg, when that takes more than a second,
  * and for what it waits. */

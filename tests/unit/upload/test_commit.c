@@ -358,21 +358,27 @@ static void test_removed_before_the_pointer_moves(void **state)
     assert_int_equal(read_pointer(w), 5);
 }
 
-/* Without a pointer, too: the removal leaves one, to what is whole. */
-static void test_removed_before_there_is_a_pointer(void **state)
+/* ITERATION is removed by force before its pointer moves; latest as of hold_pointer(). */
+static void remove_before_the_move(struct world *w, int64_t latest)
 {
-    struct world *w = *state;
-
-    write_older(w);
     write_manifest(w, "aa", 1);
     write_good_part(w);
-    hold_pointer(w, -1);
+    hold_pointer(w, latest);
     held.force = 1;
     commit(w, 0);
     assert_int_equal(w->n_removals, 1);
     assert_int_equal(w->removed.code, 0);
     assert_int_equal(w->err.code, MB_ESTATE);
     assert_int_equal(read_pointer(w), 5);
+}
+
+/* Without a pointer, too: the removal leaves one, to what is whole. */
+static void test_removed_before_there_is_a_pointer(void **state)
+{
+    struct world *w = *state;
+
+    write_older(w);
+    remove_before_the_move(w, -1);
 }
 
 /* Without a pointer a reader takes the newest whole one: that one is not removed unasked. */
@@ -396,16 +402,8 @@ static void test_removed_when_the_pointer_is_too_long(void **state)
     struct world *w = *state;
 
     write_older(w);
-    write_manifest(w, "aa", 1);
-    write_good_part(w);
     write_pointer(w, TOO_LONG);
-    hold_pointer(w, -2);
-    held.force = 1;
-    commit(w, 0);
-    assert_int_equal(w->n_removals, 1);
-    assert_int_equal(w->removed.code, 0);
-    assert_int_equal(w->err.code, MB_ESTATE);
-    assert_int_equal(read_pointer(w), 5);
+    remove_before_the_move(w, -2);
 }
 
 /* What no iteration can be, short or long, is replaced. */

@@ -91,7 +91,7 @@ static int write_ledger(struct agent *a, struct mb_err *err)
     char *path = ledger_path(a);
     char *text = mb_ledger_dump(a->ledger);
     int rc = path != NULL && text != NULL
-                 ? mb_fs_write_atomic(path, text, strlen(text), 0644, err)
+                 ? mb_fs_replace(path, text, strlen(text), 0644, err)
                  : mb_err_set(err, MB_ENOMEM, "no memory to write the ledger");
 
     mb_free(text);
@@ -128,6 +128,8 @@ void mb_agent_on_ledger_changed(void *arg)
     struct agent *a = arg;
 
     mb_agent_keep_ledger(a);
+    if (a->gangs != NULL)
+        mb_gangs_look_soon(a->gangs);
     if (a->node != NULL) /* the head adopts drivers before the node exists */
         mb_node_changed(a->node);
     mb_gpu_keeper_look(a->gpu_keeper);
@@ -287,8 +289,12 @@ static void on_alive(void *arg)
         if (former[0] != '\0')
             mb_head_node_renamed(a->head, former);
         mb_head_set_node(a->head, mb_node_id_hex(a->node));
-        if (a->opts->is_head && mb_head_store_is_shared(a->opts->store))
+        if (a->opts->is_head && mb_head_store_is_shared(a->opts->store)) {
             share_head(a);
+            if (mb_head_expect_cluster(a->head, mb_gcs_cluster_id(mb_node_gcs(a->node)), &err) !=
+                MB_OK)
+                mb_error("agent", "%s", err.text);
+        }
     }
     if (a->stage == STARTING)
         a->stage = SERVING;
@@ -360,6 +366,13 @@ static void on_given_up(void *arg, const char *why)
     mb_agent_keep_ledger(a);
 }
 
+static int is_told(void *arg, const struct mb_pg_id *pg)
+{
+    const struct agent *a = arg;
+
+    return a->gangs != NULL && mb_gangs_is_undriven(a->gangs, pg);
+}
+
 static void on_cut_off(void *arg, int is_cut_off)
 {
     const struct agent *a = arg;
@@ -368,7 +381,8 @@ static void on_cut_off(void *arg, int is_cut_off)
 }
 
 const struct mb_node_ops mb_agent_node_ops = {on_alive,         mb_agent_on_failed, on_node_reset,
-                                              on_other_cluster, on_given_up,        on_cut_off};
+                                              on_other_cluster, on_given_up,        on_cut_off,
+                                              is_told};
 
 void mb_agent_on_init_lost(void *arg)
 {

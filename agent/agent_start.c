@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "agent/callers.h"
+#include "agent/deaf.h"
 #include "agent/forget_service.h"
 #include "agent/head_limits.h"
 #include "agent/head_store.h"
@@ -262,6 +263,7 @@ static int make_parts(struct agent *a, struct mb_err *err)
         a->adrift.arg = a;
         mb_adrift_resume(&a->adrift);
         uv_timer_start(&a->doubt_timer, mb_agent_on_doubt_timer, DOUBT_MS, DOUBT_MS);
+        mb_deaf_watch(a->grpc, &a->doubt_timer);
     }
     return rc;
 }

@@ -156,9 +156,10 @@ void mb_measured_note(struct mb_measured *m, uint64_t ms)
 /* ---- how long things take ---- */
 
 struct needs {
-    uint64_t save, safe_save;     /* from the request to the disk */
-    uint64_t upload, safe_upload; /* from the disk to the pointer; 0 without a store */
-    int is_unknown;               /* a measure is missing */
+    uint64_t save, safe_save; /* from the request to the disk */
+    uint64_t upload;          /* from the disk to the pointer; 0 without a store */
+    uint64_t safe_upload;     /* the same and the logs */
+    int is_unknown;           /* a measure is missing */
 };
 
 static uint64_t safe(uint64_t ms)
@@ -188,13 +189,14 @@ static void need_upload(const struct mb_deadline_facts *f, const struct mb_deadl
                         struct needs *n)
 {
     uint64_t commit = f->commit.is_known ? f->commit.ms : COMMIT_GUESS_MS;
-    uint64_t kept;
+    uint64_t kept, logs;
 
     if (!f->has_store || !f->saves)
         return;
     if (f->checkpoint_bytes > 0 && f->rate_bytes_per_s > 0) {
         n->upload = f->checkpoint_bytes * 1000 / f->rate_bytes_per_s + commit;
-        n->safe_upload = safe(n->upload);
+        logs = f->log_bytes * 1000 / f->rate_bytes_per_s;
+        n->safe_upload = safe(n->upload + (logs < n->upload ? logs : n->upload));
         return;
     }
     n->is_unknown = 1;

@@ -9,6 +9,10 @@
  *        |<- step, save ->|<------- upload, commit ------->|<- margin ->|
  *                         |<- step, save ->| (upload or not)
  *
+ * What logs owe the store goes over the same link: they wait while the last checkpoint is sent, and
+ * the job is over when they are there. So their time is taken off save_at, too, up to that of the
+ * upload; a log that owes more than that has a store that does not keep up with it.
+ *
  * A deadline by the clock (--deadline, activeDeadlineSeconds) lets the ranks work until save_at. A
  * node that goes (SIGTERM, a notice, a drain) saves and ends at once. A save that fits is done even
  * if its upload does not: a shared volume, or a node that comes back, still has it; the plan says
@@ -92,6 +96,7 @@ struct mb_deadline_facts {
     uint64_t checkpoint_bytes;     /* what a save leaves for this node to send; 0: unknown */
     uint64_t rate_bytes_per_s;     /* 0: unknown */
     uint64_t pending_bytes;        /* of older iterations, not sent yet */
+    uint64_t log_bytes;            /* of logs, which go when the checkpoint is durable */
     uint64_t stop_grace_ms;        /* what ranks get at most between the stop and the kill */
 };
 

@@ -12,7 +12,10 @@
  *  5. END: what still runs is stopped with a second of grace.
  *  6. A deadline that passes before all is durable: said once, loudly, with what is missing.
  * Nothing is given up by that: the journal stays for a resume, and who has time left goes on.
- *  7. The agent is restarted: the deadline and what was asked are in gang.json, and the ranks are
+ *  7. From the last save on logs are not sent until it is durable, or the deadline is over. Then
+ * they have the time that is left, and the job ends without the rest of them; one that is late has
+ * its log.
+ *  8. The agent is restarted: the deadline and what was asked are in gang.json, and the ranks are
  *     asked again, since it may have died in between; the measures begin anew.
  */
 #include "agent/gang_deadline.h"
@@ -30,7 +33,9 @@ enum {
     TEXT_MAX = 400,
     MUTE_LOOKS = 15,
     SAVE_GUESS_MS = 600000,
-    PENDING_MAX = 32
+    PENDING_MAX = 32,
+    SHORT_MS = 900000,
+    LOGS_BEFORE_MS = 3000 /* then the driver ends, and its log is sent */
 };
 
 void mb_gang_deadline_init(struct mb_gang_deadline *d)
@@ -199,6 +204,7 @@ static struct mb_deadline_facts facts_of(const struct mb_gang_run *r)
                                       .checkpoint_bytes = d->checkpoint_bytes,
                                       .rate_bytes_per_s = mb_rate_bytes_per_s(&d->rate),
                                       .pending_bytes = pending_bytes(r),
+                                      .log_bytes = mb_log_keeper_owes(r->owner->opts.logs),
                                       .stop_grace_ms = r->stop_grace_ms};
 }
 
@@ -320,6 +326,47 @@ static void release_without_driver(struct mb_gang_run *r)
         mb_gang_run_event(r, MB_GANG_EV_STOP, NULL);
 }
 
+static int has_pending(const struct mb_gang_run *r)
+{
+    struct mb_upload_status one;
+
+    return mb_gang_deadline_pending(r, &one, 1) > 0;
+}
+
+int mb_gang_deadline_holds_logs(const struct mb_gang_run *r)
+{
+    const struct mb_gang_deadline *d = &r->deadline;
+    int is_running = r->fsm.state == MB_GANG_RUNNING;
+
+    if (r->is_closing || d->until.unix_ms == 0 || mb_unix_ms() >= d->until.unix_ms ||
+        r->upload == NULL)
+        return 0;
+    if (d->state.asked_end)
+        return is_running || has_pending(r);
+    /* Another node asked for the save; or it ended long before, and time is not short. */
+    return !is_running && has_pending(r) && mb_unix_ms() + SHORT_MS >= d->until.unix_ms;
+}
+
+uint64_t mb_gang_deadline_of_logs(const struct mb_gang_run *r)
+{
+    uint64_t until_ms = r->deadline.until.unix_ms, now_ms = mb_unix_ms();
+
+    if (until_ms == 0 || r->deadline.until.leaves || until_ms < now_ms + LOGS_BEFORE_MS)
+        return 0;
+    return mb_mono_ms() + until_ms - now_ms - LOGS_BEFORE_MS;
+}
+
+/* The checkpoint will be late, and the job with it: then there is time for its log, too. */
+static void free_logs(struct mb_gang_run *r)
+{
+    struct mb_gang_deadline *d = &r->deadline;
+
+    if (d->until.unix_ms == 0 || d->until.leaves || r->logs_by_ms == 0 ||
+        mb_unix_ms() + TOLD_BEFORE_MS < d->until.unix_ms || !has_pending(r))
+        return;
+    mb_gang_logs_stay(r);
+}
+
 void mb_gang_deadline_tick(struct mb_gang_run *r, uint64_t now_ms)
 {
     struct mb_gang_deadline *d = &r->deadline;
@@ -334,6 +381,7 @@ void mb_gang_deadline_tick(struct mb_gang_run *r, uint64_t now_ms)
     if (r->fsm.state == MB_GANG_ENDED)
         return;
     release_without_driver(r);
+    free_logs(r);
     if (d->until.unix_ms == 0 || r->fsm.state == MB_GANG_ENDED)
         return;
     look(r);

@@ -48,6 +48,10 @@ struct mb_gang_deadline {
 void mb_gang_deadline_init(struct mb_gang_deadline *d);
 /* Another deadline, or the same one again. unix_ms 0: no time, but the node goes. Looks at once. */
 void mb_gang_deadline_add(struct mb_gang_run *r, enum mb_deadline_source source, uint64_t unix_ms);
+/* 1: its last checkpoint is being saved or sent, and there is time: logs wait. */
+int mb_gang_deadline_holds_logs(const struct mb_gang_run *r);
+/* Until when (mono) logs of ranks that have ended may be sent; 0: no such bound. */
+uint64_t mb_gang_deadline_of_logs(const struct mb_gang_run *r);
 void mb_gang_deadline_tick(struct mb_gang_run *r, uint64_t now_ms);
 
 /* ---- what is measured ---- */

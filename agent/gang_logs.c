@@ -155,6 +155,8 @@ static void on_sent(void *arg)
 
 void mb_gang_logs_end(struct mb_gang_run *r)
 {
+    uint64_t by_ms;
+
     for (size_t i = 0; i < r->n_ranks; i++) {
         struct mb_gang_rank *rank = &r->ranks[i];
 
@@ -164,6 +166,9 @@ void mb_gang_logs_end(struct mb_gang_run *r)
         if (mb_kept_log_end(rank->kept, on_sent, rank))
             rank->kept = NULL;
     }
+    by_ms = mb_gang_deadline_of_logs(r);
+    if (by_ms > 0 && (r->logs_by_ms == 0 || by_ms < r->logs_by_ms))
+        r->logs_by_ms = by_ms;
     if (r->logs_by_ms > 0)
         mb_gang_logs_hurry(r, r->logs_by_ms);
 }

@@ -27,7 +27,8 @@ enum {
     MB_GANG_LOG_CHUNK_MAX = 64 << 10,
     MB_GANG_LOG_QUEUE_MAX = 1 << 20, /* log bytes waiting in a stream; then the file waits */
     MB_GANG_TICK_MS = 50,
-    MB_GANG_ORPHANS_MS = 10000 /* between two looks */
+    MB_GANG_ORPHANS_MS = 10000, /* between two looks */
+    MB_GANG_UNDRIVEN_MS = 1000  /* until the first one at what was committed */
 };
 
 struct mb_gang_run;

@@ -98,7 +98,7 @@ void mb_gang_store_save(const struct mb_gang_run *r)
     if (o != NULL)
         text = json_dumps(o, JSON_INDENT(1));
     if (path == NULL || text == NULL ||
-        mb_fs_write_atomic(path, text, strlen(text), 0600, &err) != MB_OK)
+        mb_fs_replace(path, text, strlen(text), 0600, &err) != MB_OK)
         mb_warn("gang", "job=%s: a restarted agent would not know this gang: %s", r->job_id,
                 err.text);
     json_decref(o);

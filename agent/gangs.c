@@ -29,10 +29,15 @@ static void on_tick(uv_timer_t *t)
 {
     struct mb_gangs *g = t->data;
     uint64_t now_ms = mb_mono_ms();
+    int hold = 0;
 
     for (size_t i = g->n_runs; i-- > 0;)
         if (i < g->n_runs)
             mb_gang_run_tick(g->runs[i], now_ms);
+    for (size_t i = 0; i < g->n_runs; i++)
+        hold |= mb_gang_deadline_holds_logs(g->runs[i]);
+    if (g->opts.logs != NULL)
+        mb_log_keeper_hold(g->opts.logs, hold);
     if (g->n_runs == 0)
         uv_timer_stop(&g->tick);
 }
@@ -51,6 +56,7 @@ static void on_orphan_timer(uv_timer_t *t)
 {
     struct mb_gangs *g = t->data;
     struct mb_pg_id lost[MB_ORPHANS_MAX];
+    const unsigned before = g->orphans.n_changes;
     size_t n = mb_orphans_look(&g->orphans, g->ledger, has_gang, g, mb_mono_ms(), lost);
 
     for (size_t i = 0; i < n; i++) {
@@ -60,6 +66,20 @@ static void on_orphan_timer(uv_timer_t *t)
                 mb_hex(lost[i].bytes, sizeof(lost[i].bytes), hex), MB_ORPHAN_MS / 1000);
         g->ops->on_abandoned(g->arg, &lost[i], NULL);
     }
+    if (g->orphans.n_changes != before)
+        g->ops->on_changed(g->arg);
+}
+
+void mb_gangs_look_soon(struct mb_gangs *g)
+{
+    if (!g->stopping && uv_timer_get_due_in(&g->orphan_timer) > MB_GANG_UNDRIVEN_MS &&
+        mb_orphans_new(&g->orphans, g->ledger, has_gang, g) > 0)
+        uv_timer_start(&g->orphan_timer, on_orphan_timer, MB_GANG_UNDRIVEN_MS, MB_GANG_ORPHANS_MS);
+}
+
+int mb_gangs_is_undriven(const struct mb_gangs *g, const struct mb_pg_id *pg)
+{
+    return mb_orphans_has(&g->orphans, pg) && !has_gang((void *)(uintptr_t)g, pg);
 }
 
 int mb_gangs_create(uv_loop_t *loop, struct mb_ledger *ledger, struct mb_init *init,

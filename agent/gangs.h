@@ -67,6 +67,11 @@ void mb_gangs_deadline(struct mb_gangs *g, enum mb_deadline_source source, uint6
 /* The head is another one, and drivers' jobs of before are not its: a gang of theirs that is
  * abandoned leaves its table alone, where the same id is somebody else's. */
 void mb_gangs_forget_jobs(struct mb_gangs *g);
+/* The ledger changed: whether a driver comes for what was committed is looked at within a second.
+ */
+void mb_gangs_look_soon(struct mb_gangs *g);
+/* 1: no driver had come for this group's bundles by then, nor has since. */
+int mb_gangs_is_undriven(const struct mb_gangs *g, const struct mb_pg_id *pg);
 /* Nothing is heard of the head, or it is heard again. */
 void mb_gangs_cut_off(struct mb_gangs *g, int is_cut_off);
 /* This agent leaves: what it owes of logs is not given up any more, it is the next one's. */

@@ -85,7 +85,7 @@ static void keep(const struct mb_gpu_keeper *k)
         is_whole &= json_array_append_new(list, item) == 0;
     }
     text = is_whole ? json_dumps(list, JSON_INDENT(1)) : NULL;
-    if (text == NULL || mb_fs_write_atomic(k->path, text, strlen(text), 0644, &err) != MB_OK)
+    if (text == NULL || mb_fs_replace(k->path, text, strlen(text), 0644, &err) != MB_OK)
         mb_warn("gpus", "a restarted agent would not know which are in doubt: %s", err.text);
     mb_free(text);
     json_decref(list);

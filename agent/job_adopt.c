@@ -4,7 +4,10 @@
  *  1. adopt: connect to the driver's supervisor, or read how it ended; its events follow.
  *  2. adopt all, before anything else needs the ledger: whatever has a spec has not been told as
  *     ended. Only on nodes that are not the head: the head's table says there what to adopt.
- *  3. A start that a head numbered (gcs/job_start.c) is noted in NODE_DIR/starts/ID before it
+ *  3. stop unwanted: the same look, for what the head's table does not have. It is adopted and
+ *     stopped at once; it keeps its GPUs and its id until it is gone, and its log stays. A new job
+ *     of that id waits for that.
+ *  4. A start that a head numbered (gcs/job_start.c) is noted in NODE_DIR/starts/ID before it
  *     begins. The same number again, by the same head or by one that took over, is the same start:
  *     what it became follows as events. A number that was given up, or an older one, never begins:
  *     so a driver is started once, whoever asks, however late a request comes.
@@ -89,7 +92,8 @@ enum mb_job_adopt mb_jobs_adopt(void *self, const char *submission_id)
     return has_ended(job) ? MB_JOB_ADOPT_EXITED : MB_JOB_ADOPT_RUNNING;
 }
 
-void mb_jobs_adopt_all(struct mb_jobs *jobs)
+/* Whatever has left a spec. is_wanted, NULL: none, names what is left alone. */
+static void adopt_each(struct mb_jobs *jobs, int (*is_wanted)(void *arg, const char *id), void *arg)
 {
     char *root = mb_path_join(jobs->node_dir, "jobs");
     DIR *d = root != NULL ? opendir(root) : NULL;
@@ -98,13 +102,43 @@ void mb_jobs_adopt_all(struct mb_jobs *jobs)
     while (d != NULL && (e = readdir(d)) != NULL) {
         char *spec = e->d_name[0] != '.' ? mb_asprintf("%s/%s/spec", root, e->d_name) : NULL;
 
-        if (spec != NULL && mb_fs_exists(spec))
+        if (spec != NULL && mb_fs_exists(spec) && (is_wanted == NULL || !is_wanted(arg, e->d_name)))
             mb_jobs_adopt(jobs, e->d_name);
         mb_free(spec);
     }
     if (d != NULL)
         closedir(d);
     mb_free(root);
+}
+
+void mb_jobs_adopt_all(struct mb_jobs *jobs)
+{
+    adopt_each(jobs, NULL, NULL);
+}
+
+void mb_jobs_stop_unwanted(void *self, int (*is_wanted)(void *arg, const char *submission_id),
+                           void *arg)
+{
+    struct mb_jobs *jobs = self;
+    struct mb_err err;
+
+    adopt_each(jobs, is_wanted, arg);
+    for (struct job *job = jobs->list; job != NULL; job = job->next) {
+        if (job->phase == JOB_OVER || job->is_unwanted || is_wanted(arg, job->id))
+            continue;
+        if (has_ended(job))
+            mb_info("jobs", "job=%s is no running job of the head's, and its driver has ended",
+                    job->id);
+        else
+            mb_warn("jobs",
+                    "job=%s is no running job of the head's, whose store does not have it (it is "
+                    "in memory, or was set back to an older copy): its driver is stopped; what it "
+                    "wrote stays in %s",
+                    job->id, job->log_path);
+        job->is_unwanted = 1;
+        mb_jobs_forget_start(jobs, job->id); /* such a store may give its number again */
+        jobs->runner.stop(jobs, job->id, &err);
+    }
 }
 
 /* ---- numbered starts ---- */
@@ -137,7 +171,7 @@ int mb_jobs_note_start(const struct mb_jobs *jobs, const char *id, uint64_t star
     char *path = note_path(jobs, id), text[NOTE_MAX];
     int n = snprintf(text, sizeof text, "%llu %s\n", (unsigned long long)start_no,
                      is_given_up ? GIVEN_UP : "begun");
-    int rc = path != NULL ? mb_fs_write_atomic(path, text, (size_t)n, 0600, err)
+    int rc = path != NULL ? mb_fs_replace(path, text, (size_t)n, 0600, err)
                           : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     mb_free(path);
@@ -157,8 +191,15 @@ int mb_jobs_former_start(struct mb_jobs *jobs, const struct mb_job_spec *spec, s
 {
     const struct job *job = mb_jobs_find(jobs, spec->submission_id);
     int is_given_up;
-    uint64_t no = read_note(jobs, spec->submission_id, &is_given_up);
+    uint64_t no;
 
+    if (job != NULL && job->is_unwanted)
+        return mb_err_set(err, MB_EFULL, "a former driver of job %s is still being stopped",
+                          spec->submission_id);
+    if (spec->start_no == 0)
+        return job == NULL ? 0
+                           : mb_err_set(err, MB_EEXIST, "job %s runs already", spec->submission_id);
+    no = read_note(jobs, spec->submission_id, &is_given_up);
     if (no > spec->start_no)
         return mb_err_set(err, MB_ESTATE, "job %s: start %llu was asked for, %llu came after it",
                           spec->submission_id, (unsigned long long)spec->start_no,

@@ -123,13 +123,13 @@ static char *only_folder(const char *dir)
 }
 
 static int unpack(struct mb_job_packages *all, struct mb_job_package *p, const char *unpacker,
-                  struct mb_err *err)
+                  struct mb_unpack_child *child, struct mb_err *err)
 {
     int rc = mb_fs_mkdir_p(p->dir, 0755, err);
     char *inner;
 
     if (rc == 0)
-        rc = mb_unpack_run(unpacker, p->file, p->dir, err);
+        rc = mb_unpack_run(unpacker, p->file, p->dir, child, err);
     if (p->is_fetched)
         unlink(p->file);
     if (rc != 0 || p->place != MB_RUNTIME_ENV_REMOTE)
@@ -144,7 +144,8 @@ static int unpack(struct mb_job_packages *all, struct mb_job_package *p, const c
     return 0;
 }
 
-int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, struct mb_err *err)
+int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker,
+                           struct mb_unpack_child *child, struct mb_err *err)
 {
     int rc = 0;
 
@@ -155,7 +156,7 @@ int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, stru
             rc = mb_err_set(err, MB_ENOENT, "%s %.500s does not exist on this node",
                             item->is_module ? "py_modules:" : "working_dir", item->uri);
         else if (item->file != NULL)
-            rc = unpack(p, item, unpacker, err);
+            rc = unpack(p, item, unpacker, child, err);
     }
     return rc;
 }

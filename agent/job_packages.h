@@ -3,6 +3,7 @@
 #ifndef MOBULA_AGENT_JOB_PACKAGES_H
 #define MOBULA_AGENT_JOB_PACKAGES_H
 
+#include "agent/unpack/run.h"
 #include "base/err.h"
 #include "gcs/runtime_env.h"
 
@@ -31,8 +32,10 @@ void mb_job_packages_close(struct mb_job_packages *p);
 /* One that is still to be fetched, or NULL. */
 struct mb_job_package *mb_job_packages_missing(struct mb_job_packages *p);
 /* Blocking: has what is an archive unpacked by the program unpacker (mobula-unpack), looks for what
- * is in place. What was fetched is removed. */
-int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker, struct mb_err *err);
+ * is in place. What was fetched is removed. child: by which another thread ends it (MB_ECANCELED).
+ */
+int mb_job_packages_unpack(struct mb_job_packages *p, const char *unpacker,
+                           struct mb_unpack_child *child, struct mb_err *err);
 /* Is the path, below a job's directory and n bytes long, one of what this module puts there, or in
  * it? */
 int mb_job_packages_is_unpacked(const char *path, size_t n);

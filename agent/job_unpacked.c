@@ -7,8 +7,9 @@
  * Failure paths:
  *  5. The agent ends in between: the next one searches all of NODE_DIR/jobs in its first look for
  *     directories whose supervisor said that nothing is left, or is gone itself.
- *  6. Checkpoints lie in it: a file says so, durably, and it stays until the job is forgotten. The
- *     file cannot be written: as 4.
+ *  6. Checkpoints lie in it: a file says so, and it stays until the job is forgotten. The file
+ *     cannot be written: as 4. After a loss of power it may be gone: the records of gangs say so
+ *     again, and where one of those cannot be read the first look of an agent lets nothing go.
  */
 #include "agent/job_unpacked.h"
 
@@ -74,7 +75,7 @@ static int keep(const char *dir, struct mb_err *err)
 {
     static const char why[] = "a gang saves in here, or has its store here\n";
     char *path = mb_path_join(dir, KEPT);
-    int rc = path != NULL ? mb_fs_write_atomic(path, why, sizeof(why) - 1, 0600, err)
+    int rc = path != NULL ? mb_fs_replace(path, why, sizeof(why) - 1, 0600, err)
                           : mb_err_set(err, MB_ENOMEM, "out of memory");
 
     mb_free(path);
@@ -159,8 +160,9 @@ static void do_look(void *load)
 
     if (l->searches)
         search(l);
-    if (l->n_uses > 0)
-        mb_job_users_look(l->node_dir, l->uses, l->n_uses);
+    if (l->n_uses > 0 && mb_job_users_look(l->node_dir, l->uses, l->n_uses) && l->searches)
+        for (size_t i = 0; i < l->n_uses; i++)
+            l->uses[i].is_kept = 1; /* it may be anybody's; once, so that it keeps no later ones */
 }
 
 static void drop_look(void *load)

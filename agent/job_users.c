@@ -6,7 +6,7 @@
  *  3. Whatever a gang has its --save directory or its store in stays, for people: how the driver
  *     ended does not tell whether the checkpoints are anywhere else (a pipe, a trap, a script that
  *     goes on).
- * What cannot be read (processes of other users, a damaged record) uses nothing.
+ * What cannot be read uses nothing; of a gang's record that cannot be read the caller is told.
  */
 #include "agent/job_users.h"
 
@@ -29,6 +29,7 @@ struct look {
     struct mb_job_use *uses;
     size_t n;
     const char *prefixes[2]; /* NODE_DIR/jobs/, as it is named and as the kernel names it */
+    int is_unread;           /* the record of some gang */
 };
 
 /* ---- text that may name them ---- */
@@ -167,7 +168,7 @@ static void look_at_gang(const struct look *l, const json_t *gang)
     }
 }
 
-static void look_at_gangs(const struct look *l, const char *root)
+static void look_at_gangs(struct look *l, const char *root)
 {
     DIR *dir = opendir(root);
     const struct dirent *e;
@@ -178,6 +179,8 @@ static void look_at_gangs(const struct look *l, const char *root)
 
         if (gang != NULL)
             look_at_gang(l, gang);
+        else if (path != NULL && mb_fs_exists(path))
+            l->is_unread = 1;
         json_decref(gang);
         mb_free(path);
     }
@@ -186,7 +189,7 @@ static void look_at_gangs(const struct look *l, const char *root)
 }
 
 /* Other nodes of this machine may have ranks of the same gang, in the same directory. */
-static void look_at_nodes(const struct look *l, const char *node_dir)
+static void look_at_nodes(struct look *l, const char *node_dir)
 {
     char *above = mb_path_join(node_dir, "..");
     DIR *dir = above != NULL ? opendir(above) : NULL;
@@ -204,7 +207,7 @@ static void look_at_nodes(const struct look *l, const char *node_dir)
     mb_free(above);
 }
 
-void mb_job_users_look(const char *node_dir, struct mb_job_use *uses, size_t n)
+int mb_job_users_look(const char *node_dir, struct mb_job_use *uses, size_t n)
 {
     char *real = realpath(node_dir, NULL);
     char *named = mb_asprintf("%s/jobs/", node_dir);
@@ -220,4 +223,5 @@ void mb_job_users_look(const char *node_dir, struct mb_job_use *uses, size_t n)
     mb_free(known);
     mb_free(named);
     free(real); /* realpath's own */
+    return l.is_unread;
 }

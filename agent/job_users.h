@@ -14,8 +14,9 @@ struct mb_job_use {
 };
 
 /* Looks at the directories NODE_DIR/jobs/ID, as far as /proc may be read, and at the gangs of all
- * nodes beside NODE_DIR. */
-void mb_job_users_look(const char *node_dir, struct mb_job_use *uses, size_t n);
+ * nodes beside NODE_DIR. 1: the record of a gang was there and could not be read, as after a loss
+ * of power: any of the directories may be its. */
+int mb_job_users_look(const char *node_dir, struct mb_job_use *uses, size_t n);
 
 /* Where a gang saves, or has its store: the absolute path of such a text or of its file:// URL,
  * inside it; NULL: none, or somewhere else. */

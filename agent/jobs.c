@@ -14,9 +14,9 @@
  *  GPUs that were asked for are claimed in 1 and given back with the last event; not as many free
  * is MB_EFULL, and nothing has happened. Package bad, directory or log not writable, shell not
  * executable: START_FAILED with the reason. Stop before 3: nothing is started, EXITED with the
- * negative stop signal. Agent restarted: adopt() connects to the supervisor, or reads how the
- * driver ended. The supervisor was killed, or cannot be reached any more: EXITED -9, with that as
- * its text.
+ * negative stop signal; behind 4's end of the driver: its log has the grace of a stop. Agent
+ * restarted: adopt() connects to the supervisor, or reads how the driver ended. The supervisor was
+ * killed, or cannot be reached any more: EXITED -9, with that as its text.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -37,7 +37,7 @@
 #include "base/log.h"
 #include "base/str.h"
 
-enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000, URL_FILE_MAX_BYTES = 4096 };
+enum { ID_MAX_BYTES = 200, JOBS_MAX = 4096, LEFTOVER_GRACE_MS = 1000 };
 
 /* ---- memory ---- */
 
@@ -48,6 +48,7 @@ void mb_jobs_free(struct job *job)
     mb_free(job->log_path);
     mb_free(job->entrypoint);
     mb_job_packages_close(&job->packages);
+    mb_unpack_child_close(&job->unpacking);
     mb_free(job->reason);
     mb_kept_log_drop(job->log);
     mb_job_env_close(&job->env);
@@ -141,6 +142,7 @@ struct job *mb_jobs_new(struct mb_jobs *jobs, const char *id)
     if (job == NULL)
         return NULL;
     job->jobs = jobs;
+    mb_unpack_child_init(&job->unpacking);
     job->id = mb_strdup(id);
     job->dir = mb_asprintf("%s/jobs/%s", jobs->node_dir, id);
     job->log_path = mb_jobs_log_path(jobs, id);
@@ -167,7 +169,7 @@ static void gpus(void *self, uint32_t *total, uint32_t *n_free)
 
 static void tell(const struct job *job, const struct mb_job_event *event)
 {
-    if (!job->jobs->closing && job->jobs->listener != NULL)
+    if (!job->jobs->closing && !job->is_unwanted && job->jobs->listener != NULL)
         job->jobs->listener(job->jobs->listener_arg, event);
 }
 
@@ -289,7 +291,9 @@ static void on_log_sent(void *arg)
 static void on_log_lost(void *arg, const char *text)
 {
     struct job *job = arg;
-    char *both = mb_asprintf("%s%s%s", job->reason, *job->reason != '\0' ? "; " : "", text);
+    const char *reason =
+        *job->reason == '\0' && job->stop_asked ? MB_JOB_TEXT_STOPPED : job->reason;
+    char *both = mb_asprintf("%s%s%s", reason, *reason != '\0' ? "; " : "", text);
 
     if (both == NULL)
         return; /* the agent's log has it */
@@ -308,38 +312,12 @@ static void on_log_late(void *arg, const char *text)
                                      .log_tail = ""});
 }
 
-/* Where a driver says to which store its log goes. */
-static char *url_file_of(const struct job *job)
-{
-    return mb_path_join(job->dir, "log_url");
-}
-
-/* A driver whose --drain-timeout is over waits no longer for its log either: it has said so in the
- * second line of the file with the store's URL. */
-static void hurry_log(struct job *job)
-{
-    char *path = url_file_of(job);
-    struct mb_buf text = {0};
-    const char *line = NULL;
-    int64_t by_unix_ms, now = (int64_t)mb_unix_ms();
-
-    if (path != NULL && mb_fs_exists(path) &&
-        mb_fs_read(path, URL_FILE_MAX_BYTES, &text, NULL) == MB_OK)
-        line = strchr(mb_buf_str(&text), '\n');
-    if (line != NULL && line[1] != '\0' &&
-        mb_parse_i64(line + 1, 0, INT64_MAX, "log_url", &by_unix_ms, NULL) == MB_OK)
-        mb_kept_log_hurry(job->log,
-                          mb_mono_ms() + (uint64_t)(by_unix_ms > now ? by_unix_ms - now : 0));
-    mb_buf_close(&text);
-    mb_free(path);
-}
-
 /* A job is not over before its log is safe. */
 static void send_log(struct job *job, const char *reason)
 {
     job->reason = mb_strdup(reason);
     if (job->log != NULL) {
-        hurry_log(job);
+        mb_job_hurry_log(job);
         mb_kept_log_tell_late(job->log, on_log_late);
         mb_kept_log_tell_lost(job->log, on_log_lost);
     }
@@ -365,38 +343,12 @@ const struct mb_supervisor_ops mb_job_supervisor_ops = {.on_error = on_error,
                                                         .on_exit = on_exit_cb,
                                                         .on_all_exited = on_all_exited};
 
-/* ---- its log ---- */
-
-int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err)
-{
-    char *url_file = url_file_of(job), *key = mb_asprintf("%s/driver", job->id);
-    struct mb_kept_log_opts opts = {
-        .path = job->log_path, .is_new = is_new, .key = key, .url_file = url_file};
-    int rc = url_file != NULL && key != NULL ? MB_OK : mb_err_set(err, MB_ENOMEM, "out of memory");
-
-    if (rc == MB_OK && is_new) {
-        rc = mb_log_cap_parse(mb_job_env_get(&job->env, "MOBULA_LOG_MAX_BYTES"), &opts.cap_bytes,
-                              err);
-        if (rc == MB_OK)
-            rc =
-                mb_log_wait_parse(mb_job_env_get(&job->env, "MOBULA_LOG_WAIT"), &opts.wait_ms, err);
-        opts.url = mb_job_env_get(&job->env, "MOBULA_LOG_URL");
-        if (rc == MB_OK && opts.url != NULL)
-            rc = mb_fs_write_atomic(url_file, opts.url, strlen(opts.url), 0600, err);
-    }
-    if (rc == MB_OK && job->jobs->logs != NULL)
-        rc = mb_log_keeper_add(job->jobs->logs, &opts, &job->log, err);
-    mb_free(key);
-    mb_free(url_file);
-    return rc;
-}
-
 /* ---- start ---- */
 
 /* The pool thread: the packages, the log's first line. */
 static int prepare(struct job *job, struct mb_err *err)
 {
-    if (mb_job_packages_unpack(&job->packages, job->jobs->unpacker, err) != 0)
+    if (mb_job_packages_unpack(&job->packages, job->jobs->unpacker, &job->unpacking, err) != 0)
         return mb_job_setup_failed(err);
     return mb_job_log_begin(job->log_path, job->id, job->entrypoint, err);
 }
@@ -459,10 +411,10 @@ static void on_prepared(uv_work_t *work, int status)
     (void)status;
     if (job->jobs->closing) {
         mb_jobs_drop(job);
-    } else if (job->work_err.code != 0) {
-        start_failed(job, job->work_err.text);
     } else if (job->stop_asked) {
         exited(job, -job->env.stop_signal, MB_JOB_TEXT_STOPPED ", before it started");
+    } else if (job->work_err.code != 0) {
+        start_failed(job, job->work_err.text);
     } else if (set_python_path(job) != 0) {
         start_failed(job, "out of memory");
     } else if (supervise(job, &err) != 0) {
@@ -497,7 +449,6 @@ static void on_fetched(void *arg, const struct mb_err *err)
 static void prepare_next(struct job *job)
 {
     const struct mb_job_package *missing = mb_job_packages_missing(&job->packages);
-
     struct mb_gcs *gcs = job->jobs->gcs_of != NULL ? job->jobs->gcs_of(job->jobs->gcs_arg) : NULL;
 
     if (missing != NULL && mb_fetch_start(job->jobs->loop, gcs, missing->uri, missing->file,
@@ -506,15 +457,6 @@ static void prepare_next(struct job *job)
     if (missing != NULL)
         mb_job_setup_failed(&job->work_err);
     uv_queue_work(job->jobs->loop, &job->work, do_prepare, on_prepared);
-}
-
-static int tell_url_file(struct job *job, struct mb_err *err)
-{
-    char *path = url_file_of(job);
-    int rc = path != NULL ? mb_job_env_set(&job->env, "MOBULA_LOG_URL_FILE", path) : MB_ENOMEM;
-
-    mb_free(path);
-    return rc == 0 ? 0 : mb_err_set(err, rc, "out of memory");
 }
 
 /* A former job of this id may have left its directory; a living one must not be touched. A
@@ -560,7 +502,7 @@ static int set_up(struct job *job, const struct mb_job_spec *spec, struct mb_err
     if (rc == 0)
         rc = mb_jobs_keep_log(job, 1, err);
     if (rc == 0)
-        rc = tell_url_file(job, err);
+        rc = mb_job_tell_url_file(job, err);
     if (rc == 0)
         rc = mb_job_gpus_take(&jobs->gpus, job->id, spec->n_gpus, &job->env, err);
     if (rc == 0 && spec->n_gpus == 0 && spec->hides_gpus && jobs->gpus.visible_env != NULL &&
@@ -585,12 +527,12 @@ static int start(void *self, const struct mb_job_spec *spec, struct mb_err *err)
     struct job *job;
     int rc = mb_jobs_check_id(spec->submission_id, err);
 
-    if (rc == 0 && spec->start_no > 0)
+    if (rc == 0)
         rc = mb_jobs_former_start(jobs, spec, err);
+    if (rc == MB_EFULL)
+        refuse_start(jobs, spec);
     if (rc != 0)
         return rc > 0 ? 0 : rc;
-    if (mb_jobs_find(jobs, spec->submission_id) != NULL)
-        return mb_err_set(err, MB_EEXIST, "job %s runs already", spec->submission_id);
     job = jobs->n_jobs < JOBS_MAX ? mb_jobs_new(jobs, spec->submission_id) : NULL;
     if (jobs->n_jobs >= JOBS_MAX)
         rc = mb_err_set(err, MB_EFULL, "%d drivers run on this node already", JOBS_MAX);
@@ -616,7 +558,11 @@ static int stop(void *self, const char *submission_id, struct mb_err *err)
 
     if (job == NULL)
         return mb_err_set(err, MB_ENOENT, "no driver of job %s runs on this node", submission_id);
+    /* Its driver has ended, and its log is waited for: it has a grace, once. */
+    if (job->reason != NULL && job->log != NULL && !job->stop_asked)
+        mb_kept_log_stop(job->log, mb_mono_ms() + job->env.stop_grace_ms);
     job->stop_asked = 1;
+    mb_unpack_cancel(&job->unpacking);
     if (job->fetch != NULL)
         mb_fetch_cancel(job->fetch);
     if (job->supervisor != NULL)
@@ -743,6 +689,7 @@ int mb_jobs_create(const struct mb_jobs_opts *opts, struct mb_jobs **out, struct
                                           .start = start,
                                           .stop = stop,
                                           .adopt = mb_jobs_adopt,
+                                          .stop_unwanted = mb_jobs_stop_unwanted,
                                           .forget = forget,
                                           .log_path = log_path,
                                           .has_log = has_log,
@@ -785,6 +732,7 @@ void mb_jobs_close(struct mb_jobs *jobs, void (*cb)(void *arg), void *arg)
     jobs->on_closed_arg = arg;
     mb_job_unpacked_close(&jobs->unpacked);
     for (struct job *job = jobs->list; job != NULL; job = job->next) {
+        mb_unpack_cancel(&job->unpacking);
         if (job->fetch != NULL) {
             mb_fetch_cancel(job->fetch);
         } else if (job->phase == JOB_SUPERVISED) {

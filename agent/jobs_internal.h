@@ -1,5 +1,5 @@
-/* The inside of jobs.h: jobs.c (life, start, end) and job_adopt.c (after a restart, and starts that
- * are asked for twice) only. */
+/* The inside of jobs.h: jobs.c (life, start, end), job_keep_log.c (a driver's log and its store)
+ * and job_adopt.c (after a restart, and starts that are asked for twice) only. */
 #ifndef MOBULA_AGENT_JOBS_INTERNAL_H
 #define MOBULA_AGENT_JOBS_INTERNAL_H
 
@@ -20,12 +20,14 @@ struct job {
     char *entrypoint;
     struct mb_job_packages packages;
     struct mb_fetch *fetch; /* of a package, while it is under way */
+    struct mb_unpack_child unpacking;
     struct mb_job_env env;
     enum job_phase phase;
     uv_work_t work;
     struct mb_err work_err;
     struct mb_supervisor *supervisor;
     int stop_asked, started, pipefail;
+    int is_unwanted; /* nobody is told what becomes of it */
     int exit_code;
     struct mb_kept_log *log; /* NULL: not kept (any more) */
     char *reason;            /* why it ended, while its log is sent */
@@ -63,13 +65,22 @@ void mb_jobs_add(struct mb_jobs *jobs, struct job *job);
 void mb_jobs_free(struct job *job);
 void mb_jobs_drop(void *job); /* the job is forgotten; its files stay */
 char *mb_jobs_log_path(const struct mb_jobs *jobs, const char *id);
-int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err);
 void mb_jobs_finish_close(void *jobs);
+
+/* ---- job_keep_log.c ---- */
+int mb_jobs_keep_log(struct job *job, int is_new, struct mb_err *err);
+/* The driver's environment gets the name of the file in which it may say where its log goes. */
+int mb_job_tell_url_file(struct job *job, struct mb_err *err);
+/* Its driver has ended: a time that it named there bounds the wait for its log. */
+void mb_job_hurry_log(struct job *job);
 
 /* ---- job_adopt.c ---- */
 enum mb_job_adopt mb_jobs_adopt(void *jobs, const char *submission_id);
+void mb_jobs_stop_unwanted(void *jobs, int (*is_wanted)(void *arg, const char *submission_id),
+                           void *arg);
 /* 1: this very start was begun before, its events follow; 0: begin; MB_ESTATE: older than one that
- * was seen; MB_ECANCELED: it was given up. */
+ * was seen; MB_ECANCELED: it was given up; MB_EEXIST: the job runs; MB_EFULL: a driver of this id
+ * that nobody wants is being stopped. */
 int mb_jobs_former_start(struct mb_jobs *jobs, const struct mb_job_spec *spec, struct mb_err *err);
 /* On disk before anything begins. is_given_up: it never will begin. */
 int mb_jobs_note_start(const struct mb_jobs *jobs, const char *id, uint64_t start_no,

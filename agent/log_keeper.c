@@ -13,6 +13,8 @@
  *     WAITS times that, or when it is told to hurry, is given up with a warning. What is not in the
  *     store then, for that or because it was released first, is told before cb; without a store,
  *     what was released.
+ *  6. Held: the store of a log that sends is closed, which ends its request, and opened again when
+ *     there is something to send. The ends of logs, hurried or not, wait as long as it lasts.
  *
  *  The filesystem cannot punch holes: found out at start, not when the disk is full.
  *  The log or its index cannot be read or written: said once, the log itself goes on.
@@ -25,6 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/log_gaps.h"
 #include "agent/log_plan.h"
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -45,7 +48,6 @@ enum {
     PUTS_MAX = 2, /* pieces in memory at a time */
     LINE_MAX_BYTES = 64 << 10,
     HOLE_BYTES = 4096,
-    GAPS_MAX_BYTES = 256,
     URL_MAX_BYTES = 2048
 };
 
@@ -67,7 +69,11 @@ struct mb_kept_log {
     int cut_said; /* that bytes go which the store does not have */
     int waits;    /* for its turn to send */
     uint64_t wait_ms, ended_ms, end_by_ms;
+    uint64_t last_by_ms; /* the end, whatever arrives */
+    char *paused_url;    /* of a store that was closed by a hold */
+    int pausing;
     uint64_t hurry_ms; /* the end by then, whatever arrives; 0: no such bound */
+    uint64_t stop_ms;  /* the same, and not put off by a hold; 0: nobody stopped it */
     void (*late)(void *arg, const char *text);
     void (*lost)(void *arg, const char *text);
     void (*end_cb)(void *arg);
@@ -80,7 +86,8 @@ struct mb_log_keeper {
     uv_timer_t timer;
     uint64_t cap_bytes;
     struct mb_kept_log *logs;
-    unsigned puts;
+    unsigned puts, n_freed;
+    int held;
     int closing;
     void (*closed_cb)(void *arg);
     void *closed_arg;
@@ -137,8 +144,12 @@ static void on_tick(uv_timer_t *t)
     struct mb_log_keeper *k = t->data;
 
     for (struct mb_kept_log *log = k->logs, *next; log != NULL; log = next) {
+        unsigned n_freed = k->n_freed;
+
         next = log->next;
         look_after(log);
+        if (k->n_freed != n_freed) /* whoever was told of an end may have dropped the next one */
+            next = k->logs;
     }
     if (k->logs == NULL)
         uv_timer_stop(&k->timer);
@@ -211,12 +222,14 @@ static void free_log(struct mb_kept_log *log)
             break;
         }
     }
+    k->n_freed++;
     mb_logfile_close(&log->file);
     if (log->index_fd >= 0)
         close(log->index_fd);
     mb_free(log->path);
     mb_free(log->key);
     mb_free(log->url_file);
+    mb_free(log->paused_url);
     mb_free(log);
 }
 
@@ -235,12 +248,16 @@ static void on_store_closed(void *arg)
     maybe_closed(k);
 }
 
-/* Frees it, later if a transfer or a pool thread still holds it. 1: at once, no callback. */
+/* Frees it, later if a transfer or a pool thread still holds it. 1: at once; one that has ended,
+ * and whose store a hold has closed, is told so. */
 static int let_go(struct mb_kept_log *log)
 {
     struct mb_log_keeper *k = log->keeper;
+    void (*cb)(void *) = log->end_cb;
+    void *cb_arg = log->end_arg;
+    int tell = log->ending && !log->dropped;
 
-    if (log->plan.releasing || log->closing_store)
+    if (log->plan.releasing || log->closing_store || log->pausing)
         return 0;
     if (log->store != NULL) {
         log->closing_store = 1;
@@ -248,8 +265,17 @@ static int let_go(struct mb_kept_log *log)
         return 0;
     }
     free_log(log);
+    if (tell)
+        cb(cb_arg);
     maybe_closed(k);
     return 1;
+}
+
+static const char *url_of(const struct mb_kept_log *log)
+{
+    if (log->store != NULL)
+        return mb_store_url(log->store);
+    return log->paused_url != NULL ? log->paused_url : "the store";
 }
 
 static void complain(struct mb_kept_log *log, const char *text)
@@ -259,20 +285,20 @@ static void complain(struct mb_kept_log *log, const char *text)
     log->complained = 1;
 }
 
-static void set_url(struct mb_kept_log *log, const char *url)
+static int set_url(struct mb_kept_log *log, const char *url, struct mb_err *err)
 {
-    struct mb_err err;
+    int rc;
 
     if (url == NULL || url[0] == '\0' || log->store != NULL)
-        return;
-    if (mb_store_open(log->keeper->loop, url, &log->store, &err) == MB_OK) {
+        return MB_OK;
+    rc = mb_store_open(log->keeper->loop, url, &log->store, err);
+    if (rc == MB_OK) {
         log->plan.has_url = 1;
         log->plan.ship_ms = mb_mono_ms();
-    } else {
-        complain(log, err.text);
     }
     mb_free(log->url_file);
     log->url_file = NULL;
+    return rc;
 }
 
 static void look_for_url(struct mb_kept_log *log)
@@ -284,72 +310,100 @@ static void look_for_url(struct mb_kept_log *log)
         return;
     if (mb_fs_read(log->url_file, URL_MAX_BYTES, &text, &err) == MB_OK) {
         text.data[strcspn(mb_buf_str(&text), "\n")] = '\0';
-        set_url(log, mb_buf_str(&text));
+        if (set_url(log, mb_buf_str(&text), &err) != MB_OK)
+            complain(log, err.text);
     } else {
         complain(log, err.text);
     }
     mb_buf_close(&text);
 }
 
-/* ---- what is lost ---- */
+/* ---- held ---- */
 
-static char *gaps_path(const char *log_path)
+/* What waits for the store waits for the hold. */
+static void put_off_end(struct mb_kept_log *log, uint64_t now_ms)
 {
-    return mb_asprintf("%s.gaps", log_path);
+    log->end_by_ms = now_ms + log->wait_ms;
+    log->last_by_ms = now_ms + WAITS * log->wait_ms;
 }
 
-/* An earlier agent's. */
-static void load_gaps(struct mb_kept_log *log, const char *path)
+static void on_paused(void *arg)
 {
-    struct mb_log_plan *p = &log->plan;
-    struct mb_buf text = {0};
-    unsigned long long begin, end, bytes;
-    unsigned n;
+    struct mb_kept_log *log = arg;
+
+    log->store = NULL;
+    log->pausing = 0;
+    if (log->dropped)
+        let_go(log);
+}
+
+static void pause_log(struct mb_kept_log *log)
+{
+    log->paused_url = mb_strdup(mb_store_url(log->store));
+    if (log->paused_url == NULL) /* it is sent to its end */
+        return;
+    log->pausing = 1;
+    mb_store_close(log->store, on_paused, log);
+}
+
+static void end_pause(struct mb_kept_log *log)
+{
     struct mb_err err;
 
-    if (!mb_fs_exists(path))
+    if (log->paused_url == NULL || log->pausing)
         return;
-    if (mb_fs_read(path, GAPS_MAX_BYTES, &text, &err) != MB_OK)
+    if (mb_store_open(log->keeper->loop, log->paused_url, &log->store, &err) != MB_OK) {
         complain(log, err.text);
-    else if (sscanf(mb_buf_str(&text), "%u %llu %llu %llu", &n, &begin, &end, &bytes) != 4 ||
-             n == 0 || begin >= end || bytes == 0 || bytes > end - begin)
-        mb_warn("logs", "%s is damaged: what it said is forgotten", path);
-    else {
-        p->n_gaps = n;
-        p->gap_begin = begin;
-        p->gap_end = end;
-        p->gap_bytes = bytes;
+        return;
     }
-    mb_buf_close(&text);
+    mb_free(log->paused_url);
+    log->paused_url = NULL;
+    mb_log_plan_hurry(&log->plan);
 }
+
+void mb_log_keeper_hold(struct mb_log_keeper *k, int hold)
+{
+    if (k->held == hold)
+        return;
+    k->held = hold;
+    for (struct mb_kept_log *log = k->logs; log != NULL; log = log->next) {
+        log->plan.held = hold;
+        put_off_end(log, mb_mono_ms());
+        if (hold && log->plan.shipping && !log->closing_store && !log->pausing)
+            pause_log(log);
+    }
+    if (!hold && k->logs != NULL)
+        uv_timer_start(&k->timer, on_tick, 0, TICK_MS);
+}
+
+uint64_t mb_log_keeper_owes(const struct mb_log_keeper *k)
+{
+    uint64_t bytes = 0;
+
+    for (const struct mb_kept_log *log = k != NULL ? k->logs : NULL; log != NULL; log = log->next)
+        if (log->file.fd >= 0)
+            bytes += mb_log_plan_owes(&log->plan, mb_logfile_size(&log->file));
+    return bytes;
+}
+
+/* ---- what is lost ---- */
 
 static void save_gaps(struct mb_kept_log *log)
 {
-    const struct mb_log_plan *p = &log->plan;
-    char text[GAPS_MAX_BYTES], *path = gaps_path(log->path);
-    struct mb_err err = {.text = "out of memory"};
-    int n = snprintf(text, sizeof(text), "%u %llu %llu %llu\n", p->n_gaps,
-                     (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end,
-                     (unsigned long long)p->gap_bytes);
+    struct mb_err err;
 
-    if (path != NULL && p->n_gaps == 0)
-        unlink(path);
-    else if (path == NULL || mb_fs_write_atomic(path, text, (size_t)n, 0600, &err) != MB_OK)
+    if (mb_log_gaps_save(log->path, &log->plan, &err) != MB_OK)
         complain(log, err.text);
-    mb_free(path);
 }
 
+/* An earlier agent's. */
 static int open_gaps(struct mb_kept_log *log, int is_new, struct mb_err *err)
 {
-    char *path = gaps_path(log->path);
+    int rc = mb_log_gaps_open(log->path, is_new, &log->plan, err);
 
-    if (path == NULL)
-        return mb_err_set(err, MB_ENOMEM, "out of memory");
-    if (is_new)
-        unlink(path);
-    else
-        load_gaps(log, path);
-    mb_free(path);
+    if (rc == MB_OK || rc == MB_ENOMEM)
+        return rc;
+    complain(log, err->text);
     return MB_OK;
 }
 
@@ -403,11 +457,13 @@ int mb_log_keeper_add(struct mb_log_keeper *k, const struct mb_kept_log_opts *op
     }
     mb_log_plan_init(&log->plan, head.first, head.shipped, head.cap_bytes);
     rc = open_gaps(log, opts->is_new, err);
+    if (rc == MB_OK)
+        rc = set_url(log, opts->url, err);
     if (rc != MB_OK) {
         free_log(log);
         return rc;
     }
-    set_url(log, opts->url);
+    log->plan.held = k->held;
     log->next = k->logs;
     k->logs = log;
     if (!uv_is_active((uv_handle_t *)&k->timer))
@@ -431,8 +487,8 @@ static void describe_gaps(const struct mb_kept_log *log, char *text, size_t n)
         text, n,
         "bytes %llu to %llu of its log%s are not in %.500s: they were released to keep the log "
         "below its cap of %llu bytes before the store had them; " RAISES_CAP,
-        (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end, more,
-        mb_store_url(log->store), (unsigned long long)p->cap_bytes);
+        (unsigned long long)p->gap_begin, (unsigned long long)p->gap_end, more, url_of(log),
+        (unsigned long long)p->cap_bytes);
 }
 
 /* This log had a place: the next one that waits for one has it, and only then this one again. */
@@ -441,6 +497,8 @@ static void next_turn(const struct mb_kept_log *log)
     const struct mb_log_keeper *k = log->keeper;
     struct mb_kept_log *other = log->next;
 
+    if (k->held)
+        return;
     while (other != log && (other == NULL || !other->waits))
         other = other == NULL ? k->logs : other->next;
     if (other == log)
@@ -472,7 +530,7 @@ static void on_put(void *arg, const struct mb_store_result *r)
             complain(log, r->text);
     }
     next_turn(log);
-    if (!log->dropped && !log->closing_store)
+    if (!log->dropped && !log->closing_store && !log->pausing)
         look_after(log);
 }
 
@@ -557,7 +615,7 @@ static void release(struct mb_kept_log *log, uint64_t end)
         mb_warn("logs",
                 "%s: %.500s has it up to byte %llu only and does not keep up: its front goes up to "
                 "byte %llu to keep it below twice its cap of %llu bytes",
-                log->path, mb_store_url(log->store), (unsigned long long)log->plan.shipped,
+                log->path, url_of(log), (unsigned long long)log->plan.shipped,
                 (unsigned long long)end, (unsigned long long)log->plan.cap_bytes);
     }
     log->plan.first = end;
@@ -580,13 +638,19 @@ static void say_late(struct mb_kept_log *log)
     snprintf(text, sizeof(text),
              "the rest of its log is on its way to %.500s, which is waited for while it takes "
              "something, else for %llu s",
-             mb_store_url(log->store), (unsigned long long)log->wait_ms / 1000);
+             url_of(log), (unsigned long long)log->wait_ms / 1000);
     late(log->end_arg, text);
 }
 
 void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms)
 {
     log->hurry_ms = by_ms;
+}
+
+void mb_kept_log_stop(struct mb_kept_log *log, uint64_t by_ms)
+{
+    if (log->stop_ms == 0 || by_ms < log->stop_ms)
+        log->stop_ms = by_ms;
 }
 
 void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text))
@@ -634,8 +698,7 @@ static void give_up(struct mb_kept_log *log, uint64_t size, uint64_t seconds)
     char text[700];
 
     snprintf(text, sizeof(text), "bytes %llu to %llu of its log did not reach %.500s within %llu s",
-             (unsigned long long)log->plan.shipped, (unsigned long long)size,
-             log->store != NULL ? mb_store_url(log->store) : "the store",
+             (unsigned long long)log->plan.shipped, (unsigned long long)size, url_of(log),
              (unsigned long long)seconds);
     mb_warn("logs", "%s: %s", log->path, text);
     tell_lost(log, text);
@@ -647,13 +710,18 @@ static void look_after(struct mb_kept_log *log)
     uint64_t now_ms = mb_mono_ms(), size;
     struct mb_err err;
 
-    if (log->dropped || log->closing_store)
+    if (log->dropped || log->closing_store || log->pausing)
         return;
     if (log->file.fd < 0 && mb_logfile_open(log->path, &log->file, &err) != MB_OK) {
         log->file.fd = -1;
         return;
     }
     look_for_url(log);
+    if (log->keeper->held)
+        put_off_end(log, now_ms);
+    else
+        end_pause(log);
+    log->plan.held = log->keeper->held || (log->plan.has_url && log->store == NULL);
     size = mb_logfile_size(&log->file);
     step = mb_log_plan_next(&log->plan, size, log->ending, now_ms);
     if (step.rewound)
@@ -670,8 +738,9 @@ static void look_after(struct mb_kept_log *log)
         tell_gaps(log);
         let_go(log);
     } else if (!log->plan.releasing &&
-               (now_ms >= log->end_by_ms || now_ms >= log->ended_ms + WAITS * log->wait_ms ||
-                (log->hurry_ms > 0 && now_ms >= log->hurry_ms))) {
+               (now_ms >= log->end_by_ms || now_ms >= log->last_by_ms ||
+                (log->stop_ms > 0 && now_ms >= log->stop_ms) ||
+                (log->hurry_ms > 0 && now_ms >= log->hurry_ms && !log->keeper->held))) {
         tell_gaps(log);
         give_up(log, size, (now_ms - log->ended_ms) / 1000);
         let_go(log);
@@ -708,7 +777,7 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg)
     }
     log->ending = 1;
     log->ended_ms = mb_mono_ms();
-    log->end_by_ms = log->ended_ms + log->wait_ms;
+    put_off_end(log, log->ended_ms);
     mb_log_plan_hurry(&log->plan);
     log->end_cb = cb;
     /* The next turn of the loop, since cb must not run inside this call. */

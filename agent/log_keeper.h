@@ -26,6 +26,12 @@ int mb_log_keeper_create(uv_loop_t *loop, const char *dir, int64_t cap_bytes,
 /* Logs still kept are let go; cb when nothing of ours is in flight. */
 void mb_log_keeper_close(struct mb_log_keeper *k, void (*cb)(void *arg), void *arg);
 
+/* What all logs with a store would have to send if they ended now. NULL: nothing. */
+uint64_t mb_log_keeper_owes(const struct mb_log_keeper *k);
+/* 1: nothing is sent, what is on its way is given up and sent again later: the link is for what is
+ * worth more. The ends of logs are put off by it. 0: they go on. */
+void mb_log_keeper_hold(struct mb_log_keeper *k, int hold);
+
 /* A value of MOBULA_LOG_MAX_BYTES: 0 or at least MB_LOG_PLAN_CAP_MIN. NULL gives -1, as below. */
 int mb_log_cap_parse(const char *value, int64_t *out, struct mb_err *err);
 
@@ -52,6 +58,8 @@ int mb_kept_log_end(struct mb_kept_log *log, void (*cb)(void *arg), void *arg);
 /* Once it has ended, or when it does, nobody waits for it longer than until then (mb_mono_ms());
  * 0: no such bound. */
 void mb_kept_log_hurry(struct mb_kept_log *log, uint64_t by_ms);
+/* Somebody stopped its job: the same, also while logs are held; the earlier of two. */
+void mb_kept_log_stop(struct mb_kept_log *log, uint64_t by_ms);
 /* Before mb_kept_log_end(): late is told once, with its arg, when that takes more than a second,
  * and for what it waits. */
 void mb_kept_log_tell_late(struct mb_kept_log *log, void (*late)(void *arg, const char *text));

@@ -1,7 +1,9 @@
 /*
  *  1. A size that grew is noted at most once a second: so time and offset find each other.
- *  2. A full segment is sent at once, the growing one every SHIP_MS, all of it when the writer has
- *     ended. One at a time; a failure waits, longer each time.
+ *  2. A full segment is sent at once, the growing one every SHIP_MS. One at a time; a failure
+ * waits, longer each time. When the writer has ended, what is left of the last one goes in pieces
+ * of END_BYTES from where the store has it: over a slow link something of it arrives again and
+ * again.
  *  3. Above the cap the front goes until 3/4 of the cap are left: with a store only what whole
  *     segments hold there. A store that does not keep up is waited for until twice the cap; then
  *     the disk comes first.
@@ -13,6 +15,7 @@
  */
 #include "agent/log_plan.h"
 
+enum { END_BYTES = 256 << 10 };
 enum { RETRY_MIN_MS = 1000, RETRY_MAX_MS = 60000, RETRY_SHIFT_MAX = 6 };
 
 void mb_log_plan_init(struct mb_log_plan *p, uint64_t first, uint64_t shipped, uint64_t cap_bytes)
@@ -30,21 +33,31 @@ static uint64_t floor_to(uint64_t v, uint64_t unit)
     return v - v % unit;
 }
 
+/* What is neither released nor in the store begins here. */
+static uint64_t rest_begin(const struct mb_log_plan *p)
+{
+    return p->first > p->shipped ? p->first : p->shipped;
+}
+
 static void plan_ship(struct mb_log_plan *p, uint64_t size, int ended, uint64_t now_ms,
                       struct mb_log_step *step)
 {
     uint64_t segment = floor_to(p->shipped, p->segment_bytes), begin = segment, end;
+    int is_rest = ended && size < segment + p->segment_bytes && !p->is_stale;
 
-    if (p->first > segment)
-        begin = p->first > p->shipped ? p->first : p->shipped;
+    if (p->first > segment || is_rest)
+        begin = rest_begin(p);
     end = floor_to(begin, p->segment_bytes) + p->segment_bytes;
-    if (!p->has_url || p->shipping || now_ms < p->retry_ms || size <= p->shipped || size <= begin)
+    if (!p->has_url || p->held || p->shipping || now_ms < p->retry_ms || size <= p->shipped ||
+        size <= begin)
         return;
     if (end > size) {
         if (!ended && now_ms < p->ship_ms + MB_LOG_PLAN_SHIP_MS)
             return;
         end = size;
     }
+    if (is_rest && end - begin > END_BYTES)
+        end = begin + END_BYTES;
     p->shipping = 1;
     p->ship_begin = begin;
     p->ship_ms = now_ms;
@@ -104,8 +117,10 @@ static void notice_truncation(struct mb_log_plan *p, uint64_t size, struct mb_lo
         return;
     if (size < p->first)
         p->first = 0;
-    if (size < p->shipped)
+    if (size < p->shipped) {
         p->shipped = size;
+        p->is_stale = 1;
+    }
     cut_gaps(p, size);
     p->indexed = size;
     step->rewound = 1;
@@ -135,6 +150,8 @@ void mb_log_plan_shipped(struct mb_log_plan *p, uint64_t end, uint64_t now_ms)
     p->ship_ms = now_ms;
     if (p->ship_begin > p->shipped)
         note_gap(p, p->shipped, p->ship_begin);
+    else
+        p->is_stale = 0; /* its piece was written anew */
     if (end > p->shipped)
         p->shipped = end;
 }
@@ -161,6 +178,13 @@ void mb_log_plan_released(struct mb_log_plan *p, uint64_t end)
     p->releasing = 0;
     if (end > p->first)
         p->first = end;
+}
+
+uint64_t mb_log_plan_owes(const struct mb_log_plan *p, uint64_t size)
+{
+    uint64_t begin = rest_begin(p);
+
+    return p->has_url && size > begin ? size - begin : 0;
 }
 
 int mb_log_plan_done(const struct mb_log_plan *p, uint64_t size)

@@ -3,7 +3,8 @@
  * front. Pure: sizes and times come in, one step of actions goes out.
  *
  * Pieces begin at multiples of segment_bytes; the newest one is sent again and again as it grows,
- * so that a lost node loses SHIP_MS of output at most, and stores see few objects.
+ * so that a lost node loses SHIP_MS of output at most, and stores see few objects. The rest of a
+ * log that has ended goes in small ones.
  */
 #ifndef MOBULA_AGENT_LOG_PLAN_H
 #define MOBULA_AGENT_LOG_PLAN_H
@@ -28,6 +29,8 @@ struct mb_log_plan {
     uint64_t index_ms, ship_ms, retry_ms;
     unsigned failures; /* sends in a row that failed */
     int has_url, shipping, releasing;
+    int held;            /* nothing is sent now; the owner sets it */
+    int is_stale;        /* the store has bytes behind shipped that the writer took back */
     uint64_t ship_begin; /* of the newest send */
     /* What the store will never have, since it was released first: n_gaps ranges of together
      * gap_bytes, in [gap_begin, gap_end). Those that an earlier plan saw may be put here before the
@@ -54,6 +57,8 @@ void mb_log_plan_ship_failed(struct mb_log_plan *p, uint64_t now_ms);
 /* The log has ended: the next send is not put off by failures of before. */
 void mb_log_plan_hurry(struct mb_log_plan *p);
 void mb_log_plan_released(struct mb_log_plan *p, uint64_t end);
+/* What would be sent if it ended with this size now. */
+uint64_t mb_log_plan_owes(const struct mb_log_plan *p, uint64_t size);
 /* 1: an ended log of this size needs nothing more. */
 int mb_log_plan_done(const struct mb_log_plan *p, uint64_t size);
 

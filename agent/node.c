@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/group_rows.h"
 #include "agent/neighbour.h"
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -46,6 +47,8 @@ enum {
     IDENTITY_MAX = 4096,
     LABELS_MAX = 64
 };
+
+#define ACCELERATOR_LABEL "ray.io/accelerator-type"
 
 enum phase {
     PH_NEW,
@@ -163,62 +166,83 @@ static void set_fresh_id(struct mb_node *n)
 
 /* ---- what the cluster is told ---- */
 
-struct view {
-    struct mb_gcs_resource available[MB_LEDGER_KINDS_MAX];
-    struct mb_gcs_resource total[MB_LEDGER_KINDS_MAX];
-    struct mb_gcs_view v;
-};
+static int is_not_told(void *arg, const struct mb_pg_id *pg)
+{
+    (void)arg;
+    (void)pg;
+    return 0;
+}
 
+static int is_labelled(const struct mb_node *n, const char *key)
+{
+    for (size_t i = 0; i < n->opts.n_labels; i++)
+        if (strcmp(n->opts.labels[i].key, key) == 0)
+            return 1;
+    return 0;
+}
+
+/* What the user says counts more than what was found. */
 static void build_labels(struct mb_node *n)
 {
     n->n_labels = 0;
     n->labels[n->n_labels++] = (struct mb_gcs_label){"ray.io/node-id", n->id_hex};
     n->labels[n->n_labels++] = (struct mb_gcs_label){MB_NODE_LABEL_VERSION, MOBULA_VERSION};
-    if (n->opts.accelerator[0] != '\0')
-        n->labels[n->n_labels++] =
-            (struct mb_gcs_label){"ray.io/accelerator-type", n->opts.accelerator};
+    if (n->opts.accelerator[0] != '\0' && !is_labelled(n, ACCELERATOR_LABEL))
+        n->labels[n->n_labels++] = (struct mb_gcs_label){ACCELERATOR_LABEL, n->opts.accelerator};
     for (size_t i = 0; i < n->opts.n_labels && n->n_labels < LABELS_MAX; i++)
         n->labels[n->n_labels++] = n->opts.labels[i];
 }
 
-static void build_view(struct mb_node *n, struct view *out)
+/* Until the arena is closed. In a registration no group has rows: they come and go. */
+static int build_view(struct mb_node *n, int is_registration, struct mb_arena *a,
+                      struct mb_gcs_view *v, struct mb_err *err)
 {
-    size_t kinds = mb_ledger_kinds(n->ledger);
+    struct mb_gcs_resource *available, *total;
+    size_t n_rows;
+    int rc =
+        is_registration
+            ? mb_group_rows(a, n->ledger, is_not_told, NULL, &available, &total, &n_rows)
+            : mb_group_rows(a, n->ledger, n->ops->is_told, n->arg, &available, &total, &n_rows);
 
-    for (size_t k = 0; k < kinds; k++) {
-        const struct mb_resource *total = mb_ledger_total(n->ledger, k);
-
-        out->total[k] = (struct mb_gcs_resource){total->name, (double)total->units};
-        out->available[k] =
-            (struct mb_gcs_resource){total->name, (double)mb_ledger_offered(n->ledger, k)};
-    }
-    out->v = (struct mb_gcs_view){
-        .available = out->available,
-        .n_available = kinds,
-        .total = out->total,
-        .n_total = kinds,
+    if (rc != MB_OK)
+        return mb_err_set(err, rc, "no memory for what the cluster is told");
+    *v = (struct mb_gcs_view){
+        .available = available,
+        .n_available = n_rows,
+        .total = total,
+        .n_total = n_rows,
         .labels = n->labels,
         .n_labels = n->n_labels,
         .idle_ms = (int64_t)mb_node_idle_ms(n),
         .is_draining = n->is_draining,
         .draining_deadline_unix_ms = n->drain_deadline_unix_ms,
     };
+    return MB_OK;
+}
+
+/* tell: mb_gcs_sync_set, or _renew. */
+static void tell_view(struct mb_node *n,
+                      int (*tell)(struct mb_gcs *c, const struct mb_gcs_view *view,
+                                  struct mb_err *err))
+{
+    struct mb_arena a = {0};
+    struct mb_gcs_view view;
+    struct mb_err err = {0};
+
+    if (build_view(n, 0, &a, &view, &err) != MB_OK || tell(n->gcs, &view, &err) != MB_OK)
+        mb_warn("node", "cannot report resources: %s", err.text);
+    mb_arena_close(&a);
 }
 
 void mb_node_changed(struct mb_node *n)
 {
-    struct view view;
-    struct mb_err err;
-
     if (mb_ledger_count(n->ledger) > 0)
         n->idle_since_ms = 0;
     else if (n->idle_since_ms == 0)
         n->idle_since_ms = mb_mono_ms();
     if (n->phase != PH_ALIVE)
         return;
-    build_view(n, &view);
-    if (mb_gcs_sync_set(n->gcs, &view.v, &err) != MB_OK)
-        mb_warn("node", "cannot report resources: %s", err.text);
+    tell_view(n, mb_gcs_sync_set);
 }
 
 void mb_node_drain(struct mb_node *n, int64_t deadline_unix_ms)
@@ -276,13 +300,18 @@ static void announce_agent(struct mb_node *n)
 
 static void now_alive(struct mb_node *n)
 {
-    int is_first = !n->was_alive;
-    struct view view;
-    struct mb_err err;
+    int is_first = !n->was_alive, rc;
+    struct mb_arena a = {0};
+    struct mb_gcs_view view;
+    struct mb_err err = {0};
 
-    build_view(n, &view);
-    if (mb_gcs_sync_start(n->gcs, n->id, &view.v, &err) != MB_OK ||
-        mb_gcs_watch_node(n->gcs, n->id, &err) != MB_OK) {
+    rc = build_view(n, 0, &a, &view, &err);
+    if (rc == MB_OK)
+        rc = mb_gcs_sync_start(n->gcs, n->id, &view, &err);
+    mb_arena_close(&a);
+    if (rc == MB_OK)
+        rc = mb_gcs_watch_node(n->gcs, n->id, &err);
+    if (rc != MB_OK) {
         failed(n, &err);
         return;
     }
@@ -317,15 +346,17 @@ static void on_registered(void *arg, const struct mb_err *err)
 static void register_now(struct mb_node *n)
 {
     char hostname[256] = "";
-    struct view view;
+    struct mb_arena a = {0};
+    struct mb_gcs_view view = {0};
     struct mb_gcs_node node;
-    struct mb_err err;
+    struct mb_err err = {0};
+    int rc;
 
     gethostname(hostname, sizeof(hostname) - 1);
     if (!n->has_id)
         set_fresh_id(n);
     build_labels(n);
-    build_view(n, &view);
+    rc = build_view(n, 1, &a, &view, &err);
     node = (struct mb_gcs_node){
         .ip = n->opts.ip,
         .port = n->grpc_port,
@@ -339,13 +370,16 @@ static void register_now(struct mb_node *n)
         .is_head = n->opts.is_head,
         .start_unix_ms = n->start_unix_ms,
         .resources = view.total,
-        .n_resources = view.v.n_total,
+        .n_resources = view.n_total,
         .labels = n->labels,
         .n_labels = n->n_labels,
     };
     memcpy(node.node_id, n->id, sizeof(node.node_id));
     n->phase = PH_REGISTERING;
-    if (mb_gcs_register_node(n->gcs, &node, CALL_MS, on_registered, n, NULL, &err) != MB_OK)
+    if (rc == MB_OK)
+        rc = mb_gcs_register_node(n->gcs, &node, CALL_MS, on_registered, n, NULL, &err);
+    mb_arena_close(&a);
+    if (rc != MB_OK)
         failed(n, &err);
 }
 
@@ -496,24 +530,14 @@ static void reconnect(struct mb_node *n)
         failed(n, &err);
 }
 
-/* Not a message of its own: an idle node wakes as seldom as it can. */
-static void renew_idle(struct mb_node *n)
-{
-    struct view view;
-    struct mb_err err;
-
-    build_view(n, &view);
-    if (mb_gcs_sync_renew(n->gcs, &view.v, &err) != MB_OK)
-        mb_warn("node", "cannot report resources: %s", err.text);
-}
-
 static void on_timer(uv_timer_t *t)
 {
     struct mb_node *n = t->data;
 
     if (n->phase == PH_ALIVE) {
-        if (n->idle_since_ms != 0)
-            renew_idle(n);
+        if (n->idle_since_ms !=
+            0) /* no message of its own: an idle node wakes as seldom as it can */
+            tell_view(n, mb_gcs_sync_renew);
     } else if (n->is_retry) {
         reconnect(n);
     } else if (n->phase == PH_CONNECTING) {

@@ -49,6 +49,8 @@ struct mb_node_ops {
     void (*on_given_up)(void *arg, const char *why);
     /* Nothing is heard of the head for some seconds; 0: it is again. */
     void (*on_cut_off)(void *arg, int is_cut_off);
+    /* 1: this group's bundles have rows of their own in what Ray is told (group_rows.h). */
+    int (*is_told)(void *arg, const struct mb_pg_id *pg);
 };
 
 int mb_node_create(uv_loop_t *loop, struct mb_grpc *grpc, struct mb_ledger *ledger,

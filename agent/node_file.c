@@ -23,7 +23,7 @@ int mb_node_file_write(const char *node_dir, const struct mb_node_file *f, struc
     int rc = MB_ENOMEM;
 
     if (text != NULL && path != NULL)
-        rc = mb_fs_write_atomic(path, text, strlen(text), 0644, err);
+        rc = mb_fs_replace(path, text, strlen(text), 0644, err);
     else
         mb_err_set(err, rc, "no memory for node.json");
     mb_free(path);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "agent/log_plan.h"
+#include "agent/neighbour.h"
 #include "base/address.h"
 #include "base/alloc.h"
 #include "base/str.h"
@@ -130,6 +131,10 @@ static int parse_labels(struct mb_agent_options *o, struct mb_err *err)
 
         if (rc != MB_OK)
             break;
+        if (strcmp(key, "ray.io/node-id") == 0 || strcmp(key, MB_NODE_LABEL_VERSION) == 0) {
+            rc = mb_err_set(err, MB_EINVAL, "--labels: \"%s\" is said by the node itself", key);
+            break;
+        }
         if (!json_is_string(value) || o->n_labels == MB_AGENT_LABELS_MAX) {
             rc = mb_err_set(err, MB_EINVAL, "--labels: \"%s\" is %s", key,
                             json_is_string(value) ? "one too many (32 are possible)"
@@ -219,6 +224,8 @@ static int check(struct mb_agent_options *o, struct mb_err *err)
         return MB_EINVAL;
     if (o->node_ip != NULL && mb_address_check("--node-ip-address", o->node_ip, err) != MB_OK)
         return MB_EINVAL;
+    if (o->node_name != NULL && !mb_utf8_valid(o->node_name, strlen(o->node_name)))
+        return mb_err_set(err, MB_EINVAL, "--node-name is no UTF-8");
     if (strcmp(o->store_sync, "full") != 0 && strcmp(o->store_sync, "normal") != 0)
         return mb_err_set(err, MB_EINVAL, "--store-sync %s: expected normal or full",
                           o->store_sync);

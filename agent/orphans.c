@@ -14,12 +14,25 @@ static int is_orphan(const struct mb_ledger *l, const struct mb_pg_id *pg,
            memcmp(pg->bytes + sizeof(pg->bytes) - JOB_ID_BYTES, no_job, JOB_ID_BYTES) != 0;
 }
 
-static int is_noted(const struct mb_orphans *o, const struct mb_pg_id *pg)
+int mb_orphans_has(const struct mb_orphans *o, const struct mb_pg_id *pg)
 {
     for (size_t i = 0; i < o->n; i++)
         if (memcmp(&o->list[i].pg, pg, sizeof(*pg)) == 0)
             return 1;
     return 0;
+}
+
+size_t mb_orphans_new(const struct mb_orphans *o, const struct mb_ledger *l,
+                      mb_orphans_has_gang has_gang, void *arg)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < mb_ledger_count(l) && o->n + n < MB_ORPHANS_MAX; i++) {
+        const struct mb_pg_id *pg = &mb_ledger_at(l, i)->pg;
+
+        n += !mb_orphans_has(o, pg) && is_orphan(l, pg, has_gang, arg);
+    }
+    return n;
 }
 
 size_t mb_orphans_look(struct mb_orphans *o, const struct mb_ledger *l,
@@ -31,14 +44,16 @@ size_t mb_orphans_look(struct mb_orphans *o, const struct mb_ledger *l,
     for (size_t i = 0; i < o->n; i++)
         if (is_orphan(l, &o->list[i].pg, has_gang, arg))
             o->list[kept++] = o->list[i];
+    o->n_changes += kept != o->n;
     o->n = kept;
     for (size_t i = 0; i < mb_ledger_count(l) && o->n < MB_ORPHANS_MAX; i++) {
         const struct mb_pg_id *pg = &mb_ledger_at(l, i)->pg;
 
-        if (is_noted(o, pg) || !is_orphan(l, pg, has_gang, arg))
+        if (mb_orphans_has(o, pg) || !is_orphan(l, pg, has_gang, arg))
             continue;
         o->list[o->n].pg = *pg;
         o->list[o->n++].since_ms = now_ms;
+        o->n_changes++;
     }
     for (size_t i = 0; i < o->n; i++)
         if (now_ms - o->list[i].since_ms >= MB_ORPHAN_MS) {

@@ -21,10 +21,17 @@ struct mb_orphans {
         uint64_t since_ms;
     } list[MB_ORPHANS_MAX]; /* more than that have their turn later */
     size_t n;
+    unsigned n_changes; /* of who is in the list */
 };
 
 /* 1: a gang of this group is known on this node. */
 typedef int (*mb_orphans_has_gang)(void *arg, const struct mb_pg_id *pg);
+
+/* 1: it was one at the last look. */
+int mb_orphans_has(const struct mb_orphans *o, const struct mb_pg_id *pg);
+/* How many groups would be noted now that are not: until they are, somebody may ask again soon. */
+size_t mb_orphans_new(const struct mb_orphans *o, const struct mb_ledger *l,
+                      mb_orphans_has_gang has_gang, void *arg);
 
 /* Look at the ledger. Returns how many groups are to be given back, their ids in out (at most
  * MB_ORPHANS_MAX); each is named again only after another MB_ORPHAN_MS. */

@@ -27,7 +27,7 @@ int mb_agent_make_dirs(const char *node_dir, struct mb_err *err)
     return rc;
 }
 
-/* The host of "HOST:PORT", the first one of several. */
+/* The host of "HOST:PORT", the first one of several; of "[::1]:6379" it is ::1. */
 static void host_of(const char *address, char *host, size_t size)
 {
     size_t n = strcspn(address, ",");
@@ -36,14 +36,27 @@ static void host_of(const char *address, char *host, size_t size)
     char *colon = strrchr(host, ':');
     if (colon != NULL)
         *colon = '\0';
+    n = strlen(host);
+    if (host[0] == '[' && n > 2 && host[n - 1] == ']') {
+        host[n - 1] = '\0';
+        memmove(host, host + 1, n - 1);
+    }
+}
+
+/* Of the socket, as text. */
+static int own_address(int fd, char ip[64])
+{
+    struct sockaddr_storage self;
+    socklen_t len = sizeof(self);
+
+    return getsockname(fd, (struct sockaddr *)&self, &len) == 0 &&
+           getnameinfo((struct sockaddr *)&self, len, ip, 64, NULL, 0, NI_NUMERICHOST) == 0;
 }
 
 int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb_err *err)
 {
     struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_DGRAM};
     struct addrinfo *found = NULL;
-    struct sockaddr_in self;
-    socklen_t len = sizeof(self);
     char host[256];
     int fd, rc;
 
@@ -53,14 +66,16 @@ int mb_agent_find_ip(const struct mb_agent_options *opts, char ip[64], struct mb
     }
     host_of(opts->address, host, sizeof(host));
     rc = getaddrinfo(host, "9", &hints, &found);
+    if (rc != 0) { /* [::1], or a name that has no IPv4 address: HTTP here has no other */
+        hints.ai_family = AF_INET6;
+        rc = getaddrinfo(host, "9", &hints, &found);
+    }
     if (rc != 0)
         return mb_err_set(err, MB_ENOENT, "--address %s: host %s is not known (%s)", opts->address,
                           host, gai_strerror(rc));
-    fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     rc = MB_OK;
-    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
-        getsockname(fd, (struct sockaddr *)&self, &len) != 0 ||
-        inet_ntop(AF_INET, &self.sin_addr, ip, 64) == NULL)
+    if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 || !own_address(fd, ip))
         rc = mb_err_set(err, MB_EUNAVAIL, "no route to the head at %s; give --node-ip-address",
                         opts->address);
     if (fd >= 0)

@@ -17,6 +17,10 @@
  *      gone (after ORPHANS_MS kill those here too), then report them as killed and "supervisor
  *      died".
  *
+ *  A supervisor that its own job has stopped (SIGSTOP) does not hear that it should end the job: it
+ *  is sent SIGCONT with each request, and one that stands again when its time is over is killed,
+ *  which is c.
+ *
  *  on_exit and on_all_exited are held back until the report sockets arrived: a child that ended
  *  before we connected may have said why, and release loses the sockets.
  */
@@ -40,7 +44,13 @@
 #include "base/fs.h"
 #include "base/log.h"
 
-enum { CHECK_MS = 50, RECONNECT_MS = 5000, ORPHANS_MS = 5000, PACKETS_A_TURN = 64 };
+enum {
+    CHECK_MS = 50,
+    RECONNECT_MS = 5000,
+    ORPHANS_MS = 5000,
+    STANDS_MS = 5000, /* beyond the grace of a stop: then a supervisor that stands is killed */
+    PACKETS_A_TURN = 64
+};
 
 enum phase {
     SPAWNING,  /* init has not answered */
@@ -75,12 +85,15 @@ struct mb_supervisor {
     int fds_complete, told_ending;
     int stop_due, kill_due, stop_signal; /* asked while there was no connection */
     uint32_t stop_grace_ms;
+    uint64_t stands_at_ms; /* when to look whether it stands; 0: nothing was asked of it */
     void (*on_closed)(void *arg);
     void *on_closed_arg;
 };
 
 static void look_what_became_of_it(uv_timer_t *timer);
-static void on_launch_due(uv_timer_t *timer);
+static void on_due(uv_timer_t *timer);
+static int read_state(struct mb_supervisor *s, struct mb_sup_state *out,
+                      char text[MB_SUP_TEXT_MAX]);
 
 /* ---- facts to callbacks, each once ---- */
 
@@ -183,20 +196,68 @@ static int has_launched(const struct mb_sup_state *state)
     return state->n_children > 0;
 }
 
-/* Before BROKEN the timer is the launch's. */
-static void watch_launch(struct mb_supervisor *s)
+/* Before BROKEN the timer is the launch's, and that of what was asked of the supervisor. */
+static void watch(struct mb_supervisor *s)
 {
-    uint64_t wait_ms;
+    uint64_t wait_ms, stands_in_ms, now_ms = mb_mono_ms();
 
     if (s->phase > CONNECTED)
         return;
     if (has_launched(&s->state))
         mb_launch_reached(&s->launch, MB_LAUNCH_DONE);
-    wait_ms = mb_launch_wait_ms(&s->launch, mb_mono_ms());
+    wait_ms = mb_launch_wait_ms(&s->launch, now_ms);
+    stands_in_ms = s->stands_at_ms == 0       ? UINT64_MAX
+                   : s->stands_at_ms > now_ms ? s->stands_at_ms - now_ms
+                                              : 0;
+    if (stands_in_ms < wait_ms)
+        wait_ms = stands_in_ms;
     if (wait_ms == UINT64_MAX)
         uv_timer_stop(&s->timer);
     else
-        uv_timer_start(&s->timer, on_launch_due, wait_ms, 0);
+        uv_timer_start(&s->timer, on_due, wait_ms, 0);
+}
+
+/* ---- a supervisor that stands ---- */
+
+/* 0: its pid is not known, since it has said and written nothing yet. */
+static int64_t supervisor_of(struct mb_supervisor *s, uint64_t *ticks)
+{
+    struct mb_sup_state written;
+    char text[MB_SUP_TEXT_MAX];
+
+    *ticks = s->state.supervisor_ticks;
+    if (s->state.supervisor_pid != 0)
+        return s->state.supervisor_pid;
+    if (read_state(s, &written, text) != 0)
+        return 0;
+    *ticks = written.supervisor_ticks;
+    return written.supervisor_pid;
+}
+
+static void let_it_go_on(struct mb_supervisor *s, uint64_t within_ms)
+{
+    uint64_t ticks;
+    int64_t pid = supervisor_of(s, &ticks);
+
+    if (pid > 0)
+        mb_procs_signal(pid, ticks, SIGCONT);
+    s->stands_at_ms = mb_mono_ms() + within_ms + STANDS_MS;
+    watch(s);
+}
+
+/* One that does not stand waits for a process that takes no signal, and will say so. */
+static void kill_if_it_stands(struct mb_supervisor *s)
+{
+    uint64_t ticks;
+    int64_t pid = supervisor_of(s, &ticks);
+
+    s->stands_at_ms = mb_mono_ms() + STANDS_MS;
+    if (pid <= 0 || !mb_sup_is_stopped(pid, ticks))
+        return;
+    mb_warn("supervisor",
+            "%s: supervisor %lld was stopped by a signal, again after SIGCONT: killed", s->dir,
+            (long long)pid);
+    mb_procs_signal(pid, ticks, SIGKILL);
 }
 
 /* ---- the connection ---- */
@@ -220,6 +281,8 @@ static void send_what_is_due(struct mb_supervisor *s)
     m = (struct mb_sup_msg){.type = MB_SUP_MSG_KILL};
     if (s->kill_due)
         send_msg(s, &m);
+    if (s->stop_due || s->kill_due)
+        let_it_go_on(s, s->kill_due ? 0 : s->stop_grace_ms);
     s->stop_due = s->kill_due = 0;
 }
 
@@ -232,12 +295,12 @@ static void take_event(struct mb_supervisor *s, const struct mb_sup_msg *m, int 
     case MB_SUP_MSG_STARTED:
         *c = (struct mb_sup_child_state){.phase = MB_SUP_RUNNING, .pid = m->pid};
         c->start_ticks = m->ticks;
-        watch_launch(s);
+        watch(s);
         tell_started(s, m->child, m->pid, m->ticks);
         break;
     case MB_SUP_MSG_START_FAILED:
         c->phase = MB_SUP_FAILED;
-        watch_launch(s);
+        watch(s);
         tell_start_failed(s, m->child, m->text);
         break;
     case MB_SUP_MSG_EXIT:
@@ -416,7 +479,7 @@ static int connect_now(struct mb_supervisor *s)
     s->phase = CONNECTED;
     s->fds_complete = 0;
     mb_launch_reached(&s->launch, MB_LAUNCH_LISTENS);
-    watch_launch(s);
+    watch(s);
     uv_poll_start(&s->poll, UV_READABLE, on_readable);
     send_msg(s, &m);
     m = (struct mb_sup_msg){.type = MB_SUP_MSG_FDS};
@@ -428,7 +491,7 @@ static int connect_now(struct mb_supervisor *s)
 
 /* ---- without a supervisor ---- */
 
-static int read_state(struct mb_supervisor *s, char text[MB_SUP_TEXT_MAX])
+static int read_state(struct mb_supervisor *s, struct mb_sup_state *out, char text[MB_SUP_TEXT_MAX])
 {
     int dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc;
@@ -437,7 +500,7 @@ static int read_state(struct mb_supervisor *s, char text[MB_SUP_TEXT_MAX])
         snprintf(text, MB_SUP_TEXT_MAX, "%s", strerror(errno));
         return -1;
     }
-    rc = mb_sup_state_read(dir_fd, &s->state, text);
+    rc = mb_sup_state_read(dir_fd, out, text);
     close(dir_fd);
     return rc;
 }
@@ -514,7 +577,7 @@ static void look_what_became_of_it(uv_timer_t *timer)
 
     if (s->n_handles == 2) /* the broken socket's handle first */
         return;
-    if (read_state(s, text) != 0) {
+    if (read_state(s, &s->state, text) != 0) {
         mb_err_set(&err, MB_EUNAVAIL, "supervisor in %s is gone: %s", s->dir, text);
         tell_error(s, s->lost.code != 0 ? &s->lost : &err);
         return;
@@ -605,7 +668,7 @@ static void lose_launch(struct mb_supervisor *s)
     if (s->phase == SPAWNING)
         mb_init_spawn_drop(s->init, &s->spawn);
     unlink(s->spec_path);
-    if (read_state(s, text) == 0) {
+    if (read_state(s, &s->state, text) == 0) {
         mb_launch_reached(&s->launch, MB_LAUNCH_LISTENS);
         pid = s->state.supervisor_pid;
     }
@@ -620,20 +683,22 @@ static void lose_launch(struct mb_supervisor *s)
 
 /* Timer of the phases before BROKEN. What was launched is in the state, also where the supervisor
  * hangs since, or init before it could say that there is one. */
-static void on_launch_due(uv_timer_t *timer)
+static void on_due(uv_timer_t *timer)
 {
     struct mb_supervisor *s = timer->data;
     char text[MB_SUP_TEXT_MAX];
 
+    if (s->stands_at_ms != 0 && mb_mono_ms() >= s->stands_at_ms)
+        kill_if_it_stands(s);
     if (!mb_launch_is_lost(&s->launch, mb_mono_ms())) {
-        watch_launch(s);
-    } else if (read_state(s, text) != 0 || !has_launched(&s->state)) {
+        watch(s);
+    } else if (read_state(s, &s->state, text) != 0 || !has_launched(&s->state)) {
         lose_launch(s);
     } else if (s->phase == SPAWNING) {
         mb_init_spawn_detach(s->init, &s->spawn);
         on_spawned(s, NULL);
     } else {
-        watch_launch(s);
+        watch(s);
     }
 }
 
@@ -656,7 +721,7 @@ int mb_supervisor_start(struct mb_init *init, const struct mb_sup_spec *spec,
         mb_supervisor_close(s, NULL, NULL);
         return rc;
     }
-    watch_launch(s);
+    watch(s);
     *out = s;
     return 0;
 }
@@ -670,12 +735,12 @@ int mb_supervisor_adopt(struct mb_init *init, const char *dir, const struct mb_s
     if (s == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory");
     if (connect_now(s) != 0) {
-        int rc = read_state(s, text);
+        int rc = read_state(s, &s->state, text);
 
         /* Asked for and not there yet? Without its spec it will not start; it looks for that after
          * it has written its state, so that one of us sees the other. */
         if (rc != 0 && unlink(s->spec_path) == 0)
-            rc = read_state(s, text);
+            rc = read_state(s, &s->state, text);
         if (rc != 0) {
             mb_supervisor_close(s, NULL, NULL);
             return mb_err_set(err, MB_ENOENT, "no supervisor in %s: %s", dir, text);

@@ -43,10 +43,32 @@ static const char *fault_of(const struct in6_addr *a)
     return IN6_IS_ADDR_MULTICAST(a) ? "a multicast address" : NULL;
 }
 
-int mb_address_check(const char *what, const char *address, struct mb_err *err)
+/* No name does: the last part of 10.0.0 or of 999.1.1.1 is no top-level domain. */
+static int ends_in_number(const char *address)
+{
+    const char *dot = strrchr(address, '.');
+    const char *last = dot != NULL ? dot + 1 : address;
+
+    return *last != '\0' && last[strspn(last, "0123456789")] == '\0';
+}
+
+/* NULL: it may be right. */
+static const char *fault_of_text(const char *address)
 {
     struct in6_addr a;
-    const char *fault = address[0] == '\0' ? "empty" : parse(address, &a) ? fault_of(&a) : NULL;
+
+    if (address[0] == '\0')
+        return "empty";
+    if (strlen(address) > MB_ADDRESS_MAX)
+        return "too long (63 letters are possible)";
+    if (parse(address, &a))
+        return fault_of(&a);
+    return ends_in_number(address) ? "no address and no name" : NULL;
+}
+
+int mb_address_check(const char *what, const char *address, struct mb_err *err)
+{
+    const char *fault = fault_of_text(address);
 
     if (fault == NULL)
         return MB_OK;

@@ -6,8 +6,10 @@
 
 #include "base/err.h"
 
+enum { MB_ADDRESS_MAX = 63 }; /* letters */
+
 /* MB_EINVAL, with what (a flag) in front, for what nobody can dial: "", a wildcard, multicast or
- * broadcast. A name passes: what it leads to may change. */
+ * broadcast, 999.1.1.1; and for what is too long. A name passes: what it leads to may change. */
 int mb_address_check(const char *what, const char *address, struct mb_err *err);
 
 /* MB_EINVAL, with what in front, unless it is HOST:PORT, or several of them with commas between.

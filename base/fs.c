@@ -160,7 +160,7 @@ static char *parent_of(const char *path)
     return mb_strndup(path, (size_t)(slash - path));
 }
 
-static int write_new_file(const char *path, const void *p, size_t n, mode_t mode,
+static int write_new_file(const char *path, const void *p, size_t n, mode_t mode, int flush,
                           struct mb_err *err)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
@@ -171,7 +171,7 @@ static int write_new_file(const char *path, const void *p, size_t n, mode_t mode
     rc = mb_fs_write_all(fd, p, n, err);
     if (rc != 0)
         mb_err_wrap(err, "%s", path);
-    else if (fsync(fd) != 0)
+    else if (flush && fsync(fd) != 0)
         rc = mb_err_sys(err, errno, "fsync %s", path);
     if (close(fd) != 0 && rc == 0)
         rc = mb_err_sys(err, errno, "close %s", path);
@@ -180,27 +180,38 @@ static int write_new_file(const char *path, const void *p, size_t n, mode_t mode
     return rc;
 }
 
-int mb_fs_write_atomic(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err)
+static int replace(const char *path, const void *p, size_t n, mode_t mode, int flush,
+                   struct mb_err *err)
 {
-    char *dir = parent_of(path);
     char *tmp = mb_asprintf("%s.tmp-%016llx", path, (unsigned long long)mb_random_u64());
     int rc;
 
-    if (dir == NULL || tmp == NULL) {
-        rc = mb_err_set(err, MB_ENOMEM, "write %s: out of memory", path);
-        goto out;
-    }
-    rc = write_new_file(tmp, p, n, mode, err);
-    if (rc != 0)
-        goto out;
-    if (rename(tmp, path) != 0) {
+    if (tmp == NULL)
+        return mb_err_set(err, MB_ENOMEM, "write %s: out of memory", path);
+    rc = write_new_file(tmp, p, n, mode, flush, err);
+    if (rc == 0 && rename(tmp, path) != 0) {
         rc = mb_err_sys(err, errno, "rename %s to %s", tmp, path);
         unlink(tmp);
-        goto out;
     }
-    rc = mb_fs_sync_dir(dir, err);
-out:
     mb_free(tmp);
+    return rc;
+}
+
+int mb_fs_replace(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err)
+{
+    return replace(path, p, n, mode, 0, err);
+}
+
+int mb_fs_write_atomic(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err)
+{
+    char *dir = parent_of(path);
+    int rc;
+
+    if (dir == NULL)
+        return mb_err_set(err, MB_ENOMEM, "write %s: out of memory", path);
+    rc = replace(path, p, n, mode, 1, err);
+    if (rc == 0)
+        rc = mb_fs_sync_dir(dir, err);
     mb_free(dir);
     return rc;
 }

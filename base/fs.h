@@ -24,6 +24,11 @@ int mb_fs_read(const char *path, size_t max_bytes, struct mb_buf *out, struct mb
  * rename, fsync of the directory. */
 int mb_fs_write_atomic(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err);
 
+/* The same without the flushes, which a busy disk may take seconds for: readers, also after a kill
+ * at any time, see the old file or the new one. After a power loss it may be either, empty or not
+ * there: for what speaks of processes that are gone then. */
+int mb_fs_replace(const char *path, const void *p, size_t n, mode_t mode, struct mb_err *err);
+
 /* fsync of a directory, so that names in it survive power loss. */
 int mb_fs_sync_dir(const char *path, struct mb_err *err);
 

@@ -5,6 +5,7 @@
 
 | WORK | what |
 | gpt2 | GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all, beside DistributedDataParallel |
+| stages | the same in 8 samples at a time and 256 a step, on one GPU, and as a pipeline over all: 1F1B, and with chunks of the interleaved schedule |
 | llama | 8 layers of Llama-3-8B's shape, 4 samples of 4096 tokens a step, one GPU |
 | llama8b | the whole of it, 4 samples of 2048, one GPU; ARGUMENTs are ours alone: how many samples at a time and which layers are computed
 again, so that fp32 weights fit |
@@ -36,6 +37,7 @@ BF16_MEMORY_GIB = 100  # with less, a rank of ours does not hold 8 B parameters
 LLAMA = "--model-preset llama3.1-8b"
 # name: steps, sequence, samples at a time and a step, vocabulary, shape
 WORKS = {"gpt2": (9, 1024, 64, 512, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
+         "stages": (9, 1024, 8, 256, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
          "llama": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
          "llama8b": (10, 2048, 4, 4, 128255, LLAMA),
          "llama8b-all": (6, 2048, 4, 16, 128255, LLAMA)}  # samples of a step: a GPU
@@ -127,6 +129,12 @@ def rows_of(name, gpus, more):
                          (f"mobula, 8 layers, {gpus} GPU, sequence parallel", lambda: layers(gpus, "--sequence-parallel", "1"))]
             rows.append((f"torch, 8 layers, {gpus} GPU", lambda: torch_ranks(gpus, "gpu_torch_tp.py", 20)))
         return rows
+    if name == "stages":
+        stages = ["--pipeline-model-parallel-size", str(gpus)]
+        chunks = [v for v in (2, 3, 6) if 12 // gpus % v == 0]
+        return [("mobula, 1 GPU", lambda: Work(name).ours(1, *more)), (f"mobula, {gpus} stages, 1F1B", lambda: Work(name).ours(gpus, *stages, *more)),
+                *((f"mobula, {gpus} stages of {v} chunks",
+                   lambda v=v: Work(name).ours(gpus, *stages, "--num-virtual-stages-per-pipeline-rank", str(v), *more)) for v in chunks)]
     work = Work(name)
     worlds = sorted({1, gpus}) if name == "gpt2" else [1]
     if name == "llama8b-all":

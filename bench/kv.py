@@ -2,15 +2,15 @@
 on another one mobula's head in memory, on SQLite (a put is answered after its group commit), or the
 real gcs_server of Ray 2.60 (memory; it forgets everything when it ends). Others may share the
 machine, so beside the rate stands what a call cost the server in CPU time, which depends less on
-who else computes; the sides take turns."""
+who else computes. The sides take turns, in another order each round, and wait until the one before is idle."""
 import json
 import os
 import pathlib
 
-from lib import MOBULA, Mobula, Ray, children_of, cpu_s, sh, spread, write_result
+from lib import MOBULA, Mobula, Ray, children_of, cpu_s, sh, spread, wait_quiet, write_result
 
 BENCH_KV = MOBULA.parent.parent / "bench/bench_kv"
-SECONDS, WINDOW, KEYS, ROUNDS = 3, 256, 10000, 3
+SECONDS, WINDOW, KEYS, ROUNDS = 2, 256, 10000, 6  # rounds: a multiple of the sides
 VERBS = ("put", "get")  # gets find what puts have left
 
 
@@ -46,14 +46,18 @@ def one(cluster, verb):
 def main():
     sides = {"mobula_memory": Memory(), "mobula_sqlite": Sqlite(), "ray": Ray()}
     runs = {(name, verb): [] for verb in VERBS for name in sides}
+    busy = []
     try:
         for cluster in sides.values():
             cluster.start_head()
             sh("taskset", "-a", "-c", "-p", "1", server(cluster))
-        for _ in range(ROUNDS):
+        for i in range(ROUNDS):
+            names = list(sides) if i < ROUNDS // 2 else list(sides)[::-1]
+            order = names[i % 3:] + names[:i % 3]
             for verb in VERBS:
-                for name, cluster in sides.items():
-                    runs[name, verb].append(one(cluster, verb))
+                for name in order:
+                    busy.append(wait_quiet())
+                    runs[name, verb].append(one(sides[name], verb))
     finally:
         for cluster in sides.values():
             cluster.stop()
@@ -61,6 +65,7 @@ def main():
         "what": f"puts and gets of 100 bytes per second, {WINDOW} under way, {KEYS} keys, {SECONDS} s a "
                 "run; client and server on one core each, the servers' stores: memory, SQLite with "
                 "group commit",
+        "others_before_percent_of_all_cores": spread(busy),
         **{f"{name}_{verb}s": spread([rate for rate, _ in values])
            for (name, verb), values in runs.items()},
         **{f"{name}_server_cpu_us_per_{verb}": spread([cpu for _, cpu in values])

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -63,6 +64,22 @@ def idle_cpu_percent(pids, seconds):
     time.sleep(seconds)
     used = sum(cpu_s(pid) - at for pid, at in before.items() if os.path.exists(f"/proc/{pid}"))
     return round(100 * used / (time.monotonic() - began), 4)
+
+
+def wait_quiet(percent=10, timeout_s=10):
+    """Until the machine computes less than this for a third of a second: what the side before left may still be at work.
+    Returns what it computed at last, in percent of all cores; after so long it is taken as it is."""
+    def busy_and_all():
+        fields = [int(f) for f in open("/proc/stat").readline().split()[1:9]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+    end = time.monotonic() + timeout_s
+    while True:
+        busy, all_ = busy_and_all()
+        time.sleep(0.33)
+        busy_after, all_after = busy_and_all()
+        seen = 100 * (busy_after - busy) / max(1, all_after - all_)
+        if seen < percent or time.monotonic() > end:
+            return round(seen, 1)
 
 
 def memory(pids):
@@ -220,6 +237,14 @@ class MobulaAtRay(Ray):
 def spread(values):
     return {"median": round(statistics.median(values), 4), "min": round(min(values), 4),
             "max": round(max(values), 4), "n": len(values)}
+
+
+def iterations_ms(log, n, warm_up):
+    """What n iterations took by a rank's log, without the first ones."""
+    ms = [float(t) for t in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)]
+    if len(ms) != n:
+        raise RuntimeError(f"{len(ms)} of {n} iterations in the log:\n{log}")
+    return ms[warm_up:]
 
 
 def write_result(name, data):

@@ -1,4 +1,5 @@
-"""How long the stages of a pipeline wait for each other, beside the formula (p - 1) / (m + p - 1).
+"""How long the stages of a pipeline wait for each other, beside the formula (p - 1) / (v m + p - 1): v is 1 for the
+1F1B schedule, for the interleaved one the chunks of a stage.
 
 One rank a stage trains a GPT with m micro batches an iteration, for several m. A straight line through their times has
 what a micro batch costs as its slope; what an iteration takes beyond m times that is the bubble, and what comes once
@@ -8,17 +9,16 @@ Every stage needs a processor of its own. Where there are fewer cores than stage
 length, whether they have something to do or wait: each has a slower processor, but nobody else's time.
 
 Usage: pipeline.py [--stages N] [--micro-batches M,...] [--iterations N] [--hidden N] [--layers N]
-       [--rounds N] [--turn-ms N]"""
+       [--chunks N] [--rounds N] [--turn-ms N]"""
 import argparse
 import os
 import pathlib
-import re
 import signal
 import sys
 import tempfile
 import threading
 
-from lib import ROOT, spread, write_result
+from lib import ROOT, iterations_ms, spread, write_result
 
 sys.path.insert(0, str(ROOT / "tests/integration/worker"))
 from gang import Gang  # noqa: E402  plays the agent: report sockets and the meeting of the ranks
@@ -64,14 +64,15 @@ class Turns(threading.Thread):
         self.join()
 
 
-def iteration_ms(o, cwd, m):
+def iteration_ms(o, cwd, m, chunks):
     gang = Gang(str(WORKER), o.stages, [
         "--distributed-backend", "gloo", "--pipeline-model-parallel-size", str(o.stages),
         "--num-layers", str(o.stages * o.layers), "--hidden-size", str(o.hidden), "--num-attention-heads", "8",
         "--seq-length", "128", "--max-position-embeddings", "128", "--micro-batch-size", "2",
         "--global-batch-size", str(2 * m), "--train-iters", str(WARM_UP + o.iterations), "--lr", "1e-4", "--mock-data",
         "--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--attention-dropout", "0", "--hidden-dropout", "0",
-        "--eval-iters", "0", "--log-interval", "1"], str(cwd))
+        "--eval-iters", "0", "--log-interval", "1",
+        *(["--num-virtual-stages-per-pipeline-rank", str(chunks)] if chunks > 1 else [])], str(cwd))
     turns = None
     try:
         gang.start()
@@ -85,9 +86,7 @@ def iteration_ms(o, cwd, m):
     log = gang.ranks[-1].log()
     if any(codes):
         raise RuntimeError(f"exit statuses {codes}:\n{log}")
-    ms = [float(t) for t in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)][WARM_UP:]
-    assert len(ms) == o.iterations, log
-    return ms
+    return iterations_ms(log, WARM_UP + o.iterations, WARM_UP)
 
 
 def slope(points):
@@ -100,6 +99,15 @@ def slope(points):
             sum(w[m] * (m - mean_m) ** 2 for m in points))
 
 
+def rows_of(o, took, chunks):
+    """(ms that a micro batch costs, [what an iteration of m of them takes and wastes])."""
+    # The fastest iteration is the one that nobody else's work disturbed.
+    per_micro = slope({m: min(ms) for m, ms in took.items()})
+    return round(per_micro, 2), [
+        {"micro_batches": m, "iteration_ms": spread(ms), "bubble": round(1 - m * per_micro / min(ms), 3),
+         "formula": round((o.stages - 1) / (chunks * m + o.stages - 1), 3)} for m, ms in took.items()]
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--stages", type=int, default=4)
@@ -107,24 +115,26 @@ def main():
     p.add_argument("--iterations", type=int, default=6)
     p.add_argument("--hidden", type=int, default=512)
     p.add_argument("--layers", type=int, default=2, help="of a stage")
+    p.add_argument("--chunks", type=int, default=2, help="of a stage of the interleaved schedule")
     p.add_argument("--turn-ms", type=float, default=10)
     p.add_argument("--rounds", type=int, default=2)
     o = p.parse_args()
     counts = sorted(int(m) for m in o.micro_batches.split(","))
-    took = {m: [] for m in counts}
-    for m in counts * o.rounds:
-        with tempfile.TemporaryDirectory(prefix="mb-pipeline-") as cwd:
-            took[m] += iteration_ms(o, pathlib.Path(cwd), m)
-            print(f"{m} micro batches: {min(took[m]):.0f} ms", file=sys.stderr, flush=True)
-    # The fastest iteration is the one that nobody else's work disturbed.
-    per_micro = slope({m: min(ms) for m, ms in took.items()})
-    rows = [{"micro_batches": m, "iteration_ms": spread(ms),
-             "bubble": round(1 - m * per_micro / min(ms), 3),
-             "formula": round((o.stages - 1) / (m + o.stages - 1), 3)} for m, ms in took.items()]
-    cores = len(os.sched_getaffinity(0))
-    write_result("pipeline", {"stages": o.stages, "layers_of_a_stage": o.layers, "hidden": o.hidden,
-                              "ranks_on_a_core": -(-o.stages // cores), "turn_ms": o.turn_ms,
-                              "micro_batch_ms": round(per_micro, 2), "rows": rows})
+    # The interleaved schedule takes micro batches a stage's number at a time.
+    schedules = {"1F1B": (1, counts), "interleaved": (o.chunks, [m for m in counts if m % o.stages == 0])}
+    took = {name: {m: [] for m in ms} for name, (_, ms) in schedules.items()}
+    for _ in range(o.rounds):
+        for name, (chunks, ms) in schedules.items():
+            for m in ms:
+                with tempfile.TemporaryDirectory(prefix="mb-pipeline-") as cwd:
+                    took[name][m] += iteration_ms(o, pathlib.Path(cwd), m, chunks)
+                print(f"{name}, {m} micro batches: {min(took[name][m]):.0f} ms", file=sys.stderr, flush=True)
+    result = {"stages": o.stages, "layers_of_a_stage": o.layers, "chunks_of_a_stage": o.chunks, "hidden": o.hidden,
+              "ranks_on_a_core": -(-o.stages // len(os.sched_getaffinity(0))), "turn_ms": o.turn_ms}
+    for name, (chunks, _) in schedules.items():
+        per_micro, rows = rows_of(o, took[name], chunks)
+        result[name] = {"micro_batch_ms": per_micro, "rows": rows}
+    write_result("pipeline", result)
 
 
 main()

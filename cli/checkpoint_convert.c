@@ -8,7 +8,7 @@
 #include "cli/checkpoint_file.h"
 
 struct convert_args {
-    int json;
+    int json, no_load_optim;
     int64_t iteration, vocab, divisible_by, tensor_parallel, pipeline_parallel;
     uint64_t max_file_bytes;
     const char *dtype, *to, *impl;
@@ -43,8 +43,10 @@ static const struct mb_option convert_options[] = {
            "pads the vocabulary of a checkpoint that is made (128), Megatron-LM's to so many times "
            "the tensor-parallel size",
            1),
+    OPTION("no-load-optim", NULL, FLAG, no_load_optim,
+           "leave the optimizer out, which else comes along from or to Megatron-LM", 0),
     OPTION("iteration", "N", INT, iteration, "of a checkpoint, instead of the newest", 1),
-    OPTION("json", NULL, FLAG, json, "print JSON", 0),
+    OPTION("json", NULL, FLAG, json, "print JSON, errors too", 0),
     {0},
 };
 
@@ -98,6 +100,7 @@ static int convert(const struct convert_args *args, char **words, struct mb_mode
         .divisible_by = (uint64_t)args->divisible_by,
         .tensor_parallel_size = (uint64_t)args->tensor_parallel,
         .pipeline_parallel_size = (uint64_t)args->pipeline_parallel,
+        .no_load_optim = args->no_load_optim,
     };
     int rc = parse_dtype(args->dtype, &o.dtype, err);
     if (!rc)
@@ -111,8 +114,8 @@ static int convert(const struct convert_args *args, char **words, struct mb_mode
 static int convert_file(const struct convert_args *args, char **words, struct mb_err *err)
 {
     if (args->iteration >= 0 || args->vocab || args->divisible_by || args->max_file_bytes ||
-        args->tensor_parallel || args->pipeline_parallel || args->to || args->impl != IMPL ||
-        args->dtype != DTYPE)
+        args->tensor_parallel || args->pipeline_parallel || args->no_load_optim || args->to ||
+        args->impl != IMPL || args->dtype != DTYPE)
         return mb_err_set(err, MB_EINVAL,
                           "%s is a file: of the options, --json alone has an effect there",
                           words[0]);
@@ -147,12 +150,15 @@ static int convert_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
     mb_model_print(argv[1], &facts);
     printf("%s is a %s of it now\n", argv[2], mb_model_kind(facts.target));
     if (facts.target == MB_MODEL_OURS)
-        printf("train from it: mobula train --pretrained-checkpoint %s --use-checkpoint-args ...\n",
+        printf(facts.has_optimizer
+                   ? "go on from it: mobula train --load %s --use-checkpoint-args ...\n"
+                   : "train from it: mobula train --pretrained-checkpoint %s "
+                     "--use-checkpoint-args ...\n",
                argv[2]);
     if (facts.target == MB_MODEL_MEGATRON)
-        printf("train from it: pretrain_gpt.py --ckpt-format torch --load %s --no-load-optim "
-               "--no-load-rng ...\n",
-               argv[2]);
+        printf("%s from it: pretrain_gpt.py --ckpt-format torch --load %s%s --no-load-rng ...\n",
+               facts.has_optimizer ? "go on" : "train", argv[2],
+               facts.has_optimizer ? "" : " --no-load-optim");
     return 0;
 }
 

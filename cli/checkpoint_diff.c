@@ -21,7 +21,8 @@ struct diff_args {
 static const struct mb_option diff_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct diff_args, iteration),
      "that one instead of the one the tracker file names", 0, INT64_MAX},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct diff_args, json), "print JSON lines", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct diff_args, json),
+     "print JSON lines, errors too", 0, 0},
     {0},
 };
 

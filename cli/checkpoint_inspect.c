@@ -17,7 +17,8 @@ struct inspect_args {
 static const struct mb_option inspect_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct inspect_args, iteration),
      "of a checkpoint, instead of the newest", 1, INT64_MAX},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, json), "print JSON, errors too",
+     0, 0},
     {0},
 };
 

@@ -92,12 +92,13 @@ int mb_checkpoint_json_name(const char *name, struct mb_err *err)
 
 int mb_checkpoint_print_json(json_t *j, size_t flags, struct mb_err *err)
 {
-    char *text = j != NULL ? json_dumps(j, flags) : NULL;
-    int rc = text != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory printing JSON");
+    int rc = 0;
 
-    if (text != NULL)
-        puts(text);
-    mb_free(text);
+    if (j == NULL || mb_printable_json(j, flags, stdout) != 0)
+        rc = ferror(stdout) ? mb_err_set(err, MB_EIO, MB_CLI_NOT_PRINTED)
+                            : mb_err_set(err, MB_ENOMEM, "out of memory printing JSON");
+    else if (putchar('\n') == EOF || fflush(stdout) != 0)
+        rc = mb_err_set(err, MB_EIO, MB_CLI_NOT_PRINTED);
     json_decref(j);
     return rc;
 }

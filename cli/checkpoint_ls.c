@@ -14,7 +14,8 @@ struct ls_args {
 };
 
 static const struct mb_option ls_options[] = {
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct ls_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct ls_args, json), "print JSON, errors too", 0,
+     0},
     {0},
 };
 

@@ -23,7 +23,8 @@ static const struct mb_option pull_options[] = {
      "only files whose path matches, e.g. 'model*'", 0, 0},
     {"plain", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, plain),
      "all objects below URL as they are, no checkpoint; a file of the same size is kept", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json), "print JSON lines", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json),
+     "print JSON lines, errors too", 0, 0},
     {0},
 };
 

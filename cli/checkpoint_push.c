@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 #include "agent/upload/push.h"
-#include "base/alloc.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
+#include "cli/printable.h"
 
 struct push_args {
     int json, force, plain, abandon;
@@ -28,7 +28,8 @@ static const struct mb_option push_options[] = {
      "where it notes what is done; default: the directory itself", 0, 0},
     {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct push_args, retry_for_ms),
      "how long a store that does not answer is asked again; default 10m", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct push_args, json), "print JSON lines", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct push_args, json),
+     "print JSON lines, errors too", 0, 0},
     {0},
 };
 
@@ -82,10 +83,10 @@ static void print_end(const struct push_args *args, const char *dir, const char 
                       (json_int_t)s->total_bytes, "kept_bytes", (json_int_t)s->kept_bytes, "latest",
                       (json_int_t)s->latest, "aborted", (json_int_t)s->n_aborted, "was_there",
                       s->was_whole, "url", url);
-        char *text = j ? json_dumps(j, 0) : NULL;
 
-        puts(text ? text : "{\"event\": \"done\"}");
-        mb_free(text);
+        if ((j == NULL || mb_printable_json(j, 0, stdout) != 0) && !ferror(stdout))
+            fputs("{\"event\": \"done\"}", stdout);
+        putchar('\n');
         json_decref(j);
         return;
     }

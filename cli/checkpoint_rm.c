@@ -22,7 +22,8 @@ static const struct mb_option rm_options[] = {
      0, 0},
     {"dry-run", 0, NULL, MB_OPTION_FLAG, offsetof(struct rm_args, dry_run),
      "only say what would go", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct rm_args, json), "print JSON lines", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct rm_args, json),
+     "print JSON lines, errors too", 0, 0},
     {0},
 };
 

@@ -17,7 +17,8 @@ struct verify_args {
 static const struct mb_option verify_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct verify_args, iteration),
      "that one instead of the newest", 0, INT64_MAX},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct verify_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct verify_args, json), "print JSON, errors too",
+     0, 0},
     {0},
 };
 

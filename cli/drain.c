@@ -26,6 +26,7 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "cli/printable.h"
 #include "gcs/client.h"
 #include "gcs/tls.h"
 #include "gcs/token.h"
@@ -60,7 +61,8 @@ static const struct mb_option options[] = {
      "when the nodes will be gone: 90s, 2026-11-22T10:00:00Z (as long as it takes)", 0, 0},
     {"reason", 0, "TEXT", MB_OPTION_STRING, offsetof(struct drain_args, reason),
      "for the nodes' logs", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct drain_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct drain_args, json), "print JSON, errors too",
+     0, 0},
     {0},
 };
 
@@ -343,7 +345,7 @@ static void print_json(const struct drain *d, int status)
                                         "gangs", t->gangs, "lost", t->lost, "error", t->err.text));
     }
     o = json_pack("{s:b, s:o}", "ok", status == 0, "nodes", list);
-    json_dumpf(o, stdout, JSON_INDENT(2));
+    mb_printable_json(o, JSON_INDENT(2), stdout);
     putchar('\n');
     json_decref(o);
 }

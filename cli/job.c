@@ -45,35 +45,38 @@ void mb_job_print_end(const char *id, const json_t *job)
 {
     const char *status = mb_job_text(job, "status");
 
-    if (strcmp(status, "SUCCEEDED") == 0)
-        printf("\nJob '%s' succeeded\n", id);
-    else if (strcmp(status, "STOPPED") == 0)
-        printf("\nJob '%s' was stopped\n", id);
-    else
-        printf("\nJob '%s' failed: %s\n", id, mb_job_text(job, "message"));
+    if (strcmp(status, "SUCCEEDED") == 0) {
+        mb_printable_say(stdout, "\nJob '", id, "' succeeded\n");
+    } else if (strcmp(status, "STOPPED") == 0) {
+        mb_printable_say(stdout, "\nJob '", id, "' was stopped\n");
+    } else {
+        mb_printable_say(stdout, "\nJob '", id, "' failed: ");
+        mb_printable_say(stdout, "", mb_job_text(job, "message"), "\n");
+    }
     fflush(stdout);
 }
 
 void mb_job_print_json(const json_t *j)
 {
-    json_dumpf(j, stdout, JSON_INDENT(2));
+    mb_printable_json(j, JSON_INDENT(2), stdout);
     putchar('\n');
 }
 
 void mb_job_say_source(const json_t *answer, int64_t rank)
 {
-    char whose[40] = "this log";
+    char whose[40] = "this log", before[120], after[120];
 
     if (mb_job_text(answer, "source")[0] == '\0')
         return;
     if (rank >= 0)
         snprintf(whose, sizeof(whose), "the log of rank %" PRId64, rank);
-    fprintf(stderr,
-            "mobula: the node of %s does not have it any more: it is read from %s, which has it up "
-            "to byte "
-            "%" JSON_INTEGER_FORMAT "; what was written after that is lost\n",
-            whose, mb_job_text(answer, "source"),
-            json_integer_value(json_object_get(answer, "complete_to")));
+    snprintf(before, sizeof(before),
+             "mobula: the node of %s does not have it any more: it is read from ", whose);
+    snprintf(after, sizeof(after),
+             ", which has it up to byte %" JSON_INTEGER_FORMAT
+             "; what was written after that is lost\n",
+             json_integer_value(json_object_get(answer, "complete_to")));
+    mb_printable_say(stderr, before, mb_job_text(answer, "source"), after);
 }
 
 char *mb_job_path(const char *id, const char *suffix)
@@ -208,7 +211,7 @@ static void print_exit(const char *who, json_int_t code, json_int_t signal, cons
         printf("%s: signal %" JSON_INTEGER_FORMAT " (%s)", who, signal, strsignal((int)signal));
     else
         printf("%s: exit code %" JSON_INTEGER_FORMAT, who, code);
-    printf("%s%s\n", *cause != '\0' ? ", " : "", cause);
+    mb_printable_say(stdout, *cause != '\0' ? ", " : "", cause, "\n");
 }
 
 static void print_exits(const json_t *job)
@@ -248,8 +251,9 @@ static int act_status(struct mb_cli *cli, struct mb_rest *rest, const struct job
         if (!cli->ray_mode)
             print_exits(job);
     } else {
-        printf("Status for job '%s': %s\nStatus message: %s\n", id, mb_job_text(job, "status"),
-               mb_job_text(job, "message"));
+        mb_printable_say(stdout, "Status for job '", id, "': ");
+        mb_printable_say(stdout, "", mb_job_text(job, "status"), "\n");
+        mb_printable_say(stdout, "Status message: ", mb_job_text(job, "message"), "\n");
     }
     json_decref(job);
     return 0;

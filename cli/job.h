@@ -23,7 +23,8 @@ struct mb_job_common {
 #define MB_JOB_COMMON_OPTIONS(type)                                                                \
     MB_JOB_OPTION("address", 0, "URL", MB_OPTION_STRING, type, common.address,                     \
                   "Jobs API (RAY_API_SERVER_ADDRESS, RAY_ADDRESS, http://127.0.0.1:8265)"),        \
-        MB_JOB_OPTION("json", 0, NULL, MB_OPTION_FLAG, type, common.json, "print JSON"),           \
+        MB_JOB_OPTION("json", 0, NULL, MB_OPTION_FLAG, type, common.json,                          \
+                      "print JSON, errors too"),                                                   \
         MB_JOB_OPTION("verify", 0, "X", MB_OPTION_STRING, type, common.verify, NULL),              \
         MB_JOB_OPTION("headers", 0, "X", MB_OPTION_STRING, type, common.headers, NULL),            \
         MB_JOB_OPTION("log-style", 0, "X", MB_OPTION_STRING, type, common.log_style, NULL),        \

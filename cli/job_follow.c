@@ -24,6 +24,7 @@
 #include "base/str.h"
 #include "cli/follow_rules.h"
 #include "cli/job.h"
+#include "cli/printable.h"
 
 enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, POSITION_MAX_BYTES = 16 << 10 };
 
@@ -59,13 +60,21 @@ static void on_binary(void *arg, const void *p, size_t n)
     show(arg, p, n);
 }
 
+static void say_former(int64_t attempt, const char *lost)
+{
+    char before[60];
+
+    snprintf(before, sizeof(before), "mobula: attempt %" PRId64 ": ", attempt);
+    mb_printable_say(stderr, before, lost, "\n");
+}
+
 /* The log of another attempt begins. */
 static void turn_attempt(struct follow *f, int64_t attempt, const char *former_lost)
 {
     if (f->attempt != 0) {
         f->failed = mb_log_lines_end(f->opts->lines, f->err) != 0;
         if (*former_lost != '\0')
-            fprintf(stderr, "mobula: attempt %" PRId64 ": %s\n", f->attempt, former_lost);
+            say_former(f->attempt, former_lost);
         fprintf(stderr, "mobula: attempt %" PRId64 " begins\n", attempt);
         f->offset = 0;
         f->has_offset = 1;

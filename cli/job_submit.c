@@ -25,6 +25,7 @@
 #include "base/str.h"
 #include "cli/job.h"
 #include "cli/job_upload.h"
+#include "cli/printable.h"
 #include "cli/yaml_json.h"
 
 enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };
@@ -475,7 +476,7 @@ static int post(struct mb_rest *rest, const json_t *request, struct patience *pa
  * the job as it ended. */
 static void print_json_line(const json_t *j)
 {
-    json_dumpf(j, stdout, JSON_COMPACT);
+    mb_printable_json(j, JSON_COMPACT, stdout);
     putchar('\n');
     fflush(stdout);
 }

@@ -18,8 +18,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/fs.h"
 #include "base/str.h"
 #include "cli/package.h"
+#include "cli/printable.h"
 
 struct uploads {
     struct mb_rest *rest;
@@ -124,6 +126,20 @@ static int put_package(struct uploads *u, const struct mb_package *p, const char
     return rc;
 }
 
+static void say_left_out(const struct mb_package *p, const char *local)
+{
+    char after[120] = " is left out: it is neither a file nor a directory\n";
+    char *name = p->n_left_out > 0 ? mb_path_join(local, p->left_out) : NULL;
+
+    if (p->n_left_out > 1)
+        snprintf(after, sizeof(after),
+                 " and %zu more are left out: they are neither files nor directories\n",
+                 p->n_left_out - 1);
+    if (name != NULL)
+        mb_printable_say(stderr, "mobula: ", name, after);
+    mb_free(name);
+}
+
 static int send_package(struct uploads *u, const struct mb_package *p, const char *local)
 {
     struct mb_buf path = {0};
@@ -208,6 +224,7 @@ static int upload_entry(struct uploads *u, const json_t *env, const json_t *entr
         rc = scan(u, path, is_module, &p);
     if (rc != 0)
         return rc;
+    say_left_out(&p, path);
     rc = send_package(u, &p, path);
     if (rc == 0 && (*uri = json_sprintf("gcs://%s", p.name)) == NULL)
         rc = mb_err_set(u->err, MB_ENOMEM, "out of memory");

@@ -160,6 +160,8 @@ static int identify(struct context *c, const struct mb_launch *l, struct mb_err 
     if (l->name || c->submission_id) {
         const char *name = l->name ? l->name : c->submission_id;
 
+        if (!mb_utf8_valid(name, strlen(name)))
+            return mb_err_set(err, MB_EINVAL, "--name is no UTF-8");
         /* The name becomes part of paths and keys. */
         if (!name[0] || strlen(name) >= 200 || strchr(name, '/') || name[0] == '.')
             return mb_err_set(err, MB_EINVAL, "--name %s: must be a plain name without slashes",

@@ -18,6 +18,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "cli/job.h"
+#include "gcs/text.h"
 
 enum { LIMIT_BYTES = 1 << 20, ROUND_MS = 200, LOST_MS = 300 * 1000, RETRY_MS = 500 };
 
@@ -200,6 +201,25 @@ static int ask_rank(struct merge *m, int64_t rank, const char *query, json_t **o
     return rc;
 }
 
+/* The bytes of a piece; an older head gives text, in which what is no
+ * UTF-8 is replaced. */
+static int add_piece(struct mb_log_lines *lines, const json_t *piece, struct mb_err *err)
+{
+    const json_t *text = json_object_get(piece, "logs");
+    struct mb_buf bytes = {0};
+    int rc;
+
+    if (strcmp(mb_job_text(piece, "format"), "bytes") != 0)
+        return mb_log_lines_add(lines, json_string_value(text), json_string_length(text), err);
+    rc = mb_text_bytes(json_string_value(text), json_string_length(text), &bytes);
+    if (rc != 0)
+        mb_err_set(err, rc, rc == MB_ENOMEM ? "out of memory" : "the log's bytes are none");
+    else
+        rc = mb_log_lines_add(lines, bytes.data, bytes.len, err);
+    mb_buf_close(&bytes);
+    return rc;
+}
+
 /* Shows a rank's log up to `end`, at most what is there; *grew says whether there was anything. */
 static int show_until(struct merge *m, int64_t rank, uint64_t end, int *grew, struct mb_err *err)
 {
@@ -209,18 +229,17 @@ static int show_until(struct merge *m, int64_t rank, uint64_t end, int *grew, st
     while (rc == 0 && !r->is_lost && r->offset < end) {
         uint64_t limit = end - r->offset < LIMIT_BYTES ? end - r->offset : LIMIT_BYTES;
         char query[80];
-        json_t *piece, *text;
+        json_t *piece;
         uint64_t next;
 
-        snprintf(query, sizeof(query), "&offset=%" PRIu64 "&limit=%" PRIu64, r->offset, limit);
+        snprintf(query, sizeof(query), "&format=bytes&offset=%" PRIu64 "&limit=%" PRIu64, r->offset,
+                 limit);
         rc = ask_rank(m, rank, query, &piece, err);
         if (rc != 0 || piece == NULL)
             return rc;
-        text = json_object_get(piece, "logs");
         next = (uint64_t)number(piece, "next_offset");
         if (next > r->offset)
-            rc =
-                mb_log_lines_add(&r->lines, json_string_value(text), json_string_length(text), err);
+            rc = add_piece(&r->lines, piece, err);
         json_decref(piece);
         if (next <= r->offset)
             break;

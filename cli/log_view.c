@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/str.h"
+#include "cli/printable.h"
 #include "gcs/text.h"
 
 enum { LINE_MAX_BYTES = 1 << 20 };
@@ -53,7 +54,7 @@ static int show_json(const struct mb_log_lines *l, const char *line, size_t n)
 
     if (rc == 0 && object == NULL)
         rc = MB_ENOMEM;
-    if (rc == 0 && (json_dumpf(object, stdout, JSON_COMPACT) != 0 || putchar('\n') == EOF))
+    if (rc == 0 && (mb_printable_json(object, JSON_COMPACT, stdout) != 0 || putchar('\n') == EOF))
         rc = MB_EIO;
     json_decref(object);
     mb_buf_close(&text);

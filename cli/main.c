@@ -21,6 +21,7 @@ static int run_verb(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
     }
     sub = mb_options_find_verb(verb->subverbs, argv[1], &err);
     if (sub == NULL) {
+        mb_cli_look_for_json(cli, argc - 1, argv + 1, 0);
         mb_err_wrap(&err, "%s", verb->name);
         return mb_cli_fail(cli, &err);
     }
@@ -84,5 +85,8 @@ int main(int argc, char **argv)
         return verb != NULL ? run_verb(&cli, verb, 2, help) : mb_cli_fail(&cli, &err);
     }
     verb = find_verb(verbs, argv[1], &err);
-    return verb != NULL ? run_verb(&cli, verb, argc - 1, argv + 1) : mb_cli_fail(&cli, &err);
+    if (verb != NULL)
+        return run_verb(&cli, verb, argc - 1, argv + 1);
+    mb_cli_look_for_json(&cli, argc - 1, argv + 1, 0);
+    return mb_cli_fail(&cli, &err);
 }

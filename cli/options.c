@@ -7,10 +7,13 @@
  */
 #include "cli/options.h"
 
+#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/str.h"
+#include "cli/printable.h"
 
 enum { NAMES_MAX = 128, HELP_COLUMN = 30 };
 
@@ -161,6 +164,7 @@ static int take_flag(struct mb_cli *cli, const struct mb_verb *verb, int left, c
         return unknown_flag(verb, flag, n, err);
     if (!is_long)
         eq = NULL;
+    cli->json |= strcmp(o->name, "json") == 0;
     if (o->kind == MB_OPTION_FLAG) {
         if (eq != NULL)
             return mb_err_set(err, MB_EINVAL, "%s: --%s takes no value", verb->name, o->name);
@@ -195,8 +199,10 @@ int mb_options_parse(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
             return 1;
         } else {
             taken = take_flag(cli, verb, argc - i, argv + i, values, err);
-            if (taken < 0)
+            if (taken < 0) {
+                mb_cli_look_for_json(cli, argc - i, argv + i, stop_at_word);
                 return taken;
+            }
             i += taken;
         }
     }
@@ -251,9 +257,49 @@ void mb_options_help_all(const struct mb_cli *cli, const struct mb_verb *const *
     fprintf(out, "\n%s VERB --help shows the options and examples of a verb.\n", cli->program);
 }
 
+void mb_cli_look_for_json(struct mb_cli *cli, int n, char *const *words, int stop_at_word)
+{
+    for (int i = 0; i < n && strcmp(words[i], "--") != 0; i++) {
+        if (stop_at_word && (words[i][0] != '-' || words[i][1] == '\0'))
+            return;
+        cli->json |= strcmp(words[i], "--json") == 0;
+    }
+}
+
+/* In one piece, so that lines of others do not come between. 0: it is printed. */
+static int fail_as_json(const struct mb_err *err)
+{
+    struct mb_buf message = {0};
+    char *line = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&line, &n);
+    json_t *j = NULL;
+    int rc = out != NULL && mb_buf_utf8(&message, err->text, strlen(err->text)) == 0 ? 0 : -1;
+
+    if (rc == 0)
+        j = json_pack("{s:{s:i, s:s, s:s}}", "error", "code", mb_exit_status(err->code), "name",
+                      mb_code_name(err->code), "message", mb_buf_str(&message));
+    if (rc == 0)
+        rc = j != NULL ? mb_printable_json(j, 0, out) : -1;
+    if (out != NULL && fclose(out) != 0)
+        rc = -1;
+    if (rc == 0)
+        fprintf(stderr, "%s\n", line);
+    json_decref(j);
+    mb_buf_close(&message);
+    free(line);
+    return rc;
+}
+
 int mb_cli_fail(const struct mb_cli *cli, const struct mb_err *err)
 {
-    fprintf(stderr, "%s: %s\n", cli->program, err->text);
+    char before[40];
+
+    if (cli->json && fail_as_json(err) == 0)
+        return mb_exit_status(err->code);
+    snprintf(before, sizeof(before), "%s: ", cli->program);
+    mb_printable_say(stderr, before, err->text,
+                     "\n"); /* it may quote an answer, or a file's name */
     return mb_exit_status(err->code);
 }
 
@@ -264,7 +310,7 @@ int mb_cli_printed(const struct mb_cli *cli, int status)
 
     if (status != 0 || !is_lost)
         return status;
-    mb_err_set(&err, MB_EIO, "standard output is closed or full: the answer is not all there");
+    mb_err_set(&err, MB_EIO, MB_CLI_NOT_PRINTED);
     return mb_cli_fail(cli, &err);
 }
 

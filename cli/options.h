@@ -42,6 +42,7 @@ struct mb_cli {
     const char *program; /* "mobula" or "ray", for texts */
     int ray_mode;        /* argv[0] was ray: unknown flags are passed over with one warning */
     int warned;          /* that warning is out */
+    int json;            /* --json was given: errors are JSON, too */
     const char *parent;  /* "job" while a subverb of it runs; NULL */
 };
 
@@ -71,12 +72,18 @@ int mb_options_parse(struct mb_cli *cli, const struct mb_verb *verb, int argc, c
 /* Help of one verb: synopsis, options, examples. */
 void mb_options_help(const struct mb_cli *cli, const struct mb_verb *verb, FILE *out);
 
-/* Prints "PROGRAM: TEXT" to stderr and returns the exit status of the code. */
+/* Notes in cli->json whether --json is among words that no table could be asked about, or that
+ * stand behind one which was refused. With stop_at_word the first word ends the options. */
+void mb_cli_look_for_json(struct mb_cli *cli, int n, char *const *words, int stop_at_word);
+
+/* Prints "PROGRAM: TEXT" to stderr, with --json one line {"error": {"code": STATUS, "name":
+ * "ENOENT", "message": TEXT}}, and returns the exit status of the code. */
 int mb_cli_fail(const struct mb_cli *cli, const struct mb_err *err);
 
 /* The last word of a verb whose output is its answer: status, or, where that is 0 and stdout has
  * not taken all of it (a full disk, a reader that is gone), what mb_cli_fail() makes of that. */
 int mb_cli_printed(const struct mb_cli *cli, int status);
+#define MB_CLI_NOT_PRINTED "standard output is closed or full: the answer is not all there"
 
 /* Help of everything: the list of verbs. */
 void mb_options_help_all(const struct mb_cli *cli, const struct mb_verb *const *verbs, FILE *out);

@@ -127,16 +127,34 @@ static int read_ignore_file(struct scan *s, const char *dir, const char *rel, co
 
 static int walk(struct scan *s, const char *dir, const char *rel);
 
-static int visit(struct scan *s, const char *full, const char *rel)
+/* A link to nothing, in a circle, or the fortieth in a row, as one to "." becomes. */
+static int leads_nowhere(const char *full, int why)
 {
     struct stat st;
+
+    return (why == ENOENT || why == ENOTDIR || why == ELOOP) && lstat(full, &st) == 0 &&
+           S_ISLNK(st.st_mode);
+}
+
+static int leave_out(struct scan *s, const char *rel)
+{
+    if (s->out->n_left_out++ == 0 && (s->out->left_out = mb_strdup(rel)) == NULL)
+        return mb_err_set(s->err, MB_ENOMEM, "out of memory");
+    return hash_entry(s, rel, NULL);
+}
+
+static int visit(struct scan *s, const char *full, const char *rel)
+{
+    struct stat st = {.st_mode = 0};
     int is_dir, rc;
 
-    if (stat(full, &st) != 0)
+    if (stat(full, &st) != 0 && !leads_nowhere(full, errno))
         return mb_err_sys(s->err, errno, "%s", full);
     is_dir = S_ISDIR(st.st_mode);
-    if ((!is_dir && !S_ISREG(st.st_mode)) || mb_ignore_matches(&s->ignore, rel, is_dir))
+    if (mb_ignore_matches(&s->ignore, rel, is_dir))
         return 0;
+    if (!is_dir && !S_ISREG(st.st_mode))
+        return leave_out(s, rel);
     rc = add_file(s, rel, is_dir, is_dir ? 0 : (uint64_t)st.st_size);
     if (rc == 0)
         rc = hash_entry(s, rel, is_dir ? NULL : full);
@@ -343,6 +361,7 @@ void mb_package_close(struct mb_package *p)
     for (size_t i = 0; i < p->n_files; i++)
         mb_free(p->files[i].path);
     mb_free(p->files);
+    mb_free(p->left_out);
     memset(p, 0, sizeof(*p));
 }
 

@@ -23,13 +23,17 @@ struct mb_package {
     struct mb_package_file *files; /* owned; parents before children */
     size_t n_files;
     uint64_t total_bytes;
+    char *left_out; /* owned; the first of what is neither file nor directory; NULL: none */
+    size_t n_left_out;
     size_t skip;    /* bytes in front of each path that are not in the directory */
     int is_archive; /* sent as it is; it has no files */
     char name[208]; /* "_ray_pkg_0123456789abcdef.zip" */
 };
 
 /*
- * Lists and hashes dir. Left out: .git, what .gitignore and .rayignore at any depth name, and the
+ * Lists and hashes dir, through links. What is neither a file nor a directory, also a link that
+ * leads to nothing or too often to a link, is counted in left_out; its name is in the hash, as in
+ * Ray's. Left out: .git, what .gitignore and .rayignore at any depth name, and the
  * patterns in excludes (NULL-terminated, may be NULL). MB_EFULL, with the largest files named, when
  * it holds more than max_bytes.
  */

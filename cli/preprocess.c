@@ -15,6 +15,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include "cli/tokenizer_fetch.h"
+#include "cli/printable.h"
 #include "worker/data/preprocess.h"
 #include "worker/data/preprocess_publish.h"
 
@@ -64,7 +65,7 @@ static const struct mb_option options[] = {
     OPTION("no-resume", NULL, FLAG, no_resume, "do not go on with a run that was killed", 0, 0),
     OPTION("resume-interval", "TIME", DURATION, resume_interval_ms, "between durable points (5s)",
            0, 0),
-    OPTION("json", NULL, FLAG, json, "print the totals as JSON", 0, 0),
+    OPTION("json", NULL, FLAG, json, "print the totals as JSON, errors too", 0, 0),
     HIDDEN("split-sentences", NULL, FLAG, split_sentences),
     HIDDEN("keep-newlines", NULL, FLAG, keep_newlines),
     HIDDEN("lang", "LANGUAGE", STRING, lang),
@@ -192,7 +193,7 @@ static int print_json(const struct mb_preprocess_options *o, const char *prefix,
                     rate((double)p->json_chars / 1048576, p->elapsed_s), "tokens_per_s",
                     rate((double)p->n_tokens, p->elapsed_s), "resumed", p->is_resumed,
                     "output_prefixes", prefixes);
-    rc = all == NULL ? -1 : json_dumpf(all, stdout, JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
+    rc = all == NULL ? -1 : mb_printable_json(all, JSON_SORT_KEYS | JSON_REAL_PRECISION(9), stdout);
     json_decref(all);
     return rc == 0 && putchar('\n') != EOF && fflush(stdout) == 0
                ? 0

@@ -159,7 +159,8 @@ int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
     if (rc != 0)
         return rc;
     if (answer.status == 200) {
-        *out = json_loadb(mb_buf_str(&answer.body), answer.body.len, JSON_DECODE_ANY, &why);
+        *out = json_loadb(mb_buf_str(&answer.body), answer.body.len,
+                          JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
         if (*out == NULL)
             rc = mb_err_set(err, MB_EPROTO, "%s%s: the answer is not JSON: %s", rest->base_url,
                             path, why.text);

@@ -39,7 +39,7 @@ int mb_rest_put_file(struct mb_rest *rest, const char *path, int fd, size_t n,
                      struct mb_rest_answer *answer, struct mb_err *err);
 /* A call that must be answered with 200 and JSON; *out is owned by the caller. MB_ENOENT for 404,
  * MB_EDENIED for 401 and 403, MB_EUNSUPPORTED for 501, MB_EUNAVAIL for 503; texts of the server
- * become one line. */
+ * become one line. A string of the answer may have a NUL, as a log may. */
 int mb_rest_json(struct mb_rest *rest, const char *method, const char *path,
                  const json_t *body_json, json_t **out, struct mb_err *err);
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "cli/options.h"
+#include "cli/printable.h"
 #include "cli/rest.h"
 #include "cli/status_view.h"
 #include "cli/status_watch.h"
@@ -17,7 +18,8 @@ struct status_args {
 static const struct mb_option options[] = {
     {"address", 0, "URL", MB_OPTION_STRING, offsetof(struct status_args, address),
      "Jobs API of the head (http://127.0.0.1:8265)", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct status_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct status_args, json), "print JSON, errors too",
+     0, 0},
     {"watch", 'w', NULL, MB_OPTION_FLAG, offsetof(struct status_args, watch),
      "redraw every second; on a pipe: a block, with --json a line, per change", 0, 0},
     {0},
@@ -38,7 +40,7 @@ static int print_once(const json_t *status, int json, struct mb_err *err)
     int rc = 0;
 
     if (json) {
-        json_dumpf(status, stdout, JSON_INDENT(2));
+        mb_printable_json(status, JSON_INDENT(2), stdout);
         putchar('\n');
         return 0;
     }

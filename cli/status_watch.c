@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "cli/printable.h"
 #include "cli/status_view.h"
 
 enum { EVERY_MS = 1000, GIVE_UP_MS = 5 * 60 * 1000, LOOK_TIMEOUT_MS = 5000 };
@@ -148,7 +149,7 @@ static int print_change(const json_t *status, int json, char **last)
         return 0;
     }
     if (rc == 0 && json) {
-        rc = json_dumpf(status, stdout, JSON_COMPACT);
+        rc = mb_printable_json(status, JSON_COMPACT, stdout);
         putchar('\n');
     } else if (rc == 0) {
         rc = mb_status_view(status, 0, &text);

@@ -11,6 +11,7 @@
 #include "base/fs.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "cli/printable.h"
 
 struct stop_args {
     const char *temp_dir;
@@ -27,7 +28,8 @@ static const struct mb_option options[] = {
      0},
     {"force", 'f', NULL, MB_OPTION_FLAG, offsetof(struct stop_args, force),
      "no grace: kill everything now", 0, 0},
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct stop_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct stop_args, json), "print JSON, errors too", 0,
+     0},
     {0},
 };
 
@@ -37,7 +39,7 @@ static void print_json(json_t *list, size_t n_orphans, int status)
     json_t *o = json_pack("{s:b, s:O, s:I}", "ok", status == 0, "nodes", list, "killed_processes",
                           (json_int_t)n_orphans);
 
-    json_dumpf(o, stdout, JSON_INDENT(2));
+    mb_printable_json(o, JSON_INDENT(2), stdout);
     putchar('\n');
     json_decref(o);
 }
@@ -90,7 +92,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         print_rest(&args, n, n_orphans);
     json_decref(list);
     mb_local_nodes_free(nodes, n);
-    return status;
+    return mb_cli_printed(cli, status);
 }
 
 const struct mb_verb mb_verb_stop = {

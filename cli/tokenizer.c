@@ -19,6 +19,7 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "cli/printable.h"
 #include "cli/tokenizer_fetch.h"
 
 enum { READ_BYTES = 1 << 20, MAX_LINE_BYTES = 1 << 30, BAD_LINES_SHOWN = 100 };
@@ -44,7 +45,7 @@ static const struct mb_option line_options[] = {
 };
 
 static const struct mb_option inspect_options[] = {
-    MB_TOKENIZER_ROWS OPTION("json", NULL, FLAG, json, "print JSON"),
+    MB_TOKENIZER_ROWS OPTION("json", NULL, FLAG, json, "print JSON, errors too"),
     {0},
 };
 
@@ -433,7 +434,7 @@ static int run_inspect(struct mb_cli *cli, const struct mb_verb *verb, int argc,
     if (rc == 0 && (d = describe(t)) == NULL)
         rc = no_memory(&err);
     if (rc == 0 && args.json) {
-        json_dumpf(d, stdout, JSON_SORT_KEYS);
+        mb_printable_json(d, JSON_SORT_KEYS, stdout);
         putchar('\n');
     } else if (rc == 0) {
         print_text(d);

@@ -7,7 +7,8 @@ struct version_args {
 };
 
 static const struct mb_option options[] = {
-    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct version_args, json), "print JSON", 0, 0},
+    {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct version_args, json), "print JSON, errors too",
+     0, 0},
     {0},
 };
 
@@ -23,7 +24,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         puts("{\"version\": \"" MOBULA_VERSION "\", \"ray_protocol\": \"2.60\"}");
     else
         puts("mobula " MOBULA_VERSION " (speaks the protocol of Ray 2.60)");
-    return 0;
+    return mb_cli_printed(cli, 0);
 }
 
 const struct mb_verb mb_verb_version = {

@@ -28,11 +28,7 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(BLAS REQUIRED IMPORTED_TARGET openblas)
 find_program(PROTOC_C protoc-c REQUIRED)
 
-# gRPC core only: its pkg-config and CMake packages pull in absl and C++, which a C program does not need.
-find_library(MOBULA_GRPC_LIB grpc REQUIRED)
-find_library(MOBULA_GPR_LIB gpr REQUIRED)
-add_library(grpc_core INTERFACE)
-target_link_libraries(grpc_core INTERFACE ${MOBULA_GRPC_LIB} ${MOBULA_GPR_LIB})
+include(cmake/Grpc.cmake)
 
 if(MOBULA_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)

@@ -3,8 +3,8 @@
  *
  * Happy path:
  *  1. connect: GetClusterId (without cluster metadata), CheckAlive for the version; CONNECTED.
- *  2. A request is copied, sent with the rest of its deadline, its reply's status looked at, its
- *     callback run.
+ *  2. A request is kept packed for another try, sent with the rest of its deadline, its reply's
+ *     status looked at, its callback run.
  *  3. close: every request is cancelled; when the last callback, the sync stream and the timers are
  *     gone, the channel and the client are freed.
  * Failure paths:
@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/client_internal.h"
+#include "gcs/wire_check.h"
 
 static void send_op(struct mb_gcs_op *op);
 static void handshake_begin(struct mb_gcs *c);
@@ -79,7 +80,7 @@ static void op_closed(uv_handle_t *handle)
         c->ops = op->next;
     if (op->next)
         op->next->prev = op->prev;
-    protobuf_c_message_free_unpacked(op->request, NULL);
+    mb_free(op->request);
     if (op->second)
         protobuf_c_message_free_unpacked(op->second, NULL);
     mb_grpc_channel_destroy(op->own_channel);
@@ -103,9 +104,11 @@ static void op_finish(struct mb_gcs_op *op, const struct mb_err *err, const Prot
 void gcs_continue(struct mb_gcs_op *op, const char *method, ProtobufCMessage *request,
                   const ProtobufCMessageDescriptor *reply_desc, gcs_complete complete)
 {
-    protobuf_c_message_free_unpacked(op->request, NULL);
+    mb_free(op->request);
+    op->request = mb_wire_pack(request, &op->n_request);
+    op->request_desc = request->descriptor;
+    protobuf_c_message_free_unpacked(request, NULL);
     op->method = method;
-    op->request = request;
     op->reply_desc = reply_desc;
     op->complete = complete;
     op->attempt = 0;
@@ -258,21 +261,25 @@ void gcs_value_done(struct mb_gcs_op *op, const struct mb_err *err)
         op_finish(op, err, NULL);
 }
 
-/* At op->channel. */
-static int call_head(struct mb_gcs_op *op, struct mb_err *err)
+/* At op->channel. Nothing that a real GCS would die of is sent. */
+static int call_head(struct mb_gcs_op *op, const ProtobufCMessage *request, struct mb_err *err)
 {
     const uint64_t ms = try_ms(op, mb_mono_ms());
+    const int rc = mb_wire_check(request, err);
 
+    if (rc != 0)
+        return rc;
     if (op->value)
-        return mb_grpc_unary_bytes(op->channel, op->method, op->request, ms, on_bytes, op,
-                                   &op->call, err);
-    return mb_grpc_unary(op->channel, op->method, op->request, op->reply_desc, ms, on_unary, op,
+        return mb_grpc_unary_bytes(op->channel, op->method, request, ms, on_bytes, op, &op->call,
+                                   err);
+    return mb_grpc_unary(op->channel, op->method, request, op->reply_desc, ms, on_unary, op,
                          &op->call, err);
 }
 
 static void send_op(struct mb_gcs_op *op)
 {
     uint64_t now = mb_mono_ms();
+    ProtobufCMessage *request;
     struct mb_err err = {0};
 
     if (op->canceled) {
@@ -289,11 +296,15 @@ static void send_op(struct mb_gcs_op *op)
         op_finish(op, &err, NULL);
         return;
     }
+    request = op->request
+                  ? protobuf_c_message_unpack(op->request_desc, NULL, op->n_request, op->request)
+                  : NULL;
     op->channel = op->own_channel ? op->own_channel : op->c->channel;
-    if (call_head(op, &err) != 0) {
+    if ((request ? call_head(op, request, &err) : gcs_no_memory(&err)) != 0) {
         op->call = NULL;
         op_finish(op, &err, NULL);
     }
+    protobuf_c_message_free_unpacked(request, NULL);
 }
 
 int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **out,
@@ -306,10 +317,11 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     if (!call->request)
         return gcs_no_memory(err);
     op = mb_calloc(1, sizeof *op);
-    if (!op || !(op->request = mb_wire_copy(call->request))) {
+    if (!op || !(op->request = mb_wire_pack(call->request, &op->n_request))) {
         mb_free(op);
         return gcs_no_memory(err);
     }
+    op->request_desc = call->request->descriptor;
     op->c = c;
     op->method = call->method;
     op->reply_desc = call->reply_desc;
@@ -323,9 +335,9 @@ int gcs_start(struct mb_gcs *c, const struct gcs_call *call, struct mb_gcs_op **
     op->own_channel = call->own_channel;
     op->value = call->value;
     op->channel = op->own_channel ? op->own_channel : c->channel;
-    int rc = call_head(op, err);
+    int rc = call_head(op, call->request, err);
     if (rc != 0) {
-        protobuf_c_message_free_unpacked(op->request, NULL);
+        mb_free(op->request);
         mb_free(op);
         return rc;
     }

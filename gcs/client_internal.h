@@ -29,7 +29,9 @@ struct mb_gcs_op {
     struct mb_gcs_op *prev, *next;
     struct mb_gcs *c;
     const char *method;
-    ProtobufCMessage *request; /* owned */
+    void *request; /* packed, for another try: most are sent once; owned */
+    size_t n_request;
+    const ProtobufCMessageDescriptor *request_desc;
     const ProtobufCMessageDescriptor *reply_desc;
     uint64_t deadline_ms; /* mb_mono_ms() */
     unsigned attempt;

@@ -10,7 +10,8 @@
  *     anew, until stop. Nothing is queued meanwhile: only the newest view counts. A node that was
  *     declared dead has no stream: Ray 2.60's GCS aborted when one was opened for it and, as the
  *     node learnt its fate, ended while the next id was being registered.
- * The batch is never empty and ids have their exact length: a real GCS aborts otherwise.
+ * The batch is never empty and ids have their exact length, as gcs/wire_check.c finds before each
+ * message: a real GCS aborts otherwise.
  */
 #include <string.h>
 #include <time.h>
@@ -18,6 +19,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/client_internal.h"
+#include "gcs/wire_check.h"
 #include "proto/ray/ray_syncer.pb-c.h"
 
 static void on_sync_timer(uv_timer_t *timer);
@@ -69,6 +71,9 @@ static int send_view(struct mb_gcs *c, struct mb_err *err)
     msg.node_id = mb_wire_bytes(s->node_id, MB_NODE_ID_BYTES);
     batch.n_messages = 1;
     batch.messages = messages;
+    const int rc = mb_wire_check(&batch.base, err);
+    if (rc != 0)
+        return rc;
     return mb_grpc_stream_send(s->stream, mb_gcs_is_modern(c) ? &batch.base : &msg.base, err);
 }
 
@@ -125,7 +130,7 @@ static int pack_view(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb
         RAY__RPC__SYNCER__RESOURCE_VIEW_SYNC_MESSAGE__INIT;
     struct mb_arena a = {0};
     struct mb_buf packed = {0};
-    int rc = MB_ENOMEM;
+    int rc = MB_OK;
 
     m.n_resources_available = view->n_available;
     m.resources_available = mb_wire_resources(
@@ -143,7 +148,11 @@ static int pack_view(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb
     m.is_draining = view->is_draining != 0;
     m.draining_deadline_timestamp_ms =
         view->draining_deadline_unix_ms ? view->draining_deadline_unix_ms : -1;
-    if (m.resources_available && m.resources_total && m.labels) {
+    if (!m.resources_available || !m.resources_total || !m.labels)
+        rc = gcs_no_memory(err);
+    else
+        rc = mb_wire_check(&m.base, err);
+    if (rc == 0) {
         size_t n = protobuf_c_message_get_packed_size(&m.base);
         rc = mb_buf_reserve(&packed, n);
         if (rc == 0) {
@@ -151,10 +160,12 @@ static int pack_view(struct mb_gcs *c, const struct mb_gcs_view *view, struct mb
             packed.len = n;
             mb_buf_close(&c->sync.view);
             c->sync.view = packed;
+        } else {
+            rc = gcs_no_memory(err);
         }
     }
     mb_arena_close(&a);
-    return rc == 0 ? 0 : gcs_no_memory(err);
+    return rc;
 }
 
 int mb_gcs_sync_start(struct mb_gcs *c, const uint8_t node_id[MB_NODE_ID_BYTES],

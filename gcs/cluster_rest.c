@@ -288,6 +288,54 @@ static void state_nodes(void *arg, struct mb_http_req *req)
     mb_http_reply_json(req, 200, state_reply(rows, h->n_nodes));
 }
 
+/* A request that waits for rows of jobs. */
+struct asked {
+    struct mb_head *h;
+    struct mb_http_req *req;
+    int64_t limit;
+};
+
+/* 0: answered already. */
+static int has_rows(const struct asked *a, const json_t *rows)
+{
+    if (!rows)
+        mb_http_reply_text(a->req, a->h->stopping ? 503 : 500, "%s",
+                           a->h->stopping ? "the head is stopping" : "out of memory");
+    return rows != NULL;
+}
+
+/* All jobs, over several turns of the loop. */
+static void ask_rows(struct mb_head *h, struct mb_http_req *req, int64_t limit, head_rows_cb cb)
+{
+    struct asked *a = mb_calloc(1, sizeof *a);
+
+    if (a) {
+        *a = (struct asked){h, req, limit};
+        head_job_rows(h, NULL, 0, mb_http_req_is_browser(req), cb, a);
+    } else {
+        mb_http_reply_text(req, 500, "out of memory");
+    }
+}
+
+static void show_state_jobs(void *arg, json_t *all)
+{
+    struct asked a = *(struct asked *)arg;
+    json_t *rows, *row;
+    size_t i, total = json_array_size(all);
+
+    mb_free(arg);
+    if (!has_rows(&a, all))
+        return;
+    rows = json_array();
+    json_array_foreach(all, i, row)
+    {
+        if (passes(a.req, row) && (int64_t)json_array_size(rows) < a.limit)
+            json_array_append(rows, row);
+    }
+    json_decref(all);
+    head_jobs_reply_read(a.h, a.req, state_reply(rows, total));
+}
+
 static void state_jobs(void *arg, struct mb_http_req *req)
 {
     struct mb_head *h = arg;
@@ -298,15 +346,8 @@ static void state_jobs(void *arg, struct mb_http_req *req)
         return;
     }
     limit = row_limit(req, job_columns, 0);
-    if (limit < 0)
-        return;
-    json_t *all = head_jobs_json(h, mb_http_req_is_browser(req)), *rows = json_array(), *row;
-    size_t i, total = json_array_size(all);
-
-    json_array_foreach(all, i, row) if (passes(req, row) && (int64_t)json_array_size(rows) < limit)
-        json_array_append(rows, row);
-    json_decref(all);
-    head_jobs_reply_read(h, req, state_reply(rows, total));
+    if (limit >= 0)
+        ask_rows(h, req, limit, show_state_jobs);
 }
 
 static void host_names(struct mb_head *h, struct mb_http_req *req)
@@ -543,20 +584,19 @@ static int is_standby(const struct mb_head *h, const struct head_node *n)
            strcmp(mb_hex(n->id, MB_NODE_ID_BYTES, hex), h->head_node_hex) != 0;
 }
 
-static void mobula_status(void *arg, struct mb_http_req *req)
+static void show_status(void *arg, json_t *jobs)
 {
-    struct mb_head *h = arg;
-    json_t *total, *available, *nodes, *jobs, *job;
+    struct asked a = *(struct asked *)arg;
+    struct mb_head *h = a.h;
+    json_t *total, *available, *nodes, *job;
     size_t i;
 
-    if (h->stopping) {
-        mb_http_reply_text(req, 503, "the head is stopping");
+    mb_free(arg);
+    if (!has_rows(&a, jobs))
         return;
-    }
     total = json_object();
     available = json_object();
     nodes = json_array();
-    jobs = head_jobs_json(h, mb_http_req_is_browser(req));
     sum_up(h, total, available);
     for (i = 0; i < h->n_nodes; i++) {
         json_t *node = head_node_json(h->nodes[i]);
@@ -577,7 +617,7 @@ static void mobula_status(void *arg, struct mb_http_req *req)
         json_object_set_new(job, "gang", gang);
     }
     mb_http_reply_json(
-        req, 200,
+        a.req, 200,
         json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:o, s:o}, s:o, s:o, s:o}",
                   "cluster", "cluster_id", h->cluster_hex, "session_name", h->session_name,
                   "ray_version", h->ray_version, "now_unix_ms", (json_int_t)mb_unix_ms(),
@@ -585,6 +625,16 @@ static void mobula_status(void *arg, struct mb_http_req *req)
                   (json_int_t)count_nodes(h, 0), "gang_order", head_placement_order_name(h),
                   "is_open", h->is_open, "resources_total", total, "resources_available", available,
                   "nodes", nodes, "queue", head_placement_queue_json(h), "jobs", jobs));
+}
+
+static void mobula_status(void *arg, struct mb_http_req *req)
+{
+    struct mb_head *h = arg;
+
+    if (h->stopping)
+        mb_http_reply_text(req, 503, "the head is stopping");
+    else
+        ask_rows(h, req, 0, show_status);
 }
 
 int head_cluster_routes(struct mb_head *h, struct mb_err *err)

@@ -135,7 +135,7 @@ static int load_cluster_id(struct mb_head *h, struct mb_err *err)
         memcpy(h->cluster_id, value.p, MB_NODE_ID_BYTES);
     } else if (h->expect_cluster) {
         return mb_err_set(err, MB_ECORRUPT,
-                          "the store is empty, but this node was the head of cluster %.8s: restore "
+                          "the store is empty, but this node belongs to cluster %.8s: restore "
                           "its data, or begin a new cluster with a new node (mobula stop, start)",
                           h->expect_cluster);
     } else {
@@ -150,6 +150,17 @@ static int load_cluster_id(struct mb_head *h, struct mb_err *err)
                           "--store the right one?",
                           h->cluster_hex, h->expect_cluster);
     return rc;
+}
+
+int mb_head_expect_cluster(struct mb_head *h, const char *cluster_hex, struct mb_err *err)
+{
+    char *copy = mb_strdup(cluster_hex);
+
+    if (!copy)
+        return mb_err_set(err, MB_ENOMEM, "out of memory");
+    mb_free(h->expect_cluster);
+    h->expect_cluster = copy;
+    return 0;
 }
 
 static int put_kv(struct mb_head *h, const char *ns, const char *key, struct mb_blob value,
@@ -194,6 +205,7 @@ static int copy_opts(struct mb_head *h, const struct mb_head_opts *o)
     h->packages_dir = mb_strdup(o->packages_dir ? o->packages_dir : "");
     h->token = mb_strdup(o->token);
     h->expect_cluster = mb_strdup(o->expect_cluster);
+    h->parts_token = (uint32_t)mb_random_u64();
     h->ray_version = mb_strdup(o->ray_version ? o->ray_version : "2.60.0");
     h->ray_commit = mb_strdup(o->ray_commit ? o->ray_commit : "mobula");
     if (!h->node_ip || !h->session_name || !h->session_dir || !h->temp_dir || !h->packages_dir ||
@@ -449,7 +461,8 @@ int mb_head_start(uv_loop_t *loop, struct mb_grpc *grpc, const struct mb_head_op
     h->package_keep_ms = opts->package_keep_ms ? opts->package_keep_ms : PACKAGE_KEEP_MS;
     uv_timer_init(loop, &h->tick);
     uv_timer_init(loop, &h->place_timer);
-    h->tick.data = h->place_timer.data = h;
+    uv_idle_init(loop, &h->rows_turn);
+    h->tick.data = h->place_timer.data = h->rows_turn.data = h;
     h->placement = mb_placement_create(mb_random_u64());
     rc = h->placement ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
     h->gang_order = opts->gang_order;
@@ -577,11 +590,13 @@ void mb_head_stop(struct mb_head *h, void (*cb)(void *arg), void *arg)
     h->stopping = 1;
     h->stopped_cb = cb;
     h->stopped_arg = arg;
-    h->closing = h->second_http ? 4 : 3;
+    h->closing = h->second_http ? 5 : 4;
     if (h->second_http)
         mb_http_client_stop(h->second_http, on_second_stopped, h);
     uv_close((uv_handle_t *)&h->tick, on_timer_closed);
     uv_close((uv_handle_t *)&h->place_timer, on_timer_closed);
+    uv_close((uv_handle_t *)&h->rows_turn, on_timer_closed);
+    head_job_rows_close(h);
     head_placement_close(h);
     head_pubsub_close(h);
     head_logs_close(h);

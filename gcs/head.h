@@ -83,6 +83,9 @@ int mb_head_http_port(const struct mb_head *h);
 /* The node id of the head's own node: KV head_node_id and the driver's node. Call when its agent
  * has registered; a guest's records say from then on where it is. */
 void mb_head_set_node(struct mb_head *h, const char *node_id_hex);
+/* Of a standby whose node has registered: the cluster that the store must hold when this head is
+ * elected, or on_lost says what it holds instead. hex is copied. */
+int mb_head_expect_cluster(struct mb_head *h, const char *cluster_hex, struct mb_err *err);
 /* The runner had that id before: drivers there are its own. */
 void mb_head_node_renamed(struct mb_head *h, const char *old_hex);
 /* Ends HTTP, flushes and closes the store, then cb; jobs are left to the runner. gRPC calls are

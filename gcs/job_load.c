@@ -5,7 +5,10 @@
  *     is stopping again. Those that have ended are remembered in the order of their ends.
  *  2. adopt: the runner is asked for every job that had not ended. RUNNING and EXITED are adopted,
  *     a PENDING one that it does not know stands in line again, a RUNNING one is FAILED.
- *  3. A driver on another node is its node's to tell (job_remote.c); a dead node's job has failed.
+ *  3. A driver here whose job the records do not have, as in a store that was set back to an older
+ *     copy, is stopped: nobody could list it, read its log or stop it. Not as a guest of Ray's
+ * head, whose KV may have the record that the file here lacks (guest.c).
+ *  4. A driver on another node is its node's to tell (job_remote.c); a dead node's job has failed.
  * Failure paths: a record that is no JobInfo is left alone and said; memory is out: the head does
  * not begin.
  */
@@ -112,9 +115,26 @@ static void adopt(struct mb_head *h, struct head_job *job)
     }
 }
 
+/* A record that cannot be read is left alone, and its driver, too. */
+static int is_wanted(void *arg, const char *submission_id)
+{
+    struct mb_head *h = arg;
+    const struct head_job *job = head_job_find(h, submission_id);
+
+    if (job)
+        return !mb_job_is_terminal(job->state);
+    char *key = mb_asprintf(JOBS_KEY_PREFIX "%s", submission_id);
+    int has_record =
+        !key || mb_tables_get(h->store, MB_TABLES_KV, mb_blob_str("job"), mb_blob_str(key), NULL);
+    mb_free(key);
+    return has_record;
+}
+
 void head_jobs_adopt(struct mb_head *h)
 {
     h->runner->set_listener(h->runner->self, on_event, h);
+    if (!h->guest) /* before a job is over because its driver was not found */
+        h->runner->stop_unwanted(h->runner->self, is_wanted, h);
     for (size_t i = 0; i < h->n_jobs; i++)
         if (!mb_job_is_terminal(h->jobs[i]->state))
             adopt(h, h->jobs[i]);

@@ -5,8 +5,9 @@
  *   pieces: the file is never in memory. A released front is said in the first line, and so is a
  *   log whose node is gone: from which store it is read, and up to which byte it is there.
  * Piece (?offset=, ?tail=, ?since_ms=, ?limit=, ?rank=): {"offset": N, "logs": "...",
- *   "next_offset": M, "first_offset": F, "size": S}; of a rank also "attempt", which one's log it
- * is
+ *   "next_offset": M, "first_offset": F, "size": S}; with ?format=bytes each byte
+ *   of the log is the character of its number in "logs", and "format" says so; of a rank also
+ * "attempt", which one's log it is
  *   (?attempt=; else the newest), "newest_attempt", and the "world_size" of that attempt. Offsets
  * count bytes of the file, not of the text, in which bytes that are no UTF-8 are replaced: go on at
  * next_offset. Of a log that is read from a store also "source": its URL there, "complete_to": the
@@ -75,6 +76,7 @@ struct head_log_answer {
     struct mb_http_req *req;
     struct log_source *source;
     int is_piece;
+    int as_bytes;  /* ?format=bytes */
     int resumable; /* the connection waits for us */
     enum phase phase;
     uint64_t begin, next, end; /* bytes of the file; end: not beyond it */
@@ -157,6 +159,8 @@ static long put_end(struct head_log_answer *a, char *buf)
         n += snprintf(
             buf + n, 200, ", \"attempt\": %lld, \"newest_attempt\": %lld, \"world_size\": %lld",
             (long long)attempt->number, (long long)attempt->newest, (long long)attempt->world_size);
+    if (a->as_bytes)
+        n += snprintf(buf + n, 30, ", \"format\": \"bytes\"");
     if (origin) {
         n += snprintf(buf + n, 100, ", \"complete_to\": %llu, \"source\": \"",
                       (unsigned long long)origin->complete_to);
@@ -194,7 +198,11 @@ static long pull(void *arg, void *buf, size_t max)
     }
     if (p.n > a->end - p.offset)
         p.n = (size_t)(a->end - p.offset);
-    size_t out = mb_text_json(p.data, p.n, p.offset + p.n >= a->end || p.n < 4, buf, &used);
+    size_t out;
+    if (a->as_bytes)
+        out = mb_text_json_bytes(p.data, used = p.n, buf);
+    else
+        out = mb_text_json(p.data, p.n, p.offset + p.n >= a->end || p.n < 4, buf, &used);
     head_log_advance(a->source, used);
     a->next += used;
     return (long)out;
@@ -262,6 +270,13 @@ static void begin_answer(struct head_log_answer *a)
     }
 }
 
+static int is_bytes(struct mb_http_req *req)
+{
+    const char *format = mb_http_req_query(req, "format");
+
+    return format && strcmp(format, "bytes") == 0;
+}
+
 void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job *job)
 {
     static const char *const piece_words[] = {"offset", "tail", "since_ms", "limit", "rank", NULL};
@@ -291,6 +306,7 @@ void head_logs_reply(struct mb_head *h, struct mb_http_req *req, struct head_job
     a->limit = (uint64_t)limit;
     for (int i = 0; piece_words[i]; i++)
         a->is_piece |= mb_http_req_query(req, piece_words[i]) != NULL;
+    a->as_bytes = a->is_piece && is_bytes(req);
     begin_answer(a);
 }
 

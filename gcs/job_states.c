@@ -15,6 +15,8 @@
 #include <string.h>
 #include "base/str.h"
 
+#define STOPPED_BUT MB_JOB_TEXT_STOPPED "; "
+
 static const struct {
     const char *name;
     int terminal;
@@ -190,7 +192,10 @@ int mb_job_message(enum mb_job_state s, enum mb_job_input input, const struct mb
             return mb_buf_puts(out, "Job finished successfully.");
         return mb_buf_printf(out, "Job finished successfully, but %s.", f->text);
     case MB_JOB_STOPPED:
-        return mb_buf_puts(out, "Job was intentionally stopped.");
+        if (f->text == NULL || !mb_starts_with(f->text, STOPPED_BUT))
+            return mb_buf_puts(out, "Job was intentionally stopped.");
+        return mb_buf_printf(out, "Job was intentionally stopped, but %s.",
+                             f->text + sizeof(STOPPED_BUT) - 1);
     case MB_JOB_FAILED:
     case MB_JOB_STATES:
         break;

@@ -167,62 +167,32 @@ static void submit(void *arg, struct mb_http_req *req)
 
 /* ---- reading ---- */
 
-static json_t *driver_details(const Ray__Rpc__JobTableData *job)
-{
-    char hex[2 * MB_JOB_ID_BYTES + 1], pid[24];
-
-    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
-    snprintf(pid, sizeof pid, "%lld", (long long)job->driver_pid);
-    return json_pack(
-        "{s:s, s:s, s:n, s:{s:s, s:s, s:s}, s:s, s:s, s:s, s:n, s:I, s:o, s:{}, "
-        "s:{}, s:n, s:n, s:n}",
-        "type", "DRIVER", "job_id", hex, "submission_id", "driver_info", "id", hex,
-        "node_ip_address", job->driver_ip_address, "pid", pid, "status",
-        job->is_dead ? "SUCCEEDED" : "RUNNING", "entrypoint", job->entrypoint, "message", "",
-        "error_type", "start_time", (json_int_t)job->start_time, "end_time",
-        job->end_time ? json_integer((json_int_t)job->end_time) : json_null(), "metadata",
-        "runtime_env", "driver_agent_http_address", "driver_node_id", "driver_exit_code");
-}
-
-struct drivers {
-    json_t *list;
-    const char *wanted; /* hex id or NULL */
+struct asked {
+    struct mb_head *h;
+    struct mb_http_req *req;
 };
 
-/* Drivers of submissions are shown inside those. */
-static void add_driver(void *arg, const Ray__Rpc__JobTableData *job)
+static void on_rows(void *arg, json_t *rows)
 {
-    struct drivers *d = arg;
-    char hex[2 * MB_JOB_ID_BYTES + 1];
+    struct asked a = *(struct asked *)arg;
 
-    if (job->job_id.len != MB_JOB_ID_BYTES ||
-        (job->config && mb_starts_with(job->config->ray_namespace, "_ray_internal_")))
+    mb_free(arg);
+    if (rows || is_running(a.h, a.req))
+        head_jobs_reply_read(a.h, a.req, rows);
+}
+
+/* jobs NULL: all, and drivers. */
+static void reply_rows(struct mb_head *h, struct mb_http_req *req, struct head_job *const *jobs,
+                       size_t n)
+{
+    struct asked *a = mb_calloc(1, sizeof *a);
+
+    if (!a) {
+        head_jobs_reply_read(h, req, NULL);
         return;
-    mb_hex(job->job_id.data, MB_JOB_ID_BYTES, hex);
-    if (d->wanted ? strcmp(hex, d->wanted) == 0 : *head_jobinfo_submission(job) == '\0')
-        json_array_append_new(d->list, driver_details(job));
-}
-
-/* One submission as every list and GET shows it. */
-static json_t *details_of(struct mb_head *h, struct head_job *job, const json_t *index, int redact)
-{
-    json_t *details = head_job_details(job, index, redact);
-
-    head_placement_tell(h, details);
-    head_gang_tell(h, details);
-    return details;
-}
-
-json_t *head_jobs_json(struct mb_head *h, int redact)
-{
-    struct drivers d = {.list = json_array()};
-    json_t *index = head_job_drivers(h);
-
-    for (size_t i = 0; i < h->n_jobs; i++)
-        json_array_append_new(d.list, details_of(h, h->jobs[i], index, redact));
-    json_decref(index);
-    head_jobinfo_each(h, add_driver, &d);
-    return d.list;
+    }
+    *a = (struct asked){h, req};
+    head_job_rows(h, jobs, n, mb_http_req_is_browser(req), on_rows, a);
 }
 
 static json_int_t start_of(const struct head_job *job)
@@ -242,30 +212,26 @@ static int by_page(const void *a, const void *b)
 static void list_page(struct mb_head *h, struct mb_http_req *req, const struct mb_job_list_query *q)
 {
     struct head_job **found = mb_calloc(h->n_jobs + 1, sizeof *found);
-    json_t *rows = json_array(), *index = head_job_drivers(h);
     size_t n = 0, shown;
 
-    for (size_t i = 0; found && i < h->n_jobs; i++)
+    if (!found) {
+        head_jobs_reply_read(h, req, NULL);
+        return;
+    }
+    for (size_t i = 0; i < h->n_jobs; i++)
         if (mb_job_list_has(q, h->jobs[i]->state, start_of(h->jobs[i]), h->jobs[i]->id))
             found[n++] = h->jobs[i];
     if (n > 1)
         qsort(found, n, sizeof *found, by_page);
     shown = q->limit > 0 && q->limit < n ? q->limit : n;
-    for (size_t i = 0; i < shown; i++)
-        json_array_append_new(rows, details_of(h, found[i], index, mb_http_req_is_browser(req)));
     if (shown < n) {
         char *token = mb_job_list_token(start_of(found[shown - 1]), found[shown - 1]->id);
         if (token)
             mb_http_reply_header(req, "X-Mobula-Next-Page", token);
         mb_free(token);
     }
-    json_decref(index);
-    if (!found) {
-        json_decref(rows);
-        rows = NULL;
-    }
+    reply_rows(h, req, found, shown);
     mb_free(found);
-    head_jobs_reply_read(h, req, rows);
 }
 
 static void list(void *arg, struct mb_http_req *req)
@@ -280,7 +246,7 @@ static void list(void *arg, struct mb_http_req *req)
     if (!is_running(h, req))
         return;
     if (!status && !limit && !token)
-        head_jobs_reply_read(h, req, head_jobs_json(h, mb_http_req_is_browser(req)));
+        reply_rows(h, req, NULL, 0);
     else if (mb_job_list_parse(status, limit, token, &q, &err) != 0)
         mb_http_reply_text(req, 400, "%s", err.text);
     else
@@ -298,18 +264,15 @@ static void get(void *arg, struct mb_http_req *req)
     if (job) {
         json_t *index = head_job_drivers(h);
 
-        head_jobs_reply_read(h, req, details_of(h, job, index, mb_http_req_is_browser(req)));
+        head_jobs_reply_read(h, req, head_job_row(h, job, index, mb_http_req_is_browser(req)));
         json_decref(index);
         return;
     }
-    struct drivers d = {.list = json_array(), .wanted = id};
-    head_jobinfo_each(h, add_driver, &d);
-    json_t *found = json_array_get(d.list, 0);
+    json_t *found = head_job_driver_row(h, id);
     if (found)
-        head_jobs_reply_read(h, req, json_incref(found));
+        head_jobs_reply_read(h, req, found);
     else
         mb_http_reply_text(req, 404, "Job %s does not exist", id);
-    json_decref(d.list);
 }
 
 /* ---- verbs ---- */

@@ -189,7 +189,7 @@ static int begin_package(struct head_restore *r)
     r->part = r->written_bytes = 0;
     r->path = mb_path_join(r->h->packages_dir, r->names[r->at]);
     if (r->path)
-        r->temp = mb_asprintf("%s.%016llx.part", r->path, (unsigned long long)mb_random_u64());
+        r->temp = head_package_temp(r->h, r->path);
     if (!r->temp)
         return mb_err_set(&r->failure, MB_ENOMEM, "out of memory");
     return send_part(r);

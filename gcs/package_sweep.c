@@ -7,7 +7,8 @@
  *  2. Back on the loop, where look-ups are answered and jobs submitted, both are asked again of
  * each that is listed. The others get a hidden name, which no request can name: from now on they
  * are not there.
- *  3. The next round's thread removes hidden files, and parts of uploads that a crash left.
+ *  3. The next round's thread removes hidden files, and the parts of uploads and restores that an
+ *     earlier process left: a part bears the number of the process that writes it.
  * Failure paths: a directory that cannot be read, a name that cannot be changed: next round. The
  * head stops meanwhile: the thread's result is dropped.
  */
@@ -29,6 +30,7 @@ struct head_sweep {
     uv_work_t work;
     struct mb_head *h; /* NULL: the head has gone */
     uint64_t before_unix_ms;
+    uint32_t parts_token;
     json_t *needed; /* when the thread began; it only reads */
     size_t n_due;
     char due[DUE_MAX][NAME_BYTES];
@@ -37,11 +39,28 @@ struct head_sweep {
 
 /* ---- the pool thread ---- */
 
+/* NAME.TTTTTTTTRRRRRRRR.part: the process's number, and a random one. */
+enum { PART_BYTES = 1 + 8 + 8 + 5 };
+
+char *head_package_temp(const struct mb_head *h, const char *path)
+{
+    return mb_asprintf("%s.%08x%08x.part", path, h->parts_token, (unsigned)mb_random_u64());
+}
+
 static int is_part(const char *name)
 {
     size_t n = strlen(name);
 
     return n > 5 && strcmp(name + n - 5, ".part") == 0;
+}
+
+static int is_left(const struct head_sweep *s, const char *name)
+{
+    size_t n = strlen(name);
+    char token[16];
+
+    snprintf(token, sizeof token, ".%08x", s->parts_token);
+    return is_part(name) && (n < PART_BYTES || memcmp(name + n - PART_BYTES, token, 9) != 0);
 }
 
 static int is_old(const struct head_sweep *s, const struct stat *st)
@@ -58,9 +77,10 @@ static void look_at(struct head_sweep *s, const char *name)
     struct stat st;
 
     if (path && lstat(path, &st) == 0 && S_ISREG(st.st_mode)) {
-        if (name[0] == '.' || (is_part(name) && is_old(s, &st)))
+        if (name[0] == '.' || is_left(s, name))
             unlink(path);
-        else if (is_old(s, &st) && strlen(name) < NAME_BYTES && !json_object_get(s->needed, name))
+        else if (!is_part(name) && is_old(s, &st) && strlen(name) < NAME_BYTES &&
+                 !json_object_get(s->needed, name))
             snprintf(s->due[s->n_due++], NAME_BYTES, "%s", name);
     }
     mb_free(path);
@@ -151,6 +171,7 @@ void head_packages_tick(struct mb_head *h, uint64_t now_ms)
     memcpy(s->dir, h->packages_dir, n);
     s->h = h;
     s->needed = needed(h);
+    s->parts_token = h->parts_token;
     s->before_unix_ms = mb_unix_ms() - h->package_keep_ms;
     s->work.data = s;
     h->sweep = s;

@@ -293,7 +293,7 @@ void head_package_upload(struct mb_head *h, struct mb_http_req *req, char *path)
     }
     u = mb_calloc(1, sizeof *u);
     if (u)
-        u->temp = mb_asprintf("%s.%016llx.part", path, (unsigned long long)mb_random_u64());
+        u->temp = head_package_temp(h, path);
     if (!u || !u->temp) {
         mb_free(u);
         mb_free(path);

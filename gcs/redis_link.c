@@ -2,7 +2,8 @@
  *  1. open: the timer starts the first try: the name is resolved, hiredis connects, AUTH and SELECT
  *     are sent if asked for; their answers make it ready.
  *  2. Any failure, or no readiness within TRY_MS: the timer starts the next try after a back-off.
- *     The first failure and every later one at ten times the tries are said.
+ *     The first failure and every later one at ten times the tries are said. Readiness that does
+ * not last (a Redis that is full answers every write with an error) counts as another failure.
  *  3. A refused login before the first readiness is final: it is a mistake in the settings. Later
  * it may be a Redis that is being set up again, and is tried again.
  */
@@ -19,7 +20,7 @@
 #include "base/str.h"
 #include "gcs/redis_bound.h"
 
-enum { TRY_MS = 2000, BACKOFF_BASE_MS = 50, BACKOFF_CAP_MS = 1000 };
+enum { TRY_MS = 2000, BACKOFF_BASE_MS = 50, BACKOFF_CAP_MS = 1000, LASTS_MS = 3000 };
 
 struct redis_link {
     uv_loop_t *loop;
@@ -31,7 +32,9 @@ struct redis_link {
     struct redis_bound bound; /* of ac's reader */
     int logins;               /* answers of AUTH and SELECT still to come */
     int is_ready, was_ready, is_stopped, is_resolving, is_closing;
-    unsigned tries; /* since it was ready */
+    unsigned tries;    /* since it was ready for LASTS_MS */
+    uint64_t ready_ms; /* 0: it is not */
+    int is_said;       /* the newest failure */
     uv_timer_t timer;
     uv_getaddrinfo_t resolve;
     void (*closed_cb)(void *arg);
@@ -50,8 +53,13 @@ static void again(struct redis_link *l, const char *why)
 {
     if (l->is_stopped)
         return;
-    if (l->tries == 0 || l->tries == 10 || l->tries % 100 == 0)
+    if (l->ready_ms != 0 && mb_mono_ms() - l->ready_ms >= LASTS_MS)
+        l->tries = 0;
+    l->ready_ms = 0;
+    if (l->tries == 0 || l->tries == 10 || l->tries % 100 == 0) {
         mb_warn("store", "%s: %s; trying again tries=%u", l->name, why, l->tries);
+        l->is_said = 1; /* until it is connected */
+    }
     uv_timer_start(&l->timer, on_timer,
                    mb_backoff_ms(l->tries, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64()) + 1,
                    0);
@@ -84,11 +92,12 @@ void redis_link_reset(struct redis_link *l, const char *why)
 
 static void now_ready(struct redis_link *l)
 {
-    if (l->tries > 0)
+    if (l->is_said)
         mb_info("store", "%s: connected", l->name);
+    l->is_said = 0;
     uv_timer_stop(&l->timer);
     l->is_ready = l->was_ready = 1;
-    l->tries = 0;
+    l->ready_ms = mb_mono_ms();
     l->ops->on_ready(l->arg);
 }
 

@@ -34,7 +34,7 @@ enum mb_job_event_kind {
 };
 
 /* The supervisor's own word, which is on its disk and outlives head and agent. */
-#define MB_JOB_TEXT_STOPPED "stop requested"
+#define MB_JOB_TEXT_STOPPED "stop requested" /* then "; " and what of its log was lost */
 
 struct mb_job_event {
     const char *submission_id;
@@ -63,6 +63,11 @@ struct mb_job_runner {
     /* After a restart: is the driver of this job still there? EXITED and RUNNING are followed by
      * the matching event. */
     enum mb_job_adopt (*adopt)(void *self, const char *submission_id);
+    /* After a restart: drivers here of which the head has no record, or one that says that the job
+     * is over, are nobody's: they are stopped, as by stop(), and no event follows. is_wanted is
+     * called from inside this call only. */
+    void (*stop_unwanted)(void *self, int (*is_wanted)(void *arg, const char *submission_id),
+                          void *arg);
     /* Nobody asks for this job any more: the files here of its driver and ranks that have ended go.
      */
     void (*forget)(void *self, const char *submission_id);

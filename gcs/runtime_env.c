@@ -3,13 +3,16 @@
  * never its value, which may be a secret. working_dir and py_modules: each a URI whose scheme says
  * where it is and whose end says that it can be unpacked, or a directory of the node. What would
  * change the program's surroundings in ways that are not ours (pip, conda, a container, ...) is
- * refused: a job that starts without it would fail later, or worse, not fail. Anything else says
- * how Ray's own agent works (config, ...) and is let be.
+ * refused: a job that starts without it would fail later, or worse, not fail. excludes and config
+ * have said what they had to say when a job is here (the client packs, and nothing is installed):
+ * they are only looked at as Ray's RuntimeEnv does. Anything else is let be.
  */
 #include "gcs/runtime_env.h"
 
 #include <string.h>
+#include "base/buf.h"
 #include "base/str.h"
+#include "gcs/python_text.h"
 
 static const struct {
     const char *scheme;
@@ -173,6 +176,84 @@ static int check_unsupported(const json_t *env, struct mb_err *err)
     return 0;
 }
 
+static int is_list_of_strings(const json_t *v)
+{
+    size_t i;
+    json_t *item;
+
+    if (!json_is_array(v))
+        return 0;
+    json_array_foreach(v, i, item) if (!json_is_string(item)) return 0;
+    return 1;
+}
+
+static int check_timeout(const json_t *v, struct mb_err *err)
+{
+    json_int_t seconds = json_is_boolean(v) ? json_is_true(v) : json_integer_value(v);
+
+    if (!json_is_integer(v) && !json_is_boolean(v))
+        return mb_err_set(err, MB_EINVAL,
+                          "setup_timeout_seconds must be of type int, got: <class '%s'>",
+                          python_type(v));
+    if (seconds <= 0 && seconds != -1)
+        return mb_err_set(err, MB_EINVAL,
+                          "setup_timeout_seconds must be greater than zero or equals to -1, got: "
+                          "%" JSON_INTEGER_FORMAT,
+                          seconds);
+    return 0;
+}
+
+static int check_log_files(const json_t *files, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    int rc;
+
+    if (is_list_of_strings(files))
+        return 0;
+    if (json_is_array(files))
+        return mb_err_set(err, MB_EINVAL, "Each item in log_files must be a string.");
+    if (mb_python_str(files, &text) != 0)
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory");
+    else
+        rc = mb_err_set(err, MB_EINVAL,
+                        "log_files must be a list of strings or None, got %.400s with type <class "
+                        "'%s'>.",
+                        mb_buf_str(&text), python_type(files));
+    mb_buf_close(&text);
+    return rc;
+}
+
+static int check_config(const json_t *config, struct mb_err *err)
+{
+    const json_t *timeout = json_object_get(config, "setup_timeout_seconds");
+    const json_t *eager = json_object_get(config, "eager_install");
+    const json_t *files = json_object_get(config, "log_files");
+    int rc = 0;
+
+    if (!config || json_is_null(config))
+        return 0;
+    if (!json_is_object(config))
+        return mb_err_set(
+            err, MB_EINVAL,
+            "runtime_env['config'] must be of type dict or RuntimeEnvConfig, got: <class '%s'>",
+            python_type(config));
+    if (timeout && (rc = check_timeout(timeout, err)) != 0)
+        return rc;
+    if (eager && !json_is_boolean(eager))
+        return mb_err_set(err, MB_EINVAL, "eager_install must be a boolean. got <class '%s'>",
+                          python_type(eager));
+    return files && !json_is_null(files) ? check_log_files(files, err) : 0;
+}
+
+static int check_excludes(const json_t *excludes, struct mb_err *err)
+{
+    if (!excludes || json_is_null(excludes) || is_list_of_strings(excludes))
+        return 0;
+    return mb_err_set(err, MB_EINVAL,
+                      "runtime_env['excludes'] must be of type List[str], got <class '%s'>",
+                      python_type(excludes));
+}
+
 int mb_runtime_env_parse(const json_t *env, struct mb_runtime_env *out, struct mb_err *err)
 {
     const json_t *dir = json_object_get(env, "working_dir");
@@ -181,6 +262,10 @@ int mb_runtime_env_parse(const json_t *env, struct mb_runtime_env *out, struct m
     out->n_refs = 0;
     if (rc == 0)
         rc = check_vars(json_object_get(env, "env_vars"), err);
+    if (rc == 0)
+        rc = check_excludes(json_object_get(env, "excludes"), err);
+    if (rc == 0)
+        rc = check_config(json_object_get(env, "config"), err);
     if (rc == 0 && dir && !json_is_null(dir)) {
         if (json_is_string(dir))
             rc = add_ref(out, json_string_value(dir), 0, err);

@@ -81,6 +81,8 @@ struct mb_head {
     const struct mb_job_runner *runner;
     uv_timer_t tick;
     uv_timer_t place_timer;
+    uv_idle_t rows_turn; /* active while there are rows */
+    struct head_rows *rows;
     int stopping;
     struct mb_redis *redis;   /* NULL: the store is this head's alone */
     struct head_guest *guest; /* NULL: this is a head; else Ray's is, and jobs come from there */
@@ -140,6 +142,7 @@ struct mb_head {
     uint64_t max_package_bytes, package_keep_ms;
     uint64_t swept_ms;
     struct head_upload *uploads;  /* of packages, under way */
+    uint32_t parts_token;         /* in the names of this process's unfinished packages */
     struct head_sweep *sweep;     /* NULL: none is under way */
     struct head_restore *restore; /* NULL: every kept package is here */
 };
@@ -254,11 +257,21 @@ void head_packages_restore_close(struct mb_head *h); /* done does not run any mo
 void head_package_upload(struct mb_head *h, struct mb_http_req *req, char *path);
 void head_package_uploads_close(struct mb_head *h);
 /* ---- package_sweep.c ---- */
+/* The name of an unfinished package beside its path; freed by the caller, NULL: out of memory. */
+char *head_package_temp(const struct mb_head *h, const char *path);
 void head_packages_tick(struct mb_head *h, uint64_t now_ms);
 void head_packages_close(struct mb_head *h);
 int head_packages_routes(struct mb_head *h, struct mb_err *err);
 json_t *head_node_json(const struct head_node *n);
-json_t *head_jobs_json(struct mb_head *h, int redact); /* array of JobDetails */
+/* JobDetails: of one submission, of a driver outside of one (hex id; NULL: there is none), and an
+ * array of them over several turns of the loop: of these jobs, or with NULL of all and the drivers.
+ * cb takes rows; NULL: no memory, or the head stops. It may come before the call returns. */
+json_t *head_job_row(struct mb_head *h, struct head_job *job, const json_t *index, int redact);
+json_t *head_job_driver_row(struct mb_head *h, const char *id);
+typedef void (*head_rows_cb)(void *arg, json_t *rows);
+void head_job_rows(struct mb_head *h, struct head_job *const *jobs, size_t n, int redact,
+                   head_rows_cb cb, void *arg);
+void head_job_rows_close(struct mb_head *h);
 /* Takes body. What is shown of jobs is committed: a state never comes back from a later one after a
  * crash. 503 when the store does not answer in time. */
 void head_jobs_reply_read(struct mb_head *h, struct mb_http_req *req, json_t *body);

@@ -15,7 +15,8 @@
  *  6. A write waits longer than MB_REDIS_WRITE_WAIT_MS: it is not known what Redis has, so
  *     everything is undone and this head ends (on_lost); the next one reads the truth.
  *  7. The epoch is higher than ours: another head was elected. It is lower or gone, or batches are
- *     missing: Redis was emptied or went back to an older state. Both are final.
+ *     missing: Redis was emptied or went back to an older state. Both are final. A standby looks at
+ *     the number of batches whenever it asks for the lease, and does not begin below it.
  */
 #include "gcs/store_redis.h"
 
@@ -30,15 +31,19 @@
 #include "base/str.h"
 #include "gcs/store_redis_internal.h"
 
-enum { ANSWER_MS = 2000, CLOSE_MS = 2000, CHECK_MS = 100 };
+enum { ANSWER_MS = 2000, CLOSE_MS = 2000, CHECK_MS = 100, ARGS_MAX = 4 };
 
 /* ---- the scripts ---- */
 
-/* KEYS lease, epoch. {1, epoch}: ours. {0, ms left, "holder|address"}: another's. A holder that
- * comes back takes its own lease over at once. */
+/* KEYS lease, epoch, batch. {1, epoch}: ours. {0, ms left, "holder|address", batch}: another's. A
+ * holder that comes back takes its own lease over at once. {2, batch}: nobody's, but there were
+ * batches before (ARGV[4]) that are not there any more. */
 static const char acquire_script[] = "local c=redis.call('GET',KEYS[1]) "
+                                     "local b=redis.pcall('GET',KEYS[3]) "
+                                     "b=type(b)=='string' and tonumber(b) or 0 "
                                      "if c and string.sub(c,1,#ARGV[1]+1)~=ARGV[1]..'|' then "
-                                     "return {0,redis.call('PTTL',KEYS[1]),c} end "
+                                     "return {0,redis.call('PTTL',KEYS[1]),c,b} end "
+                                     "if b<tonumber(ARGV[4]) then return {2,b} end "
                                      "local e=redis.call('INCR',KEYS[2]) "
                                      "redis.call('SET',KEYS[1],ARGV[2],'PX',ARGV[3]) return {1,e}";
 /* {1}: renewed; {0, epoch}: it is another's. */
@@ -94,6 +99,17 @@ void redis_lose_epoch(struct mb_redis *r, long long theirs)
             "store %s was emptied or set back: its epoch is %lld, this head has %lld; restore "
             "its data, or stop every node and begin a new cluster with it",
             url, theirs, (long long)r->lease.epoch);
+    redis_lose(r, &err);
+}
+
+static void lose_batches(struct mb_redis *r, long long there)
+{
+    struct mb_err err = {0};
+
+    mb_err_set(&err, MB_ECORRUPT,
+               "store %s was set back: it has batch %lld, and had %lld while this node stood by; "
+               "restore newer data, or what was stored since is lost",
+               redis_link_name(r->link), there, (long long)r->seen_batches);
     redis_lose(r, &err);
 }
 
@@ -232,14 +248,15 @@ static void begin_load(struct mb_redis *r)
 static int eval(struct mb_redis *r, const char *script, redis_link_cb cb, const char *const *args,
                 int n)
 {
-    const char *argv[8] = {"EVAL", script, "2", r->key_lease, r->key_epoch};
-    size_t len[8];
+    const char *argv[6 + ARGS_MAX] = {"EVAL",       script,       "3",
+                                      r->key_lease, r->key_epoch, r->key_batch};
+    size_t len[6 + ARGS_MAX];
 
     for (int i = 0; i < n; i++)
-        argv[5 + i] = args[i];
-    for (int i = 0; i < 5 + n; i++)
+        argv[6 + i] = args[i];
+    for (int i = 0; i < 6 + n; i++)
         len[i] = strlen(argv[i]);
-    return redis_link_send(r->link, cb, r, 5 + n, argv, len);
+    return redis_link_send(r->link, cb, r, 6 + n, argv, len);
 }
 
 static void hear_of_other(struct mb_redis *r, const redisReply *value)
@@ -251,6 +268,15 @@ static void hear_of_other(struct mb_redis *r, const redisReply *value)
     snprintf(r->other, sizeof r->other, "%s", bar + 1);
     mb_info("store", "%s: standing by for the head at %s", redis_link_name(r->link), r->other);
     r->ops->on_other(r->arg, r->other);
+}
+
+/* A lease that was renewed since: a head works with this state, whatever was there before. One out
+ * of an older copy only runs down. */
+static void see_batches(struct mb_redis *r, long long left_ms, long long batches)
+{
+    if (batches >= 0 && (left_ms > r->seen_left_ms || batches > r->seen_batches))
+        r->seen_batches = batches;
+    r->seen_left_ms = left_ms;
 }
 
 static void on_acquired(void *arg, const redisReply *reply)
@@ -271,8 +297,12 @@ static void on_acquired(void *arg, const redisReply *reply)
         long long left = redis_number_at(reply, 1);
         mb_lease_refused(&r->lease, left > 0 ? (uint64_t)left : 0, now);
         hear_of_other(r, redis_element(reply, 2));
+        see_batches(r, left, redis_number_at(reply, 3));
         break;
     }
+    case 2:
+        lose_batches(r, redis_number_at(reply, 1));
+        return;
     default:
         mb_lease_unanswered(&r->lease, now);
         redis_link_reset(r->link, reply->type == REDIS_REPLY_ERROR ? reply->str : "odd answer");
@@ -299,7 +329,7 @@ static void on_renewed(void *arg, const redisReply *reply)
 
 static void ask_lease(struct mb_redis *r)
 {
-    char ttl[24], epoch[24], id[128];
+    char ttl[24], epoch[24], seen[24], id[128];
     int rc;
 
     snprintf(ttl, sizeof ttl, "%llu", (unsigned long long)r->lease.ttl_ms);
@@ -309,8 +339,10 @@ static void ask_lease(struct mb_redis *r)
         const char *args[] = {epoch, r->holder, ttl};
         rc = eval(r, renew_script, on_renewed, args, 3);
     } else {
-        const char *args[] = {id, r->holder, ttl};
-        rc = eval(r, acquire_script, on_acquired, args, 3);
+        const char *args[ARGS_MAX] = {id, r->holder, ttl, seen};
+
+        snprintf(seen, sizeof seen, "%lld", (long long)r->seen_batches);
+        rc = eval(r, acquire_script, on_acquired, args, ARGS_MAX);
     }
     if (rc != 0)
         mb_lease_unanswered(&r->lease, mb_mono_ms());

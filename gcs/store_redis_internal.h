@@ -34,7 +34,9 @@ struct mb_redis {
     struct store_queue waiting;
     struct batch *flight; /* oldest first */
     int n_flight;
-    int64_t n_batches; /* number of the newest batch */
+    int64_t n_batches;    /* number of the newest batch */
+    int64_t seen_batches; /* of another head, while this one stood by */
+    int64_t seen_left_ms; /* of that one's lease, at the last answer */
     uint64_t progress_ms;
 
     int is_closing_tables, is_closing;

@@ -16,7 +16,9 @@
  * key and value with their lengths) is another, a missing file beside a journal.
  *  6. SQLite passes over a journal (WAL) that is missing or torn, as after a power loss. The number
  *     beside the store says that batches were acknowledged which it does not have: refused too,
- *     unless the machine was started anew since and the store was not opened with sync_full.
+ *     unless the machine was started anew since and the store was not opened with sync_full. That
+ *     line has a checksum: a damaged boot id would be taken for another boot. Damaged, it is
+ * refused; without one (removed, as that error advises) nothing can be demanded, which is said.
  *  7. close: the queue is committed first; a second head on the same file is refused by the lock.
  */
 #include "gcs/store.h"
@@ -35,11 +37,11 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/store_backend.h"
+#include "gcs/store_mark.h"
 
 enum {
-    SCHEMA_VERSION = 2,          /* 1: records without checksums, no batch number */
-    APPLICATION_ID = 0x6d6f6275, /* "mobu" */
-    MARK_BYTES = 96
+    SCHEMA_VERSION = 2,         /* 1: records without checksums, no batch number */
+    APPLICATION_ID = 0x6d6f6275 /* "mobu" */
 };
 
 struct sqlite_store {
@@ -53,7 +55,7 @@ struct sqlite_store {
 
     int64_t batch; /* the last one committed; the writer's, after open */
     int mark_fd;   /* its number beside the store */
-    char boot_id[40];
+    char boot_id[STORE_BOOT_ID_SIZE];
 
     uv_async_t async;
     uv_idle_t turn;             /* active while pending has writes */
@@ -183,17 +185,6 @@ static uint32_t record_sum(struct mb_blob ns, struct mb_blob key, struct mb_blob
 
 /* ---- the number beside the store ---- */
 
-/* A small file as text; "" when it cannot be read. */
-static void read_small(const char *path, char *out, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, out, size - 1) : 0;
-
-    out[n > 0 ? n : 0] = '\0';
-    if (fd >= 0)
-        close(fd);
-}
-
 static char *mark_path(const struct sqlite_store *s)
 {
     return mb_asprintf("%s-batch", s->path);
@@ -201,42 +192,44 @@ static char *mark_path(const struct sqlite_store *s)
 
 static void write_mark(struct sqlite_store *s)
 {
-    char text[MARK_BYTES + 1];
+    char text[STORE_MARK_BYTES + 1];
 
-    snprintf(text, sizeof text, "%-20lld %-40s\n", (long long)s->batch, s->boot_id);
-    if (pwrite(s->mark_fd, text, strlen(text), 0) < 0)
+    store_mark_format(s->batch, s->boot_id, text);
+    if (pwrite(s->mark_fd, text, STORE_MARK_BYTES, 0) < 0)
         mb_warn("store", "%s-batch: %s; a journal that is lost would not be noticed", s->path,
                 strerror(errno));
 }
 
-/* The number beside the store (0: none), and the boot it was written in. */
-static int read_mark(const struct sqlite_store *s, int64_t *batch, char boot_id[40],
+/* The number beside the store (-1: none), and the boot it was written in. */
+static int read_mark(const struct sqlite_store *s, int64_t *batch, char boot_id[STORE_BOOT_ID_SIZE],
                      struct mb_err *err)
 {
-    char *path = mark_path(s), text[MARK_BYTES];
-    long long n = 0;
+    char *path = mark_path(s);
 
     if (!path)
         return mb_err_set(err, MB_ENOMEM, "store %s: out of memory", s->path);
-    read_small(path, text, sizeof text);
+    int rc = store_mark_read(path, batch, boot_id, err);
     mb_free(path);
-    boot_id[0] = '\0';
-    if (*text && sscanf(text, "%lld %39s", &n, boot_id) < 1)
-        return mb_err_set(
-            err, MB_ECORRUPT,
-            "store %s-batch is no file of ours; nothing was changed. Put a copy of it "
-            "back, or remove it if the store itself is whole",
-            s->path);
-    *batch = n;
-    return 0;
+    return rc == MB_ECORRUPT ? mb_err_set(err, rc,
+                                          "store %s-batch is damaged, or no file of ours; nothing "
+                                          "was changed. Put a copy of it back, or remove it if the "
+                                          "store itself is whole",
+                                          s->path)
+                             : rc;
 }
 
 static int check_mark(struct sqlite_store *s, struct mb_err *err)
 {
-    char boot_id[40] = "", detail[160];
+    char boot_id[STORE_BOOT_ID_SIZE], detail[160];
     int64_t acknowledged = 0;
     int rc = read_mark(s, &acknowledged, boot_id, err);
 
+    if (rc == 0 && acknowledged < 0 && s->batch > 0)
+        mb_warn(
+            "store",
+            "store %s-batch is missing or empty: if the end of the journal (-wal) was lost with "
+            "it, that cannot be noticed",
+            s->path);
     if (rc != 0 || acknowledged <= s->batch)
         return rc;
     snprintf(detail, sizeof detail, "it ends with batch %lld, but batch %lld was acknowledged",
@@ -251,6 +244,7 @@ static int check_mark(struct sqlite_store *s, struct mb_err *err)
     return store_fail(err, s, MB_ECORRUPT, "its journal (-wal) is missing or damaged", detail);
 }
 
+/* Written at once: one of before gets its checksum. */
 static int open_mark(struct sqlite_store *s, struct mb_err *err)
 {
     char *path = mark_path(s);
@@ -260,7 +254,14 @@ static int open_mark(struct sqlite_store *s, struct mb_err *err)
     s->mark_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     int rc = s->mark_fd >= 0 ? 0 : mb_err_sys(err, errno, "store %s-batch", s->path);
     mb_free(path);
-    return rc;
+    if (rc != 0)
+        return rc;
+    write_mark(s);
+    /* Later ones go over this one. A new file that was never flushed may be zeros after a power
+     * loss, and those are damage. */
+    if (fdatasync(s->mark_fd) != 0)
+        return mb_err_sys(err, errno, "store %s-batch", s->path);
+    return 0;
 }
 
 /* ---- open ---- */
@@ -365,7 +366,7 @@ static int upgrade_schema(struct sqlite_store *s, struct mb_err *err)
  * remove the journal. */
 static int check_files(struct sqlite_store *s, struct mb_err *err)
 {
-    char boot_id[40], *wal = mb_asprintf("%s-wal", s->path);
+    char boot_id[STORE_BOOT_ID_SIZE], *wal = mb_asprintf("%s-wal", s->path);
     struct stat st;
     int64_t acknowledged = 0;
     int is_empty = stat(s->path, &st) != 0 || st.st_size == 0;
@@ -683,7 +684,7 @@ static struct sqlite_store *create(const char *path, int sync_full)
         return NULL;
     s->mark_fd = -1;
     s->sync_full = sync_full;
-    read_small("/proc/sys/kernel/random/boot_id", s->boot_id, 37); /* "" where there is none */
+    store_boot_id(s->boot_id);
     snprintf(name, sizeof name, "store %s", path);
     s->path = mb_strdup(path);
     s->tables = s->path ? tables_create(name) : NULL;

@@ -3,7 +3,9 @@
  * have is not sent back: our agents do not schedule.
  *
  *  1. A stream opens with its node id as metadata, or is refused.
- *  2. A RESOURCE_VIEW replaces the node's view; health and placement hear of it.
+ *  2. A RESOURCE_VIEW replaces the node's view; health and placement hear of it. Rows of placement
+ *     groups (agent/group_rows.h, a raylet's) are left out: they are there for Ray's tasks, which
+ *     this head has none of.
  * Failure paths:
  *  3. Messages of an unknown or dead node, or that cannot be read, are passed over; the node learns
  *     of its death by CheckAlive.
@@ -14,6 +16,8 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "gcs/services.h"
+
+#define GROUP_ROW "_group_"
 
 static void take_view(struct mb_head *h, const Ray__Rpc__Syncer__RaySyncMessage *msg)
 {
@@ -29,6 +33,10 @@ static void take_view(struct mb_head *h, const Ray__Rpc__Syncer__RaySyncMessage 
         mb_warn("gcs", "a resource view of %s cannot be read", n->info->node_manager_address);
         return;
     }
+    view->n_resources_total =
+        mb_wire_drop_resources(view->resources_total, view->n_resources_total, GROUP_ROW);
+    view->n_resources_available =
+        mb_wire_drop_resources(view->resources_available, view->n_resources_available, GROUP_ROW);
     if (n->view)
         ray__rpc__syncer__resource_view_sync_message__free_unpacked(n->view, NULL);
     n->view = view;

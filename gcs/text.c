@@ -1,6 +1,7 @@
 /*
  * 1. Characters are told apart by mb_utf8_look(); whole ones are copied, JSON's own escaped.
  * 2. A broken part, and at the end a cut one, becomes one U+FFFD, as Python's errors="replace".
+ * 3. Without a loss bytes are ISO 8859-1, whose 256 characters are Unicode's first.
  */
 #include "gcs/text.h"
 
@@ -59,6 +60,40 @@ size_t mb_text_json(const void *in, size_t n, int at_end, char *out, size_t *use
     }
     *used = i;
     return o;
+}
+
+size_t mb_text_json_bytes(const void *in, size_t n, char *out)
+{
+    const uint8_t *p = in;
+    size_t o = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] < 0x80) {
+            o += escape_ascii(p[i], out + o);
+        } else {
+            out[o++] = (char)(0xc0 | p[i] >> 6);
+            out[o++] = (char)(0x80 | (p[i] & 0x3f));
+        }
+    }
+    return o;
+}
+
+int mb_text_bytes(const char *in, size_t n, struct mb_buf *out)
+{
+    const uint8_t *p = (const uint8_t *)in;
+    int rc = mb_buf_reserve(out, n);
+
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        uint8_t byte = p[i];
+
+        if (byte >= 0x80) {
+            if ((byte != 0xc2 && byte != 0xc3) || ++i == n || (p[i] & 0xc0) != 0x80)
+                return MB_EPROTO;
+            byte = (uint8_t)((byte & 3) << 6 | (p[i] & 0x3f));
+        }
+        rc = mb_buf_add(out, &byte, 1);
+    }
+    return rc;
 }
 
 int mb_text_clean(const char *in, size_t n, struct mb_buf *out)

@@ -87,6 +87,20 @@ void *mb_wire_labels(struct mb_arena *a, const ProtobufCMessageDescriptor *desc,
     return out;
 }
 
+size_t mb_wire_drop_resources(void *entries, size_t n, const char *word)
+{
+    struct double_entry **e = entries;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (strstr(e[i]->key, word) == NULL)
+            e[kept++] = e[i];
+        else
+            protobuf_c_message_free_unpacked(&e[i]->base, NULL);
+    }
+    return kept;
+}
+
 const struct mb_gcs_resource *mb_wire_get_resources(struct mb_arena *a, const void *entries,
                                                     size_t n)
 {

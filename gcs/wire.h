@@ -23,6 +23,9 @@ void *mb_wire_resources(struct mb_arena *a, const ProtobufCMessageDescriptor *de
                         const struct mb_gcs_resource *r, size_t n);
 void *mb_wire_labels(struct mb_arena *a, const ProtobufCMessageDescriptor *desc,
                      const struct mb_gcs_label *l, size_t n);
+/* Frees those entries of an unpacked map<string,double> whose key has word in it. Returns how many
+ * stay, in their order. */
+size_t mb_wire_drop_resources(void *entries, size_t n, const char *word);
 /* And back: entries is the array of pointers to map entries of that shape. */
 const struct mb_gcs_resource *mb_wire_get_resources(struct mb_arena *a, const void *entries,
                                                     size_t n);

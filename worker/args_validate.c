@@ -166,18 +166,11 @@ static int check_world(struct mb_args *a, struct mb_err *err)
     } sizes[] = {{a->tensor_model_parallel_size, "tensor-model-parallel-size"},
                  {a->pipeline_model_parallel_size, "pipeline-model-parallel-size"},
                  {a->context_parallel_size, "context-parallel-size"}};
-    const int on_gpu = strcmp(a->distributed_backend, "nccl") == 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value <= 0 || sizes[i].value > INT32_MAX) {
             return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be from 1 to %d", sizes[i].name,
                               (long long)sizes[i].value, INT32_MAX);
         }
-    }
-    if (on_gpu && a->context_parallel_size > 1) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--context-parallel-size %lld: not provided on GPUs by this version; "
-                          "--distributed-backend gloo trains on the CPU",
-                          (long long)a->context_parallel_size);
     }
     int64_t size = a->tensor_model_parallel_size * a->pipeline_model_parallel_size;
     if (__builtin_mul_overflow(size, a->context_parallel_size, &size)) {
@@ -190,6 +183,11 @@ static int check_world(struct mb_args *a, struct mb_err *err)
                           (long long)a->world_size, (long long)size);
     }
     a->data_parallel_size = a->world_size / size;
+    if (a->context_parallel_size > 1 && strcmp(a->distributed_backend, "nccl") == 0 &&
+        mb_buf_puts(&a->notes, "note: --context-parallel-size on GPUs saves memory, not time: "
+                               "attention there is by plain kernels (docs/training.md)\n") != 0) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
     if (a->sequence_parallel && a->tensor_model_parallel_size == 1) {
         a->sequence_parallel = 0;
         if (mb_buf_puts(&a->notes, "note: --sequence-parallel has no effect: it means nothing "
@@ -246,14 +244,6 @@ static int check_chunks(struct mb_args *a, struct mb_err *err)
     if (a->pipeline_model_parallel_size == 1) {
         return invalid(err, "When interleaved schedule is used, pipeline-model-parallel size "
                             "should be greater than 1");
-    }
-    if (strcmp(a->distributed_backend, "nccl") == 0) { /* a send between GPUs waits for its peer */
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "%s: the interleaved schedule is not provided on GPUs by this version; "
-                          "leave it out, or --distributed-backend gloo trains on the CPU",
-                          none(a->num_layers_per_virtual_pipeline_stage)
-                              ? "--num-virtual-stages-per-pipeline-rank"
-                              : "--num-layers-per-virtual-pipeline-stage");
     }
     const struct mb_batch_ramp ramp = mb_args_ramp(a);
     rc = check_rounds(a, a->global_batch_size, err);

@@ -350,13 +350,13 @@ static int meet_on_device(struct mb_trainer *t, struct mb_comm **c, struct mb_er
  * Ranks that share a model have nothing on GPUs to tell the whole world. */
 static int meet_on_devices(struct mb_trainer *t, struct mb_err *err)
 {
+    int rc = meet_on_device(t, &t->cp_comm, err);
     if (is_alone(t)) {
-        int rc = meet_on_device(t, &t->comm, err);
+        rc = rc == 0 ? meet_on_device(t, &t->comm, err) : rc;
         t->dp_comm = t->comm;
         return rc;
     }
     struct mb_comm **const groups[] = {&t->tp_comm, &t->dp_comm, &t->tied_comm};
-    int rc = 0;
     for (size_t i = 0; i < sizeof groups / sizeof groups[0] && rc == 0; i++) {
         rc = meet_on_device(t, groups[i], err);
     }

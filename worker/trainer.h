@@ -62,6 +62,7 @@ struct mb_trainer {
     struct mb_comm *tied_comm;        /* of a pipeline's first and last stage, which both have the
                                          embedding's weights; NULL: this rank has no such peer */
     struct mb_link links[MB_N_LINKS]; /* in host memory each is pp_comm */
+    struct mb_comm *ring; /* between GPUs, with several chunks: each link is this; else NULL */
     /* tp neighbours, then cp, then those with other samples; dp counts the last two together. */
     uint32_t tp_rank, tp_size, cp_rank, cp_size, dp_rank, dp_size, pp_rank, pp_size;
     uint32_t data_rank;        /* which of the data parallel samples are this rank's */

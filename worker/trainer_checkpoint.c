@@ -278,10 +278,12 @@ static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
         rc = check_model(t, s, err);
     }
     if (rc == 0 && with_optimizer && !s->has_optimizer) {
+        const char *why = s->optimizer_refused != NULL ? s->optimizer_refused : "";
         rc = mb_err_set(err, MB_ENOENT,
                         "Unable to load optimizer from checkpoint %s. Specify --no-load-optim or "
-                        "--finetune to prevent attempting to load the optimizer state, exiting ...",
-                        t->args.load);
+                        "--finetune to prevent attempting to load the optimizer state, exiting "
+                        "...%s%s",
+                        t->args.load, why[0] != '\0' ? " " : "", why);
     }
     if (rc == 0 && with_optimizer && !t->args.override_opt_param_scheduler) {
         rc = check_schedule(t, s, args, err);

@@ -7,12 +7,13 @@
  *     several chunks it is the first stage's first and the last one's last. What neighbours send
  *     each other is the residual stream of a micro batch and its gradient, of a tensor group each
  *     rank its own to the same place of the next stage; chunks make a ring of the stages.
- *  3. What is received is waited for, in host memory with all that was sent before: so nothing is
- *     written while it is still being sent. Between GPUs trainer_links.c says what waits for what.
- *     The end waits for the rest.
- * Failures: data that end, a token outside the vocabulary; a neighbour that is gone is found where
- * it is waited for, with the communicator's text.
+ *  3. With several chunks all that comes between two passes is one exchange, and is waited for.
+ *  4. With one, what is received is waited for, in host memory with all that was sent before: so
+ * nothing is written while it is still being sent. Between GPUs trainer_links.c says what waits for
+ * what. The end waits for the rest. Failures: data that end, a token outside the vocabulary; a
+ * neighbour that is gone is found where it is waited for, with the communicator's text.
  */
+#include <assert.h>
 #include "worker/kernels/range.h"
 #include "worker/trainer.h"
 
@@ -21,7 +22,9 @@ struct batch {
     struct mb_trainer *t;
     enum mb_split split;
     int64_t n_micro;
-    int trains; /* 0: an evaluation */
+    int trains;                                              /* 0: an evaluation */
+    struct mb_comm_transfer transfers[MB_COMM_EXCHANGE_MAX]; /* since the last pass, of chunks */
+    size_t n_transfers;
 };
 
 static int is_last_chunk(const struct mb_trainer *t, const struct mb_pipeline_step *s)
@@ -142,6 +145,39 @@ static int move(struct batch *b, const struct mb_pipeline_step *s, struct mb_err
     return 0;
 }
 
+static void add_transfer(struct batch *b, const struct mb_pipeline_step *s)
+{
+    static const enum mb_link_kind LINKS[] = {[MB_PIPELINE_SEND_OUTPUT] = MB_LINK_OUTPUT,
+                                              [MB_PIPELINE_SEND_GRADIENT] = MB_LINK_GRADIENT_OUT,
+                                              [MB_PIPELINE_RECEIVE_INPUT] = MB_LINK_INPUT,
+                                              [MB_PIPELINE_RECEIVE_GRADIENT] = MB_LINK_GRADIENT_IN};
+    const struct mb_gpt_ports at = mb_gpt_ports(b->t->gpt, place_of(s));
+    assert(b->n_transfers < MB_COMM_EXCHANGE_MAX);
+    b->transfers[b->n_transfers++] = (struct mb_comm_transfer){
+        .is_send = s->act == MB_PIPELINE_SEND_OUTPUT || s->act == MB_PIPELINE_SEND_GRADIENT,
+        .buf = s->act == MB_PIPELINE_SEND_OUTPUT     ? at.out
+               : s->act == MB_PIPELINE_RECEIVE_INPUT ? at.in
+                                                     : at.gradient,
+        .n = at.n,
+        .peer = b->t->links[LINKS[s->act]].peer};
+}
+
+static int exchange(struct batch *b, struct mb_err *err)
+{
+    struct mb_trainer *t = b->t;
+    struct mb_comm *c = t->links[MB_LINK_OUTPUT].comm; /* each is the same */
+    if (b->n_transfers == 0) {
+        return 0;
+    }
+    mb_range_begin(&t->dev, "exchange of %zu", b->n_transfers);
+    mb_comm_exchange(c, &t->dev, b->transfers, b->n_transfers,
+                     mb_gpt_comm_type(mb_gpt_config(t->gpt)->dtype));
+    b->n_transfers = 0;
+    int rc = mb_comm_synchronize(c, err);
+    mb_range_end(&t->dev);
+    return rc;
+}
+
 int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_micro, int trains,
                           struct mb_err *err)
 {
@@ -156,15 +192,24 @@ int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_m
     int rc = 0;
     mb_pipeline_start(&t->pipeline, (uint64_t)n_micro, !trains);
     while (rc == 0 && mb_pipeline_next(&t->pipeline, &s)) {
+        const int is_pass = s.act == MB_PIPELINE_FORWARD || s.act == MB_PIPELINE_BACKWARD;
+        if (!is_pass && t->pipeline.at.n_chunks > 1) {
+            add_transfer(&b, &s);
+            continue;
+        }
+        rc = exchange(&b, err);
         mb_range_begin(&t->dev, "%s %zu", NAMES[s.act], (size_t)s.micro_batch + 1);
-        if (s.act == MB_PIPELINE_FORWARD) {
+        if (rc == 0 && s.act == MB_PIPELINE_FORWARD) {
             rc = forward(&b, &s, err);
-        } else if (s.act == MB_PIPELINE_BACKWARD) {
+        } else if (rc == 0 && s.act == MB_PIPELINE_BACKWARD) {
             rc = backward(&b, &s, err);
-        } else {
+        } else if (rc == 0) {
             rc = move(&b, &s, err);
         }
         mb_range_end(&t->dev);
+    }
+    if (rc == 0) {
+        rc = exchange(&b, err);
     }
     return rc == 0 ? mb_trainer_wait_links(t, err) : rc;
 }

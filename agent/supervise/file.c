@@ -1,7 +1,7 @@
 /*
- * Replace: 1. open NAME.tmp; 2. write all; 3. fsync; 4. rename over NAME. A failure removes the
- * temporary file and leaves NAME as it was. One writer per name is assumed: a supervisor owns its
- * directory, and an agent writes a spec before there is a supervisor.
+ * Replace: 1. open NAME.tmp; 2. write all; 3. fsync, if asked for; 4. rename over NAME. A failure
+ * removes the temporary file and leaves NAME as it was. One writer per name is assumed: a
+ * supervisor owns its directory, and an agent writes a spec before there is a supervisor.
  */
 #include "agent/supervise/file.h"
 
@@ -29,7 +29,7 @@ static int write_all(int fd, const char *p, size_t n)
     return 0;
 }
 
-int mb_file_replace(int dir_fd, const char *name, const void *p, size_t n)
+int mb_file_replace(int dir_fd, const char *name, const void *p, size_t n, int flush)
 {
     char tmp[4096 + 8];
     int saved, fd;
@@ -41,7 +41,7 @@ int mb_file_replace(int dir_fd, const char *name, const void *p, size_t n)
     fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
         return -1;
-    if (write_all(fd, p, n) != 0 || fsync(fd) != 0) {
+    if (write_all(fd, p, n) != 0 || (flush && fsync(fd) != 0)) {
         saved = errno;
         close(fd);
         unlinkat(dir_fd, tmp, 0);

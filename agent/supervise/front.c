@@ -565,7 +565,7 @@ static int write_pid_file(const struct front *f)
         errno = ENAMETOOLONG;
         return -1;
     }
-    return mb_file_replace(AT_FDCWD, path, text, (size_t)n);
+    return mb_file_replace(AT_FDCWD, path, text, (size_t)n, 1);
 }
 
 static int set_up(struct front *f)

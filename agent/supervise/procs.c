@@ -115,6 +115,14 @@ int mb_sup_is_running(int64_t pid, uint64_t start_ticks)
     return p != NULL && *p != 'Z' && *p != 'X' && ticks_of(p) == start_ticks;
 }
 
+int mb_sup_is_stopped(int64_t pid, uint64_t start_ticks)
+{
+    char buf[STAT_MAX_BYTES];
+    const char *p = read_stat((long long)pid, buf);
+
+    return p != NULL && (*p == 'T' || *p == 't') && ticks_of(p) == start_ticks;
+}
+
 /* Of those that had one pid the last one comes last. */
 static int by_pid(const void *a, const void *b)
 {

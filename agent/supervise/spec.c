@@ -106,7 +106,8 @@ int mb_sup_spec_write(const struct mb_sup_spec *spec, const char *path, char *te
         rc = fail(text, "spec %s: out of memory", path);
     else if (t.len > MB_SUP_SPEC_MAX_BYTES)
         rc = fail(text, "spec %s: %zu bytes, more than %d", path, t.len, MB_SUP_SPEC_MAX_BYTES);
-    else if (mb_file_replace(AT_FDCWD, path, t.data, t.len) != 0)
+    else if (mb_file_replace(AT_FDCWD, path, t.data, t.len, 0) !=
+             0) /* the agent's loop writes it */
         rc = fail(text, "spec %s: %s", path, strerror(errno));
     free(t.data);
     return rc;

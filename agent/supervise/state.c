@@ -50,7 +50,7 @@ int mb_sup_state_write(const struct mb_sup_state *state, int dir_fd, char *text)
         n += (size_t)snprintf(data + n, cap - n, "left 0 %s\n", state->proof);
     if (state->all_exited)
         n += (size_t)snprintf(data + n, cap - n, "all-exited %s\n", state->reason);
-    rc = mb_file_replace(dir_fd, MB_SUP_STATE_FILE, data, n);
+    rc = mb_file_replace(dir_fd, MB_SUP_STATE_FILE, data, n, 1);
     if (rc != 0)
         snprintf(text, MB_SUP_TEXT_MAX, "state: %s", strerror(errno));
     free(data);

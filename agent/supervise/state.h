@@ -46,5 +46,7 @@ int mb_sup_state_read(int dir_fd, struct mb_sup_state *out, char *text);
 uint64_t mb_sup_start_ticks(int64_t pid);
 /* 1 if this very process still runs (a zombie does not). */
 int mb_sup_is_running(int64_t pid, uint64_t start_ticks);
+/* It is there, and stands: by SIGSTOP and its like, or under a debugger. */
+int mb_sup_is_stopped(int64_t pid, uint64_t start_ticks);
 
 #endif

@@ -3,6 +3,8 @@
  *     as they are in a pool's thread; no keys of an object store in its environment.
  *  2. Read to the end: one line if something is wrong.
  *  3. Wait for the program. A status that does not fit the line, or a signal, is a failure too.
+ *  4. Cancelled: the program is killed. Its number is its own until it has been reaped, and is
+ *     forgotten, under the lock, before that.
  */
 #include "agent/unpack/run.h"
 
@@ -92,7 +94,74 @@ static int judge(int status, const char *line, const char *package, struct mb_er
                       package, WEXITSTATUS(status));
 }
 
-int mb_unpack_run(const char *program, const char *package, const char *dir, struct mb_err *err)
+void mb_unpack_child_init(struct mb_unpack_child *c)
+{
+    pthread_mutex_init(&c->lock, NULL);
+    c->pid = 0;
+    c->is_cancelled = 0;
+}
+
+void mb_unpack_child_close(struct mb_unpack_child *c)
+{
+    pthread_mutex_destroy(&c->lock);
+}
+
+void mb_unpack_cancel(struct mb_unpack_child *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->is_cancelled = 1;
+    if (c->pid > 0)
+        kill(c->pid, SIGKILL);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int is_cancelled(struct mb_unpack_child *c)
+{
+    int is;
+
+    pthread_mutex_lock(&c->lock);
+    is = c->is_cancelled;
+    pthread_mutex_unlock(&c->lock);
+    return is;
+}
+
+/* errno-like. */
+static int begin(struct mb_unpack_child *c, const char *program, char *const *argv, int out,
+                 pid_t *pid)
+{
+    int e;
+
+    pthread_mutex_lock(&c->lock);
+    e = c->is_cancelled ? ECANCELED : spawn(program, argv, out, pid);
+    c->pid = e == 0 ? *pid : 0;
+    pthread_mutex_unlock(&c->lock);
+    return e;
+}
+
+/* errno-like. */
+static int reap(struct mb_unpack_child *c, pid_t pid, int *status)
+{
+    siginfo_t info;
+    int e = 0;
+
+    while (e == 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) != 0)
+        e = errno != EINTR ? errno : 0;
+    pthread_mutex_lock(&c->lock);
+    c->pid = 0;
+    pthread_mutex_unlock(&c->lock);
+    while (waitpid(pid, status, 0) < 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+static int say_cancelled(const char *package, struct mb_err *err)
+{
+    return mb_err_set(err, MB_ECANCELED, "package %s: its unpacking was ended", package);
+}
+
+int mb_unpack_run(const char *program, const char *package, const char *dir,
+                  struct mb_unpack_child *child, struct mb_err *err)
 {
     char *argv[] = {"mobula-unpack", (char *)package, (char *)dir, NULL};
     char line[MB_ERR_TEXT_MAX + 16];
@@ -101,16 +170,19 @@ int mb_unpack_run(const char *program, const char *package, const char *dir, str
 
     if (pipe2(fds, O_CLOEXEC) != 0)
         return mb_err_sys(err, errno, "package %s: pipe", package);
-    e = spawn(program, argv, fds[1], &pid);
+    e = begin(child, program, argv, fds[1], &pid);
     close(fds[1]);
     if (e != 0) {
         close(fds[0]);
-        return mb_err_sys(err, e, "package %s: %s", package, program);
+        return e == ECANCELED ? say_cancelled(package, err)
+                              : mb_err_sys(err, e, "package %s: %s", package, program);
     }
     read_line(fds[0], line, sizeof(line));
     close(fds[0]);
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return mb_err_sys(err, errno, "package %s: wait", package);
+    e = reap(child, pid, &status);
+    if (e != 0)
+        return mb_err_sys(err, e, "package %s: wait", package);
+    if (is_cancelled(child))
+        return say_cancelled(package, err);
     return judge(status, line, package, err);
 }

@@ -9,8 +9,8 @@
  *     whole, and the caller keeps the step undone.
  *  4. Replayed facts are applied in order; a file that was begun and not done is sent again, from
  *     its upload id.
- *  5. Written anew: into a file beside, flushed, renamed over the old one, the directory flushed. A
- *     kill leaves one or the other, which say the same of what still counts.
+ *  5. Written anew: into a file beside, renamed over the old one, both flushed. A kill leaves one
+ * or the other, which say the same of what still counts.
  *  6. Journals from before "entered" was noted: who had a place for its files had entered.
  */
 #include "agent/upload/journal.h"
@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "agent/upload/flusher.h"
 #include "base/alloc.h"
 #include "base/checksum.h"
 #include "base/fs.h"
@@ -46,8 +47,8 @@ struct mb_journal {
     int fd;
     uint64_t end; /* where the next record goes */
     uint64_t n_unflushed;
-    uint64_t shortened_at; /* its length when that was tried last */
-    int is_draft;          /* flushed as a whole, later */
+    uint64_t shortened_at;      /* its length when that was tried last */
+    struct mb_flusher *flusher; /* NULL: a draft, flushed as a whole, later */
     char *path;
 };
 
@@ -234,6 +235,7 @@ static int write_at(struct mb_journal *j, const void *p, size_t n, int flush, st
 {
     const uint8_t *bytes = p;
     size_t done = 0;
+    int failed;
 
     while (done < n) {
         ssize_t got = pwrite(j->fd, bytes + done, n - done, (off_t)(j->end + done));
@@ -244,32 +246,40 @@ static int write_at(struct mb_journal *j, const void *p, size_t n, int flush, st
             break;
         done += (size_t)got;
     }
-    flush = !j->is_draft && (flush || j->n_unflushed + n >= UNFLUSHED_MAX);
-    if (done < n || (flush && fdatasync(j->fd) != 0)) {
-        int rc = mb_err_sys(err, errno, "writing %s", j->path);
+    if (done < n)
+        failed = errno;
+    else
+        failed = j->flusher != NULL ? mb_flusher_failed(j->flusher) : 0;
+    if (done < n || failed != 0) {
+        int rc = mb_err_sys(err, failed, "writing %s", j->path);
 
         if (ftruncate(j->fd, (off_t)j->end) != 0)
             mb_err_wrap(err, "its tail cannot be cut off either");
         return rc;
     }
     j->end += n;
+    flush = j->flusher != NULL && (flush || j->n_unflushed + n >= UNFLUSHED_MAX);
     j->n_unflushed = flush ? 0 : j->n_unflushed + n;
+    if (flush)
+        mb_flusher_file(j->flusher, j->fd);
     return MB_OK;
 }
 
-/* Its name is on disk. A file system that has nothing to flush says EINVAL. */
-static int flush_dir(const char *path, struct mb_err *err)
+/* Its name gets onto the disk. */
+static int flush_dir(struct mb_journal *j, struct mb_err *err)
 {
-    const char *slash = strrchr(path, '/');
+    const char *path = j->path, *slash = strrchr(path, '/');
     char *dir = slash == NULL || slash == path ? mb_strdup(slash == NULL ? "." : "/")
                                                : mb_strndup(path, (size_t)(slash - path));
     int fd = dir != NULL ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     int rc = dir == NULL ? mb_err_set(err, MB_ENOMEM, "no memory for the journal") : MB_OK;
 
-    if (rc == MB_OK && (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)))
+    if (rc == MB_OK && fd < 0)
         rc = mb_err_sys(err, errno, "flushing the directory of %s", path);
-    if (fd >= 0)
+    if (fd >= 0) {
+        mb_flusher_dir(j->flusher, fd);
         close(fd);
+    }
     mb_free(dir);
     return rc;
 }
@@ -286,7 +296,8 @@ int mb_journal_open(const char *path, struct mb_plan *plan, struct mb_journal **
         return mb_err_set(err, MB_ENOMEM, "no memory for the journal");
     j->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     j->path = mb_strdup(path);
-    if (j->fd < 0 || j->path == NULL) {
+    j->flusher = mb_flusher_create();
+    if (j->fd < 0 || j->path == NULL || j->flusher == NULL) {
         rc = j->fd < 0 ? mb_err_sys(err, errno, "opening %s", path)
                        : mb_err_set(err, MB_ENOMEM, "no memory for the journal");
         goto out;
@@ -304,7 +315,7 @@ int mb_journal_open(const char *path, struct mb_plan *plan, struct mb_journal **
     if (rc == MB_OK && valid == 0)
         rc = write_at(j, MAGIC, MAGIC_LEN, 1, err);
     if (rc == MB_OK)
-        rc = flush_dir(path, err);
+        rc = flush_dir(j, err);
 out:
     mb_buf_close(&bytes);
     if (rc != MB_OK) {
@@ -319,6 +330,7 @@ void mb_journal_close(struct mb_journal *j)
 {
     if (j == NULL)
         return;
+    mb_flusher_leave(j->flusher);
     if (j->fd >= 0)
         close(j->fd);
     mb_free(j->path);
@@ -571,8 +583,6 @@ static int write_all(struct mb_journal *j, struct mb_plan *plan, struct mb_err *
         rc = mb_journal_entered(j, err);
     for (size_t i = 0; i < mb_plan_count(plan) && rc == MB_OK; i++)
         rc = write_iteration(j, plan, mb_plan_at(plan, i), err);
-    if (rc == MB_OK && fdatasync(j->fd) != 0)
-        rc = mb_err_sys(err, errno, "writing %s", j->path);
     return rc;
 }
 
@@ -593,7 +603,7 @@ static uint64_t needed_bytes(struct mb_plan *plan)
 
 int mb_journal_shorten(struct mb_journal *j, struct mb_plan *plan, struct mb_err *err)
 {
-    struct mb_journal draft = {.is_draft = 1};
+    struct mb_journal draft = {0};
     int rc;
 
     if (j->end < 2 * j->shortened_at || j->end < SHORTEN_FROM_BYTES ||
@@ -606,6 +616,8 @@ int mb_journal_shorten(struct mb_journal *j, struct mb_plan *plan, struct mb_err
     draft.fd = open(draft.path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     rc = draft.fd >= 0 ? write_all(&draft, plan, err)
                        : mb_err_sys(err, errno, "opening %s", draft.path);
+    if (rc == MB_OK && fdatasync(draft.fd) != 0) /* all there is would be lost with it */
+        rc = mb_err_sys(err, errno, "flushing %s", draft.path);
     if (rc == MB_OK && rename(draft.path, j->path) != 0)
         rc = mb_err_sys(err, errno, "renaming %s", draft.path);
     if (rc == MB_OK) { /* the old one has no name any more */
@@ -613,7 +625,8 @@ int mb_journal_shorten(struct mb_journal *j, struct mb_plan *plan, struct mb_err
         j->fd = draft.fd;
         j->end = j->shortened_at = draft.end;
         j->n_unflushed = 0;
-        rc = flush_dir(j->path, err);
+        mb_flusher_file(j->flusher, j->fd);
+        rc = flush_dir(j, err);
     } else if (draft.fd >= 0) {
         close(draft.fd);
         unlink(draft.path);

@@ -1,8 +1,9 @@
 /*
  * The uploader's memory across a SIGKILL: an append-only file of records, each with its length and
- * CRC32C, flushed to disk before the step it notes counts. Only "done" is flushed with what follows
- * it: if the machine loses power before, the file is compared with what the store has, and not sent
- * again. When most of it is of iterations that are durable, it is written anew without them.
+ * CRC32C, written before the step it notes counts, and flushed beside it (flusher.h); "done" with
+ * what follows it. What a machine that loses power has not flushed is looked for in the store, and
+ * not sent again where it is. When most of it is of iterations that are durable, it is written anew
+ * without them.
  *
  * File: "mobula-journal 1\n", then per record u32 length, u32 CRC32C of the payload
  * (little-endian), payload: one JSON object whose "r" names it:

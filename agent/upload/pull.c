@@ -43,6 +43,7 @@
 enum {
     FILE_TIMEOUT_MS = 24 * 3600 * 1000,
     READ_CHUNK = 1 << 20,
+    TEMP_NAME_MAX = 200,       /* a name may have 255 bytes, what is added takes up to 44 */
     LOCK_FROM_BYTES = 8 << 20, /* smaller files are fetched twice rather than waited for */
     LOCK_LOOK_MS = 200
 };
@@ -282,6 +283,26 @@ static void look_at_file(struct pull_slot *s)
     close(fd);
 }
 
+static int is_in_manifest(void *arg, const char *path)
+{
+    const struct mb_pull *p = arg;
+
+    for (size_t i = 0; i < p->manifest.n_files; i++)
+        if (strcmp(p->manifest.files[i].path, path) == 0)
+            return 1;
+    return 0;
+}
+
+/* The name of its lock is free, not that of another file. */
+static int has_lock(const struct pull_slot *s)
+{
+    char *name = mb_asprintf("%s" MB_PULL_LOCK, s->file->path);
+    int free_name = name != NULL && !is_in_manifest(s->p, name);
+
+    mb_free(name);
+    return free_name;
+}
+
 /* In the pool. Who gets the lock looks once more: the one before may have fetched it. */
 static void check_local(uv_work_t *work)
 {
@@ -289,7 +310,8 @@ static void check_local(uv_work_t *work)
 
     s->turn = MB_PULL_NO_LOCK;
     look_at_file(s);
-    if (s->matches || s->file->size_bytes < LOCK_FROM_BYTES || atomic_load(&s->p->stops))
+    if (s->matches || s->file->size_bytes < LOCK_FROM_BYTES || atomic_load(&s->p->stops) ||
+        !has_lock(s))
         return;
     s->turn = mb_pull_file_turn(s->path, &s->lock_fd);
     if (s->turn == MB_PULL_OURS)
@@ -350,6 +372,16 @@ static int waits(const struct mb_pull *p)
     return 0;
 }
 
+/* Beside path; of a long name the beginning, so that all of it is a name, too. */
+static char *temporary_of(const char *path)
+{
+    size_t dir_len = (size_t)(strrchr(path, '/') + 1 - path), name_len = strlen(path) - dir_len;
+
+    return mb_asprintf("%.*s" MB_PULL_TEMP "%u",
+                       (int)(dir_len + (name_len < TEMP_NAME_MAX ? name_len : TEMP_NAME_MAX)), path,
+                       (unsigned)mb_random_u64());
+}
+
 static int begin_file(struct pull_slot *s, const struct mb_manifest_file *f, struct mb_err *err)
 {
     struct mb_pull *p = s->p;
@@ -359,9 +391,7 @@ static int begin_file(struct pull_slot *s, const struct mb_manifest_file *f, str
 
     s->file = f;
     s->path = mb_asprintf("%s/%s/%s", p->local_dir, mb_iteration_dir(p->trying, dir), f->path);
-    s->temporary = s->path != NULL
-                       ? mb_asprintf("%s" MB_PULL_TEMP "%u", s->path, (unsigned)mb_random_u64())
-                       : NULL;
+    s->temporary = s->path != NULL ? temporary_of(s->path) : NULL;
     if (s->temporary == NULL) {
         pull_end_slot(s);
         return mb_err_set(err, MB_ENOMEM, "no memory to fetch a checkpoint");
@@ -390,6 +420,7 @@ static void sync_files(uv_work_t *work)
 
     if (p->sync_errno == 0 && syncfs(p->sync_fd) != 0)
         p->sync_errno = errno;
+    mb_pull_tidy(p->iteration_dir, p->dir_fd, is_in_manifest, p);
 }
 
 static void begin_sync(struct mb_pull *p)
@@ -466,7 +497,7 @@ static void do_enter(uv_work_t *work)
 {
     struct mb_pull *p = work->data;
 
-    p->dir_fd = mb_pull_enter(p->iteration_dir);
+    p->dir_fd = mb_pull_enter(p->iteration_dir, is_in_manifest, p);
     p->sync_fd = open(p->iteration_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     p->sync_errno = p->sync_fd < 0 ? errno : 0;
 }

@@ -21,7 +21,7 @@
 #include "base/str.h"
 
 #define DIR_LOCK  ".mobula-pull.lock"
-#define FILE_LOCK ".mobula-lock"
+#define FILE_LOCK MB_PULL_LOCK
 
 enum { TRIES = 20, DEPTH_MAX = 16, ENTER_LOOK_MS = 50, ENTER_LOOKS = 600 };
 
@@ -43,21 +43,34 @@ int mb_pull_is_temp(const char *name)
     return 0;
 }
 
-/* A lock of a file: empty, and nobody's. A file of a checkpoint may have such a name, too. */
-static int is_left_lock(const char *path, const struct stat *st)
+/* Another file may have the name by now. */
+static int is_named(const char *path, const struct stat *here)
 {
-    int fd, left;
+    struct stat named;
+
+    return stat(path, &named) == 0 && here->st_ino == named.st_ino && here->st_dev == named.st_dev;
+}
+
+/* A lock of a file that nobody holds goes. It is empty: a file of a checkpoint may have such a
+ * name, too. It is held until it is gone, since a puller may be there that has no lock of the
+ * directory: one that takes it meanwhile finds that it has lost its name (lock() below). */
+static int remove_lock(const char *path, const struct stat *st)
+{
+    struct stat here;
+    int fd, gone = 0;
 
     if (!mb_ends_with(path, FILE_LOCK) || !S_ISREG(st->st_mode) || st->st_size > 0)
         return 0;
     fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    left = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &here) == 0)
+        gone = is_named(path, &here) && here.st_size == 0 && unlink(path) == 0;
     if (fd >= 0)
         close(fd);
-    return left;
+    return gone;
 }
 
-static void remove_left(const char *dir, int depth)
+/* top_len: of the directory's own path and its slash. */
+static void remove_left(const char *dir, size_t top_len, int depth, mb_pull_keeps keeps, void *arg)
 {
     DIR *d = depth < DEPTH_MAX ? opendir(dir) : NULL;
     struct dirent *e;
@@ -71,8 +84,10 @@ static void remove_left(const char *dir, int depth)
         path = mb_path_join(dir, e->d_name);
         if (path && lstat(path, &st) == 0) {
             if (S_ISDIR(st.st_mode))
-                remove_left(path, depth + 1);
-            else if ((mb_pull_is_temp(e->d_name) || is_left_lock(path, &st)) && unlink(path) == 0)
+                remove_left(path, top_len, depth + 1, keeps, arg);
+            else if (keeps && keeps(arg, path + top_len))
+                ; /* a checkpoint's file may have such a name */
+            else if (mb_pull_is_temp(e->d_name) ? unlink(path) == 0 : remove_lock(path, &st))
                 mb_info("pull", "removed what a puller that is dead left: %s", path);
         }
         mb_free(path);
@@ -101,7 +116,7 @@ void mb_pull_remove_temp(const char *path)
 static int lock(const char *path, int how)
 {
     for (int i = 0; i < TRIES; i++) {
-        struct stat here, named;
+        struct stat here;
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
 
         if (fd < 0)
@@ -113,8 +128,7 @@ static int lock(const char *path, int how)
             errno = saved;
             return -1;
         }
-        if (fstat(fd, &here) == 0 && stat(path, &named) == 0 && here.st_ino == named.st_ino &&
-            here.st_dev == named.st_dev)
+        if (fstat(fd, &here) == 0 && is_named(path, &here))
             return fd;
         close(fd);
     }
@@ -122,7 +136,7 @@ static int lock(const char *path, int how)
     return -1;
 }
 
-int mb_pull_enter(const char *dir)
+int mb_pull_enter(const char *dir, mb_pull_keeps keeps, void *arg)
 {
     char *path = mb_path_join(dir, DIR_LOCK);
     const struct timespec pause = {.tv_nsec = ENTER_LOOK_MS * 1000000L};
@@ -135,7 +149,7 @@ int mb_pull_enter(const char *dir)
     for (int i = 0; fd < 0 && i < ENTER_LOOKS; i++) {
         fd = lock(path, LOCK_EX);
         if (fd >= 0) {
-            remove_left(dir, 0);
+            remove_left(dir, strlen(dir) + 1, 0, keeps, arg);
             flock(fd, LOCK_SH); /* from exclusive to shared nobody is waited for */
             break;
         }
@@ -147,6 +161,15 @@ int mb_pull_enter(const char *dir)
     }
     mb_free(path);
     return fd;
+}
+
+/* A lock that cannot become exclusive is lost, so it is taken anew. */
+void mb_pull_tidy(const char *dir, int fd, mb_pull_keeps keeps, void *arg)
+{
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        remove_left(dir, strlen(dir) + 1, 0, keeps, arg);
+    if (fd >= 0)
+        flock(fd, LOCK_SH | LOCK_NB);
 }
 
 void mb_pull_leave(const char *dir, int fd)

@@ -6,11 +6,18 @@
 #ifndef MOBULA_AGENT_UPLOAD_PULL_LOCK_H
 #define MOBULA_AGENT_UPLOAD_PULL_LOCK_H
 
-#define MB_PULL_TEMP ".pull-" /* PATH.pull-NUMBER, and what the store adds */
+#define MB_PULL_TEMP ".pull-"       /* PATH.pull-NUMBER, and what the store adds */
+#define MB_PULL_LOCK ".mobula-lock" /* PATH.mobula-lock */
+
+/* 1: this file, by its path below the directory, is the checkpoint's own, whatever its name. */
+typedef int (*mb_pull_keeps)(void *arg, const char *path);
 
 /* The directory of an iteration, which is made. Who comes alone removes the temporary files and
- * locks of pullers that are dead. Returns a descriptor for mb_pull_leave(), or -1. */
-int mb_pull_enter(const char *dir);
+ * locks of pullers that are dead; keeps: NULL, all of them. Returns a descriptor for
+ * mb_pull_leave(), or -1. */
+int mb_pull_enter(const char *dir, mb_pull_keeps keeps, void *arg);
+/* All files are there: the same, if the others have left, or died, meanwhile. */
+void mb_pull_tidy(const char *dir, int fd, mb_pull_keeps keeps, void *arg);
 /* The last one to leave takes the lock's file away. -1 is legal. */
 void mb_pull_leave(const char *dir, int fd);
 

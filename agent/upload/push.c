@@ -550,10 +550,8 @@ static void on_file_sent(void *arg, const struct mb_store_result *r)
 static int send_file(struct push_slot *s, struct mb_push_file *f, struct mb_err *err)
 {
     struct mb_push *p = s->p;
-    struct mb_store_put_file put = {.resume_upload_id = f->upload_id,
-                                    .on_upload_id = on_upload_id,
-                                    .progress = on_progress,
-                                    .outage_ms = p->retry_for_ms};
+    struct mb_store_put_file put = {
+        .resume_upload_id = f->upload_id, .on_upload_id = on_upload_id, .progress = on_progress};
     int rc = 0;
 
     s->key = push_key_of(p, f->path);
@@ -711,6 +709,7 @@ int mb_push_start(uv_loop_t *loop, const struct mb_push_opts *opts, mb_push_cb c
     if (rc == 0)
         rc = mb_store_open(loop, opts->url, &p->store, err);
     if (rc == 0) {
+        mb_store_set_outage(p->store, opts->retry_for_ms ? opts->retry_for_ms : RETRY_FOR_MS);
         rc = mb_store_get(p->store, MB_LATEST_KEY, PUSH_LATEST_MAX_BYTES, PUSH_SMALL_TIMEOUT_MS,
                           push_on_first_look, p, err);
         if (rc != 0)
@@ -725,7 +724,6 @@ int mb_push_start(uv_loop_t *loop, const struct mb_push_opts *opts, mb_push_cb c
     p->loop = loop;
     p->force = opts->force;
     p->abandon = opts->abandon;
-    p->retry_for_ms = opts->retry_for_ms ? opts->retry_for_ms : RETRY_FOR_MS;
     p->cb = cb;
     p->arg = arg;
     for (size_t i = 0; i < MB_STORE_FILES_AT_ONCE; i++)

@@ -27,7 +27,6 @@ struct mb_push {
     struct mb_push_journal *journal;
     char *job_id;
     int force, abandon;
-    uint64_t retry_for_ms;
     mb_push_cb cb;
     void *arg;
     struct mb_push_status status;

@@ -171,7 +171,7 @@ int mb_tracker_memory_write(const struct mb_tracker_memory *m, const char *path,
                  ? mb_buf_printf(&text, "old %" PRId64 " %" PRIx64 "\n", dir->iteration, dir->state)
                  : mb_buf_printf(&text, "new %" PRId64 "\n", dir->iteration);
     }
-    rc = rc == MB_OK ? mb_fs_write_atomic(path, mb_buf_str(&text), text.len, 0644, err)
+    rc = rc == MB_OK ? mb_fs_replace(path, mb_buf_str(&text), text.len, 0644, err)
                      : mb_err_set(err, rc, "no memory to write %s", path);
     mb_buf_close(&text);
     return rc;

@@ -70,6 +70,10 @@ static grpc_channel *connect_core(const struct mb_grpc *g, const char *target,
         mb_grpc_int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_INITIAL_MS),
         mb_grpc_int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS),
         mb_grpc_int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
+        /* What each call would pay for, and nobody here uses. */
+        mb_grpc_int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0),
+        mb_grpc_int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
+        mb_grpc_int_arg(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, INT32_MAX),
     };
     grpc_channel_args args = {sizeof(list) / sizeof(list[0]), list};
     grpc_channel_credentials *creds = mb_grpc_tls_client(g->tls);

@@ -7,8 +7,9 @@
  *
  *  1. The first message of a turn to a connection goes at once: most turns have only one.
  *  2. With the second (the first, if the turn before had more) the connection is corked; before the
- *     loop waits again it is uncorked, and what was written since goes out in as few segments as it
- *     fills. While finished operations wait for their turn, it stays corked for some turns more.
+ *     next turn it is uncorked, and what was written since goes out in as few segments as it fills.
+ *     A turn is bounded (MB_GRPC_TURN_TAGS), although more in a segment costs less: with all calls
+ *     of a window in one, both sides wait for each other in turns, and each core half the time.
  *  3. The library does not tell which descriptor a call uses, so it is looked for once among those
  *     of this process, by its peer's address, and checked again in each turn that corks it. A busy
  *     connection that is not found (it has closed, or is beyond the bounds below) is as fast as it
@@ -28,7 +29,6 @@
 #include "base/grpc/internal.h"
 
 enum {
-    TURNS_HELD_MAX = 8,   /* while finished calls are waiting */
     LOOK_PAUSE_MS = 1000, /* between two searches: with 4096 descriptors one takes milliseconds */
     LOOK_MAX = 4096       /* descriptors */
 };
@@ -106,9 +106,6 @@ static void on_before_wait(uv_prepare_t *prepare)
 {
     struct mb_grpc *g = prepare->data;
 
-    if (g->more_waits && ++g->turns_held < TURNS_HELD_MAX)
-        return;
-    g->turns_held = 0;
     for (int i = 0; i < MB_GRPC_BUSY_MAX; i++) {
         struct mb_grpc_busy *b = &g->busy[i];
 

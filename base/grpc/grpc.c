@@ -82,6 +82,7 @@ static void on_library_log(gpr_log_func_args *args)
 {
     mb_debug("grpc", "%s", args->message);
     mb_grpc_refused_handshake(args->file, args->message);
+    mb_grpc_deaf_heard(args->file, args->message);
 }
 
 /* ---- tags ---- */
@@ -194,6 +195,7 @@ static void finish_stop(struct mb_grpc *g)
     pthread_join(g->poller, NULL);
     grpc_completion_queue_destroy(g->cq);
     g->cq = NULL;
+    mb_grpc_deaf_forget(g);
     uv_close((uv_handle_t *)&g->async, on_handle_closed);
     uv_close((uv_handle_t *)&g->timer, on_handle_closed);
     uv_close((uv_handle_t *)&g->turn, on_handle_closed);
@@ -224,7 +226,6 @@ static int run_turn(struct mb_grpc *g)
         g->n_ops--;
         tag->done(tag, ev.success);
     }
-    g->more_waits = n == MB_GRPC_TURN_TAGS;
     return n;
 }
 
@@ -248,6 +249,7 @@ static void on_async(uv_async_t *async)
     struct mb_grpc_tag *tag;
     int poller_ended, has_queue;
 
+    mb_grpc_deaf_tell(g);
     pthread_mutex_lock(&g->lock);
     tag = g->finished_head;
     g->finished_head = NULL;

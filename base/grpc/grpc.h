@@ -56,6 +56,10 @@ struct mb_grpc_req; /* one unary request being served; must be answered exactly 
 int mb_grpc_create(uv_loop_t *loop, struct mb_grpc **out, struct mb_err *err);
 /* Mutual TLS for every channel and server; before the first of them. tls is taken. */
 void mb_grpc_secure(struct mb_grpc *g, struct mb_grpc_tls *tls);
+/* cb, on the loop's thread: a server's port takes no connections any more, for good. The library
+ * gives it up where no descriptor is left for one. Of several runtimes the last that asked is told.
+ */
+void mb_grpc_on_deaf(struct mb_grpc *g, void (*cb)(void *arg), void *arg);
 /* Why a channel cannot connect (mb_grpc_channel_fault()) is no line of the log: the caller says it.
  */
 void mb_grpc_quiet_faults(struct mb_grpc *g);

@@ -79,8 +79,6 @@ struct mb_grpc {
     int n_handles;            /* of the four above, not closed yet */
     struct mb_grpc_busy busy[MB_GRPC_BUSY_MAX];
     uint64_t look_after_ms; /* on the loop's clock */
-    int more_waits;         /* the last turn ended before the queue was empty */
-    int turns_held;
     grpc_completion_queue *cq;
     pthread_t poller;
     pthread_mutex_t lock;
@@ -99,6 +97,9 @@ struct mb_grpc {
     int is_probing;
     int quiet_faults;
     uint64_t probe_patience_ms; /* 0: as fault.c has it; tests have more */
+    void (*deaf_cb)(void *arg);
+    void *deaf_arg;
+    int is_deaf; /* guarded by deaf.c's lock */
     int stopping;
     int draining; /* the completion queue is shut down */
     mb_grpc_stopped_cb stopped_cb;
@@ -222,6 +223,14 @@ enum { MB_GRPC_WHY_MAX = 128 };
 /* A line that the library logged in file: 1 if it says why a caller's handshake failed. */
 int mb_grpc_refused_why(const char *file, const char *message, char out[MB_GRPC_WHY_MAX]);
 void mb_grpc_refused_handshake(const char *file, const char *message);
+
+/* ---- deaf.c ---- */
+
+/* A line that the library logged in file: 1 if a port takes no connections any more. */
+int mb_grpc_deaf_says(const char *file, const char *message);
+void mb_grpc_deaf_heard(const char *file, const char *message);
+void mb_grpc_deaf_tell(struct mb_grpc *g);   /* on the loop's thread */
+void mb_grpc_deaf_forget(struct mb_grpc *g); /* before async is closed */
 
 /* ---- client.c ---- */
 

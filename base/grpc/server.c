@@ -556,6 +556,9 @@ static grpc_server *core_new(const struct mb_grpc_server *srv)
         mb_grpc_int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                         MIN_PING_INTERVAL_MS),
         mb_grpc_int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        /* What each call would pay for, and nobody here uses. */
+        mb_grpc_int_arg(GRPC_ARG_ENABLE_CHANNELZ, 0),
+        mb_grpc_int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
     };
     grpc_channel_args args = {sizeof(list) / sizeof(list[0]), list};
     grpc_server *core = grpc_server_create(&args, NULL);

@@ -17,6 +17,7 @@
 #include "base/http/client.h"
 
 #include <curl/curl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,7 @@ enum {
     DEFAULT_STALL_TIMEOUT_MS = 30000,
     CONNECT_TIMEOUT_MS = 10000,
     MAX_HEADER_BYTES = 256 * 1024,
+    MAX_HEAD_BYTES = 16 * 1024, /* of a request that has a token */
     UPLOAD_BUFFER_BYTES = 256 * 1024
 };
 
@@ -61,6 +63,7 @@ static int on_sending(void *arg, char *remote_ip, char *local_ip, int remote_por
     (void)local_ip;
     (void)remote_port;
     f->n_sent++;
+    f->local_port = local_port;
     if (f->is_sent_here)
         mb_client_send_begin(f, local_port);
     return CURL_PREREQFUNC_OK;
@@ -229,6 +232,16 @@ static void fetch_free(struct mb_http_fetch *f)
     mb_free(f);
 }
 
+/* What a cancelled request has in the kernel's buffer, megabytes on a slow link, is not sent
+ * either: others may need the link. */
+static void drop_unsent(struct mb_http_fetch *f)
+{
+    const struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+
+    if (f->canceled && f->socket != CURL_SOCKET_BAD && f->body.pos > 0 && mb_client_status(f) == 0)
+        setsockopt(f->socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
 static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
 {
     struct mb_http_client *c = f->client;
@@ -236,7 +249,9 @@ static void fetch_finish(struct mb_http_fetch *f, CURLcode rc)
     long n_redirects = 0;
     mb_client_send_end(f);
     curl_easy_getinfo(f->easy, CURLINFO_REDIRECT_COUNT, &n_redirects);
+    r.was_sent = f->n_sent > 0;
     r.was_repeated = f->n_sent > 1 + n_redirects;
+    drop_unsent(f);
     curl_multi_remove_handle(c->multi, f->easy);
     if (f->prev)
         f->prev->next = f->next;
@@ -288,6 +303,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         flags |= CURL_CSELECT_OUT;
     if (flags != 0)
         curl_multi_socket_action(c->multi, w->fd, flags, &running);
+    mb_client_tls_turns(c);
     reap(c);
     mb_client_send_turn(w, events);
 }
@@ -302,6 +318,7 @@ static void on_timeout(uv_timer_t *timer)
     struct mb_http_client *c = timer->data;
     int running;
     curl_multi_socket_action(c->multi, CURL_SOCKET_TIMEOUT, 0, &running);
+    mb_client_tls_turns(c);
     reap(c);
 }
 
@@ -377,6 +394,10 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *s
 {
     struct mb_http_client *c = arg;
     struct watch *w = socket_arg;
+    struct mb_http_fetch *f = NULL;
+    curl_easy_getinfo(easy, CURLINFO_PRIVATE, (char **)&f);
+    if (f)
+        f->socket = what == CURL_POLL_REMOVE ? CURL_SOCKET_BAD : fd;
     if (what == CURL_POLL_REMOVE) {
         if (w) {
             watch_close(w);
@@ -399,9 +420,31 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *s
 
 static void on_cancel(uv_timer_t *timer);
 
+/* The head of a request, with its tokens, stands at the beginning of buffers of libcurl's: that is
+ * overwritten when they are given back. Not all of them: of the large ones most was never touched.
+ */
+static void give_back(void *p)
+{
+    size_t n = p ? malloc_usable_size(p) : 0;
+    mb_secret_wipe(p, n < MAX_HEAD_BYTES ? n : MAX_HEAD_BYTES);
+    free(p);
+}
+
+static void *resize(void *p, size_t size_bytes)
+{
+    size_t n = p ? malloc_usable_size(p) : 0;
+    void *grown = n >= size_bytes && p ? p : malloc(size_bytes);
+    if (!grown || grown == p)
+        return grown;
+    if (p)
+        memcpy(grown, p, n);
+    give_back(p);
+    return grown;
+}
+
 static void global_init(void)
 {
-    curl_global_init(CURL_GLOBAL_ALL);
+    curl_global_init_mem(CURL_GLOBAL_ALL, malloc, give_back, resize, strdup, calloc);
 }
 
 int mb_http_client_create(uv_loop_t *loop, unsigned max_connections, struct mb_http_client **out,
@@ -421,11 +464,14 @@ int mb_http_client_create(uv_loop_t *loop, unsigned max_connections, struct mb_h
     uv_timer_init(loop, &c->timer);
     uv_timer_init(loop, &c->cancel_timer);
     uv_timer_init(loop, &c->stall_timer);
+    uv_timer_init(loop, &c->more_timer);
     c->timer.data = c;
     c->cancel_timer.data = c;
     c->stall_timer.data = c;
+    c->more_timer.data = c;
     c->on_cancel = on_cancel;
-    c->n_handles = 3;
+    c->reap = reap;
+    c->n_handles = 4;
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
     curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
     curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
@@ -466,6 +512,7 @@ static void on_cancel(uv_timer_t *timer)
     uv_close((uv_handle_t *)&c->timer, on_handle_closed);
     uv_close((uv_handle_t *)&c->cancel_timer, on_handle_closed);
     uv_close((uv_handle_t *)&c->stall_timer, on_handle_closed);
+    uv_close((uv_handle_t *)&c->more_timer, on_handle_closed);
 }
 
 void mb_client_fail(struct mb_http_fetch *f, int code)
@@ -564,7 +611,10 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
         request->connect_timeout_ms ? request->connect_timeout_ms : CONNECT_TIMEOUT_MS;
     CURLcode rc = set_method(f, request);
     rc |= curl_easy_setopt(e, CURLOPT_URL, request->url);
+    if (!request->follow_redirects) /* one that is signed is signed with its dots */
+        rc |= curl_easy_setopt(e, CURLOPT_PATH_AS_IS, 1L);
     rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+    f->socket = CURL_SOCKET_BAD;
     rc |= curl_easy_setopt(e, CURLOPT_PRIVATE, f);
     rc |= curl_easy_setopt(e, CURLOPT_ERRORBUFFER, f->detail);
     rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
@@ -582,6 +632,7 @@ static CURLcode set_options(struct mb_http_fetch *f, const struct mb_http_reques
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)MB_CLIENT_MIN_BYTES_PER_S);
         rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, (long)((f->stall_ms + 999) / 1000));
     }
+    mb_client_tls_start(f, request);
     rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, (long)MB_HTTP_READ_BYTES);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, on_header);
     rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, f);

@@ -32,6 +32,7 @@ struct mb_http_response {
     long status;         /* HTTP status; 0 on error */
     const uint8_t *body; /* borrowed; empty when a sink took it; at most max_body_bytes */
     size_t body_len;
+    int was_sent; /* at least its beginning: there was a connection */
     /* It was sent more than once: a connection that had been used before ended without a byte of an
      * answer, and libcurl sent it again by itself. The first may have been carried out. */
     int was_repeated;

@@ -1,4 +1,5 @@
-/* What the sources of the HTTP client share: client.c, client_send.c. Not for users: see client.h.
+/* What the sources of the HTTP client share: client.c, client_send.c, client_tls.c. Not for users:
+ * see client.h.
  */
 #ifndef MOBULA_BASE_HTTP_CLIENT_INTERNAL_H
 #define MOBULA_BASE_HTTP_CLIENT_INTERNAL_H
@@ -15,6 +16,7 @@ struct watch {
     struct mb_http_client *client;
     curl_socket_t fd;
     int wants; /* libcurl's events of libuv */
+    int port;  /* the local one; 0: not known yet */
     /* Polls for them and for the sender's; non-zero: it cannot. */
     int (*start)(struct watch *w);
     struct mb_http_fetch *sender; /* whose body may go here past libcurl */
@@ -29,6 +31,8 @@ struct mb_http_client {
     uv_timer_t cancel_timer; /* turns marks of cancellation into callbacks */
     uv_timer_cb on_cancel;
     uv_timer_t stall_timer; /* looks after those that are sent here */
+    uv_timer_t more_timer;  /* goes on with what was read ahead */
+    void (*reap)(struct mb_http_client *c);
     unsigned n_handles;
     struct watch *watches;
     struct mb_http_fetch *fetches;
@@ -44,6 +48,7 @@ struct mb_http_fetch {
     struct mb_http_fetch *prev;
     struct mb_http_fetch *next;
     CURL *easy;
+    curl_socket_t socket; /* that it has now */
     struct curl_slist *headers;
     int canceled;
     int is_secret;
@@ -54,6 +59,8 @@ struct mb_http_fetch {
     int is_cut;       /* ... and the connection takes no more */
     int local_port;   /* of the connection that has the request; 0: none yet */
     struct watch *watch;
+    int is_read_ahead;    /* by client_tls.c, if it comes over TLS */
+    uint64_t taken_bytes; /* that OpenSSL had from its connection when that was looked at */
     uint64_t stall_ms;
     uint64_t mark_ms; /* body.pos was mark_pos; 0: no connection yet */
     size_t mark_pos;
@@ -90,5 +97,11 @@ int mb_client_send_events(const struct watch *w);    /* of libuv, besides libcur
 /* After libcurl has had its turn with events of the socket. */
 void mb_client_send_turn(struct watch *w, int events);
 void mb_client_send_end(struct mb_http_fetch *f);
+int mb_client_port_of(struct watch *w); /* the local one of a connection; 0 or less: none yet */
+
+/* ---- client_tls.c ---- */
+void mb_client_tls_start(struct mb_http_fetch *f, const struct mb_http_request *request);
+/* After libcurl has had a turn, before its finished transfers are taken. */
+void mb_client_tls_turns(struct mb_http_client *c);
 
 #endif

@@ -80,6 +80,13 @@ static int port_of(curl_socket_t fd)
     return a.ss_family == AF_INET ? ntohs(((struct sockaddr_in *)&a)->sin_port) : -1;
 }
 
+int mb_client_port_of(struct watch *w)
+{
+    if (w->port <= 0)
+        w->port = port_of(w->fd);
+    return w->port;
+}
+
 /* The watch is of the connection that has the request. */
 static int is_its(const struct watch *w, const struct mb_http_fetch *f)
 {
@@ -144,6 +151,10 @@ size_t mb_client_send_ask(struct mb_http_fetch *f)
 {
     if (f->body.pos == f->body.len)
         return 0;
+    if (!f->failure && mb_client_status(f) >= 300) { /* refused: libcurl reads why, and closes */
+        curl_easy_setopt(f->easy, CURLOPT_FORBID_REUSE, 1L);
+        return 0;
+    }
     if (f->failure || f->is_cut || mb_client_status(f) >= 200) {
         f->failure = f->failure ? f->failure : MB_EUNAVAIL;
         return CURL_READFUNC_ABORT;

@@ -46,6 +46,7 @@ struct mb_store_op {
     uint64_t offset;
     uint64_t deadline_ms;   /* monotonic */
     uint64_t outage_ms;     /* 0: none */
+    int is_outage_of_all;   /* ... it is that of mb_store_set_outage() */
     int32_t priority;       /* of files: lower goes first */
     char *resume_upload_id; /* ABORT_UPLOADS: the one, NULL: all */
     void (*on_upload_id)(void *arg, const char *upload_id);
@@ -86,6 +87,7 @@ struct mb_store {
     const struct mb_store_backend *backend;
     void *impl;
     char *url;
+    uint64_t outage_ms; /* of every operation that has none of its own; 0: none */
     struct mb_store_op *ops;
     int closing;
     int backend_closing;

@@ -29,6 +29,8 @@
 enum {
     BACKOFF_BASE_MS = 100,
     BACKOFF_CAP_MS = 20000,
+    CONNECT_MS = 10000,
+    MIN_CONNECT_MS = 1000,  /* however little time is left: a handshake over a long way */
     MAX_SKEW_MS = 300000,   /* servers allow 15 minutes */
     LONG_STALL_FACTOR = 20, /* of an answer that the server may think about */
     MAX_CHECKSUM_ATTEMPTS =
@@ -54,6 +56,8 @@ struct s3_call {
     int is_refused; /* nothing is sent */
     unsigned attempt;
     uint64_t failing_since_ms; /* 0: not failing */
+    uint64_t began_ms;         /* the last attempt */
+    uint64_t silent_ms;        /* ... it heard nothing of the store for so long, when it failed */
     unsigned n_bad_checksums;
     int canceled;
     int is_waited_for; /* canceled, but its answer is still to come */
@@ -239,6 +243,22 @@ static int creates_upload(const struct s3_request *r)
     return strcmp(r->method, "POST") == 0 && r->query != NULL && strcmp(r->query, "uploads=") == 0;
 }
 
+/* What is left of the outage that the operation may see. */
+static uint64_t outage_left_ms(const struct s3_call *call, uint64_t now)
+{
+    uint64_t end = (call->failing_since_ms ? call->failing_since_ms : now) + call->op->outage_ms;
+    return end > now ? end - now : 0;
+}
+
+/* A bound of an attempt where the outage has one for all: not far beyond its end. */
+static uint64_t bound_ms(const struct s3_call *call, uint64_t ms, uint64_t at_least)
+{
+    uint64_t left = outage_left_ms(call, call->began_ms);
+    if (!call->op->is_outage_of_all || left >= ms)
+        return ms;
+    return left > at_least ? left : at_least;
+}
+
 static int attempt(struct s3_call *call, struct mb_err *err)
 {
     struct s3 *s = call->s3;
@@ -250,6 +270,7 @@ static int attempt(struct s3_call *call, struct mb_err *err)
         s3_credentials_get(s->credentials, &call->wait, &call->keys_generation);
     if (!keys)
         return 0; /* on_keys follows */
+    call->began_ms = now;
     char *url =
         mb_asprintf("%s%s%s%s", s->endpoint, call->path, call->query[0] ? "?" : "", call->query);
     int rc = url ? sign(call, keys, &lines) : MB_ENOMEM;
@@ -266,7 +287,9 @@ static int attempt(struct s3_call *call, struct mb_err *err)
             .body_offset = call->request.body_offset,
             .max_body_bytes = call->request.max_body_bytes,
             .timeout_ms = call->op->deadline_ms > now ? call->op->deadline_ms - now : 1,
-            .stall_timeout_ms = s->stall_ms * (call->request.long_answer ? LONG_STALL_FACTOR : 1),
+            .connect_timeout_ms = bound_ms(call, CONNECT_MS, MIN_CONNECT_MS),
+            .stall_timeout_ms = bound_ms(call, s->stall_ms, MB_STORE_ANSWER_MS) *
+                                (call->request.long_answer ? LONG_STALL_FACTOR : 1),
             .sink = call->request.sink,
             .head = call->request.head,
             .sink_arg = call->request.sink_arg,
@@ -316,14 +339,19 @@ static int try_later(struct s3_call *call)
     uint64_t delay =
         mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
     if (call->failing_since_ms == 0)
-        call->failing_since_ms = now;
+        call->failing_since_ms = now - call->silent_ms;
+    call->silent_ms = 0;
+    if (call->op->outage_ms != 0) { /* the last try is at its very end */
+        uint64_t left_ms = outage_left_ms(call, now);
+        delay = delay < left_ms ? delay : left_ms;
+        if (left_ms == 0) {
+            call->answer.error = MB_EUNAVAIL;
+            return 0;
+        }
+    }
     if (now + delay >= call->op->deadline_ms) {
         if (call->answer.error == MB_EUNAVAIL && now >= call->op->deadline_ms)
             call->answer.error = MB_ETIMEOUT;
-        return 0;
-    }
-    if (call->op->outage_ms != 0 && now + delay > call->failing_since_ms + call->op->outage_ms) {
-        call->answer.error = MB_EUNAVAIL;
         return 0;
     }
     mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
@@ -411,6 +439,17 @@ static int is_region(const char *s)
 {
     size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-");
     return n > 0 && n < 40 && s[n] == '\0';
+}
+
+/* How long the store was not heard of before an attempt ran out of time: since its beginning, if it
+ * got no connection, else for as long as it may be silent. */
+static uint64_t silence_ms(const struct s3_call *call, const struct mb_http_response *r)
+{
+    uint64_t all = mb_mono_ms() - call->began_ms;
+    uint64_t bound = bound_ms(call, call->s3->stall_ms, MB_STORE_ANSWER_MS);
+    if (!call->op->is_outage_of_all || r->error != MB_ETIMEOUT)
+        return 0;
+    return !r->was_sent || all < bound ? all : bound;
 }
 
 /* An answer to HEAD has no body that would say what is wrong. */
@@ -550,6 +589,7 @@ static void on_response(void *arg, const struct mb_http_response *r)
     struct s3_call *call = arg;
     struct mb_s3_xml_error xml;
     call->fetch = NULL;
+    call->silent_ms = silence_ms(call, r);
     read_answer(call, r, &xml);
     call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
     if (call->is_fresh || r->was_repeated || r->status >= 500)

@@ -55,6 +55,11 @@ const char *mb_store_url(const struct mb_store *s)
     return s->url;
 }
 
+void mb_store_set_outage(struct mb_store *s, uint64_t outage_ms)
+{
+    s->outage_ms = outage_ms;
+}
+
 int mb_store_has_conditions(const struct mb_store *s)
 {
     return !s->backend->has_conditions || s->backend->has_conditions(s);
@@ -242,10 +247,23 @@ static struct mb_store_op *op_create(struct mb_store *s, enum mb_store_kind kind
     }
     op->store = s;
     op->kind = kind;
-    op->deadline_ms = mb_mono_ms() + (timeout_ms ? timeout_ms : DEFAULT_TIMEOUT_MS);
+    timeout_ms = timeout_ms ? timeout_ms : DEFAULT_TIMEOUT_MS;
+    op->deadline_ms =
+        mb_mono_ms() + timeout_ms + s->outage_ms; /* an outage ends by its own bound */
+    op->outage_ms = s->outage_ms;
+    op->is_outage_of_all = s->outage_ms != 0;
     op->cb = cb;
     op->arg = arg;
     return op;
+}
+
+/* The request's own. */
+static void set_outage(struct mb_store_op *op, uint64_t outage_ms)
+{
+    if (outage_ms == 0)
+        return;
+    op->outage_ms = outage_ms;
+    op->is_outage_of_all = 0;
 }
 
 static int op_start(struct mb_store_op *op, struct mb_err *err)
@@ -310,7 +328,7 @@ int mb_store_put_file(struct mb_store *s, const struct mb_store_put_file *req, m
     op->gives_up = req->gives_up;
     op->on_upload_id = req->on_upload_id;
     op->progress = req->progress;
-    op->outage_ms = req->outage_ms;
+    set_outage(op, req->outage_ms);
     op->priority = req->priority;
     if (req->op)
         *req->op = op;
@@ -368,7 +386,7 @@ int mb_store_get_range(struct mb_store *s, const struct mb_store_range *range, m
     op->is_range = 1;
     op->offset = range->offset;
     op->max_bytes = range->size_bytes;
-    op->outage_ms = range->outage_ms;
+    set_outage(op, range->outage_ms);
     return op_start(op, err);
 }
 
@@ -387,7 +405,7 @@ int mb_store_get_file_as(struct mb_store *s, const struct mb_store_get_file *req
     op->is_lazy = req->is_lazy;
     op->priority = req->priority;
     op->progress = req->progress;
-    op->outage_ms = req->outage_ms;
+    set_outage(op, req->outage_ms);
     return op_start(op, err);
 }
 

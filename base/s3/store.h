@@ -30,6 +30,13 @@ int mb_store_open(uv_loop_t *loop, const char *url, struct mb_store **out, struc
 void mb_store_close(struct mb_store *s, void (*cb)(void *arg), void *arg);
 const char *mb_store_url(const struct mb_store *s); /* without credentials, as given */
 
+/* For somebody who says how long a store that is away is asked: every operation from now on that
+ * has no outage_ms of its own ends with MB_EUNAVAIL when its requests have failed for so long, also
+ * when they got no connection; before, its time-out ends it only where that is longer. A server
+ * that took a request has MB_STORE_ANSWER_MS, or longer, to say something. */
+enum { MB_STORE_ANSWER_MS = 10000 };
+void mb_store_set_outage(struct mb_store *s, uint64_t outage_ms);
+
 /* 0 from the first conditional write on that the server did not implement: such writes end with
  * MB_EUNSUPPORTED and change nothing, but for the first one to a server that takes conditions and
  * does not heed them. Until then, and of file://, 1. */

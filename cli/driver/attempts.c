@@ -18,7 +18,6 @@
 #include "base/str.h"
 
 enum {
-    LOOK_EVERY_MS = 1000,
     LOOK_TIMEOUT_MS = 5000,
     BACK_WITHIN_MS = 15000 /* an agent that was cut off together with us registers again */
 };
@@ -172,11 +171,8 @@ static void on_nodes(void *arg, const struct mb_err *err, const struct mb_gcs_no
 void drv_attempts_tick(struct driver *d)
 {
     enum mb_drv_phase phase = mb_drv_phase(d->state);
-    uint64_t now = mb_mono_ms();
 
-    if (d->looking || phase < MB_DRV_DIAL || phase > MB_DRV_END ||
-        now < d->looked_ms + LOOK_EVERY_MS)
+    if (d->looking || phase < MB_DRV_DIAL || phase > MB_DRV_END)
         return;
-    d->looked_ms = now;
     d->looking = mb_gcs_nodes(d->gcs, LOOK_TIMEOUT_MS, on_nodes, d, NULL, NULL) == 0;
 }

@@ -8,6 +8,7 @@
  *  3. The gang still waits for its nodes, or for what its ranks load, when its own deadline is
  *     over: it would have nothing to save. That ends it.
  *  4. All ranks have ended, and uploads take longer than --drain-timeout: they are given up.
+ *  5. It ends for its deadline: its own log is sent until then, too.
  */
 #include "cli/driver/internal.h"
 
@@ -23,6 +24,7 @@ enum {
     RESERVE_MIN_MS = 2000,
     RESERVE_MAX_MS = 10000,
     LEFT_MIN_MS = 1000,
+    LOG_MARGIN_MS = 500, /* the job's state is written down, too */
     URL_FILE_MAX_BYTES = 4096
 };
 
@@ -152,6 +154,13 @@ static void drain_tick(struct driver *d)
     for (uint32_t i = 0; i < d->n_nodes; i++)
         if (d->nodes[i].driver && !mb_drv_node_ended(d->state, i))
             drv_node_end(&d->nodes[i], 1);
+}
+
+/* Over in time, and with what of its log there is time for. One that is late has all the time. */
+void drv_deadline_bound_log(const struct driver *d)
+{
+    if (d->deadline.unix_ms > mb_unix_ms())
+        bound_log(d->deadline.unix_ms - LOG_MARGIN_MS);
 }
 
 void drv_deadline_tick(struct driver *d)

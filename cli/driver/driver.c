@@ -517,6 +517,8 @@ int mb_driver_run(const struct mb_driver_opts *opts)
     while (!d.closing)
         mb_loop_turn(&d.loop);
     status = mb_drv_exit_status(d.state);
+    if (mb_drv_at_deadline(d.state))
+        drv_deadline_bound_log(&d);
     if (mb_drv_at_deadline(d.state) && status == 0)
         printf("ended for its deadline (%s)%s\n", d.deadline.source,
                opts->checkpoint_url ? ": all that was saved is durable" : "");

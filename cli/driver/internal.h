@@ -178,7 +178,6 @@ struct driver {
     int closing;
     int gcs_is_closing;
     int handles_open;
-    uint64_t looked_ms;            /* for nodes that died */
     uint64_t blind_ms;             /* the last look that had no answer; 0: none */
     struct mb_gcs_op *wait_op;     /* pg_wait in flight */
     struct drv_node *nodes;        /* [opts->num_nodes] */
@@ -232,7 +231,7 @@ void drv_reserve_anew(struct driver *d);
  * what the old one held is given back. */
 int drv_attempts_conclude(struct driver *d);
 void drv_attempts_begin(struct driver *d); /* from the loop, never at once */
-void drv_attempts_tick(struct driver *d);  /* looks for nodes of the gang that died */
+void drv_attempts_tick(struct driver *d);  /* every second: which nodes of the gang died */
 
 /* node.c */
 int drv_node_init(struct driver *d, uint32_t index, const struct mb_gcs_node *node,
@@ -293,6 +292,7 @@ void drv_on_plan(struct drv_node *n, const Mobula__V1__Plan *plan);
 uint64_t drv_leaving_grace_ms(const struct driver *d);
 /* Once a second: a gang that does not train yet when the time is over. */
 void drv_deadline_tick(struct driver *d);
+void drv_deadline_bound_log(const struct driver *d);
 
 /* record.c: the KV record that `mobula status` shows; NULL when memory is out. */
 /* The nodes of the present attempt are known. The oldest attempts are forgotten, up to a bound. */

@@ -1,4 +1,4 @@
-"""Data parallel and tensor parallel on two GPUs, and on four where there are so many: the CPU's losses however gradients are summed, its
+"""Data, tensor, pipeline and context parallel on two GPUs, and on four where there are so many: the CPU's losses however gradients are summed, its
 checkpoints both ways, a rank that dies, gangs under agents. MOBULA_WORKER and MOBULA_BIN are the programs, gang.py and cluster.py have to be
 on the path; runs on a machine with two NVIDIA GPUs and NCCL, and needs Python's standard library only. MOBULA_PARALLEL_RESULTS: a file that
 gets what was measured."""
@@ -28,6 +28,10 @@ SHARDED = ["--use-distributed-optimizer"]
 MEANWHILE = ["--overlap-grad-reduce", "--ddp-bucket-size", "100000"]
 FOUR = ["--hidden-size", "256", "--num-attention-heads", "4"]  # heads for four
 PP2, PP4 = ["--pipeline-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "4"]
+CHUNKS = ["--num-virtual-stages-per-pipeline-rank", "2"]  # the interleaved schedule
+CP2 = ["--context-parallel-size", "2"]
+LLAMA = ("--normalization RMSNorm --swiglu --position-embedding-type rope --group-query-attention --num-query-groups 1 "
+         "--untie-embeddings-and-output-weights --disable-bias-linear").split()
 TP2, TP4, ROWS = (["--tensor-model-parallel-size", "2"], ["--tensor-model-parallel-size", "4"], ["--sequence-parallel"])
 RESULTS = []
 
@@ -147,6 +151,50 @@ class Parallel(Gpus):
                                          "--exit-interval", str(3 * last), *args)))
         self.assert_close("checkpoints, stages", got, want, 1e-4)
 
+    def test_two_gpus_are_stages_with_chunks(self):
+        """In a ring, by the interleaved schedule; so many micro batches as stages are all on their way forward first."""
+        deep = [*N, "--num-layers", "4"]
+        want = losses(self.train(1, *deep, *CPU))
+        untied = ["--untie-embeddings-and-output-weights"]
+        few = ["--global-batch-size", "4"]
+        ways = {"tied": ([], want), "sharded, meanwhile": (SHARDED + MEANWHILE, want),
+                "evaluations": (["--eval-iters", "4", "--eval-interval", "2"], want),
+                "untied": (untied, losses(self.train(1, *deep, *CPU, *untied))), "two micro batches": (few, losses(self.train(1, *deep, *CPU, *few)))}
+        for name, (args, expected) in ways.items():
+            with self.subTest(name):
+                self.assert_close(f"two stages of two chunks, {name}", losses(self.train(2, *deep, *PP2, *CHUNKS, *args)), expected, 1e-4)
+        self.assert_close("bf16, two stages of two chunks and the CPU", losses(self.train(2, *deep, *PP2, *CHUNKS, *BF16)), want, 2e-2)
+        where, got = os.path.join(self.dir, "chunks"), {}
+        for last, (world, args) in enumerate(((2, PP2 + CHUNKS), (1, CPU), (2, PP2), (2, PP2 + CHUNKS + SHARDED)), 1):
+            got.update(losses(self.train(world, *deep, "--save", where, "--load", where, "--save-interval", "3",
+                                         "--exit-interval", str(3 * last), *args)))
+        self.assert_close("checkpoints, chunks", got, want, 1e-4)
+
+    def test_two_gpus_share_samples(self):
+        """Keys and values go round, with dropout on attention, and without any on Llama's form; checkpoints both ways."""
+        want = losses(self.train(1, *N, *CPU))
+        ways = {"all-reduce": ([], want), "sharded, meanwhile": (SHARDED + MEANWHILE, want),
+                "evaluations": (["--eval-iters", "4", "--eval-interval", "2"], want), "Llama": (LLAMA, losses(self.train(1, *N, *CPU, *LLAMA)))}
+        for name, (args, expected) in ways.items():
+            with self.subTest(name):
+                log = self.train(2, *N, *CP2, *args)
+                self.assertIn("> initialized context parallel with size 2\n", log)
+                self.assertRegex(log, r"> NCCL \d+\.\d+\.\d+ between GPUs; rank 0 of 2")
+                self.assert_close(f"two GPUs share samples, {name}", losses(log), expected, 1e-4)
+        self.assert_close("two GPUs share samples, and one GPU", losses(self.train(2, *N, *CP2)), losses(self.train(1, *N)), 1e-4)
+        self.assert_close("bf16, two GPUs share samples, and the CPU", losses(self.train(2, *N, *CP2, *BF16)), want, 2e-2)
+        fp16 = ["--fp16", "--initial-loss-scale", "65536"]
+        self.assert_close("fp16, two GPUs share samples, and the CPU", losses(self.train(2, *N, *CP2, *fp16)), want, 5e-3)
+        where, got = os.path.join(self.dir, "samples"), {}
+        for last, (world, args) in enumerate(((2, CP2), (1, CPU), (2, CP2 + SHARDED + ["--async-save"]), (1, [])), 1):
+            got.update(losses(self.train(world, *N, "--save", where, "--load", where, "--save-interval", "3",
+                                         "--exit-interval", str(3 * last), *args)))
+        self.assert_close("checkpoints, shared samples", got, want, 1e-4)
+        args = [*N, *CP2, *BF16, *SHARDED, "--deterministic-mode", "--log-params-norm"]
+        first, second = (figures(self.train(2, *args)) for _ in range(2))
+        self.assertEqual(len(first), 36)
+        self.assertEqual(first, second)
+
     def test_checkpoints_go_everywhere(self):
         """Three iterations on two GPUs, one GPU, the CPU, and two GPUs again are twelve on the CPU."""
         want = losses(self.train(1, *N, *CPU))
@@ -172,6 +220,12 @@ class Parallel(Gpus):
     def test_a_death_of_a_stage_is_one_line(self):
         """Also where a step is more than a GPU has room for in its queue."""
         self.end_a_rank(*PP2, "--num-layers", "96", "--global-batch-size", "16")
+
+    def test_a_death_in_a_ring_of_keys_is_one_line(self):
+        self.end_a_rank(*CP2, "--num-layers", "96", "--global-batch-size", "16")
+
+    def test_a_death_of_a_stage_with_chunks_is_one_line(self):
+        self.end_a_rank(*PP2, *CHUNKS, "--num-layers", "96", "--global-batch-size", "16")
 
     def end_a_rank(self, *args):
         ranks = self.start(2, "--train-iters", "1000000", *args)
@@ -210,12 +264,22 @@ class OnFour(Gpus):
         self.assertEqual(len(want), 12)
         ways = {"data parallel": [], "sharded, meanwhile": SHARDED + MEANWHILE, "a model on four": TP4, "a model on four, sequence parallel": TP4 + ROWS,
                 "two stages of two, data parallel": PP2 + SHARDED + MEANWHILE,
-                "two stages of two, tensor parallel": PP2 + TP2 + ROWS, "two models on two each": TP2 + MEANWHILE, "two models on two each, sequence parallel, sharded": TP2 + ROWS + SHARDED + MEANWHILE}
+                "two stages of two, tensor parallel": PP2 + TP2 + ROWS, "samples by two, a model on two": CP2 + TP2 + ROWS + SHARDED,
+                "samples by two, two stages": CP2 + PP2 + SHARDED + MEANWHILE, "samples by two, data parallel": CP2 + MEANWHILE,
+                "two models on two each": TP2 + MEANWHILE, "two models on two each, sequence parallel, sharded": TP2 + ROWS + SHARDED + MEANWHILE}
         for world, name, args in [(1, "alone", []), (2, "data parallel", SHARDED), *((4, name, args) for name, args in ways.items())]:
             with self.subTest(name, world=world):
                 self.assert_close(f"{world} GPUs and the CPU, {name}", losses(self.train(world, *N, *FOUR, *args)), want, 1e-4)
         deep = [*N, *FOUR, "--num-layers", "4"]
-        self.assert_close("4 GPUs and the CPU, four stages", losses(self.train(4, *deep, *PP4)), losses(self.train(1, *deep, *CPU)), 1e-4)
+        alone = losses(self.train(1, *deep, *CPU))
+        self.assert_close("4 GPUs and the CPU, four stages", losses(self.train(4, *deep, *PP4)), alone, 1e-4)
+        for name, args in (("data parallel", SHARDED + MEANWHILE), ("tensor parallel", TP2 + ROWS)):
+            with self.subTest(name, chunks=2):
+                got = losses(self.train(4, *deep, *PP2, *CHUNKS, *args))
+                self.assert_close(f"4 GPUs and the CPU, two stages of two chunks, {name}", got, alone, 1e-4)
+        deep += ["--num-layers", "8"]
+        self.assert_close("4 GPUs and the CPU, four stages of two chunks", losses(self.train(4, *deep, *PP4, *CHUNKS)),
+                          losses(self.train(1, *deep, *CPU)), 1e-4)
         for name, args in (("sharded, meanwhile", SHARDED + MEANWHILE), ("two models on two each, sequence parallel", TP2 + ROWS + SHARDED)):
             with self.subTest(name, dtype="bf16"):
                 self.assert_close(f"bf16, 4 GPUs and the CPU, {name}", losses(self.train(4, *N, *FOUR, *BF16, *args)), want, 2e-2)

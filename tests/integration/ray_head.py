@@ -96,7 +96,7 @@ class RayHead:
 
     def _print_logs(self):
         """What Ray said last: its directory goes with it."""
-        for pid in self._own_pids():
+        for pid in self.pids():
             with contextlib.suppress(OSError):
                 words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 print(f"runs: {pid} {b' '.join(words)[:120].decode(errors='replace')}", flush=True)
@@ -126,7 +126,7 @@ class RayHead:
             text += os.read(out, 65536)
         return found.group(1).decode()
 
-    def _own_pids(self):
+    def pids(self):
         """Live processes of our session, or working in our temporary directory."""
         pids = []
         for entry in pathlib.Path("/proc").iterdir():
@@ -145,10 +145,11 @@ class RayHead:
     def find(self, word):
         """The pid of the Ray process that was started with this word."""
         pids = []
-        for pid in self._own_pids():
-            words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(w.endswith(word.encode()) for w in words):
-                pids.append(pid)
+        for pid in self.pids():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(w.endswith(word.encode()) for w in words):
+                    pids.append(pid)
         return min(pids)
 
     def kill(self, word):
@@ -169,7 +170,7 @@ class RayHead:
         return start_again
 
     def _signal_own(self, number):
-        for pid in self._own_pids():
+        for pid in self.pids():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:

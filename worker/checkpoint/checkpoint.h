@@ -17,8 +17,9 @@
  * state and weights and hands them on; every other rank needs in its own DIR only the shards it
  * reads. So ranks may share DIR or have one each.
  *
- * DIR may also be Megatron-LM's (--ckpt-format torch or torch_dist): its weights are loaded,
- * whatever tensor and pipeline parallel sizes wrote them, by any layout; its optimizer is not.
+ * DIR may also be Megatron-LM's (--ckpt-format torch or torch_dist): it is loaded, whatever tensor
+ * and pipeline parallel sizes wrote it, by any layout; of its optimizer those forms that
+ * megatron/shards.h names.
  *
  * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
  * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every
@@ -94,6 +95,8 @@ struct mb_checkpoint_state {
     /* The learning rate's schedule, in samples: how far it has come, and what it was. */
     int64_t schedule_samples, warmup_samples, decay_samples;
     int has_optimizer;
+    int is_megatrons;        /* files of Megatron-LM's: rank 0 alone reads them */
+    char *optimizer_refused; /* there is one, and this is why it is not read; owned. NULL: no */
     /* Of fp16 with a dynamic loss scale, else has_grad_scaler is 0: worker/model/loss_scale.h. */
     int has_grad_scaler;
     double loss_scale;

@@ -8,7 +8,9 @@
  * against the model, and broadcasts the flat buffer. Each rank looks through the optimizer files of
  * its own directory that are of the size which state.json says, and reads the parts that cover its
  * range; without the distributed optimizer ranks then exchange their ranges.
- *  4. Ranks that share a model get their parts by an exchange of what rank 0 reads of the weights,
+ *  4. Of Megatron-LM's optimizer rank 0 reads all, like the weights: ranks get their ranges of it
+ *     from there.
+ *  5. Ranks that share a model get their parts by an exchange of what rank 0 reads of the weights,
  *     and of the same ranges of the optimizer.
  *
  * Failures: a tracker that holds no positive number, a missing or damaged file, a tensor that is
@@ -28,6 +30,7 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "worker/checkpoint/moments.h"
 #include "worker/checkpoint/safetensors.h"
 #include "worker/checkpoint/weights.h"
 
@@ -234,6 +237,19 @@ static int open_model(const struct mb_checkpoint_model *m, const char *iter_dir,
     return rc;
 }
 
+/* And the optimizer, which no rank but this one reads. */
+static int open_all(const struct mb_checkpoint_model *m, const char *iter_dir,
+                    const struct mb_checkpoint_state *s, struct mb_weights *w, struct mb_err *err)
+{
+    int rc = open_model(m, iter_dir, w, err);
+    if (rc == 0 && s->is_megatrons != (w->megatron != NULL)) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s: its files are others than a moment ago", iter_dir);
+    }
+    return rc == 0 && s->is_megatrons && m->exp_avg != NULL
+               ? mb_weights_take_optimizer(w, iter_dir, s, err)
+               : rc;
+}
+
 /* One tensor of the weights into device memory. */
 static int read_weights(struct mb_device *d, struct mb_weights *w, const struct mb_st_tensor *t,
                         const struct mb_master *dst, size_t begin, size_t n, float *piece,
@@ -251,21 +267,16 @@ static int read_weights(struct mb_device *d, struct mb_weights *w, const struct 
     return rc;
 }
 
-static int read_model(const struct mb_checkpoint_model *m, const char *iter_dir, float *piece,
+static int read_model(const struct mb_checkpoint_model *m, struct mb_weights *w, float *piece,
                       struct mb_err *err)
 {
-    struct mb_weights w = {0};
-    int rc = open_model(m, iter_dir, &w, err);
+    int rc = 0;
     for (size_t i = 0; i < m->n_tensors && rc == 0; i++) {
         const struct mb_checkpoint_tensor *t = &m->tensors[i];
-        rc = read_weights(m->dev, &w, mb_weights_find(&w, t->name), &m->weights, t->offset, t->n,
+        rc = read_weights(m->dev, w, mb_weights_find(w, t->name), &m->weights, t->offset, t->n,
                           piece, err);
     }
-    if (rc == 0) {
-        rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);
-    }
-    mb_weights_close(&w);
-    return rc;
+    return rc == 0 ? m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err) : rc;
 }
 
 /* ---- optimizer ---- */
@@ -280,36 +291,6 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-static int shard_range(const char *path, const struct mb_st_reader *r, size_t flat_elements,
-                       struct cover *out, struct mb_err *err)
-{
-    static const char *const KEYS[] = {"begin", "end", "flat_elements"};
-    int64_t v[3];
-    for (int i = 0; i < 3; i++) {
-        const char *text = mb_st_metadata(r, KEYS[i]);
-        if (text == NULL || mb_parse_i64(text, 0, INT64_MAX, KEYS[i], &v[i], NULL) != 0) {
-            return mb_err_set(err, MB_ECORRUPT, "%s: metadata \"%s\" is missing or no number", path,
-                              KEYS[i]);
-        }
-    }
-    if ((size_t)v[2] != flat_elements || v[0] > v[1] || v[1] > v[2]) {
-        return mb_err_set(err, MB_EINVAL,
-                          "%s: holds [%" PRId64 ", %" PRId64 ") of %" PRId64
-                          " elements, the model has %zu",
-                          path, v[0], v[1], v[2], flat_elements);
-    }
-    *out = (struct cover){(size_t)v[0], (size_t)v[1]};
-    for (int i = 0; i < 2; i++) {
-        const struct mb_st_tensor *t = mb_st_find(r, i == 0 ? "exp_avg" : "exp_avg_sq");
-        if (t == NULL || t->dtype != MB_ST_F32 || t->n_dims != 1 ||
-            t->shape[0] != out->end - out->begin) {
-            return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s does not fit its range", path,
-                              i == 0 ? "exp_avg" : "exp_avg_sq");
-        }
-    }
-    return 0;
-}
-
 /* Reads what the shard has of our range; *part says what that was. */
 static int read_shard(const struct mb_checkpoint_model *m, const char *path, float *piece,
                       struct cover *part, struct mb_err *err)
@@ -318,7 +299,7 @@ static int read_shard(const struct mb_checkpoint_model *m, const char *path, flo
     struct cover has = {0, 0};
     int rc = mb_st_open(path, &r, err);
     if (rc == 0) {
-        rc = shard_range(path, r, m->n_elements, &has, err);
+        rc = mb_moments_range(path, r, m->n_elements, &has.begin, &has.end, err);
     }
     if (rc == 0) {
         size_t begin = has.begin > m->state_begin ? has.begin : m->state_begin;
@@ -340,16 +321,7 @@ static int read_shard(const struct mb_checkpoint_model *m, const char *path, flo
 
 static int is_shard(const struct dirent *e)
 {
-    return mb_starts_with(e->d_name, "optim_dp_") && mb_ends_with(e->d_name, ".safetensors");
-}
-
-/* A directory may still hold shards that its node saved in an attempt of another size, which never
- * became durable; what was pulled lies beside them. */
-static int is_of_world(const char *name, int64_t world_size)
-{
-    char ending[48];
-    snprintf(ending, sizeof ending, "_of_%03" PRId64 ".safetensors", world_size);
-    return world_size <= 0 || mb_ends_with(name, ending);
+    return mb_moments_is_file(e->d_name, 0);
 }
 
 static int check_covered(const struct mb_checkpoint_model *m, const char *dir, struct cover *parts,
@@ -385,7 +357,7 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
     size_t n_parts = 0;
     int rc = parts != NULL ? 0 : no_memory(err);
     for (int i = 0; i < n && rc == 0; i++) {
-        if (!is_of_world(list[i]->d_name, world_size)) {
+        if (!mb_moments_is_file(list[i]->d_name, world_size)) {
             continue;
         }
         char *path = mb_path_join(dir, list[i]->d_name);
@@ -434,6 +406,7 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
 struct reading {
     const struct mb_checkpoint_model *m;
     struct mb_weights w;
+    int moment; /* 0, 1: that; -1: the weights */
 };
 
 /* Elements [begin, end) of the whole flat buffer; gaps between tensors stay as they are. */
@@ -446,8 +419,11 @@ static int read_window(void *arg, float *p, size_t begin, size_t end, struct mb_
         size_t from = t->offset > begin ? t->offset : begin;
         size_t to = t->offset + t->n < end ? t->offset + t->n : end;
         if (from < to) {
-            rc = mb_weights_read(&a->w, mb_weights_find(&a->w, t->name), from - t->offset,
-                                 to - from, p + (from - begin), err);
+            const struct mb_st_tensor *have = mb_weights_find(&a->w, t->name);
+            const size_t at = from - t->offset, n = to - from;
+            float *to_p = p + (from - begin);
+            rc = a->moment < 0 ? mb_weights_read(&a->w, have, at, n, to_p, err)
+                               : mb_weights_read_moment(&a->w, a->moment, have, at, n, to_p, err);
         }
     }
     return rc;
@@ -459,7 +435,7 @@ static int take_part(const struct mb_checkpoint_model *m, const struct mb_exchan
                      struct mb_err *err)
 {
     float *host = memory + MB_EXCHANGE_WINDOW;
-    const struct mb_exchange_side take = {host, begin, end, 1, NULL, NULL};
+    const struct mb_exchange_side take = {host, begin, end, m->layout != NULL, NULL, NULL};
     memset(host, 0, (end - begin) * sizeof *host); /* gaps stay zeros */
     int rc = mb_checkpoint_exchange(m, m->comm, give, &take, memory, err);
     if (rc == 0) {
@@ -491,16 +467,31 @@ static int share_optimizer(const struct mb_checkpoint_model *m, const char *dir,
     return rc;
 }
 
+/* Of Megatron-LM's files, which rank 0 has open. memory: a window, and the range after it. */
+static int hand_out_moments(const struct mb_checkpoint_model *m, struct reading *reading,
+                            float *memory, struct mb_err *err)
+{
+    int rc = 0;
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        const int reads = mb_comm_rank(m->comm) == 0;
+        const struct mb_exchange_side give = {.read = reads ? read_window : NULL, .arg = reading};
+        const struct mb_master states = {.whole = i == 0 ? m->exp_avg : m->exp_avg_sq};
+        reading->moment = i;
+        rc = take_part(m, &give, &states, m->state_begin, m->state_end, memory, err);
+    }
+    return rc;
+}
+
 static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir,
-                       int64_t world_size, struct mb_err *err)
+                       const struct mb_checkpoint_state *s, struct mb_err *err)
 {
     const size_t part = MB_EXCHANGE_WINDOW + m->layout->n_elements;
     const size_t range = m->n_elements / mb_comm_world_size(m->comm) + 1;
-    struct reading reading = {.m = m};
+    struct reading reading = {.m = m, .moment = -1};
     float *memory = mb_alloc((part + (m->exp_avg != NULL ? 2 * range : 0)) * sizeof *memory);
     int rc = memory != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = open_model(m, iter_dir, &reading.w, err);
+        rc = open_all(m, iter_dir, s, &reading.w, err);
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
@@ -509,7 +500,9 @@ static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir
         rc = take_part(m, &give, &m->weights, 0, m->layout->n_elements, memory, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {
-        rc = share_optimizer(m, iter_dir, world_size, memory, memory + part, err);
+        rc = s->is_megatrons
+                 ? hand_out_moments(m, &reading, memory, err)
+                 : share_optimizer(m, iter_dir, s->data_parallel_size, memory, memory + part, err);
     }
     mb_weights_close(&reading.w);
     mb_free(memory);
@@ -528,13 +521,18 @@ static void broadcast_weights(const struct mb_checkpoint_model *m)
     mb_comm_broadcast(m->comm, m->dev, m->weights.lower, m->n_elements, MB_COMM_BF16, 0);
 }
 
-static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir, int64_t world_size,
-                      struct mb_err *err)
+static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir,
+                      const struct mb_checkpoint_state *s, struct mb_err *err)
 {
-    float *piece = mb_alloc(MB_CHECKPOINT_PIECE * sizeof *piece);
+    const int hands_out = s->is_megatrons && m->exp_avg != NULL;
+    const size_t n =
+        hands_out ? MB_EXCHANGE_WINDOW + (m->state_end - m->state_begin) : MB_CHECKPOINT_PIECE;
+    struct reading reading = {.m = m, .moment = -1};
+    float *piece = mb_alloc(n * sizeof *piece);
     int rc = piece != NULL ? 0 : no_memory(err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = read_model(m, iter_dir, piece, err);
+        rc = open_all(m, iter_dir, s, &reading.w, err);
+        rc = rc == 0 ? read_model(m, &reading.w, piece, err) : rc;
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
@@ -542,8 +540,10 @@ static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir,
         rc = mb_comm_synchronize(m->comm, err);
     }
     if (rc == 0 && m->exp_avg != NULL) {
-        rc = load_optimizer(m, iter_dir, world_size, piece, err);
+        rc = hands_out ? hand_out_moments(m, &reading, piece, err)
+                       : load_optimizer(m, iter_dir, s->data_parallel_size, piece, err);
     }
+    mb_weights_close(&reading.w);
     mb_free(piece);
     return rc;
 }
@@ -554,8 +554,7 @@ int mb_checkpoint_load(const struct mb_checkpoint_model *m, const char *dir,
     char *iter_dir = mb_weights_dir(dir, s->iteration);
     int rc = mb_checkpoint_agree(m->comm, iter_dir != NULL ? 0 : no_memory(err), WHAT, err);
     if (rc == 0) {
-        rc = m->layout != NULL ? load_shared(m, iter_dir, s->data_parallel_size, err)
-                               : load_whole(m, iter_dir, s->data_parallel_size, err);
+        rc = m->layout != NULL ? load_shared(m, iter_dir, s, err) : load_whole(m, iter_dir, s, err);
     }
     mb_free(iter_dir);
     return rc;

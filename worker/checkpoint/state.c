@@ -32,6 +32,7 @@ void mb_checkpoint_optim_name(uint32_t rank, uint32_t world_size, char out[48])
 void mb_checkpoint_state_close(struct mb_checkpoint_state *s)
 {
     mb_free(s->args_json);
+    mb_free(s->optimizer_refused);
     memset(s, 0, sizeof *s);
 }
 
@@ -114,6 +115,16 @@ static json_t *scaler_json(const struct mb_checkpoint_state *s)
                      (json_int_t)s->hysteresis_tracker);
 }
 
+/* It names files, and names may be any bytes. */
+static json_t *json_of_text(const char *text)
+{
+    struct mb_buf valid = {0};
+    json_t *j =
+        mb_buf_utf8(&valid, text, strlen(text)) == 0 ? json_string(mb_buf_str(&valid)) : NULL;
+    mb_buf_close(&valid);
+    return j;
+}
+
 int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
                                const struct mb_checkpoint_state *s, struct mb_buf *out,
                                struct mb_err *err)
@@ -131,7 +142,14 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
     if (s->has_grad_scaler) {
         bad |= json_object_set_new(root, "grad_scaler", scaler_json(s));
     }
-    bad |= json_object_set_new(root, "has_optimizer", json_boolean(m->exp_avg != NULL));
+    bad |= json_object_set_new(root, "has_optimizer",
+                               json_boolean(m->exp_avg != NULL || s->has_optimizer));
+    if (s->is_megatrons) { /* on its way from rank 0, never on disk */
+        bad |= json_object_set_new(root, "of_megatron", json_true());
+    }
+    if (s->optimizer_refused != NULL) {
+        bad |= json_object_set_new(root, "optimizer_refused", json_of_text(s->optimizer_refused));
+    }
     bad |= json_object_set_new(root, "tensor_parallel_size", json_integer(1));
     bad |= json_object_set_new(root, "pipeline_parallel_size", json_integer(1));
     bad |= json_object_set_new(root, "data_parallel_size",
@@ -207,6 +225,11 @@ static int take_state(const char *name, const json_t *root, struct mb_checkpoint
         return bad_state(err, name, "field \"has_optimizer\" or \"args\" is missing");
     }
     out->has_optimizer = json_is_true(optimizer);
+    out->is_megatrons = json_is_true(json_object_get(root, "of_megatron"));
+    const char *refused = json_string_value(json_object_get(root, "optimizer_refused"));
+    if (refused != NULL && (out->optimizer_refused = mb_strdup(refused)) == NULL) {
+        return mb_err_set(err, MB_ENOMEM, "%s: out of memory", name);
+    }
     out->data_parallel_size = json_integer_value(json_object_get(root, "data_parallel_size"));
     out->args_json = json_dumps(args, JSON_COMPACT);
     return out->args_json != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "%s: out of memory", name);

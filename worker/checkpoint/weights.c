@@ -3,6 +3,7 @@
  *     metadata.json is Megatron-LM's; else it is taken for ours, and what is missing there is
  * named.
  *  2. A state of Megatron-LM's files: its iteration is the directory's name's, of "release" none.
+ *     An optimizer that is not read is not an error before somebody wants it.
  *  3. write: tensors, state, tracker, each on disk before the next.
  * Failures: what the readers say; files of another iteration than the directory's.
  */
@@ -14,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "worker/checkpoint/moments.h"
 
 enum { PARAM_ALIGN = 16 }; /* of the model's flat buffers, in floats */
 
@@ -53,6 +55,7 @@ void mb_weights_close(struct mb_weights *w)
 {
     mb_st_close(w->ours);
     mb_shards_close(w->megatron);
+    mb_moments_close(w->moments);
     *w = (struct mb_weights){0};
 }
 
@@ -71,15 +74,69 @@ const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const cha
     return w->megatron != NULL ? mb_shards_find(w->megatron, name) : mb_st_find(w->ours, name);
 }
 
+int mb_weights_take_optimizer(struct mb_weights *w, const char *iter_dir,
+                              const struct mb_checkpoint_state *s, struct mb_err *err)
+{
+    int rc = 0;
+    if (!s->has_optimizer) {
+        rc = mb_err_set(err, MB_ENOENT, "%s: it has no optimizer", iter_dir);
+    } else if (w->megatron == NULL) {
+        rc = mb_moments_open(iter_dir, w->ours, s, &w->moments, err);
+    } else if (mb_shards_optimizer(w->megatron) == NULL) {
+        rc = mb_shards_take_optimizer(w->megatron, err);
+    }
+    w->has_optimizer = rc == 0;
+    return rc;
+}
+
+int mb_weights_read_moment(struct mb_weights *w, int which, const struct mb_st_tensor *t,
+                           uint64_t from, size_t n, float *out, struct mb_err *err)
+{
+    return w->megatron != NULL
+               ? mb_shards_read_state(w->megatron,
+                                      which == 0 ? MB_SHARDS_EXP_AVG : MB_SHARDS_EXP_AVG_SQ, t,
+                                      from, n, out, err)
+               : mb_moments_read(w->moments, which, t, from, n, out, err);
+}
+
 int mb_weights_read(struct mb_weights *w, const struct mb_st_tensor *t, uint64_t from, size_t n,
                     float *out, struct mb_err *err)
 {
+    if (w->megatron != NULL && w->has_optimizer) {
+        return mb_shards_read_state(w->megatron, MB_SHARDS_MASTER, t, from, n, out, err);
+    }
     return w->megatron != NULL
                ? mb_shards_read(w->megatron, t, from, n, out, err)
                : mb_st_read(w->ours, t, from * sizeof *out, out, n * sizeof *out, err);
 }
 
-int mb_weights_state(const struct mb_shards *s, const char *iter_dir, int64_t iteration,
+/* Not an error here: who does not want the optimizer goes on without. */
+static int take_optimizer(struct mb_shards *s, struct mb_checkpoint_state *out, struct mb_err *err)
+{
+    struct mb_err why = {0};
+    int rc = mb_shards_take_optimizer(s, &why);
+    if (rc == MB_ENOMEM) {
+        *err = why;
+        return rc;
+    }
+    if (rc != 0) {
+        out->optimizer_refused = mb_strdup(why.text);
+        return out->optimizer_refused != NULL ? 0 : no_memory(err);
+    }
+    const struct mb_shards_optimizer *o = mb_shards_optimizer(s);
+    out->has_optimizer = 1;
+    out->optimizer_steps = o->steps;
+    out->schedule_samples = o->schedule_samples;
+    out->warmup_samples = o->warmup_samples;
+    out->decay_samples = o->decay_samples;
+    out->has_grad_scaler = o->has_grad_scaler;
+    out->loss_scale = o->loss_scale;
+    out->growth_tracker = o->growth_tracker;
+    out->hysteresis_tracker = o->hysteresis_tracker;
+    return 0;
+}
+
+int mb_weights_state(struct mb_shards *s, const char *iter_dir, int64_t iteration,
                      struct mb_checkpoint_state *out, struct mb_err *err)
 {
     *out = (struct mb_checkpoint_state){0};
@@ -90,8 +147,13 @@ int mb_weights_state(const struct mb_shards *s, const char *iter_dir, int64_t it
     *out = (struct mb_checkpoint_state){.iteration = iteration > 0 ? iteration : 0,
                                         .consumed_train_samples = mb_shards_consumed(s, 0),
                                         .consumed_valid_samples = mb_shards_consumed(s, 1),
-                                        .args_json = mb_strdup(mb_shards_args(s))};
-    return out->args_json != NULL ? 0 : no_memory(err);
+                                        .is_megatrons = 1};
+    int rc = iteration > 0 && mb_shards_has_optimizer(s) ? take_optimizer(s, out, err) : 0;
+    if (rc == 0) {
+        out->args_json = mb_strdup(mb_shards_args(s));
+        rc = out->args_json != NULL ? 0 : no_memory(err);
+    }
+    return rc;
 }
 
 /* ---- writing ---- */

@@ -13,6 +13,8 @@
 struct mb_weights {
     struct mb_st_reader *ours;
     struct mb_shards *megatron;
+    int has_optimizer;          /* it was taken */
+    struct mb_moments *moments; /* then, of ours */
 };
 
 /* DIR/iter_0000010, or DIR/release, owned by the caller; NULL: out of memory. */
@@ -26,6 +28,16 @@ void mb_weights_close(struct mb_weights *w);
 size_t mb_weights_n(const struct mb_weights *w);
 const struct mb_st_tensor *mb_weights_tensor(const struct mb_weights *w, size_t i);
 const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name);
+/*
+ * The optimizer too, from now on: MB_EUNSUPPORTED and MB_ECORRUPT as of mb_shards_take_optimizer(),
+ * MB_ENOENT: files of ours are missing. Weights are the optimizer's fp32 ones then, where the model
+ * has halves.
+ */
+int mb_weights_take_optimizer(struct mb_weights *w, const char *iter_dir,
+                              const struct mb_checkpoint_state *s, struct mb_err *err);
+/* Elements [from, from + n) of exp_avg (0) or exp_avg_sq (1) of a tensor of this object. */
+int mb_weights_read_moment(struct mb_weights *w, int which, const struct mb_st_tensor *t,
+                           uint64_t from, size_t n, float *out, struct mb_err *err);
 /* Elements [from, from + n) of an F32 tensor of this object. */
 int mb_weights_read(struct mb_weights *w, const struct mb_st_tensor *t, uint64_t from, size_t n,
                     float *out, struct mb_err *err);
@@ -40,9 +52,10 @@ int mb_weights_write(const char *dir, struct mb_st_tensor *tensors, size_t n,
                                   size_t n, struct mb_err *err),
                      void *arg, struct mb_err *err);
 
-/* What state.json would say, of Megatron-LM's: counters and arguments, no optimizer. iteration: the
- * directory's, MB_CHECKPOINT_RELEASE included. */
-int mb_weights_state(const struct mb_shards *s, const char *iter_dir, int64_t iteration,
+/* What state.json would say, of Megatron-LM's: counters and arguments; and what its optimizer says,
+ * or why that is not read. iteration: the directory's, MB_CHECKPOINT_RELEASE included, which has
+ * none. */
+int mb_weights_state(struct mb_shards *s, const char *iter_dir, int64_t iteration,
                      struct mb_checkpoint_state *out, struct mb_err *err);
 
 #endif

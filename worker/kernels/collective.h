@@ -68,9 +68,10 @@ struct mb_collectives {
     int (*create)(struct mb_context *ctx, const uint8_t id[MB_COLLECTIVE_ID_BYTES], uint32_t rank,
                   uint32_t world_size, struct mb_group **out, struct mb_err *err);
     /* Only when poll() has said 0. No barrier; reduce-scatter and all-gather with n a multiple of
-     * the world's size. */
-    int (*start)(struct mb_group *g, struct mb_stream *after, const struct mb_comm_op *op,
-                 struct mb_err *err);
+     * the world's size. Several (n_ops > 1) are sends and receives that run at once, and count as
+     * one operation. */
+    int (*start)(struct mb_group *g, struct mb_stream *after, const struct mb_comm_op *ops,
+                 size_t n_ops, struct mb_err *err);
     /* 0: the next operation may be started; 1: create() or the last start() is still under way;
      * negative: failed. *n_done: operations that are complete, counted since create(). */
     int (*poll)(struct mb_group *g, uint64_t *n_done, struct mb_err *err);

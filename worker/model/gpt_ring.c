@@ -9,8 +9,9 @@
  *  2. Backward: keys and values go round again. Their gradient follows them a turn behind: a rank
  *     adds its share to what has come and sends that on, and after n turns it is where they are
  *     from. So its terms are added in the order of the ranks from the owner on, whatever the run.
- *  3. A rank's transfers run one after the other: even places send first, odd ones receive first,
- *     so that some neighbour is always there for whom a send waits.
+ *  3. In host memory a rank's transfers run one after the other: even places send first, odd ones
+ *     receive first, so that some neighbour is always there for whom a send waits. Between devices
+ *     both run at once.
  * Failures are the communicator's, which keeps them until mb_gpt_group_wait().
  */
 #include "worker/model/gpt_internal.h"
@@ -58,16 +59,15 @@ static size_t n_elements(const struct mb_gpt *m)
 }
 
 /* One to the next rank, another from the rank before. */
-static void pass_on(const struct mb_gpt *m, const void *out, void *in, enum mb_comm_type type)
+static void pass_on(const struct mb_gpt *m, void *out, void *in, enum mb_comm_type type)
 {
     const uint32_t n = (uint32_t)m->n_contexts, own = (uint32_t)m->own_context;
     const uint32_t next = (own + 1) % n, before = (own + n - 1) % n;
-    struct mb_comm *ring = m->c.context_group;
-    if (own % 2 == 0)
-        mb_comm_send(ring, m->dev, out, n_elements(m), type, next);
-    mb_comm_recv(ring, m->dev, in, n_elements(m), type, before);
-    if (own % 2 != 0)
-        mb_comm_send(ring, m->dev, out, n_elements(m), type, next);
+    const int is_even = own % 2 == 0;
+    struct mb_comm_transfer both[2];
+    both[!is_even] = (struct mb_comm_transfer){1, out, n_elements(m), next};
+    both[is_even] = (struct mb_comm_transfer){0, in, n_elements(m), before};
+    mb_comm_exchange(m->c.context_group, m->dev, both, 2, type);
 }
 
 static void pass_keys_values_on(const struct mb_gpt *m, size_t turn)

@@ -203,6 +203,29 @@ void mb_comm_recv(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                                 .peer = from});
 }
 
+void mb_comm_exchange(struct mb_comm *c, struct mb_device *dev,
+                      const struct mb_comm_transfer *transfers, size_t n, enum mb_comm_type type)
+{
+    struct mb_comm_op ops[MB_COMM_EXCHANGE_MAX];
+    assert(n <= MB_COMM_EXCHANGE_MAX);
+    for (size_t i = 0; i < n; i++) {
+        assert(transfers[i].peer < c->world_size && transfers[i].peer != c->rank);
+        ops[i] =
+            (struct mb_comm_op){.kind = transfers[i].is_send ? MB_COMM_OP_SEND : MB_COMM_OP_RECV,
+                                .type = type,
+                                .reduce = MB_COMM_SUM,
+                                .buf = transfers[i].buf,
+                                .n = transfers[i].n,
+                                .peer = transfers[i].peer};
+        if (c->v->exchange == NULL) {
+            enqueue(c, dev, ops[i]);
+        }
+    }
+    if (n > 0 && c->v->exchange != NULL) {
+        c->v->exchange(c, dev, ops, n);
+    }
+}
+
 void mb_comm_join(struct mb_comm *c, struct mb_device *dev)
 {
     c->v->join(c, dev);
@@ -261,8 +284,13 @@ static void single_destroy(struct mb_comm *c)
 
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {single_enqueue,    single_failure, single_failure,
-                                            mb_comm_join_host, single_abort,   single_destroy};
+    static const struct mb_comm_vtable V = {single_enqueue,
+                                            single_failure,
+                                            single_failure,
+                                            mb_comm_join_host,
+                                            single_abort,
+                                            single_destroy,
+                                            NULL};
     struct single *s = mb_calloc(1, sizeof *s);
     if (s == NULL) {
         return mb_err_set(err, MB_ENOMEM, "communicator: out of memory");
@@ -313,8 +341,9 @@ static void group_abort(struct mb_comm *c, const char *reason)
 int mb_comm_create_group(struct mb_comm *world, uint32_t first, uint32_t stride, uint32_t n,
                          struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {group_enqueue,     group_synchronize, group_peek,
-                                            mb_comm_join_host, group_abort,       single_destroy};
+    static const struct mb_comm_vtable V = {
+        group_enqueue, group_synchronize, group_peek, mb_comm_join_host,
+        group_abort,   single_destroy,    NULL};
     const uint32_t place = stride > 0 ? (world->rank - first) / stride : n;
     assert(n > 0 && stride > 0 && first + (n - 1) * stride < world->world_size);
     assert(world->rank >= first && place < n && first + place * stride == world->rank);

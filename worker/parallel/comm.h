@@ -27,7 +27,12 @@
 #include "worker/kernels/backend.h"
 #include "worker/kernels/collective.h"
 
-enum { MB_COMM_WORLD_MAX = 256, MB_COMM_ENDPOINT_MAX = 256, MB_COMM_QUEUE_MAX = 256 };
+enum {
+    MB_COMM_WORLD_MAX = 256,
+    MB_COMM_ENDPOINT_MAX = 256,
+    MB_COMM_QUEUE_MAX = 256,
+    MB_COMM_EXCHANGE_MAX = 4
+};
 
 struct mb_comm_options {
     uint32_t rank;
@@ -112,6 +117,19 @@ void mb_comm_send(struct mb_comm *c, struct mb_device *dev, const void *buf, siz
                   enum mb_comm_type type, uint32_t to);
 void mb_comm_recv(struct mb_comm *c, struct mb_device *dev, void *buf, size_t n,
                   enum mb_comm_type type, uint32_t from);
+
+struct mb_comm_transfer {
+    int is_send;
+    void *buf; /* not written by a send */
+    size_t n;
+    uint32_t peer;
+};
+
+/* One operation of several sends and receives, n up to MB_COMM_EXCHANGE_MAX; between devices none
+ * of them waits for another, in host memory they run in their order. Between two ranks sends and
+ * receives of one exchange meet in their order. */
+void mb_comm_exchange(struct mb_comm *c, struct mb_device *dev,
+                      const struct mb_comm_transfer *transfers, size_t n, enum mb_comm_type type);
 
 /* What is enqueued on the device's stream from now on comes after everything enqueued here. Between
  * devices nobody waits for that but the device, unless many operations are under way; a failure is

@@ -147,20 +147,29 @@ static int wait_until(struct device_comm *c, uint64_t most)
 
 /* ---- the calls ---- */
 
-static void start(struct device_comm *c, struct mb_device *dev, const struct mb_comm_op *op)
+/* ops: one, or several that run at once and go by the first one's name. */
+static void start_all(struct device_comm *c, struct mb_device *dev, const struct mb_comm_op *ops,
+                      size_t n)
 {
     struct mb_err err;
     mb_err_clear(&err);
-    if (c->failure.code != 0 || op->n == 0 || wait_until(c, MB_COLLECTIVE_IN_FLIGHT - 1) != 0) {
+    if (c->failure.code != 0 || wait_until(c, MB_COLLECTIVE_IN_FLIGHT - 1) != 0) {
         return;
     }
     c->started[c->n_started++ % MB_COLLECTIVE_IN_FLIGHT] =
-        (struct started){op->kind, op->n, mb_mono_ms() + c->timeout_ms};
-    if (c->lib->start(c->group, dev->stream, op, &err) != 0) {
+        (struct started){ops[0].kind, ops[0].n, mb_mono_ms() + c->timeout_ms};
+    if (c->lib->start(c->group, dev->stream, ops, n, &err) != 0) {
         (void)fail(c, &err);
         return;
     }
     (void)wait_until(c, MB_COLLECTIVE_IN_FLIGHT); /* a failure is kept */
+}
+
+static void start(struct device_comm *c, struct mb_device *dev, const struct mb_comm_op *op)
+{
+    if (op->n > 0) {
+        start_all(c, dev, op, 1);
+    }
 }
 
 /* Of unequal parts: each rank's by itself. */
@@ -188,6 +197,19 @@ static void device_enqueue(struct mb_comm *base, struct mb_device *dev, const st
         start_parts(c, dev, op);
     } else {
         start(c, dev, op);
+    }
+}
+
+static void device_exchange(struct mb_comm *base, struct mb_device *dev,
+                            const struct mb_comm_op *ops, size_t n)
+{
+    struct device_comm *c = (struct device_comm *)base;
+    if (dev != NULL) {
+        start_all(c, dev, ops, n);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        c->host->v->enqueue(c->host, NULL, &ops[i]);
     }
 }
 
@@ -305,7 +327,8 @@ int mb_comm_create_device(struct mb_comm *host, struct mb_device *dev, uint64_t 
                           struct mb_comm **out, struct mb_err *err)
 {
     static const struct mb_comm_vtable V = {device_enqueue, device_synchronize, device_peek,
-                                            device_join,    device_abort,       device_destroy};
+                                            device_join,    device_abort,       device_destroy,
+                                            device_exchange};
     struct device_comm *c = mb_calloc(1, sizeof *c);
     int rc = c == NULL ? mb_err_set(err, MB_ENOMEM, "communicator: out of memory") : 0;
     if (rc == 0) {

@@ -12,6 +12,9 @@ struct mb_comm_vtable {
     void (*join)(struct mb_comm *c, struct mb_device *dev);
     void (*abort)(struct mb_comm *c, const char *reason);
     void (*destroy)(struct mb_comm *c);
+    /* Sends and receives that run at once. NULL: one after the other will do. */
+    void (*exchange)(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *ops,
+                     size_t n);
 };
 
 /* Every carrier's struct begins with this. */

@@ -225,8 +225,8 @@ static void tcp_destroy(struct mb_comm *base)
 int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, size_t n_endpoints,
                     struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {tcp_enqueue,       tcp_synchronize, tcp_peek,
-                                            mb_comm_join_host, tcp_abort,       tcp_destroy};
+    static const struct mb_comm_vtable V = {
+        tcp_enqueue, tcp_synchronize, tcp_peek, mb_comm_join_host, tcp_abort, tcp_destroy, NULL};
     uint32_t w = l->options.world_size, rank = l->options.rank;
     if (n_endpoints != w) {
         return mb_err_set(err, MB_EPROTO, "rendezvous: %zu endpoints for %u ranks", n_endpoints, w);

@@ -12,6 +12,20 @@
 {{- $name -}}
 {{- end -}}
 
+{{/* `key:` with nothing behind it where a map or a list may be empty: so it is, before anything is rendered. */}}
+{{- define "mobula.empty" -}}
+{{- $v := .Values -}}
+{{- range $in, $keys := dict "" (list "files" "metadata" "workload") "workers" (list "env" "nodeSelector" "securityContext" "startParams") -}}
+{{- $map := $v -}}
+{{- if $in }}{{ $map = get $v $in }}{{ end -}}
+{{- range $keys }}{{ if not (get $map .) }}{{ $_ := set $map . dict }}{{ end }}{{ end -}}
+{{- end -}}
+{{- if not $v.workers.resources.extra }}{{ $_ := set $v.workers.resources "extra" dict }}{{ end -}}
+{{- if not $v.workers.sidecars }}{{ $_ := set $v.workers "sidecars" list }}{{ end -}}
+{{- if and (kindIs "map" $v.queue) (not $v.queue.topology) }}{{ $_ := set $v.queue "topology" dict }}{{ end -}}
+{{- range list "extraVolumes" "extraVolumeMounts" }}{{ if not (get $v.storage .) }}{{ $_ := set $v.storage . list }}{{ end }}{{ end -}}
+{{- end -}}
+
 {{/* One word of a shell command. */}}
 {{- define "mobula.quote" -}}
 {{- if regexMatch "^[-A-Za-z0-9_./:=,@%+]+$" . -}}{{ . }}{{- else -}}'{{ replace "'" "'\\''" . }}'{{- end -}}
@@ -111,7 +125,77 @@
 {{- range $key, $name := dict "partSizeMiB" "BUCKET_STORAGE_PART_MIB" "concurrency" "BUCKET_STORAGE_CONCURRENCY" -}}
 {{- with get $v.checkpoint $key }}{{ $_ := set $transfers $name (toString (int .)) }}{{ end -}}
 {{- end -}}
-{{- merge (dict) $v.workerEnvVars $v.workers.env $v.checkpoint.env $v.logistics.envVars $transfers | toJson -}}
+{{- merge (dict) ($v.workerEnvVars | default dict) ($v.workers.env | default dict) ($v.checkpoint.env | default dict) ($v.logistics.envVars | default dict) $transfers | toJson -}}
+{{- end -}}
+
+{{/* .own, which the chart writes into a container, and .env behind it: where it writes none of a name, users may. */}}
+{{- define "mobula.env.behind" -}}
+{{- $env := .env -}}
+{{- range .own | fromYamlArray -}}
+{{- if hasKey $env .name }}{{ fail (printf "%s is set by the chart: a pod with two of it is refused. What it says comes from job, checkpoint.deadlineMarginSeconds, storage and auth" .name) }}{{ end -}}
+{{- end -}}
+{{ .own }}
+{{ include "mobula.env" $env }}
+{{- end -}}
+
+{{- define "mobula.env.name" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end -}}
+
+{{/* Of the container of a node, as the chart has them; of mobula.pod all. */}}
+{{- define "mobula.env.own" -}}
+{{- $v := .root.Values -}}
+{{- if eq $v.auth.mode "disabled" }}
+# KubeRay says nothing to a pod without a token, and then a head makes one of its own.
+- {name: RAY_AUTH_MODE, value: disabled}
+{{- end }}
+# The clocks that a pod cannot ask for: agents plan the last checkpoint with them.
+- {name: MOBULA_GRACE_SECONDS, value: {{ int $v.job.terminationGracePeriodSeconds | quote }}}
+{{- if $v.job.activeDeadlineSeconds }}
+- {name: MOBULA_ACTIVE_DEADLINE_SECONDS, value: {{ int $v.job.activeDeadlineSeconds | quote }}}
+- {name: MOBULA_START_ALLOWANCE_SECONDS, value: {{ int $v.job.startAllowanceSeconds | quote }}}
+{{- with int $v.checkpoint.deadlineMarginSeconds }}
+- {name: MOBULA_DEADLINE_MARGIN_SECONDS, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- if not .isRay }}
+- {name: MOBULA_RAYJOB, value: {{ .name }}}
+{{- end }}
+{{- if .asks }}
+{{- if eq $v.head.kind "ray" }}
+- {name: MOBULA_RAYJOB_ASKS, value: "1"}
+{{- end }}
+{{- with include "mobula.owns" . }}
+- {name: MOBULA_RAYJOB_OWNS, value: {{ . | quote }}}
+{{- end }}
+{{- if and $v.job.agentDeletes (not $v.job.deletionRules) }}
+- {name: MOBULA_RAYJOB_DELETE_AFTER_SECONDS, value: {{ int $v.job.ttlSecondsAfterFinished | quote }}}
+{{- end }}
+{{- end }}
+{{- with $v.job.noticeUrl }}
+- {name: MOBULA_NOTICE_URL, value: {{ . | quote }}}
+{{- end }}
+{{- if not .isRay }}
+{{ include "mobula.env.name" . }}
+- {name: MOBULA_INPUT_DIR, value: {{ printf "%s/inputs" $v.storage.ephemeral.mountPath | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* .taken: the names of the chart's own volumes in this pod. */}}
+{{- define "mobula.volumes.check" -}}
+{{- $s := .root.Values.storage -}}
+{{- $names := .taken -}}
+{{- range $s.extraVolumes -}}
+{{- if has .name $names }}{{ fail (printf "storage.extraVolumes: the name %s is taken: a pod with two volumes of it is refused. volumes and network.preset have some, too" .name) }}{{ end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range $s.extraVolumeMounts }}{{ if not (has .name $names) }}{{ fail (printf "storage.extraVolumeMounts names the volume %s, and storage.extraVolumes has none of that name: no pod of the job could be made" .name) }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* A number of values.yaml is a float, which would be written with an exponent. */}}
+{{- define "mobula.quantity" -}}
+{{- if kindIs "float64" . }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
 {{- end -}}
 
 {{/* Labels by which a scheduler takes the job as one: of the RayJob. */}}
@@ -119,6 +203,7 @@
 {{- $q := .Values.queue -}}
 {{- if and $q.scheduler (not $q.name) }}{{ fail (printf "queue.scheduler is %s and queue.name is empty: name the queue" $q.scheduler) }}{{ end -}}
 {{- if and $q.name (not $q.scheduler) }}{{ fail "queue.name is set and queue.scheduler is not: kueue or volcano" }}{{ end -}}
+{{- if and $q.topology.required $q.topology.preferred }}{{ fail "queue.topology.required and preferred are both set: Kueue takes one of them" }}{{ end -}}
 {{- if eq $q.scheduler "kueue" }}
 kueue.x-k8s.io/queue-name: {{ $q.name | quote }}
 {{- with $q.priorityClass }}
@@ -139,7 +224,9 @@ ray.io/priority-class-name: {{ . | quote }}
 {{- define "mobula.image" -}}
 {{- $v := .Values -}}
 {{- if $v.image.repository -}}
-{{- printf "%s:%s" $v.image.repository ($v.image.tag | default .Chart.AppVersion) -}}
+{{- $named := regexMatch "(@|:[^/]*$)" $v.image.repository -}}
+{{- if and $named $v.image.tag }}{{ fail (printf "image.repository %s has a tag or a digest already, and image.tag is %s" $v.image.repository $v.image.tag) }}{{ end -}}
+{{- if $named }}{{ $v.image.repository }}{{ else }}{{ printf "%s:%s" $v.image.repository ($v.image.tag | default .Chart.AppVersion) }}{{ end -}}
 {{- else -}}
 {{- $v.mainWorkloadImage | default (printf "mobula:%s" .Chart.AppVersion) -}}
 {{- end -}}
@@ -197,9 +284,7 @@ ray.io/priority-class-name: {{ . | quote }}
     requests: {cpu: 100m, memory: 256Mi}
     limits: {cpu: "1", memory: 256Mi}
   env:
-    - name: POD_NAME
-      valueFrom: {fieldRef: {fieldPath: metadata.name}}
-    {{- include "mobula.env" (merge (dict) (.env | default dict) (include "mobula.env.all" .root | fromJson)) | nindent 4 }}
+    {{- include "mobula.env.behind" (dict "own" (include "mobula.env.name" .) "env" (merge (dict) (.env | default dict) (include "mobula.env.all" .root | fromJson))) | nindent 4 }}
   volumeMounts:
     {{- .mounts | nindent 4 }}
 {{- end -}}
@@ -207,6 +292,11 @@ ray.io/priority-class-name: {{ . | quote }}
 {{/* One node: .container is head or worker. Each trains, but for a real Ray head (.isRay). */}}
 {{- define "mobula.pod" -}}
 {{- $v := .root.Values -}}
+{{- $showsEvents := and $v.runTensorboard (eq .container "head") (eq (include "mobula.tensorboard.place" .) "store") -}}
+{{- $volumes := list "shm" "scratch" -}}
+{{- if $v.files }}{{ $volumes = append $volumes "files" }}{{ end -}}
+{{- if $showsEvents }}{{ $volumes = append $volumes "tensorboard" }}{{ end -}}
+{{- if not .isRay }}{{ include "mobula.volumes.check" (dict "root" .root "taken" $volumes) }}{{ end -}}
 {{- $image := include "mobula.image" .root -}}
 {{- $topology := $v.queue.topology -}}
 {{- $asks := ternary (not .isRay) (eq .container "head") (eq $v.head.kind "ray") -}}
@@ -273,42 +363,7 @@ spec:
       securityContext: {{- toYaml $v.workers.securityContext | nindent 8 }}
       {{- end }}
       env:
-        {{- if eq $v.auth.mode "disabled" }}
-        # KubeRay says nothing to a pod without a token, and then a head makes one of its own.
-        - {name: RAY_AUTH_MODE, value: disabled}
-        {{- end }}
-        # The clocks that a pod cannot ask for: agents plan the last checkpoint with them.
-        - {name: MOBULA_GRACE_SECONDS, value: {{ int $v.job.terminationGracePeriodSeconds | quote }}}
-        {{- if $v.job.activeDeadlineSeconds }}
-        - {name: MOBULA_ACTIVE_DEADLINE_SECONDS, value: {{ int $v.job.activeDeadlineSeconds | quote }}}
-        - {name: MOBULA_START_ALLOWANCE_SECONDS, value: {{ int $v.job.startAllowanceSeconds | quote }}}
-        {{- with int $v.checkpoint.deadlineMarginSeconds }}
-        - {name: MOBULA_DEADLINE_MARGIN_SECONDS, value: {{ . | quote }}}
-        {{- end }}
-        {{- end }}
-        {{- if not .isRay }}
-        - {name: MOBULA_RAYJOB, value: {{ .name }}}
-        {{- end }}
-        {{- if $asks }}
-        {{- if eq $v.head.kind "ray" }}
-        - {name: MOBULA_RAYJOB_ASKS, value: "1"}
-        {{- end }}
-        {{- with include "mobula.owns" . }}
-        - {name: MOBULA_RAYJOB_OWNS, value: {{ . | quote }}}
-        {{- end }}
-        {{- if and $v.job.agentDeletes (not $v.job.deletionRules) }}
-        - {name: MOBULA_RAYJOB_DELETE_AFTER_SECONDS, value: {{ int $v.job.ttlSecondsAfterFinished | quote }}}
-        {{- end }}
-        {{- end }}
-        {{- with $v.job.noticeUrl }}
-        - {name: MOBULA_NOTICE_URL, value: {{ . | quote }}}
-        {{- end }}
-        {{- if not .isRay }}
-        - name: POD_NAME
-          valueFrom: {fieldRef: {fieldPath: metadata.name}}
-        - {name: MOBULA_INPUT_DIR, value: {{ printf "%s/inputs" $v.storage.ephemeral.mountPath | quote }}}
-        {{- end }}
-        {{- include "mobula.env" (include "mobula.env.all" .root | fromJson) | nindent 8 }}
+        {{- include "mobula.env.behind" (dict "own" (include "mobula.env.own" (dict "root" .root "name" .name "isRay" .isRay "asks" $asks) | trim) "env" (include "mobula.env.all" .root | fromJson)) | nindent 8 }}
       # A head that names one port must name all: KubeRay then takes no default.
       ports:
         {{- if eq .container "head" }}
@@ -344,9 +399,9 @@ spec:
       {{- end }}
       resources:
         {{- $has := ternary $v.head.resources $v.workers.resources .isRay }}
-        {{- $r := dict "cpu" (toString $has.cpu) "memory" (toString $has.memory) }}
+        {{- $r := dict "cpu" (include "mobula.quantity" $has.cpu) "memory" (include "mobula.quantity" $has.memory) }}
         {{- if and $has.gpu (not .isRay) }}{{ $_ := set $r $v.workers.gpuResourceName (include "mobula.gpus" .root) }}{{ end }}
-        {{- range $k, $q := $has.extra }}{{ $_ := set $r $k (toString $q) }}{{ end }}
+        {{- range $k, $q := $has.extra }}{{ $_ := set $r $k (include "mobula.quantity" $q) }}{{ end }}
         requests: {{- toYaml $r | nindent 10 }}
         limits: {{- toYaml $r | nindent 10 }}
       volumeMounts:
@@ -369,9 +424,9 @@ spec:
       {{- if and $v.storage.dshm.hostPath (not .isRay) }}
       hostPath: {path: {{ $v.storage.dshm.hostPath | quote }}, type: Directory}
       {{- else }}
-      emptyDir: {medium: Memory, sizeLimit: {{ $v.storage.dshm.sizeLimit | quote }}}
+      emptyDir: {medium: Memory{{ with $v.storage.dshm.sizeLimit }}, sizeLimit: {{ . | quote }}{{ end }}}
       {{- end }}
-    {{- if and $v.runTensorboard (eq .container "head") (eq (include "mobula.tensorboard.place" .) "store") }}
+    {{- if $showsEvents }}
     - name: tensorboard
       emptyDir: {}
     {{- end }}

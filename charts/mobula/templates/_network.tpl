@@ -12,7 +12,7 @@ before anything is rendered.
 {{- $c := $v.workers.securityContext.capabilities | default dict -}}
 {{- $_ := set $v.workers.securityContext "capabilities" (merge (dict "add" (append ($c.add | default list) "IPC_LOCK" | uniq)) $c) -}}
 {{- end -}}
-{{- $_ := set $v.workers "sidecars" (concat $v.workers.sidecars $v.network.sidecars) -}}
+{{- $_ := set $v.workers "sidecars" (concat ($v.workers.sidecars | default list) ($v.network.sidecars | default list)) -}}
 {{- end -}}
 
 {{/* Interfaces of a whole machine: a pod of the gang has all of its GPUs. */}}

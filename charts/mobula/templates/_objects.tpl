@@ -5,6 +5,7 @@ is left behind.
 */}}
 {{- define "mobula.account" -}}
 {{- $s := .root.Values.serviceAccount -}}
+{{- if and $s.create (eq ($s.name | default "") "default") }}{{ fail "serviceAccount.create with the name default: every namespace has that account, and it would be deleted with the RayJob; serviceAccount.create: false takes it as it is" }}{{ end -}}
 {{- $s.name | default (ternary .name "default" $s.create) -}}
 {{- end -}}
 
@@ -15,6 +16,9 @@ is left behind.
 {{- end -}}
 
 {{- define "mobula.files" -}}
+{{- $bytes := 0 -}}
+{{- range $name, $text := .root.Values.files }}{{ $bytes = add $bytes (len $name) (len $text) }}{{ end -}}
+{{- if gt (int $bytes) 1048576 }}{{ fail (printf "files have %d bytes: a ConfigMap takes 1048576; larger ones belong on a volume, into the bucket or the image" (int $bytes)) }}{{ end -}}
 {{- if .root.Values.files }}{{ .name }}-files{{ end -}}
 {{- end -}}
 

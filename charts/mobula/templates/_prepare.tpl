@@ -9,15 +9,15 @@ image: {{ .step.image | default (include "mobula.image" .root) | quote }}
 imagePullPolicy: {{ $v.image.pullPolicy }}
 command: {{ .command }}
 {{- $r := dict }}
-{{- range $k, $q := .step.resources }}{{ $_ := set $r $k (toString $q) }}{{ end }}
+{{- range $k, $q := .step.resources }}{{ $_ := set $r $k (include "mobula.quantity" $q) }}{{ end }}
 resources:
   requests: {{- toYaml $r | nindent 4 }}
   limits: {{- toYaml $r | nindent 4 }}
 env:
-  - name: POD_NAME
-    valueFrom: {fieldRef: {fieldPath: metadata.name}}
-  - {name: TMPDIR, value: {{ $v.storage.ephemeral.mountPath | quote }}}
-  {{- include "mobula.env" (include "mobula.env.all" .root | fromJson) | nindent 2 }}
+  {{- $env := include "mobula.env.all" .root | fromJson }}
+  {{- $own := include "mobula.env.name" . }}
+  {{- if not (hasKey $env "TMPDIR") }}{{ $own = printf "%s\n- {name: TMPDIR, value: %s}" $own (quote $v.storage.ephemeral.mountPath) }}{{ end }}
+  {{- include "mobula.env.behind" (dict "own" $own "env" $env) | nindent 2 }}
 volumeMounts:
   {{- include "mobula.scratch.mount" . | nindent 2 }}
   {{- with $v.storage.extraVolumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
@@ -34,6 +34,7 @@ volumeMounts:
 {{- define "mobula.prepare" -}}
 {{- $v := .root.Values -}}
 {{- $p := $v.prepare -}}
+{{- include "mobula.volumes.check" (dict "root" .root "taken" (list "scratch")) -}}
 apiVersion: batch/v1
 kind: Job
 metadata:

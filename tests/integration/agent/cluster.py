@@ -20,6 +20,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEADLINE_S = 120
+# What ranks run that end when they are told to. Until a rank has said `up`, SIGTERM would kill its shell.
+FOR_EVER = ["/bin/sh", "-c", "trap 'exit 0' TERM; echo up; sleep 1000 & wait"]
 
 
 def load_protos(directory):
@@ -60,11 +62,16 @@ class Sandbox:
         for node in self.nodes:
             node.kill()
         if kind is None:
-            shutil.rmtree(self.dir)
+            wait_for("an empty sandbox", self.is_removed)
         else:
             print(f"left for inspection: {self.dir}", flush=True)
             for node in self.nodes:
                 print(f"--- {node.log_path}\n{node.log()[-6000:]}", flush=True)
+
+    def is_removed(self):
+        """A supervisor writes its last words a moment after its agent has ended."""
+        shutil.rmtree(self.dir, ignore_errors=True)
+        return not os.path.exists(self.dir)
 
     def message(self, name):
         return message_factory.GetMessageClass(self.pool.FindMessageTypeByName(name))
@@ -126,7 +133,7 @@ class Node:
 
     def http(self, path):
         url = f"http://{self.info['node_ip']}:{self.info['http_port']}{path}"
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
             return reply.read().decode()
 
     def state(self):
@@ -161,7 +168,8 @@ class Node:
             try:
                 wait_for("its agent ends", lambda: not agent or not self.is_there(agent), 20)
             except AssertionError:
-                os.kill(agent, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(agent, signal.SIGKILL)
                 wait_for("its agent ends", lambda: not self.is_there(agent))
 
     def kill_at_once(self):
@@ -174,6 +182,12 @@ class Node:
         wait_for("its agent ends", lambda: not self.is_there(pids[1]))
 
 
+def is_zombie(pid):
+    """With all of its threads: the last one may still write."""
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return state == "Z" and len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
 @contextlib.contextmanager
 def agent_is_down(node):
     """The agent is killed, and its front process starts it again when the block ends."""
@@ -181,8 +195,7 @@ def agent_is_down(node):
     os.kill(front, signal.SIGSTOP)
     killed = node.kill_agent()
     try:
-        wait_for("the agent's end", lambda: pathlib.Path(f"/proc/{killed}/stat").read_text()
-                         .rsplit(")", 1)[1].split()[0] == "Z")
+        wait_for("the agent's end", lambda: is_zombie(killed))
         yield killed
     finally:
         os.kill(front, signal.SIGCONT)
@@ -274,13 +287,14 @@ class Gcs:
 class Driver:
     """One Control stream to one agent."""
 
-    def __init__(self, sandbox, address, pg, attempt=1, lease_ms=20000, job_id="job-1",
+    def __init__(self, sandbox, address, pg, attempt=1, lease_ms=60000, job_id="job-1",
                  gang_id=b""):
         self.s = sandbox
         self.sent = queue.Queue()
         self.received = queue.Queue()
         self.logs = {}
         self.uploads = []
+        self.passed = {"endpoint": [], "saved": []}  # while something else was awaited
         self.gate = threading.Event()  # cleared: nothing is read from the stream
         self.gate.set()
         self.channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
@@ -305,7 +319,11 @@ class Driver:
         self.sent.put(self.s.message("mobula.v1.DriverMessage")(**body))
 
     def expect(self, *kinds, deadline_s=DEADLINE_S):
-        """The next message of these kinds; logs and uploads are kept, others of a gang passed."""
+        """The next message of these kinds; logs, uploads, endpoints and what was saved are kept, others of a gang
+        passed."""
+        for kind in kinds:
+            if self.passed.get(kind):
+                return self.passed[kind].pop(0)
         end = time.monotonic() + deadline_s
         while True:
             try:
@@ -327,8 +345,16 @@ class Driver:
                 self.uploads.append(m.upload)
             if kind in kinds:
                 return getattr(m, kind)
+            if kind in self.passed:
+                self.passed[kind].append(getattr(m, kind))
             assert kind in ("log", "upload", "progress", "saved", "sealed", "endpoint", "note", "plan"), \
                 f"{kind} came while {kinds} was awaited: {m}"
+
+    def hears(self, text, *ranks):
+        """Each of these ranks has written it."""
+        for rank in ranks or (0,):
+            while text not in self.logs.get(rank, b""):
+                self.expect("log")
 
     def launch(self, argv, ranks=(0,), world_size=None, bundle=0, checkpoint=None, env=(),
                grace_ms=5000, num_nodes=1, node_rank=0):

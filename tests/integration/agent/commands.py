@@ -8,7 +8,7 @@ import sys
 RAY = str(pathlib.Path(sys.executable).parent / "ray")
 TOKEN = "s3cret-of-this-test"
 GANG = ["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo this is rank $RANK"]
-DEADLINE_S = 120
+DEADLINE_S = 300
 
 
 def clean_env(**more):

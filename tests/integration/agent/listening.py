@@ -20,14 +20,25 @@ def family(pid):
     return found
 
 
+def has_ended(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def sockets_of(pids):
     inodes = set()
     for pid in pids:
-        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
-            except FileNotFoundError:
-                pass  # closed since it was listed: not a socket that listens
+        try:
+            for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+                try:
+                    inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
+                except FileNotFoundError:
+                    pass  # closed since it was listed: not a socket that listens
+        except OSError:  # who ends while it is looked at listens nowhere
+            if not has_ended(pid):
+                raise
     return inodes
 
 

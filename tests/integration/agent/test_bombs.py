@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import cluster  # noqa: E402
 import grpc  # noqa: E402
 from test_job_agent import Head, job_agent  # noqa: E402
-from test_odd_head import OPTIONS, Between, ends, gang, listen  # noqa: E402
+from test_odd_head import OPTIONS, SILENT, Between, ends, gang, listen  # noqa: E402
 
 BIN = sys.argv[1]
 MIB = 1 << 20
@@ -35,7 +35,6 @@ IS_SANITIZED = any(word in pathlib.Path(BIN, "mobula-agent").read_bytes()
                    for word in (b"__asan_init", b"__tsan_init"))
 # What honest callers can count on at once: together as much as the largest request (base/grpc/bound.c).
 AT_ONCE = {1: 31, 2: 15, 20: 1}  # so many, of so many MiB each
-SILENT = "does not answer; gangs go on: "  # a line of the log, with the reason
 TWISTED_S = 12  # heartbeats of 2 s and questions of 5 s are among it
 
 
@@ -109,15 +108,15 @@ class Memory:
         assert peak < bound_mib or IS_SANITIZED, peak
 
 
-def stays(s, gcs, node, name, begin, end, count):
-    """begin() makes the head say too much, end() makes it honest; count() is how often it did."""
+def stays(s, gcs, node, name, begin, end, count, is_seen=lambda: True):
+    """begin() makes the head say too much, end() makes it honest; count() is how often it did, is_seen() what follows."""
     pg, d = gang(s, gcs, node)
     pid = node.file()["pid_agent"]
     memory = Memory(pid)
     begin()
-    heard = listen(d, TWISTED_S)
+    heard = listen(d, TWISTED_S, lambda: count() > 2 and is_seen())
     end()
-    assert heard and count() > 2, (count(), node.log()[-3000:])
+    assert heard, (count(), node.log()[-3000:])
     memory.check(f"{name}, {count()} times")
     assert node.file()["pid_agent"] == pid, node.log()[-3000:]
     cluster.wait_for("a node of the head's", lambda: node.file().get("node_id") in gcs.alive())
@@ -142,8 +141,7 @@ def answers(make, compressed=False):
         cluster.wait_for("the head is heard", lambda: node.log().count("answers again") ==
                          node.log().count(SILENT))
         said = node.log().count(SILENT)
-        stays(s, gcs, node, name, begin, end, lambda: between.n_twisted)
-        assert node.log().count(SILENT) > said, node.log()[-3000:]
+        stays(s, gcs, node, name, begin, end, lambda: between.n_twisted, lambda: node.log().count(SILENT) > said)
         make.drop()
 
     return case
@@ -173,7 +171,7 @@ def case_requests(s, gcs, node, _between, name):
             ("many small ones", empty_messages(15 * MIB), None, "RESOURCE_EXHAUSTED"),
             ("a compressed one", field(300 * MIB), grpc.Compression.Gzip, "UNIMPLEMENTED")):
         try:
-            prepare(make(), timeout=60, compression=compression)
+            prepare(make(), timeout=cluster.DEADLINE_S, compression=compression)
             raise AssertionError(f"{what} was taken")
         except grpc.RpcError as e:
             print(f"     {what}: {e.code().name}: {e.details()}", flush=True)

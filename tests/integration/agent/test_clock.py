@@ -30,6 +30,8 @@ def main():
         node = s.node(BIN, "--address", head.address, "--num-gpus", "8", "--no-token",
                       env={"LD_PRELOAD": str(SKEWED_CLOCK), "SKEW_FILE": str(skew)})
         node_id = node.wait_alive()["node_id"]
+        maps = pathlib.Path(f"/proc/{node.info['pid_agent']}/maps").read_text()
+        assert SKEWED_CLOCK.name in maps, "the clock that jumps is not loaded"
         gcs = cluster.Gcs(s, head.address)
         for seconds in (DAY_S, -DAY_S, 0):
             pg = gcs.create_group([{"mobula_gpu": 3}])

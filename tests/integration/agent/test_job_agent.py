@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import re
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -137,9 +139,8 @@ def waits_for(path):
     return ["sh", "-c", f"until [ -e {path} ]; do sleep 0.1; done"]
 
 
-def is_published_at_once(node, kv, job, change):
-    """The record says it as soon as the node does, and not by the next look (2 s) or publication of
-    all (30 s)."""
+def publication(node, kv, job, change):
+    """How long after the node the record says it."""
     cluster.wait_for(change, lambda: f"job={job} {change}" in node.log())
     since = time.monotonic()
     state = change.rsplit(" ", 1)[1]
@@ -147,7 +148,24 @@ def is_published_at_once(node, kv, job, change):
         kv.get("job", f"_ray_internal_job_info_{job}"))["status"] == state)
     took = time.monotonic() - since
     print(f"     {job} {state}: published {took:.2f} s after it", flush=True)
-    assert took < PUBLISHED_S, took
+    return took
+
+
+def case_published_at_once(s, head, node, kv):
+    """A record says it as soon as the node does, and not by the next look (2 s) or publication of all (30 s): of twelve
+    changes more than half are there within a quarter of a look, whatever else the machine does."""
+    took = []
+    for i in range(6):
+        over = pathlib.Path(s.dir, f"published-{i}")
+        body = {"entrypoint": f"until [ -e {over} ]; do sleep 0.1; done", "submission_id": f"p-{i}"}
+        request = urllib.request.Request(f"{head.http}/api/jobs/", method="POST", data=json.dumps(body).encode(),
+                                         headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=cluster.DEADLINE_S) as reply:
+            assert reply.status == 200, reply.read()
+        took.append(publication(node, kv, f"p-{i}", "PENDING -> RUNNING"))
+        over.touch()
+        took.append(publication(node, kv, f"p-{i}", "RUNNING -> SUCCEEDED"))
+    assert statistics.median(took) < PUBLISHED_S, took
 
 
 def case_commands(s, head, node, kv):
@@ -173,7 +191,7 @@ def case_commands(s, head, node, kv):
     assert code == 0 and "'a-1'" in text and "'a-2'" in text, text
     code, text = head.ray("submit", "--no-wait", "--submission-id", "a-3", "--", "sleep", "1000")
     assert code == 0, text
-    is_published_at_once(node, kv, "a-3", "PENDING -> RUNNING")
+    publication(node, kv, "a-3", "PENDING -> RUNNING")
     code, text = head.ray("delete", "a-3")
     assert code != 0 and "non-terminal" in text, text
     code, text = head.ray("stop", "a-3")
@@ -264,7 +282,7 @@ def case_rivals_word(s, head, node, kv):
     assert head.wait_state("theirs", "SUCCEEDED", "FAILED") == "SUCCEEDED", head.jobs()["theirs"]
     over.touch()
     for job in "v-1", "v-2":
-        is_published_at_once(node, kv, job, "RUNNING -> SUCCEEDED")
+        publication(node, kv, job, "RUNNING -> SUCCEEDED")
     for job in "v-1", "v-2":
         assert head.wait_state(job, "SUCCEEDED", "FAILED") == "SUCCEEDED", head.jobs()[job]
         code, text = head.ray("logs", job)
@@ -273,15 +291,26 @@ def case_rivals_word(s, head, node, kv):
 
 def case_agent_restart(s, head, node, kv):
     """The driver goes on, a follower of the dashboard is told of its end."""
+    over = pathlib.Path(s.dir, "restart-is-over")
     code, text = head.ray("submit", "--no-wait", "--submission-id", "r-1", "--", "sh", "-c",
-                          "echo one; sleep 6; echo two; exit 3")
+                          f"echo one; until [ -e {over} ]; do sleep 0.1; done; echo two; exit 3")
     assert code == 0, text
     head.wait_state("r-1", "RUNNING")
     with cluster.agent_is_down(node) as killed:
         pass
     node.wait_alive(other_than_pid=killed)
-    code, text = head.ray("logs", "--follow", "r-1")
-    assert "one\ntwo\n" in text, text
+    followed = pathlib.Path(s.dir, "followed")
+    with followed.open("wb") as out, subprocess.Popen(
+            [RAY, "job", "logs", "--follow", "r-1"], env=clean_env(RAY_ADDRESS=head.http, PYTHONUNBUFFERED="1"),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT) as follower:
+        try:
+            cluster.wait_for("what was written before", lambda: "one\n" in followed.read_text())
+            assert follower.poll() is None, followed.read_text()
+            over.touch()
+            follower.wait(cluster.DEADLINE_S)
+        finally:
+            follower.kill()
+    assert "one\ntwo\n" in followed.read_text(), followed.read_text()
     assert head.wait_state("r-1", "FAILED") == "FAILED"
     assert head.jobs()["r-1"]["driver_exit_code"] == 3
 
@@ -308,6 +337,12 @@ class Redis:
         self.process = subprocess.Popen(
             ["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"],
             stdout=subprocess.DEVNULL)
+
+        def answers():
+            with socket.socket() as c:
+                return c.connect_ex(("127.0.0.1", self.port)) == 0
+
+        cluster.wait_for("Redis", answers)
         return f"127.0.0.1:{self.port}"
 
     def __exit__(self, *_):
@@ -360,18 +395,22 @@ def case_head_without_memory(s):
             code, text = head.ray("submit", "--no-wait", "--submission-id", job, "--", *words)
             assert code == 0, text
             head.wait_state(job, "RUNNING")
+        former = node.info["node_id"]
     away.touch()
     cluster.wait_for("the end", lambda: "job=n-1 RUNNING -> SUCCEEDED" in node.log())
     killed = node.kill_agent()
     with Head(port=port) as head:
         node.wait_alive(other_than_pid=killed)
-        assert head.wait_state("n-1", "SUCCEEDED") and head.state("n-2") == "RUNNING"
-        Kv(s, head.address).wait_ours(node)
+        assert head.wait_state("n-1", "SUCCEEDED")
+        assert head.wait_state("n-2", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED") == "RUNNING"  # one is told after the other
+        kv = Kv(s, head.address)
+        kv.wait_ours(node)
         code, text = head.ray("submit", "--submission-id", "n-3", "--", "echo", "after")
         assert code == 0 and "after\n" in text, text
         code, text = head.ray("stop", "n-2")
         assert code == 0 and "was stopped" in text, text
-        assert head.jobs()["n-2"]["driver_node_id"] == node.file()["node_id"]
+        assert head.jobs()["n-2"]["driver_node_id"] == node.file()["node_id"] != former
+        assert former not in kv.gcs.nodes(), kv.gcs.nodes()
         assert node.stop() == 0
 
 
@@ -392,7 +431,10 @@ def case_refused(s):
 
         def is_taken():  # a dashboard refuses jobs until Ray's agent has started
             text = head.ray("submit", "--no-wait", "--submission-id", "x-1", "--", "true")[1]
-            return "x-1" in head.jobs() or print(text, flush=True)
+            try:
+                return "x-1" in head.jobs() or print(text, flush=True)
+            except (OSError, http.client.HTTPException) as e:
+                print(text, e, flush=True)
 
         cluster.wait_for("Ray's own agent takes a job", is_taken)
         refused(s, head, head.address.split(":")[0], 71,
@@ -470,7 +512,7 @@ def main():
     with cluster.Sandbox() as s:
         with Head() as head:
             node, kv = job_agent_beside_rays(s, head)
-            for case in (case_commands, case_working_dir, case_gang, case_guard,
+            for case in (case_commands, case_published_at_once, case_working_dir, case_gang, case_guard,
                          case_agent_restart, case_dashboard_restart, case_rivals_word):
                 case(s, head, node, kv)
                 print(f"ok   {case.__name__[5:]}", flush=True)

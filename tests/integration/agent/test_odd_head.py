@@ -25,6 +25,7 @@ BIN = sys.argv[1]
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 2026
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.so_reuseport", 0)]
 KEPT = ("ray_cluster_id", "authorization", "node_id")  # of the metadata
+SILENT = "does not answer; gangs go on: "  # a line of the log, with the reason
 NOT_SAID = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS,
             grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE)
 
@@ -116,14 +117,16 @@ def gang(s, gcs, node):
     d.launch(["/bin/sh", "-c", "trap 'exit 0' TERM; i=0; while :; do echo $i; i=$((i+1)); sleep 0.1;"
               " done"])
     d.expect("launched")
+    d.hears(b"0\n")
     return pg, d
 
 
-def listen(d, seconds):
-    """What a driver does: it renews its lease, and hears lines; none is missing."""
+def listen(d, seconds, until=lambda: True):
+    """What a driver does, for so long and until that is so: it renews its lease, and hears lines; none is missing."""
     end = time.monotonic() + seconds
     with d.renewing():
-        while time.monotonic() < end:
+        while time.monotonic() < end or not until():
+            assert time.monotonic() < end + cluster.DEADLINE_S, "it has not come to that"
             try:
                 d.expect("rank_exit", "failure", "ended", deadline_s=0.5)
                 return False
@@ -151,9 +154,10 @@ def is_away(s, gcs, node, between, twist):
     before = node.file()
     n_again = node.log().count("answers again")
     between.n_twisted, between.twist = 0, twist
-    heard = listen(d, 15)
+    silent = node.log().count(SILENT)
+    heard = listen(d, 15, lambda: between.n_twisted > 2 and node.log().count(SILENT) > silent)
     between.twist = between.honest
-    assert heard and between.n_twisted > 2, (between.n_twisted, node.log()[-3000:])
+    assert heard, (between.n_twisted, node.log()[-3000:])
     cluster.wait_for("the node is heard", lambda: node.log().count("answers again") > n_again)
     now = node.file()
     assert (now["node_id"], now["pid_agent"]) == (before["node_id"], before["pid_agent"]), now
@@ -187,7 +191,7 @@ def case_too_much(s, gcs, node, between):
     more = b"\xfa\x7f" + b"\x80\x80\x80\x20" + bytes(64 << 20)  # field 2047
     between.n_twisted = 0
     between.twist = lambda _method, reply, _context: reply + more
-    assert listen(d, 15) and between.n_twisted > 2, (between.n_twisted, node.log()[-3000:])
+    assert listen(d, 15, lambda: between.n_twisted > 2), (between.n_twisted, node.log()[-3000:])
     between.twist = between.honest
     ends(gcs, node, pg, d)
     assert node.file()["pid_agent"] == before["pid_agent"], node.log()[-3000:]
@@ -295,7 +299,7 @@ def case_calls_of_a_head(s, gcs, node, between):
                 data = r.randbytes(r.randrange(60))
                 data = unreadable(r, data) if name in orders else anything(r, data)
                 try:
-                    channel.unary_unary(f"/ray.rpc.NodeManagerService/{name}")(data, timeout=20)
+                    channel.unary_unary(f"/ray.rpc.NodeManagerService/{name}")(data, timeout=cluster.DEADLINE_S)
                     code = "OK"
                 except grpc.RpcError as e:
                     code = e.code().name
@@ -371,7 +375,11 @@ class Elsewhere:
 
 
 def case_no_address(s):
-    """Nothing is dialled."""
+    """Nor a name. Nothing is dialled."""
+    for flag, value, says in (("--name", b"\xff", "--name is no UTF-8"), ("--name", b"a/b", "plain name")):
+        done = subprocess.run([f"{BIN}/mobula", "run", "--address", "10.0.0.1:1", flag, value, "--", "true"],
+                              capture_output=True, text=True, timeout=cluster.DEADLINE_S)
+        assert done.returncode == 64 and says in done.stderr, done
     for address in "10.0.0.1", "10.0.0.1:99999", "10.0.0.1:0", ":6379", "http://10.0.0.1:6379":
         node = s.node(BIN, "--address", address)
         said = f"--address {address}: "

@@ -1,9 +1,10 @@
 """Agents whose ports somebody else has taken while they were down, and the port of --metrics-export-port:
 test_ports.py BIN_DIR"""
 
+import contextlib
 import pathlib
+import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,13 +15,12 @@ from ports import free_port  # noqa: E402
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
-AWAY_S = 1.0  # shorter than an agent waits for its ports
-WAIT_S = 3.0  # for how long it does
+WAIT_S = 3.0  # how long an agent waits for its ports
 BACK_S = 5.0  # by then it is back: a head bears 7 s, up to 2 s of which were over when it died
 
 
-def later(seconds, what):
-    threading.Timer(seconds, what).start()
+WAITS = "waiting for the ports of the former agent"
+GOES_ON = "the port of the former agent is taken"
 
 
 def ephemeral():
@@ -64,8 +64,11 @@ def still_runs(s, gcs, node, pg, pids):
 def case_lent_for_a_moment(s, gcs, node):
     pg, pids = running_gang(s, gcs, node)
     before = node.info
+    waits = node.log().count(WAITS)
     with cluster.agent_is_down(node) as killed:
-        later(AWAY_S, cluster.taken(before["grpc_port"]).close)
+        other = cluster.taken(before["grpc_port"])
+    cluster.wait_for("the wait", lambda: node.log().count(WAITS) > waits)
+    other.close()
     node.wait_alive(other_than_pid=killed)
     assert node.info["node_id"] == before["node_id"]
     assert node.info["grpc_port"] == before["grpc_port"]
@@ -113,12 +116,14 @@ def case_head_remembers_the_move(s, gcs, head, node):
 def case_head(s, gcs, head, node):
     """A head is known by its ports: it waits for them, and its process does if that was not
     enough."""
-    for port, away_s in (("gcs", AWAY_S), ("dashboard", AWAY_S), ("gcs", WAIT_S + 1.5)):
-        before = head.info
+    for port, n_waits in (("gcs", 1), ("dashboard", 1), ("gcs", 2)):
+        before, waits = head.info, head.log().count(WAITS)
         number = int(before["gcs_address"].split(":")[1]) if port == "gcs" \
             else before["dashboard_port"]
         with cluster.agent_is_down(head) as killed:
-            later(away_s, cluster.taken(number).close)
+            other = cluster.taken(number)
+        cluster.wait_for("the wait", lambda: head.log().count(WAITS) >= waits + n_waits)
+        other.close()
         head.wait_alive(other_than_pid=killed)
         for key in ("gcs_address", "dashboard_port", "node_id", "grpc_port"):
             assert head.info[key] == before[key], (key, before[key], head.info[key])
@@ -169,15 +174,43 @@ def case_metrics_port_with_a_token(s):
     assert node.stop() == 0
 
 
+FEW = 256  # descriptors
+
+
+def case_out_of_descriptors(s, address):
+    """Callers who say nothing take all that a node has. It takes connections again when they have gone, and is
+    the node that it was, with its gang."""
+    node = s.node(sys.argv[1], "--address", address, "--dashboard-agent-listen-port", "0", "--num-gpus", "4",
+                  inside=["prlimit", f"--nofile={FEW}:{FEW}"])
+    node.wait_alive()
+    before, gcs = node.info, cluster.Gcs(s, address)
+    pg = gcs.create_group([{"mobula_gpu": 4}])
+    gcs.wait_created(pg)
+    d = cluster.Driver(s, node.grpc_address(), pg, lease_ms=600000)
+    d.expect("hello_reply")
+    d.launch(["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
+    pids = list(d.expect("launched").pids)
+    with contextlib.ExitStack() as silent:
+        for _ in range(2 * FEW):
+            silent.enter_context(socket.create_connection((before["node_ip"], before["grpc_port"])))
+        cluster.wait_for("nothing is left", lambda: "takes none any more" in node.log())
+    d.close()
+    cluster.wait_for("another agent", lambda: "starting anew, to take connections" in node.log())
+    node.wait_alive(other_than_pid=before["pid_agent"])
+    assert (node.info["node_id"], node.info["grpc_port"]) == (before["node_id"], before["grpc_port"]), node.log()
+    still_runs(s, gcs, node, pg, pids)
+    assert node.stop() == 0
+
+
 def case_stop_while_waiting(s, node):
     """Who ends a node whose agent waits for its port does not wait with it."""
-    waits = node.log().count("waiting for the ports")
+    waits, went_on = node.log().count(WAITS), node.log().count(GOES_ON)
     with cluster.agent_is_down(node):
         other = cluster.taken(node.info["grpc_port"])
-    cluster.wait_for("the wait", lambda: node.log().count("waiting for the ports") > waits)
+    cluster.wait_for("the wait", lambda: node.log().count(WAITS) > waits)
     began = time.monotonic()
     assert node.stop() == 0
-    assert time.monotonic() - began < WAIT_S - 1, "it waited for the port first"
+    assert time.monotonic() - began < WAIT_S - 1 or node.log().count(GOES_ON) == went_on, "it waited for the port first"
     other.close()
 
 
@@ -196,6 +229,7 @@ def main():
                                 (case_head_remembers_the_move, (s, gcs, head, node)),
                                 (case_head, (s, gcs, head, node)),
                                 (case_metrics_port, (s, address)),
+                                (case_out_of_descriptors, (s, address)),
                                 (case_metrics_port_with_a_token, (s,)),
                                 (case_stop_while_waiting, (s, node))):
             case(*arguments)

@@ -121,6 +121,7 @@ def case_driver_without_a_spare(s, head, gcs, one, two):
     """The node that is left is not held while the gang waits for another; the job goes on waiting,
     also when somebody removes its group."""
     with open(pathlib.Path(s.dir, "waits.log"), "wb") as log:
+        n_committed = two.log().count("ledger: committed")
         os.kill(two.info["pid_agent"], signal.SIGSTOP)
         try:
             job = driver(head, 2, "echo rank $RANK", log)
@@ -128,13 +129,13 @@ def case_driver_without_a_spare(s, head, gcs, one, two):
             one.kill_at_once()
         finally:
             os.kill(two.info["pid_agent"], signal.SIGCONT)
-        cluster.wait_for("the other half", lambda: states(two) == ["COMMITTED"])
+        cluster.wait_for("the other half", lambda: two.log().count("ledger: committed") > n_committed)
         cluster.wait_for("the node is free", lambda: free_gpus(two) == 2 and not states(two))
         assert "a node was lost before the gang had all of its nodes" in says(log), says(log)
         lone = gcs.create_group([BUNDLE])  # somebody else's
         assert gcs.wait_created(lone).bundles[0].node_id.hex() == two.info["node_id"]
         gcs.remove_group(lone)
-        (group,) = live_groups(gcs)
+        (group,) = cluster.wait_for("its own group", lambda: [g for g in live_groups(gcs) if len(g.bundles) == 2])
         since = time.monotonic()
         cluster.wait_for("it is old enough", lambda: time.monotonic() - since > 6)
         gcs.remove_group(group.placement_group_id)

@@ -50,9 +50,10 @@ def case_group_and_gang(s, gcs, node):
     cluster.wait_for("the head's view", lambda: available(gcs, node).get("mobula_gpu") == 5.0)
     d = cluster.Driver(s, node.grpc_address(), pg)
     d.expect("hello_reply")
-    d.launch(["/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES; trap 'exit 0' TERM; "
+    d.launch(["/bin/sh", "-c", "trap 'exit 0' TERM; echo $CUDA_VISIBLE_DEVICES; "
               "sleep 1000 & wait"], ranks=(0, 1, 2))
     d.expect("launched")
+    d.hears(b"\n", 0, 1, 2)
     gcs.remove_group(pg)
     d.expect("failure")
     for _ in range(3):
@@ -78,7 +79,7 @@ def case_ray_cli(s, gcs, node, address):
     def knows_us():
         status = subprocess.run(
             [str(pathlib.Path(sys.executable).parent / "ray"), "status", "--address", address],
-            capture_output=True, text=True, timeout=60)
+            capture_output=True, text=True, timeout=cluster.DEADLINE_S)
         return "/8.0 mobula_gpu" in status.stdout
 
     cluster.wait_for("mobula_gpu in `ray status`", knows_us)
@@ -89,12 +90,12 @@ def case_driver_that_waits(s, gcs, node, address):
     group waits; the driver then counts nodes, and leaves nothing behind."""
     done = subprocess.run(
         [str(pathlib.Path(sys.argv[1]) / "mobula"), "run", "--address", address, "--name", "waits",
-         "--num-nodes", "2", "--priority", "5", "--wait-timeout", "3s", "--", "true"],
-        capture_output=True, text=True, timeout=60)
+         "--num-nodes", "2", "--priority", "5", "--wait-timeout", "8s", "--", "true"],
+        capture_output=True, text=True, timeout=cluster.DEADLINE_S)
     assert done.returncode == 75, done
     said = "waiting for 2 nodes with 1 mobula_slot each: 1 such nodes are alive"
     assert f"mobula: {said}\n" in done.stderr, done.stderr
-    assert f"no 2 nodes were free within 3 s: {said}; see: mobula status" in done.stderr, done.stderr
+    assert f"no 2 nodes were free within 8 s: {said}; see: mobula status" in done.stderr, done.stderr
     reply = gcs.call("PlacementGroupInfoGcsService/GetAllPlacementGroup",
                      "GetAllPlacementGroupRequest")
     ours = [g for g in reply.placement_group_table_data if g.name == "mobula-waits@priority=5"]
@@ -140,7 +141,7 @@ def case_many_leave(s, gcs, bin_dir, address):
 
 def case_unreachable_head(s, gcs, bin_dir):
     node = s.node(bin_dir, "--address", "no-such-host.invalid:1")
-    assert node.process.wait(60) == 66, node.log()
+    assert node.process.wait(cluster.DEADLINE_S) == 66, node.log()
     assert "no-such-host.invalid" in node.file()["error"]
 
 

@@ -18,7 +18,6 @@ from test_job_agent import Redis  # noqa: E402
 
 BIN = sys.argv[1]
 GPUS = 4
-FOR_EVER = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]
 
 
 def group(gcs, n_gpus):
@@ -30,8 +29,9 @@ def group(gcs, n_gpus):
 def gang(s, node, pg):
     d = cluster.Driver(s, node.grpc_address(), pg)
     d.expect("hello_reply")
-    d.launch(FOR_EVER)
+    d.launch(cluster.FOR_EVER)
     d.expect("launched")
+    d.hears(b"up\n")
     return d
 
 

@@ -2,9 +2,10 @@
 
 A real Ray head with our nodes and a gang over them; our head with Ray's tools and a node of Ray's.
 Then those who do not fit: another CA, a certificate that has ended or is for elsewhere, a plain side
-against one with TLS and the reverse, no token. Each ends by itself with one line that says what to do.
+against one with TLS and the reverse, no token; heads whose certificate is such a one. Each ends by itself with one line that says what to do.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -162,12 +163,26 @@ def tls_against_plain(s, certs):
     is_refused(s, "a node with TLS at an HTTP port", f"127.0.0.1:{port}", certs.env(), "speaks no TLS")
 
 
+def odd_heads(s, certs):
+    """The other direction: the certificate that does not fit is the head's."""
+    for name, says in (("expired", "has expired: renew it there"),
+                       ("elsewhere", f"is not for {machine_ip()}"), ("other", "is not of the CA in")):
+        ca, key, cert = ((certs.dir / n).read_bytes() for n in ("ca.pem", f"{name}.key", f"{name}.pem"))
+        server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+        port = server.add_secure_port(f"{machine_ip()}:0", grpc.ssl_server_credentials([(key, cert)], ca, True))
+        server.start()
+        address = f"{machine_ip()}:{port}"
+        is_refused(s, f"a head whose certificate is {name}.pem", address, certs.env(), address, says)
+        server.stop(0).wait()
+
+
 def main():
     with cluster.Sandbox() as s:
         certs = Certificates(s.dir, "127.0.0.1", machine_ip())
         ray_heads(s, certs)
         own_head(s, certs)
         tls_against_plain(s, certs)
+        odd_heads(s, certs)
     return 0
 
 

@@ -14,6 +14,21 @@ import cluster
 from worker import crc64nvme
 
 HERE = pathlib.Path(__file__).resolve().parent
+SLOW_DISK = pathlib.Path(sys.argv[1]).parent / "tests/integration/e2e/libslow_disk.so"
+FLUSH_MS = 80  # of the slow disk: 400 files take it many seconds
+
+
+def slow_disk(s):
+    """While this file is there, flushes take their time."""
+    return pathlib.Path(s.dir, "slow")
+
+
+def node_with_a_slow_disk(s, *flags):
+    node = s.node(sys.argv[1], *flags, env={"LD_PRELOAD": str(SLOW_DISK), "SLOW_DISK_WHILE": str(slow_disk(s)),
+                                            "SLOW_DISK_MS": str(FLUSH_MS)})
+    pid = node.wait_alive()["pid_agent"]
+    assert SLOW_DISK.name in pathlib.Path(f"/proc/{pid}/maps").read_text(), "it is not loaded"
+    return node
 
 
 class Gang:
@@ -99,17 +114,24 @@ def case_same_name_again(s, gcs, nodes, store, local):
 
 def case_agent_killed_while_uploading(s, gcs, nodes, store, local):
     gang = Gang(s, gcs, nodes)
-    gang.launch_workers(20, 400, local_dir=str(local), url=f"file://{store}")
     victim = gang.nodes[1]
+    slow = slow_disk(s)
+    slow.touch()
+    gang.launch_workers(20, 400, local_dir=str(local), url=f"file://{store}")
     there = store / "iter_0000020" / "rank1"
-    cluster.wait_for("some files", lambda: there.exists() and len(list(there.iterdir())) > 20)
-    killed = victim.kill_agent()
-    part = store / "iter_0000020/.mobula/part-1-of-2.json"
-    assert not part.exists(), "the upload was over before the kill"
-    attempt_dir = pathlib.Path(victim.dir, "gangs", f"{gang.pg.hex()[:8]}-1")
-    journal = (attempt_dir / "upload.journal").read_bytes()
-    done = {p.name: p.stat().st_ino for p in there.iterdir()
-            if b'"r":"done","iteration":20,"path":"rank1/' + p.name.encode() in journal}
+    journal = pathlib.Path(victim.dir, "gangs", f"{gang.pg.hex()[:8]}-1", "upload.journal")
+
+    def done():
+        text = journal.read_bytes() if journal.exists() else b""
+        return {p.name: p.stat().st_ino for p in there.glob("[0-9]*")
+                if b'"r":"done","iteration":20,"path":"rank1/' + p.name.encode() in text}
+
+    cluster.wait_for("some files", lambda: len(done()) > 10)
+    with cluster.agent_is_down(victim) as killed:
+        part = store / "iter_0000020/.mobula/part-1-of-2.json"
+        assert not part.exists(), "the upload was over before the kill"
+        done = done()
+    slow.unlink()
     victim.wait_alive(other_than_pid=killed)
     assert gang.hello(1).running
     gang.drivers[1].expect("launched")
@@ -245,10 +267,9 @@ def case_tracker_of_a_foreign_trainer(s, gcs, nodes, store, local):
 
 def main():
     with cluster.Sandbox() as s:
-        head = s.node(sys.argv[1], "--head", "--port", "0", "--dashboard-port", "0")
-        address = head.wait_alive()["gcs_address"]
-        other = s.node(sys.argv[1], "--address", address)
-        other.wait_alive()
+        head = node_with_a_slow_disk(s, "--head", "--port", "0", "--dashboard-port", "0")
+        address = head.info["gcs_address"]
+        other = node_with_a_slow_disk(s, "--address", address)
         gcs = cluster.Gcs(s, address)
         assert len(gcs.alive()) == 2
         store, local = pathlib.Path(s.dir, "store"), pathlib.Path(s.dir, "local")

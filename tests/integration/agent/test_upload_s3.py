@@ -12,9 +12,11 @@ import socket
 import subprocess
 import sys
 
-import cluster
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / "s3")]
+import cluster  # noqa: E402
+from faults import FaultProxy, hold  # noqa: E402
 
-SIZE = 400 << 20
+SIZE = 200 << 20
 PROGRAM = os.environ.get("MOBULA_VERSITYGW",
                          os.path.expanduser("~/.cache/mobula/bin/versitygw"))
 
@@ -32,6 +34,14 @@ class Server:
             c.bind(("127.0.0.1", 0))
             self.port = c.getsockname()[1]
         self.start()
+        self.proxy = FaultProxy(self.port).__enter__()
+
+    def keep_back(self):
+        """All but the first parts, until release(): whatever happens meanwhile, the upload is not over."""
+        self.proxy.rule("PUT", "big.pt.*partNumber=", hold(), skip=5)
+
+    def release(self):
+        self.proxy.clear()
 
     def start(self):
         self.process = subprocess.Popen(
@@ -41,7 +51,7 @@ class Server:
         cluster.wait_for("the S3 server", lambda: connects(self.port))
 
     def env(self):
-        return {"BUCKET_STORAGE_HOST": f"http://127.0.0.1:{self.port}",
+        return {"BUCKET_STORAGE_HOST": f"http://127.0.0.1:{self.proxy.port}",
                 "BUCKET_STORAGE_ACCESS_KEY": "testkey",
                 "BUCKET_STORAGE_SECRET_KEY": "testsecret123", "NO_PROXY": "127.0.0.1"}
 
@@ -66,6 +76,10 @@ class Server:
         self.process.kill()
         self.process.wait()
 
+    def close(self):
+        self.proxy.__exit__()
+        self.stop()
+
 
 def upload_of(part):
     return pathlib.Path(part).parent.name.split(".")[0]  # while it is completed the name has a tail
@@ -73,13 +87,22 @@ def upload_of(part):
 
 def kill_agent(server, node):
     node.wait_alive(other_than_pid=node.kill_agent())
+    return server.release
 
 
 def outage(server, node):
     """Until the uploader has the file back, to look at the fence before it tries again."""
+    server.proxy.refuse = True
     server.stop()
+    server.proxy.cut()
     cluster.wait_for("the file is given back", lambda: "big.pt" in node.log() and "(try 1 of" in node.log())
     server.start()
+
+    def ends():
+        server.release()
+        server.proxy.refuse = False
+
+    return ends
 
 
 def run_stopped(s, server):
@@ -91,6 +114,7 @@ def run_stopped(s, server):
     local = pathlib.Path(s.dir, "local")
     d = cluster.Driver(s, node.grpc_address(), pg)
     d.expect("hello_reply")
+    server.keep_back()
     d.launch(["/bin/sh", "-c", f"mkdir -p $D/iter_0000001 && head -c {SIZE} /dev/urandom > "
               "$D/iter_0000001/big.pt && printf 1 > $D/latest_checkpointed_iteration.txt; sleep 1000"],
              env=[f"D={local}"],
@@ -102,6 +126,7 @@ def run_stopped(s, server):
     target = server.root / "bucket/run/iter_0000001/big.pt"
     node.kill_agent()
     assert not target.exists(), "the upload was over before the trouble"
+    server.release()
     assert node.process.wait(cluster.DEADLINE_S) == 0, node.log()
     assert filecmp.cmp(local / "iter_0000001/big.pt", target, shallow=False)
     assert (server.root / "bucket/run/latest_checkpointed_iteration.txt").read_text() == "1"
@@ -117,6 +142,7 @@ def run(s, server, trouble):
     checkpoint = {"local_dir": str(local), "url": "s3://bucket/run", "watch_tracker": True}
     d = cluster.Driver(s, node.grpc_address(), pg)
     d.expect("hello_reply")
+    server.keep_back()
     d.launch(["/bin/sh", "-c", f"mkdir -p $D/iter_0000001 && head -c {SIZE} /dev/urandom > "
               "$D/iter_0000001/big.pt && printf 1 > $D/latest_checkpointed_iteration.txt"],
              env=[f"D={local}"], checkpoint=checkpoint)
@@ -124,8 +150,9 @@ def run(s, server, trouble):
     cluster.wait_for("parts on the server", lambda: len(server.whole_parts()) > 3)
     whole = server.whole_parts()
     target = server.root / "bucket/run/iter_0000001/big.pt"
-    trouble(server, node)
+    ends = trouble(server, node)
     assert not target.exists(), "the upload was over before the trouble"
+    ends()
     again = set()
     uploads = {upload_of(n) for n in whole}
 
@@ -164,13 +191,13 @@ def main():
             try:
                 run(s, server, trouble)
             finally:
-                server.stop()
+                server.close()
     with cluster.Sandbox() as s:
         server = Server(s.dir)
         try:
             run_stopped(s, server)
         finally:
-            server.stop()
+            server.close()
     print("ok   multipart_upload_resumed", flush=True)
     return 0
 

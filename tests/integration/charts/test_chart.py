@@ -560,6 +560,8 @@ class Prepare(unittest.TestCase):
         env = {e["name"]: e for e in c["env"]}
         self.assertEqual(env["TMPDIR"]["value"], "/local_resources")
         self.assertEqual(env["BUCKET_STORAGE_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]["name"], "minio-credentials")
+        c, = self.job({"workerEnvVars": {"TMPDIR": "/x"}})["spec"]["template"]["spec"]["containers"]
+        self.assertEqual([e["value"] for e in c["env"] if e["name"] == "TMPDIR"], ["/x"])
 
     def test_download_comes_first(self):
         for command, want in [("wget -qO- 'x y' >/fsx/a", ["/bin/sh", "-c", "wget -qO- 'x y' >/fsx/a"]), (["a", "b c"], ["a", "b c"])]:

@@ -186,6 +186,79 @@ class Job(unittest.TestCase):
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             self.assertEqual(group["rayStartParams"], {"num-cpus": "4"})
 
+    def job(self, *parts):
+        return chart.job_in(chart.render(chart.SMALL, *parts))
+
+    def test_nothing_behind_a_key(self):
+        """Where all that stood there is commented out."""
+        job = self.job({"workerEnvVars": None, "logistics": {"envVars": None}, "workers": {
+            "env": None, "sidecars": None, "tolerations": None, "nodeSelector": None, "ports": None}, "files": None, "metadata": None})
+        names = [e["name"] for e in chart.pods_of(job)[0]["spec"]["containers"][0]["env"]]
+        self.assertFalse([n for n in names if not n.startswith(("MOBULA_", "POD_"))])
+        efa = {"network": {"preset": "efa"}, "workers": {"env": None, "sidecars": None, "nodeSelector": {"node.kubernetes.io/instance-type": "p5.48xlarge"},
+                                                         "resources": {"extra": None}}}
+        tcpx = {"network": {"preset": "tcpx"}, "workers": {"env": None, "sidecars": None}, "storage": {"extraVolumes": None, "extraVolumeMounts": None}}
+        rdma = {"network": {"preset": "rdma"}, "workers": {"securityContext": None}, "queue": {"topology": None}, "workload": None}
+        claim = {"volumes": {"pvcMounts": [{"name": "c", "mountPath": "/c"}]}, "storage": {"extraVolumes": None, "extraVolumeMounts": None}}
+        for values in ({"workers": {"startParams": None}}, efa, tcpx, rdma, claim, chart.merged(tcpx, claim)):
+            with self.subTest(values=values):
+                job = self.job(values)
+                for group in (job["spec"]["rayClusterSpec"]["headGroupSpec"], *job["spec"]["rayClusterSpec"]["workerGroupSpecs"]):
+                    self.assertEqual(group["rayStartParams"], {})
+                self.check_names(job)
+
+    def check_names(self, job):
+        """The API server refuses a pod with two of a name."""
+        for pod in chart.pods_of(job):
+            for named in (pod["spec"]["volumes"], pod["spec"]["containers"], *(c.get("env", []) for c in pod["spec"]["containers"])):
+                names = [x["name"] for x in named]
+                self.assertEqual(sorted(names), sorted(set(names)))
+
+    def test_names_that_the_chart_does_not_use(self):
+        """With these values: others may."""
+        env = {"MOBULA_NOTICE_URL": "http://x", "MOBULA_DEADLINE_MARGIN_SECONDS": "30", "MOBULA_ACTIVE_DEADLINE_SECONDS": "600",
+               "MOBULA_START_ALLOWANCE_SECONDS": "5", "RAY_AUTH_MODE": "token"}
+        margin = {"MOBULA_DEADLINE_MARGIN_SECONDS": "30"}
+        for values, want in [({"workers": {"env": env}}, env), ({"workers": {"env": margin}, "job": {"activeDeadlineSeconds": 600}}, margin),
+                             ({"workerEnvVars": {"MOBULA_RAYJOB_OWNS": "x"}, "serviceAccount": {"create": False}, "rbac": {"create": False}},
+                              {"MOBULA_RAYJOB_OWNS": "x"})]:
+            job = self.job(values)
+            self.check_names(job)
+            for pod in chart.pods_of(job):
+                has = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+                self.assertEqual({k: has.get(k) for k in want}, want)
+        volumes = [{"name": n, "emptyDir": {}} for n in ("files", "tensorboard", "nvidia", "shared")]
+        for values in ({}, {"runTensorboard": True}, {"runTensorboard": True, "checkpoint": {"url": "s3://b/p"}, "head": {"kind": "ray", "image": "ray:1"}}):
+            job = self.job({"storage": {"extraVolumes": volumes}}, values)
+            self.check_names(job)
+            self.assertEqual(chart.pods_of(job)[1]["spec"]["volumes"][-4:], volumes)
+
+    def test_what_kuberay_sets_itself(self):
+        """KubeRay's own values, as its samples have them."""
+        params = {"dashboard-host": "0.0.0.0", "block": "true", "num-cpus": "4"}
+        job = self.job({"workers": {"startParams": params}})
+        for group in (job["spec"]["rayClusterSpec"]["headGroupSpec"], *job["spec"]["rayClusterSpec"]["workerGroupSpecs"]):
+            self.assertEqual(group["rayStartParams"], params)
+
+    def test_shared_memory_and_slashes(self):
+        """A size that nothing needs may be left out, and a store's key may have an empty part."""
+        for values, want in [({"sizeLimit": None, "hostPath": "/dev/shm"}, {"hostPath": {"path": "/dev/shm", "type": "Directory"}}),
+                             ({"sizeLimit": None}, {"emptyDir": {"medium": "Memory"}}), ({}, {"emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}})]:
+            job = self.job({"storage": {"dshm": values}, "checkpoint": {"url": "s3://b//p//q/"}})
+            for pod in chart.pods_of(job):
+                self.assertEqual(pod["spec"]["volumes"][0], {"name": "shm", **want})
+            args, _ = chart.arguments_of(job)
+            self.assertEqual(args[args.index("--checkpoint-url") + 1], "s3://b//p//q/")
+
+    def test_images_and_amounts(self):
+        for image, want in [({"repository": "r"}, "r:0.1.0"), ({"repository": "h:5000/r", "tag": "7"}, "h:5000/r:7"),
+                            ({"repository": "h:5000/r:1"}, "h:5000/r:1"), ({"repository": f"r@sha256:{64 * 'a'}"}, f"r@sha256:{64 * 'a'}")]:
+            job = self.job({"image": image, "workers": {"resources": {"cpu": 8, "memory": 107374182400, "extra": {"a.b/c": 10000000}}}})
+            for pod in chart.pods_of(job):
+                c, = pod["spec"]["containers"]
+                self.assertEqual(c["image"], want)
+                self.assertEqual(c["resources"]["limits"], {"amd.com/gpu": "1", "cpu": "8", "memory": "107374182400", "a.b/c": "10000000"})
+
     PLACED = {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high", "hostNetwork": True,
               "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}}}
 

@@ -174,13 +174,13 @@ class Bucket(Case):
             process = subprocess.Popen(self.command(PREFIX, "--input", path), stderr=subprocess.PIPE,
                                        stdout=subprocess.DEVNULL, text=True,
                                        env={**os.environ, **self.environment(gate.port)})
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while not gate.waiting and time.monotonic() < deadline:
                 time.sleep(0.05)
             self.assertTrue(gate.waiting)
             self.assertEqual(self.objects(), before)
             process.send_signal(signal.SIGTERM)
-            error = process.communicate(timeout=60)[1]
+            error = process.communicate(timeout=120)[1]
         self.assertEqual(process.returncode, 130, error)
         self.assertIn("the objects are as they were, the files stay in " + str(self.scratch), error)
         self.assertEqual(self.objects(), before)

@@ -7,6 +7,7 @@ nothing is left: no process, no listening port, no file in /dev/shm, no socket.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -31,14 +32,16 @@ TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 os.environ["MB_TEST_RUN"] = f"{os.getpid()}-{time.time_ns()}"
 
 
-def wait_until(look, what, timeout_s=30.0):
-    """The first true value of look(), asked again and again until the deadline."""
+def wait_until(look, what, timeout_s=120.0):
+    """The first true value of look(), asked again and again until the deadline, and once after it: who
+    did not run for a while has not looked."""
     deadline = time.monotonic() + timeout_s
     while True:
+        is_last = time.monotonic() > deadline
         value = look()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if is_last:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what() if callable(what) else what}")
         time.sleep(0.02)
 
@@ -52,9 +55,25 @@ def is_alive(pid):
 
 
 def tree(pid):
-    """A process and all below it."""
-    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """A process and all below it, of which some may end between any two looks."""
+    try:
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        children = []
     return [pid, *(p for child in children for p in tree(int(child)))]
+
+
+def kill_all(pids):
+    """All at once, as the loss of power does: none sees another's end. One that has ended already is none."""
+    for sig in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sig)
+
+
+def kill_node(node):
+    """As if the machine were gone: nothing of the node starts its agent again, or leaves in order."""
+    kill_all([node["pid_init"], node["pid_agent"]])
 
 
 def command_of(pid):
@@ -119,8 +138,8 @@ def is_left_listening(port):
 class Cluster:
     """`address` is the head's Jobs URL, `gcs` its host:port, `dir` a scratch directory."""
 
-    START_TIMEOUT_S = 60
-    STOP_TIMEOUT_S = 60
+    START_TIMEOUT_S = 180
+    STOP_TIMEOUT_S = 180
 
     def __init__(self, nodes=2, env=None, start_args=()):
         self._n_nodes = nodes
@@ -232,7 +251,7 @@ class Cluster:
         def leftovers():
             return [f"{p} {command_of(p)}" for p in self.own_pids()]
 
-        wait_until(lambda: not leftovers(), lambda: f"processes are left: {leftovers()}", 5)
+        wait_until(lambda: not leftovers(), lambda: f"processes are left: {leftovers()}", 20)
         self.nodes()  # learns ports of nodes that a test started
         answering = [p for p in self._ports if is_left_listening(p)]
         assert not answering, f"ports still answer: {answering}"
@@ -260,13 +279,13 @@ class Cluster:
         """What `mobula ARGV` is run as."""
         return [str(MOBULA), *map(str, argv)]
 
-    def mobula(self, *argv, env=None, timeout=60, **more):
+    def mobula(self, *argv, env=None, timeout=180, **more):
         return self.run(*self.command(argv), env=env, timeout=timeout, **more)
 
-    def ray(self, *argv, env=None, timeout=120):
+    def ray(self, *argv, env=None, timeout=240):
         return self.run(RAY, *argv, env={"RAY_ADDRESS": None, **(env or {})}, timeout=timeout)
 
-    def run(self, *argv, env=None, timeout=60, **more):
+    def run(self, *argv, env=None, timeout=180, **more):
         """Output and errors together in stdout; env is added, None takes away."""
         full = {k: v for k, v in {**self.env, **(env or {})}.items() if v is not None}
         more.setdefault("stderr", subprocess.STDOUT)
@@ -275,13 +294,14 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, *argv, env=None):
-        """A mobula command in the background; its output is in .output() and it never outlives us."""
+        """A mobula command in the background that never outlives us; .output() is text, .raw() bytes."""
         path = tempfile.mktemp(prefix="out-", dir=self.dir)
         full = {k: v for k, v in {**self.env, **(env or {})}.items() if v is not None}
         with open(path, "wb") as out:
             process = subprocess.Popen(self.command(argv), env=full, stdout=out,
                                        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         process.output = lambda: pathlib.Path(path).read_text(errors="replace")
+        process.raw = pathlib.Path(path).read_bytes
         try:
             yield process
         finally:
@@ -296,7 +316,7 @@ class Cluster:
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -319,7 +339,7 @@ class Cluster:
     def logs(self, job_id):
         return self.get(f"/api/jobs/{job_id}/logs")["logs"]
 
-    def wait_job(self, job_id, states=TERMINAL, timeout_s=60):
+    def wait_job(self, job_id, states=TERMINAL, timeout_s=180):
         def look():
             job = self.job(job_id)
             return job if job["status"] in states else None
@@ -338,7 +358,7 @@ class Cluster:
         """The head is there, with a node at least."""
         try:
             return any(n["state"] == "ALIVE" for n in self.status()["nodes"])
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     def gang_of(self, job_id):
@@ -356,7 +376,7 @@ class Cluster:
         return sum(n["resources_total"].get(resource, 0) for n in self.status()["nodes"]
                    if n["state"] == "ALIVE")
 
-    def assert_all_free(self, timeout_s=15):
+    def assert_all_free(self, timeout_s=60):
         """Every resource is back, and no process of a gang is left."""
         wait_until(lambda: self.available() == self.total(),
                    lambda: f"resources are not back: {self.status()['nodes']}", timeout_s)

@@ -187,7 +187,7 @@ class Job:
         at each save from then on. A save takes a moment, so its directory is watched for without a
         pause, and the model is a larger one: a save of the tiny one is over before a process that
         waits for a processor has seen it begin."""
-        self.train(160, "--save-interval", 4, "--hidden-size", 128)
+        self.train(400, "--save-interval", 4, "--hidden-size", 128)
         number, pid = self.far_rank()
         local = pathlib.Path(self.cluster.temp, "checkpoints", self.id, f"node-{number}")
         wait_until(self.latest, lambda: self.cluster.logs(self.id)[-3000:], 60)
@@ -196,7 +196,7 @@ class Job:
             return {int(p.name.split("_")[1]) for p in local.glob("iter_*")}
 
         def hit():
-            before, until = begun(), time.monotonic() + 5
+            before, until = begun(), time.monotonic() + 60
             while begun() <= before:
                 assert time.monotonic() < until, "no further save begins"
             os.kill(pid, signal.SIGSTOP)
@@ -206,7 +206,7 @@ class Job:
             os.kill(pid, signal.SIGCONT)
             return False
 
-        wait_until(hit, "a save is under way", 30)
+        wait_until(hit, "a save is under way")
         self._stopped.append(pid)
 
     def hold_uploading(self):

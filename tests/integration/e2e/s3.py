@@ -35,7 +35,7 @@ def server(directory):
              "posix", str(root)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: port_answers(port), "versitygw answers", 20)
+        wait_until(lambda: port_answers(port), "versitygw answers", 90)
         yield port
     finally:
         process.terminate()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 
-from cluster import Cluster, wait_until
+from cluster import Cluster, kill_node, wait_until
 from ports import free_port
 
 
@@ -43,9 +43,22 @@ class Redis:
         self.process.kill()
         self.process.wait()
 
+    @contextlib.contextmanager
+    def monitored(self):
+        """A function that gives what the server was told since the block began, a line each."""
+        path = pathlib.Path(self.dir, "monitor")
+        with open(path, "wb") as out:
+            process = subprocess.Popen(["redis-cli", "-p", str(self.port), "monitor"], stdout=out, stderr=out,
+                                       stdin=subprocess.DEVNULL)
+        try:
+            yield lambda: path.read_text(errors="replace")
+        finally:
+            process.kill()
+            process.wait()
+
     def cli(self, *argv, check=True):
         done = subprocess.run(["redis-cli", "-p", str(self.port), *argv], text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
         assert not check or done.returncode == 0, done.stdout
         return done.stdout
 
@@ -79,7 +92,7 @@ class SharedCluster(Cluster):
         waits for that answer uses call_once()."""
         return wait_until(
             lambda: (a := self.call_once(method, path, body, raw))[0] != 503 and a,
-            lambda: self.call_once(method, path, body, raw), 15)
+            lambda: self.call_once(method, path, body, raw), 60)
 
     def call_once(self, method, path, body=None, raw=None):
         return super().call(method, path, body, raw)
@@ -96,8 +109,7 @@ class SharedCluster(Cluster):
     def kill(self, name):
         """As if the machine were gone: nothing of the node starts its agent again."""
         node = self.node(name)
-        os.kill(node["pid_init"], signal.SIGKILL)
-        os.kill(node["pid_agent"], signal.SIGKILL)
+        kill_node(node)
         return node
 
     @contextlib.contextmanager

@@ -59,7 +59,7 @@ class Slurm:
                         self._start("slurmd", "-D", "-N", "n2")]
         try:
             wait_until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2",
-                       self.logs, 60)
+                       self.logs, 180)
         except BaseException:
             self.__exit__(None)
             raise
@@ -87,7 +87,7 @@ class Slurm:
         return "\n".join(f"--- {p}\n{p.read_text(errors='replace')[-3000:]}"
                          for p in sorted(pathlib.Path(self.dir).glob("*.log")))
 
-    def run(self, *argv, timeout=120):
+    def run(self, *argv, timeout=300):
         """A command of Slurm to its end, with what it printed."""
         return subprocess.run(argv, env=self.env, cwd=self.dir, timeout=timeout, text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

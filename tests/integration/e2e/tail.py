@@ -11,7 +11,7 @@ TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
 class Tail:
     def __init__(self, address, job_id, query="", prefix="/api/jobs/"):
         url = urllib.parse.urlsplit(address)
-        self.socket = socket.create_connection((url.hostname, url.port), timeout=30)
+        self.socket = socket.create_connection((url.hostname, url.port), timeout=120)
         self.socket.sendall(self.request(url.netloc, f"{prefix}{job_id}/logs/tail{query}"))
         self.file = self.socket.makefile("rb", buffering=1 << 20)
         self.status = int(self.file.readline().split()[1])

@@ -101,23 +101,23 @@ class BadInput(unittest.TestCase):
         with self.cluster.running("start", "--address", f"127.0.0.1:{port}", "--temp-dir",
                                   self.cluster.temp) as start:
             wait_until(lambda: list(pathlib.Path(self.cluster.temp).glob("node_*/agent.log")),
-                       "the node is starting", 10)
+                       "the node is starting", 60)
             start.send_signal(signal.SIGINT)
-            self.assertEqual(start.wait(20), 130, start.output())
+            self.assertEqual(start.wait(60), 130, start.output())
             self.assertIn("interrupted", start.output())
-        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 30)
 
     def test_an_address_that_this_machine_does_not_have(self):
         """It may be right (a host that passes its ports on to a container), so it is only said."""
         with self.cluster.running("start", "--head", "--port", "0", "--dashboard-port", "0", "--temp-dir",
                                   self.cluster.temp, "--node-ip-address", "203.0.113.7", "--no-token") as start:
             wait_until(lambda: "WARNING: no interface of this machine has --node-ip-address 203.0.113.7"
-                       in start.output(), start.output, 20)
+                       in start.output(), start.output, 60)
             wait_until(lambda: list(pathlib.Path(self.cluster.temp).glob("node_*/agent.log")),
-                       "the node is starting", 20)
+                       "the node is starting", 60)
             start.send_signal(signal.SIGINT)
             self.assertNotEqual(start.wait(60), 0, start.output())
-        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 20)
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 60)
 
     def test_port_in_use(self):
         for flag, other in (("--port", "--dashboard-port"), ("--dashboard-port", "--port")):
@@ -131,7 +131,7 @@ class BadInput(unittest.TestCase):
                 self.assertIn(str(port), done.stderr)
                 self.assertIn("in use", done.stderr)
                 self.assertIn("agent.log", done.stderr)
-            wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
+            wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 30)
 
     def test_port_of_the_node_in_use(self):
         """ray#51925, ray#55638, ray#27736, ray#14763: no node without HTTP. A port that was asked for
@@ -147,7 +147,7 @@ class BadInput(unittest.TestCase):
                 self.assertEqual(done.returncode, 72, (done.stdout, done.stderr))
                 self.assertIn(str(port), done.stderr)
                 self.assertIn("in use", done.stderr)
-        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 5)
+        wait_until(lambda: not self.cluster.own_pids(), "nothing is left", 30)
 
     def test_temp_dir_that_cannot_be(self):
         path = self.dir / "file"
@@ -229,7 +229,7 @@ class BadTraining(unittest.TestCase):
         command = [a for a in train_command(f"file://{self.dir}/store", 4, "--save-interval", "4",
                                             *more) if a not in drop]
         job_id = self.cluster.submit(command)
-        job = self.cluster.wait_job(job_id, timeout_s=30)
+        job = self.cluster.wait_job(job_id, timeout_s=120)
         self.cluster.assert_all_free()
         self.assertEqual(self.cluster.rank_pids(), {})
         return job, self.cluster.logs(job_id)

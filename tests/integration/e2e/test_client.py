@@ -416,7 +416,7 @@ class Names(unittest.TestCase):
             with Root(nodes=1) as cluster:
                 cluster.add("etc/resolv.conf",
                             f"nameserver 127.0.0.1:{silent.getsockname()[1]}\n".encode())
-                done = cluster.mobula("job", "list", "--address", "http://somebody:1", timeout=20)
+                done = cluster.mobula("job", "list", "--address", "http://somebody:1", timeout=120)
                 self.assertEqual(done.returncode, 75, done.stdout)
                 self.assertIn("no answer about the name somebody", done.stdout)
 

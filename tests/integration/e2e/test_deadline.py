@@ -14,7 +14,7 @@ import unittest
 import urllib.request
 
 import s3
-from cluster import Cluster, is_alive, iterations_of, mini_model, train_command, tree, wait_until
+from cluster import Cluster, is_alive, iterations_of, kill_all, mini_model, train_command, tree, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "s3"))
 from faults import FaultProxy, error, hold, stall  # noqa: E402
@@ -35,7 +35,7 @@ while :; do sleep 0.05; done
 
 
 def metrics(node):
-    with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 
@@ -153,6 +153,25 @@ class DeadlineTest(unittest.TestCase):
         self.assertEqual(self.latest("foreign"), 7)
         self.verify("foreign")
 
+    def test_logs_give_way_to_the_last_checkpoint(self):
+        """What was printed takes the link longer than the run lasts; the job is over in time, and says what its log lacks."""
+        self.proxy.rate = 150_000
+        save = pathlib.Path(self.cluster.dir, "talks-%n")
+        deadline = time.time() + 26
+        talks = "yes 'what nobody waits for' | head -c 9000000\n" + SAVES_ON_SIGTERM
+        self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--no-tag", "--save", save, "--checkpoint-url", f"{BUCKET}/talks",
+                             "--stop-grace", "4s", "--deadline", f"@{deadline:.3f}", "--", "sh", "-c", talks], submission_id="talks")
+        wait_until(lambda: [r for r in self.proxy.seen("PUT", "/talks/logs/") if r.done is None], "a log is sent", 20)
+        job = self.cluster.wait_job("talks", timeout_s=200)
+        log = self.cluster.logs("talks")[-3000:]
+        self.assertEqual(job["status"], "SUCCEEDED", log)
+        self.assertLess(job["end_time"] / 1000, deadline, log)
+        self.assertEqual(self.latest("talks"), 7)
+        self.assertIn("did not reach s3://", job["message"])
+        self.proxy.rate = None
+        self.proxy.cut()  # what it still passes on
+        self.verify("talks")
+
     def test_what_was_saved_before_a_failure(self):
         """A rank dies while its node still sends: the job fails, after that checkpoint is durable."""
         self.proxy.rate = 100_000
@@ -185,13 +204,17 @@ class DeadlineTest(unittest.TestCase):
 
     def test_a_deadline_of_a_submission(self):
         """It reaches the gang as a point in time, and a program that keeps nothing is just ended."""
-        deadline = time.time() + 12
-        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address, "--deadline", "12s", "--",
+        before = time.time()
+        done = self.cluster.mobula("job", "submit", "--address", self.cluster.address, "--deadline", "12s",
+                                   "--submission-id", "until", "--",
                                    "mobula", "run", "--stop-grace", "2s", "--", "sh", "-c",
                                    "echo until $MOBULA_DEADLINE; exec sleep 1000")
         self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertLess(time.time(), deadline)
-        self.assertLess(abs(float(re.search(r"until @(\d+\.\d+)", done.stdout)[1]) - deadline), 2)
+        # It counts from a moment between the command's begin and the head's knowing of the job.
+        deadline, job = float(re.search(r"until @(\d+\.\d+)", done.stdout)[1]), self.cluster.job("until")
+        self.assertGreaterEqual(deadline, before + 12 - 0.01)
+        self.assertLessEqual(deadline, job["start_time"] / 1000 + 12 + 0.01)
+        self.assertLess(job["end_time"] / 1000, deadline)
         self.assertIn("ended for its deadline (--deadline)", done.stdout)
 
     def test_a_deadline_before_the_ranks_train(self):
@@ -271,7 +294,7 @@ class NodeGoesTest(unittest.TestCase):
 
     def tearDown(self):
         self.proxy.rate = None
-        wait_until(lambda: not self.cluster.rank_pids(), "no rank is left", 20)
+        wait_until(lambda: not self.cluster.rank_pids(), "no rank is left", 60)
 
     latest, bucket, verify = DeadlineTest.latest, DeadlineTest.bucket, DeadlineTest.verify
 
@@ -316,7 +339,7 @@ class NodeGoesTest(unittest.TestCase):
         last = self.saved(name)[0]
         self.assertIn(f"attempt 2 goes on from iteration {last}", self.cluster.logs(name))
         self.assertEqual(self.latest(name), last)
-        wait_until(lambda: not self.gang(name).get("deadline"), "the deadline went with its node", 10)
+        wait_until(lambda: not self.gang(name).get("deadline"), "the deadline went with its node", 60)
         self.cluster.call("POST", f"/api/jobs/{name}/stop")
         self.cluster.wait_job(name)
 
@@ -339,7 +362,7 @@ class NodeGoesTest(unittest.TestCase):
     def test_notice_at_a_url(self):
         with SpotServer() as spot:
             def give(when):
-                self.assertGreater(spot.asked, 0, "it is asked before")
+                wait_until(lambda: spot.asked > 0, "it is asked before")
                 spot.notice = json.dumps({"action": "terminate", "time": when})
 
             self.notice_by("url", give, "--notice-url", spot.url)
@@ -365,11 +388,11 @@ class NodeGoesTest(unittest.TestCase):
         os.kill(node["pid_init"], signal.SIGTERM)
         log = self.gone(node)
         self.assertLess(time.monotonic() - begun, 10, "before it would be killed")
-        last = self.saved("short")[-1]
-        self.assertIn(f"iteration {last} is not durable at the deadline (SIGTERM)", log)
         self.proxy.rate = None
         job = self.cluster.wait_job("short", timeout_s=120)
         self.assertEqual(job["status"], "FAILED")
+        last = self.saved("short")[-1]  # what a rank has said is in the job's log when that is whole
+        self.assertIn(f"iteration {last} is not durable at the deadline (SIGTERM)", log)
         self.assertRegex(self.cluster.logs("short"), rf"iteration {last} .*not durable")
         self.assertFalse((self.bucket("short") / "latest_checkpointed_iteration.txt").exists())
         self.assertEqual(pathlib.Path(self.cluster.dir, "short/latest_checkpointed_iteration.txt").read_text().strip(),
@@ -393,7 +416,7 @@ class NodeGoesTest(unittest.TestCase):
             now = self.cluster.node("second")
             return now if now["pid_agent"] != node["pid_agent"] and now["state"] == "ALIVE" else None
 
-        node = wait_until(restarted, "its agent is back", 20)
+        node = wait_until(restarted, "its agent is back", 60)
         self.assertIn("this node was drained before", (node["dir"] / "agent.log").read_text())
         done = self.cluster.mobula("run", "--num-nodes", "2", "--wait-timeout", "2s", "--", "true")
         self.assertNotEqual(done.returncode, 0, done.stdout)
@@ -408,9 +431,9 @@ class NodeGoesTest(unittest.TestCase):
         self.proxy.rate = None
         self.assertEqual(done.returncode, 74, done.stdout)
         second, = json.loads(done.stdout)["nodes"]
+        self.cluster.wait_job("late", timeout_s=120)
         last = self.saved("late")[-1]
         self.assertIn(f"iteration {last} is not durable at the deadline (drain)", " ".join(second["lost"]))
-        self.cluster.wait_job("late", timeout_s=120)
         os.kill(node["pid_init"], signal.SIGTERM)
         self.gone(node)
 
@@ -475,7 +498,7 @@ class DrainAllTest(unittest.TestCase):
             mute = cluster.node("node-1")
             os.kill(mute["pid_agent"], signal.SIGSTOP)
             try:
-                done = cluster.mobula("drain", "--all", "--wait", "--json", timeout=90)
+                done = cluster.mobula("drain", "--all", "--wait", "--json", timeout=240)
             finally:
                 os.kill(mute["pid_agent"], signal.SIGCONT)
             self.assertNotEqual(done.returncode, 0, done.stdout)
@@ -508,8 +531,7 @@ class DrainWithoutAHeadTest(unittest.TestCase):
             self.assertFalse((bucket / "latest_checkpointed_iteration.txt").exists())
             lost = tree(head["pid_init"])
             self.assertIn(head["pid_agent"], lost)
-            for pid in lost:
-                os.kill(pid, signal.SIGKILL)
+            kill_all(lost)
             wait_until(lambda: not any(map(is_alive, lost)), "the head's machine is gone", 60)
             proxy.clear()
             done = cluster.mobula("drain", "--local", "--wait", "--temp-dir", cluster.temp, timeout=120)

@@ -97,7 +97,7 @@ class DriverOnTest(unittest.TestCase):
         stopped = self.cluster.mobula("job", "stop", "--address", self.cluster.address, "stops")
         self.assertEqual(stopped.returncode, 0, stopped.stdout)
         self.assertEqual(self.cluster.wait_job("stops")["status"], "STOPPED")
-        wait_until(lambda: not is_alive(pid), "the command ends", 10)
+        wait_until(lambda: not is_alive(pid), "the command ends", 60)
 
     def test_agents_that_die(self):
         """Neither the head's nor the node's takes the driver with it, nor a line of its log."""

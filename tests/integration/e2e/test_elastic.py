@@ -1,6 +1,5 @@
 """--min-nodes: a gang that lost a node goes on with fewer, and takes it back when it returns."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -10,7 +9,7 @@ import time
 import unittest
 
 import checkpoints
-from cluster import Cluster, Joined, environment_of, iterations_of, mini_model, wait_until
+from cluster import Cluster, Joined, environment_of, iterations_of, kill_all, mini_model, wait_until
 from ray_head import RayHead
 
 
@@ -20,10 +19,7 @@ def lose_a_node(cluster):
                   any(pathlib.Path(n["dir"]).glob("gangs/*/gang.json")))
     pids = [p for p in cluster.own_pids() if str(victim["dir"]) in environment_of(p)
             or p in (victim["pid_agent"], victim["pid_init"])]
-    for sig in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another end
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sig)
+    kill_all(pids)
     return victim
 
 

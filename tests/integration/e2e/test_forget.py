@@ -45,14 +45,14 @@ class Forget(unittest.TestCase):
             gcs = GcsClient(address=cluster.gcs)
             self.assertIsNotNone(gcs.internal_kv_get(b"gang:deleted", namespace=b"mobula"))
             self.assertEqual(cluster.call("DELETE", "/api/jobs/deleted")[0], 200)
-            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 10)
+            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 60)
             self.assertIsNone(gcs.internal_kv_get(b"gang:deleted", namespace=b"mobula"))
             self.assertEqual({job: sorted(traces(cluster, job)) for job in kept}, kept)
             for rank in "01":
                 self.assertEqual(cluster.get(f"/api/jobs/stays/logs?rank={rank}")["logs"], "out\n")
             for node in cluster.nodes():
                 wait_until(lambda: not list(pathlib.Path(node["dir"], "forgotten").glob("*")),
-                           "what was moved away is removed", 10)
+                           "what was moved away is removed", 60)
 
     def test_a_node_that_does_not_answer_is_told_again(self):
         with Cluster(nodes=2) as cluster:
@@ -63,7 +63,7 @@ class Forget(unittest.TestCase):
             os.kill(pid, 9)  # its successor is there in a moment
             self.assertEqual(cluster.call("DELETE", "/api/jobs/deleted")[0], 200)
             wait_until(lambda: cluster.node("node-1")["pid_agent"] != pid, "a new agent")
-            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 20)
+            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 60)
 
     def test_a_driver_of_the_former_head(self):
         with Redis() as redis, SharedCluster(redis) as cluster:
@@ -73,10 +73,10 @@ class Forget(unittest.TestCase):
                 cluster.use("node-1")
                 wait_until(cluster.answers, "the standby is the head", 10)
             wait_until(lambda: "node-0" in {n["node_name"] for n in cluster.status()["nodes"]
-                                            if n["state"] == "ALIVE"}, "the old head is a node", 40)
+                                            if n["state"] == "ALIVE"}, "the old head is a node", 90)
             self.assertGreaterEqual(len(traces(cluster, "deleted")), 2)
             self.assertEqual(cluster.call("DELETE", "/api/jobs/deleted")[0], 200)
-            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 10)
+            wait_until(lambda: not traces(cluster, "deleted"), lambda: traces(cluster, "deleted"), 60)
 
 
 if __name__ == "__main__":

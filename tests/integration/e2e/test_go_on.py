@@ -1,5 +1,6 @@
 """--resume: a run that begins where an earlier one, of another cluster perhaps, has ended."""
 
+import json
 import os
 import pathlib
 import re
@@ -106,9 +107,11 @@ class GoOnTest(unittest.TestCase):
 
     def test_any_program(self):
         """`mobula run`: what the store has lies in --save before the ranks start."""
+        # As programs have it, the tracker is written when all files are whole.
         script = ('D={0}/save-$NODE_RANK; B=$(cat $D/{1} 2>/dev/null || echo 0); echo "begins at $B"; '
-                  'N=$((B + 10)); W=$D/iter_00000$N; mkdir -p $W && echo $RANK > $W/rank$RANK.pt && '
-                  'if [ $RANK = 0 ]; then printf $N > $D/{1}; fi').format(self.cluster.dir, TRACKER)
+                  'N=$((B + 10)); W=iter_00000$N; mkdir -p $D/$W && echo $RANK > {0}/part-$RANK && mv {0}/part-$RANK $D/$W/rank$RANK.pt && '
+                  'if [ $RANK = 0 ]; then until [ -e {0}/save-1/$W/rank1.pt ]; do sleep 0.05; done; printf $N > $D/{1}; fi'
+                  ).format(self.cluster.dir, TRACKER)
         for begin in (0, 10, 20):
             done = self.cluster.mobula(
                 "run", "--num-nodes", "2", "--save", f"{self.cluster.dir}/save-%n", "--resume", "auto",
@@ -136,6 +139,35 @@ class StoreTest(unittest.TestCase):
                 self.assertEqual([i for i, _, _ in iterations_of(log)], list(range((begin or 0) + 1, iterations + 1)))
                 self.assertEqual(re.findall(r"attempt 1 goes on from iteration (\d+)", log),
                                  [str(begin)] if begin else [])
+
+    def test_a_retry_beside_the_run_of_before(self):
+        """KubeRay tells the former pods to go and starts the next ones at once: who began last has the store, and what the former one
+        had not made durable by then never is, however long it lives."""
+        directory = self.enterContext(tempfile.TemporaryDirectory(prefix="mb-go-on-"))
+        port = self.enterContext(s3.server(directory))
+        gate = self.enterContext(s3.Gate(port, r"run/iter_0000010/[^.]*\.safetensors"))
+        bucket = pathlib.Path(directory, "s3", s3.BUCKET, "run")
+
+        def submit(cluster, name, iterations):
+            return cluster.submit(["mobula", "train", "--num-nodes", "1", "--gpus-per-node", "2", "--checkpoint-url", f"s3://{s3.BUCKET}/run",
+                                   "--resume", "auto", *mini_model(iterations, "--save-interval", "10")], submission_id=name)
+
+        with Cluster(nodes=1, env=s3.environment(gate.port)) as before, Cluster(nodes=1, env=s3.environment(port)) as after:
+            submit(before, "before", 10)
+            wait_until(lambda: gate.waiting, "its checkpoint is on its way", 60)
+            submit(after, "after", 20)
+            end = after.wait_job("after")
+            self.assertEqual(end["status"], "SUCCEEDED", after.logs("after"))
+            gate.open()
+            end = before.wait_job("before")
+            self.assertEqual(end["status"], "FAILED", before.logs("before"))
+            self.assertIn("iteration 10 is not durable", end["message"])
+            self.assertEqual((bucket / "latest_checkpointed_iteration.txt").read_text(), "20")
+            for iteration in (10, 20):
+                manifest = json.loads((bucket / f"iter_{iteration:07}/.mobula/manifest.json").read_text())
+                self.assertEqual(manifest["job_id"], "after")
+            done = after.mobula("checkpoint", "verify", f"s3://{s3.BUCKET}/run")
+            self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_a_store_that_is_away(self):
         """Nobody answers there: the run fails and says so; it does not begin anew."""

@@ -178,22 +178,22 @@ class GpuMemory(unittest.TestCase):
             reason = ("GPU 0: 30000 MiB still in use 30 s after its job's processes ended "
                       "(baseline 400 MiB)")
             wait_until(lambda: cluster.status()["nodes"][0]["gpu_quarantine"] ==
-                       [{"gpu": 0, "reason": reason}], lambda: str(cluster.status()["nodes"]), 5)
+                       [{"gpu": 0, "reason": reason}], lambda: str(cluster.status()["nodes"]), 60)
             shown = cluster.mobula("status", "--address", cluster.address)
             self.assertIn("quarantine: " + reason, shown.stdout)
             # A restarted agent goes on with it.
             killed = cluster.node("node-0")["pid_agent"]
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda: cluster.node("node-0")["pid_agent"] != killed and
-                       cluster.is_up(), "the agent is back", 30)
+                       cluster.is_up(), "the agent is back", 60)
             wait_until(lambda: cluster.is_up() and cluster.available("mobula_gpu") == 1,
-                       "the new agent does not give it away either", 10)
+                       "the new agent does not give it away either", 60)
 
             (lib / "used-0").write_text("450")
             wait_until(lambda: cluster.is_up() and cluster.available("mobula_gpu") == 2,
-                       "GPU 0 is back", 20)
+                       "GPU 0 is back", 60)
             wait_until(lambda: cluster.status()["nodes"][-1]["gpu_quarantine"] == [],
-                       lambda: json.dumps(cluster.status()["nodes"]), 5)
+                       lambda: json.dumps(cluster.status()["nodes"]), 60)
             third = cluster.submit("mobula run --gpus-per-node 2 -- sh -c 'echo on $CUDA_VISIBLE_DEVICES by $CUDA_DEVICE_ORDER'")
             self.assertEqual(cluster.wait_job(third)["status"], "SUCCEEDED", cluster.logs(third))
             self.assertRegex(cluster.logs(third), "on [01] by PCI_BUS_ID")  # NVML's numbers, not CUDA's own

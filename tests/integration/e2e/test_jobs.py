@@ -1,6 +1,8 @@
 """Jobs of an embedded head, by REST, by `mobula job`, and by Ray's own client and command line."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -31,7 +33,7 @@ class JobsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         os.environ.pop("RAY_ADDRESS", None)
-        cls.cluster = cls.enterClassContext(Cluster(nodes=2))
+        cls.cluster = cls.enterClassContext(Cluster(nodes=2, start_args=["--resources", '{"whale": 1}']))
         cls.client = JobSubmissionClient(cls.cluster.address)
 
     def scratch(self, name):
@@ -109,6 +111,25 @@ class JobsTest(unittest.TestCase):
             self.assertEqual(status, 503, text)
             self.assertIn("ask the head", text)
 
+    def test_browsers_get_nothing_of_an_agent(self):
+        """What a page in somebody's browser could reach by a name that it makes resolve to this machine."""
+        port = self.cluster.node("node-0")["http_port"]
+        body = json.dumps({"entrypoint": "true", "submission_id": "of-a-page"}).encode()
+        for header in ({"User-Agent": "Mozilla/5.0 (X11)"}, {"Origin": "http://evil.example"},
+                       {"Referer": "http://evil.example/"}, {"Sec-Fetch-Mode": "no-cors"},
+                       {"Access-Control-Request-Method": "POST"}):
+            for method, path in (("POST", "/api/job_agent/jobs/"), ("GET", "/metrics"),
+                                 ("GET", "/api/job_agent/jobs/of-a-page/logs"),
+                                 ("DELETE", "/api/job_agent/jobs/of-a-page")):
+                with self.subTest(header=header, method=method, path=path):
+                    c = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                    self.addCleanup(c.close)
+                    c.request(method, path, body if method == "POST" else None, header)
+                    answer = c.getresponse()
+                    self.assertEqual((answer.status, answer.read()),
+                                     (403, b"Browser requests not allowed."))
+        self.assertEqual(self.cluster.call("GET", "/api/jobs/of-a-page")[0], 404)
+
     def test_mobula_list_logs_stop_delete(self):
         address = ("--address", self.cluster.address)
         scratch = self.scratch("tree-1")
@@ -131,10 +152,10 @@ class JobsTest(unittest.TestCase):
 
         stopped = self.cluster.mobula("job", "stop", *address, "tree-1")
         self.assertEqual(stopped.returncode, 0, stopped.stdout)
-        job = self.cluster.wait_job("tree-1", timeout_s=15)
+        job = self.cluster.wait_job("tree-1", timeout_s=60)
         self.assertEqual((job["status"], job["driver_exit_code"]), ("STOPPED", None))
         for pid in pids:
-            wait_until(lambda p=pid: not is_alive(p), f"process {pid} of the stopped job ends", 5)
+            wait_until(lambda p=pid: not is_alive(p), f"process {pid} of the stopped job ends", 30)
 
         gone = self.cluster.mobula("job", "delete", *address, "tree-1")
         self.assertEqual(gone.returncode, 0, gone.stdout)
@@ -146,13 +167,27 @@ class JobsTest(unittest.TestCase):
 
     def test_pending_stop_is_stopped_at_once(self):
         """Ray answers yes and leaves such a job PENDING."""
-        self.cluster.submit("true", submission_id="pending-1",
-                            entrypoint_resources={"nothing_has_this": 1})
-        job = self.cluster.job("pending-1")
-        self.assertEqual(job["status"], "PENDING")
-        self.assertIn("waiting for resources", job["message"])
-        self.cluster.call("POST", "/api/jobs/pending-1/stop")
-        self.assertEqual(self.cluster.wait_job("pending-1", timeout_s=5)["status"], "STOPPED")
+        with self.all_whales_taken():
+            self.cluster.submit("true", submission_id="pending-1", entrypoint_resources={"whale": 1})
+            job = self.cluster.job("pending-1")
+            self.assertEqual(job["status"], "PENDING")
+            self.assertIn("waiting for resources", job["message"])
+            self.cluster.call("POST", "/api/jobs/pending-1/stop")
+            self.assertEqual(self.cluster.job("pending-1")["status"], "STOPPED")
+
+    @contextlib.contextmanager
+    def all_whales_taken(self):
+        """Who needs one waits as long as this lasts; what nobody has fails soon after it was asked about."""
+        holders = [self.cluster.submit("sleep 1000", entrypoint_resources={"whale": 1}) for _ in range(2)]
+        try:
+            for holder in holders:
+                self.cluster.wait_job(holder, ("RUNNING",))
+            yield
+        finally:
+            for holder in holders:
+                self.cluster.call("POST", f"/api/jobs/{holder}/stop")
+            for holder in holders:
+                self.cluster.wait_job(holder)
 
     def assert_operator_reads(self, job):
         for field, kind in OPERATOR_FIELDS.items():
@@ -162,9 +197,10 @@ class JobsTest(unittest.TestCase):
         self.assertTrue(all(type(v) is str for v in (job["metadata"] or {}).values()), job)
 
     def test_the_operator_reads_a_job_in_every_state(self):
+        self.enterContext(self.all_whales_taken())
         for name, entrypoint, last in (("op-ok", "sleep 1", "SUCCEEDED"), ("op-bad", "exit 3", "FAILED"),
                                        ("op-stop", "sleep 1000", "STOPPED"), ("op-wait", "true", "STOPPED")):
-            more = {"entrypoint_resources": {"nothing_has_this": 1}} if name == "op-wait" else {}
+            more = {"entrypoint_resources": {"whale": 1}} if name == "op-wait" else {}
             self.cluster.submit(entrypoint, submission_id=name, metadata={"team": "sea"}, **more)
             self.assert_operator_reads(self.cluster.job(name))
             if last == "STOPPED":

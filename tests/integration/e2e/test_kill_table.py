@@ -21,7 +21,7 @@ from cluster import TERMINAL, Cluster, is_alive, wait_until
 from kill_phases import Job
 
 ALL = "--all" in sys.argv
-END_S = 60
+END_S = 120
 
 
 class Document(unittest.TestCase):

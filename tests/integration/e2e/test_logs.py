@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 import unittest
 import urllib.request
 
@@ -35,6 +36,7 @@ class LogsTest(unittest.TestCase):
         cls.client = JobSubmissionClient(cls.cluster.address)
         cls.address = ("--address", cls.cluster.address)
         cls.quiet = Tail(cls.cluster.address, cls.cluster.submit("sleep 1000"))
+        cls.quiet.socket.settimeout(30)
 
     def show(self, *args, status=0):
         done = self.cluster.mobula("job", "logs", *self.address, *args)
@@ -195,15 +197,24 @@ class LogsTest(unittest.TestCase):
         return self.cluster.submit(["mobula", "run", "--num-nodes", "2", *more, "--", "sh", "-c",
                                     command])
 
+    def noted(self, job_id, rank):
+        """So many bytes of its log have a time."""
+        times = self.cluster.get(f"/api/jobs/{job_id}/logs?rank={rank}&times=1")["times"]
+        return times[-1][0] if times else 0
+
     def test_ranks_on_any_node(self):
-        job_id = self.gang("for i in 1 2; do echo line $i of $RANK; sleep 1.5; done")
+        gate = pathlib.Path(self.cluster.dir, "second-lines")
+        job_id = self.gang(f"echo line 1 of $RANK; until [ -e {gate} ]; do sleep 0.05; done; echo line 2 of $RANK")
         with self.cluster.running("job", "logs", "-f", "--rank", "1", *self.address, job_id) as one:
             with self.cluster.running("job", "logs", "-f", "--merge", *self.address, job_id) as all_:
                 wait_until(lambda: "line 1 of 1" in one.output(), "the first line")
                 self.show("--rank", "2", job_id, status=66)
                 self.show("-f", "--rank", "2", job_id, status=66)
+                # The order of all ranks' lines is that of the times at which their nodes noted them.
+                wait_until(lambda: all(self.noted(job_id, r) >= len("line 1 of 0\n") for r in "01"), "the first lines are noted")
+                gate.touch()
                 self.cluster.wait_job(job_id)
-                self.assertEqual((one.wait(30), all_.wait(30)), (0, 0), all_.output())
+                self.assertEqual((one.wait(120), all_.wait(120)), (0, 0), all_.output())
                 self.assertTrue(one.output().startswith("line 1 of 1\nline 2 of 1\n"), one.output())
                 self.assertEqual(len(re.findall(r"^\[rank \d\] line", all_.output(), re.M)), 4)
         for rank in "01":
@@ -233,6 +244,49 @@ class LogsTest(unittest.TestCase):
         self.show("--since", "yesterday", job_id, status=64)
         tail = Tail(self.cluster.address, job_id, "?rank=1&offset=12")
         self.assertEqual(tail.read(), b"line 2 of 1\n")
+
+    def test_merge_shows_the_bytes_that_ranks_wrote(self):
+        """One rank's NUL ended the view of all; a character that came in two writes became two."""
+        junk = bytes(b for b in range(256) if b != 10) * 3
+        source = pathlib.Path(self.cluster.dir, "rank-junk")
+        source.write_bytes(junk)
+        # A log is noted once a second, so that the two parts of the character are two pieces.
+        job_id = self.gang(f"cat {source}; echo; printf '\\303'; sleep 2.5; printf '\\251\\n'")
+        self.assertEqual(self.cluster.wait_job(job_id)["status"], "SUCCEEDED")
+        want = [b"[rank %d] " % rank + line for rank in (0, 1) for line in (junk, "é".encode())]
+        for more in ((), ("-f",), ("--since", "1h")):
+            with self.cluster.running("job", "logs", "--merge", *more, *self.address, job_id) as all_:
+                self.assertEqual(all_.wait(60), 0, all_.output())
+                lines = [x for x in all_.raw().split(b"\n") if x.startswith(b"[rank ")]
+                self.assertEqual(sorted(lines), sorted(want), more)
+        text = self.show("--merge", "--json", job_id)
+        self.assertEqual(sorted((o["rank"], o["line"]) for o in map(json.loads, text.splitlines())),
+                         sorted((rank, line.decode(errors="replace")) for rank in (0, 1)
+                                for line in (junk, "é".encode())))
+        self.assertEqual(sorted(self.show("--merge", "--grep", "^é$", job_id).splitlines()),
+                         ["[rank 0] é", "[rank 1] é"])
+
+    def test_since_leaves_out_what_is_older(self):
+        gate = pathlib.Path(self.cluster.dir, "since-gate")
+        job_id = self.gang(f"echo older of $RANK; until [ -e {gate} ]; do sleep 0.1; done; "
+                           "echo newer of $RANK; sleep 1000")
+        wait_until(lambda: self.show("--merge", job_id).count("older") == 2, "the older lines")
+        older = time.time()
+        # The border is a time 3 s before the newer lines and 3 s after the older ones, however long
+        # it takes to ask; what is asked for is a time, or so many seconds before now.
+        wait_until(lambda: time.time() - older > 6, "the lines are 6 s old")
+        gate.touch()
+        border = older + 3
+        wait_until(lambda: self.show("--merge", job_id).count("newer") == 2, "the newer lines")
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(border))
+        for since in (stamp, lambda: f"{time.time() - border:.0f}s"):
+            with self.subTest(since=since):
+                text = since if isinstance(since, str) else since()
+                self.assertEqual(self.show("--rank", "1", "--since", text, job_id), "newer of 1\n")
+                self.assertEqual(sorted(self.show("--merge", "--since", text, job_id).splitlines()),
+                                 ["[rank 0] newer of 0", "[rank 1] newer of 1"])
+        self.cluster.call("POST", f"/api/jobs/{job_id}/stop")
+        self.cluster.wait_job(job_id)
 
     def test_big_rank_log_from_the_other_node(self):
         job_id = self.gang("[ $RANK = 0 ] || seq -f '%099.0f' 1 200000")
@@ -279,17 +333,24 @@ class LogsTest(unittest.TestCase):
 
     def test_a_store_that_is_not_there_holds_a_job_as_long_as_it_may(self):
         with tempfile.NamedTemporaryFile() as blocked:
-            env = {"MOBULA_LOG_URL": f"file://{blocked.name}/x", "MOBULA_LOG_WAIT": "4s"}
+            env = {"MOBULA_LOG_URL": f"file://{blocked.name}/x", "MOBULA_LOG_WAIT": "6s"}
             job_id = self.cluster.submit("exit 3", runtime_env={"env_vars": env})
             message = wait_until(lambda: (j := self.cluster.job(job_id))["status"] == "RUNNING"
                                  and "on its way" in j["message"] and j["message"],
                                  lambda: self.cluster.job(job_id))
             self.assertEqual(message, "Job is currently running: its driver has ended, the rest of "
                              f"its log is on its way to {env['MOBULA_LOG_URL']}, which is waited for "
-                             "while it takes something, else for 4 s.")
-            job = self.cluster.wait_job(job_id, timeout_s=15)
+                             "while it takes something, else for 6 s.")
+            job = self.cluster.wait_job(job_id, timeout_s=60)
             self.assertEqual((job["status"], job["driver_exit_code"]), ("FAILED", 3))
             lost = f"of its log did not reach {env['MOBULA_LOG_URL']} within "
+            self.assertIn(lost, job["message"])
+            env.update(MOBULA_LOG_WAIT="1h", RAY_JOB_STOP_WAIT_TIME_S="1")
+            job_id = self.cluster.submit("true", runtime_env={"env_vars": env})
+            wait_until(lambda: "on its way" in self.cluster.job(job_id)["message"], "the log is waited for")
+            self.assertEqual(self.cluster.call("POST", f"/api/jobs/{job_id}/stop"), (200, '{"stopped": true}'))
+            job = self.cluster.wait_job(job_id, timeout_s=60)
+            self.assertEqual(job["status"], "STOPPED")
             self.assertIn(lost, job["message"])
             env["MOBULA_LOG_WAIT"] = "1s"
             job = self.cluster.wait_job(self.cluster.submit("true", runtime_env={"env_vars": env}))
@@ -299,6 +360,16 @@ class LogsTest(unittest.TestCase):
             job = self.cluster.wait_job(self.cluster.submit("true", runtime_env={"env_vars": env}))
             self.assertEqual(job["status"], "FAILED")
             self.assertIn("MOBULA_LOG_WAIT", job["message"])
+
+    def test_a_store_that_cannot_be_used_is_refused(self):
+        for url in ("s3://", "file://relative", "relative", "gcs://x", "http://h/x"):
+            with self.subTest(url=url):
+                job_id = self.cluster.submit("echo ran", runtime_env={"env_vars": {"MOBULA_LOG_URL": url}})
+                job = self.cluster.wait_job(job_id)
+                self.assertEqual((job["status"], job["error_type"]),
+                                 ("FAILED", "JOB_ENTRYPOINT_COMMAND_START_ERROR"), job)
+                self.assertIn(url, job["message"])
+                self.assertNotIn("\nran\n", self.cluster.logs(job_id))
 
 
 class AttemptsTest(unittest.TestCase):
@@ -455,8 +526,12 @@ class CapTest(unittest.TestCase):
             while b"\n29 " + b"%099d\n" % 1000 not in text[-4096:]:
                 opcode, payload = tail.frame()
                 text += payload if opcode == TEXT else b""
-            wait_until(lambda: log.stat().st_blocks * 512 <= cap + 8192,
-                       lambda: f"{log.stat().st_blocks * 512} bytes are on the disk")
+
+            def kept():  # above the cap more will be released
+                return log.stat().st_size - cluster.get(f"/api/jobs/{job_id}/logs?limit=1")["first_offset"]
+
+            wait_until(lambda: kept() <= cap and log.stat().st_blocks * 512 <= cap + 8192,
+                       lambda: f"{log.stat().st_blocks * 512} bytes are on the disk, {kept()} can be read")
             # A follower that reads missed nothing of what was released behind it.
             self.assertEqual(len(re.findall(rb"^\d+ 0+\d+$", text, re.M)), 30000)
             size = log.stat().st_size

@@ -5,22 +5,14 @@ kuberay#1047, ray#44561: driver logs are lost when the head's machine is.
 
 import asyncio
 import json
-import os
 import pathlib
-import signal
 import tempfile
 import unittest
 
-from cluster import Cluster, train_command, wait_until
+from cluster import Cluster, kill_node, train_command, wait_until
 from ray.job_submission import JobStatus, JobSubmissionClient
 from shared_store import Redis, SharedCluster
 from tail import BINARY, TEXT, Tail
-
-
-def kill(node):
-    """As if the machine were gone."""
-    os.kill(node["pid_init"], signal.SIGKILL)
-    os.kill(node["pid_agent"], signal.SIGKILL)
 
 
 def whole(folder):
@@ -41,7 +33,7 @@ class LostRanks(unittest.TestCase):
             lost = cluster.node("node-1")
             rank = gang["nodes"].index(lost["node_id"])
             want, there = ranks[rank], f"{url}/logs/{stored}/rank-{rank}/1/"
-            kill(lost)
+            kill_node(lost)
             path = f"/api/jobs/{stored}/logs?rank={rank}"
             piece = wait_until(lambda: (p := cluster.call("GET", path))[0] == 200
                                and "source" in (p := json.loads(p[1])) and p,

@@ -127,14 +127,14 @@ class BackfillTest(Gangs):
                                       "touch", f"{self.cluster.dir}/shell.up") as driver:
                 self.wait_in_queue("shell")
                 driver.send_signal(number)
-                self.assertEqual(driver.wait(20), 128 + number, driver.output())
+                self.assertEqual(driver.wait(60), 128 + number, driver.output())
                 self.assertEqual(self.queue(), {}, "it left the queue before it ended")
         self.gang("stopped", 1, 1)
         self.wait_in_queue("stopped")
         done = self.cluster.mobula("job", "stop", "--address", self.cluster.address, "stopped")
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(self.cluster.job("stopped")["status"], "STOPPED")
-        wait_until(lambda: not self.queue(), lambda: f"the queue is empty: {self.queue()}", 5)
+        wait_until(lambda: not self.queue(), lambda: f"the queue is empty: {self.queue()}", 60)
         self.end("one")
         for name in ("shell", "stopped"):
             self.assertFalse(self.is_up(name))
@@ -149,7 +149,7 @@ class BackfillTest(Gangs):
         pid = self.cluster.job("killed")["driver_info"]["pid"]
         os.kill(int(pid), signal.SIGKILL)
         self.assertEqual(self.cluster.wait_job("killed")["status"], "FAILED")
-        wait_until(lambda: not self.queue(), lambda: f"the queue is empty: {self.queue()}", 5)
+        wait_until(lambda: not self.queue(), lambda: f"the queue is empty: {self.queue()}", 60)
         self.end("one")
         self.assertFalse(self.is_up("killed"))
         self.assertFalse(is_alive(int(pid)))
@@ -166,13 +166,13 @@ class BackfillTest(Gangs):
             driver.kill()
             driver.wait()
         wait_until(lambda: self.queue()["mobula-gone"]["reason"] ==
-                   "its driver is away; it leaves the queue soon", lambda: self.queue(), 5)
+                   "its driver is away; it leaves the queue soon", lambda: self.queue(), 20)
         self.let_go("one")
         self.cluster.wait_job("one")
         self.cluster.assert_all_free()
         self.gang("next", 2, 2)
         self.wait_up("next")
-        wait_until(lambda: not self.queue(), lambda: f"it is forgotten: {self.queue()}", 40)
+        wait_until(lambda: not self.queue(), lambda: f"it is forgotten: {self.queue()}", 90)
         self.end("next")
         self.assertFalse(self.is_up("gone"))
 

@@ -18,6 +18,7 @@ import unittest
 import zipfile
 
 from cluster import Cluster, command_of, wait_until
+from ports import free_port
 
 MAIN = "import mod; print('from', mod.NAME)\n"
 
@@ -56,10 +57,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 class PackagesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # Nobody listens there: what an unreachable store looks like.
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            nowhere = f"http://127.0.0.1:{s.getsockname()[1]}"
+        nowhere = f"http://127.0.0.1:{free_port()}"  # nobody listens there: what an unreachable store looks like
         cls.cluster = cls.enterClassContext(Cluster(nodes=1, env={
             "AWS_ENDPOINT_URL": nowhere, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
             "AWS_REGION": "us-east-1"}))
@@ -136,6 +134,27 @@ class PackagesTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout)
             self.assertIn("from a wheel\n", done.stdout)
             self.assertRegex(done.stdout, r"folder single zipped \['__init__.py'(, '__pycache__')?\]")
+
+    def test_our_client_leaves_out_what_is_no_file(self):
+        """What Ray's client passes over, too; for a pipe that one waits for ever."""
+        here = pathlib.Path(self.cluster.dir, "links")
+        here.mkdir()
+        (here / "main.py").write_text("import os; print(sorted(os.listdir()))\n")
+        (here / "file").symlink_to("main.py")
+        for name in ("back\\slash", "ü\\x"):  # whose names libarchive changes on the way
+            (here / name).write_text("1")
+        (here / "dangling\x1b[2J").symlink_to("nowhere")
+        (here / "self").symlink_to("self")
+        done = self.job_submit("--working-dir", here, runtime_env={})
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("links/dangling\\x1b[2J and 1 more are left out", done.stdout)
+        self.assertIn("\n" + str(sorted(["back\\slash", "file", "main.py", "ü\\x"])) + "\n", done.stdout)
+        for name in ("dangling\x1b[2J", "self"):
+            (here / name).unlink()
+        os.mkfifo(here / "pipe")
+        done = self.job_submit("--working-dir", here, runtime_env={})
+        self.assertIn("links/pipe is left out: it is neither a file nor a directory\n", done.stdout)
+        self.assertIn("\n" + str(sorted(["back\\slash", "file", "main.py", "ü\\x"])) + "\n", done.stdout)
 
     def test_our_client_says_what_it_cannot_upload(self):
         here = pathlib.Path(self.cluster.dir, "odd")
@@ -228,7 +247,7 @@ class LimitsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.cluster = cls.enterClassContext(Cluster(nodes=1, start_args=[
-            "--max-package-size", "200M", "--package-keep", "1s"]))
+            "--max-package-size", "200M", "--package-keep", "3s"]))  # in which a job names what was uploaded for it
         cls.packages = cls.cluster.nodes()[0]["dir"] / "packages"
 
     def put(self, name, n_bytes, chunked=False):
@@ -254,7 +273,7 @@ class LimitsTest(unittest.TestCase):
 
     def agent_peak_bytes(self):
         pid = next(p for p in self.cluster.own_pids()
-                   if command_of(p).split()[0].endswith("mobula-agent"))
+                   if command_of(p).split(" ")[0].endswith("mobula-agent"))
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
@@ -304,14 +323,14 @@ class LimitsTest(unittest.TestCase):
         for _ in range(2):  # two rounds of the sweep that took another package
             status, _ = self.cluster.call("PUT", f"/api/packages/gcs/{unused}", raw=b"x")
             self.assertEqual(status, 200)
-            wait_until(lambda: not (self.packages / unused).exists(), "the unused one goes", 20)
+            wait_until(lambda: not (self.packages / unused).exists(), "the unused one goes", 60)
         self.assertTrue((self.packages / name).exists())
         self.cluster.call("POST", "/api/jobs/pins/stop")
         self.cluster.wait_job("pins")
-        wait_until(lambda: not (self.packages / name).exists(), "it goes after its job", 20)
+        wait_until(lambda: not (self.packages / name).exists(), "it goes after its job", 60)
         status, text = self.cluster.call("GET", f"/api/packages/gcs/{name}")
         self.assertEqual((status, text), (404, f"Package gcs://{name} does not exist"))
-        wait_until(lambda: not list(self.packages.glob(".*")), "its bytes are gone too", 20)
+        wait_until(lambda: not list(self.packages.glob(".*")), "its bytes are gone too", 60)
 
 
 class UnpackedTest(unittest.TestCase):
@@ -360,11 +379,11 @@ class UnpackedTest(unittest.TestCase):
         """Ranks on both nodes, which say what they read in their directory after they were told to go."""
         told = pathlib.Path(self.cluster.dir, job)
         told.mkdir()
-        rank = (f"trap : TERM; while ! [ -e {told}/go ]; do sleep 0.05; done; sleep 1; "
+        rank = (f"trap : TERM; : > {told}/up-$RANK; while ! [ -e {told}/go ]; do sleep 0.05; done; sleep 1; "
                 f"cat mod.py > {told}/.$RANK; mv {told}/.$RANK {told}/$RANK")
         self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", rank],
                             submission_id=job, runtime_env={"working_dir": self.upload(job)})
-        wait_until(lambda: len(self.cluster.rank_pids()) == 2, self.cluster.rank_pids)
+        wait_until(lambda: all((told / f"up-{r}").exists() for r in "01"), self.cluster.rank_pids)  # they have their traps
         return told
 
     def check_ranks(self, told):
@@ -413,6 +432,26 @@ class UnpackedTest(unittest.TestCase):
         self.assertTrue((self.jobs / job / "kept").exists())
         self.assertEqual(self.cluster.call("DELETE", f"/api/jobs/{job}")[0], 200)
         wait_until(lambda: not (self.jobs / job).exists(), "it goes with its job")
+
+    def test_a_stop_while_it_is_unpacked(self):
+        """However long that would take: the unpacker stands still."""
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z, z.open("zeros", "w") as f:
+            for _ in range(384):
+                f.write(bytes(1 << 20))
+        uri = "gcs://_ray_pkg_00000000000000ce.zip"
+        self.assertEqual(self.cluster.call("PUT", f"/api/packages/{uri.replace('://', '/')}",
+                                           raw=packed.getvalue())[0], 200)
+        self.cluster.submit("true", submission_id="packed", runtime_env={"working_dir": uri})
+        (pid,) = wait_until(lambda: [p for p in self.cluster.own_pids() if "mobula-unpack" in command_of(p)],
+                            "it is being unpacked")
+        os.kill(pid, signal.SIGSTOP)
+        self.assertEqual(self.cluster.job("packed")["status"], "PENDING")
+        began = time.monotonic()
+        self.assertEqual(self.cluster.call("POST", "/api/jobs/packed/stop"), (200, '{"stopped": true}'))
+        self.assertEqual(self.cluster.wait_job("packed")["status"], "STOPPED")
+        self.assertLess(time.monotonic() - began, 5)
+        self.wait_gone("packed")
 
     def test_goes_when_its_job_ended_while_the_agent_was_down(self):
         go = pathlib.Path(self.cluster.dir, "go")

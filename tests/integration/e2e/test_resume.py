@@ -4,6 +4,7 @@ A reboot, or a pod whose container is started again: the directory is there, not
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,8 @@ import signal
 import sys
 import unittest
 
-from cluster import Cluster, is_alive, tree, wait_until
+from cluster import Cluster, command_of, environment_of, is_alive, kill_all, tree, wait_until
+from ray._raylet import GcsClient
 
 
 def kill_whole(cluster):
@@ -94,7 +96,7 @@ class Resume(unittest.TestCase):
             (former["dir"] / "gcs.sqlite").write_bytes(b"")
             done = self.start(cluster, "--resume")
             self.assertEqual(done.returncode, 65, done.stdout)
-            self.assertIn("the store is empty, but this node was the head of cluster", done.stdout)
+            self.assertIn("the store is empty, but this node belongs to cluster", done.stdout)
             shutil.rmtree(former["dir"])
 
     def test_a_store_that_goes_under_a_crashed_agent_is_named(self):
@@ -106,7 +108,82 @@ class Resume(unittest.TestCase):
                 file.unlink()
             os.kill(head["pid_init"], signal.SIGCONT)
             log = head["dir"] / "agent.log"
-            wait_until(lambda: "the store is empty, but this node was the head" in log.read_text(), log.read_text)
+            wait_until(lambda: "the store is empty, but this node belongs to cluster" in log.read_text(), log.read_text)
+
+    def lose_records(self, cluster, set_back):
+        """A polite driver and a stubborn one, with a child in a session of its own; then the agent dies, and what it comes back
+        with has no record of them. Each ends as by a stop, and its id is free again."""
+        head, others = cluster.node("node-0"), set(cluster.own_pids())
+        cluster.submit(f"trap 'touch {cluster.dir}/saved; exit 0' TERM; echo up; while :; do sleep 0.1; done", submission_id="polite")
+        cluster.submit("trap '' TERM; setsid sleep 987 & echo up; while :; do sleep 0.1; done", submission_id="stubborn",
+                       runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "1"}})
+        for job_id in ("polite", "stubborn"):
+            wait_until(lambda: "\nup\n" in cluster.logs(job_id), "it runs")
+        drivers = [p for p in set(cluster.own_pids()) - others if "RAY_JOB_CONFIG_JSON_ENV_VAR" in environment_of(p)]
+        self.assertGreaterEqual(len(drivers), 3)
+        os.kill(head["pid_init"], signal.SIGSTOP)  # it starts the agent again when it goes on
+        try:
+            os.kill(head["pid_agent"], signal.SIGKILL)
+            wait_until(lambda: not is_alive(head["pid_agent"]), "the agent is gone")
+            set_back(head)
+        finally:
+            os.kill(head["pid_init"], signal.SIGCONT)
+        wait_until(lambda: not any(map(is_alive, drivers)), lambda: [p for p in drivers if is_alive(p)], 20)
+        self.assertTrue(os.path.exists(f"{cluster.dir}/saved"))
+        wait_until(lambda: not [p for p in head["dir"].glob("jobs/*/s") if p.parent.name != "stays"], "their sockets go")
+        log = (head["dir"] / "agent.log").read_text()
+        for job_id in ("polite", "stubborn"):
+            self.assertRegex(log, fr"WARN .*job={job_id} is no running job of the head's.* its driver is stopped; what it wrote stays in ")
+            self.assertIn("up\n", (head["dir"] / "logs" / f"job-driver-{job_id}.log").read_text())
+        wait_until(cluster.is_up, "the head serves", 60)
+        self.assertFalse({"polite", "stubborn"} & {j["submission_id"] for j in cluster.get("/api/jobs/")})
+        cluster.submit("echo again", submission_id="polite")
+        self.assertEqual(cluster.wait_job("polite")["status"], "SUCCEEDED")
+
+    def test_a_driver_without_a_record_is_stopped(self):
+        """The store is an older copy: what that does not know is nobody's, also on the head's own node."""
+        with Cluster(nodes=1) as cluster:
+            cluster.submit("true", submission_id="old")
+            cluster.wait_job("old")
+            cluster.submit("exec sleep 1000", submission_id="stays")
+            cluster.wait_job("stays", ("RUNNING",))
+            head = cluster.node("node-0")
+            os.kill(head["pid_agent"], signal.SIGSTOP)
+            copy = {f.name: f.read_bytes() for f in head["dir"].glob("gcs.sqlite*")}
+            os.kill(head["pid_agent"], signal.SIGCONT)
+
+            def set_back(head):
+                for file in head["dir"].glob("gcs.sqlite*"):
+                    file.unlink()
+                for name, data in copy.items():
+                    (head["dir"] / name).write_bytes(data)
+
+            self.lose_records(cluster, set_back)
+            self.assertEqual(cluster.job("old")["status"], "SUCCEEDED")
+            self.assertEqual(cluster.job("stays")["status"], "RUNNING")
+            cluster.call("POST", "/api/jobs/stays/stop")
+            cluster.wait_job("stays", ("STOPPED",))
+
+    def test_so_is_one_of_a_head_whose_store_is_memory(self):
+        with Cluster(nodes=1, start_args=["--store", "memory"]) as cluster:
+            self.lose_records(cluster, lambda head: None)
+
+    def test_one_whose_record_cannot_be_read_stays(self):
+        with Cluster(nodes=1) as cluster:
+            cluster.submit("exec sleep 987", submission_id="odd")
+            cluster.wait_job("odd", ("RUNNING",))
+            pid = wait_until(lambda: next((p for p in cluster.own_pids() if "sleep 987" in command_of(p)), 0), "it runs")
+            head = cluster.node("node-0")
+            GcsClient(address=head["gcs_address"]).internal_kv_put(
+                b"_ray_internal_job_info_odd", json.dumps({"status": "SUSPENDED", "entrypoint": "x"}).encode(), True, b"job", timeout=20)
+            os.kill(head["pid_agent"], signal.SIGKILL)
+            log = head["dir"] / "agent.log"
+            wait_until(lambda: log.read_text().count("head started") > 1, log.read_text, 30)
+            wait_until(cluster.is_up, "the head serves", 60)
+            self.assertIn("it is left alone", log.read_text())
+            self.assertNotIn("its driver is stopped", log.read_text())
+            self.assertTrue(is_alive(pid))
+            os.kill(pid, signal.SIGKILL)
 
     def test_without_it_a_new_cluster_and_a_word(self):
         with Cluster(nodes=1) as cluster:
@@ -123,8 +200,7 @@ class Resume(unittest.TestCase):
             cluster.submit(["mobula", "run", "--num-nodes", "2", "--lease", "2s", "--stop-grace", "8s", "--", *ranks], submission_id="former")
             worker, head = cluster.node("node-1"), cluster.node("node-0")
             wait_until(lambda: any("rank runs" in p.read_text() for p in worker["dir"].glob("gangs/*/rank-*.log")), "ranks run", 60)
-            for pid in (lost := tree(head["pid_init"])):
-                os.kill(pid, signal.SIGKILL)
+            kill_all(lost := tree(head["pid_init"]))
             wait_until(lambda: not any(map(is_alive, lost)), "the head's machine is gone")
             cluster.forget_node(head)
             done = cluster.mobula("start", "--head", "--temp-dir", cluster.temp, "--port", cluster.gcs.rsplit(":", 1)[1], "--dashboard-port",

@@ -21,7 +21,7 @@ class RunTest(unittest.TestCase):
     def tearDown(self):
         self.cluster.assert_all_free()
         wait_until(lambda: not self.cluster.rank_pids(),
-                   lambda: f"ranks are left: {self.cluster.rank_pids()}", 10)
+                   lambda: f"ranks are left: {self.cluster.rank_pids()}", 60)
 
     def test_environment_of_ranks(self):
         ports = []
@@ -46,7 +46,7 @@ class RunTest(unittest.TestCase):
             "run", "--num-nodes", "2", "--", "sh", "-c",
             f": > {self.cluster.dir}/here-$RANK; "
             f"until test -e {self.cluster.dir}/here-0 && test -e {self.cluster.dir}/here-1; "
-            "do sleep 0.05; done; echo met $RANK", timeout=30)
+            "do sleep 0.05; done; echo met $RANK", timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(sorted(re.findall(r"met (\d)", done.stdout)), ["0", "1"])
 
@@ -89,7 +89,7 @@ class RunTest(unittest.TestCase):
         self.assertEqual(sorted(s[0] for s in SHOWN.findall(self.cluster.logs(good))), ["0", "1"])
         bad = self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c",
                                    "[ $RANK = 0 ] || exit 7; sleep 1000"])
-        job = self.cluster.wait_job(bad, timeout_s=20)
+        job = self.cluster.wait_job(bad, timeout_s=60)
         self.assertEqual(job["status"], "FAILED")
         self.assertIn("rank 1 exited with status 7", job["message"])
 
@@ -111,7 +111,7 @@ class RunTest(unittest.TestCase):
         wait_until(lambda: f"waiting for {2 * slots} more mobula_slot on 2 nodes: node node-0 has 0 "
                            f"free of {slots}, node node-1 has 0 free of {slots}"
                            in self.cluster.logs(second),
-                   lambda: f"the reason of the wait in: {self.cluster.logs(second)}", 40)
+                   lambda: f"the reason of the wait in: {self.cluster.logs(second)}", 120)
         self.assertEqual(self.cluster.job(second)["status"], "RUNNING")
         self.assertEqual(self.cluster.available(), 0)
         open(f"{self.cluster.dir}/go", "w").close()
@@ -171,9 +171,9 @@ class RunTest(unittest.TestCase):
         driver = int(self.cluster.job(job_id)["driver_info"]["pid"]) if self.cluster.job(
             job_id)["driver_info"] else self.driver_pid()
         os.kill(driver, signal.SIGKILL)
-        self.assertEqual(self.cluster.wait_job(job_id, timeout_s=10)["status"], "FAILED")
+        self.assertEqual(self.cluster.wait_job(job_id, timeout_s=60)["status"], "FAILED")
         wait_until(lambda: not any(is_alive(p) for p in pids.values()),
-                   "the ranks of a dead driver end", 10)
+                   "the ranks of a dead driver end", 60)
 
     def driver_pid(self):
         return next(p for p in self.cluster.own_pids()
@@ -186,7 +186,7 @@ class RunTest(unittest.TestCase):
         ) as driver:
             wait_until(lambda: driver.output().count("up\n") == 2, driver.output)
             driver.send_signal(signal.SIGTERM)
-            self.assertEqual(driver.wait(20), 128 + signal.SIGTERM, driver.output())
+            self.assertEqual(driver.wait(60), 128 + signal.SIGTERM, driver.output())
             for rank in (0, 1):
                 self.assertIn(f"rank {rank} was told", driver.output())
 
@@ -207,7 +207,7 @@ class RunTest(unittest.TestCase):
             self.cluster.wait_job(job, ("RUNNING",))
             self.assertEqual(driver()["reason"], "Number of active drivers: 2")
             open(f"{self.cluster.dir}/active", "w").close()
-            self.assertEqual(gang.wait(30), 0, gang.output())
+            self.assertEqual(gang.wait(120), 0, gang.output())
         job = self.cluster.wait_job(job)
         self.assertEqual(job["status"], "SUCCEEDED")
         seen = wait_until(lambda: (d := driver())["is_active"] == "INACTIVE" and d, driver)

@@ -31,7 +31,7 @@ class SlurmTest(unittest.TestCase):
         cls.slurm = cls.enterClassContext(slurm.Slurm())
 
     def tearDown(self):
-        wait_until(self.slurm.idle, "jobs are left", 60)
+        wait_until(self.slurm.idle, "jobs are left")
         self.assert_nothing_left()
 
     def assert_nothing_left(self):
@@ -41,7 +41,7 @@ class SlurmTest(unittest.TestCase):
             return [p for p in pids_with_environment(f"HOME={self.slurm.dir}")
                     if p not in own and "mobula" in command_of(p)]
 
-        wait_until(lambda: not strays(), lambda: [command_of(p) for p in strays()], 30)
+        wait_until(lambda: not strays(), lambda: [command_of(p) for p in strays()])
         shared = pathlib.Path(self.slurm.dir) / ".mobula/slurm"
         self.assertEqual(list(shared.glob("*")), [], "the file with the token")
 
@@ -54,6 +54,13 @@ class SlurmTest(unittest.TestCase):
 
     def srun(self, *argv, nodes=2, tasks=1):
         return self.slurm.run("srun", f"-N{nodes}", f"--ntasks-per-node={tasks}", *map(str, argv))
+
+    def wait_for_line(self, srun, end):
+        """A rank says it; what else the driver says before it is as it may be."""
+        said = []
+        while not re.fullmatch(rf"(\[rank \d\] )?{end}\n", line := srun.stdout.readline()):
+            said.append(line)
+            self.assertTrue(line, "srun ended: " + "".join(said))
 
     def test_run_on_two_nodes(self):
         before = self.node_dirs()
@@ -107,22 +114,22 @@ class SlurmTest(unittest.TestCase):
                                 "trap 'echo saved by $RANK; exit 0' TERM; echo up; "
                                 "while :; do sleep 0.1; done")
         for _ in range(2):  # both have their traps
-            self.assertIn("up", srun.stdout.readline())
+            self.wait_for_line(srun, "up")
         job = self.slurm.run("squeue", "-h", "-o", "%A").stdout.strip()
         self.slurm.run("scancel", job)
-        out = srun.communicate(timeout=60)[0]
+        out = srun.communicate(timeout=180)[0]
         self.assertIn("saved by 0", out)
         self.assertIn("saved by 1", out)
 
     def test_killed_driver_ends_the_step(self):
         srun = self.slurm.start("srun", "-N2", "-n2", MOBULA, "run", "--lease", "2s", "--", "sh", "-c",
                                 "echo up; sleep 600")
-        self.assertIn("up", srun.stdout.readline())
+        self.wait_for_line(srun, "up")
         [driver] = [p for p in pids_with_environment("SLURM_PROCID=0")
                     if " run " in command_of(p) and pathlib.Path(f"/proc/{p}/task/{p}/children")
                     .read_text().strip() == "" and "mobula run" in command_of(p).replace(str(MOBULA), "mobula")]
         os.kill(driver, signal.SIGKILL)
-        srun.communicate(timeout=90)
+        srun.communicate(timeout=180)
         self.assertNotEqual(srun.returncode, 0)
 
 

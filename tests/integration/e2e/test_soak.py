@@ -127,17 +127,17 @@ class Soak(unittest.TestCase):
     def check_what_is_remembered(self, cluster, first, last, living):
         """kept: the newest that have ended, whatever lives; with their files."""
         wait_until(lambda: len(cluster.get("/api/jobs/")) == KEEP + 1,
-                   lambda: len(cluster.get("/api/jobs/")), 30)
+                   lambda: len(cluster.get("/api/jobs/")), 60)
         self.assertEqual(cluster.call("GET", f"/api/jobs/{first}")[0], 404)
         self.assertEqual(cluster.job(last)["status"], "SUCCEEDED")
         self.assertIn("Running entrypoint", cluster.logs(last))
         self.assertEqual(cluster.job(living)["status"], "RUNNING")
         directory = cluster.node("node-0")["dir"]
         wait_until(lambda: len(os.listdir(directory / "jobs")) == KEEP + 1,
-                   lambda: len(os.listdir(directory / "jobs")), 10)
+                   lambda: len(os.listdir(directory / "jobs")), 60)
         logs = list((directory / "logs").glob("job-driver-*.log"))
         self.assertEqual(len(logs), KEEP + 1)
-        wait_until(lambda: os.listdir(directory / "forgotten") == [], "forgotten files are removed", 10)
+        wait_until(lambda: os.listdir(directory / "forgotten") == [], "forgotten files are removed", 60)
 
     def test_jobs(self):
         with Cluster(nodes=1, start_args=("--max-ended-jobs", str(KEEP))) as cluster, \
@@ -171,9 +171,12 @@ class Soak(unittest.TestCase):
             ids = [cluster.submit("exec sleep 1000") for _ in range(AT_ONCE)]
             for job_id in ids:
                 cluster.wait_job(job_id, ("RUNNING",))
-            others = set(cluster.own_pids()) - set(head.pids)
-            children = {p for p in others if command_of(p).startswith("sleep 1000")}
-            supervisors = others - children
+
+            def sleepers():  # a job is RUNNING a moment before its shell has become what it executes
+                return {p for p in cluster.own_pids() if command_of(p).startswith("sleep 1000")}
+
+            children = wait_until(lambda: len(found := sleepers()) >= AT_ONCE and found, sleepers)
+            supervisors = set(cluster.own_pids()) - set(head.pids) - children
             self.assertEqual((len(children), len(supervisors)), (AT_ONCE, AT_ONCE))
             kib = sorted(map(private_kib, supervisors))
             grown = sum(map(private_kib, head.pids)) - before
@@ -192,7 +195,7 @@ class Soak(unittest.TestCase):
         list(pool.map(cluster.start_node, indices))
         names = {f"node-{i}" for i in indices}
         wait_until(lambda: names <= {n["node_name"] for n in cluster.status()["nodes"]
-                                     if n["state"] == "ALIVE"}, lambda: names, 30)
+                                     if n["state"] == "ALIVE"}, lambda: names, 60)
         nodes = [n for n in cluster.nodes() if n["node_name"] in names]
         self.assertEqual(len(nodes), len(indices))
         for node in nodes:

@@ -162,7 +162,7 @@ class StartHints(unittest.TestCase):
     """What `mobula start` prints as the next step works as it is printed."""
 
     def start(self, cluster, *where, env=None):
-        done = cluster.mobula("start", *where, env=env, timeout=60)
+        done = cluster.mobula("start", *where, env=env)
         self.assertEqual(done.returncode, 0, done.stdout)
         return re.search(r"mobula (stop\b.*)$", done.stdout, re.M).group(1)
 
@@ -170,7 +170,7 @@ class StartHints(unittest.TestCase):
         self.assertNotEqual(cluster.own_pids(), [])
         done = cluster.mobula(*shlex.split(hint), env=env)
         self.assertEqual(done.returncode, 0, done.stdout)
-        wait_until(lambda: not cluster.own_pids(), "nothing is left", 5)
+        wait_until(lambda: not cluster.own_pids(), "nothing is left", 30)
 
     HEAD = ("--head", "--port", "0", "--dashboard-port", "0", "--dashboard-agent-listen-port", "0")
 

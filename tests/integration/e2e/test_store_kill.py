@@ -47,7 +47,7 @@ class Writer(threading.Thread):
 
     def stop(self):
         self.ends.set()
-        self.join(30)
+        self.join(120)
         assert not self.is_alive(), "a writer hangs"
 
 
@@ -85,12 +85,12 @@ class StoreKill(unittest.TestCase):
                 for writer in (*puts, submits):
                     writer.stop()
                 last = len(follower.output())
-                wait_until(lambda: len(follower.output()) > last, "the follower goes on", 30)
+                wait_until(lambda: len(follower.output()) > last, "the follower goes on", 120)
                 self.check(cluster, puts, submits)
                 self.assertEqual(cluster.job("goes-on")["status"], "RUNNING")
                 cluster.call("POST", "/api/jobs/goes-on/stop")
                 self.assertEqual(cluster.wait_job("goes-on")["status"], "STOPPED")
-                follower.wait(30)
+                follower.wait(120)
                 lines = [int(n) for n in re.findall(r"^line (\d+)$", follower.output(), re.M)]
                 self.assertEqual(lines, list(range(len(lines))), "lines are missing or twice")
             for n in submits.kept:

@@ -13,6 +13,7 @@ import tempfile
 import time
 import unittest
 
+import stored_logs
 from cluster import RAY, is_alive, wait_until
 from ray._raylet import GcsClient
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -97,7 +98,7 @@ class TakeoverWithWorkers(unittest.TestCase):
                     gone(cluster)
                     self.assertLess(cluster.served_by("node-1", time.monotonic()), TAKEOVER_S)
                     wait_until(lambda: {"worker-0", "worker-1", "node-1"} == cluster.alive(),
-                               lambda: f"the old head is dead, all others live: {cluster.alive()}", 40)
+                               lambda: f"the old head is dead, all others live: {cluster.alive()}", 90)
                     self.ends_well(cluster, {"both": both, "one": one})
                 cluster.assert_all_free()
 
@@ -128,12 +129,12 @@ class TakeoverWithWorkers(unittest.TestCase):
 
             cluster.killed, got = 0, []
             with self.assertRaisesRegex(RuntimeError, "WebSocket connection closed unexpectedly"):
-                asyncio.run(asyncio.wait_for(follow(got), 30))
+                asyncio.run(asyncio.wait_for(follow(got), 120))
             cluster.use("node-1")
             wait_until(cluster.answers, "the standby is the head", 10)
             client = JobSubmissionClient(cluster.address)
             self.assertIn(client.get_job_status("followed"), (JobStatus.RUNNING, JobStatus.FAILED))
-            job = cluster.wait_job("followed", timeout_s=40)
+            job = cluster.wait_job("followed", timeout_s=90)
             self.assertEqual(job["status"], "FAILED")
             self.assertRegex(job["message"], "The driver was lost: node [0-9a-f]{56}, .* is dead")
 
@@ -151,9 +152,10 @@ class TakeoverWithWorkers(unittest.TestCase):
                 cluster.submit("seq 1 50000; sleep 600", submission_id="followed",
                                runtime_env={"env_vars": env})
                 with self.ray_follower(cluster) as follower:
-                    wait_until(lambda: "\n20000\n" in follower.output(), follower.output, 60)
+                    wait_until(lambda: "\n20000\n" in follower.output(), follower.output, 120)
+                    wait_until(lambda: "\n9000\n" in stored_logs.whole(f"{store}/logs/followed/driver"), "its front is in the store")
                     gone(cluster)
-                    self.assertEqual(follower.wait(60), 1, follower.output())
+                    self.assertEqual(follower.wait(120), 1, follower.output())
                 self.assertIn(words, follower.output())
                 self.assertNotIn("succeeded", follower.output())
                 cluster.use("node-1")
@@ -183,7 +185,7 @@ class TakeoverWithWorkers(unittest.TestCase):
         """It says so once, serves nothing, and is a node of the new head's cluster."""
         head = cluster.gcs
         wait_until(lambda: {"node-0", "node-1", "worker-0", "worker-1"} == cluster.alive(),
-                   lambda: f"the old head is a node: {cluster.alive()}", 40)
+                   lambda: f"the old head is a node: {cluster.alive()}", 90)
         log = cluster.agent_log("node-0")
         self.assertEqual(log.count(" agent: this head is deposed"), 1, log)
         cluster.use("node-0")

@@ -59,7 +59,7 @@ class Installed(Cluster):
             except OSError:  # the head is one of them
                 return None
 
-        return wait_until(look, lambda: f"{before}: {self.nodes()}", 30)
+        return wait_until(look, lambda: f"{before}: {self.nodes()}", 120)
 
 
 class Upgrade(unittest.TestCase):
@@ -99,7 +99,7 @@ class Upgrade(unittest.TestCase):
                 wait_until(lambda: all(cluster.logs(job).count("line") > n + 20 for job, n in
                                        zip(("gang", "driver"), n_lines)), "lines come as before")
                 pathlib.Path(marker).touch()
-                self.assertEqual(follower.wait(60), 0, follower.output())
+                self.assertEqual(follower.wait(120), 0, follower.output())
             for job in ("gang", "driver"):
                 self.assertEqual(cluster.wait_job(job)["status"], "SUCCEEDED", cluster.logs(job))
             for tag, log in (("", cluster.logs("driver")), ("", follower.output()),

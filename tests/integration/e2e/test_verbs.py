@@ -51,6 +51,23 @@ class VerbsTest(Verbs):
         self.verb("logs", "-f", "bad", status=1)
         self.verb("delete", "bad")
 
+    def test_a_job_has_no_power_over_a_terminal(self):
+        """Its message has its last lines: whoever looked had his screen cleared and a title set."""
+        said = self.submit("esc", "printf", "over\\n\\033[2J\\033]0;title\\007", status=0)
+        self.assertIn("\x1b[2J\x1b]0;title\x07", said)  # a log is what it is
+        said = self.submit("esc-3", "sh", "-c", "printf 'over\\n\\033[2J\\033]0;title\\007'; exit 3",
+                           status=1)
+        shown = "over\n\\x1b[2J\\x1b]0;title\\x07\n"
+        self.assertIn(shown, said.split("Job 'esc-3' failed: ")[1])
+        for text in (self.verb("status", "esc-3"), self.verb("stop", "esc-3")):
+            self.assertIn(shown, text)
+            self.assertNotIn("\x1b", text)
+        said = self.verb("logs", "-f", "esc-3", status=1)
+        self.assertIn(shown, said.split("Job 'esc-3' failed: ")[1])
+        self.assertNotIn("\x1b", self.verb("status", "\x1b[2J", status=66))
+        for job_id in ("esc", "esc-3"):
+            self.verb("delete", job_id)
+
     def test_is_stopped(self):
         self.submit("long", "sleep", "600", options=("--no-wait",))
         with self.cluster.running("job", "logs", "-f", "--address", self.cluster.address,
@@ -59,7 +76,7 @@ class VerbsTest(Verbs):
             self.verb("delete", "long", status=71)
             self.submit("long", "true", status=72)
             self.assertIn("was stopped", self.verb("stop", "long"))
-            self.assertEqual(follower.wait(20), 130, follower.output())
+            self.assertEqual(follower.wait(60), 130, follower.output())
         self.verb("logs", "-f", "long", status=130)
         self.verb("delete", "long")
 
@@ -81,6 +98,39 @@ class VerbsTest(Verbs):
         self.assertEqual([row["line"] for row in self.lines(self.verb("logs", "--json", "j2"))][-2:],
                          ["a", "b"])
         self.verb("delete", "j2")
+
+    def failed_as_json(self, *argv):
+        """The one line that stderr has, and nothing on stdout."""
+        done = self.cluster.mobula(*argv, stderr=subprocess.PIPE)
+        with self.subTest(argv=argv):
+            self.assertEqual(done.stdout, "")
+            line, = done.stderr.splitlines()
+            told = json.loads(line)
+            self.assertEqual(list(told), ["error"])
+            self.assertEqual(sorted(told["error"]), ["code", "message", "name"])
+            self.assertEqual(told["error"]["code"], done.returncode)
+        return told["error"]
+
+    def test_errors_as_json(self):
+        """The statuses are those without --json, wherever it stands."""
+        at = ("--address", self.cluster.address)
+        for verb in ("status", "logs", "stop", "delete"):
+            for words in (("nobody", "--json"), ("--json", "nobody")):
+                error = self.failed_as_json("job", verb, *at, *words)
+                self.assertEqual((error["code"], error["name"]), (66, "ENOENT"))
+                self.assertIn("nobody", error["message"])
+        away = ("--address", "http://127.0.0.1:1")
+        for argv in (("job", "list"), ("job", "status", "a"), ("status",)):
+            error = self.failed_as_json(*argv, *away, "--json")
+            self.assertEqual((error["code"], error["name"]), (69, "EUNAVAIL"))
+        for argv in (("job", "stop", "--forse", "a", "--json"), ("job", "stop", "--json", "--forse", "a"),
+                     ("job", "list", "--json", "word"), ("job", "submit", "--json"), ("job", "lits", "--json"),
+                     ("jbo", "list", "--json"), ("version", "--json", "word")):
+            error = self.failed_as_json(*argv)
+            self.assertEqual((error["code"], error["name"]), (64, "EINVAL"))
+        self.assertIn("unknown flag --forse", self.failed_as_json("job", "stop", "--forse", "--json", "a")["message"])
+        told = self.verb("submit", "--forse", "--", "true", "--json", status=64)
+        self.assertTrue(told.startswith("mobula: "), told)  # that --json is the command's
 
     def test_an_answer_that_cannot_be_written(self):
         """/dev/full takes nothing; what is larger than a buffer fails before the end, the rest at it."""

@@ -37,7 +37,7 @@ class HeadProcess:
         self.log = open(pathlib.Path(self.dir) / "head.log", "ab")
         command = [self.program, self.dir] + ([self.token] if self.token else [])
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log)
-        if not select.select([self.process.stdout], [], [], 30)[0]:
+        if not select.select([self.process.stdout], [], [], 120)[0]:
             raise TimeoutError("the head did not start: " + self.log_text())
         line = self.process.stdout.readline()
         if not line:
@@ -54,7 +54,7 @@ class HeadProcess:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(timeout=20)
+            status = self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -185,6 +185,16 @@ static enum mb_job_adopt adopt(void *self, const char *id)
     return find(self, id) ? MB_JOB_ADOPT_RUNNING : MB_JOB_ADOPT_UNKNOWN;
 }
 
+static void stop_unwanted(void *self, int (*is_wanted)(void *arg, const char *id), void *arg)
+{
+    struct shell_runner *r = self;
+    struct mb_err err;
+
+    for (const struct driver *d = r->drivers; d; d = d->next)
+        if (d->alive && !is_wanted(arg, d->id))
+            stop(r, d->id, &err);
+}
+
 static int log_path(void *self, const char *id, char **out, struct mb_err *err)
 {
     struct shell_runner *r = self;
@@ -231,6 +241,7 @@ struct shell_runner *shell_runner_create(uv_loop_t *loop, const char *dir)
                                       .start = start,
                                       .stop = stop,
                                       .adopt = adopt,
+                                      .stop_unwanted = stop_unwanted,
                                       .log_path = log_path,
                                       .forget = forget,
                                       .http_address = http_address,

@@ -12,7 +12,7 @@ check = Checks()
 RAY = str(pathlib.Path(sys.executable).parent / "ray")
 
 
-def ray(*words, address=None, timeout=90):
+def ray(*words, address=None, timeout=240):
     env = clean_env(**({"RAY_ADDRESS": address} if address else {}))
     done = subprocess.run([RAY, *words], env=env, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, timeout=timeout)

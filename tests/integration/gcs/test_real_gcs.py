@@ -11,7 +11,7 @@ from ray_head import RayHead  # noqa: E402
 def main():
     with RayHead() as head:
         print(f"real head at {head.address}", flush=True)
-        status = subprocess.run([sys.argv[1], head.address], timeout=90).returncode
+        status = subprocess.run([sys.argv[1], head.address], timeout=240).returncode
         # Nothing that was sent may have ended the GCS.
         from ray._raylet import GcsClient
         nodes = GcsClient(address=head.address).get_all_node_info()

@@ -18,7 +18,7 @@ check = Checks()
 
 
 def call(head, method, path, body=None, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=120)
     connection.request(method, path, body=body, headers=headers or {})
     reply = connection.getresponse()
     text = reply.read()
@@ -31,7 +31,7 @@ def call_json(head, method, path, body=None):
     return status, json.loads(text) if status == 200 else text.decode()
 
 
-def wait_state(head, job, states, timeout=20):
+def wait_state(head, job, states, timeout=120):
     deadline = time.monotonic() + timeout
     while True:
         _, details = call_json(head, "GET", f"/api/jobs/{job}")
@@ -175,7 +175,7 @@ def test_packages(head):
     for bad in ("..%2f..%2fetc%2fpasswd", ".hidden", "a%20b"):
         check.equal(f"name {bad}", call(head, "PUT", f"/api/packages/gcs/{bad}", b"x")[0], 400)
     for method, target in (("POST", "/api/jobs/"), ("PUT", "/api/packages/gcs/big.zip")):
-        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=120)
         connection.putrequest(method, target)
         connection.putheader("Content-Length", "99999999999")
         connection.endheaders()
@@ -184,7 +184,7 @@ def test_packages(head):
                     (413, "close"))
         connection.close()
     # Sent only as far as it takes: the server must refuse at 100 MiB whatever the client says.
-    connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=120)
     connection.putrequest("PUT", "/api/packages/gcs/big.zip")
     connection.putheader("Content-Length", str(101 << 20))
     connection.endheaders()
@@ -282,7 +282,7 @@ def test_pages(head):
     everything = call_json(head, "GET", "/api/jobs/")[1]
     path, seen, pages = "/api/jobs/?limit=3", [], 0
     while path:
-        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", head.http_port, timeout=120)
         connection.request("GET", path)
         reply = connection.getresponse()
         rows = json.loads(reply.read())
@@ -311,13 +311,15 @@ def test_pages(head):
 def test_restart(head):
     done = submit(head, "echo kept", submission_id="kept")
     wait_state(head, done, ("SUCCEEDED",))
-    lost = submit(head, "exec sleep 1", submission_id="lost")
+    # It lives as long as its head does, however long the head's end takes to come.
+    lost = submit(head, f"while test -d {head.dir} && ! test -e {head.dir}/go; do sleep 0.1; done", submission_id="lost")
     wait_state(head, lost, ("RUNNING",))
     # Answers show a state a moment before its commit. Commits are in order: when this submission is
     # acknowledged, that state is on disk, and the restarted head does not start the job anew.
     submit(head, "true", submission_id="behind")
     former = head.node_id
     head.kill()
+    (pathlib.Path(head.dir) / "go").touch()
     head.start()
     nodes = call_json(head, "GET", "/api/mobula/status")[1]["nodes"]
     check.equal("of a node that has not spoken since the restart nothing is free",

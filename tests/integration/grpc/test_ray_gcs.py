@@ -17,7 +17,7 @@ def main():
 
     with RayHead() as head:
         print(f"real head at {head.address}", flush=True)
-        status = subprocess.run([sys.argv[1], head.address], timeout=60).returncode
+        status = subprocess.run([sys.argv[1], head.address], timeout=240).returncode
         value = GcsClient(address=head.address).internal_kv_get(b"from_c", b"mobula", timeout=20)
     expected = bytes((i * 31 >> 3) & 255 for i in range(1 << 20))
     if value != expected:

@@ -17,7 +17,7 @@ UNIT = "a\u00e9\u20ac\U0001f41f\n".encode()
 TEXT_BYTES = 100_000_000 // len(UNIT) * len(UNIT)
 
 
-def curl(base, *args, timeout=30):
+def curl(base, *args, timeout=120):
     """Returns (status, body) of one curl call."""
     out = subprocess.run(
         ["curl", "-sS", "--noproxy", "*", "-w", "\n%{http_code}", "-m", str(timeout), *args[:-1], base + args[-1]],
@@ -114,7 +114,7 @@ def main():
             test_curl(base, tmp)
             asyncio.run(test_websocket(base, port))
             peer.stdin.close()
-            check("the peer ends", peer.wait(timeout=20), 0)
+            check("the peer ends", peer.wait(timeout=60), 0)
     return 0
 
 

@@ -33,15 +33,15 @@ class Case(unittest.TestCase):
         return (cluster.node(node)["dir"] / "agent.log").read_text(errors="replace")
 
     def wait_log(self, cluster, text, node="node-0"):
-        wait_until(lambda: text in self.log(cluster, node), lambda: f"{text!r} in:\n{self.log(cluster, node)}", 60)
+        wait_until(lambda: text in self.log(cluster, node), lambda: f"{text!r} in:\n{self.log(cluster, node)}", 150)
 
     def ends(self, cluster, change, why):
         cluster.submit(["mobula", "run", "--stop-grace", "2s", "--", "sh", "-c", "echo it runs; exec sleep 1000"],
                        submission_id="job")
-        wait_until(lambda: "it runs\n" in cluster.logs("job"), "the rank", 60)
-        wait_until(lambda: self.api.asked("GET"), "a first look", 60)
+        wait_until(lambda: "it runs\n" in cluster.logs("job"), "the rank", 150)
+        wait_until(lambda: self.api.asked("GET"), "a first look", 150)
         change()
-        job = cluster.wait_job("job", timeout_s=120)
+        job = cluster.wait_job("job", timeout_s=240)
         self.assertEqual(job["status"], "FAILED")
         self.assertIn(why, job["message"])
 
@@ -57,13 +57,13 @@ class Deadline(Case):
             cluster.submit(["mobula", "run", "--num-nodes", "2", "--stop-grace", "2s", "--", "sh", "-c",
                             "echo rank $RANK runs; exec sleep 1000"], submission_id="ends")
             for rank in range(2):  # equal lines of both would be shown once
-                wait_until(lambda: f"rank {rank} runs" in cluster.logs("ends"), lambda: cluster.logs("ends"), 60)
+                wait_until(lambda: f"rank {rank} runs" in cluster.logs("ends"), lambda: cluster.logs("ends"), 150)
             url = f"http://127.0.0.1:{cluster.node('node-1')['http_port']}/metrics"
             with urllib.request.urlopen(url, timeout=30) as reply:
                 line = re.search(r'^mobula_deadline_seconds\{.*source="RayJob".*\} (\S+)$', reply.read().decode(), re.M)
             self.assertGreater(float(line[1]), 90000)
             self.api.rayjob(spec={"activeDeadlineSeconds": 20}, status={"startTime": stamp(time.time())})
-            job = cluster.wait_job("ends", timeout_s=120)
+            job = cluster.wait_job("ends", timeout_s=240)
             self.assertEqual(job["status"], "SUCCEEDED", cluster.logs("ends"))
             self.assertIn("ended for its deadline (RayJob)", cluster.logs("ends"))
 
@@ -82,7 +82,7 @@ class Estimate(Case):
         with self.cluster(MOBULA_ACTIVE_DEADLINE_SECONDS="1000") as cluster:
             self.wait_log(cluster, "the RayJob has no active deadline")
             cluster.submit("mobula run -- sh -c 'echo it runs; exec sleep 1000'", submission_id="endless")
-            wait_until(lambda: "it runs\n" in cluster.logs("endless"), "the rank", 60)
+            wait_until(lambda: "it runs\n" in cluster.logs("endless"), "the rank", 150)
             url = f"http://127.0.0.1:{cluster.node('node-0')['http_port']}/metrics"
             with urllib.request.urlopen(url, timeout=30) as reply:
                 self.assertNotRegex(reply.read().decode(), r"(?m)^mobula_deadline_seconds\{")
@@ -92,7 +92,7 @@ class Estimate(Case):
     def test_the_estimate_counts_while_nobody_answers(self):
         self.api.faults = [500] * 1000
         with self.cluster(MOBULA_ACTIVE_DEADLINE_SECONDS="40", MOBULA_START_ALLOWANCE_SECONDS="20") as cluster:
-            done = cluster.mobula("run", "--stop-grace", "2s", "--", "sh", "-c", "exec sleep 1000", timeout=100)
+            done = cluster.mobula("run", "--stop-grace", "2s", "--", "sh", "-c", "exec sleep 1000", timeout=200)
             self.assertEqual(done.returncode, 0, done.stdout)
             self.assertIn("ended for its deadline (estimated)", done.stdout)
             self.assertEqual(self.log(cluster).count("made to fail with 500"), 1)  # said once
@@ -101,7 +101,7 @@ class Estimate(Case):
 class Faults(Case):
     def test_tokens_are_read_anew(self):
         with self.cluster() as cluster:
-            wait_until(lambda: self.api.asked("GET"), "a first look", 60)
+            wait_until(lambda: self.api.asked("GET"), "a first look", 150)
             self.api.tokens = {"second"}
             self.wait_log(cluster, "made to fail with 401")
             self.api.new_token("second")
@@ -149,7 +149,7 @@ class Owners(Case):
         with self.cluster(**OWNS) as cluster:
             self.wait_log(cluster, "owns persistentvolumeclaims/mini")
             looks = len(self.api.asked("GET"))
-            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 60)
+            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 150)
         patches = self.api.asked("PATCH")
         self.assertEqual([r.path for r in patches], ["/api/v1/namespaces/team/configmaps/mini-files",
                                                      "/api/v1/namespaces/team/persistentvolumeclaims/mini"])
@@ -179,7 +179,7 @@ class Owners(Case):
         with self.cluster(**OWNS) as cluster:
             self.wait_log(cluster, "owns persistentvolumeclaims/mini")
             looks = len(self.api.asked("GET"))
-            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 60)
+            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 150)
             self.assertIn("configmaps/mini-files: 404", self.log(cluster))
         self.assertEqual(len(self.api.asked("PATCH", 404)), 1)
 
@@ -194,7 +194,7 @@ class Owners(Case):
                                   "--node-ip-address", "127.0.0.1", "--dashboard-port", "0",
                                   "--dashboard-agent-listen-port", "0", timeout=120)
             self.assertNotEqual(done.returncode, 0, done.stdout)
-            wait_until(lambda: len(self.api.asked("PATCH")) >= 2, lambda: f"owners: {self.api.requests}\n{done.stdout}", 60)
+            wait_until(lambda: len(self.api.asked("PATCH")) >= 2, lambda: f"owners: {self.api.requests}\n{done.stdout}", 150)
         self.assertEqual(self.settled(), {"configmaps/mini-files", "persistentvolumeclaims/mini"})
 
 
@@ -234,17 +234,17 @@ class End(Case):
                       "the RayJob runs on another RayCluster")
             self.api.rayjob(status={"jobDeploymentStatus": "Complete", "endTime": stamp(time.time())})
             looks = len(self.api.asked("GET"))
-            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 60)
+            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 150)
             self.assertEqual([r for r in self.api.requests if r.method == "DELETE"], [])
 
 
 class Deletion(Case):
     def test_its_time_is_over(self):
         with self.cluster(MOBULA_RAYJOB_DELETE_AFTER_SECONDS="4") as cluster:
-            wait_until(lambda: self.api.asked("GET"), "a first look", 60)
+            wait_until(lambda: self.api.asked("GET"), "a first look", 150)
             ended = int(time.time())
             self.api.rayjob(status={"jobDeploymentStatus": "Complete", "endTime": stamp(ended)})
-            done, = wait_until(lambda: self.api.asked("DELETE"), "the end", 60)
+            done, = wait_until(lambda: self.api.asked("DELETE"), "the end", 150)
             self.assertGreaterEqual(done.time, ended + 4)
             self.assertEqual(done.path, "/apis/ray.io/v1/namespaces/team/rayjobs/mini")
             self.assertEqual(done.body["preconditions"], {"uid": "uid-1"})
@@ -253,14 +253,14 @@ class Deletion(Case):
     def test_a_delete_that_is_refused(self):
         """500: again. 409: another one has its name."""
         with self.cluster(MOBULA_RAYJOB_DELETE_AFTER_SECONDS="0") as cluster:
-            wait_until(lambda: self.api.asked("GET"), "a first look", 60)
+            wait_until(lambda: self.api.asked("GET"), "a first look", 150)
             serve, answers = self.api.serve, [500, 403, 409]
             self.api.serve = lambda method, *a: (answers.pop(0), {}) if method == "DELETE" else serve(method, *a)
             self.api.rayjob(status={"jobDeploymentStatus": "Failed", "endTime": stamp(time.time())})
-            wait_until(lambda: self.api.asked("DELETE", 409), "the last answer", 60)
+            wait_until(lambda: self.api.asked("DELETE", 409), "the last answer", 150)
             self.assertEqual([r.status for r in self.api.requests if r.method == "DELETE"], [500, 403, 409])
             looks = len(self.api.asked("GET"))
-            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 60)
+            wait_until(lambda: len(self.api.asked("GET")) > looks + 2, "more looks", 150)
             self.assertEqual(len([r for r in self.api.requests if r.method == "DELETE"]), 3)
             self.assertIn("made to fail with 403", self.log(cluster))
 

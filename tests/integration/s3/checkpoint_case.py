@@ -67,9 +67,6 @@ class Case(unittest.TestCase):
     def journals(self, top):
         return list(top.glob(".mobula-push-*"))
 
-    def sent_parts(self):
-        return [r.target for r in self.proxy.seen("PUT", "partNumber=") if r.server_status == 200]
-
     def interrupt(self, process, what, condition, left_s=2):
         """SIGINT when the condition holds: an orderly end, soon (1 s, and another for a machine that is busy)."""
         servers.wait_for(what, lambda: condition() or process.poll() is not None)

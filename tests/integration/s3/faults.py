@@ -23,6 +23,7 @@ Whole-proxy faults: proxy.refuse = True resets each connection at once; proxy.cu
 proxy.silent = True is a black hole: connections are accepted and nothing is answered, on those never any more.
 """
 
+import pathlib
 import random
 import re
 import socket
@@ -79,7 +80,9 @@ def edit(function):
 class Request:
     """One request as the proxy saw it."""
 
-    def __init__(self, method, target, headers):
+    def __init__(self, method, target, headers, port=0):
+        self.port = port        # the client's, of this connection
+        self.is_unread = False  # its connection was cut before the client had read all of the answer
         self.method = method
         self.target = target
         self.headers = headers  # list of (name, value)
@@ -102,6 +105,7 @@ class Stream:
 
     def __init__(self, sock):
         self.sock = sock
+        self.port = 0  # of who is at the other end
         self.buffer = b""
 
     def fill(self):
@@ -192,12 +196,21 @@ class FaultProxy:
     def cut(self):
         with self._lock:
             sockets = list(self._sockets)
+        self._note_unread({port_of(s) for s in sockets} - {None})
         for s in sockets:  # their own threads close them
             reset_on_close(s)
             try:
                 s.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def _note_unread(self, ports):
+        """Of the last request of each connection: the answer is under way, or in the client's kernel yet."""
+        unread = unread_at()
+        for r in reversed(list(self.requests)):
+            if r.port in ports:
+                r.is_unread = r.done is None or r.port in unread
+                ports.remove(r.port)
 
     def seen(self, method, pattern):
         return [r for r in list(self.requests) if r.method == method and re.search(pattern, r.target)]
@@ -246,6 +259,7 @@ class FaultProxy:
             with self._lock:
                 self._sockets.add(server)
             one, other = Stream(client), Stream(server)
+            one.port = client.getpeername()[1]
             while self._exchange(one, other):
                 pass
         except Fault:
@@ -339,7 +353,7 @@ class FaultProxy:
             self._swallow(client)
         first, headers = parse_head(head)
         method, target, _ = first.split(" ", 2)
-        request = Request(method, target, headers)
+        request = Request(method, target, headers, client.port)
         fault = self._fault_of(request)
         request.fault = fault["kind"]
         self.requests.append(request)
@@ -459,6 +473,20 @@ class FaultProxy:
             left -= len(data)
             sent += len(data)
             give(data)
+
+
+def port_of(sock):
+    """Of who is at the other end; None: nobody is any more."""
+    try:
+        return sock.getpeername()[1]
+    except OSError:
+        return None
+
+
+def unread_at():
+    """Ports of this machine's sockets that have bytes which their program has not read."""
+    rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in rows if int(row[4].split(":")[1], 16) > 0}
 
 
 def reset_on_close(sock):

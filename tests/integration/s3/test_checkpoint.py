@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -142,7 +143,7 @@ class Pull(Checkpoints):
         servers.wait_for("it asks", lambda: any(
             r.fault for r in self.proxy.seen("GET", "manifest.json")))
         process.send_signal(signal.SIGINT)
-        out = process.communicate(timeout=30)[0]
+        out = process.communicate(timeout=100)[0]
         self.assertEqual(process.returncode, 130, out)
 
     def expect_old(self, to, iteration, src):
@@ -194,14 +195,15 @@ class Pull(Checkpoints):
     def test_interrupted(self):
         src = self.pushed(20, **{"big": os.urandom(50 * MIB), "other": os.urandom(1 * MIB)})
         to = self.dir / "to"
-        self.proxy.rate = 20 * MIB
         for signum in (signal.SIGKILL, signal.SIGTERM):
+            began = len(self.proxy.seen("GET", "big"))
+            self.proxy.rule("GET", "big", hold(), skip=1)
             process = self.start("pull", self.url, to)
-            servers.wait_for("it fetches", lambda: self.proxy.seen("GET", "big"))
+            servers.wait_for("it fetches", lambda: len(self.proxy.seen("GET", "big")) > began + 1)
             process.send_signal(signum)
             process.communicate()
             self.assertFalse((to / LATEST).exists())
-        self.proxy.rate = None
+            self.proxy.clear()
         self.proxy.rule("GET", "big", truncate(0.5), times=2)
         self.mobula("pull", self.url, to)
         self.assertEqual((to / "iter_0000020/big").read_bytes(), (src / "iter_0000020/big").read_bytes())
@@ -231,7 +233,7 @@ class Pull(Checkpoints):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)
-        out = process.communicate(timeout=20)[0]
+        out = process.communicate(timeout=100)[0]
         self.assertEqual(process.returncode, 130, out)
         self.assertEqual(list(to.rglob("big*")), [])
 
@@ -246,8 +248,8 @@ class Pull(Checkpoints):
         process.send_signal(signal.SIGINT)
         with self.assertRaises(subprocess.TimeoutExpired):
             process.wait(0.5)
-        process.send_signal(signal.SIGINT)
-        out = process.communicate(timeout=20)[0]
+        process.send_signal(signal.SIGTERM)  # of two that are the same one may be lost
+        out = process.communicate(timeout=100)[0]
         self.assertEqual(process.returncode, 130, out)
 
     def test_together(self):
@@ -264,6 +266,39 @@ class Pull(Checkpoints):
         self.assertEqual(len(ranges), len(set(ranges)))
         self.assertEqual(sorted(p.name for p in (to / "iter_0000020").iterdir()), ["big", "other", "small"])
         self.assertIn("the same in both", self.mobula("diff", to, self.url))
+
+    def test_one_of_two_is_killed(self):
+        """The other one ends with the whole checkpoint, and takes away what the dead one left."""
+        src = self.pushed(20, **{"big": os.urandom(20 * MIB), "small": b"s"})
+        to = self.dir / "to"
+        self.proxy.rule("GET", "big", hold(), skip=1)
+        first = self.start("pull", self.url, to)
+        servers.wait_for("it fetches", lambda: any(to.rglob("big.pull-*")))
+        second = self.start("pull", self.url, to)
+        lock = to / "iter_0000020/.mobula-pull.lock"
+        servers.wait_for("both are there", lambda: self.n_open(second, lock))
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+        self.proxy.clear()
+        out = second.communicate(timeout=100)[0]
+        self.assertEqual(second.returncode, 0, out)
+        self.expect(to, 20, src)
+
+    def n_open(self, process, path):
+        """How often a process has a file open."""
+        links = pathlib.Path(f"/proc/{process.pid}/fd").iterdir()
+        return sum(os.path.realpath(link) == str(path) for link in links)
+
+    def test_names_like_our_own(self):
+        """Files of a checkpoint that are called as what pullers leave, or as the lock of another; and a name that is as long
+        as names may be."""
+        src = self.pushed(20, **{"big": os.urandom(9 * MIB), "big.mobula-lock": b"", "x.pull-1": b"x", "y.mobula-lock": b"",
+                                 "sub/z.pull-7": b"z", "n" * 255: b"n"})
+        to = self.dir / "to"
+        for there in "0 B", "9.0 MiB":
+            self.assertIn(f"({there} there before)", self.mobula("pull", self.url, to))
+            self.assertIn("is the same in both, 6 files", self.mobula("diff", to, self.url))
+            self.assertEqual(sorted(p.relative_to(to) for p in to.rglob("*")), sorted(p.relative_to(src) for p in src.rglob("*")))
 
     def test_full_disk(self):
         self.pushed(20, **{"big": os.urandom(40 * MIB)})
@@ -359,12 +394,12 @@ class Rm(Checkpoints):
         """Between the look at the pointer and the manifest's end somebody moves it there."""
         old = self.pushed(5)
         self.pushed(10)
-        self.proxy.delay_s = 0.5
+        self.proxy.rule("DELETE", "manifest.json", hold(), times=1)
         process = self.start("rm", "--iteration", 5, self.url)
         servers.wait_for("the manifest goes", lambda: self.proxy.seen("DELETE", "manifest.json"))
         self.put(LATEST, b"5", **self.server.direct())
-        out = process.communicate(timeout=60)[0]
-        self.proxy.delay_s = 0
+        self.proxy.clear()
+        out = process.communicate(timeout=100)[0]
         self.assertEqual(process.returncode, 71, out)
         self.assertIn("it stays", out)
         self.assertEqual(self.iterations(), ({5: "whole", 10: "whole"}, 5))

@@ -35,7 +35,7 @@ from cluster import TERMINAL, Cluster, command_of, wait_until  # noqa: E402
 PREFIX = "run"
 LATEST = "latest_checkpointed_iteration.txt"
 KEEP_LAST = 3
-UNREAD_S = 0.2  # a sender on a busy machine has read an answer after that
+UNREAD_S = 0.2  # a sender has read an answer after that
 
 
 class Reader(threading.Thread):
@@ -215,7 +215,7 @@ class Crash:
     def sent_again(self):
         """Data that was sent although its sender could know that the server has it: the acknowledgement had gone
         out, and to whom a kill made forget that, before it asked the server for the parts that are there. A
-        connection that is cut takes along what its reader has not read yet."""
+        connection that is cut takes along what its reader has not read yet, however long that waits for a processor."""
         acknowledged, asked, again = {}, {}, []
         for r in list(self.proxy.requests):
             upload = re.search(r"uploadId=[^&]*", r.target)
@@ -225,13 +225,13 @@ class Crash:
                 continue
             key = (r.target, None if upload else r.header("x-amz-checksum-crc64nvme"))
             if key in acknowledged:
-                sent_at, done_at = acknowledged[key]
+                former = acknowledged[key]
+                sent_at, done_at = former.time, former.done
                 asked_at = asked.get(upload[0], 0) if upload else 0
-                is_lost = any(done_at <= ended and began <= min(done_at + UNREAD_S, r.time)
-                              for began, ended in self.cuts)
+                is_lost = former.is_unread or any(began <= done_at <= ended for began, ended in self.cuts)
                 if done_at < (asked_at if asked_at > sent_at else r.time) and not is_lost:
                     again.append(f"{r!r}: acknowledged {r.time - done_at:.3f} s before")
-            acknowledged[key] = (r.time, r.done)
+            acknowledged[key] = r
         return again, len(acknowledged)
 
     def unfinished(self):

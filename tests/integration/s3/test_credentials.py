@@ -6,7 +6,9 @@ The keys are temporary ones of a real MinIO. What hands them out is a stand-in: 
 """
 
 import contextlib
+import os
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -230,7 +232,37 @@ def permissions(w):
         assert tool.must("get", key="readable")["data"] == "text"
 
 
-CASES = [environment, web_identity, renewal, container, metadata, files, permissions]
+def copies(pid, word):
+    """Of a word in what a process may write to: in pages that core dumps leave out, and in all others."""
+    found = {True: 0, False: 0}
+    with open(f"/proc/{pid}/smaps") as smaps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in smaps:
+            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", line):
+                begin, end, rights = int(match[1], 16), int(match[2], 16), match[3]
+            elif line.startswith("VmFlags:") and rights.startswith("rw"):
+                memory.seek(begin)
+                found["dd" in line.split()] += memory.read(end - begin).count(word.encode())
+    return found[True], found[False]
+
+
+def memory(w):
+    """A secret key lies where core dumps do not go, and nowhere else: what it went through on its way was overwritten."""
+    if os.getuid() != 0:
+        print("     skipped: only root may look at the memory of a client")
+        return
+    keys = w.identities.keys
+    w.write(".aws/credentials", "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\naws_session_token={}\n".format(*keys))
+    token_file = w.write("token", w.identities.token)
+    for env in ({}, {"AWS_ENDPOINT_URL_STS": w.identities.url, "AWS_WEB_IDENTITY_TOKEN_FILE": token_file, **WEB_IDENTITY},
+                {"AWS_CONTAINER_CREDENTIALS_FULL_URI": w.identities.url + "/container?id=1",
+                 "AWS_CONTAINER_AUTHORIZATION_TOKEN": w.identities.token, "AWS_SHARED_CREDENTIALS_FILE": "/nope"}):
+        with w.tool(**env) as tool:
+            check(w, tool)
+            hidden, elsewhere = copies(tool.process.pid, keys[1])
+            assert hidden == 1 and elsewhere == 0, (env, hidden, elsewhere)
+
+
+CASES = [environment, web_identity, renewal, container, metadata, files, permissions, memory]
 
 
 def main():

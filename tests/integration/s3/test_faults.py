@@ -144,11 +144,11 @@ def stalls(w):
     w.proxy.clear()
     w.proxy.rate = MIB
     w.proxy.delay_s = 0.2
-    path = w.file("slow", 4 * MIB)
-    with w.tool(BUCKET_STORAGE_STALL_SECONDS="3") as tool:
+    path = w.file("slow", 7 * MIB)
+    with w.tool(BUCKET_STORAGE_STALL_SECONDS="6") as tool:
         before = len(w.proxy.requests)
         took = tool.must("put_file", key="slow", path=str(path))["ms"]
-        assert took >= 3500, took
+        assert took >= 6500, took
         assert len(w.proxy.requests) == before + 1, w.proxy.requests[before:]
     w.proxy.rate = w.proxy.delay_s = 0
 

@@ -40,7 +40,7 @@ def main():
         job = cluster.submit(
             ["mobula", "run", "--num-nodes", "2", "--checkpoint-url", f"s3://{servers.BUCKET}/run", "--save", save,
              "--stop-grace", "5s", "--", sys.executable, HERE / "crash_rank.py", save, str(70 << 20)])
-        wait_until(lambda: latest() >= 3, lambda: f"three checkpoints: {latest()}\n{cluster.logs(job)}", 120)
+        wait_until(lambda: latest() >= 3, lambda: f"three checkpoints: {latest()}\n{cluster.logs(job)}", 300)
         cluster.call("POST", f"/api/jobs/{job}/stop")
         cluster.wait_job(job)
         verified = cluster.mobula("checkpoint", "verify", f"s3://{servers.BUCKET}/run")

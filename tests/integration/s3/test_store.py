@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time

@@ -173,12 +173,13 @@ def model_keys(chunks):
     return [("model" if len(chunks) == 1 else f"model{i}", model) for i, model in enumerate(chunks)]
 
 
-def save(s, target, chunks):
-    state = {"args": args_of(s, rank=dist.get_rank()), "checkpoint_version": 3.0, "iteration": 20,
+def save(s, target, chunks, optimizer=None, scheduler=None, **args):
+    """As save_checkpoint() lays it out; without an optimizer with --no-save-optim."""
+    state = {"args": args_of(s, rank=dist.get_rank(), **args), "checkpoint_version": 3.0, "iteration": args.get("iteration", 20),
              "num_floating_point_operations_so_far": 2**60,
-             "rng_state": [{"torch_rng_state": torch.get_rng_state()}],
-             "optimizer": {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}},
-             "opt_param_scheduler": {"max_lr": 0.1, "num_steps": 320}}
+             "rng_state": [{"torch_rng_state": torch.get_rng_state()}]}
+    if optimizer is not None:
+        state.update(optimizer=optimizer.state_dict(), opt_param_scheduler=scheduler.state_dict())
     for key, model in model_keys(chunks):
         state[key] = model.state_dict_for_save_checkpoint()
     torch.save(state, target)

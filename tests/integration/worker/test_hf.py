@@ -18,6 +18,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from gang import tool as run
+
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 WORKER, MOBULA, GPT_LOGITS = (os.path.abspath(p) for p in sys.argv[1:4])
@@ -49,12 +51,6 @@ MODELS = {
     "gpt2": lambda: gpt2(),
     "gpt2, gelu": lambda: gpt2(activation_function="gelu", n_inner=80, tie_word_embeddings=False),
 }
-
-
-def run(*words, status=0):
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == status, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
-    return done.stdout + done.stderr
 
 
 def arguments(checkpoint):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from gang import tool as run
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
@@ -39,12 +40,6 @@ def words_of(s):
     return [*words, "--kv-channels", 16, "--group-query-attention", "--num-query-groups", s.groups, "--swiglu",
             "--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--rotary-base",
             5000, *(["--untie-embeddings-and-output-weights"] if s.untied else [])]
-
-
-def run(*words, status=0):
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == status, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
-    return done.stdout + done.stderr
 
 
 def losses(log):
@@ -71,7 +66,7 @@ class LogitsTest(Case):
     def check(self, s):
         tokens = torch.randint(0, VOCAB, (BATCH, SEQ), generator=torch.Generator().manual_seed(5))
         want = megatron_gang.run(s, self.path, tokens)
-        run(MOBULA, "checkpoint", "convert", self.theirs, self.ours)
+        run(MOBULA, "checkpoint", "convert", "--no-load-optim", self.theirs, self.ours)
         tokens.numpy().astype("<i4").tofile(self.path / "tokens")
         run(GPT_LOGITS, self.ours / ITER / "model_tp00_pp00.safetensors", self.path / "tokens", self.path / "logits",
             *words_of(s), *COMMON, "--train-iters", 1)
@@ -136,7 +131,7 @@ class DirectoryTest(Case):
 
     def test_training_goes_on_from_it(self):
         words = ["--use-checkpoint-args", "--no-load-optim", "--train-iters", 22]
-        run(MOBULA, "checkpoint", "convert", self.theirs, self.ours)
+        run(MOBULA, "checkpoint", "convert", "--no-load-optim", self.theirs, self.ours)
         log = self.train("--load", self.theirs, *words)
         self.assertEqual([x[:2] for x in losses(log)], [("21", "168"), ("22", "176")])
         self.assertEqual(losses(self.train("--load", self.ours, *words)), losses(log))
@@ -148,15 +143,15 @@ class DirectoryTest(Case):
         self.assertIn(f"Unable to load optimizer from checkpoint {self.theirs}. Specify --no-load-optim or --finetune", log)
 
     def test_it_becomes_one_of_ranks(self):
-        run(MOBULA, "checkpoint", "convert", "--to", "megatron", "--tensor-model-parallel-size", 2, self.theirs,
+        run(MOBULA, "checkpoint", "convert", "--no-load-optim", "--to", "megatron", "--tensor-model-parallel-size", 2, self.theirs,
             self.path / "ranks")
         for source in (self.theirs, self.path / "ranks"):
-            run(MOBULA, "checkpoint", "convert", source, self.path / f"ours-{source.name}")
+            run(MOBULA, "checkpoint", "convert", "--no-load-optim", source, self.path / f"ours-{source.name}")
         self.same_weights(self.weights(self.path / "ours-theirs"), self.weights(self.path / "ours-ranks"))
 
     def refused(self, text, status=65, load=True):
         """By all that read it; nothing is left."""
-        for verb in (["inspect", self.theirs], ["convert", self.theirs, self.ours]):
+        for verb in (["inspect", self.theirs], ["convert", "--no-load-optim", self.theirs, self.ours]):
             if load or verb[0] == "convert":
                 done = subprocess.run([MOBULA, "checkpoint", *map(str, verb)], capture_output=True, text=True, timeout=60,
                                       check=False)

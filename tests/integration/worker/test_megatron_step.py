@@ -23,6 +23,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from gang import tool as run
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
@@ -90,12 +91,6 @@ def step_main(rank, s, folder):
         torch.save((float(torch.stack([t["lm loss"] for t in told]).mean()), float(norm)), folder / "told.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def run(*words):
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
-    return done.stdout + done.stderr
 
 
 class StepTest(unittest.TestCase):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from gang import tool as run
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
@@ -40,12 +41,6 @@ def words_of(s):
     return [*SIZES, "--kv-channels", 16, "--group-query-attention", "--num-query-groups", s.groups, "--swiglu",
             "--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--rotary-base",
             5000, *(["--untie-embeddings-and-output-weights"] if s.untied else [])]
-
-
-def run(*words, status=0):
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == status, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
-    return done.stdout + done.stderr
 
 
 def losses(log):
@@ -278,7 +273,11 @@ class DirectoryTest(Case):
                  str(self.source), str(self.theirs)]
         partial = self.path / "theirs.mobula-convert"
         n_killed = 0
-        for wait_for in (".mobula-convert", f"{ITER}/mp_rank_00_000", f"{ITER}/mp_rank_00_002", f"{ITER}/mp_rank_00_003"):
+        moments = (".mobula-convert", f"{ITER}/mp_rank_00_000", f"{ITER}/mp_rank_00_002", f"{ITER}/mp_rank_00_003")
+        for n in range(40):  # how many end before they are killed depends on the machine
+            if n >= len(moments) and n_killed > 0:
+                break
+            wait_for = moments[n % len(moments)]
             p = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while p.poll() is None and not (partial / wait_for).exists():
                 time.sleep(0)

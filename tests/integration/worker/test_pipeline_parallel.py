@@ -7,7 +7,7 @@ import shutil
 import signal
 import unittest
 
-from gang import iterations, losses, numbers, run
+from gang import losses, numbers, run
 from layouts import LLAMA, NO_DROPOUT, OVERLAP, SEQUENCE, TOLERANCE, WORKER, ZERO, LayoutCase, length, plan, split
 
 AGAIN = "some layers computed again"

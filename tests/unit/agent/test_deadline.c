@@ -80,6 +80,24 @@ static void test_latest_moments(void **state)
     assert_int_equal(look(&s, &f, p.kill_at_ms + 100).action, MB_DEADLINE_GO_ON);
 }
 
+/* Sent after it, over the same link; more than the upload itself is not reckoned with. */
+static void test_logs_have_their_time(void **state)
+{
+    struct mb_deadline_facts f = facts();
+    struct mb_deadline_state s = {0};
+    uint64_t without = look(&s, &f, T0).save_at_ms, local = look(&s, &f, T0).local_at_ms;
+
+    (void)state;
+    f.log_bytes = 20000000; /* 2 s */
+    assert_int_equal(look(&s, &f, T0).save_at_ms, without - 2500);
+    f.log_bytes = 1000000000;
+    assert_int_equal(look(&s, &f, T0).save_at_ms, without - 11000 * 5 / 4);
+    assert_int_equal(look(&s, &f, T0).local_at_ms, local);
+    assert_false(look(&s, &f, without).is_local_only);
+    f.rate_bytes_per_s = 0;
+    assert_int_equal(look(&s, &f, T0).save_at_ms, local - 100000 / 4);
+}
+
 static void test_upload_does_not_fit(void **state)
 {
     struct mb_deadline_facts f = facts();
@@ -350,6 +368,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_deadline),
         cmocka_unit_test(test_latest_moments),
+        cmocka_unit_test(test_logs_have_their_time),
         cmocka_unit_test(test_upload_does_not_fit),
         cmocka_unit_test(test_might_just_fit),
         cmocka_unit_test(test_no_time_for_a_save),

@@ -470,6 +470,27 @@ static void is_found_by_the_next_agent(void **state)
     mb_free(forgotten);
 }
 
+/* As a loss of power may leave it: what is below may be that gang's checkpoints. */
+static void an_empty_record_of_a_gang_lets_nothing_go(void **state)
+{
+    char *gang = mb_asprintf("%s/gangs/powerless-1", node_dir);
+
+    (void)state;
+    assert_int_equal(mb_fs_mkdir_p(gang, 0755, NULL), 0);
+    write_text(path_of("gangs/%s/gang.json", "powerless-1"), "");
+    make_job("saved-into");
+    open_all();
+    run_a_whole_look();
+    run_a_whole_look();
+    assert_true(is_there("saved-into"));
+    assert_true(mb_fs_exists(path_of("jobs/%s/kept", "saved-into")));
+    make_job("later"); /* one that ends now is not kept by it */
+    mb_job_unpacked_ended(&unpacked, "later", 0, 0);
+    run_until(is_gone, "later");
+    close_all();
+    mb_free(gang);
+}
+
 static void another_driver_of_the_id_is_let_be(void **state)
 {
     pid_t pid;
@@ -515,6 +536,7 @@ int main(void)
         TEST(stays_and_is_tried_again_while_it_cannot_be_noted),
         TEST(stays_until_the_lease_of_a_killed_driver_is_over),
         TEST(is_found_by_the_next_agent),
+        TEST(an_empty_record_of_a_gang_lets_nothing_go),
         TEST(another_driver_of_the_id_is_let_be),
         TEST(closes_amid_a_look),
     };

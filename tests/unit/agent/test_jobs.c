@@ -18,7 +18,7 @@
 #include "base/buf.h"
 #include "tests/unit/agent/under_init.h"
 
-enum { DEADLINE_MS = 30000 };
+enum { DEADLINE_MS = 100000 };
 
 static uv_loop_t loop;
 static struct mb_init *init;
@@ -242,6 +242,39 @@ static void test_adopted_after_a_restart(void **state)
     run_until(&seen.exited);
     assert_int_equal(seen.exit_code, 6);
     assert_int_equal(runner->adopt(runner->self, "never"), MB_JOB_ADOPT_UNKNOWN);
+}
+
+static int is_kept(void *arg, const char *id)
+{
+    return strcmp(arg, id) == 0;
+}
+
+static void test_a_driver_that_nobody_wants_is_stopped_and_nobody_told(void **state)
+{
+    struct mb_err err;
+
+    (void)state;
+    submit("kept", "exec sleep 1000", "{}");
+    run_until(&seen.running);
+    submit("lost", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done", "{}");
+    run_until(&seen.running);
+    while (strstr(log_of("lost"), "\nup\n") == NULL)
+        uv_run(&loop, UV_RUN_NOWAIT);
+    reopen_jobs();
+    memset(&seen, 0, sizeof(seen));
+    runner->stop_unwanted(runner->self, is_kept, (void *)(uintptr_t) "kept");
+    assert_int_equal(
+        runner->start(runner->self, &(struct mb_job_spec){.submission_id = "lost"}, &err),
+        MB_EFULL);
+    while (mb_fs_exists(path_of("jobs/lost/spec")) || mb_fs_exists(path_of("jobs/lost/s")))
+        uv_run(&loop, UV_RUN_NOWAIT);
+    assert_non_null(strstr(log_of("lost"), "saved"));
+    assert_int_equal(seen.running + seen.exited + seen.failed, 0);
+    runner->stop_unwanted(runner->self, is_kept, (void *)(uintptr_t) "kept"); /* nothing to do */
+    assert_int_equal(runner->adopt(runner->self, "kept"), MB_JOB_ADOPT_RUNNING);
+    run_until(&seen.running);
+    assert_int_equal(runner->stop(runner->self, "kept", &err), 0);
+    run_until(&seen.exited);
 }
 
 /* ---- packages ---- */
@@ -607,6 +640,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stop_before_it_started),
         cmocka_unit_test(test_an_id_is_free_when_its_driver_has_ended),
         cmocka_unit_test(test_adopted_after_a_restart),
+        cmocka_unit_test(test_a_driver_that_nobody_wants_is_stopped_and_nobody_told),
         cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_working_dir_package),
         cmocka_unit_test(test_bad_packages_fail_the_runtime_env),

@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +13,11 @@
 #include <cmocka.h>
 #include "agent/upload/journal.h"
 #include "base/alloc.h"
+#include "base/errand.h"
 #include "base/fs.h"
 
 /* In place of libc's, to count: files, directories. */
-static int n_file_syncs, n_dir_syncs;
+static atomic_int n_file_syncs, n_dir_syncs; /* by the flusher's thread */
 
 int fdatasync(int fd)
 {
@@ -283,8 +285,15 @@ static void test_dropped_without_a_report(void **state)
     mb_plan_destroy(p);
 }
 
-/* A new journal has a name on disk; an upload id and a report are on disk before they count; a file
- * that is done is not waited for. */
+/* All that was asked for so far. */
+static int file_syncs(void)
+{
+    assert_true(mb_errands_ended(10000));
+    return n_file_syncs;
+}
+
+/* A new journal gets its name onto the disk, an upload id and a report get there at once, each
+ * beside the caller; a file that is done goes with what follows it. */
 static void test_what_is_flushed(void **state)
 {
     const struct fixture *f = *state;
@@ -292,23 +301,24 @@ static void test_what_is_flushed(void **state)
     struct mb_journal *j;
     struct mb_err err;
 
-    n_dir_syncs = 0;
+    file_syncs();
+    n_file_syncs = n_dir_syncs = 0;
     assert_int_equal(mb_journal_open(f->path, p, &j, &err), MB_OK);
-    assert_true(n_dir_syncs > 0);
+    assert_true(file_syncs() == 1 && n_dir_syncs == 1);
     n_file_syncs = 0;
     assert_int_equal(mb_journal_saved(j, 10, 0, "/d10", files, 2, &err), MB_OK);
-    assert_int_equal(n_file_syncs, 1);
+    assert_int_equal(file_syncs(), 1);
     assert_int_equal(mb_journal_begin(j, 10, "b/c", "upload-1", &err), MB_OK);
-    assert_int_equal(n_file_syncs, 2);
+    assert_int_equal(file_syncs(), 2);
     for (int i = 0; i < 1000; i++)
         assert_int_equal(mb_journal_done(j, 10, "a", 1, &err), MB_OK);
-    assert_int_equal(n_file_syncs, 2);
+    assert_int_equal(file_syncs(), 2);
     for (int i = 0; i < 20000; i++) /* 1.6 MB: not for ever */
         assert_int_equal(mb_journal_done(j, 10, "a", 1, &err), MB_OK);
-    assert_true(n_file_syncs > 2 && n_file_syncs < 10);
+    assert_true(file_syncs() > 2 && n_file_syncs < 10);
     n_file_syncs = 0;
     assert_int_equal(mb_journal_part(j, 10, &err), MB_OK);
-    assert_int_equal(n_file_syncs, 1);
+    assert_int_equal(file_syncs(), 1);
     mb_journal_close(j);
     mb_plan_destroy(p);
 }

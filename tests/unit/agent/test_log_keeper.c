@@ -407,11 +407,119 @@ static void test_cap_values(void **state)
     assert_int_equal(mb_log_cap_parse("", &cap, &err), MB_EINVAL);
 }
 
+/* It waits for as long as that lasts, beyond what it waits for a store, and is then there as a
+ * whole. */
+static void test_held(void **state)
+{
+    struct mb_kept_log_opts opts = {
+        .is_new = 1, .cap_bytes = -1, .wait_ms = 1000, .key = "j/driver"};
+    struct mb_kept_log *log;
+    struct mb_err err;
+    struct world w;
+    uint64_t until;
+
+    (void)state;
+    for (int hurry = 0; hurry < 2; hurry++) {
+        world_open(&w);
+        write_log(&w, story);
+        opts.path = w.log;
+        opts.url = w.url;
+        assert_int_equal(mb_log_keeper_create(&w.loop, w.dir, 0, &w.keeper, &err), 0);
+        assert_int_equal(mb_log_keeper_add(w.keeper, &opts, &log, &err), 0);
+        mb_log_keeper_hold(w.keeper, 1);
+        assert_int_equal(mb_kept_log_end(log, set_flag, &w.ended), 0);
+        assert_int_equal(mb_log_keeper_owes(w.keeper), strlen(story));
+        until = mb_mono_ms() + 1500;
+        if (hurry)
+            mb_kept_log_hurry(log, until);
+        while (mb_mono_ms() < until) {
+            assert_false(w.ended);
+            uv_run(&w.loop, UV_RUN_ONCE);
+        }
+        mb_log_keeper_hold(w.keeper, 0);
+        loop_until(&w.loop, &w.ended);
+        if (!hurry) /* else there is no time left for it */
+            check_object(&w);
+        world_close(&w);
+    }
+}
+
+/* A log that has ended, and of which the hold finds the one piece on its way. */
+static void hold_while_it_is_sent(struct world *w)
+{
+    struct mb_kept_log_opts opts = {.is_new = 1, .cap_bytes = -1, .key = "j/driver"};
+    struct mb_kept_log *log;
+    struct mb_err err;
+
+    world_open(w);
+    write_log(w, story);
+    opts.path = w->log;
+    opts.url = w->url;
+    assert_int_equal(mb_log_keeper_create(&w->loop, w->dir, 0, &w->keeper, &err), 0);
+    assert_int_equal(mb_log_keeper_add(w->keeper, &opts, &log, &err), 0);
+    assert_int_equal(mb_kept_log_end(log, set_flag, &w->ended), 0);
+    uv_run(&w->loop, UV_RUN_NOWAIT); /* the turn that begins it */
+    mb_log_keeper_hold(w->keeper, 1);
+}
+
+/* While it is sent: that is broken off, and the whole of it goes when it may. */
+static void test_held_while_it_is_sent(void **state)
+{
+    struct world w;
+
+    (void)state;
+    for (int drop = 0; drop < 2; drop++) {
+        hold_while_it_is_sent(&w);
+        if (drop) { /* the keeper is closed with it */
+            world_close(&w);
+            continue;
+        }
+        uv_run(&w.loop, UV_RUN_NOWAIT);
+        mb_log_keeper_hold(w.keeper, 0);
+        loop_until(&w.loop, &w.ended);
+        check_object(&w);
+        world_close(&w);
+    }
+}
+
+/* 1: what was under way ended by itself, and the log with it; 0: it was cancelled, and waits. */
+static int ends_while_it_is_held(void)
+{
+    uint64_t by_ms = mb_mono_ms() + 1500;
+    struct world w;
+    int is_there;
+
+    hold_while_it_is_sent(&w);
+    while (!w.ended && mb_mono_ms() < by_ms)
+        uv_run(&w.loop, UV_RUN_ONCE);
+    is_there = mb_fs_exists(w.object);
+    assert_int_equal(w.ended, is_there);
+    mb_log_keeper_hold(w.keeper, 0);
+    loop_until(&w.loop, &w.ended);
+    check_object(&w);
+    world_close(&w);
+    return is_there;
+}
+
+/* Its job need not wait for the end of the hold. Whether a put is cancelled is the thread's luck.
+ */
+static void test_it_ends_while_it_is_held(void **state)
+{
+    int n = 0;
+
+    (void)state;
+    while (!ends_while_it_is_held())
+        assert_int_not_equal(++n, 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_allocation_fails_once),
         cmocka_unit_test(test_truncated_log),
+        cmocka_unit_test(test_held),
+        cmocka_unit_test(test_held_while_it_is_sent),
+        cmocka_unit_test(test_it_ends_while_it_is_held),
         cmocka_unit_test(test_cap_values),
         cmocka_unit_test(test_wait_values),
         cmocka_unit_test(test_a_store_that_is_not_there),

@@ -39,6 +39,58 @@ static void test_release_without_store(void **state)
     assert_false(mb_log_plan_next(&p, 1ULL << 40, 0, 1).release);
 }
 
+static void test_held(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 0);
+    assert_int_equal(mb_log_plan_owes(&p, 10), 0); /* no store */
+    p.has_url = 1;
+    assert_int_equal(mb_log_plan_owes(&p, 5 * MIB), 5 * MIB);
+    p.held = 1;
+    assert_false(mb_log_plan_next(&p, 5 * MIB, 1, MB_LOG_PLAN_SHIP_MS).ship);
+    assert_false(mb_log_plan_done(&p, 5 * MIB));
+    p.held = 0;
+    s = mb_log_plan_next(&p, 5 * MIB, 1, MB_LOG_PLAN_SHIP_MS);
+    assert_true(s.ship);
+    mb_log_plan_shipped(&p, s.ship_end, MB_LOG_PLAN_SHIP_MS);
+    assert_int_equal(mb_log_plan_owes(&p, 5 * MIB), MIB);
+    mb_log_plan_shipped(&p, 5 * MIB, MB_LOG_PLAN_SHIP_MS);
+    assert_int_equal(mb_log_plan_owes(&p, 5 * MIB), 0);
+    assert_int_equal(mb_log_plan_owes(&p, 5 * MIB + 1), 1);
+}
+
+/* What is left at the end goes from where the store has it, in pieces that a slow link takes. */
+static void test_the_rest_of_a_log(void **state)
+{
+    struct mb_log_plan p;
+    struct mb_log_step s;
+    uint64_t size = 9 * MIB + 100, at = 4 * MIB;
+
+    (void)state;
+    mb_log_plan_init(&p, 0, 0, 0);
+    p.has_url = 1;
+    s = mb_log_plan_next(&p, size, 1, 0);
+    assert_true(s.ship && s.ship_begin == 0 && s.ship_end == at);
+    mb_log_plan_shipped(&p, s.ship_end, 0);
+    s = mb_log_plan_next(&p, size - 2 * MIB, 0, MB_LOG_PLAN_SHIP_MS);
+    assert_true(s.ship && s.ship_begin == at && s.ship_end == size - 2 * MIB);
+    mb_log_plan_shipped(&p, s.ship_end, MB_LOG_PLAN_SHIP_MS);
+    s = mb_log_plan_next(&p, size, 1, MB_LOG_PLAN_SHIP_MS); /* a full one, from its beginning */
+    assert_true(s.ship && s.ship_begin == at && s.ship_end == 2 * at);
+    mb_log_plan_shipped(&p, s.ship_end, MB_LOG_PLAN_SHIP_MS);
+    for (at = 8 * MIB; at < size; at = s.ship_end) {
+        assert_false(mb_log_plan_done(&p, size));
+        s = mb_log_plan_next(&p, size, 1, MB_LOG_PLAN_SHIP_MS);
+        assert_true(s.ship && s.ship_begin == at && s.ship_end > at && s.ship_end <= at + MIB / 4);
+        mb_log_plan_shipped(&p, s.ship_end, MB_LOG_PLAN_SHIP_MS);
+    }
+    assert_true(mb_log_plan_done(&p, size));
+    assert_int_equal(p.n_gaps, 0);
+}
+
 static void test_segments(void **state)
 {
     struct mb_log_plan p;
@@ -65,9 +117,11 @@ static void test_segments(void **state)
     assert_true(s.ship && s.ship_end == 4 * MIB);
     mb_log_plan_shipped(&p, s.ship_end, 101000);
     assert_false(mb_log_plan_done(&p, 5 * MIB));
-    s = mb_log_plan_next(&p, 5 * MIB, 1, 101001);
-    assert_true(s.ship && s.ship_begin == 4 * MIB && s.ship_end == 5 * MIB);
-    mb_log_plan_shipped(&p, s.ship_end, 101002);
+    for (uint64_t at = 4 * MIB; at < 5 * MIB; at += MIB / 4) {
+        s = mb_log_plan_next(&p, 5 * MIB, 1, 101001);
+        assert_true(s.ship && s.ship_begin == at && s.ship_end == at + MIB / 4);
+        mb_log_plan_shipped(&p, s.ship_end, 101002);
+    }
     assert_true(mb_log_plan_done(&p, 5 * MIB));
 }
 
@@ -286,6 +340,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_index_once_a_second),
         cmocka_unit_test(test_release_without_store),
+        cmocka_unit_test(test_held),
+        cmocka_unit_test(test_the_rest_of_a_log),
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_store_that_hangs),
         cmocka_unit_test(test_gaps),

@@ -10,6 +10,7 @@
 #include "agent/log_service.h"
 #include "agent/metrics.h"
 #include "agent/options.h"
+#include "agent/prepare.h"
 #include "base/alloc.h"
 
 static int parse(struct mb_agent_options *o, struct mb_err *err, char *const *argv)
@@ -106,6 +107,11 @@ static void test_bad(void **state)
            "--labels: expected a JSON object of strings");
     refuse(ARGS("--node-dir", "/d", "--head", "--labels", "{\"x\": 1}"),
            "--labels: \"x\" is not a string");
+    refuse(ARGS("--node-dir", "/d", "--head", "--labels", "{\"ray.io/node-id\": \"00\"}"),
+           "--labels: \"ray.io/node-id\" is said by the node itself");
+    refuse(ARGS("--node-dir", "/d", "--head", "--labels", "{\"mobula.io/version\": \"9\"}"),
+           "--labels: \"mobula.io/version\" is said by the node itself");
+    refuse(ARGS("--node-dir", "/d", "--head", "--node-name", "a\xff"), "--node-name is no UTF-8");
     refuse(ARGS("--node-dir", "/d", "--head", "--store-sync", "often"),
            "--store-sync often: expected normal or full");
 }
@@ -171,13 +177,39 @@ static void test_log_names(void **state)
     assert_false(mb_log_name_is_safe(""));
 }
 
+/* The address of this machine on the way to the head, whose host may stand in brackets. */
+static void test_own_ip(void **state)
+{
+    static const struct {
+        const char *head, *ip;
+    } cases[] = {{"127.0.0.1:6379", "127.0.0.1"},
+                 {"127.0.0.1:6379,127.0.0.9:1", "127.0.0.1"},
+                 {"[127.0.0.1]:6379", "127.0.0.1"},
+                 {"localhost:6379", "127.0.0.1"},
+                 {"[::1]:6379", "::1"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct mb_agent_options o = {.address = cases[i].head};
+        struct mb_err err = {0};
+        char ip[64] = "";
+        int rc = mb_agent_find_ip(&o, ip, &err);
+
+        if (rc == MB_EUNAVAIL && cases[i].ip[0] == ':')
+            continue; /* a machine without IPv6 */
+        if (rc != MB_OK)
+            fail_msg("%s", err.text);
+        assert_string_equal(ip, cases[i].ip);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),     cmocka_unit_test(test_ray_version),
-        cmocka_unit_test(test_bad),      cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_metrics),  cmocka_unit_test(test_metrics_without_memory),
-        cmocka_unit_test(test_log_names)};
+        cmocka_unit_test(test_good),      cmocka_unit_test(test_ray_version),
+        cmocka_unit_test(test_bad),       cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_metrics),   cmocka_unit_test(test_metrics_without_memory),
+        cmocka_unit_test(test_log_names), cmocka_unit_test(test_own_ip)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

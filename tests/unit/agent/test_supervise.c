@@ -110,7 +110,7 @@ static void test_spec_survives_damage(void **state)
     assert_non_null(good);
     for (size_t cut = 0; cut < n; cut++) {
         unlink(d->spec);
-        assert_int_equal(mb_file_replace(d->fd, "spec", good, cut), 0);
+        assert_int_equal(mb_file_replace(d->fd, "spec", good, cut, 1), 0);
         if (mb_sup_spec_read(d->spec, &out, text) == 0)
             mb_sup_spec_close(&out);
     }
@@ -118,7 +118,7 @@ static void test_spec_survives_damage(void **state)
         char kept = good[at];
 
         good[at] = '9';
-        assert_int_equal(mb_file_replace(d->fd, "spec", good, n), 0);
+        assert_int_equal(mb_file_replace(d->fd, "spec", good, n, 1), 0);
         if (mb_sup_spec_read(d->spec, &out, text) == 0)
             mb_sup_spec_close(&out);
         good[at] = kept;
@@ -136,7 +136,7 @@ static void test_spec_refusals_name_the_cause(void **state)
 
     assert_int_equal(mb_sup_spec_read(d->spec, &out, text), -1);
     assert_non_null(strstr(text, "No such file"));
-    assert_int_equal(mb_file_replace(d->fd, "spec", bad_key, sizeof(bad_key) - 1), 0);
+    assert_int_equal(mb_file_replace(d->fd, "spec", bad_key, sizeof(bad_key) - 1, 1), 0);
     assert_int_equal(mb_sup_spec_read(d->spec, &out, text), -1);
     assert_non_null(strstr(text, "\"bogus\""));
 }
@@ -158,7 +158,7 @@ static void test_state_round_trip(void **state)
     assert_int_equal(mb_sup_state_write(&in, d->fd, text), 0);
     assert_int_equal(mb_sup_state_read(d->fd, &out, text), 0);
     assert_memory_equal(&in, &out, sizeof(in));
-    assert_int_equal(mb_file_replace(d->fd, MB_SUP_STATE_FILE, "junk\n", 5), 0);
+    assert_int_equal(mb_file_replace(d->fd, MB_SUP_STATE_FILE, "junk\n", 5, 1), 0);
     assert_int_equal(mb_sup_state_read(d->fd, &out, text), -1);
 }
 

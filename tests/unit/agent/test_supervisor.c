@@ -22,7 +22,7 @@
 #include "base/alloc.h"
 #include "tests/unit/agent/under_init.h"
 
-enum { DEADLINE_MS = 30000 };
+enum { DEADLINE_MS = 100000 };
 
 struct seen {
     int n_started, n_start_failed, n_exit, n_report, all_exited, error, error_given, closed;

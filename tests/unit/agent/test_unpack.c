@@ -1,12 +1,16 @@
 /* Archives that mean harm, and the packages of a job on disk. */
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <archive.h>
 #include <archive_entry.h>
@@ -15,6 +19,7 @@
 #include "agent/unpack/run.h"
 #include "agent/unpack/unpack.h"
 #include "base/alloc.h"
+#include "base/buf.h"
 #include "base/fs.h"
 
 static char dir[64];
@@ -195,6 +200,91 @@ static void never_setuid(void **state)
     }
 }
 
+/* Who made the archive, to its directory's records, which are the only ones that have it. */
+static void set_system(const char *path, uint8_t system)
+{
+    struct mb_buf b = {0};
+
+    assert_int_equal(mb_fs_read(path, 1 << 20, &b, &err), 0);
+    for (size_t i = 0; i + 46 <= b.len; i++)
+        if (memcmp(b.data + i, "PK\1\2", 4) == 0)
+            b.data[i + 5] = system;
+    assert_int_equal(mb_fs_write_atomic(path, b.data, b.len, 0644, &err), 0);
+    mb_buf_close(&b);
+}
+
+/* "\\" is a letter of a name on Unix; what Windows made has it between directories. */
+static void backslashes_in_names(void **state)
+{
+    static const struct entry odd[] = {{.name = "plain", .text = "1"},
+                                       {.name = "back\\slash", .text = "22"},
+                                       {.name = "back/slash", .text = "333"},
+                                       {.name = "d/b\\s", .text = "4444"},
+                                       {.name = "\xc3\xbc\\x", .text = "55555"},
+                                       {.name = "..\\..\\up", .text = "666666"},
+                                       {.name = NULL}};
+    static const struct {
+        const char *name;
+        off_t size;
+    } unix_made[] = {{"out/plain", 1},  {"out/back\\slash", 2}, {"out/back/slash", 3},
+                     {"out/d/b\\s", 4}, {"out/\xc3\xbc\\x", 5}, {"out/..\\..\\up", 6}};
+    static const uint8_t unix_systems[] = {3, 19}, windows_systems[] = {0, 10};
+    struct stat st;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(unix_systems); i++) {
+        write_archive(at("package"), ZIP, odd);
+        set_system(at("package"), unix_systems[i]);
+        assert_int_equal(mb_fs_mkdir_p(at("out"), 0755, &err), 0);
+        if (mb_unpack(at("package"), at("out"), &mb_unpack_limits, &err) != 0)
+            fail_msg("made by %d: %s", unix_systems[i], err.text);
+        for (size_t k = 0; k < sizeof(unix_made) / sizeof(unix_made[0]); k++)
+            if (stat(at(unix_made[k].name), &st) != 0 || st.st_size != unix_made[k].size)
+                fail_msg("made by %d: %s", unix_systems[i], unix_made[k].name);
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
+    for (size_t i = 0; i < sizeof(windows_systems); i++) {
+        static const struct entry windows[] = {
+            {.name = "dir\\a", .text = "1"}, {.name = "\xc3\xbc\\x", .text = "22"}, {.name = NULL}};
+
+        write_archive(at("package"), ZIP, windows);
+        set_system(at("package"), windows_systems[i]);
+        assert_int_equal(mb_fs_mkdir_p(at("out"), 0755, &err), 0);
+        assert_int_equal(mb_unpack(at("package"), at("out"), &mb_unpack_limits, &err), 0);
+        assert_true(mb_fs_exists(at("out/dir/a")));
+        assert_true(mb_fs_exists(at("out/\xc3\xbc/x")));
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+        write_archive(at("package"), ZIP, odd);
+        set_system(at("package"), windows_systems[i]);
+        assert_int_equal(mb_fs_mkdir_p(at("out"), 0755, &err), 0);
+        assert_int_equal(mb_unpack(at("package"), at("out"), &mb_unpack_limits, &err), MB_EDENIED);
+        assert_false(mb_fs_exists(at("up")));
+        assert_int_equal(mb_fs_remove_tree(at("out"), &err), 0);
+    }
+}
+
+/* Why a disk took no more, beside libarchive's "Write failed": here a bound on files' sizes. */
+static void why_nothing_can_be_written(void **state)
+{
+    static char text[3 * 4096];
+    const struct entry big[] = {{.name = "big", .text = text}, {.name = NULL}};
+    struct rlimit whole, small;
+    int rc;
+
+    (void)state;
+    memset(text, 'x', sizeof(text) - 1);
+    write_archive(at("package"), ZIP, big);
+    assert_int_equal(mb_fs_mkdir_p(at("out"), 0755, &err), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &whole), 0);
+    small = (struct rlimit){4096, whole.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    rc = mb_unpack(at("package"), at("out"), &mb_unpack_limits, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &whole), 0);
+    assert_int_equal(rc, MB_EIO);
+    assert_non_null(strstr(err.text, ": Write failed: File too large"));
+}
+
 static void bombs(void **state)
 {
     static const struct entry many[] = {
@@ -208,6 +298,8 @@ static void bombs(void **state)
 }
 
 /* ---- in a process of its own ---- */
+
+static struct mb_unpack_child child = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void write_script(const char *path, const char *text)
 {
@@ -223,11 +315,12 @@ static void by_a_program(void **state)
     write_archive(at("good.zip"), ZIP, good);
     write_archive(at("bad.zip"), ZIP, bad);
     assert_int_equal(mb_fs_mkdir_p(at("to"), 0700, &err), 0);
-    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("good.zip"), at("to"), &err), 0);
+    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("good.zip"), at("to"), &child, &err), 0);
     assert_true(mb_fs_exists(at("to/a.txt")));
-    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("bad.zip"), at("to"), &err), MB_EDENIED);
+    assert_int_equal(mb_unpack_run(MOBULA_UNPACK, at("bad.zip"), at("to"), &child, &err),
+                     MB_EDENIED);
     assert_non_null(strstr(err.text, "bad.zip: entry ../out leaves the directory"));
-    assert_int_equal(mb_unpack_run(at("none"), at("good.zip"), at("to"), &err), MB_ENOENT);
+    assert_int_equal(mb_unpack_run(at("none"), at("good.zip"), at("to"), &child, &err), MB_ENOENT);
     assert_non_null(strstr(err.text, "good.zip"));
 }
 
@@ -239,7 +332,7 @@ static void a_program_without_keys(void **state)
     setenv("MOBULA_TEST_OTHER", "other", 1);
     write_script(at("package"), "test \"$MOBULA_TEST_OTHER\" = other || exit 3\n"
                                 "test -z \"$AWS_SECRET_ACCESS_KEY\" || exit 4\n");
-    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), 0);
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &child, &err), 0);
     unsetenv("AWS_SECRET_ACCESS_KEY");
     unsetenv("MOBULA_TEST_OTHER");
 }
@@ -249,16 +342,56 @@ static void a_program_that_dies(void **state)
 {
     (void)state;
     write_script(at("package"), "kill -SEGV $$\n");
-    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_ECORRUPT);
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &child, &err), MB_ECORRUPT);
     assert_non_null(strstr(err.text, "ended by signal 11"));
     write_script(at("package"), "exit 65\n");
-    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &child, &err), MB_EIO);
     assert_non_null(strstr(err.text, "status 65 and no reason"));
     write_script(at("package"), "echo '-4 no such thing'; exit 65\n"); /* they differ */
-    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &child, &err), MB_EIO);
     write_script(at("package"),
                  "yes | head -c 100000; exit 1\n"); /* it is not waited for in vain */
-    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &err), MB_EIO);
+    assert_int_equal(mb_unpack_run("/bin/sh", at("package"), dir, &child, &err), MB_EIO);
+}
+
+struct running {
+    struct mb_unpack_child child;
+    char path[200];
+};
+
+static void *cancel_when_it_runs(void *arg)
+{
+    struct running *r = arg;
+    const struct timespec t = {.tv_nsec = 1000000};
+
+    while (!mb_fs_exists(r->path))
+        nanosleep(&t, NULL);
+    mb_unpack_cancel(&r->child);
+    return NULL;
+}
+
+/* However deaf the program is, and also before it began. */
+static void a_program_that_is_ended(void **state)
+{
+    struct running r;
+    pthread_t thread;
+    char text[600], package[200];
+
+    (void)state;
+    mb_unpack_child_init(&r.child);
+    snprintf(r.path, sizeof(r.path), "%s", at("runs"));
+    snprintf(package, sizeof(package), "%s", at("package"));
+    snprintf(text, sizeof(text), "trap '' TERM INT HUP; : > %s; kill -STOP $$; sleep 1000\n",
+             r.path);
+    write_script(package, text);
+    assert_int_equal(pthread_create(&thread, NULL, cancel_when_it_runs, &r), 0);
+    assert_int_equal(mb_unpack_run("/bin/sh", package, dir, &r.child, &err), MB_ECANCELED);
+    assert_non_null(strstr(err.text, "was ended"));
+    pthread_join(thread, NULL);
+    assert_int_equal(unlink(r.path), 0);
+    assert_int_equal(mb_unpack_run("/bin/sh", package, dir, &r.child, &err), MB_ECANCELED);
+    assert_false(mb_fs_exists(r.path));
+    mb_unpack_child_close(&r.child);
 }
 
 /* ---- the packages of a job ---- */
@@ -280,7 +413,7 @@ static void packages_of_a_job(void **state)
              dir, dir);
     assert_int_equal(mb_job_packages_init(&p, json, dir, at("job"), &err), 0);
     assert_null(mb_job_packages_missing(&p));
-    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &err), 0);
+    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &child, &err), 0);
     assert_string_equal(p.working_dir, at("job/working_dir/project-1"));
     assert_true(mb_fs_exists(at("job/py_modules/1/mod/__init__.py")));
     assert_true(mb_fs_exists(at("project.tgz")));
@@ -299,7 +432,7 @@ static void packages_that_fail(void **state)
     (void)state;
     assert_int_equal(
         mb_job_packages_init(&p, "{\"working_dir\": \"gcs://none.zip\"}", dir, at("job"), &err), 0);
-    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &err), MB_ENOENT);
+    assert_int_equal(mb_job_packages_unpack(&p, MOBULA_UNPACK, &child, &err), MB_ENOENT);
     assert_non_null(strstr(err.text, "gcs://none.zip"));
     mb_job_packages_close(&p);
     assert_int_equal(mb_job_packages_init(&p, "{\"working_dir\": 1}", dir, at("job"), &err),
@@ -329,10 +462,13 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_leaves_the_directory, set_up, tear_down),
         cmocka_unit_test_setup_teardown(only_files_directories_and_links, set_up, tear_down),
         cmocka_unit_test_setup_teardown(never_setuid, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(backslashes_in_names, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(why_nothing_can_be_written, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bombs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(by_a_program, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_program_without_keys, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_program_that_dies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_program_that_is_ended, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_of_a_job, set_up, tear_down),
         cmocka_unit_test_setup_teardown(packages_that_fail, set_up, tear_down),
     };

@@ -25,6 +25,17 @@ static void what_nobody_can_dial(void **state)
                       "that other nodes dial"},
         {"ff02::1", "--x ff02::1 is a multicast address: expected the address of this machine that "
                     "other nodes dial"},
+        {"999.1.1.1",
+         "--x 999.1.1.1 is no address and no name: expected the address of this machine "
+         "that other nodes dial"},
+        {"10.0.0",
+         "--x 10.0.0 is no address and no name: expected the address of this machine that "
+         "other nodes dial"},
+        {"1.2.3.4.5.6", "--x 1.2.3.4.5.6 is no address and no name: expected the address of this "
+                        "machine that other nodes dial"},
+        {"aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffff.com",
+         "--x aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffff is too long (63 letters "
+         "are possible): expected the address of this machine that other nodes dial"},
         {"255.255.255.255", "--x 255.255.255.255 is a reserved or broadcast address: expected the "
                             "address of this machine that other nodes dial"},
     };
@@ -41,8 +52,13 @@ static void what_nobody_can_dial(void **state)
 static void what_may_be_right(void **state)
 {
     static const char *const cases[] = {
-        "127.0.0.1",   "127.9.9.9",    "10.0.0.1", "223.255.255.255", "::1",      "fe80::1",
-        "2001:db8::7", "head.example", "0x0",      "1.2.3.4.5.6",     "localhost"};
+        "127.0.0.1",     "127.9.9.9",
+        "10.0.0.1",      "223.255.255.255",
+        "::1",           "fe80::1",
+        "2001:db8::7",   "head.example",
+        "head.example.", "0x0",
+        "localhost",     "a1.b2",
+        "7.example",     "aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffff.co"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

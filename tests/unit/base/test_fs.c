@@ -180,6 +180,26 @@ static void test_write_failures(void **state)
     assert_true(mb_fs_write_all(-1, "x", 1, &err) < 0);
 }
 
+static void test_replace(void **state)
+{
+    struct mb_err err = {0};
+    struct mb_buf b = {0};
+    struct stat st;
+
+    (void)state;
+    assert_int_equal(mb_fs_mkdir_p(path("r/dir"), 0755, &err), 0);
+    assert_int_equal(mb_fs_replace(path("r/f"), "first", 5, 0600, &err), 0);
+    assert_int_equal(mb_fs_replace(path("r/f"), "new", 3, 0600, &err), 0);
+    assert_int_equal(stat(path("r/f"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(mb_fs_read(path("r/f"), 10, &b, &err), 0);
+    assert_string_equal(mb_buf_str(&b), "new");
+    assert_true(mb_fs_replace(path("r/dir"), "x", 1, 0644, &err) < 0);
+    assert_int_equal(mb_fs_replace(path("r/none/f"), "x", 1, 0644, &err), MB_ENOENT);
+    assert_int_equal(count_entries(path("r")), 2);
+    mb_buf_close(&b);
+}
+
 static void test_remove(void **state)
 {
     struct mb_err err = {0};
@@ -399,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_read_and_write),
         cmocka_unit_test(test_read_of_a_pipe),
         cmocka_unit_test(test_write_failures),
+        cmocka_unit_test(test_replace),
         cmocka_unit_test(test_remove),
         cmocka_unit_test(test_remove_deep),
         cmocka_unit_test(test_remove_spares_a_bind_mount),

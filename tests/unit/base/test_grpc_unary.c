@@ -590,7 +590,7 @@ static void test_channel_destroyed_while_it_connects(void **state)
         fixture_wait(&f, &r[i].n, 1);
         assert_true(r[i].status == MB_GRPC_CANCELLED || r[i].status == MB_GRPC_OK);
     }
-    for (int i = 0; i < 500 && count_sockets() > before; i++) {
+    for (int i = 0; i < 6000 && count_sockets() > before; i++) {
         uv_run(&f.loop, UV_RUN_NOWAIT);
         usleep(10000);
     }

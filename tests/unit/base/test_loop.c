@@ -33,7 +33,7 @@ static int set_up(void **state)
     p.async.data = p.timer.data = &p;
     p.is_done = 0;
     *state = &p;
-    alarm(10);
+    alarm(60);
     return 0;
 }
 

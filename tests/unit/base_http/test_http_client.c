@@ -225,6 +225,8 @@ static void test_methods(void **state)
     assert_int_equal(w.status, 200);
     fetch(&w, "/echo", (struct mb_http_request){.method = "HEAD", .body_fd = -1});
     assert_int_equal(w.status, 200);
+    fetch(&w, "/hold/../echo", (struct mb_http_request){.method = "GET", .body_fd = -1});
+    assert_int_equal(w.status, 404); /* as it stands: no "/echo" is made of it */
     fetch(&w, "/none", (struct mb_http_request){.method = "GET", .body_fd = -1});
     assert_int_equal(w.status, 404);
     fetch(&w, "/moved", (struct mb_http_request){.method = "GET", .body_fd = -1});

@@ -24,7 +24,7 @@
 enum { BODY_BYTES = 9 * 1024 * 1024 + 17, HOLE_AT = 1 << 20, HOLE_BYTES = 2 << 20, OFFSET = 5 };
 
 /* What the peer does with the n-th connection. */
-enum act { TAKE, REFUSE, ANSWER_EARLY, BREAK, CLOSE_UNREAD, READ_NOTHING };
+enum act { TAKE, REFUSE, REFUSE_AND_CLOSE, ANSWER_EARLY, BREAK, CLOSE_UNREAD, READ_NOTHING };
 
 struct peer {
     int listener, port;
@@ -99,6 +99,13 @@ static void serve(struct peer *p, int fd, enum act act)
     case REFUSE:
         say(fd, "HTTP/1.1 403 Forbidden\r\nContent-Length: 6\r\n\r\nnobody");
         read_to_the_end(fd);
+        break;
+    case REFUSE_AND_CLOSE: /* why comes when the client has heard that, and has stopped */
+        say(fd, "HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 6\r\n\r\n");
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_usec = 200000},
+                   sizeof(struct timeval));
+        read_to_the_end(fd);
+        say(fd, "nobody");
         break;
     case ANSWER_EARLY:
         say(fd, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
@@ -256,14 +263,16 @@ static void test_all_of_it(void **state)
 /* An answer ends the request, whatever has been sent. */
 static void test_answers_before_the_end(void **state)
 {
-    static const enum act acts[] = {REFUSE, ANSWER_EARLY, TAKE};
+    static const enum act acts[] = {REFUSE, REFUSE_AND_CLOSE, ANSWER_EARLY, TAKE};
     struct world w;
     (void)state;
-    world_open(&w, acts, 3);
-    put(&w, 0);
-    assert_int_equal(w.error, 0);
-    assert_int_equal(w.status, 403);
-    assert_string_equal(w.text, "nobody");
+    world_open(&w, acts, 4);
+    for (int i = 0; i < 2; i++) {
+        put(&w, 0);
+        assert_int_equal(w.error, 0);
+        assert_int_equal(w.status, 403);
+        assert_string_equal(w.text, "nobody");
+    }
     put(&w, 0);
     assert_int_equal(w.error, MB_EUNAVAIL); /* success is not possible */
     put(&w, 0);                             /* on a connection of its own */

@@ -442,7 +442,7 @@ static void test_paused_for_good(void **state)
     struct world w;
     (void)state;
     for (int stops = 0; stops < 2; stops++) {
-        world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 100});
+        world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 2000});
         w.body_pauses = w.body_is_hung = 1;
         raw_client_start(&w.loop, &c, w.port, half, sizeof half - 1);
         while (w.body.len < 4)
@@ -503,7 +503,7 @@ static void test_client_goes_away(void **state)
     struct world w;
     struct raw_client c;
     (void)state;
-    world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 100});
+    world_open(&w, &(struct mb_http_server_opts){.idle_timeout_ms = 2000});
     w.stream_is_silent = 1;
     raw_client_start(&w.loop, &c, w.port, stream, sizeof stream - 1);
     while (!w.stream_turn)
@@ -571,7 +571,7 @@ static void test_connection_limit(void **state)
         uv_run(&w.loop, UV_RUN_NOWAIT);
     assert_int_equal(waiting.in.len, 0);
     raw_client_free(&quiet[0]);
-    uv_timer_start(&w.timer, on_too_late, 20000, 0);
+    uv_timer_start(&w.timer, on_too_late, 60000, 0);
     raw_client_finish(&waiting);
     uv_timer_stop(&w.timer);
     assert_non_null(strstr(mb_buf_str(&waiting.in), "hello x"));
@@ -596,7 +596,7 @@ static void test_idle_connections_make_room(void **state)
         for (int k = 0; k < 10; k++)
             uv_run(&w.loop, UV_RUN_NOWAIT);
     }
-    uv_timer_start(&w.timer, on_too_late, 20000, 0);
+    uv_timer_start(&w.timer, on_too_late, 60000, 0);
     raw_client_start(&w.loop, &c, w.port, request, sizeof request - 1);
     raw_client_finish(&c);
     uv_timer_stop(&w.timer);

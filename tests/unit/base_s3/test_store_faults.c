@@ -563,6 +563,35 @@ static void test_outage(void **state)
     unlink(path);
 }
 
+/* Said for the whole store, also of what has a longer time-out, and a shorter one. */
+static void test_outage_of_all(void **state)
+{
+    static const struct answer down = {503, "", NULL};
+    static const uint64_t timeouts_ms[] = {60000, 100};
+    struct answer script[64];
+    uint64_t began_ms, took_ms;
+    struct world w;
+    struct mb_err err;
+
+    (void)state;
+    for (size_t i = 0; i < 64; i++)
+        script[i] = down;
+    for (size_t i = 0; i < 2; i++) {
+        world_open(&w, script, 64);
+        mb_store_set_outage(w.r.store, 600);
+        began_ms = mb_mono_ms();
+        assert_int_equal(mb_store_head(w.r.store, "k", timeouts_ms[i], run_on_result, &w.r, &err),
+                         0);
+        run_wait(&w.r, 1);
+        took_ms = mb_mono_ms() - began_ms;
+        assert_int_equal(w.r.error, MB_EUNAVAIL);
+        assert_true(w.n_requests > 1);
+        assert_true(took_ms >= 600 && took_ms < 5000);
+        w.n_script = w.n_requests;
+        world_close(&w);
+    }
+}
+
 /* Any allocation of the client or of the peer fails once: the operation ends, and nothing leaks. */
 static void test_allocation_failures(void **state)
 {
@@ -715,6 +744,7 @@ int main(void)
         cmocka_unit_test(test_unknown_upload_of_a_small_file),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_outage),
+        cmocka_unit_test(test_outage_of_all),
         cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_allocation_failures_of_credentials),
         cmocka_unit_test(test_close_while_fetching),

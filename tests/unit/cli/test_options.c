@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "cli/options.h"
 
 struct values {
@@ -211,6 +212,85 @@ static void test_help_shows_every_option(void **state)
     free(text);
 }
 
+/* ---- errors ---- */
+
+static const struct mb_option with_json[] = {
+    ROW("json", 0, NULL, MB_OPTION_FLAG, flag, 0, 0),
+    ROW("node-name", 0, "NAME", MB_OPTION_STRING, text, 0, 0),
+    {0},
+};
+static const struct mb_verb answers = {.name = "answers", .options = with_json};
+
+/* What a verb that ends with this error writes to stderr. words: after the verb's name. */
+static const char *failure(char *words[], int n, int stop, int code, const char *text, int *status)
+{
+    static char told[4 * MB_ERR_TEXT_MAX];
+    struct mb_cli cli = {.program = "mobula"};
+    struct mb_err err = {0};
+    struct values v = {0};
+    char *argv[8] = {words[0]};
+    int n_words, kept = dup(2), pipe_fds[2];
+    ssize_t size;
+
+    for (int i = 0; i < n; i++)
+        argv[i] = words[i];
+    if (mb_options_parse(&cli, &answers, n, argv, stop, &v, &n_words, &err) == 0) {
+        err.code = code; /* as it came: mb_err_set() takes some characters out */
+        snprintf(err.text, sizeof(err.text), "%s", text);
+    }
+    assert_int_equal(pipe(pipe_fds), 0);
+    dup2(pipe_fds[1], 2);
+    *status = mb_cli_fail(&cli, &err);
+    dup2(kept, 2);
+    close(kept);
+    close(pipe_fds[1]);
+    size = read(pipe_fds[0], told, sizeof(told) - 1);
+    close(pipe_fds[0]);
+    assert_true(size > 0);
+    told[size] = '\0';
+    return told;
+}
+
+#define FAILURE(stop, code, text, status, ...)                                                     \
+    failure((char *[]){"answers", __VA_ARGS__},                                                    \
+            (int)(sizeof((char *[]){"answers", __VA_ARGS__}) / sizeof(char *)), stop, code, text,  \
+            status)
+
+static void test_with_json_an_error_is_json(void **state)
+{
+    int status;
+
+    (void)state;
+    assert_string_equal(FAILURE(0, MB_ENOENT, "no \"job\"\n\x1b[2J\xc2\x9b", &status, "--json"),
+                        "{\"error\": {\"code\": 66, \"name\": \"ENOENT\", \"message\": \"no "
+                        "\\\"job\\\"\\n\\u001B[2J\\u009B\"}}\n");
+    assert_int_equal(status, 66);
+    assert_string_equal(FAILURE(0, MB_EIO, "a\xff", &status, "--json"),
+                        "{\"error\": {\"code\": 74, \"name\": \"EIO\", \"message\": "
+                        "\"a\xef\xbf\xbd\"}}\n");
+    assert_string_equal(FAILURE(0, MB_ENOENT, "no job", &status, "x"), "mobula: no job\n");
+    assert_int_equal(status, 66);
+}
+
+/* Of flags that are refused, too; but the words of a command, and values, are no flags. */
+static void test_json_is_seen_wherever_it_stands(void **state)
+{
+    static const char refused[] = "{\"error\": {\"code\": 64, \"name\": \"EINVAL\", \"message\": "
+                                  "\"answers: unknown flag --bad; see --help\"}}\n";
+    int status;
+
+    (void)state;
+    assert_string_equal(FAILURE(0, 0, "", &status, "--json", "--bad"), refused);
+    assert_string_equal(FAILURE(0, 0, "", &status, "--bad", "word", "--json"), refused);
+    assert_string_equal(FAILURE(1, 0, "", &status, "--bad", "--json", "word"), refused);
+    assert_string_equal(FAILURE(0, 0, "", &status, "--bad", "--", "--json"),
+                        "mobula: answers: unknown flag --bad; see --help\n");
+    assert_string_equal(FAILURE(1, 0, "", &status, "--bad", "word", "--json"),
+                        "mobula: answers: unknown flag --bad; see --help\n");
+    assert_string_equal(FAILURE(0, MB_EIO, "bad", &status, "--node-name", "--json"),
+                        "mobula: bad\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -222,6 +302,8 @@ int main(void)
         cmocka_unit_test(test_verbs_are_suggested),
         cmocka_unit_test(test_completion),
         cmocka_unit_test(test_help_shows_every_option),
+        cmocka_unit_test(test_with_json_an_error_is_json),
+        cmocka_unit_test(test_json_is_seen_wherever_it_stands),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

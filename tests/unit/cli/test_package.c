@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -65,6 +66,45 @@ static void test_hash_is_rays(void **state)
     assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
     assert_string_equal(p.name, "_ray_pkg_53b6ac63408c97d0.zip");
     assert_int_equal(p.n_files, 4);
+    mb_package_close(&p);
+}
+
+static void link_to(const char *target, const char *name)
+{
+    char *path = mb_path_join(dir, name);
+
+    assert_int_equal(symlink(target, path), 0);
+    mb_free(path);
+}
+
+/* The values that ray 2.60.0 computes. A pipe is not asked of it: it waits for a writer. */
+static void test_links_that_lead_nowhere_are_left_out(void **state)
+{
+    struct mb_package p;
+    struct mb_err err;
+    char path[128];
+
+    (void)state;
+    put_vector();
+    link_to("nope", "dangling");
+    link_to("self", "self");
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
+    assert_string_equal(p.name, "_ray_pkg_7cf2563a4c66a51e.zip");
+    assert_int_equal(p.n_files, 4);
+    assert_int_equal(p.n_left_out, 2);
+    assert_string_equal(p.left_out, "dangling");
+    mb_package_close(&p);
+    put("d/f", "y");
+    link_to(".", "d/loop");
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
+    assert_string_equal(p.name, "_ray_pkg_e62649ec57bd074a.zip");
+    assert_int_equal(p.n_left_out, 3);
+    mb_package_close(&p);
+    snprintf(path, sizeof(path), "%s/sock", dir); /* Ray cannot open a socket */
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(mb_package_scan(dir, NULL, MB_PACKAGE_MAX_BYTES, &p, &err), 0);
+    assert_string_equal(p.name, "_ray_pkg_feef2f907e24cdf5.zip");
+    assert_int_equal(p.n_left_out, 4);
     mb_package_close(&p);
 }
 
@@ -324,6 +364,7 @@ int main(void)
 #define WITH_DIR(test) cmocka_unit_test_setup_teardown(test, make_dir, remove_dir)
     const struct CMUnitTest tests[] = {
         WITH_DIR(test_hash_is_rays),
+        WITH_DIR(test_links_that_lead_nowhere_are_left_out),
         WITH_DIR(test_ignored_files_do_not_count),
         WITH_DIR(test_zip_holds_files_and_empty_directories),
         WITH_DIR(test_a_module_is_below_its_name),

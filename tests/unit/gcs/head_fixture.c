@@ -210,14 +210,21 @@ static void no_listener(void *self, mb_job_event_cb cb, void *arg)
     (void)arg;
 }
 
+static void no_drivers(void *self, int (*is_wanted)(void *arg, const char *id), void *arg)
+{
+    (void)self;
+    (void)is_wanted;
+    (void)arg;
+}
+
 static const char *no_node(void *self)
 {
     (void)self;
     return "";
 }
 
-const struct mb_job_runner fixture_no_runner = {.set_listener = no_listener,
-                                                .node_id_hex = no_node};
+const struct mb_job_runner fixture_no_runner = {
+    .set_listener = no_listener, .stop_unwanted = no_drivers, .node_id_hex = no_node};
 
 /* ---- the head ---- */
 

@@ -14,7 +14,7 @@ static void loop_expired(uv_timer_t *t)
     *(int *)t->data = 1;
 }
 
-/* Runs until *flag is not 0; fails the test after 20 s. */
+/* Runs until *flag is not 0; fails the test after 60 s. */
 static inline void loop_until(uv_loop_t *loop, const int *flag)
 {
     int expired = 0;
@@ -22,7 +22,7 @@ static inline void loop_until(uv_loop_t *loop, const int *flag)
 
     uv_timer_init(loop, &timer);
     timer.data = &expired;
-    uv_timer_start(&timer, loop_expired, 20000, 0);
+    uv_timer_start(&timer, loop_expired, 60000, 0);
     while (!*flag && !expired)
         uv_run(loop, UV_RUN_ONCE);
     int done = *flag;
@@ -30,7 +30,7 @@ static inline void loop_until(uv_loop_t *loop, const int *flag)
     while (uv_is_active((uv_handle_t *)&timer) || uv_run(loop, UV_RUN_NOWAIT) < 0)
         continue;
     if (!done)
-        fail_msg("what the test waits for did not happen within 20 s");
+        fail_msg("what the test waits for did not happen within 60 s");
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* The small pure modules: job states, health, job requests, text, plans. */
+/* The small pure modules: job states, health, job requests, plans. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,6 @@
 #include "gcs/log_source.h"
 #include "gcs/placement.h"
 #include "gcs/placement_plan.h"
-#include "gcs/text.h"
 
 /* ---- job states ---- */
 
@@ -510,29 +509,6 @@ static void job_requests(void **state)
                    "metadata mobula_pipefail must be '0' or '1', got ''");
 }
 
-/* ---- text ---- */
-
-static void expect_json(const char *in, size_t n, int at_end, const char *out, size_t used)
-{
-    char buf[256];
-    size_t got, len = mb_text_json(in, n, at_end, buf, &got);
-
-    assert_int_equal(got, used);
-    assert_int_equal(len, strlen(out));
-    assert_memory_equal(buf, out, len);
-}
-
-static void log_bytes_as_json(void **state)
-{
-    (void)state;
-    expect_json("a\"\\\n\t\r\x01\x0b", 8, 1, "a\\\"\\\\\\n\\t\\r\\u0001\\u000b", 8);
-    expect_json("gr\xc3\xbc\xc3\x9f", 6, 0, "gr\xc3\xbc\xc3\x9f", 6);
-    expect_json("x\xe2\x82", 3, 0, "x", 1);             /* cut: later */
-    expect_json("x\xe2\x82", 3, 1, "x\xef\xbf\xbd", 3); /* cut for good */
-    expect_json("\xff\xc0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3);
-    expect_json("\xed\xa0\x80", 3, 1, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3); /* surrogate */
-}
-
 /* ---- plans ---- */
 
 static const struct mb_gcs_resource four[] = {{"gpu", 4}}, two[] = {{"gpu", 2}};
@@ -768,7 +744,6 @@ int main(void)
         cmocka_unit_test(one_success_clears_the_failures),
         cmocka_unit_test(job_bodies),
         cmocka_unit_test(job_requests),
-        cmocka_unit_test(log_bytes_as_json),
         cmocka_unit_test(a_plan_moves_bundles_to_make_room),
         cmocka_unit_test(strategies),
         cmocka_unit_test(a_hung_node_holds_up_nobody_else),

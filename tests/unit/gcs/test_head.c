@@ -141,7 +141,7 @@ static int64_t available(struct fixture *f, struct mb_grpc_channel *ch, int64_t 
 {
     Ray__Rpc__GetAllAvailableResourcesRequest q =
         RAY__RPC__GET_ALL_AVAILABLE_RESOURCES_REQUEST__INIT;
-    uint64_t until_ms = mb_mono_ms() + 20000;
+    uint64_t until_ms = mb_mono_ms() + 60000;
     struct result r;
 
     do {

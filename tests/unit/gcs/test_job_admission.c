@@ -32,6 +32,13 @@ static const char *unregistered(void *self)
     return "";
 }
 
+static void no_drivers(void *self, int (*is_wanted)(void *arg, const char *id), void *arg)
+{
+    (void)self;
+    (void)is_wanted;
+    (void)arg;
+}
+
 static enum mb_job_adopt adopt_nothing(void *self, const char *id)
 {
     (void)self;
@@ -78,6 +85,7 @@ static void begin(struct fixture *f)
                                        .set_listener = no_listener,
                                        .node_id_hex = unregistered,
                                        .adopt = adopt_nothing,
+                                       .stop_unwanted = no_drivers,
                                        .start = start};
     f->head.loop = &f->loop;
     f->head.runner = &f->runner;

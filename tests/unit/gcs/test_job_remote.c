@@ -1,4 +1,5 @@
-/* A node that does not know a driver: the job is lost, unless the node speaks of a former start. */
+/* A node that does not know a driver: the job is lost, unless the node speaks of a former start.
+ * Drivers on the head's own node that the head does not know. */
 #include "loop.h"
 #include <string.h>
 #include "base/alloc.h"
@@ -120,11 +121,72 @@ static void a_start_that_failed(void **state)
     }
 }
 
+/* ---- drivers here ---- */
+
+static void no_listener(void *self, mb_job_event_cb cb, void *arg)
+{
+    (void)self;
+    (void)cb;
+    (void)arg;
+}
+
+static enum mb_job_adopt adopt_all(void *self, const char *id)
+{
+    (void)self;
+    (void)id;
+    return MB_JOB_ADOPT_RUNNING;
+}
+
+static char wanted[64]; /* of those that run, the ids; and whether the runner was asked */
+static int was_asked;
+
+static void stop_unwanted(void *self, int (*is_wanted)(void *arg, const char *id), void *arg)
+{
+    static const char *const run[] = {"a", "ended", "unknown"};
+
+    (void)self;
+    was_asked = 1;
+    for (size_t i = 0; i < sizeof run / sizeof run[0]; i++)
+        if (is_wanted(arg, run[i]))
+            strcat(wanted, run[i]);
+}
+
+/* A guest's records may be in Ray's KV, from where they are taken later. */
+static void only_what_the_head_knows_is_wanted(void **state)
+{
+    static const struct mb_job_runner here = {.set_listener = no_listener,
+                                              .adopt = adopt_all,
+                                              .stop_unwanted = stop_unwanted,
+                                              .node_id_hex = other_node};
+
+    (void)state;
+    for (int is_guest = 0; is_guest < 2; is_guest++) {
+        struct mb_err err = {0};
+        struct fixture f;
+
+        *wanted = '\0';
+        was_asked = 0;
+        begin(&f);
+        f.head.runner = &here;
+        f.head.guest =
+            is_guest ? (struct head_guest *)&f : NULL; /* only that there is one counts */
+        assert_int_equal(head_jobs_take_record(&f.head, mb_blob_str("_ray_internal_job_info_ended"),
+                                               mb_blob_str("{\"status\": \"SUCCEEDED\"}"), &err),
+                         0);
+        head_jobs_adopt(&f.head);
+        assert_int_equal(was_asked, !is_guest);
+        assert_string_equal(wanted, is_guest ? "" : "a");
+        f.head.guest = NULL;
+        end(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_unknown_driver),
         cmocka_unit_test(a_start_that_failed),
+        cmocka_unit_test(only_what_the_head_knows_is_wanted),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

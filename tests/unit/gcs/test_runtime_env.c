@@ -86,6 +86,17 @@ static void refusals(void **state)
         {"{\"env_vars\": {\"A=B\": \"C\"}}",
          "runtime_env['env_vars'] has the name 'A=B', which no variable can have"},
         {"{\"env_vars\": {\"\": \"C\"}}", "has the name '', which no variable can have"},
+        {"{\"config\": {\"log_files\": [\"x\", 5]}}", "Each item in log_files must be a string."},
+        {"{\"config\": {\"log_files\": 5}}",
+         "log_files must be a list of strings or None, got 5 with type <class 'int'>."},
+        {"{\"config\": {\"log_files\": \"it's\"}}", "None, got it's with type <class 'str'>."},
+        {"{\"config\": {\"log_files\": false}}", "None, got False with type <class 'bool'>."},
+        {"{\"config\": {\"log_files\": 1.5e-7}}", "None, got 1.5e-07 with type <class 'float'>."},
+        {"{\"config\": {\"log_files\": {\"a\": [null, 100000.0, 0.1, -1e16, 123456789012345.0]}}}",
+         "None, got {'a': [None, 100000.0, 0.1, -1e+16, 123456789012345.0]} with type <class "
+         "'dict'>."},
+        {"{\"config\": {\"log_files\": {\"it's\": {\"x\\\\\\n\\u0001\": \"\\\"'\"}, \"b\": {}}}}",
+         "None, got {\"it's\": {'x\\\\\\n\\x01': '\"\\''}, 'b': {}} with type <class 'dict'>."},
     };
 
     (void)state;
@@ -93,6 +104,7 @@ static void refusals(void **state)
         assert_int_equal(parse(t[i].text), MB_EINVAL);
         if (!strstr(err.text, t[i].error))
             fail_msg("%s: %s", t[i].text, err.text);
+        assert_int_not_equal(mb_runtime_env_parse(json, &env, NULL), 0); /* who wants no reason */
     }
 }
 

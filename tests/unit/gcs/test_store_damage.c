@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/fs.h"
 #include "gcs/store.h"
+#include "gcs/store_mark.h"
 
 enum { RECORDS = 40, FILE_MAX = 1 << 20, N_FILES = 3 };
 
@@ -256,6 +257,21 @@ static void garble_batch(struct image *m)
     memcpy(m->bytes[2].data, "not a number", 12);
 }
 
+static void cut_batch(struct image *m)
+{
+    m->bytes[2].len -= 10;
+}
+
+static void zero_batch(struct image *m)
+{
+    memset(m->bytes[2].data, 0, m->bytes[2].len);
+}
+
+static void lengthen_batch(struct image *m)
+{
+    assert_int_equal(mb_buf_add(&m->bytes[2], "\n", 1), 0);
+}
+
 static void every_damage_is_named_and_left_alone(void **state)
 {
     static const struct {
@@ -278,6 +294,9 @@ static void every_damage_is_named_and_left_alone(void **state)
         {"flipped byte in the journal", 1, flip_wal, "journal (-wal) is missing or damaged"},
         {"journal's head garbled", 1, garble_wal_header, "journal (-wal) is missing or damaged"},
         {"batch number garbled", 0, garble_batch, "head.db-batch"},
+        {"batch number cut", 0, cut_batch, "head.db-batch"},
+        {"batch number zeroed", 0, zero_batch, "head.db-batch"},
+        {"batch number longer", 0, lengthen_batch, "head.db-batch"},
     };
     struct fixture *f = *state;
 
@@ -338,24 +357,157 @@ static void undamaged_images_open(void **state)
     assert_int_equal(open_and_check(f, 1, &err), 0);
 }
 
+/* ---- the number beside the store ---- */
+
+static void set_mark(struct image *m, const char *line)
+{
+    m->bytes[2].len = 0;
+    m->exists[2] = 1;
+    assert_int_equal(mb_buf_add(&m->bytes[2], line, strlen(line)), 0);
+}
+
+/* The line of before there were checksums. */
+static void set_old_mark(struct image *m, int64_t batch, const char *boot_id)
+{
+    char line[80];
+
+    snprintf(line, sizeof line, "%-20lld %-40s\n", (long long)batch, boot_id);
+    set_mark(m, line);
+}
+
+static void close_store(struct fixture *f, struct mb_tables *s)
+{
+    int closed = 0;
+
+    mb_tables_close(s, set_flag, &closed);
+    loop_until(&f->loop, &closed);
+}
+
 /* Another boot wrote the number: the last writes may have gone with the power. */
 static void a_power_loss_may_take_the_last_writes_unless_full(void **state)
 {
     struct fixture *f = *state;
     struct mb_err err = {0};
     struct mb_tables *s;
-    struct image m = {0};
-    int closed = 0;
 
-    put_image(f, &f->closed);
+    for (int is_old = 0; is_old < 2; is_old++) {
+        char line[STORE_MARK_BYTES + 1];
+        struct image m = {0};
+
+        put_image(f, &f->closed);
+        take_image(f, &m);
+        store_mark_format(999999, "another-boot", line);
+        if (is_old)
+            set_old_mark(&m, 999999, "another-boot");
+        else
+            set_mark(&m, line);
+        put_image(f, &m);
+        assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 1, &s, &err), MB_ECORRUPT);
+        assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), 0);
+        close_store(f, s);
+        free_image(&m);
+    }
+}
+
+/* A damaged boot id is not another boot: what was acknowledged and is lost is never passed over. */
+static void no_flipped_bit_of_the_number_lets_records_go(void **state)
+{
+    struct fixture *f = *state;
+
+    for (size_t at = 0; at < STORE_MARK_BYTES; at++) {
+        struct image m = {0};
+        struct mb_err err = {0};
+        struct mb_tables *s;
+
+        put_image(f, &f->killed);
+        take_image(f, &m);
+        assert_int_equal(m.bytes[2].len, STORE_MARK_BYTES);
+        cut_wal(&m);
+        ((unsigned char *)m.bytes[2].data)[at] ^= (unsigned char)(1u << at % 8);
+        put_image(f, &m);
+        assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
+        if (!strstr(err.text, "head.db-batch is damaged"))
+            fail_msg("byte %zu: %s", at, err.text);
+        assert_untouched(f, &m, "flipped bit");
+        free_image(&m);
+    }
+}
+
+static void every_flipped_bit_of_a_line_is_seen(void **state)
+{
+    static const char *const boots[] = {"", "8d2ab1fe-2b5b-4f0c-a0a6-0b6a4e7c1f52"};
+    char line[STORE_MARK_BYTES + 1], boot[STORE_BOOT_ID_SIZE];
+    int64_t batch;
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        store_mark_format(123456789012345, boots[i], line);
+        assert_int_equal(strlen(line), STORE_MARK_BYTES);
+        assert_int_equal(store_mark_parse(line, STORE_MARK_BYTES, &batch, boot), 0);
+        assert_int_equal(batch, 123456789012345);
+        assert_string_equal(boot, boots[i]);
+        for (size_t bit = 0; bit < 8 * (size_t)STORE_MARK_BYTES; bit++) {
+            line[bit / 8] = (char)(line[bit / 8] ^ (1 << bit % 8));
+            assert_int_equal(store_mark_parse(line, STORE_MARK_BYTES, &batch, boot), MB_ECORRUPT);
+            line[bit / 8] = (char)(line[bit / 8] ^ (1 << bit % 8));
+        }
+        for (size_t n = 0; n < STORE_MARK_BYTES; n++)
+            assert_int_equal(store_mark_parse(line, n, &batch, boot), MB_ECORRUPT);
+    }
+}
+
+/* What an older head wrote is read, demands what it says, and has a checksum from then on. */
+static void a_line_without_checksum_is_read_and_replaced(void **state)
+{
+    struct fixture *f = *state;
+    char boot[STORE_BOOT_ID_SIZE], read[STORE_BOOT_ID_SIZE];
+    struct image m = {0}, after = {0};
+    struct mb_err err = {0};
+    struct mb_tables *s;
+    int64_t batch;
+
+    store_boot_id(boot);
+    put_image(f, &f->killed);
     take_image(f, &m);
-    memcpy(m.bytes[2].data, "999999               another-boot    ", 37);
+    set_old_mark(&m, RECORDS, boot);
     put_image(f, &m);
-    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 1, &s, &err), MB_ECORRUPT);
-    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), 0);
-    mb_tables_close(s, set_flag, &closed);
-    loop_until(&f->loop, &closed);
+    assert_int_equal(open_and_check(f, 0, &err), 0);
+    take_image(f, &after);
+    assert_int_equal(after.bytes[2].len, STORE_MARK_BYTES);
+    assert_memory_not_equal(after.bytes[2].data, m.bytes[2].data, STORE_MARK_BYTES);
+    assert_int_equal(store_mark_parse(mb_buf_str(&after.bytes[2]), STORE_MARK_BYTES, &batch, read),
+                     0);
+    assert_int_equal(batch, RECORDS);
+    assert_string_equal(read, boot);
+    put_image(f, &m);
+    cut_wal(&m);
+    put_image(f, &m);
+    assert_int_equal(mb_tables_open_sqlite(&f->loop, f->path, 0, &s, &err), MB_ECORRUPT);
+    assert_non_null(strstr(err.text, "journal (-wal) is missing or damaged"));
     free_image(&m);
+    free_image(&after);
+}
+
+/* As its own error advises. */
+static void a_number_that_was_removed_is_made_again(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_err err = {0};
+
+    for (int is_empty = 0; is_empty < 2; is_empty++) {
+        struct image m = {0};
+
+        put_image(f, &f->killed);
+        take_image(f, &m);
+        m.exists[2] = is_empty;
+        m.bytes[2].len = 0;
+        put_image(f, &m);
+        assert_int_equal(open_and_check(f, 0, &err), 0);
+        free_image(&m);
+        take_image(f, &m);
+        assert_int_equal(m.bytes[2].len, STORE_MARK_BYTES);
+        free_image(&m);
+    }
 }
 
 static void run_sql(const char *path, const char *sql)
@@ -427,6 +579,10 @@ int main(void)
         cmocka_unit_test(every_damage_is_named_and_left_alone),
         cmocka_unit_test(no_flipped_byte_goes_unseen),
         cmocka_unit_test(a_power_loss_may_take_the_last_writes_unless_full),
+        cmocka_unit_test(no_flipped_bit_of_the_number_lets_records_go),
+        cmocka_unit_test(every_flipped_bit_of_a_line_is_seen),
+        cmocka_unit_test(a_line_without_checksum_is_read_and_replaced),
+        cmocka_unit_test(a_number_that_was_removed_is_made_again),
         cmocka_unit_test(another_programs_file_is_left_alone),
         cmocka_unit_test(a_newer_version_is_left_alone),
         cmocka_unit_test(an_old_store_is_brought_up_to_date),

@@ -171,11 +171,37 @@ static void ids_of_wrong_length_are_refused(void **state)
     mb_arena_close(&a);
 }
 
+static void rows_of_groups_are_left_out(void **state)
+{
+    static const struct mb_gcs_resource rows[] = {{"mobula_gpu", 8},
+                                                  {"bundle_group_1", 1000},
+                                                  {"mobula_gpu_group_0_1", 2},
+                                                  {"mobula_slot", 1}};
+    Ray__Rpc__GcsNodeInfo node = RAY__RPC__GCS_NODE_INFO__INIT, *read;
+    struct mb_arena a = {0};
+
+    (void)state;
+    node.resources_total =
+        mb_wire_resources(&a, &ray__rpc__gcs_node_info__resources_total_entry__descriptor, rows, 4);
+    node.n_resources_total = 4;
+    read = (Ray__Rpc__GcsNodeInfo *)mb_wire_copy(&node.base);
+    mb_arena_close(&a);
+    assert_non_null(read);
+    read->n_resources_total =
+        mb_wire_drop_resources(read->resources_total, read->n_resources_total, "_group_");
+    assert_int_equal(read->n_resources_total, 2);
+    assert_string_equal(read->resources_total[0]->key, "mobula_gpu");
+    assert_string_equal(read->resources_total[1]->key, "mobula_slot");
+    ray__rpc__gcs_node_info__free_unpacked(read, NULL);
+    assert_int_equal(mb_wire_drop_resources(NULL, 0, "_group_"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(there_and_back_again),
         cmocka_unit_test(ids_of_wrong_length_are_refused),
+        cmocka_unit_test(rows_of_groups_are_left_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -297,7 +297,7 @@ static void enter(void *arg)
     struct entrance *e = arg;
 
     atomic_store(&e->begins, 1);
-    e->fd = mb_pull_enter(dir);
+    e->fd = mb_pull_enter(dir, NULL, NULL);
     atomic_store(&e->ends, 1);
 }
 
@@ -348,7 +348,7 @@ static void test_what_a_dead_puller_left(void **state)
     put("held.mobula-lock", "");
     held = open(path, O_RDWR | O_CLOEXEC);
     assert_int_equal(flock(held, LOCK_EX), 0);
-    fd = mb_pull_enter(dir);
+    fd = mb_pull_enter(dir, NULL, NULL);
     assert_true(fd >= 0);
     assert_false(is_there("sub/big.mobula-lock"));
     assert_false(is_there("sub/big.pull-17"));
@@ -360,6 +360,75 @@ static void test_what_a_dead_puller_left(void **state)
     mb_free(path);
 }
 
+/* One dies beside another that lives: who is the last one there removes what it left. */
+static void test_what_a_neighbour_left(void **state)
+{
+    int fd = mb_pull_enter(dir, NULL, NULL), other = mb_pull_enter(dir, NULL, NULL);
+
+    (void)state;
+    assert_true(fd >= 0 && other >= 0);
+    put("sub/big.mobula-lock", "");
+    put("sub/big.pull-17", "half");
+    put("sub/big", "whole");
+    mb_pull_tidy(dir, fd, NULL, NULL);
+    assert_true(is_there("sub/big.mobula-lock"));
+    assert_true(is_there("sub/big.pull-17"));
+    assert_true(mb_pull_is_entered(dir));
+    close(other);
+    mb_pull_tidy(dir, fd, NULL, NULL);
+    assert_false(is_there("sub/big.mobula-lock"));
+    assert_false(is_there("sub/big.pull-17"));
+    assert_true(is_there("sub/big"));
+    assert_true(mb_pull_is_entered(dir));
+    mb_pull_leave(dir, fd);
+    assert_false(is_there(".mobula-pull.lock"));
+}
+
+struct holder {
+    char *path;
+    atomic_int stops;
+    int n_held, n_lost;
+};
+
+/* A puller without a lock of the directory: locks of its files keep their names while it has them.
+ */
+static void hold(void *arg)
+{
+    struct holder *h = arg;
+    char *name = mb_asprintf("%s.mobula-lock", h->path);
+    struct stat here, named;
+    int fd;
+
+    while (!atomic_load(&h->stops)) {
+        if (mb_pull_file_turn(h->path, &fd) != MB_PULL_OURS)
+            continue;
+        h->n_held++;
+        for (int i = 0; i < 20; i++)
+            if (fstat(fd, &here) != 0 || stat(name, &named) != 0 || here.st_ino != named.st_ino) {
+                h->n_lost++;
+                break;
+            }
+        close(fd); /* killed: the lock's file stays */
+    }
+    mb_free(name);
+}
+
+static void test_no_lock_is_removed_that_is_held(void **state)
+{
+    struct holder h = {.path = mb_path_join(dir, "big")};
+    uv_thread_t thread;
+
+    (void)state;
+    assert_int_equal(uv_thread_create(&thread, hold, &h), 0);
+    for (int i = 0; i < 5000; i++)
+        mb_pull_leave(dir, mb_pull_enter(dir, NULL, NULL));
+    atomic_store(&h.stops, 1);
+    uv_thread_join(&thread);
+    assert_true(h.n_held > 100);
+    assert_int_equal(h.n_lost, 0);
+    mb_free(h.path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -369,6 +438,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_walk, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_pullers_begin_together, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_what_a_dead_puller_left, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_what_a_neighbour_left, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_no_lock_is_removed_that_is_held, make_dir, remove_dir),
         cmocka_unit_test(test_inventory),
         cmocka_unit_test(test_old),
     };

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 
-enum { DEADLINE_MS = 30000, ITERATION = 10, NEWER = 20 };
+enum { DEADLINE_MS = 100000, ITERATION = 10, NEWER = 20 };
 
 #define TOO_LONG                                                                                   \
     "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 
-enum { DEADLINE_MS = 30000 };
+enum { DEADLINE_MS = 100000 };
 
 struct world {
     char top[64], dir[100], path[200], state[100];

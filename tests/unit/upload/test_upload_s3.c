@@ -174,7 +174,7 @@ static void test_what_is_preferred_goes_first(void **state)
     run_for(&w->at, 100);
     n_before = w->n_seen; /* on their connections */
     save(&a, 20, 8, 2 * MIB);
-    mb_upload_deadline(a.u, (int64_t)mb_unix_ms() + 20000, 4 * MIB); /* 10 takes 32 s, 20 takes 4 */
+    mb_upload_deadline(a.u, (int64_t)mb_unix_ms() + 200000, 4 * MIB / 10); /* 10: 320 s, 20: 40 */
     run_for(&w->at, 300);
     assert_int_equal(w->n_seen, n_before);
     w->n_seen = 0;
@@ -516,15 +516,15 @@ static void test_what_another_node_leaves(void **state)
 {
     struct world *w = *state;
     struct node n[2];
-    int64_t deadline = (int64_t)mb_unix_ms() + 30000;
+    int64_t deadline = (int64_t)mb_unix_ms() + 300000;
 
     w->judge = hold_node_1;
     w->holds = 1;
     two_nodes(w, n);
     for (int i = 0; i < 2; i++) {
-        mb_upload_deadline(n[i].u, deadline, 4 * MIB);
-        save(&n[i], 10, 24, 2 * MIB);               /* 12 s */
-        save(&n[i], 20, i == 0 ? 24 : 80, 2 * MIB); /* node 1 takes 40 s */
+        mb_upload_deadline(n[i].u, deadline, 4 * MIB / 10);
+        save(&n[i], 10, 24, 2 * MIB);               /* 120 s */
+        save(&n[i], 20, i == 0 ? 24 : 80, 2 * MIB); /* node 1 takes 400 s */
     }
     RUN_UNTIL(&w->at, n[1].n_left == 1);
     assert_int_equal(n[1].left[0], 20);

@@ -204,7 +204,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--account-for-embedding-in-pipeline-split",
         "--standalone-embedding-stage",
         "--pipeline-model-parallel-split-rank 1",
-        "--context-parallel-size 2 --distributed-backend nccl",
         "--hierarchical-context-parallel-sizes 2",
         "--optimizer sgd",
         "--fp8-format e4m3",
@@ -223,13 +222,6 @@ static void what_is_not_provided_is_refused_by_name(void **state)
     }
     struct mb_args a;
     struct mb_err err;
-    assert_int_equal(validate_line(BASE " --num-layers 4 --pipeline-model-parallel-size 2 "
-                                        "--num-virtual-stages-per-pipeline-rank 2 "
-                                        "--distributed-backend nccl",
-                                   2, &a, &err),
-                     MB_EUNSUPPORTED);
-    assert_non_null(strstr(err.text, "--num-virtual-stages-per-pipeline-rank: the interleaved"));
-    mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--tensor-model-parallel-size 1 --rotary-percent 1 "
                                         "--normalization LayerNorm --num-workers 8 "
                                         "--no-overlap-p2p-communication",
@@ -485,6 +477,13 @@ static void ranks_of_a_pipeline(void **state)
                                    12, &a, &err),
                      0);
     assert_int_equal(a.data_parallel_size, 3);
+    assert_null(strstr(mb_buf_str(&a.notes), "--context-parallel-size on GPUs"));
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE "--context-parallel-size 2 --distributed-backend nccl", 12, &a, &err),
+        0);
+    assert_int_equal(a.data_parallel_size, 6);
+    assert_non_null(strstr(mb_buf_str(&a.notes), "--context-parallel-size on GPUs"));
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--context-parallel-size 2147483647 "
                                         "--pipeline-model-parallel-size 2147483647 "

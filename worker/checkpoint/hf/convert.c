@@ -239,6 +239,24 @@ static void close_model(struct model *m)
     mb_checkpoint_state_close(&m->state);
 }
 
+/* What is not read is no loss to who does not want it, and an error else. */
+static int take_optimizer(const struct mb_convert_options *o, const char *iter_dir, struct model *m,
+                          struct mb_err *err)
+{
+    if (o->no_load_optim) {
+        m->state.has_optimizer = 0;
+        return 0;
+    }
+    if (m->state.optimizer_refused != NULL) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "%s; --no-load-optim converts it without the optimizer",
+                          m->state.optimizer_refused);
+    }
+    m->facts.has_optimizer = m->state.has_optimizer;
+    return m->state.has_optimizer ? mb_weights_take_optimizer(&m->weights, iter_dir, &m->state, err)
+                                  : 0;
+}
+
 /* A directory of iterations: ours, or Megatron-LM's. */
 static int open_saved(const struct mb_convert_options *o, struct model *m, struct mb_err *err)
 {
@@ -273,6 +291,9 @@ static int open_saved(const struct mb_convert_options *o, struct model *m, struc
             .is_local = o->is_local};
         rc = mb_splitter_create(iter_dir, &m->weights, &m->state, &split, &m->split, err);
     }
+    if (rc == 0 && (o->to == MB_MODEL_MEGATRON || m->facts.kind == MB_MODEL_MEGATRON)) {
+        rc = take_optimizer(o, iter_dir, m, err);
+    }
     mb_free(iter_dir);
     return rc;
 }
@@ -299,7 +320,8 @@ static int open_model(const struct mb_convert_options *o, struct model *m, struc
 int mb_model_inspect(const char *dir, int64_t iteration, struct mb_model_facts *out,
                      struct mb_err *err)
 {
-    const struct mb_convert_options o = {.source = dir, .iteration = iteration, .to = -1};
+    const struct mb_convert_options o = {
+        .source = dir, .iteration = iteration, .to = -1, .no_load_optim = 1};
     struct model m;
     int rc = open_model(&o, &m, err);
     if (rc == 0) {
@@ -594,7 +616,7 @@ static int write_into(void *arg, const char *dir, struct mb_err *err)
         return mb_splitter_write(m->split, dir, err);
     }
     if (m->facts.kind == MB_MODEL_MEGATRON) {
-        return mb_megatron_join(m->weights.megatron, &m->state, dir, err);
+        return mb_megatron_join(&m->weights, &m->state, dir, err);
     }
     int rc = begin_writing(v->c, err);
     if (rc == 0) {
@@ -658,6 +680,7 @@ static int check_options(const struct mb_convert_options *o, enum mb_model_kind 
         {"--tensor-model-parallel-size", o->tensor_parallel_size > 0, to_megatron},
         {"--pipeline-model-parallel-size", o->pipeline_parallel_size > 0, to_megatron},
         {"--transformer-impl", o->is_local, to_megatron},
+        {"--no-load-optim", o->no_load_optim, MEGATRON_TO_OURS | to_megatron},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].is_given && (options[i].ways & way) == 0) {

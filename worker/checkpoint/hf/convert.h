@@ -2,11 +2,11 @@
  * Models between Hugging Face directories, checkpoints of ours and Megatron-LM's.
  *
  * Which way a conversion goes follows from what the source is, unless a target is named: ours can
- * become Megatron-LM's, and those others with another layout. A checkpoint that is made has the
- * weights, no optimizer, and of Hugging Face's or a release iteration 1: train from it with
- * --pretrained-checkpoint, or with --load and --finetune. One of Megatron-LM's keeps its iteration
- * and counters: --load and --no-load-optim go on from there. The target appears under its name only
- * when it is whole. Memory: two tensors at most. Blocking; any thread.
+ * become Megatron-LM's, and those others with another layout. A checkpoint that is made of Hugging
+ * Face's or a release has the weights, and iteration 1: train from it with --pretrained-checkpoint,
+ * or with --load and --finetune. One of Megatron-LM's keeps its iteration, counters and optimizer,
+ * and so does one of ours on its way to Megatron-LM's: --load goes on from there. The target
+ * appears under its name only when it is whole. Memory: two tensors at most. Blocking; any thread.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_HF_CONVERT_H
 #define MOBULA_WORKER_CHECKPOINT_HF_CONVERT_H
@@ -27,6 +27,7 @@ struct mb_model_facts {
     uint64_t n_parameters;    /* values of all tensors, rows that pad the vocabulary included */
     size_t n_tensors, n_files;
     uint64_t total_bytes; /* of the tensors as they lie in the files */
+    int has_optimizer;    /* and what was made has it too */
 };
 
 /* What dir is, with every tensor's name and shape checked. iteration -1: the newest. */
@@ -44,6 +45,8 @@ struct mb_convert_options {
     /* For Megatron-LM; 0: 1. is_local: names of --transformer-impl local. */
     uint64_t tensor_parallel_size, pipeline_parallel_size;
     int is_local;
+    int no_load_optim; /* leaves the optimizer behind: without it, one that is not read is an error
+                        */
 };
 
 /* source: what was read. */

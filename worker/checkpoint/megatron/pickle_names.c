@@ -28,6 +28,7 @@ static const char *const NAMES[] = {
     "pathlib\nPosixPath",
     "signal\nSignals",
     "torch\nSize",
+    "torch\nTensor",
     "torch\ndevice",
     "torch\nBFloat16Storage",
     "torch\nBoolStorage",
@@ -50,6 +51,7 @@ static const char *const NAMES[] = {
     "torch\nint32",
     "torch\nint64",
     "torch\nuint8",
+    "torch._tensor\n_rebuild_from_type_v2", /* a tensor with attributes */
     "torch._utils\n_rebuild_parameter",
     "torch._utils\n_rebuild_tensor_v2",
     "torch.storage\nUntypedStorage",

@@ -24,38 +24,19 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
-#include "worker/checkpoint/megatron/dist.h"
-#include "worker/checkpoint/megatron/torch_file.h"
+#include "worker/checkpoint/megatron/shards_private.h"
 
 #define FILE_NAME   "model_optim_rng.pt"
 #define COMMON_NAME "common.pt"
 
 enum { PIECE_BYTES = 1 << 18, PREFIX_MAX = 32 };
 
-struct file {
-    char *path;
-    struct mb_torch_file *torch;
-    uint8_t *is_taken; /* of its tensors */
-};
-
-struct mb_shards {
-    char *dir;
-    struct mb_dist *dist; /* of torch_dist; then there is one file, common.pt, and no part */
-    int has_stages;       /* names have two numbers */
-    uint64_t max_rank, max_stage;
-    json_t *args;
-    char *args_text;
-    struct mb_megatron_layout layout;
-    uint64_t *first_layer;                /* [chunk * pp + stage], and the total at the end */
-    struct file *files;                   /* [stage * tp + rank] */
-    struct mb_st_tensor *tensors;         /* as they are told outside */
-    const struct mb_torch_tensor **parts; /* [tensor * tp + rank] */
-    size_t *stage_of;                     /* of a tensor */
-    uint64_t bytes;
-    uint8_t *piece; /* PIECE_BYTES */
-};
-
 static int no_memory(const struct mb_shards *s, struct mb_err *err)
+{
+    return mb_shards_no_memory(s, err);
+}
+
+int mb_shards_no_memory(const struct mb_shards *s, struct mb_err *err)
 {
     return mb_err_set(err, MB_ENOMEM, "%s: out of memory", s->dir);
 }
@@ -151,8 +132,8 @@ static char *path_of(const struct mb_shards *s, uint64_t rank, uint64_t stage)
 
 /* ---- files ---- */
 
-static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage, struct file *f,
-                     struct mb_err *err)
+static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage,
+                     struct mb_shards_file *f, struct mb_err *err)
 {
     f->path = path_of(s, rank, stage);
     if (f->path == NULL) {
@@ -173,14 +154,14 @@ static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage, s
     return rc != 0 || f->is_taken != NULL ? rc : no_memory(s, err);
 }
 
-static void close_file(struct file *f)
+static void close_file(struct mb_shards_file *f)
 {
     mb_torch_close(f->torch);
     mb_free(f->path);
     mb_free(f->is_taken);
 }
 
-static int take_args(const struct mb_shards *s, const struct file *f, json_t **out,
+static int take_args(const struct mb_shards *s, const struct mb_shards_file *f, json_t **out,
                      struct mb_err *err)
 {
     json_error_t je;
@@ -189,7 +170,8 @@ static int take_args(const struct mb_shards *s, const struct file *f, json_t **o
 }
 
 /* What all files must say alike. */
-static int check_alike(const struct mb_shards *s, const struct file *f, struct mb_err *err)
+static int check_alike(const struct mb_shards *s, const struct mb_shards_file *f,
+                       struct mb_err *err)
 {
     static const char *const ALIKE[] = {
         "num_layers",
@@ -231,7 +213,7 @@ static int check_alike(const struct mb_shards *s, const struct file *f, struct m
 
 static int open_first(struct mb_shards *s, struct mb_err *err)
 {
-    struct file first = {0};
+    struct mb_shards_file first = {0};
     s->layout.tp = s->max_rank + 1; /* until the arguments say it */
     s->layout.pp = s->max_stage + 1;
     int rc = open_file(s, 0, 0, &first, err);
@@ -283,7 +265,8 @@ static size_t prefix_of(const struct mb_shards *s, uint64_t chunk, char out[PREF
 }
 
 /* Layers of a chunk in a file: one more than the highest number. */
-static uint64_t count_layers(const struct mb_shards *s, const struct file *f, uint64_t chunk)
+static uint64_t count_layers(const struct mb_shards *s, const struct mb_shards_file *f,
+                             uint64_t chunk)
 {
     char start[PREFIX_MAX + 16];
     uint64_t n = 0;
@@ -322,7 +305,7 @@ static int number_layers(struct mb_shards *s, struct mb_err *err)
 
 /* ---- tensors ---- */
 
-static const struct mb_torch_tensor *look_up(const struct file *f, const char *name)
+const struct mb_torch_tensor *mb_shards_look_up(const struct mb_shards_file *f, const char *name)
 {
     size_t low = 0, high = mb_torch_n_tensors(f->torch);
     while (low < high) {
@@ -372,7 +355,7 @@ static size_t place_of(const struct mb_shards *s, const struct mb_megatron_tenso
     return at % s->layout.pp;
 }
 
-static int check_part(const struct mb_shards *s, const struct file *f,
+static int check_part(const struct mb_shards *s, const struct mb_shards_file *f,
                       const struct mb_torch_tensor *have, const struct mb_megatron_tensor *want,
                       struct mb_err *err)
 {
@@ -404,9 +387,9 @@ static int take_tensor(struct mb_shards *s, size_t i, struct mb_err *err)
     int rc = 0;
     s->stage_of[i] = place_of(s, want, name, other);
     for (uint64_t rank = 0; rank < tp && rc == 0; rank++) {
-        const struct file *f = &s->files[s->stage_of[i] * tp + rank];
-        const struct mb_torch_tensor *part = look_up(f, name);
-        part = part == NULL && other[0] != '\0' ? look_up(f, other) : part;
+        const struct mb_shards_file *f = &s->files[s->stage_of[i] * tp + rank];
+        const struct mb_torch_tensor *part = mb_shards_look_up(f, name);
+        part = part == NULL && other[0] != '\0' ? mb_shards_look_up(f, other) : part;
         if (part == NULL) {
             return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", f->path, name);
         }
@@ -441,7 +424,7 @@ static int is_passed_over(const struct mb_shards *s, const char *name)
 static int check_rest(const struct mb_shards *s, struct mb_err *err)
 {
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp; i++) {
-        const struct file *f = &s->files[i];
+        const struct mb_shards_file *f = &s->files[i];
         for (size_t k = 0; k < mb_torch_n_tensors(f->torch); k++) {
             const char *name = mb_torch_tensor(f->torch, k)->name;
             if (mb_starts_with(name, "model") && !f->is_taken[k] && !is_passed_over(s, name)) {
@@ -460,7 +443,7 @@ static int take_vocab(struct mb_shards *s, struct mb_err *err)
     char name[PREFIX_MAX + 64];
     prefix_of(s, 0, name);
     strcat(name, "embedding.word_embeddings.weight");
-    const struct mb_torch_tensor *t = look_up(&s->files[0], name);
+    const struct mb_torch_tensor *t = mb_shards_look_up(&s->files[0], name);
     if (s->layout.padded_vocab > 0) {
         return 0;
     }
@@ -525,7 +508,7 @@ static int open_common(struct mb_shards *s, struct mb_err *err)
     if (s->files == NULL) {
         return no_memory(s, err);
     }
-    struct file *f = &s->files[0];
+    struct mb_shards_file *f = &s->files[0];
     f->path = mb_path_join(s->dir, COMMON_NAME);
     int rc = f->path != NULL ? mb_torch_open(f->path, &f->torch, err) : no_memory(s, err);
     if (rc == MB_ENOENT) {
@@ -615,6 +598,7 @@ void mb_shards_close(struct mb_shards *s)
     mb_free(s->tensors);
     mb_free(s->stage_of);
     mb_free(s->parts);
+    mb_free(s->states);
     mb_free(s->piece);
     mb_free(s->dir);
     mb_free(s);
@@ -650,12 +634,11 @@ int mb_shards_has_optimizer(const struct mb_shards *s)
     if (s->dist != NULL) {
         return mb_dist_has_optimizer(s->dist);
     }
-    for (size_t i = 0; i < mb_torch_n_tensors(f); i++) {
-        if (mb_starts_with(mb_torch_tensor(f, i)->name, "optimizer.")) {
-            return 1;
-        }
+    int has = json_object_get(mb_torch_settings(f), "optimizer") != NULL;
+    for (size_t i = 0; i < mb_torch_n_tensors(f) && !has; i++) {
+        has = mb_starts_with(mb_torch_tensor(f, i)->name, "optimizer.");
     }
-    return 0;
+    return has;
 }
 
 const struct mb_megatron_layout *mb_shards_layout(const struct mb_shards *s)
@@ -696,8 +679,9 @@ const struct mb_st_tensor *mb_shards_find(const struct mb_shards *s, const char 
 /* ---- reading ---- */
 
 /* Elements of one part, widened. */
-static int read_part(struct mb_shards *s, const struct file *f, const struct mb_torch_tensor *t,
-                     uint64_t from, uint64_t n, float *out, struct mb_err *err)
+static int read_part(struct mb_shards *s, const struct mb_shards_file *f,
+                     const struct mb_torch_tensor *t, uint64_t from, uint64_t n, float *out,
+                     struct mb_err *err)
 {
     const size_t most = PIECE_BYTES / mb_st_dtype_size(t->dtype);
     int rc = 0;
@@ -714,27 +698,39 @@ static int read_part(struct mb_shards *s, const struct file *f, const struct mb_
     return rc;
 }
 
-int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t from, size_t n,
-                   float *out, struct mb_err *err)
+/* parts: a tensor's, of all ranks. */
+static int read_split(struct mb_shards *s, size_t i, const struct mb_torch_tensor *const *parts,
+                      uint64_t from, size_t n, float *out, struct mb_err *err)
 {
-    const size_t i = (size_t)(t - s->tensors);
     const uint64_t tp = s->layout.tp;
     const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], tp);
     int rc = 0;
-    if (s->dist != NULL) {
-        return mb_dist_read(s->dist, i, from, n, out, err);
-    }
     while (n > 0 && rc == 0) {
         const uint64_t in_stride = from % p.stride, in_run = in_stride % p.run;
         const uint64_t rank = in_stride / p.run, at = from / p.stride * p.run + in_run;
         const size_t k = p.run - in_run < n ? (size_t)(p.run - in_run) : n;
-        rc = read_part(s, &s->files[s->stage_of[i] * tp + rank], s->parts[i * tp + rank], at, k,
-                       out, err);
+        rc = read_part(s, &s->files[s->stage_of[i] * tp + rank], parts[rank], at, k, out, err);
         from += k;
         out += k;
         n -= k;
     }
     return rc;
+}
+
+int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t from, size_t n,
+                   float *out, struct mb_err *err)
+{
+    const size_t i = (size_t)(t - s->tensors);
+    return s->dist != NULL ? mb_dist_read(s->dist, i, from, n, out, err)
+                           : read_split(s, i, &s->parts[i * s->layout.tp], from, n, out, err);
+}
+
+int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
+                         const struct mb_st_tensor *t, uint64_t from, size_t n, float *out,
+                         struct mb_err *err)
+{
+    const size_t i = (size_t)(t - s->tensors);
+    return read_split(s, i, mb_shards_state_of(s, which, i, 0), from, n, out, err);
 }
 
 int mb_shards_verify(const struct mb_shards *s, struct mb_err *err)

@@ -1,9 +1,10 @@
 /*
  * An iteration of Megatron-LM's as one model: of --ckpt-format torch the directory's files
  * mp_rank_TT[_PPP]/model_optim_rng.pt, one for each rank of a tensor group and each stage of a
- * pipeline, of torch_dist its chunks (dist.h), read as whole tensors in fp32. The optimizer,
- * generators and the scheduler are passed over. All files are opened and every tensor's name, shape
- * and kind of numbers is checked before open says yes. Blocking; one thread per object.
+ * pipeline, of torch_dist its chunks (dist.h), read as whole tensors in fp32. Generators are passed
+ * over, the optimizer and its scheduler until they are asked for. All files are opened and every
+ * tensor's name, shape and kind of numbers is checked before open says yes. Blocking; one thread
+ * per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H
@@ -23,7 +24,8 @@ int mb_shards_are_in(const char *dir);
 int mb_shards_open(const char *dir, struct mb_shards **out, struct mb_err *err);
 void mb_shards_close(struct mb_shards *s); /* NULL is legal */
 
-const char *mb_shards_args(const struct mb_shards *s);  /* one JSON object, see mb_megatron_args */
+/* One JSON object, see mb_megatron_args; of a taken optimizer's scheduler what it says. */
+const char *mb_shards_args(const struct mb_shards *s);
 int64_t mb_shards_iteration(const struct mb_shards *s); /* as the files say it; 0: they do not */
 int64_t mb_shards_consumed(const struct mb_shards *s, int of_validation); /* samples; 0: not said */
 int mb_shards_are_dist(
@@ -41,6 +43,35 @@ const struct mb_st_tensor *mb_shards_find(const struct mb_shards *s, const char 
 /* Elements [from, from + n) of a tensor of this object; the range is the caller's promise. */
 int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t from, size_t n,
                    float *out, struct mb_err *err);
+/*
+ * The optimizer: Adam's moments, the fp32 weights of a model in halves, steps, the scheduler. What
+ * Megatron-LM's FP32Optimizer and Float16OptimizerWithFloat16Params save is read.
+ */
+enum mb_shards_state {
+    MB_SHARDS_EXP_AVG,
+    MB_SHARDS_EXP_AVG_SQ,
+    MB_SHARDS_MASTER,
+    MB_SHARDS_STATES
+};
+
+struct mb_shards_optimizer {
+    int64_t steps;
+    int64_t schedule_samples, warmup_samples, decay_samples;
+    int has_grad_scaler; /* a dynamic one */
+    double loss_scale;
+    int64_t growth_tracker, hysteresis_tracker;
+};
+
+/* Finds and checks all of it, once, before what follows: MB_EUNSUPPORTED names a form that is not
+ * read, MB_ECORRUPT the group, parameter or setting that does not fit. After a failure weights are
+ * read as before. */
+int mb_shards_take_optimizer(struct mb_shards *s, struct mb_err *err);
+/* NULL: it was not taken. */
+const struct mb_shards_optimizer *mb_shards_optimizer(const struct mb_shards *s);
+/* As mb_shards_read(), of the optimizer's; a master of a weight that has none is the weight. */
+int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
+                         const struct mb_st_tensor *t, uint64_t from, size_t n, float *out,
+                         struct mb_err *err);
 /* Reads all bytes of all tensors: MB_ECORRUPT if a checksum is another. */
 int mb_shards_verify(const struct mb_shards *s, struct mb_err *err);
 

@@ -17,13 +17,21 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "worker/checkpoint/megatron/split_optim.h"
 #include "worker/checkpoint/megatron/torch_write.h"
 
 #define FILE_NAME "model_optim_rng.pt"
 
-enum { PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128, NONES_PER_LAYER = 4 };
+enum {
+    PIECE_FLOATS = 1 << 18,
+    DIVISIBLE_BY = 128,
+    NONES_PER_LAYER = 4,
+    TENSORS_PER_PARAM = 4,
+    LAYER_PASSES = 4
+};
 
 static const char EMBEDDING[] = "embedding.word_embeddings.weight";
+static const char MODEL[] = "model.";
 static const char OUTPUT[] = "output_layer.weight";
 
 struct mb_splitter {
@@ -252,10 +260,15 @@ const struct mb_megatron_layout *mb_splitter_layout(const struct mb_splitter *s)
 
 /* ---- a stage ---- */
 
+/* What a tensor of a file is made of. */
+enum kind { EXP_AVG, EXP_AVG_SQ, MASTER, WEIGHT, SCALE };
+
 /* Of a stage: what each of its ranks' files has. */
 struct stage {
     struct mb_st_tensor *tensors; /* shapes of a rank's parts */
     size_t *which;                /* of the layout */
+    enum kind *kinds;
+    json_t *more; /* of the optimizer; NULL: there is none */
     char (*names)[2 * MB_MEGATRON_NAME_MAX];
     size_t n;
     char (*none_names)[MB_MEGATRON_NAME_MAX];
@@ -272,6 +285,8 @@ static void close_stage(struct stage *g, uint64_t tp)
     mb_free(g->writers);
     mb_free(g->tensors);
     mb_free(g->which);
+    mb_free(g->kinds);
+    json_decref(g->more);
     mb_free(g->names);
     mb_free(g->none_names);
     mb_free(g->nones);
@@ -282,8 +297,9 @@ static void add(const struct mb_splitter *s, struct stage *g, size_t i, const ch
     const struct mb_megatron_tensor *t = &s->layout.tensors[i];
     const struct mb_megatron_part p = mb_megatron_part(t, s->o.tp);
     char *to = g->names[g->n];
-    snprintf(to, sizeof g->names[0], "model.%s", name);
+    snprintf(to, sizeof g->names[0], "%s%s", MODEL, name);
     g->which[g->n] = i;
+    g->kinds[g->n] = WEIGHT;
     g->tensors[g->n++] = (struct mb_st_tensor){.name = to,
                                                .dtype = s->o.dtype,
                                                .n_dims = t->columns > 0 ? 2 : 1,
@@ -315,23 +331,56 @@ static void add_nones(struct stage *g, uint64_t n_layers, int is_last)
     }
 }
 
+/* The order of Megatron-LM's modules, which its optimizer numbers parameters by: proj comes before
+ * qkv; norms before both, or with Transformer Engine within what follows them. */
+static int pass_of(const struct mb_splitter *s, const struct mb_megatron_tensor *t)
+{
+    const int is_qkv = mb_starts_with(t->in_layer, "self_attention.linear_qkv.");
+    const int is_norm = is_qkv && strstr(t->in_layer, ".layer_norm_") != NULL;
+    return is_norm && s->o.is_local                                     ? 0
+           : mb_starts_with(t->in_layer, "self_attention.linear_proj.") ? 1
+           : is_qkv                                                     ? 2
+                                                                        : LAYER_PASSES - 1;
+}
+
+/* A layer's tensors, which begin at i. Returned: how many there are. */
+static size_t list_layer(const struct mb_splitter *s, struct stage *g, size_t i, uint64_t number)
+{
+    const struct mb_megatron_layout *l = &s->layout;
+    char name[2 * MB_MEGATRON_NAME_MAX], local[MB_MEGATRON_NAME_MAX];
+    size_t n = 1;
+    while (i + n < l->n && l->tensors[i + n].place == MB_MEGATRON_LAYER &&
+           l->tensors[i + n].layer == l->tensors[i].layer) {
+        n++;
+    }
+    for (int pass = 0; pass < LAYER_PASSES; pass++) {
+        for (size_t k = i; k < i + n; k++) {
+            const struct mb_megatron_tensor *t = &l->tensors[k];
+            if (pass_of(s, t) == pass) {
+                mb_megatron_local_name(t->in_layer, local);
+                snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", number,
+                         s->o.is_local && local[0] != '\0' ? local : t->in_layer);
+                add(s, g, k, name);
+            }
+        }
+    }
+    return n;
+}
+
 static void list_stage(const struct mb_splitter *s, uint64_t stage, struct stage *g)
 {
     const struct mb_megatron_layout *l = &s->layout;
     const uint64_t n_layers = l->n_layers / l->pp, first = stage * n_layers;
     const int is_last = stage == l->pp - 1;
-    char name[2 * MB_MEGATRON_NAME_MAX], local[MB_MEGATRON_NAME_MAX];
-    for (size_t i = 0; i < l->n; i++) {
+    for (size_t i = 0, n = 1; i < l->n; i += n) {
         const struct mb_megatron_tensor *t = &l->tensors[i];
+        n = 1;
         if (t->place != MB_MEGATRON_LAYER) {
             if (t->place == MB_MEGATRON_FIRST ? stage == 0 : is_last) {
                 add(s, g, i, t->name);
             }
         } else if (t->layer >= first && t->layer - first < n_layers) {
-            mb_megatron_local_name(t->in_layer, local);
-            snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", t->layer - first,
-                     s->o.is_local && local[0] != '\0' ? local : t->in_layer);
-            add(s, g, i, name);
+            n = list_layer(s, g, i, t->layer - first);
         }
     }
     if (is_last && l->pp > 1 && !l->untied) {
@@ -340,52 +389,89 @@ static void list_stage(const struct mb_splitter *s, uint64_t stage, struct stage
     add_nones(g, n_layers, is_last);
 }
 
+/* Behind the parameters, and as their parts lie: what the optimizer has of each. */
+static int add_optimizer(const struct mb_splitter *s, struct stage *g, struct mb_err *err)
+{
+    static const enum kind KINDS[] = {EXP_AVG, EXP_AVG_SQ, MASTER};
+    const struct mb_split_optim o = {.args = s->args,
+                                     .state = s->state,
+                                     .dtype = s->o.dtype,
+                                     .is_local = s->o.is_local,
+                                     .params = g->tensors,
+                                     .n_params = g->n};
+    const size_t n = g->n;
+    g->more = mb_split_optim_make(&o);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < mb_split_optim_per_param(s->o.dtype); k++) {
+            g->which[g->n] = g->which[i];
+            g->kinds[g->n] = KINDS[k];
+            g->tensors[g->n] = g->tensors[i];
+            g->tensors[g->n].name += sizeof MODEL - 1; /* so that it is none of the model's */
+            g->tensors[g->n++].dtype = MB_ST_F32;
+        }
+    }
+    if (mb_split_optim_has_scale(&o)) {
+        g->kinds[g->n] = SCALE;
+        g->tensors[g->n++] = (struct mb_st_tensor){
+            .name = "grad_scaler.scale", .dtype = MB_ST_F32, .n_dims = 1, .shape = {1}};
+    }
+    return g->more != NULL ? 0 : no_memory(err);
+}
+
 static int make_stage(const struct mb_splitter *s, uint64_t stage, struct stage *g,
                       struct mb_err *err)
 {
     const struct mb_megatron_layout *l = &s->layout;
-    const size_t most = l->n + 1, most_nones = l->n_layers / l->pp * NONES_PER_LAYER + 1;
+    const size_t most = (l->n + 1) * TENSORS_PER_PARAM + 1,
+                 most_nones = l->n_layers / l->pp * NONES_PER_LAYER + 1;
     *g = (struct stage){.tensors = mb_calloc(most, sizeof *g->tensors),
                         .which = mb_calloc(most, sizeof *g->which),
-                        .names = mb_calloc(most, sizeof g->names[0]),
+                        .kinds = mb_calloc(most, sizeof *g->kinds),
+                        .names = mb_calloc(l->n + 1, sizeof g->names[0]),
                         .none_names = mb_calloc(most_nones, sizeof g->none_names[0]),
                         .nones = mb_calloc(most_nones, sizeof *g->nones),
                         .writers = mb_calloc(s->o.tp, sizeof(struct mb_torch_writer *))};
-    if (g->tensors == NULL || g->which == NULL || g->names == NULL || g->none_names == NULL ||
-        g->nones == NULL || g->writers == NULL) {
+    if (g->tensors == NULL || g->which == NULL || g->kinds == NULL || g->names == NULL ||
+        g->none_names == NULL || g->nones == NULL || g->writers == NULL) {
         close_stage(g, s->o.tp);
         return no_memory(err);
     }
     list_stage(s, stage, g);
-    return 0;
+    int rc = s->w->has_optimizer ? add_optimizer(s, g, err) : 0;
+    if (rc != 0) {
+        close_stage(g, s->o.tp);
+    }
+    return rc;
 }
 
 /* ---- writing ---- */
 
-static int put(struct mb_splitter *s, struct mb_torch_writer *w, const char *name, const float *p,
-               size_t n, struct mb_err *err)
+static int put(struct mb_splitter *s, struct mb_torch_writer *w, const struct mb_st_tensor *t,
+               const char *name, const float *p, size_t n, struct mb_err *err)
 {
-    int rc = mb_st_narrow(name, p, n, s->o.dtype, s->narrow, err);
-    return rc == 0 ? mb_torch_write(w, s->narrow, n * mb_st_dtype_size(s->o.dtype), err) : rc;
+    int rc = mb_st_narrow(name, p, n, t->dtype, s->narrow, err);
+    return rc == 0 ? mb_torch_write(w, s->narrow, n * mb_st_dtype_size(t->dtype), err) : rc;
 }
 
 /* n elements of the whole, which begin at element at, to those whose parts they are. */
-static int scatter(struct mb_splitter *s, struct stage *g, const struct mb_megatron_tensor *t,
-                   uint64_t at, size_t n, struct mb_err *err)
+static int scatter(struct mb_splitter *s, struct stage *g, size_t which, uint64_t at, size_t n,
+                   struct mb_err *err)
 {
+    const struct mb_megatron_tensor *t = &s->layout.tensors[g->which[which]];
+    const struct mb_st_tensor *to = &g->tensors[which];
     const struct mb_megatron_part p = mb_megatron_part(t, s->o.tp);
     const float *from = s->piece;
     int rc = 0;
     if (t->split == MB_MEGATRON_WHOLE) {
         for (uint64_t rank = 0; rank < s->o.tp && rc == 0; rank++) {
-            rc = put(s, g->writers[rank], t->name, from, n, err);
+            rc = put(s, g->writers[rank], to, t->name, from, n, err);
         }
         return rc;
     }
     while (n > 0 && rc == 0) {
         const uint64_t in_stride = at % p.stride, left = p.run - in_stride % p.run;
         const size_t k = left < n ? (size_t)left : n;
-        rc = put(s, g->writers[in_stride / p.run], t->name, from, k, err);
+        rc = put(s, g->writers[in_stride / p.run], to, t->name, from, k, err);
         at += k;
         from += k;
         n -= k;
@@ -393,8 +479,27 @@ static int scatter(struct mb_splitter *s, struct stage *g, const struct mb_megat
     return rc;
 }
 
-static int write_tensor(struct mb_splitter *s, struct stage *g, size_t i, struct mb_err *err)
+static int read_kind(struct mb_splitter *s, enum kind kind, const struct mb_st_tensor *source,
+                     uint64_t at, size_t n, struct mb_err *err)
 {
+    return kind < MASTER ? mb_weights_read_moment(s->w, kind, source, at, n, s->piece, err)
+                         : mb_weights_read(s->w, source, at, n, s->piece, err);
+}
+
+static int write_scale(struct mb_splitter *s, struct stage *g, size_t which, struct mb_err *err)
+{
+    const float scale = (float)s->state->loss_scale;
+    int rc = 0;
+    for (uint64_t rank = 0; rank < s->o.tp && rc == 0; rank++) {
+        rc = put(s, g->writers[rank], &g->tensors[which], "scale", &scale, 1, err);
+    }
+    return rc;
+}
+
+static int write_tensor(struct mb_splitter *s, struct stage *g, size_t which, struct mb_err *err)
+{
+    const enum kind kind = g->kinds[which];
+    const size_t i = g->which[which];
     const struct mb_megatron_tensor *t = &s->layout.tensors[i];
     const struct mb_st_tensor *source = s->sources[i];
     const uint64_t n = t->rows * (t->columns > 0 ? t->columns : 1);
@@ -405,11 +510,11 @@ static int write_tensor(struct mb_splitter *s, struct stage *g, size_t i, struct
         const uint64_t there = at < n_source ? n_source - at : 0;
         const size_t n_read = there < k ? (size_t)there : k;
         if (n_read > 0) {
-            rc = mb_weights_read(s->w, source, at, n_read, s->piece, err);
+            rc = read_kind(s, kind, source, at, n_read, err);
         }
         memset(s->piece + n_read, 0, (k - n_read) * sizeof *s->piece);
         if (rc == 0) {
-            rc = scatter(s, g, t, at, k, err);
+            rc = scatter(s, g, which, at, k, err);
         }
         at += k;
     }
@@ -428,6 +533,7 @@ static int create_file(struct mb_splitter *s, struct stage *g, const char *dir, 
     const struct mb_torch_megatron m = {.args = s->args,
                                         .iteration =
                                             s->state->iteration > 0 ? s->state->iteration : 0,
+                                        .more = g->more,
                                         .nones = g->nones,
                                         .n_nones = g->n_nones};
     char *path = mb_path_join(dir, FILE_NAME);
@@ -470,7 +576,7 @@ static int write_stage(struct mb_splitter *s, const char *iter, uint64_t stage, 
     }
     rc = each_file(s, &g, iter, stage, 0, err);
     for (size_t i = 0; i < g.n && rc == 0; i++) {
-        rc = write_tensor(s, &g, g.which[i], err);
+        rc = g.kinds[i] == SCALE ? write_scale(s, &g, i, err) : write_tensor(s, &g, i, err);
     }
     if (rc == 0) {
         rc = each_file(s, &g, iter, stage, 1, err);
@@ -488,7 +594,13 @@ int mb_splitter_write(struct mb_splitter *s, const char *dir, struct mb_err *err
     }
     char *iter = mb_weights_dir(dir, iteration);
     char *tracker = mb_path_join(dir, MB_CHECKPOINT_TRACKER);
-    int rc = iter != NULL && tracker != NULL ? mb_fs_mkdir_p(iter, 0755, err) : no_memory(err);
+    int rc = iter != NULL && tracker != NULL ? 0 : no_memory(err);
+    if (rc == 0 && s->w->has_optimizer) {
+        rc = mb_split_optim_check("the checkpoint", s->args, err);
+    }
+    if (rc == 0) {
+        rc = mb_fs_mkdir_p(iter, 0755, err);
+    }
     for (uint64_t stage = 0; stage < s->o.pp && rc == 0; stage++) {
         rc = write_stage(s, iter, stage, err);
     }

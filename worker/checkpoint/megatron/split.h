@@ -1,6 +1,7 @@
 /*
  * A checkpoint as one of Megatron-LM's --ckpt-format torch: its weights, arguments and counters,
- * split over the ranks of a tensor group and the stages of a pipeline. Blocking; any thread.
+ * and its optimizer, if that was taken, split over the ranks of a tensor group and the stages of a
+ * pipeline. Blocking; any thread.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_SPLIT_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_SPLIT_H

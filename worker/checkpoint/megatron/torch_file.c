@@ -1,6 +1,7 @@
 /*
  *  1. The zip's first entry says under which name all others are; data.pkl is parsed as data.
- *  2. "args" is a Namespace: what JSON can say becomes JSON.
+ *  2. "args" is a Namespace: what JSON can say becomes JSON. So do the optimizer's settings, of
+ *     which what is not said here is missed, and named, by who needs it.
  *  3. From the root down, every tensor is taken under the keys that lead to it. It says its
  * storage, an entry of the zip, and by strides which part of it; that must lie inside.
  *  4. Reading: stretches that follow each other in the storage as they are; of short ones a window
@@ -12,7 +13,6 @@
 #include "worker/checkpoint/megatron/torch_file.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +26,7 @@ enum {
     WINDOW_BYTES = 4096,
     ARG_TEXT_MAX = 4096,
     ARG_DEPTH_MAX = 4,
+    SETTING_DEPTH_MAX = 8,
     ARG_VALUES_MAX = 1 << 16, /* of all arguments: in a pickle one list may be many */
     ARG_BYTES_MAX = 4 << 20,
     EXPANDED_MAX = 64, /* times what the file has: a stride of 0 says a number again and again */
@@ -42,6 +43,7 @@ struct mb_torch_file {
     struct mb_zip *zip;
     char *stem; /* "model_optim_rng" */
     char *args;
+    json_t *settings;
     int64_t iteration;
     struct mb_torch_tensor *tensors;
     size_t n, cap;
@@ -179,6 +181,67 @@ static int take_args(struct mb_torch_file *f, const struct mb_pickle_value *root
     return f->args != NULL ? 0 : no_memory(f->name, err);
 }
 
+/* ---- settings ---- */
+
+static json_t *setting_of(const struct mb_pickle_value *v, int depth, struct spent *s);
+
+/* What cannot be said is left out of a dictionary; in a list it is null, which keeps places. */
+static int add_setting(json_t *to, const struct mb_pickle_value *key,
+                       const struct mb_pickle_value *v, int depth, struct spent *s)
+{
+    char name[NAME_BYTES_MAX];
+    json_t *value = setting_of(v, depth, s);
+    if (key == NULL) {
+        return json_array_append_new(to, value != NULL ? value : json_null());
+    }
+    if (value == NULL || !(key->kind == MB_PICKLE_INT || is_word(key))) {
+        json_decref(value);
+        return 0;
+    }
+    if (key->kind == MB_PICKLE_INT) {
+        snprintf(name, sizeof name, "%" PRId64, key->number);
+    } else {
+        memcpy(name, key->text, key->n_text);
+        name[key->n_text] = '\0';
+    }
+    return json_object_set_new(to, name, value);
+}
+
+static json_t *setting_of(const struct mb_pickle_value *v, int depth, struct spent *s)
+{
+    const int is_list = v->kind == MB_PICKLE_LIST || v->kind == MB_PICKLE_TUPLE;
+    const size_t step = is_list ? 1 : 2;
+    if (!is_list && v->kind != MB_PICKLE_DICT) {
+        return json_of(v, ARG_DEPTH_MAX, s);
+    }
+    s->n_values++;
+    json_t *o = depth > SETTING_DEPTH_MAX ? NULL : is_list ? json_array() : json_object();
+    for (size_t i = 0; o != NULL && i + step <= v->n_items && !is_beyond(s); i += step) {
+        if (add_setting(o, is_list ? NULL : v->items[i], v->items[i + step - 1], depth + 1, s) !=
+            0) {
+            json_decref(o);
+            o = NULL;
+        }
+    }
+    return o;
+}
+
+static void take_settings(struct mb_torch_file *f, const struct mb_pickle_value *root)
+{
+    static const char *const WHICH[] = {"optimizer", "opt_param_scheduler"};
+    struct spent s = {0};
+    json_t *all = json_object();
+    int bad = all == NULL;
+    for (size_t i = 0; i < sizeof WHICH / sizeof WHICH[0] && !bad; i++) {
+        const struct mb_pickle_value *v = mb_pickle_get(root, WHICH[i]);
+        bad = v != NULL && json_object_set_new(all, WHICH[i], setting_of(v, 0, &s)) != 0;
+    }
+    if (!bad && !is_beyond(&s) && json_object_size(all) > 0) {
+        f->settings = json_incref(all);
+    }
+    json_decref(all);
+}
+
 /* ---- one tensor ---- */
 
 static int bad_tensor(const struct mb_torch_file *f, const struct mb_torch_tensor *t,
@@ -262,10 +325,10 @@ static int measure(struct mb_torch_tensor *t, uint64_t there)
                                                                                              : -1;
 }
 
-static int take_tensor(struct mb_torch_file *f, const struct mb_pickle_value *v,
+/* args: of _rebuild_tensor_v2. */
+static int take_tensor(struct mb_torch_file *f, const struct mb_pickle_value *args,
                        struct mb_torch_tensor *t, struct mb_err *err)
 {
-    const struct mb_pickle_value *args = v->args;
     int n_strides = 0;
     if (args->n_items < 4 || args->items[1]->kind != MB_PICKLE_INT || args->items[1]->number < 0 ||
         take_sizes(args->items[2], t->shape, &t->n_dims) != 0 ||
@@ -302,7 +365,7 @@ static int too_much(const struct walk *w, const char *what)
     return mb_err_set(w->err, MB_EUNSUPPORTED, "%s: at %s: %s", w->f->name, w->path, what);
 }
 
-static int add_tensor(struct walk *w, const struct mb_pickle_value *v)
+static int add_tensor(struct walk *w, const struct mb_pickle_value *args)
 {
     struct mb_torch_file *f = w->f;
     if (f->n == TENSORS_MAX) {
@@ -318,12 +381,13 @@ static int add_tensor(struct walk *w, const struct mb_pickle_value *v)
         f->cap = cap;
     }
     struct mb_torch_tensor *t = &f->tensors[f->n];
-    *t = (struct mb_torch_tensor){.name = mb_strdup(w->path[0] != '\0' ? w->path : "tensor")};
+    *t = (struct mb_torch_tensor){.name = mb_strdup(w->path[0] != '\0' ? w->path : "tensor"),
+                                  .place = f->n};
     if (t->name == NULL) {
         return no_memory(f->name, w->err);
     }
     f->n++;
-    return take_tensor(f, v, t, w->err);
+    return take_tensor(f, args, t, w->err);
 }
 
 /* What lies under a key, which is a word, or else the place of its entry. */
@@ -370,7 +434,14 @@ static int walk(struct walk *w, const struct mb_pickle_value *v, size_t n_path, 
     }
     if (is_object &&
         mb_pickle_is(v->callable, MB_PICKLE_GLOBAL, "torch._utils\n_rebuild_tensor_v2")) {
-        return add_tensor(w, v);
+        return add_tensor(w, v->args);
+    }
+    /* (_rebuild_tensor_v2, torch.Tensor, its arguments, attributes), which fp32 weights have. */
+    if (is_object && v->args->n_items == 4 && v->args->items[2]->kind == MB_PICKLE_TUPLE &&
+        mb_pickle_is(v->callable, MB_PICKLE_GLOBAL, "torch._tensor\n_rebuild_from_type_v2") &&
+        mb_pickle_is(v->args->items[0], MB_PICKLE_GLOBAL, "torch._utils\n_rebuild_tensor_v2") &&
+        mb_pickle_is(v->args->items[1], MB_PICKLE_GLOBAL, "torch\nTensor")) {
+        return add_tensor(w, v->args->items[2]);
     }
     if (v->kind == MB_PICKLE_LIST || v->kind == MB_PICKLE_TUPLE) {
         for (size_t i = 0; i < v->n_items && rc == 0; i++) {
@@ -469,6 +540,7 @@ static int take_root(struct mb_torch_file *f, const struct mb_pickle_value *root
         f->iteration = iteration->number;
     }
     int rc = take_args(f, root, err);
+    take_settings(f, root);
     rc = rc == 0 ? take_tensors(f, root, err) : rc;
     return rc == 0 ? check_expansion(f, err) : rc;
 }
@@ -561,6 +633,7 @@ void mb_torch_close(struct mb_torch_file *f)
     mb_zip_close(f->zip);
     mb_free(f->stem);
     mb_free(f->args);
+    json_decref(f->settings);
     mb_free(f->name);
     mb_free(f);
 }
@@ -568,6 +641,11 @@ void mb_torch_close(struct mb_torch_file *f)
 const char *mb_torch_args(const struct mb_torch_file *f)
 {
     return f->args;
+}
+
+const json_t *mb_torch_settings(const struct mb_torch_file *f)
+{
+    return f->settings;
 }
 
 int64_t mb_torch_iteration(const struct mb_torch_file *f)

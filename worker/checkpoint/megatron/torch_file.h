@@ -1,11 +1,13 @@
 /*
  * A file of torch.save, as Megatron-LM's model_optim_rng.pt is one: its tensors, wherever in
- * dictionaries and lists they lie, and the arguments of the run. Everything else (generators,
- * settings) is passed over; nothing in it is run. Blocking; one thread per object.
+ * dictionaries and lists they lie, the arguments of the run, and the settings of its optimizer.
+ * Everything else (generators) is passed over; nothing in it is run. Blocking; one thread per
+ * object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_FILE_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_TORCH_FILE_H
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
@@ -21,6 +23,7 @@ struct mb_torch_tensor {
     uint64_t from;                    /* the first one, in its storage */
     uint64_t run;                     /* so many at its end follow each other there */
     size_t entry;                     /* the storage: an entry of the zip */
+    size_t place;                     /* its number, in the order of the pickle */
 };
 
 struct mb_torch_file;
@@ -40,6 +43,10 @@ void mb_torch_close(struct mb_torch_file *f); /* NULL is legal */
 /* One JSON object, those of "args" that JSON can say (a torch.dtype is its name); NULL: there is no
  * Namespace of this name. */
 const char *mb_torch_args(const struct mb_torch_file *f);
+/* What JSON can say of "optimizer" and "opt_param_scheduler", under these keys: dictionaries (a key
+ * that is a number as its digits), lists, numbers and texts; tensors and whatever else is left out.
+ * NULL: there is neither, or it is beyond a bound. Borrowed. */
+const json_t *mb_torch_settings(const struct mb_torch_file *f);
 int64_t mb_torch_iteration(const struct mb_torch_file *f); /* "iteration"; 0: it says none */
 size_t mb_torch_n_tensors(const struct mb_torch_file *f);
 /* Sorted by name, each name once. */

@@ -170,11 +170,11 @@ static int put_ordered_dict(struct mb_buf *b)
     return put_name(b, "collections", "OrderedDict") | op(b, ')') | op(b, 'R');
 }
 
-static int put_tensor(struct mb_buf *b, const char *name, const struct mb_st_tensor *t, size_t i)
+static int put_tensor(struct mb_buf *b, const struct mb_st_tensor *t, size_t i)
 {
     char key[24];
     snprintf(key, sizeof key, "%zu", i);
-    int bad = put_text(b, name) | put_name(b, "torch._utils", "_rebuild_tensor_v2") | op(b, '(');
+    int bad = put_name(b, "torch._utils", "_rebuild_tensor_v2") | op(b, '(');
     bad |= op(b, '(') | put_text(b, "storage");
     bad |= op(b, 'c') | mb_buf_printf(b, "%s\n", mb_torch_storage(t->dtype));
     bad |= put_text(b, key) | put_text(b, "cpu") | put_int(b, (int64_t)elements(t)) | op(b, 't');
@@ -189,7 +189,8 @@ static int put_tensors(struct mb_buf *b, const struct mb_st_tensor *tensors, siz
     for (size_t i = 0; i < n; i++) {
         const char *name = tensors[i].name;
         if (mb_starts_with(name, MODEL) == of_model) {
-            bad |= put_tensor(b, of_model ? name + sizeof MODEL - 1 : name, &tensors[i], i);
+            bad |= put_text(b, of_model ? name + sizeof MODEL - 1 : name);
+            bad |= put_tensor(b, &tensors[i], i);
         }
     }
     return bad | op(b, 'u');
@@ -204,6 +205,54 @@ static int put_nones(struct mb_buf *b, const struct mb_torch_megatron *m)
     return bad | op(b, 'u');
 }
 
+static int put_key(struct mb_buf *b, const char *key)
+{
+    int64_t number;
+    return mb_parse_i64(key, 0, INT64_MAX, key, &number, NULL) == 0 ? put_int(b, number)
+                                                                    : put_text(b, key);
+}
+
+/* With tensors in it. */
+static int put_tree(struct mb_buf *b, const json_t *j, const struct mb_st_tensor *tensors)
+{
+    const json_t *tensor = json_object_get(j, "$tensor"), *value;
+    const char *key;
+    int bad = 0;
+    if (tensor != NULL) {
+        const size_t i = (size_t)json_integer_value(tensor);
+        return put_tensor(b, &tensors[i], i);
+    }
+    if (json_is_array(j)) {
+        bad = op(b, ']') | op(b, '(');
+        for (size_t i = 0; i < json_array_size(j); i++) {
+            bad |= put_tree(b, json_array_get(j, i), tensors);
+        }
+        return bad | op(b, 'e');
+    }
+    if (!json_is_object(j)) {
+        return put_json(b, j);
+    }
+    bad = op(b, '}') | op(b, '(');
+    json_object_foreach((json_t *)(uintptr_t)j, key, value)
+    {
+        bad |= put_key(b, key) | put_tree(b, value, tensors);
+    }
+    return bad | op(b, 'u');
+}
+
+/* The entries of m->more. */
+static int put_more(struct mb_buf *b, const json_t *more, const struct mb_st_tensor *tensors)
+{
+    const json_t *value;
+    const char *key;
+    int bad = op(b, '(');
+    json_object_foreach((json_t *)(uintptr_t)more, key, value)
+    {
+        bad |= put_text(b, key) | put_tree(b, value, tensors);
+    }
+    return bad | op(b, 'u');
+}
+
 static int make_pickle(const struct mb_st_tensor *tensors, size_t n,
                        const struct mb_torch_megatron *m, struct mb_buf *b)
 {
@@ -211,7 +260,7 @@ static int make_pickle(const struct mb_st_tensor *tensors, size_t n,
     if (m == NULL) {
         bad |= op(b, '(');
         for (size_t i = 0; i < n; i++) {
-            bad |= put_tensor(b, tensors[i].name, &tensors[i], i);
+            bad |= put_text(b, tensors[i].name) | put_tensor(b, &tensors[i], i);
         }
         return bad | op(b, 'u') | op(b, '.');
     }
@@ -220,7 +269,8 @@ static int make_pickle(const struct mb_st_tensor *tensors, size_t n,
     bad |= put_text(b, "iteration") | put_int(b, m->iteration);
     bad |= put_text(b, "model") | put_ordered_dict(b) | put_tensors(b, tensors, n, 1);
     bad |= put_nones(b, m) | op(b, 'u');
-    return bad | put_tensors(b, tensors, n, 0) | op(b, '.');
+    bad |= m->more != NULL ? put_more(b, m->more, tensors) : put_tensors(b, tensors, n, 0);
+    return bad | op(b, '.');
 }
 
 /* ---- the zip ---- */

@@ -16,13 +16,16 @@ struct mb_torch_megatron {
     int64_t iteration;
     const char *const *nones; /* keys of "model" whose value is None, without "model." */
     size_t n_nones;
+    /* More entries of the file, NULL: none. Objects are dictionaries, a key of digits alone an
+     * integer; an object {"$tensor": i} is tensor i of the list, which is then nowhere else. */
+    const json_t *more;
 };
 
 /*
  * Creates path, which must not exist. tensors are borrowed until the end.
  * m NULL: the file is one dictionary of all tensors. Else it is what Megatron-LM's load_checkpoint
  * wants: "args", a Namespace, "checkpoint_version", "iteration", "model" with the tensors of names
- * that begin with "model.", and the other tensors beside it.
+ * that begin with "model.", and the other tensors beside it, or with more where that has them.
  */
 int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t n,
                     const struct mb_torch_megatron *m, struct mb_torch_writer **out,

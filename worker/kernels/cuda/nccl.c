@@ -44,7 +44,9 @@ enum {
     F(AllGather)                                                                                   \
     F(Broadcast)                                                                                   \
     F(Send)                                                                                        \
-    F(Recv)
+    F(Recv)                                                                                        \
+    F(GroupStart)                                                                                  \
+    F(GroupEnd)
 
 static struct {
     void *library;
@@ -309,15 +311,28 @@ static ncclResult_t launch(struct mb_group *g, const struct mb_comm_op *op)
     return ncclInvalidArgument;
 }
 
-static int nccl_start(struct mb_group *g, struct mb_stream *after, const struct mb_comm_op *op,
-                      struct mb_err *err)
+/* What is between start and end begins at once. A communicator that does not block says of each
+ * part that it is in progress, and of an end without its parts nothing. */
+static ncclResult_t launch_all(struct mb_group *g, const struct mb_comm_op *ops, size_t n_ops)
+{
+    ncclResult_t r = nccl.GroupStart(), end;
+    if (r != ncclSuccess)
+        return r;
+    for (size_t i = 0; i < n_ops && (r == ncclSuccess || r == ncclInProgress); i++)
+        r = launch(g, &ops[i]);
+    end = nccl.GroupEnd();
+    return r == ncclSuccess || r == ncclInProgress ? end : r;
+}
+
+static int nccl_start(struct mb_group *g, struct mb_stream *after, const struct mb_comm_op *ops,
+                      size_t n_ops, struct mb_err *err)
 {
     cudaError_t e = cudaEventRecord(g->ready, after->cuda);
     if (e == cudaSuccess)
         e = cudaStreamWaitEvent(g->stream, g->ready, 0);
     if (e != cudaSuccess)
         return refuse_cuda(e, err);
-    ncclResult_t r = launch(g, op);
+    ncclResult_t r = n_ops == 1 ? launch(g, ops) : launch_all(g, ops, n_ops);
     if (r != ncclSuccess && r != ncclInProgress)
         return refuse(g, r, err);
     g->is_starting = 1;

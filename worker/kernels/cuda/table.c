@@ -1,11 +1,12 @@
 /* The exported symbol: the table of the CUDA backend. */
-#include "worker/kernels/cuda/cuda.h"
+#include "worker/kernels/cuda/attention_part.h"
 
 static const struct mb_backend TABLE = {
     .abi = MB_BACKEND_ABI,
     .name = "cuda",
     .dtypes = 1u << MB_DTYPE_F32 | 1u << MB_DTYPE_BF16 | 1u << MB_DTYPE_F16,
-    .features = MB_FEATURE_RMSNORM | MB_FEATURE_SWIGLU | MB_FEATURE_ROPE | MB_FEATURE_NO_POSITIONS,
+    .features = MB_FEATURE_RMSNORM | MB_FEATURE_SWIGLU | MB_FEATURE_ROPE | MB_FEATURE_NO_POSITIONS |
+                MB_FEATURE_SPREAD_SAMPLES,
     .open = mb_cuda_open,
     .close = mb_cuda_close,
     .describe = mb_cuda_describe,
@@ -36,6 +37,10 @@ static const struct mb_backend TABLE = {
     .dropout_add = mb_cuda_dropout_add,
     .attention_forward = mb_cuda_attention_forward,
     .attention_backward = mb_cuda_attention_backward,
+    .attention_part_forward = mb_cuda_attention_part_forward,
+    .attention_part_backward = mb_cuda_attention_part_backward,
+    .keys_values_take = mb_cuda_keys_values_take,
+    .keys_values_put = mb_cuda_keys_values_put,
     .cross_entropy = mb_cuda_cross_entropy,
     .adamw = mb_cuda_adamw,
     .squared_norm = mb_cuda_squared_norm,

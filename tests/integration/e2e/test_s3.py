@@ -113,17 +113,21 @@ class S3Test(unittest.TestCase):
         self.assertNotIn(s3.SECRET_KEY, self.cluster.logs(job_id))
         # Supervisors dump cores, and jobs, which are the same user, may look into them: they have none either.
         gang = self.cluster.submit(["mobula", "run", "--num-nodes", "2", "--", "sh", "-c", "echo up; exec sleep 1000"])
-        wait_until(lambda: self.cluster.logs(gang).count("up") >= 2, "ranks run", 60)
         who = {node[which] for node in self.cluster.nodes() for which in ("pid_init", "pid_agent")}
-        others = [pid for pid in self.cluster.own_pids() if pid not in who]
-        supervisors = [pid for pid in others if "supervise" in command_of(pid)]
-        self.assertGreaterEqual(len(supervisors), 3, [command_of(pid) for pid in others])
+
+        def others():
+            return [command_of(pid) for pid in self.cluster.own_pids() if pid not in who]
+
+        # One of the driver and two of the ranks. The driver's own lines may have "up" in them, at no line's end.
+        wait_until(lambda: sum("supervise" in command for command in others()) >= 3, others, 60)
+        wait_until(lambda: sum(line.endswith("up") for line in self.cluster.logs(gang).splitlines()) >= 2,
+                   lambda: self.cluster.logs(gang), 60)
 
         def holders():  # what is about to become another program still has the environment of the one that started it
             return [command_of(pid) for pid in self.cluster.own_pids()
                     if pid not in who and s3.SECRET_KEY in environment_of(pid)]
 
-        wait_until(lambda: not holders(), holders, 5)
+        wait_until(lambda: not holders(), holders, 30)
         self.cluster.call("POST", f"/api/jobs/{gang}/stop")
         self.cluster.wait_job(gang)
         for directory, _, names in os.walk(self.cluster.temp):  # what goes away meanwhile is no error

@@ -12,6 +12,7 @@
 #include "worker/args_preset.h"
 #include "worker/args_table.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -84,7 +85,8 @@ static int check_value(const struct mb_arg_row *row, const char *value, struct m
 {
     int64_t i;
     double d;
-    if ((row->type == MB_ARG_INT || row->type == MB_ARG_TRIPLE) && parse_int(value, &i) != 0) {
+    if ((row->type == MB_ARG_INT || row->type == MB_ARG_INTS || row->type == MB_ARG_TRIPLE) &&
+        parse_int(value, &i) != 0) {
         return mb_err_set(err, MB_EINVAL, "error: argument --%s: invalid int value: '%s'",
                           row->name, value);
     }
@@ -109,6 +111,13 @@ static const struct mb_arg_row *find_row(const char *name, size_t n)
         }
     }
     return NULL;
+}
+
+const struct mb_args_raw *mb_arg_raw(const struct mb_args *args, const char *name)
+{
+    const struct mb_arg_row *row = find_row(name, strlen(name));
+    assert(row != NULL);
+    return &args->raw[row - MB_ARG_ROWS];
 }
 
 static void clear_raw(struct mb_args_raw *raw)
@@ -138,7 +147,22 @@ static int add_value(struct mb_args_raw *raw, const char *value, struct mb_err *
 static int wrong_count(const struct mb_arg_row *row, struct mb_err *err)
 {
     return mb_err_set(err, MB_EINVAL, "error: argument --%s: expected %s", row->name,
-                      row->type == MB_ARG_TRIPLE ? "3 arguments" : "one argument");
+                      row->type == MB_ARG_TRIPLE ? "3 arguments"
+                      : row->type == MB_ARG_INTS ? "at least one argument"
+                                                 : "one argument");
+}
+
+/* How many values a row takes at most, and at least. */
+static size_t most_values(const struct mb_arg_row *row)
+{
+    return row->type == MB_ARG_LIST || row->type == MB_ARG_INTS ? SIZE_MAX
+           : row->type == MB_ARG_TRIPLE                         ? 3
+                                                                : 1;
+}
+
+static size_t least_values(const struct mb_arg_row *row)
+{
+    return row->type == MB_ARG_LIST ? 0 : row->type == MB_ARG_TRIPLE ? 3 : 1;
 }
 
 /* Takes the values of row from argv[*at ...], or `inline_value` of --k=v. */
@@ -146,7 +170,7 @@ static int take_values(const struct mb_arg_row *row, struct mb_args_raw *raw, in
                        const char *const *argv, int *at, const char *inline_value,
                        struct mb_err *err)
 {
-    size_t want = row->type == MB_ARG_LIST ? SIZE_MAX : row->type == MB_ARG_TRIPLE ? 3 : 1;
+    const size_t most = most_values(row), least = least_values(row);
     clear_raw(raw);
     raw->given = 1;
     if (row->type == MB_ARG_FLAG || row->type == MB_ARG_FLAG_OFF) {
@@ -160,16 +184,13 @@ static int take_values(const struct mb_arg_row *row, struct mb_args_raw *raw, in
     if (inline_value != NULL) {
         rc = check_value(row, inline_value, err);
         rc = rc == 0 ? add_value(raw, inline_value, err) : rc;
-        if (rc != 0 || want == 1 || want == SIZE_MAX) {
-            return rc;
-        }
-        return wrong_count(row, err);
+        return rc != 0 || least <= 1 ? rc : wrong_count(row, err);
     }
-    while (rc == 0 && raw->n_values < want && *at < argc && !is_option(argv[*at])) {
+    while (rc == 0 && raw->n_values < most && *at < argc && !is_option(argv[*at])) {
         rc = check_value(row, argv[*at], err);
         rc = rc == 0 ? add_value(raw, argv[(*at)++], err) : rc;
     }
-    if (rc == 0 && want != SIZE_MAX && raw->n_values < want) {
+    if (rc == 0 && raw->n_values < least) {
         rc = wrong_count(row, err);
     }
     return rc;
@@ -256,6 +277,7 @@ static int fill_field(struct mb_args *args, const struct mb_arg_row *row,
         return copy != NULL || last == NULL ? 0 : no_memory(err);
     }
     case MB_ARG_LIST:
+    case MB_ARG_INTS:
     case MB_ARG_TRIPLE: {
         struct mb_args_list list = {raw->values, raw->n_values}; /* borrowed from raw */
         memcpy(field, &list, sizeof list);
@@ -350,6 +372,7 @@ int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struc
     }
     int rc = parse_words(args, argc + (int)n_preset, words, err);
     mb_free(words);
+    args->is_usage = rc == MB_EINVAL;
     return rc;
 }
 

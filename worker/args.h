@@ -42,9 +42,10 @@ struct mb_args {
     double attention_dropout, hidden_dropout, clip_grad;
     double weight_decay, start_weight_decay, end_weight_decay;
     char *weight_decay_incr_style;
-    double adam_beta1, adam_beta2, adam_eps;
+    double adam_beta1, adam_beta2, adam_eps, sgd_momentum;
+    char *optimizer;
     int64_t exit_interval, exit_duration_in_mins, exit_signal_handler;
-    int64_t bf16, deterministic_mode;
+    int64_t bf16, grad_reduce_in_bf16, accumulate_allreduce_grads_in_fp32, deterministic_mode;
     char *recompute_granularity, *recompute_method;
     int64_t recompute_num_layers, fp16;
     double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
@@ -78,6 +79,7 @@ struct mb_args {
         no_load_optim, finetune, exit_on_missing_checkpoint, use_checkpoint_args;
     /* validation, logging */
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
+    int64_t log_num_zeros_in_grad;
     char *tensorboard_dir;
     int64_t tensorboard_log_interval, log_timers_to_tensorboard, log_loss_scale_to_tensorboard;
     int64_t log_validation_ppl_to_tensorboard, log_world_size_to_tensorboard;
@@ -93,19 +95,26 @@ struct mb_args {
     int64_t checkpoint_padded_vocab_size; /* of mb_args_adopt(); 0: none */
 
     struct mb_args_raw *raw; /* what was given, by row; owned */
-    struct mb_buf notes;     /* lines for rank 0 to print, each ending in a newline */
+    int is_usage; /* after a failure: argparse's kind, of MB_ARGS_EXIT_USAGE: what cannot be parsed,
+                     or a required argument that is missing */
+    struct mb_buf notes; /* lines for rank 0 to print, each ending in a newline */
 };
 
 enum mb_args_outcome { MB_ARGS_OK = 0, MB_ARGS_HELP = 1 };
 
+enum { MB_ARGS_EXIT_USAGE = 2 }; /* argparse's status of a command line that it refuses */
+
 /* argv without the program's name; what --model-preset stands for comes before it. MB_ARGS_HELP
  * when --help is there; MB_EINVAL with argparse's text for a line that cannot be parsed. args is to
- * be closed in every case. */
+ * be closed in every case; is_usage is set with MB_EINVAL. */
 int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struct mb_err *err);
 void mb_args_close(struct mb_args *args);
 
 /* Chunks of layers that a pipeline's stage has, of validated arguments. */
 size_t mb_args_chunks(const struct mb_args *args);
+
+/* --bf16 where the device has it. */
+int mb_args_computes_in_bf16(const struct mb_args *args);
 
 /* How the loss is scaled: constantly by 1 without --fp16. */
 struct mb_loss_scale_config mb_args_loss_scale(const struct mb_args *args);
@@ -115,7 +124,8 @@ struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);
 
 /* Refusals, then Megatron's checks in Megatron's order; fills in what derives from other arguments
  * (ffn_hidden_size, global_batch_size, train_iters, split, ...). MB_EUNSUPPORTED for a refusal,
- * MB_EINVAL for a check; exit status by mb_exit_status(). */
+ * MB_EINVAL for a check. The exit status is MB_ARGS_EXIT_USAGE where is_usage is set, else
+ * mb_exit_status()'s. */
 int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, struct mb_err *err);
 
 /* Between parsing and validating, with --use-checkpoint-args: what the checkpoint says of the

@@ -54,5 +54,5 @@ void mb_args_model(const struct mb_args *a, uint64_t vocab_size, struct mb_gpt_c
     c->attention_dropout = (float)a->attention_dropout;
     c->seed = (uint64_t)a->seed;
     c->sequence_parallel = a->sequence_parallel != 0;
-    c->dtype = a->bf16 ? MB_DTYPE_BF16 : a->fp16 ? MB_DTYPE_F16 : MB_DTYPE_F32;
+    c->dtype = mb_args_computes_in_bf16(a) ? MB_DTYPE_BF16 : a->fp16 ? MB_DTYPE_F16 : MB_DTYPE_F32;
 }

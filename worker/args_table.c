@@ -35,10 +35,6 @@
     {                                                                                              \
         n, NULL, MB_ARG_##t, MB_ARG_REFUSED, d, NULL, GROUP, h, SIZE_MAX                           \
     }
-#define REFUSED_CHOICE(n, d, c, h)                                                                 \
-    {                                                                                              \
-        n, NULL, MB_ARG_TEXT, MB_ARG_REFUSED, d, c, GROUP, h, SIZE_MAX                             \
-    }
 #define COMPUTED(n, f)                                                                             \
     {                                                                                              \
         n, NULL, MB_ARG_COMPUTED, MB_ARG_IMPLEMENTED, NULL, NULL, NULL, NULL, FIELD(f)             \
@@ -57,9 +53,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("max-position-embeddings", INT, NULL, max_position_embeddings, "longest sequence; rows of the table of learned positions"),
     I("make-vocab-size-divisible-by", INT, "128", make_vocab_size_divisible_by, "pads the vocabulary"),
     I("norm-epsilon", FLOAT, "1e-05", norm_epsilon, "epsilon of norms"),
-    I("init-method-std", FLOAT, "0.02", init_method_std, "standard deviation of initial weights"),
     I("untie-embeddings-and-output-weights", FLAG, NULL, untie_embeddings_and_output_weights, "own weights for the output layer"),
-    I_DEST("no-bias-gelu-fusion", "bias_gelu_fusion", FLAG_OFF, NULL, bias_gelu_fusion, "GELU by erf instead of tanh"),
     I_CHOICE("position-embedding-type", "learned_absolute", "learned_absolute|rope|none|mrope|relative|yarn", position_embedding_type, "mrope, relative and yarn are not provided"),
     I_DEST("no-position-embedding", "add_position_embedding", FLAG_OFF, NULL, add_position_embedding, "with --position-embedding-type rope, which has no table anyway"),
     I("use-rotary-position-embeddings", FLAG, NULL, use_rotary_position_embeddings, "the older name of --position-embedding-type rope"),
@@ -74,22 +68,9 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("swiglu", FLAG, NULL, swiglu, "gated MLP with SiLU; without --ffn-hidden-size 2/3 of the width"),
     REFUSED("squared-relu", FLAG, NULL, "the MLP is GELU, or --swiglu"),
     REFUSED("openai-gelu", FLAG, NULL, "the MLP is GELU, or --swiglu; --no-bias-gelu-fusion chooses the erf form"),
-    I_DEST("disable-bias-linear", "add_bias_linear", FLAG_OFF, NULL, add_bias_linear, "no biases in linear layers"),
-    I("add-qkv-bias", FLAG, NULL, add_qkv_bias, "with --disable-bias-linear: but those of queries, keys and values"),
     REFUSED("qk-layernorm", FLAG, NULL, "queries and keys are not normalised"),
-    REFUSED("num-experts", INT, NULL, "there are no experts"),
-    REFUSED("expert-model-parallel-size", INT, "1", "there are no experts"),
 #undef GROUP
-#define GROUP "training"
-    I("seq-length", INT, NULL, seq_length, "tokens of a sample"),
-    I("micro-batch-size", INT, NULL, micro_batch_size, "samples of one forward and backward pass of a rank"),
-    I("global-batch-size", INT, NULL, global_batch_size, "samples of an iteration; None: micro batch * data parallel size"),
-    I("train-iters", INT, NULL, train_iters, "iterations of the whole training"),
-    I("train-samples", INT, NULL, train_samples, "samples of the whole training, instead of --train-iters"),
-    I("exit-interval", INT, NULL, exit_interval, "end after an iteration that this divides"),
-    I("exit-duration-in-mins", INT, NULL, exit_duration_in_mins, "save and end after so many minutes"),
-    I("exit-signal-handler", FLAG, NULL, exit_signal_handler, "save and end on SIGTERM (always done here)"),
-    I("seed", INT, "1234", seed, "of weights, data order and dropout"),
+#define GROUP "regularization"
     I("attention-dropout", FLOAT, "0.1", attention_dropout, "after the softmax"),
     I("hidden-dropout", FLOAT, "0.1", hidden_dropout, "on the residual branches"),
     I("weight-decay", FLOAT, "0.01", weight_decay, "of weights with two dimensions"),
@@ -100,16 +81,27 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("adam-beta1", FLOAT, "0.9", adam_beta1, "Adam's first moment"),
     I("adam-beta2", FLOAT, "0.999", adam_beta2, "Adam's second moment"),
     I("adam-eps", FLOAT, "1e-08", adam_eps, "Adam's epsilon"),
+    I("sgd-momentum", FLOAT, "0.9", sgd_momentum, "with --optimizer sgd"),
+#undef GROUP
+#define GROUP "training"
+    I_DEST("no-bias-gelu-fusion", "bias_gelu_fusion", FLAG_OFF, NULL, bias_gelu_fusion, "GELU by erf instead of tanh"),
+    I_DEST("disable-bias-linear", "add_bias_linear", FLAG_OFF, NULL, add_bias_linear, "no biases in linear layers"),
+    I("add-qkv-bias", FLAG, NULL, add_qkv_bias, "with --disable-bias-linear: but those of queries, keys and values"),
+    I("micro-batch-size", INT, NULL, micro_batch_size, "samples of one forward and backward pass of a rank"),
+    I("global-batch-size", INT, NULL, global_batch_size, "samples of an iteration; None: micro batch * data parallel size"),
+    I("train-iters", INT, NULL, train_iters, "iterations of the whole training"),
+    I("train-samples", INT, NULL, train_samples, "samples of the whole training, instead of --train-iters"),
+    I("exit-interval", INT, NULL, exit_interval, "end after an iteration that this divides"),
+    I("exit-duration-in-mins", INT, NULL, exit_duration_in_mins, "save and end after so many minutes"),
+    I("exit-signal-handler", FLAG, NULL, exit_signal_handler, "save and end on SIGTERM (always done here)"),
     I("calculate-per-token-loss", FLAG, NULL, calculate_per_token_loss, "divide gradients by all tokens of the global batch"),
     I_DEST("no-check-for-nan-in-loss-and-grad", "check_for_nan_in_loss_and_grad", FLAG_OFF, NULL, check_for_nan_in_loss_and_grad, "skip such an iteration instead of ending"),
-    REFUSED_CHOICE("optimizer", "adam", "adam|sgd|hybridadam", "the optimizer is Adam"),
+    I_CHOICE("optimizer", "adam", "adam|sgd|hybridadam", optimizer, "Adam with decoupled weight decay, or SGD with --sgd-momentum; hybridadam is not provided"),
     I("rampup-batch-size", TRIPLE, NULL, rampup_batch_size, "START INCREMENT SAMPLES: the global batch grows from START while SAMPLES are consumed; with --train-samples"),
     NOTED("recompute-activations", FLAG, NULL, "attention always computes its scores anew in the backward pass"),
     I_CHOICE("recompute-granularity", NULL, "full|selective", recompute_granularity, "selective: attention always computes its scores anew; full: whole layers are"),
     I_CHOICE("recompute-method", NULL, "uniform|block", recompute_method, "with full: all layers one by one, or the first --recompute-num-layers"),
     I("recompute-num-layers", INT, NULL, recompute_num_layers, "of --recompute-method block; with uniform each layer is by itself"),
-    REFUSED("yaml-cfg", TEXT, NULL, "give the arguments on the command line"),
-    NOTED("data-parallel-random-init", FLAG, NULL, "one seed makes one model on all ranks"),
     I("deterministic-mode", FLAG, NULL, deterministic_mode, "matrix products on GPUs are not tuned, so that every run gives the same bits; all else is deterministic anyway"),
     NOTED("use-flash-attn", FLAG, NULL, "attention is always fused"),
     NOTED_CHOICE("attention-backend", TEXT, "auto", "flash|fused|unfused|local|auto", "there is one attention"),
@@ -124,15 +116,20 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED_DEST("no-persist-layer-norm", "no_persist_layer_norm", FLAG, NULL, "kernels decide this themselves"),
     NOTED("cross-entropy-loss-fusion", FLAG, NULL, "the loss is always fused"),
     NOTED_DEST("no-async-tensor-model-parallel-allreduce", NULL, FLAG, NULL, "Megatron-LM ignores it, too"),
-    NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
     NOTED("manual-gc", FLAG, NULL, "there is no garbage collector"),
     NOTED("manual-gc-interval", INT, "0", "there is no garbage collector"),
-    NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
     I("profile", FLAG, NULL, profile, "on GPUs: NVTX ranges and cudaProfilerStart for nsys or ncu, in the iterations below"),
     I("profile-step-start", INT, "10", profile_step_start, "iterations that are done when recording starts"),
     I("profile-step-end", INT, "12", profile_step_end, "iterations that are done when recording stops"),
-    I("profile-ranks", LIST, "[0]", profile_ranks, "ranks that are recorded"),
+    I("profile-ranks", INTS, "[0]", profile_ranks, "ranks that are recorded"),
     NOTED("use-pytorch-profiler", FLAG, NULL, "there is no PyTorch in a worker; --profile is for nsys and ncu"),
+    I("sequence-parallel", FLAG, NULL, sequence_parallel, "with tensor parallelism: between the layers' products ranks share the tokens, too; less memory"),
+    I_CHOICE("dataloader-type", NULL, "single|cyclic|external", dataloader_type, "None: single"),
+#undef GROUP
+#define GROUP "initialization"
+    I("init-method-std", FLOAT, "0.02", init_method_std, "standard deviation of initial weights"),
+    I("seed", INT, "1234", seed, "of weights, data order and dropout"),
+    NOTED("data-parallel-random-init", FLAG, NULL, "one seed makes one model on all ranks"),
 #undef GROUP
 #define GROUP "learning rate"
     I("lr", FLOAT, NULL, lr, "largest learning rate"),
@@ -152,12 +149,32 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("decoupled-lr", FLOAT, NULL, decoupled_lr, "largest learning rate of embedding and output layer"),
     I("decoupled-min-lr", FLOAT, NULL, decoupled_min_lr, "their learning rate after the decay; None: --min-lr"),
 #undef GROUP
+#define GROUP "checkpointing"
+    I("save", TEXT, NULL, save, "directory to save into"),
+    I("save-interval", INT, NULL, save_interval, "iterations between saves"),
+    I("save-retain-interval", INT, NULL, save_retain_interval, "of older checkpoints keep those whose iteration this divides, remove the others (but --keep-last-k)"),
+    I("async-save", FLAG, NULL, async_save, "train on while a checkpoint is written, from a copy in host memory; a save that comes meanwhile waits for it, one that fails ends the run"),
+    I("load", TEXT, NULL, load, "directory to load from"),
+    I("pretrained-checkpoint", TEXT, NULL, pretrained_checkpoint, "as --load with --finetune, when --load has nothing yet"),
+    I("no-save-optim", FLAG, NULL, no_save_optim, "weights only"),
+    I("no-load-optim", FLAG, NULL, no_load_optim, "weights only"),
+    I("finetune", FLAG, NULL, finetune, "take the weights, start at iteration 0"),
+    I("exit-on-missing-checkpoint", FLAG, NULL, exit_on_missing_checkpoint, "nothing to load is an error"),
+    NOTED_CHOICE("ckpt-format", TEXT, "safetensors", "safetensors|torch|torch_dist|zarr|torch_dcp|fsdp_dtensor", "checkpoints are safetensors, of which `mobula checkpoint convert` makes Hugging Face directories; --load also reads torch and torch_dist"),
+    I("use-checkpoint-args", FLAG, NULL, use_checkpoint_args, "sizes that are not given, and what else makes the model, from the checkpoint of --load or --pretrained-checkpoint"),
+    REFUSED("use-mp-args-from-checkpoint-args", FLAG, NULL, "any layout goes on from any other's checkpoint: the command line's counts"),
+    NOTED_DEST("no-use-tokenizer-model-from-checkpoint-args", "use_tokenizer_model_from_checkpoint_args", FLAG_OFF, NULL, "the command line's tokenizer counts"),
+    NOTED("no-save-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
+    NOTED("no-load-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
+    NOTED("auto-detect-ckpt-format", FLAG, NULL, "there is one format"),
+    NOTED_DEST("no-ckpt-fully-parallel-save", "ckpt_fully_parallel_save", FLAG_OFF, NULL, "every rank saves its share"),
+#undef GROUP
 #define GROUP "mixed precision"
     I("bf16", FLAG, NULL, bf16, "activations and products in bf16, with fp32 weights behind them; GPUs only"),
     I("fp16", FLAG, NULL, fp16, "activations and products in fp16, with fp32 weights behind them and a scaled loss"),
     NOTED("fp16-lm-cross-entropy", FLAG, NULL, "the loss is always fp32"),
-    NOTED("grad-reduce-in-bf16", FLAG, NULL, "gradients are reduced in fp32"),
-    NOTED("accumulate-allreduce-grads-in-fp32", FLAG, NULL, "gradients are always fp32"),
+    I("grad-reduce-in-bf16", FLAG, NULL, grad_reduce_in_bf16, "with --bf16: ranks sum gradients in bf16; else in fp32"),
+    I("accumulate-allreduce-grads-in-fp32", FLAG, NULL, accumulate_allreduce_grads_in_fp32, "gradients are fp32 in any case, and summed so but for --grad-reduce-in-bf16"),
     NOTED("attention-softmax-in-fp32", FLAG, NULL, "the softmax is always fp32"),
     I("loss-scale", FLOAT, NULL, loss_scale, "with --fp16, the loss's factor, which does not change; None: it is dynamic"),
     I("initial-loss-scale", FLOAT, "4294967296", initial_loss_scale, "with --fp16, where the dynamic factor begins"),
@@ -166,6 +183,8 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("hysteresis", INT, "2", hysteresis, "with --fp16, overflows until the factor is halved"),
 #undef GROUP
 #define GROUP "distributed"
+    NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
+    NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
     I_CHOICE("distributed-backend", "nccl", "nccl|gloo", distributed_backend, "gloo: the CPU backend; nccl: CUDA"),
     I("distributed-timeout-minutes", INT, "10", distributed_timeout_minutes, "a collective may take this long"),
     I("use-distributed-optimizer", FLAG, NULL, use_distributed_optimizer, "each rank keeps and updates its share of the optimizer"),
@@ -188,27 +207,22 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED_DEST("no-overlap-p2p-communication", "overlap_p2p_comm", FLAG_OFF, NULL, "what stages send each other is not overlapped with computing"),
     NOTED("overlap-p2p-communication-warmup-flush", FLAG, NULL, "what stages send each other is not overlapped with computing"),
     REFUSED("use-torch-fsdp2", FLAG, NULL, "use --use-distributed-optimizer"),
-    I("sequence-parallel", FLAG, NULL, sequence_parallel, "with tensor parallelism: between the layers' products ranks share the tokens, too; less memory"),
     NOTED("local-rank", INT, NULL, "LOCAL_RANK of the environment counts"),
 #undef GROUP
-#define GROUP "data and tokenizer"
+#define GROUP "validation"
+    I("eval-iters", INT, "100", eval_iters, "iterations of an evaluation; 0: none"),
+    I("eval-interval", INT, "1000", eval_interval, "iterations between evaluations"),
+#undef GROUP
+#define GROUP "data and dataloader"
+    I("seq-length", INT, NULL, seq_length, "tokens of a sample"),
     I("data-path", LIST, NULL, data_path, "PREFIX..., or WEIGHT PREFIX WEIGHT PREFIX..."),
     I("split", TEXT, NULL, split, "shares of train, valid, test; None: 969, 30, 1"),
     I("train-data-path", LIST, NULL, train_data_path, "instead of --data-path and --split"),
     I("valid-data-path", LIST, NULL, valid_data_path, "instead of --data-path and --split"),
     I("test-data-path", LIST, NULL, test_data_path, "instead of --data-path and --split"),
     I("mock-data", FLAG, NULL, mock_data, "made-up documents"),
-    I_CHOICE("dataloader-type", NULL, "single|cyclic|external", dataloader_type, "None: single"),
     I_DEST("no-data-sharding", "data_sharding", FLAG_OFF, NULL, data_sharding, "cyclic: one order for all ranks"),
     I("eod-mask-loss", FLAG, NULL, eod_mask_loss, "no loss at the end of documents"),
-    I_CHOICE("tokenizer-type", NULL, MB_TOKENIZER_CHOICES, tokenizer_type, "None: GPT2BPETokenizer"),
-#define TOKENIZER_DEST_TEXT(f) NULL
-#define TOKENIZER_DEST_INT(f) NULL
-#define TOKENIZER_DEST_LIST(f) NULL
-#define TOKENIZER_DEST_FLAG_OFF(f) #f
-#define TOKENIZER_ROW(n, t, f, d, arg, h) I_DEST(n, TOKENIZER_DEST_##t(f), t, d, f, h),
-    MB_TOKENIZER_FLAGS(TOKENIZER_ROW)
-#undef TOKENIZER_ROW
     REFUSED("data-args-path", TEXT, NULL, "give --data-path itself"),
     REFUSED("reset-position-ids", FLAG, NULL, "positions count from the start of the sample"),
     REFUSED("reset-attention-mask", FLAG, NULL, "attention sees the whole sample"),
@@ -218,33 +232,25 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED_DEST("no-create-attention-mask-in-dataloader", "create_attention_mask_in_dataloader", FLAG_OFF, NULL, "attention needs no mask"),
     NOTED("num-dataset-builder-threads", INT, "1", "one thread is enough"),
 #undef GROUP
-#define GROUP "checkpoints"
-    I("save", TEXT, NULL, save, "directory to save into"),
-    I("save-interval", INT, NULL, save_interval, "iterations between saves"),
-    I("save-retain-interval", INT, NULL, save_retain_interval, "of older checkpoints keep those whose iteration this divides, remove the others (but --keep-last-k)"),
-    I("async-save", FLAG, NULL, async_save, "train on while a checkpoint is written, from a copy in host memory; a save that comes meanwhile waits for it, one that fails ends the run"),
-    I("load", TEXT, NULL, load, "directory to load from"),
-    I("pretrained-checkpoint", TEXT, NULL, pretrained_checkpoint, "as --load with --finetune, when --load has nothing yet"),
-    I("no-save-optim", FLAG, NULL, no_save_optim, "weights only"),
-    I("no-load-optim", FLAG, NULL, no_load_optim, "weights only"),
-    I("finetune", FLAG, NULL, finetune, "take the weights, start at iteration 0"),
-    I("exit-on-missing-checkpoint", FLAG, NULL, exit_on_missing_checkpoint, "nothing to load is an error"),
-    NOTED_CHOICE("ckpt-format", TEXT, "safetensors", "safetensors|torch|torch_dist|zarr|torch_dcp|fsdp_dtensor", "checkpoints are safetensors, of which `mobula checkpoint convert` makes Hugging Face directories; --load also reads torch and torch_dist"),
-    I("use-checkpoint-args", FLAG, NULL, use_checkpoint_args, "sizes that are not given, and what else makes the model, from the checkpoint of --load or --pretrained-checkpoint"),
-    REFUSED("use-mp-args-from-checkpoint-args", FLAG, NULL, "any layout goes on from any other's checkpoint: the command line's counts"),
-    NOTED_DEST("no-use-tokenizer-model-from-checkpoint-args", "use_tokenizer_model_from_checkpoint_args", FLAG_OFF, NULL, "the command line's tokenizer counts"),
-    NOTED("no-save-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
-    NOTED("no-load-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
-    NOTED("auto-detect-ckpt-format", FLAG, NULL, "there is one format"),
-    NOTED_DEST("no-ckpt-fully-parallel-save", "ckpt_fully_parallel_save", FLAG_OFF, NULL, "every rank saves its share"),
+#define GROUP "tokenizer"
+    I_CHOICE("tokenizer-type", NULL, MB_TOKENIZER_CHOICES, tokenizer_type, "None: GPT2BPETokenizer"),
+#define TOKENIZER_DEST_TEXT(f) NULL
+#define TOKENIZER_DEST_INT(f) NULL
+#define TOKENIZER_DEST_LIST(f) NULL
+#define TOKENIZER_DEST_FLAG_OFF(f) #f
+#define TOKENIZER_ROW(n, t, f, d, arg, h) I_DEST(n, TOKENIZER_DEST_##t(f), t, d, f, h),
+    MB_TOKENIZER_FLAGS(TOKENIZER_ROW)
+#undef TOKENIZER_ROW
 #undef GROUP
-#define GROUP "validation and logging"
-    I("eval-iters", INT, "100", eval_iters, "iterations of an evaluation; 0: none"),
-    I("eval-interval", INT, "1000", eval_interval, "iterations between evaluations"),
+#define GROUP "moe"
+    REFUSED("num-experts", INT, NULL, "there are no experts"),
+    REFUSED("expert-model-parallel-size", INT, "1", "there are no experts"),
+#undef GROUP
+#define GROUP "logging"
     I("log-interval", INT, "100", log_interval, "iterations between log lines"),
     I("log-throughput", FLAG, NULL, log_throughput, "log TFLOP/s"),
     I("log-params-norm", FLAG, NULL, log_params_norm, "log the norm of the weights"),
-    REFUSED("log-num-zeros-in-grad", FLAG, NULL, "zeros are not counted"),
+    I("log-num-zeros-in-grad", FLAG, NULL, log_num_zeros_in_grad, "log how many elements of the gradient are 0"),
     I("tensorboard-dir", TEXT, NULL, tensorboard_dir, "TensorBoard's events, written by the last rank"),
     I("tensorboard-log-interval", INT, "1", tensorboard_log_interval, "iterations between events"),
     NOTED("tensorboard-queue-size", INT, "1000", "events are written as they come"),
@@ -259,6 +265,9 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED("wandb-project", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),
+#undef GROUP
+#define GROUP "configuration"
+    REFUSED("yaml-cfg", TEXT, NULL, "give the arguments on the command line"),
 #undef GROUP
 #define GROUP "mobula"
     I_CHOICE("model-preset", NULL, MB_ARG_PRESETS, model_preset, "shape of a published model; other arguments override it (not of Megatron-LM)"),

@@ -11,6 +11,7 @@ enum mb_arg_type {
     MB_ARG_FLOAT,
     MB_ARG_TEXT,
     MB_ARG_LIST,    /* any number of values */
+    MB_ARG_INTS,    /* one int or more; the default is a list */
     MB_ARG_TRIPLE,  /* three values */
     MB_ARG_COMPUTED /* no argument: an int that only the dump shows */
 };
@@ -59,8 +60,15 @@ int mb_arg_set(struct mb_args *args, size_t row, const char *text, struct mb_err
  * whether it was not given. */
 int mb_arg_is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw);
 
-/* Of mb_args_validate(): loss scales; notes of what has no effect. */
-int mb_args_check_loss_scale(struct mb_args *args, struct mb_err *err);
+/* What was given for the row of that name, which is one of the table's. */
+const struct mb_args_raw *mb_arg_raw(const struct mb_args *args, const char *name);
+
+/* Of mb_args_validate(). Formats of numbers and loss scales (args_precision.c): */
+int mb_args_check_precision(struct mb_args *args, struct mb_err *err);
+/* the model (args_validate_model.c): sizes that must be given; shapes; positions, recomputation. */
+int mb_args_check_required(struct mb_args *args, struct mb_err *err);
+int mb_args_check_shape(struct mb_args *args, struct mb_err *err);
+int mb_args_check_use(struct mb_args *args, struct mb_err *err);
 
 /* "num_layers" for --num-layers. */
 void mb_arg_dest(const struct mb_arg_row *row, char out[64]);

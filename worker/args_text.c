@@ -60,6 +60,7 @@ static struct view from_field(const struct mb_args *args, const struct mb_arg_ro
         v.none = v.text == NULL;
         break;
     case MB_ARG_LIST:
+    case MB_ARG_INTS:
     case MB_ARG_TRIPLE:
         memcpy(&list, field, sizeof list);
         v.list = list.items;
@@ -96,6 +97,18 @@ static struct view view_of(const struct mb_args *args, size_t row)
                                                : from_raw(&MB_ARG_ROWS[row], &args->raw[row]);
 }
 
+/* A default that nothing has replaced is shown as the table has it: in Python an int stands for a
+ * float there, and a list is one. */
+static const char *own_default(const struct mb_args *args, size_t row, const struct view *v)
+{
+    const struct mb_arg_row *r = &MB_ARG_ROWS[row];
+    if (args->raw[row].given || r->def == NULL) {
+        return NULL;
+    }
+    const int is_float = v->type == MB_ARG_FLOAT && strtod(r->def, NULL) == v->d;
+    return is_float || (v->type == MB_ARG_INTS && v->n_list == 0) ? r->def : NULL;
+}
+
 static int add_value(struct mb_buf *out, const struct view *v)
 {
     char text[MB_ARG_FLOAT_TEXT_MAX];
@@ -117,9 +130,11 @@ static int add_value(struct mb_buf *out, const struct view *v)
         return mb_buf_puts(out, v->text);
     case MB_ARG_LIST:
     case MB_ARG_TRIPLE:
+    case MB_ARG_INTS:
         rc = mb_buf_puts(out, "[");
         for (size_t i = 0; i < v->n_list && rc == 0; i++) {
-            rc = mb_buf_printf(out, "%s'%s'", i > 0 ? ", " : "", v->list[i]);
+            const char *quote = v->type == MB_ARG_INTS ? "" : "'";
+            rc = mb_buf_printf(out, "%s%s%s%s", i > 0 ? ", " : "", quote, v->list[i], quote);
         }
         return rc == 0 ? mb_buf_puts(out, "]") : rc;
     }
@@ -160,7 +175,10 @@ int mb_args_dump(const struct mb_args *args, struct mb_buf *out)
         struct view v = view_of(args, e[i].row);
         size_t n = strlen(e[i].name);
         rc = mb_buf_printf(out, "  %s %.*s ", e[i].name, n < 48 ? (int)(48 - n) : 0, DOTS);
-        rc = rc == 0 ? add_value(out, &v) : rc;
+        const char *def = own_default(args, e[i].row, &v);
+        if (rc == 0) {
+            rc = def != NULL ? mb_buf_puts(out, def) : add_value(out, &v);
+        }
         rc = rc == 0 ? mb_buf_puts(out, "\n") : rc;
     }
     mb_free(e);
@@ -184,12 +202,14 @@ static json_t *value_json(const struct view *v)
     case MB_ARG_TEXT:
         return json_string(v->text);
     case MB_ARG_LIST:
+    case MB_ARG_INTS:
     case MB_ARG_TRIPLE:
         break;
     }
     json_t *list = json_array();
     for (size_t i = 0; i < v->n_list; i++) {
-        json_array_append_new(list, json_string(v->list[i]));
+        json_array_append_new(list, v->type == MB_ARG_INTS ? json_integer(atoll(v->list[i]))
+                                                           : json_string(v->list[i]));
     }
     return list;
 }
@@ -228,7 +248,8 @@ int mb_args_help(struct mb_buf *out)
             group = r->group;
             rc = mb_buf_printf(out, "\n%s:\n", group);
         }
-        static const char *const VALUES[] = {"", "", " N", " X", " TEXT", " ...", " A B C", ""};
+        static const char *const VALUES[] = {"",     "",       " N",     " X", " TEXT",
+                                             " ...", " N ...", " A B C", ""};
         if (rc == 0) {
             rc = mb_buf_printf(out, "  --%s%s\n      %s%s%s%s\n", r->name, VALUES[r->type],
                                USE[r->use], r->text, r->def != NULL ? "; default " : "",

@@ -13,7 +13,6 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/str.h"
-#include "worker/model/ffn.h"
 
 static int invalid(struct mb_err *err, const char *text)
 {
@@ -58,41 +57,29 @@ static int refuse(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
-static int check_profile(struct mb_args *a, int on_gpu, struct mb_err *err)
+static int check_optimizer(const struct mb_args *a, struct mb_err *err)
 {
-    int64_t rank;
-    for (size_t i = 0; i < a->profile_ranks.n; i++) {
-        int rc =
-            mb_parse_i64(a->profile_ranks.items[i], 0, INT64_MAX, "--profile-ranks", &rank, err);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    if (a->profile && !on_gpu) {
-        a->profile = 0;
-        if (mb_buf_puts(&a->notes,
-                        "note: --profile is for GPUs; perf record shows a CPU's functions\n") !=
-            0) {
-            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    return strcmp(a->optimizer, "adam") == 0 || strcmp(a->optimizer, "sgd") == 0
+               ? 0
+               : mb_err_set(err, MB_EUNSUPPORTED,
+                            "--optimizer %s: not provided by this version; use adam or sgd",
+                            a->optimizer);
+}
+
+/* Formats that are neither written nor read. */
+static int check_format(const struct mb_args *a, struct mb_err *err)
+{
+    static const char *const OTHERS[] = {"zarr", "torch_dcp", "fsdp_dtensor"};
+    const struct mb_args_raw *raw = mb_arg_raw(a, "ckpt-format");
+    for (size_t i = 0; raw->n_values > 0 && i < sizeof OTHERS / sizeof OTHERS[0]; i++) {
+        if (strcmp(raw->values[raw->n_values - 1], OTHERS[i]) == 0) {
+            return mb_err_set(err, MB_EUNSUPPORTED,
+                              "--ckpt-format %s: not provided by this version; use torch or "
+                              "torch_dist, which are read",
+                              OTHERS[i]);
         }
     }
     return 0;
-}
-
-/* What the device cannot do. */
-static int check_device(struct mb_args *a, struct mb_err *err)
-{
-    const int on_gpu = strcmp(a->distributed_backend, "nccl") == 0;
-    if (a->fp16 && a->bf16) {
-        return invalid(err, "fp16 and bf16 exclude each other");
-    }
-    if (!on_gpu && a->bf16) { /* more digits than were asked for, and twice the memory */
-        a->bf16 = 0;
-        if (mb_buf_puts(&a->notes, "note: --bf16: the CPU computes in fp32\n") != 0) {
-            return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
-        }
-    }
-    return check_profile(a, on_gpu, err);
 }
 
 /* ---- sizes of the world and of batches ---- */
@@ -129,6 +116,7 @@ static int check_ramp(const struct mb_args *a, struct mb_err *err)
 static int check_batches(struct mb_args *a, struct mb_err *err)
 {
     if (none(a->micro_batch_size)) {
+        a->is_usage = 1;
         return invalid(err, "micro_batch_size argument is None");
     }
     if (a->micro_batch_size <= 0) {
@@ -419,131 +407,6 @@ static int check_samples(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
-/* ---- the model ---- */
-
-static int check_required(const struct mb_args *a, struct mb_err *err)
-{
-    const struct {
-        int64_t value;
-        const char *name;
-    } required[] = {
-        {a->num_layers, "num_layers"},
-        {a->hidden_size, "hidden_size"},
-        {a->num_attention_heads, "num_attention_heads"},
-        {a->max_position_embeddings, "max_position_embeddings"},
-        {a->seq_length, "seq_length"},
-    };
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
-        if (none(required[i].value)) {
-            return mb_err_set(err, MB_EINVAL, "%s argument is None", required[i].name);
-        }
-        if (required[i].value <= 0 || required[i].value > INT32_MAX) {
-            return mb_err_set(err, MB_EINVAL, "%s is %lld: it must be from 1 to %d",
-                              required[i].name, (long long)required[i].value, INT32_MAX);
-        }
-    }
-    return 0;
-}
-
-static int check_shape(struct mb_args *a, struct mb_err *err)
-{
-    if (none(a->ffn_hidden_size)) {
-        a->ffn_hidden_size = (int64_t)mb_gpt_default_ffn((size_t)a->hidden_size, (int)a->swiglu);
-    }
-    if (none(a->kv_channels) && a->hidden_size % a->num_attention_heads != 0) {
-        return mb_err_set(err, MB_EINVAL,
-                          "hidden size (%lld) is not divisible by the number of attention heads "
-                          "(%lld)",
-                          (long long)a->hidden_size, (long long)a->num_attention_heads);
-    }
-    if (none(a->kv_channels)) {
-        a->kv_channels = a->hidden_size / a->num_attention_heads;
-    }
-    if (a->kv_channels <= 0) {
-        return invalid(err, "kv-channels must be positive");
-    }
-    if (!a->group_query_attention) {
-        a->num_query_groups = a->num_attention_heads;
-    }
-    if (a->num_query_groups <= 0 || a->num_attention_heads % a->num_query_groups != 0) {
-        return mb_err_set(err, MB_EINVAL,
-                          "The number of attention heads (%lld) must be divisible by the number "
-                          "of query groups (%lld)",
-                          (long long)a->num_attention_heads, (long long)a->num_query_groups);
-    }
-    if (a->max_position_embeddings < a->seq_length) {
-        return mb_err_set(err, MB_EINVAL,
-                          "max_position_embeddings (%lld) must not be below seq_length (%lld)",
-                          (long long)a->max_position_embeddings, (long long)a->seq_length);
-    }
-    if (a->ffn_hidden_size <= 0 || a->make_vocab_size_divisible_by <= 0) {
-        return invalid(err, "ffn-hidden-size and make-vocab-size-divisible-by must be positive");
-    }
-    return 0;
-}
-
-static int check_recompute(struct mb_args *a, struct mb_err *err)
-{
-    if (a->recompute_granularity == NULL || strcmp(a->recompute_granularity, "full") != 0) {
-        return a->recompute_method == NULL
-                   ? 0
-                   : invalid(err, "recompute-method needs --recompute-granularity full");
-    }
-    if (a->recompute_method == NULL) {
-        return invalid(err, "with --recompute-granularity full, recompute-method must be one of "
-                            "\"block\" or \"uniform\"");
-    }
-    if (strcmp(a->recompute_method, "block") == 0 &&
-        (none(a->recompute_num_layers) || a->recompute_num_layers < 1 ||
-         a->recompute_num_layers > a->num_layers)) {
-        return mb_err_set(err, MB_EINVAL,
-                          "--recompute-method block needs --recompute-num-layers from 1 to %lld",
-                          (long long)a->num_layers);
-    }
-    return 0;
-}
-
-static int check_positions(struct mb_args *a, struct mb_err *err)
-{
-    if (a->use_rotary_position_embeddings) {
-        char *rope = mb_strdup("rope");
-        if (rope == NULL ||
-            mb_buf_puts(&a->notes, "--use-rotary-position-embeddings is deprecated, use "
-                                   "--position-embedding-type\n") != 0) {
-            mb_free(rope);
-            return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
-        }
-        mb_free(a->position_embedding_type);
-        a->position_embedding_type = rope;
-    }
-    const char *type = a->position_embedding_type;
-    const int rope = strcmp(type, "rope") == 0;
-    if (!rope && strcmp(type, "learned_absolute") != 0 && strcmp(type, "none") != 0) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
-                          "--position-embedding-type %s: not provided by this version; use "
-                          "learned_absolute, rope or none",
-                          type);
-    }
-    if (!a->add_position_embedding && !rope) {
-        return invalid(err,
-                       "--no-position-embedding is deprecated, use --position-embedding-type none");
-    }
-    if (!rope && (a->use_rope_scaling || !none(a->rotary_seq_len_interpolation_factor))) {
-        return invalid(err, "--use-rope-scaling and --rotary-seq-len-interpolation-factor need "
-                            "--position-embedding-type rope");
-    }
-    if (rope && (a->rotary_base <= 0 || !(a->rotary_percent > 0 && a->rotary_percent <= 1) ||
-                 !(a->rope_scaling_factor > 0))) {
-        return invalid(err, "rotary-base and rope-scaling-factor must be positive, rotary-percent "
-                            "must be above 0 and at most 1");
-    }
-    if (!none(a->rotary_seq_len_interpolation_factor) &&
-        a->rotary_seq_len_interpolation_factor <= 0) {
-        return invalid(err, "rotary-seq-len-interpolation-factor must be positive");
-    }
-    return 0;
-}
-
 /* ---- numbers ---- */
 
 static int check_ranges(const struct mb_args *a, struct mb_err *err)
@@ -557,6 +420,7 @@ static int check_ranges(const struct mb_args *a, struct mb_err *err)
         {a->adam_beta1, 0, 1, "adam-beta1"},
         {a->adam_beta2, 0, 1, "adam-beta2"},
         {a->adam_eps, 1e-300, INFINITY, "adam-eps"},
+        {a->sgd_momentum, 0, INFINITY, "sgd-momentum"},
         {a->norm_epsilon, 1e-300, INFINITY, "norm-epsilon"},
         {a->init_method_std, 0, INFINITY, "init-method-std"},
         {a->clip_grad, 0, INFINITY, "clip-grad"},
@@ -671,12 +535,15 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     a->rank = rank;
     a->world_size = a->data_parallel_size = world_size;
     a->padded_vocab_size = a->true_vocab_size = MB_ARGS_NONE; /* until there is a tokenizer */
-    int rc = refuse(a, err);
+    int rc = check_format(a, err);
     if (rc == 0) {
-        rc = check_device(a, err);
+        rc = check_optimizer(a, err);
     }
     if (rc == 0) {
-        rc = mb_args_check_loss_scale(a, err);
+        rc = refuse(a, err);
+    }
+    if (rc == 0) {
+        rc = mb_args_check_precision(a, err);
     }
     if (rc == 0) {
         rc = check_world(a, err);
@@ -700,10 +567,10 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
         rc = check_length(a, err);
     }
     if (rc == 0) {
-        rc = check_required(a, err);
+        rc = mb_args_check_required(a, err);
     }
     if (rc == 0) {
-        rc = check_shape(a, err);
+        rc = mb_args_check_shape(a, err);
     }
     if (rc == 0) {
         rc = check_parts(a, err);
@@ -712,12 +579,10 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
         rc = check_chunks(a, err);
     }
     if (rc == 0) {
-        rc = check_positions(a, err);
-    }
-    if (rc == 0) {
-        rc = check_recompute(a, err);
+        rc = mb_args_check_use(a, err);
     }
     if (rc == 0 && isnan(a->lr)) {
+        a->is_usage = 1;
         rc = invalid(err, "lr argument is None");
     }
     if (rc == 0 && a->save != NULL && none(a->save_interval)) {

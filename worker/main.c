@@ -7,7 +7,8 @@
  *     With --use-checkpoint-args the ranks meet and take the model's arguments from the checkpoint.
  *  3. Build the trainer, run it, say done, flush the report, exit 0.
  * Failures: one line on stderr and a failed report; the exit status is mb_exit_status() of the
- * error, also for a command line that cannot be parsed (64, where argparse says 2). What every rank
+ * error, but 2, as argparse's, for a command line that cannot be parsed or lacks a required
+ * argument. What every rank
  * finds alike before they have met (arguments) is printed by rank 0 only; what one rank finds later
  * is told to its peers, whose operations then fail with that text. SIGTERM and SIGINT, once
  * training runs, only set a flag: the step is finished, a checkpoint saved.
@@ -158,7 +159,7 @@ int main(int argc, char **argv)
     if (rc != 0) {
         rc = settle(&t, rc, &err);
         tell(&t, &err, known);
-        status = status != 0 ? status : mb_exit_status(rc);
+        status = t.args.is_usage ? MB_ARGS_EXIT_USAGE : mb_exit_status(rc);
     }
     mb_trainer_close(&t);
     mb_report_client_close(t.report, FLUSH_MS);

@@ -59,9 +59,9 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
     }
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
     mb_trainer_say(t, "using torch.%s for parameters ...\n",
-                   a->bf16   ? "bfloat16"
-                   : a->fp16 ? "float16"
-                             : "float32");
+                   mb_args_computes_in_bf16(a) ? "bfloat16"
+                   : a->fp16                   ? "float16"
+                                               : "float32");
     if (mb_args_dump(a, &dump) != 0) {
         mb_buf_close(&dump);
         return no_memory(err);
@@ -468,12 +468,26 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
 static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
-    struct mb_optimizer_config c = {a->adam_beta1, a->adam_beta2, a->adam_eps,
-                                    !isnan(a->decoupled_lr)};
+    struct mb_optimizer_config c = {.rule = strcmp(a->optimizer, "sgd") == 0 ? MB_OPTIMIZER_SGD
+                                                                             : MB_OPTIMIZER_ADAM,
+                                    .beta1 = a->adam_beta1,
+                                    .beta2 = a->adam_beta2,
+                                    .eps = a->adam_eps,
+                                    .sgd_momentum = a->sgd_momentum,
+                                    .decoupled = !isnan(a->decoupled_lr)};
     size_t n_params = 0;
     const struct mb_param *params = mb_gpt_params(t->gpt, &n_params);
     size_t begin = a->use_distributed_optimizer ? t->begin : 0;
     size_t end = a->use_distributed_optimizer ? t->end : t->n_elements;
+    if (a->grad_reduce_in_bf16 && t->dp_size > 1) {
+        void *memory = NULL;
+        int rc = t->dev.ops->alloc(t->dev.ctx, t->n_elements * sizeof *t->grads_bf16, &memory, err);
+        if (rc != 0) {
+            return mb_err_wrap(err, "--grad-reduce-in-bf16: gradients of %zu elements",
+                               t->n_elements);
+        }
+        t->grads_bf16 = memory;
+    }
     return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_master(t->gpt),
                                mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
 }
@@ -693,6 +707,9 @@ void mb_trainer_close(struct mb_trainer *t)
     mb_pipeline_close(&t->pipeline);
     mb_optimizer_destroy(t->optimizer);
     mb_gpt_destroy(t->gpt);
+    if (t->grads_bf16 != NULL) {
+        t->dev.ops->free(t->dev.ctx, t->grads_bf16);
+    }
     if (t->norm_device != NULL) {
         t->dev.ops->free(t->dev.ctx, t->norm_device);
     }

@@ -34,6 +34,7 @@ volatile sig_atomic_t mb_trainer_signal;
 struct shared {
     double loss_sum, n_tokens; /* over micro batches; sum of losses for the log */
     double norm2;              /* of this rank's range of the reduced gradient */
+    double n_zeros;            /* in the same, with --log-num-zeros-in-grad */
     double stop, save_now, time_is_up;
     double save_failed; /* of an asynchronous save */
 };
@@ -146,7 +147,7 @@ static void overflowed(struct mb_trainer *t, double loss)
     t->window.n_skipped++;
     t->window.n_nan += !isfinite(loss);
     t->skipped_iterations++;
-    t->grad_norm = NAN;
+    t->grad_norm = t->num_zeros_in_grad = NAN;
 }
 
 /* *s holds afterwards what all ranks said; *loss the iteration's loss. */
@@ -158,6 +159,9 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
         mb_range_begin(&t->dev, "reduce gradients");
         rc = mb_trainer_reduce_gradients(t, &s->norm2, err);
         mb_range_end(&t->dev);
+    }
+    if (rc == 0 && t->args.log_num_zeros_in_grad) {
+        rc = mb_trainer_count_zeros(t, &s->n_zeros, err);
     }
     if (rc == 0) {
         add_wishes(t, s);
@@ -177,6 +181,7 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     factor /= t->loss_scale.scale;
     *loss = s->n_tokens > 0 ? s->loss_sum / s->n_tokens : 0;
     t->grad_norm = sqrt(s->norm2) * factor;
+    t->num_zeros_in_grad = s->n_zeros;
     t->window.n_ran++;
     const int is_finite = isfinite(*loss) && isfinite(s->norm2);
     if (t->loss_scaling.is_dynamic) {

@@ -71,6 +71,8 @@ struct mb_trainer {
     struct mb_device dev;
     struct mb_gpt *gpt;
     struct mb_optimizer *optimizer;
+    uint16_t *grads_bf16; /* device, [n_elements]: where --grad-reduce-in-bf16 has the gradients
+                             summed; NULL: they are where they lie */
     struct mb_schedule schedule;
     struct mb_loss_scale_config loss_scaling;
     struct mb_loss_scale loss_scale; /* 1 without --fp16 */
@@ -83,7 +85,7 @@ struct mb_trainer {
     size_t n_elements;
     size_t begin,
         end; /* this rank's range of the flat buffers, for norms and the sharded optimizer */
-    double *norm_device; /* one double of device memory */
+    double *norm_device; /* one double of device memory, for sums */
     int32_t *tokens, *labels;
     float *loss_mask;
     struct mb_buckets buckets; /* with --overlap-grad-reduce */
@@ -94,7 +96,8 @@ struct mb_trainer {
     int32_t eod;
 
     int64_t iteration, skipped_iterations, schedule_samples, last_saved;
-    double grad_norm; /* NaN: of a step that fp16's overflow has left out */
+    double grad_norm;         /* NaN: of a step that fp16's overflow has left out */
+    double num_zeros_in_grad; /* of the whole model's gradient, if asked for; NaN as above */
     double validation_loss;
     double last_loss;         /* of the newest iteration */
     uint64_t last_elapsed_us; /* of its step */
@@ -150,6 +153,8 @@ void mb_trainer_overlap(struct mb_trainer *t, struct mb_gpt_step *step, int is_f
 /* The sum over the ranks with the same part of the model; each its own range at least. *norm2 is of
  * that range, without what another rank counts. Collective. */
 int mb_trainer_reduce_gradients(struct mb_trainer *t, double *norm2, struct mb_err *err);
+/* How many elements of this rank's range are 0, of what the norm counts. Device. */
+int mb_trainer_count_zeros(struct mb_trainer *t, double *n_zeros, struct mb_err *err);
 /* Of the elements [begin, end) of a flat buffer that this rank counts: all but, with tensor
  * parallelism on all ranks of a model except its first, the parameters that each of them has; and
  * but what is a copy of the pipeline's first stage's. */

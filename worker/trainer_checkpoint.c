@@ -268,6 +268,21 @@ static int check_model(struct mb_trainer *t, const struct mb_checkpoint_state *s
     return rc;
 }
 
+/* One rule's state is nothing to the other. Of Megatron-LM's files only Adam's is read. */
+static int check_optimizer(const struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                           const json_t *args, struct mb_err *err)
+{
+    const char *theirs = json_string_value(json_object_get(args, "optimizer"));
+    theirs = theirs != NULL && !s->is_megatrons ? theirs : "adam";
+    return strcmp(theirs, t->args.optimizer) == 0
+               ? 0
+               : mb_err_set(err, MB_EINVAL,
+                            "Unable to load optimizer from checkpoint %s: it is of --optimizer %s, "
+                            "this run has %s. Specify --no-load-optim or --finetune to prevent "
+                            "attempting to load the optimizer state, exiting ...",
+                            t->args.load, theirs, t->args.optimizer);
+}
+
 static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s,
                        int with_optimizer, struct mb_err *err)
 {
@@ -284,6 +299,9 @@ static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
                         "--finetune to prevent attempting to load the optimizer state, exiting "
                         "...%s%s",
                         t->args.load, why[0] != '\0' ? " " : "", why);
+    }
+    if (rc == 0 && with_optimizer) {
+        rc = check_optimizer(t, s, args, err);
     }
     if (rc == 0 && with_optimizer && !t->args.override_opt_param_scheduler) {
         rc = check_schedule(t, s, args, err);

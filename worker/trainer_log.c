@@ -97,6 +97,12 @@ static double tflops(const struct mb_trainer *t, double elapsed_ms)
     return flops / (elapsed_ms / 1000 * 1e12 * (double)t->world_size);
 }
 
+/* As Python prints it: "nan", whatever its sign. */
+static double unsigned_nan(double x)
+{
+    return isnan(x) ? (double)NAN : x;
+}
+
 void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
 {
     const struct mb_log_window *w = &t->window;
@@ -126,10 +132,13 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
     }
     printf(" loss scale: %.1f |", t->loss_scale.scale);
     if (!isnan(t->grad_norm) || !t->args.fp16) {
-        printf(" grad norm: %.3f |", t->grad_norm);
+        printf(" grad norm: %.3f |", unsigned_nan(t->grad_norm));
+    }
+    if (t->args.log_num_zeros_in_grad && !isnan(t->num_zeros_in_grad)) {
+        printf(" num zeros: %.1f |", t->num_zeros_in_grad);
     }
     if (t->args.log_params_norm) {
-        printf(" params norm: %.3f |", params_norm);
+        printf(" params norm: %.3f |", unsigned_nan(params_norm));
     }
     printf(" number of skipped iterations: %3lld | number of nan iterations: %3lld |\n",
            (long long)w->n_skipped, (long long)w->n_nan);

@@ -91,6 +91,9 @@ void mb_trainer_tell_iteration(struct mb_trainer *t)
     if (isfinite(t->grad_norm)) {
         both(t, "grad-norm", t->grad_norm);
     }
+    if (a->log_num_zeros_in_grad && !isnan(t->num_zeros_in_grad)) {
+        both(t, "num-zeros", t->num_zeros_in_grad);
+    }
     flush(t);
 }
 

@@ -53,6 +53,8 @@ enum mb_exit_class mb_restart_class(const struct mb_failure *f)
             return MB_EXIT_MEMORY;
         return is_permanent_status(mb_exit_status(f->code)) ? MB_EXIT_PERMANENT : MB_EXIT_TRANSIENT;
     case MB_FAILURE_RANK:
+        if (f->is_usage)
+            return MB_EXIT_PERMANENT;
         if (sig == SIGKILL || sig == SIGTERM || sig == SIGINT)
             return MB_EXIT_LOST;
         return sig != 0 ? MB_EXIT_CRASH : class_of_status(f->exit_code);

@@ -9,8 +9,9 @@
  *   crash      any other exit status or signal: repeated, unless the same rank fails the same way
  *              again at the same place, or MB_RESTART_SAME_MAX attempts in a row do, on any rank
  *   memory     out of memory: repeated once; the same size runs out of it again
- *   permanent  64 to 66, 72, 77, 78 (usage, data, input, permission, configuration), 126, 127:
- * never There are never more than max_restarts. The pause begins with delay_ms and doubles up to
+ *   permanent  64 to 66, 72, 77, 78 (usage, data, input, permission, configuration), 126, 127;
+ *              a worker's 2, a command line that it refuses: never
+ * There are never more than max_restarts. The pause begins with delay_ms and doubles up to
  * MB_RESTART_DELAY_MAX_MS while attempts get nowhere; an attempt that got further than the one
  * before it begins anew.
  */
@@ -39,7 +40,8 @@ struct mb_failure {
     uint32_t rank;
     int exit_code;
     int signal;
-    int code; /* MB_E* */
+    int code;     /* MB_E* */
+    int is_usage; /* a worker that refused its command line */
     int is_out_of_memory;
     /* how far the attempt was; filled by the shell */
     int64_t iteration; /* newest that a rank reported; -1: ranks report none */

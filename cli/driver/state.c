@@ -27,7 +27,10 @@
 #include "base/alloc.h"
 #include "cli/driver/saves.h"
 
-enum { EXIT_RANK_FAILED = 1 };
+enum {
+    EXIT_RANK_FAILED = 1,
+    EXIT_USAGE = 2 /* a worker's, of a command line that argparse would refuse; the gang's, too */
+};
 
 struct node {
     int64_t saved; /* of this attempt, -1: nothing */
@@ -344,6 +347,7 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
         d->config.is_worker ? e->exit_code == mb_exit_status(MB_EUNAVAIL) : e->signal != SIGKILL;
     /* A signal with a cause is our own doing. */
     int is_reason = !is_echo && (!e->signal || !cause[0]);
+    int is_usage = d->config.is_worker && !e->signal && e->exit_code == EXIT_USAGE;
 
     if (e->rank >= n_ranks(d))
         return MB_ESTATE;
@@ -358,14 +362,15 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
                                          .rank = e->rank,
                                          .exit_code = e->exit_code,
                                          .signal = e->signal,
+                                         .is_usage = is_usage,
                                          .is_out_of_memory = says_out_of_memory(cause)};
     }
     if (e->signal)
         set_verdict(d, EXIT_RANK_FAILED, "rank %u was killed by signal %d (%s)%s%s", e->rank,
                     e->signal, strsignal(e->signal), sep, cause);
     else
-        set_verdict(d, EXIT_RANK_FAILED, "rank %u exited with status %d%s%s", e->rank, e->exit_code,
-                    sep, cause);
+        set_verdict(d, is_usage ? EXIT_USAGE : EXIT_RANK_FAILED,
+                    "rank %u exited with status %d%s%s", e->rank, e->exit_code, sep, cause);
     return wind_down(d);
 }
 

@@ -595,6 +595,46 @@ static void test_adamw(void **state)
     assert_pair(t, "adamw exp_avg_sq", &v, 1e-6);
 }
 
+static void test_sgd(void **state)
+{
+    struct twin *t = *state;
+    enum { N = 100000, SEGMENTS = 300, BEGIN = 160 };
+    struct mb_segment segments[SEGMENTS];
+    struct pair w = pair_input_f32(t, N, 1), g = pair_input_f32(t, N, 1),
+                m = pair_input_f32(t, N, 0.1);
+    for (size_t i = 0, at = BEGIN; i < SEGMENTS; i++) { /* some begin at odd places */
+        segments[i] = (struct mb_segment){at, at + 15 * (1 + i % 19), (int)(i % 2)};
+        at = segments[i].end + (i % 7 == 0 ? 16 : 0);
+        assert_true(at < N);
+    }
+    struct mb_sgd a = {.weight = w.cpu,
+                       .grad = g.cpu,
+                       .momentum_buffer = m.cpu,
+                       .state_begin = BEGIN,
+                       .segments = segments,
+                       .n_segments = SEGMENTS,
+                       .lr = 0.01,
+                       .momentum = 0.9,
+                       .weight_decay = 0.1,
+                       .grad_scale = 0.7f},
+                  b = a;
+    b.weight = w.gpu;
+    b.grad = g.gpu;
+    b.momentum_buffer = m.gpu;
+    struct mb_sgd c = b;
+    c.weight = NULL;
+    c.momentum_buffer = copy_of(t, b.momentum_buffer, N);
+    halve(t, b.weight, N, &c.upper, &c.lower);
+    RUN(t, sgd, a, b);
+    t->gpu.ops->sgd(t->gpu.ctx, t->gpu.stream, &c);
+    assert_same_bits(t, c.momentum_buffer, b.momentum_buffer, N);
+    float *joined = twin_memory(&t->gpu, N * sizeof(float));
+    t->gpu.ops->join(t->gpu.ctx, t->gpu.stream, joined, c.upper, c.lower, N);
+    assert_same_bits(t, joined, b.weight, N);
+    assert_pair(t, "sgd weights", &w, 1e-6);
+    assert_pair(t, "sgd momentum", &m, 1e-6);
+}
+
 /* Bit for bit, whatever the bits are; and nothing behind the last one. */
 static void test_narrow(void **state)
 {
@@ -631,6 +671,7 @@ int main(void)
         TWIN_TEST(test_cross_entropy),
         TWIN_TEST(test_bad_label),
         TWIN_TEST(test_adamw),
+        TWIN_TEST(test_sgd),
         TWIN_TEST(test_narrow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 #include "reference.h"
 
 #include <math.h>
+#include "base/half.h"
 #include "worker/kernels/philox.h"
 
 /* --- the random numbers under dropout and initial weights --- */
@@ -646,6 +647,74 @@ static void test_flat(void **state)
     }
 }
 
+/* Counted beyond what is there already, either sign. */
+static void test_count_zeros(void **state)
+{
+    struct fixture *f = *state;
+    enum { N = 70001 };
+    struct tensor x = tensor_new(f, N, 2);
+    double want = 3, count = 3;
+    void *device_count;
+    for (size_t i = 0; i < N; i++) {
+        x.host[i] = i % 7 == 0 ? 0.0f : i % 11 == 0 ? -0.0f : i % 13 == 0 ? 1e-45f : 1.0f;
+        want += i % 7 == 0 || i % 11 == 0;
+    }
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, x.dev, x.host, N * sizeof(float));
+    assert_int_equal(f->dev.ops->alloc(f->dev.ctx, sizeof(count), &device_count, NULL), 0);
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, device_count, &count, sizeof(count));
+    f->dev.ops->count_zeros(f->dev.ctx, f->dev.stream, x.dev, N, device_count);
+    f->dev.ops->count_zeros(f->dev.ctx, f->dev.stream, x.dev, 0, device_count);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, &count, device_count, sizeof(count));
+    synchronize(f);
+    assert_true(count == want);
+}
+
+/* Every bf16 and what lies halfway to the next one and beside that, to nearest even; and back. */
+static void test_bf16(void **state)
+{
+    struct fixture *f = *state;
+    enum { BESIDE = 5, ALL = 1 << 16, N = BESIDE * ALL };
+    struct tensor x = tensor_new(f, N, 0), back = tensor_new(f, N, 0);
+    static uint16_t out[N];
+    void *device_out;
+    for (uint32_t i = 0; i < ALL; i++) {
+        static const uint32_t LOW[BESIDE] = {0, 1, 0x7fff, 0x8000, 0x8001};
+        for (size_t k = 0; k < BESIDE; k++)
+            x.host[BESIDE * i + k] = mb_bits_float(i << 16 | LOW[k]);
+    }
+    f->dev.ops->copy_in(f->dev.ctx, f->dev.stream, x.dev, x.host, N * sizeof(float));
+    assert_int_equal(f->dev.ops->alloc(f->dev.ctx, sizeof(out), &device_out, NULL), 0);
+    f->dev.ops->to_bf16(f->dev.ctx, f->dev.stream, device_out, x.dev, N);
+    f->dev.ops->from_bf16(f->dev.ctx, f->dev.stream, back.dev, device_out, N);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, out, device_out, sizeof(out));
+    synchronize(f);
+    tensor_download(f, &back);
+    for (size_t i = 0; i < N; i++) {
+        if (isnan(x.host[i]))
+            assert_true(isnan(mb_bf16_float(out[i])) && isnan(back.host[i]));
+        else if (out[i] != mb_float_bf16(x.host[i]) || back.host[i] != mb_bf16_float(out[i]))
+            fail_msg("%a becomes %04x, expected %04x", (double)x.host[i], out[i],
+                     mb_float_bf16(x.host[i]));
+    }
+}
+
+/* What is allocated now, and the most that it was. */
+static void test_allocated(void **state)
+{
+    struct fixture *f = *state;
+    size_t now[3], most[3], n[3];
+    void *p;
+    f->dev.ops->allocated(f->dev.ctx, &now[0], &most[0], &n[0]);
+    assert_int_equal(f->dev.ops->alloc(f->dev.ctx, 1 << 24, &p, NULL), 0);
+    f->dev.ops->allocated(f->dev.ctx, &now[1], &most[1], &n[1]);
+    f->dev.ops->free(f->dev.ctx, p);
+    f->dev.ops->allocated(f->dev.ctx, &now[2], &most[2], &n[2]);
+    assert_int_equal(now[1] - now[0], 1 << 24);
+    assert_int_equal(n[1] - n[0], 1);
+    assert_true(most[1] >= now[1] && most[2] == most[1]);
+    assert_true(now[2] == now[0] && n[2] == n[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -664,6 +733,9 @@ int main(void)
         FIXTURE_TEST(test_cross_entropy_parts),
         FIXTURE_TEST(test_cross_entropy_nan),
         FIXTURE_TEST(test_flat),
+        FIXTURE_TEST(test_count_zeros),
+        FIXTURE_TEST(test_bf16),
+        FIXTURE_TEST(test_allocated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -247,6 +247,57 @@ static void test_halves(void **state)
         mb_optimizer_destroy(parts[i]);
 }
 
+/* SGD with momentum against torch.optim.SGD's rule in double, whole, in halves and in two shards;
+ * the last two bit for bit. */
+static void test_sgd(void **state)
+{
+    struct fixture *f = *state;
+    struct tensor w = tensor_new(f, N_ELEMENTS, 1), g = tensor_new(f, N_ELEMENTS, 0);
+    double b[N_ELEMENTS] = {0};
+    float joined[N_ELEMENTS];
+    struct mb_err err = {0};
+    const struct mb_master whole = {.whole = w.dev};
+    struct mb_master halves = {.upper = device_memory(f, N_ELEMENTS * sizeof(uint16_t)),
+                               .lower = device_memory(f, N_ELEMENTS * sizeof(uint16_t)),
+                               .window = device_memory(f, MB_MASTER_WINDOW * sizeof(float))};
+    struct mb_optimizer_config c;
+    struct mb_optimizer *o[3];
+    mb_optimizer_config_init(&c);
+    c.rule = MB_OPTIMIZER_SGD;
+    c.sgd_momentum = 0.8;
+    mb_master_copy_in(&f->dev, &halves, 0, N_ELEMENTS, w.host);
+    const struct {
+        const struct mb_master *weights;
+        size_t begin, end;
+    } made[] = {{&whole, 0, N_ELEMENTS}, {&halves, 0, 53}, {&halves, 53, N_ELEMENTS}};
+    for (int i = 0; i < 3; i++)
+        if (mb_optimizer_create(&f->dev, &c, PARAMS, N_PARAMS, made[i].weights, g.dev,
+                                made[i].begin, made[i].end, &o[i], &err) != 0)
+            fail_msg("%s", err.text);
+    assert_null(mb_optimizer_exp_avg_sq(o[0]));
+    for (int t = 1; t <= 10; t++) {
+        const double lr = 1e-1 / t, coefficient = t % 2 ? 1 : 0.25;
+        draw_gradients(f, &g);
+        for (size_t i = 0; i < N_ELEMENTS; i++) {
+            b[i] = 0.8 * b[i] + g.ref[i] * coefficient + (decayed(i) ? 0.1 : 0) * w.ref[i];
+            w.ref[i] -= lr * b[i];
+        }
+        for (int i = 0; i < 3; i++)
+            mb_optimizer_step(o[i], lr, 0.1, coefficient);
+    }
+    assert_close("weights", tensor_download(f, &w), w.ref, w.n, 2e-6);
+    mb_master_copy_out(&f->dev, &halves, 0, N_ELEMENTS, joined);
+    synchronize(f);
+    assert_memory_equal(joined, w.host, sizeof(joined));
+    struct tensor s = tensor_new(f, N_ELEMENTS, 0);
+    f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, s.host, mb_optimizer_exp_avg(o[0]),
+                         sizeof(float) * s.n);
+    synchronize(f);
+    assert_close("momentum", s.host, b, s.n, 2e-6);
+    for (int i = 0; i < 3; i++)
+        mb_optimizer_destroy(o[i]);
+}
+
 static void test_clip(void **state)
 {
     (void)state;
@@ -254,6 +305,11 @@ static void test_clip(void **state)
     assert_true(mb_optimizer_clip(0.5, 1) == 1);
     assert_true(mb_optimizer_clip(0, 1) == 1);
     assert_true(fabs(mb_optimizer_clip(4, 1) - 1 / 4.000001) < 1e-15);
+}
+
+static struct mb_optimizer_config adam(double beta1, double beta2, double eps)
+{
+    return (struct mb_optimizer_config){.beta1 = beta1, .beta2 = beta2, .eps = eps};
 }
 
 static void expect_refused(struct fixture *f, struct mb_optimizer_config c, size_t begin,
@@ -274,11 +330,10 @@ static void expect_refused(struct fixture *f, struct mb_optimizer_config c, size
 static void test_refusals(void **state)
 {
     struct fixture *f = *state;
-    expect_refused(f, (struct mb_optimizer_config){1, 0.999, 1e-8, 0}, 0, 8, "--adam-beta1 is 1");
-    expect_refused(f, (struct mb_optimizer_config){0.9, -1, 1e-8, 0}, 0, 8, "--adam-beta2 is -1");
-    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 0, 0}, 0, 8, "--adam-eps is 0");
-    expect_refused(f, (struct mb_optimizer_config){0.9, 0.999, 1e-8, 0}, 8, 8,
-                   "range [8, 8) is empty");
+    expect_refused(f, adam(1, 0.999, 1e-8), 0, 8, "--adam-beta1 is 1");
+    expect_refused(f, adam(0.9, -1, 1e-8), 0, 8, "--adam-beta2 is -1");
+    expect_refused(f, adam(0.9, 0.999, 0), 0, 8, "--adam-eps is 0");
+    expect_refused(f, adam(0.9, 0.999, 1e-8), 8, 8, "range [8, 8) is empty");
 }
 
 /* Every allocation of create fails once: nothing is left behind, nothing half made is returned. */
@@ -311,13 +366,10 @@ static void test_allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FIXTURE_TEST(test_reference),
-        FIXTURE_TEST(test_shards),
-        FIXTURE_TEST(test_decoupled),
-        FIXTURE_TEST(test_halves),
-        cmocka_unit_test(test_clip),
-        FIXTURE_TEST(test_refusals),
-        FIXTURE_TEST(test_allocation_failures),
+        FIXTURE_TEST(test_reference), FIXTURE_TEST(test_shards),
+        FIXTURE_TEST(test_decoupled), FIXTURE_TEST(test_halves),
+        FIXTURE_TEST(test_sgd),       cmocka_unit_test(test_clip),
+        FIXTURE_TEST(test_refusals),  FIXTURE_TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,8 @@
  *
  *   DIR/iter_0000010/model_tp00_pp00.safetensors     weights by name, written by rank 0
  *   DIR/iter_0000010/optim_dp_000_of_002.safetensors one per rank: exp_avg and exp_avg_sq of its
- *                                                    range [begin, end) of the flat buffer
+ *                                                    range [begin, end) of the flat buffer; of SGD
+ *                                                    momentum_buffer
  *   DIR/iter_0000010/state.json                      counters, layout, arguments
  *   DIR/latest_checkpointed_iteration.txt            digits of the newest iteration, last of all
  *
@@ -75,7 +76,8 @@ struct mb_checkpoint_model {
     size_t n_tensors;
     struct mb_master weights; /* [n_elements], device */
     size_t n_elements;
-    float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer */
+    float *exp_avg, *exp_avg_sq; /* [state_end - state_begin], device; NULL: no optimizer. SGD has
+                                    momentum_buffer in the first's place, and no second */
     size_t state_begin, state_end;
     /* NULL: the rank has all of the model. Else weights and the optimizer's range are of the
      * layout's flat buffer; tensors and n_elements are those of the whole model in either case. */

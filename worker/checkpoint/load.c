@@ -291,28 +291,35 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
+static int n_moments_of(const struct mb_checkpoint_model *m)
+{
+    return m->exp_avg_sq != NULL ? MB_MOMENTS_ADAM : MB_MOMENTS_SGD;
+}
+
+static float *moment_of(const struct mb_checkpoint_model *m, int which)
+{
+    return which == 0 ? m->exp_avg : m->exp_avg_sq;
+}
+
 /* Reads what the shard has of our range; *part says what that was. */
 static int read_shard(const struct mb_checkpoint_model *m, const char *path, float *piece,
                       struct cover *part, struct mb_err *err)
 {
     struct mb_st_reader *r = NULL;
     struct cover has = {0, 0};
+    const int n_moments = n_moments_of(m);
     int rc = mb_st_open(path, &r, err);
     if (rc == 0) {
-        rc = mb_moments_range(path, r, m->n_elements, &has.begin, &has.end, err);
+        rc = mb_moments_range(path, r, m->n_elements, n_moments, &has.begin, &has.end, err);
     }
     if (rc == 0) {
         size_t begin = has.begin > m->state_begin ? has.begin : m->state_begin;
         size_t end = has.end < m->state_end ? has.end : m->state_end;
         *part = (struct cover){begin, end > begin ? end : begin};
         size_t n = part->end - part->begin, from = part->begin - has.begin;
-        if (n > 0) {
-            rc = read_floats(m->dev, r, mb_st_find(r, "exp_avg"), from,
-                             m->exp_avg + (begin - m->state_begin), n, piece, err);
-        }
-        if (n > 0 && rc == 0) {
-            rc = read_floats(m->dev, r, mb_st_find(r, "exp_avg_sq"), from,
-                             m->exp_avg_sq + (begin - m->state_begin), n, piece, err);
+        for (int i = 0; i < n_moments && n > 0 && rc == 0; i++) {
+            rc = read_floats(m->dev, r, mb_st_find(r, mb_moments_name(n_moments, i)), from,
+                             moment_of(m, i) + (begin - m->state_begin), n, piece, err);
         }
     }
     mb_st_close(r);
@@ -389,13 +396,14 @@ static int load_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
         mb_comm_range(m->n_elements, mb_comm_world_size(m->comm), mb_comm_rank(m->comm),
                       &part.state_begin, &part.state_end);
         part.exp_avg += part.state_begin;
-        part.exp_avg_sq += part.state_begin;
+        part.exp_avg_sq = m->exp_avg_sq != NULL ? m->exp_avg_sq + part.state_begin : NULL;
     }
     int rc =
         mb_checkpoint_agree(m->comm, read_optimizer(&part, dir, world_size, piece, err), WHAT, err);
     if (rc == 0 && whole) {
-        mb_comm_allgather(m->comm, m->dev, m->exp_avg, m->n_elements, MB_COMM_F32);
-        mb_comm_allgather(m->comm, m->dev, m->exp_avg_sq, m->n_elements, MB_COMM_F32);
+        for (int i = 0; i < n_moments_of(m); i++) {
+            mb_comm_allgather(m->comm, m->dev, moment_of(m, i), m->n_elements, MB_COMM_F32);
+        }
         rc = mb_comm_synchronize(m->comm, err);
     }
     return rc;
@@ -454,14 +462,13 @@ static int share_optimizer(const struct mb_checkpoint_model *m, const char *dir,
     mb_comm_range(m->n_elements, mb_comm_world_size(m->comm), mb_comm_rank(m->comm),
                   &whole.state_begin, &whole.state_end);
     whole.exp_avg = range;
-    whole.exp_avg_sq = range + (whole.state_end - whole.state_begin);
+    whole.exp_avg_sq = m->exp_avg_sq != NULL ? range + (whole.state_end - whole.state_begin) : NULL;
     int rc =
         mb_checkpoint_agree(m->comm, read_optimizer(&whole, dir, world_size, NULL, err), WHAT, err);
-    for (int i = 0; i < 2 && rc == 0; i++) {
-        const struct mb_exchange_side give = {.p = i == 0 ? whole.exp_avg : whole.exp_avg_sq,
-                                              .begin = whole.state_begin,
-                                              .end = whole.state_end};
-        const struct mb_master states = {.whole = i == 0 ? m->exp_avg : m->exp_avg_sq};
+    for (int i = 0; i < n_moments_of(m) && rc == 0; i++) {
+        const struct mb_exchange_side give = {
+            .p = moment_of(&whole, i), .begin = whole.state_begin, .end = whole.state_end};
+        const struct mb_master states = {.whole = moment_of(m, i)};
         rc = take_part(m, &give, &states, m->state_begin, m->state_end, memory, err);
     }
     return rc;
@@ -472,10 +479,10 @@ static int hand_out_moments(const struct mb_checkpoint_model *m, struct reading 
                             float *memory, struct mb_err *err)
 {
     int rc = 0;
-    for (int i = 0; i < 2 && rc == 0; i++) {
+    for (int i = 0; i < n_moments_of(m) && rc == 0; i++) {
         const int reads = mb_comm_rank(m->comm) == 0;
         const struct mb_exchange_side give = {.read = reads ? read_window : NULL, .arg = reading};
-        const struct mb_master states = {.whole = i == 0 ? m->exp_avg : m->exp_avg_sq};
+        const struct mb_master states = {.whole = moment_of(m, i)};
         reading->moment = i;
         rc = take_part(m, &give, &states, m->state_begin, m->state_end, memory, err);
     }

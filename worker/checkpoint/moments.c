@@ -21,6 +21,7 @@
 enum { PARAM_ALIGN = 16 /* of the model's flat buffers, in floats */, PIECE_FLOATS = 1 << 18 };
 
 static const char *const NAMES[] = {"exp_avg", "exp_avg_sq"};
+static const char NAME_OF_SGD[] = "momentum_buffer";
 
 struct range {
     char *path;
@@ -71,8 +72,18 @@ int mb_moments_is_file(const char *name, int64_t world_size)
            mb_ends_with(name, world_size > 0 ? ending : ".safetensors");
 }
 
+const char *mb_moments_name(int n_moments, int which)
+{
+    return n_moments == MB_MOMENTS_SGD ? NAME_OF_SGD : NAMES[which];
+}
+
+static const char *rule(int is_sgd)
+{
+    return is_sgd ? "SGD" : "Adam";
+}
+
 int mb_moments_range(const char *path, const struct mb_st_reader *r, uint64_t flat_elements,
-                     size_t *begin, size_t *end, struct mb_err *err)
+                     int n_moments, size_t *begin, size_t *end, struct mb_err *err)
 {
     static const char *const KEYS[] = {"begin", "end", "flat_elements"};
     int64_t v[3];
@@ -91,11 +102,19 @@ int mb_moments_range(const char *path, const struct mb_st_reader *r, uint64_t fl
     }
     *begin = (size_t)v[0];
     *end = (size_t)v[1];
-    for (int i = 0; i < 2; i++) {
-        const struct mb_st_tensor *t = mb_st_find(r, NAMES[i]);
+    const int is_sgd = mb_st_find(r, NAME_OF_SGD) != NULL;
+    if (is_sgd != (n_moments == MB_MOMENTS_SGD)) {
+        return mb_err_set(
+            err, MB_EUNSUPPORTED,
+            "%s: the optimizer is %s, here only %s's is taken; --no-load-optim leaves "
+            "it out",
+            path, rule(is_sgd), rule(!is_sgd));
+    }
+    for (int i = 0; i < n_moments; i++) {
+        const char *name = mb_moments_name(n_moments, i);
+        const struct mb_st_tensor *t = mb_st_find(r, name);
         if (t == NULL || t->dtype != MB_ST_F32 || t->n_dims != 1 || t->shape[0] != *end - *begin) {
-            return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s does not fit its range", path,
-                              NAMES[i]);
+            return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s does not fit its range", path, name);
         }
     }
     return 0;
@@ -112,8 +131,8 @@ static int add_file(struct mb_moments *m, const char *name, struct mb_err *err)
     m->n_ranges++;
     int rc = mb_st_open(r->path, &file, err);
     if (rc == 0) {
-        rc = mb_moments_range(r->path, file, m->offsets[mb_st_n_tensors(m->model)], &r->begin,
-                              &r->end, err);
+        rc = mb_moments_range(r->path, file, m->offsets[mb_st_n_tensors(m->model)], MB_MOMENTS_ADAM,
+                              &r->begin, &r->end, err);
     }
     mb_st_close(file);
     return rc;

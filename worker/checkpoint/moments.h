@@ -17,9 +17,13 @@ uint64_t mb_moments_offset(const struct mb_st_tensor *tensors, size_t i);
 /* Whether a name is that of such a file. A directory may still hold some that its node saved in an
  * attempt of another size, which never became durable; world_size 0: not known. */
 int mb_moments_is_file(const char *name, int64_t world_size);
-/* Which range of the flat buffer a file has, and that its tensors do. path is for texts. */
+/* What its tensors are called: Adam's two, or SGD's one. */
+enum { MB_MOMENTS_ADAM = 2, MB_MOMENTS_SGD = 1 };
+const char *mb_moments_name(int n_moments, int which);
+/* Which range of the flat buffer a file has, and that its n_moments tensors do. path is for texts.
+ */
 int mb_moments_range(const char *path, const struct mb_st_reader *r, uint64_t flat_elements,
-                     size_t *begin, size_t *end, struct mb_err *err);
+                     int n_moments, size_t *begin, size_t *end, struct mb_err *err);
 
 /* Of a directory whose weights are open in model, which is borrowed until close. MB_ENOENT: no file
  * has some of it. */

@@ -30,6 +30,7 @@
 #include "base/checksum.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "worker/checkpoint/moments.h"
 #include "worker/checkpoint/safetensors.h"
 #include "worker/checkpoint/snapshot.h"
 #include "worker/checkpoint/watch.h"
@@ -154,22 +155,25 @@ static int write_optimizer(struct saving *s, struct mb_err *err)
     snprintf(total_text, sizeof total_text, "%zu", m->n_elements);
     struct mb_st_meta meta[] = {
         {"begin", begin_text}, {"end", end_text}, {"flat_elements", total_text}};
-    struct mb_st_tensor tensors[2] = {
-        {.name = "exp_avg", .dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}},
-        {.name = "exp_avg_sq", .dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}}};
+    struct mb_st_tensor tensors[2] = {{.dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}},
+                                      {.dtype = MB_ST_F32, .n_dims = 1, .shape = {end - begin}}};
+    float *const moments[] = {m->exp_avg, m->exp_avg_sq};
+    const int n_moments = m->exp_avg_sq != NULL ? MB_MOMENTS_ADAM : MB_MOMENTS_SGD;
+    for (int i = 0; i < n_moments; i++) {
+        tensors[i].name = mb_moments_name(n_moments, i);
+    }
     mb_checkpoint_optim_name(rank, world, name);
     char *path = mb_path_join(s->tmp, name);
     struct mb_st_writer *w = NULL;
     int rc = path != NULL ? 0 : no_memory(err);
     if (rc == 0) {
-        rc = mb_st_create(path, tensors, 2, meta, 3, &w, err);
+        rc = mb_st_create(path, tensors, (size_t)n_moments, meta, 3, &w, err);
     }
     if (rc == 0) {
         watch(s, w, path);
-        const struct mb_master avg = {.whole = m->exp_avg}, avg_sq = {.whole = m->exp_avg_sq};
-        rc = write_floats(s, w, &avg, begin - m->state_begin, end - begin, err);
-        if (rc == 0) {
-            rc = write_floats(s, w, &avg_sq, begin - m->state_begin, end - begin, err);
+        for (int i = 0; i < n_moments && rc == 0; i++) {
+            const struct mb_master moment = {.whole = moments[i]};
+            rc = write_floats(s, w, &moment, begin - m->state_begin, end - begin, err);
         }
         rc = finish_file(s, w, rc, name, err);
     }

@@ -14,10 +14,15 @@ static void own_range(const struct mb_checkpoint_model *m, struct mb_comm *comm,
     mb_comm_range(m->n_elements, mb_comm_world_size(comm), mb_comm_rank(comm), begin, end);
 }
 
+static size_t n_states(const struct mb_checkpoint_model *m)
+{
+    return (size_t)(m->exp_avg != NULL) + (size_t)(m->exp_avg_sq != NULL);
+}
+
 size_t mb_snapshot_floats(const struct mb_checkpoint_model *m, struct mb_comm *comm)
 {
     const struct mb_checkpoint_layout *l = m->layout;
-    const size_t states = m->exp_avg != NULL ? 2 : 0;
+    const size_t states = n_states(m);
     size_t begin, end;
     own_range(m, comm, &begin, &end);
     size_t n = (mb_comm_rank(comm) == 0 ? m->n_elements : 0) + states * (end - begin);
@@ -42,6 +47,8 @@ void mb_snapshot_lay_out(struct mb_snapshot *s, const struct mb_checkpoint_model
         own_range(m, comm, &s->model.state_begin, &s->model.state_end);
         s->model.exp_avg = memory;
         memory += s->model.state_end - s->model.state_begin;
+    }
+    if (m->exp_avg_sq != NULL) {
         s->model.exp_avg_sq = memory;
         memory += s->model.state_end - s->model.state_begin;
     }
@@ -49,7 +56,7 @@ void mb_snapshot_lay_out(struct mb_snapshot *s, const struct mb_checkpoint_model
         const size_t n = l->end - l->begin;
         s->weights = memory;
         s->exp_avg = m->exp_avg != NULL ? s->weights + n : NULL;
-        s->exp_avg_sq = m->exp_avg != NULL ? s->weights + 2 * n : NULL;
+        s->exp_avg_sq = m->exp_avg_sq != NULL ? s->weights + 2 * n : NULL;
     }
 }
 
@@ -70,8 +77,10 @@ int mb_snapshot_copy(struct mb_snapshot *s, const struct mb_checkpoint_model *fr
         const size_t at = first - from->state_begin;
         dev->ops->copy_out(dev->ctx, dev->stream, l != NULL ? s->exp_avg : to->exp_avg,
                            from->exp_avg + at, n * sizeof(float));
-        dev->ops->copy_out(dev->ctx, dev->stream, l != NULL ? s->exp_avg_sq : to->exp_avg_sq,
-                           from->exp_avg_sq + at, n * sizeof(float));
+        if (to->exp_avg_sq != NULL) {
+            dev->ops->copy_out(dev->ctx, dev->stream, l != NULL ? s->exp_avg_sq : to->exp_avg_sq,
+                               from->exp_avg_sq + at, n * sizeof(float));
+        }
     }
     return dev->ops->synchronize(dev->ctx, dev->stream, err);
 }
@@ -94,7 +103,7 @@ int mb_snapshot_join(struct mb_snapshot *s, const struct mb_checkpoint_model *fr
                    {s->exp_avg, to->exp_avg, to->state_begin, to->state_end},
                    {s->exp_avg_sq, to->exp_avg_sq, to->state_begin, to->state_end}};
     int rc = 0;
-    for (size_t i = 0; i < (to->exp_avg != NULL ? 3 : 1) && rc == 0; i++) {
+    for (size_t i = 0; i < 1 + n_states(to) && rc == 0; i++) {
         const struct mb_exchange_side give = {tensors[i].give, l->begin, l->end, 1, NULL, NULL};
         const struct mb_exchange_side take = {
             tensors[i].take, tensors[i].begin, tensors[i].end, 0, NULL, NULL};

@@ -87,7 +87,8 @@ static int map_file(const char *path, struct mapping *out, struct mb_err *err)
 {
     struct stat st;
     int rc = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* A pipe without a writer is opened at once, and refused below. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0) {
         if (errno != ENOENT)

@@ -16,9 +16,11 @@ int mb_blocks_reserve(struct mb_blocks *b, size_t size_bytes, struct mb_err *err
     return 0;
 }
 
-void mb_blocks_add(struct mb_blocks *b, void *given, void *raw)
+void mb_blocks_add(struct mb_blocks *b, void *given, void *raw, size_t size_bytes)
 {
-    b->at[b->n++] = (struct mb_block){given, raw};
+    b->at[b->n++] = (struct mb_block){given, raw, size_bytes};
+    b->now_bytes += size_bytes;
+    b->most_bytes = b->now_bytes > b->most_bytes ? b->now_bytes : b->most_bytes;
 }
 
 void *mb_blocks_take(struct mb_blocks *b, const void *given)
@@ -27,6 +29,7 @@ void *mb_blocks_take(struct mb_blocks *b, const void *given)
         if (b->at[i].given != given)
             continue;
         void *raw = b->at[i].raw;
+        b->now_bytes -= b->at[i].size_bytes;
         b->at[i] = b->at[--b->n];
         return raw;
     }

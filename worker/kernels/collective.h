@@ -19,8 +19,8 @@ enum mb_comm_type {
     MB_COMM_F32,
     MB_COMM_F64,
     MB_COMM_I64,
-    MB_COMM_BF16, /* on devices only */
-    MB_COMM_F16   /* sums are rounded at every step */
+    MB_COMM_BF16, /* sums of this and of the next are rounded at every step */
+    MB_COMM_F16
 };
 enum mb_comm_reduce { MB_COMM_SUM, MB_COMM_MAX };
 

@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 12 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 13 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1, MB_DTYPE_F16 = 2 };
 
@@ -356,6 +356,21 @@ struct mb_adamw {
     float grad_scale; /* clipping coefficient */
 };
 
+/* SGD with momentum over segments of flat buffers, weight decay as part of the gradient
+ * (torch.optim.SGD):
+ *   g = grad_scale * grad + decay * w;  b = momentum b + g;  w -= lr * b */
+struct mb_sgd {
+    float *weight; /* as mb_adamw's, and so are the next six */
+    uint16_t *upper, *lower;
+    const float *grad;
+    float *momentum_buffer;
+    size_t state_begin;
+    const struct mb_segment *segments;
+    size_t n_segments;
+    double lr, momentum, weight_decay;
+    float grad_scale;
+};
+
 struct mb_backend {
     uint32_t abi;      /* MB_BACKEND_ABI of the build; always the first field */
     const char *name;  /* "cpu", "cuda" */
@@ -370,6 +385,9 @@ struct mb_backend {
     const char *(*describe)(struct mb_context *ctx);
     int (*alloc)(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err);
     void (*free)(struct mb_context *ctx, void *p); /* NULL is legal */
+    /* What alloc() gave and free() did not take back, and the most that this ever was. */
+    void (*allocated)(struct mb_context *ctx, size_t *now_bytes, size_t *most_bytes,
+                      size_t *n_blocks);
     /* Of the device, everybody's use counted; NULL where it is the host's memory. */
     void (*memory)(struct mb_context *ctx, size_t *used_bytes, size_t *total_bytes);
     int (*stream_create)(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err);
@@ -428,6 +446,10 @@ struct mb_backend {
     void (*keys_values_put)(struct mb_context *, struct mb_stream *, const struct mb_keys_values *);
     void (*cross_entropy)(struct mb_context *, struct mb_stream *, const struct mb_cross_entropy *);
     void (*adamw)(struct mb_context *, struct mb_stream *, const struct mb_adamw *);
+    void (*sgd)(struct mb_context *, struct mb_stream *, const struct mb_sgd *);
+    /* *n_zeros += how many of x[0..n) are 0, of either sign */
+    void (*count_zeros)(struct mb_context *, struct mb_stream *, const float *x, size_t n,
+                        double *n_zeros);
     /* sum += the squares of x[0..n), accumulated in double */
     void (*squared_norm)(struct mb_context *, struct mb_stream *, const float *x, size_t n,
                          double *sum);
@@ -445,6 +467,11 @@ struct mb_backend {
      * bytes */
     void (*narrow)(struct mb_context *, struct mb_stream *, uint16_t *out, const float *x,
                    size_t n);
+    /* fp32 rounded to bf16, to nearest even, a NaN quiet; and back */
+    void (*to_bf16)(struct mb_context *, struct mb_stream *, uint16_t *out, const float *x,
+                    size_t n);
+    void (*from_bf16)(struct mb_context *, struct mb_stream *, float *out, const uint16_t *x,
+                      size_t n);
 
     /* --- for a profiler that runs this process; NULL: nothing on this device would see it --- */
     /* Nested ranges of the calling thread's time; name is read before the call returns. */

@@ -15,14 +15,15 @@ struct mb_optimizer {
     size_t begin, end;
     struct mb_segment *segments; /* those of the decoupled learning rate behind the others */
     size_t n_segments, n_coupled;
-    float *exp_avg, *exp_avg_sq; /* one block of device memory, exp_avg first */
+    float *exp_avg, *exp_avg_sq; /* one block of device memory, exp_avg first; SGD has no other */
     double *sum;                 /* [1], device */
     int64_t steps;
 };
 
 void mb_optimizer_config_init(struct mb_optimizer_config *c)
 {
-    *c = (struct mb_optimizer_config){.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    *c = (struct mb_optimizer_config){
+        .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .sgd_momentum = 0.9};
 }
 
 static int check(const struct mb_optimizer_config *c, size_t begin, size_t end, struct mb_err *err)
@@ -33,6 +34,9 @@ static int check(const struct mb_optimizer_config *c, size_t begin, size_t end, 
         return mb_err_set(err, MB_EINVAL, "--adam-beta2 is %g and must lie in [0, 1)", c->beta2);
     if (!(c->eps > 0))
         return mb_err_set(err, MB_EINVAL, "--adam-eps is %g and must be positive", c->eps);
+    if (!(c->sgd_momentum >= 0))
+        return mb_err_set(err, MB_EINVAL, "--sgd-momentum is %g and must not be negative",
+                          c->sgd_momentum);
     if (begin >= end)
         return mb_err_set(err, MB_EINVAL, "optimizer range [%zu, %zu) is empty", begin, end);
     return 0;
@@ -84,7 +88,8 @@ int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config 
     cut_segments(o, params, n_params, 0);
     o->n_coupled = o->n_segments;
     cut_segments(o, params, n_params, 1);
-    size_t n = end - begin, state_bytes = 2 * n * sizeof(float);
+    const int has_second = c->rule == MB_OPTIMIZER_ADAM;
+    size_t n = end - begin, state_bytes = (has_second ? 2 : 1) * n * sizeof(float);
     void *states = NULL, *sum = NULL;
     rc = dev->ops->alloc(dev->ctx, state_bytes, &states, err);
     if (rc != 0) {
@@ -92,7 +97,7 @@ int mb_optimizer_create(struct mb_device *dev, const struct mb_optimizer_config 
         goto out;
     }
     o->exp_avg = states;
-    o->exp_avg_sq = o->exp_avg + n;
+    o->exp_avg_sq = has_second ? o->exp_avg + n : NULL;
     rc = dev->ops->alloc(dev->ctx, sizeof(*o->sum), &sum, err);
     if (rc != 0)
         goto out;
@@ -138,8 +143,26 @@ double mb_optimizer_clip(double norm, double clip)
     return coefficient < 1 ? coefficient : 1;
 }
 
-static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, double weight_decay,
-                   double grad_coefficient)
+static void update_sgd(struct mb_optimizer *o, size_t first, size_t end, double lr,
+                       double weight_decay, double grad_coefficient)
+{
+    struct mb_sgd a = {.weight = o->weights.whole,
+                       .upper = o->weights.upper,
+                       .lower = o->weights.lower,
+                       .grad = o->grads,
+                       .momentum_buffer = o->exp_avg,
+                       .state_begin = o->begin,
+                       .segments = o->segments + first,
+                       .n_segments = end - first,
+                       .lr = lr,
+                       .momentum = o->c.sgd_momentum,
+                       .weight_decay = weight_decay,
+                       .grad_scale = (float)grad_coefficient};
+    o->dev->ops->sgd(o->dev->ctx, o->dev->stream, &a);
+}
+
+static void update_adam(struct mb_optimizer *o, size_t first, size_t end, double lr,
+                        double weight_decay, double grad_coefficient)
 {
     struct mb_adamw a = {.weight = o->weights.whole,
                          .upper = o->weights.upper,
@@ -157,8 +180,18 @@ static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, 
                          .eps = o->c.eps,
                          .weight_decay = weight_decay,
                          .grad_scale = (float)grad_coefficient};
-    if (first < end)
-        o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
+    o->dev->ops->adamw(o->dev->ctx, o->dev->stream, &a);
+}
+
+static void update(struct mb_optimizer *o, size_t first, size_t end, double lr, double weight_decay,
+                   double grad_coefficient)
+{
+    if (first == end)
+        return;
+    if (o->c.rule == MB_OPTIMIZER_SGD)
+        update_sgd(o, first, end, lr, weight_decay, grad_coefficient);
+    else
+        update_adam(o, first, end, lr, weight_decay, grad_coefficient);
 }
 
 void mb_optimizer_step_decoupled(struct mb_optimizer *o, double lr, double decoupled_lr,

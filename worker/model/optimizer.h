@@ -1,8 +1,9 @@
 /*
- * Adam with decoupled weight decay (Megatron's FusedAdam, adam_w_mode) over a flat range [begin,
+ * Adam with decoupled weight decay (Megatron's FusedAdam, adam_w_mode), or SGD with momentum and
+ * weight decay in the gradient (torch.optim.SGD, as Megatron makes it), over a flat range [begin,
  * end) of a model's buffers: the whole model, or one rank's shard. States are fp32 device memory of
- * end - begin elements. For one layout the result is bitwise deterministic. Threads: that of the
- * device.
+ * end - begin elements: two of Adam, one of SGD. For one layout the result is bitwise
+ * deterministic. Threads: that of the device.
  *
  * A step of a gang: norm2 = all-reduce(mb_optimizer_squared_norm()) when gradients are sharded,
  * coefficient = mb_optimizer_clip(), mb_optimizer_step(). A step with a non-finite norm must be
@@ -18,11 +19,15 @@
 #include "worker/kernels/master.h"
 #include "worker/model/param.h"
 
+enum mb_optimizer_rule { MB_OPTIMIZER_ADAM, MB_OPTIMIZER_SGD };
+
 struct mb_optimizer_config {
-    double beta1;  /* 0.9, [0, 1) */
-    double beta2;  /* 0.999, [0, 1) */
-    double eps;    /* 1e-8, > 0 */
-    int decoupled; /* 1: embedding and output layer have a learning rate of their own */
+    enum mb_optimizer_rule rule;
+    double beta1;        /* 0.9, [0, 1) */
+    double beta2;        /* 0.999, [0, 1) */
+    double eps;          /* 1e-8, > 0 */
+    double sgd_momentum; /* 0.9, >= 0 */
+    int decoupled;       /* 1: embedding and output layer have a learning rate of their own */
 };
 
 void mb_optimizer_config_init(struct mb_optimizer_config *c);
@@ -51,7 +56,8 @@ void mb_optimizer_step_decoupled(struct mb_optimizer *o, double lr, double decou
 void mb_optimizer_step(struct mb_optimizer *o, double lr, double weight_decay,
                        double grad_coefficient);
 
-/* For checkpoints: device memory of end - begin elements each, and the number of steps taken. */
+/* For checkpoints: device memory of end - begin elements each, and the number of steps taken. Of
+ * SGD the first is the momentum, the second NULL. */
 float *mb_optimizer_exp_avg(struct mb_optimizer *o);
 float *mb_optimizer_exp_avg_sq(struct mb_optimizer *o);
 int64_t mb_optimizer_steps(const struct mb_optimizer *o);

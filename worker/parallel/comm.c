@@ -56,6 +56,14 @@ static void combine_f16(uint16_t *d, const uint16_t *s, size_t n, enum mb_comm_r
     }
 }
 
+static void combine_bf16(uint16_t *d, const uint16_t *s, size_t n, enum mb_comm_reduce reduce)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float a = mb_bf16_float(d[i]), b = mb_bf16_float(s[i]);
+        d[i] = mb_float_bf16(reduce == MB_COMM_SUM ? a + b : b > a ? b : a);
+    }
+}
+
 void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type type,
                      enum mb_comm_reduce reduce)
 {
@@ -73,7 +81,7 @@ void mb_comm_combine(void *dst, const void *src, size_t n, enum mb_comm_type typ
         combine_f16(dst, src, n, reduce);
         break;
     case MB_COMM_BF16:
-        assert(!"devices add it themselves");
+        combine_bf16(dst, src, n, reduce);
         break;
     }
 }

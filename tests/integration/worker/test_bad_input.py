@@ -47,6 +47,8 @@ def main():
         f.truncate(1000)
     with open("not.idx", "wb") as f, open("not.bin", "wb"):
         f.write(b"something else")
+    os.mkfifo("pipe.idx")
+    os.mkfifo("pipe.bin")
     on = lambda *paths: [*without(GOOD, "--mock-data"), "--data-path", *paths]
 
     cases = [
@@ -55,12 +57,17 @@ def main():
         ("global batch not divisible", [*GOOD, "--global-batch-size", "7"], 64, ["global batch size (7)"]),
         ("iterations and samples", [*GOOD, "--train-samples", "80"], 64, ["--train-samples"]),
         ("neither", without(GOOD, "--train-iters"), 64, ["train-iters or train-samples"]),
-        ("no layers", without(GOOD, "--num-layers"), 64, ["num_layers argument is None"]),
+        ("no layers", without(GOOD, "--num-layers"), 2, ["num_layers argument is None"]),
         ("no data", without(GOOD, "--mock-data"), 64, ["--data-path"]),
         ("two data sources", [*GOOD, "--data-path", "few"], 64, ["single data source"]),
-        ("unknown argument", [*GOOD, "--num-layer", "2"], 64, ["unrecognized", "--num-layers"]),
-        ("no number", [*GOOD, "--lr", "fast"], 64, ["--lr", "'fast'"]),
-        ("no choice", [*GOOD, "--lr-decay-style", "sine"], 64, ["'sine'", "cosine"]),
+        ("unknown argument", [*GOOD, "--num-layer", "2"], 2,
+         ["error: unrecognized arguments: --num-layer 2", "--num-layers"]),
+        ("no number", [*GOOD, "--lr", "fast"], 2, ["error: argument --lr: invalid float value: 'fast'"]),
+        ("no value", [*GOOD, "--lr"], 2, ["error: argument --lr: expected one argument"]),
+        ("no choice", [*GOOD, "--lr-decay-style", "sine"], 2, ["'sine'", "cosine"]),
+        ("bf16 sums that are to be fp32", [*GOOD, "--bf16", "--grad-reduce-in-bf16",
+                                           "--accumulate-allreduce-grads-in-fp32"], 64, ["exclude"]),
+        ("no format of ours", [*GOOD, "--ckpt-format", "zarr"], 78, ["--ckpt-format zarr", "torch_dist"]),
         ("refused", [*GOOD, "--squared-relu"], 78, ["--squared-relu", "not provided"]),
         ("CUDA", without(GOOD, "--distributed-backend"), 78, ["nccl", "gloo"]),
         ("missing vocabulary", [*without(GOOD, "--tokenizer-type", "--vocab-size"), "--vocab-file", "v.json",
@@ -70,6 +77,7 @@ def main():
         ("empty split", on("few"), 64, ["valid", "--split"]),
         ("truncated .bin", on("cut"), 65, ["cut"]),
         ("no .idx", on("not"), 65, ["not.idx"]),
+        ("a pipe for an .idx", on("pipe"), 64, ["pipe.idx: not a regular file"]),
         ("token outside the vocabulary", [*on("big"), "--split", "100,0,0", "--eval-iters", "0", "--vocab-size", "60"], 65,
          ["big", "61"]),
         ("warmup longer than the training", [*GOOD, "--lr-warmup-iters", "9"], 64, ["warmup"]),
@@ -81,6 +89,10 @@ def main():
     subprocess.run([WORKER, *on("big"), "--split", "98,2,0", "--eval-interval", "2", "--eval-iters", "0"],
                    capture_output=True, timeout=60, check=True)
     subprocess.run([WORKER, *on("big"), "--split", "90,10,0"], capture_output=True, timeout=60, check=True)
+    # What is no number has no sign, as in Python's text.
+    done = subprocess.run([WORKER, *GOOD, "--lr", "1e38", "--no-check-for-nan-in-loss-and-grad"], capture_output=True,
+                          text=True, timeout=60, check=True)
+    assert "grad norm: nan" in done.stdout and "-nan" not in done.stdout, done.stdout
     for name, args, status, words in cases:
         before = sorted(os.listdir("."))
         done = subprocess.run([WORKER, *args], capture_output=True, text=True, timeout=60, check=False)

@@ -1,5 +1,6 @@
 """Against the real megatron-core: a step of its training (forward and backward of micro batches, finalize_model_grads, its
-optimizer with clipping and weight decay) and one of ours, from the same weights on the same samples, give the same weights.
+optimizer with clipping and weight decay: Adam, or SGD with momentum) and one of ours, from the same weights on the same
+samples, give the same weights, and count the same zeros in gradients.
 Its dynamic loss scale and ours go the same way. Usage: test_megatron_step.py WORKER MOBULA LOSS_SCALE_TRACE"""
 
 import os
@@ -14,6 +15,7 @@ import warnings
 
 warnings.filterwarnings("ignore")
 
+import numpy
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -29,7 +31,8 @@ from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
 WORKER, MOBULA, TRACE = (os.path.abspath(p) for p in sys.argv[1:4])
 del sys.argv[1:4]
-SAMPLES, LR, WEIGHT_DECAY, CLIP = 8, 1e-2, 0.1, 0.5
+SAMPLES, WEIGHT_DECAY, CLIP = 8, 0.1, 0.5
+LR = {"adam": 1e-2, "sgd": 1.0}
 
 
 def on_cpu(function):
@@ -49,8 +52,8 @@ def write_tokens(prefix, tokens):
                 struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
-def step_main(rank, s, folder):
-    """Saves weights, takes a step, and saves those."""
+def step_main(rank, s, folder, rule, n_steps):
+    """Saves weights, takes steps, each on samples of its own, and saves those."""
     folder = pathlib.Path(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=s.tp)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=s.tp)
@@ -64,11 +67,11 @@ def step_main(rank, s, folder):
     megatron_gang.save(s, folder / "before" / "iter_0000020" / megatron_gang.file_of(s, rank, 0), [model])
 
     ddp = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
-    how = OptimizerConfig(optimizer="adam", lr=LR, weight_decay=WEIGHT_DECAY, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-4,
-                          clip_grad=CLIP)
+    how = OptimizerConfig(optimizer=rule, lr=LR[rule], weight_decay=WEIGHT_DECAY, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-4,
+                          clip_grad=CLIP, sgd_momentum=0.8, log_num_zeros_in_grad=True)
     optimizer = get_megatron_optimizer(how, [ddp], get_standard_config_overrides(how))
     OptimizerParamScheduler(  # which gives norms and biases no weight decay
-        optimizer, init_lr=0.0, max_lr=LR, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=100, lr_decay_style="constant",
+        optimizer, init_lr=0.0, max_lr=LR[rule], min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=100, lr_decay_style="constant",
         start_wd=WEIGHT_DECAY, end_wd=WEIGHT_DECAY, wd_incr_steps=100, wd_incr_style="constant")
     config.grad_scale_func, config.finalize_model_grads_func = optimizer.scale_loss, finalize_model_grads
     samples = iter(torch.load(folder / "samples.pt").split(BATCH))
@@ -80,15 +83,19 @@ def step_main(rank, s, folder):
         losses = chunk(input_ids=x[:, :-1], position_ids=positions, attention_mask=mask, labels=x[:, 1:])
         return losses, lambda out: (out.mean(), {"lm loss": out.mean().detach()})
 
-    ddp.zero_grad_buffer()
-    optimizer.zero_grad()
-    told = get_forward_backward_func()(forward_step_func=forward, data_iterator=samples, model=[ddp], seq_length=SEQ,
-                                       num_microbatches=SAMPLES // BATCH, micro_batch_size=BATCH, forward_only=False)
-    done, norm, _ = optimizer.step()
-    assert done
+    lines = []
+    for _ in range(n_steps):
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        told = get_forward_backward_func()(forward_step_func=forward, data_iterator=samples, model=[ddp],
+                                           seq_length=SEQ, num_microbatches=SAMPLES // BATCH, micro_batch_size=BATCH,
+                                           forward_only=False)
+        done, norm, zeros = optimizer.step()
+        assert done
+        lines.append((float(torch.stack([t["lm loss"] for t in told]).mean()), float(norm), float(zeros)))
     megatron_gang.save(s, folder / "after" / "iter_0000020" / megatron_gang.file_of(s, rank, 0), [model])
     if rank == 0:
-        torch.save((float(torch.stack([t["lm loss"] for t in told]).mean()), float(norm)), folder / "told.pt")
+        torch.save(lines, folder / "told.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -101,34 +108,42 @@ class StepTest(unittest.TestCase):
 
     def model(self, directory, s):
         """Whole tensors, by names of their file; of several ranks through our converter."""
-        run(MOBULA, "checkpoint", "convert", "--to", "megatron", "--transformer-impl", "local", self.path / directory,
+        run(MOBULA, "checkpoint", "convert", "--to", "megatron", "--transformer-impl", "local", "--no-load-optim", self.path / directory,
             self.path / f"{directory}-whole")
         file = next((self.path / f"{directory}-whole").rglob(megatron_gang.NAME))
         return {n: t for n, t in torch.load(file, weights_only=False)["model"].items() if t is not None}
 
-    def check(self, s):
-        tokens = torch.randint(0, VOCAB - 1, (SAMPLES * SEQ + 1,), generator=torch.Generator().manual_seed(3))
+    def check(self, s, rule="adam", n_steps=1):
+        n = n_steps * SAMPLES
+        tokens = torch.randint(0, VOCAB - 1, (n * SEQ + 1,), generator=torch.Generator().manual_seed(3))
+        order = numpy.arange(n)
+        numpy.random.RandomState(1234).shuffle(order)  # Megatron-LM's order of one document's samples
         write_tokens(self.path / "data", tokens.numpy())
-        torch.save(torch.stack([tokens[i * SEQ:i * SEQ + SEQ + 1] for i in range(SAMPLES)]), self.path / "samples.pt")
-        torch.multiprocessing.start_processes(step_main, (s, str(self.path)), nprocs=s.tp, start_method="fork")
+        torch.save(torch.stack([tokens[i * SEQ:i * SEQ + SEQ + 1] for i in order]), self.path / "samples.pt")
+        torch.multiprocessing.start_processes(step_main, (s, str(self.path), rule, n_steps), nprocs=s.tp, start_method="fork")
         for state in ("before", "after"):
             (self.path / state / "latest_checkpointed_iteration.txt").write_text("20")
-        loss, norm = torch.load(self.path / "told.pt")
+        told = torch.load(self.path / "told.pt")
         log = run(WORKER, "--use-checkpoint-args", "--distributed-backend", "gloo", "--seq-length", SEQ,
-                  "--micro-batch-size", BATCH, "--global-batch-size", SAMPLES, "--train-iters", 1, "--lr", LR,
+                  "--micro-batch-size", BATCH, "--global-batch-size", SAMPLES, "--train-iters", n_steps, "--lr", LR[rule],
                   "--lr-decay-style", "constant", "--weight-decay", WEIGHT_DECAY, "--adam-beta2", "0.95", "--adam-eps", "1e-4",
                   "--clip-grad", CLIP, "--eval-iters", 0, "--log-interval", 1, "--tokenizer-type", "NullTokenizer",
-                  "--vocab-size", VOCAB - 1, "--data-path", self.path / "data", "--split", "100,0,0", "--dataloader-type",
-                  "cyclic", "--pretrained-checkpoint", self.path / "before", "--save", self.path / "ours",
-                  "--save-interval", 1)
-        line = next(line for line in log.splitlines() if "lm loss:" in line)
-        self.assertGreater(norm, CLIP)  # so that it is clipped
-        self.assertLess(abs(float(line.split("lm loss: ")[1].split()[0]) - loss), 1e-5)
-        self.assertLess(abs(float(line.split("grad norm: ")[1].split()[0]) - norm), 1e-3)
+                  "--vocab-size", VOCAB - 1, "--data-path", self.path / "data", "--split", "100,0,0", "--pretrained-checkpoint", self.path / "before", "--save", self.path / "ours",
+                  "--save-interval", n_steps, "--optimizer", rule, "--sgd-momentum", "0.8", "--log-num-zeros-in-grad")
+        lines = [line for line in log.splitlines() if "lm loss:" in line]
+        self.assertEqual(len(lines), n_steps)
+        for line, (loss, norm, zeros) in zip(lines, told):
+            self.assertGreater(norm, CLIP)  # so that it is clipped
+            self.assertLess(abs(float(line.split("lm loss: ")[1].split()[0]) - loss), 1e-5)
+            self.assertLess(abs(float(line.split("grad norm: ")[1].split()[0]) - norm), 1e-3)
+            # But for the one or other that is 0 by rounding.
+            self.assertLessEqual(abs(float(line.split("num zeros: ")[1].split()[0]) - zeros), 8)
+        if s.untied:  # a token that does not occur has no gradient but as an output
+            self.assertGreater(told[0][2], 100)
         before, want, got = (self.model(d, s) for d in ("before", "after", "ours"))
         self.assertEqual(set(got), set(want))
         for name, value in want.items():
-            self.assertGreater(float((value - before[name]).abs().max()), LR / 10, name)
+            self.assertGreater(float((value - before[name]).abs().max()), LR[rule] / (10 if rule == "adam" else 10000), name)
             self.assertLess(float((value - got[name]).abs().max()), 1e-5, name)
 
     def test_learned_positions_biases_and_tied_embeddings(self):
@@ -139,6 +154,12 @@ class StepTest(unittest.TestCase):
 
     def test_two_ranks_that_share_a_model(self):
         self.check(Shape(tp=2, llama=True))
+
+    def test_sgd_with_momentum(self):
+        self.check(Shape(llama=True, untied=True), "sgd", 3)
+
+    def test_sgd_of_two_ranks_that_share_a_model(self):
+        self.check(Shape(tp=2), "sgd", 3)
 
     def test_loss_scales(self):
         draw = random.Random(5)

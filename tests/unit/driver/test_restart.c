@@ -78,6 +78,9 @@ static void test_classes(void **state)
     assert_int_equal(mb_restart_class(&f), MB_EXIT_MEMORY);
     f = killed(0, SIGSEGV);
     assert_int_equal(mb_restart_class(&f), MB_EXIT_CRASH);
+    f = exits(0, 2);
+    f.is_usage = 1;
+    assert_int_equal(mb_restart_class(&f), MB_EXIT_PERMANENT);
     f = node();
     assert_int_equal(mb_restart_class(&f), MB_EXIT_LOST);
     f = (struct mb_failure){.kind = MB_FAILURE_REQUEST, .code = MB_EDENIED};

@@ -115,13 +115,15 @@ static void devices_are_checked(void **state)
     struct mb_args a;
     struct mb_err err;
     assert_int_equal(validate_line(BASE " --distributed-backend nccl --bf16", 1, &a, &err), 0);
-    assert_true(a.bf16);
+    assert_true(a.bf16 && mb_args_computes_in_bf16(&a));
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE " --distributed-backend nccl --bf16", 2, &a, &err), 0);
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE " --bf16", 1, &a, &err), 0);
-    assert_true(!a.bf16);
-    assert_string_equal(mb_buf_str(&a.notes), "note: --bf16: the CPU computes in fp32\n");
+    assert_true(a.bf16 && !mb_args_computes_in_bf16(&a));
+    assert_string_equal(mb_buf_str(&a.notes),
+                        "note: --bf16: the CPU computes in fp32\n"
+                        "accumulate and all-reduce gradients in fp32 for bfloat16 data type.\n");
     mb_args_close(&a);
 }
 
@@ -205,7 +207,7 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--standalone-embedding-stage",
         "--pipeline-model-parallel-split-rank 1",
         "--hierarchical-context-parallel-sizes 2",
-        "--optimizer sgd",
+        "--optimizer hybridadam",
         "--fp8-format e4m3",
         "--moe-layer-freq 1",
         "--dataloader-type external",

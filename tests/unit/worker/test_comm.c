@@ -90,26 +90,32 @@ static void sums(struct mb_comm *c, void *arg)
     }
 }
 
-/* In fp16, and an odd number of them: what is exact in it comes out exact, what is too large is
- * infinite. */
-static void halves(struct mb_comm *c)
+static uint16_t half_of(float x, enum mb_comm_type type)
+{
+    return type == MB_COMM_F16 ? mb_float_f16(x) : mb_float_bf16(x);
+}
+
+/* In fp16 or bf16, and an odd number of them: what is exact in it comes out exact, what is too
+ * large is infinite. */
+static void halves(struct mb_comm *c, enum mb_comm_type type)
 {
     enum { N = 100001 };
+    const float large = type == MB_COMM_F16 ? 60000 : 3e38f;
     const uint32_t w = mb_comm_world_size(c), rank = mb_comm_rank(c);
     uint16_t *sum = mb_calloc(N, sizeof *sum), *max = mb_calloc(N, sizeof *max);
     struct mb_err err;
     for (size_t i = 0; i < N; i++) {
-        sum[i] = mb_float_f16(i + 1 < N ? (float)(rank + i % 97) / 8 : 60000);
-        max[i] = mb_float_f16((float)(rank + i % 97) / 8 - 7);
+        sum[i] = half_of(i + 1 < N ? (float)(rank + i % 19) / 8 : large, type);
+        max[i] = half_of((float)(rank + i % 19) / 8 - 7, type);
     }
-    mb_comm_allreduce(c, NULL, sum, N, MB_COMM_F16, MB_COMM_SUM);
-    mb_comm_allreduce(c, NULL, max, N, MB_COMM_F16, MB_COMM_MAX);
+    mb_comm_allreduce(c, NULL, sum, N, type, MB_COMM_SUM);
+    mb_comm_allreduce(c, NULL, max, N, type, MB_COMM_MAX);
     CHECK(mb_comm_synchronize(c, &err) == 0);
     size_t bad = 0;
     for (size_t i = 0; i < N; i++) {
-        const float all = (float)(w * (i % 97) + w * (w - 1) / 2) / 8;
-        bad += sum[i] != mb_float_f16(i + 1 < N ? all : 60000.0f * (float)w);
-        bad += max[i] != mb_float_f16((float)(w - 1 + i % 97) / 8 - 7);
+        const float all = (float)(w * (i % 19) + w * (w - 1) / 2) / 8;
+        bad += sum[i] != half_of(i + 1 < N ? all : large * (float)w, type);
+        bad += max[i] != half_of((float)(w - 1 + i % 19) / 8 - 7, type);
     }
     CHECK(bad == 0);
     mb_free(sum);
@@ -130,7 +136,8 @@ static void others(struct mb_comm *c, void *arg)
     CHECK(flag[0] == (int64_t)w - 1 && flag[1] == -1 && flag[2] == 1);
     CHECK(d[1] == w && d[0] == w * (w - 1) / 2.0 + 0.5 * w);
 
-    halves(c);
+    halves(c, MB_COMM_F16);
+    halves(c, MB_COMM_BF16);
 
     size_t n = 400003;
     int64_t *buf = mb_calloc(n, sizeof *buf);

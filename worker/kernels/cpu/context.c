@@ -83,13 +83,21 @@ int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct m
     if (block == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory allocating %zu bytes", size_bytes);
     *out = align_up(block);
-    mb_blocks_add(&ctx->blocks, *out, block);
+    mb_blocks_add(&ctx->blocks, *out, block, size_bytes);
     return 0;
 }
 
 void mb_cpu_free(struct mb_context *ctx, void *p)
 {
     mb_free(mb_blocks_take(&ctx->blocks, p));
+}
+
+void mb_cpu_allocated(struct mb_context *ctx, size_t *now_bytes, size_t *most_bytes,
+                      size_t *n_blocks)
+{
+    *now_bytes = ctx->blocks.now_bytes;
+    *most_bytes = ctx->blocks.most_bytes;
+    *n_blocks = ctx->blocks.n;
 }
 
 int mb_cpu_stream_create(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err)

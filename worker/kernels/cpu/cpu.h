@@ -36,6 +36,8 @@ void mb_cpu_close(struct mb_context *ctx);
 const char *mb_cpu_describe(struct mb_context *ctx);
 int mb_cpu_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err);
 void mb_cpu_free(struct mb_context *ctx, void *p);
+void mb_cpu_allocated(struct mb_context *ctx, size_t *now_bytes, size_t *most_bytes,
+                      size_t *n_blocks);
 int mb_cpu_stream_create(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err);
 void mb_cpu_stream_destroy(struct mb_context *ctx, struct mb_stream *stream);
 int mb_cpu_synchronize(struct mb_context *ctx, struct mb_stream *stream, struct mb_err *err);
@@ -103,6 +105,13 @@ void MB_CPU(split)(struct mb_context *ctx, struct mb_stream *stream, uint16_t *u
 void MB_CPU(join)(struct mb_context *ctx, struct mb_stream *stream, float *x, const uint16_t *upper,
                   const uint16_t *lower, size_t n);
 void MB_CPU(adamw)(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a);
+void MB_CPU(sgd)(struct mb_context *ctx, struct mb_stream *stream, const struct mb_sgd *a);
+void MB_CPU(count_zeros)(struct mb_context *ctx, struct mb_stream *stream, const float *x, size_t n,
+                         double *n_zeros);
+void MB_CPU(to_bf16)(struct mb_context *ctx, struct mb_stream *stream, uint16_t *out,
+                     const float *x, size_t n);
+void MB_CPU(from_bf16)(struct mb_context *ctx, struct mb_stream *stream, float *out,
+                       const uint16_t *x, size_t n);
 void MB_CPU(squared_norm)(struct mb_context *ctx, struct mb_stream *stream, const float *x,
                           size_t n, double *sum);
 void MB_CPU(scale)(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a);

@@ -171,7 +171,7 @@ int mb_cuda_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct 
         cudaFree(block);
         return refuse(err, e, "allocating device memory");
     }
-    mb_blocks_add(&ctx->blocks, block, block);
+    mb_blocks_add(&ctx->blocks, block, block, size_bytes);
     *out = block;
     return 0;
 }
@@ -181,6 +181,14 @@ void mb_cuda_free(struct mb_context *ctx, void *p)
     void *block = mb_blocks_take(&ctx->blocks, p);
     if (block != NULL)
         cudaFree(block);
+}
+
+void mb_cuda_allocated(struct mb_context *ctx, size_t *now_bytes, size_t *most_bytes,
+                       size_t *n_blocks)
+{
+    *now_bytes = ctx->blocks.now_bytes;
+    *most_bytes = ctx->blocks.most_bytes;
+    *n_blocks = ctx->blocks.n;
 }
 
 void mb_cuda_memory(struct mb_context *ctx, size_t *used_bytes, size_t *total_bytes)

@@ -62,6 +62,8 @@ void mb_cuda_close(struct mb_context *ctx);
 const char *mb_cuda_describe(struct mb_context *ctx);
 int mb_cuda_alloc(struct mb_context *ctx, size_t size_bytes, void **out, struct mb_err *err);
 void mb_cuda_free(struct mb_context *ctx, void *p);
+void mb_cuda_allocated(struct mb_context *ctx, size_t *now_bytes, size_t *most_bytes,
+                       size_t *n_blocks);
 void mb_cuda_memory(struct mb_context *ctx, size_t *used_bytes, size_t *total_bytes);
 int mb_cuda_stream_create(struct mb_context *ctx, struct mb_stream **out, struct mb_err *err);
 void mb_cuda_stream_destroy(struct mb_context *ctx, struct mb_stream *stream);
@@ -117,6 +119,13 @@ void mb_cuda_attention_backward(struct mb_context *ctx, struct mb_stream *stream
 void mb_cuda_cross_entropy(struct mb_context *ctx, struct mb_stream *stream,
                            const struct mb_cross_entropy *a);
 void mb_cuda_adamw(struct mb_context *ctx, struct mb_stream *stream, const struct mb_adamw *a);
+void mb_cuda_sgd(struct mb_context *ctx, struct mb_stream *stream, const struct mb_sgd *a);
+void mb_cuda_count_zeros(struct mb_context *ctx, struct mb_stream *stream, const float *x, size_t n,
+                         double *n_zeros);
+void mb_cuda_to_bf16(struct mb_context *ctx, struct mb_stream *stream, uint16_t *out,
+                     const float *x, size_t n);
+void mb_cuda_from_bf16(struct mb_context *ctx, struct mb_stream *stream, float *out,
+                       const uint16_t *x, size_t n);
 void mb_cuda_squared_norm(struct mb_context *ctx, struct mb_stream *stream, const float *x,
                           size_t n, double *sum);
 void mb_cuda_scale(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a);

@@ -1,4 +1,5 @@
-/* Flat ranges: x *= a, y += a x, fp32 in halves and back, fp32 rounded to fp16. */
+/* Flat ranges: x *= a, y += a x, fp32 in halves and back, fp32 rounded to fp16, to bf16 and back.
+ */
 #include "worker/kernels/cuda/device.cuh"
 #include "worker/kernels/split.h"
 
@@ -50,6 +51,20 @@ __global__ void narrow_kernel(__half2 *out, const float2 *x, size_t n_pairs, siz
             __float2half_rn(reinterpret_cast<const float *>(x)[2 * n_pairs]);
 }
 
+__global__ void to_bf16_kernel(bf16 *out, const float *x, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS)
+        out[i] = __float2bfloat16_rn(x[i]);
+}
+
+__global__ void from_bf16_kernel(float *out, const bf16 *x, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS)
+        out[i] = __bfloat162float(x[i]);
+}
+
 void mb_cuda_scale(struct mb_context *ctx, struct mb_stream *stream, float *x, size_t n, float a)
 {
     (void)ctx;
@@ -98,6 +113,26 @@ void mb_cuda_narrow(struct mb_context *ctx, struct mb_stream *stream, uint16_t *
     narrow_kernel<<<grid(n / 2 + 1), THREADS, 0, stream->cuda>>>((__half2 *)out, (const float2 *)x,
                                                                  n / 2, n % 2);
     mb_cuda_launched(stream, "narrow");
+}
+
+void mb_cuda_to_bf16(struct mb_context *ctx, struct mb_stream *stream, uint16_t *out,
+                     const float *x, size_t n)
+{
+    (void)ctx;
+    if (n == 0)
+        return;
+    to_bf16_kernel<<<grid(n), THREADS, 0, stream->cuda>>>((bf16 *)out, x, n);
+    mb_cuda_launched(stream, "to_bf16");
+}
+
+void mb_cuda_from_bf16(struct mb_context *ctx, struct mb_stream *stream, float *out,
+                       const uint16_t *x, size_t n)
+{
+    (void)ctx;
+    if (n == 0)
+        return;
+    from_bf16_kernel<<<grid(n), THREADS, 0, stream->cuda>>>(out, (const bf16 *)x, n);
+    mb_cuda_launched(stream, "from_bf16");
 }
 
 cudaError_t mb_cuda_has_code(void)

@@ -1,4 +1,5 @@
-/* Sum of squares in double: partial sums of blocks, then their sum by one block. */
+/* Sums in double, of squares and of what is 0: partial sums of blocks, then their sum by one block.
+ */
 #include "worker/kernels/cuda/device.cuh"
 
 enum { THREADS = 256, MAX_BLOCKS = 1024 };
@@ -51,6 +52,17 @@ __global__ void any_square_kernel(const float *x, size_t n, double *parts)
         parts[blockIdx.x] = total;
 }
 
+__global__ void zeros_kernel(const float *x, size_t n, double *parts)
+{
+    double total = 0;
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * THREADS)
+        total += x[i] == 0;
+    total = block_total(total);
+    if (threadIdx.x == 0)
+        parts[blockIdx.x] = total;
+}
+
 __global__ void total_kernel(const double *parts, unsigned n, double *sum)
 {
     double total = 0;
@@ -75,4 +87,17 @@ void mb_cuda_squared_norm(struct mb_context *ctx, struct mb_stream *stream, cons
         any_square_kernel<<<blocks, THREADS, 0, stream->cuda>>>(x, n, parts);
     total_kernel<<<1, THREADS, 0, stream->cuda>>>(parts, blocks, sum);
     mb_cuda_launched(stream, "squared_norm");
+}
+
+void mb_cuda_count_zeros(struct mb_context *ctx, struct mb_stream *stream, const float *x, size_t n,
+                         double *n_zeros)
+{
+    (void)ctx;
+    double *parts = (double *)stream->workspace;
+    const unsigned blocks = (unsigned)at_most(blocks_for(n, THREADS), MAX_BLOCKS);
+    if (n == 0)
+        return;
+    zeros_kernel<<<blocks, THREADS, 0, stream->cuda>>>(x, n, parts);
+    total_kernel<<<1, THREADS, 0, stream->cuda>>>(parts, blocks, n_zeros);
+    mb_cuda_launched(stream, "count_zeros");
 }

@@ -1,0 +1,165 @@
+/* What Megatron's rows ask for beyond the model: formats of numbers, statuses, the dump's values.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/alloc.h"
+#include "base/buf.h"
+#include "worker/args_table.h"
+
+#define BASE                                                                                       \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                     \
+    "--max-position-embeddings 32 --distributed-backend gloo --lr 1e-3 --mock-data "               \
+    "--tokenizer-type NullTokenizer --vocab-size 100 --micro-batch-size 2 --train-iters 10 "
+
+static int validate_line(const char *line, struct mb_args *args, struct mb_err *err)
+{
+    char *text = mb_strdup(line);
+    const char *argv[128];
+    int argc = 0;
+    for (char *w = strtok(text, " "); w != NULL; w = strtok(NULL, " ")) {
+        argv[argc++] = w;
+    }
+    mb_err_clear(err);
+    int rc = mb_args_parse(args, argc, argv, err);
+    mb_free(text);
+    return rc == 0 ? mb_args_validate(args, 0, 1, err) : rc;
+}
+
+static int is_in_dump(const struct mb_args *a, const char *line)
+{
+    struct mb_buf out = {0};
+    assert_int_equal(mb_args_dump(a, &out), 0);
+    int found = strstr(mb_buf_str(&out), line) != NULL;
+    mb_buf_close(&out);
+    return found;
+}
+
+/* fp32 sums are the rule, which is said, and exclude bf16 ones. */
+static void gradients_of_bf16_are_summed_in_fp32_or_bf16(void **state)
+{
+    (void)state;
+    static const char FORCED[] =
+        "accumulate and all-reduce gradients in fp32 for bfloat16 data type.\n";
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE "--distributed-backend nccl --bf16", &a, &err), 0);
+    assert_string_equal(mb_buf_str(&a.notes), FORCED);
+    assert_true(a.accumulate_allreduce_grads_in_fp32 && !a.grad_reduce_in_bf16);
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE "--distributed-backend nccl --bf16 --grad-reduce-in-bf16", &a, &err), 0);
+    assert_string_equal(mb_buf_str(&a.notes), "");
+    assert_true(!a.accumulate_allreduce_grads_in_fp32 && a.grad_reduce_in_bf16);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--bf16 --grad-reduce-in-bf16 "
+                                        "--accumulate-allreduce-grads-in-fp32",
+                                   &a, &err),
+                     MB_EINVAL);
+    assert_string_equal(err.text, "--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32 "
+                                  "exclude each other");
+    assert_false(a.is_usage);
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--grad-reduce-in-bf16", &a, &err), 0);
+    assert_false(a.grad_reduce_in_bf16);
+    assert_string_equal(mb_buf_str(&a.notes),
+                        "note: --grad-reduce-in-bf16 has no effect without --bf16\n");
+    mb_args_close(&a);
+}
+
+/* argparse's own refusals, and what it would not let through, are told apart from Megatron's. */
+static void argparse_has_a_status_of_its_own(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        int rc, is_usage;
+    } CASES[] = {
+        {BASE "--nosuch", MB_EINVAL, 1},
+        {BASE "--lr-decay-style sine", MB_EINVAL, 1},
+        {BASE "--profile-ranks", MB_EINVAL, 1},
+        {BASE "--profile-ranks one", MB_EINVAL, 1},
+        {"--distributed-backend gloo --mock-data --micro-batch-size 1 --train-iters 1", MB_EINVAL,
+         1},
+        {BASE "--num-attention-heads 5", MB_EINVAL, 0},
+        {BASE "--fp8-format hybrid", MB_EUNSUPPORTED, 0},
+        {BASE "--ckpt-format zarr", MB_EUNSUPPORTED, 0},
+        {BASE "--ckpt-format torch_dcp", MB_EUNSUPPORTED, 0},
+        {BASE "--ckpt-format torch --ckpt-format fsdp_dtensor", MB_EUNSUPPORTED, 0},
+        {BASE "--ckpt-format zarr --ckpt-format torch_dist", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        struct mb_args a;
+        struct mb_err err;
+        assert_int_equal(validate_line(CASES[i].line, &a, &err), CASES[i].rc);
+        assert_int_equal(a.is_usage, CASES[i].is_usage);
+        mb_args_close(&a);
+    }
+}
+
+/* As Python prints them: a default that is an int stays one, ints have no quotes. */
+static void the_dump_has_pythons_values(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE "--bf16", &a, &err), 0);
+    static const char *const DEFAULTS[] = {
+        "  bf16 ............................................ True\n",
+        "  accumulate_allreduce_grads_in_fp32 .............. True\n",
+        "  initial_loss_scale .............................. 4294967296\n",
+        "  loss_scale_window ............................... 1000\n",
+        "  min_loss_scale .................................. 1.0\n",
+        "  profile_ranks ................................... [0]\n",
+    };
+    for (size_t i = 0; i < sizeof DEFAULTS / sizeof DEFAULTS[0]; i++) {
+        if (!is_in_dump(&a, DEFAULTS[i])) {
+            fail_msg("not in the dump: %s", DEFAULTS[i]);
+        }
+    }
+    mb_args_close(&a);
+    assert_int_equal(
+        validate_line(BASE "--fp16 --initial-loss-scale 65536 --profile-ranks 3 0", &a, &err), 0);
+    assert_true(is_in_dump(&a, "  initial_loss_scale .............................. 65536.0\n"));
+    assert_true(is_in_dump(&a, "  profile_ranks ................................... [3, 0]\n"));
+    mb_args_close(&a);
+}
+
+/* Megatron-LM's own groups, in its order. */
+static void the_help_has_megatrons_groups(void **state)
+{
+    (void)state;
+    static const char *const TITLES[] = {
+        "network size",  "regularization",      "training",        "initialization",
+        "learning rate", "checkpointing",       "mixed precision", "distributed",
+        "validation",    "data and dataloader", "tokenizer",       "moe",
+        "logging",
+    };
+    struct mb_buf out = {0};
+    assert_int_equal(mb_args_help(&out), 0);
+    const char *at = mb_buf_str(&out);
+    for (size_t i = 0; i < sizeof TITLES / sizeof TITLES[0]; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "\n%s:\n", TITLES[i]);
+        at = strstr(at, line);
+        if (at == NULL) {
+            fail_msg("no group, or not in its place: %s", TITLES[i]);
+        }
+    }
+    mb_buf_close(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_of_bf16_are_summed_in_fp32_or_bf16),
+        cmocka_unit_test(argparse_has_a_status_of_its_own),
+        cmocka_unit_test(the_dump_has_pythons_values),
+        cmocka_unit_test(the_help_has_megatrons_groups),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

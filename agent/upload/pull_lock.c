@@ -69,6 +69,12 @@ static int remove_lock(const char *path, const struct stat *st)
     return gone;
 }
 
+/* keeps() may look through a whole manifest, so it is asked for names only that a puller gives. */
+static int may_be_left(const char *name)
+{
+    return mb_pull_is_temp(name) || mb_ends_with(name, FILE_LOCK);
+}
+
 /* top_len: of the directory's own path and its slash. */
 static void remove_left(const char *dir, size_t top_len, int depth, mb_pull_keeps keeps, void *arg)
 {
@@ -85,7 +91,7 @@ static void remove_left(const char *dir, size_t top_len, int depth, mb_pull_keep
         if (path && lstat(path, &st) == 0) {
             if (S_ISDIR(st.st_mode))
                 remove_left(path, top_len, depth + 1, keeps, arg);
-            else if (keeps && keeps(arg, path + top_len))
+            else if (!may_be_left(e->d_name) || (keeps && keeps(arg, path + top_len)))
                 ; /* a checkpoint's file may have such a name */
             else if (mb_pull_is_temp(e->d_name) ? unlink(path) == 0 : remove_lock(path, &st))
                 mb_info("pull", "removed what a puller that is dead left: %s", path);

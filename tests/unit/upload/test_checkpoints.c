@@ -360,6 +360,39 @@ static void test_what_a_dead_puller_left(void **state)
     mb_free(path);
 }
 
+static int keep_those(void *arg, const char *path)
+{
+    unsigned *n_asked = arg;
+
+    ++*n_asked;
+    return strcmp(path, "sub/own.pull-1") == 0;
+}
+
+/* The manifest is looked through for what may be a puller's only, not for each file of 100,000. */
+static void test_names_of_a_checkpoint(void **state)
+{
+    unsigned n_asked = 0;
+    int fd;
+
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "sub/shard%d", i);
+        put(name, "whole");
+    }
+    put("sub/own.pull-1", "a file of the checkpoint");
+    put("sub/big.pull-17", "half");
+    put("sub/big.mobula-lock", "");
+    fd = mb_pull_enter(dir, keep_those, &n_asked);
+    assert_true(fd >= 0);
+    assert_true(is_there("sub/own.pull-1"));
+    assert_true(is_there("sub/shard19"));
+    assert_false(is_there("sub/big.pull-17"));
+    assert_false(is_there("sub/big.mobula-lock"));
+    assert_int_equal(n_asked, 3);
+    mb_pull_leave(dir, fd);
+}
+
 /* One dies beside another that lives: who is the last one there removes what it left. */
 static void test_what_a_neighbour_left(void **state)
 {
@@ -438,6 +471,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_walk, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_pullers_begin_together, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_what_a_dead_puller_left, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_names_of_a_checkpoint, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_what_a_neighbour_left, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_no_lock_is_removed_that_is_held, make_dir, remove_dir),
         cmocka_unit_test(test_inventory),

@@ -81,8 +81,11 @@ struct mb_args {
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
     int64_t log_num_zeros_in_grad;
     char *tensorboard_dir;
-    int64_t tensorboard_log_interval, log_timers_to_tensorboard, log_loss_scale_to_tensorboard;
+    int64_t tensorboard_log_interval, tensorboard_queue_size, log_timers_to_tensorboard;
+    int64_t log_loss_scale_to_tensorboard, log_memory_to_tensorboard;
     int64_t log_validation_ppl_to_tensorboard, log_world_size_to_tensorboard;
+    int64_t timing_log_level;
+    char *timing_log_option;
     /* mobula's own */
     int64_t eval_at_start;
     char *model_preset;
@@ -136,6 +139,11 @@ int mb_args_adopt(struct mb_args *args, const char *args_json, struct mb_err *er
  * make other tensors may differ when is_new, when another training begins; it is lines of notes. */
 int mb_args_compare(const struct mb_args *args, const char *args_json, int is_new,
                     struct mb_buf *notes, struct mb_err *err);
+
+/* repr() of a Python float: the shortest digits that read back, exponent from 1e16 and below 1e-4.
+ */
+enum { MB_ARG_FLOAT_TEXT_MAX = 64 };
+void mb_arg_float_text(double v, char out[MB_ARG_FLOAT_TEXT_MAX]);
 
 /* The help text, by groups. */
 int mb_args_help(struct mb_buf *out);

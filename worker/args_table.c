@@ -19,6 +19,10 @@
     {                                                                                              \
         n, NULL, MB_ARG_TEXT, MB_ARG_IMPLEMENTED, d, c, GROUP, h, FIELD(f)                         \
     }
+#define I_INT_CHOICE(n, d, c, f, h)                                                                \
+    {                                                                                              \
+        n, NULL, MB_ARG_INT, MB_ARG_IMPLEMENTED, d, c, GROUP, h, FIELD(f)                          \
+    }
 #define NOTED(n, t, d, h)                                                                          \
     {                                                                                              \
         n, NULL, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
@@ -253,15 +257,15 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("log-num-zeros-in-grad", FLAG, NULL, log_num_zeros_in_grad, "log how many elements of the gradient are 0"),
     I("tensorboard-dir", TEXT, NULL, tensorboard_dir, "TensorBoard's events, written by the last rank"),
     I("tensorboard-log-interval", INT, "1", tensorboard_log_interval, "iterations between events"),
-    NOTED("tensorboard-queue-size", INT, "1000", "events are written as they come"),
+    I("tensorboard-queue-size", INT, "1000", tensorboard_queue_size, "so many events may wait before they are written; they wait until the end of an iteration at most"),
     I("log-timers-to-tensorboard", FLAG, NULL, log_timers_to_tensorboard, "iteration-time, and throughput with --log-throughput"),
     I_DEST("no-log-loss-scale-to-tensorboard", "log_loss_scale_to_tensorboard", FLAG_OFF, NULL, log_loss_scale_to_tensorboard, "no event of the loss scale"),
     I("log-validation-ppl-to-tensorboard", FLAG, NULL, log_validation_ppl_to_tensorboard, "perplexities, too"),
-    NOTED("log-memory-to-tensorboard", FLAG, NULL, "memory is planned at start and does not change"),
+    I("log-memory-to-tensorboard", FLAG, NULL, log_memory_to_tensorboard, "bytes and blocks of device memory"),
     I("log-world-size-to-tensorboard", FLAG, NULL, log_world_size_to_tensorboard, "the number of ranks"),
     NOTED("log-progress", FLAG, NULL, "`mobula status` shows progress"),
-    NOTED_CHOICE("timing-log-level", INT, "0", "0|1|2", "the timers of level 0 are logged"),
-    NOTED_CHOICE("timing-log-option", TEXT, "minmax", "max|minmax|all", "timers are logged as (min, max)"),
+    I_INT_CHOICE("timing-log-level", "0", "0|1|2", timing_log_level, "1 and 2: also forward-backward, all-grads-sync and optimizer, every --log-interval iterations"),
+    I_CHOICE("timing-log-option", "minmax", "max|minmax|all", timing_log_option, "of a timer: the largest time of all ranks, the smallest and largest, or each"),
     NOTED("wandb-project", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),

@@ -47,11 +47,6 @@ struct mb_args_raw {
     size_t n_values;
 };
 
-/* repr() of a Python float: the shortest digits that read back, exponent from 1e16 and below 1e-4.
- */
-enum { MB_ARG_FLOAT_TEXT_MAX = 64 };
-void mb_arg_float_text(double v, char out[MB_ARG_FLOAT_TEXT_MAX]);
-
 /* As if the command line had it once more: text as it would stand there ("" for a flag), NULL: as
  * if it had it never. Errors as of mb_args_parse(). */
 int mb_arg_set(struct mb_args *args, size_t row, const char *text, struct mb_err *err);

@@ -466,6 +466,7 @@ static int check_positive(const struct mb_args *a, struct mb_err *err)
         {a->ddp_bucket_size, "ddp-bucket-size", 1, 1},
         {a->log_interval, "log-interval", 0, 1},
         {a->tensorboard_log_interval, "tensorboard-log-interval", 0, 1},
+        {a->tensorboard_queue_size, "tensorboard-queue-size", 0, 1},
         {a->eval_iters, "eval-iters", 0, 0},
         {a->eval_interval, "eval-interval", 0, 1},
         {a->save_interval, "save-interval", 1, 1},

@@ -623,6 +623,8 @@ static int check_save_dir(const struct mb_trainer *t, struct mb_err *err)
 
 int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
 {
+    struct mb_timer timers[] = {{.name = "model-and-optimizer-setup"},
+                                {.name = "train/valid/test-data-iterators-setup"}};
     uint64_t from_us = mb_mono_us();
     t->last_saved = -1;
     find_place(t);
@@ -654,6 +656,7 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     mb_trainer_say(t, "time to initialize megatron (seconds): %.3f\n",
                    (double)(mb_mono_us() - from_us) / 1e6);
     mb_trainer_say_datetime(t, "after megatron is initialized");
+    from_us = mb_mono_us();
     rc = build_model(t, err);
     if (rc == 0) {
         rc = build_optimizer(t, err);
@@ -672,11 +675,15 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     if (rc != 0) {
         return rc;
     }
+    timers[0].ms = (double)(mb_mono_us() - from_us) / 1000;
     mb_trainer_say_datetime(t, "after model, optimizer, and learning rate scheduler are built");
+    from_us = mb_mono_us();
     rc = build_data(t, err);
+    timers[1].ms = (double)(mb_mono_us() - from_us) / 1000;
     if (rc == 0) {
         mb_trainer_say_datetime(t, "after dataloaders are built");
         mb_trainer_say(t, "done with setup ...\n");
+        rc = mb_trainer_say_timers(t, timers, 2, err);
     }
     return rc;
 }

@@ -3,7 +3,7 @@
  *
  *  1. open: the file and its first record, file_version "brain.Event:2".
  *  2. scalar, text: a record is appended to the buffer.
- *  3. flush: the buffer goes to the file.
+ *  3. flush: the buffer goes to the file, and so it does when as many records wait as may.
  * Failures: a directory that cannot be made, a file that cannot be written: MB_EIO or what the
  * system says, with the path. A record is never torn by us: what could not be written is dropped.
  */
@@ -23,8 +23,10 @@
 struct mb_tensorboard {
     int fd;
     char *path;
-    struct mb_buf out, message; /* whole records; the one that is made */
-    int failed;                 /* memory was out */
+    struct mb_buf out, message;   /* whole records; the one that is made */
+    int failed;                   /* memory was out */
+    size_t n_waiting, queue_size; /* records in out, and how many may be */
+    struct mb_err kept;           /* of writing when the queue was full, for the next flush */
 };
 
 /* ---- protobuf ---- */
@@ -107,10 +109,22 @@ static int begin_event(struct mb_tensorboard *t, int64_t step)
            put_number(&t->message, 2, (uint64_t)step) != 0;
 }
 
+static int write_out(struct mb_tensorboard *t, struct mb_err *err)
+{
+    int rc = mb_fs_write_all(t->fd, t->out.data, t->out.len, err);
+    mb_buf_reset(&t->out);
+    t->n_waiting = 0;
+    return rc;
+}
+
 /* Event{summary 5{value 1{...}}} around the value's bytes. */
 static int end_event(struct mb_tensorboard *t, const struct mb_buf *value)
 {
     struct mb_buf summary = {0};
+    if (t->n_waiting >= t->queue_size && t->kept.code == 0) {
+        (void)write_out(t, &t->kept);
+    }
+    t->n_waiting++;
     int bad = put_bytes(&summary, 1, value->data, value->len) ||
               put_bytes(&t->message, 5, summary.data, summary.len) ||
               put_record(&t->out, &t->message);
@@ -156,8 +170,8 @@ int mb_tensorboard_flush(struct mb_tensorboard *t, struct mb_err *err)
         t->failed = 0;
         return mb_err_set(err, MB_ENOMEM, "%s: out of memory for events", t->path);
     }
-    int rc = mb_fs_write_all(t->fd, t->out.data, t->out.len, err);
-    mb_buf_reset(&t->out);
+    int rc =
+        t->kept.code != 0 ? mb_err_set(err, t->kept.code, "%s", t->kept.text) : write_out(t, err);
     return rc != 0 ? mb_err_wrap(err, "%s", t->path) : 0;
 }
 
@@ -185,13 +199,15 @@ static int open_file(struct mb_tensorboard *t, const char *dir, struct mb_err *e
     return mb_tensorboard_flush(t, err);
 }
 
-int mb_tensorboard_open(const char *dir, struct mb_tensorboard **out, struct mb_err *err)
+int mb_tensorboard_open(const char *dir, size_t queue_size, struct mb_tensorboard **out,
+                        struct mb_err *err)
 {
     struct mb_tensorboard *t = mb_calloc(1, sizeof *t);
     if (t == NULL) {
         return mb_err_set(err, MB_ENOMEM, "out of memory for events");
     }
     t->fd = -1;
+    t->queue_size = queue_size;
     int rc = open_file(t, dir, err);
     if (rc != 0) {
         mb_tensorboard_close(t);

@@ -150,15 +150,26 @@ static void overflowed(struct mb_trainer *t, double loss)
     t->grad_norm = t->num_zeros_in_grad = NAN;
 }
 
+/* Since from_us; now. */
+static uint64_t add_time(struct mb_trainer *t, enum mb_step_timer timer, uint64_t from_us)
+{
+    const uint64_t now_us = mb_mono_us();
+    t->window.timers_us[timer] += now_us - from_us;
+    return now_us;
+}
+
 /* *s holds afterwards what all ranks said; *loss the iteration's loss. */
 static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_err *err)
 {
     memset(s, 0, sizeof *s);
+    uint64_t from_us = mb_mono_us();
     int rc = forward_backward(t, s, err);
     if (rc == 0) {
+        from_us = add_time(t, MB_TIMER_FORWARD_BACKWARD, from_us);
         mb_range_begin(&t->dev, "reduce gradients");
         rc = mb_trainer_reduce_gradients(t, &s->norm2, err);
         mb_range_end(&t->dev);
+        add_time(t, MB_TIMER_GRADS_SYNC, from_us);
     }
     if (rc == 0 && t->args.log_num_zeros_in_grad) {
         rc = mb_trainer_count_zeros(t, &s->n_zeros, err);
@@ -199,7 +210,9 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
         t->window.n_iterations++;
         t->window.loss_sum += *loss;
         mb_range_begin(&t->dev, "optimizer");
+        from_us = mb_mono_us();
         rc = update(t, factor, err);
+        add_time(t, MB_TIMER_OPTIMIZER, from_us);
         mb_range_end(&t->dev);
     }
     if (rc == 0) {
@@ -228,11 +241,12 @@ static int sum_over_model(struct mb_trainer *t, double *x, struct mb_err *err)
 static int log_iteration(struct mb_trainer *t, struct mb_err *err)
 {
     double norm2 = 0;
+    int rc = 0;
     if (t->iteration % t->args.log_interval != 0) {
         return 0;
     }
     if (t->args.log_params_norm) {
-        int rc = mb_trainer_squared_norm(t, mb_gpt_master(t->gpt), 0, t->n_elements, &norm2, err);
+        rc = mb_trainer_squared_norm(t, mb_gpt_master(t->gpt), 0, t->n_elements, &norm2, err);
         if (rc == 0) {
             rc = sum_over_model(t, &norm2, err);
         }
@@ -241,8 +255,13 @@ static int log_iteration(struct mb_trainer *t, struct mb_err *err)
         }
     }
     mb_trainer_say_iteration(t, sqrt(norm2));
+    if (!t->has_told_memory && mb_schedule_lr(&t->schedule, t->schedule_samples) > 0) {
+        mb_trainer_say_memory(t);
+        t->has_told_memory = 1;
+    }
+    rc = mb_trainer_say_step_timers(t, err);
     t->window = (struct mb_log_window){0};
-    return 0;
+    return rc;
 }
 
 static void report_progress(struct mb_trainer *t)

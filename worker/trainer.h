@@ -26,12 +26,21 @@
 #include "worker/parallel/pipeline.h"
 #include "worker/report_client.h"
 
+/* What --timing-log-level 1 tells of a step. */
+enum mb_step_timer {
+    MB_TIMER_FORWARD_BACKWARD,
+    MB_TIMER_GRADS_SYNC,
+    MB_TIMER_OPTIMIZER, /* with the all-gather of weights */
+    MB_N_STEP_TIMERS
+};
+
 /* What is summed between two log lines. */
 struct mb_log_window {
     double loss_sum;      /* of the iterations' losses */
     int64_t n_iterations; /* that changed the weights */
     int64_t n_skipped, n_nan, n_ran;
     uint64_t elapsed_us; /* without checkpoints and evaluations */
+    uint64_t timers_us[MB_N_STEP_TIMERS];
 };
 
 /* What a stage of a pipeline has with its neighbours; with chunks, on the CPU, stages are a ring.
@@ -103,6 +112,7 @@ struct mb_trainer {
     uint64_t last_elapsed_us; /* of its step */
     uint64_t started_us;
     struct mb_log_window window;
+    int has_told_memory;
     struct mb_tensorboard *tensorboard; /* NULL: this rank tells nothing */
 };
 
@@ -180,14 +190,26 @@ void mb_trainer_say(const struct mb_trainer *t, const char *fmt, ...)
 void mb_trainer_say_datetime(const struct mb_trainer *t,
                              const char *what); /* "[what] datetime: .." */
 void mb_trainer_now(char out[32]);              /* "2025-04-25 10:11:12" */
-/* Megatron's timer lines: (min, max) over ranks, printed by the last. Collective. */
+/* Megatron's lines of timers over all ranks, in the form of --timing-log-option, printed by the
+ * last; a timer of 0 is left out. Collective. */
+struct mb_timer {
+    const char *name;
+    double ms;
+};
+int mb_trainer_say_timers(struct mb_trainer *t, const struct mb_timer *timers, size_t n,
+                          struct mb_err *err);
 int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err);
+/* Of the step's timers, behind an iteration's line; with --timing-log-level 1 or 2. Collective. */
+int mb_trainer_say_step_timers(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm);
+/* Megatron-LM's estimate, and what is allocated; once, behind the first logged iteration. */
+void mb_trainer_say_memory(struct mb_trainer *t);
 /* Events for --tensorboard-dir; no-ops where there is none. */
 int mb_trainer_open_tensorboard(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_tell_iteration(struct mb_trainer *t);
 void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops,
                             double params_norm);
+void mb_trainer_tell_timer(struct mb_trainer *t, const char *name, double most_ms);
 void mb_trainer_tell_validation(struct mb_trainer *t, double loss);
 void mb_trainer_say_validation(struct mb_trainer *t, const char *prefix, double loss);
 

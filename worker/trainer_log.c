@@ -43,21 +43,6 @@ void mb_trainer_say_datetime(const struct mb_trainer *t, const char *what)
     mb_trainer_say(t, "[%s] datetime: %s \n", what, now);
 }
 
-int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err)
-{
-    static const char DOTS[] = "................................................";
-    double extremes[2] = {ms, -ms};
-    mb_comm_allreduce(t->comm, NULL, extremes, 2, MB_COMM_F64, MB_COMM_MAX);
-    int rc = mb_comm_synchronize(t->comm, err);
-    if (rc == 0 && mb_trainer_is_last(t)) {
-        int n = (int)strlen(name) + 1;
-        printf("(min, max) time across ranks (ms):\n    %s %.*s: (%.2f, %.2f)\n", name,
-               n < 48 ? 48 - n : 0, DOTS, -extremes[1], extremes[0]);
-        fflush(stdout);
-    }
-    return rc;
-}
-
 /* Share of the host's memory that this process uses: what "mem usages" means without a GPU. */
 static double host_memory_share(void)
 {

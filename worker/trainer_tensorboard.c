@@ -54,7 +54,8 @@ int mb_trainer_open_tensorboard(struct mb_trainer *t, struct mb_err *err)
     }
     printf("> setting tensorboard ...\n");
     fflush(stdout);
-    int rc = mb_tensorboard_open(t->args.tensorboard_dir, &t->tensorboard, err);
+    int rc = mb_tensorboard_open(t->args.tensorboard_dir, (size_t)t->args.tensorboard_queue_size,
+                                 &t->tensorboard, err);
     return rc == 0 ? tell_arguments(t, err) : rc;
 }
 
@@ -65,6 +66,16 @@ static void both(struct mb_trainer *t, const char *tag, double value)
     snprintf(versus, sizeof versus, "%s vs samples", tag);
     mb_tensorboard_scalar(t->tensorboard, tag, t->iteration, value);
     mb_tensorboard_scalar(t->tensorboard, versus, t->args.consumed_train_samples, value);
+}
+
+/* There is no cache of memory: what is reserved is what is allocated. */
+static void tell_memory(struct mb_trainer *t)
+{
+    size_t now_bytes, most_bytes, n_blocks;
+    t->dev.ops->allocated(t->dev.ctx, &now_bytes, &most_bytes, &n_blocks);
+    mb_tensorboard_scalar(t->tensorboard, "mem-reserved-bytes", t->iteration, (double)now_bytes);
+    mb_tensorboard_scalar(t->tensorboard, "mem-allocated-bytes", t->iteration, (double)now_bytes);
+    mb_tensorboard_scalar(t->tensorboard, "mem-allocated-count", t->iteration, (double)n_blocks);
 }
 
 void mb_trainer_tell_iteration(struct mb_trainer *t)
@@ -94,7 +105,20 @@ void mb_trainer_tell_iteration(struct mb_trainer *t)
     if (a->log_num_zeros_in_grad && !isnan(t->num_zeros_in_grad)) {
         both(t, "num-zeros", t->num_zeros_in_grad);
     }
+    if (a->log_memory_to_tensorboard) {
+        tell_memory(t);
+    }
     flush(t);
+}
+
+void mb_trainer_tell_timer(struct mb_trainer *t, const char *name, double most_ms)
+{
+    char tag[96];
+    if (t->tensorboard != NULL && t->args.log_timers_to_tensorboard) {
+        snprintf(tag, sizeof tag, "%s-time", name);
+        mb_tensorboard_scalar(t->tensorboard, tag, t->iteration, most_ms);
+        flush(t);
+    }
 }
 
 void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops,

@@ -1,0 +1,111 @@
+"""What a run says beside its iterations: timers in Megatron-LM's three forms, memory, and what the real TensorBoard reads of
+it. Usage: test_lines.py WORKER"""
+
+import re
+import unittest
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from layouts import LLAMA, NO_DROPOUT, LayoutCase, length, split
+
+LAYERS, HIDDEN, SEQ = 4, 32, 16
+STEP = ("forward-backward", "all-grads-sync", "optimizer")
+SETUP = ("model-and-optimizer-setup", "train/valid/test-data-iterators-setup")
+
+
+class Lines(LayoutCase):
+    MODEL = ["--num-layers", str(LAYERS), *length(SEQ), *NO_DROPOUT, "--global-batch-size", "8"]
+
+    def last_log(self, world, *extra):
+        return self.train(world, *extra).ranks[-1].log()
+
+    def timers(self, log, title, name, value):
+        """[[number of each group]] of all lines of that timer."""
+        self.assertIn(title, log)
+        return [[float(x) for x in m] for m in re.findall(f"^    {re.escape(name)} \\.+: {value}$", log, re.M)]
+
+    def test_timers_of_level_0(self):
+        log = self.last_log(2, "--train-iters", "10", "--save", self.path("saved"), "--save-interval", "10")
+        for name, n in (("evaluate", 3), ("save-checkpoint", 1), *((name, 1) for name in SETUP)):
+            found = self.timers(log, "(min, max) time across ranks (ms):\n", name, r"\((\S+), (\S+)\)")
+            self.assertEqual(len(found), n, name)
+            for least, most in found:
+                self.assertTrue(0 <= least <= most)
+        for name in STEP:
+            self.assertNotIn(f"{name} ..", log)
+
+    def test_the_largest_alone(self):
+        log = self.last_log(2, "--train-iters", "4", "--log-interval", "2", "--timing-log-level", "1", "--timing-log-option",
+                            "max")
+        for name in STEP:
+            self.assertEqual(len(self.timers(log, "max time across ranks (ms):\n", name, r"(\d+)\.(\d\d)")), 2, name)
+        self.assertNotIn("(min, max)", log)
+
+    def test_every_rank(self):
+        log = self.last_log(2, "--train-iters", "4", "--log-interval", "4", "--timing-log-level", "2", "--timing-log-option",
+                            "all")
+        found = re.findall(r"^times across ranks \(ms\):\n((?:  .*\n)+)", log, re.M)
+        of_step = [block for block in found if "forward-backward" in block]
+        self.assertEqual(len(of_step), 1, log)
+        self.assertRegex(of_step[0], r"^  forward-backward:\n     rank  0: \d+\.\d\d\n     rank  1: \d+\.\d\d\n"
+                                     r"  all-grads-sync:\n     rank  0: ")
+
+    def memory(self, gang):
+        """(estimate's three numbers, {rank: four numbers}), each said once."""
+        estimates = re.findall(r"^Theoretical memory footprints: weight and optimizer=(\S+) MB, activation=(\S+) MB, "
+                               r"total=(\S+) MB$", gang.ranks[0].log(), re.M)
+        self.assertEqual(len(estimates), 1)
+        told = {}
+        for r, rank in enumerate(gang.ranks):
+            lines = re.findall(r"^\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: (\S+) \| "
+                               r"max allocated: (\S+) \| reserved: (\S+) \| max reserved: (\S+)$", rank.log(), re.M)
+            for number, after, *values in lines:
+                self.assertEqual((int(number), after), (r, "1"))
+                self.assertNotIn(r, told)
+                told[r] = [float(v) for v in values]
+        return [float(x) for x in estimates[0]], told
+
+    def test_memory(self):
+        words = [*LLAMA, "--train-iters", "3", "--lr-warmup-iters", "0"]
+        gang = self.train(1, *words)
+        (kept, activations, total), told = self.memory(gang)
+        n = int(re.search(r"number of parameters on .*: (\d+)$", gang.ranks[0].log(), re.M).group(1))
+        # The estimate has norms with biases.
+        self.assertAlmostEqual(kept, 18 * (n + (2 * LAYERS + 1) * HIDDEN) / 2**20, delta=0.006)
+        tokens = 2 * SEQ
+        want = LAYERS * tokens * (18 * HIDDEN + 4 * 96) + 8 * tokens + tokens * HIDDEN + 4 * tokens * (HIDDEN + 512)
+        self.assertAlmostEqual(activations, want / 2**20, delta=0.006)
+        self.assertAlmostEqual(total, kept + activations, delta=0.011)
+        now, most, *reserved = told[0]
+        self.assertEqual([now, most], reserved)
+        self.assertTrue(12 * n / 2**20 < now <= most)  # weights, gradients and a moment are some of it
+
+        (sharded, *_), told = self.memory(self.train(4, *words, "--use-distributed-optimizer", *split(tensor=2)))
+        self.assertAlmostEqual(sharded, kept / 18 * (6 + 12 / 2) / 2, delta=0.03)
+        self.assertEqual(sorted(told), [0, 1])  # data parallel rank 0 of each
+
+    def test_a_step_without_a_learning_rate_says_nothing(self):
+        log = self.train(1, "--train-iters", "1", "--lr-warmup-iters", "0", "--lr", "0").ranks[0].log()
+        self.assertNotIn("Theoretical", log)
+
+    def test_tensorboard(self):
+        for queue in ("1000", "2"):
+            folder = self.path(f"events-{queue}")
+            self.train(2, *LLAMA, "--train-iters", "4", "--tensorboard-dir", folder, "--tensorboard-queue-size", queue,
+                       "--log-memory-to-tensorboard", "--log-num-zeros-in-grad", "--log-timers-to-tensorboard",
+                       "--timing-log-level", "1", "--log-interval", "2")
+            events = EventAccumulator(folder, size_guidance={"scalars": 0})
+            events.Reload()
+            tags = events.Tags()["scalars"]
+            for tag in ("num-zeros", "num-zeros vs samples", "mem-reserved-bytes", "mem-allocated-bytes",
+                        "mem-allocated-count"):
+                self.assertEqual(len(events.Scalars(tag)), 4, tag)
+            self.assertGreater(events.Scalars("num-zeros")[0].value, 1000)
+            self.assertGreater(events.Scalars("mem-allocated-bytes")[0].value, events.Scalars("mem-allocated-count")[0].value)
+            for name in STEP:
+                self.assertEqual([e.step for e in events.Scalars(f"{name}-time")], [2, 4])
+            self.assertNotIn("evaluate-time", tags)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -376,6 +376,25 @@ int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struc
     return rc;
 }
 
+int mb_args_take_data_args(struct mb_args *args, const char *text, struct mb_err *err)
+{
+    static const char SPACE[] = " \t\n\v\f\r";
+    const size_t row = (size_t)(find_row("data-path", strlen("data-path")) - MB_ARG_ROWS);
+    int rc =
+        args->data_path.n == 0
+            ? 0
+            : mb_err_set(err, MB_EINVAL, "--data-path and --data-args-path exclude each other");
+    while (rc == 0 && *(text += strspn(text, SPACE)) != '\0') {
+        const size_t n = strcspn(text, SPACE);
+        char *word = mb_strndup(text, n);
+        rc = word != NULL ? add_value(&args->raw[row], word, err) : no_memory(err);
+        mb_free(word);
+        text += n;
+    }
+    args->raw[row].given = 1;
+    return rc == 0 ? fill_field(args, &MB_ARG_ROWS[row], &args->raw[row], err) : rc;
+}
+
 void mb_args_close(struct mb_args *args)
 {
     for (size_t i = 0; args->raw != NULL && i < MB_ARG_N_ROWS; i++) {

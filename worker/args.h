@@ -59,6 +59,7 @@ struct mb_args {
     char *lr_decay_style, *lr_wsd_decay_style;
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
     int64_t lr_wsd_decay_iters, lr_wsd_decay_samples, override_opt_param_scheduler;
+    int64_t use_checkpoint_opt_param_scheduler;
     /* distributed */
     char *distributed_backend;
     int64_t distributed_timeout_minutes, use_distributed_optimizer;
@@ -68,7 +69,7 @@ struct mb_args {
     int64_t sequence_parallel;
     /* data */
     struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
-    char *split, *dataloader_type;
+    char *split, *dataloader_type, *data_args_path;
     char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model, *tiktoken_pattern;
     struct mb_args_list tiktoken_special_tokens;
     int64_t tiktoken_num_special_tokens, tokenizer_hf_include_special_tokens;
@@ -77,6 +78,7 @@ struct mb_args {
     char *save, *load, *pretrained_checkpoint;
     int64_t save_interval, save_retain_interval, keep_last_k, async_save, no_save_optim,
         no_load_optim, finetune, exit_on_missing_checkpoint, use_checkpoint_args;
+    int64_t use_mp_args_from_checkpoint_args;
     /* validation, logging */
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
     int64_t log_num_zeros_in_grad;
@@ -130,6 +132,9 @@ struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);
  * MB_EINVAL for a check. The exit status is MB_ARGS_EXIT_USAGE where is_usage is set, else
  * mb_exit_status()'s. */
 int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, struct mb_err *err);
+
+/* Between parsing and validating: text, that of --data-args-path's file, is --data-path's words. */
+int mb_args_take_data_args(struct mb_args *args, const char *text, struct mb_err *err);
 
 /* Between parsing and validating, with --use-checkpoint-args: what the checkpoint says of the
  * model. args_json is untrusted. */

@@ -4,7 +4,7 @@
  *  1. adopt (--use-checkpoint-args, as Megatron-LM's load_args_from_checkpoint): sizes are taken
  *     where the command line has none; what else makes the model is the checkpoint's, whatever the
  *     command line says. Each that is taken, and each that the checkpoint does not have, is a line
- *     of the notes.
+ *     of the notes. How ranks share the model is taken if that was asked for, too.
  *  2. compare: what makes tensors mean something else must be equal. What only changes how they are
  *     used must be, too, while the same training goes on; a new one may mean it (a longer context),
  *     and hears a line about it. An argument that the checkpoint does not have is not compared.
@@ -49,6 +49,11 @@ static const struct {
     {"attention_dropout", 1},
     {"hidden_dropout", 1},
 };
+
+/* With --use-mp-args-from-checkpoint-args: how ranks share the model. */
+static const char *const LAYOUT[] = {"tensor_model_parallel_size", "pipeline_model_parallel_size",
+                                     "num_layers_per_virtual_pipeline_stage",
+                                     "num_virtual_stages_per_pipeline_rank"};
 
 static int no_memory(struct mb_err *err)
 {
@@ -132,6 +137,12 @@ int mb_args_adopt(struct mb_args *a, const char *args_json, struct mb_err *err)
                      : no_memory(err);
         } else if (TAKEN[i].forced || !a->raw[row_of(TAKEN[i].dest)].given) {
             rc = take(a, TAKEN[i].dest, j, err);
+        }
+    }
+    for (size_t i = 0; i < sizeof LAYOUT / sizeof LAYOUT[0] && rc == 0; i++) {
+        const json_t *j = json_object_get(o, LAYOUT[i]);
+        if (a->use_mp_args_from_checkpoint_args && j != NULL) {
+            rc = take(a, LAYOUT[i], j, err);
         }
     }
     if (rc == 0 && json_is_integer(padded) && json_integer_value(padded) > 0) {

@@ -66,6 +66,20 @@ static int check_optimizer(const struct mb_args *a, struct mb_err *err)
                             a->optimizer);
 }
 
+/* Two that mean nothing without another, or with each other. */
+static int check_checkpoint(struct mb_args *a, struct mb_err *err)
+{
+    if (a->override_opt_param_scheduler && a->use_checkpoint_opt_param_scheduler) {
+        return invalid(err, "both override and use-checkpoint are set.");
+    }
+    if (a->use_mp_args_from_checkpoint_args && !a->use_checkpoint_args &&
+        mb_buf_puts(&a->notes, "note: --use-mp-args-from-checkpoint-args has no effect without "
+                               "--use-checkpoint-args\n") != 0) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
+    return 0;
+}
+
 /* Formats that are neither written nor read. */
 static int check_format(const struct mb_args *a, struct mb_err *err)
 {
@@ -307,8 +321,8 @@ static int check_remote(const struct mb_args *a, struct mb_err *err)
     }
     if (list_is_remote(&a->data_path) || list_is_remote(&a->train_data_path) ||
         list_is_remote(&a->valid_data_path) || list_is_remote(&a->test_data_path) ||
-        is_remote(a->vocab_file) || is_remote(a->merge_file) || is_remote(a->tokenizer_model) ||
-        is_remote(a->load) || is_remote(a->save) ||
+        is_remote(a->data_args_path) || is_remote(a->vocab_file) || is_remote(a->merge_file) ||
+        is_remote(a->tokenizer_model) || is_remote(a->load) || is_remote(a->save) ||
         (a->rank == 0 && is_remote(a->pretrained_checkpoint))) {
         return invalid(err, "s3:// is fetched by a node's agent: start with `mobula train`");
     }
@@ -542,6 +556,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     }
     if (rc == 0) {
         rc = refuse(a, err);
+    }
+    if (rc == 0) {
+        rc = check_checkpoint(a, err);
     }
     if (rc == 0) {
         rc = mb_args_check_precision(a, err);

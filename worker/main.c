@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "worker/trainer.h"
@@ -128,6 +129,20 @@ static int train(struct mb_trainer *t, struct mb_err *err)
     return rc;
 }
 
+enum { DATA_ARGS_MAX = 64 << 20 };
+
+/* Each rank reads its own node's file. */
+static int read_data_args(struct mb_args *a, struct mb_err *err)
+{
+    struct mb_buf text = {0};
+    int rc = mb_fs_read(a->data_args_path, DATA_ARGS_MAX, &text, err);
+    if (rc == 0) {
+        rc = mb_args_take_data_args(a, mb_buf_str(&text), err);
+    }
+    mb_buf_close(&text);
+    return rc != 0 ? mb_err_wrap(err, "--data-args-path") : 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct mb_trainer t;
@@ -143,6 +158,11 @@ int main(int argc, char **argv)
     rc = read_environment(&t, parsed == 0 ? &err : &(struct mb_err){0});
     if (parsed != 0) {
         rc = parsed;
+    }
+    if (rc == 0 && t.args.data_args_path != NULL && strstr(t.args.data_args_path, "://") == NULL) {
+        known = 0;
+        rc = read_data_args(&t.args, &err);
+        known = rc == 0;
     }
     if (rc == 0 && t.args.use_checkpoint_args) {
         known = 0;

@@ -463,7 +463,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
     return rc == 0 ? list_tensors(t, err) : rc;
 }
 
-/* ---- optimizer and schedule ---- */
+/* ---- optimizer ---- */
 
 static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
 {
@@ -490,45 +490,6 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
     }
     return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_master(t->gpt),
                                mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
-}
-
-static int64_t in_samples(int64_t iterations, int64_t samples, int64_t fallback, int64_t batch)
-{
-    if (iterations != MB_ARGS_NONE) {
-        return iterations * batch;
-    }
-    return samples != MB_ARGS_NONE ? samples : fallback;
-}
-
-static int build_schedule(struct mb_trainer *t, struct mb_err *err)
-{
-    const struct mb_args *a = &t->args;
-    struct mb_schedule *s = &t->schedule;
-    int64_t batch = a->global_batch_size;
-    int64_t length = a->train_samples != MB_ARGS_NONE ? a->train_samples : a->train_iters * batch;
-    int rc = mb_lr_style_parse(a->lr_decay_style, &s->lr_style, err);
-    if (rc == 0) {
-        rc = mb_wsd_style_parse(a->lr_wsd_decay_style, &s->wsd_style, err);
-    }
-    if (rc == 0) {
-        rc = mb_wd_style_parse(a->weight_decay_incr_style, &s->wd_style, err);
-    }
-    if (rc != 0) {
-        return rc;
-    }
-    s->init_lr = a->lr_warmup_init;
-    s->max_lr = a->lr;
-    s->min_lr = a->min_lr;
-    s->decay_samples = in_samples(a->lr_decay_iters, a->lr_decay_samples, length, batch);
-    s->wsd_decay_samples = in_samples(a->lr_wsd_decay_iters, a->lr_wsd_decay_samples, 0, batch);
-    s->warmup_samples = a->lr_warmup_iters * batch + a->lr_warmup_samples;
-    if (!isnan(a->lr_warmup_fraction)) {
-        s->warmup_samples = (int64_t)(a->lr_warmup_fraction * (double)s->decay_samples);
-    }
-    s->start_wd = a->start_weight_decay;
-    s->end_wd = a->end_weight_decay;
-    s->wd_incr_samples = length;
-    return a->train_iters == 0 ? 0 : mb_schedule_check(s, err);
 }
 
 /* ---- data ---- */
@@ -665,7 +626,7 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
         rc = mb_trainer_build_saver(t, err);
     }
     if (rc == 0) {
-        rc = build_schedule(t, err);
+        rc = mb_trainer_build_schedule(t, err);
     }
     t->loss_scaling = mb_args_loss_scale(&t->args);
     mb_loss_scale_start(&t->loss_scale, &t->loss_scaling);

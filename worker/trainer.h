@@ -11,6 +11,7 @@
 #ifndef MOBULA_WORKER_TRAINER_H
 #define MOBULA_WORKER_TRAINER_H
 
+#include <jansson.h>
 #include <signal.h>
 #include "worker/args.h"
 #include "worker/checkpoint/checkpoint.h"
@@ -155,6 +156,12 @@ int mb_trainer_links_devices(const struct mb_trainer *t);
 int mb_trainer_wait_link(struct mb_trainer *t, enum mb_link_kind kind, struct mb_err *err);
 /* Until everything is sent and received, or has failed. */
 int mb_trainer_wait_links(struct mb_trainer *t, struct mb_err *err);
+
+/* ---- the schedule ---- */
+int mb_trainer_build_schedule(struct mb_trainer *t, struct mb_err *err);
+/* With the checkpoint's: args, its arguments. */
+int mb_trainer_settle_schedule(struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                               const json_t *args, struct mb_err *err);
 
 /* ---- gradients ---- */
 /* Of a chunk's last micro batch's step: gradients are reduced while it runs, if that was asked for.

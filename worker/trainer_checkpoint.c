@@ -7,8 +7,8 @@
  *  2. load: find the newest iteration; compare the model's shape and the schedule with the
  *     checkpoint's; take weights, then counters and optimizer unless told otherwise.
  * Failures: nothing to load is a warning and a random start, or an error with
- * --exit-on-missing-checkpoint; another shape, another schedule without
- * --override-opt_param-scheduler, or a missing optimizer state are errors with Megatron's texts.
+ * --exit-on-missing-checkpoint; another shape, another schedule (trainer_schedule.c), or a missing
+ * optimizer state are errors with Megatron's texts.
  */
 #include "worker/trainer.h"
 
@@ -212,50 +212,6 @@ int mb_trainer_wait_saved(struct mb_trainer *t, struct mb_err *err)
 
 /* ---- loading ---- */
 
-static int check_schedule(const struct mb_trainer *t, const struct mb_checkpoint_state *s,
-                          const json_t *args, struct mb_err *err)
-{
-    const struct {
-        const char *what;
-        double ours, theirs;
-    } values[] = {
-        {"learning rate", t->args.lr, json_number_value(json_object_get(args, "lr"))},
-        {"minimum learning rate", t->args.min_lr,
-         json_number_value(json_object_get(args, "min_lr"))},
-        {"warmup iterations", (double)t->schedule.warmup_samples, (double)s->warmup_samples},
-        {"total number of iterations", (double)t->schedule.decay_samples, (double)s->decay_samples},
-        {"start weight decay", t->args.start_weight_decay,
-         json_number_value(json_object_get(args, "start_weight_decay"))},
-        {"end weight decay", t->args.end_weight_decay,
-         json_number_value(json_object_get(args, "end_weight_decay"))},
-    };
-    const struct {
-        const char *what, *ours, *name;
-    } styles[] = {
-        {"learning rate decay style", t->args.lr_decay_style, "lr_decay_style"},
-        {"weight decay incr style", t->args.weight_decay_incr_style, "weight_decay_incr_style"},
-    };
-    static const char HINT[] = "--override-opt_param-scheduler takes the command line's";
-    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
-        if (values[i].ours != values[i].theirs) {
-            return mb_err_set(err, MB_EINVAL,
-                              "OptimizerParamScheduler: class input value %g and checkpoint value "
-                              "%g for %s do not match; %s",
-                              values[i].ours, values[i].theirs, values[i].what, HINT);
-        }
-    }
-    for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++) {
-        const char *theirs = json_string_value(json_object_get(args, styles[i].name));
-        if (theirs != NULL && strcmp(theirs, styles[i].ours) != 0) {
-            return mb_err_set(err, MB_EINVAL,
-                              "OptimizerParamScheduler: class input value %s and checkpoint value "
-                              "%s for %s do not match; %s",
-                              styles[i].ours, theirs, styles[i].what, HINT);
-        }
-    }
-    return 0;
-}
-
 static int check_model(struct mb_trainer *t, const struct mb_checkpoint_state *s,
                        struct mb_err *err)
 {
@@ -303,8 +259,8 @@ static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
     if (rc == 0 && with_optimizer) {
         rc = check_optimizer(t, s, args, err);
     }
-    if (rc == 0 && with_optimizer && !t->args.override_opt_param_scheduler) {
-        rc = check_schedule(t, s, args, err);
+    if (rc == 0 && with_optimizer) {
+        rc = mb_trainer_settle_schedule(t, s, args, err);
     }
     json_decref(args);
     return rc;

@@ -73,7 +73,7 @@ struct mb_args {
     char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model, *tiktoken_pattern;
     struct mb_args_list tiktoken_special_tokens;
     int64_t tiktoken_num_special_tokens, tokenizer_hf_include_special_tokens;
-    int64_t mock_data, data_sharding, eod_mask_loss;
+    int64_t mock_data, data_sharding, eod_mask_loss, reset_position_ids;
     /* checkpoints */
     char *save, *load, *pretrained_checkpoint;
     int64_t save_interval, save_retain_interval, keep_last_k, async_save, no_save_optim,

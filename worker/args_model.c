@@ -37,6 +37,7 @@ void mb_args_model(const struct mb_args *a, uint64_t vocab_size, struct mb_gpt_c
     c->norm = strcmp(a->normalization, "RMSNorm") == 0 ? MB_GPT_RMSNORM : MB_GPT_LAYERNORM;
     c->norm_1p = a->apply_layernorm_1p != 0;
     c->positions = positions_of(a->position_embedding_type);
+    c->batch_positions = a->reset_position_ids != 0;
     c->rope = (struct mb_rope_config){.base = (double)a->rotary_base,
                                       .percent = a->rotary_percent,
                                       .interpolation =

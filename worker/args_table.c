@@ -228,7 +228,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I_DEST("no-data-sharding", "data_sharding", FLAG_OFF, NULL, data_sharding, "cyclic: one order for all ranks"),
     I("eod-mask-loss", FLAG, NULL, eod_mask_loss, "no loss at the end of documents"),
     I("data-args-path", TEXT, NULL, data_args_path, "a file with the words of --data-path, for lists that are too long for a command line"),
-    REFUSED("reset-position-ids", FLAG, NULL, "positions count from the start of the sample"),
+    I("reset-position-ids", FLAG, NULL, reset_position_ids, "learned positions begin anew behind an end of document"),
     REFUSED("reset-attention-mask", FLAG, NULL, "attention sees the whole sample"),
     NOTED("data-cache-path", TEXT, NULL, "indices are built anew, which is fast"),
     NOTED("num-workers", INT, "2", "micro batches are made where they are used"),

@@ -540,6 +540,7 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
                                 .dp_size = t->dp_size / t->cp_size,
                                 .no_data_sharding = !a->data_sharding,
                                 .eod_mask_loss = a->eod_mask_loss != 0,
+                                .reset_position_ids = a->reset_position_ids != 0,
                                 .vocab_size = t->vocab_size,
                                 .eod = t->eod};
     size_t n = (size_t)a->micro_batch_size * (size_t)a->seq_length;
@@ -568,6 +569,10 @@ static int build_data(struct mb_trainer *t, struct mb_err *err)
     t->tokens = mb_calloc(n, sizeof *t->tokens);
     t->labels = mb_calloc(n, sizeof *t->labels);
     t->loss_mask = mb_calloc(n, sizeof *t->loss_mask);
+    t->position_ids = a->reset_position_ids ? mb_calloc(n, sizeof *t->position_ids) : NULL;
+    if (a->reset_position_ids && t->position_ids == NULL) {
+        return no_memory(err);
+    }
     return t->tokens != NULL && t->labels != NULL && t->loss_mask != NULL ? 0 : no_memory(err);
 }
 
@@ -668,6 +673,7 @@ void mb_trainer_close(struct mb_trainer *t)
     }
     mb_free(t->tokens);
     mb_free(t->labels);
+    mb_free(t->position_ids);
     mb_free(t->loss_mask);
     mb_free(t->tensors);
     mb_free(t->parts);

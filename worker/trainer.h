@@ -97,6 +97,7 @@ struct mb_trainer {
         end; /* this rank's range of the flat buffers, for norms and the sharded optimizer */
     double *norm_device; /* one double of device memory, for sums */
     int32_t *tokens, *labels;
+    int32_t *position_ids; /* with --reset-position-ids; else NULL */
     float *loss_mask;
     struct mb_buckets buckets; /* with --overlap-grad-reduce */
     struct mb_pipeline pipeline;

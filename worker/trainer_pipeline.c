@@ -74,11 +74,11 @@ static struct mb_gpt_step step_of(const struct batch *b, const struct mb_pipelin
 static int forward(struct batch *b, const struct mb_pipeline_step *s, struct mb_err *err)
 {
     struct mb_trainer *t = b->t;
-    const struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask};
+    const struct mb_gpt_batch batch = {t->tokens, t->labels, t->loss_mask, t->position_ids};
     const struct mb_gpt_step step = step_of(b, s);
     if ((t->pp_rank == 0 && s->chunk == 0) || is_last_chunk(t, s)) {
-        int rc =
-            mb_loader_next(t->loaders[b->split], t->tokens, t->labels, t->loss_mask, NULL, err);
+        int rc = mb_loader_next(t->loaders[b->split], t->tokens, t->labels, t->loss_mask,
+                                t->position_ids, err);
         if (rc != 0) {
             return mb_err_wrap(err, "%s data", mb_split_name(b->split));
         }

@@ -48,8 +48,9 @@ static int train(struct run *r, struct mb_gpt *m, struct outcome *o, struct mb_e
     for (int times = 0; times < 2; times++) {
         mb_gpt_zero_grads(m);
         for (size_t k = 0; k < N_MICRO; k++) {
-            const struct mb_gpt_batch batch = {r->tokens + k * N_TOKENS, r->labels + k * N_TOKENS,
-                                               k == 0 ? NULL : r->mask + k * N_TOKENS};
+            const struct mb_gpt_batch batch = {.tokens = r->tokens + k * N_TOKENS,
+                                               .labels = r->labels + k * N_TOKENS,
+                                               .loss_mask = k == 0 ? NULL : r->mask + k * N_TOKENS};
             const struct mb_gpt_step step = {.grad_scale = 0.125,
                                              .iteration = 17,
                                              .first_sample = k * N_SAMPLES,

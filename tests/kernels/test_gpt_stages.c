@@ -194,8 +194,9 @@ static void check_stages(struct fixture *f, const struct mb_gpt_config *c, size_
     create(&whole, f, *c, 1, 1);
     create(&s, f, *c, n, n_chunks);
     for (size_t k = 0; k < MICRO; k++)
-        whole.batch[k] = s.batch[k] = (struct mb_gpt_batch){
-            ids_new(f, TOKENS, VOCAB, &unused), ids_new(f, TOKENS, VOCAB, &unused), NULL};
+        whole.batch[k] = s.batch[k] =
+            (struct mb_gpt_batch){.tokens = ids_new(f, TOKENS, VOCAB, &unused),
+                                  .labels = ids_new(f, TOKENS, VOCAB, &unused)};
     for (int times = 0; times < 2; times++) { /* the second sets what the first added to zeros */
         train(&whole);
         train(&s);
@@ -249,8 +250,8 @@ static void test_final_gradients(void **state)
     struct told told[STAGES_MAX];
     const size_t last = 3;
     create(&s, f, model(), 2, 2);
-    s.batch[0] = (struct mb_gpt_batch){ids_new(f, TOKENS, VOCAB, &unused),
-                                       ids_new(f, TOKENS, VOCAB, &unused), NULL};
+    s.batch[0] = (struct mb_gpt_batch){.tokens = ids_new(f, TOKENS, VOCAB, &unused),
+                                       .labels = ids_new(f, TOKENS, VOCAB, &unused)};
     for (size_t i = 0; i < s.n; i++) {
         told[i].begin = mb_gpt_n_elements(s.m[i]);
         mb_gpt_zero_grads(s.m[i]);

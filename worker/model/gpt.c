@@ -16,6 +16,7 @@
 #include "worker/model/gpt.h"
 
 #include <assert.h>
+#include <string.h>
 #include "base/alloc.h"
 #include "worker/kernels/range.h"
 #include "worker/model/gpt_internal.h"
@@ -61,8 +62,10 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     if (rc != 0)
         goto out;
     const size_t in_samples = micro_batch * c->seq;
+    const int own = m->is_first && c->batch_positions && c->positions == MB_GPT_LEARNED;
     m->host_ones = mb_calloc(in_samples, sizeof(float));
-    if (m->host_ones == NULL) {
+    m->all_positions = own ? mb_calloc(m->n_slots * m->n_tokens, sizeof(int32_t)) : NULL;
+    if (m->host_ones == NULL || (own && m->all_positions == NULL)) {
         rc = mb_err_set(err, MB_ENOMEM, "out of memory for a batch of %zu tokens", in_samples);
         goto out;
     }
@@ -88,6 +91,7 @@ void mb_gpt_destroy(struct mb_gpt *m)
     m->dev->ops->free(m->dev->ctx, m->arena);
     mb_gpt_params_free(m);
     mb_free(m->host_ones);
+    mb_free(m->all_positions);
     mb_free(m);
 }
 
@@ -251,7 +255,7 @@ static void embed(const struct mb_gpt_pass *p)
     const int learned = m->c.positions == MB_GPT_LEARNED;
     void *out = m->c.sequence_parallel ? m->d_a : m->embedded;
     for (size_t row = 0; row < m->n_tokens;) {
-        const struct mb_gpt_run run = mb_gpt_run_at(m, row);
+        const struct mb_gpt_run run = mb_gpt_embedded_run_at(m, row);
         const size_t position = m->position_embedding + run.position * m->c.hidden;
         struct mb_embedding_forward a = {.token = m->tokens + row,
                                          .out = (char *)out +
@@ -495,7 +499,7 @@ static void embedding_backward(const struct mb_gpt_pass *p)
     struct mb_gpt *m = p->m;
     const char *d_out = branch_gradient(p, 0);
     for (size_t row = 0; row < m->n_tokens;) {
-        const struct mb_gpt_run run = mb_gpt_run_at(m, row);
+        const struct mb_gpt_run run = mb_gpt_embedded_run_at(m, row);
         struct mb_embedding_backward a = {
             .token = m->tokens + row,
             .d_out = d_out + row * m->c.hidden * mb_dtype_size(m->c.dtype),
@@ -567,6 +571,8 @@ static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t ro
     if (is_first(m))
         dev->ops->copy_in(dev->ctx, dev->stream, m->tokens + row, b->tokens + run.in_batch,
                           run.n * sizeof(int32_t));
+    if (is_first(m) && m->positions != NULL)
+        memcpy(m->positions + row, b->positions + run.in_batch, run.n * sizeof(int32_t));
     if (!is_last(m))
         return run.n;
     const float *mask = (b->loss_mask ? b->loss_mask : m->host_ones) + run.in_batch;
@@ -599,6 +605,7 @@ static void select_place(struct mb_gpt *m, struct mb_gpt_place at)
     m->layers = slot->layers;
     m->tokens = slot->tokens;
     m->embedded = slot->embedded;
+    m->positions = m->all_positions != NULL ? m->all_positions + at.slot * m->n_tokens : NULL;
     m->d_residual = m->d_residuals[at.gradient];
 }
 

@@ -61,6 +61,7 @@ struct mb_gpt_config {
     enum mb_gpt_norm norm;
     int norm_1p; /* a norm's weight is kept as its difference from 1 */
     enum mb_gpt_positions positions;
+    int batch_positions;        /* 1: batches say their positions, with MB_GPT_LEARNED */
     struct mb_rope_config rope; /* with MB_GPT_ROPE */
     int swiglu;                 /* linear_fc1 gives ffn_hidden gates, then ffn_hidden values */
     int linear_bias;            /* of all linear layers but the output */
@@ -154,6 +155,9 @@ struct mb_gpt_batch {
     const int32_t *tokens;  /* in [0, vocab) */
     const int32_t *labels;  /* in [0, vocab) */
     const float *loss_mask; /* 0 or 1, or NULL: all ones */
+    /* With batch_positions, which rows of the table of positions they get, [0, seq); else nobody
+     * looks: each its place in the sample. */
+    const int32_t *positions;
 };
 
 /* Called while gradients are being enqueued: no later operation of this backward writes the flat

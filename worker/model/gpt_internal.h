@@ -113,8 +113,11 @@ struct mb_gpt {
     /* In the chunks before this one gradients of products are what they were in the step before;
      * the next backward sets them. */
     size_t n_old_chunks;
-    float *host_ones; /* [samples * seq], the mask of a batch without one */
-    double mask_sum;  /* since the last take_loss */
+    float *host_ones;       /* [samples * seq], the mask of a batch without one */
+    int32_t *all_positions; /* host, [n_slots, tokens]: of the first stage with batch_positions;
+                               else NULL */
+    int32_t *positions;     /* of the slot that is worked on, or NULL */
+    double mask_sum;        /* since the last take_loss */
 };
 
 /* Widths, in channels: of qkv, of the attention's output, of fc1's output. */
@@ -143,6 +146,8 @@ struct mb_gpt_run {
     size_t position; /* in its sample */
 };
 struct mb_gpt_run mb_gpt_run_at(const struct mb_gpt *m, size_t row);
+/* Of those the ones whose positions, as the table of learned ones has them, follow each other. */
+struct mb_gpt_run mb_gpt_embedded_run_at(const struct mb_gpt *m, size_t row);
 
 /* The selected chunk's layers, of this rank's, are from the one to before the other. */
 static inline size_t mb_gpt_chunk_begin(const struct mb_gpt *m)

@@ -26,6 +26,20 @@ struct mb_gpt_run mb_gpt_run_at(const struct mb_gpt *m, size_t row)
     return (struct mb_gpt_run){half - i % half, sample * m->c.seq + position, position};
 }
 
+struct mb_gpt_run mb_gpt_embedded_run_at(const struct mb_gpt *m, size_t row)
+{
+    struct mb_gpt_run run = mb_gpt_run_at(m, row);
+    if (m->positions == NULL)
+        return run;
+    const int32_t *at = m->positions + row;
+    size_t n = 1;
+    while (n < run.n && at[n] == at[0] + (int32_t)n)
+        n++;
+    run.n = n;
+    run.position = (size_t)at[0];
+    return run;
+}
+
 static struct mb_stretches stretches_of(const struct mb_gpt *m, size_t rank)
 {
     const size_t half = m->part.seq / 2;

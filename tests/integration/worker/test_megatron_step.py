@@ -32,6 +32,7 @@ from megatron_gang import BATCH, SEQ, VOCAB, Shape
 WORKER, MOBULA, TRACE = (os.path.abspath(p) for p in sys.argv[1:4])
 del sys.argv[1:4]
 SAMPLES, WEIGHT_DECAY, CLIP = 8, 0.1, 0.5
+EOD = VOCAB - 1  # NullTokenizer's
 LR = {"adam": 1e-2, "sgd": 1.0}
 
 
@@ -52,7 +53,16 @@ def write_tokens(prefix, tokens):
                 struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
-def step_main(rank, s, folder, rule, n_steps):
+def positions_of(x):
+    """Of Megatron-LM's --reset-position-ids: they begin anew behind an end of document."""
+    out = torch.arange(SEQ).repeat(len(x), 1)
+    for row, ids in zip(out, x):
+        for at in (ids == EOD).nonzero().flatten().tolist():
+            row[at + 1:] -= row[at] + 1
+    return out
+
+
+def step_main(rank, s, folder, rule, n_steps, resets):
     """Saves weights, takes steps, each on samples of its own, and saves those."""
     folder = pathlib.Path(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=s.tp)
@@ -78,7 +88,7 @@ def step_main(rank, s, folder, rule, n_steps):
 
     def forward(batches, chunk):
         x = next(batches)
-        positions = torch.arange(SEQ).repeat(BATCH, 1)
+        positions = positions_of(x[:, :-1]) if resets else torch.arange(SEQ).repeat(BATCH, 1)
         mask = torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1)
         losses = chunk(input_ids=x[:, :-1], position_ids=positions, attention_mask=mask, labels=x[:, 1:])
         return losses, lambda out: (out.mean(), {"lm loss": out.mean().detach()})
@@ -113,14 +123,16 @@ class StepTest(unittest.TestCase):
         file = next((self.path / f"{directory}-whole").rglob(megatron_gang.NAME))
         return {n: t for n, t in torch.load(file, weights_only=False)["model"].items() if t is not None}
 
-    def check(self, s, rule="adam", n_steps=1):
+    def check(self, s, rule="adam", n_steps=1, resets=False):
         n = n_steps * SAMPLES
         tokens = torch.randint(0, VOCAB - 1, (n * SEQ + 1,), generator=torch.Generator().manual_seed(3))
+        if resets:
+            tokens[torch.rand(len(tokens), generator=torch.Generator().manual_seed(4)) < 0.2] = EOD
         order = numpy.arange(n)
         numpy.random.RandomState(1234).shuffle(order)  # Megatron-LM's order of one document's samples
         write_tokens(self.path / "data", tokens.numpy())
         torch.save(torch.stack([tokens[i * SEQ:i * SEQ + SEQ + 1] for i in order]), self.path / "samples.pt")
-        torch.multiprocessing.start_processes(step_main, (s, str(self.path), rule, n_steps), nprocs=s.tp, start_method="fork")
+        torch.multiprocessing.start_processes(step_main, (s, str(self.path), rule, n_steps, resets), nprocs=s.tp, start_method="fork")
         for state in ("before", "after"):
             (self.path / state / "latest_checkpointed_iteration.txt").write_text("20")
         told = torch.load(self.path / "told.pt")
@@ -129,7 +141,8 @@ class StepTest(unittest.TestCase):
                   "--lr-decay-style", "constant", "--weight-decay", WEIGHT_DECAY, "--adam-beta2", "0.95", "--adam-eps", "1e-4",
                   "--clip-grad", CLIP, "--eval-iters", 0, "--log-interval", 1, "--tokenizer-type", "NullTokenizer",
                   "--vocab-size", VOCAB - 1, "--data-path", self.path / "data", "--split", "100,0,0", "--pretrained-checkpoint", self.path / "before", "--save", self.path / "ours",
-                  "--save-interval", n_steps, "--optimizer", rule, "--sgd-momentum", "0.8", "--log-num-zeros-in-grad")
+                  "--save-interval", n_steps, "--optimizer", rule, "--sgd-momentum", "0.8", "--log-num-zeros-in-grad",
+                  *(["--reset-position-ids"] if resets else []))
         lines = [line for line in log.splitlines() if "lm loss:" in line]
         self.assertEqual(len(lines), n_steps)
         for line, (loss, norm, zeros) in zip(lines, told):
@@ -160,6 +173,12 @@ class StepTest(unittest.TestCase):
 
     def test_sgd_of_two_ranks_that_share_a_model(self):
         self.check(Shape(tp=2), "sgd", 3)
+
+    def test_positions_that_begin_anew(self):
+        self.check(Shape(), resets=True)
+
+    def test_positions_that_begin_anew_on_two_ranks(self):
+        self.check(Shape(tp=2), resets=True)
 
     def test_loss_scales(self):
         draw = random.Random(5)

@@ -51,7 +51,7 @@ struct mb_args {
     double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
     int64_t hysteresis;
     int64_t profile, profile_step_start, profile_step_end;
-    struct mb_args_list profile_ranks;
+    struct mb_args_list profile_ranks, iterations_to_skip;
     /* learning rate */
     struct mb_args_list rampup_batch_size; /* none or three */
     double decoupled_lr, decoupled_min_lr;
@@ -96,6 +96,7 @@ struct mb_args {
     int64_t rank, world_size, data_parallel_size, padded_vocab_size, true_vocab_size;
     int64_t virtual_pipeline_model_parallel_size; /* chunks of a stage, with 2 or more */
     int64_t consumed_train_samples, consumed_valid_samples;
+    int64_t skipped_train_samples; /* of --iterations-to-skip */
 
     int64_t checkpoint_padded_vocab_size; /* of mb_args_adopt(); 0: none */
 

@@ -95,6 +95,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("global-batch-size", INT, NULL, global_batch_size, "samples of an iteration; None: micro batch * data parallel size"),
     I("train-iters", INT, NULL, train_iters, "iterations of the whole training"),
     I("train-samples", INT, NULL, train_samples, "samples of the whole training, instead of --train-iters"),
+    I("iterations-to-skip", INTS, "[]", iterations_to_skip, "iterations whose samples are passed over, by the number of iterations done before"),
     I("exit-interval", INT, NULL, exit_interval, "end after an iteration that this divides"),
     I("exit-duration-in-mins", INT, NULL, exit_duration_in_mins, "save and end after so many minutes"),
     I("exit-signal-handler", FLAG, NULL, exit_signal_handler, "save and end on SIGTERM (always done here)"),
@@ -285,6 +286,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     COMPUTED("true-vocab-size", true_vocab_size),
     COMPUTED("consumed-train-samples", consumed_train_samples),
     COMPUTED("consumed-valid-samples", consumed_valid_samples),
+    COMPUTED("skipped-train-samples", skipped_train_samples),
     COMPUTED("virtual-pipeline-model-parallel-size", virtual_pipeline_model_parallel_size),
 };
 /* clang-format on */

@@ -26,6 +26,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "worker/kernels/range.h"
 
 volatile sig_atomic_t mb_trainer_signal;
@@ -394,11 +395,42 @@ static int save_and_decide(struct mb_trainer *t, const struct shared *s, int *ex
 
 /* ---- the run ---- */
 
+static int is_skipped(const struct mb_trainer *t)
+{
+    const struct mb_args_list *skipped = &t->args.iterations_to_skip;
+    int64_t number = 0;
+    for (size_t i = 0; i < skipped->n; i++) {
+        mb_parse_i64(skipped->items[i], INT64_MIN + 1, INT64_MAX, "", &number, NULL);
+        if (number == t->iteration) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* As in Megatron-LM nothing is said, saved or decided behind it: the samples are consumed. */
+static int skip_iteration(struct mb_trainer *t, struct mb_err *err)
+{
+    const int64_t n_micro = t->batch / (t->args.micro_batch_size * t->args.data_parallel_size);
+    const int reads = t->pp_rank == 0 || t->pp_rank + 1 == t->pp_size;
+    int rc = 0;
+    for (int64_t i = 0; i < n_micro && reads && rc == 0; i++) {
+        rc = mb_loader_next(t->loaders[MB_SPLIT_TRAIN], NULL, NULL, NULL, NULL, err);
+    }
+    t->iteration++;
+    t->args.consumed_train_samples += t->batch;
+    t->args.skipped_train_samples += t->batch;
+    return rc;
+}
+
 static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
 {
     struct shared s;
     uint64_t from_us = mb_mono_us();
     t->batch = mb_batch_ramp_at(&t->ramp, t->args.consumed_train_samples);
+    if (is_skipped(t)) {
+        return skip_iteration(t, err);
+    }
     int rc = mb_trainer_start_profile(t, err);
     if (rc == 0) {
         mb_range_begin(&t->dev, "iteration %" PRId64, t->iteration + 1);

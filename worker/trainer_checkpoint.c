@@ -293,6 +293,16 @@ static void take_loss_scale(struct mb_trainer *t, const struct mb_checkpoint_sta
         .scale = s->loss_scale, .n_good = s->growth_tracker, .patience = s->hysteresis_tracker};
 }
 
+/* 0 where the checkpoint's arguments do not say. */
+static int64_t skipped_samples(const struct mb_checkpoint_state *s)
+{
+    json_error_t je;
+    json_t *args = json_loads(s->args_json, 0, &je); /* was read before */
+    const json_int_t n = json_integer_value(json_object_get(args, "skipped_train_samples"));
+    json_decref(args);
+    return n > 0 ? n : 0;
+}
+
 static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s,
                        int with_optimizer)
 {
@@ -305,6 +315,7 @@ static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
         return;
     }
     t->iteration = t->last_saved = s->iteration;
+    t->args.skipped_train_samples = skipped_samples(s);
     t->skipped_iterations = s->skipped_iterations;
     t->args.consumed_train_samples = s->consumed_train_samples;
     t->args.consumed_valid_samples = s->consumed_valid_samples;

@@ -102,6 +102,9 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
     mb_trainer_now(now);
     printf(" [%s] iteration %8lld/%8lld | consumed samples: %12lld |", now, (long long)t->iteration,
            (long long)t->args.train_iters, (long long)t->args.consumed_train_samples);
+    if (t->args.skipped_train_samples > 0) {
+        printf(" skipped samples: %12lld |", (long long)t->args.skipped_train_samples);
+    }
     printf(" elapsed time per iteration (ms): %.1f | mem usages: %.4f |", elapsed_ms,
            memory_share(&t->dev));
     if (t->args.log_throughput) {

@@ -89,6 +89,10 @@ void mb_trainer_tell_iteration(struct mb_trainer *t)
         mb_tensorboard_scalar(t->tensorboard, "decoupled-learning-rate", t->iteration,
                               mb_trainer_decoupled_lr(t));
     }
+    if (a->skipped_train_samples > 0) {
+        mb_tensorboard_scalar(t->tensorboard, "skipped-train-samples", t->iteration,
+                              (double)a->skipped_train_samples);
+    }
     both(t, "batch-size", (double)t->batch);
     if (isfinite(t->last_loss)) {
         both(t, "lm loss", t->last_loss);

@@ -6,6 +6,7 @@ import unittest
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gang import iterations
 from layouts import LLAMA, NO_DROPOUT, LayoutCase, length, split
 
 LAYERS, HIDDEN, SEQ = 4, 32, 16
@@ -87,6 +88,26 @@ class Lines(LayoutCase):
     def test_a_step_without_a_learning_rate_says_nothing(self):
         log = self.train(1, "--train-iters", "1", "--lr-warmup-iters", "0", "--lr", "0").ranks[0].log()
         self.assertNotIn("Theoretical", log)
+
+    def test_iterations_that_are_skipped(self):
+        skipped, folder = ["--iterations-to-skip", "2", "5"], self.path("skips")
+        for world, layout in ((1, []), (2, split(pipeline=2))):
+            whole = self.train(world, *skipped, *layout, "--tensorboard-dir", folder)
+            logged = iterations(whole.ranks[-1])
+            self.assertEqual(sorted(logged), [i for i in range(1, 21) if i not in (3, 6)])
+            lines = re.findall(r"iteration +(\d+)/.*consumed samples: +(\d+) \|(?: skipped samples: +(\d+) \|)? elapsed",
+                               whole.ranks[-1].log())
+            for i, consumed, n in lines:
+                self.assertEqual(int(consumed), 8 * int(i))
+                self.assertEqual(int(n or 0), 8 * ((int(i) > 3) + (int(i) > 6)))
+        self.train(1, *skipped, "--save", self.path("skipped"), "--save-interval", "4", "--exit-interval", "4")
+        rest = iterations(self.train(1, *skipped, "--load", self.path("skipped")).ranks[0])
+        want = iterations(self.alone(*skipped).ranks[0])
+        self.assertEqual(rest, {i: line for i, line in want.items() if i > 4})
+        events = EventAccumulator(folder, size_guidance={"scalars": 0})
+        events.Reload()
+        self.assertEqual({e.step: e.value for e in events.Scalars("skipped-train-samples")},
+                         {i: 8 if i < 6 else 16 for i in range(4, 21) if i != 6})
 
     def test_tensorboard(self):
         for queue in ("1000", "2"):

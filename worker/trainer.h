@@ -1,8 +1,9 @@
 /*
  * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
  * it, train.c runs it, trainer_pipeline.c passes micro batches through the model,
- * trainer_gradients.c sums gradients, trainer_checkpoint.c saves and loads it,
- * trainer_log.c prints it, trainer_tensorboard.c tells TensorBoard.
+ * trainer_gradients.c sums gradients, trainer_schedule.c has the learning rate's schedule,
+ * trainer_checkpoint.c saves and loads it, trainer_log.c, trainer_timers.c and trainer_memory.c
+ * print it, trainer_tensorboard.c tells TensorBoard.
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
  * effect only after a collective has told all. Every function that says "collective" is called by

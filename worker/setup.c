@@ -29,6 +29,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/str.h"
 #include "worker/data/tokenizer/tokenizer.h"
 #include "worker/tensorboard.h"
 
@@ -487,6 +488,10 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
                                t->n_elements);
         }
         t->grads_bf16 = memory;
+        const uint64_t bytes = t->n_elements * sizeof *t->grads_bf16;
+        char size[16];
+        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "gradients: bf16, for sums",
+                       mb_human_bytes(bytes, size), bytes);
     }
     return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_master(t->gpt),
                                mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);

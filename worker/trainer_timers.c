@@ -26,7 +26,9 @@ static void print_all(const char *name, const double *ms, size_t stride, uint32_
 {
     printf("  %s:\n", name);
     for (uint32_t r = 0; r < n_ranks; r++) {
-        printf("     rank %2u: %.2f\n", r, ms[r * stride]);
+        if (ms[r * stride] > 0) {
+            printf("     rank %2u: %.2f\n", r, ms[r * stride]);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from gang import iterations, run
-from layouts import LLAMA, NO_DROPOUT, OVERLAP, WORKER, ZERO, LayoutCase, length, split
+from layouts import LLAMA, NO_DROPOUT, OVERLAP, WORKER, ZERO, LayoutCase, length, plan, split
 
 SGD = ["--optimizer", "sgd", "--sgd-momentum", "0.8", "--lr", "0.1", "--weight-decay", "0.1"]
 # Weights do not move, and the first moment is the gradient itself.
@@ -28,7 +28,7 @@ class SummedInBf16(LayoutCase):
         """Of n iterations, each of two samples a rank."""
         words, folder = self.words(*STANDING, "--train-iters", n, "--global-batch-size", 2 * world, "--save-interval", 1,
                                    "--save", "saved", *extra)
-        run(WORKER, world, [str(w) for w in words], folder)
+        self.last = run(WORKER, world, [str(w) for w in words], folder).ranks[0]
         return [moment(pathlib.Path(folder, "saved"), i + 1) for i in range(n)]
 
     def check(self, world):
@@ -47,6 +47,8 @@ class SummedInBf16(LayoutCase):
                 got = self.gradients(world, 1, "--bf16", "--grad-reduce-in-bf16", *more)[0]
                 is_one = torch.stack([got == s for s in sums]).any(0)
                 self.assertEqual(int((~is_one).sum()), 0)
+                # In the plan of memory.
+                self.assertIn(("gradients: bf16, for sums", 2 * len(got)), plan(self.last).items())
         for more in ([], ["--bf16"]):
             got = self.gradients(world, 1, *more)[0]
             self.assertGreater(int((got != got.to(torch.bfloat16).to(torch.float32)).sum()), 1000)

@@ -129,6 +129,62 @@ static void the_dump_has_pythons_values(void **state)
     mb_args_close(&a);
 }
 
+/* Only when asked for: how ranks share the model is the checkpoint's. */
+static void a_checkpoint_says_how_ranks_share_the_model(void **state)
+{
+    (void)state;
+    static const char THEIRS[] =
+        "{\"tensor_model_parallel_size\": 4, \"pipeline_model_parallel_size\": 2, "
+        "\"num_layers_per_virtual_pipeline_stage\": null}";
+    for (int asked = 0; asked < 2; asked++) {
+        const char *const argv[] = {"--tensor-model-parallel-size", "2",
+                                    "--num-layers-per-virtual-pipeline-stage", "1",
+                                    "--use-mp-args-from-checkpoint-args"};
+        struct mb_args a;
+        struct mb_err err;
+        assert_int_equal(mb_args_parse(&a, asked ? 5 : 4, argv, &err), 0);
+        assert_int_equal(mb_args_adopt(&a, THEIRS, &err), 0);
+        assert_int_equal(a.tensor_model_parallel_size, asked ? 4 : 2);
+        assert_int_equal(a.pipeline_model_parallel_size, asked ? 2 : 1);
+        assert_int_equal(a.num_layers_per_virtual_pipeline_stage, asked ? MB_ARGS_NONE : 1);
+        mb_args_close(&a);
+    }
+    struct mb_args a;
+    struct mb_err err;
+    const char *const argv[] = {"--use-mp-args-from-checkpoint-args"};
+    assert_int_equal(mb_args_parse(&a, 1, argv, &err), 0);
+    assert_int_equal(mb_args_adopt(&a, "{\"tensor_model_parallel_size\": []}", &err), MB_ECORRUPT);
+    mb_args_close(&a);
+}
+
+/* Words of a file, whatever separates them. */
+static void data_path_comes_from_a_file(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(mb_args_parse(&a, 0, NULL, &err), 0);
+    assert_int_equal(mb_args_take_data_args(&a, " 0.3 /data/a\n\t0.7  /data/b\r\n", &err), 0);
+    assert_int_equal(a.data_path.n, 4);
+    assert_string_equal(a.data_path.items[0], "0.3");
+    assert_string_equal(a.data_path.items[3], "/data/b");
+    assert_int_equal(mb_args_take_data_args(&a, "x", &err), MB_EINVAL);
+    assert_string_equal(err.text, "--data-path and --data-args-path exclude each other");
+    mb_args_close(&a);
+    for (unsigned long nth = 1;; nth++) { /* every allocation fails once */
+        assert_int_equal(mb_args_parse(&a, 0, NULL, &err), 0);
+        mb_alloc_fail_nth(nth);
+        int rc = mb_args_take_data_args(&a, "a b", &err);
+        int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        mb_args_close(&a);
+        assert_int_equal(rc, failed ? MB_ENOMEM : 0);
+        if (!failed) {
+            break;
+        }
+    }
+}
+
 /* Megatron-LM's own groups, in its order. */
 static void the_help_has_megatrons_groups(void **state)
 {
@@ -159,6 +215,8 @@ int main(void)
         cmocka_unit_test(gradients_of_bf16_are_summed_in_fp32_or_bf16),
         cmocka_unit_test(argparse_has_a_status_of_its_own),
         cmocka_unit_test(the_dump_has_pythons_values),
+        cmocka_unit_test(a_checkpoint_says_how_ranks_share_the_model),
+        cmocka_unit_test(data_path_comes_from_a_file),
         cmocka_unit_test(the_help_has_megatrons_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,15 +18,16 @@ static void check_rmsnorm(struct twin *t, size_t k)
                 out = pair_output(t, rows * h), rstd = pair_output_f32(t, rows),
                 d_out = pair_input(t, rows * h, 1), d_x = pair_input(t, rows * h, 1),
                 d_w = pair_input_f32(t, h, 1);
-    struct mb_rmsnorm_forward a = {x.cpu, w.cpu, out.cpu, rstd.cpu, rows, h, 1e-5f, MB_DTYPE_F32},
-                              b = {x.gpu, w.gpu, out.gpu, rstd.gpu, rows, h, 1e-5f, t->dtype};
+    struct mb_rmsnorm_forward a = {x.cpu, w.cpu, out.cpu, rstd.cpu,    NULL,
+                                   rows,  h,     1e-5f,   MB_DTYPE_F32},
+                              b = {x.gpu, w.gpu, out.gpu, rstd.gpu, NULL, rows, h, 1e-5f, t->dtype};
     RUN(t, rmsnorm_forward, a, b);
     assert_pair(t, "rmsnorm", &out, twin_bound(t, 2e-6, 4e-3));
     assert_pair(t, "rmsnorm rstd", &rstd, 2e-6);
-    struct mb_rmsnorm_backward c = {x.cpu,   w.cpu, rstd.cpu, d_out.cpu,   d_x.cpu,
-                                    d_w.cpu, rows,  h,        MB_DTYPE_F32},
+    struct mb_rmsnorm_backward c = {x.cpu,   w.cpu, rstd.cpu, d_out.cpu, d_x.cpu,
+                                    d_w.cpu, NULL,  rows,     h,         MB_DTYPE_F32},
                                d = {x.gpu,   w.gpu, rstd.gpu, d_out.gpu, d_x.gpu,
-                                    d_w.gpu, rows,  h,        t->dtype};
+                                    d_w.gpu, NULL,  rows,     h,         t->dtype};
     RUN(t, rmsnorm_backward, c, d);
     assert_pair(t, "rmsnorm d_x", &d_x, twin_bound(t, 1e-5, 4e-3));
     assert_pair(t, "rmsnorm d_weight", &d_w, 1e-5);
@@ -48,12 +49,12 @@ static void check_swiglu(struct twin *t, size_t k)
         return;
     struct pair x = pair_input(t, rows * 2 * n, 5), out = pair_output(t, rows * n),
                 d_out = pair_input(t, rows * n, 1), d_x = pair_output(t, rows * 2 * n);
-    struct mb_swiglu_forward a = {x.cpu, out.cpu, rows, n, MB_DTYPE_F32},
-                             b = {x.gpu, out.gpu, rows, n, t->dtype};
+    struct mb_swiglu_forward a = {x.cpu, out.cpu, NULL, rows, n, MB_DTYPE_F32},
+                             b = {x.gpu, out.gpu, NULL, rows, n, t->dtype};
     RUN(t, swiglu_forward, a, b);
     assert_pair(t, "swiglu", &out, twin_bound(t, 2e-6, 4e-3));
-    struct mb_swiglu_backward c = {x.cpu, d_out.cpu, d_x.cpu, rows, n, MB_DTYPE_F32},
-                              d = {x.gpu, d_out.gpu, d_x.gpu, rows, n, t->dtype};
+    struct mb_swiglu_backward c = {x.cpu, d_out.cpu, d_x.cpu, NULL, rows, n, MB_DTYPE_F32},
+                              d = {x.gpu, d_out.gpu, d_x.gpu, NULL, rows, n, t->dtype};
     RUN(t, swiglu_backward, c, d);
     assert_pair(t, "swiglu d_x", &d_x, twin_bound(t, 5e-6, 4e-3));
 }

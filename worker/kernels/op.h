@@ -49,8 +49,9 @@ enum mb_feature {
     MB_FEATURE_RMSNORM = 1,
     MB_FEATURE_SWIGLU = 2,
     MB_FEATURE_ROPE = 4,
-    MB_FEATURE_NO_POSITIONS = 8,   /* embeddings without weights of positions */
-    MB_FEATURE_SPREAD_SAMPLES = 16 /* attention where a sample's rows are on several ranks */
+    MB_FEATURE_NO_POSITIONS = 8,    /* embeddings without weights of positions */
+    MB_FEATURE_SPREAD_SAMPLES = 16, /* attention where a sample's rows are on several ranks */
+    MB_FEATURE_FP8 = 32             /* products in fp8; the device has a say, too: fp8_check() */
 };
 
 struct mb_context;     /* one open device, defined by the backend */
@@ -126,6 +127,7 @@ struct mb_rmsnorm_forward {
     const float *weight; /* [hidden] */
     void *out;           /* [n_rows, hidden] */
     float *rstd;         /* [n_rows], 1 / sqrt(mean of x^2 + eps), kept for backward */
+    float *amax;         /* of out (struct mb_fp8_scale), or NULL; bf16 with MB_FEATURE_FP8 */
     size_t n_rows, hidden;
     float eps;
     enum mb_dtype dtype;
@@ -138,8 +140,70 @@ struct mb_rmsnorm_backward {
     const void *d_out;   /* [n_rows, hidden] */
     void *d_x;           /* += [n_rows, hidden] */
     float *d_weight;     /* += [hidden] */
+    float *amax;         /* of d_x as it is now, as above */
     size_t n_rows, hidden;
     enum mb_dtype dtype;
+};
+
+/*
+ * Matrices in fp8. The numbers of one matrix are multiplied with a power of two, 2^s, before they
+ * are rounded (to nearest even): s is the largest from -126 to 126 for which amax, the magnitude of
+ * its largest number, still fits the format, less margin; 0 where all are 0. Of a matrix with an
+ * infinite number or a NaN the inverse, 2^-s, is NaN, and so is every product with it.
+ * e4m3 has numbers to 448 and three bits behind the first, e5m2 to 57344 and two.
+ */
+enum mb_fp8_format { MB_FP8_NONE = 0, MB_FP8_E4M3 = 1, MB_FP8_E5M2 = 2 };
+
+struct mb_fp8_scale { /* in device memory */
+    float amax;       /* operations that have it as argument make it larger where they have to */
+    /* 2^-s, written by fp8_quantize; where cuBLASLt takes it from */
+    float inverse __attribute__((aligned(16)));
+};
+
+/* The same matrix twice, as products want it: the dimension that is summed over last. Each of
+ * rows and columns begins at 16 bytes; both dimensions are multiples of 16. */
+struct mb_fp8_matrix {
+    uint8_t *rows;    /* [n_rows, n_columns] */
+    uint8_t *columns; /* [n_columns, n_rows] */
+    struct mb_fp8_scale *scale;
+    enum mb_fp8_format format;
+};
+
+/* amax = the larger of itself and the magnitudes of x[0..n); a NaN is larger than all */
+struct mb_fp8_amax {
+    const void *x; /* bf16 [n] */
+    float *amax;
+    size_t n;
+};
+
+/* out = x, with out.scale->amax as it is; rows or columns that are NULL are not written. */
+struct mb_fp8_quantize {
+    const void *x; /* bf16 [n_rows, n_columns] */
+    struct mb_fp8_matrix out;
+    size_t n_rows, n_columns;
+    int margin;
+};
+
+/* As mb_linear_forward in bf16, but that x and weight are in fp8: x.rows and weight.rows are read.
+ * Sums are formed in what the device calls fast accumulation. */
+struct mb_fp8_linear_forward {
+    struct mb_fp8_matrix x, weight; /* [n_rows, n_in], [n_out, n_in] */
+    const void *bias;               /* [n_out], or NULL */
+    const void *residual;           /* [n_rows, n_out], or NULL; not out itself */
+    void *out;                      /* [n_rows, n_out] */
+    size_t n_rows, n_in, n_out;
+};
+
+/* As mb_linear_backward without GELU; x.columns, weight.columns and both of d_out's are read. Sums
+ * are formed in fp32. */
+struct mb_fp8_linear_backward {
+    struct mb_fp8_matrix x, weight, d_out; /* not both of x and d_out are in e5m2 */
+    const void *bf16_d_out;                /* [n_rows, n_out], for d_bias */
+    void *d_x;                             /* = [n_rows, n_in], bf16 */
+    float *d_weight;                       /* += [n_out, n_in], or = */
+    int sets_d_weight;
+    float *d_bias; /* += [n_out], or NULL */
+    size_t n_rows, n_in, n_out;
 };
 
 enum mb_gelu_form { MB_GELU_TANH = 0, MB_GELU_ERF = 1 };
@@ -188,6 +252,7 @@ struct mb_gelu {
 struct mb_swiglu_forward {
     const void *x; /* [n_rows, 2 n] */
     void *out;     /* [n_rows, n] */
+    float *amax;   /* of out, as mb_rmsnorm_forward's */
     size_t n_rows, n;
     enum mb_dtype dtype;
 };
@@ -196,6 +261,7 @@ struct mb_swiglu_backward {
     const void *x;     /* [n_rows, 2 n] */
     const void *d_out; /* [n_rows, n] */
     void *d_x;         /* = [n_rows, 2 n] */
+    float *amax;       /* of d_x, as above */
     size_t n_rows, n;
     enum mb_dtype dtype;
 };
@@ -424,6 +490,14 @@ struct mb_backend {
                            const struct mb_linear_forward *);
     void (*linear_backward)(struct mb_context *, struct mb_stream *,
                             const struct mb_linear_backward *);
+    /* At once: 0, or MB_EUNSUPPORTED with what the device lacks. */
+    int (*fp8_check)(struct mb_context *, struct mb_err *err);
+    void (*fp8_amax)(struct mb_context *, struct mb_stream *, const struct mb_fp8_amax *);
+    void (*fp8_quantize)(struct mb_context *, struct mb_stream *, const struct mb_fp8_quantize *);
+    void (*fp8_linear_forward)(struct mb_context *, struct mb_stream *,
+                               const struct mb_fp8_linear_forward *);
+    void (*fp8_linear_backward)(struct mb_context *, struct mb_stream *,
+                                const struct mb_fp8_linear_backward *);
     void (*gelu_forward)(struct mb_context *, struct mb_stream *, const struct mb_gelu *);
     void (*gelu_backward)(struct mb_context *, struct mb_stream *, const struct mb_gelu *);
     void (*swiglu_forward)(struct mb_context *, struct mb_stream *,

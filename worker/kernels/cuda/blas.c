@@ -47,6 +47,8 @@ struct shape {
     int transpose_a, transpose_b, has_c, has_bias;
     enum mb_dtype dtype, d_dtype;
     enum mb_cuda_epilogue epilogue;
+    enum mb_fp8_format fp8_a, fp8_b;
+    int is_fast;
     uint32_t align_a, align_b, align_c, align_d;
 };
 
@@ -172,8 +174,18 @@ static cudaDataType_t type_of(enum mb_dtype dtype)
     return dtype == MB_DTYPE_BF16 ? CUDA_R_16BF : dtype == MB_DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-static const char *type_name(enum mb_dtype dtype)
+/* Of an operand. */
+static cudaDataType_t operand_type(enum mb_fp8_format fp8, enum mb_dtype dtype)
 {
+    return fp8 == MB_FP8_E4M3   ? CUDA_R_8F_E4M3
+           : fp8 == MB_FP8_E5M2 ? CUDA_R_8F_E5M2
+                                : type_of(dtype);
+}
+
+static const char *type_name(enum mb_fp8_format fp8, enum mb_dtype dtype)
+{
+    if (fp8 != MB_FP8_NONE)
+        return "fp8";
     return dtype == MB_DTYPE_BF16 ? "bf16" : dtype == MB_DTYPE_F16 ? "fp16" : "fp32";
 }
 
@@ -188,6 +200,9 @@ static struct shape shape_of(const struct mb_cuda_product *p)
     s.transpose_b = p->transpose_b;
     s.has_c = p->c == NULL ? 0 : (p->c == p->d ? 1 : 2);
     s.has_bias = p->bias != NULL;
+    s.fp8_a = p->fp8_a;
+    s.fp8_b = p->fp8_b;
+    s.is_fast = p->is_fast;
     s.dtype = p->dtype;
     s.d_dtype = p->d_dtype;
     s.epilogue = p->epilogue;
@@ -235,10 +250,13 @@ static cublasStatus_t describe(const struct mb_cuda_blas *b, struct plan *plan)
     const cublasLtEpilogue_t epilogue = epilogue_of(s->epilogue);
     const cudaDataType_t d_type = type_of(s->d_dtype);
     const int64_t n = (int64_t)s->n;
+    const int8_t fast = (int8_t)s->is_fast;
     TRY(b->MatmulDescCreate(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     TRY(set(b, plan, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a)));
     TRY(set(b, plan, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b)));
     TRY(set(b, plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
+    if (s->fp8_a != MB_FP8_NONE)
+        TRY(set(b, plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)));
     if (s->has_bias)
         TRY(set(b, plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &d_type, sizeof(d_type)));
     if (s->epilogue == MB_CUDA_GELU_BIAS || s->epilogue == MB_CUDA_DGELU) {
@@ -246,13 +264,16 @@ static cublasStatus_t describe(const struct mb_cuda_blas *b, struct plan *plan)
         TRY(set(b, plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &d_type, sizeof(d_type)));
     }
     if (s->transpose_b)
-        TRY(b->MatrixLayoutCreate(&plan->a, type_of(s->dtype), s->k, s->n, (int64_t)s->k));
+        TRY(b->MatrixLayoutCreate(&plan->a, operand_type(s->fp8_b, s->dtype), s->k, s->n,
+                                  (int64_t)s->k));
     else
-        TRY(b->MatrixLayoutCreate(&plan->a, type_of(s->dtype), s->n, s->k, n));
+        TRY(b->MatrixLayoutCreate(&plan->a, operand_type(s->fp8_b, s->dtype), s->n, s->k, n));
     if (s->transpose_a)
-        TRY(b->MatrixLayoutCreate(&plan->b, type_of(s->dtype), s->m, s->k, (int64_t)s->m));
+        TRY(b->MatrixLayoutCreate(&plan->b, operand_type(s->fp8_a, s->dtype), s->m, s->k,
+                                  (int64_t)s->m));
     else
-        TRY(b->MatrixLayoutCreate(&plan->b, type_of(s->dtype), s->k, s->m, (int64_t)s->k));
+        TRY(b->MatrixLayoutCreate(&plan->b, operand_type(s->fp8_a, s->dtype), s->k, s->m,
+                                  (int64_t)s->k));
     return b->MatrixLayoutCreate(&plan->d, d_type, s->n, s->m, n);
 }
 
@@ -263,6 +284,10 @@ static cublasStatus_t set_pointers(const struct mb_cuda_blas *b, const struct pl
         TRY(set(b, plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias)));
     if (p->aux != NULL)
         TRY(set(b, plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux, sizeof(p->aux)));
+    if (p->fp8_a == MB_FP8_NONE)
+        return CUBLAS_STATUS_SUCCESS;
+    TRY(set(b, plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->inverse_b, sizeof(p->inverse_b)));
+    TRY(set(b, plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->inverse_a, sizeof(p->inverse_a)));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -451,7 +476,7 @@ static struct plan *new_plan(struct mb_cuda_blas *b, struct mb_stream *stream,
     if (stream->err.code == 0)
         mb_err_set(&stream->err, MB_EUNSUPPORTED,
                    "cuBLASLt has no product of [%zu, %zu] and [%zu, %zu] in %s (status %d)", p->m,
-                   p->k, p->k, p->n, type_name(p->dtype), (int)status);
+                   p->k, p->k, p->n, type_name(p->fp8_a, p->dtype), (int)status);
     return NULL;
 }
 

@@ -34,6 +34,11 @@ struct mb_cuda_product {
     void *d;                      /* [m, n], of d_dtype; may be c */
     enum mb_dtype dtype, d_dtype;
     enum mb_cuda_epilogue epilogue;
+    /* Not MB_FP8_NONE: A and B are in fp8, whatever dtype says, A not transposed and B so, and
+     * stand for themselves times these numbers, in device memory. */
+    enum mb_fp8_format fp8_a, fp8_b;
+    const float *inverse_a, *inverse_b;
+    int is_fast; /* sums over a long dimension may lose digits of fp32; of fp8 only */
 };
 
 /* device: its kind, by name. MB_EUNSUPPORTED with one line that says what to install. */

@@ -65,6 +65,7 @@ static int check_device(struct mb_context *ctx, struct mb_err *err)
         return refuse(err, e, "GPU");
     snprintf(ctx->name, sizeof(ctx->name), "%.60s", prop.name);
     ctx->n_sm = prop.multiProcessorCount;
+    ctx->capability = 10 * prop.major + prop.minor;
     ctx->shared_bytes = prop.sharedMemPerMultiprocessor;
     ctx->shared_block_bytes = prop.sharedMemPerBlockOptin;
     ctx->is_hopper = MB_CUDA_HAS_90A && prop.major == 9 && hopper == 1;

@@ -34,7 +34,7 @@ struct mb_cuda_faults {
 };
 
 struct mb_context {
-    int index, n_sm;
+    int index, n_sm, capability;             /* 90 is 9.0 */
     size_t shared_bytes, shared_block_bytes; /* of a multiprocessor; most that a block can have */
     int is_hopper; /* kernels for it are used; MOBULA_CUDA_HOPPER=0 leaves them out */
     char name[64], describe[256];
@@ -106,6 +106,15 @@ void mb_cuda_linear_forward(struct mb_context *ctx, struct mb_stream *stream,
                             const struct mb_linear_forward *a);
 void mb_cuda_linear_backward(struct mb_context *ctx, struct mb_stream *stream,
                              const struct mb_linear_backward *a);
+int mb_cuda_fp8_check(struct mb_context *ctx, struct mb_err *err);
+void mb_cuda_fp8_amax(struct mb_context *ctx, struct mb_stream *stream,
+                      const struct mb_fp8_amax *a);
+void mb_cuda_fp8_quantize(struct mb_context *ctx, struct mb_stream *stream,
+                          const struct mb_fp8_quantize *a);
+void mb_cuda_fp8_linear_forward(struct mb_context *ctx, struct mb_stream *stream,
+                                const struct mb_fp8_linear_forward *a);
+void mb_cuda_fp8_linear_backward(struct mb_context *ctx, struct mb_stream *stream,
+                                 const struct mb_fp8_linear_backward *a);
 void mb_cuda_gelu_forward(struct mb_context *ctx, struct mb_stream *stream,
                           const struct mb_gelu *a);
 void mb_cuda_gelu_backward(struct mb_context *ctx, struct mb_stream *stream,

@@ -7,6 +7,7 @@
  * xh. For d_weight a block sums its columns over the rows that it walks, and the blocks' sums are
  * added in order; the warps' way has a kernel of its own that walks down the columns.
  */
+#include "worker/kernels/cuda/amax.cuh"
 #include "worker/kernels/cuda/norm.cuh"
 #include "worker/kernels/cuda/store_away.cuh"
 
@@ -37,13 +38,14 @@ static __device__ __forceinline__ vec<T> load_or_zero(const T *row, size_t at, s
 
 /* ---- forward ---- */
 
-template <class T, int VECS>
+template <class T, int VECS, bool AMAX>
 __global__ void __launch_bounds__(THREADS)
-    forward_kernel(const T *x, const float *weight_in, T *out, float *rstd_out, size_t n_rows,
-                   size_t hidden, float eps)
+    forward_kernel(const T *x, const float *weight_in, T *out, float *rstd_out, float *amax,
+                   size_t n_rows, size_t hidden, float eps)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[WARP];
+    unsigned most = 0;
     float weight[VECS * N];
     load_columns<N, VECS>(weight, weight_in, hidden);
     for (size_t row = blockIdx.x; row < n_rows; row += gridDim.x) {
@@ -62,23 +64,28 @@ __global__ void __launch_bounds__(THREADS)
             vec<T> o;
             for (int i = 0; i < N; i++)
                 o.v[i] = from_float<T>(to_float(v[k].v[i]) * rstd * weight[k * N + i]);
+            if constexpr (AMAX)
+                most = larger(most, o); /* beyond the end are zeros, of zeros */
             if (at < hidden)
                 store_away(out + row * hidden + at, o);
         }
         if (threadIdx.x == 0)
             rstd_out[row] = rstd;
     }
+    if constexpr (AMAX)
+        gain_amax(most, amax);
 }
 
 /* ---- backward ---- */
 
-template <class T, int VECS>
+template <class T, int VECS, bool AMAX>
 __global__ void __launch_bounds__(THREADS)
     backward_kernel(const T *x, const float *weight_in, const float *rstd_in, const T *d_out,
-                    T *d_x, float *parts, size_t n_rows, size_t hidden)
+                    T *d_x, float *parts, float *amax, size_t n_rows, size_t hidden)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[WARP];
+    unsigned most = 0;
     float d_weight[VECS * N] = {}, weight[VECS * N];
     load_columns<N, VECS>(weight, weight_in, hidden);
     for (size_t row = blockIdx.x; row < n_rows; row += gridDim.x) {
@@ -111,9 +118,13 @@ __global__ void __launch_bounds__(THREADS)
                 const float g = to_float(vd[k].v[i]) * weight[k * N + i];
                 vo[k].v[i] = from_float<T>(to_float(vo[k].v[i]) + rstd * (g - xh * mean));
             }
+            if constexpr (AMAX)
+                most = larger(most, vo[k]);
             store_vec(d_x + row * hidden + at, vo[k]);
         }
     }
+    if constexpr (AMAX)
+        gain_amax(most, amax);
 #pragma unroll
     for (int k = 0; k < VECS; k++) {
         const size_t at = ((size_t)k * THREADS + threadIdx.x) * N;
@@ -136,8 +147,22 @@ static void forward_in_registers(struct mb_context *ctx, struct mb_stream *s,
                                  const struct mb_rmsnorm_forward *a)
 {
     const unsigned blocks = (unsigned)at_most(a->n_rows, (size_t)ctx->n_sm * 8);
-    forward_kernel<T, VECS><<<blocks, THREADS, 0, s->cuda>>>(
-        (const T *)a->x, a->weight, (T *)a->out, a->rstd, a->n_rows, a->hidden, a->eps);
+    if (a->amax != NULL)
+        forward_kernel<T, VECS, true>
+            <<<blocks, THREADS, 0, s->cuda>>>((const T *)a->x, a->weight, (T *)a->out, a->rstd,
+                                              a->amax, a->n_rows, a->hidden, a->eps);
+    else
+        forward_kernel<T, VECS, false><<<blocks, THREADS, 0, s->cuda>>>(
+            (const T *)a->x, a->weight, (T *)a->out, a->rstd, NULL, a->n_rows, a->hidden, a->eps);
+}
+
+/* Of what an operation wrote by a way that does not form it. */
+static void amax_apart(struct mb_context *ctx, struct mb_stream *s, const void *x, size_t n,
+                       float *amax)
+{
+    const struct mb_fp8_amax a = {x, amax, n};
+    if (amax != NULL)
+        mb_cuda_fp8_amax(ctx, s, &a);
 }
 
 template <class T>
@@ -158,6 +183,7 @@ static void forward(struct mb_context *ctx, struct mb_stream *s, const struct mb
         any_forward_kernel<T, false><<<blocks_for(a->n_rows, WARPS), THREADS, 0, s->cuda>>>(
             (const T *)a->x, a->weight, NULL, (T *)a->out, NULL, a->rstd, a->n_rows, a->hidden,
             a->eps);
+        amax_apart(ctx, s, a->out, a->n_rows * a->hidden, a->amax);
     }
 }
 
@@ -168,9 +194,14 @@ static void backward_in_registers(struct mb_context *ctx, struct mb_stream *s,
     float *parts = (float *)s->workspace; /* [blocks][hidden] */
     const size_t room = MB_CUDA_WORKSPACE_BYTES / sizeof(float) / a->hidden;
     const unsigned blocks = (unsigned)at_most(at_most(a->n_rows, (size_t)ctx->n_sm * 4), room);
-    backward_kernel<T, VECS><<<blocks, THREADS, 0, s->cuda>>>((const T *)a->x, a->weight, a->rstd,
-                                                              (const T *)a->d_out, (T *)a->d_x,
-                                                              parts, a->n_rows, a->hidden);
+    if (a->amax != NULL)
+        backward_kernel<T, VECS, true><<<blocks, THREADS, 0, s->cuda>>>(
+            (const T *)a->x, a->weight, a->rstd, (const T *)a->d_out, (T *)a->d_x, parts, a->amax,
+            a->n_rows, a->hidden);
+    else
+        backward_kernel<T, VECS, false><<<blocks, THREADS, 0, s->cuda>>>(
+            (const T *)a->x, a->weight, a->rstd, (const T *)a->d_out, (T *)a->d_x, parts, NULL,
+            a->n_rows, a->hidden);
     const struct mb_cuda_sums sums = {{a->d_weight}, 1};
     mb_cuda_add_parts(s, parts, blocks, a->hidden, &sums);
 }
@@ -199,6 +230,7 @@ static void backward(struct mb_context *ctx, struct mb_stream *s,
             <<<blocks_for(a->hidden, WARP), dim3(WARP, COLUMN_ROWS), 0, s->cuda>>>(
                 (const T *)a->x, NULL, a->rstd, (const T *)a->d_out, a->d_weight, NULL, a->n_rows,
                 a->hidden);
+        amax_apart(ctx, s, a->d_x, a->n_rows * a->hidden, a->amax);
     }
 }
 

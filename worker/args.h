@@ -50,6 +50,8 @@ struct mb_args {
     int64_t recompute_num_layers, fp16;
     double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
     int64_t hysteresis;
+    char *fp8;
+    int64_t fp8_margin;
     int64_t profile, profile_step_start, profile_step_end;
     struct mb_args_list profile_ranks, iterations_to_skip;
     /* learning rate */

@@ -10,6 +10,14 @@ static enum mb_gpt_positions positions_of(const char *type)
     return strcmp(type, "none") == 0 ? MB_GPT_NO_POSITIONS : MB_GPT_LEARNED;
 }
 
+static enum mb_gpt_fp8 fp8_of(const char *format)
+{
+    if (format == NULL) {
+        return MB_GPT_NO_FP8;
+    }
+    return strcmp(format, "hybrid") == 0 ? MB_GPT_FP8_HYBRID : MB_GPT_FP8_E4M3;
+}
+
 static size_t recomputed(const struct mb_args *a)
 {
     if (a->recompute_granularity == NULL || strcmp(a->recompute_granularity, "full") != 0) {
@@ -55,5 +63,7 @@ void mb_args_model(const struct mb_args *a, uint64_t vocab_size, struct mb_gpt_c
     c->attention_dropout = (float)a->attention_dropout;
     c->seed = (uint64_t)a->seed;
     c->sequence_parallel = a->sequence_parallel != 0;
+    c->fp8 = fp8_of(a->fp8);
+    c->fp8_margin = (int)a->fp8_margin;
     c->dtype = mb_args_computes_in_bf16(a) ? MB_DTYPE_BF16 : a->fp16 ? MB_DTYPE_F16 : MB_DTYPE_F32;
 }

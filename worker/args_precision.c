@@ -1,7 +1,8 @@
 /*
  * The arguments of numbers' formats, as Megatron-LM takes them, and what the device makes of them.
  *
- *  1. --fp16 and --bf16 exclude each other; the CPU computes in fp32 where bf16 is asked for.
+ *  1. --fp16 and --bf16 exclude each other; the CPU computes in fp32 where bf16 is asked for. FP8
+ *     goes beside bf16, on GPUs; what the GPU itself lacks is the model's to say.
  *  2. Gradients of --bf16 are summed in fp32, which is said, or with --grad-reduce-in-bf16 in bf16.
  *  3. --loss-scale is a constant one, else the other four say how a dynamic one goes. Without
  *     --fp16 they are noted.
@@ -11,6 +12,8 @@
 #include <math.h>
 #include <string.h>
 #include "base/str.h"
+
+enum { FP8_MARGIN_MAX = 64 }; /* powers of two: more than either format spans */
 
 struct mb_loss_scale_config mb_args_loss_scale(const struct mb_args *a)
 {
@@ -78,6 +81,28 @@ static int say(struct mb_args *a, const char *line, struct mb_err *err)
                : mb_err_set(err, MB_ENOMEM, "out of memory for notes");
 }
 
+static int check_fp8(const struct mb_args *a, int on_gpu, struct mb_err *err)
+{
+    if (a->fp8 == NULL) {
+        return 0;
+    }
+    if (!on_gpu) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--fp8-format %s: FP8 needs a GPU of compute capability 8.9 or higher; "
+                          "--distributed-backend gloo computes on the CPU",
+                          a->fp8);
+    }
+    if (!a->bf16) {
+        return mb_err_set(err, MB_EINVAL,
+                          "--fp8-format %s needs --bf16, for all that is not in FP8", a->fp8);
+    }
+    if (a->fp8_margin < -FP8_MARGIN_MAX || a->fp8_margin > FP8_MARGIN_MAX) {
+        return mb_err_set(err, MB_EINVAL, "fp8-margin is %lld: it must be from %d to %d",
+                          (long long)a->fp8_margin, -FP8_MARGIN_MAX, FP8_MARGIN_MAX);
+    }
+    return 0;
+}
+
 static int check_profile(struct mb_args *a, int on_gpu, struct mb_err *err)
 {
     int64_t rank;
@@ -108,7 +133,8 @@ static int check_device(struct mb_args *a, struct mb_err *err)
     if (a->fp16 && a->bf16) {
         return mb_err_set(err, MB_EINVAL, "fp16 and bf16 exclude each other");
     }
-    if (!on_gpu && a->bf16) { /* more digits than were asked for, and twice the memory */
+    rc = check_fp8(a, on_gpu, err);
+    if (rc == 0 && !on_gpu && a->bf16) { /* more digits than were asked for, and twice the memory */
         rc = say(a, "note: --bf16: the CPU computes in fp32\n", err);
     }
     return rc == 0 ? check_profile(a, on_gpu, err) : rc;

@@ -23,6 +23,10 @@
     {                                                                                              \
         n, NULL, MB_ARG_INT, MB_ARG_IMPLEMENTED, d, c, GROUP, h, FIELD(f)                          \
     }
+#define I_DEST_CHOICE(n, dest, d, c, f, h)                                                         \
+    {                                                                                              \
+        n, dest, MB_ARG_TEXT, MB_ARG_IMPLEMENTED, d, c, GROUP, h, FIELD(f)                         \
+    }
 #define NOTED(n, t, d, h)                                                                          \
     {                                                                                              \
         n, NULL, MB_ARG_##t, MB_ARG_NOTED, d, NULL, GROUP, h, SIZE_MAX                             \
@@ -187,6 +191,16 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("loss-scale-window", FLOAT, "1000", loss_scale_window, "with --fp16, iterations without an overflow until the factor doubles"),
     I("hysteresis", INT, "2", hysteresis, "with --fp16, overflows until the factor is halved"),
 #undef GROUP
+#define GROUP "Transformer-Engine"
+    I_DEST_CHOICE("fp8-format", "fp8", NULL, "e4m3|hybrid", fp8, "with --bf16, the layers' products in fp8: e4m3, with hybrid gradients in e5m2; GPUs from compute capability 8.9 on"),
+    I("fp8-margin", INT, "0", fp8_margin, "with --fp8-format, scales are so many powers of two smaller"),
+    NOTED_CHOICE("fp8-recipe", TEXT, "tensorwise", "delayed|tensorwise", "scales are those of the tensor as it is"),
+    NOTED("fp8-interval", INT, "1", "scales are always those of the tensor as it is"),
+    NOTED("fp8-amax-history-len", INT, "1", "scales are those of the tensor as it is, there is no history"),
+    NOTED_CHOICE("fp8-amax-compute-algo", TEXT, "most_recent", "max|most_recent", "scales are those of the tensor as it is, there is no history"),
+    REFUSED("no-fp8-wgrad", FLAG, NULL, "gradients of weights are formed in fp8, too"),
+    NOTED("fp8-param-gather", FLAG, NULL, "weights are gathered in bf16"),
+#undef GROUP
 #define GROUP "distributed"
     NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
     NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
@@ -294,7 +308,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
 const size_t MB_ARG_N_ROWS = sizeof MB_ARG_ROWS / sizeof MB_ARG_ROWS[0];
 
 const struct mb_arg_family MB_ARG_FAMILIES[] = {
-    {"fp8-", "FP8 is not supported"},
+    {"fp8-", "no other argument of FP8 is provided"},
     {"moe-", "there are no experts"},
     {"expert-", "there are no experts"},
     {"retro-", "Retro is not provided"},

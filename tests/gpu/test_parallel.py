@@ -135,6 +135,19 @@ class Parallel(Gpus):
         for name in ways:
             self.assertEqual(seen[name], seen["alone"], name)
 
+    def test_fp8(self):
+        """Ranks that share a layer have scales of their own; however two GPUs share the work the losses are one GPU's in bf16, about."""
+        for style, more, ways in (
+                ("GPT-2's style", [], {"tensor parallel": TP2, "sequence parallel": TP2 + ROWS}),
+                ("Llama's style", [*LLAMA, "--num-query-groups", "2"],
+                 {"sequence parallel": TP2 + ROWS, "stages": PP2, "data parallel, sharded": SHARDED + MEANWHILE})):
+            want = losses(self.train(1, *N, *BF16, *more))
+            for name, args in ways.items():
+                with self.subTest(f"{style}, {name}"):
+                    got = losses(self.train(2, *N, *BF16, "--fp8-format", "hybrid", *more, *args))
+                    self.assertNotEqual(got, want)
+                    self.assert_close(f"fp8 and bf16, {style}, {name}", got, want, 1e-2)
+
     def test_two_gpus_are_stages(self):
         """Of a pipeline, with a tied embedding and without; a checkpoint of stages goes on alone, and one of the CPU in stages."""
         want = losses(self.train(1, *N, *CPU))

@@ -14,6 +14,8 @@ MODEL = ("--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 
          "--eval-interval 100 --eval-iters 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 "
          "--train-iters 12").split()
 CPU, GPU, BF16 = ["--distributed-backend", "gloo"], [], ["--bf16"]
+LLAMA = ("--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
+         "--group-query-attention --num-query-groups 1 --hidden-dropout 0 --attention-dropout 0").split()
 FP16 = ["--fp16", "--initial-loss-scale", "1024"]
 
 
@@ -53,6 +55,42 @@ class Train(unittest.TestCase):
         self.assert_close(losses(self.train(*FP16)), want, 5e-3)
         self.assert_close(losses(self.train(*CPU, *FP16)), want, 5e-3)
         self.assert_close(losses(self.train(*FP16, "--use-distributed-optimizer")), want, 5e-3)
+
+    def test_fp8(self):
+        """A hundred iterations beside bf16's, in GPT-2's and in Llama's style; what is computed again changes no bit."""
+        for style, more in (("gpt2", []), ("llama", LLAMA)):
+            with self.subTest(style):
+                args = [*BF16, "--train-iters", "100", *more]
+                want = losses(self.train(*args))
+                self.assertEqual(len(want), 100)
+                self.assertLess(want[100], want[1] - 0.5, "there is something to learn")
+                for form, bound in (("hybrid", 1e-2), ("e4m3", 1e-2)):
+                    out = self.train(*args, "--fp8-format", form)
+                    self.assertRegex(out, r"weights: fp8, for products +")
+                    self.assertNotEqual(losses(out), want)
+                    self.assert_close(losses(out), want, bound)
+                again = self.train(*args, "--fp8-format", "e4m3", "--recompute-granularity", "full", "--recompute-method", "uniform",
+                                   "--recompute-num-layers", "1", "--deterministic-mode")
+                whole = self.train(*args, "--fp8-format", "e4m3", "--deterministic-mode")
+                self.assertEqual(losses(again), losses(whole))
+
+    def test_fp8_checkpoints(self):
+        """Scales are no state: a run that goes on in fp8 prints what the one prints that was not stopped, and any other takes it over."""
+        args = [*BF16, "--fp8-format", "hybrid", "--deterministic-mode"]
+        want = losses(self.train(*args))
+        keep = ["--save", self.dir, "--load", self.dir, "--save-interval", "4"]
+        got = losses(self.train(*args, *keep, "--exit-interval", "4"))
+        got.update(losses(self.train(*args, *keep, "--exit-interval", "8")))
+        self.assertEqual(got, {i: want[i] for i in range(1, 9)})
+        self.assert_close(losses(self.train(*CPU, *keep)), {i: want[i] for i in range(9, 13)}, 2e-2)
+
+    def test_fp8_bad_input(self):
+        for words, args in ((["--fp8-format hybrid", "8.9 or higher", "gloo"], [*CPU, "--bf16", "--fp8-format", "hybrid"]),
+                            (["--fp8-format e4m3 needs --bf16"], ["--fp8-format", "e4m3"])):
+            self.assert_refused(78 if "gloo" in words else 64, words, args)
+        rc, _, err = run(*BF16, "--fp8-format", "e4m3", "--ffn-hidden-size", "520")
+        self.assertNotEqual(rc, 0)
+        self.assertIn("FP8 needs multiples of 16: of the MLP's channels there are 520 on a rank", err)
 
     def test_overflows(self):
         """From 2^32 on, on the GPU as on the CPU: steps are left out until the scale fits, the first overflow is forgiven."""

@@ -192,7 +192,9 @@ static void test_missing_operations(void **state)
     } parts[] = {{MB_FEATURE_RMSNORM, "no RMSNorm in"},
                  {MB_FEATURE_SWIGLU, "no SwiGLU in"},
                  {MB_FEATURE_ROPE, "no rotary positions in"},
-                 {MB_FEATURE_NO_POSITIONS, "no embeddings without learned positions in"}};
+                 {MB_FEATURE_NO_POSITIONS, "no embeddings without learned positions in"},
+                 {MB_FEATURE_FP8, "no FP8 in"}};
+    c.fp8 = MB_GPT_FP8_HYBRID;
     dev.ops = &less;
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         less.features = ~parts[i].feature;

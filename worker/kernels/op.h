@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 13 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 14 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1, MB_DTYPE_F16 = 2 };
 

@@ -58,6 +58,8 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
     mb_gpt_group_init(m);
     rc = mb_gpt_params_create(m, err);
     if (rc == 0)
+        rc = mb_gpt_fp8_create(m, err);
+    if (rc == 0)
         rc = mb_gpt_plan_create(m, err);
     if (rc != 0)
         goto out;
@@ -90,6 +92,7 @@ void mb_gpt_destroy(struct mb_gpt *m)
         return;
     m->dev->ops->free(m->dev->ctx, m->arena);
     mb_gpt_params_free(m);
+    mb_free(m->fp8.weights);
     mb_free(m->host_ones);
     mb_free(m->all_positions);
     mb_free(m);
@@ -137,6 +140,7 @@ void mb_gpt_weights_changed(struct mb_gpt *m)
         m->dev->ops->narrow(m->dev->ctx, m->dev->stream, m->rounded, m->weights.whole,
                             m->n_elements);
     mb_gpt_parts_weights_changed(m);
+    mb_gpt_fp8_weights_changed(m);
 }
 
 /* --- pieces of both directions --- */
@@ -171,7 +175,7 @@ static int is_first(const struct mb_gpt *m)
 
 static int is_last(const struct mb_gpt *m)
 {
-    return m->is_last && m->chunk + 1 == m->n_chunks;
+    return mb_gpt_is_last_chunk(m);
 }
 
 static int has_old_grads(const struct mb_gpt *m)
@@ -220,13 +224,19 @@ static struct mb_linear_forward linear(const struct mb_gpt *m, struct mb_gpt_pai
                                       .dtype = m->c.dtype};
 }
 
-static void linear_forward(struct mb_gpt *m, const struct mb_linear_forward *a)
+/* One of a layer's. */
+static void linear_forward(struct mb_gpt *m, const struct mb_gpt_layer *y, enum mb_gpt_linear which,
+                           const struct mb_linear_forward *a)
 {
-    m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, a);
+    if (m->c.fp8 != MB_GPT_NO_FP8)
+        mb_gpt_fp8_forward(m, y, which, a);
+    else
+        m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, a);
 }
 
 /* With gelu_x, x was gelu(gelu_x). A bias of MB_GPT_NONE has no gradient, or has it already. */
-static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
+static void linear_backward(struct mb_gpt *m, const struct mb_gpt_layer *y,
+                            enum mb_gpt_linear which, struct mb_gpt_pair at, const void *x,
                             const void *gelu_x, size_t n_in, const void *d_out, size_t n_out,
                             void *d_x)
 {
@@ -243,7 +253,10 @@ static void linear_backward(struct mb_gpt *m, struct mb_gpt_pair at, const void 
                                    .n_out = n_out,
                                    .form = m->c.gelu,
                                    .dtype = m->c.dtype};
-    m->dev->ops->linear_backward(m->dev->ctx, m->dev->stream, &a);
+    if (m->c.fp8 != MB_GPT_NO_FP8)
+        mb_gpt_fp8_backward(m, y, which, &a);
+    else
+        m->dev->ops->linear_backward(m->dev->ctx, m->dev->stream, &a);
 }
 
 /* --- forward --- */
@@ -286,15 +299,17 @@ static void embed(const struct mb_gpt_pass *p)
 
 /* out = residual + dropout(the linear layer of x); without dropout the product adds the residual.
  * Of ranks that each have a share of the product the first adds what is added once. */
-static void branch_forward(const struct mb_gpt_pass *p, struct mb_gpt_pair at, const void *x,
-                           size_t n_in, const void *residual, void *out, uint32_t site)
+static void branch_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
+                           enum mb_gpt_linear which, const void *x, size_t n_in,
+                           const void *residual, void *out, uint32_t site)
 {
     struct mb_gpt *m = p->m;
+    const struct mb_gpt_pair at = which == MB_GPT_PROJ ? y->proj : y->fc2;
     const int apart = m->c.sequence_parallel || has_hidden_dropout(p);
     struct mb_linear_forward a = linear(m, at, x, n_in, apart ? m->d_a : out, m->c.hidden);
     a.residual = apart || m->own_part > 0 ? NULL : residual;
     a.bias = m->own_part > 0 ? NULL : a.bias;
-    linear_forward(m, &a);
+    linear_forward(m, y, which, &a);
     mb_gpt_sum_shares(m, a.out);
     if (apart)
         dropout_add(p, mb_gpt_own_rows(m, m->d_a), residual, out, site);
@@ -306,11 +321,12 @@ static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
     struct mb_linear_forward fc1 =
         linear(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, mb_gpt_fc1_width(&m->part));
     fc1.gelu_out = m->c.swiglu ? NULL : y->activation;
-    linear_forward(m, &fc1);
+    linear_forward(m, y, MB_GPT_FC1, &fc1);
     if (!m->c.swiglu)
         return;
     struct mb_swiglu_forward a = {.x = y->fc1_out,
                                   .out = y->activation,
+                                  .amax = mb_gpt_fp8_x_amax(m, y, MB_GPT_FC2),
                                   .n_rows = m->n_tokens,
                                   .n = m->part.ffn_hidden,
                                   .dtype = m->c.dtype};
@@ -323,18 +339,21 @@ static void layer_forward(const struct mb_gpt_pass *p, size_t l)
     struct mb_gpt_layer *y = &m->layers[l];
     const size_t h = m->c.hidden;
 
-    mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1);
+    mb_gpt_fp8_forward_begins(m, y);
+    mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1,
+                        mb_gpt_fp8_x_amax(m, y, MB_GPT_QKV));
     struct mb_linear_forward qkv =
         linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->part));
-    linear_forward(m, &qkv);
+    linear_forward(m, y, MB_GPT_QKV, &qkv);
     mb_gpt_rotate(m, y->qkv_out, 0);
     mb_gpt_attention_forward(p, y, site_of(m, l, SITE_ATTENTION));
-    branch_forward(p, y->proj, y->attention_out, mb_gpt_attention_width(&m->part), y->in, y->middle,
-                   site_of(m, l, SITE_PROJ));
+    branch_forward(p, y, MB_GPT_PROJ, y->attention_out, mb_gpt_attention_width(&m->part), y->in,
+                   y->middle, site_of(m, l, SITE_PROJ));
 
-    mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2);
+    mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2,
+                        mb_gpt_fp8_x_amax(m, y, MB_GPT_FC1));
     fc1_forward(m, y);
-    branch_forward(p, y->fc2, y->activation, m->part.ffn_hidden, y->middle, y->out,
+    branch_forward(p, y, MB_GPT_FC2, y->activation, m->part.ffn_hidden, y->middle, y->out,
                    site_of(m, l, SITE_MLP));
 }
 
@@ -357,7 +376,7 @@ static void forward(const struct mb_gpt_pass *p)
     }
     if (is_last(m))
         mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
-                            m->final_rstd);
+                            m->final_rstd, NULL);
 }
 
 /* Output and loss; d_a becomes this rank's share of the gradient of final_out if d is set. */
@@ -437,18 +456,20 @@ static struct mb_gpt_pair fc2_without_sum(const struct mb_gpt *m, const struct m
 /* d_mlp is the gradient of fc2's output; d_a becomes this rank's share of norm2's. */
 static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const void *d_mlp)
 {
-    linear_backward(m, fc2_without_sum(m, y), y->activation, m->c.swiglu ? NULL : y->fc1_out,
-                    m->part.ffn_hidden, d_mlp, m->c.hidden, m->d_activation);
+    linear_backward(m, y, MB_GPT_FC2, fc2_without_sum(m, y), y->activation,
+                    m->c.swiglu ? NULL : y->fc1_out, m->part.ffn_hidden, d_mlp, m->c.hidden,
+                    m->d_activation);
     if (m->c.swiglu) {
         struct mb_swiglu_backward a = {.x = y->fc1_out,
                                        .d_out = m->d_activation,
                                        .d_x = m->d_fc1,
+                                       .amax = mb_gpt_fp8_d_amax(m, y, MB_GPT_FC1),
                                        .n_rows = m->n_tokens,
                                        .n = m->part.ffn_hidden,
                                        .dtype = m->c.dtype};
         m->dev->ops->swiglu_backward(m->dev->ctx, m->dev->stream, &a);
     }
-    linear_backward(m, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1,
+    linear_backward(m, y, MB_GPT_FC1, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1,
                     mb_gpt_fc1_width(&m->part), m->d_a);
 }
 
@@ -459,16 +480,20 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
     const size_t h = m->c.hidden;
 
     mlp_backward(m, y, branch_gradient(p, site_of(m, l, SITE_MLP)));
-    mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a, sum_for(m, y->proj));
+    mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a, sum_for(m, y->proj),
+                         mb_gpt_fp8_d_amax(m, y, MB_GPT_PROJ));
 
     const void *d_proj = branch_gradient(p, site_of(m, l, SITE_PROJ));
-    linear_backward(m, without_sum(m, y->proj), y->attention_out, NULL,
+    linear_backward(m, y, MB_GPT_PROJ, without_sum(m, y->proj), y->attention_out, NULL,
                     mb_gpt_attention_width(&m->part), d_proj, h, m->d_b);
     mb_gpt_attention_backward(p, y, site_of(m, l, SITE_ATTENTION));
     mb_gpt_rotate(m, m->d_qkv, 1);
-    linear_backward(m, y->qkv, y->norm1_out, NULL, h, m->d_qkv, mb_gpt_qkv_width(&m->part), m->d_a);
+    linear_backward(m, y, MB_GPT_QKV, y->qkv, y->norm1_out, NULL, h, m->d_qkv,
+                    mb_gpt_qkv_width(&m->part), m->d_a);
+    const struct mb_gpt_layer *below = l > mb_gpt_chunk_begin(m) ? y - 1 : NULL;
     mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a,
-                         l > mb_gpt_chunk_begin(m) ? sum_for(m, m->layers[l - 1].fc2) : NULL);
+                         below != NULL ? sum_for(m, below->fc2) : NULL,
+                         below != NULL ? mb_gpt_fp8_d_amax(m, below, MB_GPT_FC2) : NULL);
     if (p->step->is_last) {
         mb_gpt_sum_norm_gradient(m, y->norm1);
         mb_gpt_sum_norm_gradient(m, y->norm2);
@@ -489,7 +514,8 @@ static void final_norm_backward(const struct mb_gpt_pass *p)
     dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
                    m->n_rows * m->c.hidden * mb_dtype_size(m->c.dtype));
     mb_gpt_norm_backward(m, m->final_norm, top_layer(m)->out, m->final_mean, m->final_rstd, m->d_a,
-                         sum_for(m, top_layer(m)->fc2));
+                         sum_for(m, top_layer(m)->fc2),
+                         mb_gpt_fp8_d_amax(m, top_layer(m), MB_GPT_FC2));
     if (p->step->is_last)
         mb_gpt_sum_norm_gradient(m, m->final_norm);
 }
@@ -527,6 +553,7 @@ static void backward(const struct mb_gpt_pass *p)
     const size_t n_again =
         m->part.recompute_layers - (m->n_slots == 1 && m->part.recompute_layers > 0);
     const size_t begin = mb_gpt_chunk_begin(m);
+    mb_gpt_fp8_backward_begins(m);
     if (is_last(m))
         final_norm_backward(p);
     if (m->chunk + 1 == m->n_chunks)
@@ -707,7 +734,7 @@ int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logi
     struct mb_linear_forward output =
         linear(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE}, m->final_out, m->c.hidden,
                logits, m->part.padded_vocab);
-    linear_forward(m, &output);
+    m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, &output);
     return 0;
 }
 

@@ -43,6 +43,8 @@
 #include "worker/parallel/comm.h"
 
 enum mb_gpt_norm { MB_GPT_LAYERNORM, MB_GPT_RMSNORM };
+/* e4m3 forward; gradients in e5m2 with hybrid, else in e4m3, too */
+enum mb_gpt_fp8 { MB_GPT_NO_FP8, MB_GPT_FP8_HYBRID, MB_GPT_FP8_E4M3 };
 enum mb_gpt_positions { MB_GPT_LEARNED, MB_GPT_ROPE, MB_GPT_NO_POSITIONS };
 
 struct mb_gpt_config {
@@ -76,6 +78,10 @@ struct mb_gpt_config {
     float attention_dropout; /* [0, 1) */
     uint64_t seed;
     enum mb_dtype dtype; /* of activations and of the weights in matrix products */
+    /* Of bf16: the products of the layers take their operands in fp8. Each matrix has a scale of
+     * its own, from its largest number as it is (op.h); the output layer stays in bf16. */
+    enum mb_gpt_fp8 fp8;
+    int fp8_margin; /* scales are so many powers of two smaller */
     /* Ranks that share the model; NULL: this one has all of it. Borrowed; carries what is on the
      * model's device. Sizes above are those of the whole model. */
     struct mb_comm *tensor_group;

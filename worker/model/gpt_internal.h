@@ -1,5 +1,5 @@
 /* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_draw.c gpt_plan.c
- * gpt_parts.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
+ * gpt_parts.c gpt_fp8.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -16,6 +16,9 @@ struct mb_gpt_norm_at {
     struct mb_gpt_pair at;
     size_t index; /* 2 layer, 2 layer + 1, the final norm last */
 };
+
+/* The linear layers of a layer. */
+enum mb_gpt_linear { MB_GPT_QKV, MB_GPT_PROJ, MB_GPT_FC1, MB_GPT_FC2, MB_GPT_LINEARS };
 
 /* What one pass needs beside the model; step NULL: no dropout. */
 struct mb_gpt_pass {
@@ -41,7 +44,11 @@ struct mb_gpt_layer {
     void *fc1_out;        /* [tokens, ffn_hidden], with swiglu twice as wide */
     void *activation;     /* [tokens, ffn_hidden] */
     void *out;            /* [rows, hidden], after the second residual */
-};                        /* heads, groups and ffn_hidden: this rank's */
+    /* With fp8 the linear layers' input is kept in this form alone, by column [n_in, tokens], and
+     * norm1_out, norm2_out and activation are one memory for all layers. */
+    uint8_t *fp8_x[MB_GPT_LINEARS];
+    struct mb_fp8_scale *fp8_x_scales; /* [MB_GPT_LINEARS] */
+};                                     /* heads, groups and ffn_hidden: this rank's */
 
 /* What a micro batch between its forward and its backward pass keeps. */
 struct mb_gpt_slot {
@@ -87,6 +94,12 @@ struct mb_gpt {
     struct mb_master weights; /* in bf16 in halves */
     uint16_t *rounded;        /* in fp16, the weights for products [n_elements]; else NULL */
     float *grads;
+    struct {                           /* with fp8 */
+        struct mb_fp8_matrix *weights; /* host [part.n_layers][MB_GPT_LINEARS] */
+        uint8_t *rows;                 /* of the operand that a product takes next */
+        uint8_t *columns;              /* of a gradient */
+        struct mb_fp8_scale *weight_scales, *d_scales; /* as weights; of the gradients of outputs */
+    } fp8;
     float *cosine, *sine; /* [part.seq, rotary channels / 2], with MB_GPT_ROPE */
     float *norm_weights;  /* with norm_1p or halves [2 layers + 1, hidden]: what norms multiply
                              with; else NULL, it is the weights */
@@ -149,6 +162,11 @@ struct mb_gpt_run mb_gpt_run_at(const struct mb_gpt *m, size_t row);
 /* Of those the ones whose positions, as the table of learned ones has them, follow each other. */
 struct mb_gpt_run mb_gpt_embedded_run_at(const struct mb_gpt *m, size_t row);
 
+static inline int mb_gpt_is_last_chunk(const struct mb_gpt *m)
+{
+    return m->is_last && m->chunk + 1 == m->n_chunks;
+}
+
 /* The selected chunk's layers, of this rank's, are from the one to before the other. */
 static inline size_t mb_gpt_chunk_begin(const struct mb_gpt *m)
 {
@@ -185,16 +203,39 @@ int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *
                        struct mb_err *err);
 int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err); /* tables; enqueues */
 void mb_gpt_parts_weights_changed(struct mb_gpt *m);
-/* x [rows, hidden], out [tokens, hidden]. */
+/* x [rows, hidden], out [tokens, hidden]. amax: of out, or NULL; RMSNorm only. */
 void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x, void *out,
-                         float *mean, float *rstd);
+                         float *mean, float *rstd, float *amax);
 /* d_share [tokens, hidden] is this rank's share of the gradient; it is overwritten with the sum.
- * Adds to d_residual. d_residual_sum gains the sum of its rows, or is NULL; LayerNorm only. */
+ * Adds to d_residual. d_residual_sum gains the sum of its rows, or is NULL; LayerNorm only. amax:
+ * of d_residual, or NULL; RMSNorm only. */
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x,
                           const float *mean, const float *rstd, void *d_share,
-                          float *d_residual_sum);
+                          float *d_residual_sum, float *amax);
 /* Does nothing unless positions are rotary. */
 void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse);
+
+/* gpt_fp8.c: the layers' linear layers with operands in fp8. */
+int mb_gpt_fp8_create(struct mb_gpt *m, struct mb_err *err); /* nothing without fp8 */
+void mb_gpt_fp8_weights_changed(struct mb_gpt *m);
+/* Elements of the largest operand of a product. */
+size_t mb_gpt_fp8_largest(const struct mb_gpt *m);
+void mb_gpt_fp8_sizes(const struct mb_gpt *m, enum mb_gpt_linear which, size_t *n_in,
+                      size_t *n_out);
+/* Before a pass over the layer, before one over all gradients. */
+void mb_gpt_fp8_forward_begins(struct mb_gpt *m, const struct mb_gpt_layer *y);
+void mb_gpt_fp8_backward_begins(struct mb_gpt *m);
+/* Where what writes the layer's input, or the gradient of its output, forms the largest magnitude;
+ * NULL: nowhere. */
+float *mb_gpt_fp8_x_amax(const struct mb_gpt *m, const struct mb_gpt_layer *y,
+                         enum mb_gpt_linear which);
+float *mb_gpt_fp8_d_amax(const struct mb_gpt *m, const struct mb_gpt_layer *y,
+                         enum mb_gpt_linear which);
+/* As the operations that take these structs. */
+void mb_gpt_fp8_forward(struct mb_gpt *m, const struct mb_gpt_layer *y, enum mb_gpt_linear which,
+                        const struct mb_linear_forward *a);
+void mb_gpt_fp8_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, enum mb_gpt_linear which,
+                         const struct mb_linear_backward *a);
 
 /* gpt_params.c: the table and the offsets. */
 int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err);

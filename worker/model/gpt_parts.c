@@ -21,6 +21,7 @@ int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *
                  {c->positions == MB_GPT_ROPE, MB_FEATURE_ROPE, "rotary positions"},
                  {c->positions != MB_GPT_LEARNED, MB_FEATURE_NO_POSITIONS,
                   "embeddings without learned positions"},
+                 {c->fp8 != MB_GPT_NO_FP8, MB_FEATURE_FP8, "FP8"},
                  {c->context_group != NULL && mb_comm_world_size(c->context_group) > 1,
                   MB_FEATURE_SPREAD_SAMPLES, "attention over samples on several ranks"}};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
@@ -125,7 +126,7 @@ static const float *norm_bias(const struct mb_gpt *m, struct mb_gpt_norm_at norm
 
 /* Of this rank's rows, to their place in out. */
 static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
-                      float *mean, float *rstd)
+                      float *mean, float *rstd, float *amax)
 {
     const struct mb_device *dev = m->dev;
     if (m->c.norm == MB_GPT_RMSNORM) {
@@ -133,6 +134,7 @@ static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *
                                        .weight = norm_weight(m, norm),
                                        .out = mb_gpt_own_rows(m, out),
                                        .rstd = rstd,
+                                       .amax = amax,
                                        .n_rows = m->n_rows,
                                        .hidden = m->c.hidden,
                                        .eps = m->c.norm_eps,
@@ -154,15 +156,15 @@ static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *
 }
 
 void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
-                         float *mean, float *rstd)
+                         float *mean, float *rstd, float *amax)
 {
-    normalize(m, norm, x, out, mean, rstd);
+    normalize(m, norm, x, out, mean, rstd, amax);
     mb_gpt_gather_rows(m, out);
 }
 
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x,
                           const float *mean, const float *rstd, void *d_share,
-                          float *d_residual_sum)
+                          float *d_residual_sum, float *amax)
 {
     const struct mb_device *dev = m->dev;
     mb_gpt_sum_shares(m, d_share);
@@ -174,6 +176,7 @@ void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const vo
                                         .d_out = d_out,
                                         .d_x = m->d_residual,
                                         .d_weight = m->grads + norm.at.weight,
+                                        .amax = amax,
                                         .n_rows = m->n_rows,
                                         .hidden = m->c.hidden,
                                         .dtype = m->c.dtype};

@@ -71,6 +71,27 @@ static void share_activations(struct mb_gpt_layer *y, const struct mb_gpt_layer 
     y->fc1_out = first->fc1_out;
     y->activation = first->activation;
     y->middle = first->middle;
+    for (size_t i = 0; i < MB_GPT_LINEARS; i++)
+        y->fp8_x[i] = first->fp8_x[i];
+    y->fp8_x_scales = first->fp8_x_scales;
+}
+
+/* What the linear layers keep of their inputs in fp8. */
+static void lay_out_fp8_inputs(struct cursor *c, struct mb_gpt_layer *y)
+{
+    for (size_t i = 0; i < MB_GPT_LINEARS; i++) {
+        size_t n_in, n_out;
+        mb_gpt_fp8_sizes(c->m, (enum mb_gpt_linear)i, &n_in, &n_out);
+        y->fp8_x[i] = take(c, "activations: fp8", c->m->n_tokens * n_in, 1);
+    }
+    y->fp8_x_scales = take(c, "activations: fp8", MB_GPT_LINEARS, sizeof(struct mb_fp8_scale));
+}
+
+/* What products alone read; in fp8 they have read it when they are done, and one for all, the first
+ * layer's, is enough. */
+static void *take_input(struct cursor *c, const char *name, size_t n, int is_first, void *of_first)
+{
+    return c->m->c.fp8 == MB_GPT_NO_FP8 || is_first ? take_typed(c, name, n) : of_first;
 }
 
 /* Of the first chunk. */
@@ -85,18 +106,21 @@ static void lay_out_layer(struct cursor *c, const struct mb_gpt_slot *slot, size
         share_activations(y, first);
         return;
     }
-    y->norm1_out = take_typed(c, "activations: norms", wide);
+    y->norm1_out = take_input(c, "activations: norms", wide, y == first, first->norm1_out);
     y->mean1 = take_mean(c, rows);
     y->rstd1 = take_floats(c, "activations: norms", rows);
-    y->norm2_out = take_typed(c, "activations: norms", wide);
+    y->norm2_out = take_input(c, "activations: norms", wide, y == first, first->norm2_out);
     y->mean2 = take_mean(c, rows);
     y->rstd2 = take_floats(c, "activations: norms", rows);
     y->qkv_out = take_typed(c, "activations: attention", tokens * mb_gpt_qkv_width(k));
     y->log_sum = take_floats(c, "activations: attention", tokens * k->n_heads);
     y->attention_out = take_typed(c, "activations: attention", tokens * mb_gpt_attention_width(k));
     y->fc1_out = take_typed(c, "activations: mlp", tokens * mb_gpt_fc1_width(k));
-    y->activation = take_typed(c, "activations: mlp", tokens * k->ffn_hidden);
+    y->activation =
+        take_input(c, "activations: mlp", tokens * k->ffn_hidden, y == first, first->activation);
     y->middle = take_typed(c, "activations: residual stream", rows * k->hidden);
+    if (k->fp8 != MB_GPT_NO_FP8)
+        lay_out_fp8_inputs(c, y);
 }
 
 /* What the weights do not say: angles of rotary positions, norms' weights as they are used. */
@@ -179,6 +203,25 @@ static void lay_out_weights(struct cursor *c)
     m->weights.window = take_floats(c, "scratch: weights in fp32", MB_MASTER_WINDOW);
 }
 
+static void lay_out_fp8(struct cursor *c)
+{
+    struct mb_gpt *m = c->m;
+    const size_t n = m->part.n_layers * MB_GPT_LINEARS, most = mb_gpt_fp8_largest(m);
+    m->fp8.weight_scales = take(c, "weights: fp8, for products", n, sizeof(struct mb_fp8_scale));
+    for (size_t i = 0; i < n; i++) {
+        size_t n_in, n_out;
+        mb_gpt_fp8_sizes(m, (enum mb_gpt_linear)(i % MB_GPT_LINEARS), &n_in, &n_out);
+        m->fp8.weights[i] = (struct mb_fp8_matrix){
+            .rows = take(c, "weights: fp8, for products", n_in * n_out, 1),
+            .columns = take(c, "weights: fp8, for products", n_in * n_out, 1),
+            .scale = c->base != NULL ? m->fp8.weight_scales + i : NULL,
+            .format = MB_FP8_E4M3};
+    }
+    m->fp8.d_scales = take(c, "scratch: fp8", n, sizeof(struct mb_fp8_scale));
+    m->fp8.rows = take(c, "scratch: fp8", most, 1);
+    m->fp8.columns = take(c, "scratch: fp8", most, 1);
+}
+
 static void lay_out(struct cursor *c)
 {
     struct mb_gpt *m = c->m;
@@ -190,6 +233,8 @@ static void lay_out(struct cursor *c)
     lay_out_weights(c);
     m->grads = take_floats(c, "gradients", m->n_elements);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
+    if (m->c.fp8 != MB_GPT_NO_FP8)
+        lay_out_fp8(c);
     lay_out_tables(c);
     for (size_t s = 0; s < m->n_slots; s++)
         lay_out_slot(c, &m->slots[s]);

@@ -209,6 +209,7 @@ static void what_is_not_provided_is_refused_by_name(void **state)
         "--hierarchical-context-parallel-sizes 2",
         "--optimizer hybridadam",
         "--fp8-format e4m3",
+        "--no-fp8-wgrad",
         "--moe-layer-freq 1",
         "--dataloader-type external",
     };

@@ -1,7 +1,7 @@
 /*
  * bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] [--micro-batches N] [--steps N]
  *           [--layers N] [--hidden N] [--heads N] [--seq N] [--vocab N] [--style gpt2|llama]
- *           [--groups N] [--ffn N]
+ *           [--groups N] [--ffn N] [--fp8 hybrid|e4m3]
  *
  * Training steps of a GPT on one device, without data and communication: zero gradients, micro
  * batches forward and backward, gradient norm, clip, AdamW. Defaults: GPT-2 124M, 8 micro batches
@@ -24,12 +24,14 @@
 
 enum { MAX_ROWS = 64 };
 
-static const double LOSS_SCALE = 65536;                       /* of fp16 */
+static const double LOSS_SCALE = 65536; /* of fp16 */
+static const char *const FP8[] = {"", " and fp8, hybrid", " and fp8, e4m3"};
 static const char *const DTYPES[] = {"fp32", "bf16", "fp16"}; /* by enum mb_dtype */
 
 struct options {
     const char *backend;
     enum mb_dtype dtype;
+    enum mb_gpt_fp8 fp8;
     int llama; /* its style: RMSNorm, SwiGLU, rotary positions, no biases, an output of its own */
     size_t micro_batch, micro_batches, steps, layers, hidden, heads, groups, ffn, seq, vocab;
 };
@@ -87,6 +89,8 @@ static uint64_t finished_us(struct mb_context *ctx, struct mb_stream *stream)
     X(layernorm_backward, mb_layernorm_backward)                                                   \
     X(rmsnorm_forward, mb_rmsnorm_forward)                                                         \
     X(rmsnorm_backward, mb_rmsnorm_backward)                                                       \
+    X(fp8_amax, mb_fp8_amax)                                                                       \
+    X(fp8_quantize, mb_fp8_quantize)                                                               \
     X(swiglu_forward, mb_swiglu_forward)                                                           \
     X(swiglu_backward, mb_swiglu_backward)                                                         \
     X(rope, mb_rope)                                                                               \
@@ -97,7 +101,9 @@ static uint64_t finished_us(struct mb_context *ctx, struct mb_stream *stream)
     X(adamw, mb_adamw)
 #define LINEARS(X)                                                                                 \
     X(linear_forward, mb_linear_forward)                                                           \
-    X(linear_backward, mb_linear_backward)
+    X(linear_backward, mb_linear_backward)                                                         \
+    X(fp8_linear_forward, mb_fp8_linear_forward)                                                   \
+    X(fp8_linear_backward, mb_fp8_linear_backward)
 OPS(WRAP)
 LINEARS(WRAP_LINEAR)
 
@@ -175,6 +181,7 @@ static int setup(struct bench *b, struct mb_err *err)
     c.padded_vocab = mb_gpt_padded_vocab(c.vocab, 128, 1);
     c.hidden_dropout = c.attention_dropout = 0;
     c.dtype = o->dtype;
+    c.fp8 = o->fp8;
     rc = mb_gpt_create(&b->dev, &c, o->micro_batch, &b->model, err);
     if (rc != 0)
         return rc;
@@ -239,10 +246,10 @@ static void report(const struct bench *b, double *ms, double loss)
     const double flop = honest_flop(mb_gpt_config(b->model));
     double tokens = (double)(b->n_tokens * o->micro_batches);
     printf("%s\n", b->dev.ops->describe(b->dev.ctx));
-    printf(
-        "%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s, %zu x %zu samples a step\n",
-        o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
-        o->vocab, DTYPES[o->dtype], o->micro_batches, o->micro_batch);
+    printf("%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s%s, %zu x %zu samples a "
+           "step\n",
+           o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
+           o->vocab, DTYPES[o->dtype], FP8[o->fp8], o->micro_batches, o->micro_batch);
     printf("ms of each step:");
     for (size_t i = 0; i < o->steps; i++)
         printf(" %.1f", ms[i]);
@@ -328,6 +335,11 @@ static int parse(int argc, char **argv, struct options *o)
         if (strcmp(argv[i], "--dtype") == 0 && parse_dtype(argv[i + 1], &o->dtype)) {
             continue;
         }
+        if (strcmp(argv[i], "--fp8") == 0 &&
+            (strcmp(argv[i + 1], "hybrid") == 0 || strcmp(argv[i + 1], "e4m3") == 0)) {
+            o->fp8 = argv[i + 1][0] == 'h' ? MB_GPT_FP8_HYBRID : MB_GPT_FP8_E4M3;
+            continue;
+        }
         if (strcmp(argv[i], "--style") == 0 &&
             (strcmp(argv[i + 1], "gpt2") == 0 || strcmp(argv[i + 1], "llama") == 0)) {
             o->llama = argv[i + 1][0] == 'l';
@@ -359,7 +371,8 @@ int main(int argc, char **argv)
     if (parse(argc, argv, &b.o) != 0) {
         fprintf(stderr, "usage: bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] "
                         "[--micro-batches N] [--steps N] [--layers N] [--hidden N] [--heads N] "
-                        "[--seq N] [--vocab N] [--style gpt2|llama] [--groups N] [--ffn N]\n");
+                        "[--seq N] [--vocab N] [--style gpt2|llama] [--groups N] [--ffn N] "
+                        "[--fp8 hybrid|e4m3]\n");
         return 64;
     }
     int rc = run(&b, &err);

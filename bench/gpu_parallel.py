@@ -7,6 +7,7 @@
 | gpt2 | GPT-2 124M, bf16, 524288 tokens a step, data parallel on one GPU and on all, beside DistributedDataParallel |
 | stages | the same in 8 samples at a time and 256 a step, on one GPU, and as a pipeline over all: 1F1B, and with chunks of the interleaved schedule |
 | llama | 8 layers of Llama-3-8B's shape, 4 samples of 4096 tokens a step, one GPU |
+| llama-fp8 | the same beside itself with the layers' products in fp8, hybrid, on both sides |
 | llama8b | the whole of it, 4 samples of 2048, one GPU; ARGUMENTs are ours alone: how many samples at a time and which layers are computed
 again, so that fp32 weights fit |
 | llama8b-all | the whole of it on all GPUs, 4 x 4 samples of 2048 a GPU and step, fp32 weights behind bf16, distributed optimizer, beside FSDP2
@@ -39,6 +40,7 @@ LLAMA = "--model-preset llama3.1-8b"
 WORKS = {"gpt2": (9, 1024, 64, 512, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
          "stages": (9, 1024, 8, 256, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
          "llama": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
+         "llama-fp8": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
          "llama8b": (10, 2048, 4, 4, 128255, LLAMA),
          "llama8b-all": (6, 2048, 4, 16, 128255, LLAMA)}  # samples of a step: a GPU
 
@@ -77,7 +79,7 @@ class Work:
                     "backend": re.findall(r"> (?:backend: CUDA|NCCL).*", run.ranks[0].log())}
 
     def torch(self, world, *more):
-        said = torch_ranks(world, "gpu_torch.py", self.steps, self.micro, self.batch, self.name, *more)
+        said = torch_ranks(world, "gpu_torch.py", self.steps, self.micro, self.batch, self.name.removesuffix("-fp8"), *more)
         return {**said, **self.summary(said["ms"])}
 
     def fsdp(self, world, mode):
@@ -136,6 +138,9 @@ def rows_of(name, gpus, more):
                 *((f"mobula, {gpus} stages of {v} chunks",
                    lambda v=v: Work(name).ours(gpus, *stages, "--num-virtual-stages-per-pipeline-rank", str(v), *more)) for v in chunks)]
     work = Work(name)
+    if name == "llama-fp8":
+        return [("mobula, bf16", lambda: work.ours(1, *more)), ("mobula, fp8", lambda: work.ours(1, "--fp8-format", "hybrid", *more)),
+                ("torch, fp8, the rest all in bf16", lambda: work.torch(1, "bf16", "fp8"))]
     worlds = sorted({1, gpus}) if name == "gpt2" else [1]
     if name == "llama8b-all":
         work.batch *= gpus

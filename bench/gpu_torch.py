@@ -1,6 +1,7 @@
 """The peer of bench/gpu_parallel.py: GPT-2 124M, or 8 or all 32 layers of Llama-3-8B's shape, in PyTorch: torch.compile, bf16 autocast over fp32
 weights or all in bf16, fused AdamW, cuDNN's attention first, DistributedDataParallel where there is more than one process. Started once a GPU
-with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: STEPS MICRO BATCH [gpt2|llama|llama8b [bf16]]; rank 0 prints milliseconds of each step as JSON."""
+with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: STEPS MICRO BATCH [gpt2|llama|llama8b [bf16] [fp8: the layers' products,
+Llama's only]]; rank 0 prints milliseconds of each step as JSON."""
 import contextlib
 import json
 import os
@@ -11,10 +12,10 @@ import torch
 from torch import distributed, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_gpt import Gpt
-from torch_llama import LLAMA_8B, Llama
+from torch_llama import LLAMA_8B, Fp8Linear, Llama
 
 MODEL = sys.argv[4] if len(sys.argv) > 4 else "gpt2"
-ALL_BF16 = sys.argv[5:] == ["bf16"]
+ALL_BF16, FP8 = "bf16" in sys.argv[5:], "fp8" in sys.argv[5:]
 if MODEL == "gpt2":
     LAYERS, HIDDEN, HEADS, SEQ, VOCAB = 12, 768, 12, 1024, 50304
 else:
@@ -29,7 +30,7 @@ def main():
     torch.cuda.set_device(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cpu" if MODEL == "gpt2" else "cuda"):  # 8 B weights take minutes to be drawn on a CPU
-        model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama(LLAMA_8B, LAYERS, SEQ)).cuda()
+        model = (Gpt(LAYERS, HIDDEN, HEADS, SEQ, VOCAB) if MODEL == "gpt2" else Llama(LLAMA_8B, LAYERS, SEQ, Fp8Linear if FP8 else nn.Linear)).cuda()
     if ALL_BF16:
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -31,14 +31,44 @@ def attention(qkv, n_heads, n_groups, cos, sin):
     return y.transpose(1, 2).reshape(b, s, n_heads * d)
 
 
+class Fp8Product(torch.autograd.Function):
+    """x weight^T in fp8, each tensor scaled by its largest number: e4m3 forward, gradients in e5m2."""
+
+    @staticmethod
+    def scaled(x, dtype):
+        scale = torch.finfo(dtype).max / x.abs().amax().float().clamp(min=1e-12)
+        return (x * scale).to(dtype), scale.reciprocal()
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        x8, x_scale = Fp8Product.scaled(x.flatten(0, -2), torch.float8_e4m3fn)
+        w8, w_scale = Fp8Product.scaled(weight, torch.float8_e4m3fn)
+        ctx.save_for_backward(x8, x_scale, w8, w_scale)
+        out = torch._scaled_mm(x8, w8.t(), x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, d_out):
+        x8, x_scale, w8, w_scale = ctx.saved_tensors
+        d8, d_scale = Fp8Product.scaled(d_out.flatten(0, -2), torch.float8_e5m2)
+        d_x = torch._scaled_mm(d8, w8.t().contiguous().t(), d_scale, w_scale, out_dtype=torch.bfloat16)
+        d_weight = torch._scaled_mm(d8.t().contiguous(), x8.t().contiguous().t(), d_scale, x_scale, out_dtype=torch.bfloat16)
+        return d_x.view(*d_out.shape[:-1], -1), d_weight
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, x):
+        return Fp8Product.apply(x.bfloat16(), self.weight.bfloat16())
+
+
 class Block(nn.Module):
-    def __init__(self, shape):
+    def __init__(self, shape, linear=nn.Linear):
         super().__init__()
         self.shape, d = shape, shape.hidden // shape.heads
         self.norm1, self.norm2 = nn.RMSNorm(shape.hidden, eps=1e-5), nn.RMSNorm(shape.hidden, eps=1e-5)
-        self.qkv = nn.Linear(shape.hidden, (shape.heads + 2 * shape.groups) * d, bias=False)
-        self.proj = nn.Linear(shape.heads * d, shape.hidden, bias=False)
-        self.fc1, self.fc2 = nn.Linear(shape.hidden, 2 * shape.ffn, bias=False), nn.Linear(shape.ffn, shape.hidden, bias=False)
+        self.qkv = linear(shape.hidden, (shape.heads + 2 * shape.groups) * d, bias=False)
+        self.proj = linear(shape.heads * d, shape.hidden, bias=False)
+        self.fc1, self.fc2 = linear(shape.hidden, 2 * shape.ffn, bias=False), linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x, cos, sin):
         x = x + self.proj(attention(self.qkv(self.norm1(x)), self.shape.heads, self.shape.groups, cos, sin))
@@ -60,11 +90,11 @@ class Output(nn.Module):
 class Llama(nn.Module):
     """forward() gives the loss."""
 
-    def __init__(self, shape, layers, seq):
+    def __init__(self, shape, layers, seq, linear=nn.Linear):
         super().__init__()
         self.shape, self.seq = shape, seq
         self.wte, self.output = nn.Embedding(shape.vocab, shape.hidden), Output(shape)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(shape, linear) for _ in range(layers))
         cos, sin = angles(shape, seq)
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)

@@ -79,7 +79,7 @@ static int read_environment(struct mb_trainer *t, struct mb_err *err)
 static int settle(struct mb_trainer *t, int rc, struct mb_err *err)
 {
     struct mb_err of_save;
-    if (t->comm != NULL) {
+    if (t->comm != NULL && !t->everybody_knows) {
         mb_comm_abort(t->comm, err->text);
     }
     int save_rc = mb_trainer_wait_saved(t, &of_save);
@@ -178,7 +178,7 @@ int main(int argc, char **argv)
     }
     if (rc != 0) {
         rc = settle(&t, rc, &err);
-        tell(&t, &err, known);
+        tell(&t, &err, known || t.everybody_knows);
         status = t.args.is_usage ? MB_ARGS_EXIT_USAGE : mb_exit_status(rc);
     }
     mb_trainer_close(&t);

@@ -4,14 +4,13 @@
  *
  *  1. Say what the run is: sizes, arguments, tokenizer.
  *  2. Meet the other ranks: listen, report the endpoint, wait for start, connect. Alone, nothing.
- *  3. Open the backend beside the executable, let the GPUs meet, build the model and print its
- * memory.
+ *  3. Open the backend beside the executable, let the GPUs meet, print the memory plan and refuse
+ * it if it does not fit, build the model.
  *  4. Build the optimizer (the rank's share of it with --use-distributed-optimizer) and the
  * schedule.
  *  5. Load a checkpoint, which decides how many samples are consumed; then build the data.
  * Failures: any step's error text names what was wrong; mb_trainer_close() undoes what was done.
  */
-#include "worker/args_model.h"
 #include "worker/trainer.h"
 
 #include <arpa/inet.h>
@@ -20,7 +19,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <netdb.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +27,8 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
-#include "base/str.h"
 #include "worker/data/tokenizer/tokenizer.h"
+#include "worker/memory_plan.h"
 #include "worker/tensorboard.h"
 
 enum { MINUTE_MS = 60 * 1000, START_TIMEOUT_MS = 24 * 60 * MINUTE_MS };
@@ -409,36 +407,17 @@ static int list_tensors(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
-/* What differs between a pipeline's stages is told by the first rank of each. */
-__attribute__((format(printf, 2, 3))) static void say_of_stage(const struct mb_trainer *t,
-                                                               const char *fmt, ...)
-{
-    va_list ap;
-    if (t->tp_rank > 0 || t->dp_rank > 0) {
-        return;
-    }
-    va_start(ap, fmt);
-    vprintf(fmt, ap);
-    va_end(ap);
-    fflush(stdout);
-}
-
 static int build_model(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
     struct mb_gpt_config c;
-    struct mb_buf plan = {0};
     void *norm = NULL;
-    mb_args_model(a, t->vocab_size, &c);
+    mb_plan_config(a, t->vocab_size, t->world_size, t->rank, &c);
     c.tensor_group = t->tp_comm;
     c.context_group = t->cp_comm;
-    c.n_stages = t->pp_size;
-    c.own_stage = t->pp_rank;
-    c.n_chunks = mb_args_chunks(a);
     const struct mb_pipeline_place place = {t->pp_rank, t->pp_size, c.n_chunks};
     const uint64_t n_micro =
         (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size));
-    c.n_in_flight = mb_pipeline_in_flight(place, n_micro);
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
     int rc = mb_pipeline_init(&t->pipeline, place, n_micro, err);
@@ -446,20 +425,18 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
         rc = mb_gpt_count_parameters(&c, &n_parameters, err);
     }
     if (rc == 0) { /* said first: what does not fit is refused next */
-        say_of_stage(
+        mb_trainer_say_of_stage(
             t, " > number of parameters on (tensor, pipeline) model parallel rank (0, %u): %zu\n",
             t->pp_rank, n_parameters);
+        mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
+        rc = mb_trainer_plan(t, err);
+    }
+    if (rc == 0) {
         rc = mb_gpt_create(&t->dev, &c, (size_t)a->micro_batch_size, &t->gpt, err);
     }
-    if (rc != 0) {
-        return rc;
+    if (rc == 0) {
+        rc = t->dev.ops->alloc(t->dev.ctx, sizeof(double), &norm, err);
     }
-    mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
-    if (mb_gpt_print_plan(t->gpt, &plan) == 0) {
-        say_of_stage(t, "%s", mb_buf_str(&plan));
-    }
-    mb_buf_close(&plan);
-    rc = t->dev.ops->alloc(t->dev.ctx, sizeof(double), &norm, err);
     t->norm_device = norm;
     return rc == 0 ? list_tensors(t, err) : rc;
 }
@@ -488,10 +465,6 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
                                t->n_elements);
         }
         t->grads_bf16 = memory;
-        const uint64_t bytes = t->n_elements * sizeof *t->grads_bf16;
-        char size[16];
-        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "gradients: bf16, for sums",
-                       mb_human_bytes(bytes, size), bytes);
     }
     return mb_optimizer_create(&t->dev, &c, params, n_params, mb_gpt_master(t->gpt),
                                mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);

@@ -1,9 +1,9 @@
 /*
  * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
  * it, train.c runs it, trainer_pipeline.c passes micro batches through the model,
- * trainer_gradients.c sums gradients, trainer_schedule.c has the learning rate's schedule,
- * trainer_checkpoint.c saves and loads it, trainer_log.c, trainer_timers.c and trainer_memory.c
- * print it, trainer_tensorboard.c tells TensorBoard.
+ * trainer_gradients.c sums gradients, trainer_plan.c plans its memory, trainer_schedule.c has the
+ * learning rate's schedule, trainer_checkpoint.c saves and loads it, trainer_log.c,
+ * trainer_timers.c and trainer_memory.c print it, trainer_tensorboard.c tells TensorBoard.
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
  * effect only after a collective has told all. Every function that says "collective" is called by
@@ -117,6 +117,7 @@ struct mb_trainer {
     struct mb_log_window window;
     int has_told_memory;
     struct mb_tensorboard *tensorboard; /* NULL: this rank tells nothing */
+    int everybody_knows; /* the failure is found by all ranks alike: rank 0 prints it */
 };
 
 /* Set by the signal handler. */
@@ -137,6 +138,8 @@ void mb_trainer_close(struct mb_trainer *t);
 uint64_t mb_trainer_timeout_ms(const struct mb_trainer *t);
 
 /* ---- the model ---- */
+/* Prints what will be taken of memory, and refuses what there is not. Collective. */
+int mb_trainer_plan(struct mb_trainer *t, struct mb_err *err);
 /* All micro batches of a global batch, forward, and backward if it trains; the loss is the model's.
  * Collective. */
 int mb_trainer_pass_batch(struct mb_trainer *t, enum mb_split split, int64_t n_micro, int trains,
@@ -195,6 +198,9 @@ int mb_trainer_load(struct mb_trainer *t,
 int mb_trainer_is_last(const struct mb_trainer *t);
 /* printf on rank 0 only, flushed. */
 void mb_trainer_say(const struct mb_trainer *t, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* What differs between a pipeline's stages is told by the first rank of each. */
+void mb_trainer_say_of_stage(const struct mb_trainer *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void mb_trainer_say_datetime(const struct mb_trainer *t,
                              const char *what); /* "[what] datetime: .." */

@@ -126,7 +126,6 @@ static void on_saved(void *arg, int64_t iteration, const struct mb_checkpoint_sa
 
 int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
 {
-    char size[16];
     struct mb_saver_options o = {.model = model_of(t, !t->args.no_save_optim),
                                  .comm = t->save_comm,
                                  .stall_ms =
@@ -137,18 +136,9 @@ int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
         return 0;
     }
     if (t->save_comm == NULL) {
-        uint64_t bytes = mb_saver_bytes(&o.model, t->comm);
-        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "host memory: while it saves",
-                       mb_human_bytes(bytes, size), bytes);
         return mb_saver_fits(&o.model, t->comm, err);
     }
-    int rc = mb_saver_create(&o, &t->saver, err);
-    if (rc == 0) {
-        uint64_t bytes = mb_saver_bytes(&o.model, t->save_comm);
-        mb_trainer_say(t, "%-32s %12s %16" PRIu64 "\n", "host memory: snapshot of a save",
-                       mb_human_bytes(bytes, size), bytes);
-    }
-    return rc;
+    return mb_saver_create(&o, &t->saver, err);
 }
 
 static int save_synchronously(struct mb_trainer *t, const struct mb_checkpoint_state *s,

@@ -36,6 +36,18 @@ void mb_trainer_now(char out[32])
     strftime(out, 32, "%Y-%m-%d %H:%M:%S", &tm);
 }
 
+void mb_trainer_say_of_stage(const struct mb_trainer *t, const char *fmt, ...)
+{
+    va_list ap;
+    if (t->tp_rank > 0 || t->dp_rank > 0) {
+        return;
+    }
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    fflush(stdout);
+}
+
 void mb_trainer_say_datetime(const struct mb_trainer *t, const char *what)
 {
     char now[32];

@@ -193,9 +193,7 @@ class Train(unittest.TestCase):
                             [("CUDA_VISIBLE_DEVICES", "none")])
         rc, _, err = run(*BF16, "--micro-batch-size", "1000000", "--global-batch-size", "1000000")
         self.assertNotEqual(rc, 0)
-        self.assertRegex(err, r"the model needs .* of device memory with micro batches of 1000000 samples: .* are asked for, "
-                              r"NVIDIA .* has .* free; a smaller micro batch needs less")
-
+        self.assertRegex(err, r"the memory plan needs \S+ \S+ of device memory, \S+ GiB are available; would fit: --micro-batch-size ")
 
 if __name__ == "__main__":
     if not os.path.exists("/dev/nvidiactl"):

@@ -558,7 +558,7 @@ static void test_recompute(void **state)
         c.recompute_layers = layers;
         struct mb_gpt *m = gpt_new(f, &c, SAMPLES);
         struct tensor g = tensor_new(f, mb_gpt_n_elements(m), 0);
-        struct mb_buf plan = {0};
+        struct mb_gpt_sizes sizes;
         assert_int_equal(mb_gpt_forward_backward(m, &batch, &step, NULL), 0);
         assert_int_equal(mb_gpt_take_loss(m, &loss, &n, NULL), 0);
         f->dev.ops->copy_out(f->dev.ctx, f->dev.stream, g.host, mb_gpt_grads(m),
@@ -566,10 +566,9 @@ static void test_recompute(void **state)
         synchronize(f);
         want = layers == 0 ? g : want;
         assert_memory_equal(g.host, want.host, g.n * sizeof(float));
-        assert_int_equal(mb_gpt_print_plan(m, &plan), 0);
-        bytes[layers] = (size_t)strtoull(strrchr(mb_buf_str(&plan), ' '), NULL, 10);
+        assert_int_equal(mb_gpt_measure(&f->dev, &c, SAMPLES, &sizes, NULL), 0);
+        bytes[layers] = (size_t)sizes.total_bytes;
         assert_true(layers < 2 ? bytes[layers] == bytes[0] : bytes[layers] < bytes[layers - 1]);
-        mb_buf_close(&plan);
         mb_gpt_destroy(m);
     }
     c.recompute_layers = 5;
@@ -655,18 +654,53 @@ static void test_too_large(void **state)
     assert_null(m);
 }
 
+/* Every part of the plan by name; a shape that is refused has none, a shape for no machine has one.
+ */
 static void test_plan(void **state)
 {
     struct fixture *f = *state;
     struct mb_gpt_config c = tiny();
+    struct mb_gpt_sizes s;
+    struct mb_err err = {0};
+    double sum = 0;
+    int n_found = 0;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 1, &s, &err), 0);
+    for (size_t i = 0; i < s.n_parts; i++) {
+        sum += (double)s.parts[i].size_bytes;
+        n_found += strcmp(s.parts[i].name, "weights") == 0 ||
+                   strcmp(s.parts[i].name, "gradients") == 0 ||
+                   strcmp(s.parts[i].name, "scratch: output and loss") == 0;
+    }
+    assert_int_equal(n_found, 3);
+    assert_true(sum == s.total_bytes);
     struct mb_gpt *m = gpt_new(f, &c, 1);
-    struct mb_buf text = {0};
-    assert_int_equal(mb_gpt_print_plan(m, &text), 0);
-    assert_non_null(strstr(mb_buf_str(&text), "weights"));
-    assert_non_null(strstr(mb_buf_str(&text), "scratch: output and loss"));
-    assert_non_null(strstr(mb_buf_str(&text), "total"));
-    mb_buf_close(&text);
+    assert_int_equal(s.n_elements, mb_gpt_n_elements(m));
     mb_gpt_destroy(m);
+    c.hidden = 1 << 20;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 1, &s, &err), 0);
+    assert_true(s.total_bytes > 1e13);
+    c.hidden = 7;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 1, &s, &err), MB_EINVAL);
+}
+
+/* Of a rank that shares the model: parts of it, and never less than a rank needs. */
+static void test_plan_of_shares(void **state)
+{
+    struct fixture *f = *state;
+    struct mb_gpt_config c = tiny();
+    struct mb_gpt_sizes whole, part;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 2, &whole, NULL), 0);
+    c.n_tensor_parts = 2;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 2, &part, NULL), 0);
+    assert_in_range(part.n_elements, whole.n_elements / 2, whole.n_elements * 3 / 4);
+    assert_true(part.total_bytes < whole.total_bytes);
+    c.n_tensor_parts = 1;
+    c.n_stages = 2;
+    c.n_in_flight = 2;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 2, &part, NULL), 0);
+    assert_true(part.n_elements < whole.n_elements);
+    c.n_tensor_parts = 5;
+    assert_int_equal(mb_gpt_measure(&f->dev, &c, 2, &part, NULL), MB_EINVAL);
 }
 
 static void test_allocation_failures(void **state)
@@ -714,6 +748,7 @@ int main(void)
         FIXTURE_TEST(test_bad_batch),
         FIXTURE_TEST(test_too_large),
         FIXTURE_TEST(test_plan),
+        FIXTURE_TEST(test_plan_of_shares),
         FIXTURE_TEST(test_allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,12 +25,13 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/str.h"
 #include "worker/checkpoint/common.h"
 #include "worker/checkpoint/snapshot.h"
 #include "worker/checkpoint/watch.h"
 
-enum { MS_PER_S = 1000, NS_PER_MS = 1000000, KIB = 1024, LOOK_MS = 500, STALL_MS = 600000 };
+enum { MS_PER_S = 1000, NS_PER_MS = 1000000, LOOK_MS = 500, STALL_MS = 600000 };
 
 enum phase { IDLE, COPYING, WRITING };
 
@@ -62,42 +63,10 @@ uint64_t mb_saver_bytes(const struct mb_checkpoint_model *m, struct mb_comm *com
     return mb_snapshot_floats(m, comm) * sizeof(float);
 }
 
-/* The number behind `name` in a file of lines "name number"; fallback if there is none. */
-static uint64_t number_in(const char *path, const char *name, uint64_t fallback)
-{
-    char line[128];
-    unsigned long long value;
-    size_t len = strlen(name);
-    FILE *f = fopen(path, "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        if (strncmp(line, name, len) == 0 && sscanf(line + len, " %llu", &value) == 1) {
-            fallback = value;
-            break;
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return fallback;
-}
-
-/* What could be taken without swapping, and without being killed by a container's limit, whose page
- * cache gives way; UINT64_MAX: the kernel does not say. */
-static uint64_t available_bytes(void)
-{
-    static const char CGROUP[] = "/sys/fs/cgroup/memory.max", STAT[] = "/sys/fs/cgroup/memory.stat";
-    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:", UINT64_MAX);
-    uint64_t limit = number_in(CGROUP, "", UINT64_MAX); /* "max": no limit */
-    uint64_t used = number_in(STAT, "anon", 0);
-    uint64_t machine = kib < UINT64_MAX / KIB ? kib * KIB : UINT64_MAX;
-    uint64_t container = limit == UINT64_MAX ? limit : (limit > used ? limit - used : 0);
-    return machine < container ? machine : container;
-}
-
 int mb_saver_fits(const struct mb_checkpoint_model *m, struct mb_comm *comm, struct mb_err *err)
 {
     char need[16], have[16];
-    uint64_t bytes = mb_saver_bytes(m, comm), there = available_bytes();
+    uint64_t bytes = mb_saver_bytes(m, comm), there = mb_memory_available("");
 
     if (bytes <= there) {
         return 0;
@@ -112,7 +81,7 @@ int mb_saver_fits(const struct mb_checkpoint_model *m, struct mb_comm *comm, str
 static int take_memory(struct mb_saver *s, struct mb_err *err)
 {
     char need[16], have[16];
-    uint64_t bytes = mb_saver_bytes(&s->o.model, s->o.comm), there = available_bytes();
+    uint64_t bytes = mb_saver_bytes(&s->o.model, s->o.comm), there = mb_memory_available("");
     s->memory = bytes <= there ? mb_alloc(bytes) : NULL;
     if (s->memory == NULL) {
         return mb_err_set(err, MB_ENOMEM,

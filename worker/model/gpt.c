@@ -31,8 +31,8 @@ static const char *dtype_name(enum mb_dtype dtype)
     return dtype == MB_DTYPE_F16 ? "fp16" : dtype == MB_DTYPE_BF16 ? "bf16" : "fp32";
 }
 
-int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
-                  struct mb_gpt **out, struct mb_err *err)
+int mb_gpt_check(const struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                 struct mb_err *err)
 {
     int rc = mb_gpt_config_check(c, err);
     if (rc != 0)
@@ -48,6 +48,15 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
                           "micro batch size is %zu: it must be positive, with at most 2^30 tokens "
                           "of %zu a sample",
                           micro_batch, c->seq);
+    return 0;
+}
+
+int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                  struct mb_gpt **out, struct mb_err *err)
+{
+    int rc = mb_gpt_check(dev, c, micro_batch, err);
+    if (rc != 0)
+        return rc;
     struct mb_gpt *m = mb_calloc(1, sizeof(*m));
     if (m == NULL)
         return mb_err_set(err, MB_ENOMEM, "out of memory creating the model");

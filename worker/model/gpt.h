@@ -89,6 +89,8 @@ struct mb_gpt_config {
      * Borrowed, and as above. All of them have the same part of the model, and the sums of their
      * gradients and losses, which are of their own rows, are the caller's to form. */
     struct mb_comm *context_group;
+    /* In place of the groups where only sizes are asked for (mb_gpt_measure); 0: one rank. */
+    size_t n_tensor_parts, n_context_parts;
     /* Between the layers' products each of them has some rows of the residual stream instead of
      * all: less memory, the same sums. */
     int sequence_parallel;
@@ -124,6 +126,29 @@ static inline enum mb_comm_type mb_gpt_comm_type(enum mb_dtype dtype)
                                     : MB_COMM_F32;
 }
 
+/* One line of the plan of device memory. */
+struct mb_gpt_plan_part {
+    const char *name;
+    size_t size_bytes;
+};
+
+enum { MB_GPT_PLAN_MAX = 32 };
+
+/* What a model of this shape takes on this rank. */
+struct mb_gpt_sizes {
+    struct mb_gpt_plan_part parts[MB_GPT_PLAN_MAX]; /* weights, gradients, activations, scratch */
+    size_t n_parts;
+    double total_bytes; /* of device memory, as mb_gpt_create() takes it in one piece */
+    size_t n_elements;  /* of the flat buffers, as mb_gpt_n_elements() */
+    size_t widened;     /* floats of an operation's operands at most, if they are widened to fp32 */
+    size_t batch_floats; /* of host memory */
+};
+
+/* The plan that mb_gpt_create() would follow, of the same code; takes no memory of the device, of
+ * which only the backend's sizes are asked. MB_EINVAL as of mb_gpt_create(). */
+int mb_gpt_measure(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                   struct mb_gpt_sizes *out, struct mb_err *err);
+
 struct mb_gpt;
 
 /* dev is borrowed and must outlive the model. Parameters hold their initial weights, gradients
@@ -134,9 +159,6 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
 void mb_gpt_destroy(struct mb_gpt *m);
 
 const struct mb_gpt_config *mb_gpt_config(const struct mb_gpt *m); /* with the defaults filled in */
-
-/* The plan of device memory as a text table, one line per part with its bytes and a total. */
-int mb_gpt_print_plan(const struct mb_gpt *m, struct mb_buf *out);
 
 /* The table of this rank's parameters, in the order of the flat buffers; borrowed. */
 const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);

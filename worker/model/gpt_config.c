@@ -50,6 +50,18 @@ void mb_gpt_config_complete(struct mb_gpt_config *c)
         c->ffn_hidden = mb_gpt_default_ffn(c->hidden, c->swiglu);
 }
 
+size_t mb_gpt_tensor_parts(const struct mb_gpt_config *c)
+{
+    const size_t n = c->tensor_group != NULL ? mb_comm_world_size(c->tensor_group) : 0;
+    return n > 0 ? n : c->n_tensor_parts > 0 ? c->n_tensor_parts : 1;
+}
+
+size_t mb_gpt_context_parts(const struct mb_gpt_config *c)
+{
+    const size_t n = c->context_group != NULL ? mb_comm_world_size(c->context_group) : 0;
+    return n > 0 ? n : c->n_context_parts > 0 ? c->n_context_parts : 1;
+}
+
 /* Bounds that people never reach and below which no count of elements or bytes overflows. */
 static const size_t MAX_LAYERS = 1 << 16, MAX_SIZE = (size_t)1 << 30;
 static const double MAX_PARAMETERS = 1125899906842624.0; /* 2^50 */
@@ -134,7 +146,7 @@ static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
 {
     struct mb_gpt_config c = *given;
     mb_gpt_config_complete(&c);
-    const size_t n = c.tensor_group != NULL ? mb_comm_world_size(c.tensor_group) : 1;
+    const size_t n = mb_gpt_tensor_parts(&c);
     const struct {
         size_t size;
         const char *name;
@@ -159,7 +171,7 @@ static int check_parts(const struct mb_gpt_config *given, struct mb_err *err)
     if (c.padded_vocab % n != 0)
         return mb_err_set(err, MB_EINVAL, "padded_vocab_size: %zu is not divisible by %zu",
                           c.padded_vocab, n);
-    const size_t n_contexts = c.context_group != NULL ? mb_comm_world_size(c.context_group) : 1;
+    const size_t n_contexts = mb_gpt_context_parts(&c);
     if (n_contexts > 1 && c.seq % (2 * n_contexts) != 0)
         return mb_err_set(err, MB_EINVAL,
                           "seq-length should be a multiple of 2 * context-parallel-size if "

@@ -31,9 +31,9 @@ size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l)
 void mb_gpt_group_init(struct mb_gpt *m)
 {
     const struct mb_comm *group = m->c.tensor_group;
-    m->n_parts = group != NULL ? mb_comm_world_size(group) : 1;
+    m->n_parts = mb_gpt_tensor_parts(&m->c);
     m->own_part = group != NULL ? mb_comm_rank(group) : 0;
-    m->n_contexts = m->c.context_group != NULL ? mb_comm_world_size(m->c.context_group) : 1;
+    m->n_contexts = mb_gpt_context_parts(&m->c);
     m->own_context = m->c.context_group != NULL ? mb_comm_rank(m->c.context_group) : 0;
     m->part = m->c;
     m->part.n_heads /= m->n_parts;

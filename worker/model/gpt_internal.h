@@ -58,13 +58,6 @@ struct mb_gpt_slot {
     void *embedded;              /* [rows, hidden], what the first layer gets */
 };
 
-enum { MB_GPT_PLAN_MAX = 32 };
-
-struct mb_gpt_plan_part {
-    const char *name;
-    size_t size_bytes;
-};
-
 struct mb_gpt {
     struct mb_device *dev;
     struct mb_gpt_config c;
@@ -195,7 +188,14 @@ void mb_gpt_sum_norm_gradient(struct mb_gpt *m, struct mb_gpt_norm_at norm);
 /* Before the host waits for the device alone: a rank that is gone is noticed. */
 int mb_gpt_group_wait(struct mb_gpt *m, struct mb_err *err);
 
-/* gpt_config.c: zeros replaced by what they stand for. */
+/* gpt.c: what mb_gpt_create() refuses before it takes anything. */
+int mb_gpt_check(const struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                 struct mb_err *err);
+
+/* gpt_config.c: the sizes of the groups, 1 without one. */
+size_t mb_gpt_tensor_parts(const struct mb_gpt_config *c);
+size_t mb_gpt_context_parts(const struct mb_gpt_config *c);
+/* Zeros replaced by what they stand for. */
 void mb_gpt_config_complete(struct mb_gpt_config *c);
 
 /* gpt_parts.c: norms and rotary positions, which have several forms. */
@@ -242,6 +242,10 @@ int mb_gpt_params_create(struct mb_gpt *m, struct mb_err *err);
 void mb_gpt_params_free(struct mb_gpt *m);
 /* gpt_draw.c: the initial weights, enqueued on the stream. */
 int mb_gpt_params_draw(struct mb_gpt *m, struct mb_err *err);
+
+/* gpt.c: what mb_gpt_create() refuses before it takes anything. */
+int mb_gpt_check(const struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                 struct mb_err *err);
 
 /* gpt_plan.c: the arena and all pointers into it. */
 int mb_gpt_plan_create(struct mb_gpt *m, struct mb_err *err);

@@ -201,6 +201,7 @@ int mb_gpt_whole_params(const struct mb_gpt_config *c, struct mb_param **out, si
 {
     struct mb_gpt m = {.c = *c};
     m.c.tensor_group = m.c.context_group = NULL;
+    m.c.n_tensor_parts = m.c.n_context_parts = 0;
     m.c.n_stages = m.c.own_stage = m.c.n_chunks = m.c.n_in_flight = 0;
     mb_gpt_config_complete(&m.c);
     mb_gpt_group_init(&m);

@@ -1,8 +1,8 @@
 /*
  * The plan of device memory. lay_out() runs twice over the same list: first without a base, to
- * measure and to name the parts, then with the arena's base, to set the pointers. So the printed
- * plan cannot differ from what is used. Parts of the same name (those of the layers) are printed as
- * one line.
+ * measure and to name the parts, then with the arena's base, to set the pointers. So the plan that
+ * is printed before anything is taken cannot differ from what is used. Parts of the same name
+ * (those of the layers) are printed as one line.
  */
 #include <string.h>
 #include "base/alloc.h"
@@ -276,15 +276,68 @@ int mb_gpt_plan_create(struct mb_gpt *m, struct mb_err *err)
     return 0;
 }
 
-int mb_gpt_print_plan(const struct mb_gpt *m, struct mb_buf *out)
+static size_t max_of(size_t a, size_t b)
 {
-    char size[16];
-    int rc = mb_buf_printf(out, "%-32s %12s %16s\n", "device memory", "size", "bytes");
-    for (size_t i = 0; rc == 0 && i < m->n_plan; i++)
-        rc = mb_buf_printf(out, "%-32s %12s %16zu\n", m->plan[i].name,
-                           mb_human_bytes(m->plan[i].size_bytes, size), m->plan[i].size_bytes);
-    if (rc == 0)
-        rc = mb_buf_printf(out, "%-32s %12s %16zu\n", "total", mb_human_bytes(m->arena_bytes, size),
-                           m->arena_bytes);
+    return a > b ? a : b;
+}
+
+/* Of a linear layer's backward pass, which has most: input, its GELU's, output, both gradients. */
+static size_t widened_linear(const struct mb_gpt *m, size_t n_in, size_t n_out, int has_gelu)
+{
+    return m->n_tokens * ((has_gelu ? 3 : 2) * n_in + n_out) + n_in * n_out;
+}
+
+/* The same of a forward pass that adds bias and residual, or gives a GELU's output. */
+static size_t widened_forward(const struct mb_gpt *m, size_t n_in, size_t n_out)
+{
+    return m->n_tokens * (n_in + 2 * n_out) + n_in * n_out + n_out;
+}
+
+static size_t widened(const struct mb_gpt *m)
+{
+    const struct mb_gpt_config *k = &m->part;
+    const size_t h = k->hidden, attention = mb_gpt_attention_width(k), qkv = mb_gpt_qkv_width(k);
+    const size_t fc1 = mb_gpt_fc1_width(k);
+    size_t n = widened_linear(m, h, qkv, 0);
+    n = max_of(n, widened_linear(m, attention, h, 0));
+    n = max_of(n, widened_linear(m, h, fc1, 0));
+    n = max_of(n, widened_linear(m, k->ffn_hidden, h, !k->swiglu));
+    n = max_of(n, widened_forward(m, h, fc1));
+    n = max_of(n, widened_forward(m, k->ffn_hidden, h));
+    n = max_of(n, m->n_tokens * 2 * (qkv + attention));
+    n = max_of(n, m->n_tokens * (k->swiglu ? 5 : 3) * k->ffn_hidden);
+    if (m->is_last)
+        n = max_of(n, 2 * m->n_tokens * h + k->padded_vocab * h);
+    return n;
+}
+
+int mb_gpt_measure(struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
+                   struct mb_gpt_sizes *out, struct mb_err *err)
+{
+    struct mb_gpt m = {.dev = dev, .c = *c, .micro_batch = micro_batch};
+    int rc = mb_gpt_check(dev, c, micro_batch, err);
+    if (rc != 0)
+        return rc;
+    mb_gpt_config_complete(&m.c);
+    mb_gpt_group_init(&m);
+    rc = mb_gpt_params_create(&m, err);
+    if (rc != 0)
+        return rc;
+    rc = mb_gpt_fp8_create(&m, err);
+    if (rc != 0)
+        goto out;
+    struct cursor measure = {.m = &m};
+    lay_out(&measure);
+    *out = (struct mb_gpt_sizes){.n_parts = m.n_plan,
+                                 .total_bytes = measure.exact_bytes > MAX_BYTES
+                                                    ? measure.exact_bytes
+                                                    : (double)measure.used_bytes,
+                                 .n_elements = m.n_elements,
+                                 .widened = widened(&m),
+                                 .batch_floats = micro_batch * c->seq};
+    memcpy(out->parts, m.plan, sizeof(m.plan));
+out:
+    mb_free(m.fp8.weights);
+    mb_gpt_params_free(&m);
     return rc;
 }

@@ -24,7 +24,7 @@ class Rank:
     def __init__(self, worker, rank, world, args, cwd, env):
         ours, theirs = socket.socketpair()
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
-               "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno()), **env}
+               "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno()), **env}
         self.log_path = os.path.join(cwd, f"rank-{rank}.log")
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([worker, *args], env=env, cwd=cwd, stdout=log,

@@ -143,7 +143,7 @@ class ModelsTest(unittest.TestCase):
         self.assertEqual(gang.start().finish(), [70])
         log = gang.ranks[0].log()
         self.assertIn("> number of parameters on (tensor, pipeline) model parallel rank (0, 0): 310130540544", log)
-        self.assertRegex(log, r"the model needs \S+ TiB of device memory")
+        self.assertRegex(log, r"the memory plan needs \S+ TiB of host memory, \S+ \S+ are available; ")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
  * allows; what fails is kept in the stream until synchronize(), as on a device that runs later.
  *  - alloc() gives zeroed memory on a 64-byte boundary and remembers it, so that close() leaves
  * nothing.
- *  - alloc() refuses at once what is larger than the machine.
+ *  - alloc() refuses at once what is larger than the machine; whether all that a trainer takes fits
+ * is asked before (worker/memory_plan.h).
  *  - The first failure of a stream wins: what follows is usually its consequence.
  */
 #include "worker/kernels/cpu/cpu.h"

@@ -169,7 +169,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("no-load-optim", FLAG, NULL, no_load_optim, "weights only"),
     I("finetune", FLAG, NULL, finetune, "take the weights, start at iteration 0"),
     I("exit-on-missing-checkpoint", FLAG, NULL, exit_on_missing_checkpoint, "nothing to load is an error"),
-    NOTED_CHOICE("ckpt-format", TEXT, "safetensors", "safetensors|torch|torch_dist|zarr|torch_dcp|fsdp_dtensor", "checkpoints are safetensors, of which `mobula checkpoint convert` makes Hugging Face directories; --load also reads torch and torch_dist"),
+    NOTED_CHOICE("ckpt-format", TEXT, "safetensors", "safetensors|torch|torch_dist|zarr|torch_dcp|fsdp_dtensor", "checkpoints are safetensors, of which `mobula checkpoint convert` makes directories of torch (--to megatron) and of Hugging Face; --load also reads torch and torch_dist"),
     I("use-checkpoint-args", FLAG, NULL, use_checkpoint_args, "sizes that are not given, and what else makes the model, from the checkpoint of --load or --pretrained-checkpoint"),
     I("use-mp-args-from-checkpoint-args", FLAG, NULL, use_mp_args_from_checkpoint_args, "with --use-checkpoint-args: tensor and pipeline parallel sizes, too"),
     NOTED_DEST("no-use-tokenizer-model-from-checkpoint-args", "use_tokenizer_model_from_checkpoint_args", FLAG_OFF, NULL, "the command line's tokenizer counts"),

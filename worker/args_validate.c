@@ -66,6 +66,23 @@ static int check_optimizer(const struct mb_args *a, struct mb_err *err)
                             a->optimizer);
 }
 
+/* Whoever asks for another format may have a reader for it: how to serve it is told loudly. */
+static int warn_of_format(struct mb_args *a, struct mb_err *err)
+{
+    const struct mb_args_raw *raw = mb_arg_raw(a, "ckpt-format");
+    const char *format = raw->n_values > 0 ? raw->values[raw->n_values - 1] : "safetensors";
+    if (a->save != NULL && strcmp(format, "safetensors") != 0 &&
+        mb_buf_printf(
+            &a->notes,
+            "WARNING: --ckpt-format %s: checkpoints are saved to %s in safetensors format; "
+            "Megatron-LM reads what `mobula checkpoint convert --to megatron %s TARGET` "
+            "makes of them\n",
+            format, a->save, a->save) != 0) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
+    return 0;
+}
+
 /* Two that mean nothing without another, or with each other. */
 static int check_checkpoint(struct mb_args *a, struct mb_err *err)
 {
@@ -77,7 +94,7 @@ static int check_checkpoint(struct mb_args *a, struct mb_err *err)
                                "--use-checkpoint-args\n") != 0) {
         return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
     }
-    return 0;
+    return warn_of_format(a, err);
 }
 
 /* Formats that are neither written nor read. */

@@ -134,6 +134,8 @@ class ChartsTest(unittest.TestCase):
             self.assertRegex(told, r"successfully saved checkpoint from iteration +20 to ")
             self.assertIn("validation loss at iteration 20 on test set", numbers)
             self.assertIn("note: --ckpt-format has no effect: checkpoints are safetensors", told)
+            self.assertRegex(told, r"(?m)^WARNING: --ckpt-format torch\S*: checkpoints are saved to (\S+) in safetensors format; "
+                                   r"Megatron-LM reads what `mobula checkpoint convert --to megatron \1 TARGET` makes of them$")
             self.assertIn("note: --bf16: the CPU computes in fp32", told)
             # The checkpoint's padded vocabulary, or one that two ranks share. Norms are on both.
             shared = "--sequence-parallel" in CHARTS[name]

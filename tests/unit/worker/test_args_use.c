@@ -101,6 +101,35 @@ static void argparse_has_a_status_of_its_own(void **state)
     }
 }
 
+/* What is saved instead of another format, and how to get that; without --save nothing is. */
+static void another_format_is_warned_of(void **state)
+{
+    (void)state;
+    static const char SAVE[] = BASE "--save /ckpt --save-interval 5 ";
+    static const char WARNING[] = "WARNING: --ckpt-format torch: checkpoints are saved to /ckpt in "
+                                  "safetensors format; Megatron-LM reads what `mobula checkpoint "
+                                  "convert --to megatron /ckpt TARGET` makes of them\n";
+    static const struct {
+        const char *more;
+        int saves, warns;
+    } CASES[] = {{"--ckpt-format torch", 1, 1},
+                 {"--ckpt-format torch_dist --ckpt-format torch", 1, 1},
+                 {"--ckpt-format torch", 0, 0},
+                 {"--ckpt-format torch --ckpt-format safetensors", 1, 0},
+                 {"", 1, 0}};
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        struct mb_args a;
+        struct mb_err err;
+        char line[512];
+        snprintf(line, sizeof line, "%s%s", CASES[i].saves ? SAVE : BASE, CASES[i].more);
+        assert_int_equal(validate_line(line, &a, &err), 0);
+        assert_int_equal(strstr(mb_buf_str(&a.notes), WARNING) != NULL, CASES[i].warns);
+        assert_int_equal(strstr(mb_buf_str(&a.notes), "WARNING: --ckpt-format") != NULL,
+                         CASES[i].warns);
+        mb_args_close(&a);
+    }
+}
+
 /* As Python prints them: a default that is an int stays one, ints have no quotes. */
 static void the_dump_has_pythons_values(void **state)
 {
@@ -214,6 +243,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_bf16_are_summed_in_fp32_or_bf16),
         cmocka_unit_test(argparse_has_a_status_of_its_own),
+        cmocka_unit_test(another_format_is_warned_of),
         cmocka_unit_test(the_dump_has_pythons_values),
         cmocka_unit_test(a_checkpoint_says_how_ranks_share_the_model),
         cmocka_unit_test(data_path_comes_from_a_file),

@@ -97,8 +97,8 @@ static void check(struct spread *s)
                                          .all_heads = s->whole.n_heads,
                                          .all_seq = s->whole.seq,
                                          .dropout = s->dropout};
-        for (size_t t = 0; t < 2 * s->n; t++) { /* forward, then backward; its own keys first */
-            const size_t from = (r + t) % s->n;
+        for (size_t t = 0; t < 2 * s->n; t++) { /* forward, own keys first; backward, own last */
+            const size_t from = (r + t + (t < s->n ? 0 : 1)) % s->n;
             part.keys = stretches_of(s, from);
             part.kv = kv[from].dev;
             struct mb_attention_part_forward a = {

@@ -325,8 +325,8 @@ struct mb_attention_backward {
  * The same attention where every sample's rows are spread over ranks, so many on each: a call sees
  * the queries of this rank and the keys and values of one, and the results of all calls are joined.
  * A rank has two stretches of each sample, seq / 2 rows each, the earlier one first. A query sees
- * the keys at its own position and before; the first call is with the rank's own, where each sees
- * one at least.
+ * the keys at its own position and before; the first forward call is with the rank's own, where
+ * each sees one at least.
  */
 struct mb_stretches {
     size_t first, second; /* positions in the sample of row 0 and of row seq / 2 */

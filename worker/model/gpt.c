@@ -492,6 +492,8 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
     mb_gpt_norm_backward(m, y->norm2, y->middle, y->mean2, y->rstd2, m->d_a, sum_for(m, y->proj),
                          mb_gpt_fp8_d_amax(m, y, MB_GPT_PROJ));
 
+    if (m->n_contexts > 1)
+        mb_gpt_ring_backward_begin(m, y);
     const void *d_proj = branch_gradient(p, site_of(m, l, SITE_PROJ));
     linear_backward(m, y, MB_GPT_PROJ, without_sum(m, y->proj), y->attention_out, NULL,
                     mb_gpt_attention_width(&m->part), d_proj, h, m->d_b);

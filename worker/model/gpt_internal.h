@@ -144,6 +144,8 @@ struct mb_dropout mb_gpt_dropout_at(const struct mb_gpt_pass *p, float probabili
 
 /* gpt_ring.c: the same with the keys and values of all ranks of a context group. */
 void mb_gpt_ring_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y, uint32_t site);
+/* As soon as qkv is there and attention's gradient comes next of what uses the ring. */
+void mb_gpt_ring_backward_begin(const struct mb_gpt *m, const struct mb_gpt_layer *y);
 void mb_gpt_ring_backward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y, uint32_t site);
 /* Own rows from `row` on that follow each other in the micro batch's samples, too. */
 struct mb_gpt_run {

@@ -6,9 +6,12 @@
  *  1. Forward: every rank begins with its own keys and values, and sends them to the next rank
  *     while it computes with them; what has come from the rank before is the next turn's. After n
  *     turns every query has met all keys, and nothing but the queries' own results is kept.
- *  2. Backward: keys and values go round again. Their gradient follows them a turn behind: a rank
- *     adds its share to what has come and sends that on, and after n turns it is where they are
- *     from. So its terms are added in the order of the ranks from the owner on, whatever the run.
+ *  2. Backward: keys and values go round again, the first time before their attention's gradient is
+ *     come to (mb_gpt_ring_backward_begin()); so turn 1 is first, and the own ones, which nobody
+ * has to be waited for, are last. The gradient follows them a turn behind: a rank adds its share to
+ *     what has come and sends that on, and what has come after n turns is for its own keys and
+ *     values; its own share of that is computed meanwhile. So its terms are added in the order of
+ *     the ranks from behind the owner on, the owner's last, whatever the run.
  *  3. In host memory a rank's transfers run one after the other: even places send first, odd ones
  *     receive first, so that some neighbour is always there for whom a send waits. Between devices
  *     both run at once.
@@ -114,35 +117,51 @@ void mb_gpt_ring_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer 
     }
 }
 
+void mb_gpt_ring_backward_begin(const struct mb_gpt *m, const struct mb_gpt_layer *y)
+{
+    take_own(m, y);
+    pass_keys_values_on(m, 0);
+}
+
+/* With the keys and values that have come in a turn; 0: the rank's own, taken once more. */
+static void add_queries_share(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
+                              uint32_t site, size_t turn, float *d_kv)
+{
+    const struct mb_gpt *m = p->m;
+    struct mb_attention_part_backward a = {.part = part_at(p, y, site, turn),
+                                           .out = y->attention_out,
+                                           .log_sum = y->log_sum,
+                                           .d_out = m->d_b,
+                                           .d_qkv = m->d_qkv,
+                                           .d_kv = d_kv,
+                                           .joins = turn != 1};
+    m->dev->ops->attention_part_backward(m->dev->ctx, m->dev->stream, &a);
+}
+
 void mb_gpt_ring_backward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y, uint32_t site)
 {
     const struct mb_gpt *m = p->m;
     const struct mb_device *dev = m->dev;
     float *sum = m->ring_d_kv[0], *next = m->ring_d_kv[1], *share = m->ring_d_kv[2];
-    take_own(m, y);
-    for (size_t turn = 0; turn < m->n_contexts; turn++) {
-        struct mb_attention_part_backward a = {.part = part_at(p, y, site, turn),
-                                               .out = y->attention_out,
-                                               .log_sum = y->log_sum,
-                                               .d_out = m->d_b,
-                                               .d_qkv = m->d_qkv,
-                                               .d_kv = turn > 0 ? share : sum,
-                                               .joins = turn > 0};
-        pass_keys_values_on(m, turn);
-        if (turn > 0)
+    mb_comm_join(m->c.context_group, m->dev);
+    for (size_t turn = 1; turn <= m->n_contexts; turn++) {
+        const int is_own = turn == m->n_contexts;
+        if (is_own)
+            take_own(m, y);
+        else
+            pass_keys_values_on(m, turn);
+        if (turn > 1)
             pass_on(m, sum, next, MB_COMM_F32);
-        dev->ops->attention_part_backward(dev->ctx, dev->stream, &a);
+        add_queries_share(p, y, site, is_own ? 0 : turn, turn > 1 ? share : sum);
         mb_comm_join(m->c.context_group, m->dev);
-        if (turn > 0) {
+        if (turn > 1) {
             float *passed = sum;
             sum = next;
             next = passed;
             dev->ops->axpy(dev->ctx, dev->stream, sum, share, n_elements(m), 1);
         }
     }
-    pass_on(m, sum, next, MB_COMM_F32);
-    mb_comm_join(m->c.context_group, m->dev);
     struct mb_keys_values own = {
-        .shape = mb_gpt_attention_shape(m), .qkv = m->d_qkv, .kv = next, .dtype = m->c.dtype};
+        .shape = mb_gpt_attention_shape(m), .qkv = m->d_qkv, .kv = sum, .dtype = m->c.dtype};
     dev->ops->keys_values_put(dev->ctx, dev->stream, &own);
 }

@@ -297,6 +297,20 @@ class OnFour(Gpus):
             with self.subTest(name, dtype="bf16"):
                 self.assert_close(f"bf16, 4 GPUs and the CPU, {name}", losses(self.train(4, *N, *FOUR, *BF16, *args)), want, 2e-2)
 
+    def test_four_share_samples(self):
+        """With fp32 and, by the kernels on matrix units, bf16: all four, and two that share models as well."""
+        want = losses(self.train(1, *N, *FOUR, *CPU))
+        cp4 = ["--context-parallel-size", "4"]
+        ways = {"all": (cp4, 1e-4), "bf16, all": (cp4 + BF16, 2e-2), "bf16, by two, a model on two": (CP2 + TP2 + ROWS + BF16, 2e-2),
+                "bf16, two of two": (CP2 + SHARDED + MEANWHILE + BF16, 2e-2)}
+        for name, (args, bound) in ways.items():
+            with self.subTest(name):
+                self.assert_close(f"4 GPUs share samples and the CPU, {name}", losses(self.train(4, *N, *FOUR, *args)), want, bound)
+        args = [*N, *FOUR, *cp4, *BF16, "--deterministic-mode", "--log-params-norm"]
+        first, second = (figures(self.train(4, *args)) for _ in range(2))
+        self.assertEqual(len(first), 36)
+        self.assertEqual(first, second)
+
     def test_checkpoints_go_everywhere(self):
         """Three iterations each on four GPUs that share models by two, the CPU, four GPUs by themselves, and one are twelve on the CPU; and so
         with a model on four."""

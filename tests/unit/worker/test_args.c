@@ -488,6 +488,18 @@ static void ranks_of_a_pipeline(void **state)
     assert_int_equal(a.data_parallel_size, 6);
     assert_non_null(strstr(mb_buf_str(&a.notes), "--context-parallel-size on GPUs"));
     mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--context-parallel-size 2 --distributed-backend nccl "
+                                        "--bf16 --kv-channels 128",
+                                   12, &a, &err),
+                     0);
+    assert_null(strstr(mb_buf_str(&a.notes), "--context-parallel-size on GPUs"));
+    mb_args_close(&a);
+    assert_int_equal(validate_line(BASE "--context-parallel-size 2 --distributed-backend nccl "
+                                        "--bf16 --kv-channels 80",
+                                   12, &a, &err),
+                     0);
+    assert_non_null(strstr(mb_buf_str(&a.notes), "--context-parallel-size on GPUs"));
+    mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--context-parallel-size 2147483647 "
                                         "--pipeline-model-parallel-size 2147483647 "
                                         "--tensor-model-parallel-size 2147483647",

@@ -158,15 +158,24 @@ template <class T> static void delta(struct mb_stream *s, const struct mb_attent
 }
 
 template <class T>
-static void delta_vectors(struct mb_stream *s, const struct mb_attention_backward *a)
+static void delta_vectors(struct mb_stream *s, const struct mb_attention_shape *shape,
+                          const void *out, const void *d_out, float *delta)
 {
-    const struct mb_attention_shape *shape = &a->shape;
     const size_t rows = shape->n_samples * shape->seq * shape->n_heads;
     const unsigned blocks = blocks_for(rows * shape->head_dim / 8, THREADS);
     const auto kernel =
         shape->head_dim == 64 ? delta_vectors_kernel<T, 64> : delta_vectors_kernel<T, 128>;
-    kernel<<<blocks, THREADS, 0, s->cuda>>>(attention_of(shape), (const T *)a->out,
-                                            (const T *)a->d_out, a->scratch, rows);
+    kernel<<<blocks, THREADS, 0, s->cuda>>>(attention_of(shape), (const T *)out, (const T *)d_out,
+                                            delta, rows);
+}
+
+void mb_cuda_attention_delta(struct mb_stream *s, const struct mb_attention_shape *shape,
+                             enum mb_dtype dtype, const void *out, const void *d_out, float *delta)
+{
+    if (dtype == MB_DTYPE_F16)
+        delta_vectors<fp16>(s, shape, out, d_out, delta);
+    else
+        delta_vectors<bf16>(s, shape, out, d_out, delta);
 }
 
 template <class T, bool DROPS>
@@ -182,6 +191,19 @@ static void backward(struct mb_stream *s, const struct mb_attention_backward *a)
         shape, qkv, d_out, a->log_sum, a->scratch, d_qkv, d);
 }
 
+static struct attention_tiles whole_tiles(const struct mb_attention_shape *shape,
+                                          enum mb_dtype dtype, const void *qkv,
+                                          const struct mb_dropout *dropout)
+{
+    struct attention_tiles t = {};
+    t.a = attention_of(shape);
+    t.n_samples = shape->n_samples;
+    t.dtype = dtype;
+    t.qkv = t.kv = qkv;
+    t.dropout = dropout_of(dropout);
+    return t;
+}
+
 void mb_cuda_attention_forward(struct mb_context *ctx, struct mb_stream *stream,
                                const struct mb_attention_forward *a)
 {
@@ -189,10 +211,13 @@ void mb_cuda_attention_forward(struct mb_context *ctx, struct mb_stream *stream,
     if (is_too_large(stream, &a->shape) || mb_cuda_dnn_attention_forward(ctx->dnn, stream, a))
         return;
     if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
+        struct attention_tiles t = whole_tiles(&a->shape, a->dtype, a->qkv, &a->dropout);
+        t.log_sum = a->log_sum;
+        t.out = a->out;
         if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
-            mb_cuda_attention_hopper_forward(stream, a);
+            mb_cuda_attention_hopper_forward(stream, &t);
         else
-            mb_cuda_attention_mma_forward(stream, a);
+            mb_cuda_attention_mma_forward(stream, &t);
     } else {
         with_type(a->dtype, [&](auto t) {
             typedef decltype(t) T;
@@ -209,14 +234,16 @@ void mb_cuda_attention_backward(struct mb_context *ctx, struct mb_stream *stream
     if (is_too_large(stream, &a->shape) || mb_cuda_dnn_attention_backward(ctx->dnn, stream, a))
         return;
     if (mb_cuda_attention_mma_fits(&a->shape, a->dtype, a->qkv, a->out)) {
-        if (a->dtype == MB_DTYPE_F16)
-            delta_vectors<fp16>(stream, a);
-        else
-            delta_vectors<bf16>(stream, a);
+        struct attention_tiles t = whole_tiles(&a->shape, a->dtype, a->qkv, &a->dropout);
+        mb_cuda_attention_delta(stream, &a->shape, a->dtype, a->out, a->d_out, a->scratch);
+        t.log_all = a->log_sum;
+        t.d_out = a->d_out;
+        t.delta = a->scratch;
+        t.d_qkv = t.d_kv = a->d_qkv;
         if (mb_cuda_attention_hopper_fits(ctx, &a->shape))
-            mb_cuda_attention_hopper_backward(stream, a);
+            mb_cuda_attention_hopper_backward(stream, &t);
         else
-            mb_cuda_attention_mma_backward(stream, a);
+            mb_cuda_attention_mma_backward(stream, &t);
     } else {
         with_type(a->dtype, [&](auto t) {
             typedef decltype(t) T;

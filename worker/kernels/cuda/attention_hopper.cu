@@ -74,24 +74,24 @@ static __device__ __forceinline__ void await_tile(bool another_is_loading)
 
 template <class T, bool DROPS>
 __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
-    hopper_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, T *out,
-                          float *log_sum, const __grid_constant__ struct dropout d)
+    hopper_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                          T *out, float *log_sum, const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
     auto &shared = *reinterpret_cast<forward_shared<T> *>(memory);
     constexpr int THREADS = FORWARD_GROUPS * GROUP, QUERIES = FORWARD_GROUPS * ROWS;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES; /* the longest walks begin first */
     const int group_first = i0 + (int)threadIdx.x / GROUP * ROWS, mine = i0 + warp * 16;
     const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
     const float scale2 = a.scale * LOG2_E;
-    const int n_tiles = (i0 + valid_rows(a.seq, i0, QUERIES) + ROWS - 1) / ROWS;
+    const int rows = valid_rows(a.n_queries, i0, QUERIES);
+    const int n_tiles = (keys_seen(a, i0 + rows) + ROWS - 1) / ROWS;
 
-    load_tile<D, QUERIES, THREADS>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
-                                   valid_rows(a.seq, i0, QUERIES));
-    load_tile<D, ROWS, THREADS>(shared.k[0], qkv + h.k, a.ld_qkv, valid_rows(a.seq, 0, ROWS));
-    load_tile<D, ROWS, THREADS>(shared.v[0], qkv + h.v, a.ld_qkv, valid_rows(a.seq, 0, ROWS));
+    load_tile<D, QUERIES, THREADS>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv, rows);
+    load_tile<D, ROWS, THREADS>(shared.k[0], kv + h.k, a.ld_kv, valid_rows(a.n_keys, 0, ROWS));
+    load_tile<D, ROWS, THREADS>(shared.v[0], kv + h.v, a.ld_kv, valid_rows(a.n_keys, 0, ROWS));
     commit_loads();
 
     const uint64_t q = wgmma_tile(shared.q + threadIdx.x / GROUP * TILE);
@@ -99,22 +99,22 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
     for (int tile = 0; tile < n_tiles; tile++) {
         const int j0 = tile * ROWS, now = tile % 2, next = j0 + ROWS;
         if (tile + 1 < n_tiles) {
-            const size_t at = (size_t)next * a.ld_qkv;
-            const int valid = valid_rows(a.seq, next, ROWS);
-            load_tile<D, ROWS, THREADS>(shared.k[!now], qkv + h.k + at, a.ld_qkv, valid);
-            load_tile<D, ROWS, THREADS>(shared.v[!now], qkv + h.v + at, a.ld_qkv, valid);
+            const size_t at = (size_t)next * a.ld_kv;
+            const int valid = valid_rows(a.n_keys, next, ROWS);
+            load_tile<D, ROWS, THREADS>(shared.k[!now], kv + h.k + at, a.ld_kv, valid);
+            load_tile<D, ROWS, THREADS>(shared.v[!now], kv + h.v + at, a.ld_kv, valid);
             commit_loads();
         }
         await_tile(tile + 1 < n_tiles);
-        if (j0 <= group_first) {
+        if (!a.is_causal || j0 <= group_first) {
             float x[8][4];
             uint32_t p[4][4];
             wgmma_begin();
             begin_scores<T>(x, q, wgmma_tile(shared.k[now]));
             wgmma_wait<0>();
             wgmma_guard(x);
-            if (j0 == group_first)
-                mask_scores<KEYS>(x, mine, j0);
+            if (a.is_causal ? j0 == group_first : j0 + ROWS > a.n_keys)
+                mask_scores<KEYS>(a, x, mine, j0);
             const float low = softmax_row(x, 0, scale2, &maximum[0], &total[0]);
             const float high = softmax_row(x, 1, scale2, &maximum[1], &total[1]);
 #pragma unroll
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
                 sum[n][3] *= high;
             }
             if (DROPS)
-                drop_scores<KEYS>(a, d, h.index, x, mine, j0);
+                drop_scores<KEYS>(a, d, h.drops, x, mine, j0);
             pack_a<T, KEYS>(p, x);
             wgmma_guard(p);
             wgmma_guard(sum);
@@ -136,16 +136,8 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
         }
         __syncthreads();
     }
-    const int valid = valid_rows(a.seq, mine, 16);
-    for (int half = 0; half < 2; half++) {
-        total[half] += __shfl_xor_sync(~0u, total[half], 1);
-        total[half] += __shfl_xor_sync(~0u, total[half], 2);
-        if (lane % 4 == 0 && lane / 4 + half * 8 < valid)
-            log_sum[h.index * a.seq + mine + lane / 4 + half * 8] =
-                a.scale * maximum[half] + logf(total[half]);
-    }
-    store_rows<D>(out + h.out + (size_t)mine * a.ld_out, a.ld_out, sum, valid, 1 / total[0],
-                  1 / total[1]);
+    store_outcome<D>(a, out + h.out + (size_t)mine * a.ld_out, log_sum + h.index * a.seq + mine,
+                     sum, maximum, total, valid_rows(a.n_queries, mine, 16));
 #else
     __trap(); /* never launched: context.c */
 #endif
@@ -155,9 +147,9 @@ __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
 
 template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
-    hopper_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
-                       const float *log_sum, const float *delta, T *d_qkv,
-                       const __grid_constant__ struct dropout d)
+    hopper_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                       const T *d_out, const float *log_sum, const float *delta, T *d_kv,
+                       float *d_kv_sum, const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
@@ -167,12 +159,14 @@ __global__ void __launch_bounds__(GROUP, 3)
     const size_t sample = blockIdx.y / a.n_groups;
     const size_t first = blockIdx.y % a.n_groups * (size_t)per_group;
     const struct attention_head one = head_at(a, sample, first);
-    const int tiles_of_head = ((int)a.seq - j0 + ROWS - 1) / ROWS;
+    const int i_first = a.is_causal ? j0 : 0;
+    const int tiles_of_head = (a.n_queries - i_first + ROWS - 1) / ROWS;
     const int n_tiles = per_group * tiles_of_head;
 
     auto load = [&](int tile, int where) {
         const struct attention_head h = head_at(a, sample, first + (size_t)(tile / tiles_of_head));
-        const int i0 = j0 + tile % tiles_of_head * ROWS, valid = valid_rows(a.seq, i0, ROWS);
+        const int i0 = i_first + tile % tiles_of_head * ROWS;
+        const int valid = valid_rows(a.n_queries, i0, ROWS);
         load_tile<D, ROWS, GROUP>(shared.q[where], qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
                                   valid);
         load_tile<D, ROWS, GROUP>(shared.d_out[where], d_out + h.out + (size_t)i0 * a.ld_out,
@@ -186,17 +180,17 @@ __global__ void __launch_bounds__(GROUP, 3)
         }
     };
 
-    const int n_keys = valid_rows(a.seq, j0, ROWS);
-    load_tile<D, ROWS, GROUP>(shared.k, qkv + one.k + (size_t)j0 * a.ld_qkv, a.ld_qkv, n_keys);
-    load_tile<D, ROWS, GROUP>(shared.v, qkv + one.v + (size_t)j0 * a.ld_qkv, a.ld_qkv, n_keys);
+    const int n_keys = valid_rows(a.n_keys, j0, ROWS);
+    load_tile<D, ROWS, GROUP>(shared.k, kv + one.k + (size_t)j0 * a.ld_kv, a.ld_kv, n_keys);
+    load_tile<D, ROWS, GROUP>(shared.v, kv + one.v + (size_t)j0 * a.ld_kv, a.ld_kv, n_keys);
     load(0, 0);
     float d_k[8][4] = {}, d_v[8][4] = {};
     for (int tile = 0; tile < n_tiles; tile++) {
-        const int now = tile % 2, i0 = j0 + tile % tiles_of_head * ROWS;
+        const int now = tile % 2, i0 = i_first + tile % tiles_of_head * ROWS;
         if (tile + 1 < n_tiles)
             load(tile + 1, !now);
         await_tile(tile + 1 < n_tiles);
-        const size_t head_index = sample * a.n_heads + first + (size_t)(tile / tiles_of_head);
+        const size_t drops = sample * a.all_heads + first + (size_t)(tile / tiles_of_head);
         const uint64_t q = wgmma_tile(shared.q[now]), g = wgmma_tile(shared.d_out[now]);
         float x[8][4], d_x[8][4];
         uint32_t p[4][4], d_s[4][4];
@@ -206,12 +200,12 @@ __global__ void __launch_bounds__(GROUP, 3)
         wgmma_wait<0>();
         wgmma_guard(x);
         wgmma_guard(d_x);
-        if (i0 == j0 || i0 + ROWS > (int)a.seq)
-            probabilities<ROWS, DROPS, true>(a, d, head_index, x, d_x, i0, mine,
-                                             shared.log2_sum[now], shared.delta[now]);
+        if ((a.is_causal && i0 == j0) || i0 + ROWS > a.n_queries)
+            probabilities<ROWS, DROPS, true>(a, d, drops, x, d_x, i0, mine, shared.log2_sum[now],
+                                             shared.delta[now]);
         else
-            probabilities<ROWS, DROPS, false>(a, d, head_index, x, d_x, i0, mine,
-                                              shared.log2_sum[now], shared.delta[now]);
+            probabilities<ROWS, DROPS, false>(a, d, drops, x, d_x, i0, mine, shared.log2_sum[now],
+                                              shared.delta[now]);
         pack_a<T, ROWS>(p, x);
         pack_a<T, ROWS>(d_s, d_x);
         wgmma_guard(p);
@@ -226,9 +220,9 @@ __global__ void __launch_bounds__(GROUP, 3)
         wgmma_guard(d_k);
         __syncthreads();
     }
-    const int valid = valid_rows(a.seq, mine, 16);
-    store_rows<D>(d_qkv + one.k + (size_t)mine * a.ld_qkv, a.ld_qkv, d_k, valid, a.scale, a.scale);
-    store_rows<D>(d_qkv + one.v + (size_t)mine * a.ld_qkv, a.ld_qkv, d_v, valid, 1, 1);
+    const size_t at = (size_t)mine * a.ld_kv;
+    store_d_kv<D>(a, d_kv, d_kv_sum, one.k + at, one.v + at, d_k, d_v,
+                  valid_rows(a.n_keys, mine, 16));
 #else
     __trap(); /* never launched: context.c */
 #endif
@@ -238,8 +232,8 @@ __global__ void __launch_bounds__(GROUP, 3)
 
 template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
-    hopper_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
-                          const float *log_sum, const float *delta, T *d_qkv,
+    hopper_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                          const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
                           const __grid_constant__ struct dropout d)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -248,14 +242,15 @@ __global__ void __launch_bounds__(GROUP, 3)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, mine = i0 + warp * 16;
     const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
-    const int rows = valid_rows(a.seq, i0, ROWS), n_tiles = i0 / ROWS + 1;
+    const int rows = valid_rows(a.n_queries, i0, ROWS);
+    const int n_tiles = (keys_seen(a, i0 + rows) + ROWS - 1) / ROWS;
     const float scale2 = a.scale * LOG2_E;
 
     auto load = [&](int tile, int where) {
-        const size_t at = (size_t)tile * ROWS * a.ld_qkv;
-        const int valid = valid_rows(a.seq, tile * ROWS, ROWS);
-        load_tile<D, ROWS, GROUP>(shared.k[where], qkv + h.k + at, a.ld_qkv, valid);
-        load_tile<D, ROWS, GROUP>(shared.v[where], qkv + h.v + at, a.ld_qkv, valid);
+        const size_t at = (size_t)tile * ROWS * a.ld_kv;
+        const int valid = valid_rows(a.n_keys, tile * ROWS, ROWS);
+        load_tile<D, ROWS, GROUP>(shared.k[where], kv + h.k + at, a.ld_kv, valid);
+        load_tile<D, ROWS, GROUP>(shared.v[where], kv + h.v + at, a.ld_kv, valid);
         commit_loads();
     };
     load_tile<D, ROWS, GROUP>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv, rows);
@@ -265,7 +260,7 @@ __global__ void __launch_bounds__(GROUP, 3)
     float log2_i[2] = {}, delta_i[2] = {}, sum[8][4] = {};
     for (int half = 0; half < 2; half++) {
         const int i = mine + lane / 4 + half * 8;
-        if (i < (int)a.seq) {
+        if (i < a.n_queries) {
             log2_i[half] = log_sum[h.index * a.seq + (size_t)i] * LOG2_E;
             delta_i[half] = delta[h.index * a.seq + (size_t)i];
         }
@@ -285,9 +280,9 @@ __global__ void __launch_bounds__(GROUP, 3)
         wgmma_guard(x);
         wgmma_guard(d_x);
         if (DROPS)
-            drop_scores<KEYS>(a, d, h.index, d_x, mine, j0);
-        if (j0 == i0)
-            mask_scores<KEYS>(x, mine, j0);
+            drop_scores<KEYS>(a, d, h.drops, d_x, mine, j0);
+        if (a.is_causal ? j0 == i0 : j0 + ROWS > a.n_keys)
+            mask_scores<KEYS>(a, x, mine, j0);
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
@@ -303,8 +298,7 @@ __global__ void __launch_bounds__(GROUP, 3)
         wgmma_guard(sum);
         __syncthreads();
     }
-    store_rows<D>(d_qkv + h.q + (size_t)mine * a.ld_qkv, a.ld_qkv, sum, valid_rows(a.seq, mine, 16),
-                  a.scale, a.scale);
+    store_d_q<D>(a, d_qkv + h.q + (size_t)mine * a.ld_qkv, sum, valid_rows(a.n_queries, mine, 16));
 #else
     __trap(); /* never launched: context.c */
 #endif
@@ -330,45 +324,44 @@ static void launch(struct mb_stream *s, KERNEL kernel, dim3 grid, unsigned threa
     kernel<<<grid, threads, shared_bytes, s->cuda>>>(args...);
 }
 
-template <class T> static void forward(struct mb_stream *s, const struct mb_attention_forward *a)
+template <class T> static void forward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    const struct mb_attention_shape *shape = &a->shape;
-    const dim3 grid(blocks_for(shape->seq, FORWARD_GROUPS * ROWS),
-                    (unsigned)(shape->n_samples * shape->n_heads));
-    const auto kernel = a->dropout.probability > 0 ? hopper_forward_kernel<T, true>
-                                                   : hopper_forward_kernel<T, false>;
-    launch(s, kernel, grid, FORWARD_GROUPS * GROUP, sizeof(forward_shared<T>), attention_of(shape),
-           (const T *)a->qkv, (T *)a->out, a->log_sum, dropout_of(&a->dropout));
+    const struct attention &a = t->a;
+    const dim3 grid(blocks_for((size_t)a.n_queries, FORWARD_GROUPS * ROWS),
+                    (unsigned)(t->n_samples * a.n_heads));
+    const auto kernel =
+        t->dropout.limit > 0 ? hopper_forward_kernel<T, true> : hopper_forward_kernel<T, false>;
+    launch(s, kernel, grid, FORWARD_GROUPS * GROUP, sizeof(forward_shared<T>), a, (const T *)t->qkv,
+           (const T *)t->kv, (T *)t->out, t->log_sum, t->dropout);
 }
 
-template <class T> static void backward(struct mb_stream *s, const struct mb_attention_backward *a)
+template <class T> static void backward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    const struct mb_attention_shape *shape = &a->shape;
-    const bool drops = a->dropout.probability > 0;
-    const unsigned tiles = blocks_for(shape->seq, ROWS);
-    const T *qkv = (const T *)a->qkv, *d_out = (const T *)a->d_out;
+    const struct attention &a = t->a;
+    const bool drops = t->dropout.limit > 0;
+    const T *qkv = (const T *)t->qkv, *kv = (const T *)t->kv, *d_out = (const T *)t->d_out;
     launch(s, drops ? hopper_keys_kernel<T, true> : hopper_keys_kernel<T, false>,
-           dim3(tiles, (unsigned)(shape->n_samples * shape->n_groups)), GROUP,
-           sizeof(keys_shared<T>), attention_of(shape), qkv, d_out, a->log_sum,
-           (const float *)a->scratch, (T *)a->d_qkv, dropout_of(&a->dropout));
+           dim3(blocks_for((size_t)a.n_keys, ROWS), (unsigned)(t->n_samples * a.n_groups)), GROUP,
+           sizeof(keys_shared<T>), a, qkv, kv, d_out, t->log_all, t->delta, (T *)t->d_kv,
+           t->d_kv_sum, t->dropout);
     launch(s, drops ? hopper_queries_kernel<T, true> : hopper_queries_kernel<T, false>,
-           dim3(tiles, (unsigned)(shape->n_samples * shape->n_heads)), GROUP,
-           sizeof(queries_shared<T>), attention_of(shape), qkv, d_out, a->log_sum,
-           (const float *)a->scratch, (T *)a->d_qkv, dropout_of(&a->dropout));
+           dim3(blocks_for((size_t)a.n_queries, ROWS), (unsigned)(t->n_samples * a.n_heads)), GROUP,
+           sizeof(queries_shared<T>), a, qkv, kv, d_out, t->log_all, t->delta, (T *)t->d_qkv,
+           t->dropout);
 }
 
-void mb_cuda_attention_hopper_forward(struct mb_stream *s, const struct mb_attention_forward *a)
+void mb_cuda_attention_hopper_forward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    if (a->dtype == MB_DTYPE_F16)
-        forward<fp16>(s, a);
+    if (t->dtype == MB_DTYPE_F16)
+        forward<fp16>(s, t);
     else
-        forward<bf16>(s, a);
+        forward<bf16>(s, t);
 }
 
-void mb_cuda_attention_hopper_backward(struct mb_stream *s, const struct mb_attention_backward *a)
+void mb_cuda_attention_hopper_backward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    if (a->dtype == MB_DTYPE_F16)
-        backward<fp16>(s, a);
+    if (t->dtype == MB_DTYPE_F16)
+        backward<fp16>(s, t);
     else
-        backward<bf16>(s, a);
+        backward<bf16>(s, t);
 }

@@ -8,18 +8,18 @@ int mb_cuda_attention_mma_fits(const struct mb_attention_shape *shape, enum mb_d
            is_aligned(qkv) && is_aligned(out);
 }
 
-void mb_cuda_attention_mma_forward(struct mb_stream *stream, const struct mb_attention_forward *a)
+void mb_cuda_attention_mma_forward(struct mb_stream *stream, const struct attention_tiles *t)
 {
-    if (a->dtype == MB_DTYPE_F16)
-        mb_cuda_attention_mma_fp16_forward(stream, a);
+    if (t->dtype == MB_DTYPE_F16)
+        mb_cuda_attention_mma_fp16_forward(stream, t);
     else
-        mma_forward<bf16>(stream, a);
+        mma_forward<bf16>(stream, t);
 }
 
-void mb_cuda_attention_mma_backward(struct mb_stream *stream, const struct mb_attention_backward *a)
+void mb_cuda_attention_mma_backward(struct mb_stream *stream, const struct attention_tiles *t)
 {
-    if (a->dtype == MB_DTYPE_F16)
-        mb_cuda_attention_mma_fp16_backward(stream, a);
+    if (t->dtype == MB_DTYPE_F16)
+        mb_cuda_attention_mma_fp16_backward(stream, t);
     else
-        mma_backward<bf16>(stream, a);
+        mma_backward<bf16>(stream, t);
 }

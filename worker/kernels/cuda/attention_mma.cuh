@@ -18,12 +18,6 @@
 
 #include "worker/kernels/cuda/attention_tiles.cuh"
 
-/* attention_mma_fp16.cu */
-void mb_cuda_attention_mma_fp16_forward(struct mb_stream *stream,
-                                        const struct mb_attention_forward *a);
-void mb_cuda_attention_mma_fp16_backward(struct mb_stream *stream,
-                                         const struct mb_attention_backward *a);
-
 enum { WARPS = 4, THREADS = WARPS * WARP };
 
 /* ---- forward ---- */
@@ -35,24 +29,23 @@ template <class T, int D, int M_TILES> struct forward_shared {
 
 template <class T, int D, int M_TILES, bool DROPS>
 __global__ void __launch_bounds__(THREADS)
-    mma_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, T *out,
-                       float *log_sum, const __grid_constant__ struct dropout d)
+    mma_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                       T *out, float *log_sum, const __grid_constant__ struct dropout d)
 {
     extern __shared__ __align__(128) char memory[];
     auto &shared = *reinterpret_cast<forward_shared<T, D, M_TILES> *>(memory);
     constexpr int ROWS = WARPS * M_TILES * 16;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * ROWS; /* the longest walks begin first */
     const int mine = i0 + warp * M_TILES * 16;
     const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
     const float scale2 = a.scale * LOG2_E;
-    const int end = i0 + valid_rows(a.seq, i0, ROWS);
-    const int n_tiles = (end + KEYS - 1) / KEYS;
+    const int rows = valid_rows(a.n_queries, i0, ROWS);
+    const int n_tiles = (keys_seen(a, i0 + rows) + KEYS - 1) / KEYS;
 
-    load_tile<D, ROWS, THREADS>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
-                                valid_rows(a.seq, i0, ROWS));
-    load_tile<D, KEYS, THREADS>(shared.k[0], qkv + h.k, a.ld_qkv, valid_rows(a.seq, 0, KEYS));
-    load_tile<D, KEYS, THREADS>(shared.v[0], qkv + h.v, a.ld_qkv, valid_rows(a.seq, 0, KEYS));
+    load_tile<D, ROWS, THREADS>(shared.q, qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv, rows);
+    load_tile<D, KEYS, THREADS>(shared.k[0], kv + h.k, a.ld_kv, valid_rows(a.n_keys, 0, KEYS));
+    load_tile<D, KEYS, THREADS>(shared.v[0], kv + h.v, a.ld_kv, valid_rows(a.n_keys, 0, KEYS));
     commit_loads();
 
     uint32_t q[M_TILES][D / 16][4];
@@ -63,10 +56,10 @@ __global__ void __launch_bounds__(THREADS)
     for (int tile = 0; tile < n_tiles; tile++) {
         const int j0 = tile * KEYS, now = tile % 2, next = j0 + KEYS;
         if (tile + 1 < n_tiles) {
-            const size_t at = (size_t)next * a.ld_qkv;
-            const int valid = valid_rows(a.seq, next, KEYS);
-            load_tile<D, KEYS, THREADS>(shared.k[!now], qkv + h.k + at, a.ld_qkv, valid);
-            load_tile<D, KEYS, THREADS>(shared.v[!now], qkv + h.v + at, a.ld_qkv, valid);
+            const size_t at = (size_t)next * a.ld_kv;
+            const int valid = valid_rows(a.n_keys, next, KEYS);
+            load_tile<D, KEYS, THREADS>(shared.k[!now], kv + h.k + at, a.ld_kv, valid);
+            load_tile<D, KEYS, THREADS>(shared.v[!now], kv + h.v + at, a.ld_kv, valid);
             commit_loads();
             wait_loads<1>();
         } else {
@@ -79,14 +72,16 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int k = 0; k < D / 16; k++)
                     load_a<D>(q[m][k], shared.q, warp * M_TILES * 16 + m * 16, k * 16);
-        if (j0 < mine + M_TILES * 16) { /* else all these keys lie behind the warp's queries */
+        if (j0 <
+            keys_seen(a, mine + M_TILES *
+                                    16)) { /* else all these keys lie behind the warp's queries */
             uint32_t p[M_TILES][KEYS / 16][4];
             float x[M_TILES][KEYS / 8][4] = {};
             multiply_transposed<D, KEYS, M_TILES>(x, q, shared.k[now]);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
-                if (j0 + KEYS > mine + m * 16)
-                    mask_scores<KEYS>(x[m], mine + m * 16, j0);
+                if (j0 + KEYS > keys_seen(a, mine + m * 16))
+                    mask_scores<KEYS>(a, x[m], mine + m * 16, j0);
                 const float low = softmax_row(x[m], 0, scale2, &maximum[m][0], &total[m][0]);
                 const float high = softmax_row(x[m], 1, scale2, &maximum[m][1], &total[m][1]);
 #pragma unroll
@@ -97,7 +92,7 @@ __global__ void __launch_bounds__(THREADS)
                     sum[m][n][3] *= high;
                 }
                 if (DROPS)
-                    drop_scores<KEYS>(a, d, h.index, x[m], mine + m * 16, j0);
+                    drop_scores<KEYS>(a, d, h.drops, x[m], mine + m * 16, j0);
                 pack_a<T, KEYS>(p[m], x[m]);
             }
             multiply<D, KEYS, M_TILES>(sum, p, shared.v[now]);
@@ -106,16 +101,9 @@ __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        const int row = mine + m * 16, valid = valid_rows(a.seq, row, 16);
-        for (int half = 0; half < 2; half++) {
-            total[m][half] += __shfl_xor_sync(~0u, total[m][half], 1);
-            total[m][half] += __shfl_xor_sync(~0u, total[m][half], 2);
-            if (lane % 4 == 0 && lane / 4 + half * 8 < valid)
-                log_sum[h.index * a.seq + row + lane / 4 + half * 8] =
-                    a.scale * maximum[m][half] + logf(total[m][half]);
-        }
-        store_rows<D>(out + h.out + (size_t)row * a.ld_out, a.ld_out, sum[m], valid,
-                      1 / total[m][0], 1 / total[m][1]);
+        const int row = mine + m * 16;
+        store_outcome<D>(a, out + h.out + (size_t)row * a.ld_out, log_sum + h.index * a.seq + row,
+                         sum[m], maximum[m], total[m], valid_rows(a.n_queries, row, 16));
     }
 }
 
@@ -131,9 +119,9 @@ template <class T, int D> struct keys_shared {
 
 template <class T, int D, bool DROPS>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
-    mma_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
-                    const float *log_sum, const float *delta, T *d_qkv,
-                    const __grid_constant__ struct dropout d)
+    mma_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                    const T *d_out, const float *log_sum, const float *delta, T *d_kv,
+                    float *d_kv_sum, const __grid_constant__ struct dropout d)
 {
     extern __shared__ __align__(128) char memory[];
     auto &shared = *reinterpret_cast<keys_shared<T, D> *>(memory);
@@ -143,8 +131,8 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
     const size_t sample = blockIdx.y / a.n_groups;
     const size_t first = blockIdx.y % a.n_groups * (size_t)per_group;
     const struct attention_head one = head_at(a, sample, first);
-    const int i_first = j0 / QUERIES * QUERIES;
-    const int tiles_of_head = ((int)a.seq - i_first + QUERIES - 1) / QUERIES;
+    const int i_first = a.is_causal ? j0 / QUERIES * QUERIES : 0;
+    const int tiles_of_head = (a.n_queries - i_first + QUERIES - 1) / QUERIES;
     const int n_tiles = per_group * tiles_of_head;
 
     /* Keys and values pass through the room of the first queries into registers. */
@@ -153,8 +141,8 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
     static_assert(sizeof(shared.q) >= KEYS * D * sizeof(T), "keys pass through q");
     for (int what = 0; what < 2; what++) {
         load_tile<D, KEYS, THREADS>(staging,
-                                    qkv + (what == 0 ? one.k : one.v) + (size_t)j0 * a.ld_qkv,
-                                    a.ld_qkv, valid_rows(a.seq, j0, KEYS));
+                                    kv + (what == 0 ? one.k : one.v) + (size_t)j0 * a.ld_kv,
+                                    a.ld_kv, valid_rows(a.n_keys, j0, KEYS));
         commit_loads();
         wait_loads<0>();
         __syncthreads();
@@ -167,7 +155,7 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
     auto load = [&](int tile, int where) {
         const struct attention_head h = head_at(a, sample, first + (size_t)(tile / tiles_of_head));
         const int i0 = i_first + tile % tiles_of_head * QUERIES;
-        const int valid = valid_rows(a.seq, i0, QUERIES);
+        const int valid = valid_rows(a.n_queries, i0, QUERIES);
         load_tile<D, QUERIES, THREADS>(shared.q[where], qkv + h.q + (size_t)i0 * a.ld_qkv, a.ld_qkv,
                                        valid);
         load_tile<D, QUERIES, THREADS>(shared.d_out[where], d_out + h.out + (size_t)i0 * a.ld_out,
@@ -192,17 +180,18 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
             wait_loads<0>();
         }
         __syncthreads();
-        if (i0 + QUERIES > mine) { /* else all these queries lie before the warp's keys */
+        if (!a.is_causal ||
+            i0 + QUERIES > mine) { /* else all these queries lie before the warp's keys */
             float x[1][QUERIES / 8][4] = {}, d_x[1][QUERIES / 8][4] = {};
             uint32_t p[1][QUERIES / 16][4];
-            const size_t head_index = sample * a.n_heads + first + (size_t)(tile / tiles_of_head);
+            const size_t drops = sample * a.all_heads + first + (size_t)(tile / tiles_of_head);
             multiply_transposed<D, QUERIES, 1>(x, k, shared.q[now]);
             multiply_transposed<D, QUERIES, 1>(d_x, v, shared.d_out[now]);
-            if (i0 < mine + 15 || i0 + QUERIES > (int)a.seq)
-                probabilities<QUERIES, DROPS, true>(a, d, head_index, x[0], d_x[0], i0, mine,
+            if ((a.is_causal && i0 < mine + 15) || i0 + QUERIES > a.n_queries)
+                probabilities<QUERIES, DROPS, true>(a, d, drops, x[0], d_x[0], i0, mine,
                                                     shared.log2_sum[now], shared.delta[now]);
             else
-                probabilities<QUERIES, DROPS, false>(a, d, head_index, x[0], d_x[0], i0, mine,
+                probabilities<QUERIES, DROPS, false>(a, d, drops, x[0], d_x[0], i0, mine,
                                                      shared.log2_sum[now], shared.delta[now]);
             pack_a<T, QUERIES>(p[0], x[0]);
             multiply<D, QUERIES, 1>(d_v, p, shared.d_out[now]);
@@ -211,10 +200,9 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
         }
         __syncthreads();
     }
-    const int valid = valid_rows(a.seq, mine, 16);
-    store_rows<D>(d_qkv + one.k + (size_t)mine * a.ld_qkv, a.ld_qkv, d_k[0], valid, a.scale,
-                  a.scale);
-    store_rows<D>(d_qkv + one.v + (size_t)mine * a.ld_qkv, a.ld_qkv, d_v[0], valid, 1, 1);
+    const size_t at = (size_t)mine * a.ld_kv;
+    store_d_kv<D>(a, d_kv, d_kv_sum, one.k + at, one.v + at, d_k[0], d_v[0],
+                  valid_rows(a.n_keys, mine, 16));
 }
 
 /* ---- backward: queries ---- */
@@ -239,8 +227,8 @@ template <class T, int D> struct queries_shared {
 
 template <class T, int D, bool DROPS>
 __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
-    mma_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *d_out,
-                       const float *log_sum, const float *delta, T *d_qkv,
+    mma_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
+                       const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
                        const __grid_constant__ struct dropout d)
 {
     extern __shared__ __align__(128) char memory[];
@@ -250,7 +238,8 @@ __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int i0 = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, mine = i0 + warp * M * 16;
     const struct attention_head h = head_at(a, blockIdx.y / a.n_heads, blockIdx.y % a.n_heads);
-    const int rows = valid_rows(a.seq, i0, ROWS), n_tiles = (i0 + rows + N - 1) / N;
+    const int rows = valid_rows(a.n_queries, i0, ROWS);
+    const int n_tiles = (keys_seen(a, i0 + rows) + N - 1) / N;
     const float scale2 = a.scale * LOG2_E;
 
     uint32_t q[M][D / 16][4], g[M][D / 16][4];
@@ -273,16 +262,16 @@ __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             const int i = mine + m * 16 + lane / 4 + half * 8;
-            if (i < (int)a.seq) {
+            if (i < a.n_queries) {
                 log2_i[m][half] = log_sum[h.index * a.seq + (size_t)i] * LOG2_E;
                 delta_i[m][half] = delta[h.index * a.seq + (size_t)i];
             }
         }
     auto load = [&](int tile, int where) {
-        const size_t at = (size_t)tile * N * a.ld_qkv;
-        const int valid = valid_rows(a.seq, tile * N, N);
-        load_tile<D, N, THREADS>(shared.tiles.k[where], qkv + h.k + at, a.ld_qkv, valid);
-        load_tile<D, N, THREADS>(shared.tiles.v[where], qkv + h.v + at, a.ld_qkv, valid);
+        const size_t at = (size_t)tile * N * a.ld_kv;
+        const int valid = valid_rows(a.n_keys, tile * N, N);
+        load_tile<D, N, THREADS>(shared.tiles.k[where], kv + h.k + at, a.ld_kv, valid);
+        load_tile<D, N, THREADS>(shared.tiles.v[where], kv + h.v + at, a.ld_kv, valid);
         commit_loads();
     };
     load(0, 0);
@@ -295,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
             wait_loads<0>();
         }
         __syncthreads();
-        if (j0 < mine + M * 16) {
+        if (j0 < keys_seen(a, mine + M * 16)) {
             float x[M][N / 8][4] = {}, d_x[M][N / 8][4] = {};
             uint32_t d_s[M][N / 16][4];
             multiply_transposed<D, N, M>(x, q, shared.tiles.k[now]);
@@ -303,9 +292,9 @@ __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 if (DROPS)
-                    drop_scores<N>(a, d, h.index, d_x[m], mine + m * 16, j0);
-                if (j0 + N > mine + m * 16)
-                    mask_scores<N>(x[m], mine + m * 16, j0);
+                    drop_scores<N>(a, d, h.drops, d_x[m], mine + m * 16, j0);
+                if (j0 + N > keys_seen(a, mine + m * 16))
+                    mask_scores<N>(a, x[m], mine + m * 16, j0);
 #pragma unroll
                 for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -319,8 +308,8 @@ __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
         __syncthreads();
     }
     for (int m = 0; m < M; m++)
-        store_rows<D>(d_qkv + h.q + (size_t)(mine + m * 16) * a.ld_qkv, a.ld_qkv, sum[m],
-                      valid_rows(a.seq, mine + m * 16, 16), a.scale, a.scale);
+        store_d_q<D>(a, d_qkv + h.q + (size_t)(mine + m * 16) * a.ld_qkv, sum[m],
+                     valid_rows(a.n_queries, mine + m * 16, 16));
 }
 
 /* ---- launches ---- */
@@ -337,50 +326,47 @@ static void launch(struct mb_stream *s, KERNEL kernel, dim3 grid, size_t shared_
 }
 
 template <class T, int D, int M_TILES, bool DROPS>
-static void forward(struct mb_stream *s, const struct mb_attention_forward *a)
+static void forward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    const struct mb_attention_shape *shape = &a->shape;
-    const dim3 grid(blocks_for(shape->seq, WARPS * M_TILES * 16),
-                    (unsigned)(shape->n_samples * shape->n_heads));
+    const struct attention &a = t->a;
+    const dim3 grid(blocks_for((size_t)a.n_queries, WARPS * M_TILES * 16),
+                    (unsigned)(t->n_samples * a.n_heads));
     launch(s, mma_forward_kernel<T, D, M_TILES, DROPS>, grid, sizeof(forward_shared<T, D, M_TILES>),
-           attention_of(shape), (const T *)a->qkv, (T *)a->out, a->log_sum,
-           dropout_of(&a->dropout));
+           a, (const T *)t->qkv, (const T *)t->kv, (T *)t->out, t->log_sum, t->dropout);
 }
 
 template <class T, int D, bool DROPS>
-static void backward(struct mb_stream *s, const struct mb_attention_backward *a)
+static void backward(struct mb_stream *s, const struct attention_tiles *t)
 {
-    const struct mb_attention_shape *shape = &a->shape;
-    const T *qkv = (const T *)a->qkv, *d_out = (const T *)a->d_out;
-    const dim3 keys(blocks_for(shape->seq, KEYS), (unsigned)(shape->n_samples * shape->n_groups));
-    const dim3 queries(blocks_for(shape->seq, queries_cut<D>::ROWS),
-                       (unsigned)(shape->n_samples * shape->n_heads));
-    launch(s, mma_keys_kernel<T, D, DROPS>, keys, sizeof(keys_shared<T, D>), attention_of(shape),
-           qkv, d_out, (const float *)a->log_sum, (const float *)a->scratch, (T *)a->d_qkv,
-           dropout_of(&a->dropout));
-    launch(s, mma_queries_kernel<T, D, DROPS>, queries, sizeof(queries_shared<T, D>),
-           attention_of(shape), qkv, d_out, (const float *)a->log_sum, (const float *)a->scratch,
-           (T *)a->d_qkv, dropout_of(&a->dropout));
+    const struct attention &a = t->a;
+    const T *qkv = (const T *)t->qkv, *kv = (const T *)t->kv, *d_out = (const T *)t->d_out;
+    const dim3 keys(blocks_for((size_t)a.n_keys, KEYS), (unsigned)(t->n_samples * a.n_groups));
+    const dim3 queries(blocks_for((size_t)a.n_queries, queries_cut<D>::ROWS),
+                       (unsigned)(t->n_samples * a.n_heads));
+    launch(s, mma_keys_kernel<T, D, DROPS>, keys, sizeof(keys_shared<T, D>), a, qkv, kv, d_out,
+           t->log_all, t->delta, (T *)t->d_kv, t->d_kv_sum, t->dropout);
+    launch(s, mma_queries_kernel<T, D, DROPS>, queries, sizeof(queries_shared<T, D>), a, qkv, kv,
+           d_out, t->log_all, t->delta, (T *)t->d_qkv, t->dropout);
 }
 
 template <class T>
-static void mma_forward(struct mb_stream *stream, const struct mb_attention_forward *a)
+static void mma_forward(struct mb_stream *stream, const struct attention_tiles *t)
 {
-    const bool drops = a->dropout.probability > 0;
-    if (a->shape.head_dim == 64)
-        drops ? forward<T, 64, 2, true>(stream, a) : forward<T, 64, 2, false>(stream, a);
+    const bool drops = t->dropout.limit > 0;
+    if (t->a.head_dim == 64)
+        drops ? forward<T, 64, 2, true>(stream, t) : forward<T, 64, 2, false>(stream, t);
     else
-        drops ? forward<T, 128, 1, true>(stream, a) : forward<T, 128, 1, false>(stream, a);
+        drops ? forward<T, 128, 1, true>(stream, t) : forward<T, 128, 1, false>(stream, t);
 }
 
 template <class T>
-static void mma_backward(struct mb_stream *stream, const struct mb_attention_backward *a)
+static void mma_backward(struct mb_stream *stream, const struct attention_tiles *t)
 {
-    const bool drops = a->dropout.probability > 0;
-    if (a->shape.head_dim == 64)
-        drops ? backward<T, 64, true>(stream, a) : backward<T, 64, false>(stream, a);
+    const bool drops = t->dropout.limit > 0;
+    if (t->a.head_dim == 64)
+        drops ? backward<T, 64, true>(stream, t) : backward<T, 64, false>(stream, t);
     else
-        drops ? backward<T, 128, true>(stream, a) : backward<T, 128, false>(stream, a);
+        drops ? backward<T, 128, true>(stream, t) : backward<T, 128, false>(stream, t);
 }
 
 #endif

@@ -1,11 +1,16 @@
 /*
- * Causal attention between the queries of this rank and the keys and values of one, in fp32
- * arithmetic for every shape and all dtypes: a warp has one row, as in attention.cu.
+ * Causal attention between the queries of this rank and the keys and values of one.
  *
  * The rows of a rank are in the order of their positions, so what a query sees is a number of first
  * keys, and who sees a key are queries from some first one on. Forward joins the outcome with that
  * of the calls before, by the logs of their denominators. Backward is attention.cu's with the log
  * over all keys; gradients of keys and values are this call's alone, in fp32.
+ *
+ * With stretches as a ring of ranks has them, the rows that meet are one of three: of its own rank
+ * all, causally; of an earlier one all queries with all keys of the first stretch; of a later one
+ * the queries of the second stretch with all keys. Where the kernels on matrix units take the shape
+ * they are called with just these. Else, in fp32 arithmetic for every shape, stretch and dtype, a
+ * warp has one row, as in attention.cu.
  *
  * Scratch: d_out . out [samples, heads, seq].
  */
@@ -49,7 +54,7 @@ static __device__ __forceinline__ struct part_keys keys_at(const struct part &p,
 static __device__ __forceinline__ size_t position(const struct mb_stretches &at, size_t half,
                                                   size_t row)
 {
-    return row < half ? at.first + row : at.second + row - half;
+    return place_of({half, at.first, at.second}, row);
 }
 
 /* How many of a stretch's rows lie before a position. */
@@ -223,6 +228,19 @@ __global__ void keys_values_kernel(T *qkv, U *kv, size_t queries, size_t n, size
         *in_qkv = from_float<T>(to_float(kv[i]));
 }
 
+/* d_q of the first queries of each sample: those that see no key, [n_samples, n, n_heads]. A thread
+ * has eight channels. */
+__global__ void clear_queries_kernel(const __grid_constant__ struct attention a, bf16 *d_qkv,
+                                     size_t n, size_t total)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, chunks = a.head_dim / 8;
+    if (i >= total)
+        return;
+    const size_t head = i / chunks % a.n_heads, row = i / chunks / a.n_heads;
+    const struct attention_head h = head_at(a, row / n, head);
+    *reinterpret_cast<uint4 *>(d_qkv + h.q + row % n * a.ld_qkv + i % chunks * 8) = {};
+}
+
 /* ---- launches ---- */
 
 template <class T, bool DROPS>
@@ -262,31 +280,149 @@ static void copy_keys_values(struct mb_stream *s, const struct mb_keys_values *a
         (T *)a->qkv, (U *)a->kv, queries, n, total);
 }
 
+/* ---- on matrix units ---- */
+
+struct meeting {
+    struct attention_tiles tiles;
+    size_t first_query; /* that sees any of these keys */
+};
+
+/* Which rows meet; false: none, or not in one of the three ways. */
+static bool meets(const struct mb_attention_part *part, struct meeting *m)
+{
+    const struct mb_stretches q = part->queries, k = part->keys;
+    const size_t seq = part->shape.seq, half = seq / 2;
+    struct attention *a = &m->tiles.a;
+    *a = attention_of(&part->shape);
+    a->first_kv = 0;
+    a->group_kv = 2 * part->shape.head_dim;
+    a->ld_kv = part->shape.n_groups * a->group_kv;
+    a->all_heads = part->all_heads;
+    a->all_seq = part->all_seq;
+    a->query_places = {half, q.first, q.second};
+    a->key_places = {half, k.first, k.second};
+    m->first_query = 0;
+    if (q.first == k.first && q.second == k.second)
+        return q.first + half <= q.second;
+    a->is_causal = false;
+    if (k.first + half <= q.first + 1 && k.second >= q.second + half) {
+        a->n_keys = (int)half;
+        return q.first <= q.second;
+    }
+    if (k.first >= q.first + half && k.second + half <= q.second + 1 && k.first <= k.second) {
+        a->n_queries = (int)half;
+        a->query_places = {0, q.second, q.second};
+        m->first_query = half;
+        return true;
+    }
+    return false;
+}
+
+/* What is the same in both directions; false: the shape or the stretches are not theirs. */
+static bool takes_tiles(const struct mb_attention_part *part, const void *out, bool joins,
+                        struct meeting *m)
+{
+    if (!mb_cuda_attention_mma_fits(&part->shape, part->dtype, part->qkv, out) ||
+        !is_aligned(part->kv) || !meets(part, m))
+        return false;
+    struct attention_tiles *t = &m->tiles;
+    t->a.joins = joins;
+    t->n_samples = part->shape.n_samples;
+    t->dtype = part->dtype;
+    t->qkv = (const bf16 *)part->qkv + m->first_query * t->a.ld_qkv; /* or fp16: as wide */
+    t->kv = part->kv;
+    t->dropout = dropout_of(&part->dropout);
+    return true;
+}
+
+static bool forward_by_tiles(struct mb_context *ctx, struct mb_stream *s,
+                             const struct mb_attention_part_forward *f)
+{
+    struct meeting m = {};
+    if (!takes_tiles(&f->part, f->out, f->joins != 0, &m))
+        return false;
+    assert(f->joins || m.first_query == 0);
+    struct attention_tiles *t = &m.tiles;
+    t->out = (bf16 *)f->out + m.first_query * t->a.ld_out;
+    t->log_sum = f->log_sum + m.first_query;
+    if (mb_cuda_attention_hopper_fits(ctx, &f->part.shape))
+        mb_cuda_attention_hopper_forward(s, t);
+    else
+        mb_cuda_attention_mma_forward(s, t);
+    return true;
+}
+
+/* The keys that nobody sees have gradients of zero. */
+static void clear_unseen(struct mb_stream *s, const struct mb_attention_shape *shape,
+                         const struct attention *a, float *d_kv)
+{
+    const size_t seen = (size_t)a->n_keys, bytes = (shape->seq - seen) * a->ld_kv * sizeof(float);
+    for (size_t i = 0; bytes > 0 && i < shape->n_samples; i++)
+        mb_cuda_note(s,
+                     cudaMemsetAsync(d_kv + (i * shape->seq + seen) * a->ld_kv, 0, bytes, s->cuda),
+                     "keys that nobody sees");
+}
+
+/* As are those of queries that see no key, in the first call. */
+static void clear_unseeing(struct mb_stream *s, const struct meeting *m, void *d_qkv)
+{
+    const struct attention *a = &m->tiles.a;
+    const size_t total = m->tiles.n_samples * m->first_query * a->n_heads * (a->head_dim / 8);
+    if (total > 0)
+        clear_queries_kernel<<<blocks_for(total, THREADS), THREADS, 0, s->cuda>>>(
+            *a, (bf16 *)d_qkv, m->first_query, total);
+}
+
+static bool backward_by_tiles(struct mb_context *ctx, struct mb_stream *s,
+                              const struct mb_attention_part_backward *b)
+{
+    const struct mb_attention_part *part = &b->part;
+    struct meeting m = {};
+    if (!is_aligned(b->out) || !is_aligned(b->d_qkv) || !is_aligned(b->d_kv) ||
+        !takes_tiles(part, b->d_out, b->joins != 0, &m))
+        return false;
+    struct attention_tiles *t = &m.tiles;
+    mb_cuda_attention_delta(s, &part->shape, part->dtype, b->out, b->d_out, part->scratch);
+    clear_unseen(s, &part->shape, &t->a, b->d_kv);
+    if (!b->joins)
+        clear_unseeing(s, &m, b->d_qkv);
+    t->log_all = b->log_sum + m.first_query;
+    t->delta = part->scratch + m.first_query;
+    t->d_out = (const bf16 *)b->d_out + m.first_query * t->a.ld_out;
+    t->d_qkv = (bf16 *)b->d_qkv + m.first_query * t->a.ld_qkv;
+    t->d_kv_sum = b->d_kv;
+    if (mb_cuda_attention_hopper_fits(ctx, &part->shape))
+        mb_cuda_attention_hopper_backward(s, t);
+    else
+        mb_cuda_attention_mma_backward(s, t);
+    return true;
+}
+
 void mb_cuda_attention_part_forward(struct mb_context *ctx, struct mb_stream *stream,
                                     const struct mb_attention_part_forward *a)
 {
-    (void)ctx;
     if (is_too_large(stream, &a->part.shape))
         return;
-    with_type(a->part.dtype, [&](auto t) {
-        typedef decltype(t) T;
-        a->part.dropout.probability > 0 ? forward<T, true>(stream, a)
-                                        : forward<T, false>(stream, a);
-    });
+    if (!forward_by_tiles(ctx, stream, a))
+        with_type(a->part.dtype, [&](auto t) {
+            typedef decltype(t) T;
+            a->part.dropout.probability > 0 ? forward<T, true>(stream, a)
+                                            : forward<T, false>(stream, a);
+        });
     mb_cuda_launched(stream, "attention over a part of the keys");
 }
 
 void mb_cuda_attention_part_backward(struct mb_context *ctx, struct mb_stream *stream,
                                      const struct mb_attention_part_backward *a)
 {
-    (void)ctx;
     if (is_too_large(stream, &a->part.shape))
         return;
-    with_type(a->part.dtype, [&](auto t) {
-        typedef decltype(t) T;
-        a->part.dropout.probability > 0 ? backward<T, true>(stream, a)
-                                        : backward<T, false>(stream, a);
-    });
+    if (!backward_by_tiles(ctx, stream, a))
+        with_type(a->part.dtype, [&](auto t) {
+            typedef decltype(t) T;
+            a->part.dropout.probability > 0 ? backward<T, true>(stream, a)
+                                            : backward<T, false>(stream, a);
+        });
     mb_cuda_launched(stream, "attention gradient over a part of the keys");
 }
 

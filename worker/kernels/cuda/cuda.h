@@ -169,13 +169,6 @@ int mb_cuda_attention_mma_fits(const struct mb_attention_shape *shape, enum mb_d
 /* The same on Hopper, for heads of 64 channels among those that fit above (attention_hopper.cu). */
 int mb_cuda_attention_hopper_fits(const struct mb_context *ctx,
                                   const struct mb_attention_shape *shape);
-void mb_cuda_attention_hopper_forward(struct mb_stream *stream,
-                                      const struct mb_attention_forward *a);
-void mb_cuda_attention_hopper_backward(struct mb_stream *stream,
-                                       const struct mb_attention_backward *a);
-void mb_cuda_attention_mma_forward(struct mb_stream *stream, const struct mb_attention_forward *a);
-void mb_cuda_attention_mma_backward(struct mb_stream *stream,
-                                    const struct mb_attention_backward *a);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,8 @@ again, so that fp32 weights fit |
 | llama8b-all | the whole of it on all GPUs, 4 x 4 samples of 2048 a GPU and step, fp32 weights behind bf16, distributed optimizer, beside FSDP2
 (gpu_torch_fsdp.py). Below 100 GiB a GPU, pairs of GPUs share a model, since a rank keeps all of its model's weights and gradients in fp32,
 and FSDP2 reduces gradients after every micro batch |
+| context | GPT-2 124M with samples of 8192 tokens, one at a time and two a step: on one GPU, a model on all with sequence parallel, and all sharing samples |
+| context-llama | the same with 4 layers of Llama-3-8B's shape and samples of 16384 |
 | layers | bench_layers (BENCH_LAYERS, BENCH_BACKEND), 4 x 4096 tokens forward and backward, on one GPU and shared by all, beside gpu_torch_tp.py |
 
 The worker runs as an agent would start it (gang.py), on mock data, with --overlap-grad-reduce; the peer is gpu_torch.py where no other is
@@ -39,6 +41,8 @@ LLAMA = "--model-preset llama3.1-8b"
 # name: steps, sequence, samples at a time and a step, vocabulary, shape
 WORKS = {"gpt2": (9, 1024, 64, 512, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
          "stages": (9, 1024, 8, 256, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"),
+         "context": (9, 8192, 1, 2, 50256, "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 8192"),
+         "context-llama": (7, 16384, 1, 2, 128255, f"{LLAMA} --num-layers 4"),
          "llama": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
          "llama-fp8": (14, 4096, 4, 4, 128255, f"{LLAMA} --num-layers 8"),
          "llama8b": (10, 2048, 4, 4, 128255, LLAMA),
@@ -137,6 +141,11 @@ def rows_of(name, gpus, more):
         return [("mobula, 1 GPU", lambda: Work(name).ours(1, *more)), (f"mobula, {gpus} stages, 1F1B", lambda: Work(name).ours(gpus, *stages, *more)),
                 *((f"mobula, {gpus} stages of {v} chunks",
                    lambda v=v: Work(name).ours(gpus, *stages, "--num-virtual-stages-per-pipeline-rank", str(v), *more)) for v in chunks)]
+    if name.startswith("context"):
+        way = {"share a model": ["--tensor-model-parallel-size", str(gpus), "--sequence-parallel"],
+               "share samples": ["--context-parallel-size", str(gpus)]}
+        return [(f"mobula, {name}, 1 GPU", lambda: Work(name).ours(1, *more)),
+                *((f"mobula, {name}, {gpus} GPU {what}", lambda args=args: Work(name).ours(gpus, *args, *more)) for what, args in way.items())]
     work = Work(name)
     if name == "llama-fp8":
         return [("mobula, bf16", lambda: work.ours(1, *more)), ("mobula, fp8", lambda: work.ours(1, "--fp8-format", "hybrid", *more)),

@@ -143,15 +143,23 @@ static int print_tensor(const struct view *t, struct mb_err *err)
     return rc;
 }
 
-int mb_tensors_inspect(const char *path, int json, struct mb_err *err)
+/* What has a checksum is what was written. */
+static int check_bytes(const struct tensors *f, struct mb_err *err)
+{
+    return f->torch ? mb_torch_verify(f->torch, NULL, err) : mb_st_verify(f->safetensors, err);
+}
+
+int mb_tensors_inspect(const char *path, int json, int checks_bytes, struct mb_err *err)
 {
     struct tensors f;
     int rc = open_tensors(path, &f, err);
     if (rc != 0)
         return rc;
-    if (json) {
+    if (checks_bytes)
+        rc = check_bytes(&f, err);
+    if (rc == 0 && json) {
         rc = print_json(path, &f, err);
-    } else {
+    } else if (rc == 0) {
         print_facts(path, &f);
         for (size_t i = 0; i < f.n && rc == 0; i++) {
             const struct view t = view_of(&f, i);

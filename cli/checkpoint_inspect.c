@@ -10,13 +10,15 @@
 #include "cli/checkpoint_file.h"
 
 struct inspect_args {
-    int json;
+    int json, headers_only;
     int64_t iteration;
 };
 
 static const struct mb_option inspect_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct inspect_args, iteration),
      "of a checkpoint, instead of the newest", 1, INT64_MAX},
+    {"headers-only", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, headers_only),
+     "leave the weights unread: a damaged byte among them is not noticed then", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct inspect_args, json), "print JSON, errors too",
      0, 0},
     {0},
@@ -105,13 +107,13 @@ static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc,
         rc = mb_checkpoint_json_name(argv[1], &err);
     if (!rc && mb_is_file(argv[1])) {
         rc = args.iteration < 0
-                 ? mb_tensors_inspect(argv[1], args.json, &err)
+                 ? mb_tensors_inspect(argv[1], args.json, !args.headers_only, &err)
                  : mb_err_set(&err, MB_EINVAL, "--iteration: %s is a file: it has no effect there",
                               argv[1]);
         return rc ? mb_checkpoint_fail(cli, args.json, &err) : 0;
     }
     if (!rc)
-        rc = mb_model_inspect(argv[1], args.iteration, &facts, &err);
+        rc = mb_model_inspect(argv[1], args.iteration, !args.headers_only, &facts, &err);
     if (!rc && args.json)
         rc = mb_model_print_json("model", argv[1], &facts, &err);
     if (rc)
@@ -125,7 +127,7 @@ const struct mb_verb mb_verb_checkpoint_inspect = {
     .name = "inspect",
     .summary =
         "what model a directory holds (ours, Megatron-LM's, Hugging Face's), what tensors a file",
-    .synopsis = "[--iteration N] [--json] DIR|FILE",
+    .synopsis = "[--iteration N] [--headers-only] [--json] DIR|FILE",
     .examples = "  mobula checkpoint inspect ./Llama-3.1-8B\n"
                 "  mobula checkpoint inspect iter_0000020/mp_rank_00/model_optim_rng.pt\n",
     .options = inspect_options,

@@ -1,13 +1,19 @@
-/* mobula checkpoint verify URL: read a checkpoint of a store back and check every byte. */
+/* mobula checkpoint verify URL|DIR: read a checkpoint of a store or of a local disk back and check
+ * every byte. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "agent/upload/verify.h"
 #include "base/alloc.h"
+#include "base/fs.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
+#include "cli/checkpoint_model.h"
 #include "cli/printable.h"
+#include "worker/checkpoint/common.h"
+#include "worker/checkpoint/verify.h"
 
 struct verify_args {
     int json;
@@ -91,6 +97,81 @@ static int print_json(const char *url, const struct run *r, struct mb_err *err)
     return mb_checkpoint_print_json(j, JSON_INDENT(2), err);
 }
 
+/* ---- a local disk ---- */
+
+/* What an uploader or push leaves beside its files. */
+static int has_manifests(const char *dir, int64_t iteration)
+{
+    char iter[32];
+    struct mb_err ignored;
+    int has = 0;
+
+    if (iteration < 0 && mb_checkpoint_read_tracker(dir, &iteration, &ignored) != 0)
+        iteration = 0;
+    mb_checkpoint_iter_name(iteration, iter);
+    for (int i = 0; i < 2 && !has; i++) {
+        char *path =
+            i == 0 ? mb_path_join(dir, ".mobula") : mb_asprintf("%s/%s/.mobula", dir, iter);
+
+        has = path != NULL && mb_fs_exists(path);
+        mb_free(path);
+    }
+    return has;
+}
+
+static int is_local(const char *name, int64_t iteration)
+{
+    struct stat st;
+
+    return strstr(name, "://") == NULL && stat(name, &st) == 0 && S_ISDIR(st.st_mode) &&
+           !has_manifests(name, iteration);
+}
+
+static int print_local_json(const char *dir, const struct mb_verified *v,
+                            const struct mb_err *failed)
+{
+    struct mb_err err;
+    json_t *j = json_pack("{s:s, s:b, s:s, s:I, s:I, s:I, s:I, s:s}", "url", dir, "verified",
+                          failed->code == 0, "kind", mb_model_kind(v->kind), "iteration",
+                          (json_int_t)v->iteration, "files", (json_int_t)v->n_files, "bytes",
+                          (json_int_t)v->total_bytes, "files_without_checksums",
+                          (json_int_t)v->n_without_sums, "error", failed->text);
+
+    return mb_checkpoint_print_json(j, JSON_INDENT(2), &err);
+}
+
+static void print_local(const char *dir, const struct mb_verified *v)
+{
+    char bytes[16];
+
+    if (v->n_without_sums > 0)
+        fprintf(stderr,
+                "warning: %zu of %zu files have no checksums, for what wrote them makes none "
+                "(an earlier mobula, another program): their shapes fit, but nobody can say "
+                "whether their bytes are those that were written\n",
+                v->n_without_sums, v->n_files);
+    printf("verified: ");
+    if (v->iteration > 0)
+        printf("iteration %" PRId64 " in ", v->iteration);
+    printf("%s, %s, %zu file%s, %s%s\n", dir, mb_model_kind(v->kind), v->n_files,
+           v->n_files == 1 ? "" : "s", mb_human_bytes(v->total_bytes, bytes),
+           v->n_without_sums > 0 ? ", not all with checksums" : "");
+}
+
+static int verify_local(struct mb_cli *cli, const char *dir, const struct verify_args *args)
+{
+    struct mb_verified v;
+    struct mb_err err = {0};
+    int rc = mb_checkpoint_verify(dir, args->iteration, &v, &err);
+
+    mb_err_printable(&err);
+    if (args->json)
+        (void)print_local_json(dir, &v, &err);
+    else if (rc == 0)
+        print_local(dir, &v);
+    return rc ? mb_cli_fail(cli, &err) : 0;
+}
+
 static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct run r = {.result.iteration = -1};
@@ -102,11 +183,13 @@ static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, 
     if (rc == 1)
         return 0;
     if (!rc && n_words != 1)
-        rc = mb_err_set(&r.err, MB_EINVAL, "which checkpoint? mobula checkpoint verify URL");
+        rc = mb_err_set(&r.err, MB_EINVAL, "which checkpoint? mobula checkpoint verify URL|DIR");
     if (!rc && args.json)
         rc = mb_checkpoint_json_name(argv[1], &r.err);
     if (rc)
         return mb_cli_fail(cli, &r.err);
+    if (is_local(argv[1], args.iteration))
+        return verify_local(cli, argv[1], &args);
     verify(argv[1], &args, &r);
     if (args.json)
         (void)print_json(argv[1], &r, r.err.code ? NULL : &r.err);
@@ -118,9 +201,11 @@ static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, 
 
 const struct mb_verb mb_verb_checkpoint_verify = {
     .name = "verify",
-    .summary = "read the newest checkpoint back from its store and check every file",
-    .synopsis = "[--iteration N] [--json] URL",
-    .examples = "  mobula checkpoint verify s3://bucket/run1\n",
+    .summary =
+        "read the newest checkpoint back, from its store or a local disk, and check every file",
+    .synopsis = "[--iteration N] [--json] URL|DIR",
+    .examples = "  mobula checkpoint verify s3://bucket/run1\n"
+                "  mobula checkpoint verify ./checkpoints\n",
     .options = verify_options,
     .run = verify_run,
 };

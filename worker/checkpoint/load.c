@@ -13,9 +13,10 @@
  *  5. Ranks that share a model get their parts by an exchange of what rank 0 reads of the weights,
  *     and of the same ranges of the optimizer.
  *
- * Failures: a tracker that holds no positive number, a missing or damaged file, a tensor that is
- * missing, unknown or of another shape, a range that no file covers: the text names the file, the
- * tensor and both shapes. All ranks return together.
+ * What has checksums is compared with them before it is used.
+ * Failures: a tracker that holds no positive number, a missing or damaged file (a flipped byte
+ * too), a tensor that is missing, unknown or of another shape, a range that no file covers: the
+ * text names the file, the tensor and both shapes. All ranks return together.
  */
 #include "worker/checkpoint/common.h"
 #include "worker/checkpoint/exchange.h"
@@ -237,7 +238,8 @@ static int open_model(const struct mb_checkpoint_model *m, const char *iter_dir,
     return rc;
 }
 
-/* And the optimizer, which no rank but this one reads. */
+/* And the optimizer, which no rank but this one reads. Ours is compared with its checksums as it is
+ * read, Megatron-LM's is read once before. */
 static int open_all(const struct mb_checkpoint_model *m, const char *iter_dir,
                     const struct mb_checkpoint_state *s, struct mb_weights *w, struct mb_err *err)
 {
@@ -245,9 +247,10 @@ static int open_all(const struct mb_checkpoint_model *m, const char *iter_dir,
     if (rc == 0 && s->is_megatrons != (w->megatron != NULL)) {
         rc = mb_err_set(err, MB_ECORRUPT, "%s: its files are others than a moment ago", iter_dir);
     }
-    return rc == 0 && s->is_megatrons && m->exp_avg != NULL
-               ? mb_weights_take_optimizer(w, iter_dir, s, err)
-               : rc;
+    if (rc == 0 && s->is_megatrons && m->exp_avg != NULL) {
+        rc = mb_weights_take_optimizer(w, iter_dir, s, err);
+    }
+    return rc == 0 && s->is_megatrons ? mb_shards_verify(w->megatron, err) : rc;
 }
 
 /* One tensor of the weights into device memory. */

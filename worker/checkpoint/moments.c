@@ -34,7 +34,8 @@ struct mb_moments {
     uint64_t *offsets; /* of the model's tensors, whatever order they are told in, and the total */
     struct range *ranges;
     size_t n_ranges;
-    size_t at; /* the one that is open */
+    int n_moments; /* of each file; 0: what the first one has */
+    size_t at;     /* the one that is open */
     struct mb_st_reader *open;
 };
 
@@ -130,8 +131,11 @@ static int add_file(struct mb_moments *m, const char *name, struct mb_err *err)
     }
     m->n_ranges++;
     int rc = mb_st_open(r->path, &file, err);
+    if (rc == 0 && m->n_moments == 0) {
+        m->n_moments = mb_st_find(file, NAME_OF_SGD) != NULL ? MB_MOMENTS_SGD : MB_MOMENTS_ADAM;
+    }
     if (rc == 0) {
-        rc = mb_moments_range(r->path, file, m->offsets[mb_st_n_tensors(m->model)], MB_MOMENTS_ADAM,
+        rc = mb_moments_range(r->path, file, m->offsets[mb_st_n_tensors(m->model)], m->n_moments,
                               &r->begin, &r->end, err);
     }
     mb_st_close(file);
@@ -203,9 +207,9 @@ static int list_files(struct mb_moments *m, int64_t world_size, struct mb_err *e
     return rc == 0 ? check_covered(m, err) : rc;
 }
 
-int mb_moments_open(const char *iter_dir, const struct mb_st_reader *model,
-                    const struct mb_checkpoint_state *s, struct mb_moments **out,
-                    struct mb_err *err)
+static int open_files(const char *iter_dir, const struct mb_st_reader *model,
+                      const struct mb_checkpoint_state *s, int n_moments, struct mb_moments **out,
+                      struct mb_err *err)
 {
     const size_t n = mb_st_n_tensors(model);
     struct mb_moments *m = mb_calloc(1, sizeof *m);
@@ -213,6 +217,7 @@ int mb_moments_open(const char *iter_dir, const struct mb_st_reader *model,
         return no_memory(iter_dir, err);
     }
     m->model = model;
+    m->n_moments = n_moments;
     m->dir = mb_strdup(iter_dir);
     m->offsets = mb_calloc(n + 1, sizeof *m->offsets);
     int rc = m->dir != NULL && m->offsets != NULL ? 0 : no_memory(iter_dir, err);
@@ -226,6 +231,22 @@ int mb_moments_open(const char *iter_dir, const struct mb_st_reader *model,
     }
     *out = m;
     return 0;
+}
+
+int mb_moments_open(const char *iter_dir, const struct mb_st_reader *model,
+                    const struct mb_checkpoint_state *s, struct mb_moments **out,
+                    struct mb_err *err)
+{
+    return open_files(iter_dir, model, s, MB_MOMENTS_ADAM, out, err);
+}
+
+int mb_moments_check(const char *iter_dir, const struct mb_st_reader *model,
+                     const struct mb_checkpoint_state *s, struct mb_err *err)
+{
+    struct mb_moments *m = NULL;
+    int rc = open_files(iter_dir, model, s, 0, &m, err);
+    mb_moments_close(m);
+    return rc;
 }
 
 void mb_moments_close(struct mb_moments *m)

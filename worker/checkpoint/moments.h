@@ -30,6 +30,9 @@ int mb_moments_range(const char *path, const struct mb_st_reader *r, uint64_t fl
 int mb_moments_open(const char *iter_dir, const struct mb_st_reader *model,
                     const struct mb_checkpoint_state *s, struct mb_moments **out,
                     struct mb_err *err);
+/* The same of any optimizer's, SGD's too; nothing stays open. */
+int mb_moments_check(const char *iter_dir, const struct mb_st_reader *model,
+                     const struct mb_checkpoint_state *s, struct mb_err *err);
 void mb_moments_close(struct mb_moments *m); /* NULL is legal */
 /* Elements [from, from + n) of exp_avg (0) or exp_avg_sq (1) of a tensor of model. */
 int mb_moments_read(struct mb_moments *m, int which, const struct mb_st_tensor *t, uint64_t from,

@@ -1,17 +1,14 @@
 /*
- * Reader and writer of safetensors.h.
+ * The reader of safetensors.h.
  *
  *  1. open: read the length, read the header, mb_st_parse() checks it: each entry's dtype, shape
- * and offsets agree, and, sorted by offset, the tensors cover the data exactly.
- *  2. read: pread of a part of a tensor.
- *  3. create: lay the tensors out in order, write the header, padded with spaces to 8 bytes.
- *  4. write: bytes go through one buffer to the file and into the checksum; a large
- *     piece is written from where it lies. The kernel is told to begin with the disk
- *     now and then: else all of a large file waits for the fsync at the end.
- *  5. finish: everything announced must have come; fsync, close.
- * Failures: a header that is too long, no JSON, with a wrong field, an overflowing shape, a gap, an
- * overlap or a wrong size is MB_ECORRUPT naming the file and the tensor. A failed write removes the
- * file: what looks whole is whole.
+ *     and offsets agree, and, sorted by offset, the tensors cover the data exactly. A header with
+ *     checksums (sums.h) has to fit its own.
+ *  2. read: pread of a part of a tensor. Where there are checksums, the first who wants a byte of a
+ *     block has all of it read and compared; the last such block is kept, for whoever goes on in
+ * it. Failures: a header that is too long, no JSON, with a wrong field, an overflowing shape, a
+ * gap, an overlap or a wrong size, and bytes that are not those that were written, are MB_ECORRUPT
+ * naming the file and the tensor.
  */
 #include "worker/checkpoint/safetensors.h"
 
@@ -26,20 +23,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
-#include "base/buf.h"
 #include "base/checksum.h"
-#include "base/fs.h"
 #include "base/half.h"
+#include "worker/checkpoint/sums.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are written as they lie");
 
-enum {
-    BUFFER_BYTES = 1 << 20,
-    DIRECT_BYTES = 1 << 18, /* pieces from this size on do not go through the buffer */
-    KICK_BYTES = 16 << 20,
-    ALIGN_BYTES = 8,
-    META_MAX = 256
-};
+enum { META_MAX = 256 };
 
 static const struct {
     const char *name;
@@ -102,8 +92,7 @@ int mb_st_narrow(const char *tensor, const float *p, size_t n, enum mb_st_dtype 
     return fits ? 0 : no_room(tensor, dtype, err);
 }
 
-/* Bytes of a tensor; -1 when the product overflows. */
-static int tensor_bytes(const struct mb_st_tensor *t, uint64_t *out)
+int mb_st_tensor_bytes(const struct mb_st_tensor *t, uint64_t *out)
 {
     uint64_t n = DTYPES[t->dtype].size;
     for (int i = 0; i < t->n_dims; i++) {
@@ -125,6 +114,11 @@ struct mb_st_reader {
     size_t n_tensors;
     struct mb_st_meta *meta;
     size_t n_meta;
+    uint64_t data_bytes;
+    uint64_t *sums;      /* of its blocks; NULL: it has none */
+    uint8_t *is_checked; /* [blocks] */
+    uint8_t *block;      /* MB_SUMS_BLOCK_BYTES, when the first is read */
+    uint64_t in_block;   /* which that is */
 };
 
 static int corrupt(struct mb_err *err, const char *name, const char *tensor, const char *what)
@@ -179,7 +173,7 @@ static int take_tensor(struct mb_st_reader *r, const char *key, const json_t *o,
     uint64_t bytes = 0;
     if (json_array_size(offsets) != 2 || take_u64(json_array_get(offsets, 0), &t->begin) != 0 ||
         take_u64(json_array_get(offsets, 1), &t->end) != 0 || t->begin > t->end ||
-        tensor_bytes(t, &bytes) != 0 || bytes != t->end - t->begin) {
+        mb_st_tensor_bytes(t, &bytes) != 0 || bytes != t->end - t->begin) {
         return corrupt(err, r->name, key, "data_offsets do not fit shape and dtype");
     }
     char *name = mb_strdup(key);
@@ -265,6 +259,42 @@ static int take_all(struct mb_st_reader *r, json_t *root, struct mb_err *err)
     return 0;
 }
 
+/* ---- checksums ---- */
+
+static const char *metadata(const struct mb_st_reader *r, const char *key, size_t *n)
+{
+    const char *value = mb_st_metadata(r, key);
+    *n = value != NULL ? strlen(value) : 0;
+    return value;
+}
+
+static int take_sums(struct mb_st_reader *r, const void *header, size_t n, struct mb_err *err)
+{
+    const uint64_t n_blocks = mb_sums_n_blocks(r->data_bytes);
+    size_t n_digits = 0;
+    const char *digits = metadata(r, MB_SUMS_BLOCKS, &n_digits);
+    const enum mb_seal seal = mb_seal_check(header, n, MB_SUMS_HEADER);
+    if (seal == MB_SEAL_ABSENT && digits == NULL) {
+        return 0;
+    }
+    if (seal != MB_SEAL_FITS || digits == NULL || n_digits / MB_SUMS_DIGITS != n_blocks ||
+        n_digits % MB_SUMS_DIGITS != 0) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "%s: damaged: the header's checksum is not that of its bytes", r->name);
+    }
+    r->sums = mb_calloc((size_t)n_blocks + 1, sizeof *r->sums);
+    r->is_checked = mb_calloc((size_t)n_blocks + 1, 1);
+    if (r->sums == NULL || r->is_checked == NULL) {
+        return out_of_memory(err, r->name);
+    }
+    for (uint64_t i = 0; i < n_blocks; i++) {
+        if (mb_sums_get(digits + i * MB_SUMS_DIGITS, &r->sums[i]) != 0) {
+            return corrupt(err, r->name, MB_SUMS_BLOCKS, "is no list of checksums");
+        }
+    }
+    return 0;
+}
+
 int mb_st_parse(const char *name, const void *header, size_t n, uint64_t data_bytes,
                 struct mb_st_reader **out, struct mb_err *err)
 {
@@ -285,6 +315,10 @@ int mb_st_parse(const char *name, const void *header, size_t n, uint64_t data_by
     }
     if (rc == 0) {
         rc = check_cover(r, data_bytes, err);
+    }
+    if (rc == 0) {
+        r->data_bytes = data_bytes;
+        rc = take_sums(r, header, n, err);
     }
     json_decref(root);
     if (rc != 0) {
@@ -379,6 +413,9 @@ void mb_st_close(struct mb_st_reader *r)
     if (r->fd >= 0) {
         close(r->fd);
     }
+    mb_free(r->sums);
+    mb_free(r->is_checked);
+    mb_free(r->block);
     mb_free(r->tensors);
     mb_free(r->meta);
     mb_free(r->name);
@@ -415,251 +452,107 @@ const char *mb_st_metadata(const struct mb_st_reader *r, const char *key)
     return NULL;
 }
 
-int mb_st_read(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t offset, void *buf,
-               size_t n, struct mb_err *err)
+/* ---- data ---- */
+
+/* All of a block into buf, compared; t: who wants it. */
+static int read_block(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t block,
+                      void *buf, struct mb_err *err)
 {
-    return read_at(r->fd, r->name, r->data_at + t->begin + offset, buf, n, err);
-}
-
-/* ---- writing ---- */
-
-struct mb_st_writer {
-    char *path;
-    int fd;
-    uint8_t *buf;
-    size_t n_buf;
-    uint64_t crc;
-    uint64_t n_written; /* bytes of the file so far, those in buf included */
-    uint64_t n_expected;
-    uint64_t n_flushed, n_kicked; /* bytes in the file; of these, on their way to the disk */
-    int (*written)(void *arg, uint64_t n); /* NULL: nobody listens */
-    void *arg;
-};
-
-void mb_st_watch(struct mb_st_writer *w, int (*written)(void *arg, uint64_t n), void *arg)
-{
-    w->written = written;
-    w->arg = arg;
-}
-
-static int put(struct mb_st_writer *w, const uint8_t *p, size_t n, struct mb_err *err)
-{
-    w->crc = mb_crc64nvme(w->crc, p, n);
-    int rc = mb_fs_write_all(w->fd, p, n, err);
+    const size_t n = mb_sums_block_bytes(r->data_bytes, block);
+    const uint64_t at = block * MB_SUMS_BLOCK_BYTES;
+    int rc = read_at(r->fd, r->name, r->data_at + at, buf, n, err);
     if (rc != 0) {
-        return mb_err_wrap(err, "%s", w->path);
+        return rc;
     }
-    if (w->written != NULL && (rc = w->written(w->arg, n)) != 0) {
-        return mb_err_set(err, rc, "%s: cancelled", w->path);
+    const uint64_t crc = mb_crc64nvme(0, buf, n);
+    if (crc != r->sums[block]) {
+        return mb_err_set(err, MB_ECORRUPT,
+                          "%s: damaged: bytes %" PRIu64 " to %" PRIu64
+                          " of the file, where tensor %s is, have CRC64NVME %016" PRIx64
+                          "; those that were written had %016" PRIx64,
+                          r->name, r->data_at + at, r->data_at + at + n - 1, t->name, crc,
+                          r->sums[block]);
     }
-    w->n_flushed += n;
-    if (w->n_flushed - w->n_kicked >= KICK_BYTES) {
-        /* Not every file system can; what goes wrong with the disk is what fsync says. */
-        (void)sync_file_range(w->fd, (off_t)w->n_kicked, (off_t)(w->n_flushed - w->n_kicked),
-                              SYNC_FILE_RANGE_WRITE);
-        w->n_kicked = w->n_flushed;
-    }
+    r->is_checked[block] = 1;
     return 0;
 }
 
-static int flush_buffer(struct mb_st_writer *w, struct mb_err *err)
+/* The block that is kept becomes this one. */
+static int turn_to(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t block,
+                   struct mb_err *err)
 {
-    size_t n = w->n_buf;
-    w->n_buf = 0;
-    return put(w, w->buf, n, err);
+    if (r->block == NULL) {
+        r->block = mb_alloc(MB_SUMS_BLOCK_BYTES);
+        r->in_block = UINT64_MAX;
+    }
+    if (r->block == NULL) {
+        return out_of_memory(err, r->name);
+    }
+    if (r->in_block == block) {
+        return 0;
+    }
+    r->in_block = UINT64_MAX;
+    int rc = read_block(r, t, block, r->block, err);
+    r->in_block = rc == 0 ? block : UINT64_MAX;
+    return rc;
 }
 
-/* In parts that the checksum leaves in the processor's cache for the write. */
-static int write_directly(struct mb_st_writer *w, const uint8_t *p, size_t n, struct mb_err *err)
+/* n bytes of one block, from offset on. */
+static int read_in_block(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t block,
+                         size_t offset, void *buf, size_t n, struct mb_err *err)
 {
-    int rc = flush_buffer(w, err);
+    const int is_kept = r->block != NULL && r->in_block == block;
+    if (!is_kept && n == mb_sums_block_bytes(r->data_bytes, block)) {
+        return read_block(r, t, block, buf, err);
+    }
+    if (!is_kept && r->is_checked[block]) {
+        return read_at(r->fd, r->name, r->data_at + block * MB_SUMS_BLOCK_BYTES + offset, buf, n,
+                       err);
+    }
+    int rc = turn_to(r, t, block, err);
+    if (rc == 0) {
+        memcpy(buf, r->block + offset, n);
+    }
+    return rc;
+}
+
+int mb_st_read(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t offset, void *buf,
+               size_t n, struct mb_err *err)
+{
+    uint8_t *p = buf;
+    uint64_t at = t->begin + offset;
+    int rc = 0;
+    if (r->sums == NULL) {
+        return read_at(r->fd, r->name, r->data_at + at, buf, n, err);
+    }
     while (n > 0 && rc == 0) {
-        size_t k = n < BUFFER_BYTES ? n : BUFFER_BYTES;
-        rc = put(w, p, k, err);
+        const uint64_t block = at / MB_SUMS_BLOCK_BYTES;
+        const size_t from = (size_t)(at % MB_SUMS_BLOCK_BYTES);
+        const size_t left = mb_sums_block_bytes(r->data_bytes, block) - from;
+        const size_t k = n < left ? n : left;
+        rc = read_in_block(r, t, block, from, p, k, err);
+        at += k;
         p += k;
         n -= k;
     }
     return rc;
 }
 
-int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *err)
+int mb_st_has_sums(const struct mb_st_reader *r)
 {
-    const uint8_t *bytes = p;
-    if (n > w->n_expected - w->n_written) {
-        return mb_err_set(err, MB_ESTATE, "%s: more data than the header announces", w->path);
-    }
-    w->n_written += n;
-    if (n >= DIRECT_BYTES) {
-        return write_directly(w, bytes, n, err);
-    }
-    while (n > 0) {
-        size_t k = BUFFER_BYTES - w->n_buf;
-        k = k < n ? k : n;
-        memcpy(w->buf + w->n_buf, bytes, k);
-        w->n_buf += k;
-        bytes += k;
-        n -= k;
-        if (w->n_buf == BUFFER_BYTES) {
-            int rc = flush_buffer(w, err);
-            if (rc != 0) {
-                return rc;
-            }
-        }
-    }
-    return 0;
+    return r->sums != NULL;
 }
 
-static json_t *tensor_json(const struct mb_st_tensor *t)
+int mb_st_verify(struct mb_st_reader *r, struct mb_err *err)
 {
-    json_t *shape = json_array();
-    for (int i = 0; i < t->n_dims; i++) {
-        json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
-    }
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", DTYPES[t->dtype].name, "shape", shape,
-                     "data_offsets", (json_int_t)t->begin, (json_int_t)t->end);
-}
-
-static int header_text(struct mb_st_tensor *tensors, size_t n_tensors,
-                       const struct mb_st_meta *meta, size_t n_meta, uint64_t *data_bytes,
-                       struct mb_buf *out, struct mb_err *err)
-{
-    json_t *root = json_object();
-    uint64_t at = 0;
-    int bad = root == NULL;
-    if (n_meta > 0) {
-        json_t *m = json_object();
-        for (size_t i = 0; i < n_meta; i++) {
-            bad |= json_object_set_new(m, meta[i].key, json_string(meta[i].value));
-        }
-        bad |= json_object_set_new(root, "__metadata__", m);
-    }
-    for (size_t i = 0; i < n_tensors && !bad; i++) {
-        uint64_t n = 0;
-        bad |= tensor_bytes(&tensors[i], &n);
-        tensors[i].begin = at;
-        tensors[i].end = at += n;
-        bad |= json_object_set_new(root, tensors[i].name, tensor_json(&tensors[i]));
-    }
-    char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
-    json_decref(root);
+    size_t i = 0;
     int rc = 0;
-    if (text == NULL || mb_buf_puts(out, text) != 0) {
-        rc = mb_err_set(err, MB_ENOMEM, "out of memory for a safetensors header");
+    for (uint64_t block = 0; r->sums != NULL && block < mb_sums_n_blocks(r->data_bytes) && rc == 0;
+         block++) {
+        while (r->tensors[i].end <= block * MB_SUMS_BLOCK_BYTES) { /* they cover all */
+            i++;
+        }
+        rc = turn_to(r, &r->tensors[i], block, err);
     }
-    while (rc == 0 && out->len % ALIGN_BYTES != 0) {
-        rc = mb_buf_puts(out, " ");
-    }
-    mb_free(text);
-    *data_bytes = at;
     return rc;
-}
-
-int mb_st_create(const char *path, struct mb_st_tensor *tensors, size_t n_tensors,
-                 const struct mb_st_meta *meta, size_t n_meta, struct mb_st_writer **out,
-                 struct mb_err *err)
-{
-    struct mb_buf header = {0};
-    uint64_t data_bytes = 0;
-    int rc = header_text(tensors, n_tensors, meta, n_meta, &data_bytes, &header, err);
-    struct mb_st_writer *w = rc == 0 ? mb_calloc(1, sizeof *w) : NULL;
-    if (rc == 0 && w == NULL) {
-        rc = out_of_memory(err, path);
-    }
-    if (rc != 0) {
-        mb_buf_close(&header);
-        return rc;
-    }
-    w->fd = -1;
-    w->path = mb_strdup(path);
-    w->buf = mb_alloc(BUFFER_BYTES);
-    w->n_expected = 8 + header.len + data_bytes;
-    if (w->path == NULL || w->buf == NULL) {
-        rc = out_of_memory(err, path);
-    } else if ((w->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0) {
-        rc = mb_err_sys(err, errno, "%s", path);
-    }
-    if (rc == 0) {
-        uint64_t n = header.len;
-        rc = mb_st_write(w, &n, sizeof n, err);
-    }
-    if (rc == 0) {
-        rc = mb_st_write(w, header.data, header.len, err);
-    }
-    mb_buf_close(&header);
-    if (rc != 0) {
-        mb_st_abandon(w);
-        return rc;
-    }
-    *out = w;
-    return 0;
-}
-
-static void free_writer(struct mb_st_writer *w)
-{
-    if (w->fd >= 0) {
-        close(w->fd);
-    }
-    mb_free(w->buf);
-    mb_free(w->path);
-    mb_free(w);
-}
-
-/* What waits in the page cache goes to the disk piece by piece, so that who listens sees it go;
- * what goes wrong is what fsync says. */
-static void sync_in_pieces(struct mb_st_writer *w)
-{
-    for (uint64_t at = 0; w->written != NULL && at < w->n_flushed; at += KICK_BYTES) {
-        if (sync_file_range(w->fd, (off_t)at, KICK_BYTES,
-                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                                SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
-            break;
-        }
-        (void)w->written(w->arg, w->n_flushed - at < KICK_BYTES ? w->n_flushed - at : KICK_BYTES);
-    }
-}
-
-int mb_st_finish(struct mb_st_writer *w, uint64_t *size_bytes, uint64_t *crc64nvme,
-                 struct mb_err *err)
-{
-    int rc = 0;
-    if (w->n_written != w->n_expected) {
-        rc = mb_err_set(err, MB_ESTATE, "%s: %" PRIu64 " bytes are missing", w->path,
-                        w->n_expected - w->n_written);
-    }
-    if (rc == 0) {
-        rc = flush_buffer(w, err);
-    }
-    if (rc == 0) {
-        sync_in_pieces(w);
-    }
-    if (rc == 0 && fsync(w->fd) != 0) {
-        rc = mb_err_sys(err, errno, "%s: fsync", w->path);
-    }
-    if (rc == 0) {
-        int fd = w->fd;
-        w->fd = -1;
-        if (close(fd) != 0) {
-            rc = mb_err_sys(err, errno, "%s: close", w->path);
-        }
-    }
-    if (rc != 0) {
-        mb_st_abandon(w);
-        return rc;
-    }
-    *size_bytes = w->n_written;
-    *crc64nvme = w->crc;
-    free_writer(w);
-    return 0;
-}
-
-void mb_st_abandon(struct mb_st_writer *w)
-{
-    if (w == NULL) {
-        return;
-    }
-    /* The file is ours only if open() made it: path exists with O_EXCL. */
-    if (w->n_written > 0) {
-        unlink(w->path);
-    }
-    free_writer(w);
 }

@@ -5,8 +5,9 @@
  * to strings. Only little-endian hosts are supported (the bytes are the tensors').
  *
  * The writer knows all shapes before the first byte and streams; the reader checks the whole header
- * against the file's size before it says yes, so that reads cannot leave the data. Threads: one at
- * a time per object.
+ * against the file's size before it says yes, so that reads cannot leave the data. What is written
+ * has checksums of itself in its metadata (sums.h), and what has them is compared with them before
+ * a byte of it is handed out. Threads: one at a time per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_SAFETENSORS_H
 #define MOBULA_WORKER_CHECKPOINT_SAFETENSORS_H
@@ -50,6 +51,9 @@ struct mb_st_tensor {
     uint64_t begin, end; /* bytes in the data section; filled in by reader and writer */
 };
 
+/* Bytes of a tensor; -1 when the product overflows. */
+int mb_st_tensor_bytes(const struct mb_st_tensor *t, uint64_t *out);
+
 struct mb_st_meta {
     const char *key, *value;
 };
@@ -67,9 +71,14 @@ const struct mb_st_tensor *mb_st_tensor(const struct mb_st_reader *r, size_t i);
 const struct mb_st_tensor *mb_st_find(const struct mb_st_reader *r, const char *name);
 const char *mb_st_metadata(const struct mb_st_reader *r, const char *key); /* NULL: absent */
 /* Bytes [offset, offset + n) of a tensor; the range is the caller's promise. MB_ECORRUPT if the
- * file has become shorter. */
+ * file has become shorter, or, if it has checksums, if these bytes or those around them, to the
+ * next full MiB of the data, are not those that were written. */
 int mb_st_read(struct mb_st_reader *r, const struct mb_st_tensor *t, uint64_t offset, void *buf,
                size_t n, struct mb_err *err);
+
+int mb_st_has_sums(const struct mb_st_reader *r);
+/* Reads everything: as mb_st_read() of all tensors. 0 for a file without checksums. */
+int mb_st_verify(struct mb_st_reader *r, struct mb_err *err);
 
 /* The pure part, for fuzzing: a header of n bytes against a data section of data_bytes. */
 int mb_st_parse(const char *name, const void *header, size_t n, uint64_t data_bytes,
@@ -83,9 +92,9 @@ struct mb_st_writer;
 int mb_st_create(const char *path, struct mb_st_tensor *tensors, size_t n_tensors,
                  const struct mb_st_meta *meta, size_t n_meta, struct mb_st_writer **out,
                  struct mb_err *err);
-/* Right after create: written(arg, n) hears of every n bytes that went to the file, and of those
- * that reached the disk at the end. What it returns but 0 is the error of the call that is under
- * way. */
+/* Right after create: written(arg, n) hears of every n bytes that went to the file, and of
+ * those that reached the disk at the end. What it returns but 0 is the error of the call that is
+ * under way. */
 void mb_st_watch(struct mb_st_writer *w, int (*written)(void *arg, uint64_t n), void *arg);
 /* The next bytes of the data section, in the order of the tensors. */
 int mb_st_write(struct mb_st_writer *w, const void *p, size_t n, struct mb_err *err);

@@ -1,10 +1,12 @@
 /*
  * state.json, the names of files, and the agreement of ranks.
  *
- *  1. encode: version, counters, the layout of the flat buffer (for people and tools), arguments.
- *  2. decode: version first; every counter must be there and sane.
+ *  1. encode: a seal (sums.h), version, counters, the layout of the flat buffer (for people and
+ *     tools), arguments.
+ *  2. decode: the seal, if there is one, then version; every counter must be there and sane.
  *  3. agree: the highest rank that failed is all-reduced, so that all leave together.
- * Failures: a state.json of another version or with a missing field is MB_ECORRUPT naming the file.
+ * Failures: a state.json that is not what was written, of another version or with a missing field
+ * is MB_ECORRUPT naming the file.
  */
 #include "worker/checkpoint/common.h"
 
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "worker/checkpoint/sums.h"
 
 void mb_checkpoint_iter_name(int64_t iteration, char out[32])
 {
@@ -80,6 +83,8 @@ int mb_checkpoint_share_times(struct mb_comm *comm, const struct mb_checkpoint_s
     return rc;
 }
 
+#define SEAL "crc64nvme"
+
 static const struct {
     const char *name;
     size_t offset;
@@ -133,6 +138,7 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
     json_t *root = json_object();
     json_t *args = json_loads(s->args_json != NULL ? s->args_json : "{}", 0, &je);
     int bad = root == NULL || args == NULL;
+    bad |= json_object_set_new(root, SEAL, json_string(MB_SUMS_NONE));
     bad |= json_object_set_new(root, "version", json_integer(MB_CHECKPOINT_VERSION));
     for (size_t i = 0; i < N_COUNTERS; i++) {
         int64_t v;
@@ -159,9 +165,12 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
     bad |= json_object_set_new(root, "args", args);
     char *text = bad ? NULL : json_dumps(root, JSON_INDENT(1));
     json_decref(root);
+    const size_t before = out->len;
     int rc = 0;
     if (text == NULL || mb_buf_puts(out, text) != 0 || mb_buf_puts(out, "\n") != 0) {
         rc = mb_err_set(err, MB_ENOMEM, "out of memory for %s", MB_CHECKPOINT_STATE_FILE);
+    } else {
+        mb_seal_set((char *)out->data + before, out->len - before, SEAL);
     }
     mb_free(text);
     return rc;
@@ -225,6 +234,7 @@ static int take_state(const char *name, const json_t *root, struct mb_checkpoint
         return bad_state(err, name, "field \"has_optimizer\" or \"args\" is missing");
     }
     out->has_optimizer = json_is_true(optimizer);
+    out->has_sum = json_object_get(root, SEAL) != NULL;
     out->is_megatrons = json_is_true(json_object_get(root, "of_megatron"));
     const char *refused = json_string_value(json_object_get(root, "optimizer_refused"));
     if (refused != NULL && (out->optimizer_refused = mb_strdup(refused)) == NULL) {
@@ -244,6 +254,10 @@ int mb_checkpoint_state_decode(const char *name, const void *text, size_t n,
     int rc;
     if (!json_is_object(root)) {
         rc = mb_err_set(err, MB_ECORRUPT, "%s:%d: not valid JSON: %s", name, je.line, je.text);
+    } else if (mb_seal_check(text, n, SEAL) == MB_SEAL_BROKEN) {
+        rc = bad_state(err, name,
+                       "field \"" SEAL "\" is not the checksum of its text: damaged (whoever "
+                       "edited it on purpose takes that field out)");
     } else {
         rc = take_state(name, root, out, err);
     }

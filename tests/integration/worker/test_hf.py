@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from gang import tool as run
+from gang import tool as run, unsealed
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -243,7 +243,7 @@ class HuggingFaceTest(unittest.TestCase):
                                ("with --rotary-percent", '"rotary_percent": 1.0', '"rotary_percent": 0.5')):
             text_before = state.read_text()
             self.assertIn(old, text_before)
-            state.write_text(text_before.replace(old, new))
+            state.write_text(unsealed(text_before).replace(old, new))
             self.refused(text, "convert", target, self.path / "back")
             state.write_text(text_before)
         self.refused("neither config.json nor latest_checkpointed_iteration.txt", "inspect", self.path)

@@ -149,19 +149,18 @@ class DirectoryTest(Case):
             run(MOBULA, "checkpoint", "convert", "--no-load-optim", source, self.path / f"ours-{source.name}")
         self.same_weights(self.weights(self.path / "ours-theirs"), self.weights(self.path / "ours-ranks"))
 
-    def refused(self, text, status=65, load=True):
+    def refused(self, text, status=65):
         """By all that read it; nothing is left."""
-        for verb in (["inspect", self.theirs], ["convert", "--no-load-optim", self.theirs, self.ours]):
-            if load or verb[0] == "convert":
-                done = subprocess.run([MOBULA, "checkpoint", *map(str, verb)], capture_output=True, text=True, timeout=60,
-                                      check=False)
-                self.assertEqual((done.returncode, len(done.stderr.splitlines())), (status, 1), done.stderr)
-                self.assertIn(text, done.stderr)
+        for verb in (["inspect", self.theirs], ["verify", self.theirs],
+                     ["convert", "--no-load-optim", self.theirs, self.ours]):
+            done = subprocess.run([MOBULA, "checkpoint", *map(str, verb)], capture_output=True, text=True, timeout=60,
+                                  check=False)
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (status, 1), done.stderr)
+            self.assertIn(text, done.stderr)
         self.assertEqual([p.name for p in self.path.iterdir()], ["theirs"])
-        if load:
-            log = self.train("--load", self.theirs, "--use-checkpoint-args", "--no-load-optim", "--train-iters", 21,
-                             status=status)
-            self.assertIn(text, log)
+        log = self.train("--load", self.theirs, "--use-checkpoint-args", "--no-load-optim", "--train-iters", 21,
+                         status=status)
+        self.assertIn(text, log)
 
     def test_what_is_missing_is_named(self):
         at = self.theirs / ITER
@@ -189,7 +188,7 @@ class DirectoryTest(Case):
                     if v.relative_path == "__1_0.distcp" and k.fqn == "decoder.layers.mlp.linear_fc1.weight")
         at = info.offset + info.length // 2
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
-        self.refused("tensor decoder.layers.mlp.linear_fc1.weight: a checksum is not that of its bytes", load=False)
+        self.refused("tensor decoder.layers.mlp.linear_fc1.weight: a checksum is not that of its bytes")
 
     def test_metadata_that_does_not_fit_is_named(self):
         fc1, norm = "decoder.layers.mlp.linear_fc1.weight", "decoder.final_layernorm.weight"

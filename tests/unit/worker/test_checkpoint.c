@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -592,6 +593,44 @@ static void damage_is_named(void **state)
     run(1, (struct job){.expected = MB_ECORRUPT, .expect = "state.json"});
 }
 
+static void flip(const char *path, long at)
+{
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    const int c = fgetc(f);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    assert_int_equal(fputc(c ^ 4, f), c ^ 4);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Wherever it is, no rank trains from it. */
+static void a_flipped_bit_is_named(void **state)
+{
+    (void)state;
+    static const char *const FILES[] = {"state.json", "model_tp00_pp00.safetensors",
+                                        "optim_dp_000_of_002.safetensors",
+                                        "optim_dp_001_of_002.safetensors"};
+    run(2, (struct job){.save = 1, .fault_rank = -1});
+    for (size_t i = 0; i < sizeof FILES / sizeof FILES[0]; i++) {
+        char path[160];
+        struct stat st;
+        snprintf(path, sizeof path, "%s/iter_0000012/%s", dir, FILES[i]);
+        assert_int_equal(stat(path, &st), 0);
+        for (long at = 40; at < st.st_size; at += 173) { /* behind the name of the first field */
+            flip(path, at);
+            run(1, (struct job){.expected = MB_ECORRUPT, .expect = FILES[i]});
+            flip(path, at);
+        }
+    }
+    run(2, (struct job){.sharded = 1, .fault_rank = -1});
+    char path[160];
+    snprintf(path, sizeof path, "%s/iter_0000012/%s", dir, FILES[3]);
+    flip(path, 1000);
+    run(2,
+        (struct job){.sharded = 1, .fault_rank = 1, .expected = MB_ECORRUPT, .expect = FILES[3]});
+}
+
 static void a_save_that_fails_leaves_the_last_one(void **state)
 {
     (void)state;
@@ -627,6 +666,7 @@ int main(void)
         cmocka_unit_test_teardown(a_kill_where_names_cannot_be_exchanged, clear_dir),
         cmocka_unit_test_teardown(ranks_may_keep_their_parts_apart, clear_dir),
         cmocka_unit_test_teardown(damage_is_named, clear_dir),
+        cmocka_unit_test_teardown(a_flipped_bit_is_named, clear_dir),
         cmocka_unit_test_teardown(a_save_that_fails_leaves_the_last_one, clear_dir),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -317,17 +317,23 @@ static int open_model(const struct mb_convert_options *o, struct model *m, struc
     return rc;
 }
 
-int mb_model_inspect(const char *dir, int64_t iteration, struct mb_model_facts *out,
-                     struct mb_err *err)
+int mb_model_inspect(const char *dir, int64_t iteration, int checks_bytes,
+                     struct mb_model_facts *out, struct mb_err *err)
 {
     const struct mb_convert_options o = {
         .source = dir, .iteration = iteration, .to = -1, .no_load_optim = 1};
     struct model m;
     int rc = open_model(&o, &m, err);
-    if (rc == 0) {
-        *out = m.facts;
-        close_model(&m);
+    if (rc != 0) {
+        return rc;
     }
+    if (checks_bytes) {
+        rc = m.facts.kind == MB_MODEL_MEGATRON
+                 ? mb_shards_verify(m.weights.megatron, err)
+                 : mb_hf_source_verify(m.source, &m.facts.n_without_sums, err);
+    }
+    *out = m.facts;
+    close_model(&m);
     return rc;
 }
 
@@ -612,13 +618,17 @@ static int write_into(void *arg, const char *dir, struct mb_err *err)
 {
     const struct converting *v = arg;
     struct model *m = v->c->m;
-    if (m->split != NULL) {
+    int rc = 0;
+    if (m->facts.kind == MB_MODEL_MEGATRON) {
+        rc = mb_shards_verify(m->weights.megatron, err);
+    }
+    if (rc == 0 && m->split != NULL) {
         return mb_splitter_write(m->split, dir, err);
     }
-    if (m->facts.kind == MB_MODEL_MEGATRON) {
-        return mb_megatron_join(&m->weights, &m->state, dir, err);
+    if (rc != 0 || m->facts.kind == MB_MODEL_MEGATRON) {
+        return rc != 0 ? rc : mb_megatron_join(&m->weights, &m->state, dir, err);
     }
-    int rc = begin_writing(v->c, err);
+    rc = begin_writing(v->c, err);
     if (rc == 0) {
         rc = v->c->to == MB_HF_OURS ? write_ours(v->c, dir, err)
                                     : write_theirs(v->c, v->o, dir, err);

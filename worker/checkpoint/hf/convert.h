@@ -26,13 +26,15 @@ struct mb_model_facts {
     struct mb_hf_shape shape; /* of or for Megatron-LM: its sizes alone */
     uint64_t n_parameters;    /* values of all tensors, rows that pad the vocabulary included */
     size_t n_tensors, n_files;
-    uint64_t total_bytes; /* of the tensors as they lie in the files */
-    int has_optimizer;    /* and what was made has it too */
+    uint64_t total_bytes;  /* of the tensors as they lie in the files */
+    size_t n_without_sums; /* files whose bytes nothing could be compared with */
+    int has_optimizer;     /* and what was made has it too */
 };
 
-/* What dir is, with every tensor's name and shape checked. iteration -1: the newest. */
-int mb_model_inspect(const char *dir, int64_t iteration, struct mb_model_facts *out,
-                     struct mb_err *err);
+/* What dir is, with every tensor's name and shape checked, and with checks_bytes all bytes of its
+ * weights that have checksums. iteration -1: the newest. */
+int mb_model_inspect(const char *dir, int64_t iteration, int checks_bytes,
+                     struct mb_model_facts *out, struct mb_err *err);
 
 struct mb_convert_options {
     const char *source, *target; /* directories; target must not exist, or be empty */

@@ -372,3 +372,14 @@ int mb_hf_source_rows(struct mb_hf_source *s, const struct mb_hf_tensor *t, uint
     }
     return rc;
 }
+
+int mb_hf_source_verify(struct mb_hf_source *s, size_t *n_without, struct mb_err *err)
+{
+    int rc = 0;
+    *n_without = 0;
+    for (size_t i = 0; i < s->n && rc == 0; i++) {
+        *n_without += !mb_st_has_sums(s->readers[i]);
+        rc = mb_st_verify(s->readers[i], err);
+    }
+    return rc;
+}

@@ -30,6 +30,9 @@ int mb_hf_source_check(const struct mb_hf_source *s, const struct mb_hf_tensor *
 int mb_hf_source_rows(struct mb_hf_source *s, const struct mb_hf_tensor *t, uint64_t row,
                       uint64_t n, float *out, struct mb_err *err);
 
+/* Reads every file that has checksums: MB_ECORRUPT names it. *n_without: those that have none. */
+int mb_hf_source_verify(struct mb_hf_source *s, size_t *n_without, struct mb_err *err);
+
 /* A list of files from an index, for fuzzing: the names are checked, nothing is opened. */
 int mb_hf_index_parse(const char *name, const void *text, size_t n, char ***files, size_t *n_files,
                       struct mb_err *err);

@@ -737,7 +737,7 @@ int mb_shards_verify(const struct mb_shards *s, struct mb_err *err)
 {
     int rc = 0;
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
-        rc = mb_torch_verify(s->files[i].torch, err);
+        rc = mb_torch_verify(s->files[i].torch, s->files[i].is_taken, err);
     }
     return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, err) : rc;
 }

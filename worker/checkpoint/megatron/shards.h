@@ -72,7 +72,8 @@ const struct mb_shards_optimizer *mb_shards_optimizer(const struct mb_shards *s)
 int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
                          const struct mb_st_tensor *t, uint64_t from, size_t n, float *out,
                          struct mb_err *err);
-/* Reads all bytes of all tensors: MB_ECORRUPT if a checksum is another. */
+/* Reads all bytes of the model's tensors, and of its optimizer's if that was taken: MB_ECORRUPT if
+ * a checksum is another. */
 int mb_shards_verify(const struct mb_shards *s, struct mb_err *err);
 
 #endif

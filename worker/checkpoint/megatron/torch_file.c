@@ -733,14 +733,14 @@ void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor 
     *crc32 = e->crc32;
 }
 
-int mb_torch_verify(const struct mb_torch_file *f, struct mb_err *err)
+int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only, struct mb_err *err)
 {
     const size_t n_entries = mb_zip_n_entries(f->zip);
     uint8_t *is_done = mb_calloc(n_entries, 1);
     int rc = is_done != NULL ? 0 : no_memory(f->name, err);
     for (size_t i = 0; i < f->n && rc == 0; i++) {
         const size_t e = f->tensors[i].entry;
-        if (!is_done[e]) {
+        if (!is_done[e] && (only == NULL || only[i])) {
             is_done[e] = 1;
             rc = mb_zip_verify(f->zip, mb_zip_entry(f->zip, e), err);
         }

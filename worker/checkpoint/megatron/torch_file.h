@@ -59,7 +59,8 @@ int mb_torch_read(struct mb_torch_file *f, const struct mb_torch_tensor *t, uint
 /* Where the storage of a tensor lies: bytes of the zip. *crc32 0: torch did not compute it. */
 void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t *at,
                     uint64_t *n, uint32_t *crc32);
-/* Reads the bytes of all storages: MB_ECORRUPT if a checksum is another. */
-int mb_torch_verify(const struct mb_torch_file *f, struct mb_err *err);
+/* Reads the storages of all tensors, or, with only [n_tensors], of those that have a 1 there:
+ * MB_ECORRUPT if a checksum is another. */
+int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only, struct mb_err *err);
 
 #endif

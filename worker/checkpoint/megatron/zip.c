@@ -376,3 +376,12 @@ int mb_zip_verify(const struct mb_zip *z, const struct mb_zip_entry *e, struct m
     mb_free(piece);
     return rc;
 }
+
+int mb_zip_verify_all(const struct mb_zip *z, struct mb_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < z->n && rc == 0; i++) {
+        rc = mb_zip_verify(z, &z->entries[i], err);
+    }
+    return rc;
+}

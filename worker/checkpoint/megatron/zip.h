@@ -36,7 +36,8 @@ const struct mb_zip_entry *mb_zip_find(const struct mb_zip *z, const char *name)
  * file has become shorter. */
 int mb_zip_read(const struct mb_zip *z, const struct mb_zip_entry *e, uint64_t offset, void *buf,
                 size_t n, struct mb_err *err);
-/* Reads all of e: MB_ECORRUPT if its checksum is another. */
+/* Reads all of e, or of all entries: MB_ECORRUPT if a checksum is another. */
 int mb_zip_verify(const struct mb_zip *z, const struct mb_zip_entry *e, struct mb_err *err);
+int mb_zip_verify_all(const struct mb_zip *z, struct mb_err *err);
 
 #endif

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "worker/checkpoint/hf/convert.h"
+#include "worker/checkpoint/moments.h"
 #include "worker/checkpoint/weights.h"
 
 static char ARGS[] =
@@ -18,7 +19,10 @@ static char ARGS[] =
     "\"swiglu\": true, \"group_query_attention\": true, \"num_query_groups\": 2,"
     "\"max_position_embeddings\": 8, \"padded_vocab_size\": 24, \"true_vocab_size\": 21,"
     "\"make_vocab_size_divisible_by\": 8, \"ffn_hidden_size\": 32, \"add_bias_linear\": true,"
-    "\"untie_embeddings_and_output_weights\": true}";
+    "\"untie_embeddings_and_output_weights\": true,"
+    "\"lr\": 0.001, \"min_lr\": 0.0001, \"start_weight_decay\": 0.1, \"end_weight_decay\": 0.1,"
+    "\"weight_decay\": 0.1, \"adam_beta1\": 0.9, \"adam_beta2\": 0.95, \"adam_eps\": 1e-8,"
+    "\"lr_decay_style\": \"cosine\", \"weight_decay_incr_style\": \"constant\"}";
 
 enum { PADDED = 24, HIDDEN = 16 };
 
@@ -44,12 +48,28 @@ static int write_numbers(void *arg, const char *path, struct mb_st_tensor *tenso
     return mb_st_finish(w, &size, &crc, err);
 }
 
-static void write_ours(const char *dir)
+static int give_moment(void *arg, int which, size_t tensor, uint64_t from, size_t n, float *out,
+                       struct mb_err *err)
+{
+    (void)arg;
+    (void)err;
+    for (size_t i = 0; i < n; i++) {
+        out[i] = value(tensor, from + i) + (which == 0 ? 0.25f : 0.5f);
+    }
+    return 0;
+}
+
+static void write_ours(const char *dir, int with_optimizer)
 {
     struct mb_err err = {0};
     struct mb_megatron_layout l = {0};
-    const struct mb_checkpoint_state s = {
-        .iteration = 7, .consumed_train_samples = 56, .args_json = ARGS};
+    const struct mb_checkpoint_state s = {.iteration = 7,
+                                          .consumed_train_samples = 56,
+                                          .optimizer_steps = 7,
+                                          .schedule_samples = 56,
+                                          .decay_samples = 160,
+                                          .has_optimizer = with_optimizer,
+                                          .args_json = ARGS};
     json_t *args = json_loads(ARGS, 0, NULL);
     assert_non_null(args);
     assert_int_equal(mb_megatron_sizes("here", args, &l, &err), 0);
@@ -62,6 +82,11 @@ static void write_ours(const char *dir)
                                            .shape = {l.tensors[i].rows, l.tensors[i].columns}};
     }
     assert_int_equal(mb_weights_write(dir, tensors, l.n, &s, write_numbers, NULL, &err), 0);
+    if (with_optimizer) {
+        char *iter = mb_weights_dir(dir, 7);
+        assert_int_equal(mb_moments_write(iter, tensors, l.n, give_moment, NULL, &err), 0);
+        mb_free(iter);
+    }
     free(tensors);
     mb_megatron_layout_close(&l);
     json_decref(args);
@@ -102,7 +127,7 @@ static void every_layout_has_every_number(void **state)
     assert_non_null(mkdtemp(dir));
     char *source = mb_path_join(dir, "ours"), *target = mb_path_join(dir, "theirs");
     char *iter = mb_path_join(target, "iter_0000007");
-    write_ours(source);
+    write_ours(source, 0);
     for (uint64_t tp = 1; tp <= 2; tp++) {
         for (uint64_t pp = 1; pp <= 4; pp *= 2) {
             for (int is_local = 0; is_local < 2; is_local++) {
@@ -141,7 +166,7 @@ static void it_is_whole_or_not_there(void **state)
                                          .to = MB_MODEL_MEGATRON,
                                          .tensor_parallel_size = 2,
                                          .pipeline_parallel_size = 2};
-    write_ours(source);
+    write_ours(source, 0);
     int rc = MB_ENOMEM;
     for (unsigned long nth = 1; rc != 0; nth++) {
         mb_alloc_fail_nth(nth);
@@ -165,11 +190,92 @@ static void it_is_whole_or_not_there(void **state)
     mb_free(iter);
 }
 
+/* Opened with its optimizer, and all of the moments of two ranks' parts read. */
+static int read_optimizer(const char *iter_dir, struct mb_err *err)
+{
+    struct mb_shards *s = NULL;
+    int rc = mb_shards_open(iter_dir, &s, err);
+    if (rc == 0) {
+        rc = mb_shards_take_optimizer(s, err);
+    }
+    for (size_t i = 0; rc == 0 && i < mb_shards_n_tensors(s); i++) {
+        const struct mb_st_tensor *t = mb_shards_tensor(s, i);
+        float got[2] = {0};
+        rc = mb_shards_read_state(s, MB_SHARDS_EXP_AVG, t, 3, 2, got, err);
+        if (rc == 0) {
+            assert_true(got[0] == value(i, 3) + 0.25f && got[1] == value(i, 4) + 0.25f);
+            rc = mb_shards_read_state(s, MB_SHARDS_EXP_AVG_SQ, t, 3, 2, got, err);
+        }
+        if (rc == 0) {
+            assert_true(got[0] == value(i, 3) + 0.5f && got[1] == value(i, 4) + 0.5f);
+        }
+    }
+    if (rc == 0) {
+        assert_int_equal(mb_shards_optimizer(s)->steps, 7);
+        assert_int_equal(mb_shards_optimizer(s)->schedule_samples, 56);
+    }
+    mb_shards_close(s);
+    return rc;
+}
+
+static void the_optimizer_bears_every_failing_allocation(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/mobula-split-XXXXXX";
+    struct mb_err err = {0};
+    struct mb_model_facts facts;
+    assert_non_null(mkdtemp(dir));
+    char *source = mb_path_join(dir, "ours"), *target = mb_path_join(dir, "theirs");
+    char *partial = mb_path_join(dir, "theirs.mobula-convert");
+    char *iter = mb_path_join(target, "iter_0000007");
+    const struct mb_convert_options o = {.source = source,
+                                         .target = target,
+                                         .iteration = -1,
+                                         .to = MB_MODEL_MEGATRON,
+                                         .tensor_parallel_size = 2};
+    int n_borne = 0; /* a look for a file by whose absence nothing changes, a clearing up */
+    write_ours(source, 1);
+    for (unsigned long nth = 1;; nth++) {
+        mb_alloc_fail_nth(nth);
+        const int rc = mb_model_convert(&o, &facts, &err);
+        const int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            break;
+        }
+        n_borne += rc == 0;
+        assert_true(rc == MB_ENOMEM || rc == 0);
+        assert_int_equal(mb_fs_exists(target), rc == 0);
+        assert_int_equal(mb_fs_remove_tree(target, &err), 0);
+        assert_int_equal(mb_fs_remove_tree(partial, &err), 0);
+    }
+    for (unsigned long nth = 1;; nth++) {
+        mb_alloc_fail_nth(nth);
+        const int rc = read_optimizer(iter, &err);
+        const int failed = mb_alloc_did_fail();
+        mb_alloc_fail_nth(0);
+        if (!failed) {
+            assert_int_equal(rc, 0);
+            break;
+        }
+        n_borne += rc == 0;
+        assert_true(rc == MB_ENOMEM || rc == 0);
+    }
+    assert_in_range(n_borne, 0, 4);
+    assert_int_equal(mb_fs_remove_tree(dir, &err), 0);
+    mb_free(source);
+    mb_free(target);
+    mb_free(partial);
+    mb_free(iter);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_has_every_number),
         cmocka_unit_test(it_is_whole_or_not_there),
+        cmocka_unit_test(the_optimizer_bears_every_failing_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,20 +81,13 @@ static int clear_partial(const char *partial, const char *marker, const char *so
     return rc == 0 ? mb_fs_remove_tree(partial, err) : rc;
 }
 
-/* The target's new name is on disk. */
-static int sync_parent(const char *target, struct mb_err *err)
-{
-    char *parent = mb_path_join(target, "..");
-    int rc = parent != NULL ? mb_fs_sync_dir(parent, err) : no_memory(err);
-    mb_free(parent);
-    return rc;
-}
-
 static int fill(const char *target, const char *partial, const char *marker,
                 int (*write)(void *arg, const char *dir, struct mb_err *err), void *arg,
                 struct mb_err *err)
 {
-    int rc = mb_fs_mkdir_p(partial, 0755, err);
+    char *parent =
+        mb_path_join(target, ".."); /* now: behind the rename nothing but the disk fails */
+    int rc = parent != NULL ? mb_fs_mkdir_p(partial, 0755, err) : no_memory(err);
     if (rc == 0) {
         rc = mb_fs_write_atomic(marker, "", 0, 0644, err);
     }
@@ -112,9 +105,11 @@ static int fill(const char *target, const char *partial, const char *marker,
     }
     if (rc != 0) {
         mb_fs_remove_tree(partial, NULL);
-        return rc;
+    } else {
+        rc = mb_fs_sync_dir(parent, err);
     }
-    return sync_parent(target, err);
+    mb_free(parent);
+    return rc;
 }
 
 int mb_target_write(const char *target, const char *source,

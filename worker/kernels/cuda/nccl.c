@@ -3,14 +3,16 @@
  *  1. The library is opened at the first use, by its name, as the loader finds it
  *     (LD_LIBRARY_PATH), then where packages put it; it stays open until the process ends, since it
  *     has threads. A failure names what was looked for, or the version that is too old.
- *  2. create: the communicator is begun without blocking, so that a peer that never comes is the
- *     caller's to notice; poll() asks NCCL whether it is done with that, as after every operation.
- *  3. start: the group's stream waits for what is on the compute stream, then NCCL enqueues. When
- *     NCCL says that it has, an event marks the operation's end; poll() asks the events in order,
- *     and join() lets the compute stream wait for the last of them.
+ *  2. A thread of the group's own (launcher.h) makes the calls that may wait for a peer: a peer
+ * that never comes is the caller's to notice. The communicator blocks, since one that does not has
+ *     NCCL start a thread for each operation, which costs more than a small operation.
+ *  3. start: the group's stream waits for what is on the compute stream, then the thread enqueues
+ *     the operation and an event that marks its end. poll() asks whether the thread is done with
+ *     that, and the events in order; join() lets the compute stream wait for the last of them.
  *  4. destroy: finalize, which waits for peers that have agreed to end; after a failure abort,
- * which ends kernels that wait for a peer. NCCL's own variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG,
- * ...) are read by it as ever.
+ *     which ends kernels that wait for a peer. A thread that does not come back then keeps what it
+ *     uses until the process ends, as it soon does.
+ *  NCCL's own variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG, ...) are read by it as ever.
  */
 #include <dlfcn.h>
 #include <nccl.h>
@@ -20,11 +22,12 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "worker/kernels/cuda/cuda.h"
+#include "worker/kernels/launcher.h"
 
 enum {
-    OLDEST = NCCL_VERSION(2, 18, 0), /* the first whose communicators don't block in any call */
+    OLDEST = NCCL_VERSION(2, 18, 0),
     FINALIZE_MS = 10 * 1000,
-    FINALIZE_SLEEP_NS = 1000 * 1000
+    COME_BACK_MS = 1000 /* what a call may still take after a failure, before and after the abort */
 };
 
 /* The functions used, as the header declares them. */
@@ -58,13 +61,20 @@ static struct {
 
 struct mb_group {
     struct mb_context *ctx;
-    ncclComm_t comm;
+    struct mb_launcher *launcher;
+    ncclUniqueId id;
     uint32_t rank, world_size;
+    /* The launcher's while it is busy: */
+    ncclComm_t comm; /* NULL until all have met */
+    struct mb_comm_op *ops;
+    size_t n_ops, ops_capacity;
+    struct mb_err failure; /* code 0: none */
+    /* The caller's: */
     cudaStream_t stream;
     cudaEvent_t ready; /* the compute stream, at start() */
     cudaEvent_t done[MB_COLLECTIVE_IN_FLIGHT];
     uint64_t n_marked, n_done; /* operations whose event is recorded, has come */
-    int is_starting;           /* an operation has no event yet */
+    int is_starting;           /* an operation is not counted in n_marked yet */
 };
 
 /* ---- the library ---- */
@@ -171,30 +181,56 @@ static int nccl_new_id(uint8_t id[MB_COLLECTIVE_ID_BYTES], struct mb_err *err)
     return 0;
 }
 
-/* How far NCCL has come with what it was last asked for: ncclInProgress, or its result. */
-static ncclResult_t progress(const struct mb_group *g)
+/* ---- what the launcher calls ---- */
+
+static void keep(struct mb_group *g, ncclResult_t r)
 {
-    ncclResult_t state = ncclInProgress;
-    ncclResult_t r = nccl.CommGetAsyncError(g->comm, &state);
-    return r != ncclSuccess ? r : state;
+    if (r != ncclSuccess)
+        (void)refuse(g, r, &g->failure);
+}
+
+static void meet(void *arg)
+{
+    struct mb_group *g = arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = NULL;
+    cudaError_t e = cudaSetDevice(g->ctx->index); /* the thread's, for all its calls */
+    if (e != cudaSuccess) {
+        (void)refuse_cuda(e, &g->failure);
+        return;
+    }
+    config.blocking = 1;
+    keep(g, nccl.CommInitRankConfig(&comm, (int)g->world_size, g->id, (int)g->rank, &config));
+    g->comm = g->failure.code == 0 ? comm : NULL;
+}
+
+static void finalize(void *arg)
+{
+    struct mb_group *g = arg;
+    keep(g, nccl.CommFinalize(g->comm));
 }
 
 /* Bounded: peers have agreed to end, but may die in the middle of it. */
-static void finalize(struct mb_group *g)
+static int ends_well(struct mb_group *g)
 {
-    const struct timespec t = {.tv_nsec = FINALIZE_SLEEP_NS};
-    uint64_t deadline_ms = mb_mono_ms() + FINALIZE_MS;
-    ncclResult_t r = nccl.CommFinalize(g->comm);
-    if (r == ncclSuccess)
-        r = progress(g);
-    while (r == ncclInProgress && mb_mono_ms() < deadline_ms) {
-        nanosleep(&t, NULL);
-        r = progress(g);
-    }
-    if (r == ncclSuccess)
+    if (!mb_launcher_wait(g->launcher, FINALIZE_MS) || g->comm == NULL)
+        return 0;
+    mb_launcher_post(g->launcher, finalize, g);
+    return mb_launcher_wait(g->launcher, FINALIZE_MS) && g->failure.code == 0;
+}
+
+/* A call that waits for a peer returns by the abort. One in which all meet has nothing on the
+ * device that would have to be ended, and no communicator that could be. */
+static void end_comm(struct mb_group *g, int failed)
+{
+    if (!failed && ends_well(g)) {
         nccl.CommDestroy(g->comm);
-    else
-        nccl.CommAbort(g->comm); /* what has failed would be waited for by the other */
+        return;
+    }
+    (void)mb_launcher_wait(g->launcher, COME_BACK_MS);
+    if (g->comm != NULL)
+        nccl.CommAbort(g->comm);
+    (void)mb_launcher_wait(g->launcher, COME_BACK_MS);
 }
 
 static void nccl_destroy(struct mb_group *g, int failed)
@@ -202,10 +238,11 @@ static void nccl_destroy(struct mb_group *g, int failed)
     if (g == NULL)
         return;
     cudaSetDevice(g->ctx->index);
-    if (g->comm != NULL && failed)
-        nccl.CommAbort(g->comm);
-    else if (g->comm != NULL)
-        finalize(g);
+    if (g->launcher != NULL) {
+        end_comm(g, failed);
+        if (!mb_launcher_destroy(g->launcher))
+            return; /* its call has *g */
+    }
     for (size_t i = 0; i < MB_COLLECTIVE_IN_FLIGHT; i++)
         if (g->done[i] != NULL)
             cudaEventDestroy(g->done[i]);
@@ -213,6 +250,7 @@ static void nccl_destroy(struct mb_group *g, int failed)
         cudaEventDestroy(g->ready);
     if (g->stream != NULL)
         cudaStreamDestroy(g->stream);
+    mb_free(g->ops);
     mb_free(g);
 }
 
@@ -237,8 +275,6 @@ static int nccl_create(struct mb_context *ctx, const uint8_t id[MB_COLLECTIVE_ID
                        uint32_t rank, uint32_t world_size, struct mb_group **out,
                        struct mb_err *err)
 {
-    ncclUniqueId unique;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     int rc = open_library(err);
     if (rc != 0)
         return rc;
@@ -248,20 +284,14 @@ static int nccl_create(struct mb_context *ctx, const uint8_t id[MB_COLLECTIVE_ID
     g->ctx = ctx;
     g->rank = rank;
     g->world_size = world_size;
-    memcpy(&unique, id, sizeof(unique));
-    config.blocking = 0;
+    memcpy(&g->id, id, sizeof(g->id));
     cudaError_t e = create_stream(g);
-    if (e != cudaSuccess) {
-        rc = refuse_cuda(e, err);
-    } else {
-        ncclResult_t r =
-            nccl.CommInitRankConfig(&g->comm, (int)world_size, unique, (int)rank, &config);
-        rc = r == ncclSuccess || r == ncclInProgress ? 0 : refuse(NULL, r, err);
-    }
+    rc = e != cudaSuccess ? refuse_cuda(e, err) : mb_launcher_create(&g->launcher, err);
     if (rc != 0) {
         nccl_destroy(g, 1);
         return rc;
     }
+    mb_launcher_post(g->launcher, meet, g);
     *out = g;
     return 0;
 }
@@ -311,31 +341,58 @@ static ncclResult_t launch(struct mb_group *g, const struct mb_comm_op *op)
     return ncclInvalidArgument;
 }
 
-/* What is between start and end begins at once. A communicator that does not block says of each
- * part that it is in progress, and of an end without its parts nothing. */
-static ncclResult_t launch_all(struct mb_group *g, const struct mb_comm_op *ops, size_t n_ops)
+/* What is between start and end begins at once. */
+static ncclResult_t launch_all(struct mb_group *g)
 {
     ncclResult_t r = nccl.GroupStart(), end;
     if (r != ncclSuccess)
         return r;
-    for (size_t i = 0; i < n_ops && (r == ncclSuccess || r == ncclInProgress); i++)
-        r = launch(g, &ops[i]);
+    for (size_t i = 0; i < g->n_ops && r == ncclSuccess; i++)
+        r = launch(g, &g->ops[i]);
     end = nccl.GroupEnd();
-    return r == ncclSuccess || r == ncclInProgress ? end : r;
+    return r == ncclSuccess ? end : r;
+}
+
+/* On the launcher's thread. */
+static void enqueue(void *arg)
+{
+    struct mb_group *g = arg;
+    keep(g, g->n_ops == 1 ? launch(g, g->ops) : launch_all(g));
+    if (g->failure.code != 0)
+        return;
+    cudaError_t e = cudaEventRecord(g->done[g->n_marked % MB_COLLECTIVE_IN_FLIGHT], g->stream);
+    if (e != cudaSuccess)
+        (void)refuse_cuda(e, &g->failure);
+}
+
+static int keep_ops(struct mb_group *g, const struct mb_comm_op *ops, size_t n_ops,
+                    struct mb_err *err)
+{
+    if (n_ops > g->ops_capacity) {
+        mb_free(g->ops);
+        g->ops = mb_calloc(n_ops, sizeof(*ops));
+        g->ops_capacity = g->ops != NULL ? n_ops : 0;
+    }
+    if (g->ops == NULL)
+        return mb_err_set(err, MB_ENOMEM, "out of memory for operations between GPUs");
+    memcpy(g->ops, ops, n_ops * sizeof(*ops));
+    g->n_ops = n_ops;
+    return 0;
 }
 
 static int nccl_start(struct mb_group *g, struct mb_stream *after, const struct mb_comm_op *ops,
                       size_t n_ops, struct mb_err *err)
 {
+    int rc = keep_ops(g, ops, n_ops, err);
+    if (rc != 0)
+        return rc;
     cudaError_t e = cudaEventRecord(g->ready, after->cuda);
     if (e == cudaSuccess)
         e = cudaStreamWaitEvent(g->stream, g->ready, 0);
     if (e != cudaSuccess)
         return refuse_cuda(e, err);
-    ncclResult_t r = n_ops == 1 ? launch(g, ops) : launch_all(g, ops, n_ops);
-    if (r != ncclSuccess && r != ncclInProgress)
-        return refuse(g, r, err);
     g->is_starting = 1;
+    mb_launcher_post(g->launcher, enqueue, g);
     return 0;
 }
 
@@ -354,21 +411,31 @@ static int count_done(struct mb_group *g, struct mb_err *err)
     return 0;
 }
 
+/* While the launcher is idle: what it met with, and what became of operations behind its back. */
+static int check(struct mb_group *g, struct mb_err *err)
+{
+    ncclResult_t state = ncclSuccess;
+    if (g->failure.code != 0)
+        return mb_err_set(err, g->failure.code, "%s", g->failure.text);
+    ncclResult_t r = nccl.CommGetAsyncError(g->comm, &state);
+    if (r == ncclSuccess)
+        r = state;
+    return r == ncclSuccess || r == ncclInProgress ? 0 : refuse(g, r, err);
+}
+
 static int nccl_poll(struct mb_group *g, uint64_t *n_done, struct mb_err *err)
 {
-    ncclResult_t r = progress(g);
-    if (r != ncclSuccess && r != ncclInProgress)
-        return refuse(g, r, err);
-    if (r == ncclSuccess && g->is_starting) {
-        cudaError_t e = cudaEventRecord(g->done[g->n_marked % MB_COLLECTIVE_IN_FLIGHT], g->stream);
-        if (e != cudaSuccess)
-            return refuse_cuda(e, err);
+    const int is_idle = mb_launcher_is_idle(g->launcher);
+    int rc = is_idle ? check(g, err) : 0;
+    if (rc != 0)
+        return rc;
+    if (is_idle && g->is_starting) {
         g->n_marked++;
         g->is_starting = 0;
     }
-    int rc = count_done(g, err);
+    rc = count_done(g, err);
     *n_done = g->n_done;
-    return rc != 0 ? rc : r == ncclInProgress;
+    return rc != 0 ? rc : !is_idle;
 }
 
 static int nccl_join(struct mb_group *g, struct mb_stream *stream, struct mb_err *err)

@@ -144,7 +144,8 @@ int mb_args_take_data_args(struct mb_args *args, const char *text, struct mb_err
 int mb_args_adopt(struct mb_args *args, const char *args_json, struct mb_err *err);
 
 /* Whether the checkpoint's model is the validated arguments' one: MB_EINVAL if not. What does not
- * make other tensors may differ when is_new, when another training begins; it is lines of notes. */
+ * make other tensors may differ when is_new, when another training begins; it is lines of notes. So
+ * is a tokenizer of another size, whenever. */
 int mb_args_compare(const struct mb_args *args, const char *args_json, int is_new,
                     struct mb_buf *notes, struct mb_err *err);
 

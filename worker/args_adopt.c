@@ -237,6 +237,25 @@ static int compare(const struct mb_args *a, const json_t *ours, const json_t *th
     return rc;
 }
 
+/* No reason to refuse: a configuration may say more tokens than its tokenizer has. But ids of
+ * another tokenizer are other text, and nothing else would tell. */
+static int compare_tokens(const json_t *ours, const json_t *theirs, struct mb_buf *notes,
+                          struct mb_err *err)
+{
+    const json_t *our = json_object_get(ours, "true_vocab_size");
+    const json_t *their = json_object_get(theirs, "true_vocab_size");
+    if (!json_is_integer(our) || !json_is_integer(their) || is_equal(our, their)) {
+        return 0;
+    }
+    return mb_buf_printf(notes,
+                         "WARNING: the tokenizer has %" JSON_INTEGER_FORMAT
+                         " tokens, the checkpoint was made with %" JSON_INTEGER_FORMAT
+                         ": if it is another one, its ids mean other text\n",
+                         json_integer_value(our), json_integer_value(their)) == 0
+               ? 0
+               : no_memory(err);
+}
+
 int mb_args_compare(const struct mb_args *a, const char *args_json, int is_new,
                     struct mb_buf *notes, struct mb_err *err)
 {
@@ -251,6 +270,7 @@ int mb_args_compare(const struct mb_args *a, const char *args_json, int is_new,
         rc = mb_err_set(err, MB_ECORRUPT, "the checkpoint's args are no object");
     } else {
         rc = compare(a, ours, theirs, is_new, notes, err);
+        rc = rc == 0 ? compare_tokens(ours, theirs, notes, err) : rc;
     }
     json_decref(ours);
     json_decref(theirs);

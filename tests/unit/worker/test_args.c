@@ -434,6 +434,16 @@ static void another_model_is_seen(void **state)
     assert_int_equal(mb_args_compare(&a, "{\"swiglu\": []}", 1, &notes, &err), MB_EINVAL);
     assert_string_equal(err.text, "swiglu value from checkpoint (of a wrong type) is not equal to "
                                   "the input argument value (False).");
+    assert_int_equal(notes.len, 0);
+    a.true_vocab_size = 1000; /* the tokenizer's */
+    assert_int_equal(mb_args_compare(&a, "{\"true_vocab_size\": 1000}", 0, &notes, &err), 0);
+    assert_int_equal(mb_args_compare(&a, "{\"true_vocab_size\": null}", 0, &notes, &err), 0);
+    assert_int_equal(notes.len, 0);
+    assert_int_equal(mb_args_compare(&a, "{\"true_vocab_size\": 50257}", 0, &notes, &err), 0);
+    assert_string_equal(mb_buf_str(&notes),
+                        "WARNING: the tokenizer has 1000 tokens, the checkpoint was made with "
+                        "50257: if it is another one, its ids mean other text\n");
+    mb_buf_close(&notes);
     mb_args_close(&a);
 }
 

@@ -1,9 +1,10 @@
 /*
- * How much of the machine's memory a process could still take: what the kernel calls available, or
- * less where a control group of it, or one above that, has a limit. Of a limit's use only memory
- * counts that the kernel cannot drop (anonymous, shared); its page cache gives way.
- * Sources: proc(5), Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux.
- * Any thread; reads files that the kernel makes up, which never wait, and allocates nothing.
+ * How much of the machine's memory a process could still take before the kernel kills somebody:
+ * what it calls available and what of swap is free, or less where a control group of it, or one
+ * above that, has a limit. Of a limit's use only memory counts that the kernel cannot drop
+ * (anonymous, shared); its page cache gives way. Sources: proc(5),
+ * Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux. Any thread; reads
+ * files that the kernel makes up, which never wait, and allocates nothing.
  */
 #ifndef MOBULA_BASE_MEMORY_H
 #define MOBULA_BASE_MEMORY_H

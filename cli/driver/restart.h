@@ -8,7 +8,8 @@
  *   transient  a peer or a store that could not be reached (69, 74, 75, 76), a launch that failed
  *   crash      any other exit status or signal: repeated, unless the same rank fails the same way
  *              again at the same place, or MB_RESTART_SAME_MAX attempts in a row do, on any rank
- *   memory     out of memory: repeated once; the same size runs out of it again
+ *   memory     out of memory, also a worker's 70 (its plan does not fit what is free): repeated
+ *              once, for somebody else may have held it; the same size runs out of it again
  *   permanent  64 to 66, 72, 77, 78 (usage, data, input, permission, configuration), 126, 127;
  *              a worker's 2, a command line that it refuses: never
  * There are never more than max_restarts. The pause begins with delay_ms and doubles up to

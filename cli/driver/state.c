@@ -311,9 +311,11 @@ static int advance(struct mb_drv *d)
     return actions;
 }
 
-static int says_out_of_memory(const char *cause)
+/* By a worker's status whatever its words: that a plan or a snapshot does not fit. */
+static int is_out_of_memory(const struct mb_drv *d, const struct mb_drv_event *e, const char *cause)
 {
-    return strcasestr(cause, "out of memory") != NULL || strcasestr(cause, "memory limit") != NULL;
+    return (d->config.is_worker && !e->signal && e->exit_code == mb_exit_status(MB_ENOMEM)) ||
+           strcasestr(cause, "out of memory") != NULL || strcasestr(cause, "memory limit") != NULL;
 }
 
 /* The attempt failed by something else than a rank; noted once, like the verdict. */
@@ -363,7 +365,7 @@ static int on_rank_exit(struct mb_drv *d, const struct mb_drv_event *e)
                                          .exit_code = e->exit_code,
                                          .signal = e->signal,
                                          .is_usage = is_usage,
-                                         .is_out_of_memory = says_out_of_memory(cause)};
+                                         .is_out_of_memory = is_out_of_memory(d, e, cause)};
     }
     if (e->signal)
         set_verdict(d, EXIT_RANK_FAILED, "rank %u was killed by signal %d (%s)%s%s", e->rank,

@@ -86,6 +86,33 @@ static void test_version_1(void **state)
     assert_int_equal(mb_memory_available(root), 4000000);
 }
 
+/* What swap takes makes room, as far as a group may have some of it. */
+static void test_swap(void **state)
+{
+    (void)state;
+    write_file("proc/meminfo",
+               "MemAvailable:    8000 kB\nSwapTotal: 9000 kB\nSwapFree:  2000 kB\n");
+    assert_int_equal(mb_memory_available(root), 10000 * 1024);
+    write_file("proc/self/cgroup", "5:memory:/a\n0::/pod\n");
+    write_file("sys/fs/cgroup/pod/memory.max", "1024000\n");
+    assert_int_equal(mb_memory_available(root), 3000 * 1024); /* nobody limits its swap */
+    write_file("sys/fs/cgroup/pod/memory.swap.max", "512000\n");
+    assert_int_equal(mb_memory_available(root), 1500 * 1024);
+    write_file("sys/fs/cgroup/pod/memory.swap.current", "102400\n");
+    assert_int_equal(mb_memory_available(root), 1400 * 1024);
+    write_file("sys/fs/cgroup/pod/memory.swap.max", "0\n");
+    assert_int_equal(mb_memory_available(root), 1000 * 1024);
+
+    /* Version 1 limits both together. */
+    write_file("proc/self/cgroup", "5:memory:/a\n");
+    write_file("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1024000\n");
+    assert_int_equal(mb_memory_available(root), 3000 * 1024);
+    write_file("sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes", "1536000\n");
+    assert_int_equal(mb_memory_available(root), 1500 * 1024);
+    write_file("sys/fs/cgroup/memory/a/memory.stat", "total_rss 102400\ntotal_swap 102400\n");
+    assert_int_equal(mb_memory_available(root), 1300 * 1024);
+}
+
 /* As a container without a name space of its own sees it: the path is the host's. */
 static void test_path_of_the_host(void **state)
 {
@@ -124,6 +151,7 @@ int main(void)
         cmocka_unit_test_setup(test_machine, clean),
         cmocka_unit_test_setup(test_version_2, clean),
         cmocka_unit_test_setup(test_version_1, clean),
+        cmocka_unit_test_setup(test_swap, clean),
         cmocka_unit_test_setup(test_path_of_the_host, clean),
         cmocka_unit_test_setup(test_broken_files, clean),
         cmocka_unit_test(test_resident),

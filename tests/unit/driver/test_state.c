@@ -392,6 +392,32 @@ static void test_a_refused_command_line(void **state)
     }
 }
 
+/* A worker says by its status that memory is short, whatever its words: that a plan does not fit,
+ * or a snapshot. */
+static void test_a_refused_plan(void **state)
+{
+    (void)state;
+    for (int is_worker = 0; is_worker < 2; is_worker++) {
+        const struct mb_drv_config c = {
+            .n_nodes = 1, .ranks_per_node = 1, .is_worker = is_worker, .committed = -1};
+        static const struct mb_drv_event path[] = {{.kind = MB_DRV_CONNECTED},
+                                                   {.kind = MB_DRV_OWNED},
+                                                   {.kind = MB_DRV_RESERVED},
+                                                   {.kind = MB_DRV_HELLO},
+                                                   {.kind = MB_DRV_LAUNCHED}};
+        struct mb_drv *d = mb_drv_create(&c);
+
+        assert_non_null(d);
+        for (size_t i = 0; i < sizeof(path) / sizeof(path[0]); i++)
+            assert_true(mb_drv_step(d, &path[i]) >= 0);
+        assert_true(
+            SAY(d, RANK_EXIT, .rank = 0, .exit_code = mb_exit_status(MB_ENOMEM),
+                .text = "the memory plan needs 2 GiB of host memory, 1 GiB are available") >= 0);
+        assert_int_equal(mb_drv_failure(d).is_out_of_memory, is_worker);
+        mb_drv_destroy(d);
+    }
+}
+
 /* Its ranks save and end with 0; the run is not done all the same. */
 static void test_a_node_that_stops(void **state)
 {
@@ -661,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_fewer_nodes),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_a_refused_command_line),
+        cmocka_unit_test(test_a_refused_plan),
         cmocka_unit_test(test_a_node_that_stops),
         cmocka_unit_test(test_the_only_node_ends_early),
         cmocka_unit_test(test_the_reason_replaces_its_echo),

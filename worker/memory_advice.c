@@ -119,7 +119,7 @@ static int try(struct search *s, const struct change *c)
     struct mb_err ignored; /* of a layout that the model cannot have */
     char words[CHANGES_MAX], size[16];
     g.world_size = c->world_size;
-    if (!apply(s, c, &a) || mb_plan_need(&g, &a, &need, &ignored) != 0) {
+    if (!apply(s, c, &a) || mb_plan_need(&g, &a, &need, NULL, &ignored) != 0) {
         return 0;
     }
     describe(s, c, words);

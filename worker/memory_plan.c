@@ -2,6 +2,7 @@
  *  1. A rank's place in the layout gives the model's configuration; mb_gpt_measure() gives its
  *     arena and the number of elements, from which optimizer and checkpoints follow.
  *  2. A node's need is the sum over its ranks; ranks of one stage have one measure.
+ *     Estimates are told apart: they may be too high, so what is refused is refused without them.
  *  3. Arguments of which a tensor group, a stage or a batch cannot be had are MB_EINVAL.
  * What the calculation itself needs is a table of the layers: a failure there is MB_ENOMEM.
  */
@@ -90,6 +91,13 @@ static void add(struct mb_plan *p, const char *name, double bytes, int of_device
     }
 }
 
+static void add_estimate(struct mb_plan *p, const char *name, double bytes, double estimate,
+                         int of_device)
+{
+    add(p, name, bytes, of_device);
+    *(of_device ? &p->device_estimate_bytes : &p->host_estimate_bytes) += estimate;
+}
+
 /* Of the rank's part of the parameters, those whose optimizer or checkpoint is its own. */
 static double own_elements(const struct mb_args *a, uint32_t world_size, size_t n_elements)
 {
@@ -165,7 +173,8 @@ static double documents(const struct mb_args *a, const struct mb_args_list *path
     return sequences * epochs;
 }
 
-static double data_bytes(const struct mb_args *a)
+/* estimate: of the bytes, those that are guessed from the sizes of files. */
+static double data_bytes(const struct mb_args *a, double *estimate)
 {
     const struct mb_args_list *own[MB_N_SPLITS] = {&a->train_data_path, &a->valid_data_path,
                                                    &a->test_data_path};
@@ -177,6 +186,7 @@ static double data_bytes(const struct mb_args *a)
         .eval_iters = (uint64_t)a->eval_iters};
     uint64_t n_samples[MB_N_SPLITS] = {0};
     double bytes = 0;
+    *estimate = 0;
     if (mb_data_sizes(&s, n_samples, NULL) != 0) {
         return 0; /* refused with its own text when the data are built */
     }
@@ -187,10 +197,10 @@ static double data_bytes(const struct mb_args *a)
             continue;
         }
         bytes += n * (INDEX_BYTES + (paths->n > 1 ? BLEND_BYTES : 0));
-        bytes += DOCUMENT_BYTES * documents(a, paths, n);
+        *estimate += DOCUMENT_BYTES * documents(a, paths, n);
         bytes += a->mock_data ? DOCUMENT_BYTES * (double)MB_MOCK_DOCUMENTS : 0;
     }
-    return bytes;
+    return bytes + *estimate;
 }
 
 /* ---- a rank ---- */
@@ -213,6 +223,8 @@ static int measure(const struct mb_plan_gang *g, const struct mb_args *a, uint32
 static void compose(const struct mb_plan_gang *g, const struct mb_args *a, uint32_t rank,
                     const struct mb_gpt_sizes *s, size_t n_whole, struct mb_plan *out)
 {
+    double guessed = 0;
+    const double data = data_bytes(a, &guessed);
     *out = (struct mb_plan){0};
     for (size_t i = 0; i < s->n_parts; i++) {
         add(out, s->parts[i].name, (double)s->parts[i].size_bytes, 1);
@@ -227,15 +239,15 @@ static void compose(const struct mb_plan_gang *g, const struct mb_args *a, uint3
         add(out, "gradients: bf16, for sums", sizeof(uint16_t) * (double)s->n_elements, 1);
     }
     if (!is_on_host(g)) {
-        add(out, "libraries: cuDNN, NCCL (estimate)", GPU_RESERVE, 1);
+        add_estimate(out, "libraries: cuDNN, NCCL (estimate)", GPU_RESERVE, GPU_RESERVE, 1);
     } else if (a->fp16) {
         add(out, "scratch: operands in fp32", FLOAT_BYTES * (double)s->widened, 1);
     }
     add(out, "host memory: batch", BATCH_ARRAYS * FLOAT_BYTES * (double)s->batch_floats, 0);
-    add(out, "host memory: indices of data", data_bytes(a), 0);
+    add_estimate(out, "host memory: indices of data", data, guessed, 0);
     add(out, "host memory: between ranks",
         (double)(g->n_local - 1) * PIPE_BYTES * (a->async_save && a->save != NULL ? 2 : 1), 0);
-    add(out, "host memory: threads, libraries", WORK_BYTES, 0);
+    add_estimate(out, "host memory: threads, libraries", WORK_BYTES, WORK_BYTES, 0);
     add_checkpoints(g, a, rank, s->n_elements, n_whole, out);
 }
 
@@ -277,11 +289,17 @@ int mb_plan_print(const struct mb_plan_gang *g, const struct mb_plan *p, struct 
 
 /* ---- a node ---- */
 
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 int mb_plan_need(const struct mb_plan_gang *g, const struct mb_args *a, struct mb_plan_room *out,
-                 struct mb_err *err)
+                 struct mb_plan_room *certain, struct mb_err *err)
 {
     const uint32_t stage = ranks_of_stage(a, g->world_size);
     struct mb_gpt_sizes sizes;
+    struct mb_plan_room sure = {0};
     size_t n_whole = 0;
     *out = (struct mb_plan_room){0};
     for (uint32_t i = 0; i < g->n_local; i++) {
@@ -292,13 +310,16 @@ int mb_plan_need(const struct mb_plan_gang *g, const struct mb_args *a, struct m
             return rc;
         }
         compose(g, a, rank, &sizes, n_whole, &p);
-        if (is_on_host(g)) {
-            out->host_bytes += p.device_bytes + p.host_bytes;
-        } else {
-            out->host_bytes += p.host_bytes;
-            out->device_bytes =
-                p.device_bytes > out->device_bytes ? p.device_bytes : out->device_bytes;
+        const double device_sure = p.device_bytes - p.device_estimate_bytes;
+        out->host_bytes += p.host_bytes + (is_on_host(g) ? p.device_bytes : 0);
+        sure.host_bytes += p.host_bytes - p.host_estimate_bytes + (is_on_host(g) ? device_sure : 0);
+        if (!is_on_host(g)) {
+            out->device_bytes = larger(out->device_bytes, p.device_bytes);
+            sure.device_bytes = larger(sure.device_bytes, device_sure);
         }
+    }
+    if (certain != NULL) {
+        *certain = sure;
     }
     return 0;
 }

@@ -31,6 +31,7 @@ struct mb_plan {
     struct mb_plan_row rows[MB_PLAN_ROWS_MAX];
     size_t n_rows, n_device_rows; /* the device's come first */
     double device_bytes, host_bytes;
+    double device_estimate_bytes, host_estimate_bytes; /* of these, what may turn out to be less */
 };
 
 /* Who takes part; validated arguments say how they share the model. */
@@ -57,9 +58,10 @@ int mb_plan_rank(const struct mb_plan_gang *g, const struct mb_args *a, uint32_t
 /* As a table, a line a part with its bytes; total: the device's on the CPU with the host's. */
 int mb_plan_print(const struct mb_plan_gang *g, const struct mb_plan *plan, struct mb_buf *out);
 
-/* Of a node: bytes that its fullest GPU needs, and that the host needs. */
+/* Of a node: bytes that its fullest GPU needs, and that the host needs. certain: the same without
+ * estimates, what a run that works cannot do without; NULL is legal. */
 int mb_plan_need(const struct mb_plan_gang *g, const struct mb_args *a, struct mb_plan_room *out,
-                 struct mb_err *err);
+                 struct mb_plan_room *certain, struct mb_err *err);
 int mb_plan_fits(const struct mb_plan_room *need, const struct mb_plan_room *room);
 
 /* For arguments that do not fit: the nearest that would, as words of the command line with what

@@ -3,7 +3,8 @@
  *
  *  1. Every rank plans for its node and asks what its device and its host have left, before any of
  *     them takes anything.
- *  2. They tell each other need and room. Where it does not fit all of them know, and make the same
+ *  2. They tell each other need and room, estimates left out of the need: a run that would work is
+ *     not refused for a guess. Where it does not fit all of them know, and make the same
  *     line of the numbers of the node that lacks most; rank 0 prints it, and all end, none before
  *     the others know.
  * Failures: a layout that the model cannot have; a peer that is gone.
@@ -40,6 +41,12 @@ static struct mb_plan_gang gang_of(struct mb_trainer *t)
     return g;
 }
 
+/* As text; what nobody knows, UINT64_MAX, too. */
+static const char *human(double bytes, char out[16])
+{
+    return mb_human_bytes(bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX, out);
+}
+
 static void ask_room(struct mb_trainer *t, struct mb_plan_room *room)
 {
     const uint64_t host = mb_memory_available("");
@@ -47,7 +54,9 @@ static void ask_room(struct mb_trainer *t, struct mb_plan_room *room)
     *room = (struct mb_plan_room){.host_bytes = (double)host};
     if (t->dev.ops->memory != NULL) {
         t->dev.ops->memory(t->dev.ctx, &used, &total);
-        room->device_bytes = total > used ? (double)(total - used) : 0;
+        room->device_bytes = total == 0     ? (double)UINT64_MAX /* it does not say */
+                             : total > used ? (double)(total - used)
+                                            : 0;
     }
 }
 
@@ -72,12 +81,10 @@ static int refuse(struct mb_trainer *t, const double *told, struct mb_err *err)
         snprintf(whose, sizeof whose, " for the %u ranks of a node", g.n_local);
     }
     t->everybody_knows = 1;
-    rc = mb_err_set(
-        err, MB_ENOMEM, "the memory plan needs %s of %s memory%s, %s are available; %s",
-        mb_human_bytes(need < 0x1p63 ? (uint64_t)need : UINT64_MAX, size),
-        of_device ? "device" : "host", whose,
-        mb_human_bytes((uint64_t)(of_device ? room.device_bytes : room.host_bytes), have),
-        rc == 0 ? mb_buf_str(&advice) : "out of memory to look for what would fit");
+    rc = mb_err_set(err, MB_ENOMEM, "the memory plan needs %s of %s memory%s, %s are available; %s",
+                    human(need, size), of_device ? "device" : "host", whose,
+                    human(of_device ? room.device_bytes : room.host_bytes, have),
+                    rc == 0 ? mb_buf_str(&advice) : "out of memory to look for what would fit");
     mb_buf_close(&advice);
     return rc;
 }
@@ -125,11 +132,11 @@ int mb_trainer_plan(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_plan_gang g = gang_of(t);
     struct mb_plan own;
-    struct mb_plan_room need, room;
+    struct mb_plan_room need, certain, room;
     char size[16], there[16], before[16];
     int rc = mb_plan_rank(&g, &t->args, t->rank, &own, err);
     if (rc == 0) {
-        rc = mb_plan_need(&g, &t->args, &need, err);
+        rc = mb_plan_need(&g, &t->args, &need, &certain, err);
     }
     if (rc != 0) {
         return rc;
@@ -139,15 +146,13 @@ int mb_trainer_plan(struct mb_trainer *t, struct mb_err *err)
     mb_trainer_say(t,
                    " > host memory: %s planned for %u rank%s of this node, %s available, %s taken "
                    "by this rank so far\n",
-                   mb_human_bytes((uint64_t)need.host_bytes, size), g.n_local,
-                   g.n_local == 1 ? "" : "s", mb_human_bytes((uint64_t)room.host_bytes, there),
-                   mb_human_bytes(mb_memory_resident(), before));
+                   human(need.host_bytes, size), g.n_local, g.n_local == 1 ? "" : "s",
+                   human(room.host_bytes, there), mb_human_bytes(mb_memory_resident(), before));
     if (t->dev.ops->memory != NULL) {
         mb_trainer_say(t, " > device memory: %s planned, %s available\n",
-                       mb_human_bytes((uint64_t)need.device_bytes, size),
-                       mb_human_bytes((uint64_t)room.device_bytes, there));
+                       human(need.device_bytes, size), human(room.device_bytes, there));
     }
-    const double told[N_TOLD] = {need.device_bytes, need.host_bytes, room.device_bytes,
-                                 room.host_bytes,   g.first_local,   g.n_local};
+    const double told[N_TOLD] = {certain.device_bytes, certain.host_bytes, room.device_bytes,
+                                 room.host_bytes,      g.first_local,      g.n_local};
     return compare(t, told, err);
 }

@@ -376,20 +376,26 @@ int mb_args_parse(struct mb_args *args, int argc, const char *const *argv, struc
     return rc;
 }
 
-int mb_args_take_data_args(struct mb_args *args, const char *text, struct mb_err *err)
+int mb_args_take_data_args(struct mb_args *args, const char *text, size_t n, struct mb_err *err)
 {
-    static const char SPACE[] = " \t\n\v\f\r";
+    static const char SPACE[] = " \t\n\v\f\r\x1c\x1d\x1e\x1f";
     const size_t row = (size_t)(find_row("data-path", strlen("data-path")) - MB_ARG_ROWS);
-    int rc =
-        args->data_path.n == 0
-            ? 0
-            : mb_err_set(err, MB_EINVAL, "--data-path and --data-args-path exclude each other");
+    int rc = 0;
+    if (args->data_path.n > 0) {
+        return mb_err_set(err, MB_EINVAL, "--data-path and --data-args-path exclude each other");
+    }
+    if (strlen(text) < n) {
+        return mb_err_set(err, MB_EINVAL, "byte %zu is 0: the file is no text", strlen(text));
+    }
+    if (strspn(text, SPACE) == n) {
+        return mb_err_set(err, MB_EINVAL, "the file has no words");
+    }
     while (rc == 0 && *(text += strspn(text, SPACE)) != '\0') {
-        const size_t n = strcspn(text, SPACE);
-        char *word = mb_strndup(text, n);
+        const size_t length = strcspn(text, SPACE);
+        char *word = mb_strndup(text, length);
         rc = word != NULL ? add_value(&args->raw[row], word, err) : no_memory(err);
         mb_free(word);
-        text += n;
+        text += length;
     }
     args->raw[row].given = 1;
     return rc == 0 ? fill_field(args, &MB_ARG_ROWS[row], &args->raw[row], err) : rc;

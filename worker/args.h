@@ -136,8 +136,10 @@ struct mb_batch_ramp mb_args_ramp(const struct mb_args *args);
  * mb_exit_status()'s. */
 int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, struct mb_err *err);
 
-/* Between parsing and validating: text, that of --data-args-path's file, is --data-path's words. */
-int mb_args_take_data_args(struct mb_args *args, const char *text, struct mb_err *err);
+/* Between parsing and validating: the n bytes of --data-args-path's file, behind which text has a
+ * 0, are --data-path's words. They are separated as Python's split() does it; nothing quotes. A
+ * byte 0 in them, or none but separators, is MB_EINVAL. */
+int mb_args_take_data_args(struct mb_args *args, const char *text, size_t n, struct mb_err *err);
 
 /* Between parsing and validating, with --use-checkpoint-args: what the checkpoint says of the
  * model. args_json is untrusted. */

@@ -137,10 +137,10 @@ static int read_data_args(struct mb_args *a, struct mb_err *err)
     struct mb_buf text = {0};
     int rc = mb_fs_read(a->data_args_path, DATA_ARGS_MAX, &text, err);
     if (rc == 0) {
-        rc = mb_args_take_data_args(a, mb_buf_str(&text), err);
+        rc = mb_args_take_data_args(a, mb_buf_str(&text), text.len, err);
     }
     mb_buf_close(&text);
-    return rc != 0 ? mb_err_wrap(err, "--data-args-path") : 0;
+    return rc != 0 ? mb_err_wrap(err, "--data-args-path %s", a->data_args_path) : 0;
 }
 
 int main(int argc, char **argv)

@@ -4,7 +4,7 @@ words of --data-path from a file. Usage: test_resume_args.py WORKER"""
 import json
 import unittest
 
-from gang import iterations, run
+from gang import Gang, iterations, run
 from layouts import ITERATIONS, LLAMA, WORKER, LayoutCase, length, split
 
 OTHER = "--lr 5e-3 --min-lr 1e-4 --lr-decay-style constant --lr-warmup-iters 1 --weight-decay 0.3".split()
@@ -77,10 +77,16 @@ class Resume(LayoutCase):
                   self.path("by-file"))
         self.assert_same(got, want, "data of a file")
         self.assertIn(f"['0.3', '{self.path('to500')}', '0.7', '{self.path('to20')}']", got.ranks[0].log())
-        for more, text in ((["--data-args-path", self.path("words")], "--data-path and --data-args-path exclude each other"),
-                           (["--data-args-path", self.path("nowhere")], self.path("nowhere"))):
-            gang = self.gang(1, *more)
-            self.assertIn(gang.finish(), ([64], [66]))
+        with open(self.path("zero"), "wb") as f:
+            f.write(b"0.3 %b\0 0.7 nowhere" % self.path("to500").encode())
+        for file, data, status, text in (("words", self.path("to500"), 64, "--data-path and --data-args-path exclude each other"),
+                                         ("nowhere", None, 66, "No such file or directory"),
+                                         ("zero", None, 64, " is 0: the file is no text")):
+            gang = Gang(WORKER, 1, [*words, *(["--data-path", data] if data else []), "--data-args-path", self.path(file)],
+                        self.path(f"refused-{file}"))
+            self.addCleanup(gang.kill)
+            self.assertEqual(gang.finish(), [status])  # before ranks meet
+            self.assertIn(f"--data-args-path {self.path(file)}: ", gang.ranks[0].log())
             self.assertIn(text, gang.ranks[0].log())
 
 

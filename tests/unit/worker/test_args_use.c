@@ -186,6 +186,11 @@ static void a_checkpoint_says_how_ranks_share_the_model(void **state)
     mb_args_close(&a);
 }
 
+static int take_data_args(struct mb_args *a, const char *text, struct mb_err *err)
+{
+    return mb_args_take_data_args(a, text, strlen(text), err);
+}
+
 /* Words of a file, whatever separates them. */
 static void data_path_comes_from_a_file(void **state)
 {
@@ -193,17 +198,17 @@ static void data_path_comes_from_a_file(void **state)
     struct mb_args a;
     struct mb_err err;
     assert_int_equal(mb_args_parse(&a, 0, NULL, &err), 0);
-    assert_int_equal(mb_args_take_data_args(&a, " 0.3 /data/a\n\t0.7  /data/b\r\n", &err), 0);
+    assert_int_equal(take_data_args(&a, " 0.3 /data/a\n\t0.7  /data/b\r\n", &err), 0);
     assert_int_equal(a.data_path.n, 4);
     assert_string_equal(a.data_path.items[0], "0.3");
     assert_string_equal(a.data_path.items[3], "/data/b");
-    assert_int_equal(mb_args_take_data_args(&a, "x", &err), MB_EINVAL);
+    assert_int_equal(take_data_args(&a, "x", &err), MB_EINVAL);
     assert_string_equal(err.text, "--data-path and --data-args-path exclude each other");
     mb_args_close(&a);
     for (unsigned long nth = 1;; nth++) { /* every allocation fails once */
         assert_int_equal(mb_args_parse(&a, 0, NULL, &err), 0);
         mb_alloc_fail_nth(nth);
-        int rc = mb_args_take_data_args(&a, "a b", &err);
+        int rc = take_data_args(&a, "a b", &err);
         int failed = mb_alloc_did_fail();
         mb_alloc_fail_nth(0);
         mb_args_close(&a);
@@ -212,6 +217,28 @@ static void data_path_comes_from_a_file(void **state)
             break;
         }
     }
+}
+
+/* Quotes and backslashes are bytes of a word, as of Python's split(); a file that ends early, or
+ * has nothing, is no shorter list. */
+static void a_file_of_data_has_words_and_nothing_else(void **state)
+{
+    (void)state;
+    static const char ODD[] = "\"/data/a b\\\n'c\x1c--lr d\\", NUL[] = "0.3 /data/a\0 0.7 /data/b";
+    static const char *const WANT[] = {"\"/data/a", "b\\", "'c", "--lr", "d\\"};
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(mb_args_parse(&a, 0, NULL, &err), 0);
+    assert_int_equal(mb_args_take_data_args(&a, NUL, sizeof NUL - 1, &err), MB_EINVAL);
+    assert_string_equal(err.text, "byte 11 is 0: the file is no text");
+    assert_int_equal(take_data_args(&a, " \n\t", &err), MB_EINVAL);
+    assert_string_equal(err.text, "the file has no words");
+    assert_int_equal(mb_args_take_data_args(&a, ODD, sizeof ODD - 1, &err), 0);
+    assert_int_equal(a.data_path.n, 5);
+    for (size_t i = 0; i < 5; i++) {
+        assert_string_equal(a.data_path.items[i], WANT[i]);
+    }
+    mb_args_close(&a);
 }
 
 /* Megatron-LM's own groups, in its order. */
@@ -247,6 +274,7 @@ int main(void)
         cmocka_unit_test(the_dump_has_pythons_values),
         cmocka_unit_test(a_checkpoint_says_how_ranks_share_the_model),
         cmocka_unit_test(data_path_comes_from_a_file),
+        cmocka_unit_test(a_file_of_data_has_words_and_nothing_else),
         cmocka_unit_test(the_help_has_megatrons_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

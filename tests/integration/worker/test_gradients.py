@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from gang import iterations, run
-from layouts import LLAMA, NO_DROPOUT, OVERLAP, WORKER, ZERO, LayoutCase, length, plan, split
+from layouts import LLAMA, NO_DROPOUT, OVERLAP, TINY, WORKER, ZERO, LayoutCase, length, plan, split
 
 SGD = ["--optimizer", "sgd", "--sgd-momentum", "0.8", "--lr", "0.1", "--weight-decay", "0.1"]
 # Weights do not move, and the first moment is the gradient itself.
@@ -85,6 +85,19 @@ class Zeros(LayoutCase):
             with self.subTest(layout=layout):
                 for a, b in zip(self.zeros(self.train(world, *layout)), want):
                     self.assertLessEqual(abs(a - b), 8)  # one or the other is 0 by rounding
+
+    def test_what_ranks_have_twice_counts_once(self):
+        """Rows of positions that no sample has: each tensor parallel rank has them."""
+        model = ["--num-layers", "2", "--seq-length", "16", "--max-position-embeddings", "64", *NO_DROPOUT,
+                 "--log-num-zeros-in-grad", "--global-batch-size", "8"]
+        for world, layout in ((1, []), (2, split(tensor=2)), (2, split(pipeline=2)), (4, [ZERO, *split(pipeline=2)]),
+                              (4, [ZERO, *OVERLAP, *split(tensor=2)])):
+            with self.subTest(layout=layout):
+                _, folder = self.words()
+                words = [*TINY, *model, "--data-path", self.path("to500"), "--train-iters", "3", *layout]
+                for n in self.zeros(run(WORKER, world, words, folder)):
+                    # Some of the biases of keys, which make no difference to the loss, are 0 by rounding.
+                    self.assertTrue(48 * 32 <= n < 48 * 32 + 64, n)
 
 
 class Sgd(LayoutCase):

@@ -283,14 +283,14 @@ static void take_loss_scale(struct mb_trainer *t, const struct mb_checkpoint_sta
         .scale = s->loss_scale, .n_good = s->growth_tracker, .patience = s->hysteresis_tracker};
 }
 
-/* 0 where the checkpoint's arguments do not say. */
+/* 0 where the checkpoint's arguments do not say, or say what cannot be. */
 static int64_t skipped_samples(const struct mb_checkpoint_state *s)
 {
     json_error_t je;
     json_t *args = json_loads(s->args_json, 0, &je); /* was read before */
     const json_int_t n = json_integer_value(json_object_get(args, "skipped_train_samples"));
     json_decref(args);
-    return n > 0 ? n : 0;
+    return n > 0 && n <= s->consumed_train_samples ? n : 0;
 }
 
 static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s,

@@ -6,7 +6,8 @@
  *     checkpoint's has to be the command line's; with --override-opt_param-scheduler that one
  *     counts, with --use-checkpoint-opt_param-scheduler the checkpoint's, which the arguments have
  *     then, too: a save tells the truth. WSD's own arguments are the command line's in any case.
- * Failures: a value that differs, in Megatron-LM's words; one that the checkpoint does not have.
+ * Failures: a value that differs, in Megatron-LM's words; one that the checkpoint does not have, or
+ * that can be no run's.
  */
 #include "worker/trainer.h"
 
@@ -135,12 +136,20 @@ static int settle_style(const struct mb_trainer *t, const char *what, char **our
 }
 
 /* Samples over which the checkpoint's weight decay grows; 0: it does not say. */
-static int64_t their_length(const json_t *args)
+static int their_length(const json_t *args, int64_t *samples, struct mb_err *err)
 {
-    const json_int_t samples = json_integer_value(json_object_get(args, "train_samples"));
-    return samples > 0 ? samples
-                       : json_integer_value(json_object_get(args, "train_iters")) *
-                             json_integer_value(json_object_get(args, "global_batch_size"));
+    static const char *const FACTORS[] = {"train_iters", "global_batch_size"};
+    const json_int_t told = json_integer_value(json_object_get(args, "train_samples"));
+    *samples = told;
+    for (int i = 0; i < 2 && told <= 0; i++) {
+        const json_int_t n = json_integer_value(json_object_get(args, FACTORS[i]));
+        if (n < 0 || n > INT32_MAX) {
+            return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s has the value %lld",
+                              FACTORS[i], (long long)n);
+        }
+        *samples = i == 0 ? n : *samples * n;
+    }
+    return 0;
 }
 
 int mb_trainer_settle_schedule(struct mb_trainer *t, const struct mb_checkpoint_state *s,
@@ -149,6 +158,7 @@ int mb_trainer_settle_schedule(struct mb_trainer *t, const struct mb_checkpoint_
     struct mb_args *a = &t->args;
     struct mb_schedule *own = &t->schedule;
     const int takes = a->use_checkpoint_opt_param_scheduler != 0;
+    int64_t length = 0;
     int rc = settle_number(t, "learning rate", &a->lr, json_object_get(args, "lr"), err);
     if (rc == 0) {
         rc = settle_number(t, "minimum learning rate", &a->min_lr, json_object_get(args, "min_lr"),
@@ -184,8 +194,11 @@ int mb_trainer_settle_schedule(struct mb_trainer *t, const struct mb_checkpoint_
     own->min_lr = a->min_lr;
     own->start_wd = a->start_weight_decay;
     own->end_wd = a->end_weight_decay;
-    if (rc == 0 && takes && their_length(args) > 0) {
-        own->wd_incr_samples = their_length(args);
+    if (rc == 0 && takes) {
+        rc = their_length(args, &length, err);
+    }
+    if (rc == 0 && length > 0) {
+        own->wd_incr_samples = length;
     }
     return rc == 0 && takes ? mb_schedule_check(own, err) : rc;
 }

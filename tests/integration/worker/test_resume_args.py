@@ -52,6 +52,19 @@ class Resume(LayoutCase):
         self.assertEqual(gang.finish(), [64])
         self.assertIn("both override and use-checkpoint are set.", gang.ranks[0].log())
 
+    def test_a_length_that_can_be_no_runs(self):
+        load = self.saved("length", *self.STYLE)
+        state = self.path("length", "iter_0000010", "state.json")
+        with open(state, encoding="utf-8") as f:
+            told = json.load(f)
+        del told["crc64nvme"]
+        for name, value in (("train_iters", 2**62), ("train_iters", -5), ("global_batch_size", 2**31)):
+            with open(state, "w", encoding="utf-8") as f:
+                json.dump({**told, "args": {**told["args"], name: value}}, f)
+            gang = self.gang(1, *self.STYLE, *load, "--use-checkpoint-opt_param-scheduler").start()
+            self.assertEqual(gang.finish(), [65])
+            self.assertIn(f"the checkpoint's argument {name} has the value {value}", gang.ranks[0].log())
+
     def test_the_checkpoints_layout(self):
         layout = split("--sequence-parallel", tensor=2, pipeline=2, chunks=2)
         model = ["--global-batch-size", "8"]

@@ -6,8 +6,8 @@ import unittest
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gang import iterations
-from layouts import LLAMA, NO_DROPOUT, LayoutCase, length, split
+from gang import iterations, run
+from layouts import LLAMA, NO_DROPOUT, TINY, WORKER, LayoutCase, length, split
 
 LAYERS, HIDDEN, SEQ = 4, 32, 16
 STEP = ("forward-backward", "all-grads-sync", "optimizer")
@@ -108,6 +108,21 @@ class Lines(LayoutCase):
         events.Reload()
         self.assertEqual({e.step: e.value for e in events.Scalars("skipped-train-samples")},
                          {i: 8 if i < 6 else 16 for i in range(4, 21) if i != 6})
+
+    def test_iterations_that_are_skipped_while_the_batch_grows(self):
+        words = [*TINY, *self.MODEL, "--data-path", self.path("to500"), "--lr-warmup-iters", "0", "--train-samples", "240",
+                 "--global-batch-size", "16", "--rampup-batch-size", "4", "4", "60", "--iterations-to-skip", "1", "3", "4", "6",
+                 "9"]
+        want = iterations(run(WORKER, 1, words, self.path("ramp")).ranks[-1])
+        self.assertEqual(sorted(want), [1, 3, 6, 8, 9, *range(11, 21)])
+        # What is skipped counts: batches are of 4, from 20 samples on of 8, from 40 on of 12.
+        self.assertEqual([int(re.search(r"global batch size: +(\d+)", want[i]).group(1)) for i in (1, 3, 6, 8, 9, 11)],
+                         [4, 4, 8, 8, 12, 16])
+        for at in (3, 6, 8):
+            folder = self.path(f"ramp-{at}")
+            run(WORKER, 1, [*words, "--save", folder, "--save-interval", str(at), "--exit-interval", str(at)], folder + "-run")
+            rest = run(WORKER, 2, [*words, "--load", folder, *split(pipeline=2)], folder + "-rest")
+            self.assertEqual(iterations(rest.ranks[-1]), {i: line for i, line in want.items() if i > at})
 
     def test_tensorboard(self):
         for queue in ("1000", "2"):

@@ -146,7 +146,8 @@ static int print_tensor(const struct view *t, struct mb_err *err)
 /* What has a checksum is what was written. */
 static int check_bytes(const struct tensors *f, struct mb_err *err)
 {
-    return f->torch ? mb_torch_verify(f->torch, NULL, err) : mb_st_verify(f->safetensors, err);
+    return f->torch ? mb_torch_verify(f->torch, NULL, NULL, err)
+                    : mb_st_verify(f->safetensors, err);
 }
 
 int mb_tensors_inspect(const char *path, int json, int checks_bytes, struct mb_err *err)

@@ -38,7 +38,7 @@ static void read_file(const void *p, size_t n)
     for (size_t i = 0; i < mb_torch_n_tensors(f) && i < TENSORS_READ_MAX; i++) {
         read_tensor(f, mb_torch_tensor(f, i));
     }
-    (void)mb_torch_verify(f, NULL, &err);
+    (void)mb_torch_verify(f, NULL, NULL, &err);
     mb_torch_close(f);
 }
 

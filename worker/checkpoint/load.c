@@ -238,6 +238,30 @@ static int open_model(const struct mb_checkpoint_model *m, const char *iter_dir,
     return rc;
 }
 
+/* Comparing Megatron-LM's files may take longer than an operation of the ranks: while it goes on,
+ * those that wait for rank 0 hear of it. */
+static int tell(struct mb_comm *comm, int64_t goes_on, struct mb_err *err)
+{
+    mb_comm_broadcast(comm, NULL, &goes_on, 1, MB_COMM_I64, 0);
+    return mb_comm_synchronize(comm, err);
+}
+
+static int goes_on(void *arg, struct mb_err *err)
+{
+    return tell(arg, 1, err);
+}
+
+static int hear_the_end(struct mb_comm *comm, struct mb_err *err)
+{
+    int64_t more = 1;
+    int rc = 0;
+    while (rc == 0 && more) {
+        mb_comm_broadcast(comm, NULL, &more, 1, MB_COMM_I64, 0);
+        rc = mb_comm_synchronize(comm, err);
+    }
+    return rc;
+}
+
 /* And the optimizer, which no rank but this one reads. Ours is compared with its checksums as it is
  * read, Megatron-LM's is read once before. */
 static int open_all(const struct mb_checkpoint_model *m, const char *iter_dir,
@@ -250,7 +274,29 @@ static int open_all(const struct mb_checkpoint_model *m, const char *iter_dir,
     if (rc == 0 && s->is_megatrons && m->exp_avg != NULL) {
         rc = mb_weights_take_optimizer(w, iter_dir, s, err);
     }
-    return rc == 0 && s->is_megatrons ? mb_shards_verify(w->megatron, err) : rc;
+    const struct mb_torch_watch watch = {goes_on, m->comm};
+    return rc == 0 && s->is_megatrons ? mb_shards_verify(w->megatron, &watch, err) : rc;
+}
+
+/* On rank 0; the others wait. rc: what went wrong here before. All ranks call it. */
+static int open_on_first(const struct mb_checkpoint_model *m, const char *iter_dir,
+                         const struct mb_checkpoint_state *s, struct mb_weights *w, int rc,
+                         struct mb_err *err)
+{
+    const int is_first = mb_comm_rank(m->comm) == 0;
+    struct mb_err of_comm;
+    if (is_first && rc == 0) {
+        rc = open_all(m, iter_dir, s, w, err);
+    }
+    if (!s->is_megatrons) {
+        return rc;
+    }
+    const int told = is_first ? tell(m->comm, 0, &of_comm) : hear_the_end(m->comm, &of_comm);
+    if (rc == 0 && told != 0) {
+        *err = of_comm;
+        rc = told;
+    }
+    return rc;
 }
 
 /* One tensor of the weights into device memory. */
@@ -500,9 +546,7 @@ static int load_shared(const struct mb_checkpoint_model *m, const char *iter_dir
     struct reading reading = {.m = m, .moment = -1};
     float *memory = mb_alloc((part + (m->exp_avg != NULL ? 2 * range : 0)) * sizeof *memory);
     int rc = memory != NULL ? 0 : no_memory(err);
-    if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = open_all(m, iter_dir, s, &reading.w, err);
-    }
+    rc = open_on_first(m, iter_dir, s, &reading.w, rc, err);
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {
         const int reads = mb_comm_rank(m->comm) == 0;
@@ -540,9 +584,9 @@ static int load_whole(const struct mb_checkpoint_model *m, const char *iter_dir,
     struct reading reading = {.m = m, .moment = -1};
     float *piece = mb_alloc(n * sizeof *piece);
     int rc = piece != NULL ? 0 : no_memory(err);
+    rc = open_on_first(m, iter_dir, s, &reading.w, rc, err);
     if (rc == 0 && mb_comm_rank(m->comm) == 0) {
-        rc = open_all(m, iter_dir, s, &reading.w, err);
-        rc = rc == 0 ? read_model(m, &reading.w, piece, err) : rc;
+        rc = read_model(m, &reading.w, piece, err);
     }
     rc = mb_checkpoint_agree(m->comm, rc, WHAT, err);
     if (rc == 0) {

@@ -92,6 +92,19 @@ static void write_ours(const char *dir, int with_optimizer)
     json_decref(args);
 }
 
+static int count(void *arg, struct mb_err *err)
+{
+    (void)err;
+    ++*(size_t *)arg;
+    return 0;
+}
+
+static int cancel(void *arg, struct mb_err *err)
+{
+    (void)arg;
+    return mb_err_set(err, MB_ECANCELED, "given up");
+}
+
 /* All is there again; what pads the vocabulary beyond that is 0. */
 static void check(const char *iter_dir, uint64_t tp, uint64_t pp)
 {
@@ -102,7 +115,11 @@ static void check(const char *iter_dir, uint64_t tp, uint64_t pp)
     assert_int_equal(mb_shards_iteration(s), 7);
     assert_int_equal(mb_shards_consumed(s, 0), 56);
     assert_int_equal(mb_shards_layout(s)->padded_vocab, tp == 1 ? PADDED : 32);
-    assert_int_equal(mb_shards_verify(s, &err), 0);
+    size_t n_heard = 0;
+    const struct mb_torch_watch watch = {count, &n_heard}, gives_up = {cancel, NULL};
+    assert_int_equal(mb_shards_verify(s, &watch, &err), 0);
+    assert_true(n_heard >= mb_shards_n_tensors(s)); /* whoever waits for it hears of each */
+    assert_int_equal(mb_shards_verify(s, &gives_up, &err), MB_ECANCELED);
     for (size_t i = 0; i < mb_shards_n_tensors(s); i++) {
         const struct mb_st_tensor *t = mb_shards_tensor(s, i);
         const size_t n = (size_t)(t->end - t->begin) / sizeof(float);

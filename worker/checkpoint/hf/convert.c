@@ -329,7 +329,7 @@ int mb_model_inspect(const char *dir, int64_t iteration, int checks_bytes,
     }
     if (checks_bytes) {
         rc = m.facts.kind == MB_MODEL_MEGATRON
-                 ? mb_shards_verify(m.weights.megatron, err)
+                 ? mb_shards_verify(m.weights.megatron, NULL, err)
                  : mb_hf_source_verify(m.source, &m.facts.n_without_sums, err);
     }
     *out = m.facts;
@@ -620,7 +620,7 @@ static int write_into(void *arg, const char *dir, struct mb_err *err)
     struct model *m = v->c->m;
     int rc = 0;
     if (m->facts.kind == MB_MODEL_MEGATRON) {
-        rc = mb_shards_verify(m->weights.megatron, err);
+        rc = mb_shards_verify(m->weights.megatron, NULL, err);
     }
     if (rc == 0 && m->split != NULL) {
         return mb_splitter_write(m->split, dir, err);

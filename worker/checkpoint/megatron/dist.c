@@ -443,13 +443,14 @@ static int verify_chunk(struct mb_dist *d, const struct mb_dist_tensor *t, size_
     return rc;
 }
 
-int mb_dist_verify(struct mb_dist *d, struct mb_err *err)
+int mb_dist_verify(struct mb_dist *d, const struct mb_torch_watch *watch, struct mb_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < d->meta.n_tensors; i++) {
         const struct mb_dist_tensor *t = &d->meta.tensors[i];
         for (size_t k = 0; d->places[i] != NULL && k < t->n_chunks && rc == 0; k++) {
             rc = verify_chunk(d, t, t->chunks[k].file, &d->places[i][k], err);
+            rc = rc == 0 && watch != NULL ? watch->cb(watch->arg, err) : rc;
         }
     }
     return rc;

@@ -7,6 +7,7 @@
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_H
 
 #include "worker/checkpoint/megatron/layout.h"
+#include "worker/checkpoint/megatron/torch_file.h"
 
 struct mb_dist;
 
@@ -34,6 +35,6 @@ int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t
 int mb_dist_read(struct mb_dist *d, size_t i, uint64_t from, size_t n, float *out,
                  struct mb_err *err);
 /* Reads all bytes of all tensors: MB_ECORRUPT if a checksum is another. */
-int mb_dist_verify(struct mb_dist *d, struct mb_err *err);
+int mb_dist_verify(struct mb_dist *d, const struct mb_torch_watch *watch, struct mb_err *err);
 
 #endif

@@ -733,11 +733,12 @@ int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
     return read_split(s, i, mb_shards_state_of(s, which, i, 0), from, n, out, err);
 }
 
-int mb_shards_verify(const struct mb_shards *s, struct mb_err *err)
+int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *watch,
+                     struct mb_err *err)
 {
     int rc = 0;
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
-        rc = mb_torch_verify(s->files[i].torch, s->files[i].is_taken, err);
+        rc = mb_torch_verify(s->files[i].torch, s->files[i].is_taken, watch, err);
     }
-    return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, err) : rc;
+    return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, watch, err) : rc;
 }

@@ -216,7 +216,7 @@ static int make_target(const char *target, void *source,
 
 int mb_torch_to_safetensors(struct mb_torch_file *source, const char *target, struct mb_err *err)
 {
-    int rc = mb_fs_exists(target) ? taken(target, err) : mb_torch_verify(source, NULL, err);
+    int rc = mb_fs_exists(target) ? taken(target, err) : mb_torch_verify(source, NULL, NULL, err);
     return rc == 0 ? make_target(target, source, write_safetensors, err) : rc;
 }
 

@@ -733,7 +733,8 @@ void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor 
     *crc32 = e->crc32;
 }
 
-int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only, struct mb_err *err)
+int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only,
+                    const struct mb_torch_watch *watch, struct mb_err *err)
 {
     const size_t n_entries = mb_zip_n_entries(f->zip);
     uint8_t *is_done = mb_calloc(n_entries, 1);
@@ -743,6 +744,7 @@ int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only, struct m
         if (!is_done[e] && (only == NULL || only[i])) {
             is_done[e] = 1;
             rc = mb_zip_verify(f->zip, mb_zip_entry(f->zip, e), err);
+            rc = rc == 0 && watch != NULL ? watch->cb(watch->arg, err) : rc;
         }
     }
     mb_free(is_done);

@@ -59,8 +59,15 @@ int mb_torch_read(struct mb_torch_file *f, const struct mb_torch_tensor *t, uint
 /* Where the storage of a tensor lies: bytes of the zip. *crc32 0: torch did not compute it. */
 void mb_torch_place(const struct mb_torch_file *f, const struct mb_torch_tensor *t, uint64_t *at,
                     uint64_t *n, uint32_t *crc32);
+/* Who wants to hear that a long reading goes on: cb is called after each storage; what it returns
+ * ends the reading unless it is 0. */
+struct mb_torch_watch {
+    int (*cb)(void *arg, struct mb_err *err);
+    void *arg;
+};
 /* Reads the storages of all tensors, or, with only [n_tensors], of those that have a 1 there:
- * MB_ECORRUPT if a checksum is another. */
-int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only, struct mb_err *err);
+ * MB_ECORRUPT if a checksum is another. watch may be NULL. */
+int mb_torch_verify(const struct mb_torch_file *f, const uint8_t *only,
+                    const struct mb_torch_watch *watch, struct mb_err *err);
 
 #endif

@@ -63,9 +63,14 @@ class SummedInBf16(LayoutCase):
         """Rounded where data parallel ranks sum, and nowhere else: near what fp32 gives."""
         words = [*STANDING, *LLAMA]
         want = self.train(1, *words, "--global-batch-size", "8", "--train-iters", "1")
-        for layout in (split(tensor=2), split(pipeline=2), [ZERO, *split(pipeline=2)]):
+        layouts = (split(tensor=2), split(pipeline=2), [ZERO, *split(pipeline=2)], [ZERO, *OVERLAP, *split(tensor=2)])
+        for i, layout in enumerate(layouts):
+            folder = self.path(f"shared-{i}")
             got = self.train(4, *words, "--global-batch-size", "8", "--train-iters", "1", "--bf16", "--grad-reduce-in-bf16",
-                             *layout)
+                             "--save", folder, "--save-interval", "1", *layout)
+            gradient = moment(folder, 1)
+            self.assertGreater(int((gradient != 0).sum()), 10000)
+            self.assertTrue(torch.equal(gradient, gradient.to(torch.bfloat16).to(torch.float32)))
             norms = [float(re.search(r"grad norm: (\S+)", iterations(g.ranks[-1])[1]).group(1)) for g in (got, want)]
             self.assertAlmostEqual(norms[0] / norms[1], 1, delta=2e-3)
 

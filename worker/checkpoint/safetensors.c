@@ -280,7 +280,9 @@ static int take_sums(struct mb_st_reader *r, const void *header, size_t n, struc
     if (seal != MB_SEAL_FITS || digits == NULL || n_digits / MB_SUMS_DIGITS != n_blocks ||
         n_digits % MB_SUMS_DIGITS != 0) {
         return mb_err_set(err, MB_ECORRUPT,
-                          "%s: damaged: the header's checksum is not that of its bytes", r->name);
+                          "%s: damaged: the header's checksum is not that of its bytes (whoever "
+                          "saved it anew with its old metadata leaves mobula.* out of that)",
+                          r->name);
     }
     r->sums = mb_calloc((size_t)n_blocks + 1, sizeof *r->sums);
     r->is_checked = mb_calloc((size_t)n_blocks + 1, 1);

@@ -6,6 +6,7 @@ import sys
 import tempfile
 
 import numpy
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from gang import MOCK, MODEL
@@ -40,11 +41,23 @@ def main():
     optimizer = load_file("s/iter_0000003/optim_dp_000_of_001.safetensors")
     assert sorted(optimizer) == ["exp_avg", "exp_avg_sq"] and (optimizer["exp_avg_sq"] >= 0).all()
 
+    # Its old metadata has checksums of what it no longer is.
+    with safe_open(path, "numpy") as f:
+        metadata = f.metadata()
+    os.rename(path, "ours")
+    save_file(model, path, metadata)
+    done = subprocess.run([WORKER, *MODEL, *MOCK, "--train-iters", "5", "--load", "s", "--no-load-optim"], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 65 and "with its old metadata leaves mobula.* out" in done.stderr, done.stderr
+    save_file(model, path, {k: v for k, v in metadata.items() if not k.startswith("mobula.")})
+    without = train("--train-iters", "5", "--load", "s", "--no-load-optim")
+    os.replace("ours", path)
+
     # A file written by the package (other order of tensors and of header) trains on to the same loss.
     ours = train("--train-iters", "5", "--load", "s", "--no-load-optim")
     save_file(dict(sorted(model.items(), reverse=True)), path)
     theirs = train("--train-iters", "5", "--load", "s", "--no-load-optim")
-    assert norm_line(ours) == norm_line(theirs) != []
+    assert norm_line(ours) == norm_line(theirs) == norm_line(without) != []
     # And one that does not fit is refused by name.
     model["decoder.final_layernorm.bias"] = model["decoder.final_layernorm.bias"][:3].copy()
     save_file(model, path)

@@ -118,9 +118,8 @@ static int check_positions(struct mb_args *a, struct mb_err *err)
     const int rope = strcmp(type, "rope") == 0;
     if (a->reset_position_ids && strcmp(type, "learned_absolute") != 0) {
         a->reset_position_ids = 0;
-        if (mb_buf_puts(&a->notes,
-                        "note: --reset-position-ids has no effect: rotary positions "
-                        "count from the start of the sample, as in Megatron-LM\n") != 0) {
+        if (mb_buf_puts(&a->notes, "note: --reset-position-ids has no effect without learned "
+                                   "positions, as in Megatron-LM\n") != 0) {
             return mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
         }
     }

@@ -20,11 +20,12 @@ class Positions(LayoutCase):
         a, b = losses(self.alone(RESET)), losses(self.alone())
         self.assertTrue(all(a[i] != b[i] for i in a))
 
-    def test_rotary_positions_do_not(self):
-        rope = ("--position-embedding-type", "rope")
-        gang = self.alone(*rope, RESET)
-        self.assertIn("note: --reset-position-ids has no effect", gang.ranks[0].log())
-        self.assertEqual(losses(gang), losses(self.alone(*rope)))
+    def test_others_than_learned_positions_do_not(self):
+        for kind in ("rope", "none"):
+            words = ("--position-embedding-type", kind)
+            gang = self.alone(*words, RESET)
+            self.assertIn("note: --reset-position-ids has no effect without learned positions", gang.ranks[0].log())
+            self.assertEqual(losses(gang), losses(self.alone(*words)))
 
 
 if __name__ == "__main__":

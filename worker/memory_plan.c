@@ -173,7 +173,8 @@ static double documents(const struct mb_args *a, const struct mb_args_list *path
     return sequences * epochs;
 }
 
-/* estimate: of the bytes, those that are guessed from the sizes of files. */
+/* estimate: of the bytes, those that are guessed from the sizes of files, or of splits that the
+ * data need not have. */
 static double data_bytes(const struct mb_args *a, double *estimate)
 {
     const struct mb_args_list *own[MB_N_SPLITS] = {&a->train_data_path, &a->valid_data_path,
@@ -196,9 +197,10 @@ static double data_bytes(const struct mb_args *a, double *estimate)
         if (n_samples[i] == 0) {
             continue;
         }
-        bytes += n * (INDEX_BYTES + (paths->n > 1 ? BLEND_BYTES : 0));
+        const double of_split = n * (INDEX_BYTES + (paths->n > 1 ? BLEND_BYTES : 0)) +
+                                (a->mock_data ? DOCUMENT_BYTES * (double)MB_MOCK_DOCUMENTS : 0);
+        *(i == MB_SPLIT_TRAIN ? &bytes : estimate) += of_split; /* the others may be absent */
         *estimate += DOCUMENT_BYTES * documents(a, paths, n);
-        bytes += a->mock_data ? DOCUMENT_BYTES * (double)MB_MOCK_DOCUMENTS : 0;
     }
     return bytes + *estimate;
 }

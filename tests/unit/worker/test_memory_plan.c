@@ -14,6 +14,8 @@
 #include "base/str.h"
 #include "worker/memory_plan.h"
 
+#define WITHOUT_EVALUATION "--eval-iters 0"
+
 enum { MIB = 1 << 20, IDX_BYTES = 12 * MIB, WORK_BYTES = 8 * MIB, LIBRARY_BYTES = 512 * MIB };
 
 static struct mb_device device;
@@ -58,15 +60,15 @@ static void memory_of_gpu(struct mb_context *ctx, size_t *used_bytes, size_t *to
     *used_bytes = *total_bytes = 0;
 }
 
-static void plan(const struct mb_device *dev, struct mb_plan_room *need,
+static void plan(const struct mb_device *dev, const char *more, struct mb_plan_room *need,
                  struct mb_plan_room *certain)
 {
     char *line = mb_asprintf(
         "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
         "--max-position-embeddings 32 --distributed-backend gloo --lr 1e-3 --tokenizer-type "
-        "NullTokenizer --vocab-size 100 --micro-batch-size 2 --train-iters 10 --eval-iters 0 "
-        "--data-path %s",
-        prefix);
+        "NullTokenizer --vocab-size 100 --micro-batch-size 2 --train-iters 10 "
+        "--data-path %s %s",
+        prefix, more);
     const char *argv[64];
     struct mb_args args;
     struct mb_err err;
@@ -89,12 +91,23 @@ static void test_host(void **state)
 {
     (void)state;
     struct mb_plan_room need, certain;
-    plan(&device, &need, &certain);
+    plan(&device, WITHOUT_EVALUATION, &need, &certain);
     assert_true(need.device_bytes == 0 && certain.device_bytes == 0);
     const double guessed = need.host_bytes - certain.host_bytes;
     assert_true(guessed >= WORK_BYTES + IDX_BYTES / 3.0);
     assert_true(guessed < WORK_BYTES + IDX_BYTES);
     assert_true(certain.host_bytes > 0);
+}
+
+/* Only the loader knows that there will be nothing to evaluate with. */
+static void test_splits_without_data(void **state)
+{
+    (void)state;
+    struct mb_plan_room without, with, need;
+    plan(&device, WITHOUT_EVALUATION, &need, &without);
+    plan(&device, "--eval-iters 1000 --eval-interval 1 --split 100,0,0", &need, &with);
+    assert_true(with.host_bytes == without.host_bytes);
+    assert_true(need.host_bytes > with.host_bytes);
 }
 
 /* Of what its libraries will take nobody knows how much. */
@@ -106,8 +119,8 @@ static void test_gpu(void **state)
     of_gpu = *device.ops;
     of_gpu.memory = memory_of_gpu;
     gpu.ops = &of_gpu;
-    plan(&device, &of_host, &host_certain);
-    plan(&gpu, &need, &certain);
+    plan(&device, WITHOUT_EVALUATION, &of_host, &host_certain);
+    plan(&gpu, WITHOUT_EVALUATION, &need, &certain);
     assert_true(need.device_bytes - certain.device_bytes == LIBRARY_BYTES);
     assert_true(certain.device_bytes + certain.host_bytes == host_certain.host_bytes);
 }
@@ -116,6 +129,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host),
+        cmocka_unit_test(test_splits_without_data),
         cmocka_unit_test(test_gpu),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

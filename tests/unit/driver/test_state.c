@@ -366,24 +366,32 @@ static void test_the_only_node_ends_early(void **state)
     }
 }
 
+/* A gang of one, launched. */
+static struct mb_drv *one_rank_runs(int is_worker)
+{
+    const struct mb_drv_config c = {
+        .n_nodes = 1, .ranks_per_node = 1, .is_worker = is_worker, .committed = -1};
+    static const struct mb_drv_event path[] = {{.kind = MB_DRV_CONNECTED},
+                                               {.kind = MB_DRV_OWNED},
+                                               {.kind = MB_DRV_RESERVED},
+                                               {.kind = MB_DRV_HELLO},
+                                               {.kind = MB_DRV_LAUNCHED}};
+    struct mb_drv *d = mb_drv_create(&c);
+
+    assert_non_null(d);
+    for (size_t i = 0; i < sizeof(path) / sizeof(path[0]); i++)
+        assert_true(mb_drv_step(d, &path[i]) >= 0);
+    return d;
+}
+
 /* A worker that refuses its command line ends the gang with that status; what another program
  * means by 2 is its own affair. */
 static void test_a_refused_command_line(void **state)
 {
     (void)state;
     for (int is_worker = 0; is_worker < 2; is_worker++) {
-        const struct mb_drv_config c = {
-            .n_nodes = 1, .ranks_per_node = 1, .is_worker = is_worker, .committed = -1};
-        static const struct mb_drv_event path[] = {{.kind = MB_DRV_CONNECTED},
-                                                   {.kind = MB_DRV_OWNED},
-                                                   {.kind = MB_DRV_RESERVED},
-                                                   {.kind = MB_DRV_HELLO},
-                                                   {.kind = MB_DRV_LAUNCHED}};
-        struct mb_drv *d = mb_drv_create(&c);
+        struct mb_drv *d = one_rank_runs(is_worker);
 
-        assert_non_null(d);
-        for (size_t i = 0; i < sizeof(path) / sizeof(path[0]); i++)
-            assert_true(mb_drv_step(d, &path[i]) >= 0);
         assert_true(SAY(d, RANK_EXIT, .rank = 0, .exit_code = 2) >= 0);
         assert_int_equal(mb_drv_exit_status(d), is_worker ? 2 : 1);
         assert_int_equal(mb_drv_failure(d).is_usage, is_worker);
@@ -398,18 +406,8 @@ static void test_a_refused_plan(void **state)
 {
     (void)state;
     for (int is_worker = 0; is_worker < 2; is_worker++) {
-        const struct mb_drv_config c = {
-            .n_nodes = 1, .ranks_per_node = 1, .is_worker = is_worker, .committed = -1};
-        static const struct mb_drv_event path[] = {{.kind = MB_DRV_CONNECTED},
-                                                   {.kind = MB_DRV_OWNED},
-                                                   {.kind = MB_DRV_RESERVED},
-                                                   {.kind = MB_DRV_HELLO},
-                                                   {.kind = MB_DRV_LAUNCHED}};
-        struct mb_drv *d = mb_drv_create(&c);
+        struct mb_drv *d = one_rank_runs(is_worker);
 
-        assert_non_null(d);
-        for (size_t i = 0; i < sizeof(path) / sizeof(path[0]); i++)
-            assert_true(mb_drv_step(d, &path[i]) >= 0);
         assert_true(
             SAY(d, RANK_EXIT, .rank = 0, .exit_code = mb_exit_status(MB_ENOMEM),
                 .text = "the memory plan needs 2 GiB of host memory, 1 GiB are available") >= 0);

@@ -9,26 +9,13 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "tests/unit/worker/args_line.h"
 #include "worker/args_table.h"
 
 #define BASE                                                                                       \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                     \
     "--max-position-embeddings 32 --distributed-backend gloo --lr 1e-3 --mock-data "               \
     "--tokenizer-type NullTokenizer --vocab-size 100 --micro-batch-size 2 --train-iters 10 "
-
-static int validate_line(const char *line, struct mb_args *args, struct mb_err *err)
-{
-    char *text = mb_strdup(line);
-    const char *argv[128];
-    int argc = 0;
-    for (char *w = strtok(text, " "); w != NULL; w = strtok(NULL, " ")) {
-        argv[argc++] = w;
-    }
-    mb_err_clear(err);
-    int rc = mb_args_parse(args, argc, argv, err);
-    mb_free(text);
-    return rc == 0 ? mb_args_validate(args, 0, 1, err) : rc;
-}
 
 static int is_in_dump(const struct mb_args *a, const char *line)
 {
@@ -47,24 +34,25 @@ static void gradients_of_bf16_are_summed_in_fp32_or_bf16(void **state)
         "accumulate and all-reduce gradients in fp32 for bfloat16 data type.\n";
     struct mb_args a;
     struct mb_err err;
-    assert_int_equal(validate_line(BASE "--distributed-backend nccl --bf16", &a, &err), 0);
+    assert_int_equal(validate_line(BASE "--distributed-backend nccl --bf16", 1, &a, &err), 0);
     assert_string_equal(mb_buf_str(&a.notes), FORCED);
     assert_true(a.accumulate_allreduce_grads_in_fp32 && !a.grad_reduce_in_bf16);
     mb_args_close(&a);
     assert_int_equal(
-        validate_line(BASE "--distributed-backend nccl --bf16 --grad-reduce-in-bf16", &a, &err), 0);
+        validate_line(BASE "--distributed-backend nccl --bf16 --grad-reduce-in-bf16", 1, &a, &err),
+        0);
     assert_string_equal(mb_buf_str(&a.notes), "");
     assert_true(!a.accumulate_allreduce_grads_in_fp32 && a.grad_reduce_in_bf16);
     mb_args_close(&a);
     assert_int_equal(validate_line(BASE "--bf16 --grad-reduce-in-bf16 "
                                         "--accumulate-allreduce-grads-in-fp32",
-                                   &a, &err),
+                                   1, &a, &err),
                      MB_EINVAL);
     assert_string_equal(err.text, "--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32 "
                                   "exclude each other");
     assert_false(a.is_usage);
     mb_args_close(&a);
-    assert_int_equal(validate_line(BASE "--grad-reduce-in-bf16", &a, &err), 0);
+    assert_int_equal(validate_line(BASE "--grad-reduce-in-bf16", 1, &a, &err), 0);
     assert_false(a.grad_reduce_in_bf16);
     assert_string_equal(mb_buf_str(&a.notes),
                         "note: --grad-reduce-in-bf16 has no effect without --bf16\n");
@@ -95,7 +83,7 @@ static void argparse_has_a_status_of_its_own(void **state)
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         struct mb_args a;
         struct mb_err err;
-        assert_int_equal(validate_line(CASES[i].line, &a, &err), CASES[i].rc);
+        assert_int_equal(validate_line(CASES[i].line, 1, &a, &err), CASES[i].rc);
         assert_int_equal(a.is_usage, CASES[i].is_usage);
         mb_args_close(&a);
     }
@@ -122,7 +110,7 @@ static void another_format_is_warned_of(void **state)
         struct mb_err err;
         char line[512];
         snprintf(line, sizeof line, "%s%s", CASES[i].saves ? SAVE : BASE, CASES[i].more);
-        assert_int_equal(validate_line(line, &a, &err), 0);
+        assert_int_equal(validate_line(line, 1, &a, &err), 0);
         assert_int_equal(strstr(mb_buf_str(&a.notes), WARNING) != NULL, CASES[i].warns);
         assert_int_equal(strstr(mb_buf_str(&a.notes), "WARNING: --ckpt-format") != NULL,
                          CASES[i].warns);
@@ -136,7 +124,7 @@ static void the_dump_has_pythons_values(void **state)
     (void)state;
     struct mb_args a;
     struct mb_err err;
-    assert_int_equal(validate_line(BASE "--bf16", &a, &err), 0);
+    assert_int_equal(validate_line(BASE "--bf16", 1, &a, &err), 0);
     static const char *const DEFAULTS[] = {
         "  bf16 ............................................ True\n",
         "  accumulate_allreduce_grads_in_fp32 .............. True\n",
@@ -152,7 +140,8 @@ static void the_dump_has_pythons_values(void **state)
     }
     mb_args_close(&a);
     assert_int_equal(
-        validate_line(BASE "--fp16 --initial-loss-scale 65536 --profile-ranks 3 0", &a, &err), 0);
+        validate_line(BASE "--fp16 --initial-loss-scale 65536 --profile-ranks 3 0", 1, &a, &err),
+        0);
     assert_true(is_in_dump(&a, "  initial_loss_scale .............................. 65536.0\n"));
     assert_true(is_in_dump(&a, "  profile_ranks ................................... [3, 0]\n"));
     mb_args_close(&a);

@@ -21,8 +21,10 @@ static const char *const FORMATS[] = {"none", "e4m3", "e5m2"};
 static int left_out(const struct twin *t)
 {
     struct mb_err err = {0};
-    if ((t->gpu.ops->features & MB_FEATURE_FP8) == 0)
+    if ((t->gpu.ops->features & MB_FEATURE_FP8) == 0) {
+        printf("  the backend has no operations in fp8\n");
         return 1;
+    }
     if (t->gpu.ops->fp8_check(t->gpu.ctx, &err) == 0)
         return 0;
     printf("  %s\n", err.text);

@@ -8,6 +8,9 @@ import sys
 import tempfile
 import unittest
 
+
+from job_lists import FP8, SLURM
+
 WORKER = os.environ["MOBULA_WORKER"]
 MODEL = ("--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 "
          "--micro-batch-size 4 --global-batch-size 8 --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 2 --log-interval 1 "
@@ -73,6 +76,19 @@ class Train(unittest.TestCase):
                                    "--recompute-num-layers", "1", "--deterministic-mode")
                 whole = self.train(*args, "--fp8-format", "e4m3", "--deterministic-mode")
                 self.assertEqual(losses(again), losses(whole))
+
+    def test_the_slurm_list_with_fp8(self):
+        """Megatron-LM's Llama-3 8B example, its sizes scaled down."""
+        own = ["--save", self.dir + "/ckpt", "--load", self.dir + "/ckpt", "--tensorboard-dir", self.dir + "/tb", "--data-cache-path",
+               self.dir + "/cache"]
+        small = ("--num-layers 2 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8 --kv-channels 32 --vocab-size 1023 "
+                 "--seq-length 128 --global-batch-size 8 --train-samples 160 --lr-decay-samples 160 --lr-warmup-samples 16 "
+                 "--eval-iters 2").split()
+        p = subprocess.run([WORKER, *SLURM.split(), *FP8.split(), *small, *own], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           text=True, timeout=240, check=False)
+        self.assertEqual(p.returncode, 0, p.stdout)
+        self.assertEqual(sorted(losses(p.stdout)), list(range(1, 21)), p.stdout)
+        self.assertRegex(p.stdout, r"weights: fp8, for products +")
 
     def test_fp8_checkpoints(self):
         """Scales are no state: a run that goes on in fp8 prints what the one prints that was not stopped, and any other takes it over."""

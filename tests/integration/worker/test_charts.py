@@ -14,61 +14,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gang import Gang, run, unsealed
+from job_lists import AWS_LLAMA2, AWS_SLURM, CHARTS, EKS, FP8, LLAMA, PRETRAINED, SLURM
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 
-COMMON = """--lr 1e-5 --min-lr 1e-6 --lr-decay-iters 320000 --lr-decay-style cosine --weight-decay 1.0e-1 --clip-grad 1.0
-  --pipeline-model-parallel-size 1 --context-parallel-size 1 --seq-length 2048 --train-iters 20
-  --no-async-tensor-model-parallel-allreduce --bf16 --no-masked-softmax-fusion --tokenizer-type HuggingFaceTokenizer
-  --tokenizer-model /local_resources/tokenizer --save-interval 20 --eval-interval 10 --ckpt-format torch
-  --save /local_resources/checkpoints --dataloader-type cyclic --num-workers 8 --log-interval 1 --log-throughput
-  --no-save-optim --no-save-rng --eval-iters 10 --tensorboard-dir /local_resources/experiment/ --ckpt-format torch
-  --no-gradient-accumulation-fusion --distributed-timeout-minutes 120 --use-distributed-optimizer --overlap-param-gather
-  --overlap-grad-reduce --optimizer adam --exit-on-missing-checkpoint --no-load-optim --use-checkpoint-args --no-load-rng"""
-PRETRAINED = """--data-path /local_resources/data/fineweb-edu-train_text_document --load /local_resources/basemodel"""
-LLAMA = """--untie-embeddings-and-output-weights --position-embedding-type rope --disable-bias-linear --swiglu
-  --init-method-std 0.02 --attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm --group-query-attention
-  --num-query-groups 8 --max-position-embeddings 128000"""
-CHARTS = {
-    "values": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 --global-batch-size 16 "
-              "--use-flash-attn",
-    "llama-8b-2x2-4ddp": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 "
-                         "--global-batch-size 16 --use-flash-attn",
-    "llama-8b-16ddp, tutorial 03": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 11 "
-                                   "--global-batch-size 704 --use-flash-attn",
-    "llama-70b-2ddp, tutorial 04": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 8 --sequence-parallel "
-                                   "--micro-batch-size 11 --global-batch-size 176 --recompute-activations "
-                                   "--data-cache-path /local_resources/data/cache",
-    "llama-8b-2x2-4ddp-no-cpt-mock-data": f"{COMMON} {LLAMA} --mock-data --tensor-model-parallel-size 1 "
-                                          "--micro-batch-size 3 --global-batch-size 192 --use-flash-attn --num-layers 32 "
-                                          "--hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32",
-    "llama-70b-1x8-8tp-no-cpt-mock-data": f"{COMMON} {LLAMA} --mock-data --tensor-model-parallel-size 8 "
-                                          "--sequence-parallel --micro-batch-size 3 --global-batch-size 192 "
-                                          "--lr-warmup-fraction .001 --adam-beta1 0.9 --adam-beta2 0.95 --use-flash-attn "
-                                          "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 "
-                                          "--num-attention-heads 64",
-}
-# Of the AWS templates (EKS: GPT-3 7.5B, with "=") and of Megatron-LM's Llama-3 8B example under Slurm, but for its FP8.
-EKS = """--tensor-model-parallel-size=8 --pipeline-model-parallel-size=1 --num-layers=36 --hidden-size=4096
-  --num-attention-heads=32 --seq-length=2048 --max-position-embeddings=2048 --micro-batch-size=1 --global-batch-size=288
-  --train-samples=146484375 --lr-decay-samples=126953125 --lr-warmup-samples=183105 --lr=6.0e-05 --min-lr=6.0e-06
-  --lr-decay-style=cosine --log-interval=1 --eval-iters=40 --eval-interval=1000 --data-path=/fsx/my-gpt2_text_document
-  --vocab-file=/fsx/gpt2-vocab.json --merge-file=/fsx/gpt2-merges.txt --split=98,2,0 --clip-grad=1.0 --weight-decay=0.1
-  --adam-beta1=0.9 --adam-beta2=0.95 --init-method-std=0.006 --fp16 --recompute-activations"""
-SLURM = """--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
-  --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 --max-position-embeddings 8192
-  --position-embedding-type rope --rotary-base 1000000 --rotary-percent 1.0 --attention-dropout 0.0 --hidden-dropout 0.0
-  --swiglu --init-method-std 0.0134 --attention-backend fused --apply-layernorm-1p --untie-embeddings-and-output-weights
-  --disable-bias-linear --micro-batch-size 1 --global-batch-size 128 --train-samples 1953125000 --lr-decay-samples 1949218748
-  --lr-warmup-samples 3906252 --lr 0.00015 --min-lr 0.00001 --decoupled-lr 5.0e-4 --decoupled-min-lr 4.5e-5
-  --lr-decay-style cosine --clip-grad 1.0 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --bf16 --grad-reduce-in-bf16
-  --cross-entropy-loss-fusion --calculate-per-token-loss --manual-gc --empty-unused-memory-level 1
-  --exit-duration-in-mins 235 --tensor-model-parallel-size 1 --context-parallel-size 1 --pipeline-model-parallel-size 1
-  --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --mock-data
-  --tokenizer-type NullTokenizer --vocab-size 128256 --data-cache-path /cache --tiktoken-pattern v2 --split 99,1,0
-  --no-create-attention-mask-in-dataloader --no-mmap-bin-files --num-workers 1 --log-interval 1 --eval-iters 32
-  --eval-interval 100 --save-interval 1000 --log-throughput --profile --profile-step-start 4 --profile-step-end 6
-  --ckpt-format torch_dist --distributed-timeout-minutes 60 --save /ckpt --load /ckpt --tensorboard-dir /tb"""
 SIZES = "--num-layers 2 --hidden-size 64 --ffn-hidden-size 112 --num-attention-heads 8".split()
 
 
@@ -120,6 +69,7 @@ class ChartsTest(unittest.TestCase):
         args = [*CHARTS[name].split(), *self.device, "--save", str(folder / "checkpoints"), "--tensorboard-dir",
                 str(folder / "events"), "--tensor-model-parallel-size", tensor, "--micro-batch-size", "2",
                 "--global-batch-size", "8"]
+        args += ["--data-cache-path", str(folder / "cache")] if "--data-cache-path" in CHARTS[name] else []
         args += ["--data-path", str(self.path / "data"), "--load", str(self.path / "basemodel")] if pretrained else SIZES
         return folder, pretrained, Gang(WORKER, world, [*args, *more], str(folder))
 
@@ -165,22 +115,53 @@ class ChartsTest(unittest.TestCase):
         text = events.Tensors("num_layers/text_summary")[0].tensor_proto
         self.assertEqual((text.dtype, text.string_val[0]), (7, b"2"))
 
-    def test_lists_of_eks_and_slurm(self):
-        samples = "--train-samples 160 --lr-decay-samples 160 --lr-warmup-samples 16 --global-batch-size 8".split()
+    def twenty_steps(self, name, world, words, *more):
+        """A list, what is smaller here behind it; rank 0's log and the last rank's."""
+        folder = self.path / name
+        args = [*words.split(), "--distributed-backend", "gloo", "--seq-length", "32", "--global-batch-size", "8", *more]
+        args += ["--train-iters", "20"] if "--train-iters" in words else [
+            "--train-samples", "160", "--lr-decay-samples", "160", "--lr-warmup-samples", "16"]
+        args += ["--eval-iters", "0" if "--eval-iters 0" in words else "2"]
+        for flag in ("--save", "--load", "--tensorboard-dir", "--data-cache-path"):
+            if flag in words.split():
+                args += [flag, str(folder / ("checkpoints" if flag in ("--save", "--load") else flag.strip("-")))]
+        gang = run(WORKER, world, args, str(folder / "run"))
+        log = gang.ranks[-1].log()
+        self.assertIn("iteration       20/      20 | consumed samples:          160 |", log)
+        return gang.ranks[0].log(), log
+
+    def gpt2(self, heads):
         vocab = os.environ.get("MOBULA_CACHE", os.path.expanduser("~/.cache/mobula")) + "/gpt2-vocab"
-        gpt2 = ["--vocab-file", vocab + "/vocab.json", "--merge-file", vocab + "/merges.txt", "--data-path",
-                str(self.path / "data"), "--tensor-model-parallel-size", "1", *SIZES[:4], "--num-attention-heads", "4"]
-        own = [str(self.path / "slurm"), "--tensorboard-dir", str(self.path / "slurm-events")]
-        llama = ["--kv-channels", "8", "--vocab-size", "255", *SIZES, "--save", own[0], "--load", *own]
-        common = ["--distributed-backend", "gloo", "--seq-length", "32", "--eval-iters", "2", *samples]
-        for name, words, more in (("eks", EKS, gpt2), ("slurm", SLURM, llama)):
-            gang = run(WORKER, 2, [*words.split(), *common, *more], str(self.path / ("run-" + name)))
-            log = gang.ranks[1].log()
-            self.assertIn("iteration       20/      20 | consumed samples:          160 |", log)
-            self.assertEqual("decoupled learning rate: " in log, name == "slurm")
+        return ["--vocab-file", vocab + "/vocab.json", "--merge-file", vocab + "/merges.txt", "--data-path", str(self.path / "data"),
+                "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", heads]
+
+    def test_the_list_of_eks(self):
+        self.twenty_steps("eks", 2, EKS, *self.gpt2("4"), "--tensor-model-parallel-size", "1")
+
+    def test_the_lists_of_aws_under_slurm(self):
+        told, log = self.twenty_steps("aws-gpt3", 4, AWS_SLURM, *self.gpt2("4"), "--tensor-model-parallel-size", "2")
+        self.assertIn("loss scale: ", log)
+        self.assertRegex(told, r"number of parameters on \(tensor, pipeline\) model parallel rank \(0, 0\): \d")
+        llama2 = os.environ.get("MOBULA_CACHE", os.path.expanduser("~/.cache/mobula")) + "/tokenizers/llama2/tokenizer.model"
+        told, log = self.twenty_steps("aws-llama2", 4, AWS_LLAMA2, "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "8",
+                                      "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--data-path",
+                                      str(self.path / "data"), "--tokenizer-model", llama2)
+        self.assertIn("> padded vocab (size: 32000) with 0 dummy tokens (new size: 32000)", told)
+        self.assertRegex(log, r"throughput per GPU \(TFLOP/s/GPU\): \d")
+        self.assertNotIn("validation loss", log)
+
+    def test_the_list_of_llama3_under_slurm(self):
+        small = ["--kv-channels", "8", "--vocab-size", "255", *SIZES]
+        _, log = self.twenty_steps("slurm", 2, SLURM, *small)
         self.assertIn("iteration        2/      20", log)
         # The warmup of two iterations has ended: each rate is its own largest.
         self.assertIn("learning rate: 1.500000E-04 | decoupled learning rate: 5.000000E-04 |", log)
+        # With its arguments for FP8 it runs on a GPU (tests/gpu/test_train.py); a CPU says so instead of computing something else.
+        gang = Gang(WORKER, 1, [*SLURM.split(), *FP8.split(), "--distributed-backend", "gloo", "--seq-length", "32", *small],
+                    str(self.path / "fp8"))
+        self.addCleanup(gang.kill)
+        self.assertEqual(gang.finish(), [78])  # EX_CONFIG
+        self.assertIn("--fp8-format hybrid: FP8 needs a GPU of compute capability 8.9 or higher", gang.ranks[0].log())
 
     def test_a_checkpoint_that_cannot_say(self):
         """Damaged or hostile arguments of a checkpoint end the run with one line, on all ranks."""

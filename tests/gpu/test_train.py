@@ -8,7 +8,6 @@ import sys
 import tempfile
 import unittest
 
-
 from job_lists import FP8, SLURM
 
 WORKER = os.environ["MOBULA_WORKER"]

@@ -10,6 +10,7 @@
 #include "worker/checkpoint/weights.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -61,17 +62,41 @@ void mb_weights_close(struct mb_weights *w)
 
 size_t mb_weights_n(const struct mb_weights *w)
 {
-    return w->megatron != NULL ? mb_shards_n_tensors(w->megatron) : mb_st_n_tensors(w->ours);
+    return w->source != NULL     ? w->source->n
+           : w->megatron != NULL ? mb_shards_n_tensors(w->megatron)
+                                 : mb_st_n_tensors(w->ours);
 }
 
 const struct mb_st_tensor *mb_weights_tensor(const struct mb_weights *w, size_t i)
 {
-    return w->megatron != NULL ? mb_shards_tensor(w->megatron, i) : mb_st_tensor(w->ours, i);
+    return w->source != NULL     ? &w->source->tensors[i]
+           : w->megatron != NULL ? mb_shards_tensor(w->megatron, i)
+                                 : mb_st_tensor(w->ours, i);
+}
+
+static const struct mb_st_tensor *find_in_source(const struct mb_weights_source *s,
+                                                 const char *name)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (strcmp(s->tensors[i].name, name) == 0) {
+            return &s->tensors[i];
+        }
+    }
+    return NULL;
+}
+
+static int read_source(const struct mb_weights_source *s, enum mb_weights_kind what,
+                       const struct mb_st_tensor *t, uint64_t from, size_t n, float *out,
+                       struct mb_err *err)
+{
+    return s->read(s->arg, what, (size_t)(t - s->tensors), from, n, out, err);
 }
 
 const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name)
 {
-    return w->megatron != NULL ? mb_shards_find(w->megatron, name) : mb_st_find(w->ours, name);
+    return w->source != NULL     ? find_in_source(w->source, name)
+           : w->megatron != NULL ? mb_shards_find(w->megatron, name)
+                                 : mb_st_find(w->ours, name);
 }
 
 int mb_weights_take_optimizer(struct mb_weights *w, const char *iter_dir,
@@ -92,6 +117,10 @@ int mb_weights_take_optimizer(struct mb_weights *w, const char *iter_dir,
 int mb_weights_read_moment(struct mb_weights *w, int which, const struct mb_st_tensor *t,
                            uint64_t from, size_t n, float *out, struct mb_err *err)
 {
+    if (w->source != NULL) {
+        return read_source(w->source, which == 0 ? MB_WEIGHTS_EXP_AVG : MB_WEIGHTS_EXP_AVG_SQ, t,
+                           from, n, out, err);
+    }
     return w->megatron != NULL
                ? mb_shards_read_state(w->megatron,
                                       which == 0 ? MB_SHARDS_EXP_AVG : MB_SHARDS_EXP_AVG_SQ, t,
@@ -102,12 +131,25 @@ int mb_weights_read_moment(struct mb_weights *w, int which, const struct mb_st_t
 int mb_weights_read(struct mb_weights *w, const struct mb_st_tensor *t, uint64_t from, size_t n,
                     float *out, struct mb_err *err)
 {
+    if (w->source != NULL) {
+        return read_source(w->source, MB_WEIGHTS_WEIGHT, t, from, n, out, err);
+    }
     if (w->megatron != NULL && w->has_optimizer) {
         return mb_shards_read_state(w->megatron, MB_SHARDS_MASTER, t, from, n, out, err);
     }
     return w->megatron != NULL
                ? mb_shards_read(w->megatron, t, from, n, out, err)
                : mb_st_read(w->ours, t, from * sizeof *out, out, n * sizeof *out, err);
+}
+
+/* What a run of ours says of itself beside Megatron-LM's arguments; 0 where there is nothing. */
+static int64_t own_counter(const char *args_json, const char *name)
+{
+    json_error_t je;
+    json_t *args = json_loads(args_json, 0, &je);
+    const json_int_t n = json_integer_value(json_object_get(args, name));
+    json_decref(args);
+    return n > 0 ? n : 0;
 }
 
 /* Not an error here: who does not want the optimizer goes on without. */
@@ -147,6 +189,8 @@ int mb_weights_state(struct mb_shards *s, const char *iter_dir, int64_t iteratio
     *out = (struct mb_checkpoint_state){.iteration = iteration > 0 ? iteration : 0,
                                         .consumed_train_samples = mb_shards_consumed(s, 0),
                                         .consumed_valid_samples = mb_shards_consumed(s, 1),
+                                        .skipped_iterations =
+                                            own_counter(mb_shards_args(s), MB_WEIGHTS_SKIPPED),
                                         .is_megatrons = 1};
     int rc = iteration > 0 && mb_shards_has_optimizer(s) ? take_optimizer(s, out, err) : 0;
     if (rc == 0) {

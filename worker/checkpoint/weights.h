@@ -1,6 +1,6 @@
 /*
  * The weights of one iteration, whole tensors in fp32, whoever wrote them: a checkpoint of ours, or
- * one of Megatron-LM's (megatron/shards.h). Blocking; one thread per object.
+ * one of Megatron-LM's (megatron/shards.h), or nobody yet. Blocking; one thread per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_WEIGHTS_H
 #define MOBULA_WORKER_CHECKPOINT_WEIGHTS_H
@@ -9,10 +9,27 @@
 #include "worker/checkpoint/megatron/shards.h"
 #include "worker/checkpoint/safetensors.h"
 
-/* One of the two. */
+/* Of a run of ours, among the arguments that Megatron-LM's files have of it. */
+#define MB_WEIGHTS_SKIPPED "mobula_skipped_iterations"
+
+/* What a tensor has. */
+enum mb_weights_kind { MB_WEIGHTS_EXP_AVG, MB_WEIGHTS_EXP_AVG_SQ, MB_WEIGHTS_WEIGHT };
+
+/* A checkpoint that is not on disk yet. Borrowed. */
+struct mb_weights_source {
+    const struct mb_st_tensor *tensors; /* F32, one behind the other */
+    size_t n;
+    /* Elements [from, from + n) of a tensor, by its number. */
+    int (*read)(void *arg, enum mb_weights_kind what, size_t tensor, uint64_t from, size_t n,
+                float *out, struct mb_err *err);
+    void *arg;
+};
+
+/* One of the three. */
 struct mb_weights {
     struct mb_st_reader *ours;
     struct mb_shards *megatron;
+    const struct mb_weights_source *source;
     int has_optimizer;          /* it was taken */
     struct mb_moments *moments; /* then, of ours */
 };

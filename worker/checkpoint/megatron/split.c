@@ -86,9 +86,12 @@ static int set_args(struct mb_splitter *s, uint64_t padded, struct mb_err *err)
     int bad = set_int(args, "tensor_model_parallel_size", s->o.tp);
     bad |= set_int(args, "pipeline_model_parallel_size", s->o.pp);
     bad |= set_int(args, "expert_model_parallel_size", 1);
-    bad |= set_int(args, "world_size", s->o.tp * s->o.pp);
-    bad |= set_int(args, "data_parallel_size", 1);
-    bad |= set_int(args, "context_parallel_size", 1);
+    if (!s->o.is_the_runs) {
+        bad |= set_int(args, "world_size", s->o.tp * s->o.pp);
+        bad |= set_int(args, "data_parallel_size", 1);
+        bad |= set_int(args, "context_parallel_size", 1);
+    }
+    bad |= set_int(args, MB_WEIGHTS_SKIPPED, (uint64_t)s->state->skipped_iterations);
     bad |= json_object_set_new(args, "virtual_pipeline_model_parallel_size", json_null());
     bad |= json_object_set_new(args, "num_layers_per_virtual_pipeline_stage", json_null());
     bad |= json_object_set_new(args, "params_dtype", json_string(dtype_name(s->o.dtype)));
@@ -127,7 +130,8 @@ static int take_args(const char *name, struct mb_splitter *s, struct mb_err *err
         rc = set_int(s->args, "true_vocab_size", s->o.vocab) == 0 ? 0 : no_memory(err);
     }
     if (rc == 0) {
-        rc = set_args(s, pad_vocab(s, source.padded_vocab), err);
+        const uint64_t padded = source.padded_vocab;
+        rc = set_args(s, s->o.is_the_runs ? padded : pad_vocab(s, padded), err);
     }
     return rc == 0 ? mb_megatron_sizes(name, s->args, &s->layout, err) : rc;
 }
@@ -449,8 +453,12 @@ static int make_stage(const struct mb_splitter *s, uint64_t stage, struct stage 
 static int put(struct mb_splitter *s, struct mb_torch_writer *w, const struct mb_st_tensor *t,
                const char *name, const float *p, size_t n, struct mb_err *err)
 {
+    const size_t n_bytes = n * mb_st_dtype_size(t->dtype);
     int rc = mb_st_narrow(name, p, n, t->dtype, s->narrow, err);
-    return rc == 0 ? mb_torch_write(w, s->narrow, n * mb_st_dtype_size(t->dtype), err) : rc;
+    if (rc == 0) {
+        rc = mb_torch_write(w, s->narrow, n_bytes, err);
+    }
+    return rc == 0 && s->o.wrote != NULL ? s->o.wrote(s->o.arg, n_bytes, err) : rc;
 }
 
 /* n elements of the whole, which begin at element at, to those whose parts they are. */
@@ -521,10 +529,12 @@ static int write_tensor(struct mb_splitter *s, struct stage *g, size_t which, st
     return rc;
 }
 
-static char *rank_dir(const struct mb_splitter *s, const char *iter, uint64_t rank, uint64_t stage)
+static void rank_name(const struct mb_splitter *s, uint64_t rank, uint64_t stage, char out[64])
 {
-    return s->o.pp > 1 ? mb_asprintf("%s/mp_rank_%02" PRIu64 "_%03" PRIu64, iter, rank, stage)
-                       : mb_asprintf("%s/mp_rank_%02" PRIu64, iter, rank);
+    const int n = snprintf(out, 64, "mp_rank_%02" PRIu64, rank);
+    if (s->o.pp > 1) {
+        snprintf(out + n, 64 - (size_t)n, "_%03" PRIu64, stage);
+    }
 }
 
 static int create_file(struct mb_splitter *s, struct stage *g, const char *dir, uint64_t rank,
@@ -545,11 +555,18 @@ static int create_file(struct mb_splitter *s, struct stage *g, const char *dir, 
     return rc;
 }
 
-static int finish_file(struct stage *g, const char *dir, uint64_t rank, struct mb_err *err)
+static int finish_file(const struct mb_splitter *s, struct stage *g, const char *dir, uint64_t rank,
+                       struct mb_err *err)
 {
-    int rc = mb_torch_finish(g->writers[rank], err);
+    char name[96];
+    uint64_t size, crc;
+    int rc = mb_torch_finish(g->writers[rank], &size, &crc, err);
     g->writers[rank] = NULL; /* whatever it returned */
-    return rc == 0 ? mb_fs_sync_dir(dir, err) : rc;
+    if (rc == 0) {
+        rc = mb_fs_sync_dir(dir, err);
+    }
+    snprintf(name, sizeof name, "%s/" FILE_NAME, strrchr(dir, '/') + 1);
+    return rc == 0 && s->o.finished != NULL ? s->o.finished(s->o.arg, name, size, crc, err) : rc;
 }
 
 /* Of all ranks, in turn: made, or finished. */
@@ -558,9 +575,11 @@ static int each_file(struct mb_splitter *s, struct stage *g, const char *iter, u
 {
     int rc = 0;
     for (uint64_t rank = 0; rank < s->o.tp && rc == 0; rank++) {
-        char *dir = rank_dir(s, iter, rank, stage);
+        char name[64];
+        rank_name(s, rank, stage, name);
+        char *dir = mb_path_join(iter, name);
         rc = dir == NULL ? no_memory(err)
-             : finish    ? finish_file(g, dir, rank, err)
+             : finish    ? finish_file(s, g, dir, rank, err)
                          : create_file(s, g, dir, rank, err);
         mb_free(dir);
     }
@@ -585,6 +604,18 @@ static int write_stage(struct mb_splitter *s, const char *iter, uint64_t stage, 
     return rc;
 }
 
+int mb_splitter_write_files(struct mb_splitter *s, const char *iter_dir, struct mb_err *err)
+{
+    int rc = s->w->has_optimizer ? mb_split_optim_check("the checkpoint", s->args, err) : 0;
+    if (rc == 0) {
+        rc = mb_fs_mkdir_p(iter_dir, 0755, err);
+    }
+    for (uint64_t stage = 0; stage < s->o.pp && rc == 0; stage++) {
+        rc = write_stage(s, iter_dir, stage, err);
+    }
+    return rc == 0 ? mb_fs_sync_dir(iter_dir, err) : rc;
+}
+
 int mb_splitter_write(struct mb_splitter *s, const char *dir, struct mb_err *err)
 {
     char number[24] = "release";
@@ -595,17 +626,8 @@ int mb_splitter_write(struct mb_splitter *s, const char *dir, struct mb_err *err
     char *iter = mb_weights_dir(dir, iteration);
     char *tracker = mb_path_join(dir, MB_CHECKPOINT_TRACKER);
     int rc = iter != NULL && tracker != NULL ? 0 : no_memory(err);
-    if (rc == 0 && s->w->has_optimizer) {
-        rc = mb_split_optim_check("the checkpoint", s->args, err);
-    }
     if (rc == 0) {
-        rc = mb_fs_mkdir_p(iter, 0755, err);
-    }
-    for (uint64_t stage = 0; stage < s->o.pp && rc == 0; stage++) {
-        rc = write_stage(s, iter, stage, err);
-    }
-    if (rc == 0) {
-        rc = mb_fs_sync_dir(iter, err);
+        rc = mb_splitter_write_files(s, iter, err);
     }
     if (rc == 0) {
         rc = mb_fs_write_atomic(tracker, number, strlen(number), 0644, err);

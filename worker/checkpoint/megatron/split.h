@@ -14,6 +14,14 @@ struct mb_splitter_options {
     uint64_t divisible_by;  /* pads the vocabulary, times tp; 0: what the arguments say, or 128 */
     enum mb_st_dtype dtype; /* F32, BF16 or F16 */
     int is_local;           /* names of --transformer-impl local, not of Transformer Engine */
+    int is_the_runs; /* a run writes it: what its arguments say of ranks, and how its vocabulary is
+                        padded, stays */
+    /* All may be NULL. n bytes more were written: what fails ends the writing. */
+    int (*wrote)(void *arg, uint64_t n_bytes, struct mb_err *err);
+    /* A file is on disk. path: below the iteration's directory. */
+    int (*finished)(void *arg, const char *path, uint64_t size_bytes, uint64_t crc64nvme,
+                    struct mb_err *err);
+    void *arg;
 };
 
 struct mb_splitter;
@@ -33,5 +41,7 @@ const struct mb_megatron_layout *mb_splitter_layout(const struct mb_splitter *s)
 /* Into dir, which is there and has none: DIR/iter_0000020 (DIR/release of a release), the tracker
  * last. */
 int mb_splitter_write(struct mb_splitter *s, const char *dir, struct mb_err *err);
+/* The files of all ranks into iter_dir, whatever its name; no tracker. */
+int mb_splitter_write_files(struct mb_splitter *s, const char *iter_dir, struct mb_err *err);
 
 #endif

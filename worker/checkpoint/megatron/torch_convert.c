@@ -143,6 +143,7 @@ static int write_torch(void *source, const char *path, struct mb_err *err)
     struct mb_torch_writer *w = NULL;
     json_t *args = NULL;
     int64_t iteration = 0;
+    uint64_t size, crc;
     int rc = tensors != NULL && piece != NULL ? take_metadata(r, &args, &iteration, err)
                                               : no_memory(err);
     for (size_t i = 0; i < n && rc == 0; i++) {
@@ -155,7 +156,7 @@ static int write_torch(void *source, const char *path, struct mb_err *err)
     if (rc == 0) {
         rc = copy_back(r, w, piece, err);
         if (rc == 0) {
-            rc = mb_torch_finish(w, err);
+            rc = mb_torch_finish(w, &size, &crc, err);
         } else {
             mb_torch_abandon(w);
         }

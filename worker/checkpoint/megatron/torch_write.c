@@ -2,12 +2,13 @@
  *  1. create: the pickle is made as a whole, tensor i saying that its bytes are entry data/i.
  *  2. Entries follow each other, each with a local header padded so that its bytes begin at a
  *     multiple of 64, as torch does for mmap; the checksum is put into the header when the bytes
- *     have gone.
+ *     have gone. So that of the file is joined of the header as it then is, and of the bytes.
  *  3. finish: the directory, with 64-bit sizes where they are needed, and its end records.
  * Failures: what the disk says; bytes missing. The partial file is removed.
  */
 #include "worker/checkpoint/megatron/torch_write.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,6 +18,7 @@
 #include <zlib.h>
 #include "base/alloc.h"
 #include "base/buf.h"
+#include "base/checksum.h"
 #include "base/fs.h"
 #include "base/str.h"
 #include "worker/checkpoint/megatron/pickle.h"
@@ -29,6 +31,7 @@ enum {
     ALIGN_BYTES = 64,
     LOCAL_BYTES = 30,
     CRC_AT = 14, /* in a local header */
+    HEAD_BYTES = 256,
     EXTRA64_BYTES = 20,
     EXTRA_HEAD = 4,
     ENTRIES_BEHIND_MAX = 8
@@ -51,7 +54,10 @@ struct mb_torch_writer {
     uint64_t at; /* bytes of the file so far, those in buf included */
     uint8_t *buf;
     size_t n_buf;
-    int is_open; /* the last entry gets bytes */
+    int is_open;                  /* the last entry gets bytes */
+    uint64_t file_crc, entry_crc; /* of all before the last entry's header, of its bytes */
+    uint8_t head[HEAD_BYTES];     /* the last entry's, as it was written */
+    size_t n_head;
 };
 
 static int no_memory(struct mb_err *err)
@@ -340,6 +346,10 @@ static int begin_entry(struct mb_torch_writer *w, const char *what, uint64_t n, 
         bad |= op(&b, 'Z');
     }
     w->is_open = 1;
+    w->entry_crc = 0;
+    assert(b.len <= sizeof w->head);
+    w->n_head = bad ? 0 : b.len;
+    memcpy(w->head, b.data, w->n_head);
     return put_buf(w, &b, bad, err);
 }
 
@@ -350,6 +360,7 @@ static int entry_bytes(struct mb_torch_writer *w, const void *p, size_t n, struc
     for (size_t at = 0; at < n;) {
         const size_t k = n - at < BUFFER_BYTES ? n - at : BUFFER_BYTES;
         e->crc = (uint32_t)crc32(e->crc, bytes + at, (uInt)k);
+        w->entry_crc = mb_crc64nvme(w->entry_crc, bytes + at, k);
         at += k;
     }
     return put_bytes(w, p, n, err);
@@ -364,6 +375,9 @@ static int end_entry(struct mb_torch_writer *w, struct mb_err *err)
                        (ssize_t)sizeof e->crc) {
         rc = mb_err_sys(err, errno, "%s", w->path);
     }
+    memcpy(w->head + CRC_AT, &e->crc, sizeof e->crc);
+    w->file_crc = mb_crc64nvme(w->file_crc, w->head, w->n_head);
+    w->file_crc = mb_crc64nvme_combine(w->file_crc, w->entry_crc, e->n);
     return rc;
 }
 
@@ -491,6 +505,7 @@ static int put_directory(struct mb_torch_writer *w, struct mb_err *err)
     bad |= mb_buf_u32le(&b, 1);
     bad |= mb_buf_u32le(&b, 0x06054b50) | u16(&b, 0) | u16(&b, 0) | u16(&b, n_few) | u16(&b, n_few);
     bad |= mb_buf_u32le(&b, narrow(n)) | mb_buf_u32le(&b, narrow(at)) | u16(&b, 0);
+    w->file_crc = bad ? 0 : mb_crc64nvme(w->file_crc, b.data, b.len);
     return put_buf(w, &b, bad, err);
 }
 
@@ -505,7 +520,8 @@ static void free_writer(struct mb_torch_writer *w)
     mb_free(w);
 }
 
-int mb_torch_finish(struct mb_torch_writer *w, struct mb_err *err)
+int mb_torch_finish(struct mb_torch_writer *w, uint64_t *size_bytes, uint64_t *crc64nvme,
+                    struct mb_err *err)
 {
     int rc = w->at_tensor == w->n_tensors && !w->is_open
                  ? 0
@@ -527,6 +543,8 @@ int mb_torch_finish(struct mb_torch_writer *w, struct mb_err *err)
         mb_torch_abandon(w);
         return rc;
     }
+    *size_bytes = w->at;
+    *crc64nvme = w->file_crc;
     free_writer(w);
     return 0;
 }

@@ -32,8 +32,10 @@ int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t
                     struct mb_err *err);
 /* The next bytes of the tensors, in their order; n does not go beyond the last one. */
 int mb_torch_write(struct mb_torch_writer *w, const void *p, size_t n, struct mb_err *err);
-/* The directory; fsync and close. MB_ESTATE if bytes are missing. Frees the writer in any case. */
-int mb_torch_finish(struct mb_torch_writer *w, struct mb_err *err);
+/* The directory; fsync and close. MB_ESTATE if bytes are missing. Frees the writer in any case. The
+ * checksum is of the whole file. */
+int mb_torch_finish(struct mb_torch_writer *w, uint64_t *size_bytes, uint64_t *crc64nvme,
+                    struct mb_err *err);
 /* Closes and removes the unfinished file. NULL is legal. */
 void mb_torch_abandon(struct mb_torch_writer *w);
 

@@ -100,7 +100,8 @@ int mb_input_wants(const char *file, uint32_t world_size, const uint32_t *ranks,
     unsigned part, parts;
     int end = 0;
 
-    if (strcmp(file, "state.json") == 0 || strcmp(file, "model_tp00_pp00.safetensors") == 0)
+    if (strcmp(file, "state.json") == 0 || strcmp(file, "model_tp00_pp00.safetensors") == 0 ||
+        mb_starts_with(file, "mp_rank_"))
         return has_rank_0(ranks, n);
     if (sscanf(file, "optim_dp_%u_of_%u.safetensors%n", &part, &parts, &end) != 2 || end == 0 ||
         file[end] != '\0' || part >= parts)

@@ -153,7 +153,9 @@ static void weights_are_for_rank_0(void **state)
     (void)state;
     assert_true(mb_input_wants("state.json", 4, first, 2));
     assert_true(mb_input_wants("model_tp00_pp00.safetensors", 4, first, 2));
+    assert_true(mb_input_wants("mp_rank_01_002/model_optim_rng.pt", 4, first, 2));
     assert_false(mb_input_wants("state.json", 4, later, 2));
+    assert_false(mb_input_wants("mp_rank_01_002/model_optim_rng.pt", 4, later, 2));
     assert_false(mb_input_wants("model_tp00_pp00.safetensors", 4, later, 2));
     assert_true(mb_input_wants("anything else", 4, later, 2));
     assert_true(mb_input_wants("optim_dp_007_of_002.safetensors", 4, later, 2)); /* no such part */

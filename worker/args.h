@@ -43,7 +43,7 @@ struct mb_args {
     double weight_decay, start_weight_decay, end_weight_decay;
     char *weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps, sgd_momentum;
-    char *optimizer;
+    char *optimizer, *transformer_impl, *ckpt_format;
     int64_t exit_interval, exit_duration_in_mins, exit_signal_handler;
     int64_t bf16, grad_reduce_in_bf16, accumulate_allreduce_grads_in_fp32, deterministic_mode;
     char *recompute_granularity, *recompute_method;

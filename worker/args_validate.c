@@ -69,18 +69,23 @@ static int check_optimizer(const struct mb_args *a, struct mb_err *err)
 /* Whoever asks for another format may have a reader for it: how to serve it is told loudly. */
 static int warn_of_format(struct mb_args *a, struct mb_err *err)
 {
-    const struct mb_args_raw *raw = mb_arg_raw(a, "ckpt-format");
-    const char *format = raw->n_values > 0 ? raw->values[raw->n_values - 1] : "safetensors";
-    if (a->save != NULL && strcmp(format, "safetensors") != 0 &&
-        mb_buf_printf(
+    int bad = 0;
+    if (a->save != NULL && strcmp(a->ckpt_format, "torch_dist") == 0) {
+        bad = mb_buf_printf(
             &a->notes,
-            "WARNING: --ckpt-format %s: checkpoints are saved to %s in safetensors format; "
-            "Megatron-LM reads what `mobula checkpoint convert --to megatron %s TARGET` "
-            "makes of them\n",
-            format, a->save, a->save) != 0) {
-        return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+            "WARNING: --ckpt-format torch_dist: checkpoints are saved to %s in safetensors format; "
+            "--ckpt-format torch saves what Megatron-LM reads, and `mobula checkpoint convert --to "
+            "megatron %s TARGET` makes it of them\n",
+            a->save, a->save);
+    } else if (a->save != NULL && strcmp(a->ckpt_format, "torch") == 0 &&
+               a->use_distributed_optimizer && !a->no_save_optim) {
+        bad = mb_buf_printf(
+            &a->notes,
+            "note: --ckpt-format torch: the optimizer is saved as one without "
+            "--use-distributed-optimizer; Megatron-LM goes on from it without that argument, or "
+            "with --no-load-optim\n");
     }
-    return 0;
+    return bad ? mb_err_set(err, MB_ENOMEM, "out of memory for notes") : 0;
 }
 
 /* Two that mean nothing without another, or with each other. */
@@ -101,16 +106,36 @@ static int check_checkpoint(struct mb_args *a, struct mb_err *err)
 static int check_format(const struct mb_args *a, struct mb_err *err)
 {
     static const char *const OTHERS[] = {"zarr", "torch_dcp", "fsdp_dtensor"};
-    const struct mb_args_raw *raw = mb_arg_raw(a, "ckpt-format");
-    for (size_t i = 0; raw->n_values > 0 && i < sizeof OTHERS / sizeof OTHERS[0]; i++) {
-        if (strcmp(raw->values[raw->n_values - 1], OTHERS[i]) == 0) {
+    for (size_t i = 0; i < sizeof OTHERS / sizeof OTHERS[0]; i++) {
+        if (strcmp(a->ckpt_format, OTHERS[i]) == 0) {
             return mb_err_set(err, MB_EUNSUPPORTED,
-                              "--ckpt-format %s: not provided by this version; use torch or "
-                              "torch_dist, which are read",
+                              "--ckpt-format %s: not provided by this version; use torch, or "
+                              "torch_dist, which is read",
                               OTHERS[i]);
         }
     }
     return 0;
+}
+
+/* What Megatron-LM's files are not written of: said before training, and not at the first save. */
+static int check_torch(const struct mb_args *a, struct mb_err *err)
+{
+    const char *what = NULL;
+    if (a->save == NULL || strcmp(a->ckpt_format, "torch") != 0) {
+        return 0;
+    }
+    if (!none(a->num_layers_per_virtual_pipeline_stage)) {
+        what = "--num-layers-per-virtual-pipeline-stage";
+    } else if (!a->no_save_optim && strcmp(a->optimizer, "adam") != 0) {
+        what = "--optimizer sgd without --no-save-optim";
+    } else if (!a->no_save_optim && !isnan(a->decoupled_lr)) {
+        what = "--decoupled-lr without --no-save-optim";
+    }
+    return what == NULL ? 0
+                        : mb_err_set(err, MB_EUNSUPPORTED,
+                                     "--ckpt-format torch: not written with %s; leave it out, and "
+                                     "checkpoints are safetensors",
+                                     what);
 }
 
 /* ---- sizes of the world and of batches ---- */
@@ -582,6 +607,9 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     int rc = check_format(a, err);
     if (rc == 0) {
         rc = check_optimizer(a, err);
+    }
+    if (rc == 0) {
+        rc = check_torch(a, err);
     }
     if (rc == 0) {
         rc = refuse(a, err);

@@ -90,8 +90,9 @@ struct mb_trainer {
     struct mb_loader *loaders[MB_N_SPLITS];
     struct mb_checkpoint_tensor *tensors; /* of the whole model, for checkpoints */
     struct mb_checkpoint_part *parts;     /* what this rank has of them; NULL: all */
-    struct mb_checkpoint_layout layout;   /* with parts */
-    struct mb_param *whole_params;        /* what tensors' names are in */
+    struct mb_checkpoint_layout layout;
+    struct mb_checkpoint_torch torch; /* with --ckpt-format torch */ /* with parts */
+    struct mb_param *whole_params; /* what tensors' names are in */
     size_t n_tensors, n_whole_elements;
     size_t n_elements;
     size_t begin,

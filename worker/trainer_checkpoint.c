@@ -25,6 +25,11 @@
 
 enum { US_PER_MS = 1000, US_PER_S = 1000 * 1000, MINUTE_MS = 60 * 1000 };
 
+static int is_torch(const struct mb_trainer *t)
+{
+    return strcmp(t->args.ckpt_format, "torch") == 0;
+}
+
 static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimizer)
 {
     struct mb_checkpoint_model m = {.dev = &t->dev,
@@ -33,7 +38,8 @@ static struct mb_checkpoint_model model_of(struct mb_trainer *t, int with_optimi
                                     .n_tensors = t->n_tensors,
                                     .weights = *mb_gpt_master(t->gpt),
                                     .n_elements = t->n_whole_elements,
-                                    .layout = t->parts != NULL ? &t->layout : NULL};
+                                    .layout = t->parts != NULL ? &t->layout : NULL,
+                                    .torch = is_torch(t) ? &t->torch : NULL};
     if (with_optimizer) {
         m.exp_avg = mb_optimizer_exp_avg(t->optimizer);
         m.exp_avg_sq = mb_optimizer_exp_avg_sq(t->optimizer);
@@ -49,9 +55,13 @@ static void report_saved(struct mb_trainer *t, int64_t iteration,
                          const struct mb_checkpoint_saved *saved,
                          const struct mb_checkpoint_times *times)
 {
-    struct mb_report_file files[3];
     struct mb_err err;
     if (t->report == NULL) {
+        return;
+    }
+    struct mb_report_file *files = mb_calloc(saved->n_files + 1, sizeof *files);
+    if (files == NULL) {
+        mb_error("trainer", "the agent does not know of %s: out of memory", saved->dir);
         return;
     }
     for (size_t i = 0; i < saved->n_files; i++) {
@@ -71,6 +81,7 @@ static void report_saved(struct mb_trainer *t, int64_t iteration,
         mb_error("trainer", "the agent does not know of %s: %s", saved->dir, err.text);
     }
     mb_free(absolute);
+    mb_free(files);
 }
 
 /* What the agent called durable, and what came before the checkpoint that it loaded, if that is in
@@ -126,6 +137,13 @@ static void on_saved(void *arg, int64_t iteration, const struct mb_checkpoint_sa
 
 int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
 {
+    const struct mb_args *a = &t->args;
+    t->torch = (struct mb_checkpoint_torch){.tp = t->tp_size,
+                                            .pp = t->pp_size,
+                                            .dtype = a->bf16   ? MB_ST_BF16
+                                                     : a->fp16 ? MB_ST_F16
+                                                               : MB_ST_F32,
+                                            .is_local = strcmp(a->transformer_impl, "local") == 0};
     struct mb_saver_options o = {.model = model_of(t, !t->args.no_save_optim),
                                  .comm = t->save_comm,
                                  .stall_ms =
@@ -175,8 +193,8 @@ int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
                                     .args_json = mb_args_json(&t->args)};
     uint64_t from_us = mb_mono_us();
     int rc;
-    mb_trainer_say(t, "saving checkpoint at iteration %7" PRId64 " to %s in safetensors format\n",
-                   t->iteration, t->args.save);
+    mb_trainer_say(t, "saving checkpoint at iteration %7" PRId64 " to %s in %s format\n",
+                   t->iteration, t->args.save, is_torch(t) ? "torch" : "safetensors");
     if (t->saver != NULL) {
         rc = mb_saver_start(t->saver, t->args.save, &s, err);
     } else {

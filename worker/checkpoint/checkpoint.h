@@ -20,7 +20,7 @@
  *
  * DIR may also be Megatron-LM's (--ckpt-format torch or torch_dist): it is loaded, whatever tensor
  * and pipeline parallel sizes wrote it, by any layout; of its optimizer those forms that
- * megatron/shards.h names.
+ * megatron/shards.h names. A model with torch is saved so: rank 0 writes all files (torch_save.h).
  *
  * All functions are collective: every rank calls them; if one fails, all fail, and the one at fault
  * has the text. A save is written into a hidden temporary directory, fsynced and renamed when every
@@ -33,6 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "worker/checkpoint/safetensors.h"
 #include "worker/kernels/backend.h"
 #include "worker/kernels/master.h"
 #include "worker/parallel/comm.h"
@@ -66,6 +67,14 @@ struct mb_checkpoint_layout {
         end; /* of it the share that no rank with the same parts has; all of them have all */
 };
 
+/* A save makes Megatron-LM's files (--ckpt-format torch) of it, of the run's own layout. The
+ * optimizer is Adam's, and stages have one chunk of layers each. */
+struct mb_checkpoint_torch {
+    uint64_t tp, pp;        /* ranks of a tensor group, stages */
+    enum mb_st_dtype dtype; /* of the weights; of halves, the optimizer has the fp32 ones */
+    int is_local;           /* names of --transformer-impl local, not of Transformer Engine */
+};
+
 /* What lives on the device. Everything is borrowed. */
 struct mb_checkpoint_progress; /* watch.h */
 
@@ -82,6 +91,7 @@ struct mb_checkpoint_model {
     /* NULL: the rank has all of the model. Else weights and the optimizer's range are of the
      * layout's flat buffer; tensors and n_elements are those of the whole model in either case. */
     const struct mb_checkpoint_layout *layout;
+    const struct mb_checkpoint_torch *torch; /* NULL: files of ours */
     /* With dev NULL: a save in which nothing of any rank is written for stall_ms fails (watch.h).
      * 0: it waits. */
     uint64_t stall_ms;
@@ -118,8 +128,8 @@ struct mb_checkpoint_file {
 
 /* What this rank wrote. */
 struct mb_checkpoint_saved {
-    char *dir; /* DIR/iter_NNNNNNN */
-    struct mb_checkpoint_file files[3];
+    char *dir;                        /* DIR/iter_NNNNNNN */
+    struct mb_checkpoint_file *files; /* [n_files], owned */
     size_t n_files;
     int hangs;    /* it failed, and a thread still uses model, state and dir: never free them */
     int is_owner; /* of the ranks that share DIR, this one put the checkpoint in its place */

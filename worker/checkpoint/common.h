@@ -24,6 +24,10 @@ int mb_checkpoint_put_back(const char *dir, struct mb_err *err);
 /* The tracker's iteration: > 0, MB_CHECKPOINT_RELEASE, or 0 when there is no tracker. */
 int mb_checkpoint_read_tracker(const char *dir, int64_t *iteration, struct mb_err *err);
 
+/* saved gets one more; path is copied. */
+int mb_checkpoint_note_file(struct mb_checkpoint_saved *saved, const char *path,
+                            uint64_t size_bytes, uint64_t crc64nvme, struct mb_err *err);
+
 /* Every rank brings its own outcome; 0 if all are 0. Else rc, or MB_EUNAVAIL naming a rank. */
 int mb_checkpoint_agree(struct mb_comm *comm, int rc, const char *what, struct mb_err *err);
 

@@ -3,7 +3,7 @@
  *
  *  1. Make the directory, remove what killed attempts left in it under hidden names.
  *  2. Write: rank 0 weights and state.json, every rank its part of the optimizer. Each file is
- *     checksummed on its way and fsynced.
+ *     checksummed on its way and fsynced. Of Megatron-LM's files rank 0 writes all (torch_save.h).
  *  3. Claim the temporary directory by a rename to a name of the rank's own; of ranks that share it
  *     one succeeds and the others leave the rest to it.
  *  4. Rename it into place. An older directory of this iteration, which the tracker may name,
@@ -33,6 +33,7 @@
 #include "worker/checkpoint/moments.h"
 #include "worker/checkpoint/safetensors.h"
 #include "worker/checkpoint/snapshot.h"
+#include "worker/checkpoint/torch_save.h"
 #include "worker/checkpoint/watch.h"
 
 struct saving {
@@ -53,17 +54,6 @@ static const char WHAT[] = "saving a checkpoint";
 static int no_memory(struct mb_err *err)
 {
     return mb_err_set(err, MB_ENOMEM, "checkpoint: out of memory");
-}
-
-static int note_file(struct saving *s, const char *name, uint64_t size_bytes, uint64_t crc,
-                     struct mb_err *err)
-{
-    struct mb_checkpoint_file *f = &s->written.files[s->written.n_files];
-    f->path = mb_strdup(name);
-    f->size_bytes = size_bytes;
-    f->crc64nvme = crc;
-    s->written.n_files += f->path != NULL;
-    return f->path != NULL ? 0 : no_memory(err);
 }
 
 /* n floats into the file: device memory through the piece buffer, host memory as it lies. */
@@ -108,7 +98,7 @@ static int finish_file(struct saving *s, struct mb_st_writer *w, int rc, const c
         return rc;
     }
     rc = mb_st_finish(w, &size, &crc, err);
-    return rc != 0 ? rc : note_file(s, name, size, crc, err);
+    return rc != 0 ? rc : mb_checkpoint_note_file(&s->written, name, size, crc, err);
 }
 
 static int write_model(struct saving *s, struct mb_err *err)
@@ -193,8 +183,8 @@ static int write_state(struct saving *s, struct mb_err *err)
         rc = mb_fs_write_atomic(path, text.data, text.len, 0644, err);
     }
     if (rc == 0) {
-        rc = note_file(s, MB_CHECKPOINT_STATE_FILE, text.len, mb_crc64nvme(0, text.data, text.len),
-                       err);
+        rc = mb_checkpoint_note_file(&s->written, MB_CHECKPOINT_STATE_FILE, text.len,
+                                     mb_crc64nvme(0, text.data, text.len), err);
     }
     mb_buf_close(&text);
     mb_free(path);
@@ -361,13 +351,25 @@ static void release(void *arg)
     free_saving(s);
 }
 
+/* As write_files, but that ranks have to give what rank 0 writes. */
+static int write_torch(struct saving *s, struct mb_err *err)
+{
+    const struct mb_checkpoint_model *m = s->m;
+    int rc = mb_checkpoint_agree(m->comm, mb_fs_mkdir_p(s->tmp, 0755, err), WHAT, err);
+    if (rc == 0) {
+        rc = mb_torch_save(m, s->tmp, s->state, release, s, &s->written, &s->hangs, err);
+    }
+    return rc == 0 ? mb_fs_sync_dir(s->tmp, err) : rc;
+}
+
 /* Step 2. */
 static int write_all(struct saving *s, struct mb_err *err)
 {
     const struct mb_checkpoint_model *m = s->m;
-    int rc = m->stall_ms > 0 ? mb_checkpoint_watch(m->comm, m->progress, m->stall_ms, write_files,
-                                                   release, s, &s->hangs, err)
-                             : write_files(s, err);
+    int rc = m->torch != NULL  ? write_torch(s, err)
+             : m->stall_ms > 0 ? mb_checkpoint_watch(m->comm, m->progress, m->stall_ms, write_files,
+                                                     release, s, &s->hangs, err)
+                               : write_files(s, err);
     return mb_checkpoint_agree(m->comm, rc, WHAT, err);
 }
 

@@ -45,7 +45,24 @@ void mb_checkpoint_saved_close(struct mb_checkpoint_saved *s)
     for (size_t i = 0; i < s->n_files; i++) {
         mb_free(s->files[i].path);
     }
+    mb_free(s->files);
     memset(s, 0, sizeof *s);
+}
+
+int mb_checkpoint_note_file(struct mb_checkpoint_saved *saved, const char *path,
+                            uint64_t size_bytes, uint64_t crc64nvme, struct mb_err *err)
+{
+    const size_t n = saved->n_files;
+    struct mb_checkpoint_file *files = mb_realloc(saved->files, (n + 1) * sizeof *files);
+    char *copy = mb_strdup(path);
+    saved->files = files != NULL ? files : saved->files;
+    if (files == NULL || copy == NULL) {
+        mb_free(copy);
+        return mb_err_set(err, MB_ENOMEM, "checkpoint: out of memory");
+    }
+    files[n] = (struct mb_checkpoint_file){copy, size_bytes, crc64nvme};
+    saved->n_files = n + 1;
+    return 0;
 }
 
 int mb_checkpoint_agree(struct mb_comm *comm, int rc, const char *what, struct mb_err *err)

@@ -140,6 +140,34 @@ class StoreTest(unittest.TestCase):
                 self.assertEqual(re.findall(r"attempt 1 goes on from iteration (\d+)", log),
                                  [str(begin)] if begin else [])
 
+    def test_files_of_megatron(self):
+        """--ckpt-format torch: a manifest names the files of rank 0's node, and they are what another cluster goes on from."""
+        directory = self.enterContext(tempfile.TemporaryDirectory(prefix="mb-go-on-"))
+        env = s3.environment(self.enterContext(s3.server(directory)))
+        bucket, losses = pathlib.Path(directory, "s3", s3.BUCKET), {}
+        layout = ("--pipeline-model-parallel-size", "2", "--save-interval", "10", "--ckpt-format", "torch")
+        for name, iterations, begin in (("calm", 20, 0), ("two", 10, 0), ("two", 20, 10)):
+            with Cluster(nodes=2, env=env) as cluster:
+                job = cluster.submit(["mobula", "train", "--num-nodes", "2", "--gpus-per-node", "1", "--checkpoint-url",
+                                      f"s3://{s3.BUCKET}/{name}", "--resume", "auto", *mini_model(iterations, *layout)])
+                end, log = cluster.wait_job(job), cluster.logs(job)
+                self.assertEqual(end["status"], "SUCCEEDED", log)
+                now = {i: loss for i, _, loss in iterations_of(log)}
+                self.assertEqual(sorted(now), list(range(begin + 1, iterations + 1)))
+                losses.setdefault(name, {}).update(now)
+                done = cluster.mobula("checkpoint", "verify", f"s3://{s3.BUCKET}/{name}")
+                self.assertEqual(done.returncode, 0, done.stdout)
+                there = pathlib.Path(cluster.dir, "pulled")
+                done = cluster.mobula("checkpoint", "pull", f"s3://{s3.BUCKET}/{name}", str(there))
+                self.assertEqual(done.returncode, 0, done.stdout)
+                done = cluster.mobula("checkpoint", "verify", str(there))
+                self.assertIn(f"verified: iteration {iterations} in {there}, Megatron-LM checkpoint, 2 files", done.stdout)
+            self.assertEqual((bucket / name / TRACKER).read_text(), str(iterations))
+            manifest = json.loads((bucket / name / f"iter_{iterations:07}/.mobula/manifest.json").read_text())
+            self.assertEqual(sorted(f["path"] for f in manifest["files"]),
+                             [f"mp_rank_00_00{stage}/model_optim_rng.pt" for stage in (0, 1)])
+        self.assertEqual(losses["two"], losses["calm"])
+
     def test_a_retry_beside_the_run_of_before(self):
         """KubeRay tells the former pods to go and starts the next ones at once: who began last has the store, and what the former one
         had not made durable by then never is, however long it lives."""

@@ -83,9 +83,7 @@ class ChartsTest(unittest.TestCase):
             self.assertRegex(numbers, r"throughput per GPU \(TFLOP/s/GPU\): \d")
             self.assertRegex(told, r"successfully saved checkpoint from iteration +20 to ")
             self.assertIn("validation loss at iteration 20 on test set", numbers)
-            self.assertIn("note: --ckpt-format has no effect: checkpoints are safetensors", told)
-            self.assertRegex(told, r"(?m)^WARNING: --ckpt-format torch\S*: checkpoints are saved to (\S+) in safetensors format; "
-                                   r"Megatron-LM reads what `mobula checkpoint convert --to megatron \1 TARGET` makes of them$")
+            self.check_saved(folder, told, 2 if "--sequence-parallel" in CHARTS[name] else 1)
             self.assertIn("note: --bf16: the CPU computes in fp32", told)
             # The checkpoint's padded vocabulary, or one that two ranks share. Norms are on both.
             shared = "--sequence-parallel" in CHARTS[name]
@@ -100,6 +98,15 @@ class ChartsTest(unittest.TestCase):
             else:
                 self.assertIn("Checkpoint not found to provide arguments, using provided arguments.", told)
             self.check_events(folder / "events", 19 if pretrained else 20, rows)
+
+    def check_saved(self, folder, told, tp):
+        """What the chart's users read: DIR/iter_0000020/mp_rank_00/model_optim_rng.pt."""
+        self.assertRegex(told, r"saving checkpoint at iteration +20 to \S+ in torch format")
+        self.assertNotIn("--ckpt-format", told.replace("--ckpt-format torch ", ""))
+        saved = folder / "checkpoints"
+        self.assertEqual({str(p.relative_to(saved)) for p in saved.rglob("*") if p.is_file()},
+                         {"latest_checkpointed_iteration.txt",
+                          *(f"iter_0000020/mp_rank_{t:02d}/model_optim_rng.pt" for t in range(tp))})
 
     def check_events(self, folder, n, rows):
         self.assertEqual(len(list(folder.iterdir())), 1)

@@ -89,21 +89,24 @@ static void argparse_has_a_status_of_its_own(void **state)
     }
 }
 
-/* What is saved instead of another format, and how to get that; without --save nothing is. */
+/* What is saved instead of torch_dist, and how to get what Megatron-LM reads; without --save
+ * nothing is. */
 static void another_format_is_warned_of(void **state)
 {
     (void)state;
     static const char SAVE[] = BASE "--save /ckpt --save-interval 5 ";
-    static const char WARNING[] = "WARNING: --ckpt-format torch: checkpoints are saved to /ckpt in "
-                                  "safetensors format; Megatron-LM reads what `mobula checkpoint "
-                                  "convert --to megatron /ckpt TARGET` makes of them\n";
+    static const char WARNING[] =
+        "WARNING: --ckpt-format torch_dist: checkpoints are saved to /ckpt in safetensors format; "
+        "--ckpt-format torch saves what Megatron-LM reads, and `mobula checkpoint convert --to "
+        "megatron /ckpt TARGET` makes it of them\n";
     static const struct {
         const char *more;
         int saves, warns;
-    } CASES[] = {{"--ckpt-format torch", 1, 1},
-                 {"--ckpt-format torch_dist --ckpt-format torch", 1, 1},
-                 {"--ckpt-format torch", 0, 0},
-                 {"--ckpt-format torch --ckpt-format safetensors", 1, 0},
+    } CASES[] = {{"--ckpt-format torch_dist", 1, 1},
+                 {"--ckpt-format torch --ckpt-format torch_dist", 1, 1},
+                 {"--ckpt-format torch_dist", 0, 0},
+                 {"--ckpt-format torch", 1, 0},
+                 {"--ckpt-format torch_dist --ckpt-format safetensors", 1, 0},
                  {"", 1, 0}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         struct mb_args a;

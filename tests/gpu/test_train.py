@@ -127,7 +127,9 @@ class Train(unittest.TestCase):
         """Four iterations on the CPU, four on the GPU, four on the CPU are twelve on the CPU; so with bf16 or fp16 in the middle."""
         want = losses(self.train(*CPU))
         for name, middle, bound in (("fp32", GPU, 1e-4), ("bf16", BF16, 2e-2), ("async", [*GPU, "--async-save"], 1e-4),
-                                    ("bf16, async", [*BF16, "--async-save"], 2e-2), ("fp16", FP16, 5e-3)):
+                                    ("bf16, async", [*BF16, "--async-save"], 2e-2), ("fp16", FP16, 5e-3),
+                                    ("torch", [*GPU, "--ckpt-format", "torch"], 1e-4),
+                                    ("bf16, torch, async", [*BF16, "--ckpt-format", "torch", "--async-save"], 2e-2)):
             with self.subTest(name):
                 where = os.path.join(self.dir, name)
                 keep = ["--save", where, "--load", where, "--save-interval", "4"]

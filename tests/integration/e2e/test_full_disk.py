@@ -30,6 +30,9 @@ class FullDisk(unittest.TestCase):
     def test_asynchronous_checkpoint(self):
         self.fill("--async-save")
 
+    def test_checkpoint_of_megatron(self):
+        self.fill("--ckpt-format", "torch")
+
     def fill(self, *more):
         with Cluster() as c:
             small = pathlib.Path(c.dir) / "small"

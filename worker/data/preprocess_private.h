@@ -145,7 +145,4 @@ int mb_preprocess_identity(const struct mb_preprocess_options *o, const char *co
                            size_t n_keys, struct mb_input *input, struct mb_journal_identity *out,
                            struct mb_err *err);
 
-/* repr() of a Python float into out[32]; returns out. */
-char *mb_repr_double(double v, char *out);
-
 #endif

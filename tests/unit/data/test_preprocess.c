@@ -17,6 +17,7 @@
 #include "base/fs.h"
 #include "worker/data/preprocess.h"
 #include "worker/data/preprocess_private.h"
+#include "worker/data/repr.h"
 
 static char dir[64];
 static char input[96];

@@ -71,7 +71,7 @@ struct mb_args {
     int64_t sequence_parallel;
     /* data */
     struct mb_args_list data_path, train_data_path, valid_data_path, test_data_path;
-    char *split, *dataloader_type, *data_args_path;
+    char *split, *dataloader_type, *data_args_path, *data_cache_path;
     char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model, *tiktoken_pattern;
     struct mb_args_list tiktoken_special_tokens;
     int64_t tiktoken_num_special_tokens, tokenizer_hf_include_special_tokens;

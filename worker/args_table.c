@@ -245,7 +245,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("data-args-path", TEXT, NULL, data_args_path, "a file with the words of --data-path, for lists that are too long for a command line"),
     I("reset-position-ids", FLAG, NULL, reset_position_ids, "learned positions begin anew behind an end of document"),
     REFUSED("reset-attention-mask", FLAG, NULL, "attention sees the whole sample"),
-    NOTED("data-cache-path", TEXT, NULL, "indices are built anew at each start; Megatron-LM's cache is neither read nor written"),
+    I("data-cache-path", TEXT, NULL, data_cache_path, "directory for indices of samples, shared with Megatron-LM; None: they are built in memory"),
     NOTED("num-workers", INT, "2", "micro batches are made where they are used"),
     NOTED_DEST("no-mmap-bin-files", "mmap_bin_files", FLAG_OFF, NULL, "data is always mapped"),
     NOTED_DEST("no-create-attention-mask-in-dataloader", "create_attention_mask_in_dataloader", FLAG_OFF, NULL, "attention needs no mask"),

@@ -356,6 +356,9 @@ static int check_remote(const struct mb_args *a, struct mb_err *err)
     if (is_remote(a->tensorboard_dir)) {
         return invalid(err, "--tensorboard-dir must be a directory of the last rank's node");
     }
+    if (is_remote(a->data_cache_path)) {
+        return invalid(err, "--data-cache-path must be a directory");
+    }
     if (list_is_remote(&a->data_path) || list_is_remote(&a->train_data_path) ||
         list_is_remote(&a->valid_data_path) || list_is_remote(&a->test_data_path) ||
         is_remote(a->data_args_path) || is_remote(a->vocab_file) || is_remote(a->merge_file) ||

@@ -90,11 +90,9 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
-static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
+struct mb_tokenizer_options mb_trainer_tokenizer_options(const struct mb_args *a)
 {
-    struct mb_args *a = &t->args;
-    struct mb_tokenizer *tokenizer = NULL;
-    struct mb_tokenizer_options o = {
+    return (struct mb_tokenizer_options){
         .type = a->tokenizer_type,
         .vocab_file = a->vocab_file,
         .merge_file = a->merge_file,
@@ -106,6 +104,13 @@ static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
         .tiktoken_special_tokens = (const char *const *)a->tiktoken_special_tokens.items,
         .n_tiktoken_special_tokens = a->tiktoken_special_tokens.n,
     };
+}
+
+static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
+{
+    struct mb_args *a = &t->args;
+    struct mb_tokenizer *tokenizer = NULL;
+    const struct mb_tokenizer_options o = mb_trainer_tokenizer_options(a);
     mb_trainer_say(t, "> building %s tokenizer ...\n", a->tokenizer_type);
     int rc = mb_tokenizer_create(&o, &tokenizer, err);
     if (rc != 0) {
@@ -470,90 +475,6 @@ static int build_optimizer(struct mb_trainer *t, struct mb_err *err)
                                mb_gpt_grads(t->gpt), begin, end, &t->optimizer, err);
 }
 
-/* ---- data ---- */
-
-static struct mb_data_paths paths_of(const struct mb_args_list *l)
-{
-    return (struct mb_data_paths){(const char *const *)l->items, l->n};
-}
-
-/* Validation and test data that were given no share or no path are absent, as in Megatron. */
-static int drop_absent_splits(const struct mb_args *a, struct mb_data_options *o,
-                              struct mb_err *err)
-{
-    struct mb_split_matrix m = {0};
-    int rc = o->data_path.n_items > 0 ? mb_split_parse(a->split, &m, err) : 0;
-    if (rc != 0 || o->mock) {
-        return rc;
-    }
-    for (int i = MB_SPLIT_VALID; i < MB_N_SPLITS; i++) {
-        if (o->data_path.n_items > 0 ? !m.present[i] : o->split_path[i].n_items == 0) {
-            o->n_samples[i] = 0;
-        }
-    }
-    return 0;
-}
-
-static int build_data(struct mb_trainer *t, struct mb_err *err)
-{
-    const struct mb_args *a = &t->args;
-    struct mb_data_schedule s = {
-        .train_iters = (uint64_t)a->train_iters,
-        .train_samples = a->train_samples != MB_ARGS_NONE ? (uint64_t)a->train_samples : 0,
-        .global_batch_size = (uint64_t)a->global_batch_size,
-        .eval_interval = (uint64_t)a->eval_interval,
-        .eval_iters = (uint64_t)a->eval_iters};
-    struct mb_data_options o = {.data_path = paths_of(&a->data_path),
-                                .split_path = {paths_of(&a->train_data_path),
-                                               paths_of(&a->valid_data_path),
-                                               paths_of(&a->test_data_path)},
-                                .split = a->split,
-                                .mock = a->mock_data != 0,
-                                .seq_length = (uint64_t)a->seq_length,
-                                .seed = (uint32_t)a->seed,
-                                .consumed_samples = {(uint64_t)a->consumed_train_samples,
-                                                     (uint64_t)a->consumed_valid_samples, 0},
-                                .micro_batch_size = (uint32_t)a->micro_batch_size,
-                                .dp_rank = t->data_rank,
-                                .dp_size = t->dp_size / t->cp_size,
-                                .no_data_sharding = !a->data_sharding,
-                                .eod_mask_loss = a->eod_mask_loss != 0,
-                                .reset_position_ids = a->reset_position_ids != 0,
-                                .vocab_size = t->vocab_size,
-                                .eod = t->eod};
-    size_t n = (size_t)a->micro_batch_size * (size_t)a->seq_length;
-    int rc = mb_sampler_type_parse(a->dataloader_type, &o.dataloader_type, err);
-    if (rc == 0) {
-        rc = mb_data_sizes(&s, o.n_samples, err);
-    }
-    if (rc == 0) {
-        rc = drop_absent_splits(a, &o, err);
-    }
-    if (rc != 0) {
-        return rc;
-    }
-    mb_trainer_say(
-        t,
-        "> building train, validation, and test datasets ...\n"
-        " > datasets target sizes (minimum size):\n"
-        "    train:      %" PRIu64 "\n    validation: %" PRIu64 "\n    test:       %" PRIu64 "\n"
-        "> building train, validation, and test datasets for GPT ...\n",
-        o.n_samples[MB_SPLIT_TRAIN], o.n_samples[MB_SPLIT_VALID], o.n_samples[MB_SPLIT_TEST]);
-    rc = mb_loaders_build(&o, t->loaders, err);
-    if (rc != 0) {
-        return rc;
-    }
-    mb_trainer_say(t, "> finished creating GPT datasets ...\n");
-    t->tokens = mb_calloc(n, sizeof *t->tokens);
-    t->labels = mb_calloc(n, sizeof *t->labels);
-    t->loss_mask = mb_calloc(n, sizeof *t->loss_mask);
-    t->position_ids = a->reset_position_ids ? mb_calloc(n, sizeof *t->position_ids) : NULL;
-    if (a->reset_position_ids && t->position_ids == NULL) {
-        return no_memory(err);
-    }
-    return t->tokens != NULL && t->labels != NULL && t->loss_mask != NULL ? 0 : no_memory(err);
-}
-
 /* Better now than after hours of training. */
 static int check_save_dir(const struct mb_trainer *t, struct mb_err *err)
 {
@@ -622,7 +543,7 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
     timers[0].ms = (double)(mb_mono_us() - from_us) / 1000;
     mb_trainer_say_datetime(t, "after model, optimizer, and learning rate scheduler are built");
     from_us = mb_mono_us();
-    rc = build_data(t, err);
+    rc = mb_trainer_build_data(t, err);
     timers[1].ms = (double)(mb_mono_us() - from_us) / 1000;
     if (rc == 0) {
         mb_trainer_say_datetime(t, "after dataloaders are built");

@@ -1,8 +1,8 @@
 /*
  * One rank's training: everything it holds, and the steps it takes. main.c makes one, setup.c fills
- * it, train.c runs it, trainer_pipeline.c passes micro batches through the model,
- * trainer_gradients.c sums gradients, trainer_plan.c plans its memory, trainer_schedule.c has the
- * learning rate's schedule, trainer_checkpoint.c saves and loads it, trainer_log.c,
+ * it, trainer_data.c its data, train.c runs it, trainer_pipeline.c passes micro batches through the
+ * model, trainer_gradients.c sums gradients, trainer_plan.c plans its memory, trainer_schedule.c
+ * has the learning rate's schedule, trainer_checkpoint.c saves and loads it, trainer_log.c,
  * trainer_timers.c and trainer_memory.c print it, trainer_tensorboard.c tells TensorBoard.
  *
  * Ranks stay in step: what one decides alone (a signal, a wish of its agent, the clock) takes
@@ -18,6 +18,7 @@
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/saver.h"
 #include "worker/data/loader.h"
+#include "worker/data/tokenizer/tokenizer.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/gpt.h"
 #include "worker/model/loss_scale.h"
@@ -137,6 +138,12 @@ int mb_trainer_run(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_close(struct mb_trainer *t);
 /* That one operation between ranks may take. */
 uint64_t mb_trainer_timeout_ms(const struct mb_trainer *t);
+/* Borrowed from the arguments. */
+struct mb_tokenizer_options mb_trainer_tokenizer_options(const struct mb_args *a);
+
+/* ---- the data ---- */
+/* Loaders of all splits, and room for a micro batch. Collective. */
+int mb_trainer_build_data(struct mb_trainer *t, struct mb_err *err);
 
 /* ---- the model ---- */
 /* Prints what will be taken of memory, and refuses what there is not. Collective. */

@@ -2,13 +2,15 @@
  * A blend: sample i comes from the data set that is furthest behind its weight.
  *
  * 1. The weights are normalised. 2. For i = 0 .. size-1 the data set with the largest
- * weight * max(i, 1) - given so far is chosen, the first of equals, and gives its next sample.
+ * weight * max(i, 1) - given so far is chosen, the first of equals, and gives its next sample; the
+ * cache may have that.
  * 3. A data set asked for more samples than it has is MB_EINVAL that names it.
  * Until the blend is complete the data sets stay the caller's.
  */
 #include <string.h>
 #include "base/alloc.h"
 #include "worker/data/dataset_private.h"
+#include "worker/data/index_cache.h"
 
 static int check_weights(const double *weights, size_t n, struct mb_err *err)
 {
@@ -64,9 +66,11 @@ static int check_given(const struct mb_dataset *d, const int64_t *given, struct 
 }
 
 int mb_dataset_blend(struct mb_dataset *const *datasets, const double *weights, size_t n,
-                     uint64_t size, struct mb_dataset **out, struct mb_err *err)
+                     uint64_t size, const struct mb_index_cache *cache,
+                     const struct mb_cache_key *keys, struct mb_dataset **out, struct mb_err *err)
 {
     struct mb_dataset *d = NULL;
+    int is_loaded = 0;
     double *shares = NULL;
     int64_t *given = NULL;
     int rc = check_weights(weights, n, err);
@@ -88,8 +92,14 @@ int mb_dataset_blend(struct mb_dataset *const *datasets, const double *weights, 
     memcpy(d->children, datasets, n * sizeof(*datasets));
     d->n_children = n;
     mb_normalize(weights, n, shares);
-    draw(d, shares, given);
-    rc = check_given(d, given, err);
+    if (cache != NULL)
+        rc = mb_index_cache_load_blend(d, cache, keys, shares, &is_loaded, err);
+    if (rc == 0 && !is_loaded) {
+        draw(d, shares, given);
+        rc = check_given(d, given, err);
+        if (rc == 0 && cache != NULL)
+            rc = mb_index_cache_store_blend(d, cache, keys, shares, err);
+    }
     if (rc != 0)
         goto out;
     *out = d;

@@ -5,19 +5,22 @@
  *    which flags to change (Megatron-LM loops for ever there).
  * 2. plan: epochs until n_samples fit; whether the last epoch is shuffled apart because little of
  * it is used.
- * 3. build_documents, build_samples, build_shuffle draw from one MT19937 in this order.
+ * 3. What the cache has is taken; else build_documents, build_samples, build_shuffle draw from one
+ * MT19937 in this order, and the cache gets it.
  * 4. get: shuffle index -> sample start -> seq_length + 1 tokens across documents.
  * Memory out at any step frees what was built. A corrupt token shows up in get only.
  */
 #include <string.h>
 #include "base/alloc.h"
+#include "base/checksum.h"
 #include "worker/data/dataset_private.h"
+#include "worker/data/index_cache.h"
 #include "worker/data/random.h"
 
 static const int32_t mock_low = 1;
 static const int32_t mock_high = 4096;
 
-static uint64_t length_of(const struct mb_dataset *d, int32_t seq)
+uint64_t mb_dataset_length(const struct mb_dataset *d, int32_t seq)
 {
     if (d->index == NULL)
         return (uint64_t)d->mock_lengths[seq];
@@ -44,15 +47,8 @@ static int make_mock_lengths(struct mb_dataset *d, struct mb_err *err)
     return 0;
 }
 
-struct plan {
-    uint64_t epoch_tokens;
-    uint64_t n_epochs;
-    uint64_t n_samples;
-    uint64_t n_first; /* samples shuffled before the separate final epoch; n_samples if none is */
-    uint64_t n_sequences;
-};
-
-static int count_tokens(const struct mb_dataset *d, struct plan *plan, struct mb_err *err)
+static int count_tokens(const struct mb_dataset *d, struct mb_dataset_plan *plan,
+                        struct mb_err *err)
 {
     plan->n_sequences = d->o.end - d->o.begin;
     if (plan->n_sequences == 0)
@@ -62,7 +58,7 @@ static int count_tokens(const struct mb_dataset *d, struct plan *plan, struct mb
                           name_of(d), mb_split_name(d->o.split),
                           (unsigned long long)plan->n_sequences, d->o.share);
     for (uint64_t i = d->o.begin; i < d->o.end; i++)
-        plan->epoch_tokens += length_of(d, (int32_t)i);
+        plan->epoch_tokens += mb_dataset_length(d, (int32_t)i);
     if (plan->epoch_tokens < 2)
         return mb_err_set(err, MB_EINVAL,
                           "%s: split '%s' is empty: %llu tokens in %llu sequences, share %g; use "
@@ -74,26 +70,26 @@ static int count_tokens(const struct mb_dataset *d, struct plan *plan, struct mb
 }
 
 /* gpt_dataset.py _get_num_epochs and the rule of the separate final epoch. */
-static int make_plan(const struct mb_dataset *d, struct plan *plan, int *separate,
+static int make_plan(const struct mb_dataset *d, struct mb_dataset_plan *plan, int *separate,
                      struct mb_err *err)
 {
     uint64_t s = d->o.seq_length;
     uint64_t wanted = 0;
     uint64_t all_tokens;
-    uint64_t n_documents;
 
     if (d->o.n_samples > 0 && __builtin_mul_overflow((uint64_t)d->o.n_samples, s, &wanted))
         goto too_many;
     wanted++;
     plan->n_epochs = d->o.n_samples < 0 ? 1 : (wanted - 1) / plan->epoch_tokens + 1;
     if (__builtin_mul_overflow(plan->n_epochs, plan->epoch_tokens, &all_tokens) ||
-        __builtin_mul_overflow(plan->n_epochs, plan->n_sequences, &n_documents) ||
-        n_documents > UINT32_MAX)
+        __builtin_mul_overflow(plan->n_epochs, plan->n_sequences, &plan->n_documents) ||
+        plan->n_documents > UINT32_MAX)
         goto too_many;
     plan->n_samples = (all_tokens - 1) / s;
     if (plan->n_samples >= UINT32_MAX - 1)
         goto too_many;
     plan->n_first = plan->n_samples;
+    plan->n_together = plan->n_documents;
     *separate = 0;
     if (plan->n_epochs > 1) {
         uint64_t before = (all_tokens - plan->epoch_tokens - 1) / s;
@@ -101,8 +97,10 @@ static int make_plan(const struct mb_dataset *d, struct plan *plan, int *separat
         uint64_t per_epoch = (plan->epoch_tokens - 1) / s;
 
         *separate = from_final < (uint64_t)(0.80 * (double)per_epoch);
-        if (*separate)
+        if (*separate) {
             plan->n_first = before;
+            plan->n_together = plan->n_documents - plan->n_sequences;
+        }
     }
     return 0;
 too_many:
@@ -113,11 +111,10 @@ too_many:
         name_of(d), mb_split_name(d->o.split), (long long)d->o.n_samples, (unsigned long long)s);
 }
 
-static int build_documents(struct mb_dataset *d, const struct plan *plan, struct mb_mt19937 *mt,
-                           struct mb_err *err)
+static int build_documents(struct mb_dataset *d, const struct mb_dataset_plan *plan,
+                           struct mb_mt19937 *mt, struct mb_err *err)
 {
-    uint64_t n = plan->n_epochs * plan->n_sequences;
-    uint64_t n_together = d->separate_final_epoch ? n - plan->n_sequences : n;
+    uint64_t n = plan->n_documents;
 
     d->document_index = mb_reallocarray(NULL, (size_t)n, sizeof(*d->document_index));
     if (d->document_index == NULL)
@@ -125,15 +122,30 @@ static int build_documents(struct mb_dataset *d, const struct plan *plan, struct
     d->n_documents = n;
     for (uint64_t i = 0; i < n; i++)
         d->document_index[i] = (int32_t)(d->o.begin + i % plan->n_sequences);
-    mb_shuffle_i32(mt, d->document_index, (size_t)n_together);
+    mb_shuffle_i32(mt, d->document_index, (size_t)plan->n_together);
     if (d->separate_final_epoch)
-        mb_shuffle_i32(mt, d->document_index + n_together, (size_t)plan->n_sequences);
+        mb_shuffle_i32(mt, d->document_index + plan->n_together, (size_t)plan->n_sequences);
     return 0;
 }
 
-/* helpers.cpp build_sample_idx: each sample walks seq_length + 1 tokens and the next one begins at
- * its last token. */
-static int build_samples(struct mb_dataset *d, const struct plan *plan, struct mb_err *err)
+void mb_dataset_next_start(const struct mb_dataset *d, struct mb_sample_start *at)
+{
+    uint64_t needed = d->o.seq_length + 1;
+
+    for (;;) {
+        uint64_t left = mb_dataset_length(d, d->document_index[at->position]) - at->offset;
+        if (needed <= left) {
+            at->offset += (uint32_t)(needed - 1);
+            return;
+        }
+        needed -= left;
+        at->position++;
+        at->offset = 0;
+    }
+}
+
+static int build_samples(struct mb_dataset *d, const struct mb_dataset_plan *plan,
+                         struct mb_err *err)
 {
     struct mb_sample_start at = {0, 0};
 
@@ -143,25 +155,14 @@ static int build_samples(struct mb_dataset *d, const struct plan *plan, struct m
     d->n_samples = plan->n_samples;
     d->sample_index[0] = at;
     for (uint64_t i = 1; i <= plan->n_samples; i++) {
-        uint64_t needed = d->o.seq_length + 1;
-
-        for (;;) {
-            uint64_t left = length_of(d, d->document_index[at.position]) - at.offset;
-            if (needed <= left) {
-                at.offset += (uint32_t)(needed - 1);
-                break;
-            }
-            needed -= left;
-            at.position++;
-            at.offset = 0;
-        }
+        mb_dataset_next_start(d, &at);
         d->sample_index[i] = at;
     }
     return 0;
 }
 
-static int build_shuffle(struct mb_dataset *d, const struct plan *plan, struct mb_mt19937 *mt,
-                         struct mb_err *err)
+static int build_shuffle(struct mb_dataset *d, const struct mb_dataset_plan *plan,
+                         struct mb_mt19937 *mt, struct mb_err *err)
 {
     d->shuffle_index = mb_reallocarray(NULL, (size_t)plan->n_samples, sizeof(*d->shuffle_index));
     if (d->shuffle_index == NULL)
@@ -173,10 +174,25 @@ static int build_shuffle(struct mb_dataset *d, const struct plan *plan, struct m
     return 0;
 }
 
+static int build_indices(struct mb_dataset *d, const struct mb_dataset_plan *plan,
+                         struct mb_err *err)
+{
+    struct mb_mt19937 mt;
+    int rc;
+
+    mb_mt19937_seed(&mt, d->o.seed);
+    rc = build_documents(d, plan, &mt, err);
+    if (rc == 0)
+        rc = build_samples(d, plan, err);
+    if (rc == 0)
+        rc = build_shuffle(d, plan, &mt, err);
+    return rc;
+}
+
 static int build(struct mb_dataset *d, struct mb_err *err)
 {
-    struct plan plan = {0};
-    struct mb_mt19937 mt;
+    struct mb_dataset_plan plan = {0};
+    int is_loaded = 0;
     int rc = d->index == NULL ? make_mock_lengths(d, err) : 0;
 
     if (rc == 0)
@@ -186,12 +202,13 @@ static int build(struct mb_dataset *d, struct mb_err *err)
     if (rc != 0)
         return rc;
     d->n_epochs = plan.n_epochs;
-    mb_mt19937_seed(&mt, d->o.seed);
-    rc = build_documents(d, &plan, &mt, err);
-    if (rc == 0)
-        rc = build_samples(d, &plan, err);
-    if (rc == 0)
-        rc = build_shuffle(d, &plan, &mt, err);
+    if (d->o.cache != NULL)
+        rc = mb_index_cache_load(d, &plan, &is_loaded, err);
+    if (rc != 0 || is_loaded)
+        return rc;
+    rc = build_indices(d, &plan, err);
+    if (rc == 0 && d->o.cache != NULL)
+        rc = mb_index_cache_store(d, err);
     return rc;
 }
 
@@ -222,6 +239,9 @@ int mb_dataset_create(struct mb_index *index, const struct mb_dataset_options *o
         mb_dataset_destroy(d);
         return rc;
     }
+    d->o.cache = NULL; /* the caller's */
+    d->o.split_text = NULL;
+    d->o.matrix = NULL;
     *out = d;
     return 0;
 }
@@ -251,7 +271,7 @@ uint64_t mb_dataset_n_samples(const struct mb_dataset *d)
 static void read_mock(const struct mb_dataset *d, int32_t seq, uint64_t offset, uint64_t n,
                       int32_t *out)
 {
-    uint64_t last = length_of(d, seq) - 1;
+    uint64_t last = mb_dataset_length(d, seq) - 1;
 
     for (uint64_t i = 0; i < n; i++) {
         uint64_t id = offset + i + 1;
@@ -283,7 +303,7 @@ int mb_dataset_get(const struct mb_dataset *d, uint64_t i, int32_t *out, struct 
     needed = d->o.seq_length + 1;
     for (;;) {
         int32_t seq = d->document_index[at.position];
-        uint64_t left = length_of(d, seq) - at.offset;
+        uint64_t left = mb_dataset_length(d, seq) - at.offset;
         uint64_t n = needed < left ? needed : left;
         int rc = read_tokens(d, seq, at.offset, n, out, err);
 
@@ -311,4 +331,21 @@ void mb_dataset_get_indices(const struct mb_dataset *d, struct mb_dataset_indice
         .blend_dataset = d->blend_dataset,
         .blend_sample = d->blend_sample,
     };
+}
+
+uint64_t mb_dataset_digest(const struct mb_dataset *d)
+{
+    uint64_t sum = mb_crc64nvme(0, &d->n_samples, sizeof(d->n_samples));
+
+    for (size_t i = 0; i < d->n_children; i++) {
+        uint64_t child = mb_dataset_digest(d->children[i]);
+        sum = mb_crc64nvme(sum, &child, sizeof(child));
+    }
+    if (d->n_children > 0) {
+        sum = mb_crc64nvme(sum, d->blend_dataset, d->n_samples * sizeof(*d->blend_dataset));
+        return mb_crc64nvme(sum, d->blend_sample, d->n_samples * sizeof(*d->blend_sample));
+    }
+    sum = mb_crc64nvme(sum, d->document_index, d->n_documents * sizeof(*d->document_index));
+    sum = mb_crc64nvme(sum, d->sample_index, (d->n_samples + 1) * sizeof(*d->sample_index));
+    return mb_crc64nvme(sum, d->shuffle_index, d->n_samples * sizeof(*d->shuffle_index));
 }

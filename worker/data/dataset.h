@@ -5,9 +5,10 @@
  *   indices  document index, sample index, shuffle index of one split of one prefix
  *   blend    several prefixes are drawn from by weight
  *
- * Sources: Megatron-LM core 0.10 megatron/core/datasets/{gpt_dataset,blended_dataset,
- * blended_megatron_dataset_builder,megatron_dataset}.py and helpers.cpp; sizes of weighted blends
- * follow that version (ceil(target * weight * 1.005), the blend's size is their sum).
+ * Sources: Megatron-LM core 0.16.1 megatron/core/datasets/{gpt_dataset,blended_dataset,
+ * blended_megatron_dataset_builder,megatron_dataset}.py and helpers.cpp. Sizes of weighted blends
+ * are those of 0.11 and later: a share is ceil(target * weight), ceil(share * 1.005) are built, the
+ * blend's size is the sum of shares.
  * Threads: a built dataset is immutable and may be read by any thread.
  */
 #ifndef MOBULA_WORKER_DATA_DATASET_H
@@ -37,6 +38,7 @@ void mb_split_range(const struct mb_split_matrix *m, enum mb_split split, uint64
                     uint64_t *begin, uint64_t *end);
 
 struct mb_dataset;
+struct mb_index_cache; /* index_cache.h */
 
 struct mb_dataset_options {
     enum mb_split split;
@@ -49,6 +51,10 @@ struct mb_dataset_options {
     uint64_t begin; /* sequences [begin, end) of the index are this split */
     uint64_t end;
     double share; /* of the split, for messages */
+    /* The rest is borrowed until the data set is made. */
+    const struct mb_index_cache *cache;   /* NULL: indices are built in memory */
+    const char *split_text;               /* --split, for the cache; NULL: an own list of paths */
+    const struct mb_split_matrix *matrix; /* of split_text */
 };
 
 /* One split of one prefix. index NULL: Megatron-LM's mock documents. An empty split is MB_EINVAL
@@ -57,9 +63,12 @@ int mb_dataset_create(struct mb_index *index, const struct mb_dataset_options *o
                       struct mb_dataset **out, struct mb_err *err);
 
 /* A blend of n datasets (taken: destroyed with the blend; on failure they stay the caller's) over
- * size samples, drawn by weight. Weights are normalised here. */
+ * size samples, drawn by weight. Weights are normalised here. keys: of the datasets, for the cache,
+ * which may be NULL. */
+struct mb_cache_key; /* cache_names.h */
 int mb_dataset_blend(struct mb_dataset *const *datasets, const double *weights, size_t n,
-                     uint64_t size, struct mb_dataset **out, struct mb_err *err);
+                     uint64_t size, const struct mb_index_cache *cache,
+                     const struct mb_cache_key *keys, struct mb_dataset **out, struct mb_err *err);
 
 void mb_dataset_destroy(struct mb_dataset *d); /* NULL is legal */
 
@@ -90,6 +99,9 @@ struct mb_dataset_indices {
     const int64_t *blend_sample;
 };
 void mb_dataset_get_indices(const struct mb_dataset *d, struct mb_dataset_indices *out);
+
+/* A checksum of all indices: two ranks whose data sets have the same one read the same samples. */
+uint64_t mb_dataset_digest(const struct mb_dataset *d);
 
 /* numpy.sum of doubles (pairwise), then each divided by it: what normalises weights and shares. */
 void mb_normalize(const double *in, size_t n, double *out);

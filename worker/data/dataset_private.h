@@ -1,4 +1,5 @@
-/* What dataset.c and blend.c share: the two forms of a data set. Nobody else includes this. */
+/* What dataset.c, blend.c and index_cache.c share: the two forms of a data set. Nobody else
+ * includes this. */
 #ifndef MOBULA_WORKER_DATA_DATASET_PRIVATE_H
 #define MOBULA_WORKER_DATA_DATASET_PRIVATE_H
 
@@ -24,5 +25,21 @@ struct mb_dataset {
     int16_t *blend_dataset;
     int64_t *blend_sample;
 };
+
+/* How many of what the indices of a split consist of. */
+struct mb_dataset_plan {
+    uint64_t epoch_tokens;
+    uint64_t n_epochs;
+    uint64_t n_samples;
+    uint64_t n_first; /* samples shuffled before the separate final epoch; n_samples if none is */
+    uint64_t n_sequences;
+    uint64_t n_documents; /* n_epochs * n_sequences */
+    uint64_t n_together;  /* documents shuffled before the separate final epoch */
+};
+
+uint64_t mb_dataset_length(const struct mb_dataset *d, int32_t sequence); /* tokens */
+/* helpers.cpp build_sample_idx: from where a sample begins to where the next one does, at its last
+ * token. The document index goes so far. */
+void mb_dataset_next_start(const struct mb_dataset *d, struct mb_sample_start *at);
 
 #endif

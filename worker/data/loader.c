@@ -14,7 +14,9 @@
 #include <math.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/checksum.h"
 #include "base/str.h"
+#include "worker/data/index_cache.h"
 #include "worker/data/loader.h"
 
 static const char default_split[] = "969, 30, 1";
@@ -148,11 +150,20 @@ static int source_open(const struct mb_data_paths *paths, struct source *s, stru
     return rc;
 }
 
-static int create_one(const struct mb_data_options *o, enum mb_split split,
-                      const struct mb_split_matrix *matrix, struct mb_index *index,
-                      int64_t n_samples, struct mb_dataset **out, struct mb_err *err)
+/* Of which the split's share is one; NULL: its paths are its own. */
+static const char *split_text(const struct mb_data_options *o, enum mb_split split)
 {
-    struct mb_dataset_options d = {
+    if (o->split_path[split].n_items > 0)
+        return NULL;
+    return o->mock ? "1,1,1" : o->split != NULL ? o->split : default_split;
+}
+
+static struct mb_dataset_options dataset_options(const struct mb_data_options *o,
+                                                 enum mb_split split,
+                                                 const struct mb_split_matrix *matrix,
+                                                 int64_t n_samples)
+{
+    return (struct mb_dataset_options){
         .split = split,
         .seq_length = o->seq_length,
         .seed = o->seed,
@@ -160,17 +171,33 @@ static int create_one(const struct mb_data_options *o, enum mb_split split,
         .vocab_size = o->vocab_size,
         .eod = o->eod,
         .share = matrix->end[split] - matrix->begin[split],
+        .cache = o->cache,
+        .split_text = split_text(o, split),
+        .matrix = matrix,
     };
+}
+
+static int create_one(const struct mb_data_options *o, enum mb_split split,
+                      const struct mb_split_matrix *matrix, struct mb_index *index,
+                      int64_t n_samples, struct mb_dataset **out, struct mb_err *err)
+{
+    struct mb_dataset_options d = dataset_options(o, split, matrix, n_samples);
     uint64_t n_sequences = index != NULL ? mb_index_n_sequences(index) : MB_MOCK_DOCUMENTS;
 
     mb_split_range(matrix, split, n_sequences, &d.begin, &d.end);
     return mb_dataset_create(index, &d, out, err);
 }
 
-/* Samples to build of each weighted data set: half a percent more than its share. */
-static int64_t samples_with_margin(uint64_t target, double weight)
+/* Samples that a blend takes of a weighted data set at most, and that are built of it: half a
+ * percent more, since the draw may take from one a little more than its share. */
+static uint64_t samples_of_share(uint64_t target, double weight)
 {
-    return (int64_t)ceil((double)target * weight * 1.005);
+    return (uint64_t)ceil((double)target * weight);
+}
+
+static uint64_t samples_with_surplus(uint64_t share)
+{
+    return (uint64_t)ceil((double)share * (1.0 + 0.005));
 }
 
 static int create_blend(const struct mb_data_options *o, enum mb_split split,
@@ -180,10 +207,11 @@ static int create_blend(const struct mb_data_options *o, enum mb_split split,
     size_t n = s->blend.n;
     struct mb_dataset **parts = mb_calloc(n, sizeof(struct mb_dataset *));
     double *weights = mb_calloc(n, sizeof(*weights));
+    struct mb_cache_key *keys = mb_calloc(n, sizeof(*keys));
     uint64_t size = 0;
     int rc = 0;
 
-    if (parts == NULL || weights == NULL) {
+    if (parts == NULL || weights == NULL || keys == NULL) {
         rc = mb_err_set(err, MB_ENOMEM, "--data-path: out of memory");
         goto out;
     }
@@ -197,23 +225,31 @@ static int create_blend(const struct mb_data_options *o, enum mb_split split,
                                 s->blend.weights[i], s->blend.prefixes[i]);
                 goto out;
             }
-            wanted = samples_with_margin(o->n_samples[split], weights[i]);
+            uint64_t share = samples_of_share(o->n_samples[split], weights[i]);
+            wanted = (int64_t)samples_with_surplus(share);
+            size += share;
         }
         rc = create_one(o, split, matrix, s->indices[i], wanted, &parts[i], err);
         if (rc != 0)
             goto out;
-        if (s->blend.weights == NULL)
+        if (o->cache != NULL) {
+            struct mb_dataset_options d = dataset_options(o, split, matrix, wanted);
+            keys[i] = mb_index_cache_key(&d, s->indices[i]);
+        }
+        if (s->blend.weights == NULL) {
             weights[i] = (double)mb_dataset_n_samples(parts[i]);
-        size += s->blend.weights != NULL ? (uint64_t)wanted : mb_dataset_n_samples(parts[i]);
+            size += mb_dataset_n_samples(parts[i]);
+        }
     }
     if (s->blend.weights == NULL && size > o->n_samples[split])
         size = o->n_samples[split];
-    rc = mb_dataset_blend(parts, weights, n, size, out, err);
+    rc = mb_dataset_blend(parts, weights, n, size, o->cache, keys, out, err);
 out:
     for (size_t i = 0; rc != 0 && parts != NULL && i < n; i++)
         mb_dataset_destroy(parts[i]);
     mb_free(parts);
     mb_free(weights);
+    mb_free(keys);
     return rc;
 }
 
@@ -324,7 +360,6 @@ static int build_split(const struct mb_data_options *o, enum mb_split split,
                        const struct source *common, struct mb_loader **out, struct mb_err *err)
 {
     const struct mb_data_paths *own = &o->split_path[split];
-    const char *text = o->mock ? "1,1,1" : o->split != NULL ? o->split : default_split;
     struct mb_split_matrix matrix = {.end = {1.0, 1.0, 1.0}, .present = {1, 1, 1}};
     struct source source = {0};
     struct mb_dataset *dataset = NULL;
@@ -333,7 +368,7 @@ static int build_split(const struct mb_data_options *o, enum mb_split split,
     if (own->n_items > 0)
         rc = source_open(own, &source, err);
     else
-        rc = mb_split_parse(text, &matrix, err);
+        rc = mb_split_parse(split_text(o, split), &matrix, err);
     if (rc == 0)
         rc = create_dataset(o, split, &matrix, own->n_items > 0 ? &source : common,
                             own->n_items > 0, &dataset, err);
@@ -367,6 +402,17 @@ int mb_loaders_build(const struct mb_data_options *o, struct mb_loader *out[MB_N
             out[i] = built[i];
     }
     return rc;
+}
+
+uint64_t mb_loaders_digest(struct mb_loader *const loaders[MB_N_SPLITS])
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < MB_N_SPLITS; i++) {
+        uint64_t own = loaders[i] != NULL ? mb_dataset_digest(loaders[i]->dataset) : 0;
+        sum = mb_crc64nvme(sum, &own, sizeof(own));
+    }
+    return sum;
 }
 
 static void fill_row(const struct mb_loader *l, int32_t *tokens, int32_t *labels, float *loss_mask,

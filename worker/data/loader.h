@@ -36,10 +36,11 @@ struct mb_data_options {
     uint32_t dp_size;
     enum mb_sampler_type dataloader_type;
     int no_data_sharding;
-    int eod_mask_loss;      /* loss mask 0 where the input token is eod */
-    int reset_position_ids; /* positions start again after an eod */
-    uint64_t vocab_size;    /* unpadded; every id read is checked against it; 0: unchecked */
-    int32_t eod;            /* -1: the tokenizer has none */
+    int eod_mask_loss;                  /* loss mask 0 where the input token is eod */
+    int reset_position_ids;             /* positions start again after an eod */
+    const struct mb_index_cache *cache; /* --data-cache-path; NULL: indices stay in memory */
+    uint64_t vocab_size; /* unpadded; every id read is checked against it; 0: unchecked */
+    int32_t eod;         /* -1: the tokenizer has none */
 };
 
 /* Sizes as Megatron-LM asks for them. train_samples > 0 stands for train_iters. */
@@ -59,6 +60,9 @@ struct mb_loader;
 int mb_loaders_build(const struct mb_data_options *o, struct mb_loader *out[MB_N_SPLITS],
                      struct mb_err *err);
 void mb_loader_destroy(struct mb_loader *l); /* NULL is legal */
+
+/* Of all loaders' indices: ranks with the same one read the same samples. */
+uint64_t mb_loaders_digest(struct mb_loader *const loaders[MB_N_SPLITS]);
 
 /* One micro batch, row-major [micro_batch_size, seq_length]: tokens and labels (the next token),
  * loss_mask 1 or 0, position_ids. Any pointer may be NULL. */

@@ -149,8 +149,8 @@ def build(paths, split, i, n_samples, s, seed):
         parts = [Split(d, share, None, s, seed) for d in data]
         lengths = [len(p) for p in parts]
         return Blend(parts, lengths, min(n_samples, sum(lengths)))
-    sizes = [math.ceil(n_samples * w * 1.005) for w in weights]
-    parts = [Split(d, share, n, s, seed) for d, n in zip(data, sizes)]
+    sizes = [math.ceil(n_samples * w) for w in weights]  # as of Megatron-LM core 0.11; before it 1.005 times as many
+    parts = [Split(d, share, math.ceil(n * (1 + 0.005)), s, seed) for d, n in zip(data, sizes)]
     return Blend(parts, weights, sum(sizes))
 
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/fs.h"
+#include "worker/data/index_cache.h"
 #include "worker/data/loader.h"
 #include "worker/data/random.h"
 
@@ -167,6 +168,58 @@ static void test_allocation_failures(void **state)
     }
 }
 
+/* A cache that is written, then one that is read: memory out at any step changes nothing but that.
+ */
+static void test_cache_and_allocation_failures(void **state)
+{
+    const char *const blend[] = {"0.5", small, "0.5", large};
+    const struct mb_tokenizer_options tokenizer = {.type = "NullTokenizer", .vocab_size = 999};
+    struct mb_data_options o = options_for(blend, 4);
+    struct mb_cache_identity identity;
+    struct mb_buf notes = {0};
+    char place[96];
+    struct mb_index_cache cache = {
+        .dir = place, .tokenizer = &identity, .writes = 1, .notes = &notes};
+    struct mb_loader *out[MB_N_SPLITS];
+    uint64_t want;
+
+    (void)state;
+    o.n_samples[MB_SPLIT_VALID] = 0;
+    snprintf(place, sizeof place, "%s/cache", dir);
+    assert_int_equal(mb_cache_identity_make(&tokenizer, &identity, NULL), 0);
+    assert_int_equal(mb_loaders_build(&o, out, NULL), 0);
+    want = mb_loaders_digest(out);
+    for (int i = 0; i < MB_N_SPLITS; i++)
+        mb_loader_destroy(out[i]);
+    o.cache = &cache;
+    for (int reads = 0; reads < 2; reads++) {
+        for (unsigned long n = 1;; n++) {
+            struct mb_err err = {0};
+            int rc;
+
+            if (!reads)
+                assert_int_equal(mb_fs_remove_tree(place, NULL), 0);
+            mb_buf_close(&notes);
+            mb_alloc_fail_nth(n);
+            rc = mb_loaders_build(&o, out, &err);
+            if (!mb_alloc_did_fail()) {
+                mb_alloc_fail_nth(0);
+                assert_int_equal(rc, 0);
+                assert_int_equal(want, mb_loaders_digest(out));
+                for (int i = 0; i < MB_N_SPLITS; i++)
+                    mb_loader_destroy(out[i]);
+                break;
+            }
+            assert_int_equal(rc, MB_ENOMEM);
+        }
+        assert_null(strstr(mb_buf_str(&notes), "WARNING"));
+        assert_non_null(strstr(mb_buf_str(&notes), reads ? "> loaded indices" : "> saved indices"));
+        assert_null(strstr(mb_buf_str(&notes), reads ? "> saved indices" : "> loaded indices"));
+    }
+    mb_buf_close(&notes);
+    mb_cache_identity_close(&identity);
+}
+
 static void test_rewind(void **state)
 {
     const char *const one[] = {large};
@@ -263,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_bad_input_is_named),
         cmocka_unit_test(test_token_outside_vocabulary),
         cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_cache_and_allocation_failures),
         cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_randperm_limit),

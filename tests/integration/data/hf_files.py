@@ -72,6 +72,9 @@ def forms():
     pairs = [m.split(" ") if isinstance(m, str) else m for m in base["model"]["merges"]]
     yield form("merges as pairs", model={"merges": pairs})
     yield form("merges as texts", model={"merges": [" ".join(m) for m in pairs]})
+    name, backwards = form("merges before vocab, type behind them")
+    backwards["model"] = dict(reversed(backwards["model"].items()))
+    yield name, backwards
     yield form("ignore_merges", model={"ignore_merges": True, "merges": pairs[: len(pairs) // 2]})
     yield form("a prefix space", pre_tokenizer=byte_level(add_prefix_space=True, use_regex=True))
     yield form("no pattern", pre_tokenizer=byte_level())

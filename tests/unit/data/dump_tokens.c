@@ -55,7 +55,8 @@ static int answer(const struct engine *e, int is_lossy, const uint8_t *text, uin
         rc = mb_err_set(err, MB_ECORRUPT, "decoding gives other bytes");
     count = (uint32_t)ids->n;
     fwrite(&count, sizeof(count), 1, stdout);
-    fwrite(ids->data, sizeof(*ids->data), count, stdout);
+    if (count > 0)
+        fwrite(ids->data, sizeof(*ids->data), count, stdout);
     return rc;
 }
 

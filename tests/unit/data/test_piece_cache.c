@@ -47,7 +47,7 @@ static size_t find(struct mb_piece_cache *c, struct mb_piece_probe *q, int32_t *
 
 static void check(struct mb_piece_cache *c, uint32_t below)
 {
-    size_t max_long = c->is_narrow ? MB_PIECE_LONG_NARROW_IDS : MB_PIECE_LONG_IDS;
+    size_t max_long = c->is_narrow ? MB_PIECE_LONG_IDS : MB_PIECE_LONG_WIDE_IDS;
     unsigned n_found = 0;
 
     for (int round = 0; round < 200000; round++) {

@@ -14,10 +14,13 @@ static int is_at(const struct mb_bpe_map *map, const struct mb_bpe_map_slot *slo
     return slot->tag == tag && slot->n == n && memcmp(map->text.data + slot->start, bytes, n) == 0;
 }
 
-static int add(struct mb_bpe_map *map, const struct mb_bpe_token *token, struct mb_err *err)
+enum { AHEAD = 16 }; /* tokens whose slots are asked for; a power of two */
+
+/* hash: of its bytes, unless it is special. */
+static int add(struct mb_bpe_map *map, const struct mb_bpe_token *token, uint64_t hash,
+               struct mb_err *err)
 {
     uint32_t id = (uint32_t)token->id;
-    uint64_t hash;
     uint32_t at;
 
     if ((token->n == 0 && !token->is_special) || map->starts[id] != UINT32_MAX)
@@ -28,7 +31,6 @@ static int add(struct mb_bpe_map *map, const struct mb_bpe_token *token, struct 
     map->starts[id] = (uint32_t)map->text.len;
     map->lengths[id] = (uint32_t)token->n;
     if (!token->is_special) {
-        hash = mb_bpe_hash(token->bytes, token->n);
         for (at = (uint32_t)hash & map->mask; map->slots[at].id != 0; at = (at + 1) & map->mask) {
             if (is_at(map, &map->slots[at], (uint32_t)(hash >> 32), token->bytes, token->n))
                 return mb_err_set(err, MB_ECORRUPT, "token ids %u and %d have the same text",
@@ -65,6 +67,25 @@ static int allocate(struct mb_bpe_map *map, size_t n_tokens)
     return 0;
 }
 
+static int add_all(struct mb_bpe_map *map, const struct mb_bpe_token *tokens, size_t n,
+                   struct mb_err *err)
+{
+    uint64_t hashes[AHEAD] = {0};
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < n + AHEAD; i++) {
+        uint64_t hash = hashes[i % AHEAD];
+
+        if (i < n && !tokens[i].is_special && tokens[i].n > 0) {
+            hashes[i % AHEAD] = mb_bpe_hash(tokens[i].bytes, tokens[i].n);
+            __builtin_prefetch(&map->slots[(uint32_t)hashes[i % AHEAD] & map->mask]);
+        }
+        if (i >= AHEAD)
+            rc = add(map, &tokens[i - AHEAD], hash, err);
+    }
+    return rc;
+}
+
 int mb_bpe_map_make(struct mb_bpe_map *map, const struct mb_bpe_token *tokens, size_t n,
                     struct mb_err *err)
 {
@@ -80,8 +101,8 @@ int mb_bpe_map_make(struct mb_bpe_map *map, const struct mb_bpe_token *tokens, s
     }
     if (allocate(map, n) != 0)
         rc = mb_err_set(err, MB_ENOMEM, "tokenizer: out of memory");
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = add(map, &tokens[i], err);
+    if (rc == 0)
+        rc = add_all(map, tokens, n, err);
     if (rc != 0)
         mb_bpe_map_close(map);
     return rc;

@@ -10,6 +10,7 @@
 #include "worker/data/tokenizer/bpe_pairs.h"
 
 enum { PER_BUCKET = 5, MAX_BUCKET = 64, MAX_TRIES = 16 };
+enum { AHEAD = 4, FAR_AHEAD = 16 }; /* buckets whose memory is asked for */
 #define EMPTY UINT64_MAX
 
 struct maker {
@@ -89,11 +90,26 @@ static size_t size_class(const struct maker *m, size_t bucket)
     return n < MAX_BUCKET ? n : MAX_BUCKET;
 }
 
+/* Asks for the slots that a bucket is tried at first. */
+static void ask(const struct maker *m, size_t bucket)
+{
+    for (uint32_t i = m->starts[bucket]; i < m->starts[bucket + 1]; i++) {
+        uint64_t hash = mb_bpe_pair_hash(m->sorted[i] >> MB_BPE_RANK_BITS);
+
+        __builtin_prefetch(&m->t->slots[mb_bpe_pair_moved(hash, 0, m->t->n_slots)]);
+    }
+}
+
 static int place_all(const struct maker *m, const uint32_t *order)
 {
     uint64_t entries[MAX_BUCKET];
 
     for (size_t i = 0; i < m->n_buckets; i++) {
+        if (i + FAR_AHEAD < m->n_buckets)
+            __builtin_prefetch(&m->sorted[m->starts[order[i + FAR_AHEAD]]]);
+        if (i + AHEAD < m->n_buckets)
+            ask(m, order[i + AHEAD]);
+
         size_t n = distinct(m, order[i], entries);
 
         if (n > MAX_BUCKET || (n > 0 && !place(m->t, order[i], entries, n)))

@@ -6,12 +6,13 @@
  * 1. Where a piece that is a token is that token, the map is asked first, for some pieces at a
  * time. 2. A free lane takes a piece: its characters as symbols, then all ranks. Pieces of up to 16
  * bytes, which fit into one vector, go before the others, and of these the ones of ASCII, whose
- * ranks come from the table of two bytes. Of any other piece the symbols are placed, and the memory
- * of the ranks is asked for, some pieces before it goes on. 3. A turn puts the two ranks beside the
- * last merge into their places, finds the lowest, the leftmost of equals, makes one symbol of two
- * and asks for the memory of the next two ranks; the turns of the other lanes give it time to
- * arrive. 4. When no rank is left the symbols are the ids. Pieces of more symbols than a lane has
- * places go through the heap of bpe.c. Only that can fail, without memory.
+ * ranks come from the table of two bytes. (Which longer ones fit is guessed by their characters;
+ * those that do not are taken with the long ones.) Of any other piece the symbols are placed, and
+ * the memory of the ranks is asked for, some pieces before it goes on. 3. A turn puts the two ranks
+ * beside the last merge into their places, finds the lowest, the leftmost of equals, makes one
+ * symbol of two and asks for the memory of the next two ranks; the turns of the other lanes give it
+ * time to arrive. 4. When no rank is left the symbols are the ids. Pieces of more symbols than a
+ * lane has places go through the heap of bpe.c. Only that can fail, without memory.
  */
 #include "worker/data/tokenizer/bpe_private.h"
 #if defined(__x86_64__)
@@ -46,6 +47,8 @@ struct queue {
     struct mb_bpe_item *const *ascii_end;
     struct mb_bpe_item *const *next; /* the others */
     struct mb_bpe_item *const *end;
+    struct mb_bpe_item **later; /* those of more symbols than max_symbols go there */
+    size_t max_symbols;
     struct lane *placed[AHEAD + 1]; /* a ring */
     size_t first_placed, n_placed;
     int rc;
@@ -151,14 +154,14 @@ WIDE static inline void take_ascii(struct queue *q, struct lane *l)
     _mm512_store_si512(l->ranks, _mm512_mask_i32gather_epi32(none, all >> 1, pair, q->b->first, 4));
 }
 
-/* Symbols, and the memory of their ranks is asked for. 0: the piece has too many symbols. */
-WIDE static inline int place(const struct mb_bpe *b, struct lane *l)
+/* Symbols, and the memory of their ranks is asked for, if they are up to max_symbols; 0: more. */
+WIDE static inline int place(const struct mb_bpe *b, struct lane *l, size_t max_symbols)
 {
     const __m512i no_symbol = _mm512_set1_epi32((int)NO_SYMBOL);
     uint32_t *symbols = symbols_of(l);
     size_t n = place_symbols(b, l->item, symbols);
 
-    if (n == 0)
+    if (n == 0 || n > max_symbols)
         return 0;
     _mm512_storeu_si512(symbols + n, no_symbol);
     _mm512_storeu_si512(symbols + n + VECTOR, no_symbol);
@@ -203,11 +206,13 @@ WIDE static inline int place_next(struct queue *q, struct lane *l)
         if (q->end - q->next > LETTERS_AHEAD)
             ask_letters(q->b, q->next[LETTERS_AHEAD]);
         begin(l, *q->next++);
-        if (place(q->b, l)) {
+        if (place(q->b, l, q->max_symbols)) {
             q->placed[(q->first_placed + q->n_placed++) % (AHEAD + 1)] = l;
             return 1;
         }
-        if (mb_bpe_encode_long(q->b, q->work, l->item) != 0)
+        if (q->max_symbols < PLACES)
+            *q->later++ = l->item;
+        else if (mb_bpe_encode_long(q->b, q->work, l->item) != 0)
             q->rc = MB_ENOMEM;
     }
     return 0;
@@ -394,6 +399,17 @@ int mb_bpe_has_wide(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2");
 }
 
+/* Whether a piece of more than VECTOR bytes has so few characters that it may have no more than
+ * VECTOR symbols. */
+WIDE static inline int has_few_letters(const struct mb_bpe_item *item)
+{
+    __mmask64 all = item->n < 64 ? ((__mmask64)1 << item->n) - 1 : UINT64_MAX;
+    __m512i bytes = _mm512_maskz_loadu_epi8(all, item->piece);
+    uint64_t first = _mm512_mask_cmpge_epi8_mask(all, bytes, _mm512_set1_epi8((char)0xc0));
+
+    return item->n <= 64 && __builtin_popcountll(first) <= VECTOR;
+}
+
 /* Sorted by how they are taken: of ASCII and short, other short ones, long ones; how many of
  * each. */
 WIDE static void sort(struct mb_bpe_item *const *items, size_t n, struct mb_bpe_item **out,
@@ -404,7 +420,10 @@ WIDE static void sort(struct mb_bpe_item *const *items, size_t n, struct mb_bpe_
 
     n_of[0] = n_of[1] = n_of[2] = 0;
     for (size_t i = 0; i < n; i++) {
-        kinds[i] = items[i]->n > VECTOR ? 2 : (uint8_t)!is_ascii(items[i]);
+        if (items[i]->n > VECTOR)
+            kinds[i] = has_few_letters(items[i]) ? 1 : 2;
+        else
+            kinds[i] = !is_ascii(items[i]);
         n_of[kinds[i]]++;
     }
     at[1] = n_of[0];
@@ -426,6 +445,7 @@ WIDE int mb_bpe_encode_wide(const struct mb_bpe *b, struct mb_bpe_work *work,
     while (n > 0) {
         size_t some = n < SOME ? n : SOME;
         size_t n_left = 0;
+        size_t n_later;
         size_t n_of[3];
 
         for (size_t i = 0; i < some; i += AT_ONCE) {
@@ -442,8 +462,15 @@ WIDE int mb_bpe_encode_wide(const struct mb_bpe *b, struct mb_bpe_work *work,
         q.ascii = sorted;
         q.ascii_end = q.next = sorted + n_of[0];
         q.end = q.next + n_of[1];
+        q.later = sorted + n_of[0];
+        q.max_symbols = VECTOR;
         run(&q, lanes, step_short);
+        /* The ones that were left for now come before the long ones. */
+        n_later = (size_t)(q.later - (sorted + n_of[0]));
+        q.next -= n_later;
+        memmove(sorted + (q.next - sorted), sorted + n_of[0], n_later * sizeof(*sorted));
         q.end += n_of[2];
+        q.max_symbols = PLACES;
         run(&q, lanes, step_long);
         items += some;
         n -= some;

@@ -1,7 +1,9 @@
 /*
  * The model of a tokenizer.json: byte-level BPE.
  *
- * 1. The object is walked once; the places of vocab and merges are noted, small members are read.
+ * 1. The object is walked once; small members are read. So are vocab and merges if they come in
+ * this order behind the type, as they are written; otherwise their places are noted, and they are
+ * read at the end.
  * 2. vocab: every token with its id; a token whose characters all stand for bytes (GPT-2's
  *    printable alphabet) is one the text can give, another can only be decoded or added.
  * 3. merges, in both of their forms, "left right" and ["left", "right"]: rank is the place. Left,
@@ -179,12 +181,14 @@ static int reserve_merges(struct mb_json_scan *s, struct mb_hf_vocab *v, struct 
     return 0;
 }
 
-static int32_t found(const struct mb_bpe_map *map, struct mb_bpe_map_probe *probe)
+/* After a look; -1: no token. */
+static int32_t found(const struct mb_bpe_map *map, struct mb_bpe_map_probe *probe,
+                     enum mb_bpe_map_seen seen)
 {
     int32_t id = -1;
 
-    while (id < 0 && mb_bpe_map_look(map, probe) == MB_BPE_MAP_MAYBE)
-        id = mb_bpe_map_compare(map, probe);
+    while (seen == MB_BPE_MAP_MAYBE && (id = mb_bpe_map_compare(map, probe)) < 0)
+        seen = mb_bpe_map_look(map, probe);
     return id;
 }
 
@@ -197,6 +201,7 @@ static int is_token(const struct mb_bpe_map *map, int32_t id, const uint8_t *tex
 static int add_merges(struct mb_json_scan *s, struct mb_hf_vocab *v, struct some_merges *some)
 {
     struct mb_bpe_map_probe probes[AT_ONCE][2];
+    enum mb_bpe_map_seen seen[AT_ONCE][2] = {{MB_BPE_MAP_NONE}};
     const uint8_t *text = some->text.data;
     int rc = reserve_merges(s, v, some);
 
@@ -208,12 +213,18 @@ static int add_merges(struct mb_json_scan *s, struct mb_hf_vocab *v, struct some
         if (cut < n)
             mb_bpe_map_ask(&v->map, text + start + cut, n - cut, &probes[i][1]);
     }
+    for (size_t i = 0; i < some->n; i++) {
+        if (some->pairs[i].cut > 0)
+            seen[i][0] = mb_bpe_map_look(&v->map, &probes[i][0]);
+        if (some->pairs[i].cut < some->pairs[i].n)
+            seen[i][1] = mb_bpe_map_look(&v->map, &probes[i][1]);
+    }
     for (size_t i = 0; rc == 0 && i < some->n; i++) {
         const uint8_t *pair = text + some->pairs[i].start;
         size_t cut = some->pairs[i].cut, n = some->pairs[i].n;
         struct mb_bpe_merge m = {
-            .left = cut > 0 ? found(&v->map, &probes[i][0]) : -1,
-            .right = cut < n ? found(&v->map, &probes[i][1]) : -1,
+            .left = found(&v->map, &probes[i][0], seen[i][0]),
+            .right = found(&v->map, &probes[i][1], seen[i][1]),
             /* Most often the one after the product before. */
             .product = v->n_merges > 0 ? v->merges[v->n_merges - 1].product + 1 : 0,
             .rank = (int32_t)v->n_merges,
@@ -332,51 +343,90 @@ static int add_member(struct mb_json_scan *s, json_t *members, const struct mb_b
     return json_object_set_new(members, mb_buf_str(key), tree) == 0 ? 0 : no_memory(s);
 }
 
-/* The places of the two large members; the others as a tree. */
-static int find_members(struct mb_json_scan *s, json_t *members, struct place *vocab,
-                        struct place *merges)
+static int read_vocab(struct mb_json_scan *s, struct mb_hf_vocab *v)
+{
+    int rc = read_tokens(s, v);
+
+    if (rc == 0)
+        rc = index_tokens(s, v);
+    return rc == 0 ? check_bytes(s, v) : rc;
+}
+
+/* The two large members: whether they were read, or else where they are. */
+struct large {
+    struct place vocab, merges;
+    int has_vocab, has_merges;
+};
+
+static int is_bpe(const json_t *members)
+{
+    const char *type = json_string_value(json_object_get(members, "type"));
+
+    return type != NULL && strcmp(type, "BPE") == 0;
+}
+
+static int read_member(struct mb_json_scan *s, json_t *members, struct large *large,
+                       const struct mb_buf *key, struct mb_hf_vocab *v)
+{
+    int is_vocab = strcmp(mb_buf_str(key), "vocab") == 0;
+    int is_merges = strcmp(mb_buf_str(key), "merges") == 0;
+    struct place value;
+    int rc;
+
+    if ((is_vocab && large->has_vocab) || (is_merges && large->has_merges))
+        return mb_json_scan_fail(s, "one vocab and one list of merges");
+    if (is_vocab && is_bpe(members)) {
+        large->has_vocab = 1;
+        return read_vocab(s, v);
+    }
+    if (is_merges && large->has_vocab) {
+        large->has_merges = 1;
+        return read_merges(s, v);
+    }
+    rc = mb_json_scan_value(s, &value.start, &value.n);
+    if (rc == 0 && is_vocab)
+        large->vocab = value;
+    else if (rc == 0 && is_merges)
+        large->merges = value;
+    else if (rc == 0)
+        rc = add_member(s, members, key, &value);
+    return rc;
+}
+
+static int read_members(struct mb_json_scan *s, json_t *members, struct large *large,
+                        struct mb_hf_vocab *v)
 {
     struct mb_buf key = {0};
     size_t n = 0;
     int rc = mb_json_scan_enter(s, '{');
 
-    while (rc == 0 && (rc = mb_json_scan_member(s, &n, &key)) == 1) {
-        struct place value;
-        rc = mb_json_scan_value(s, &value.start, &value.n);
-        if (rc == 0 && strcmp(mb_buf_str(&key), "vocab") == 0)
-            *vocab = value;
-        else if (rc == 0 && strcmp(mb_buf_str(&key), "merges") == 0)
-            *merges = value;
-        else if (rc == 0)
-            rc = add_member(s, members, &key, &value);
-    }
+    while (rc == 0 && (rc = mb_json_scan_member(s, &n, &key)) == 1)
+        rc = read_member(s, members, large, &key, v);
     mb_buf_close(&key);
     return rc;
 }
 
 int mb_hf_vocab_read(struct mb_json_scan *s, struct mb_hf_vocab *v)
 {
-    struct place vocab = {0}, merges = {0};
+    struct large large = {0};
     struct mb_json_scan part = *s;
     json_t *members = json_object();
-    int rc = members != NULL ? find_members(s, members, &vocab, &merges) : no_memory(s);
+    int rc;
 
     v->max_id = -1;
+    rc = members != NULL ? read_members(s, members, &large, v) : no_memory(s);
     if (rc == 0)
         rc = check_members(s, members, v);
     json_decref(members);
-    if (rc == 0 && (vocab.n == 0 || merges.n == 0))
+    if (rc == 0 &&
+        ((!large.has_vocab && large.vocab.n == 0) || (!large.has_merges && large.merges.n == 0)))
         rc = mb_err_set(s->err, MB_ECORRUPT, "%s: model has no vocab or no merges", s->name);
-    if (rc == 0) {
-        part.p = vocab.start;
-        rc = read_tokens(&part, v);
+    if (rc == 0 && !large.has_vocab) {
+        part.p = large.vocab.start;
+        rc = read_vocab(&part, v);
     }
-    if (rc == 0)
-        rc = index_tokens(s, v);
-    if (rc == 0)
-        rc = check_bytes(s, v);
-    if (rc == 0) {
-        part.p = merges.start;
+    if (rc == 0 && !large.has_merges) {
+        part.p = large.merges.start;
         rc = read_merges(&part, v);
     }
     return rc;

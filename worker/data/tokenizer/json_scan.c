@@ -137,6 +137,32 @@ static int escape(struct mb_json_scan *s, struct mb_buf *out)
                : 0;
 }
 
+/* A bit in the top of each byte that is no plain ASCII of a string; above the lowest of them there
+ * may be others. */
+static uint64_t special_bytes(const char *p)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    const uint64_t tops = 0x8080808080808080u;
+    uint64_t word, quote, escape;
+
+    memcpy(&word, p, sizeof(word));
+    quote = word ^ ones * '"';
+    escape = word ^ ones * '\\';
+    return (word | (word - ones * 0x20) | (quote - ones) | (escape - ones)) & tops;
+}
+
+static void pass_plain(struct mb_json_scan *s)
+{
+    for (; s->end - s->p >= 8; s->p += 8) {
+        uint64_t special = special_bytes(s->p);
+
+        if (special != 0) {
+            s->p += __builtin_ctzll(special) / 8;
+            return;
+        }
+    }
+}
+
 /* The string at p; without out it is only checked. */
 static int string(struct mb_json_scan *s, struct mb_buf *out)
 {
@@ -147,11 +173,14 @@ static int string(struct mb_json_scan *s, struct mb_buf *out)
         uint32_t c;
         size_t length = 1;
 
+        pass_plain(s);
         while (s->p < s->end && *s->p != '"' && *s->p != '\\' && (uint8_t)*s->p >= 0x20) {
             length = mb_utf8_decode((const uint8_t *)s->p, (const uint8_t *)s->end, &c);
             if (length == 0)
                 return mb_json_scan_fail(s, "UTF-8");
             s->p += length;
+            if (length > 1)
+                pass_plain(s);
         }
         if (out != NULL && mb_buf_add(out, start, (size_t)(s->p - start)) != 0)
             return mb_err_set(s->err, MB_ENOMEM, "%s: out of memory", s->name);

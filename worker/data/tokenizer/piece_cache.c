@@ -33,21 +33,22 @@ static int init(struct mb_piece_cache *c, int is_narrow)
     size_t tiny = line << MB_PIECE_TINY_BITS;
     size_t shorts = line << MB_PIECE_SHORT_BITS;
     size_t longs = (size_t)1 << MB_PIECE_LONG_BYTES_BITS;
+    size_t all;
     uintptr_t start;
 
     c->is_narrow = is_narrow;
-    c->long_shift = is_narrow ? 6 : 7; /* 32 bytes of key and 16 or 24 ids */
-    c->long_bits = MB_PIECE_LONG_BYTES_BITS - c->long_shift;
-    c->block = mb_calloc(1, tiny + shorts + longs + HUGE_BYTES);
+    all = tiny + shorts + longs + (longs >> MB_PIECE_LONG_SHIFT);
+    c->block = mb_calloc(1, all + HUGE_BYTES);
     if (c->block == NULL)
         return MB_ENOMEM;
     start = ((uintptr_t)c->block + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-    (void)madvise((void *)start, tiny + shorts + longs, MADV_HUGEPAGE);
+    (void)madvise((void *)start, all, MADV_HUGEPAGE);
     c->lines[1] = (void *)start;
     c->lines[0] = (void *)(start + tiny);
     c->shifts[1] = 64 - MB_PIECE_TINY_BITS;
     c->shifts[0] = 64 - MB_PIECE_SHORT_BITS;
     c->longs = (void *)(start + tiny + shorts);
+    c->tags = c->longs + longs;
     return 0;
 }
 
@@ -79,14 +80,17 @@ static void swap_words(uint64_t *a, uint64_t *b, size_t n)
 
 int mb_piece_find_behind(const struct mb_piece_probe *q)
 {
-    size_t n_words = q->is_tiny ? 2 : 4; /* of an entry */
+    uint64_t *line = q->line;
 
-    for (size_t i = n_words; i < MB_PIECE_LINE_WORDS; i += n_words) {
-        struct mb_piece_probe moved = *q;
-
-        moved.line += i;
-        if (mb_piece_is_first(&moved)) {
-            swap_words(q->line, moved.line, n_words);
+    if (!q->is_tiny) {
+        if (((line[4] ^ q->key[0]) | ((line[5] ^ q->key[1]) & ~MB_PIECE_COUNT_MASK)) != 0)
+            return 0;
+        swap_words(line, line + 4, 4);
+        return 1;
+    }
+    for (size_t i = 2; i < MB_PIECE_LINE_WORDS; i += 2) {
+        if (((line[i] ^ q->key[0]) & ~MB_PIECE_COUNT_MASK) == 0) {
+            swap_words(line, line + i, 2);
             return 1;
         }
     }
@@ -96,43 +100,47 @@ int mb_piece_find_behind(const struct mb_piece_probe *q)
 /* Ids of the long table. */
 static void get_ids(const struct mb_piece_cache *c, const uint8_t *ids, int32_t *out, size_t *n)
 {
-    uint16_t narrow[MB_PIECE_LONG_NARROW_IDS + 1];
-    uint32_t first;
+    uint16_t narrow[MB_PIECE_LONG_IDS + 1];
+    uint64_t words[MB_PIECE_LONG_WIDE_IDS / 3];
 
     if (c->is_narrow) {
         memcpy(narrow, ids, sizeof(narrow));
-        for (size_t i = 0; i < MB_PIECE_LONG_NARROW_IDS; i++)
+        for (size_t i = 0; i < MB_PIECE_LONG_IDS; i++)
             out[i] = narrow[i];
-        *n = narrow[MB_PIECE_LONG_NARROW_IDS];
+        *n = narrow[MB_PIECE_LONG_IDS];
         return;
     }
-    memcpy(&first, ids, sizeof(first));
-    *n = first >> MB_PIECE_COUNT_SHIFT;
-    memcpy(out, ids, *n * sizeof(*out));
-    out[0] = (int32_t)(first & ((1u << MB_PIECE_COUNT_SHIFT) - 1));
+    memcpy(words, ids, sizeof(words));
+    *n = 0;
+    for (size_t i = 0; i < MB_PIECE_LONG_WIDE_IDS / 3; i++) {
+        mb_piece_unpack(words[i], out + 3 * i);
+        *n |= (size_t)(words[i] >> 63) << i;
+    }
 }
 
 static void set_ids(const struct mb_piece_cache *c, uint8_t *to, const int32_t *ids, size_t n)
 {
-    uint32_t wide[MB_PIECE_LONG_IDS];
-    uint16_t narrow[MB_PIECE_LONG_NARROW_IDS + 1] = {0};
+    uint64_t words[MB_PIECE_LONG_WIDE_IDS / 3];
+    uint16_t narrow[MB_PIECE_LONG_IDS + 1] = {0};
 
     if (c->is_narrow) {
         for (size_t i = 0; i < n; i++)
             narrow[i] = (uint16_t)ids[i];
-        narrow[MB_PIECE_LONG_NARROW_IDS] = (uint16_t)n;
+        narrow[MB_PIECE_LONG_IDS] = (uint16_t)n;
         memcpy(to, narrow, sizeof(narrow));
         return;
     }
-    memcpy(wide, ids, n * sizeof(*wide));
-    wide[0] |= (uint32_t)n << MB_PIECE_COUNT_SHIFT;
-    memcpy(to, wide, n * sizeof(*wide));
+    for (size_t i = 0; i < MB_PIECE_LONG_WIDE_IDS / 3; i++)
+        words[i] = (uint64_t)(n >> i & 1) << 63;
+    for (size_t i = 0; i < n; i++)
+        words[i / 3] |= (uint64_t)ids[i] << (i % 3 * MB_PIECE_ID_BITS);
+    memcpy(to, words, sizeof(words));
 }
 
 size_t mb_piece_find_long(const struct mb_piece_cache *c, const struct mb_piece_probe *q,
                           int32_t *out)
 {
-    const uint8_t *e = c->longs + ((size_t)q->long_slot << c->long_shift);
+    const uint8_t *e = c->longs + ((size_t)q->long_slot << MB_PIECE_LONG_SHIFT);
     size_t n;
 
     if (memcmp(e, q->key, sizeof(q->key)) != 0)
@@ -177,7 +185,7 @@ void mb_piece_cache_add(struct mb_piece_cache *c, const struct mb_piece_probe *q
                         const int32_t *ids, size_t n)
 {
     size_t max_line = q->n > MB_PIECE_SHORT_BYTES ? 0 : mb_piece_line_ids(c, q->is_tiny);
-    size_t max_long = c->is_narrow ? MB_PIECE_LONG_NARROW_IDS : MB_PIECE_LONG_IDS;
+    size_t max_long = c->is_narrow ? MB_PIECE_LONG_IDS : MB_PIECE_LONG_WIDE_IDS;
     uint8_t *e;
 
     /* A piece that became more ids than it has bytes was not asked for in the long table. */
@@ -187,7 +195,8 @@ void mb_piece_cache_add(struct mb_piece_cache *c, const struct mb_piece_probe *q
         add_to_line(c, q, ids, n);
         return;
     }
-    e = c->longs + ((size_t)q->long_slot << c->long_shift);
+    e = c->longs + ((size_t)q->long_slot << MB_PIECE_LONG_SHIFT);
     memcpy(e, q->key, sizeof(q->key));
     set_ids(c, e + sizeof(q->key), ids, n);
+    c->tags[q->long_slot] = mb_piece_long_tag(mb_piece_long_hash(q->key));
 }

@@ -25,13 +25,13 @@ enum {
     MB_PIECE_TINY_NARROW_IDS = 4,
     MB_PIECE_SHORT_IDS = 6, /* wide */
     MB_PIECE_SHORT_NARROW_IDS = 8,
-    MB_PIECE_LONG_IDS = 24, /* wide; narrow: 15 */
-    MB_PIECE_LONG_NARROW_IDS = 15,
-    MB_PIECE_ID_BITS = 21,         /* wide, in the tables but the long one */
+    MB_PIECE_LONG_IDS = 15, /* narrow; wide: 12 */
+    MB_PIECE_LONG_WIDE_IDS = 12,
+    MB_PIECE_ID_BITS = 21,         /* wide: three to a word, whose last bit tells the count */
     MB_PIECE_TINY_BITS = 15,       /* lines */
     MB_PIECE_SHORT_BITS = 17,      /* lines */
     MB_PIECE_LONG_BYTES_BITS = 21, /* size of the long table */
-    MB_PIECE_COUNT_SHIFT = 24,     /* long, wide: the first id carries the count above */
+    MB_PIECE_LONG_SHIFT = 6,       /* log of the bytes of an entry of it */
     MB_PIECE_LINE_WORDS = 8
 };
 
@@ -40,10 +40,9 @@ struct mb_piece_cache {
      * ids, or four of one and one. The last byte of a key is the length, in four bits, whether it
      * is a part, and in three bits how many more ids than one; 0: empty. */
     uint64_t *lines[2];
-    unsigned shifts[2];  /* of a hash, to the number of a line */
-    uint8_t *longs;      /* four words of key, then the ids */
-    unsigned long_bits;  /* log of the number of entries */
-    unsigned long_shift; /* log of the bytes of one */
+    unsigned shifts[2]; /* of a hash, to the number of a line */
+    uint8_t *longs;     /* four words of key, then the ids */
+    uint8_t *tags;      /* of each entry of longs, some of its hash; 0: empty */
     int is_narrow;
     void *block;
 };
@@ -79,11 +78,20 @@ static inline uint64_t mb_piece_hash(uint64_t a, uint64_t b)
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-static inline uint32_t mb_piece_long_slot(const struct mb_piece_cache *c, const uint64_t key[4])
+static inline uint64_t mb_piece_long_hash(const uint64_t key[4])
 {
-    return (uint32_t)(mb_piece_hash(key[0] ^ key[2] * 0x9e3779b97f4a7c15u,
-                                    key[1] ^ key[3] * 0xc2b2ae3d27d4eb4fu) >>
-                      (64 - c->long_bits));
+    return mb_piece_hash(key[0] ^ key[2] * 0x9e3779b97f4a7c15u,
+                         key[1] ^ key[3] * 0xc2b2ae3d27d4eb4fu);
+}
+
+static inline uint32_t mb_piece_long_slot(uint64_t hash)
+{
+    return (uint32_t)(hash >> (64 - MB_PIECE_LONG_BYTES_BITS + MB_PIECE_LONG_SHIFT));
+}
+
+static inline uint8_t mb_piece_long_tag(uint64_t hash)
+{
+    return (uint8_t)(hash | 1);
 }
 
 /* n is up to MB_PIECE_LONG_BYTES; 32 bytes may be read at p. A part is never found as a piece of
@@ -119,8 +127,8 @@ static inline void mb_piece_prepare_as(const struct mb_piece_cache *c, struct mb
     q->key[3] =
         (words[3] & mb_piece_masks[n - 16][1]) | (uint64_t)n << 56 | (uint64_t)is_part << 63;
     q->is_tiny = 0;
-    q->long_slot = mb_piece_long_slot(c, q->key);
-    __builtin_prefetch(c->longs + ((size_t)q->long_slot << c->long_shift));
+    q->long_slot = mb_piece_long_slot(mb_piece_long_hash(q->key));
+    __builtin_prefetch(c->longs + ((size_t)q->long_slot << MB_PIECE_LONG_SHIFT));
 }
 
 static inline void mb_piece_prepare(const struct mb_piece_cache *c, struct mb_piece_probe *q,
@@ -138,16 +146,21 @@ static inline uint32_t mb_piece_line_ids(const struct mb_piece_cache *c, uint32_
 }
 
 /* For a piece that mb_piece_find_short does not find: 1 if the long table may have it, whose memory
- * is then asked for. */
+ * is then asked for. Wide, it hardly ever has it, and the tag says so. */
 static inline int mb_piece_ask_long(const struct mb_piece_cache *c, struct mb_piece_probe *q)
 {
+    uint64_t hash;
+
     /* A piece has no more ids than bytes. */
     if (q->n <= mb_piece_line_ids(c, q->is_tiny))
         return 0;
     q->key[2] = 0;
     q->key[3] = 0;
-    q->long_slot = mb_piece_long_slot(c, q->key);
-    __builtin_prefetch(c->longs + ((size_t)q->long_slot << c->long_shift));
+    hash = mb_piece_long_hash(q->key);
+    q->long_slot = mb_piece_long_slot(hash);
+    if (!c->is_narrow && c->tags[q->long_slot] != mb_piece_long_tag(hash))
+        return 0;
+    __builtin_prefetch(c->longs + ((size_t)q->long_slot << MB_PIECE_LONG_SHIFT));
     return 1;
 }
 

@@ -39,7 +39,8 @@ static int answer_all(const struct mb_tokenizer *t, struct mb_tokenizer_scratch 
             rc = mb_tokenizer_encode(t, s, text, n, &ids, err);
         count = (uint32_t)ids.n;
         fwrite(&count, sizeof(count), 1, stdout);
-        fwrite(ids.data, sizeof(*ids.data), count, stdout);
+        if (count > 0)
+            fwrite(ids.data, sizeof(*ids.data), count, stdout);
         mb_free(text);
     }
     mb_ids_close(&ids);

@@ -76,8 +76,8 @@ struct mb_collectives {
      * negative: failed. *n_done: operations that are complete, counted since create(). */
     int (*poll)(struct mb_group *g, uint64_t *n_done, struct mb_err *err);
     /* Only when poll() has said 0: what is enqueued on the compute stream from now on comes after
-     * every operation that was started. */
-    int (*join)(struct mb_group *g, struct mb_stream *stream, struct mb_err *err);
+     * the first n operations that were started, 0 < n. */
+    int (*join)(struct mb_group *g, struct mb_stream *stream, uint64_t n, struct mb_err *err);
     /* Peers have agreed to end and every operation is done, or failed: then what still runs is
      * aborted. NULL is legal. */
     void (*destroy)(struct mb_group *g, int failed);

@@ -121,10 +121,11 @@ static void enqueue(struct mb_comm *c, struct mb_device *dev, struct mb_comm_op 
     c->v->enqueue(c, dev, &op);
 }
 
-void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev)
+void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev, uint64_t n_ops)
 {
     struct mb_err kept;
     (void)dev;
+    (void)n_ops;
     (void)c->v->synchronize(c, &kept);
 }
 
@@ -236,12 +237,27 @@ void mb_comm_exchange(struct mb_comm *c, struct mb_device *dev,
 
 void mb_comm_join(struct mb_comm *c, struct mb_device *dev)
 {
-    c->v->join(c, dev);
+    c->v->join(c, dev, c->n_started);
+}
+
+uint64_t mb_comm_mark(const struct mb_comm *c)
+{
+    return c->n_started;
+}
+
+void mb_comm_join_until(struct mb_comm *c, struct mb_device *dev, uint64_t mark)
+{
+    c->v->join(c, dev, mark);
 }
 
 int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err)
 {
     return c->v->synchronize(c, err);
+}
+
+int mb_comm_find_silent(struct mb_comm *c, uint64_t wait_ms, uint32_t *rank)
+{
+    return c->v->find_silent != NULL ? c->v->find_silent(c, wait_ms, rank) : 0;
 }
 
 void mb_comm_abort(struct mb_comm *c, const char *reason)
@@ -292,13 +308,9 @@ static void single_destroy(struct mb_comm *c)
 
 int mb_comm_create_single(struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {single_enqueue,
-                                            single_failure,
-                                            single_failure,
-                                            mb_comm_join_host,
-                                            single_abort,
-                                            single_destroy,
-                                            NULL};
+    static const struct mb_comm_vtable V = {
+        single_enqueue, single_failure, single_failure, mb_comm_join_host,
+        single_abort,   single_destroy, NULL,           NULL};
     struct single *s = mb_calloc(1, sizeof *s);
     if (s == NULL) {
         return mb_err_set(err, MB_ENOMEM, "communicator: out of memory");
@@ -346,12 +358,18 @@ static void group_abort(struct mb_comm *c, const char *reason)
     g->world->v->abort(g->world, reason);
 }
 
+static int group_find_silent(struct mb_comm *c, uint64_t wait_ms, uint32_t *rank)
+{
+    struct group *g = (struct group *)c;
+    return mb_comm_find_silent(g->world, wait_ms, rank);
+}
+
 int mb_comm_create_group(struct mb_comm *world, uint32_t first, uint32_t stride, uint32_t n,
                          struct mb_comm **out, struct mb_err *err)
 {
     static const struct mb_comm_vtable V = {
         group_enqueue, group_synchronize, group_peek, mb_comm_join_host,
-        group_abort,   single_destroy,    NULL};
+        group_abort,   single_destroy,    NULL,       group_find_silent};
     const uint32_t place = stride > 0 ? (world->rank - first) / stride : n;
     assert(n > 0 && stride > 0 && first + (n - 1) * stride < world->world_size);
     assert(world->rank >= first && place < n && first + place * stride == world->rank);

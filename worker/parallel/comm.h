@@ -135,9 +135,18 @@ void mb_comm_exchange(struct mb_comm *c, struct mb_device *dev,
  * devices nobody waits for that but the device, unless many operations are under way; a failure is
  * kept, and what the stream then computes with is undefined. */
 void mb_comm_join(struct mb_comm *c, struct mb_device *dev);
+/* The same, but comes only after what was enqueued here when mb_comm_mark() said that mark: what
+ * was enqueued since may run meanwhile. In host memory it waits for everything. */
+uint64_t mb_comm_mark(const struct mb_comm *c);
+void mb_comm_join_until(struct mb_comm *c, struct mb_device *dev, uint64_t mark);
 
 /* Wait for everything enqueued. */
 int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err);
+
+/* Asks all peers for a sign of life and waits for it: 1 and a rank, as the world numbers them,
+ * whose process has given none; 0: all have, or have ended. A process that was stopped gives none;
+ * one whose caller hangs does, by the carrier's thread. */
+int mb_comm_find_silent(struct mb_comm *c, uint64_t wait_ms, uint32_t *rank);
 
 /* Tell the peers that this rank ends and why; their operations fail with that text. */
 void mb_comm_abort(struct mb_comm *c, const char *reason);

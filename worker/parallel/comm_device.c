@@ -13,7 +13,7 @@
  * Failures, all with the operation that was the first not to be done:
  *  5. The host's carrier has lost a peer, or was told that one gave up: its text.
  *  6. The library says that the operation failed: its text.
- *  7. The operation takes longer than the timeout.
+ *  7. The operation takes longer than the timeout; then peers are asked whether they live.
  *  The first failure is kept, told to the peers, ends what runs on the device, and is every later
  *  operation's.
  */
@@ -31,7 +31,8 @@ enum {
     ID_WORDS = MB_COLLECTIVE_ID_BYTES / WORD_BYTES,
     SPINS = 200,          /* looks before the first sleep */
     SLEEP_NS = 20 * 1000, /* between looks: small against any operation worth a GPU */
-    AHEAD_MAX = 8         /* operations under way when the compute stream begins to wait */
+    ANSWER_MS = 2000,     /* for a sign of life of a peer, behind the timeout */
+    AHEAD_MAX = 24        /* operations under way when the compute stream begins to wait */
 };
 
 struct started {
@@ -49,8 +50,8 @@ struct device_comm {
     uint64_t timeout_ms;
     struct started
         started[MB_COLLECTIVE_IN_FLIGHT]; /* operation k at k % MB_COLLECTIVE_IN_FLIGHT */
-    uint64_t n_started, n_done;
-    struct mb_err failure; /* the first one; code 0: none */
+    uint64_t n_done;                      /* of base.n_started */
+    struct mb_err failure;                /* the first one; code 0: none */
 };
 
 /* ---- failing ---- */
@@ -77,7 +78,7 @@ static void end(struct device_comm *c, const char *reason)
 static int fail(struct device_comm *c, const struct mb_err *why)
 {
     const struct started *s = &c->started[c->n_done % MB_COLLECTIVE_IN_FLIGHT];
-    if (c->n_done == c->n_started) {
+    if (c->n_done == c->base.n_started) {
         mb_err_set(&c->failure, why->code, "meeting on the GPUs: %s", why->text);
     } else {
         mb_err_set(&c->failure, why->code, "%s %" PRIu64 " between GPUs (%zu elements): %s",
@@ -94,6 +95,21 @@ static int kept_failure(const struct device_comm *c, struct mb_err *err)
 
 /* ---- looking ---- */
 
+static int time_is_up(struct device_comm *c)
+{
+    const unsigned long long after_s = c->timeout_ms / 1000;
+    struct mb_err err;
+    uint32_t rank = 0;
+    mb_err_clear(&err);
+    if (mb_comm_find_silent(c->host, ANSWER_MS, &rank)) {
+        mb_err_set(&err, MB_ETIMEOUT, "timeout of %llu s: rank %u does not answer", after_s, rank);
+    } else {
+        mb_err_set(&err, MB_ETIMEOUT, "timeout of %llu s: a rank hangs or calls something else",
+                   after_s);
+    }
+    return fail(c, &err);
+}
+
 /* As the library's poll(): 0, 1 if it is still busy, or the failure's code. */
 static int look(struct device_comm *c, uint64_t deadline_ms)
 {
@@ -105,17 +121,14 @@ static int look(struct device_comm *c, uint64_t deadline_ms)
         struct mb_err of_host;
         return fail(c, c->host->v->peek(c->host, &of_host) != 0 ? &of_host : &err);
     }
-    if (rc == 0 && c->n_done == c->n_started) {
+    if (rc == 0 && c->n_done == c->base.n_started) {
         return 0;
     }
     if (c->host->v->peek(c->host, &err) != 0) {
         return fail(c, &err);
     }
     if (mb_mono_ms() >= deadline_ms) {
-        mb_err_set(&err, MB_ETIMEOUT,
-                   "timeout of %" PRIu64 " s: a rank hangs or calls something else",
-                   c->timeout_ms / 1000);
-        return fail(c, &err);
+        return time_is_up(c);
     }
     return rc;
 }
@@ -138,7 +151,7 @@ static int wait_until(struct device_comm *c, uint64_t most)
         if (rc < 0) {
             return rc;
         }
-        if (rc == 0 && c->n_started - c->n_done <= most) {
+        if (rc == 0 && c->base.n_started - c->n_done <= most) {
             return 0;
         }
         rest(&n_looks);
@@ -156,7 +169,7 @@ static void start_all(struct device_comm *c, struct mb_device *dev, const struct
     if (c->failure.code != 0 || wait_until(c, MB_COLLECTIVE_IN_FLIGHT - 1) != 0) {
         return;
     }
-    c->started[c->n_started++ % MB_COLLECTIVE_IN_FLIGHT] =
+    c->started[c->base.n_started++ % MB_COLLECTIVE_IN_FLIGHT] =
         (struct started){ops[0].kind, ops[0].n, mb_mono_ms() + c->timeout_ms};
     if (c->lib->start(c->group, dev->stream, ops, n, &err) != 0) {
         (void)fail(c, &err);
@@ -216,7 +229,7 @@ static void device_exchange(struct mb_comm *base, struct mb_device *dev,
 static int device_synchronize(struct mb_comm *base, struct mb_err *err)
 {
     struct device_comm *c = (struct device_comm *)base;
-    if (c->failure.code == 0 && c->n_done != c->n_started) {
+    if (c->failure.code == 0 && c->n_done != c->base.n_started) {
         (void)wait_until(c, 0); /* a failure is kept */
     }
     int rc = c->host->v->synchronize(c->host, err);
@@ -231,13 +244,13 @@ static int device_peek(struct mb_comm *base, struct mb_err *err)
 
 /* The caller is held up only by operations that are far behind: so it can see a peer's death before
  * what it enqueues fills the device's queue. */
-static void device_join(struct mb_comm *base, struct mb_device *dev)
+static void device_join(struct mb_comm *base, struct mb_device *dev, uint64_t n_ops)
 {
     struct device_comm *c = (struct device_comm *)base;
     struct mb_err err;
     mb_err_clear(&err);
-    if (c->failure.code == 0 && c->n_started > 0 && wait_until(c, AHEAD_MAX) == 0 &&
-        c->lib->join(c->group, dev->stream, &err) != 0) {
+    if (c->failure.code == 0 && n_ops > 0 && wait_until(c, AHEAD_MAX) == 0 &&
+        c->lib->join(c->group, dev->stream, n_ops, &err) != 0) {
         (void)fail(c, &err);
     }
 }
@@ -257,13 +270,18 @@ static void device_destroy(struct mb_comm *base)
     struct mb_err of_host;
     if (c->host->v->peek(c->host, &of_host) != 0) {
         drop(c, of_host.text);
-    } else if (c->n_done != c->n_started) {
+    } else if (c->n_done != c->base.n_started) {
         drop(c, "nobody waits for it any more");
     } else {
         c->lib->destroy(c->group, 0);
     }
     mb_comm_destroy(c->host);
     mb_free(c);
+}
+
+static int device_find_silent(struct mb_comm *base, uint64_t wait_ms, uint32_t *rank)
+{
+    return mb_comm_find_silent(((struct device_comm *)base)->host, wait_ms, rank);
 }
 
 /* ---- meeting ---- */
@@ -326,9 +344,9 @@ static int meet(struct device_comm *c, struct mb_err *err)
 int mb_comm_create_device(struct mb_comm *host, struct mb_device *dev, uint64_t timeout_ms,
                           struct mb_comm **out, struct mb_err *err)
 {
-    static const struct mb_comm_vtable V = {device_enqueue, device_synchronize, device_peek,
-                                            device_join,    device_abort,       device_destroy,
-                                            device_exchange};
+    static const struct mb_comm_vtable V = {device_enqueue,  device_synchronize, device_peek,
+                                            device_join,     device_abort,       device_destroy,
+                                            device_exchange, device_find_silent};
     struct device_comm *c = mb_calloc(1, sizeof *c);
     int rc = c == NULL ? mb_err_set(err, MB_ENOMEM, "communicator: out of memory") : 0;
     if (rc == 0) {

@@ -9,12 +9,15 @@ struct mb_comm_vtable {
     void (*enqueue)(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *op);
     int (*synchronize)(struct mb_comm *c, struct mb_err *err);
     int (*peek)(struct mb_comm *c, struct mb_err *err); /* the failure so far; never waits */
-    void (*join)(struct mb_comm *c, struct mb_device *dev);
+    /* The first n_ops, as the base counts them. */
+    void (*join)(struct mb_comm *c, struct mb_device *dev, uint64_t n_ops);
     void (*abort)(struct mb_comm *c, const char *reason);
     void (*destroy)(struct mb_comm *c);
     /* Sends and receives that run at once. NULL: one after the other will do. */
     void (*exchange)(struct mb_comm *c, struct mb_device *dev, const struct mb_comm_op *ops,
                      size_t n);
+    /* NULL: there is nobody to ask. */
+    int (*find_silent)(struct mb_comm *c, uint64_t wait_ms, uint32_t *rank);
 };
 
 /* Every carrier's struct begins with this. */
@@ -22,11 +25,12 @@ struct mb_comm {
     const struct mb_comm_vtable *v;
     uint32_t rank;
     uint32_t world_size;
+    uint64_t n_started; /* operations; counted by carriers that join() some of them */
     char description[160];
 };
 
 /* join() of a carrier of host memory: it waits. */
-void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev);
+void mb_comm_join_host(struct mb_comm *c, struct mb_device *dev, uint64_t n_ops);
 /* Waits for the device's stream: for carriers that move host memory. */
 int mb_comm_wait_device(struct mb_device *dev, struct mb_err *err);
 const char *mb_comm_kind_name(enum mb_comm_kind kind);

@@ -35,6 +35,7 @@ struct mb_peer {
     int data;                               /* never blocks; -1 when shm carries the data */
     struct mb_shm *shm;                     /* or NULL */
     int left;                               /* it said goodbye */
+    int is_silent;                          /* it was asked, and has not answered */
     uint8_t inbox[MB_CONTROL_TEXT_MAX + 8]; /* control bytes that are no whole frame yet */
     size_t n_inbox;
 };

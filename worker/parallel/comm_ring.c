@@ -14,7 +14,8 @@
  *  4. A control socket ends without goodbye: MB_EUNAVAIL "all-reduce 12: rank 1 went away".
  *  5. A peer says abort: its reason, MB_EUNAVAIL.
  *  6. The operation lasts longer than the timeout: MB_ETIMEOUT naming the rank waited for.
- *  7. Headers differ: MB_EPROTO naming both sides' operations.
+ *  7. A caller who waits asks who is silent: every peer's thread answers, wherever it waits.
+ *  8. Headers differ: MB_EPROTO naming both sides' operations.
  */
 #include "worker/parallel/comm_tcp.h"
 
@@ -24,7 +25,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 
-enum { HEADER_BYTES = 16 };
+enum { HEADER_BYTES = 16, ASKS = '?', LIVES = '!' };
 
 /* One direction of a step. done counts header and payload bytes. */
 struct flow {
@@ -98,6 +99,30 @@ static const char *doing(const struct mb_tcp_comm *c, char out[64])
 
 /* ---- control sockets ---- */
 
+static void mark_silent(struct mb_tcp_comm *c, struct mb_peer *p, int is_silent)
+{
+    pthread_mutex_lock(&c->lock);
+    c->n_silent += (uint32_t)is_silent - (uint32_t)p->is_silent;
+    p->is_silent = is_silent;
+    pthread_cond_broadcast(&c->moved);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void ask_all(struct mb_tcp_comm *c)
+{
+    const uint8_t asks = ASKS;
+    for (uint32_t r = 0; r < c->base.world_size; r++) {
+        if (c->peers[r].control >= 0 && !c->peers[r].left) {
+            mark_silent(c, &c->peers[r], 1);
+            mb_tcp_send_control(&c->peers[r], &asks, 1);
+        }
+    }
+    pthread_mutex_lock(&c->lock);
+    c->asks = 0;
+    pthread_cond_broadcast(&c->moved);
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* Takes whole frames off the inbox. */
 static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
 {
@@ -106,6 +131,13 @@ static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
     while (at < p->n_inbox) {
         uint8_t kind = p->inbox[at];
         if (kind == 'D') {
+            at++;
+        } else if (kind == ASKS) {
+            const uint8_t lives = LIVES;
+            mb_tcp_send_control(p, &lives, 1);
+            at++;
+        } else if (kind == LIVES) {
+            mark_silent(c, p, 0);
             at++;
         } else if (kind == 'B') {
             p->left = 1;
@@ -146,6 +178,7 @@ static int read_control(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err
         if (n <= 0) {
             close(p->control);
             p->control = -1;
+            mark_silent(c, p, 0);
             char what[64];
             return p->left ? 0
                            : mb_err_set(err, MB_EUNAVAIL, "%s: rank %u went away", doing(c, what),
@@ -222,8 +255,11 @@ static int wait_any(struct mb_tcp_comm *c, const struct flow *out, const struct 
         uint64_t ignored;
         (void)!read(c->wake_fd, &ignored, sizeof ignored);
         pthread_mutex_lock(&c->lock);
-        int stop = c->closing || c->abort_reason[0] != '\0';
+        int stop = c->closing || c->abort_reason[0] != '\0', asks = c->asks;
         pthread_mutex_unlock(&c->lock);
+        if (asks) {
+            ask_all(c);
+        }
         if (stop) {
             return mb_err_set(err, MB_ECANCELED,
                               "communicator: closed while operations were queued");

@@ -174,6 +174,27 @@ static int tcp_peek(struct mb_comm *base, struct mb_err *err)
     return rc;
 }
 
+static int tcp_find_silent(struct mb_comm *base, uint64_t wait_ms, uint32_t *rank)
+{
+    struct mb_tcp_comm *c = (struct mb_tcp_comm *)base;
+    const uint64_t deadline_ms = mb_mono_ms() + wait_ms;
+    const struct timespec until = {.tv_sec = (time_t)(deadline_ms / 1000),
+                                   .tv_nsec = (long)(deadline_ms % 1000 * 1000 * 1000)};
+    int found = 0, over = 0;
+    pthread_mutex_lock(&c->lock);
+    c->asks = 1;
+    wake(c);
+    while ((c->asks || c->n_silent > 0) && !over) {
+        over = pthread_cond_timedwait(&c->moved, &c->lock, &until) == ETIMEDOUT;
+    }
+    for (uint32_t r = 0; r < base->world_size && !found; r++) {
+        found = c->peers[r].is_silent;
+        *rank = r;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return found;
+}
+
 static void free_comm(struct mb_tcp_comm *c)
 {
     for (uint32_t r = 0; c->peers != NULL && r < c->base.world_size; r++) {
@@ -222,11 +243,22 @@ static void tcp_destroy(struct mb_comm *base)
     free_comm(c);
 }
 
+/* Waits by the clock that nobody sets. */
+static void init_moved(struct mb_tcp_comm *c)
+{
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->moved, &a);
+    pthread_condattr_destroy(&a);
+}
+
 int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, size_t n_endpoints,
                     struct mb_comm **out, struct mb_err *err)
 {
     static const struct mb_comm_vtable V = {
-        tcp_enqueue, tcp_synchronize, tcp_peek, mb_comm_join_host, tcp_abort, tcp_destroy, NULL};
+        tcp_enqueue, tcp_synchronize, tcp_peek, mb_comm_join_host,
+        tcp_abort,   tcp_destroy,     NULL,     tcp_find_silent};
     uint32_t w = l->options.world_size, rank = l->options.rank;
     if (n_endpoints != w) {
         return mb_err_set(err, MB_EPROTO, "rendezvous: %zu endpoints for %u ranks", n_endpoints, w);
@@ -243,7 +275,7 @@ int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, si
     c->deadline_ms = UINT64_MAX;
     c->wake_fd = -1;
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->moved, NULL);
+    init_moved(c);
     c->peers = mb_calloc(w, sizeof *c->peers);
     c->polls = mb_calloc(1 + 3 * (size_t)w, sizeof *c->polls);
     c->scratch = mb_alloc(MB_TCP_SCRATCH_BYTES);

@@ -14,7 +14,7 @@ enum { MB_TCP_SCRATCH_BYTES = 256 * 1024 };
 
 struct mb_tcp_comm {
     struct mb_comm base;
-    struct mb_peer *peers; /* [world]; the thread's once it runs */
+    struct mb_peer *peers; /* [world]; the thread's once it runs, but for is_silent */
     struct pollfd *polls;  /* [1 + 3 * world] */
     uint64_t timeout_ms;
     pthread_t thread;
@@ -33,6 +33,8 @@ struct mb_tcp_comm {
     struct mb_err failure;   /* the first one; code 0: none */
     char abort_reason[MB_CONTROL_TEXT_MAX]; /* "": nothing to tell */
     int closing;
+    int asks; /* 1: all peers are to be asked for a sign of life; n_silent are asked and silent */
+    uint32_t n_silent;
 };
 
 /* All of these on the communicator's thread. */

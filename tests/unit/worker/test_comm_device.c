@@ -38,8 +38,9 @@ static struct {
     uint32_t n_joined;
     struct shared_op ops[MAX_OPS];
     int n_aborted, n_ended, busy_polls, n_joins;
-    int n_wrong; /* calls against the contract; checked when the ranks have ended */
-    int log_fd;  /* of all ranks */
+    uint64_t joined_last; /* so many operations, by the last join() of either rank */
+    int n_wrong;          /* calls against the contract; checked when the ranks have ended */
+    int log_fd;           /* of all ranks */
 } lib = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 struct mb_group {
@@ -248,13 +249,14 @@ static void fake_destroy(struct mb_group *g, int failed)
 }
 
 /* Operations take effect at once when all have come: there is nothing to wait for on a stream. */
-static int fake_join(struct mb_group *g, struct mb_stream *stream, struct mb_err *err)
+static int fake_join(struct mb_group *g, struct mb_stream *stream, uint64_t n, struct mb_err *err)
 {
     (void)stream;
     (void)err;
     pthread_mutex_lock(&lib.lock);
-    lib.n_wrong += g->n_busy > 0;
+    lib.n_wrong += g->n_busy > 0 || n == 0;
     lib.n_joins++;
+    lib.joined_last = n;
     pthread_mutex_unlock(&lib.lock);
     return 0;
 }
@@ -441,7 +443,7 @@ static void an_exchange_is_one_operation(void **state)
 static void many_joins(struct mb_comm *c, struct mb_device *dev, struct scene *s)
 {
     enum { MANY = 40 };
-    float x[MANY];
+    float x[MANY], more = 1;
     uint32_t rank = mb_comm_rank(c), world = mb_comm_world_size(c);
     struct mb_err err;
     int bad = 0;
@@ -451,6 +453,10 @@ static void many_joins(struct mb_comm *c, struct mb_device *dev, struct scene *s
         mb_comm_allreduce(c, dev, &x[i], 1, MB_COMM_F32, MB_COMM_SUM);
         mb_comm_join(c, dev);
     }
+    const uint64_t mark = mb_comm_mark(c);
+    mb_comm_allreduce(c, dev, &more, 1, MB_COMM_F32, MB_COMM_SUM);
+    mb_comm_join_until(c, dev, mark); /* not behind the last one */
+    bad += mark != MANY;
     int rc = mb_comm_synchronize(c, &err);
     for (size_t i = 0; i < MANY; i++) {
         bad += x[i] != sum_of(world, i);
@@ -470,7 +476,8 @@ static void the_compute_stream_waits_instead_of_the_caller(void **state)
     for (uint32_t r = 0; r < 2; r++) {
         assert_string_equal(s.texts[r], "");
     }
-    assert_int_equal(lib.n_joins, 2 * 40);
+    assert_int_equal(lib.n_joins, 2 * 41);
+    assert_int_equal(lib.joined_last, 40);
 }
 
 /* Rank 1 does not come to the second all-reduce. */

@@ -8,7 +8,7 @@
  *     NCCL start a thread for each operation, which costs more than a small operation.
  *  3. start: the group's stream waits for what is on the compute stream, then the thread enqueues
  *     the operation and an event that marks its end. poll() asks whether the thread is done with
- *     that, and the events in order; join() lets the compute stream wait for the last of them.
+ *     that, and the events in order; join() lets the compute stream wait for one of them.
  *  4. destroy: finalize, which waits for peers that have agreed to end; after a failure abort,
  *     which ends kernels that wait for a peer. A thread that does not come back then keeps what it
  *     uses until the process ends, as it soon does.
@@ -438,12 +438,11 @@ static int nccl_poll(struct mb_group *g, uint64_t *n_done, struct mb_err *err)
     return rc != 0 ? rc : !is_idle;
 }
 
-static int nccl_join(struct mb_group *g, struct mb_stream *stream, struct mb_err *err)
+/* An event that was recorded anew since stands for a later operation, which is as well. */
+static int nccl_join(struct mb_group *g, struct mb_stream *stream, uint64_t n, struct mb_err *err)
 {
-    if (g->n_marked == 0)
-        return 0;
     cudaError_t e =
-        cudaStreamWaitEvent(stream->cuda, g->done[(g->n_marked - 1) % MB_COLLECTIVE_IN_FLIGHT], 0);
+        cudaStreamWaitEvent(stream->cuda, g->done[(n - 1) % MB_COLLECTIVE_IN_FLIGHT], 0);
     return e == cudaSuccess ? 0 : refuse_cuda(e, err);
 }
 

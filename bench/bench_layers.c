@@ -1,7 +1,7 @@
 /*
  * bench_layers BACKEND [--dtype bf16|fp32] [--ranks N] [--sequence-parallel 0|1] [--steps N]
  *              [--layers N] [--hidden N] [--heads N] [--groups N] [--ffn N] [--seq N]
- *              [--micro-batch N]
+ *              [--micro-batch N] [--strips N]
  *
  * Forward and backward passes of a stretch of Llama's layers that N ranks share (tensor parallel),
  * one GPU each: without embedding, output layer, loss and optimizer, as the middle stage of a
@@ -34,6 +34,7 @@ struct options {
     const char *backend;
     enum mb_dtype dtype;
     size_t ranks, sequence_parallel, steps, layers, hidden, heads, groups, ffn, seq, micro_batch;
+    size_t strips;
 };
 
 struct bench {
@@ -115,6 +116,7 @@ static int build(struct bench *b, struct mb_err *err)
     c.dtype = o->dtype;
     c.tensor_group = b->group;
     c.sequence_parallel = o->ranks > 1 && o->sequence_parallel;
+    c.n_strips = o->strips;
     int rc = mb_gpt_create(&b->dev, &c, o->micro_batch, &b->model, err);
     if (rc != 0)
         return rc;
@@ -191,11 +193,11 @@ static void report(const struct bench *b, double *ms)
 {
     const struct options *o = b->o;
     printf("{\"backend\": \"%s\", \"group\": \"%s\", \"dtype\": \"%s\", \"ranks\": %zu, "
-           "\"sequence_parallel\": %zu, "
+           "\"sequence_parallel\": %zu, \"strips\": %zu, "
            "\"layers\": %zu, \"micro_batch\": %zu, \"seq\": %zu, \"ms\": [",
            b->dev.ops->describe(b->dev.ctx), b->host != NULL ? mb_comm_describe(b->group) : "",
-           o->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", o->ranks, o->sequence_parallel, o->layers,
-           o->micro_batch, o->seq);
+           o->dtype == MB_DTYPE_BF16 ? "bf16" : "fp32", o->ranks, o->sequence_parallel, o->strips,
+           o->layers, o->micro_batch, o->seq);
     for (size_t i = 0; i < o->steps; i++)
         printf("%s%.2f", i > 0 ? ", " : "", ms[i]);
     qsort(ms, o->steps, sizeof(*ms), compare);
@@ -300,12 +302,17 @@ static int parse(int argc, char **argv, struct options *o)
     const struct {
         const char *name;
         size_t *to, min, max;
-    } numbers[] = {
-        {"--ranks", &o->ranks, 1, RANKS_MAX}, {"--sequence-parallel", &o->sequence_parallel, 0, 1},
-        {"--steps", &o->steps, 1, STEPS_MAX}, {"--layers", &o->layers, 1, 1 << 16},
-        {"--hidden", &o->hidden, 1, 1 << 20}, {"--heads", &o->heads, 1, 1 << 20},
-        {"--groups", &o->groups, 1, 1 << 20}, {"--ffn", &o->ffn, 1, 1 << 20},
-        {"--seq", &o->seq, 1, 1 << 20},       {"--micro-batch", &o->micro_batch, 1, 1 << 20}};
+    } numbers[] = {{"--ranks", &o->ranks, 1, RANKS_MAX},
+                   {"--sequence-parallel", &o->sequence_parallel, 0, 1},
+                   {"--steps", &o->steps, 1, STEPS_MAX},
+                   {"--layers", &o->layers, 1, 1 << 16},
+                   {"--hidden", &o->hidden, 1, 1 << 20},
+                   {"--heads", &o->heads, 1, 1 << 20},
+                   {"--groups", &o->groups, 1, 1 << 20},
+                   {"--ffn", &o->ffn, 1, 1 << 20},
+                   {"--seq", &o->seq, 1, 1 << 20},
+                   {"--micro-batch", &o->micro_batch, 1, 1 << 20},
+                   {"--strips", &o->strips, 0, MB_GPT_STRIPS_MAX}};
     if (argc < 2 || argc % 2 != 0)
         return -1;
     o->backend = argv[1];
@@ -345,7 +352,7 @@ int main(int argc, char **argv)
             stderr,
             "usage: bench_layers BACKEND [--dtype bf16|fp32] [--ranks N] [--sequence-parallel 0|1] "
             "[--steps N] [--layers N] [--hidden N] [--heads N] [--groups N] [--ffn N] "
-            "[--seq N] [--micro-batch N]\n");
+            "[--seq N] [--micro-batch N] [--strips N]\n");
         return 64;
     }
     return start(&o);

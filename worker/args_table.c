@@ -325,6 +325,6 @@ const struct mb_arg_family MB_ARG_FAMILIES[] = {
     {"decoder-", "encoder-decoder models are not provided"},
     {"inference-", "inference is not provided"},
     {"rerun-", "there is no rerun machine"},
-    {"tp-comm-", "sums over ranks are not overlapped with products"},
+    {"tp-comm-", "MOBULA_TENSOR_STRIPS says whether sums over ranks run beside products"},
     {NULL, NULL},
 };

@@ -27,6 +27,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/str.h"
 #include "worker/data/tokenizer/tokenizer.h"
 #include "worker/memory_plan.h"
 #include "worker/tensorboard.h"
@@ -412,6 +413,17 @@ static int list_tensors(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
+/* Of all ranks the same. */
+static int strips_of_environment(size_t *out, struct mb_err *err)
+{
+    static const char NAME[] = "MOBULA_TENSOR_STRIPS";
+    const char *text = getenv(NAME);
+    int64_t n = 0;
+    int rc = text != NULL ? mb_parse_i64(text, 0, MB_GPT_STRIPS_MAX, NAME, &n, err) : 0;
+    *out = (size_t)n;
+    return rc;
+}
+
 static int build_model(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
@@ -425,7 +437,10 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
         (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size));
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
-    int rc = mb_pipeline_init(&t->pipeline, place, n_micro, err);
+    int rc = strips_of_environment(&c.n_strips, err);
+    if (rc == 0) {
+        rc = mb_pipeline_init(&t->pipeline, place, n_micro, err);
+    }
     if (rc == 0) {
         rc = mb_gpt_count_parameters(&c, &n_parameters, err);
     }

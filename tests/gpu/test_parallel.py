@@ -69,9 +69,9 @@ class Gpus(unittest.TestCase):
         return gang.Gang(WORKER, world, [*MODEL, *args], os.path.join(self.dir, f"run{self.n}"), env=env,
                          env_of_rank=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)})
 
-    def train(self, world, *args):
+    def train(self, world, *args, env=()):
         """The log of the last rank, which has the losses, behind that of the first."""
-        ranks = self.start(world, *args)
+        ranks = self.start(world, *args, env=env)
         try:
             codes = ranks.start().finish()
         finally:
@@ -147,6 +147,20 @@ class Parallel(Gpus):
                     got = losses(self.train(2, *N, *BF16, "--fp8-format", "hybrid", *more, *args))
                     self.assertNotEqual(got, want)
                     self.assert_close(f"fp8 and bf16, {style}, {name}", got, want, 1e-2)
+
+    def test_strips(self):
+        """Of rows, whose sums run beside the products of others: the losses stay, and the bits from run to run."""
+        strips = {"MOBULA_TENSOR_STRIPS": "4"}
+        for style, more in (("GPT-2's style", []), ("Llama's style", [*LLAMA, "--num-query-groups", "2"])):
+            want = losses(self.train(1, *N, *CPU, *more))
+            for name, args in (("tensor parallel", TP2), ("sequence parallel", TP2 + ROWS + SHARDED + MEANWHILE)):
+                with self.subTest(style=style, name=name):
+                    self.assert_close(f"four strips, {style}, {name}", losses(self.train(2, *N, *more, *args, env=strips)), want, 1e-4)
+                    args = [*N, *more, *args, *BF16, "--deterministic-mode", "--log-params-norm"]
+                    logs = [self.train(2, *args, env=strips) for _ in range(2)]
+                    self.assertEqual(len(figures(logs[0])), 36)
+                    self.assertEqual(figures(logs[0]), figures(logs[1]))
+                    self.assert_close(f"bf16, four strips, {style}, {name}", losses(logs[0]), want, 2e-2)
 
     def test_two_gpus_are_stages(self):
         """Of a pipeline, with a tied embedding and without; a checkpoint of stages goes on alone, and one of the CPU in stages."""
@@ -255,6 +269,39 @@ class Parallel(Gpus):
         self.assertNotEqual(codes[0], 0)
         self.assertEqual(len(lines), 1)
         self.assertIn("rank 1 went away", lines[0])
+
+    def test_a_hang_ends_all(self):
+        """A rank that is stopped, not ended, in the middle of a step: the others give up with a line each when a collective has taken as
+        long as it may; the one that was stopped follows when it goes on. Nothing is left."""
+        world = min(4, n_gpus())
+        for name, args in (("data parallel", MEANWHILE), ("tensor parallel", [*FOUR, "--tensor-model-parallel-size", str(world), *ROWS])):
+            with self.subTest(name):
+                self.stop_a_rank(world, name, *args)
+
+    def stop_a_rank(self, world, name, *args):
+        ranks = self.start(world, "--train-iters", "1000000", "--distributed-timeout-minutes", "1", *args)
+        hung, others = ranks.ranks[-1], ranks.ranks[:-1]
+        try:
+            ranks.start().reached(5)
+            hung.process.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            codes = [r.process.wait(120) for r in others]
+            took = time.monotonic() - stopped
+            hung.process.send_signal(signal.SIGCONT)
+            codes.append(hung.process.wait(30))
+        finally:
+            hung.process.send_signal(signal.SIGCONT)
+            ranks.kill()
+        lines = [[line for line in r.log().splitlines() if line.startswith("mobula-worker: ")] for r in ranks.ranks]
+        record(f"a rank hangs, {name}, {world} GPUs", seconds=round(took, 2), statuses=codes, lines=lines)
+        self.assertNotIn(0, codes)
+        self.assertGreaterEqual(took, 58)
+        self.assertEqual({len(said) for said in lines}, {1}, lines)
+        first = [said[0] for said in lines[:-1] if "timeout of 60 s" in said[0]]
+        self.assertTrue(first, lines)
+        for line in first:
+            self.assertRegex(line, r"(all-reduce|reduce-scatter|all-gather) \d+ between GPUs \(\d+ elements\): timeout of 60 s")
+            self.assertIn(f"rank {world - 1} does not answer", line)
 
     def test_one_gpu_for_two_is_refused(self):
         """NCCL says why."""

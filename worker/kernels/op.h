@@ -222,14 +222,15 @@ struct mb_linear_forward {
     enum mb_dtype dtype;
 };
 
-/* With gelu_x, x was gelu(gelu_x), and d_x is the gradient of gelu_x. */
+/* With gelu_x, x was gelu(gelu_x), and d_x is the gradient of gelu_x. Of d_x, and d_weight with
+ * d_bias, one may be NULL: that is left out. */
 struct mb_linear_backward {
     const void *x;      /* [n_rows, n_in] */
     const void *gelu_x; /* [n_rows, n_in], or NULL */
     const void *weight; /* [n_out, n_in] */
     const void *d_out;  /* [n_rows, n_out] */
-    void *d_x;          /* = [n_rows, n_in] */
-    float *d_weight;    /* += [n_out, n_in], or = */
+    void *d_x;          /* = [n_rows, n_in], or NULL */
+    float *d_weight;    /* += [n_out, n_in], or =, or NULL */
     int sets_d_weight;  /* 1: =, what was there is not read */
     float *d_bias;      /* += [n_out], or NULL */
     size_t n_rows, n_in, n_out;

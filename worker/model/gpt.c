@@ -154,14 +154,6 @@ void mb_gpt_weights_changed(struct mb_gpt *m)
 
 /* --- pieces of both directions --- */
 
-/* Where a product finds its weights. */
-static const void *weight_at(const struct mb_gpt *m, size_t offset)
-{
-    const uint16_t *narrow = m->rounded != NULL ? m->rounded : m->weights.upper;
-    return narrow != NULL ? (const void *)(narrow + offset)
-                          : (const void *)(m->weights.whole + offset);
-}
-
 /* Of rows from row in_batch of the whole micro batch on. */
 static struct mb_dropout hidden_dropout(const struct mb_gpt_pass *p, size_t in_batch, uint32_t site)
 {
@@ -182,90 +174,29 @@ static int is_first(const struct mb_gpt *m)
     return m->is_first && m->chunk == 0;
 }
 
-static int is_last(const struct mb_gpt *m)
-{
-    return mb_gpt_is_last_chunk(m);
-}
-
-static int has_old_grads(const struct mb_gpt *m)
-{
-    return m->chunk < m->n_old_chunks;
-}
-
 static uint32_t site_of(const struct mb_gpt *m, size_t layer, uint32_t site)
 {
     return (uint32_t)mb_gpt_layer_number(m, layer) * SITES_PER_LAYER + site;
 }
 
-/* Of the rows of the residual stream. */
+/* Of a strip's rows of the residual stream; x, residual and out begin with them. */
 static void dropout_add(const struct mb_gpt_pass *p, const void *x, const void *residual, void *out,
-                        uint32_t site)
+                        uint32_t site, struct mb_gpt_strip strip)
 {
     const struct mb_gpt *m = p->m;
     const struct mb_device *dev = m->dev;
-    const size_t row_bytes = m->c.hidden * mb_dtype_size(m->c.dtype);
-    for (size_t i = 0; i < m->n_rows;) {
-        const struct mb_gpt_run run = mb_gpt_run_at(m, m->first_row + i);
-        const size_t n = run.n < m->n_rows - i ? run.n : m->n_rows - i, at = i * row_bytes;
-        struct mb_dropout_add a = {.x = (const char *)x + at,
-                                   .residual =
-                                       residual != NULL ? (const char *)residual + at : NULL,
-                                   .out = (char *)out + at,
+    for (size_t i = 0; i < strip.n_stream;) {
+        const struct mb_gpt_run run = mb_gpt_run_at(m, strip.own + i);
+        const size_t n = run.n < strip.n_stream - i ? run.n : strip.n_stream - i;
+        struct mb_dropout_add a = {.x = mb_gpt_row(m, x, i),
+                                   .residual = residual != NULL ? mb_gpt_row(m, residual, i) : NULL,
+                                   .out = mb_gpt_row(m, out, i),
                                    .n = n * m->c.hidden,
                                    .dropout = hidden_dropout(p, run.in_batch, site),
                                    .dtype = m->c.dtype};
         dev->ops->dropout_add(dev->ctx, dev->stream, &a);
         i += n;
     }
-}
-
-static struct mb_linear_forward linear(const struct mb_gpt *m, struct mb_gpt_pair at, const void *x,
-                                       size_t n_in, void *out, size_t n_out)
-{
-    return (struct mb_linear_forward){.x = x,
-                                      .weight = weight_at(m, at.weight),
-                                      .bias = at.bias != MB_GPT_NONE ? weight_at(m, at.bias) : NULL,
-                                      .out = out,
-                                      .n_rows = m->n_tokens,
-                                      .n_in = n_in,
-                                      .n_out = n_out,
-                                      .form = m->c.gelu,
-                                      .dtype = m->c.dtype};
-}
-
-/* One of a layer's. */
-static void linear_forward(struct mb_gpt *m, const struct mb_gpt_layer *y, enum mb_gpt_linear which,
-                           const struct mb_linear_forward *a)
-{
-    if (m->c.fp8 != MB_GPT_NO_FP8)
-        mb_gpt_fp8_forward(m, y, which, a);
-    else
-        m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, a);
-}
-
-/* With gelu_x, x was gelu(gelu_x). A bias of MB_GPT_NONE has no gradient, or has it already. */
-static void linear_backward(struct mb_gpt *m, const struct mb_gpt_layer *y,
-                            enum mb_gpt_linear which, struct mb_gpt_pair at, const void *x,
-                            const void *gelu_x, size_t n_in, const void *d_out, size_t n_out,
-                            void *d_x)
-{
-    struct mb_linear_backward a = {.x = x,
-                                   .gelu_x = gelu_x,
-                                   .weight = weight_at(m, at.weight),
-                                   .d_out = d_out,
-                                   .d_x = d_x,
-                                   .d_weight = m->grads + at.weight,
-                                   .sets_d_weight = has_old_grads(m),
-                                   .d_bias = at.bias != MB_GPT_NONE ? m->grads + at.bias : NULL,
-                                   .n_rows = m->n_tokens,
-                                   .n_in = n_in,
-                                   .n_out = n_out,
-                                   .form = m->c.gelu,
-                                   .dtype = m->c.dtype};
-    if (m->c.fp8 != MB_GPT_NO_FP8)
-        mb_gpt_fp8_backward(m, y, which, &a);
-    else
-        m->dev->ops->linear_backward(m->dev->ctx, m->dev->stream, &a);
 }
 
 /* --- forward --- */
@@ -301,69 +232,140 @@ static void embed(const struct mb_gpt_pass *p)
         m->dev->ops->embedding_forward(m->dev->ctx, m->dev->stream, &a);
         row += run.n;
     }
-    mb_gpt_sum_shares(m, out);
-    if (m->c.sequence_parallel || has_hidden_dropout(p))
-        dropout_add(p, mb_gpt_own_rows(m, out), NULL, m->embedded, 0);
+    for (size_t s = 0; s < m->n_strips; s++)
+        mb_gpt_sum_begin(m, out, s);
+    for (size_t s = 0; s < m->n_strips; s++) {
+        const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+        mb_gpt_sum_end(m, s);
+        if (m->c.sequence_parallel || has_hidden_dropout(p))
+            dropout_add(p, mb_gpt_row(m, out, strip.own), NULL,
+                        mb_gpt_row(m, m->embedded, strip.stream), 0, strip);
+    }
 }
 
-/* out = residual + dropout(the linear layer of x); without dropout the product adds the residual.
- * Of ranks that each have a share of the product the first adds what is added once. */
-static void branch_forward(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
-                           enum mb_gpt_linear which, const void *x, size_t n_in,
-                           const void *residual, void *out, uint32_t site)
+/* A branch's output is not the residual stream itself: something comes between. */
+static int is_apart(const struct mb_gpt_pass *p)
+{
+    return p->m->c.sequence_parallel || has_hidden_dropout(p);
+}
+
+/* out = residual + dropout(the linear layer of x), of strip s, up to where ranks form the sum;
+ * without dropout the product adds the residual. Of ranks that each have a share of the product the
+ * first adds what is added once. */
+static void branch_begin(const struct mb_gpt_pass *p, const struct mb_gpt_layer *y,
+                         enum mb_gpt_linear which, const void *x, size_t n_in, const void *residual,
+                         void *out, size_t s)
 {
     struct mb_gpt *m = p->m;
     const struct mb_gpt_pair at = which == MB_GPT_PROJ ? y->proj : y->fc2;
-    const int apart = m->c.sequence_parallel || has_hidden_dropout(p);
-    struct mb_linear_forward a = linear(m, at, x, n_in, apart ? m->d_a : out, m->c.hidden);
+    const int apart = is_apart(p);
+    struct mb_linear_forward a =
+        mb_gpt_linear_of(m, at, x, n_in, apart ? m->d_a : out, m->c.hidden);
     a.residual = apart || m->own_part > 0 ? NULL : residual;
     a.bias = m->own_part > 0 ? NULL : a.bias;
-    linear_forward(m, y, which, &a);
-    mb_gpt_sum_shares(m, a.out);
-    if (apart)
-        dropout_add(p, mb_gpt_own_rows(m, m->d_a), residual, out, site);
+    mb_gpt_linear_forward(m, y, which, a, mb_gpt_strip_at(m, s));
+    mb_gpt_sum_begin(m, a.out, s);
 }
 
-/* fc1 and the activation behind it. */
-static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y)
+/* The rest of it. */
+static void branch_end(const struct mb_gpt_pass *p, const void *residual, void *out, uint32_t site,
+                       size_t s)
 {
+    struct mb_gpt *m = p->m;
+    const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+    mb_gpt_sum_end(m, s);
+    if (is_apart(p))
+        dropout_add(p, mb_gpt_row(m, m->d_a, strip.own), mb_gpt_row(m, residual, strip.stream),
+                    mb_gpt_row(m, out, strip.stream), site, strip);
+}
+
+/* Of the layer's output. */
+static void mlp_end(const struct mb_gpt_pass *p, size_t l, size_t s)
+{
+    const struct mb_gpt_layer *y = &p->m->layers[l];
+    branch_end(p, y->middle, y->out, site_of(p->m, l, SITE_MLP), s);
+}
+
+/* fc1 and the activation behind it, of a strip. */
+static void fc1_forward(struct mb_gpt *m, const struct mb_gpt_layer *y, struct mb_gpt_strip strip)
+{
+    const size_t width = mb_gpt_fc1_width(&m->part);
     struct mb_linear_forward fc1 =
-        linear(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, mb_gpt_fc1_width(&m->part));
+        mb_gpt_linear_of(m, y->fc1, y->norm2_out, m->c.hidden, y->fc1_out, width);
     fc1.gelu_out = m->c.swiglu ? NULL : y->activation;
-    linear_forward(m, y, MB_GPT_FC1, &fc1);
+    mb_gpt_linear_forward(m, y, MB_GPT_FC1, fc1, strip);
     if (!m->c.swiglu)
         return;
-    struct mb_swiglu_forward a = {.x = y->fc1_out,
-                                  .out = y->activation,
-                                  .amax = mb_gpt_fp8_x_amax(m, y, MB_GPT_FC2),
-                                  .n_rows = m->n_tokens,
-                                  .n = m->part.ffn_hidden,
-                                  .dtype = m->c.dtype};
+    struct mb_swiglu_forward a = {
+        .x = mb_gpt_rows_from(m, y->fc1_out, strip.first, width),
+        .out = mb_gpt_rows_from(m, y->activation, strip.first, m->part.ffn_hidden),
+        .amax = mb_gpt_fp8_x_amax(m, y, MB_GPT_FC2),
+        .n_rows = strip.n,
+        .n = m->part.ffn_hidden,
+        .dtype = m->c.dtype};
     m->dev->ops->swiglu_forward(m->dev->ctx, m->dev->stream, &a);
 }
 
-static void layer_forward(const struct mb_gpt_pass *p, size_t l)
+/* A strip is gathered beside the products of the one before. */
+static size_t strips_ahead(const struct mb_gpt *m)
+{
+    return m->n_parts > 1 && m->c.sequence_parallel && m->n_strips > 1;
+}
+
+/* below: the layer whose output is the input and not there yet, or MB_GPT_NONE. */
+static void attention_branch(const struct mb_gpt_pass *p, size_t l, size_t below)
 {
     struct mb_gpt *m = p->m;
     struct mb_gpt_layer *y = &m->layers[l];
-    const size_t h = m->c.hidden;
-
-    mb_gpt_fp8_forward_begins(m, y);
-    mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1,
-                        mb_gpt_fp8_x_amax(m, y, MB_GPT_QKV));
-    struct mb_linear_forward qkv =
-        linear(m, y->qkv, y->norm1_out, h, y->qkv_out, mb_gpt_qkv_width(&m->part));
-    linear_forward(m, y, MB_GPT_QKV, &qkv);
+    const size_t ahead = strips_ahead(m);
+    const struct mb_linear_forward qkv = mb_gpt_linear_of(m, y->qkv, y->norm1_out, m->c.hidden,
+                                                          y->qkv_out, mb_gpt_qkv_width(&m->part));
+    for (size_t s = 0; s < m->n_strips + ahead; s++) {
+        if (s < m->n_strips) {
+            if (below != MB_GPT_NONE)
+                mlp_end(p, below, s);
+            mb_gpt_norm_forward(m, y->norm1, y->in, y->norm1_out, y->mean1, y->rstd1,
+                                mb_gpt_fp8_x_amax(m, y, MB_GPT_QKV), s);
+        }
+        if (s >= ahead) {
+            mb_gpt_gather_end(m, s - ahead);
+            mb_gpt_linear_forward(m, y, MB_GPT_QKV, qkv, mb_gpt_strip_at(m, s - ahead));
+        }
+    }
     mb_gpt_rotate(m, y->qkv_out, 0);
     mb_gpt_attention_forward(p, y, site_of(m, l, SITE_ATTENTION));
-    branch_forward(p, y, MB_GPT_PROJ, y->attention_out, mb_gpt_attention_width(&m->part), y->in,
-                   y->middle, site_of(m, l, SITE_PROJ));
+    for (size_t s = 0; s < m->n_strips; s++)
+        branch_begin(p, y, MB_GPT_PROJ, y->attention_out, mb_gpt_attention_width(&m->part), y->in,
+                     y->middle, s);
+}
 
-    mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2,
-                        mb_gpt_fp8_x_amax(m, y, MB_GPT_FC1));
-    fc1_forward(m, y);
-    branch_forward(p, y, MB_GPT_FC2, y->activation, m->part.ffn_hidden, y->middle, y->out,
-                   site_of(m, l, SITE_MLP));
+/* The sums of the layer's output have begun when it returns. */
+static void mlp_branch(const struct mb_gpt_pass *p, size_t l)
+{
+    struct mb_gpt *m = p->m;
+    struct mb_gpt_layer *y = &m->layers[l];
+    const size_t ahead = strips_ahead(m);
+    for (size_t s = 0; s < m->n_strips + ahead; s++) {
+        if (s < m->n_strips) {
+            branch_end(p, y->in, y->middle, site_of(m, l, SITE_PROJ), s);
+            mb_gpt_norm_forward(m, y->norm2, y->middle, y->norm2_out, y->mean2, y->rstd2,
+                                mb_gpt_fp8_x_amax(m, y, MB_GPT_FC1), s);
+        }
+        if (s >= ahead) {
+            mb_gpt_gather_end(m, s - ahead);
+            fc1_forward(m, y, mb_gpt_strip_at(m, s - ahead));
+            branch_begin(p, y, MB_GPT_FC2, y->activation, m->part.ffn_hidden, y->middle, y->out,
+                         s - ahead);
+        }
+    }
+}
+
+/* But for mlp_end(). */
+static void layer_forward(const struct mb_gpt_pass *p, size_t l, size_t below)
+{
+    mb_gpt_fp8_forward_begins(p->m, &p->m->layers[l]);
+    attention_branch(p, l, below);
+    mlp_branch(p, l);
 }
 
 /* Of the chunk. */
@@ -380,25 +382,30 @@ static void forward(const struct mb_gpt_pass *p)
         embed(p);
     for (size_t l = mb_gpt_chunk_begin(m); l < mb_gpt_chunk_end(m); l++) {
         mb_range_begin(m->dev, "layer %zu forward", l + 1);
-        layer_forward(p, l);
+        layer_forward(p, l, l > mb_gpt_chunk_begin(m) ? l - 1 : MB_GPT_NONE);
         mb_range_end(m->dev);
     }
-    if (is_last(m))
-        mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
-                            m->final_rstd, NULL);
+    for (size_t s = 0; s < m->n_strips; s++) {
+        mlp_end(p, mb_gpt_chunk_end(m) - 1, s);
+        if (mb_gpt_is_last_chunk(m))
+            mb_gpt_norm_forward(m, m->final_norm, top_layer(m)->out, m->final_out, m->final_mean,
+                                m->final_rstd, NULL, s);
+    }
+    if (mb_gpt_is_last_chunk(m))
+        mb_gpt_gather_end_all(m);
 }
 
 /* Output and loss; d_a becomes this rank's share of the gradient of final_out if d is set. */
 static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
 {
     struct mb_cross_entropy a = {.x = m->final_out,
-                                 .weight = weight_at(m, m->output_weight),
+                                 .weight = mb_gpt_weight_at(m, m->output_weight),
                                  .label = m->labels,
                                  .mask = m->mask,
                                  .loss_sum = m->loss_sum,
                                  .d_x = d ? m->d_a : NULL,
                                  .d_weight = d ? m->grads + m->output_weight : NULL,
-                                 .sets_d_weight = has_old_grads(m),
+                                 .sets_d_weight = mb_gpt_has_old_grads(m),
                                  .scratch = m->head_scratch,
                                  .n_tokens = m->n_tokens,
                                  .hidden = m->c.hidden,
@@ -423,14 +430,18 @@ static void output_and_loss(struct mb_gpt *m, int d, double grad_scale)
 /* --- backward --- */
 
 /* The gradient of a branch's output, of all tokens: d_residual itself, or in d_a what went through
- * the branch's dropout, or was gathered. */
+ * the branch's dropout, or is being gathered. */
 static const void *branch_gradient(const struct mb_gpt_pass *p, uint32_t site)
 {
     struct mb_gpt *m = p->m;
     if (m->c.hidden_dropout <= 0 && !m->c.sequence_parallel)
         return m->d_residual;
-    dropout_add(p, m->d_residual, NULL, mb_gpt_own_rows(m, m->d_a), site);
-    mb_gpt_gather_rows(m, m->d_a);
+    for (size_t s = 0; s < m->n_strips; s++) {
+        const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+        dropout_add(p, mb_gpt_row(m, m->d_residual, strip.stream), NULL,
+                    mb_gpt_row(m, m->d_a, strip.own), site, strip);
+        mb_gpt_gather_begin(m, m->d_a, s);
+    }
     return m->d_a;
 }
 
@@ -459,15 +470,21 @@ static struct mb_gpt_pair without_sum(const struct mb_gpt *m, struct mb_gpt_pair
 /* Above the topmost layer of a chunk there is no norm of its own. */
 static struct mb_gpt_pair fc2_without_sum(const struct mb_gpt *m, const struct mb_gpt_layer *y)
 {
-    return y == top_layer(m) && !is_last(m) ? y->fc2 : without_sum(m, y->fc2);
+    return y == top_layer(m) && !mb_gpt_is_last_chunk(m) ? y->fc2 : without_sum(m, y->fc2);
+}
+
+/* As what a branch's gradient comes. */
+static enum mb_gpt_together gathers(const struct mb_gpt *m)
+{
+    return m->c.sequence_parallel ? MB_GPT_GATHERS : MB_GPT_NOTHING;
 }
 
 /* d_mlp is the gradient of fc2's output; d_a becomes this rank's share of norm2's. */
 static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const void *d_mlp)
 {
-    linear_backward(m, y, MB_GPT_FC2, fc2_without_sum(m, y), y->activation,
-                    m->c.swiglu ? NULL : y->fc1_out, m->part.ffn_hidden, d_mlp, m->c.hidden,
-                    m->d_activation);
+    mb_gpt_linear_backward(m, y, MB_GPT_FC2, fc2_without_sum(m, y), y->activation,
+                           m->c.swiglu ? NULL : y->fc1_out, m->part.ffn_hidden, d_mlp, m->c.hidden,
+                           m->d_activation, gathers(m));
     if (m->c.swiglu) {
         struct mb_swiglu_backward a = {.x = y->fc1_out,
                                        .d_out = m->d_activation,
@@ -478,8 +495,8 @@ static void mlp_backward(struct mb_gpt *m, const struct mb_gpt_layer *y, const v
                                        .dtype = m->c.dtype};
         m->dev->ops->swiglu_backward(m->dev->ctx, m->dev->stream, &a);
     }
-    linear_backward(m, y, MB_GPT_FC1, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1,
-                    mb_gpt_fc1_width(&m->part), m->d_a);
+    mb_gpt_linear_backward(m, y, MB_GPT_FC1, y->fc1, y->norm2_out, NULL, m->c.hidden, m->d_fc1,
+                           mb_gpt_fc1_width(&m->part), m->d_a, MB_GPT_SUMS);
 }
 
 static void layer_backward(const struct mb_gpt_pass *p, size_t l)
@@ -495,12 +512,12 @@ static void layer_backward(const struct mb_gpt_pass *p, size_t l)
     if (m->n_contexts > 1)
         mb_gpt_ring_backward_begin(m, y);
     const void *d_proj = branch_gradient(p, site_of(m, l, SITE_PROJ));
-    linear_backward(m, y, MB_GPT_PROJ, without_sum(m, y->proj), y->attention_out, NULL,
-                    mb_gpt_attention_width(&m->part), d_proj, h, m->d_b);
+    mb_gpt_linear_backward(m, y, MB_GPT_PROJ, without_sum(m, y->proj), y->attention_out, NULL,
+                           mb_gpt_attention_width(&m->part), d_proj, h, m->d_b, gathers(m));
     mb_gpt_attention_backward(p, y, site_of(m, l, SITE_ATTENTION));
     mb_gpt_rotate(m, m->d_qkv, 1);
-    linear_backward(m, y, MB_GPT_QKV, y->qkv, y->norm1_out, NULL, h, m->d_qkv,
-                    mb_gpt_qkv_width(&m->part), m->d_a);
+    mb_gpt_linear_backward(m, y, MB_GPT_QKV, y->qkv, y->norm1_out, NULL, h, m->d_qkv,
+                           mb_gpt_qkv_width(&m->part), m->d_a, MB_GPT_SUMS);
     const struct mb_gpt_layer *below = l > mb_gpt_chunk_begin(m) ? y - 1 : NULL;
     mb_gpt_norm_backward(m, y->norm1, y->in, y->mean1, y->rstd1, m->d_a,
                          below != NULL ? sum_for(m, below->fc2) : NULL,
@@ -524,6 +541,8 @@ static void final_norm_backward(const struct mb_gpt_pass *p)
     const struct mb_device *dev = m->dev;
     dev->ops->zero(dev->ctx, dev->stream, m->d_residual,
                    m->n_rows * m->c.hidden * mb_dtype_size(m->c.dtype));
+    for (size_t s = 0; s < m->n_strips; s++)
+        mb_gpt_sum_begin(m, m->d_a, s);
     mb_gpt_norm_backward(m, m->final_norm, top_layer(m)->out, m->final_mean, m->final_rstd, m->d_a,
                          sum_for(m, top_layer(m)->fc2),
                          mb_gpt_fp8_d_amax(m, top_layer(m), MB_GPT_FC2));
@@ -535,6 +554,7 @@ static void embedding_backward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
     const char *d_out = branch_gradient(p, 0);
+    mb_gpt_gather_end_all(m);
     for (size_t row = 0; row < m->n_tokens;) {
         const struct mb_gpt_run run = mb_gpt_embedded_run_at(m, row);
         struct mb_embedding_backward a = {
@@ -556,6 +576,13 @@ static void embedding_backward(const struct mb_gpt_pass *p)
     }
 }
 
+static void forward_again(const struct mb_gpt_pass *p, size_t l)
+{
+    layer_forward(p, l, MB_GPT_NONE);
+    for (size_t s = 0; s < p->m->n_strips; s++)
+        mlp_end(p, l, s);
+}
+
 static void backward(const struct mb_gpt_pass *p)
 {
     struct mb_gpt *m = p->m;
@@ -565,14 +592,14 @@ static void backward(const struct mb_gpt_pass *p)
         m->part.recompute_layers - (m->n_slots == 1 && m->part.recompute_layers > 0);
     const size_t begin = mb_gpt_chunk_begin(m);
     mb_gpt_fp8_backward_begins(m);
-    if (is_last(m))
+    if (mb_gpt_is_last_chunk(m))
         final_norm_backward(p);
     if (m->chunk + 1 == m->n_chunks)
         grads_final(p, m->layers_end, m->n_elements);
     for (size_t l = mb_gpt_chunk_end(m); l-- > begin;) {
         mb_range_begin(m->dev, "layer %zu backward", l + 1);
         if (l - begin < n_again)
-            layer_forward(p, l);
+            forward_again(p, l);
         layer_backward(p, l);
         mb_range_end(m->dev);
         grads_final(p, m->layers[l].begin, m->layers[l].end);
@@ -611,7 +638,7 @@ static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t ro
                           run.n * sizeof(int32_t));
     if (is_first(m) && m->positions != NULL)
         memcpy(m->positions + row, b->positions + run.in_batch, run.n * sizeof(int32_t));
-    if (!is_last(m))
+    if (!mb_gpt_is_last_chunk(m))
         return run.n;
     const float *mask = (b->loss_mask ? b->loss_mask : m->host_ones) + run.in_batch;
     dev->ops->copy_in(dev->ctx, dev->stream, m->labels + row, b->labels + run.in_batch,
@@ -624,7 +651,7 @@ static size_t load_run(struct mb_gpt *m, const struct mb_gpt_batch *b, size_t ro
 
 static int load_batch(struct mb_gpt *m, const struct mb_gpt_batch *b, struct mb_err *err)
 {
-    int rc = is_first(m) || is_last(m) ? check_batch(m, b, err) : 0;
+    int rc = is_first(m) || mb_gpt_is_last_chunk(m) ? check_batch(m, b, err) : 0;
     if (rc == 0)
         rc = mb_gpt_group_wait(m, err); /* copying may wait for the device */
     if (rc != 0)
@@ -695,7 +722,7 @@ int mb_gpt_stage_forward(struct mb_gpt *m, struct mb_gpt_place at, const struct 
         return rc;
     const struct mb_gpt_pass p = {.m = m, .step = step};
     forward(&p);
-    if (step == NULL && is_last(m))
+    if (step == NULL && mb_gpt_is_last_chunk(m))
         output_and_loss(m, 0, 0);
     return 0;
 }
@@ -704,13 +731,13 @@ void mb_gpt_stage_backward(struct mb_gpt *m, struct mb_gpt_place at, const struc
 {
     const struct mb_gpt_pass p = {.m = m, .step = step};
     select_place(m, at);
-    if (is_last(m)) {
+    if (mb_gpt_is_last_chunk(m)) {
         mb_range_begin(m->dev, "output and loss");
         output_and_loss(m, 1, step->grad_scale);
         mb_range_end(m->dev);
     }
     backward(&p);
-    if (has_old_grads(m)) /* the chunks behind this one have had their first before */
+    if (mb_gpt_has_old_grads(m)) /* the chunks behind this one have had their first before */
         m->n_old_chunks = m->chunk;
 }
 
@@ -743,8 +770,8 @@ int mb_gpt_logits(struct mb_gpt *m, const struct mb_gpt_batch *batch, void *logi
     const struct mb_gpt_pass p = {.m = m, .step = NULL};
     forward(&p);
     struct mb_linear_forward output =
-        linear(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE}, m->final_out, m->c.hidden,
-               logits, m->part.padded_vocab);
+        mb_gpt_linear_of(m, (struct mb_gpt_pair){m->output_weight, MB_GPT_NONE}, m->final_out,
+                         m->c.hidden, logits, m->part.padded_vocab);
     m->dev->ops->linear_forward(m->dev->ctx, m->dev->stream, &output);
     return 0;
 }

@@ -44,6 +44,7 @@
 
 enum mb_gpt_norm { MB_GPT_LAYERNORM, MB_GPT_RMSNORM };
 /* e4m3 forward; gradients in e5m2 with hybrid, else in e4m3, too */
+enum { MB_GPT_STRIPS_MAX = 16 };
 enum mb_gpt_fp8 { MB_GPT_NO_FP8, MB_GPT_FP8_HYBRID, MB_GPT_FP8_E4M3 };
 enum mb_gpt_positions { MB_GPT_LEARNED, MB_GPT_ROPE, MB_GPT_NO_POSITIONS };
 
@@ -94,6 +95,10 @@ struct mb_gpt_config {
     /* Between the layers' products each of them has some rows of the residual stream instead of
      * all: less memory, the same sums. */
     int sequence_parallel;
+    /* The layers work on a micro batch in so many strips of rows, so that one strip's sum over the
+     * tensor group runs beside the next one's products. 1: whole; 0: as many as are good for the
+     * device and the size. Fewer where rows do not come out even; 1 with fp8. */
+    size_t n_strips;
     /* Stages of a pipeline, and which this one is; 0: all layers are here. Chunk k of stage s has
      * the stretch k * n_stages + s of as many as there are chunks in all; 0: a stage has one. The
      * last stage's last chunk takes the backward pass of a micro batch right behind its forward

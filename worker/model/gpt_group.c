@@ -6,6 +6,12 @@
  */
 #include "worker/model/gpt_internal.h"
 
+enum {
+    STRIPS = 2,                 /* measured: docs/performance.md */
+    STRIP_BYTES_MIN = 32 << 20, /* shorter sums do not come near the link's rate */
+    STRIPS_MAX = MB_GPT_STRIPS_MAX
+};
+
 /* Of a pipeline. */
 static void stage_init(struct mb_gpt *m)
 {
@@ -28,6 +34,24 @@ size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l)
     return stretch * m->chunk_layers + l % m->chunk_layers;
 }
 
+/* As many as are asked for, or fewer that all have the same rows. Sums in host memory gain nothing
+ * by them, fp8's scales are those of whole matrices, and what is small takes longer in parts. */
+static size_t count_strips(const struct mb_gpt *m)
+{
+    const size_t row_bytes = m->c.hidden * mb_dtype_size(m->c.dtype);
+    const int on_device = m->dev != NULL && m->dev->ops->collectives != NULL;
+    size_t n = m->c.n_strips < STRIPS_MAX ? m->c.n_strips : STRIPS_MAX;
+    if (n == 0)
+        n = on_device ? STRIPS : 1;
+    if (m->n_parts == 1 || m->c.fp8 != MB_GPT_NO_FP8)
+        return 1;
+    while (m->c.n_strips == 0 && n > 1 && m->n_tokens * row_bytes / n < STRIP_BYTES_MIN)
+        n--;
+    while (m->n_rows % n != 0)
+        n--;
+    return n;
+}
+
 void mb_gpt_group_init(struct mb_gpt *m)
 {
     const struct mb_comm *group = m->c.tensor_group;
@@ -44,41 +68,62 @@ void mb_gpt_group_init(struct mb_gpt *m)
     m->n_tokens = m->micro_batch * m->part.seq;
     stage_init(m);
     m->n_rows = m->c.sequence_parallel ? m->n_tokens / m->n_parts : m->n_tokens;
-    m->first_row = m->c.sequence_parallel ? m->n_rows * m->own_part : 0;
+    m->n_strips = count_strips(m);
 }
 
-void *mb_gpt_own_rows(const struct mb_gpt *m, void *x)
+struct mb_gpt_strip mb_gpt_strip_at(const struct mb_gpt *m, size_t s)
 {
-    return (char *)x + m->first_row * m->c.hidden * mb_dtype_size(m->c.dtype);
+    const size_t n = m->n_tokens / m->n_strips, n_own = m->n_rows / m->n_strips;
+    const size_t before = m->c.sequence_parallel ? m->own_part * n_own : 0;
+    return (struct mb_gpt_strip){s * n, n, s * n + before, s * n_own, n_own};
 }
 
-static void sum_whole(struct mb_gpt *m, void *x)
+void *mb_gpt_row(const struct mb_gpt *m, const void *x, size_t row)
 {
+    return (char *)(uintptr_t)x + row * m->c.hidden * mb_dtype_size(m->c.dtype);
+}
+
+void mb_gpt_sum_begin(struct mb_gpt *m, void *x, size_t s)
+{
+    const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+    const enum mb_comm_type type = mb_gpt_comm_type(m->c.dtype);
+    struct mb_comm *group = m->c.tensor_group;
     if (m->n_parts == 1)
         return;
-    mb_comm_allreduce(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
-                      mb_gpt_comm_type(m->c.dtype), MB_COMM_SUM);
-    mb_comm_join(m->c.tensor_group, m->dev);
+    if (m->c.sequence_parallel)
+        mb_comm_reduce_scatter(group, m->dev, mb_gpt_row(m, x, strip.first), strip.n * m->c.hidden,
+                               type, MB_COMM_SUM);
+    else
+        mb_comm_allreduce(group, m->dev, mb_gpt_row(m, x, strip.first), strip.n * m->c.hidden, type,
+                          MB_COMM_SUM);
+    m->summed[s] = mb_comm_mark(group);
 }
 
-void mb_gpt_sum_shares(struct mb_gpt *m, void *x)
+void mb_gpt_sum_end(struct mb_gpt *m, size_t s)
 {
-    if (m->n_parts == 1 || !m->c.sequence_parallel) {
-        sum_whole(m, x);
-        return;
-    }
-    mb_comm_reduce_scatter(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
-                           mb_gpt_comm_type(m->c.dtype), MB_COMM_SUM);
-    mb_comm_join(m->c.tensor_group, m->dev);
+    if (m->n_parts > 1)
+        mb_comm_join_until(m->c.tensor_group, m->dev, m->summed[s]);
 }
 
-void mb_gpt_gather_rows(struct mb_gpt *m, void *x)
+void mb_gpt_gather_begin(struct mb_gpt *m, void *x, size_t s)
 {
+    const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
     if (m->n_parts == 1 || !m->c.sequence_parallel)
         return;
-    mb_comm_allgather(m->c.tensor_group, m->dev, x, m->n_tokens * m->c.hidden,
-                      mb_gpt_comm_type(m->c.dtype));
-    mb_comm_join(m->c.tensor_group, m->dev);
+    mb_comm_allgather(m->c.tensor_group, m->dev, mb_gpt_row(m, x, strip.first),
+                      strip.n * m->c.hidden, mb_gpt_comm_type(m->c.dtype));
+    m->gathered[s] = mb_comm_mark(m->c.tensor_group);
+}
+
+void mb_gpt_gather_end(struct mb_gpt *m, size_t s)
+{
+    if (m->n_parts > 1 && m->c.sequence_parallel)
+        mb_comm_join_until(m->c.tensor_group, m->dev, m->gathered[s]);
+}
+
+void mb_gpt_gather_end_all(struct mb_gpt *m)
+{
+    mb_gpt_gather_end(m, m->n_strips - 1); /* they are done in their order */
 }
 
 void mb_gpt_gather_loss_parts(struct mb_gpt *m)

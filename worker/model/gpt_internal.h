@@ -1,5 +1,5 @@
 /* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_draw.c gpt_plan.c
- * gpt_parts.c gpt_fp8.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
+ * gpt_parts.c gpt_linear.c gpt_fp8.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -65,9 +65,11 @@ struct mb_gpt {
     size_t n_parts, own_part;       /* ranks of the tensor group, and which of them this is */
     size_t n_contexts, own_context; /* the same of the context group */
     size_t micro_batch, n_tokens;   /* samples and own rows of a micro batch; part.seq a sample */
-    size_t n_rows, first_row;       /* of the residual stream: all but with sequence_parallel */
-    size_t n_chunks, chunk_layers;  /* part.n_layers is their product */
-    int is_first, is_last;          /* of the pipeline's stages; both: there is one */
+    size_t n_rows;                  /* of the residual stream: all but with sequence_parallel */
+    size_t n_strips;                /* the tokens are worked on in so many, one after the other */
+    uint64_t summed[MB_GPT_STRIPS_MAX], gathered[MB_GPT_STRIPS_MAX]; /* the group's marks */
+    size_t n_chunks, chunk_layers; /* part.n_layers is their product */
+    int is_first, is_last;         /* of the pipeline's stages; both: there is one */
     size_t n_slots;
 
     struct mb_param *params;
@@ -177,12 +179,24 @@ static inline size_t mb_gpt_chunk_end(const struct mb_gpt *m)
 void mb_gpt_group_init(struct mb_gpt *m);
 /* Which of the whole model's layers this rank's layer l is. */
 size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l);
-/* The rows of x [tokens, hidden] that this rank has of the residual stream. */
-void *mb_gpt_own_rows(const struct mb_gpt *m, void *x);
-/* x [tokens, hidden] is a share of a sum: it becomes the sum, of the own rows at least. */
-void mb_gpt_sum_shares(struct mb_gpt *m, void *x);
-/* Of x [tokens, hidden] every rank has the own rows, and gets the others. */
-void mb_gpt_gather_rows(struct mb_gpt *m, void *x);
+/* A strip of the tokens, and this rank's rows of it. */
+struct mb_gpt_strip {
+    size_t first, n; /* among all tokens */
+    size_t own;      /* where this rank's rows begin among all tokens */
+    size_t stream;   /* and in what has the rows of the residual stream only */
+    size_t n_stream; /* so many they are */
+};
+struct mb_gpt_strip mb_gpt_strip_at(const struct mb_gpt *m, size_t s);
+/* Of x [tokens or rows, hidden]. */
+void *mb_gpt_row(const struct mb_gpt *m, const void *x, size_t row);
+/* Strip s of x [tokens, hidden] is a share of a sum: from end on it is the sum, of the own rows at
+ * least. What is enqueued between runs meanwhile. */
+void mb_gpt_sum_begin(struct mb_gpt *m, void *x, size_t s);
+void mb_gpt_sum_end(struct mb_gpt *m, size_t s);
+/* Of strip s of x [tokens, hidden] every rank has the own rows, and from end on the others. */
+void mb_gpt_gather_begin(struct mb_gpt *m, void *x, size_t s);
+void mb_gpt_gather_end(struct mb_gpt *m, size_t s);
+void mb_gpt_gather_end_all(struct mb_gpt *m);
 /* Statistics of the loss: every rank's in loss_parts. */
 void mb_gpt_gather_loss_parts(struct mb_gpt *m);
 /* The gradient of a norm's weights was made of the own rows only. */
@@ -205,17 +219,44 @@ int mb_gpt_parts_check(const struct mb_device *dev, const struct mb_gpt_config *
                        struct mb_err *err);
 int mb_gpt_parts_fill(struct mb_gpt *m, struct mb_err *err); /* tables; enqueues */
 void mb_gpt_parts_weights_changed(struct mb_gpt *m);
-/* x [rows, hidden], out [tokens, hidden]. amax: of out, or NULL; RMSNorm only. */
+/* Strip s of x [rows, hidden] to out [tokens, hidden], which begins to be gathered. amax: of out,
+ * or NULL; RMSNorm only. */
 void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x, void *out,
-                         float *mean, float *rstd, float *amax);
-/* d_share [tokens, hidden] is this rank's share of the gradient; it is overwritten with the sum.
- * Adds to d_residual. d_residual_sum gains the sum of its rows, or is NULL; LayerNorm only. amax:
- * of d_residual, or NULL; RMSNorm only. */
+                         float *mean, float *rstd, float *amax, size_t s);
+/* d_share [tokens, hidden] is this rank's share of the gradient, whose sums have begun; it is
+ * overwritten with them. Adds to d_residual. d_residual_sum gains the sum of its rows, or is NULL;
+ * LayerNorm only. amax: of d_residual, or NULL; RMSNorm only. */
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at at, const void *x,
                           const float *mean, const float *rstd, void *d_share,
                           float *d_residual_sum, float *amax);
 /* Does nothing unless positions are rotary. */
 void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse);
+
+/* gpt_linear.c: the linear layers of a layer. */
+/* What a linear layer's ranks form together around its gradients. */
+enum mb_gpt_together {
+    MB_GPT_NOTHING, /* or it is done */
+    MB_GPT_GATHERS, /* d_out, which is being gathered */
+    MB_GPT_SUMS     /* d_x is a share, whose sum begins */
+};
+
+/* Where a product finds its weights. */
+const void *mb_gpt_weight_at(const struct mb_gpt *m, size_t offset);
+/* Gradients of products are set, not added to. */
+int mb_gpt_has_old_grads(const struct mb_gpt *m);
+/* From row on, of rows of n elements. NULL stays NULL. */
+void *mb_gpt_rows_from(const struct mb_gpt *m, const void *x, size_t row, size_t n);
+/* Of all tokens. */
+struct mb_linear_forward mb_gpt_linear_of(const struct mb_gpt *m, struct mb_gpt_pair at,
+                                          const void *x, size_t n_in, void *out, size_t n_out);
+/* Of a strip of the rows that a has. */
+void mb_gpt_linear_forward(struct mb_gpt *m, const struct mb_gpt_layer *y, enum mb_gpt_linear which,
+                           struct mb_linear_forward a, struct mb_gpt_strip strip);
+/* With gelu_x, x was gelu(gelu_x). A bias of MB_GPT_NONE has no gradient, or has it already. */
+void mb_gpt_linear_backward(struct mb_gpt *m, const struct mb_gpt_layer *y,
+                            enum mb_gpt_linear which, struct mb_gpt_pair at, const void *x,
+                            const void *gelu_x, size_t n_in, const void *d_out, size_t n_out,
+                            void *d_x, enum mb_gpt_together what);
 
 /* gpt_fp8.c: the layers' linear layers with operands in fp8. */
 int mb_gpt_fp8_create(struct mb_gpt *m, struct mb_err *err); /* nothing without fp8 */

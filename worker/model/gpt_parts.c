@@ -124,78 +124,82 @@ static const float *norm_bias(const struct mb_gpt *m, struct mb_gpt_norm_at norm
                                   : m->weights.whole + norm.at.bias;
 }
 
-/* Of this rank's rows, to their place in out. */
-static void normalize(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
-                      float *mean, float *rstd, float *amax)
+void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
+                         float *mean, float *rstd, float *amax, size_t s)
 {
     const struct mb_device *dev = m->dev;
-    if (m->c.norm == MB_GPT_RMSNORM) {
-        struct mb_rmsnorm_forward a = {.x = x,
-                                       .weight = norm_weight(m, norm),
-                                       .out = mb_gpt_own_rows(m, out),
-                                       .rstd = rstd,
-                                       .amax = amax,
-                                       .n_rows = m->n_rows,
-                                       .hidden = m->c.hidden,
-                                       .eps = m->c.norm_eps,
-                                       .dtype = m->c.dtype};
-        dev->ops->rmsnorm_forward(dev->ctx, dev->stream, &a);
-        return;
-    }
-    struct mb_layernorm_forward a = {.x = x,
+    const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+    struct mb_rmsnorm_forward rms = {.x = mb_gpt_row(m, x, strip.stream),
                                      .weight = norm_weight(m, norm),
-                                     .bias = norm_bias(m, norm),
-                                     .out = mb_gpt_own_rows(m, out),
-                                     .mean = mean,
-                                     .rstd = rstd,
-                                     .n_rows = m->n_rows,
+                                     .out = mb_gpt_row(m, out, strip.own),
+                                     .rstd = rstd + strip.stream,
+                                     .amax = amax,
+                                     .n_rows = strip.n_stream,
                                      .hidden = m->c.hidden,
                                      .eps = m->c.norm_eps,
                                      .dtype = m->c.dtype};
-    dev->ops->layernorm_forward(dev->ctx, dev->stream, &a);
+    if (m->c.norm == MB_GPT_RMSNORM) {
+        dev->ops->rmsnorm_forward(dev->ctx, dev->stream, &rms);
+    } else {
+        struct mb_layernorm_forward a = {.x = rms.x,
+                                         .weight = rms.weight,
+                                         .bias = norm_bias(m, norm),
+                                         .out = rms.out,
+                                         .mean = mean + strip.stream,
+                                         .rstd = rms.rstd,
+                                         .n_rows = rms.n_rows,
+                                         .hidden = m->c.hidden,
+                                         .eps = m->c.norm_eps,
+                                         .dtype = m->c.dtype};
+        dev->ops->layernorm_forward(dev->ctx, dev->stream, &a);
+    }
+    mb_gpt_gather_begin(m, out, s);
 }
 
-void mb_gpt_norm_forward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x, void *out,
-                         float *mean, float *rstd, float *amax)
+/* Strip s of it. */
+static void norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x,
+                          const float *mean, const float *rstd, const void *d_out,
+                          float *d_residual_sum, float *amax, size_t s)
 {
-    normalize(m, norm, x, out, mean, rstd, amax);
-    mb_gpt_gather_rows(m, out);
+    const struct mb_device *dev = m->dev;
+    const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
+    struct mb_rmsnorm_backward rms = {.x = mb_gpt_row(m, x, strip.stream),
+                                      .weight = norm_weight(m, norm),
+                                      .rstd = rstd + strip.stream,
+                                      .d_out = mb_gpt_row(m, d_out, strip.own),
+                                      .d_x = mb_gpt_row(m, m->d_residual, strip.stream),
+                                      .d_weight = m->grads + norm.at.weight,
+                                      .amax = amax,
+                                      .n_rows = strip.n_stream,
+                                      .hidden = m->c.hidden,
+                                      .dtype = m->c.dtype};
+    if (m->c.norm == MB_GPT_RMSNORM) {
+        dev->ops->rmsnorm_backward(dev->ctx, dev->stream, &rms);
+        return;
+    }
+    struct mb_layernorm_backward a = {.x = rms.x,
+                                      .weight = rms.weight,
+                                      .mean = mean + strip.stream,
+                                      .rstd = rms.rstd,
+                                      .d_out = rms.d_out,
+                                      .d_x = rms.d_x,
+                                      .d_weight = rms.d_weight,
+                                      .d_bias = m->grads + norm.at.bias,
+                                      .d_x_sum = d_residual_sum,
+                                      .n_rows = rms.n_rows,
+                                      .hidden = m->c.hidden,
+                                      .dtype = m->c.dtype};
+    dev->ops->layernorm_backward(dev->ctx, dev->stream, &a);
 }
 
 void mb_gpt_norm_backward(struct mb_gpt *m, struct mb_gpt_norm_at norm, const void *x,
                           const float *mean, const float *rstd, void *d_share,
                           float *d_residual_sum, float *amax)
 {
-    const struct mb_device *dev = m->dev;
-    mb_gpt_sum_shares(m, d_share);
-    const void *d_out = mb_gpt_own_rows(m, d_share);
-    if (m->c.norm == MB_GPT_RMSNORM) {
-        struct mb_rmsnorm_backward a = {.x = x,
-                                        .weight = norm_weight(m, norm),
-                                        .rstd = rstd,
-                                        .d_out = d_out,
-                                        .d_x = m->d_residual,
-                                        .d_weight = m->grads + norm.at.weight,
-                                        .amax = amax,
-                                        .n_rows = m->n_rows,
-                                        .hidden = m->c.hidden,
-                                        .dtype = m->c.dtype};
-        dev->ops->rmsnorm_backward(dev->ctx, dev->stream, &a);
-        return;
+    for (size_t s = 0; s < m->n_strips; s++) {
+        mb_gpt_sum_end(m, s);
+        norm_backward(m, norm, x, mean, rstd, d_share, d_residual_sum, amax, s);
     }
-    struct mb_layernorm_backward a = {.x = x,
-                                      .weight = norm_weight(m, norm),
-                                      .mean = mean,
-                                      .rstd = rstd,
-                                      .d_out = d_out,
-                                      .d_x = m->d_residual,
-                                      .d_weight = m->grads + norm.at.weight,
-                                      .d_bias = m->grads + norm.at.bias,
-                                      .d_x_sum = d_residual_sum,
-                                      .n_rows = m->n_rows,
-                                      .hidden = m->c.hidden,
-                                      .dtype = m->c.dtype};
-    dev->ops->layernorm_backward(dev->ctx, dev->stream, &a);
 }
 
 void mb_gpt_rotate(struct mb_gpt *m, void *qkv, int inverse)

@@ -3,6 +3,7 @@ checkpoints. Usage: test_tensor_parallel.py WORKER"""
 
 import os
 import unittest
+from unittest import mock
 
 from gang import numbers
 from layouts import LLAMA, MODEL_FILE, NO_DROPOUT, OVERLAP, SEQUENCE, ZERO, LayoutCase, length, split
@@ -32,6 +33,23 @@ class TensorParallelTest(LayoutCase):
 
     def test_a_layout_repeats_its_bits(self):
         self.check_bits(4, split(SEQUENCE, ZERO, tensor=2))
+
+    def test_strips_train_the_same_model(self):
+        """However many of them there are, in one layer after the other and where layers are computed again."""
+        for strips in ("2", "4"):
+            with mock.patch.dict(os.environ, MOBULA_TENSOR_STRIPS=strips):
+                for name, model in MODELS.items():
+                    self.check_layout(2, split(tensor=2), model, f"{name}, {strips} strips")
+                    self.check_layout(4, split(SEQUENCE, *OVERLAP, tensor=2), model, f"{name}, {strips} strips")
+                self.check_layout(4, split(SEQUENCE, tensor=2, context=2), MODELS["llama"], f"shared samples, {strips} strips")
+                self.check_layout(4, split(SEQUENCE, tensor=2, pipeline=2), MODELS["llama"], f"stages, {strips} strips")
+                self.check_bits(4, split(SEQUENCE, ZERO, tensor=2))
+
+    def test_a_wrong_number_of_strips_is_one_line(self):
+        with mock.patch.dict(os.environ, MOBULA_TENSOR_STRIPS="17"):
+            gang = self.gang(2, *split(tensor=2))
+            self.assertNotIn(0, gang.start().finish())
+        self.assertIn("MOBULA_TENSOR_STRIPS", gang.ranks[0].of("failed")[0]["text"])
 
     def test_any_layout_goes_on_from_any_other(self):
         self.check_chain("llama", LLAMA, [

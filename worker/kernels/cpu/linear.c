@@ -31,11 +31,13 @@ void MB_CPU(linear_backward)(struct mb_context *ctx, struct mb_stream *stream,
                              const struct mb_linear_backward *a)
 {
     const float *all_d_out = a->d_out;
-    mb_sgemm(&ctx->blas, MB_N, MB_N, a->n_rows, a->n_in, a->n_out, 1, a->d_out, a->n_out, a->weight,
-             a->n_in, 0, a->d_x, a->n_in);
-    mb_sgemm(&ctx->blas, MB_T, MB_N, a->n_out, a->n_in, a->n_rows, 1, a->d_out, a->n_out, a->x,
-             a->n_in, a->sets_d_weight ? 0 : 1, a->d_weight, a->n_in);
-    if (a->gelu_x != NULL) {
+    if (a->d_x != NULL)
+        mb_sgemm(&ctx->blas, MB_N, MB_N, a->n_rows, a->n_in, a->n_out, 1, a->d_out, a->n_out,
+                 a->weight, a->n_in, 0, a->d_x, a->n_in);
+    if (a->d_weight != NULL)
+        mb_sgemm(&ctx->blas, MB_T, MB_N, a->n_out, a->n_in, a->n_rows, 1, a->d_out, a->n_out, a->x,
+                 a->n_in, a->sets_d_weight ? 0 : 1, a->d_weight, a->n_in);
+    if (a->d_x != NULL && a->gelu_x != NULL) {
         struct mb_gelu gelu = {.x = a->gelu_x,
                                .d_out = a->d_x,
                                .out = a->d_x,

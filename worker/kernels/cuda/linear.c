@@ -68,9 +68,11 @@ void mb_cuda_linear_backward(struct mb_context *ctx, struct mb_stream *stream,
                                        .d = a->d_weight,
                                        .dtype = a->dtype,
                                        .d_dtype = MB_DTYPE_F32};
-    mb_cuda_blas_run(ctx->blas, stream, &d_x);
-    mb_cuda_blas_run(ctx->blas, stream, &d_weight);
-    if (a->gelu_x != NULL && !fuses) {
+    if (a->d_x != NULL)
+        mb_cuda_blas_run(ctx->blas, stream, &d_x);
+    if (a->d_weight != NULL)
+        mb_cuda_blas_run(ctx->blas, stream, &d_weight);
+    if (a->d_x != NULL && a->gelu_x != NULL && !fuses) {
         struct mb_gelu gelu = {.x = a->gelu_x,
                                .d_out = a->d_x,
                                .out = a->d_x,

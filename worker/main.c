@@ -36,7 +36,6 @@ static void catch_signals(void)
     sigemptyset(&sa.sa_mask);
     sigaction(SIGTERM, &sa, NULL);
     sigaction(SIGINT, &sa, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
 }
 
 static int env_number(const char *name, int64_t fallback, int64_t min, int64_t max, int64_t *out,
@@ -148,6 +147,7 @@ int main(int argc, char **argv)
     static struct mb_trainer t;
     struct mb_err err = {0};
     int status = 0, known = 1;
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
     int rc = mb_args_parse(&t.args, argc - 1, (const char *const *)argv + 1, &err);
     if (rc == MB_ARGS_HELP) {
         status = print_help();

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import resource
 import struct
 import sys
 import tempfile
@@ -266,6 +267,20 @@ class DataCacheTest(unittest.TestCase):
             self.assertRegex(told(gang), rf"(?m)^WARNING: --data-cache-path: .*({said}); training goes on without it$")
             self.assertEqual(want, iterations(gang.ranks[0]))
         self.assertEqual([x for x in os.listdir(taken) if ".tmp-" in x], [])
+
+    def test_a_full_disk(self):
+        """A file may not grow as far as it must: what a full disk does, without one. The index of mock documents has 133 kB."""
+        cache = self.path / "full"
+        args = [*MODEL, *NULL_FLAGS, "--train-iters", "3", "--mock-data", "--eval-iters", "0"]
+        want = run(WORKER, 1, args, str(self.path / "runs" / "not-full"))
+        gang = Gang(WORKER, 1, [*args, "--data-cache-path", str(cache)], str(self.path / "runs" / "full"))
+        self.addCleanup(gang.kill)
+        gang.wait(lambda: gang.ranks[0].of("endpoint"))
+        resource.prlimit(gang.ranks[0].process.pid, resource.RLIMIT_FSIZE, (100000, 100000))
+        self.assertEqual(gang.start().finish(), [0], told(gang))
+        self.assertRegex(told(gang), r"(?m)^WARNING: --data-cache-path: \S*document_index.npy\S*: .*File too large; training goes on without it$")
+        self.assertEqual(iterations(want.ranks[0]), iterations(gang.ranks[0]))
+        self.assertEqual(os.listdir(cache), [])
 
     def test_several_ranks(self):
         args = ["--data-path", "1", self.some, "2", self.many, "--split", "80,15,5"]

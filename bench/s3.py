@@ -130,6 +130,7 @@ class Bench:
             "recv": lambda to: self.client([sys.executable, __file__, "--ceiling-down", server.port,
                                             server.root / bucket, place, to], server),
             "mobula": lambda to: self.client([lib.MOBULA, "checkpoint", "pull", at, to], server),
+            "mobula --cached": lambda to: self.client([lib.MOBULA, "checkpoint", "pull", "--cached", at, to], server),
             "mobula verify": lambda to: self.client([lib.MOBULA, "checkpoint", "verify", at], server),
             "mc": lambda to: self.client([BIN / "mc", "--quiet", "cp", "-r", f"vg/{bucket}/{place}/", f"{to}/"], server),
             "s5cmd": lambda to: self.client([BIN / "s5cmd", "cp", f"{at}/*", f"{to}/"], server),

@@ -11,7 +11,7 @@
 #include "cli/checkpoint_pull_plain.h"
 
 struct pull_args {
-    int json, plain;
+    int json, plain, cached;
     int64_t iteration;
     const char *files;
 };
@@ -21,6 +21,10 @@ static const struct mb_option pull_options[] = {
      "that one and no other instead of the newest whole one", 0, INT64_MAX},
     {"files", 0, "PATTERN", MB_OPTION_STRING, offsetof(struct pull_args, files),
      "only files whose path matches, e.g. 'model*'", 0, 0},
+    {"cached", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, cached),
+     "leave the files in the page cache, for a program that reads them at once; takes more CPU "
+     "time",
+     0, 0},
     {"plain", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, plain),
      "all objects below URL as they are, no checkpoint; a file of the same size is kept", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json),
@@ -91,6 +95,8 @@ static void pull(struct run *r, const char *url, const char *dir)
         rc = mb_pull_start(&r->l.loop, url, dir, on_pulled, r, &r->pull, &r->err);
     if (rc == 0 && r->args->iteration >= 0)
         mb_pull_set_iteration(r->pull, r->args->iteration);
+    if (rc == 0 && !r->args->cached)
+        mb_pull_set_direct(r->pull);
     if (rc == 0 && r->args->files)
         mb_pull_set_filter(r->pull, wants, r);
     r->l.leave = leave;
@@ -125,11 +131,13 @@ static void print_end(const struct run *r, const char *dir)
 static int run_plain(struct mb_cli *cli, const struct pull_args *args, const char *url,
                      const char *dir)
 {
+    struct mb_plain_wishes wishes = {
+        .files = args->files, .json = args->json, .cached = args->cached};
     struct mb_plain_result done;
     struct mb_err err;
     char bytes[16], kept[16];
 
-    if (mb_checkpoint_pull_plain(url, dir, args->files, args->json, &done, &err) != 0)
+    if (mb_checkpoint_pull_plain(url, dir, &wishes, &done, &err) != 0)
         return mb_checkpoint_fail(cli, args->json, &err);
     if (args->json)
         printf("{\"event\": \"done\", \"iteration\": -1, \"files\": %" PRIu64

@@ -25,7 +25,8 @@ struct run {
     struct mb_checkpoint_loop l;
     struct mb_store *store;
     struct mb_err err;
-    const char *url, *dir, *files;
+    const char *url, *dir;
+    const struct mb_plain_wishes *wishes;
     struct object *objects;
     size_t n, next, busy, n_done;
     uint64_t total_bytes, kept_bytes;
@@ -92,6 +93,7 @@ static int begin(struct run *r, struct object *o, struct mb_err *err)
                                     .path = path,
                                     .has_size = 1,
                                     .size_bytes = o->size_bytes,
+                                    .is_direct = !r->wishes->cached,
                                     .progress = on_progress};
     int rc = slash != NULL ? 0 : mb_err_set(err, MB_ENOMEM, "out of memory");
 
@@ -153,7 +155,8 @@ static void on_list(void *arg, const struct mb_store_result *res)
         const struct mb_store_entry *e = &res->entries[i];
         struct object *o = &r->objects[r->n];
 
-        if (!is_file_below(e->key) || (r->files != NULL && fnmatch(r->files, e->key, 0) != 0))
+        if (!is_file_below(e->key) ||
+            (r->wishes->files != NULL && fnmatch(r->wishes->files, e->key, 0) != 0))
             continue;
         *o = (struct object){.run = r, .key = mb_strdup(e->key), .size_bytes = e->size_bytes};
         if (o->key == NULL)
@@ -165,7 +168,8 @@ static void on_list(void *arg, const struct mb_store_result *res)
         mb_err_set(&r->err, MB_ENOMEM, "out of memory");
     else if (r->n == 0)
         mb_err_set(&r->err, MB_ENOENT, "%s: no object%s%s", r->url,
-                   r->files != NULL ? " that matches " : "", r->files != NULL ? r->files : "");
+                   r->wishes->files != NULL ? " that matches " : "",
+                   r->wishes->files != NULL ? r->wishes->files : "");
     if (r->err.code != 0)
         finish(r);
     else
@@ -197,12 +201,12 @@ static void cancel(void *arg)
     fail(arg, &err);
 }
 
-int mb_checkpoint_pull_plain(const char *url, const char *dir, const char *files, int json,
+int mb_checkpoint_pull_plain(const char *url, const char *dir, const struct mb_plain_wishes *wishes,
                              struct mb_plain_result *out, struct mb_err *err)
 {
-    struct run r = {.url = url, .dir = dir, .files = files};
+    struct run r = {.url = url, .dir = dir, .wishes = wishes};
 
-    if (mb_checkpoint_loop_init(&r.l, json, &r.err) == 0) {
+    if (mb_checkpoint_loop_init(&r.l, wishes->json, &r.err) == 0) {
         int is_open = mb_fs_mkdir_p(dir, 0777, &r.err) == 0 &&
                       mb_store_open(&r.l.loop, url, &r.store, &r.err) == 0;
 

@@ -9,9 +9,15 @@ struct mb_plain_result {
     uint64_t n_files, total_bytes, kept_bytes;
 };
 
-/* A file that is there with its object's size is kept; each appears when it is whole. files: only
- * keys that match, NULL: all. Blocks; progress is shown. No object: MB_ENOENT. */
-int mb_checkpoint_pull_plain(const char *url, const char *dir, const char *files, int json,
+struct mb_plain_wishes {
+    const char *files; /* only keys that match; NULL: all. Borrowed */
+    int json;
+    int cached; /* files go through the page cache */
+};
+
+/* A file that is there with its object's size is kept; each appears when it is whole. Blocks;
+ * progress is shown. No object: MB_ENOENT. */
+int mb_checkpoint_pull_plain(const char *url, const char *dir, const struct mb_plain_wishes *wishes,
                              struct mb_plain_result *out, struct mb_err *err);
 
 #endif

@@ -125,6 +125,11 @@ void mb_pull_set_iteration(struct mb_pull *p, int64_t iteration)
     p->wanted = iteration;
 }
 
+void mb_pull_set_direct(struct mb_pull *p)
+{
+    p->is_direct = 1;
+}
+
 void mb_pull_status(const struct mb_pull *p, struct mb_pull_status *out)
 {
     *out = p->status;
@@ -249,6 +254,7 @@ static void fetch(struct pull_slot *s)
                                     .has_size = 1,
                                     .size_bytes = s->file->size_bytes,
                                     .is_lazy = 1,
+                                    .is_direct = p->is_direct,
                                     .progress = on_progress};
 
     if (key != NULL)

@@ -28,6 +28,9 @@ void mb_pull_set_filter(struct mb_pull *p, int (*wants)(void *arg, const char *p
 /* Right after the start: this one, and no other in its place. */
 void mb_pull_set_iteration(struct mb_pull *p, int64_t iteration);
 
+/* Right after the start: files go past the page cache (mb_store_get_file's is_direct). */
+void mb_pull_set_direct(struct mb_pull *p);
+
 struct mb_pull_status {
     int64_t iteration; /* that is fetched now; -1: not known yet */
     uint64_t total_bytes, done_bytes;

@@ -38,6 +38,7 @@ struct mb_pull {
     void *wants_arg;
     struct mb_manifest manifest;
     int64_t wanted; /* -1: what the pointer names */
+    int is_direct;  /* past the page cache */
     int64_t trying;
     int64_t newest;   /* that the pointer has named */
     int is_gone;      /* something of the present one is not there */

@@ -42,6 +42,7 @@ struct mb_store_op {
     int is_range;     /* GET: max_bytes from offset on */
     int has_size;     /* GET_FILE: want_bytes is known */
     int is_lazy;      /* GET_FILE: nothing is synced */
+    int is_direct;    /* GET_FILE: past the page cache, if that can be */
     uint64_t want_bytes;
     uint64_t offset;
     uint64_t deadline_ms;   /* monotonic */

@@ -34,7 +34,8 @@ struct s3 {
     unsigned max_parallel; /* at most S3_MAX_CONNECTIONS */
     unsigned parallel;     /* transfers at once; halved on SlowDown, one more with each success */
     struct s3_turns turns;
-    unsigned n_calls; /* whose timers are not closed yet */
+    void *spare_buffers; /* s3_download.c's */
+    unsigned n_calls;    /* whose timers are not closed yet */
     void (*closed_cb)(void *arg);
     void *closed_arg;
     int http_stopped;
@@ -115,6 +116,7 @@ void s3_upload_go(struct mb_store_op *op, int gives_up);
 void s3_upload_set_priority(struct mb_store_op *op);
 int s3_download_start(struct mb_store_op *op, struct mb_err *err);
 void s3_download_cancel(struct mb_store_op *op);
+void s3_download_free_buffers(struct s3 *s); /* when no download is under way */
 /* A transfer succeeded: one more at once, up to the connections. */
 void s3_went_well(struct s3 *s);
 

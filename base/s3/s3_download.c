@@ -9,10 +9,12 @@
  *    fill a buffer of 256 KiB; full, it goes to the pool, which writes it, while the other buffer
  *    fills. No room for another read of the socket: there is none until the pool is through, so
  *    that libcurl need not keep what does not fit. So memory is bounded by the connections, not by
- *    sizes. One thread at a time writes a file: several would spin for its lock, and burn
- *    more processor time than the writing takes. An attempt that broke off begins its range anew,
- *    after what the pool still has of it. A range that is through begins its way onto the disk.
- *    Where only the checksum is wanted there are no buffers.
+ *    sizes. Where files shall not go through the page cache, buffers have 1 MiB and whole blocks
+ *    of them go to a descriptor of their own; what is left of the file's last block, and all where
+ *    the file system cannot, goes the usual way. One thread at a time writes a file: several would
+ * spin for its lock, and burn more processor time than the writing takes. An attempt that broke off
+ * begins its range anew, after what the pool still has of it. A range that is through begins its
+ * way onto the disk. Where only the checksum is wanted there are no buffers.
  * 4. All there: the ranges' sums combine to that of the whole; compare with the server's, fsync,
  *    rename, sync the directory.
  * Failures: an object that changed meanwhile is MB_ESTATE, a checksum or a size that differs
@@ -35,6 +37,11 @@
 
 enum {
     BUFFER_BYTES = 256 * 1024,
+    /* Each direct write waits for the disk; smaller ones cost more. A range's two are a huge page,
+     * of which the kernel need not look up each small one. */
+    DIRECT_BUFFER_BYTES = 1024 * 1024,
+    DIRECT_BLOCK_BYTES = 4096, /* of places, lengths and addresses: a page, and a block at most */
+    DIRECT_MIN_BYTES = 4 * 1024 * 1024,
     WRITE_OUT_BYTES = 1024 * 1024, /* less is not worth a command to the disk */
     RANGES_MAX = S3_MAX_CONNECTIONS
 };
@@ -46,7 +53,8 @@ struct range {
     size_t index;
     int busy;
     struct s3_call *call;
-    uint8_t *filling, *writing; /* BUFFER_BYTES each; NULL without a file */
+    uint8_t *buffers;           /* both of these; NULL without a file */
+    uint8_t *filling, *writing; /* buffer_bytes each */
     size_t n_filling, n_writing;
     uint64_t received; /* bytes of this attempt */
     uint64_t written;  /* ... that went through the pool */
@@ -61,6 +69,8 @@ struct download {
     struct mb_store_op *op;
     struct s3 *s3;
     int fd;
+    int direct_fd; /* of the same file, O_DIRECT; -1: none */
+    size_t buffer_bytes;
     char *temp; /* NULL: nothing is written */
     char server_crc[16];
     uint64_t *crcs; /* one per range */
@@ -87,12 +97,10 @@ static void finish(struct download *d)
     struct mb_store_op *op = d->op;
     if (d->fd >= 0)
         close(d->fd);
+    if (d->direct_fd >= 0)
+        close(d->direct_fd);
     if (d->temp && op->err.code != 0)
         unlink(d->temp);
-    for (size_t i = 0; d->ranges && i < d->n_slots; i++) {
-        mb_free(d->ranges[i].filling);
-        mb_free(d->ranges[i].writing);
-    }
     mb_free(d->ranges);
     mb_free(d->temp);
     mb_free(d->crcs);
@@ -165,8 +173,20 @@ static void conclude(struct download *d)
  * at the end. What it says goes unheeded: a disk that fails tells the sync, too. */
 static void begin_writing_out(const struct range *r)
 {
+    if (r->down->direct_fd >= 0)
+        return; /* it is there */
     sync_file_range(r->down->fd, (off_t)(r->index * RANGE_BYTES),
                     (off_t)range_len(r->down, r->index), SYNC_FILE_RANGE_WRITE);
+}
+
+/* The descriptor for what stands from done bytes on in the buffer, and how much of that it takes.
+ */
+static int descriptor(const struct download *d, const struct range *r, size_t done, size_t *n)
+{
+    size_t blocks = (r->n_writing - done) / DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES;
+    int is_direct = d->direct_fd >= 0 && blocks > 0 && done % DIRECT_BLOCK_BYTES == 0;
+    *n = is_direct ? blocks : r->n_writing - done;
+    return is_direct ? d->direct_fd : d->fd;
 }
 
 static void write_buffer(struct range *r)
@@ -174,9 +194,16 @@ static void write_buffer(struct range *r)
     struct download *d = r->down;
     off_t offset = (off_t)(r->index * RANGE_BYTES + r->written);
     for (size_t done = 0; done < r->n_writing;) {
-        ssize_t n = pwrite(d->fd, r->writing + done, r->n_writing - done, offset + (off_t)done);
+        size_t some;
+        int fd = descriptor(d, r, done, &some);
+        ssize_t n = pwrite(fd, r->writing + done, some, offset + (off_t)done);
         if (n < 0 && errno == EINTR)
             continue;
+        if (n < 0 && errno == EINVAL && fd == d->direct_fd) { /* it wants larger blocks */
+            close(d->direct_fd);
+            d->direct_fd = -1;
+            continue;
+        }
         if (n < 0) {
             mb_err_sys(&r->err, errno, "write %s", d->temp);
             return;
@@ -196,13 +223,50 @@ static void write_buffers(uv_work_t *work)
         write_buffer(r);
 }
 
+/* A range's two buffers are one piece of memory, which the next range takes over; there are no more
+ * of them than connections. */
+static int take_buffers(struct range *r)
+{
+    struct download *d = r->down;
+    int is_huge = d->buffer_bytes == DIRECT_BUFFER_BYTES;
+    uint8_t *both = is_huge ? d->s3->spare_buffers : NULL;
+    if (both)
+        memcpy(&d->s3->spare_buffers, both, sizeof d->s3->spare_buffers);
+    else if (is_huge)
+        both = mb_alloc_huge(2 * d->buffer_bytes);
+    else
+        both = mb_alloc(2 * d->buffer_bytes);
+    r->buffers = r->filling = both;
+    r->writing = both ? both + d->buffer_bytes : NULL;
+    return both ? 0 : MB_ENOMEM;
+}
+
+static void give_buffers(struct range *r)
+{
+    struct download *d = r->down;
+    if (r->buffers && d->buffer_bytes == DIRECT_BUFFER_BYTES) {
+        memcpy(r->buffers, &d->s3->spare_buffers, sizeof d->s3->spare_buffers);
+        d->s3->spare_buffers = r->buffers;
+    } else {
+        mb_free(r->buffers);
+    }
+    r->buffers = r->filling = r->writing = NULL;
+}
+
+void s3_download_free_buffers(struct s3 *s)
+{
+    while (s->spare_buffers) {
+        void *buffers = s->spare_buffers;
+        memcpy(&s->spare_buffers, buffers, sizeof s->spare_buffers);
+        mb_free(buffers);
+    }
+}
+
 static void range_done(struct range *r)
 {
     struct download *d = r->down;
     s3_turn_end(d->s3, &r->turn);
-    mb_free(r->filling);
-    mb_free(r->writing);
-    r->filling = r->writing = NULL;
+    give_buffers(r);
     r->busy = 0;
     d->in_flight--;
     if (!d->pumping)
@@ -281,7 +345,7 @@ static void buffer_written(struct range *r)
         s3_call_cancel(r->call);
     } else if (r->is_paused) {
         r->is_paused = 0;
-        if (r->n_filling == BUFFER_BYTES && write_out(r) != 0) {
+        if (r->n_filling == d->buffer_bytes && write_out(r) != 0) {
             mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
             s3_call_cancel(r->call);
         } else {
@@ -322,10 +386,11 @@ static int refuse(struct range *r, int code, const char *text)
 static int take_bytes(void *arg, const void *p, size_t n)
 {
     struct range *r = arg;
+    const struct download *d = r->down;
     const uint8_t *bytes = p;
     if (r->down->op->err.code != 0)
         return MB_ESTATE;
-    if ((r->begins_anew || r->n_filling + n > BUFFER_BYTES) && r->in_pool) {
+    if ((r->begins_anew || r->n_filling + n > d->buffer_bytes) && r->in_pool) {
         r->is_paused = 1;
         return MB_HTTP_SINK_PAUSE;
     }
@@ -339,16 +404,16 @@ static int take_bytes(void *arg, const void *p, size_t n)
     r->received += n;
     r->crc = mb_crc64nvme(r->crc, bytes, n);
     while (r->filling && n > 0) {
-        size_t room = BUFFER_BYTES - r->n_filling, some = n < room ? n : room;
+        size_t room = d->buffer_bytes - r->n_filling, some = n < room ? n : room;
         memcpy(r->filling + r->n_filling, bytes, some);
         r->n_filling += some;
         bytes += some;
         n -= some;
         /* A piece that does not fit is let in only while the pool has nothing, so this is one. */
-        if (r->n_filling == BUFFER_BYTES && !r->in_pool && write_out(r) != 0)
+        if (r->n_filling == d->buffer_bytes && !r->in_pool && write_out(r) != 0)
             return refuse(r, MB_ENOMEM, "out of memory");
     }
-    if (r->in_pool && !r->is_paused && r->n_filling + MB_HTTP_READ_BYTES > BUFFER_BYTES &&
+    if (r->in_pool && !r->is_paused && r->n_filling + MB_HTTP_READ_BYTES > d->buffer_bytes &&
         r->received < range_len(r->down, r->index)) {
         r->is_paused = 1;
         return MB_HTTP_SINK_FULL;
@@ -414,12 +479,8 @@ static void start_range(void *arg)
                                  .head = take_head,
                                  .sink_arg = r};
     note_cancel(d, 0);
-    if (d->fd >= 0) {
-        r->filling = mb_alloc(BUFFER_BYTES);
-        r->writing = mb_alloc(BUFFER_BYTES);
-        if (d->op->err.code == 0 && (!r->filling || !r->writing))
-            mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
-    }
+    if (d->fd >= 0 && take_buffers(r) != 0 && d->op->err.code == 0)
+        mb_err_set(&d->op->err, MB_ENOMEM, "out of memory");
     if (d->n_ranges > 1) {
         snprintf(text, sizeof text, "bytes=%" PRIu64 "-%" PRIu64, first,
                  first + range_len(d, r->index) - 1);
@@ -479,6 +540,10 @@ static void open_temp(uv_work_t *work)
         mb_err_sys(&d->op->err, errno, "taking %" PRIu64 " bytes for %s", d->op->size_bytes,
                    d->temp);
     }
+    if (d->fd >= 0 && d->op->is_direct && d->op->size_bytes >= DIRECT_MIN_BYTES)
+        d->direct_fd = open(d->temp, O_WRONLY | O_DIRECT | O_CLOEXEC); /* not every one can */
+    if (d->direct_fd >= 0)
+        d->buffer_bytes = DIRECT_BUFFER_BYTES;
 }
 
 static void on_temp_open(uv_work_t *work, int status)
@@ -533,7 +598,8 @@ int s3_download_start(struct mb_store_op *op, struct mb_err *err)
     d->op = op;
     d->s3 = op->store->impl;
     d->order = ++d->s3->turns.last_order;
-    d->fd = -1;
+    d->fd = d->direct_fd = -1;
+    d->buffer_bytes = BUFFER_BYTES;
     d->work.data = d;
     if (op->path) {
         d->temp = mb_asprintf("%s.mobula-tmp-%016" PRIx64, op->path, mb_random_u64());

@@ -403,6 +403,7 @@ int mb_store_get_file_as(struct mb_store *s, const struct mb_store_get_file *req
     op->has_size = req->has_size;
     op->want_bytes = req->size_bytes;
     op->is_lazy = req->is_lazy;
+    op->is_direct = req->is_direct;
     op->priority = req->priority;
     op->progress = req->progress;
     set_outage(op, req->outage_ms);

@@ -163,7 +163,11 @@ struct mb_store_get_file {
     /* The size is known: a request less, and MB_ECORRUPT at once if it is another. */
     int has_size;
     uint64_t size_bytes;
-    int is_lazy;      /* neither file nor directory is synced: the caller does, or does not care */
+    int is_lazy; /* neither file nor directory is synced: the caller does, or does not care */
+    /* A wish: past the page cache (O_DIRECT), for what nobody reads soon. It takes a third of the
+     * processor time, and leaves other programs' pages alone. s3:// only, files of several MiB, and
+     * file systems that can. */
+    int is_direct;
     int32_t priority; /* as of mb_store_put_file */
     mb_store_progress_cb progress;
     uint64_t timeout_ms; /* 0: 24 h */

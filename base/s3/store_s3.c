@@ -354,6 +354,7 @@ static void close_if_quiet(struct s3 *s)
     void (*cb)(void *arg) = s->closed_cb;
     void *arg = s->closed_arg;
     mb_http_client_destroy(s->http);
+    s3_download_free_buffers(s);
     s3_settings_free(s);
     mb_free(s);
     cb(arg);

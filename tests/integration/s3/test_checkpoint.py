@@ -1,7 +1,9 @@
 """mobula checkpoint ls, pull, diff, rm, verify against a real server behind a proxy: test_checkpoint.py MOBULA KIND"""
 
 import fcntl
+import ctypes
 import json
+import mmap
 import os
 import pathlib
 import shutil
@@ -14,6 +16,35 @@ from checkpoint_case import MIB, NAMES, Case
 from faults import drop_answer, error, hold, stall, truncate
 
 LATEST = "latest_checkpointed_iteration.txt"
+
+
+def resident(path):
+    """How much of a file is in the page cache, 0 to 1."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as m:
+        pages = (len(m) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        at, seen = ctypes.c_char.from_buffer(m), (ctypes.c_ubyte * pages)()
+        rc = libc.mincore(ctypes.c_void_p(ctypes.addressof(at)), ctypes.c_size_t(len(m)), seen)
+        del at
+        if rc != 0:
+            raise OSError(ctypes.get_errno(), "mincore")
+    return sum(p & 1 for p in seen) / pages
+
+
+def can_be_direct(directory):
+    """Whether what is written with O_DIRECT there stays out of the page cache: tmpfs has nothing else."""
+    path = directory / "probe"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, MIB) as block:
+            os.write(fd, block)
+        return resident(path) < 0.5
+    finally:
+        os.close(fd)
+        path.unlink()
 
 
 class Checkpoints(Case):
@@ -83,6 +114,24 @@ class Pull(Checkpoints):
         self.assertIn("(40.0 MiB there before)", self.mobula("pull", self.url, to))
         self.assertEqual(len(self.proxy.seen("GET", "big")), before)
         self.expect(to, 20, src)
+
+    def test_past_the_page_cache(self):
+        """Sizes around buffers, blocks and ranges: all bytes arrive, also where attempts break off, and stay out of the page cache
+        unless somebody wants them there."""
+        files = {f"f{n}": os.urandom(n) for n in (0, 1, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 5 * MIB + 4095, 16 * MIB, 16 * MIB + 1,
+                                                   17 * MIB + 4097, 33 * MIB - 513)}
+        self.pushed(7, **files)
+        is_direct = can_be_direct(self.dir)
+        for name, words in (("direct", ()), ("cached", ("--cached",)), ("plain", ("--plain",))):
+            self.mobula("pull", *words, self.url, self.dir / name)
+            for path, data in files.items():
+                file = self.dir / name / "iter_0000007" / path
+                if len(data) >= 4 * MIB:
+                    self.assertEqual(resident(file) < 0.1, name != "cached" and is_direct, (name, path))
+                self.assertEqual(file.read_bytes(), data, (name, path))
+        self.proxy.rule("GET", "f17", truncate(0.3), times=3)
+        self.mobula("pull", self.url, self.dir / "again")
+        self.expect(self.dir / "again", 7, self.last)
 
     def test_fall_back(self):
         src = self.pushed(5)

@@ -398,7 +398,7 @@ static int error_of_status(const struct s3_call *call, long status)
         return MB_EDENIED;
     if (status == 501)
         return MB_EUNSUPPORTED;
-    if (status >= 500 || status == 429 || code_is(call, "SlowDown") ||
+    if (status >= 500 || status == 429 || status == 408 || code_is(call, "SlowDown") ||
         code_is(call, "InternalError") || code_is(call, "ServiceUnavailable"))
         return MB_EUNAVAIL;
     if (code_is(call, "BadDigest") || code_is(call, "XAmzContentChecksumMismatch"))

@@ -33,9 +33,10 @@ class World:
 
 
 def storms(w):
-    """503 SlowDown and 500 for a while: everything comes through in the end, with fewer requests at a time."""
+    """503 SlowDown and 500 for a while, and 408 of a gateway: everything comes through in the end, with fewer requests at a time."""
     w.proxy.rule("PUT", "", error(503, "SlowDown"), times=12)
     w.proxy.rule("PUT", "", error(500, "InternalError"), times=6)
+    w.proxy.rule("PUT", "", error(408), times=2)
     w.proxy.rule("GET", "", error(503, "SlowDown"), times=2)
     with w.tool() as tool:
         tool.must("many", n=20, text="stormy")

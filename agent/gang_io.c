@@ -236,8 +236,8 @@ void mb_gang_run_begin_launch(struct mb_gang_run *r)
     if (r->checkpoint_dir != NULL)
         rc = mb_fs_mkdir_p(r->checkpoint_dir, 0755, &err);
     if (rc == MB_OK && r->load_url != NULL && r->load_url[0] != '\0') {
-        rc = mb_pull_start(r->owner->loop, r->load_url, r->checkpoint_dir, on_pulled, r, &r->pull,
-                           &err);
+        rc = mb_pull_start(r->owner->loop, r->load_url, r->checkpoint_dir, 0, on_pulled, r,
+                           &r->pull, &err);
         if (rc == MB_OK) {
             mb_pull_set_filter(r->pull, mb_gang_wants_shard, r);
             if (r->load_iteration > 0)

@@ -14,6 +14,8 @@ extern const struct mb_verb mb_verb_checkpoint_push, mb_verb_checkpoint_pull, mb
     mb_verb_checkpoint_verify, mb_verb_checkpoint_diff, mb_verb_checkpoint_rm,
     mb_verb_checkpoint_convert, mb_verb_checkpoint_inspect;
 
+enum { MB_CHECKPOINT_RETRY_FOR_MS = 600000 }; /* of --retry-for, where it is not given */
+
 struct mb_checkpoint_loop {
     uv_loop_t loop;
     uv_timer_t timer;

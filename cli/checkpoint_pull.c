@@ -14,6 +14,7 @@ struct pull_args {
     int json, plain, cached;
     int64_t iteration;
     const char *files;
+    uint64_t retry_for_ms;
 };
 
 static const struct mb_option pull_options[] = {
@@ -27,6 +28,8 @@ static const struct mb_option pull_options[] = {
      0, 0},
     {"plain", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, plain),
      "all objects below URL as they are, no checkpoint; a file of the same size is kept", 0, 0},
+    {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct pull_args, retry_for_ms),
+     "how long a store that does not answer is asked again; default 10m", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct pull_args, json),
      "print JSON lines, errors too", 0, 0},
     {0},
@@ -92,7 +95,8 @@ static void pull(struct run *r, const char *url, const char *dir)
         return;
     rc = mb_fs_mkdir_p(dir, 0777, &r->err);
     if (rc == 0)
-        rc = mb_pull_start(&r->l.loop, url, dir, on_pulled, r, &r->pull, &r->err);
+        rc = mb_pull_start(&r->l.loop, url, dir, r->args->retry_for_ms, on_pulled, r, &r->pull,
+                           &r->err);
     if (rc == 0 && r->args->iteration >= 0)
         mb_pull_set_iteration(r->pull, r->args->iteration);
     if (rc == 0 && !r->args->cached)
@@ -131,8 +135,10 @@ static void print_end(const struct run *r, const char *dir)
 static int run_plain(struct mb_cli *cli, const struct pull_args *args, const char *url,
                      const char *dir)
 {
-    struct mb_plain_wishes wishes = {
-        .files = args->files, .json = args->json, .cached = args->cached};
+    struct mb_plain_wishes wishes = {.files = args->files,
+                                     .retry_for_ms = args->retry_for_ms,
+                                     .json = args->json,
+                                     .cached = args->cached};
     struct mb_plain_result done;
     struct mb_err err;
     char bytes[16], kept[16];
@@ -151,7 +157,7 @@ static int run_plain(struct mb_cli *cli, const struct pull_args *args, const cha
 
 static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct pull_args args = {.iteration = -1};
+    struct pull_args args = {.iteration = -1, .retry_for_ms = MB_CHECKPOINT_RETRY_FOR_MS};
     struct run r = {.iteration = -1, .args = &args};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
 
@@ -176,7 +182,7 @@ static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
 const struct mb_verb mb_verb_checkpoint_pull = {
     .name = "pull",
     .summary = "fetch the newest whole checkpoint of a store, checked; what is there is kept",
-    .synopsis = "[--iteration N | --plain] [--files PATTERN] [--json] URL DIR",
+    .synopsis = "[--iteration N | --plain] [--files PATTERN] [--retry-for TIME] [--json] URL DIR",
     .examples = "  mobula checkpoint pull s3://bucket/run1 /ckpt/run1\n"
                 "  mobula checkpoint pull --plain s3://bucket/corpus /data/corpus\n",
     .options = pull_options,

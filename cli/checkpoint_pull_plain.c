@@ -210,6 +210,8 @@ int mb_checkpoint_pull_plain(const char *url, const char *dir, const struct mb_p
         int is_open = mb_fs_mkdir_p(dir, 0777, &r.err) == 0 &&
                       mb_store_open(&r.l.loop, url, &r.store, &r.err) == 0;
 
+        if (is_open)
+            mb_store_set_outage(r.store, wishes->retry_for_ms);
         if (is_open && mb_store_list(r.store, "", LIST_TIMEOUT_MS, on_list, &r, &r.err) != 0)
             finish(&r);
         mb_checkpoint_loop_run(&r.l, is_open ? get_facts : NULL, cancel, &r);

@@ -10,7 +10,8 @@ struct mb_plain_result {
 };
 
 struct mb_plain_wishes {
-    const char *files; /* only keys that match; NULL: all. Borrowed */
+    const char *files;     /* only keys that match; NULL: all. Borrowed */
+    uint64_t retry_for_ms; /* as of mb_store_set_outage() */
     int json;
     int cached; /* files go through the page cache */
 };

@@ -18,11 +18,14 @@
 struct verify_args {
     int json;
     int64_t iteration;
+    uint64_t retry_for_ms;
 };
 
 static const struct mb_option verify_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct verify_args, iteration),
      "that one instead of the newest", 0, INT64_MAX},
+    {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct verify_args, retry_for_ms),
+     "how long a store that does not answer is asked again; default 10m", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct verify_args, json), "print JSON, errors too",
      0, 0},
     {0},
@@ -77,6 +80,7 @@ static void verify(const char *url, const struct verify_args *args, struct run *
     r->l.view.is_terminal &= !args->json;
     rc = mb_store_open(&r->l.loop, url, &r->store, &r->err);
     if (rc == 0) {
+        mb_store_set_outage(r->store, args->retry_for_ms);
         rc = mb_verify_start(r->store, args->iteration, on_verified, r, &r->verify, &r->err);
         if (rc < 0)
             mb_store_close(r->store, NULL, NULL);
@@ -175,7 +179,7 @@ static int verify_local(struct mb_cli *cli, const char *dir, const struct verify
 static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
     struct run r = {.result.iteration = -1};
-    struct verify_args args = {.iteration = -1};
+    struct verify_args args = {.iteration = -1, .retry_for_ms = MB_CHECKPOINT_RETRY_FOR_MS};
     int n_words = 0;
     int rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
     char bytes[16];
@@ -203,7 +207,7 @@ const struct mb_verb mb_verb_checkpoint_verify = {
     .name = "verify",
     .summary =
         "read the newest checkpoint back, from its store or a local disk, and check every file",
-    .synopsis = "[--iteration N] [--json] URL|DIR",
+    .synopsis = "[--iteration N] [--retry-for TIME] [--json] URL|DIR",
     .examples = "  mobula checkpoint verify s3://bucket/run1\n"
                 "  mobula checkpoint verify ./checkpoints\n",
     .options = verify_options,

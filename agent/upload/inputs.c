@@ -541,7 +541,7 @@ static void pull(struct mb_inputs *in)
         return;
     }
     if (rc == 1)
-        rc = mb_pull_start(in->loop, url_of(in), in->local, on_pulled, in, &in->pull, &err);
+        rc = mb_pull_start(in->loop, url_of(in), in->local, 0, on_pulled, in, &in->pull, &err);
     if (rc == MB_OK)
         mb_pull_set_filter(in->pull, wants_weights, NULL);
     else

@@ -679,8 +679,8 @@ static void on_unused_closed(void *arg)
     (void)arg;
 }
 
-int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, mb_pull_cb cb, void *arg,
-                  struct mb_pull **out, struct mb_err *err)
+int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, uint64_t outage_ms,
+                  mb_pull_cb cb, void *arg, struct mb_pull **out, struct mb_err *err)
 {
     struct mb_pull *p = mb_calloc(1, sizeof(*p));
     int rc;
@@ -702,6 +702,7 @@ int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, mb_pu
     }
     rc = mb_store_open(loop, url, &p->store, err);
     if (rc == MB_OK) {
+        mb_store_set_outage(p->store, outage_ms);
         rc = mb_store_get(p->store, MB_LATEST_KEY, PULL_LATEST_MAX_BYTES, PULL_SMALL_TIMEOUT_MS,
                           on_latest, p, err);
         if (rc != MB_OK)

@@ -19,8 +19,10 @@ struct mb_pull;
 /* iteration -1: the store holds no checkpoint (no error): no pointer, and no whole manifest. */
 typedef void (*mb_pull_cb)(void *arg, const struct mb_err *err, int64_t iteration);
 
-int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, mb_pull_cb cb, void *arg,
-                  struct mb_pull **out, struct mb_err *err);
+/* outage_ms: how long a store that does not answer is asked again, by every request
+ * (mb_store_set_outage()); 0: for as long as each has time, of a file a day. */
+int mb_pull_start(uv_loop_t *loop, const char *url, const char *local_dir, uint64_t outage_ms,
+                  mb_pull_cb cb, void *arg, struct mb_pull **out, struct mb_err *err);
 /* Right after the start: files of the manifest for which wants() says 0 are not fetched. That they
  * are there with their sizes is still asked, so that pulls of different files find the same
  * checkpoint whole or not; bytes that were changed in place only who fetches them can see. */

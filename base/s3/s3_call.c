@@ -29,6 +29,8 @@
 enum {
     BACKOFF_BASE_MS = 100,
     BACKOFF_CAP_MS = 20000,
+    TELL_AFTER_MS = 5000, /* of failing */
+    TELL_EVERY_MS = 60000,
     CONNECT_MS = 10000,
     MIN_CONNECT_MS = 1000,  /* however little time is left: a handshake over a long way */
     MAX_SKEW_MS = 300000,   /* servers allow 15 minutes */
@@ -332,6 +334,18 @@ static void retry_after(struct s3_call *call, uint64_t delay_ms)
     uv_timer_start(&call->timer, on_retry, delay_ms, 0);
 }
 
+/* Whoever waits for the store should know why, and need not be told of each request. */
+static void tell_of_failing(const struct s3_call *call, uint64_t now)
+{
+    struct s3 *s = call->s3;
+    uint64_t failing_ms = now - call->failing_since_ms;
+    if (failing_ms < TELL_AFTER_MS || (s->told_ms != 0 && now - s->told_ms < TELL_EVERY_MS))
+        return;
+    s->told_ms = now;
+    mb_warn("s3", "%.200s: failing for %llu s, asking again: %s", s->host,
+            (unsigned long long)failing_ms / 1000, call->answer.text);
+}
+
 /* 1: the call goes on after a pause. 0: it has come to its end. */
 static int try_later(struct s3_call *call)
 {
@@ -354,6 +368,7 @@ static int try_later(struct s3_call *call)
             call->answer.error = MB_ETIMEOUT;
         return 0;
     }
+    tell_of_failing(call, now);
     mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
     retry_after(call, delay);
     return 1;

@@ -241,6 +241,18 @@ class Pull(Checkpoints):
         self.assertIn("iteration 10 is not whole: its manifest is larger", out)
         self.expect_old(self.dir / "to", 5, src)
 
+    def test_a_store_that_goes_away(self):
+        """After the first bytes: over after the time that was said, with the reason, and nothing half stays."""
+        src, to = self.pushed(20, **{"big": os.urandom(50 * MIB)}), self.dir / "to"
+        for verb, url, *where in (("pull", self.url, to), ("pull", f"{self.url}/iter_0000020", to / "plain", "--plain"),
+                                  ("verify", self.url)):
+            self.proxy.rule("GET", "/big", error(503, "SlowDown"), skip=1)
+            self.assertIn("SlowDown", self.mobula(verb, "--retry-for", "1s", url, *where, status=69))
+            self.proxy.clear()
+        self.assertEqual(list(to.rglob("big*")), [])
+        self.mobula("pull", self.url, to)
+        self.expect(to, 20, src)
+
     def test_interrupted(self):
         src = self.pushed(20, **{"big": os.urandom(50 * MIB), "other": os.urandom(1 * MIB)})
         to = self.dir / "to"

@@ -233,6 +233,10 @@ class Refused(Case):
         top = self.checkpoint(5)
         self.proxy.rule("PUT", r"iter_\d+/[^.]", error(503, "SlowDown"))
         self.assertIn("SlowDown", self.mobula("push", "--retry-for", "1s", top, self.url, status=69))
+        # Before it gives up it says for what it waits, once.
+        told = re.findall(r"failing for (\d+) s, asking again: .*SlowDown", self.mobula("push", "--retry-for", "8s", top, self.url, status=69))
+        self.assertEqual(len(told), 1)
+        self.assertGreaterEqual(int(told[0]), 5)
         self.proxy.clear()
         self.mobula("push", top, self.url)
 

@@ -335,15 +335,16 @@ static void retry_after(struct s3_call *call, uint64_t delay_ms)
 }
 
 /* Whoever waits for the store should know why, and need not be told of each request. */
-static void tell_of_failing(const struct s3_call *call, uint64_t now)
+static void tell_of_failing(const struct s3_call *call, uint64_t now, uint64_t delay_ms)
 {
     struct s3 *s = call->s3;
     uint64_t failing_ms = now - call->failing_since_ms;
-    if (failing_ms < TELL_AFTER_MS || (s->told_ms != 0 && now - s->told_ms < TELL_EVERY_MS))
+    if (failing_ms + delay_ms < TELL_AFTER_MS ||
+        (s->told_ms != 0 && now - s->told_ms < TELL_EVERY_MS))
         return;
     s->told_ms = now;
-    mb_warn("s3", "%.200s: failing for %llu s, asking again: %s", s->host,
-            (unsigned long long)failing_ms / 1000, call->answer.text);
+    mb_warn("s3", "%.200s: failing for %.1f s, asking again in %.1f s: %s", s->host,
+            (double)failing_ms / 1000, (double)delay_ms / 1000, call->answer.text);
 }
 
 /* 1: the call goes on after a pause. 0: it has come to its end. */
@@ -368,7 +369,7 @@ static int try_later(struct s3_call *call)
             call->answer.error = MB_ETIMEOUT;
         return 0;
     }
-    tell_of_failing(call, now);
+    tell_of_failing(call, now, delay);
     mb_debug("s3", "retry in %llu ms: %s", (unsigned long long)delay, call->answer.text);
     retry_after(call, delay);
     return 1;

@@ -17,6 +17,7 @@ warnings.filterwarnings("ignore")
 
 import numpy as np
 import torch
+from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
 from safetensors.torch import load_file
 
 from gang import tool as run
@@ -247,6 +248,19 @@ class DirectoryTest(Case):
                 self.fresh()
                 self.change(change)
                 self.refused(text, status)
+
+    def test_metadata_of_megatrons_own_class(self):
+        """As megatron-core 0.15 writes it."""
+        def change(meta):
+            own = MCoreMetadata()
+            own.__dict__.update(meta.__dict__, mcore_data={})
+            return own
+
+        run(MOBULA, "checkpoint", "convert", "--no-load-optim", self.theirs, self.ours)
+        self.change(change)
+        self.assertIn(b"MCoreMetadata", (self.theirs / ITER / ".metadata").read_bytes())
+        run(MOBULA, "checkpoint", "convert", "--no-load-optim", self.theirs, self.path / "again")
+        self.same_weights(self.weights(self.ours), self.weights(self.path / "again"))
 
     def test_layers_that_are_not_there_take_no_memory(self):
         """A common.pt of a few bytes may say 60000 of them."""

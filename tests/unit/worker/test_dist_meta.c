@@ -124,6 +124,22 @@ static void put_place(struct mb_buf *b, const struct sample *s, size_t i, const 
     end_object(b);
 }
 
+static const char OBJECT[] = "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1";
+
+static void put_place_of_object(struct mb_buf *b, const char *file)
+{
+    begin_object(b, META, "MetadataIndex");
+    text(b, "fqn");
+    text(b, OBJECT);
+    end_object(b);
+    begin_object(b, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    text(b, "relative_path");
+    text(b, file);
+    number(b, "offset", 70);
+    number(b, "length", 80);
+    end_object(b);
+}
+
 static struct mb_buf make(const struct sample *s, size_t n, const char *file)
 {
     struct mb_buf b = {0};
@@ -137,6 +153,8 @@ static struct mb_buf make(const struct sample *s, size_t n, const char *file)
     }
     text(&b, "rng_state/shard_0_1");
     object(&b, META, "BytesStorageMetadata");
+    text(&b, OBJECT);
+    object(&b, META, "BytesStorageMetadata");
     op(&b, 'u');
     text(&b, "storage_data");
     op(&b, '}');
@@ -146,6 +164,7 @@ static struct mb_buf make(const struct sample *s, size_t n, const char *file)
             put_place(&b, &s[i], k, file);
         }
     }
+    put_place_of_object(&b, file);
     op(&b, 'u');
     end_object(&b);
     op(&b, '.');
@@ -177,7 +196,7 @@ static void each_element_is_where_it_was_said(void **state)
     struct mb_dist_meta m;
     struct mb_err err = {0};
     assert_int_equal(parse(SAMPLES, 3, "__0_0.distcp", &m, &err), 0);
-    assert_int_equal(m.n_tensors, 2);
+    assert_int_equal(m.n_tensors, 4);
     assert_int_equal(m.n_files, 1);
     assert_string_equal(m.files[0], "__0_0.distcp");
     assert_true(m.has_optimizer);
@@ -200,7 +219,40 @@ static void each_element_is_where_it_was_said(void **state)
     size_t k;
     uint64_t at;
     assert_int_equal(mb_dist_place(mb_dist_meta_find(&m, "a"), 1, &k, &at), 11);
+    assert_false(t->is_of_optimizer || mb_dist_meta_find(&m, "a")->is_of_optimizer);
+    t = mb_dist_meta_find(&m, SAMPLES[1].name);
+    assert_true(t->is_of_optimizer && !t->is_object && t->is_wrong == NULL && t->n == 35);
+    t = mb_dist_meta_find(&m, OBJECT);
+    assert_true(t->is_of_optimizer && t->is_object && t->is_wrong == NULL);
+    assert_int_equal(t->chunks->at, 70);
+    assert_int_equal(t->chunks->n_bytes, 80);
     mb_dist_meta_close(&m);
+}
+
+static void of_the_optimizer_it_is_kept_what_is_wrong(void **state)
+{
+    (void)state;
+    static const struct chunk beyond[] = {{0, 0, 3, 5}}, hole[] = {{0, 0, 1, 4}, {2, 0, 1, 4}},
+                              same[] = {{0, 0, 3, 4}};
+    static const struct {
+        struct sample s;
+        const char *text;
+    } cases[] = {
+        {{"optimizer.a", 3, 4, beyond, 1, 1}, "a chunk does not lie in it"},
+        {{"optimizer.a", 3, 4, hole, 2, 2}, "its chunks are not all of it"},
+        {{"optimizer.a", 3, 4, hole, 2, 1}, "no file has one of its chunks"},
+        {{"optimizer.a", 0, 4, same, 1, 1}, "its shape is none"},
+        {{"chained_0.optimizer.a", 3, 4, same, 0, 0}, "it has no list of chunks"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct sample both[] = {cases[i].s, SAMPLES[2]};
+        struct mb_dist_meta m;
+        struct mb_err err = {0};
+        assert_int_equal(parse(both, 2, "f", &m, &err), 0);
+        assert_null(mb_dist_meta_find(&m, "a")->is_wrong);
+        assert_non_null(strstr(mb_dist_meta_find(&m, cases[i].s.name)->is_wrong, cases[i].text));
+        mb_dist_meta_close(&m);
+    }
 }
 
 static void what_is_not_whole_is_named(void **state)
@@ -342,6 +394,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_element_is_where_it_was_said),
+        cmocka_unit_test(of_the_optimizer_it_is_kept_what_is_wrong),
         cmocka_unit_test(what_is_not_whole_is_named),
         cmocka_unit_test(names_that_it_has_not_are_refused),
         cmocka_unit_test(one_list_of_chunks_for_many_tensors_is_refused),

@@ -4,6 +4,8 @@
  *     themselves. Every chunk's zip is opened and closed again: it holds one tensor of the shape
  *     that was said, in order, and where its numbers begin is kept.
  *  3. Reading: stretch by stretch from the files, of which a few are open at a time.
+ *  4. The optimizer's are found by whoever knows its names, and used like those of the model; an
+ *     object is a file of torch.save of its own.
  * Failures: another backend, a file that is missing or too short, a chunk that is no tensor or
  * another one, a tensor that is missing, of another shape or would be lost.
  */
@@ -37,9 +39,8 @@ struct place {
 };
 
 struct source {
-    struct mb_dist_tensor *t;
-    uint64_t from;        /* its first element there */
-    struct place *places; /* of t's chunks; several sources may have one t */
+    const struct mb_dist_tensor *t; /* several sources may have one */
+    uint64_t from;                  /* its first element there */
 };
 
 struct open_file {
@@ -50,7 +51,7 @@ struct open_file {
 struct mb_dist {
     char *dir;
     struct mb_dist_meta meta;
-    struct place **places; /* [meta.n_tensors]; NULL: not taken */
+    struct place **places; /* [meta.n_tensors], of chunks; NULL: not taken */
     struct source *sources;
     struct open_file open[OPEN_MAX_FILES];
     size_t next_open;
@@ -254,19 +255,24 @@ static int check_chunk(const char *name, const struct mb_dist_tensor *t,
                             t->name);
 }
 
+/* The file of torch.save that a chunk or an object is; name: for texts. */
+static int open_part(struct mb_dist *d, const struct mb_dist_chunk *c, const char *name,
+                     struct mb_torch_file **out, struct mb_err *err)
+{
+    int fd, rc = file_of(d, c->file, &fd, err);
+    int copy = rc == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (rc == 0 && copy < 0) {
+        rc = mb_err_sys(err, errno, "%s", name);
+    }
+    return rc == 0 ? mb_torch_open_part(name, copy, c->at, c->n_bytes, out, err) : rc;
+}
+
 static int open_chunk(struct mb_dist *d, const struct mb_dist_tensor *t,
                       const struct mb_dist_chunk *c, struct place *out, struct mb_err *err)
 {
     struct mb_torch_file *f = NULL;
     char *name = mb_path_join(d->dir, d->meta.files[c->file]);
-    int fd, rc = name != NULL ? file_of(d, c->file, &fd, err) : no_memory(d, err);
-    int copy = rc == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
-    if (rc == 0 && copy < 0) {
-        rc = mb_err_sys(err, errno, "%s", name);
-    }
-    if (rc == 0) {
-        rc = mb_torch_open_part(name, copy, c->at, c->n_bytes, &f, err);
-    }
+    int rc = name != NULL ? open_part(d, c, name, &f, err) : no_memory(d, err);
     if (rc == 0) {
         rc = check_chunk(name, t, c, f, err);
     }
@@ -284,11 +290,24 @@ static int open_chunk(struct mb_dist *d, const struct mb_dist_tensor *t,
     return rc;
 }
 
-static int open_chunks(struct mb_dist *d, const struct mb_dist_tensor *t, struct mb_err *err)
+static int check_readable(const struct mb_dist *d, const struct mb_dist_tensor *t, int is_object,
+                          struct mb_err *err)
+{
+    if (t->is_wrong != NULL || t->is_object != is_object) {
+        return mb_err_set(err, MB_ECORRUPT, "%s/.metadata: tensor %s: %s", d->dir, t->name,
+                          t->is_wrong != NULL ? t->is_wrong
+                          : is_object         ? "it is one, and has to be an object"
+                                              : "it is none");
+    }
+    return 0;
+}
+
+int mb_dist_use(struct mb_dist *d, const struct mb_dist_tensor *t, struct mb_err *err)
 {
     const size_t i = (size_t)(t - d->meta.tensors);
-    if (d->places[i] != NULL) {
-        return 0;
+    int rc = check_readable(d, t, 0, err);
+    if (rc != 0 || d->places[i] != NULL) {
+        return rc;
     }
     if (!t->is_read) {
         return mb_err_set(err, MB_EUNSUPPORTED,
@@ -296,14 +315,51 @@ static int open_chunks(struct mb_dist *d, const struct mb_dist_tensor *t, struct
                           t->name);
     }
     d->places[i] = mb_calloc(t->n_chunks, sizeof *d->places[i]);
-    int rc = d->places[i] != NULL ? 0 : no_memory(d, err);
+    rc = d->places[i] != NULL ? 0 : no_memory(d, err);
     for (size_t k = 0; k < t->n_chunks && rc == 0; k++) {
         rc = open_chunk(d, t, &t->chunks[k], &d->places[i][k], err);
+    }
+    if (rc != 0) {
+        mb_free(d->places[i]);
+        d->places[i] = NULL;
     }
     return rc;
 }
 
+int mb_dist_open_object(struct mb_dist *d, const struct mb_dist_tensor *t,
+                        struct mb_torch_file **out, struct mb_err *err)
+{
+    const size_t i = (size_t)(t - d->meta.tensors);
+    int rc = check_readable(d, t, 1, err);
+    char *name = rc == 0 ? mb_path_join(d->dir, d->meta.files[t->chunks->file]) : NULL;
+    if (rc == 0 && d->places[i] == NULL) {
+        d->places[i] = mb_calloc(1, sizeof *d->places[i]); /* of no bytes */
+    }
+    if (rc == 0) {
+        rc = name != NULL && d->places[i] != NULL ? open_part(d, t->chunks, name, out, err)
+                                                  : no_memory(d, err);
+    }
+    mb_free(name);
+    return rc;
+}
+
 /* ---- tensors ---- */
+
+const struct mb_dist_tensor *mb_dist_find(const struct mb_dist *d, const char *name)
+{
+    const struct mb_dist_tensor *t = mb_dist_meta_find(&d->meta, name);
+    return t != NULL && t->is_of_optimizer ? t : NULL;
+}
+
+const struct mb_dist_tensor *mb_dist_unused(const struct mb_dist *d)
+{
+    for (size_t i = 0; i < d->meta.n_tensors; i++) {
+        if (d->meta.tensors[i].is_of_optimizer && d->places[i] == NULL) {
+            return &d->meta.tensors[i];
+        }
+    }
+    return NULL;
+}
 
 int mb_dist_check_layers(const struct mb_dist *d, uint64_t n_layers, struct mb_err *err)
 {
@@ -326,38 +382,42 @@ int mb_dist_check_layers(const struct mb_dist *d, uint64_t n_layers, struct mb_e
 }
 
 /* By either name of a norm: of all layers, or of one. */
-static struct mb_dist_tensor *look_up(const struct mb_dist *d, const struct mb_megatron_tensor *w,
-                                      int of_all)
+static const struct mb_dist_tensor *look_up(const struct mb_dist *d, const char *prefix,
+                                            const struct mb_megatron_tensor *w, int of_all)
 {
-    char local[MB_MEGATRON_NAME_MAX], name[2 * MB_MEGATRON_NAME_MAX];
+    char local[MB_MEGATRON_NAME_MAX], name[3 * MB_MEGATRON_NAME_MAX];
     const char *in_layer[2] = {w->in_layer, local};
-    struct mb_dist_tensor *t = NULL;
+    const struct mb_dist_tensor *t = NULL;
+    if (w->place != MB_MEGATRON_LAYER) {
+        snprintf(name, sizeof name, "%s%s", prefix, w->name);
+        return of_all ? NULL : mb_dist_meta_find(&d->meta, name);
+    }
     mb_megatron_local_name(w->in_layer, local);
     for (int i = 0; i < 2 && t == NULL && in_layer[i][0] != '\0'; i++) {
         if (of_all) {
-            snprintf(name, sizeof name, LAYERS "%s", in_layer[i]);
+            snprintf(name, sizeof name, "%s" LAYERS "%s", prefix, in_layer[i]);
         } else {
-            snprintf(name, sizeof name, LAYERS "%" PRIu64 ".%s", w->layer, in_layer[i]);
+            snprintf(name, sizeof name, "%s" LAYERS "%" PRIu64 ".%s", prefix, w->layer,
+                     in_layer[i]);
         }
         t = mb_dist_meta_find(&d->meta, name);
     }
     return t;
 }
 
-static int find_source(struct mb_dist *d, const struct mb_megatron_layout *l, size_t i,
-                       struct mb_err *err)
+int mb_dist_find_state(const struct mb_dist *d, const char *prefix,
+                       const struct mb_megatron_layout *l, size_t i,
+                       const struct mb_dist_tensor **out, uint64_t *from, struct mb_err *err)
 {
     const struct mb_megatron_tensor *w = &l->tensors[i];
     const uint64_t n = w->rows * (w->columns > 0 ? w->columns : 1);
-    const int is_layer = w->place == MB_MEGATRON_LAYER;
-    int of_all = is_layer;
-    struct mb_dist_tensor *t = is_layer ? look_up(d, w, 1) : mb_dist_meta_find(&d->meta, w->name);
-    if (t == NULL && is_layer) {
-        t = look_up(d, w, 0);
-        of_all = 0;
-    }
-    if (t == NULL) {
-        return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", d->dir, w->name);
+    const struct mb_dist_tensor *t = look_up(d, prefix, w, 1);
+    const int of_all = t != NULL;
+    t = of_all ? t : look_up(d, prefix, w, 0);
+    *out = t;
+    *from = of_all ? w->layer * n : 0;
+    if (t == NULL || t->is_wrong != NULL) {
+        return 0; /* who uses it says what */
     }
     uint64_t want[MB_DIST_DIMS_MAX] = {l->n_layers, w->rows, w->columns};
     const uint64_t *shape = of_all ? want : want + 1;
@@ -369,10 +429,18 @@ static int find_source(struct mb_dist *d, const struct mb_megatron_layout *l, si
                           d->dir, t->name, t->n_dims, t->shape[0], t->shape[1], t->shape[2], n_dims,
                           shape[0], n_dims > 1 ? shape[1] : 0, n_dims > 2 ? shape[2] : 0);
     }
-    int rc = open_chunks(d, t, err);
-    d->sources[i] = (struct source){
-        .t = t, .from = of_all ? w->layer * n : 0, .places = d->places[t - d->meta.tensors]};
-    return rc;
+    return 0;
+}
+
+static int find_source(struct mb_dist *d, const struct mb_megatron_layout *l, size_t i,
+                       struct mb_err *err)
+{
+    struct source *s = &d->sources[i];
+    int rc = mb_dist_find_state(d, "", l, i, &s->t, &s->from, err);
+    if (rc == 0 && s->t == NULL) {
+        rc = mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", d->dir, l->tensors[i].name);
+    }
+    return rc == 0 ? mb_dist_use(d, s->t, err) : rc;
 }
 
 int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t *bytes,
@@ -389,7 +457,7 @@ int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t
     }
     for (size_t i = 0; i < d->meta.n_tensors && rc == 0; i++) {
         const struct mb_dist_tensor *t = &d->meta.tensors[i];
-        if (d->places[i] == NULL && !mb_ends_with(t->name, "_extra_state")) {
+        if (d->places[i] == NULL && !t->is_of_optimizer && !mb_ends_with(t->name, "_extra_state")) {
             rc = mb_err_set(err, MB_EUNSUPPORTED,
                             "%s: tensor %s is none of this model: it would be lost", d->dir,
                             t->name);
@@ -401,28 +469,39 @@ int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t
 
 /* ---- reading ---- */
 
-int mb_dist_read(struct mb_dist *d, size_t i, uint64_t from, size_t n, float *out,
-                 struct mb_err *err)
+int mb_dist_read_tensor(struct mb_dist *d, const struct mb_dist_tensor *t, uint64_t from, size_t n,
+                        float *out, struct mb_err *err)
 {
-    const struct source *s = &d->sources[i];
-    const size_t size = mb_st_dtype_size(s->t->dtype);
+    const struct place *places = d->places[t - d->meta.tensors];
+    const size_t size = mb_st_dtype_size(t->dtype);
     int rc = 0;
-    from += s->from;
     while (n > 0 && rc == 0) {
         size_t chunk;
-        uint64_t at, run = mb_dist_place(s->t, from, &chunk, &at);
+        uint64_t at, run = mb_dist_place(t, from, &chunk, &at);
         size_t k = PIECE_BYTES / size < n ? PIECE_BYTES / size : n;
         k = run < k ? (size_t)run : k;
-        rc = read_at(d, s->t->chunks[chunk].file, s->places[chunk].at + at * size, d->piece,
-                     k * size, err);
+        rc = read_at(d, t->chunks[chunk].file, places[chunk].at + at * size, d->piece, k * size,
+                     err);
         if (rc == 0) {
-            mb_st_widen(d->piece, s->t->dtype, k, out);
+            mb_st_widen(d->piece, t->dtype, k, out);
         }
         from += k;
         out += k;
         n -= k;
     }
     return rc;
+}
+
+int mb_dist_read(struct mb_dist *d, size_t i, uint64_t from, size_t n, float *out,
+                 struct mb_err *err)
+{
+    const struct source *s = &d->sources[i];
+    return mb_dist_read_tensor(d, s->t, s->from + from, n, out, err);
+}
+
+enum mb_st_dtype mb_dist_dtype(const struct mb_dist *d, size_t i)
+{
+    return d->sources[i].t->dtype;
 }
 
 static int verify_chunk(struct mb_dist *d, const struct mb_dist_tensor *t, size_t file,

@@ -1,11 +1,13 @@
 /*
  * A directory of Megatron-LM's --ckpt-format torch_dist: metadata.json, .metadata, and chunks of
  * tensors, each a file of torch.save, one behind another in *.distcp. Layers lie in one tensor, or
- * each in its own. Blocking; one thread per object.
+ * each in its own. The optimizer's tensors and objects are there by their names. Blocking; one
+ * thread per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_H
 
+#include "worker/checkpoint/megatron/dist_meta.h"
 #include "worker/checkpoint/megatron/layout.h"
 #include "worker/checkpoint/megatron/torch_file.h"
 
@@ -34,7 +36,29 @@ int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t
 /* Elements [from, from + n) of the layout's tensor i. */
 int mb_dist_read(struct mb_dist *d, size_t i, uint64_t from, size_t n, float *out,
                  struct mb_err *err);
-/* Reads all bytes of all tensors: MB_ECORRUPT if a checksum is another. */
+/* Of what numbers that one is. */
+enum mb_st_dtype mb_dist_dtype(const struct mb_dist *d, size_t i);
+
+/* A tensor or object of the optimizer; NULL: there is none. What is found belongs to d. */
+const struct mb_dist_tensor *mb_dist_find(const struct mb_dist *d, const char *name);
+/* The layout's tensor w under a name that begins with prefix ("optimizer.state.exp_avg."), whole:
+ * *from is its first element in *out, which may be of all layers. *out NULL: there is none. */
+int mb_dist_find_state(const struct mb_dist *d, const char *prefix,
+                       const struct mb_megatron_layout *l, size_t w,
+                       const struct mb_dist_tensor **out, uint64_t *from, struct mb_err *err);
+/* Opens every chunk of a tensor that was found; it is compared by mb_dist_verify() from now on. */
+int mb_dist_use(struct mb_dist *d, const struct mb_dist_tensor *t, struct mb_err *err);
+/* Elements [from, from + n) of one that is used. */
+int mb_dist_read_tensor(struct mb_dist *d, const struct mb_dist_tensor *t, uint64_t from, size_t n,
+                        float *out, struct mb_err *err);
+/* An object that was found, which the caller closes, and compares himself. */
+int mb_dist_open_object(struct mb_dist *d, const struct mb_dist_tensor *t,
+                        struct mb_torch_file **out, struct mb_err *err);
+/* One of the optimizer's that was neither used nor opened; NULL: there is none. */
+const struct mb_dist_tensor *mb_dist_unused(const struct mb_dist *d);
+
+/* Reads all bytes of all tensors of the model, and of those of the optimizer that are used:
+ * MB_ECORRUPT if a checksum is another. */
 int mb_dist_verify(struct mb_dist *d, const struct mb_torch_watch *watch, struct mb_err *err);
 
 #endif

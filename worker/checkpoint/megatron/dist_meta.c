@@ -3,6 +3,7 @@
  *  2. storage_data: for each chunk of a tensor that is kept, file and bytes.
  *  3. Every chunk has a file. Chunks lie inside, do not overlap, and have as many elements as the
  *     tensor: so each element is in one of them.
+ *  4. What is wrong with a tensor of the optimizer is kept with it, and the others are read on.
  * Failures: something that torch.distributed.checkpoint does not write, a name that leaves the
  * directory, chunks that are missing, twice or do not fit.
  */
@@ -29,9 +30,13 @@ static int corrupt(const char *name, const char *what, struct mb_err *err)
                       what);
 }
 
-static int bad_tensor(const char *name, const struct mb_dist_tensor *t, const char *what,
+static int bad_tensor(const char *name, struct mb_dist_tensor *t, const char *what,
                       struct mb_err *err)
 {
+    if (t->is_of_optimizer) {
+        t->is_wrong = t->is_wrong != NULL ? t->is_wrong : what;
+        return 0;
+    }
     return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s: %s", name, t->name, what);
 }
 
@@ -200,26 +205,46 @@ static int by_name(const void *x, const void *y)
                   ((const struct mb_dist_tensor *)y)->name);
 }
 
+static int take_object(const char *name, struct mb_dist_tensor *t, size_t *n_all,
+                       struct mb_err *err)
+{
+    *n_all += 1;
+    if (*n_all > MB_DIST_ALL_CHUNKS_MAX) {
+        return corrupt(name, "its tensors have too many chunks", err);
+    }
+    t->is_object = 1;
+    t->chunks = mb_calloc(1, sizeof *t->chunks);
+    t->n_chunks = t->chunks != NULL;
+    return t->chunks != NULL ? 0 : no_memory(name, err);
+}
+
+/* One of several optimizers has its number before. */
+static int is_of_optimizer(const char *name)
+{
+    return mb_starts_with(name, "optimizer.") ||
+           (mb_starts_with(name, "chained_") && strstr(name, ".optimizer.") != NULL);
+}
+
 static int take_item(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *key,
                      const struct mb_pickle_value *v, size_t *n_all, struct mb_err *err)
 {
-    if (is_a(v, METADATA "BytesStorageMetadata")) {
-        return 0; /* generators, scales of fp8 */
-    }
+    const int is_object = is_a(v, METADATA "BytesStorageMetadata");
     struct mb_dist_tensor *t = &m->tensors[m->n_tensors];
     int is_text;
     *t = (struct mb_dist_tensor){.name = take_text(key, NAME_BYTES_MAX, &is_text)};
     if (t->name == NULL) {
         return is_text ? no_memory(name, err) : corrupt(name, "a tensor has no name", err);
     }
-    if (mb_starts_with(t->name, "optimizer.")) {
-        m->has_optimizer = 1;
+    t->is_of_optimizer = is_of_optimizer(t->name);
+    if (is_object && !t->is_of_optimizer) { /* generators, scales of fp8 */
         mb_free(t->name);
         return 0;
     }
+    m->has_optimizer |= t->is_of_optimizer;
     m->n_tensors++;
-    return is_a(v, METADATA "TensorStorageMetadata") ? take_tensor(name, v, t, n_all, err)
-                                                     : bad_tensor(name, t, "it is none", err);
+    return is_object                                   ? take_object(name, t, n_all, err)
+           : is_a(v, METADATA "TensorStorageMetadata") ? take_tensor(name, v, t, n_all, err)
+                                                       : bad_tensor(name, t, "it is none", err);
 }
 
 static int take_tensors(const char *name, const struct mb_pickle_value *dict,
@@ -292,6 +317,20 @@ static int take_file(const char *name, struct mb_dist_meta *m, const struct mb_p
     return 0;
 }
 
+/* The chunk that begins there; of an object its only one. */
+static struct mb_dist_chunk *chunk_at(const struct mb_dist_tensor *t,
+                                      const struct mb_pickle_value *offset)
+{
+    struct mb_dist_chunk wanted = {0};
+    int n_dims;
+    if (t->is_object) {
+        return t->chunks;
+    }
+    return take_sizes(offset, wanted.offset, &n_dims) == 0 && n_dims == t->n_dims
+               ? bsearch(&wanted, t->chunks, t->n_chunks, sizeof *t->chunks, by_offset)
+               : NULL;
+}
+
 static int take_place(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *index,
                       const struct mb_pickle_value *info, struct mb_err *err)
 {
@@ -299,30 +338,28 @@ static int take_place(const char *name, struct mb_dist_meta *m, const struct mb_
         !is_a(info, "torch.distributed.checkpoint.filesystem\n_StorageInfo")) {
         return corrupt(name, "storage_data has something else", err);
     }
-    int is_text, n_dims;
+    int is_text;
     char *fqn = take_text(field(index, "fqn"), NAME_BYTES_MAX, &is_text);
     if (fqn == NULL) {
         return is_text ? no_memory(name, err) : corrupt(name, "a chunk has no name", err);
     }
     struct mb_dist_tensor *t = mb_dist_meta_find(m, fqn);
     mb_free(fqn);
-    if (t == NULL) {
-        return 0; /* the optimizer's, or none of numbers */
+    if (t == NULL || t->is_wrong != NULL) {
+        return 0; /* none of numbers, or one that is not read */
     }
-    struct mb_dist_chunk wanted = {0};
     const struct mb_pickle_value *transforms = field(info, "transform_descriptors");
-    struct mb_dist_chunk *c =
-        take_sizes(field(index, "offset"), wanted.offset, &n_dims) == 0 && n_dims == t->n_dims
-            ? bsearch(&wanted, t->chunks, t->n_chunks, sizeof *t->chunks, by_offset)
-            : NULL;
+    struct mb_dist_chunk *c = chunk_at(t, field(index, "offset"));
     if (c == NULL || c->is_there) {
         return bad_tensor(name, t, c == NULL ? "bytes of a chunk that it has not" : "a chunk twice",
                           err);
     }
     if (transforms != NULL && transforms->kind != MB_PICKLE_NONE &&
         !(transforms->kind == MB_PICKLE_LIST && transforms->n_items == 0)) {
-        return mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s: its bytes are transformed", name,
-                          t->name);
+        static const char WHAT[] = "its bytes are transformed";
+        return t->is_of_optimizer
+                   ? bad_tensor(name, t, WHAT, err)
+                   : mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s: %s", name, t->name, WHAT);
     }
     if (take_count(field(info, "offset"), &c->at) != 0 ||
         take_count(field(info, "length"), &c->n_bytes) != 0) {
@@ -357,10 +394,10 @@ static int overlap(const struct mb_dist_chunk *a, const struct mb_dist_chunk *b,
     return 1;
 }
 
-static int check_tensor(const char *name, const struct mb_dist_tensor *t, struct mb_err *err)
+static int check_tensor(const char *name, struct mb_dist_tensor *t, struct mb_err *err)
 {
     uint64_t n = 0;
-    for (size_t i = 0; i < t->n_chunks; i++) {
+    for (size_t i = 0; i < t->n_chunks && t->is_wrong == NULL; i++) {
         const struct mb_dist_chunk *c = &t->chunks[i];
         if (!c->is_there) {
             return bad_tensor(name, t, "no file has one of its chunks", err);
@@ -373,7 +410,7 @@ static int check_tensor(const char *name, const struct mb_dist_tensor *t, struct
         }
         n += c->n; /* disjoint until here */
     }
-    return n == t->n ? 0 : bad_tensor(name, t, "its chunks are not all of it", err);
+    return n == t->n || t->is_object ? 0 : bad_tensor(name, t, "its chunks are not all of it", err);
 }
 
 int mb_dist_meta_parse(const char *name, const void *bytes, size_t n, struct mb_dist_meta *out,
@@ -383,7 +420,9 @@ int mb_dist_meta_parse(const char *name, const void *bytes, size_t n, struct mb_
     struct mb_dist_meta m = {0};
     int rc = mb_pickle_parse(name, bytes, n, MB_PICKLE_OF_METADATA, &pickle, err);
     const struct mb_pickle_value *root = rc == 0 ? mb_pickle_root(pickle) : NULL;
-    if (rc == 0 && !is_a(root, METADATA "Metadata")) {
+    /* Megatron-LM's own has what the other has, and more. */
+    if (rc == 0 && !is_a(root, METADATA "Metadata") &&
+        !is_a(root, "megatron.core.dist_checkpointing.strategies.torch\nMCoreMetadata")) {
         rc = corrupt(name, "it has something else", err);
     }
     if (rc == 0) {

@@ -1,6 +1,7 @@
 /*
  * What the file .metadata of torch.distributed.checkpoint says: which tensors there are, and in
- * which bytes of which file each chunk of one is. The optimizer's are passed over. Pure.
+ * which bytes of which file each chunk of one is; and where the optimizer's objects are. Something
+ * wrong with one of the optimizer's is no error before somebody wants it. Pure.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_META_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_META_H
@@ -33,7 +34,10 @@ struct mb_dist_tensor {
     uint64_t shape[MB_DIST_DIMS_MAX], n;
     struct mb_dist_chunk *chunks; /* by offset, and each element is in one */
     size_t n_chunks;
-    uint64_t most_rows; /* of a chunk, in the first dimension */
+    uint64_t most_rows;  /* of a chunk, in the first dimension */
+    int is_of_optimizer; /* then it may be one of these two: */
+    int is_object;       /* no tensor: one chunk, which is a file of torch.save, and no dimension */
+    const char *is_wrong; /* why it cannot be read: its chunks are not to be looked at; or NULL */
 };
 
 struct mb_dist_meta {

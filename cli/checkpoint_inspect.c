@@ -8,6 +8,7 @@
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
 #include "cli/checkpoint_file.h"
+#include "cli/printable.h"
 
 struct inspect_args {
     int json, headers_only;
@@ -42,6 +43,7 @@ int mb_model_print_json(const char *event, const char *dir, const struct mb_mode
                         struct mb_err *err)
 {
     const struct mb_hf_shape *s = &f->shape;
+    struct mb_err why = f->optimizer_refused;
     const char *kind = f->kind == MB_MODEL_OURS       ? "mobula"
                        : f->kind == MB_MODEL_MEGATRON ? "megatron"
                                                       : "huggingface";
@@ -59,6 +61,12 @@ int mb_model_print_json(const char *event, const char *dir, const struct mb_mode
     if (f->kind == MB_MODEL_MEGATRON) {
         json_object_set_new(j, "release", json_boolean(f->iteration <= 0));
         json_object_set_new(j, "ckpt_format", json_string(f->is_dist ? "torch_dist" : "torch"));
+        if (f->optimizer_steps >= 0)
+            json_object_set_new(j, "optimizer_steps", json_integer(f->optimizer_steps));
+        if (why.code != 0) {
+            mb_err_printable(&why);
+            json_object_set_new(j, "optimizer_refused", json_string(why.text));
+        }
     }
     if (f->kind == MB_MODEL_MEGATRON && !f->is_dist) {
         json_object_set_new(j, "tensor_model_parallel_size",
@@ -83,6 +91,8 @@ void mb_model_print(const char *dir, const struct mb_model_facts *f)
     else if (f->kind == MB_MODEL_MEGATRON)
         printf(", tensor-parallel size %" PRIu64 ", pipeline-parallel size %" PRIu64,
                f->tensor_parallel_size, f->pipeline_parallel_size);
+    if (f->kind == MB_MODEL_MEGATRON && f->optimizer_steps >= 0)
+        printf(", optimizer of %" PRId64 " steps", f->optimizer_steps);
     printf("\n%s, %" PRIu64 " parameters in %zu tensors, %zu file%s, %s\n", family(f),
            f->n_parameters, f->n_tensors, f->n_files, f->n_files == 1 ? "" : "s",
            mb_human_bytes(f->total_bytes, size));
@@ -90,6 +100,11 @@ void mb_model_print(const char *dir, const struct mb_model_facts *f)
            " groups of %" PRIu64 " channels, vocabulary %" PRIu64 ", positions %" PRIu64 ", %s\n",
            s->n_layers, s->hidden, s->ffn, s->n_heads, s->n_groups, s->head_dim, s->vocab,
            s->max_positions, s->untied ? "untied output" : "tied output");
+    if (f->optimizer_refused.code != 0) {
+        struct mb_err why = f->optimizer_refused;
+        mb_err_printable(&why);
+        printf("its optimizer is not read: %s\n", why.text);
+    }
 }
 
 static int inspect_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)

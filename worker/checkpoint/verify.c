@@ -3,7 +3,8 @@
  *     iteration, and its files say whose they are (weights.h).
  *  2. Ours: state.json and its layout against the file of weights, the optimizer's ranges; then
  *     every file that a load would read is compared with its checksums.
- *  3. Megatron-LM's: opened as by a load; then every zip below the directory is read.
+ *  3. Megatron-LM's: opened as by a load, the optimizer too; then every zip below the directory is
+ *     read.
  * Failures: what is missing or damaged is named; nothing is repaired.
  */
 #include "worker/checkpoint/verify.h"
@@ -227,11 +228,26 @@ static int count_file(void *arg, const char *path, struct mb_err *err)
     return 0;
 }
 
+/* An optimizer of a form that is not read is none of a load's concern; a damaged one is. */
+static int check_optimizer(const char *iter_dir, struct mb_err *err)
+{
+    struct mb_weights w;
+    int rc = mb_weights_open(iter_dir, &w, err);
+    if (rc == 0 && mb_shards_has_optimizer(w.megatron)) {
+        rc = mb_shards_take_optimizer(w.megatron, err);
+    }
+    mb_weights_close(&w);
+    return rc == MB_EUNSUPPORTED ? 0 : rc;
+}
+
 static int verify_megatrons(const char *dir, const char *iter_dir, struct mb_verified *v,
                             struct mb_err *err)
 {
     struct mb_model_facts facts;
     int rc = mb_model_inspect(dir, v->iteration > 0 ? v->iteration : -1, 1, &facts, err);
+    if (rc == 0) {
+        rc = check_optimizer(iter_dir, err);
+    }
     if (rc == 0) {
         rc = each_file(iter_dir, is_torch, check_zip, v, err);
     }

@@ -49,6 +49,9 @@ class Shape:
     dist: bool = False  # saved as torch_dist
     apart: bool = False  # and each layer's tensors by themselves
     dtype: torch.dtype = torch.float32  # of what torch_dist saves
+    dp: int = 1
+    zero: str = ""  # the distributed optimizer, and in which form torch_dist saves it
+    bucket: int = 0  # elements where its buckets end
 
 
 def config_of(s):
@@ -89,7 +92,9 @@ def args_of(s, **more):
         "virtual_pipeline_model_parallel_size": s.vp if s.vp > 1 else None, "expert_model_parallel_size": 1,
         "consumed_train_samples": 160, "consumed_valid_samples": 8, "iteration": 20, "params_dtype": torch.float32,
         "attention_backend": AttnBackend.auto, "model_type": ModelType.encoder_or_decoder, "fp8": None,
-        "tokenizer_type": "NullTokenizer", "world_size": s.tp * s.pp, "data_path": ["nowhere"]}, **more})
+        "tokenizer_type": "NullTokenizer", "world_size": s.tp * s.pp * s.dp, "data_parallel_size": s.dp, "context_parallel_size": 1,
+        "transformer_impl": "local", "use_distributed_optimizer": bool(s.zero), "overlap_grad_reduce": bool(s.bucket),
+        "ddp_bucket_size": s.bucket or None, "data_path": ["nowhere"]}, **more})
 
 
 def file_of(s, tp, pp):
@@ -166,7 +171,7 @@ def stir(s, chunks, stage):
         table = [m.shared_embedding_or_output_weight() for m in chunks if m.pre_process or m.post_process]
         group = parallel_state.get_embedding_group()
         for weight in table:
-            dist.broadcast(weight.data, src=parallel_state.get_tensor_model_parallel_rank(), group=group)
+            dist.broadcast(weight.data, src=dist.get_process_group_ranks(group)[0], group=group)
 
 
 def model_keys(chunks):

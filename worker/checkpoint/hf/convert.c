@@ -144,6 +144,10 @@ static void take_megatron_facts(struct model *m)
     m->facts.is_dist = mb_shards_are_dist(m->weights.megatron);
     m->facts.tensor_parallel_size = l->tp;
     m->facts.pipeline_parallel_size = l->pp;
+    m->facts.optimizer_steps = m->state.has_optimizer ? m->state.optimizer_steps : -1;
+    if (m->state.optimizer_refused != NULL) {
+        mb_err_set(&m->facts.optimizer_refused, MB_EUNSUPPORTED, "%s", m->state.optimizer_refused);
+    }
 }
 
 static int open_megatrons(const char *iter_dir, struct model *m, struct mb_err *err)

@@ -29,6 +29,10 @@ struct mb_model_facts {
     uint64_t total_bytes;  /* of the tensors as they lie in the files */
     size_t n_without_sums; /* files whose bytes nothing could be compared with */
     int has_optimizer;     /* and what was made has it too */
+    /* Of Megatron-LM's: steps of the optimizer that is there and read, else -1; why it is not read,
+     * code 0: there is none. */
+    int64_t optimizer_steps;
+    struct mb_err optimizer_refused;
 };
 
 /* What dir is, with every tensor's name and shape checked, and with checks_bytes all bytes of its

@@ -236,7 +236,8 @@ static void add_layer(struct mb_megatron_layout *l, uint64_t i, const struct par
                "mlp.linear_fc2.weight", "mlp.linear_fc2.bias");
 }
 
-static int check_split(const char *name, const struct mb_megatron_layout *l, struct mb_err *err)
+int mb_megatron_check_split(const char *name, const struct mb_megatron_layout *l,
+                            struct mb_err *err)
 {
     for (size_t i = 0; i < l->n; i++) {
         const struct mb_megatron_tensor *t = &l->tensors[i];
@@ -284,7 +285,7 @@ int mb_megatron_layout_create(const char *name, const json_t *args, struct mb_me
     if (l->untied) {
         add(l, MB_MEGATRON_LAST, 0, vocab, "output_layer.weight");
     }
-    return check_split(name, l, err);
+    return mb_megatron_check_split(name, l, err);
 }
 
 void mb_megatron_layout_close(struct mb_megatron_layout *l)
@@ -324,4 +325,14 @@ void mb_megatron_local_name(const char *in_layer, char out[MB_MEGATRON_NAME_MAX]
                      in_layer + strlen(norms[i].fused));
         }
     }
+}
+
+int mb_megatron_pass(const char *in_layer, int is_local)
+{
+    const int is_qkv = mb_starts_with(in_layer, "self_attention.linear_qkv.");
+    const int is_norm = is_qkv && strstr(in_layer, ".layer_norm_") != NULL;
+    return is_norm && is_local                                       ? 0
+           : mb_starts_with(in_layer, "self_attention.linear_proj.") ? 1
+           : is_qkv                                                  ? 2
+                                                                     : MB_MEGATRON_PASSES - 1;
 }

@@ -49,10 +49,19 @@ int mb_megatron_sizes(const char *name, const json_t *args, struct mb_megatron_l
 int mb_megatron_layout_create(const char *name, const json_t *args, struct mb_megatron_layout *l,
                               struct mb_err *err);
 void mb_megatron_layout_close(struct mb_megatron_layout *l);
+/* The last of this, of another l->tp. */
+int mb_megatron_check_split(const char *name, const struct mb_megatron_layout *l,
+                            struct mb_err *err);
 
 /* in_layer's name with --transformer-impl local, which has its norms apart from what follows them;
  * "": the same. */
 void mb_megatron_local_name(const char *in_layer, char out[MB_MEGATRON_NAME_MAX]);
+
+/* The order of a layer's modules, which Megatron-LM's optimizers number parameters by: proj comes
+ * before qkv; norms before both, or with Transformer Engine within what follows them. Tensors of
+ * one pass are in the order of the layout. */
+enum { MB_MEGATRON_PASSES = 4 };
+int mb_megatron_pass(const char *in_layer, int is_local);
 
 /* Rank t's part of a tensor: element e of it is element t * run + e / run * stride + e % run of the
  * whole. n: its elements. Whole ones: the same for any t, run == stride == n. */

@@ -154,11 +154,12 @@ static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage,
     return rc != 0 || f->is_taken != NULL ? rc : no_memory(s, err);
 }
 
-static void close_file(struct mb_shards_file *f)
+void mb_shards_close_file(struct mb_shards_file *f)
 {
     mb_torch_close(f->torch);
     mb_free(f->path);
     mb_free(f->is_taken);
+    *f = (struct mb_shards_file){0};
 }
 
 static int take_args(const struct mb_shards *s, const struct mb_shards_file *f, json_t **out,
@@ -235,7 +236,7 @@ static int open_first(struct mb_shards *s, struct mb_err *err)
         rc = s->files != NULL ? 0 : no_memory(s, err);
     }
     if (rc != 0) {
-        close_file(&first);
+        mb_shards_close_file(&first);
         return rc;
     }
     s->files[0] = first;
@@ -466,8 +467,9 @@ static int make_layout(struct mb_shards *s, struct mb_err *err)
         return rc;
     }
     s->tensors = mb_calloc(s->layout.n, sizeof *s->tensors);
+    s->piece = mb_alloc(PIECE_BYTES);
     s->args_text = json_dumps(s->args, JSON_COMPACT);
-    if (s->tensors == NULL || s->args_text == NULL) {
+    if (s->tensors == NULL || s->piece == NULL || s->args_text == NULL) {
         return no_memory(s, err);
     }
     for (size_t i = 0; i < s->layout.n; i++) {
@@ -490,12 +492,18 @@ static int take_tensors(struct mb_shards *s, struct mb_err *err)
     }
     s->stage_of = mb_calloc(s->layout.n, sizeof *s->stage_of);
     s->parts = mb_calloc(s->layout.n * s->layout.tp, sizeof *s->parts);
-    s->piece = mb_alloc(PIECE_BYTES);
-    rc = s->stage_of != NULL && s->parts != NULL && s->piece != NULL ? 0 : no_memory(s, err);
+    rc = s->stage_of != NULL && s->parts != NULL ? 0 : no_memory(s, err);
     for (size_t i = 0; i < s->layout.n && rc == 0; i++) {
         rc = take_tensor(s, i, err);
     }
     return rc == 0 ? check_rest(s, err) : rc;
+}
+
+static void take_run(struct mb_shards *s)
+{
+    s->run.tp = s->layout.tp;
+    s->run.pp = s->layout.pp;
+    s->run.n_chunks = s->layout.n_chunks;
 }
 
 /* ---- torch_dist ---- */
@@ -519,12 +527,14 @@ static int open_common(struct mb_shards *s, struct mb_err *err)
         rc = mb_err_set(err, MB_ECORRUPT, "%s: it has no \"args\": no checkpoint of Megatron-LM",
                         f->path);
     }
+    f->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(f->torch) + 1, 1) : NULL;
     if (rc == 0) {
-        rc = take_args(s, f, &s->args, err);
+        rc = f->is_taken != NULL ? take_args(s, f, &s->args, err) : no_memory(s, err);
     }
     if (rc == 0) {
         rc = mb_megatron_sizes(f->path, s->args, &s->layout, err);
     }
+    take_run(s);
     s->layout.tp = s->layout.pp = s->layout.n_chunks = 1;
     return rc;
 }
@@ -559,6 +569,7 @@ static int open_torch(struct mb_shards *s, struct mb_err *err)
     if (rc == 0) {
         rc = open_files(s, err);
     }
+    take_run(s);
     return rc == 0 ? take_tensors(s, err) : rc;
 }
 
@@ -587,8 +598,9 @@ void mb_shards_close(struct mb_shards *s)
         return;
     }
     for (uint64_t i = 0; s->files != NULL && i < s->layout.tp * s->layout.pp; i++) {
-        close_file(&s->files[i]);
+        mb_shards_close_file(&s->files[i]);
     }
+    mb_shards_close_buffers(s);
     mb_dist_close(s->dist);
     mb_megatron_layout_close(&s->layout);
     json_decref(s->args);
@@ -679,15 +691,14 @@ const struct mb_st_tensor *mb_shards_find(const struct mb_shards *s, const char 
 /* ---- reading ---- */
 
 /* Elements of one part, widened. */
-static int read_part(struct mb_shards *s, const struct mb_shards_file *f,
-                     const struct mb_torch_tensor *t, uint64_t from, uint64_t n, float *out,
-                     struct mb_err *err)
+static int read_part(struct mb_shards *s, struct mb_torch_file *f, const struct mb_torch_tensor *t,
+                     uint64_t from, uint64_t n, float *out, struct mb_err *err)
 {
     const size_t most = PIECE_BYTES / mb_st_dtype_size(t->dtype);
     int rc = 0;
     while (n > 0 && rc == 0) {
         const size_t k = n < most ? (size_t)n : most;
-        rc = mb_torch_read(f->torch, t, from, k, s->piece, err);
+        rc = mb_torch_read(f, t, from, k, s->piece, err);
         if (rc == 0) {
             mb_st_widen(s->piece, t->dtype, k, out);
         }
@@ -698,21 +709,33 @@ static int read_part(struct mb_shards *s, const struct mb_shards_file *f,
     return rc;
 }
 
-/* parts: a tensor's, of all ranks. */
-static int read_split(struct mb_shards *s, size_t i, const struct mb_torch_tensor *const *parts,
-                      uint64_t from, size_t n, float *out, struct mb_err *err)
+/* Elements of the whole that follow each other in a rank's part: n of them, from its at on. */
+struct stretch {
+    uint64_t rank, at;
+    size_t n;
+};
+
+static struct stretch stretch_of(const struct mb_megatron_part *p, uint64_t from, size_t n)
+{
+    const uint64_t in_stride = from % p->stride, in_run = in_stride % p->run;
+    return (struct stretch){.rank = in_stride / p->run,
+                            .at = from / p->stride * p->run + in_run,
+                            .n = p->run - in_run < n ? (size_t)(p->run - in_run) : n};
+}
+
+static int read_split(struct mb_shards *s, size_t i, uint64_t from, size_t n, float *out,
+                      struct mb_err *err)
 {
     const uint64_t tp = s->layout.tp;
     const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], tp);
     int rc = 0;
     while (n > 0 && rc == 0) {
-        const uint64_t in_stride = from % p.stride, in_run = in_stride % p.run;
-        const uint64_t rank = in_stride / p.run, at = from / p.stride * p.run + in_run;
-        const size_t k = p.run - in_run < n ? (size_t)(p.run - in_run) : n;
-        rc = read_part(s, &s->files[s->stage_of[i] * tp + rank], parts[rank], at, k, out, err);
-        from += k;
-        out += k;
-        n -= k;
+        const struct stretch r = stretch_of(&p, from, n);
+        rc = read_part(s, s->files[s->stage_of[i] * tp + r.rank].torch, s->parts[i * tp + r.rank],
+                       r.at, r.n, out, err);
+        from += r.n;
+        out += r.n;
+        n -= r.n;
     }
     return rc;
 }
@@ -722,7 +745,14 @@ int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t f
 {
     const size_t i = (size_t)(t - s->tensors);
     return s->dist != NULL ? mb_dist_read(s->dist, i, from, n, out, err)
-                           : read_split(s, i, &s->parts[i * s->layout.tp], from, n, out, err);
+                           : read_split(s, i, from, n, out, err);
+}
+
+static int read_place(struct mb_shards *s, const struct mb_shards_place *p, uint64_t from, size_t n,
+                      float *out, struct mb_err *err)
+{
+    return p->torch != NULL ? read_part(s, p->torch, p->in_torch, p->from + from, n, out, err)
+                            : mb_dist_read_tensor(s->dist, p->in_dist, p->from + from, n, out, err);
 }
 
 int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
@@ -730,7 +760,16 @@ int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
                          struct mb_err *err)
 {
     const size_t i = (size_t)(t - s->tensors);
-    return read_split(s, i, mb_shards_state_of(s, which, i, 0), from, n, out, err);
+    const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], s->states_tp);
+    int rc = 0;
+    while (n > 0 && rc == 0) {
+        const struct stretch r = stretch_of(&p, from, n);
+        rc = read_place(s, mb_shards_state_of(s, which, i, r.rank), r.at, r.n, out, err);
+        from += r.n;
+        out += r.n;
+        n -= r.n;
+    }
+    return rc;
 }
 
 int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *watch,
@@ -739,6 +778,10 @@ int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *wat
     int rc = 0;
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
         rc = mb_torch_verify(s->files[i].torch, s->files[i].is_taken, watch, err);
+    }
+    for (uint64_t i = 0; s->buffers != NULL && i < s->run.tp * s->run.pp && rc == 0; i++) {
+        const struct mb_shards_file *f = &s->buffers[i];
+        rc = f->torch != NULL ? mb_torch_verify(f->torch, f->is_taken, watch, err) : 0;
     }
     return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, watch, err) : rc;
 }

@@ -46,7 +46,9 @@ int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t f
                    float *out, struct mb_err *err);
 /*
  * The optimizer: Adam's moments, the fp32 weights of a model in halves, steps, the scheduler. What
- * Megatron-LM's FP32Optimizer and Float16OptimizerWithFloat16Params save is read.
+ * Megatron-LM's FP32Optimizer, Float16OptimizerWithFloat16Params and DistributedOptimizer save is
+ * read; of torch_dist the last one's forms fully_reshardable, dp_reshardable and
+ * dp_zero_gather_scatter, of torch distrib_optim.pt beside the other file.
  */
 enum mb_shards_state {
     MB_SHARDS_EXP_AVG,
@@ -63,9 +65,9 @@ struct mb_shards_optimizer {
     int64_t growth_tracker, hysteresis_tracker;
 };
 
-/* Finds and checks all of it, once, before what follows: MB_EUNSUPPORTED names a form that is not
- * read, MB_ECORRUPT the group, parameter or setting that does not fit. After a failure weights are
- * read as before. */
+/* Finds and checks all of it, and of what lies in buffers whose it is, once, before what follows:
+ * MB_EUNSUPPORTED names a form that is not read, MB_ECORRUPT the group, parameter or setting that
+ * does not fit. After a failure weights are read as before. */
 int mb_shards_take_optimizer(struct mb_shards *s, struct mb_err *err);
 /* NULL: it was not taken. */
 const struct mb_shards_optimizer *mb_shards_optimizer(const struct mb_shards *s);

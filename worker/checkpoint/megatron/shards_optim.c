@@ -24,19 +24,11 @@
 
 enum { CLASSES = 4, NO_DECAY = 1, DECOUPLED = 2, NAME_MAX_BYTES = 96 };
 
-static const size_t COPY = SIZE_MAX; /* of tied embeddings, which the first stage has */
-
-struct param {
-    const struct mb_torch_tensor *t;
-    size_t tensor; /* of the layout, or COPY */
-    int class;
-};
-
 struct taking {
     struct mb_shards *s;
     const struct mb_shards_file *f;
     uint64_t stage, rank;
-    struct param *params;
+    struct mb_shards_param *params;
     size_t n_params;
     const json_t *groups, *states;
     const char *prefix; /* "optimizer." or "optimizer.optimizer." */
@@ -46,7 +38,7 @@ struct taking {
 
 static int by_place(const void *x, const void *y)
 {
-    const struct param *a = x, *b = y;
+    const struct mb_shards_param *a = x, *b = y;
     return a->t->place < b->t->place ? -1 : a->t->place > b->t->place;
 }
 
@@ -56,10 +48,20 @@ static int is_token_table(const char *name)
            mb_ends_with(name, "output_layer.weight");
 }
 
+static int class_of_param(const struct mb_shards_param *p)
+{
+    return (p->t->n_dims == 1 ? NO_DECAY : 0) | (is_token_table(p->t->name) ? DECOUPLED : 0);
+}
+
+/* Of several chunks a name says the number: "model1.decoder". */
 static void add_param(struct taking *k, const struct mb_torch_tensor *t, size_t tensor)
 {
-    k->params[k->n_params++] = (struct param){
-        t, tensor, (t->n_dims == 1 ? NO_DECAY : 0) | (is_token_table(t->name) ? DECOUPLED : 0)};
+    k->params[k->n_params++] =
+        (struct mb_shards_param){.t = t,
+                                 .tensor = tensor,
+                                 .chunk = strtoull(t->name + strlen("model"), NULL, 10),
+                                 .n = t->n,
+                                 .dtype = t->dtype};
 }
 
 static int list_params(struct taking *k, struct mb_err *err)
@@ -77,7 +79,7 @@ static int list_params(struct taking *k, struct mb_err *err)
     for (size_t i = 0; i < mb_torch_n_tensors(k->f->torch) && !s->layout.untied; i++) {
         const struct mb_torch_tensor *t = mb_torch_tensor(k->f->torch, i);
         if (mb_starts_with(t->name, "model") && mb_ends_with(t->name, ".output_layer.weight")) {
-            add_param(k, t, COPY);
+            add_param(k, t, MB_SHARDS_COPY);
             break; /* the last chunk has it, and no other */
         }
     }
@@ -87,53 +89,25 @@ static int list_params(struct taking *k, struct mb_err *err)
 
 /* ---- groups ---- */
 
-static int bad_group(const struct taking *k, size_t g, const char *what, struct mb_err *err)
-{
-    return mb_err_set(err, MB_EUNSUPPORTED, "%s: param_groups %zu: %s", k->f->path, g, what);
-}
-
-/* Where nothing is said, def. */
-static double number_of(const json_t *group, const char *name, double def)
-{
-    const json_t *j = json_object_get(group, name);
-    return json_is_number(j) ? json_number_value(j) : def;
-}
-
-static int is_true(const json_t *group, const char *name, int def)
-{
-    const json_t *j = json_object_get(group, name);
-    return json_is_boolean(j) ? json_is_true(j) : def;
-}
-
 static int class_of(const struct taking *k, size_t g, int *out, struct mb_err *err)
 {
     const json_t *group = json_array_get(k->groups, g);
-    const double wd_mult = number_of(group, "wd_mult", -1);
+    int no_decay = 0, decoupled = 0;
     if (!json_is_array(json_object_get(group, "params"))) {
-        return bad_group(k, g, "does not say which parameters are its", err);
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "%s: param_groups %zu: does not say which parameters are its, and there "
+                          "is no distrib_optim.pt beside it",
+                          k->f->path, g);
     }
-    if (wd_mult != 0 && wd_mult != 1) {
-        return bad_group(k, g, "its wd_mult is neither 0 nor 1: no group of ours", err);
-    }
-    if (number_of(group, "lr_mult", 1) != 1) {
-        return bad_group(k, g, "its lr_mult is not 1: no group of ours", err);
-    }
-    if (is_true(group, "is_expert_parallel", 0)) {
-        return bad_group(k, g, "it is of experts: expert parallelism is not provided", err);
-    }
-    if (is_true(group, "amsgrad", 0)) {
-        return bad_group(k, g, "amsgrad is not provided", err);
-    }
-    *out = (wd_mult == 0 ? NO_DECAY : 0) |
-           (is_true(group, "is_decoupled_lr", 0) || !is_true(group, "default_config", 1) ? DECOUPLED
-                                                                                         : 0);
-    return 0;
+    int rc = mb_shards_check_group(k->f, k->groups, g, &no_decay, &decoupled, err);
+    *out = (no_decay ? NO_DECAY : 0) | (decoupled ? DECOUPLED : 0);
+    return rc;
 }
 
 /* ---- one parameter ---- */
 
-static int take_state(const struct taking *k, enum mb_shards_state which, const struct param *p,
-                      const char *name, struct mb_err *err)
+static int take_state(const struct taking *k, enum mb_shards_state which,
+                      const struct mb_shards_param *p, const char *name, struct mb_err *err)
 {
     const struct mb_torch_tensor *t = mb_shards_look_up(k->f, name);
     if (t == NULL) {
@@ -154,8 +128,9 @@ static int take_state(const struct taking *k, enum mb_shards_state which, const 
         return mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s: its numbers are not %s", k->f->path,
                           name, which == MB_SHARDS_MASTER ? "F32" : "F32, F16 or BF16");
     }
-    if (p->tensor != COPY) {
-        *mb_shards_state_of(k->s, which, p->tensor, k->rank) = t;
+    if (p->tensor != MB_SHARDS_COPY) {
+        *mb_shards_state_of(k->s, which, p->tensor, k->rank) =
+            (struct mb_shards_place){.torch = k->f->torch, .in_torch = t};
     }
     return 0;
 }
@@ -166,27 +141,15 @@ static int take_step(const struct taking *k, const char *number, const char *nam
 {
     const struct mb_torch_tensor *t = mb_shards_look_up(k->f, name);
     const json_t *j = json_object_get(json_object_get(k->states, number), "step");
-    float step;
-    if (t == NULL) {
-        return json_is_integer(j) && json_integer_value(j) >= 0
-                   ? mb_shards_take_step(k->f, name, json_integer_value(j), &k->s->param_steps, err)
-                   : 0;
+    if (t != NULL) {
+        return mb_shards_take_step_of(k->f, t, &k->s->param_steps, err);
     }
-    if (t->n != 1 || t->dtype != MB_ST_F32) {
-        return mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s is no number", k->f->path, name);
-    }
-    int rc = mb_torch_read(k->f->torch, t, 0, 1, &step, err);
-    if (rc != 0) {
-        return rc;
-    }
-    if (!(step >= 0 && step < (float)INT32_MAX)) {
-        return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is no number of steps", k->f->path,
-                          name);
-    }
-    return mb_shards_take_step(k->f, name, (int64_t)step, &k->s->param_steps, err);
+    return json_is_integer(j) && json_integer_value(j) >= 0
+               ? mb_shards_take_step(k->f, name, json_integer_value(j), &k->s->param_steps, err)
+               : 0;
 }
 
-static int take_param(const struct taking *k, const json_t *number, const struct param *p,
+static int take_param(const struct taking *k, const json_t *number, const struct mb_shards_param *p,
                       struct mb_err *err)
 {
     static const char *const NAMES[] = {"exp_avg", "exp_avg_sq", "step"};
@@ -206,7 +169,7 @@ static int take_param(const struct taking *k, const json_t *number, const struct
 }
 
 /* The n-th of a group's parameters in halves. */
-static int take_master(const struct taking *k, size_t g, size_t n, const struct param *p,
+static int take_master(const struct taking *k, size_t g, size_t n, const struct mb_shards_param *p,
                        struct mb_err *err)
 {
     char name[NAME_MAX_BYTES];
@@ -220,8 +183,8 @@ static int take_group(const struct taking *k, size_t g, int class, int mask, str
     size_t n = 0, n_halves = 0;
     int rc = 0;
     for (size_t i = 0; i < k->n_params && rc == 0; i++) {
-        const struct param *p = &k->params[i];
-        if ((p->class & mask) != class) {
+        const struct mb_shards_param *p = &k->params[i];
+        if ((class_of_param(p) & mask) != class) {
             continue;
         }
         if (n >= json_array_size(numbers)) {
@@ -231,8 +194,9 @@ static int take_group(const struct taking *k, size_t g, int class, int mask, str
         rc = take_param(k, json_array_get(numbers, n++), p, err);
         if (rc == 0 && p->t->dtype != MB_ST_F32) {
             rc = take_master(k, g, n_halves++, p, err);
-        } else if (rc == 0 && p->tensor != COPY) {
-            *mb_shards_state_of(k->s, MB_SHARDS_MASTER, p->tensor, k->rank) = p->t;
+        } else if (rc == 0 && p->tensor != MB_SHARDS_COPY) {
+            *mb_shards_state_of(k->s, MB_SHARDS_MASTER, p->tensor, k->rank) =
+                (struct mb_shards_place){.torch = k->f->torch, .in_torch = p->t};
         }
     }
     if (rc == 0 && n != json_array_size(numbers)) {
@@ -251,7 +215,10 @@ static int take_groups(const struct taking *k, struct mb_err *err)
     for (size_t g = 0; g < n && rc == 0; g++) {
         rc = class_of(k, g, &class, err);
         if (rc == 0 && classes[class]++ > 0) {
-            rc = bad_group(k, g, "another one has the same wd_mult: no group of ours", err);
+            rc = mb_err_set(err, MB_EUNSUPPORTED,
+                            "%s: param_groups %zu: another one has the same wd_mult: no group of "
+                            "ours",
+                            k->f->path, g);
         }
         mask |= class & DECOUPLED;
     }
@@ -262,8 +229,8 @@ static int take_groups(const struct taking *k, struct mb_err *err)
         }
     }
     for (size_t i = 0; i < k->n_params && rc == 0; i++) {
-        const struct param *p = &k->params[i];
-        if (classes[p->class & mask] == 0) {
+        const struct mb_shards_param *p = &k->params[i];
+        if (classes[class_of_param(p) & mask] == 0) {
             rc = mb_err_set(err, MB_ECORRUPT, "%s: no param_groups has parameter %s", k->f->path,
                             p->t->name);
         }
@@ -273,42 +240,63 @@ static int take_groups(const struct taking *k, struct mb_err *err)
 
 /* ---- files ---- */
 
-static int check_rest(const struct taking *k, struct mb_err *err)
+int mb_shards_check_all_taken(const struct mb_shards_file *f, const char *prefix,
+                              struct mb_err *err)
 {
-    for (size_t i = 0; i < mb_torch_n_tensors(k->f->torch); i++) {
-        const char *name = mb_torch_tensor(k->f->torch, i)->name;
-        if (mb_starts_with(name, "optimizer.") && !k->f->is_taken[i]) {
+    for (size_t i = 0; i < mb_torch_n_tensors(f->torch); i++) {
+        const char *name = mb_torch_tensor(f->torch, i)->name;
+        if (mb_starts_with(name, prefix) && !f->is_taken[i]) {
             return mb_err_set(
                 err, MB_EUNSUPPORTED,
-                "%s: tensor %s is none that is read of an optimizer: it would be lost", k->f->path,
+                "%s: tensor %s is none that is read of an optimizer: it would be lost", f->path,
                 name);
         }
     }
     return 0;
 }
 
-/* The distributed optimizer has its numbers in a file of its own. */
-static int check_form(const struct mb_shards_file *f, struct mb_err *err)
+/* The distributed optimizer has its numbers in a file of its own, which is opened. */
+static int open_buffers(const struct taking *k, struct mb_shards_file *out, struct mb_err *err)
 {
     static const char NAME[] = "distrib_optim.pt";
-    const char *slash = strrchr(f->path, '/');
-    char *path = slash != NULL ? mb_asprintf("%.*s/%s", (int)(slash - f->path), f->path, NAME)
-                               : mb_strdup(NAME);
-    int rc = 0;
-    if (path == NULL) {
-        rc = mb_err_set(err, MB_ENOMEM, "%s: out of memory", f->path);
-    } else if (mb_fs_exists(path)) {
-        rc = mb_err_set(err, MB_EUNSUPPORTED,
-                        "%s: the distributed optimizer's file is not read by this version", path);
+    const char *slash = strrchr(k->f->path, '/');
+    out->path = slash != NULL ? mb_asprintf("%.*s/%s", (int)(slash - k->f->path), k->f->path, NAME)
+                              : mb_strdup(NAME);
+    if (out->path == NULL) {
+        return mb_shards_no_memory(k->s, err);
     }
-    mb_free(path);
+    int rc = mb_torch_open(out->path, &out->torch, err);
+    if (rc == MB_ENOENT) {
+        return 0;
+    }
+    out->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1) : NULL;
+    return rc != 0 || out->is_taken != NULL ? rc : mb_shards_no_memory(k->s, err);
+}
+
+static int check_groups(const struct taking *k, struct mb_err *err)
+{
+    int no_decay, decoupled, rc = 0;
+    for (size_t g = 0; g < json_array_size(k->groups) && rc == 0; g++) {
+        rc = mb_shards_check_group(k->f, k->groups, g, &no_decay, &decoupled, err);
+    }
     return rc;
+}
+
+static int take_buffers(const struct taking *k, struct mb_err *err)
+{
+    const struct mb_shards_file *f = &k->s->buffers[k->stage * k->s->run.tp + k->rank];
+    int rc = check_groups(k, err);
+    if (rc == 0) {
+        rc = mb_shards_take_buffers(k->s, f, "", k->stage, k->rank, k->params, k->n_params, err);
+    }
+    return rc == 0 ? mb_shards_check_all_taken(f, "", err) : rc;
 }
 
 static int take_file(struct taking *k, struct mb_err *err)
 {
+    struct mb_shards_file *buffers = &k->s->buffers[k->stage * k->s->run.tp + k->rank];
     const json_t *adam = NULL;
-    int rc = check_form(k->f, err);
+    int rc = open_buffers(k, buffers, err);
     if (rc == 0) {
         rc = mb_shards_take_settings(k->s, k->f, &adam, &k->prefix, err);
     }
@@ -318,22 +306,36 @@ static int take_file(struct taking *k, struct mb_err *err)
         rc = list_params(k, err);
     }
     if (rc == 0) {
-        rc = take_groups(k, err);
+        rc = buffers->torch != NULL ? take_buffers(k, err) : take_groups(k, err);
     }
     if (rc == 0) {
-        rc = check_rest(k, err);
+        rc = mb_shards_check_all_taken(k->f, "optimizer.", err);
     }
     mb_free(k->params);
     return rc;
 }
 
-int mb_shards_take_states(struct mb_shards *s, struct mb_err *err)
+static int is_in_buffers(const struct mb_shards *s, uint64_t stage)
 {
-    int rc = 0;
+    int is = 0;
+    for (uint64_t rank = 0; rank < s->run.tp; rank++) {
+        is |= s->buffers[stage * s->run.tp + rank].torch != NULL;
+    }
+    return is;
+}
+
+int mb_shards_take_torch_states(struct mb_shards *s, struct mb_err *err)
+{
+    int rc = mb_shards_make_states(s, s->layout.tp, err);
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
         struct taking k = {
             .s = s, .f = &s->files[i], .stage = i / s->layout.tp, .rank = i % s->layout.tp};
         rc = take_file(&k, err);
+    }
+    for (size_t i = 0; i < s->layout.n && rc == 0; i++) {
+        rc = is_in_buffers(s, s->stage_of[i])
+                 ? mb_shards_compare_masters(s, i, s->parts[i * s->layout.tp]->dtype, err)
+                 : 0;
     }
     return rc;
 }

@@ -9,6 +9,7 @@
  */
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/fs.h"
@@ -33,6 +34,24 @@ int mb_shards_take_step(const struct mb_shards_file *f, const char *name, int64_
     }
     *have = step;
     return 0;
+}
+
+int mb_shards_take_step_of(const struct mb_shards_file *f, const struct mb_torch_tensor *t,
+                           int64_t *have, struct mb_err *err)
+{
+    float step;
+    if (t->n != 1 || t->dtype != MB_ST_F32) {
+        return mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s is no number", f->path, t->name);
+    }
+    int rc = mb_torch_read(f->torch, t, 0, 1, &step, err);
+    if (rc != 0) {
+        return rc;
+    }
+    if (!(step >= 0 && step < (float)INT32_MAX)) {
+        return mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is no number of steps", f->path,
+                          t->name);
+    }
+    return mb_shards_take_step(f, t->name, (int64_t)step, have, err);
 }
 
 /* ---- the scheduler ---- */
@@ -114,10 +133,9 @@ static int take_scheduler(struct mb_shards *s, const struct mb_shards_file *f, c
 
 /* ---- the loss scale ---- */
 
-static int take_scaler(struct mb_shards *s, const struct mb_shards_file *f, const json_t *o,
-                       struct mb_err *err)
+int mb_shards_take_scaler(struct mb_shards *s, const struct mb_shards_file *f, const json_t *o,
+                          const struct mb_torch_tensor *scale, struct mb_err *err)
 {
-    const struct mb_torch_tensor *scale = mb_shards_look_up(f, "optimizer.grad_scaler.scale");
     const json_t *growth = json_object_get(o, "growth_tracker");
     const json_t *hysteresis = json_object_get(o, "hysteresis_tracker");
     float value = 0;
@@ -143,21 +161,65 @@ static int take_scaler(struct mb_shards *s, const struct mb_shards_file *f, cons
     return rc;
 }
 
-/* ---- all of it ---- */
+/* ---- groups ---- */
 
-static int take_steps(struct mb_shards *s, const struct mb_shards_file *f, const json_t *groups,
-                      struct mb_err *err)
+static int bad_group(const struct mb_shards_file *f, size_t g, const char *what, struct mb_err *err)
 {
-    int rc = 0;
+    return mb_err_set(err, MB_EUNSUPPORTED, "%s: param_groups %zu: %s", f->path, g, what);
+}
+
+/* Where nothing is said, def. */
+static double number_of(const json_t *group, const char *name, double def)
+{
+    const json_t *j = json_object_get(group, name);
+    return json_is_number(j) ? json_number_value(j) : def;
+}
+
+static int is_true(const json_t *group, const char *name, int def)
+{
+    const json_t *j = json_object_get(group, name);
+    return json_is_boolean(j) ? json_is_true(j) : def;
+}
+
+int mb_shards_check_group(const struct mb_shards_file *f, const json_t *groups, size_t g,
+                          int *no_decay, int *decoupled, struct mb_err *err)
+{
+    const json_t *group = json_array_get(groups, g);
+    const double wd_mult = number_of(group, "wd_mult", -1);
+    if (wd_mult != 0 && wd_mult != 1) {
+        return bad_group(f, g, "its wd_mult is neither 0 nor 1: no group of ours", err);
+    }
+    if (number_of(group, "lr_mult", 1) != 1) {
+        return bad_group(f, g, "its lr_mult is not 1: no group of ours", err);
+    }
+    if (is_true(group, "is_expert_parallel", 0)) {
+        return bad_group(f, g, "it is of experts: expert parallelism is not provided", err);
+    }
+    if (is_true(group, "amsgrad", 0)) {
+        return bad_group(f, g, "amsgrad is not provided", err);
+    }
+    *no_decay = wd_mult == 0;
+    *decoupled = is_true(group, "is_decoupled_lr", 0) || !is_true(group, "default_config", 1);
+    return 0;
+}
+
+int mb_shards_take_groups(struct mb_shards *s, const struct mb_shards_file *f, const json_t *adam,
+                          struct mb_err *err)
+{
+    const json_t *groups = json_object_get(adam, "param_groups");
+    int rc = json_is_array(groups) && json_array_size(groups) > 0
+                 ? 0
+                 : bad(f, MB_ECORRUPT, "its optimizer has no param_groups", err);
     for (size_t i = 0; i < json_array_size(groups) && rc == 0; i++) {
-        const json_t *step = json_object_get(json_array_get(groups, i), "step");
-        if (json_is_integer(step) && json_integer_value(step) >= 0) {
-            rc = mb_shards_take_step(f, "param_groups", json_integer_value(step), &s->group_steps,
-                                     err);
+        const double step = number_of(json_array_get(groups, i), "step", -1);
+        if (step >= 0 && step < INT32_MAX && step == floor(step)) { /* 3.0 of torch's own Adam */
+            rc = mb_shards_take_step(f, "param_groups", (int64_t)step, &s->group_steps, err);
         }
     }
     return rc;
 }
+
+/* ---- all of it ---- */
 
 /* The dictionary that has param_groups, and how names of its tensors begin. */
 static const json_t *find_adam(const json_t *o, const char **prefix)
@@ -189,25 +251,37 @@ int mb_shards_take_settings(struct mb_shards *s, const struct mb_shards_file *f,
                    err);
     }
     *adam = find_adam(o, prefix);
-    const json_t *groups = json_object_get(*adam, "param_groups");
-    if (!json_is_array(groups) || json_array_size(groups) == 0) {
-        return bad(f, MB_ECORRUPT, "its optimizer has no param_groups", err);
+    int rc = mb_shards_take_groups(s, f, *adam, err);
+    return rc == 0 ? mb_shards_take_scaler(s, f, json_object_get(o, "grad_scaler"),
+                                           mb_shards_look_up(f, "optimizer.grad_scaler.scale"), err)
+                   : rc;
+}
+
+void mb_shards_close_buffers(struct mb_shards *s)
+{
+    for (uint64_t i = 0; s->buffers != NULL && i < s->run.tp * s->run.pp; i++) {
+        mb_shards_close_file(&s->buffers[i]);
     }
-    int rc = take_steps(s, f, groups, err);
-    return rc == 0 ? take_scaler(s, f, json_object_get(o, "grad_scaler"), err) : rc;
+    mb_free(s->buffers);
+    s->buffers = NULL;
+}
+
+int mb_shards_make_states(struct mb_shards *s, uint64_t tp, struct mb_err *err)
+{
+    mb_shards_close_buffers(s);
+    mb_free(s->states);
+    s->states_tp = tp;
+    s->states = mb_calloc(s->layout.n * tp * MB_SHARDS_STATES, sizeof *s->states);
+    s->buffers = mb_calloc(s->run.tp * s->run.pp, sizeof *s->buffers);
+    return s->states != NULL && s->buffers != NULL ? 0 : mb_shards_no_memory(s, err);
 }
 
 int mb_shards_take_optimizer(struct mb_shards *s, struct mb_err *err)
 {
     s->optimizer = (struct mb_shards_optimizer){0};
     s->group_steps = s->param_steps = -1;
-    mb_free(s->states);
-    s->states = mb_calloc(s->layout.n * s->layout.tp * MB_SHARDS_STATES,
-                          sizeof(const struct mb_torch_tensor *));
-    int rc = s->states == NULL ? mb_shards_no_memory(s, err)
-             : s->dist != NULL ? bad(&s->files[0], MB_EUNSUPPORTED,
-                                     "the optimizer of torch_dist is not read by this version", err)
-                               : mb_shards_take_states(s, err);
+    int rc =
+        s->dist != NULL ? mb_shards_take_dist_states(s, err) : mb_shards_take_torch_states(s, err);
     s->optimizer.steps = s->param_steps >= 0 ? s->param_steps : s->group_steps;
     if (rc == 0 && s->optimizer.steps < 0) {
         rc = bad(&s->files[0], MB_ECORRUPT, "its optimizer does not say how many steps it made",

@@ -22,13 +22,7 @@
 
 #define FILE_NAME "model_optim_rng.pt"
 
-enum {
-    PIECE_FLOATS = 1 << 18,
-    DIVISIBLE_BY = 128,
-    NONES_PER_LAYER = 4,
-    TENSORS_PER_PARAM = 4,
-    LAYER_PASSES = 4
-};
+enum { PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128, NONES_PER_LAYER = 4, TENSORS_PER_PARAM = 4 };
 
 static const char EMBEDDING[] = "embedding.word_embeddings.weight";
 static const char MODEL[] = "model.";
@@ -335,18 +329,6 @@ static void add_nones(struct stage *g, uint64_t n_layers, int is_last)
     }
 }
 
-/* The order of Megatron-LM's modules, which its optimizer numbers parameters by: proj comes before
- * qkv; norms before both, or with Transformer Engine within what follows them. */
-static int pass_of(const struct mb_splitter *s, const struct mb_megatron_tensor *t)
-{
-    const int is_qkv = mb_starts_with(t->in_layer, "self_attention.linear_qkv.");
-    const int is_norm = is_qkv && strstr(t->in_layer, ".layer_norm_") != NULL;
-    return is_norm && s->o.is_local                                     ? 0
-           : mb_starts_with(t->in_layer, "self_attention.linear_proj.") ? 1
-           : is_qkv                                                     ? 2
-                                                                        : LAYER_PASSES - 1;
-}
-
 /* A layer's tensors, which begin at i. Returned: how many there are. */
 static size_t list_layer(const struct mb_splitter *s, struct stage *g, size_t i, uint64_t number)
 {
@@ -357,10 +339,10 @@ static size_t list_layer(const struct mb_splitter *s, struct stage *g, size_t i,
            l->tensors[i + n].layer == l->tensors[i].layer) {
         n++;
     }
-    for (int pass = 0; pass < LAYER_PASSES; pass++) {
+    for (int pass = 0; pass < MB_MEGATRON_PASSES; pass++) {
         for (size_t k = i; k < i + n; k++) {
             const struct mb_megatron_tensor *t = &l->tensors[k];
-            if (pass_of(s, t) == pass) {
+            if (mb_megatron_pass(t->in_layer, s->o.is_local) == pass) {
                 mb_megatron_local_name(t->in_layer, local);
                 snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", number,
                          s->o.is_local && local[0] != '\0' ? local : t->in_layer);

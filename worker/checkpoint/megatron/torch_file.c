@@ -236,6 +236,9 @@ static void take_settings(struct mb_torch_file *f, const struct mb_pickle_value 
         const struct mb_pickle_value *v = mb_pickle_get(root, WHICH[i]);
         bad = v != NULL && json_object_set_new(all, WHICH[i], setting_of(v, 0, &s)) != 0;
     }
+    if (!bad && root->kind == MB_PICKLE_LIST) {
+        bad = json_object_set_new(all, "list", setting_of(root, 0, &s)) != 0;
+    }
     if (!bad && !is_beyond(&s) && json_object_size(all) > 0) {
         f->settings = json_incref(all);
     }

@@ -84,6 +84,18 @@ cached_venv() {
     printf '%s\n' "$dir/bin/python"
 }
 
+# An older megatron-core without what it needs, which is the torch environment's: a folder for PYTHONPATH.
+cached_old_megatron() { # that environment's Python, version
+    local dir=$MOBULA_CACHE/megatron-core-$2
+    (
+        flock 9
+        if [ -e "$dir/.done" ]; then exit; fi
+        say "installing megatron-core $2 into $dir" >&2
+        "$1" -m pip install -q --disable-pip-version-check --no-deps --upgrade --target "$dir" "megatron-core==$2" >&2
+        : >"$dir/.done"
+    ) 9>"$dir.lock"
+}
+
 # Configures and builds one preset, or one target of it. Quiet when it works; the whole output and the end of the
 # script when it does not: programs of an earlier build must not pass for today's.
 build_preset() { # preset, optional target

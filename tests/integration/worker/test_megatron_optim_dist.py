@@ -233,8 +233,8 @@ class BadInputTest(Case):
                 (lambda o: o["optimizer"]["param_groups"][0].update(amsgrad=True), "amsgrad is not provided", False),
                 (lambda o: o["optimizer"].pop("param_groups"), "its optimizer has no param_groups", True),
                 (lambda o: o["optimizer"]["state"].clear(), "does not say how many steps", True),
-                (lambda o: o.update(param_state_sharding_type="fully_sharded_model_space"),
-                 "form fully_sharded_model_space is not read; Megatron-LM saves one that is read with --dist-ckpt-optim-fully-reshardable", False)):
+                (lambda o: o.update(param_state_sharding_type="fsdp_dtensor"),
+                 "form fsdp_dtensor is not read; Megatron-LM saves one that is read with --dist-ckpt-optim-fully-reshardable", False)):
             with self.subTest(text):
                 self.common(lambda state, f=change: f(state["optimizer"]))
                 self.refused(text, is_damage)

@@ -38,11 +38,6 @@ struct place {
     uint32_t crc32; /* of the whole storage; 0: it is a part of one, or not known */
 };
 
-struct source {
-    const struct mb_dist_tensor *t; /* several sources may have one */
-    uint64_t from;                  /* its first element there */
-};
-
 struct open_file {
     size_t file;
     int fd; /* -1: none */
@@ -51,8 +46,8 @@ struct open_file {
 struct mb_dist {
     char *dir;
     struct mb_dist_meta meta;
-    struct place **places; /* [meta.n_tensors], of chunks; NULL: not taken */
-    struct source *sources;
+    struct place **places;        /* [meta.n_tensors], of chunks; NULL: not taken */
+    struct mb_dist_part *sources; /* of the layout's tensors; several may be in one */
     struct open_file open[OPEN_MAX_FILES];
     size_t next_open;
     uint8_t *piece; /* PIECE_BYTES */
@@ -405,38 +400,61 @@ static const struct mb_dist_tensor *look_up(const struct mb_dist *d, const char 
     return t;
 }
 
+/* 1: it is the wanted one, whole or cut, of all layers or of one. */
+static int take_cut(const struct mb_dist_tensor *t, const uint64_t *shape, int n_dims, int of_all,
+                    struct mb_dist_part *out)
+{
+    const uint64_t *cuts = t->shape + of_all;
+    const int n_cuts = n_dims - of_all;
+    const uint64_t rows = shape[of_all], columns = n_cuts > 1 ? shape[of_all + 1] : 1;
+    *out = (struct mb_dist_part){
+        .t = t, .n_rows = 1, .n_columns = 1, .rows = rows, .columns = columns};
+    if (t->n_dims == n_dims) {
+        return memcmp(t->shape, shape, (size_t)n_dims * sizeof *shape) == 0;
+    }
+    if (!t->is_of_optimizer || t->n_dims != n_dims + 1 || (of_all && t->shape[0] != shape[0])) {
+        return 0;
+    }
+    out->n_rows = cuts[0];
+    out->n_columns = n_cuts > 1 ? cuts[1] : 1;
+    out->rows = rows / out->n_rows;
+    out->columns = columns / out->n_columns;
+    return rows % out->n_rows == 0 && columns % out->n_columns == 0 &&
+           cuts[n_cuts] == out->rows * out->columns;
+}
+
 int mb_dist_find_state(const struct mb_dist *d, const char *prefix,
-                       const struct mb_megatron_layout *l, size_t i,
-                       const struct mb_dist_tensor **out, uint64_t *from, struct mb_err *err)
+                       const struct mb_megatron_layout *l, size_t i, struct mb_dist_part *out,
+                       struct mb_err *err)
 {
     const struct mb_megatron_tensor *w = &l->tensors[i];
     const uint64_t n = w->rows * (w->columns > 0 ? w->columns : 1);
     const struct mb_dist_tensor *t = look_up(d, prefix, w, 1);
     const int of_all = t != NULL;
     t = of_all ? t : look_up(d, prefix, w, 0);
-    *out = t;
-    *from = of_all ? w->layer * n : 0;
+    *out = (struct mb_dist_part){.t = t};
     if (t == NULL || t->is_wrong != NULL) {
         return 0; /* who uses it says what */
     }
     uint64_t want[MB_DIST_DIMS_MAX] = {l->n_layers, w->rows, w->columns};
     const uint64_t *shape = of_all ? want : want + 1;
     const int n_dims = of_all + (w->columns > 0 ? 2 : 1);
-    if (t->n_dims != n_dims || memcmp(t->shape, shape, (size_t)n_dims * sizeof *shape) != 0) {
+    if (!take_cut(t, shape, n_dims, of_all, out)) {
         return mb_err_set(err, MB_ECORRUPT,
                           "%s: tensor %s: %d dimensions [%" PRIu64 ", %" PRIu64 ", %" PRIu64
                           "], the arguments need %d [%" PRIu64 ", %" PRIu64 ", %" PRIu64 "]",
                           d->dir, t->name, t->n_dims, t->shape[0], t->shape[1], t->shape[2], n_dims,
                           shape[0], n_dims > 1 ? shape[1] : 0, n_dims > 2 ? shape[2] : 0);
     }
+    out->from = of_all ? w->layer * n : 0;
     return 0;
 }
 
 static int find_source(struct mb_dist *d, const struct mb_megatron_layout *l, size_t i,
                        struct mb_err *err)
 {
-    struct source *s = &d->sources[i];
-    int rc = mb_dist_find_state(d, "", l, i, &s->t, &s->from, err);
+    struct mb_dist_part *s = &d->sources[i];
+    int rc = mb_dist_find_state(d, "", l, i, s, err);
     if (rc == 0 && s->t == NULL) {
         rc = mb_err_set(err, MB_ECORRUPT, "%s: tensor %s is missing", d->dir, l->tensors[i].name);
     }
@@ -492,11 +510,30 @@ int mb_dist_read_tensor(struct mb_dist *d, const struct mb_dist_tensor *t, uint6
     return rc;
 }
 
+int mb_dist_read_part(struct mb_dist *d, const struct mb_dist_part *p, uint64_t from, size_t n,
+                      float *out, struct mb_err *err)
+{
+    const uint64_t n_part = p->rows * p->columns, width = p->columns * p->n_columns;
+    int rc = 0;
+    while (n > 0 && rc == 0) {
+        const uint64_t row = from / width, column = from % width;
+        const uint64_t part = row / p->rows * p->n_columns + column / p->columns;
+        const uint64_t at = row % p->rows * p->columns + column % p->columns;
+        /* One that has all columns has its rows, too, one behind another. */
+        const uint64_t run = p->n_columns > 1 ? p->columns - column % p->columns : n_part - at;
+        const size_t k = run < n ? (size_t)run : n;
+        rc = mb_dist_read_tensor(d, p->t, p->from + part * n_part + at, k, out, err);
+        from += k;
+        out += k;
+        n -= k;
+    }
+    return rc;
+}
+
 int mb_dist_read(struct mb_dist *d, size_t i, uint64_t from, size_t n, float *out,
                  struct mb_err *err)
 {
-    const struct source *s = &d->sources[i];
-    return mb_dist_read_tensor(d, s->t, s->from + from, n, out, err);
+    return mb_dist_read_part(d, &d->sources[i], from, n, out, err);
 }
 
 enum mb_st_dtype mb_dist_dtype(const struct mb_dist *d, size_t i)

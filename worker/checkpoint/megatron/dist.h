@@ -41,16 +41,30 @@ enum mb_st_dtype mb_dist_dtype(const struct mb_dist *d, size_t i);
 
 /* A tensor or object of the optimizer; NULL: there is none. What is found belongs to d. */
 const struct mb_dist_tensor *mb_dist_find(const struct mb_dist *d, const char *name);
-/* The layout's tensor w under a name that begins with prefix ("optimizer.state.exp_avg."), whole:
- * *from is its first element in *out, which may be of all layers. *out NULL: there is none. */
+/*
+ * Where a tensor of the layout lies in one of torch_dist's, which may be of all layers: from
+ * element from on, whole, or, as megatron-core before 0.14 saved its distributed optimizer, cut as
+ * ranks had it: into n_rows times n_columns parts of rows times columns elements, one behind
+ * another.
+ */
+struct mb_dist_part {
+    const struct mb_dist_tensor *t; /* NULL: there is none */
+    uint64_t from;
+    uint64_t n_rows, n_columns; /* whole: 1 */
+    uint64_t rows, columns;     /* of a list 1 column */
+};
+
+/* Tensor w of the layout under a name that begins with prefix ("optimizer.state.exp_avg."). */
 int mb_dist_find_state(const struct mb_dist *d, const char *prefix,
-                       const struct mb_megatron_layout *l, size_t w,
-                       const struct mb_dist_tensor **out, uint64_t *from, struct mb_err *err);
+                       const struct mb_megatron_layout *l, size_t w, struct mb_dist_part *out,
+                       struct mb_err *err);
 /* Opens every chunk of a tensor that was found; it is compared by mb_dist_verify() from now on. */
 int mb_dist_use(struct mb_dist *d, const struct mb_dist_tensor *t, struct mb_err *err);
-/* Elements [from, from + n) of one that is used. */
+/* Elements [from, from + n) of one that is used; of a part in the order of the layout's tensor. */
 int mb_dist_read_tensor(struct mb_dist *d, const struct mb_dist_tensor *t, uint64_t from, size_t n,
                         float *out, struct mb_err *err);
+int mb_dist_read_part(struct mb_dist *d, const struct mb_dist_part *p, uint64_t from, size_t n,
+                      float *out, struct mb_err *err);
 /* An object that was found, which the caller closes, and compares himself. */
 int mb_dist_open_object(struct mb_dist *d, const struct mb_dist_tensor *t,
                         struct mb_torch_file **out, struct mb_err *err);

@@ -751,8 +751,12 @@ int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t f
 static int read_place(struct mb_shards *s, const struct mb_shards_place *p, uint64_t from, size_t n,
                       float *out, struct mb_err *err)
 {
-    return p->torch != NULL ? read_part(s, p->torch, p->in_torch, p->from + from, n, out, err)
-                            : mb_dist_read_tensor(s->dist, p->in_dist, p->from + from, n, out, err);
+    if (p->torch != NULL) {
+        return read_part(s, p->torch, p->in_torch, p->from + from, n, out, err);
+    }
+    return p->in_dist != NULL
+               ? mb_dist_read_tensor(s->dist, p->in_dist, p->from + from, n, out, err)
+               : mb_dist_read_part(s->dist, &p->part, from, n, out, err);
 }
 
 int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,

@@ -47,8 +47,8 @@ int mb_shards_read(struct mb_shards *s, const struct mb_st_tensor *t, uint64_t f
 /*
  * The optimizer: Adam's moments, the fp32 weights of a model in halves, steps, the scheduler. What
  * Megatron-LM's FP32Optimizer, Float16OptimizerWithFloat16Params and DistributedOptimizer save is
- * read; of torch_dist the last one's forms fully_reshardable, dp_reshardable and
- * dp_zero_gather_scatter, of torch distrib_optim.pt beside the other file.
+ * read; of torch_dist the last one's forms fully_reshardable, fully_sharded_model_space,
+ * dp_reshardable and dp_zero_gather_scatter, of torch distrib_optim.pt beside the other file.
  */
 enum mb_shards_state {
     MB_SHARDS_EXP_AVG,

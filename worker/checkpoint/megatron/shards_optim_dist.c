@@ -4,8 +4,9 @@
  *  1. common.pt has the settings, as a file of torch has them, but for which parameters are in
  *     which group: names say that.
  *  2. optimizer.state.exp_avg.NAME, exp_avg_sq.NAME and fp32_param.NAME (of the distributed
- *     optimizer's fully_reshardable form param.NAME) are whole tensors, as NAME of the model is. A
- *     weight in fp32 may have none of the last: it is its own.
+ *     optimizer's fully_reshardable form param.NAME) are whole tensors, as NAME of the model is, or
+ *     in its form fully_sharded_model_space cut as ranks had it. A weight in fp32 may have none of
+ *     the last: it is its own.
  *  3. The distributed optimizer's other forms are buffers (shards_buckets.c) and objects, one of
  *     each rank that had a part of the model: its settings, its loss scale, and of
  *     dp_zero_gather_scatter its buffers. Which layers a stage had is not said: they are split
@@ -39,15 +40,14 @@ static int refuse(const struct mb_shards *s, const char *what, struct mb_err *er
 static int take_state(struct mb_shards *s, enum mb_shards_state which, size_t i, const char *prefix,
                       struct mb_err *err)
 {
-    struct mb_shards_place *p = mb_shards_state_of(s, which, i, 0);
-    int rc = mb_dist_find_state(s->dist, prefix, &s->layout, i, &p->in_dist, &p->from, err);
-    if (rc == 0 && p->in_dist != NULL) {
-        rc = mb_dist_use(s->dist, p->in_dist, err);
+    struct mb_dist_part *p = &mb_shards_state_of(s, which, i, 0)->part;
+    int rc = mb_dist_find_state(s->dist, prefix, &s->layout, i, p, err);
+    if (rc == 0 && p->t != NULL) {
+        rc = mb_dist_use(s->dist, p->t, err);
     }
-    if (rc == 0 && p->in_dist != NULL && which == MB_SHARDS_MASTER &&
-        p->in_dist->dtype != MB_ST_F32) {
+    if (rc == 0 && p->t != NULL && which == MB_SHARDS_MASTER && p->t->dtype != MB_ST_F32) {
         rc = mb_err_set(err, MB_EUNSUPPORTED, "%s: tensor %s: its numbers are not F32", s->dir,
-                        p->in_dist->name);
+                        p->t->name);
     }
     return rc;
 }
@@ -66,17 +66,17 @@ static int take_tensor(struct mb_shards *s, size_t i, struct mb_err *err)
     int rc = 0;
     for (int m = 0; m < 2 && rc == 0; m++) {
         rc = take_state(s, (enum mb_shards_state)m, i, MOMENTS[m], err);
-        if (rc == 0 && mb_shards_state_of(s, (enum mb_shards_state)m, i, 0)->in_dist == NULL) {
+        if (rc == 0 && mb_shards_state_of(s, (enum mb_shards_state)m, i, 0)->part.t == NULL) {
             rc = missing(s, i, MOMENTS[m], err);
         }
     }
-    for (int m = 0; m < 2 && rc == 0 && master->in_dist == NULL; m++) {
+    for (int m = 0; m < 2 && rc == 0 && master->part.t == NULL; m++) {
         rc = take_state(s, MB_SHARDS_MASTER, i, MASTERS[m], err);
     }
-    if (rc == 0 && master->in_dist == NULL && mb_dist_dtype(s->dist, i) != MB_ST_F32) {
+    if (rc == 0 && master->part.t == NULL && mb_dist_dtype(s->dist, i) != MB_ST_F32) {
         rc = missing(s, i, MASTERS[0], err);
     }
-    if (rc == 0 && master->in_dist == NULL) {
+    if (rc == 0 && master->part.t == NULL) {
         rc = take_state(s, MB_SHARDS_MASTER, i, "", err);
     }
     return rc;
@@ -346,7 +346,8 @@ int mb_shards_take_dist_states(struct mb_shards *s, struct mb_err *err)
 {
     const json_t *o = json_object_get(mb_torch_settings(s->files[0].torch), "optimizer");
     const char *type = json_string_value(json_object_get(o, "param_state_sharding_type"));
-    const int is_whole = type == NULL || strcmp(type, "fully_reshardable") == 0;
+    const int is_whole = type == NULL || strcmp(type, "fully_reshardable") == 0 ||
+                         strcmp(type, "fully_sharded_model_space") == 0;
     int rc = 0;
     if (!is_whole && strcmp(type, "dp_reshardable") != 0 &&
         strcmp(type, "dp_zero_gather_scatter") != 0) {

@@ -12,12 +12,14 @@ struct mb_shards_file {
     uint8_t *is_taken; /* of its tensors */
 };
 
-/* Where a rank's part of one of the optimizer's tensors begins; it lies there in one piece. */
+/* Where a rank's part of one of the optimizer's tensors is: from an element on in one piece, or as
+ * part says. */
 struct mb_shards_place {
     struct mb_torch_file *torch; /* borrowed; NULL: of torch_dist's chunks */
     const struct mb_torch_tensor *in_torch;
-    const struct mb_dist_tensor *in_dist;
+    const struct mb_dist_tensor *in_dist; /* NULL: part */
     uint64_t from;
+    struct mb_dist_part part;
 };
 
 /* One of a rank's parameters. */

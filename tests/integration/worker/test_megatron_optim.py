@@ -86,6 +86,25 @@ class StepTest(Case):
                 start(step_main, Shape(tp=tp, llama=True, untied=True), str(self.path), f"given-{tp}")
                 self.close(self.of_theirs(f"given-{tp}-after", STEPS + 1)[0], want)
 
+    def test_what_a_run_of_ours_saved(self):
+        """--ckpt-format torch: after two more steps here, the third there is the third here."""
+        s = Shape(tp=2, llama=True, untied=True)
+        self.make_data()
+        start(step_main, s, str(self.path), "")
+        at = STEPS + 2
+
+        def ours(name, last, *more):
+            words = ["--save", self.path / name, "--save-interval", at, "--exit-interval", last, "--tensor-model-parallel-size", 2, *more]
+            return gang.run(WORKER, 2, self.words("--load", self.path / "theirs", *words), str(self.path / f"cwd-{name}"))
+
+        ours("torch", at, "--ckpt-format", "torch", "--transformer-impl", "local")
+        want = gang.iterations(ours("ours", at + 1).ranks[-1])[at + 1]
+        start(step_main, s, str(self.path), "torch", at)
+        told = torch.load(self.path / "told-torch.pt")
+        self.assertLess(abs(float(want.split("lm loss: ")[1].split()[0]) - told[0]), 1e-5)
+        self.assertLess(abs(float(want.split("grad norm: ")[1].split()[0]) - told[1]), 1e-3)
+        self.close(self.of_theirs("torch-after", at + 1)[0], self.whole("ours", at + 1)[0])
+
 
 class LayoutTest(LayoutCase):
     def test_two_by_two_with_tied_embeddings(self):

@@ -163,6 +163,8 @@ static int pull_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
 
     if (rc == 1)
         return 0;
+    if (args.retry_for_ms == 0) /* as push has it */
+        args.retry_for_ms = MB_CHECKPOINT_RETRY_FOR_MS;
     if (!rc && n_words != 2)
         rc = mb_err_set(&r.err, MB_EINVAL, "from where to where? mobula checkpoint pull URL DIR");
     if (!rc && args.plain && args.iteration >= 0)

@@ -186,6 +186,8 @@ static int verify_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, 
 
     if (rc == 1)
         return 0;
+    if (args.retry_for_ms == 0) /* as push has it */
+        args.retry_for_ms = MB_CHECKPOINT_RETRY_FOR_MS;
     if (!rc && n_words != 1)
         rc = mb_err_set(&r.err, MB_EINVAL, "which checkpoint? mobula checkpoint verify URL|DIR");
     if (!rc && args.json)

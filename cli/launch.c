@@ -44,6 +44,7 @@ static const char *const forwarded_names[] = {
     "HOME",
     "MOBULA_CPU_THREADS",
     "MOBULA_CUDA_TUNE",
+    "MOBULA_TENSOR_STRIPS",
     "MOBULA_TUNING_CACHE",
     NULL,
 };

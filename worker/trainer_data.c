@@ -3,9 +3,10 @@
  *
  *  1. How many samples of each split; splits without a share or a path are absent.
  *  2. Every rank makes its own loaders. With --data-cache-path each reads what is there, and rank 0
- *     writes what is not; nobody waits for it.
+ *     writes what is not.
  *  3. Ranks compare a checksum of their indices: a directory that is not the same on all nodes must
- *     not make them read different samples. If they differ, all build them anew, in memory.
+ *     not make them read different samples. If they differ, all build them anew, in memory;
+ *     if they still do, the data are not the same.
  * Failures: the loaders' own, on each rank that meets them; a lack of memory.
  */
 #include <inttypes.h>
@@ -80,10 +81,19 @@ static int build_alike(struct mb_trainer *t, struct mb_data_options *o,
         mb_loader_destroy(t->loaders[i]);
         t->loaders[i] = NULL;
     }
+    /* In memory: what is there may be the order that a run has trained in so far. */
     cache->reads_nothing = 1;
+    cache->writes = 0;
     rc = mb_loaders_build(o, t->loaders, err);
     say_notes(t, cache->notes);
-    return rc;
+    if (rc == 0) {
+        rc = is_everybodys(t, mb_loaders_digest(t->loaders), &is_alike, err);
+    }
+    return rc != 0 || is_alike
+               ? rc
+               : mb_err_set(err, MB_EINVAL,
+                            "ranks have different data: what --data-path names is not the same on "
+                            "all nodes");
 }
 
 static int build_loaders(struct mb_trainer *t, struct mb_data_options *o, struct mb_err *err)

@@ -608,7 +608,7 @@ static void on_response(void *arg, const struct mb_http_response *r)
     call->silent_ms = silence_ms(call, r);
     read_answer(call, r, &xml);
     call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
-    if (call->is_fresh || r->was_repeated || r->status >= 500)
+    if (call->is_fresh || r->was_repeated || r->status >= 500 || r->status == 408)
         call->answer.ambiguous = 1;
     if (call->answer.error == 0)
         learn_from_success(call);

@@ -54,6 +54,7 @@ struct range {
     int busy;
     struct s3_call *call;
     uint8_t *buffers;           /* both of these; NULL without a file */
+    int is_kept;                /* ... for other ranges afterwards */
     uint8_t *filling, *writing; /* buffer_bytes each */
     size_t n_filling, n_writing;
     uint64_t received; /* bytes of this attempt */
@@ -199,7 +200,8 @@ static void write_buffer(struct range *r)
         ssize_t n = pwrite(fd, r->writing + done, some, offset + (off_t)done);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && errno == EINVAL && fd == d->direct_fd) { /* it wants larger blocks */
+        if (n < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && fd == d->direct_fd) {
+            /* It wants larger blocks, or could only be opened so. */
             close(d->direct_fd);
             d->direct_fd = -1;
             continue;
@@ -223,16 +225,17 @@ static void write_buffers(uv_work_t *work)
         write_buffer(r);
 }
 
-/* A range's two buffers are one piece of memory, which the next range takes over; there are no more
- * of them than connections. */
+/* A range's two buffers are one piece of memory. What direct writes need is taken over by the next
+ * range, of whatever file; there are no more of these than connections. */
 static int take_buffers(struct range *r)
 {
     struct download *d = r->down;
-    int is_huge = d->buffer_bytes == DIRECT_BUFFER_BYTES;
-    uint8_t *both = is_huge ? d->s3->spare_buffers : NULL;
+    int is_direct = d->buffer_bytes == DIRECT_BUFFER_BYTES;
+    uint8_t *both = d->s3->spare_buffers;
+    r->is_kept = both != NULL || is_direct;
     if (both)
         memcpy(&d->s3->spare_buffers, both, sizeof d->s3->spare_buffers);
-    else if (is_huge)
+    else if (is_direct)
         both = mb_alloc_huge(2 * d->buffer_bytes);
     else
         both = mb_alloc(2 * d->buffer_bytes);
@@ -243,10 +246,10 @@ static int take_buffers(struct range *r)
 
 static void give_buffers(struct range *r)
 {
-    struct download *d = r->down;
-    if (r->buffers && d->buffer_bytes == DIRECT_BUFFER_BYTES) {
-        memcpy(r->buffers, &d->s3->spare_buffers, sizeof d->s3->spare_buffers);
-        d->s3->spare_buffers = r->buffers;
+    struct s3 *s = r->down->s3;
+    if (r->buffers && r->is_kept) {
+        memcpy(r->buffers, &s->spare_buffers, sizeof s->spare_buffers);
+        s->spare_buffers = r->buffers;
     } else {
         mb_free(r->buffers);
     }
@@ -265,8 +268,8 @@ void s3_download_free_buffers(struct s3 *s)
 static void range_done(struct range *r)
 {
     struct download *d = r->down;
+    give_buffers(r); /* before another range begins and wants some */
     s3_turn_end(d->s3, &r->turn);
-    give_buffers(r);
     r->busy = 0;
     d->in_flight--;
     if (!d->pumping)
@@ -460,6 +463,7 @@ static void on_range(void *arg, const struct s3_answer *a)
     }
     if (a->error == 0 && r->begins_anew) { /* an answer without a byte */
         r->begins_anew = 0;
+        r->received = r->written = r->crc = 0;
         r->n_filling = 0;
     }
     if (!r->in_pool)

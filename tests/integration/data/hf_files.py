@@ -141,6 +141,7 @@ def refused():
         yield form(f"type {kind}", model={"type": kind})
     yield form("dropout", model={"dropout": 0.1})
     yield form("continuing_subword_prefix", model={"continuing_subword_prefix": "##"})
+    yield form("continuing_subword_prefix", model={"continuing_subword_prefix": "##", "merges": [["a", "##b"]]})
     yield form("end_of_word_suffix", model={"end_of_word_suffix": "</w>"})
     yield form("no token for byte", model={"vocab": {k: v for k, v in base["model"]["vocab"].items() if k != "Ġ"}})
     yield form("merges, entry 0", model={"merges": [["a", "zz"]]})

@@ -303,6 +303,7 @@ class DataCacheTest(unittest.TestCase):
         files = content(caches[0])
         (name,) = caches[0].glob("*-GPTDataset-train-shuffle_index.npy")
         np.save(name, np.load(name)[::-1].copy())
+        files[name.name] = name.read_bytes()  # it stays: some run may have trained in that order
         cwd = str(self.path / "runs" / "nodes")
         os.makedirs(cwd)
         gang = Gang(WORKER, 0, args, cwd)
@@ -314,6 +315,20 @@ class DataCacheTest(unittest.TestCase):
         self.assertEqual(iterations(want.ranks[1]), iterations(gang.ranks[1]))
         self.assertEqual(files, content(caches[0]))
         self.assertFalse(caches[1].exists())
+
+    def test_nodes_with_different_data(self):
+        """No cache is to blame for that, and nobody trains in it."""
+        cwd = str(self.path / "runs" / "different")
+        os.makedirs(cwd)
+        gang = Gang(WORKER, 0, [], cwd)
+        gang.ranks = [Rank(WORKER, r, 2, [*MODEL, *NULL_FLAGS, "--train-iters", "10", "--data-path", prefix, "--split", "80,15,5",
+                                          "--data-cache-path", str(self.path / f"different-{r}")], cwd, {})
+                      for r, prefix in enumerate((self.some, self.few))]
+        gang.open = list(gang.ranks)
+        self.addCleanup(gang.kill)
+        self.assertNotIn(0, gang.start().finish(), told(gang))
+        self.assertIn("ranks have different data: what --data-path names is not the same on all nodes", told(gang))
+        self.assertNotIn("lm loss", told(gang))
 
 
 if __name__ == "__main__":

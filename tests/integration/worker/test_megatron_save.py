@@ -141,7 +141,7 @@ class ResumeTest(Case):
 
     def test_without_the_optimizer(self):
         words = ["--save", self.path / "theirs", *TORCH, "--exit-interval", 4]
-        self.run_gang(2, *words, "--no-save-optim", "--no-save-rng")
+        self.run_gang(2, *words, "--no-save-optim", "--no-save-rng", "--use-legacy-models")
         saved = torch.load(self.path / "theirs" / "iter_0000004" / "mp_rank_00" / megatron_gang.NAME, weights_only=False)
         self.assertNotIn("optimizer", saved)
         self.assertNotIn("opt_param_scheduler", saved)

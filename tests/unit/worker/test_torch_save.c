@@ -340,6 +340,7 @@ static void a_copy_that_fails_is_told(void **state)
 
 static struct rank stuck[2];
 static struct mb_checkpoint_progress progress[2];
+static struct mb_checkpoint_state states[2]; /* each rank's own */
 
 /* The writer is left alone, and ends when the disk comes back: what it uses stays until then. */
 static void the_disk_hangs(struct mb_comm *c, void *arg)
@@ -348,18 +349,15 @@ static void the_disk_hangs(struct mb_comm *c, void *arg)
     struct rank *r = &stuck[rank];
     struct mb_err err = {0};
     struct mb_checkpoint_saved saved;
-    static struct mb_checkpoint_state s;
     begin(r, c, arg);
     r->m.dev = NULL;
     r->m.stall_ms = 200;
     r->m.progress = &progress[rank];
     mb_checkpoint_progress_init(&progress[rank]);
-    if (rank == 0) {
-        s = state_of(7);
-    }
+    states[rank] = state_of(7);
     mb_comm_barrier(c);
     CHECK(mb_comm_synchronize(c, &err) == 0);
-    int rc = mb_checkpoint_save(&r->m, dir, &s, &saved, &err);
+    int rc = mb_checkpoint_save(&r->m, dir, &states[rank], &saved, &err);
     CHECK(rc == (rank == 0 ? MB_ETIMEOUT : MB_EUNAVAIL));
     CHECK(strstr(err.text, rank == 0 ? "nothing was written for 0.2 s: the disk hangs"
                                      : "rank 0 failed") != NULL);

@@ -76,19 +76,27 @@ static int64_t number_of(const struct mb_shards *s, const char *argument, int64_
     return json_is_integer(j) && json_integer_value(j) > 0 ? json_integer_value(j) : def;
 }
 
+/* More of them are nobody's, and would make products of them too large. */
+static int64_t ranks_of(const struct mb_shards *s, const char *argument)
+{
+    static const int64_t MOST = 1 << 20;
+    const int64_t n = number_of(s, argument, 1);
+    return n < MOST ? n : MOST;
+}
+
 /* With how many elements a bucket may have ended; 0: with none. Later stages and chunks are not
  * cut. Whether ranks that share samples count has changed. */
 static size_t list_bounds(const struct mb_shards *s, const struct buffer *b, uint64_t n_all,
                           uint64_t bounds[BOUNDS])
 {
     static const int64_t LEAST = 40000000, PER_RANK = 1000000;
-    const int64_t dp = number_of(s, "data_parallel_size", 1);
+    const int64_t dp = ranks_of(s, "data_parallel_size");
     const int64_t n_buckets = number_of(s, "ddp_num_buckets", 0);
     const int64_t size = number_of(s, "ddp_bucket_size", 0);
     size_t n = 0;
     if (b->stage == 0 && b->chunk == 0 &&
         json_is_true(json_object_get(s->args, "overlap_grad_reduce"))) {
-        const int64_t ranks[] = {dp, dp * number_of(s, "context_parallel_size", 1)};
+        const int64_t ranks[] = {dp, dp * ranks_of(s, "context_parallel_size")};
         for (int i = 0; i < 2; i++) {
             const int64_t by_ranks = PER_RANK * ranks[i] > LEAST ? PER_RANK * ranks[i] : LEAST;
             bounds[n++] = n_buckets > 0 ? n_all / (uint64_t)n_buckets

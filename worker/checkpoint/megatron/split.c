@@ -113,6 +113,10 @@ static int take_args(const char *name, struct mb_splitter *s, struct mb_err *err
     if (!json_is_object(s->args)) {
         return mb_err_set(err, MB_ECORRUPT, "%s: its arguments are no JSON object", name);
     }
+    /* Runs of ours take it, and train the one model there is. */
+    if (json_object_set_new(s->args, "use_legacy_models", json_false()) != 0) {
+        return no_memory(err);
+    }
     int rc = mb_megatron_args(name, s->args, err);
     if (rc == 0) {
         rc = mb_megatron_sizes(name, s->args, &source, err);

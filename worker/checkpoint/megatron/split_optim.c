@@ -176,8 +176,11 @@ static json_t *make_scheduler(const struct mb_split_optim *o)
 {
     const json_t *a = o->args;
     const json_int_t samples = integer_of(a, "train_samples");
-    const json_int_t length =
-        samples > 0 ? samples : integer_of(a, "train_iters") * integer_of(a, "global_batch_size");
+    json_int_t length = samples;
+    if (samples <= 0 && __builtin_mul_overflow(integer_of(a, "train_iters"),
+                                               integer_of(a, "global_batch_size"), &length)) {
+        length = INT64_MAX;
+    }
     return json_pack("{s:f, s:I, s:I, s:O, s:I, s:f, s:f, s:f, s:O, s:I}", "max_lr",
                      number_of(a, "lr", 0), "lr_warmup_steps", (json_int_t)o->state->warmup_samples,
                      "num_steps", (json_int_t)o->state->schedule_samples, "lr_decay_style",

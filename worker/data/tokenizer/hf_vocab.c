@@ -377,11 +377,13 @@ static int read_member(struct mb_json_scan *s, json_t *members, struct large *la
         return mb_json_scan_fail(s, "one vocab and one list of merges");
     if (is_vocab && is_bpe(members)) {
         large->has_vocab = 1;
-        return read_vocab(s, v);
+        rc = check_members(s, members, v); /* tokens of another kind of model would seem damaged */
+        return rc == 0 ? read_vocab(s, v) : rc;
     }
     if (is_merges && large->has_vocab) {
         large->has_merges = 1;
-        return read_merges(s, v);
+        rc = check_members(s, members, v);
+        return rc == 0 ? read_merges(s, v) : rc;
     }
     rc = mb_json_scan_value(s, &value.start, &value.n);
     if (rc == 0 && is_vocab)

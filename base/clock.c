@@ -35,6 +35,20 @@ uint64_t mb_unix_ms(void)
     return clock_us(CLOCK_REALTIME) / 1000u;
 }
 
+int mb_cond_init(pthread_cond_t *out)
+{
+    pthread_condattr_t monotonic;
+    int rc = pthread_condattr_init(&monotonic);
+
+    if (rc != 0)
+        return rc;
+    rc = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    if (rc == 0)
+        rc = pthread_cond_init(out, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return rc;
+}
+
 void mb_random_bytes(void *p, size_t n)
 {
     uint8_t *at = p;

@@ -252,11 +252,7 @@ int mb_report_client_start(int fd, uint32_t rank, struct mb_report_client **out,
     c->fd = fd;
     c->rank = rank;
     pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    mb_cond_init(&c->changed);
     int rc = 0;
     c->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (c->wake_fd < 0) {

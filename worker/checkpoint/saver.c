@@ -179,16 +179,6 @@ static void *thread_main(void *arg)
 
 /* ---- the calls ---- */
 
-static void init_lock(struct mb_saver *s)
-{
-    pthread_condattr_t attr;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
 int mb_saver_create(const struct mb_saver_options *o, struct mb_saver **out, struct mb_err *err)
 {
     struct mb_saver *s = mb_calloc(1, sizeof *s);
@@ -199,7 +189,8 @@ int mb_saver_create(const struct mb_saver_options *o, struct mb_saver **out, str
     s->o.stall_ms = o->stall_ms > 0 ? o->stall_ms : STALL_MS;
     mb_checkpoint_progress_init(&s->progress);
     s->dev = (struct mb_device){.ops = o->model.dev->ops, .ctx = o->model.dev->ctx};
-    init_lock(s);
+    pthread_mutex_init(&s->lock, NULL);
+    mb_cond_init(&s->changed);
     int rc = take_memory(s, err);
     if (rc == 0) {
         lay_out(s);

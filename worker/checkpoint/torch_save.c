@@ -235,16 +235,6 @@ static void *thread_main(void *arg)
 
 /* ---- rank 0: the caller ---- */
 
-static void init_lock(struct writing *w)
-{
-    pthread_condattr_t attr;
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
 static int list_tensors(struct writing *w, struct mb_err *err)
 {
     const struct mb_checkpoint_model *m = w->m;
@@ -456,7 +446,8 @@ int mb_torch_save(const struct mb_checkpoint_model *m, const char *iter_dir,
     int rc = w != NULL ? 0 : no_memory(err);
     if (rc == 0) {
         *w = (struct writing){.m = m, .dir = iter_dir, .release = release, .arg = arg};
-        init_lock(w);
+        pthread_mutex_init(&w->lock, NULL);
+        mb_cond_init(&w->changed);
         rc = create(w, state, err);
     }
     rc = mb_checkpoint_agree(m->comm, rc, "saving a checkpoint", err);

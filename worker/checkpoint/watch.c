@@ -107,7 +107,6 @@ static struct writing *start(int (*write)(void *arg, struct mb_err *err),
                              void (*release)(void *arg), void *arg, struct mb_err *err)
 {
     struct writing *w = mb_calloc(1, sizeof *w);
-    pthread_condattr_t attr;
     pthread_attr_t thread_attr;
     pthread_t thread;
     if (w == NULL) {
@@ -118,10 +117,7 @@ static struct writing *start(int (*write)(void *arg, struct mb_err *err),
     w->release = release;
     w->arg = arg;
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->ended, &attr);
-    pthread_condattr_destroy(&attr);
+    mb_cond_init(&w->ended);
     pthread_attr_init(&thread_attr);
     pthread_attr_setdetachstate(&thread_attr, PTHREAD_CREATE_DETACHED);
     int failed = pthread_create(&thread, &thread_attr, thread_main, w);

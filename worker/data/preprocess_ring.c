@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "worker/data/preprocess_private.h"
 
 enum { FREE_BYTES = 32 << 20, BYTES_PER_WORKER = 4 << 20 };
@@ -158,15 +159,10 @@ static void *read_input(void *arg)
 static int make_conds(struct mb_ring *r)
 {
     pthread_cond_t *const conds[] = {&r->has_filled, &r->has_done, &r->has_space};
-    pthread_condattr_t monotonic;
-    int rc = pthread_condattr_init(&monotonic);
+    int rc = 0;
 
-    if (rc != 0)
-        return rc;
-    rc = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     for (; rc == 0 && r->n_conds < 3; r->n_conds += rc == 0)
-        rc = pthread_cond_init(conds[r->n_conds], &monotonic);
-    pthread_condattr_destroy(&monotonic);
+        rc = mb_cond_init(conds[r->n_conds]);
     return rc;
 }
 

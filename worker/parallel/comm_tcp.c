@@ -243,16 +243,6 @@ static void tcp_destroy(struct mb_comm *base)
     free_comm(c);
 }
 
-/* Waits by the clock that nobody sets. */
-static void init_moved(struct mb_tcp_comm *c)
-{
-    pthread_condattr_t a;
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->moved, &a);
-    pthread_condattr_destroy(&a);
-}
-
 int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, size_t n_endpoints,
                     struct mb_comm **out, struct mb_err *err)
 {
@@ -275,7 +265,7 @@ int mb_comm_connect(struct mb_comm_listener *l, const char *const *endpoints, si
     c->deadline_ms = UINT64_MAX;
     c->wake_fd = -1;
     pthread_mutex_init(&c->lock, NULL);
-    init_moved(c);
+    mb_cond_init(&c->moved);
     c->peers = mb_calloc(w, sizeof *c->peers);
     c->polls = mb_calloc(1 + 3 * (size_t)w, sizeof *c->polls);
     c->scratch = mb_alloc(MB_TCP_SCRATCH_BYTES);

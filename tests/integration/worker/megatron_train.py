@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import struct
 import sys
 import tempfile
 import unittest
@@ -23,6 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from safetensors.torch import load_file
 
 from gang import tool as run
+from index_file import write_tokens
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB
 
@@ -45,13 +45,6 @@ torch.tensor, torch.zeros = on_cpu(torch.tensor), on_cpu(torch.zeros)
 TYPE = torch.Tensor.type
 KINDS = {torch.bfloat16: "torch.cuda.BFloat16Tensor", torch.float16: "torch.cuda.HalfTensor"}
 torch.Tensor.type = lambda self, *a, **k: TYPE(self, *a, **k) if a or k else KINDS.get(self.dtype, "torch.cuda.FloatTensor")
-
-
-def write_tokens(prefix, tokens):
-    tokens.astype("<u2").tofile(f"{prefix}.bin")
-    with open(f"{prefix}.idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens)) +
-                struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
 def name_of(iteration):

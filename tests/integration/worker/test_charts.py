@@ -4,7 +4,6 @@ but paths, sizes and the device, given as more arguments behind them. TensorBoar
 import math
 import os
 import pathlib
-import struct
 import sys
 import tempfile
 import unittest
@@ -14,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gang import Gang, run, unsealed
+from index_file import write_documents
 from job_lists import AWS_LLAMA2, AWS_SLURM, CHARTS, EKS, FP8, LLAMA, PRETRAINED, SLURM
 
 WORKER = os.path.abspath(sys.argv.pop(1))
@@ -38,11 +38,7 @@ def make_tokenizer(folder):
 def make_data(prefix, vocab):
     """2000 documents, so that every share of the default split has some."""
     lengths = np.random.default_rng(5).integers(20, 60, 2000).astype("<i4")
-    np.random.default_rng(6).integers(2, vocab, lengths.sum()).astype("<u2").tofile(f"{prefix}.bin")
-    offsets = 2 * np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<i8")
-    with open(f"{prefix}.idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(lengths) + 1) + lengths.tobytes() +
-                offsets.tobytes() + np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+    write_documents(prefix, np.random.default_rng(6).integers(2, vocab, lengths.sum()), lengths)
 
 
 class ChartsTest(unittest.TestCase):

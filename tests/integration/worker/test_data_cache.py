@@ -8,7 +8,6 @@ import pathlib
 import pickle
 import re
 import resource
-import struct
 import sys
 import tempfile
 import types
@@ -24,6 +23,7 @@ from megatron.core.datasets.utils import get_blend_from_list
 from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
 
 from gang import MODEL, Gang, Rank, content, iterations, run
+from index_file import write_documents
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 CACHE = os.environ.get("MOBULA_CACHE", os.path.expanduser("~/.cache/mobula"))
@@ -38,11 +38,7 @@ DEFAULTS = {"vocab_file": None, "merge_file": None, "tokenizer_model": None, "vo
 
 def make_data(prefix, n, seed):
     lengths = np.random.default_rng(seed).integers(5, 60, n).astype("<i4")
-    np.random.default_rng(seed + 1).integers(2, 250, lengths.sum()).astype("<u2").tofile(f"{prefix}.bin")
-    offsets = 2 * np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<i8")
-    with open(f"{prefix}.idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1) + lengths.tobytes() + offsets.tobytes() +
-                np.arange(n + 1, dtype="<i8").tobytes())
+    write_documents(prefix, np.random.default_rng(seed + 1).integers(2, 250, lengths.sum()), lengths)
 
 
 def sizes(iterations_, batch=8, interval=5, evaluations=2):

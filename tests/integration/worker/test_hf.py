@@ -4,7 +4,6 @@ back as they were; a step of training is torch's. Usage: test_hf.py WORKER MOBUL
 import json
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gang import tool as run, unsealed
+from index_file import write_tokens
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -64,13 +64,6 @@ def arguments(checkpoint):
         elif name not in ("padded_vocab_size", "true_vocab_size") and value is not None and value is not False:
             line += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
     return line
-
-
-def write_tokens(prefix, tokens):
-    tokens.astype("<u2").tofile(f"{prefix}.bin")
-    with open(f"{prefix}.idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens)) +
-                struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
 class HuggingFaceTest(unittest.TestCase):

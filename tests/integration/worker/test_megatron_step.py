@@ -6,7 +6,6 @@ Its dynamic loss scale and ours go the same way. Usage: test_megatron_step.py WO
 import os
 import pathlib
 import random
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from gang import tool as run
+from index_file import write_tokens
 import megatron_gang
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
@@ -44,13 +44,6 @@ def on_cpu(function):
 torch.tensor, torch.zeros = on_cpu(torch.tensor), on_cpu(torch.zeros)
 TYPE = torch.Tensor.type
 torch.Tensor.type = lambda self, *a, **k: TYPE(self, *a, **k) if a or k else "torch.cuda.FloatTensor"
-
-
-def write_tokens(prefix, tokens):
-    tokens.astype("<u2").tofile(f"{prefix}.bin")
-    with open(f"{prefix}.idx", "wb") as f:
-        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(tokens)) +
-                struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
 def positions_of(x):

@@ -28,14 +28,6 @@ static const struct mb_checkpoint_tensor TENSORS[] = {
 
 static char root[] = "/tmp/mobula-ck-XXXXXX";
 static char dir[64];
-static atomic_int wrong;
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            atomic_fetch_add(&wrong, 1);                                                           \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
-        }                                                                                          \
-    } while (0)
 
 /* Host memory as a device: the operations that a checkpoint uses. */
 static void copy(struct mb_context *c, struct mb_stream *s, void *dst, const void *src, size_t n)
@@ -292,7 +284,7 @@ static void run(uint32_t world, struct job j)
 {
     struct comm_world w = {.n = world, .timeout_ms = 20000, .body = body, .arg = &j};
     assert_int_equal(comm_world_run(&w), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static int make_dir(void **state)

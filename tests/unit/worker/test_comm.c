@@ -17,16 +17,6 @@
 #include "tests/unit/worker/comm_world.h"
 #include "worker/parallel/comm_rendezvous.h"
 
-/* cmocka's asserts longjmp, which only its own thread may do: ranks count what is wrong instead. */
-static atomic_int wrong;
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            atomic_fetch_add(&wrong, 1);                                                           \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
-        }                                                                                          \
-    } while (0)
-
 static const size_t SIZES[] = {1, 2, 3, 5, 7, 64, 1001, 700001};
 enum { N_SIZES = sizeof SIZES / sizeof SIZES[0] };
 
@@ -192,7 +182,7 @@ static void on_worlds(void (*body)(struct mb_comm *, void *))
             struct comm_world world = {
                 .n = w, .timeout_ms = 60000, .tcp_only = TCP_ONLY[k], .body = body};
             assert_int_equal(comm_world_run(&world), 0);
-            assert_int_equal(atomic_load(&wrong), 0);
+            assert_int_equal(atomic_load(&comm_world_wrong), 0);
         }
     }
 }
@@ -269,7 +259,7 @@ static void groups_count_for_themselves(void **state)
     (void)state;
     struct comm_world w = {.n = 4, .timeout_ms = 60000, .body = unevenly_often};
     assert_int_equal(comm_world_run(&w), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 /* Of two ranks one asks the world, the other a group that both are in. */
@@ -291,7 +281,7 @@ static void another_group_s_operation_is_another(void **state)
     (void)state;
     struct comm_world w = {.n = 2, .timeout_ms = 60000, .body = ask_different_groups};
     assert_int_equal(comm_world_run(&w), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static void groups_sum_among_themselves(void **state)
@@ -306,7 +296,7 @@ static void groups_sum_among_themselves(void **state)
                                .arg = &layouts[i][1]};
         assert_int_equal(comm_world_run(&w), 0);
     }
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 /* Rank 3 waits in its group for rank 2, which gives up in the other kind of group. */
@@ -343,7 +333,7 @@ static void a_group_names_ranks_of_the_world(void **state)
     (void)state;
     struct comm_world w = {.n = 4, .timeout_ms = 60000, .body = give_up_in_a_group};
     assert_int_equal(comm_world_run(&w), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static void ranges_cover_without_overlap(void **state)
@@ -389,7 +379,7 @@ static void ranks_that_disagree_are_told(void **state)
     (void)state;
     struct comm_world world = {.n = 2, .timeout_ms = 20000, .body = disagree};
     assert_int_equal(comm_world_run(&world), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static void give_up(struct mb_comm *c, void *arg)
@@ -426,7 +416,7 @@ static void a_reason_reaches_every_rank(void **state)
         struct comm_world world = {
             .n = 3, .timeout_ms = 20000, .tcp_only = tcp ? ~0ULL : 0, .body = give_up};
         assert_int_equal(comm_world_run(&world), 0);
-        assert_int_equal(atomic_load(&wrong), 0);
+        assert_int_equal(atomic_load(&comm_world_wrong), 0);
     }
 }
 
@@ -454,7 +444,7 @@ static void a_rank_that_hangs_is_named(void **state)
     struct comm_world world = {
         .n = 2, .timeout_ms = 3000, .body = hang, .arg = &done}; /* they have to meet */
     assert_int_equal(comm_world_run(&world), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static int stranger(const struct mb_endpoint *e, const void *bytes, size_t n)

@@ -5,7 +5,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -30,14 +29,6 @@ static const struct mb_checkpoint_tensor TENSORS[] = {
 
 static char root[] = "/tmp/mobula-saver-XXXXXX";
 static char dir[64];
-static atomic_int wrong;
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            atomic_fetch_add(&wrong, 1);                                                           \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
-        }                                                                                          \
-    } while (0)
 
 /* Host memory as a device. A closed gate holds copies; a broken one fails them. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -264,7 +255,7 @@ static void files_are_those_of_a_synchronous_save(void **state)
         for (sharded = 0; sharded <= 1; sharded++) {
             struct comm_world w = {.n = n, .timeout_ms = WAIT_MS, .body = save_both_ways};
             assert_int_equal(comm_world_run(&w), 0);
-            assert_int_equal(atomic_load(&wrong), 0);
+            assert_int_equal(atomic_load(&comm_world_wrong), 0);
             run_shell("diff -r %s/iter_0000005 %s-plain/iter_0000005");
             run_shell("test \"$(ls -A %s | wc -l)\" = 4"); /* nothing hidden */
             run_shell("rm -r %s %s-plain");
@@ -308,7 +299,7 @@ static void a_copy_that_fails_is_told(void **state)
     struct comm_world w = {.n = 2, .timeout_ms = WAIT_MS, .body = one_copy_fails};
     assert_int_equal(comm_world_run(&w), 0);
     is_broken = 0;
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
     assert_int_equal(tracker(), 5);
 }
 
@@ -362,7 +353,7 @@ static void nothing_changes_before_it_is_copied(void **state)
     assert_int_equal(tracker(), 5);
     end(&r);
     mb_comm_destroy(c);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
 static void save_slowly(struct mb_comm *c, void *arg)
@@ -390,7 +381,7 @@ static void a_slow_disk_has_its_time(void **state)
     assert_int_equal(comm_world_run(&w), 0);
     atomic_store(&write_takes_ms, 0);
     stall_ms = WAIT_MS;
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
     assert_true(mb_mono_ms() - from_ms > 7500);
     assert_int_equal(tracker(), 5);
 }
@@ -419,25 +410,6 @@ static void save_to_a_disk_that_hangs(struct mb_comm *c, void *arg)
     end(r);
 }
 
-/* The thread sanitizer has one of its own from the first other one on. */
-#if defined(__SANITIZE_THREAD__)
-enum { THREADS_ALONE = 2 };
-#else
-enum { THREADS_ALONE = 1 };
-#endif
-
-static int n_threads(void)
-{
-    int n = 0;
-    DIR *d = opendir("/proc/self/task");
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-    return n;
-}
-
 static void a_disk_that_hangs_ends_the_save(void **state)
 {
     (void)state;
@@ -450,13 +422,13 @@ static void a_disk_that_hangs_ends_the_save(void **state)
     assert_int_equal(comm_world_run(&w), 0);
     assert_true(mb_mono_ms() - from_ms < WAIT_MS / 2);
     stall_ms = WAIT_MS;
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
     assert_int_equal(atomic_load(&n_named), 1);
     assert_int_equal(tracker(), -1);
     set_gate(0);
     is_closed_for_copies = 1;
     /* The writer that was left alone goes on now: its allocations are not those of other tests. */
-    while (atomic_load(&hangs) != 3 || n_threads() > THREADS_ALONE) {
+    while (atomic_load(&hangs) != 3 || !comm_world_is_alone()) {
         usleep(1000);
     }
 }
@@ -571,7 +543,7 @@ static int make_root(void **state)
 static int clear_root(void **state)
 {
     (void)state;
-    atomic_store(&wrong, 0);
+    atomic_store(&comm_world_wrong, 0);
     return mb_fs_remove_tree(dir, NULL);
 }
 

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -36,14 +35,6 @@ static char ARGS[] =
 
 static char root[] = "/tmp/mobula-torch-save-XXXXXX";
 static char dir[64];
-static atomic_int wrong;
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            atomic_fetch_add(&wrong, 1);                                                           \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                \
-        }                                                                                          \
-    } while (0)
 
 /* ---- the model ---- */
 
@@ -294,7 +285,7 @@ static void every_number_of_every_rank(void **state)
             assert_int_equal(comm_world_run(&w), 0);
             check_numbers(&j);
             assert_int_equal(tracker(), 7);
-            assert_int_equal(atomic_load(&wrong), 0);
+            assert_int_equal(atomic_load(&comm_world_wrong), 0);
             assert_int_equal(mb_fs_remove_tree(dir, NULL), 0);
         }
     }
@@ -329,7 +320,7 @@ static void a_copy_that_fails_is_told(void **state)
     struct comm_world w = {.n = 2, .timeout_ms = WAIT_MS, .body = one_copy_fails, .arg = &SHARDED};
     assert_int_equal(comm_world_run(&w), 0);
     atomic_store(&is_broken, 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
     assert_int_equal(tracker(), 7);
     char command[128];
     snprintf(command, sizeof command, "test \"$(ls -A %s | wc -l)\" = 2", dir); /* nothing hidden */
@@ -364,37 +355,18 @@ static void the_disk_hangs(struct mb_comm *c, void *arg)
     CHECK(saved.hangs == (rank == 0));
 }
 
-/* The thread sanitizer has one of its own from the first other one on. */
-#if defined(__SANITIZE_THREAD__)
-enum { THREADS_ALONE = 2 };
-#else
-enum { THREADS_ALONE = 1 };
-#endif
-
-static int n_threads(void)
-{
-    int n = 0;
-    DIR *d = opendir("/proc/self/task");
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-    return n;
-}
-
 static void a_disk_that_hangs_fails_the_save(void **state)
 {
     (void)state;
     struct comm_world w = {.n = 2, .timeout_ms = WAIT_MS, .body = the_disk_hangs, .arg = &SHARDED};
     set_hangs(1);
     assert_int_equal(comm_world_run(&w), 0);
-    assert_int_equal(atomic_load(&wrong), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
     pthread_mutex_lock(&gate);
     assert_true(is_stuck);
     pthread_mutex_unlock(&gate);
     set_hangs(0);
-    while (n_threads() > THREADS_ALONE) { /* until the writer has ended */
+    while (!comm_world_is_alone()) { /* until the writer has ended */
         usleep(1000);
     }
     char partial[128];

@@ -413,6 +413,8 @@ void mb_args_close(struct mb_args *args)
         clear_raw(&args->raw[i]);
     }
     mb_free(args->raw);
+    mb_free(args->checkpoint_tokenizer.type);
+    mb_free(args->checkpoint_tokenizer.model);
     mb_buf_close(&args->notes);
     memset(args, 0, sizeof *args);
 }

@@ -24,6 +24,12 @@ struct mb_args_list {
     size_t n;     /* 0: None */
 };
 
+/* The tokenizer of a checkpoint, as mb_args_adopt() found it; texts are owned. */
+struct mb_args_tokenizer {
+    char *type, *model; /* NULL: it does not say; model is a path */
+    int is_taken;       /* type or model is in the arguments now */
+};
+
 /* Implemented arguments by Megatron's names; sizes as counts of what they name. */
 struct mb_args {
     /* network size */
@@ -80,7 +86,7 @@ struct mb_args {
     char *save, *load, *pretrained_checkpoint;
     int64_t save_interval, save_retain_interval, keep_last_k, async_save, no_save_optim,
         no_load_optim, finetune, exit_on_missing_checkpoint, use_checkpoint_args;
-    int64_t use_mp_args_from_checkpoint_args;
+    int64_t use_mp_args_from_checkpoint_args, use_tokenizer_model_from_checkpoint_args;
     /* validation, logging */
     int64_t eval_iters, eval_interval, log_interval, log_throughput, log_params_norm;
     int64_t log_num_zeros_in_grad;
@@ -101,6 +107,7 @@ struct mb_args {
     int64_t skipped_train_samples; /* of --iterations-to-skip */
 
     int64_t checkpoint_padded_vocab_size; /* of mb_args_adopt(); 0: none */
+    struct mb_args_tokenizer checkpoint_tokenizer;
 
     struct mb_args_raw *raw; /* what was given, by row; owned */
     int is_usage; /* after a failure: argparse's kind, of MB_ARGS_EXIT_USAGE: what cannot be parsed,
@@ -142,8 +149,15 @@ int mb_args_validate(struct mb_args *args, uint32_t rank, uint32_t world_size, s
 int mb_args_take_data_args(struct mb_args *args, const char *text, size_t n, struct mb_err *err);
 
 /* Between parsing and validating, with --use-checkpoint-args: what the checkpoint says of the
- * model. args_json is untrusted. */
+ * model, and what its format is. args_json is untrusted. The tokenizer is only found. */
 int mb_args_adopt(struct mb_args *args, const char *args_json, struct mb_err *err);
+
+/* After it: where the checkpoint's tokenizer is, if all ranks are to read it there; else NULL. */
+const char *mb_args_tokenizer_path(const struct mb_args *args);
+/* Then: takes the tokenizer that mb_args_adopt() found. why_not: why some rank cannot read that
+ * path, NULL: all can. Whether the path is there must be the same for all ranks: their tokenizers
+ * are. MB_ENOENT when it is not and the command line has no tokenizer. */
+int mb_args_adopt_tokenizer(struct mb_args *args, const char *why_not, struct mb_err *err);
 
 /* Whether the checkpoint's model is the validated arguments' one: MB_EINVAL if not. What does not
  * make other tensors may differ when is_new, when another training begins; it is lines of notes. So

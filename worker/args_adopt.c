@@ -4,7 +4,8 @@
  *  1. adopt (--use-checkpoint-args, as Megatron-LM's load_args_from_checkpoint): sizes are taken
  *     where the command line has none; what else makes the model is the checkpoint's, whatever the
  *     command line says. Each that is taken, and each that the checkpoint does not have, is a line
- *     of the notes. How ranks share the model is taken if that was asked for, too.
+ *     of the notes. How ranks share the model is taken if that was asked for, too. What a
+ *     checkpoint has as null it does not provide: the command line's stays.
  *  2. compare: what makes tensors mean something else must be equal. What only changes how they are
  *     used must be, too, while the same training goes on; a new one may mean it (a longer context),
  *     and hears a line about it. An argument that the checkpoint does not have is not compared.
@@ -13,7 +14,6 @@
  */
 #include "worker/args_table.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
@@ -33,6 +33,7 @@ static const struct {
     {"group_query_attention", 1},
     {"position_embedding_type", 1},
     {"add_position_embedding", 1},
+    {"use_rotary_position_embeddings", 1},
     {"rotary_base", 1},
     {"rotary_percent", 1},
     {"rotary_seq_len_interpolation_factor", 1},
@@ -48,6 +49,7 @@ static const struct {
     {"norm_epsilon", 1},
     {"attention_dropout", 1},
     {"hidden_dropout", 1},
+    {"tiktoken_pattern", 1},
 };
 
 /* With --use-mp-args-from-checkpoint-args: how ranks share the model. */
@@ -60,7 +62,7 @@ static int no_memory(struct mb_err *err)
     return mb_err_set(err, MB_ENOMEM, "out of memory for the checkpoint's arguments");
 }
 
-static size_t row_of(const char *dest)
+size_t mb_arg_row_of(const char *dest)
 {
     char name[64];
     size_t i = 0;
@@ -73,32 +75,48 @@ static size_t row_of(const char *dest)
     return i;
 }
 
+enum { VALUE_MAX = 4096 }; /* a path's */
+
 /* As people would write it; 0: null, or nothing that an argument can be. */
-static int text_of(const json_t *j, char out[256])
+static int text_of(const json_t *j, char out[VALUE_MAX])
 {
     if (json_is_integer(j)) {
-        return snprintf(out, 256, "%lld", (long long)json_integer_value(j)) > 0;
+        return snprintf(out, VALUE_MAX, "%lld", (long long)json_integer_value(j)) > 0;
     }
     if (json_is_real(j)) {
         mb_arg_float_text(json_real_value(j), out);
         return 1;
     }
     if (json_is_boolean(j)) {
-        return snprintf(out, 256, "%s", json_is_true(j) ? "True" : "False") > 0;
+        return snprintf(out, VALUE_MAX, "%s", json_is_true(j) ? "True" : "False") > 0;
     }
     const char *s = json_string_value(j);
-    return s != NULL && strlen(s) < 256 && snprintf(out, 256, "%s", s) >= 0;
+    return s != NULL && strlen(s) < VALUE_MAX && snprintf(out, VALUE_MAX, "%s", s) >= 0;
 }
 
-static int take(struct mb_args *a, const char *dest, const json_t *j, struct mb_err *err)
+static int say_none(struct mb_args *a, const char *dest, struct mb_err *err)
 {
-    char text[256];
-    const size_t row = row_of(dest);
+    return mb_buf_printf(&a->notes, "Checkpoint did not provide arguments %s\n", dest) == 0
+               ? 0
+               : no_memory(err);
+}
+
+static int say_taken(struct mb_args *a, const char *dest, const char *text, struct mb_err *err)
+{
+    return mb_buf_printf(&a->notes, "Setting %s to %s from checkpoint\n", dest, text) == 0
+               ? 0
+               : no_memory(err);
+}
+
+int mb_arg_adopt(struct mb_args *a, const char *dest, const json_t *j, struct mb_err *err)
+{
+    char text[VALUE_MAX];
+    const size_t row = mb_arg_row_of(dest);
     const int is_flag =
         MB_ARG_ROWS[row].type == MB_ARG_FLAG || MB_ARG_ROWS[row].type == MB_ARG_FLAG_OFF;
     int rc;
-    if (json_is_null(j)) {
-        return mb_arg_set(a, row, NULL, err);
+    if (j == NULL || json_is_null(j)) {
+        return say_none(a, dest, err);
     }
     if (!text_of(j, text) || is_flag != json_is_boolean(j)) {
         return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s has a wrong type", dest);
@@ -116,7 +134,55 @@ static int take(struct mb_args *a, const char *dest, const json_t *j, struct mb_
                                             "has the value %s",
                                             dest, text);
     }
-    return mb_buf_printf(&a->notes, "Setting %s to %s from checkpoint\n", dest, text) == 0
+    return say_taken(a, dest, text, err);
+}
+
+/* Here a null takes back what the command line says: a layout is one thing. */
+static int adopt_layout(struct mb_args *a, const json_t *o, struct mb_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < sizeof LAYOUT / sizeof LAYOUT[0] && rc == 0; i++) {
+        const json_t *j = json_object_get(o, LAYOUT[i]);
+        if (json_is_null(j)) {
+            rc = mb_arg_set(a, mb_arg_row_of(LAYOUT[i]), NULL, err);
+        } else if (j != NULL) {
+            rc = mb_arg_adopt(a, LAYOUT[i], j, err);
+        }
+    }
+    return rc;
+}
+
+static int adopt_vocabulary(struct mb_args *a, const json_t *j, struct mb_err *err)
+{
+    char text[VALUE_MAX];
+    if (!json_is_integer(j) || json_integer_value(j) <= 0) {
+        return say_none(a, "padded_vocab_size", err);
+    }
+    a->checkpoint_padded_vocab_size = json_integer_value(j);
+    return text_of(j, text) ? say_taken(a, "padded_vocab_size", text, err) : 0;
+}
+
+/* A run that goes on saves what its readers know, if we write it. */
+static int adopt_format(struct mb_args *a, const json_t *j, struct mb_err *err)
+{
+    static const char *const WRITTEN[] = {"safetensors", "torch", "torch_dist"};
+    static const char NAME[] = "ckpt_format";
+    const char *theirs = json_string_value(j);
+    if (a->raw[mb_arg_row_of(NAME)].given) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof WRITTEN / sizeof WRITTEN[0] && theirs != NULL; i++) {
+        if (strcmp(theirs, WRITTEN[i]) == 0) {
+            return mb_arg_adopt(a, NAME, j, err);
+        }
+    }
+    if (theirs == NULL) {
+        return say_none(a, NAME, err);
+    }
+    return mb_buf_printf(&a->notes,
+                         "note: the checkpoint's ckpt_format, %.80s, is not written: --ckpt-format "
+                         "says what is\n",
+                         theirs) == 0
                ? 0
                : no_memory(err);
 }
@@ -125,28 +191,24 @@ int mb_args_adopt(struct mb_args *a, const char *args_json, struct mb_err *err)
 {
     json_error_t je;
     json_t *o = json_loads(args_json, JSON_REJECT_DUPLICATES, &je);
-    const json_t *padded = json_object_get(o, "padded_vocab_size");
     int rc =
         json_is_object(o) ? 0 : mb_err_set(err, MB_ECORRUPT, "the checkpoint's args are no object");
     for (size_t i = 0; i < sizeof TAKEN / sizeof TAKEN[0] && rc == 0; i++) {
-        const json_t *j = json_object_get(o, TAKEN[i].dest);
-        if (j == NULL) {
-            rc = mb_buf_printf(&a->notes, "Checkpoint did not provide arguments %s\n",
-                               TAKEN[i].dest) == 0
-                     ? 0
-                     : no_memory(err);
-        } else if (TAKEN[i].forced || !a->raw[row_of(TAKEN[i].dest)].given) {
-            rc = take(a, TAKEN[i].dest, j, err);
+        if (TAKEN[i].forced || !a->raw[mb_arg_row_of(TAKEN[i].dest)].given) {
+            rc = mb_arg_adopt(a, TAKEN[i].dest, json_object_get(o, TAKEN[i].dest), err);
         }
     }
-    for (size_t i = 0; i < sizeof LAYOUT / sizeof LAYOUT[0] && rc == 0; i++) {
-        const json_t *j = json_object_get(o, LAYOUT[i]);
-        if (a->use_mp_args_from_checkpoint_args && j != NULL) {
-            rc = take(a, LAYOUT[i], j, err);
-        }
+    if (rc == 0) {
+        rc = mb_args_find_tokenizer(a, o, err);
     }
-    if (rc == 0 && json_is_integer(padded) && json_integer_value(padded) > 0) {
-        a->checkpoint_padded_vocab_size = json_integer_value(padded);
+    if (rc == 0) {
+        rc = adopt_vocabulary(a, json_object_get(o, "padded_vocab_size"), err);
+    }
+    if (rc == 0) {
+        rc = adopt_format(a, json_object_get(o, "ckpt_format"), err);
+    }
+    if (rc == 0 && a->use_mp_args_from_checkpoint_args) {
+        rc = adopt_layout(a, o, err);
     }
     json_decref(o);
     return rc;
@@ -205,7 +267,7 @@ static int is_equal(const json_t *a, const json_t *b)
                                                   : json_equal(a, b);
 }
 
-static const char *shown(const json_t *j, char text[256])
+static const char *shown(const json_t *j, char text[VALUE_MAX])
 {
     return text_of(j, text) ? text : json_is_null(j) ? "None" : "of a wrong type";
 }
@@ -213,7 +275,7 @@ static const char *shown(const json_t *j, char text[256])
 static int compare(const struct mb_args *a, const json_t *ours, const json_t *theirs, int is_new,
                    struct mb_buf *notes, struct mb_err *err)
 {
-    char their_text[256], our_text[256];
+    char their_text[VALUE_MAX], our_text[VALUE_MAX];
     int rc = 0;
     for (size_t i = 0; i < sizeof COMPARED / sizeof COMPARED[0] && rc == 0; i++) {
         const char *dest = COMPARED[i].dest;

@@ -2,6 +2,7 @@
 #ifndef MOBULA_WORKER_ARGS_TABLE_H
 #define MOBULA_WORKER_ARGS_TABLE_H
 
+#include <jansson.h>
 #include "worker/args.h"
 
 enum mb_arg_type {
@@ -54,6 +55,17 @@ int mb_arg_set(struct mb_args *args, size_t row, const char *text, struct mb_err
 /* Whether a row that is no flag has the value that it would have without being given; a flag:
  * whether it was not given. */
 int mb_arg_is_default(const struct mb_arg_row *row, const struct mb_args_raw *raw);
+
+/* The row of Megatron's attribute; MB_ARG_N_ROWS: there is none. */
+size_t mb_arg_row_of(const char *dest);
+
+/* The checkpoint's value for the row of that attribute, with its line of the notes. JSON's null
+ * counts as none, which is a line, too, and changes nothing. */
+int mb_arg_adopt(struct mb_args *args, const char *dest, const json_t *value, struct mb_err *err);
+
+/* Of mb_args_adopt(), of the checkpoint's arguments: the tokenizer into args->checkpoint_tokenizer.
+ */
+int mb_args_find_tokenizer(struct mb_args *args, const json_t *checkpoint_args, struct mb_err *err);
 
 /* What was given for the row of that name, which is one of the table's. */
 const struct mb_args_raw *mb_arg_raw(const struct mb_args *args, const char *name);

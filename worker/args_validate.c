@@ -99,6 +99,11 @@ static int check_checkpoint(struct mb_args *a, struct mb_err *err)
                                "--use-checkpoint-args\n") != 0) {
         return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
     }
+    if (!a->use_tokenizer_model_from_checkpoint_args && !a->use_checkpoint_args &&
+        mb_buf_puts(&a->notes, "note: --no-use-tokenizer-model-from-checkpoint-args has no effect "
+                               "without --use-checkpoint-args\n") != 0) {
+        return mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
     return warn_of_format(a, err);
 }
 
@@ -133,8 +138,8 @@ static int check_torch(const struct mb_args *a, struct mb_err *err)
     }
     return what == NULL ? 0
                         : mb_err_set(err, MB_EUNSUPPORTED,
-                                     "--ckpt-format torch: not written with %s; leave it out, and "
-                                     "checkpoints are safetensors",
+                                     "--ckpt-format torch: not written with %s; with "
+                                     "--ckpt-format safetensors checkpoints are safetensors",
                                      what);
 }
 

@@ -115,7 +115,12 @@ static int build_tokenizer(struct mb_trainer *t, struct mb_err *err)
     mb_trainer_say(t, "> building %s tokenizer ...\n", a->tokenizer_type);
     int rc = mb_tokenizer_create(&o, &tokenizer, err);
     if (rc != 0) {
-        return rc;
+        return a->checkpoint_tokenizer.is_taken
+                   ? mb_err_wrap(err,
+                                 "--use-checkpoint-args: the checkpoint's tokenizer (the command "
+                                 "line's is used with "
+                                 "--no-use-tokenizer-model-from-checkpoint-args)")
+                   : rc;
     }
     t->vocab_size = mb_tokenizer_vocab_size(tokenizer);
     a->true_vocab_size = (int64_t)t->vocab_size;

@@ -12,11 +12,14 @@
  */
 #include "worker/trainer.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -334,6 +337,46 @@ static void take_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
     }
 }
 
+/* Whether all ranks can read the checkpoint's tokenizer: one without it decides for all. why is
+ * empty if so. Collective. */
+static int ask_for_tokenizer(struct mb_trainer *t, char why[256], struct mb_err *err)
+{
+    enum { ERRNO_BITS = 16 };
+    const char *path = mb_args_tokenizer_path(&t->args);
+    why[0] = '\0';
+    if (path == NULL) { /* then no rank has one: all read the same arguments */
+        return 0;
+    }
+    /* Most says the lowest rank that cannot, and why. */
+    int64_t most = 0;
+    if (access(path, R_OK) != 0) {
+        most = ((int64_t)(t->world_size - t->rank) << ERRNO_BITS) | errno;
+    }
+    mb_comm_allreduce(t->comm, NULL, &most, 1, MB_COMM_I64, MB_COMM_MAX);
+    int rc = mb_comm_synchronize(t->comm, err);
+    if (rc == 0 && most != 0) {
+        snprintf(why, 256, "%s (rank %" PRId64 ")", strerror((int)(most & ((1 << ERRNO_BITS) - 1))),
+                 (int64_t)t->world_size - (most >> ERRNO_BITS));
+    }
+    return rc;
+}
+
+/* What is wrong with the checkpoint's arguments all ranks find alike. */
+static int adopt(struct mb_trainer *t, const char *args_json, struct mb_err *err)
+{
+    char why[256];
+    int rc = mb_args_adopt(&t->args, args_json, err);
+    t->everybody_knows = rc != 0 && rc != MB_ENOMEM;
+    if (rc == 0) {
+        rc = ask_for_tokenizer(t, why, err);
+    }
+    if (rc == 0) {
+        rc = mb_args_adopt_tokenizer(&t->args, why[0] != '\0' ? why : NULL, err);
+        t->everybody_knows = rc != 0 && rc != MB_ENOMEM;
+    }
+    return rc;
+}
+
 int mb_trainer_adopt(struct mb_trainer *t, struct mb_err *err)
 {
     struct mb_args *a = &t->args;
@@ -341,12 +384,16 @@ int mb_trainer_adopt(struct mb_trainer *t, struct mb_err *err)
     struct mb_checkpoint_state s;
     int64_t iteration = 0;
     size_t i = 0;
+    if (a->load == NULL && a->pretrained_checkpoint == NULL) {
+        mb_trainer_say(t, "No load directory specified, using provided arguments.\n");
+        return 0;
+    }
     if (a->distributed_timeout_minutes < 1) {
         return mb_err_set(err, MB_EINVAL,
                           "distributed-timeout-minutes is %" PRId64 ": it must be at least 1",
                           a->distributed_timeout_minutes);
     }
-    int rc = a->load != NULL || a->pretrained_checkpoint != NULL ? mb_trainer_meet(t, err) : 0;
+    int rc = mb_trainer_meet(t, err);
     for (; i < 2 && rc == 0 && iteration == 0; i++) {
         rc = places[i] != NULL ? mb_checkpoint_find(t->comm, places[i], &iteration, err) : 0;
     }
@@ -359,7 +406,7 @@ int mb_trainer_adopt(struct mb_trainer *t, struct mb_err *err)
         rc = mb_checkpoint_load_state(t->comm, places[i - 1], iteration, &s, err);
     }
     if (rc == 0) {
-        rc = mb_args_adopt(a, s.args_json, err);
+        rc = adopt(t, s.args_json, err);
         mb_checkpoint_state_close(&s);
     }
     return rc != 0 ? mb_err_wrap(err, "--use-checkpoint-args") : 0;

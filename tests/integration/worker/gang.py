@@ -21,13 +21,13 @@ MOCK = "--mock-data --tokenizer-type NullTokenizer --vocab-size 100".split()
 
 
 class Rank:
-    def __init__(self, worker, rank, world, args, cwd, env):
+    def __init__(self, worker, rank, world, args, cwd, env, home=None):
         ours, theirs = socket.socketpair()
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
                "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MOBULA_REPORT_FD": str(theirs.fileno()), **env}
         self.log_path = os.path.join(cwd, f"rank-{rank}.log")
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([worker, *args], env=env, cwd=cwd, stdout=log,
+            self.process = subprocess.Popen([worker, *args], env=env, cwd=home or cwd, stdout=log,
                                             stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()])
         theirs.close()
         self.socket, self.buffer, self.messages = ours, b"", []
@@ -60,9 +60,11 @@ class Rank:
 
 
 class Gang:
-    def __init__(self, worker, world, args, cwd, env=(), env_of_rank=lambda rank: {}):
+    def __init__(self, worker, world, args, cwd, env=(), env_of_rank=lambda rank: {}, home_of_rank=lambda rank: None):
+        """home_of_rank: another working directory than cwd, where the logs are."""
         os.makedirs(cwd, exist_ok=True)
-        self.ranks = [Rank(worker, r, world, args, cwd, {**dict(env), **env_of_rank(r)}) for r in range(world)]
+        self.ranks = [Rank(worker, r, world, args, cwd, {**dict(env), **env_of_rank(r)}, home_of_rank(r))
+                      for r in range(world)]
         self.open = list(self.ranks)
 
     def wait(self, condition):

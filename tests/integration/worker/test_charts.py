@@ -92,7 +92,7 @@ class ChartsTest(unittest.TestCase):
                 self.assertRegex(told, r"successfully loaded checkpoint from \S+basemodel .* at iteration 1")
                 self.assertNotIn("iteration        1/      20", numbers)  # Megatron-LM's own counting
             else:
-                self.assertIn("Checkpoint not found to provide arguments, using provided arguments.", told)
+                self.assertIn("No load directory specified, using provided arguments.\n", told)
             self.check_events(folder / "events", 19 if pretrained else 20, rows)
 
     def check_saved(self, folder, told, tp):

@@ -251,7 +251,7 @@ class RefusalTest(Case):
         g = gang.Gang(WORKER, world, [str(w) for w in (*WORDS, *TORCH, "--save", self.path / "s", *words)], self.cwd())
         self.addCleanup(g.kill)
         self.assertEqual(g.finish(), [78] * world)
-        self.assertIn(f"--ckpt-format torch: not written with {what}; leave it out", g.ranks[0].log())
+        self.assertIn(f"--ckpt-format torch: not written with {what}; with --ckpt-format safetensors", g.ranks[0].log())
         self.assertFalse((self.path / "s").exists())
 
     def test_what_is_not_written(self):

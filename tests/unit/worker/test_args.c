@@ -282,7 +282,7 @@ static void a_preset_is_a_shape(void **state)
     mb_args_close(&a);
 }
 
-/* Sizes only where there are none, the rest always; a null takes an argument back. */
+/* Sizes only where there are none, the rest always; a null is nothing, as Megatron-LM has it. */
 static void a_checkpoint_describes_the_model(void **state)
 {
     (void)state;
@@ -290,6 +290,7 @@ static void a_checkpoint_describes_the_model(void **state)
     struct mb_err err;
     assert_int_equal(
         parse_line("--hidden-size 32 --swiglu --normalization RMSNorm --use-rope-scaling "
+                   "--use-rotary-position-embeddings "
                    "--rotary-seq-len-interpolation-factor 4",
                    &a, &err),
         0);
@@ -298,15 +299,20 @@ static void a_checkpoint_describes_the_model(void **state)
                       "{\"num_layers\": 3, \"hidden_size\": 64, \"swiglu\": false, "
                       "\"normalization\": \"LayerNorm\", \"add_bias_linear\": false, "
                       "\"use_rope_scaling\": false, \"norm_epsilon\": 1e-06, "
-                      "\"rotary_seq_len_interpolation_factor\": null, \"padded_vocab_size\": 256}",
+                      "\"rotary_seq_len_interpolation_factor\": null, \"padded_vocab_size\": 256, "
+                      "\"use_rotary_position_embeddings\": false}",
                       &err),
         0);
     assert_int_equal(a.num_layers, 3);
     assert_int_equal(a.hidden_size, 32);
     assert_true(!a.swiglu && !a.add_bias_linear && !a.use_rope_scaling && a.norm_epsilon == 1e-6);
     assert_string_equal(a.normalization, "LayerNorm");
-    assert_true(a.rotary_seq_len_interpolation_factor == MB_ARGS_NONE);
+    assert_true(a.rotary_seq_len_interpolation_factor == 4 && !a.use_rotary_position_embeddings);
     assert_int_equal(a.checkpoint_padded_vocab_size, 256);
+    assert_non_null(strstr(mb_buf_str(&a.notes), "Setting padded_vocab_size to 256 from"));
+    assert_non_null(strstr(mb_buf_str(&a.notes), "Checkpoint did not provide arguments "
+                                                 "rotary_seq_len_interpolation_factor\n"));
+    assert_null(strstr(mb_buf_str(&a.notes), " hidden_size")); /* the command line has it */
     assert_non_null(strstr(mb_buf_str(&a.notes), "Setting norm_epsilon to 1e-06 from"));
     assert_non_null(
         strstr(mb_buf_str(&a.notes), "Checkpoint did not provide arguments kv_channels\n"));

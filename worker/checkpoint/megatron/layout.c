@@ -111,6 +111,10 @@ int mb_megatron_args(const char *name, json_t *args, struct mb_err *err)
     if (!is_set(args, "group_query_attention", 0)) { /* its default says nothing then */
         bad |= json_object_set_new(args, "num_query_groups", json_integer(heads));
     }
+    const json_t *no_biases = json_object_get(args, "disable_bias_linear"); /* so do oldest ones */
+    if (json_is_boolean(no_biases)) {
+        bad |= json_object_set_new(args, "add_bias_linear", json_boolean(!json_is_true(no_biases)));
+    }
     if (is_set(args, "use_rotary_position_embeddings", 0)) { /* the older name */
         bad |= json_object_set_new(args, "position_embedding_type", json_string("rope"));
     }

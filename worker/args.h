@@ -98,7 +98,7 @@ struct mb_args {
     char *timing_log_option;
     /* mobula's own */
     int64_t eval_at_start;
-    char *model_preset;
+    char *model_preset, *blend_sizes; /* NULL: not settled */
 
     /* Not arguments: set by mb_args_validate() and by the trainer, shown in the dump. */
     int64_t rank, world_size, data_parallel_size, padded_vocab_size, true_vocab_size;
@@ -164,6 +164,12 @@ int mb_args_adopt_tokenizer(struct mb_args *args, const char *why_not, struct mb
  * is a tokenizer of another size, whenever. */
 int mb_args_compare(const struct mb_args *args, const char *args_json, int is_new,
                     struct mb_buf *notes, struct mb_err *err);
+
+/* Sizes of weighted blends, where a run goes on from a checkpoint of these arguments: those of the
+ * run that wrote it, unless the command line has its own. What may put samples into another order
+ * is lines of notes, if a blend is weighted. */
+int mb_args_settle_blend(struct mb_args *args, const char *args_json, int is_weighted,
+                         struct mb_buf *notes, struct mb_err *err);
 
 /* repr() of a Python float: the shortest digits that read back, exponent from 1e16 and below 1e-4.
  */

@@ -291,6 +291,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
 #define GROUP "mobula"
     I_CHOICE("model-preset", NULL, MB_ARG_PRESETS, model_preset, "shape of a published model; other arguments override it (not of Megatron-LM)"),
     I("keep-last-k", INT, NULL, keep_last_k, "remove older checkpoints in --save but the newest K; with --checkpoint-url only durable ones go (not of Megatron-LM)"),
+    I_CHOICE("blend-sizes", NULL, "0.10|0.11", blend_sizes, "sizes of weighted blends as Megatron-LM core of that version, or the next ones, has them; None: those of the run that goes on, else 0.11 (not of Megatron-LM)"),
     I("eval-at-start", FLAG, NULL, eval_at_start, "evaluate once before the first iteration, too (not of Megatron-LM)"),
 #undef GROUP
     COMPUTED("rank", rank),

@@ -142,6 +142,9 @@ uint64_t mb_trainer_timeout_ms(const struct mb_trainer *t);
 struct mb_tokenizer_options mb_trainer_tokenizer_options(const struct mb_args *a);
 
 /* ---- the data ---- */
+/* Where the run goes on from a checkpoint: the sizes of weighted blends, and what is to be said. */
+int mb_trainer_settle_blend(struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                            struct mb_err *err);
 /* Loaders of all splits, and room for a micro batch. Collective. */
 int mb_trainer_build_data(struct mb_trainer *t, struct mb_err *err);
 

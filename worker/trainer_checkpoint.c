@@ -470,6 +470,7 @@ int mb_trainer_load(struct mb_trainer *t, struct mb_err *err)
     }
     if (rc == 0) {
         take_state(t, &s, with_optimizer);
+        rc = t->args.consumed_train_samples > 0 ? mb_trainer_settle_blend(t, &s, err) : 0;
     }
     mb_checkpoint_state_close(&s);
     if (rc != 0) {

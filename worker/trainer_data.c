@@ -24,6 +24,27 @@ static struct mb_data_paths paths_of(const struct mb_args_list *l)
     return (struct mb_data_paths){(const char *const *)l->items, l->n};
 }
 
+int mb_trainer_settle_blend(struct mb_trainer *t, const struct mb_checkpoint_state *s,
+                            struct mb_err *err)
+{
+    struct mb_args *a = &t->args;
+    const struct mb_data_paths common = paths_of(&a->data_path),
+                               own[] = {paths_of(&a->train_data_path),
+                                        paths_of(&a->valid_data_path),
+                                        paths_of(&a->test_data_path)};
+    int is_weighted = mb_data_paths_are_weighted(&common, 0);
+    struct mb_buf notes = {0};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        is_weighted |= mb_data_paths_are_weighted(&own[i], 1);
+    }
+    int rc = mb_args_settle_blend(a, s->args_json, is_weighted, &notes, err);
+    if (rc == 0) {
+        mb_trainer_say(t, "%s", mb_buf_str(&notes));
+    }
+    mb_buf_close(&notes);
+    return rc;
+}
+
 /* Validation and test data that were given no share or no path are absent, as in Megatron. */
 static int drop_absent_splits(const struct mb_args *a, struct mb_data_options *o,
                               struct mb_err *err)
@@ -118,7 +139,10 @@ static int build_loaders(struct mb_trainer *t, struct mb_data_options *o, struct
 
 int mb_trainer_build_data(struct mb_trainer *t, struct mb_err *err)
 {
-    const struct mb_args *a = &t->args;
+    struct mb_args *a = &t->args;
+    if (a->blend_sizes == NULL && (a->blend_sizes = mb_strdup("0.11")) == NULL) {
+        return no_memory(err); /* settled now: what is saved says so */
+    }
     struct mb_data_schedule s = {
         .train_iters = (uint64_t)a->train_iters,
         .train_samples = a->train_samples != MB_ARGS_NONE ? (uint64_t)a->train_samples : 0,
@@ -129,6 +153,7 @@ int mb_trainer_build_data(struct mb_trainer *t, struct mb_err *err)
                                 .split_path = {paths_of(&a->train_data_path),
                                                paths_of(&a->valid_data_path),
                                                paths_of(&a->test_data_path)},
+                                .blend_sizes = mb_blend_sizes_of(a->blend_sizes),
                                 .split = a->split,
                                 .mock = a->mock_data != 0,
                                 .seq_length = (uint64_t)a->seq_length,

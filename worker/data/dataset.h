@@ -6,9 +6,8 @@
  *   blend    several prefixes are drawn from by weight
  *
  * Sources: Megatron-LM core 0.16.1 megatron/core/datasets/{gpt_dataset,blended_dataset,
- * blended_megatron_dataset_builder,megatron_dataset}.py and helpers.cpp. Sizes of weighted blends
- * are those of 0.11 and later: a share is ceil(target * weight), ceil(share * 1.005) are built, the
- * blend's size is the sum of shares.
+ * blended_megatron_dataset_builder,megatron_dataset}.py and helpers.cpp. Sizes of weighted blends:
+ * enum mb_blend_sizes (loader.h).
  * Threads: a built dataset is immutable and may be read by any thread.
  */
 #ifndef MOBULA_WORKER_DATA_DATASET_H

@@ -86,6 +86,19 @@ static int has_weights(const struct mb_data_paths *paths, int *out, struct mb_er
     return 0;
 }
 
+int mb_data_paths_are_weighted(const struct mb_data_paths *paths, int of_one_split)
+{
+    int weighted = 0;
+
+    return has_weights(paths, &weighted, NULL) == 0 && weighted &&
+           (paths->n_items > 2 || !of_one_split);
+}
+
+enum mb_blend_sizes mb_blend_sizes_of(const char *text)
+{
+    return strcmp(text, "0.10") == 0 ? MB_BLEND_SIZES_0_10 : MB_BLEND_SIZES_0_11;
+}
+
 static int blend_list_parse(const struct mb_data_paths *paths, struct blend_list *b,
                             struct mb_err *err)
 {
@@ -188,16 +201,19 @@ static int create_one(const struct mb_data_options *o, enum mb_split split,
     return mb_dataset_create(index, &d, out, err);
 }
 
-/* Samples that a blend takes of a weighted data set at most, and that are built of it: half a
- * percent more, since the draw may take from one a little more than its share. */
-static uint64_t samples_of_share(uint64_t target, double weight)
+/* Of a part with this weight: the samples that are built, and what it adds to the blend's size.
+ * Half a percent more are built, since the draw may take from one a little more than its share. */
+static uint64_t samples_of_part(enum mb_blend_sizes sizes, uint64_t target, double weight,
+                                uint64_t *in_blend)
 {
-    return (uint64_t)ceil((double)target * weight);
-}
+    const double surplus = 1.0 + 0.005;
 
-static uint64_t samples_with_surplus(uint64_t share)
-{
-    return (uint64_t)ceil((double)share * (1.0 + 0.005));
+    if (sizes == MB_BLEND_SIZES_0_10) {
+        *in_blend = (uint64_t)ceil((double)target * weight * surplus);
+        return *in_blend;
+    }
+    *in_blend = (uint64_t)ceil((double)target * weight);
+    return (uint64_t)ceil((double)*in_blend * surplus);
 }
 
 static int create_blend(const struct mb_data_options *o, enum mb_split split,
@@ -225,8 +241,9 @@ static int create_blend(const struct mb_data_options *o, enum mb_split split,
                                 s->blend.weights[i], s->blend.prefixes[i]);
                 goto out;
             }
-            uint64_t share = samples_of_share(o->n_samples[split], weights[i]);
-            wanted = (int64_t)samples_with_surplus(share);
+            uint64_t share;
+            wanted =
+                (int64_t)samples_of_part(o->blend_sizes, o->n_samples[split], weights[i], &share);
             size += share;
         }
         rc = create_one(o, split, matrix, s->indices[i], wanted, &parts[i], err);

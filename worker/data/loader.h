@@ -22,9 +22,20 @@ struct mb_data_paths {
     size_t n_items;
 };
 
+/* How long a weighted blend of N samples, and its parts, are made; the share of a part of weight w
+ * is ceil(N * w) (Megatron-LM's _get_size_per_split_per_dataset). */
+enum mb_blend_sizes {
+    MB_BLEND_SIZES_0_11, /* core 0.11 on: the sum of shares; parts have ceil(share * 1.005) */
+    MB_BLEND_SIZES_0_10  /* core up to 0.10: ceil(N * w * 1.005) of each part, and their sum */
+};
+
+/* "0.10" or "0.11". */
+enum mb_blend_sizes mb_blend_sizes_of(const char *text);
+
 struct mb_data_options {
     struct mb_data_paths data_path; /* --data-path; or per split, then --split does not apply: */
     struct mb_data_paths split_path[MB_N_SPLITS]; /* --train-, --valid-, --test-data-path */
+    enum mb_blend_sizes blend_sizes;
     const char *split; /* --split; NULL: "969, 30, 1". Mock forces "1,1,1". */
     int mock;          /* --mock-data, exclusive with paths */
     uint64_t seq_length;
@@ -42,6 +53,9 @@ struct mb_data_options {
     uint64_t vocab_size; /* unpadded; every id read is checked against it; 0: unchecked */
     int32_t eod;         /* -1: the tokenizer has none */
 };
+
+/* Whether they are weights with prefixes of which more than one, or a part of a split, is drawn. */
+int mb_data_paths_are_weighted(const struct mb_data_paths *paths, int of_one_split);
 
 /* Sizes as Megatron-LM asks for them. train_samples > 0 stands for train_iters. */
 struct mb_data_schedule {

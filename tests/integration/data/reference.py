@@ -134,8 +134,8 @@ class Blend:
         return self.parts[k][j]
 
 
-def build(paths, split, i, n_samples, s, seed):
-    """The data set of split number i (0 train, 1 valid, 2 test)."""
+def build(paths, split, i, n_samples, s, seed, blend="0.11"):
+    """The data set of split number i (0 train, 1 valid, 2 test). blend: of which core its sizes are."""
     share = bookends(split)[i]
     weights = None
     if len(paths) % 2 == 0 and all(re.fullmatch(r"[0-9.e-]+", p) for p in paths[::2]):
@@ -149,8 +149,12 @@ def build(paths, split, i, n_samples, s, seed):
         parts = [Split(d, share, None, s, seed) for d in data]
         lengths = [len(p) for p in parts]
         return Blend(parts, lengths, min(n_samples, sum(lengths)))
-    sizes = [math.ceil(n_samples * w) for w in weights]  # as of Megatron-LM core 0.11; before it 1.005 times as many
-    parts = [Split(d, share, math.ceil(n * (1 + 0.005)), s, seed) for d, n in zip(data, sizes)]
+    if blend == "0.10":  # and before
+        sizes = built = [math.ceil(n_samples * w * 1.005) for w in weights]
+    else:
+        sizes = [math.ceil(n_samples * w) for w in weights]
+        built = [math.ceil(n * (1 + 0.005)) for n in sizes]
+    parts = [Split(d, share, n, s, seed) for d, n in zip(data, built)]
     return Blend(parts, weights, sum(sizes))
 
 

@@ -83,17 +83,17 @@ def items(tokens, eod, mask, reset):
 
 
 def check_order(paths, split, sizes, s, seed, kind="single", mbs=1, dp=1, consumed=0, sharding=True,
-                batches=5, eod=7, mask=0, reset=0):
+                batches=5, eod=7, mask=0, reset=0, blend="0.11"):
     for rank in range(dp):
         lines = iter(dump("order", f"split={split}", f"seq={s}", f"seed={seed}", f"train={sizes[0]}",
                           f"valid={sizes[1]}", f"test={sizes[2]}", f"type={kind}", f"mbs={mbs}",
                           f"dp={dp}", f"rank={rank}", f"consumed={consumed}", f"batches={batches}",
                           f"nosharding={int(not sharding)}", f"eod={eod}", f"eodmask={mask}",
-                          f"resetpos={reset}", *paths))
+                          f"resetpos={reset}", f"blend={blend}", *paths))
         for i, name in enumerate(("train", "valid", "test")):
             if not sizes[i]:
                 continue
-            want = reference.build(list(paths), split, i, sizes[i], s, seed)
+            want = reference.build(list(paths), split, i, sizes[i], s, seed, blend)
             same("split", next(lines), "split " + name)
             check_set(lines, want)
             start = consumed if i == 0 else 0
@@ -138,8 +138,10 @@ def main():
             check_order([c], "969, 30, 1", (n, 4, 0), 16, n)
         for split in ("969,30,1", "98,2", "1,1,1", "90,5,5", ".9,.05,.05", "949,50,1", "0.7 0.2 0.1"):
             check_order([paths[10]], split, (50, 20, int(split in ("1,1,1", "90,5,5", ".9,.05,.05"))), 13, 42)
-        check_order(["0.3", a, "0.7", b], "80,15,5", (500, 60, 9), 8, 1234, batches=40)
-        check_order(["1", a], "80,15,5", (500, 60, 9), 8, 1234)
+        for blend in ("0.11", "0.10"):
+            check_order(["0.3", a, "0.7", b], "80,15,5", (500, 60, 9), 8, 1234, batches=40, blend=blend)
+            check_order(["0.3", a, "0.7", b], "80,15,5", (500, 60, 9), 8, 1234, "cyclic", 2, 2, 480, batches=60, blend=blend)
+            check_order(["1", a], "80,15,5", (500, 60, 9), 8, 1234, blend=blend)
         check_order([a, b, c], "80,15,5", (90, 40, 9), 8, 1234, batches=30)
         check_order([a, b, c], "80,15,5", (100000, 40, 9), 8, 1234)
         check_order([x for k, p in enumerate(paths) for x in (str(0.1 + 0.37 * k), p)], "100,0,0",

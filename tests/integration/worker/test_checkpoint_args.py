@@ -3,6 +3,7 @@ tokenizers are real ones of transformers. Usage: test_checkpoint_args.py WORKER"
 
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -11,19 +12,21 @@ import warnings
 
 warnings.filterwarnings("ignore")
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import gang
 import megatron_gang
+from index_file import write_documents
 from megatron_gang import BATCH, SEQ, VOCAB, Shape
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 ITER = "iter_0000020"
 WORDS = [str(w) for w in (
     "--distributed-backend", "gloo", "--micro-batch-size", BATCH, "--global-batch-size", 8, "--lr", "1e-3",
-    "--lr-decay-style", "constant", "--mock-data", "--eval-iters", 0, "--log-interval", 1, "--use-checkpoint-args",
+    "--lr-decay-style", "constant", "--eval-iters", 0, "--log-interval", 1, "--use-checkpoint-args",
     "--no-load-optim", "--train-iters", 21)]
 FLAG = "--no-use-tokenizer-model-from-checkpoint-args"
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "99"]
@@ -38,6 +41,13 @@ def make_tokenizer(folder):
     fast.save_pretrained(folder)
     assert len(fast) == VOCAB
     return str(folder)
+
+
+def documents(seed):
+    """Tokens of so many, and their lengths."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(20, 60, 50)
+    return draw.integers(0, 90, lengths.sum()), lengths
 
 
 class CheckpointArgs(unittest.TestCase):
@@ -66,7 +76,8 @@ class CheckpointArgs(unittest.TestCase):
             torch.save(saved, file)
 
     def train(self, *words, world=1, status=0, **more):
-        g = gang.Gang(WORKER, world, [*WORDS, "--load", str(self.path / "theirs"), *map(str, words)],
+        g = gang.Gang(WORKER, world, [*WORDS, "--load", str(self.path / "theirs"), *map(str, words),
+                                        *([] if "--data-path" in words else ["--mock-data"])],
                       str(self.path / "run"), **more)
         self.addCleanup(g.kill)
         g.start()
@@ -134,9 +145,29 @@ class CheckpointArgs(unittest.TestCase):
         self.assertNotIn("Setting ckpt_format", log)
         self.assertIn("in safetensors format\n", log)
 
+    def test_sizes_of_weighted_blends(self):
+        """Those of the version that wrote the checkpoint, by what only its arguments have."""
+        for i in range(2):
+            write_documents(str(self.path / f"data{i}"), *documents(i))
+        data = ["--data-path", "0.3", self.path / "data0", "0.7", self.path / "data1", "--split", "100,0,0",
+                "--dataloader-type", "cyclic", *NULL]
+        self.saved_with(renormalize_blend_weights=False, ckpt_format="torch")
+        old = self.train(*data)
+        self.assertIn("note: the weighted blend has the sizes of Megatron-LM core 0.10, as the checkpoint's run had them\n", old)
+        self.saved_with("renormalize_blend_weights")
+        new = self.train(*data)
+        self.assertNotIn("sizes of Megatron-LM", new)
+        forced = self.train(*data, "--blend-sizes", "0.10")
+        self.assertIn("WARNING: --blend-sizes 0.10: the checkpoint's run had those of core 0.11", forced)
+        loss = [re.search(r"iteration +21/.* lm loss: (\S+)", log).group(1) for log in (old, new, forced)]
+        self.assertEqual(loss[0], loss[2])
+        self.assertNotEqual(loss[0], loss[1])
+        self.saved_with("ckpt_format")  # of core 0.8
+        self.assertIn("note: the weighted blend has the sizes of Megatron-LM core 0.10", self.train(*data))
+
     def test_nothing_is_named_to_load(self):
         """As the chart's lists come without a base model: the command line's arguments, or what they lack."""
-        log = gang.tool(WORKER, *WORDS, *NULL, status=2)
+        log = gang.tool(WORKER, *WORDS, *NULL, "--mock-data", status=2)
         self.assertEqual(log, "No load directory specified, using provided arguments.\n"
                               "mobula-worker: num_layers argument is None\n")
 

@@ -2,9 +2,10 @@
 words of --data-path from a file. Usage: test_resume_args.py WORKER"""
 
 import json
+import re
 import unittest
 
-from gang import Gang, iterations, run
+from gang import Gang, iterations, losses, run, unsealed
 from layouts import ITERATIONS, LLAMA, WORKER, LayoutCase, length, split
 
 OTHER = "--lr 5e-3 --min-lr 1e-4 --lr-decay-style constant --lr-warmup-iters 1 --weight-decay 0.3".split()
@@ -80,6 +81,32 @@ class Resume(LayoutCase):
             self.assertIn(line, got.ranks[0].log())
         alone = self.train(1, *load, "--use-checkpoint-args")  # without it the command line's counts
         self.assertIn("tensor-model-parallel size: 1, ", alone.ranks[0].log())
+
+    def test_sizes_of_weighted_blends(self):
+        """Recorded by a save, and kept by the run that goes on; a cyclic order is another one with the others."""
+        blend = ["--data-path", "0.3", self.path("to500"), "0.7", self.path("to20"), "--dataloader-type", "cyclic"]
+        want = {sizes: self.train(1, *blend, "--blend-sizes", sizes) for sizes in ("0.10", "0.11")}
+        self.assertNotEqual(losses(want["0.10"]), losses(want["0.11"]))
+        self.assertEqual(losses(self.train(1, *blend)), losses(want["0.11"]))
+        for sizes, other, more in (("0.10", "0.11", []), ("0.11", "0.10", ["--ckpt-format", "torch"])):
+            load = self.saved(f"blend-{sizes}", *blend, "--blend-sizes", sizes, *more)
+            rest = self.train(1, *blend, *load)
+            self.assert_same(rest, want[sizes], f"blend of {sizes}", first=11)
+            self.assertNotIn("--blend-sizes", rest.ranks[0].log())
+            turned = self.train(1, *blend, *load, "--blend-sizes", other)
+            self.assertIn(f"WARNING: --blend-sizes {other}: the checkpoint's run had those of core {sizes}: samples come in "
+                          "another order", turned.ranks[0].log())
+            self.assertNotEqual(losses(turned), losses(rest))
+        # One of before there was the argument does not say.
+        state = self.path("blend-0.10", "iter_0000010", "state.json")
+        with open(state, encoding="utf-8") as f:
+            text = unsealed(f.read())
+        with open(state, "w", encoding="utf-8") as f:
+            f.write(re.sub(r'"blend_sizes": ?"0.10",', "", text))
+        load = ["--load", self.path("blend-0.10")]
+        log = self.train(1, *blend, *load).ranks[0].log()
+        self.assertIn("WARNING: the checkpoint does not say which sizes its run's weighted blend had", log)
+        self.assertNotIn("which sizes", self.train(1, *load).ranks[0].log())  # of data without weights
 
     def test_data_path_from_a_file(self):
         with open(self.path("words"), "w", encoding="utf-8") as f:

@@ -122,7 +122,7 @@ static int order(int argc, char **argv)
         .vocab_size = number_of(argc, argv, "vocab", 0),
         .eod = (int32_t)number_of(argc, argv, "eod", 0),
     };
-    const char *type = text_of(argc, argv, "type");
+    const char *type = text_of(argc, argv, "type"), *blend = text_of(argc, argv, "blend");
     struct mb_loader *loaders[MB_N_SPLITS];
     struct mb_err err = {0};
     int first = 0;
@@ -130,6 +130,7 @@ static int order(int argc, char **argv)
 
     if (mb_sampler_type_parse(type != NULL ? type : "single", &o.dataloader_type, &err) != 0)
         return fail(&err);
+    o.blend_sizes = mb_blend_sizes_of(blend != NULL ? blend : "0.11");
     while (first < argc && strchr(argv[first], '=') != NULL)
         first++;
     o.data_path.items = (const char *const *)(argv + first);

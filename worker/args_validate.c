@@ -129,9 +129,7 @@ static int check_torch(const struct mb_args *a, struct mb_err *err)
     if (a->save == NULL || strcmp(a->ckpt_format, "torch") != 0) {
         return 0;
     }
-    if (!none(a->num_layers_per_virtual_pipeline_stage)) {
-        what = "--num-layers-per-virtual-pipeline-stage";
-    } else if (!a->no_save_optim && strcmp(a->optimizer, "adam") != 0) {
+    if (!a->no_save_optim && strcmp(a->optimizer, "adam") != 0) {
         what = "--optimizer sgd without --no-save-optim";
     } else if (!a->no_save_optim && !isnan(a->decoupled_lr)) {
         what = "--decoupled-lr without --no-save-optim";

@@ -143,6 +143,7 @@ int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
     const struct mb_args *a = &t->args;
     t->torch = (struct mb_checkpoint_torch){.tp = t->tp_size,
                                             .pp = t->pp_size,
+                                            .n_chunks = mb_args_chunks(a),
                                             .dtype = a->bf16   ? MB_ST_BF16
                                                      : a->fp16 ? MB_ST_F16
                                                                : MB_ST_F32,

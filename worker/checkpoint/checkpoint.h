@@ -68,11 +68,11 @@ struct mb_checkpoint_layout {
 };
 
 /* A save makes Megatron-LM's files (--ckpt-format torch) of it, of the run's own layout. The
- * optimizer is Adam's, and stages have one chunk of layers each. */
+ * optimizer is Adam's. */
 struct mb_checkpoint_torch {
-    uint64_t tp, pp;        /* ranks of a tensor group, stages */
-    enum mb_st_dtype dtype; /* of the weights; of halves, the optimizer has the fp32 ones */
-    int is_local;           /* names of --transformer-impl local, not of Transformer Engine */
+    uint64_t tp, pp, n_chunks; /* ranks of a tensor group, stages, chunks of layers a stage has */
+    enum mb_st_dtype dtype;    /* of the weights; of halves, the optimizer has the fp32 ones */
+    int is_local;              /* names of --transformer-impl local, not of Transformer Engine */
 };
 
 /* What lives on the device. Everything is borrowed. */

@@ -273,6 +273,7 @@ static int create(struct writing *w, const struct mb_checkpoint_state *state, st
     const struct mb_checkpoint_torch *t = w->m->torch;
     const struct mb_splitter_options o = {.tp = t->tp,
                                           .pp = t->pp,
+                                          .n_chunks = t->n_chunks,
                                           .dtype = t->dtype,
                                           .is_local = t->is_local,
                                           .is_the_runs = 1,

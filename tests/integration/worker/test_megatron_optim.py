@@ -11,7 +11,8 @@ import torch
 import gang
 import megatron_gang
 from megatron_gang import Shape
-from megatron_train import CLIP, LR, MOBULA, SAMPLES, STEPS, WORKER, Case, LayoutCase, Rank, name_of, start
+from megatron_train import (BETAS, CLIP, EPS, LR, MOBULA, SAMPLES, STEPS, WEIGHT_DECAY, WORKER, Case, LayoutCase, Rank, gradient,
+                            name_of, start)
 
 
 def step_main(rank, s, folder, given, at=STEPS):
@@ -35,6 +36,16 @@ def reload_main(rank, s, folder, given, halves):
     r = Rank(rank, s, folder, f"meet-{given}", halves)
     r.load(given, STEPS)
     r.save(f"{given}-again", STEPS)
+    r.end()
+
+
+def go_on_main(rank, s, folder, given, at, halves):
+    """A step from what a run of ours saved, with gradients that can be computed of whole tensors."""
+    r = Rank(rank, s, folder, f"meet-{given}", halves)
+    r.load(given, at)
+    r.made_up_step()
+    kind = {"params_dtype": halves or torch.float32, "bf16": halves == torch.bfloat16}
+    r.save(f"{given}-after", at + 1, **kind)
     r.end()
 
 
@@ -215,6 +226,35 @@ class LayoutTest(LayoutCase):
 
     def test_interleaved_stages(self):
         self.check(Shape(pp=2, vp=2, llama=True, untied=True))
+
+    def what_a_run_of_ours_saved(self, s, halves=None, *more):
+        """Its optimizer is loaded by theirs, whose next step is torch's own from the same moments."""
+        self.make_data()
+        start(self.main, s, str(self.path), halves)
+        at = STEPS + 2
+        words = ["--load", self.path / "theirs", "--save", self.path / "torch", "--save-interval", at, "--exit-interval", at,
+                 "--ckpt-format", "torch", "--transformer-impl", "local", "--pipeline-model-parallel-size", s.pp,
+                 "--num-layers-per-virtual-pipeline-stage", s.layers // s.pp // s.vp, *more]
+        gang.run(WORKER, s.pp, self.words(*words), str(self.path / "cwd"))
+        before, _ = self.of_theirs("torch", at)
+        want = {n: torch.nn.Parameter(w.clone()) for n, (w, _, _) in before.items()}
+        adam = torch.optim.AdamW([{"params": [w for w in want.values() if w.dim() > 1], "weight_decay": WEIGHT_DECAY},
+                                  {"params": [w for w in want.values() if w.dim() == 1], "weight_decay": 0.0}],
+                                 lr=self.rate(at * SAMPLES), betas=BETAS, eps=EPS)
+        for name, w in want.items():
+            adam.state[w].update(step=torch.tensor(float(at)), exp_avg=before[name][1].clone(), exp_avg_sq=before[name][2].clone())
+            w.grad = gradient(w.detach())
+        adam.step()
+        start(go_on_main, s, str(self.path), "torch", at, halves)
+        got, state = self.of_theirs("torch-after", at + 1)
+        self.assertEqual(state["optimizer_steps"], at + 1)
+        self.close(got, {n: (w.detach(), adam.state[w]["exp_avg"], adam.state[w]["exp_avg_sq"]) for n, w in want.items()}, 2e-6)
+
+    def test_interleaved_stages_that_a_run_of_ours_saved(self):
+        self.what_a_run_of_ours_saved(Shape(pp=2, vp=2))
+
+    def test_interleaved_stages_that_a_run_of_ours_saved_in_bf16(self):
+        self.what_a_run_of_ours_saved(Shape(pp=2, vp=2, llama=True, untied=True), torch.bfloat16, "--bf16")
 
 
 if __name__ == "__main__":

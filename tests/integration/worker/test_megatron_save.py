@@ -37,8 +37,9 @@ WORDS = ["--distributed-backend", "gloo", "--seq-length", SEQ, "--micro-batch-si
 ENDLESS = ["--train-iters", 100000, "--save-interval", 100000000]
 
 
-def layout(tp=1, pp=1):
-    return ["--tensor-model-parallel-size", tp, "--pipeline-model-parallel-size", pp]
+def layout(tp=1, pp=1, chunks=1):
+    return ["--tensor-model-parallel-size", tp, "--pipeline-model-parallel-size", pp,
+            *(["--num-virtual-stages-per-pipeline-rank", chunks] if chunks > 1 else [])]
 
 
 def files_of(directory):
@@ -124,6 +125,23 @@ class ResumeTest(Case):
     def test_stages_and_copies_asynchronously(self):
         self.check((4, [*layout(1, 2), *ZERO]), (2, layout(2)), save_words=["--async-save"])
 
+    def test_interleaved_stages(self):
+        """A file has its stage's chunks of layers, model0 and model1."""
+        self.check((4, [*layout(1, 2, 2), *ZERO]), (1, []), (2, layout(1, 2)), save_words=["--async-save"])
+        for stage in range(2):
+            saved = torch.load(self.path / "theirs" / "iter_0000004" / f"mp_rank_00_{stage:03d}" / megatron_gang.NAME,
+                               weights_only=False)
+            self.assertEqual([k for k in saved if k.startswith("model")], ["model0", "model1"])
+            self.assertEqual(saved["args"].virtual_pipeline_model_parallel_size, 2)
+        tool(MOBULA, "checkpoint", "convert", "--to", "megatron", "--pipeline-model-parallel-size", 2, self.path / "theirs",
+             self.path / "plain")
+        saved = torch.load(self.path / "plain" / "iter_0000004" / "mp_rank_00_001" / megatron_gang.NAME, weights_only=False)
+        self.assertEqual([k for k in saved if k.startswith("model")], ["model"])
+        self.assertIsNone(saved["args"].num_virtual_stages_per_pipeline_rank)
+
+    def test_interleaved_stages_that_share_layers_in_bf16(self):
+        self.check((4, ["--bf16", *layout(2, 2, 2), *LLAMA]), (2, ["--bf16", *layout(2), *LLAMA]), kind=())
+
     def test_bf16(self):
         """The CPU computes in fp32: its weights are in the optimizer's part, whole."""
         self.check((2, ["--bf16", *ZERO]), (2, ["--bf16", *layout(2)]))
@@ -153,14 +171,14 @@ class ResumeTest(Case):
 class MegatronTest(Case):
     """The ranks of megatron-core load what a run saved, each its own file, strictly, and give our logits."""
 
-    def check(self, llama, tp, pp):
+    def check(self, llama, tp, pp, vp=1):
         model = [*(LLAMA if llama else []), "--attention-dropout", 0, "--hidden-dropout", 0]
         words = [*model, "--exit-interval", 4]
         self.run_gang(1, *words, "--save", self.path / "ours")
         world = 2 * tp * pp
-        more = [*layout(tp, pp), *ZERO, *TORCH, "--transformer-impl", "local"]
+        more = [*layout(tp, pp, vp), *ZERO, *TORCH, "--transformer-impl", "local"]
         self.run_gang(world, *words, *more, "--save", self.path / "theirs")
-        s = Shape(tp=tp, pp=pp, llama=llama, untied=llama)
+        s = Shape(tp=tp, pp=pp, vp=vp, llama=llama, untied=llama)
         tokens = torch.randint(0, VOCAB, (BATCH, SEQ), generator=torch.Generator().manual_seed(5))
         got = megatron_gang.run(s, self.path, tokens, given="theirs", state="theirs/iter_0000004")
         tokens.numpy().astype("<i4").tofile(self.path / "tokens")
@@ -173,7 +191,7 @@ class MegatronTest(Case):
                                weights_only=False)["args"])
         want = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "world_size": world,
                 "data_parallel_size": 2, "ckpt_format": "torch", "iteration": 4, "consumed_train_samples": 32,
-                "transformer_impl": "local", "virtual_pipeline_model_parallel_size": None}
+                "transformer_impl": "local", "virtual_pipeline_model_parallel_size": vp if vp > 1 else None}
         self.assertEqual({k: args.get(k) for k in want}, want)
 
     def test_learned_positions_biases_and_tied_embeddings(self):
@@ -181,6 +199,12 @@ class MegatronTest(Case):
 
     def test_gates_and_query_groups_by_tensors_and_stages(self):
         self.check(True, 2, 2)
+
+    def test_interleaved_stages_and_tied_embeddings(self):
+        self.check(False, 1, 2, 2)
+
+    def test_interleaved_stages_by_tensors(self):
+        self.check(True, 2, 2, 2)
 
 
 class CrashTest(Case):
@@ -255,7 +279,6 @@ class RefusalTest(Case):
         self.assertFalse((self.path / "s").exists())
 
     def test_what_is_not_written(self):
-        self.refused("--num-layers-per-virtual-pipeline-stage", 2, *layout(1, 2), "--num-layers-per-virtual-pipeline-stage", 1)
         self.refused("--optimizer sgd without --no-save-optim", 1, "--optimizer", "sgd")
         self.refused("--decoupled-lr without --no-save-optim", 1, "--decoupled-lr", "1e-3")
         self.run_gang(1, *TORCH, "--save", self.path / "s", "--optimizer", "sgd", "--no-save-optim", "--exit-interval", 4)

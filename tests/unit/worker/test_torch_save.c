@@ -279,7 +279,11 @@ static void every_number_of_every_rank(void **state)
         for (int how = 0; how < 4; how++) {
             struct job j = {.sharded = how & 1,
                             .on_device = how >> 1,
-                            .torch = {how & 1 ? 2 : 1, how >> 1 ? 2 : 1, DTYPES[how & 1], how & 1}};
+                            .torch = {.tp = how & 1 ? 2 : 1,
+                                      .pp = how >> 1 ? 2 : 1,
+                                      .n_chunks = how >> 1 && n != 2 ? 2 : 1,
+                                      .dtype = DTYPES[how & 1],
+                                      .is_local = how & 1}};
             struct comm_world w = {
                 .n = n, .timeout_ms = WAIT_MS, .body = save_and_check, .arg = &j};
             assert_int_equal(comm_world_run(&w), 0);
@@ -291,7 +295,7 @@ static void every_number_of_every_rank(void **state)
     }
 }
 
-static struct job SHARDED = {.sharded = 1, .on_device = 1, .torch = {2, 2, MB_ST_F32, 0}};
+static struct job SHARDED = {.sharded = 1, .on_device = 1, .torch = {2, 2, 1, MB_ST_F32, 0}};
 
 /* Rank 1's device, whose moments rank 0 asks for: all hear of it, and nobody waits. */
 static void one_copy_fails(struct mb_comm *c, void *arg)
@@ -380,7 +384,7 @@ static void a_disk_that_hangs_fails_the_save(void **state)
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    static const struct job J = {.torch = {2, 1, MB_ST_F16, 1}};
+    static const struct job J = {.torch = {2, 2, 2, MB_ST_F16, 1}};
     struct mb_comm *c = NULL;
     struct rank r;
     struct mb_err err = {0};
@@ -406,7 +410,7 @@ static void every_allocation_may_fail(void **state)
             assert_int_equal(saved.n_files, 0);
         } else {
             assert_int_equal(tracker(), 7); /* also if only a clean-up failed */
-            assert_int_equal(saved.n_files, 2);
+            assert_int_equal(saved.n_files, 4);
         }
         mb_checkpoint_saved_close(&saved);
     }

@@ -5,9 +5,11 @@
  *  2. write: stage by stage, the files of all its ranks at once. Each tensor is read once, a piece
  *     at a time, and each stretch of it goes to the rank whose part it is: parts come in order.
  *  3. Each file, then the directories, then the tracker are on disk before the next.
- * What strict loading asks for beside tensors is there as None (_extra_state of linear layers), and
- * the last stage has its copy of tied embeddings.
- * Failures: layers or rows that cannot be split, a number that has no room in halves, the disk.
+ * Stages have chunks in turn: of three stages the first has chunks 0, 3, 6 of the model's layers,
+ * as model0, model1 and model2, whose parameters its optimizer numbers in this order. What strict
+ * loading asks for beside tensors is there as None (_extra_state of linear layers), and the last
+ * chunk has its copy of tied embeddings. Failures: layers or rows that cannot be split, a number
+ * that has no room in halves, the disk.
  */
 #include "worker/checkpoint/megatron/split.h"
 
@@ -25,7 +27,6 @@
 enum { PIECE_FLOATS = 1 << 18, DIVISIBLE_BY = 128, NONES_PER_LAYER = 4, TENSORS_PER_PARAM = 4 };
 
 static const char EMBEDDING[] = "embedding.word_embeddings.weight";
-static const char MODEL[] = "model.";
 static const char OUTPUT[] = "output_layer.weight";
 
 struct mb_splitter {
@@ -80,14 +81,17 @@ static int set_args(struct mb_splitter *s, uint64_t padded, struct mb_err *err)
     int bad = set_int(args, "tensor_model_parallel_size", s->o.tp);
     bad |= set_int(args, "pipeline_model_parallel_size", s->o.pp);
     bad |= set_int(args, "expert_model_parallel_size", 1);
+    bad |= json_object_set_new(args, "virtual_pipeline_model_parallel_size",
+                               s->o.n_chunks > 1 ? json_integer((json_int_t)s->o.n_chunks)
+                                                 : json_null());
     if (!s->o.is_the_runs) {
+        bad |= json_object_set_new(args, "num_layers_per_virtual_pipeline_stage", json_null());
+        bad |= json_object_set_new(args, "num_virtual_stages_per_pipeline_rank", json_null());
         bad |= set_int(args, "world_size", s->o.tp * s->o.pp);
         bad |= set_int(args, "data_parallel_size", 1);
         bad |= set_int(args, "context_parallel_size", 1);
     }
     bad |= set_int(args, MB_WEIGHTS_SKIPPED, (uint64_t)s->state->skipped_iterations);
-    bad |= json_object_set_new(args, "virtual_pipeline_model_parallel_size", json_null());
-    bad |= json_object_set_new(args, "num_layers_per_virtual_pipeline_stage", json_null());
     bad |= json_object_set_new(args, "params_dtype", json_string(dtype_name(s->o.dtype)));
     bad |= json_object_set_new(args, "bf16", json_boolean(s->o.dtype == MB_ST_BF16));
     bad |= json_object_set_new(args, "fp16", json_boolean(s->o.dtype == MB_ST_F16));
@@ -203,12 +207,12 @@ static int check_sizes(const char *name, const struct mb_splitter *s, struct mb_
         return mb_err_set(err, MB_ECORRUPT, "%s: %" PRIu64 " layers, but only %zu tensors", name,
                           l->n_layers, mb_weights_n(s->w));
     }
-    return l->n_layers % l->pp == 0
+    return l->n_layers % (l->pp * s->o.n_chunks) == 0
                ? 0
                : mb_err_set(err, MB_EINVAL,
                             "%s: its %" PRIu64 " layers are no multiple of the pipeline-parallel "
-                            "size %" PRIu64,
-                            name, l->n_layers, l->pp);
+                            "size %" PRIu64 "%s",
+                            name, l->n_layers, l->pp, s->o.n_chunks > 1 ? " times its chunks" : "");
 }
 
 int mb_splitter_create(const char *name, struct mb_weights *w,
@@ -222,6 +226,7 @@ int mb_splitter_create(const char *name, struct mb_weights *w,
     s->w = w;
     s->state = state;
     s->o = *o;
+    s->o.n_chunks = o->n_chunks > 0 ? o->n_chunks : 1;
     s->piece = mb_alloc(PIECE_FLOATS * sizeof *s->piece);
     s->narrow = mb_alloc(PIECE_FLOATS * sizeof *s->piece);
     int rc = s->piece != NULL && s->narrow != NULL ? take_args(name, s, err) : no_memory(err);
@@ -273,7 +278,7 @@ struct stage {
     json_t *more; /* of the optimizer; NULL: there is none */
     char (*names)[2 * MB_MEGATRON_NAME_MAX];
     size_t n;
-    char (*none_names)[MB_MEGATRON_NAME_MAX];
+    char (*none_names)[2 * MB_MEGATRON_NAME_MAX];
     const char **nones;
     size_t n_nones;
     struct mb_torch_writer **writers; /* [tp] */
@@ -294,12 +299,24 @@ static void close_stage(struct stage *g, uint64_t tp)
     mb_free(g->nones);
 }
 
-static void add(const struct mb_splitter *s, struct stage *g, size_t i, const char *name)
+/* In the file: "model.", or "model1." of a stage that has several chunks. */
+static void name_in_file(const struct mb_splitter *s, uint64_t chunk, const char *name,
+                         char out[2 * MB_MEGATRON_NAME_MAX])
+{
+    if (s->o.n_chunks > 1) {
+        snprintf(out, 2 * MB_MEGATRON_NAME_MAX, "model%" PRIu64 ".%s", chunk, name);
+    } else {
+        snprintf(out, 2 * MB_MEGATRON_NAME_MAX, "model.%s", name);
+    }
+}
+
+static void add(const struct mb_splitter *s, struct stage *g, uint64_t chunk, size_t i,
+                const char *name)
 {
     const struct mb_megatron_tensor *t = &s->layout.tensors[i];
     const struct mb_megatron_part p = mb_megatron_part(t, s->o.tp);
     char *to = g->names[g->n];
-    snprintf(to, sizeof g->names[0], "%s%s", MODEL, name);
+    name_in_file(s, chunk, name, to);
     g->which[g->n] = i;
     g->kinds[g->n] = WEIGHT;
     g->tensors[g->n++] = (struct mb_st_tensor){.name = to,
@@ -308,14 +325,15 @@ static void add(const struct mb_splitter *s, struct stage *g, size_t i, const ch
                                                .shape = {p.shape[0], p.shape[1]}};
 }
 
-static void add_none(struct stage *g, const char *name)
+static void add_none(const struct mb_splitter *s, struct stage *g, uint64_t chunk, const char *name)
 {
-    snprintf(g->none_names[g->n_nones], MB_MEGATRON_NAME_MAX, "%s", name);
+    name_in_file(s, chunk, name, g->none_names[g->n_nones]);
     g->nones[g->n_nones] = g->none_names[g->n_nones];
     g->n_nones++;
 }
 
-static void add_nones(struct stage *g, uint64_t n_layers, int is_last)
+static void add_nones(const struct mb_splitter *s, struct stage *g, uint64_t chunk,
+                      uint64_t n_layers, int is_last)
 {
     static const char *const LINEAR[NONES_PER_LAYER] = {"self_attention.linear_proj",
                                                         "self_attention.linear_qkv",
@@ -325,16 +343,17 @@ static void add_nones(struct stage *g, uint64_t n_layers, int is_last)
         for (size_t i = 0; i < NONES_PER_LAYER; i++) {
             snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s._extra_state", layer,
                      LINEAR[i]);
-            add_none(g, name);
+            add_none(s, g, chunk, name);
         }
     }
     if (is_last) {
-        add_none(g, "output_layer._extra_state");
+        add_none(s, g, chunk, "output_layer._extra_state");
     }
 }
 
 /* A layer's tensors, which begin at i. Returned: how many there are. */
-static size_t list_layer(const struct mb_splitter *s, struct stage *g, size_t i, uint64_t number)
+static size_t list_layer(const struct mb_splitter *s, struct stage *g, uint64_t chunk, size_t i,
+                         uint64_t number)
 {
     const struct mb_megatron_layout *l = &s->layout;
     char name[2 * MB_MEGATRON_NAME_MAX], local[MB_MEGATRON_NAME_MAX];
@@ -350,33 +369,34 @@ static size_t list_layer(const struct mb_splitter *s, struct stage *g, size_t i,
                 mb_megatron_local_name(t->in_layer, local);
                 snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", number,
                          s->o.is_local && local[0] != '\0' ? local : t->in_layer);
-                add(s, g, k, name);
+                add(s, g, chunk, k, name);
             }
         }
     }
     return n;
 }
 
-static void list_stage(const struct mb_splitter *s, uint64_t stage, struct stage *g)
+static void list_chunk(const struct mb_splitter *s, uint64_t stage, uint64_t chunk, struct stage *g)
 {
     const struct mb_megatron_layout *l = &s->layout;
-    const uint64_t n_layers = l->n_layers / l->pp, first = stage * n_layers;
-    const int is_last = stage == l->pp - 1;
+    const uint64_t n_chunks = l->pp * s->o.n_chunks, n_layers = l->n_layers / n_chunks;
+    const uint64_t which = chunk * l->pp + stage, first = which * n_layers;
+    const int is_last = which == n_chunks - 1;
     for (size_t i = 0, n = 1; i < l->n; i += n) {
         const struct mb_megatron_tensor *t = &l->tensors[i];
         n = 1;
         if (t->place != MB_MEGATRON_LAYER) {
-            if (t->place == MB_MEGATRON_FIRST ? stage == 0 : is_last) {
-                add(s, g, i, t->name);
+            if (t->place == MB_MEGATRON_FIRST ? which == 0 : is_last) {
+                add(s, g, chunk, i, t->name);
             }
         } else if (t->layer >= first && t->layer - first < n_layers) {
-            n = list_layer(s, g, i, t->layer - first);
+            n = list_layer(s, g, chunk, i, t->layer - first);
         }
     }
     if (is_last && l->pp > 1 && !l->untied) {
-        add(s, g, 0, OUTPUT); /* its copy of the embeddings, which are the first tensor */
+        add(s, g, chunk, 0, OUTPUT); /* its copy of the embeddings, which are the first tensor */
     }
-    add_nones(g, n_layers, is_last);
+    add_nones(s, g, chunk, n_layers, is_last);
 }
 
 /* Behind the parameters, and as their parts lie: what the optimizer has of each. */
@@ -396,7 +416,7 @@ static int add_optimizer(const struct mb_splitter *s, struct stage *g, struct mb
             g->which[g->n] = g->which[i];
             g->kinds[g->n] = KINDS[k];
             g->tensors[g->n] = g->tensors[i];
-            g->tensors[g->n].name += sizeof MODEL - 1; /* so that it is none of the model's */
+            g->tensors[g->n].name = strchr(g->tensors[i].name, '.') + 1; /* none of the model's */
             g->tensors[g->n++].dtype = MB_ST_F32;
         }
     }
@@ -426,7 +446,9 @@ static int make_stage(const struct mb_splitter *s, uint64_t stage, struct stage 
         close_stage(g, s->o.tp);
         return no_memory(err);
     }
-    list_stage(s, stage, g);
+    for (uint64_t chunk = 0; chunk < s->o.n_chunks; chunk++) {
+        list_chunk(s, stage, chunk, g);
+    }
     int rc = s->w->has_optimizer ? add_optimizer(s, g, err) : 0;
     if (rc != 0) {
         close_stage(g, s->o.tp);
@@ -529,6 +551,7 @@ static int create_file(struct mb_splitter *s, struct stage *g, const char *dir, 
     const struct mb_torch_megatron m = {.args = s->args,
                                         .iteration =
                                             s->state->iteration > 0 ? s->state->iteration : 0,
+                                        .n_chunks = s->o.n_chunks,
                                         .more = g->more,
                                         .nones = g->nones,
                                         .n_nones = g->n_nones};

@@ -10,6 +10,7 @@
 
 struct mb_splitter_options {
     uint64_t tp, pp;        /* ranks of a tensor group, stages */
+    uint64_t n_chunks;      /* of the model that a stage has: interleaved stages; 0: one */
     uint64_t vocab;         /* tokens of the tokenizer, where arguments do not say it; 0: they do */
     uint64_t divisible_by;  /* pads the vocabulary, times tp; 0: what the arguments say, or 128 */
     enum mb_st_dtype dtype; /* F32, BF16 or F16 */

@@ -24,7 +24,7 @@
 #include "worker/checkpoint/megatron/pickle.h"
 #include "worker/checkpoint/megatron/torch_file.h"
 
-static const char STEM[] = "model_optim_rng", MODEL[] = "model.";
+static const char STEM[] = "model_optim_rng";
 
 enum {
     BUFFER_BYTES = 1 << 20,
@@ -188,25 +188,52 @@ static int put_tensor(struct mb_buf *b, const struct mb_st_tensor *t, size_t i)
     return bad | put_ordered_dict(b) | op(b, 't') | op(b, 'R');
 }
 
-/* Those whose names begin with "model.", without that, or all others. */
-static int put_tensors(struct mb_buf *b, const struct mb_st_tensor *tensors, size_t n, int of_model)
+/* The file's key of a chunk, with a dot; names of its tensors begin with that. */
+static size_t chunk_prefix(const struct mb_torch_megatron *m, size_t chunk, char out[32])
 {
-    int bad = op(b, '(');
+    return (size_t)(m->n_chunks > 1 ? snprintf(out, 32, "model%zu.", chunk)
+                                    : snprintf(out, 32, "model."));
+}
+
+static size_t count_chunks(const struct mb_torch_megatron *m)
+{
+    return m->n_chunks > 1 ? m->n_chunks : 1;
+}
+
+/* What strict loading asks for, and no more, under the chunk's key. */
+static int put_chunk(struct mb_buf *b, const struct mb_st_tensor *tensors, size_t n,
+                     const struct mb_torch_megatron *m, size_t chunk)
+{
+    char prefix[32], key[32];
+    const size_t len = chunk_prefix(m, chunk, prefix);
+    snprintf(key, sizeof key, "%.*s", (int)len - 1, prefix);
+    int bad = put_text(b, key) | put_ordered_dict(b) | op(b, '(');
     for (size_t i = 0; i < n; i++) {
-        const char *name = tensors[i].name;
-        if (mb_starts_with(name, MODEL) == of_model) {
-            bad |= put_text(b, of_model ? name + sizeof MODEL - 1 : name);
-            bad |= put_tensor(b, &tensors[i], i);
+        if (mb_starts_with(tensors[i].name, prefix)) {
+            bad |= put_text(b, tensors[i].name + len) | put_tensor(b, &tensors[i], i);
+        }
+    }
+    for (size_t i = 0; i < m->n_nones; i++) {
+        if (mb_starts_with(m->nones[i], prefix)) {
+            bad |= put_text(b, m->nones[i] + len) | op(b, 'N');
         }
     }
     return bad | op(b, 'u');
 }
 
-static int put_nones(struct mb_buf *b, const struct mb_torch_megatron *m)
+/* Those that are no chunk's. */
+static int put_others(struct mb_buf *b, const struct mb_st_tensor *tensors, size_t n,
+                      const struct mb_torch_megatron *m)
 {
     int bad = op(b, '(');
-    for (size_t i = 0; i < m->n_nones; i++) {
-        bad |= put_text(b, m->nones[i]) | op(b, 'N');
+    for (size_t i = 0; i < n; i++) {
+        int is_other = 1;
+        for (size_t chunk = 0; chunk < count_chunks(m); chunk++) {
+            char prefix[32];
+            chunk_prefix(m, chunk, prefix);
+            is_other &= !mb_starts_with(tensors[i].name, prefix);
+        }
+        bad |= is_other && (put_text(b, tensors[i].name) | put_tensor(b, &tensors[i], i));
     }
     return bad | op(b, 'u');
 }
@@ -273,9 +300,11 @@ static int make_pickle(const struct mb_st_tensor *tensors, size_t n,
     bad |= op(b, '(') | put_text(b, "args") | put_args(b, m->args);
     bad |= put_text(b, "checkpoint_version") | put_real(b, 3.0);
     bad |= put_text(b, "iteration") | put_int(b, m->iteration);
-    bad |= put_text(b, "model") | put_ordered_dict(b) | put_tensors(b, tensors, n, 1);
-    bad |= put_nones(b, m) | op(b, 'u');
-    bad |= m->more != NULL ? put_more(b, m->more, tensors) : put_tensors(b, tensors, n, 0);
+    for (size_t chunk = 0; chunk < count_chunks(m); chunk++) {
+        bad |= put_chunk(b, tensors, n, m, chunk);
+    }
+    bad |= op(b, 'u');
+    bad |= m->more != NULL ? put_more(b, m->more, tensors) : put_others(b, tensors, n, m);
     return bad | op(b, '.');
 }
 

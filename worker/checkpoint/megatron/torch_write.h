@@ -14,7 +14,8 @@ struct mb_torch_writer;
 struct mb_torch_megatron {
     const json_t *args; /* an object; values that are objects are left out */
     int64_t iteration;
-    const char *const *nones; /* keys of "model" whose value is None, without "model." */
+    size_t n_chunks; /* of the model: "model0", "model1", ... instead of "model"; 1 or 0: that */
+    const char *const *nones; /* more names of its tensors, whose value is None */
     size_t n_nones;
     /* More entries of the file, NULL: none. Objects are dictionaries, a key of digits alone an
      * integer; an object {"$tensor": i} is tensor i of the list, which is then nowhere else. */
@@ -25,7 +26,8 @@ struct mb_torch_megatron {
  * Creates path, which must not exist. tensors are borrowed until the end.
  * m NULL: the file is one dictionary of all tensors. Else it is what Megatron-LM's load_checkpoint
  * wants: "args", a Namespace, "checkpoint_version", "iteration", "model" with the tensors of names
- * that begin with "model.", and the other tensors beside it, or with more where that has them.
+ * that begin with "model." (of several chunks "model0." and so on), and the other tensors beside
+ * it, or with more where that has them.
  */
 int mb_torch_create(const char *path, const struct mb_st_tensor *tensors, size_t n,
                     const struct mb_torch_megatron *m, struct mb_torch_writer **out,

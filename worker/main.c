@@ -181,6 +181,10 @@ int main(int argc, char **argv)
         tell(&t, &err, known || t.everybody_knows);
         status = t.args.is_usage ? MB_ARGS_EXIT_USAGE : mb_exit_status(rc);
     }
+    if (t.hangs) {
+        mb_report_client_close(t.report, FLUSH_MS);
+        _exit(status); /* the peers were told by settle() */
+    }
     mb_trainer_close(&t);
     mb_report_client_close(t.report, FLUSH_MS);
     mb_args_close(&t.args);

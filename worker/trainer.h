@@ -119,6 +119,7 @@ struct mb_trainer {
     struct mb_log_window window;
     int has_told_memory;
     struct mb_tensorboard *tensorboard; /* NULL: this rank tells nothing */
+    int hangs; /* a thread that may never end uses data and arguments: nothing is freed any more */
     int everybody_knows; /* the failure is found by all ranks alike: rank 0 prints it */
 };
 

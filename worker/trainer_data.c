@@ -2,17 +2,24 @@
  * The trainer's data: from the arguments to loaders and the host's buffers of a micro batch.
  *
  *  1. How many samples of each split; splits without a share or a path are absent.
- *  2. Every rank makes its own loaders. With --data-cache-path each reads what is there, and rank 0
- *     writes what is not.
- *  3. Ranks compare a checksum of their indices: a directory that is not the same on all nodes must
- *     not make them read different samples. If they differ, all build them anew, in memory;
- *     if they still do, the data are not the same.
- * Failures: the loaders' own, on each rank that meets them; a lack of memory.
+ *  2. Every rank opens the data, and the ranks compare what they found (trainer_alike.c).
+ *  3. Every rank makes its own loaders. With --data-cache-path each reads what is there, and the
+ *     ranks compare a checksum of their indices: a directory that is not the same on all nodes must
+ *     not make them read different samples. If they differ, all build them anew, in memory.
+ *  4. Rank 0 writes to the cache what was not there.
+ * Each step may take long on some rank: parallel/long_step.h says who is waited for.
+ * Failures: the loaders' own, on each rank that meets them; data that differ; a disk that hangs; a
+ * lack of memory.
  */
 #include <inttypes.h>
+#include <string.h>
 #include "base/alloc.h"
 #include "worker/data/index_cache.h"
+#include "worker/parallel/long_step.h"
 #include "worker/trainer.h"
+#include "worker/trainer_alike.h"
+
+enum { SAY_MS = 5000 };
 
 static int no_memory(struct mb_err *err)
 {
@@ -62,78 +69,169 @@ static int drop_absent_splits(const struct mb_args *a, struct mb_data_options *o
     return 0;
 }
 
-/* Whether all ranks say the same number. Collective. */
-static int is_everybodys(struct mb_trainer *t, uint64_t number, int *out, struct mb_err *err)
+/* What the steps below work on. It stays where a step hangs. */
+struct building {
+    struct mb_trainer *t;
+    struct mb_data_options o;
+    struct mb_data_watch watch;
+    struct mb_cache_identity identity;
+    struct mb_index_cache cache;
+    struct mb_buf notes;
+    struct mb_data_sources *sources;
+    struct mb_data_facts facts;
+    struct mb_loader *loaders[MB_N_SPLITS];
+    uint64_t digest; /* of their indices */
+    struct mb_long_step step;
+};
+
+/* ---- steps, each on its own thread ---- */
+
+static int open_data(void *arg, struct mb_err *err)
 {
-    int64_t most[2]; /* of the numbers, and of their complements: the smallest's */
-    most[0] = (int64_t)number;
-    most[1] = (int64_t)~number;
-    mb_comm_allreduce(t->comm, NULL, most, 2, MB_COMM_I64, MB_COMM_MAX);
-    int rc = mb_comm_synchronize(t->comm, err);
-    *out = most[0] == ~most[1];
+    struct building *b = arg;
+    int rc = mb_data_open(&b->o, &b->sources, err);
+    const int compares = rc == 0 && b->t->world_size > 1;
+    return compares ? mb_data_facts_make(b->sources, &b->facts, err) : rc;
+}
+
+static int build_loaders(void *arg, struct mb_err *err)
+{
+    struct building *b = arg;
+    int rc = mb_loaders_build(&b->o, b->sources, b->loaders, err);
+    b->digest = rc == 0 && b->o.cache != NULL ? mb_loaders_digest(b->loaders) : 0;
     return rc;
 }
 
-static void say_notes(const struct mb_trainer *t, struct mb_buf *notes)
+static int store_indices(void *arg, struct mb_err *err)
 {
-    mb_trainer_say(t, "%s", mb_buf_str(notes));
-    mb_buf_reset(notes);
+    struct building *b = arg;
+    return b->t->rank == 0 ? mb_loaders_store(b->loaders, &b->cache, err) : 0;
 }
 
-/* Of the same cache, or of none. Collective. */
-static int build_alike(struct mb_trainer *t, struct mb_data_options *o,
-                       struct mb_index_cache *cache, struct mb_err *err)
+static void begins(void *arg, const char *verb, const char *what)
 {
-    int is_alike = 0;
-    int rc = mb_loaders_build(o, t->loaders, err);
-    say_notes(t, cache->notes);
-    if (rc == 0) {
-        rc = is_everybodys(t, mb_loaders_digest(t->loaders), &is_alike, err);
+    mb_long_step_begins(arg, verb, what);
+}
+
+static void say_waits(void *arg, const char *text)
+{
+    mb_trainer_say(arg, "> %s\n", text);
+}
+
+/* Collective. */
+static int go(struct building *b, const char *what, int (*run)(void *arg, struct mb_err *err),
+              struct mb_err *err)
+{
+    int hangs = 0;
+    b->step.run = run;
+    int rc = mb_long_step_run(b->t->comm, &b->step, what, &hangs, err);
+    if (hangs) {
+        b->t->hangs = 1; /* b and what it uses stay */
+        return rc;
     }
+    mb_trainer_say(b->t, "%s", mb_buf_str(&b->notes));
+    mb_buf_reset(&b->notes);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static void drop_loaders(struct building *b)
+{
+    for (int i = 0; i < MB_N_SPLITS; i++) {
+        mb_loader_destroy(b->loaders[i]);
+        b->loaders[i] = NULL;
+    }
+}
+
+/* From one cache, or from several that are not the same. Collective. */
+static int agree(struct building *b, struct mb_err *err)
+{
+    static const char BUILD[] = "building the data's indices";
+    int is_alike = 0;
+    int rc = mb_trainer_is_everybodys(b->t, b->digest, &is_alike, err);
     if (rc != 0 || is_alike) {
         return rc;
     }
-    mb_trainer_say(
-        t,
-        "WARNING: --data-cache-path: ranks found different indices in %s; they are built "
-        "anew\n",
-        cache->dir);
-    for (int i = 0; i < MB_N_SPLITS; i++) {
-        mb_loader_destroy(t->loaders[i]);
-        t->loaders[i] = NULL;
-    }
+    mb_trainer_say(b->t,
+                   "WARNING: --data-cache-path: ranks found different indices in %s; they are "
+                   "built anew\n",
+                   b->cache.dir);
+    drop_loaders(b);
     /* In memory: what is there may be the order that a run has trained in so far. */
-    cache->reads_nothing = 1;
-    cache->writes = 0;
-    rc = mb_loaders_build(o, t->loaders, err);
-    say_notes(t, cache->notes);
+    b->cache.reads_nothing = 1;
+    rc = go(b, BUILD, build_loaders, err);
     if (rc == 0) {
-        rc = is_everybodys(t, mb_loaders_digest(t->loaders), &is_alike, err);
+        rc = mb_trainer_is_everybodys(b->t, b->digest, &is_alike, err);
     }
     return rc != 0 || is_alike
                ? rc
-               : mb_err_set(err, MB_EINVAL,
-                            "ranks have different data: what --data-path names is not the same on "
-                            "all nodes");
+               : mb_err_set(err, MB_EINVAL, "ranks make different indices of the same data");
 }
 
-static int build_loaders(struct mb_trainer *t, struct mb_data_options *o, struct mb_err *err)
+static int build_alike(struct building *b, struct mb_err *err)
 {
-    const struct mb_tokenizer_options tokenizer = mb_trainer_tokenizer_options(&t->args);
-    struct mb_cache_identity identity = {0};
-    struct mb_buf notes = {0};
-    struct mb_index_cache cache = {.dir = t->args.data_cache_path,
-                                   .tokenizer = &identity,
-                                   .writes = t->rank == 0,
-                                   .notes = &notes};
-    if (cache.dir == NULL || *cache.dir == '\0') {
-        return mb_loaders_build(o, t->loaders, err);
+    int rc = go(b, "opening the data", open_data, err);
+    if (rc == 0) {
+        rc = mb_trainer_compare_data(b->t, b->sources, &b->facts, err);
     }
-    int rc = mb_cache_identity_make(&tokenizer, &identity, err);
-    o->cache = &cache;
-    rc = rc == 0 ? build_alike(t, o, &cache, err) : rc;
-    mb_buf_close(&notes);
-    mb_cache_identity_close(&identity);
+    if (rc == 0) {
+        rc = go(b, "building the data's indices", build_loaders, err);
+    }
+    if (rc != 0 || b->o.cache == NULL) {
+        return rc;
+    }
+    rc = agree(b, err);
+    return rc == 0 ? go(b, "keeping the data's indices", store_indices, err) : rc;
+}
+
+static int take_cache(struct building *b, struct mb_err *err)
+{
+    const struct mb_tokenizer_options tokenizer = mb_trainer_tokenizer_options(&b->t->args);
+    const char *dir = b->t->args.data_cache_path;
+    if (dir == NULL || *dir == '\0') {
+        return 0;
+    }
+    b->cache = (struct mb_index_cache){
+        .dir = dir, .tokenizer = &b->identity, .notes = &b->notes, .watch = &b->watch};
+    b->o.cache = &b->cache;
+    return mb_cache_identity_make(&tokenizer, &b->identity, err);
+}
+
+/* Of the trainer's loaders. Collective. */
+static int build(struct mb_trainer *t, const struct mb_data_options *o, struct mb_err *err)
+{
+    struct building *b = mb_calloc(1, sizeof *b);
+    if (b == NULL) {
+        return no_memory(err);
+    }
+    b->t = t;
+    b->o = *o;
+    b->step = (struct mb_long_step){.arg = b,
+                                    .stall_ms = mb_trainer_timeout_ms(t),
+                                    .say_ms = SAY_MS,
+                                    .say = say_waits,
+                                    .say_arg = t};
+    mb_long_step_init(&b->step);
+    b->watch = (struct mb_data_watch){begins, &b->step};
+    b->o.watch = &b->watch;
+    int rc = take_cache(b, err);
+    if (rc == 0) {
+        rc = build_alike(b, err);
+    }
+    if (t->hangs) {
+        return rc;
+    }
+    if (rc != 0) {
+        drop_loaders(b);
+    }
+    memcpy(t->loaders, b->loaders, sizeof b->loaders);
+    mb_data_facts_close(&b->facts);
+    mb_data_close(b->sources);
+    mb_buf_close(&b->notes);
+    mb_cache_identity_close(&b->identity);
+    mb_long_step_close(&b->step);
+    mb_free(b);
     return rc;
 }
 
@@ -186,7 +284,7 @@ int mb_trainer_build_data(struct mb_trainer *t, struct mb_err *err)
         "    train:      %" PRIu64 "\n    validation: %" PRIu64 "\n    test:       %" PRIu64 "\n"
         "> building train, validation, and test datasets for GPT ...\n",
         o.n_samples[MB_SPLIT_TRAIN], o.n_samples[MB_SPLIT_VALID], o.n_samples[MB_SPLIT_TEST]);
-    rc = build_loaders(t, &o, err);
+    rc = build(t, &o, err);
     if (rc != 0) {
         return rc;
     }

@@ -97,8 +97,6 @@ int mb_dataset_blend(struct mb_dataset *const *datasets, const double *weights, 
     if (rc == 0 && !is_loaded) {
         draw(d, shares, given);
         rc = check_given(d, given, err);
-        if (rc == 0 && cache != NULL)
-            rc = mb_index_cache_store_blend(d, cache, keys, shares, err);
     }
     if (rc != 0)
         goto out;

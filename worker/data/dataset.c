@@ -206,10 +206,7 @@ static int build(struct mb_dataset *d, struct mb_err *err)
         rc = mb_index_cache_load(d, &plan, &is_loaded, err);
     if (rc != 0 || is_loaded)
         return rc;
-    rc = build_indices(d, &plan, err);
-    if (rc == 0 && d->o.cache != NULL)
-        rc = mb_index_cache_store(d, err);
-    return rc;
+    return build_indices(d, &plan, err);
 }
 
 int mb_dataset_create(struct mb_index *index, const struct mb_dataset_options *o,
@@ -259,6 +256,8 @@ void mb_dataset_destroy(struct mb_dataset *d)
     mb_free(d->document_index);
     mb_free(d->sample_index);
     mb_free(d->shuffle_index);
+    mb_free(d->cache_base);
+    mb_free(d->cache_description);
     mb_index_unref(d->index);
     mb_free(d);
 }

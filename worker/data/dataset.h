@@ -39,6 +39,12 @@ void mb_split_range(const struct mb_split_matrix *m, enum mb_split split, uint64
 struct mb_dataset;
 struct mb_index_cache; /* index_cache.h */
 
+/* Who wants to know what is going on, since it may take long: begins("reading", path). */
+struct mb_data_watch {
+    void (*begins)(void *arg, const char *verb, const char *path);
+    void *arg;
+};
+
 struct mb_dataset_options {
     enum mb_split split;
     uint64_t seq_length; /* tokens a sample trains on; it reads one more */

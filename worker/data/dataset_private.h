@@ -24,6 +24,10 @@ struct mb_dataset {
     size_t n_children;
     int16_t *blend_dataset;
     int64_t *blend_sample;
+
+    /* What it is called in the cache that does not have it; base NULL: there is none, or it has. */
+    char *cache_base;
+    char *cache_description;
 };
 
 /* How many of what the indices of a split consist of. */

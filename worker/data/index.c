@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/checksum.h"
 #include "worker/data/index.h"
 
 static const char magic[9] = "MMIDIDX\0";
@@ -336,6 +337,21 @@ void mb_index_unref(struct mb_index *index)
 const char *mb_index_prefix(const struct mb_index *index)
 {
     return index->prefix;
+}
+
+uint64_t mb_index_idx_bytes(const struct mb_index *index)
+{
+    return index->idx.size;
+}
+
+uint64_t mb_index_bin_bytes(const struct mb_index *index)
+{
+    return index->bin.size;
+}
+
+uint64_t mb_index_checksum(const struct mb_index *index)
+{
+    return mb_crc64nvme(0, index->idx.p, (size_t)index->idx.size);
 }
 
 enum mb_index_dtype mb_index_dtype(const struct mb_index *index)

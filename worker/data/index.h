@@ -48,6 +48,10 @@ struct mb_index *mb_index_ref(struct mb_index *index);
 void mb_index_unref(struct mb_index *index); /* the last one unmaps; NULL is legal */
 
 const char *mb_index_prefix(const struct mb_index *index);
+uint64_t mb_index_idx_bytes(const struct mb_index *index);
+uint64_t mb_index_bin_bytes(const struct mb_index *index);
+/* CRC64-NVME of all of the .idx, which is read for it. */
+uint64_t mb_index_checksum(const struct mb_index *index);
 enum mb_index_dtype mb_index_dtype(const struct mb_index *index);
 uint64_t mb_index_n_sequences(const struct mb_index *index);
 uint64_t mb_index_n_documents(const struct mb_index *index);

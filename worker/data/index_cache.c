@@ -4,18 +4,21 @@
  *  1. The description of the data set gives the names of its files.
  *  2. Load: without a description there is nothing; with it, arrays of the sizes that the plan says
  *     are read (npy.h), then checked against each other and the data.
+ *     A data set that is not there keeps its name and description.
  *  3. Store: directory, arrays, description; the first failure is a note and ends it.
  * Failures of memory free what was read; the caller builds or gives up.
  */
 #include "worker/data/index_cache.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
 #include "base/fs.h"
+#include "worker/data/cache_files.h"
 #include "worker/data/dataset_private.h"
 #include "worker/data/npy.h"
 
-enum { DIR_MODE = 0777, TEXT_MODE = 0666, N_MAX = 3, BITS = 8 };
+enum { DIR_MODE = 0777, N_MAX = 3, BITS = 8 };
 
 static const char BUILT[] = "the indices are built";
 
@@ -60,12 +63,24 @@ static char *path_of(const struct set *s, const char *what)
     return path;
 }
 
+static void begins(const struct set *s, const char *verb, const char *path)
+{
+    const struct mb_data_watch *w = s->cache->watch;
+    if (w != NULL) {
+        w->begins(w->arg, verb, path);
+    }
+}
+
 /* ---- files ---- */
 
 static int read_part(const struct set *s, const struct part *p, struct mb_err *problem)
 {
     char *path = path_of(s, p->what);
-    int rc = path != NULL ? mb_npy_read(path, &p->shape, p->elements, problem) : no_memory(problem);
+    if (path == NULL) {
+        return no_memory(problem);
+    }
+    begins(s, "reading", path);
+    int rc = mb_npy_read(path, &p->shape, p->elements, problem);
     mb_free(path);
     return rc;
 }
@@ -114,34 +129,74 @@ static int say(const struct set *s, const char *verb, struct mb_err *err)
     return rc == 0 ? 0 : no_memory(err);
 }
 
-static int write_files(const struct set *s, struct mb_err *problem)
+static int write_part(const struct set *s, const struct part *p, struct mb_err *problem)
 {
-    int rc = mb_fs_mkdir_p(s->cache->dir, DIR_MODE, problem);
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
-        char *path = path_of(s, s->parts[i].what);
-        rc = path != NULL ? mb_npy_write(path, &s->parts[i].shape, s->parts[i].elements, problem)
-                          : no_memory(problem);
-        mb_free(path);
+    char *path = path_of(s, p->what);
+    if (path == NULL) {
+        return no_memory(problem);
     }
-    if (rc == 0) {
-        char *path = path_of(s, "description.txt");
-        rc = path != NULL ? mb_fs_write_atomic(path, s->description.data, s->description.len,
-                                               TEXT_MODE, problem)
-                          : no_memory(problem);
-        mb_free(path);
-    }
+    begins(s, "writing", path);
+    int rc = mb_npy_write(path, &p->shape, p->elements, problem);
+    mb_free(path);
     return rc;
 }
 
-static int write_set(const struct set *s, struct mb_err *err)
+static int write_description(const struct set *s, struct mb_err *problem)
 {
-    struct mb_err problem = {0};
-    if (!s->cache->writes) {
+    char *path = path_of(s, "description.txt");
+    int rc = path != NULL ? mb_cache_file_write(path, NULL, 0, s->description.data,
+                                                s->description.len, problem)
+                          : no_memory(problem);
+    mb_free(path);
+    return rc;
+}
+
+static int write_files(const struct set *s, struct mb_err *problem)
+{
+    int rc = 0;
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
+        rc = write_part(s, &s->parts[i], problem);
+    }
+    if (rc == 0) {
+        rc = mb_fs_sync_dir(s->cache->dir, problem);
+    }
+    if (rc == 0) {
+        rc = write_description(s, problem);
+    }
+    return rc == 0 ? mb_fs_sync_dir(s->cache->dir, problem) : rc;
+}
+
+/* The directory is there afterwards, without what killed writers left in it. */
+static int sweep(const struct mb_index_cache *c, int *is_swept, struct mb_err *problem)
+{
+    size_t n = 0;
+    uint64_t n_bytes = 0;
+    if (*is_swept) {
         return 0;
     }
-    return write_files(s, &problem) == 0
-               ? say(s, "saved", err)
-               : warn(s->cache, "training goes on without it", &problem, err);
+    int rc = mb_fs_mkdir_p(c->dir, DIR_MODE, problem);
+    if (rc == 0) {
+        rc = mb_cache_files_sweep(c->dir, &n, &n_bytes, problem);
+    }
+    if (rc == 0 && n > 0 &&
+        mb_buf_printf(c->notes,
+                      "> removed %zu unfinished files (%" PRIu64 " bytes) of killed runs from %s\n",
+                      n, n_bytes, c->dir) != 0) {
+        rc = no_memory(problem);
+    }
+    *is_swept = rc == 0;
+    return rc;
+}
+
+static int write_set(const struct set *s, int *is_swept, struct mb_err *err)
+{
+    struct mb_err problem = {0};
+    int rc = sweep(s->cache, is_swept, &problem);
+    if (rc == 0) {
+        rc = write_files(s, &problem);
+    }
+    return rc == 0 ? say(s, "saved", err)
+                   : warn(s->cache, "training goes on without it", &problem, err);
 }
 
 /* ---- one data set ---- */
@@ -158,17 +213,34 @@ struct mb_cache_key mb_index_cache_key(const struct mb_dataset_options *o, struc
                                  .tokenizer = o->cache->tokenizer};
 }
 
+/* Of one prefix, or of a blend. */
+static void list_parts(const struct mb_dataset *d, const struct mb_index_cache *cache,
+                       uint64_t n_documents, uint64_t n_samples, struct set *s)
+{
+    if (d->n_children > 0) {
+        *s = (struct set){
+            .cache = cache,
+            .parts = {{"dataset_index.npy", {MB_NPY_I16, 1, {n_samples, 1}}, d->blend_dataset},
+                      {"dataset_sample_index.npy",
+                       {MB_NPY_I64, 1, {n_samples, 1}},
+                       d->blend_sample}},
+            .n_parts = 2};
+        return;
+    }
+    *s = (struct set){
+        .cache = cache,
+        .parts = {{"document_index.npy", {MB_NPY_I32, 1, {n_documents, 1}}, d->document_index},
+                  {"sample_index.npy", {MB_NPY_I32, 2, {n_samples + 1, 2}}, d->sample_index},
+                  {"shuffle_index.npy", {MB_NPY_U32, 1, {n_samples, 1}}, d->shuffle_index}},
+        .n_parts = 3};
+}
+
 /* MB_EUNSUPPORTED: there are no such files of it. */
 static int open_set(const struct mb_dataset *d, uint64_t n_documents, uint64_t n_samples,
                     struct set *s, struct mb_err *err)
 {
     const struct mb_cache_key key = mb_index_cache_key(&d->o, d->index);
-    *s = (struct set){
-        .cache = d->o.cache,
-        .parts = {{"document_index.npy", {MB_NPY_I32, 1, {n_documents, 1}}, d->document_index},
-                  {"sample_index.npy", {MB_NPY_I32, 2, {n_samples + 1, 2}}, d->sample_index},
-                  {"shuffle_index.npy", {MB_NPY_U32, 1, {n_samples, 1}}, d->shuffle_index}},
-        .n_parts = 3};
+    list_parts(d, d->o.cache, n_documents, n_samples, s);
     if (n_documents > INT32_MAX) {
         return mb_err_set(err, MB_EUNSUPPORTED,
                           "%llu documents of all epochs are more than an index that is kept has",
@@ -183,6 +255,14 @@ static int open_set(const struct mb_dataset *d, uint64_t n_documents, uint64_t n
 static void close_set(struct set *s)
 {
     mb_buf_close(&s->description);
+}
+
+/* So that it can be written later. */
+static int keep_name(struct mb_dataset *d, const struct set *s, struct mb_err *err)
+{
+    d->cache_base = mb_strdup(s->base);
+    d->cache_description = mb_strndup(mb_buf_str(&s->description), s->description.len);
+    return d->cache_base != NULL && d->cache_description != NULL ? 0 : no_memory(err);
 }
 
 /* Each sequence of the split once an epoch. */
@@ -283,9 +363,9 @@ int mb_index_cache_load(struct mb_dataset *d, const struct mb_dataset_plan *plan
         return 0;
     }
     int rc = make_room(d, plan, err);
+    const int opened = rc == 0 ? open_set(d, plan->n_documents, plan->n_samples, &s, &problem) : rc;
     if (rc == 0) {
-        rc = open_set(d, plan->n_documents, plan->n_samples, &s, &problem);
-        rc = rc == 0 ? read_set(&s, is_loaded, err) : warn(d->o.cache, BUILT, &problem, err);
+        rc = opened == 0 ? read_set(&s, is_loaded, err) : warn(d->o.cache, BUILT, &problem, err);
     }
     if (rc == 0 && *is_loaded) {
         rc = check(&s, d, plan, is_loaded, err);
@@ -296,20 +376,10 @@ int mb_index_cache_load(struct mb_dataset *d, const struct mb_dataset_plan *plan
         rc = say(&s, "loaded", err);
     } else {
         drop(d);
+        rc = rc == 0 && opened == 0 ? keep_name(d, &s, err) : rc;
     }
     close_set(&s);
     return rc;
-}
-
-int mb_index_cache_store(const struct mb_dataset *d, struct mb_err *err)
-{
-    struct set s = {0};
-    int rc = open_set(d, d->n_documents, d->n_samples, &s, err);
-    if (rc == 0) {
-        rc = write_set(&s, err);
-    }
-    close_set(&s);
-    return rc == MB_EUNSUPPORTED ? 0 : rc; /* which load has noted */
 }
 
 /* ---- a blend ---- */
@@ -318,13 +388,7 @@ static int open_blend(const struct mb_dataset *d, const struct mb_index_cache *c
                       const struct mb_cache_key *keys, const double *weights, struct set *s,
                       struct mb_err *err)
 {
-    *s = (struct set){
-        .cache = cache,
-        .parts = {{"dataset_index.npy", {MB_NPY_I16, 1, {d->n_samples, 1}}, d->blend_dataset},
-                  {"dataset_sample_index.npy",
-                   {MB_NPY_I64, 1, {d->n_samples, 1}},
-                   d->blend_sample}},
-        .n_parts = 2};
+    list_parts(d, cache, 0, d->n_samples, s);
     if (mb_cache_describe_blend(keys, weights, d->n_children, d->n_samples, &s->description) != 0) {
         return no_memory(err);
     }
@@ -356,8 +420,8 @@ int mb_index_cache_load_blend(struct mb_dataset *d, const struct mb_index_cache 
     if (cache->reads_nothing) {
         return 0;
     }
-    int rc = open_blend(d, cache, keys, weights, &s, &problem);
-    rc = rc == 0 ? read_set(&s, is_loaded, err) : warn(cache, BUILT, &problem, err);
+    const int opened = open_blend(d, cache, keys, weights, &s, &problem);
+    int rc = opened == 0 ? read_set(&s, is_loaded, err) : warn(cache, BUILT, &problem, err);
     if (rc == 0 && *is_loaded) {
         given = mb_calloc(d->n_children, sizeof *given);
         rc = given != NULL ? 0 : no_memory(err);
@@ -367,20 +431,32 @@ int mb_index_cache_load_blend(struct mb_dataset *d, const struct mb_index_cache 
         rc = *is_loaded ? say(&s, "loaded", err)
                         : refuse_set(&s, "they are no order of the data sets' samples", err);
     }
+    if (rc == 0 && !*is_loaded && opened == 0) {
+        rc = keep_name(d, &s, err);
+    }
     mb_free(given);
     close_set(&s);
     return rc;
 }
 
-int mb_index_cache_store_blend(const struct mb_dataset *d, const struct mb_index_cache *cache,
-                               const struct mb_cache_key *keys, const double *weights,
-                               struct mb_err *err)
+/* ---- store ---- */
+
+int mb_index_cache_store(const struct mb_dataset *d, const struct mb_index_cache *cache,
+                         int *is_swept, struct mb_err *err)
 {
-    struct set s = {0};
-    int rc = open_blend(d, cache, keys, weights, &s, err);
-    if (rc == 0) {
-        rc = write_set(&s, err);
+    struct set s;
+    int rc = 0;
+    for (size_t i = 0; i < d->n_children && rc == 0; i++) {
+        rc = mb_index_cache_store(d->children[i], cache, is_swept, err);
     }
+    if (rc != 0 || d->cache_base == NULL) {
+        return rc;
+    }
+    list_parts(d, cache, d->n_documents, d->n_samples, &s);
+    snprintf(s.base, sizeof s.base, "%s", d->cache_base);
+    rc = mb_buf_add(&s.description, d->cache_description, strlen(d->cache_description)) == 0
+             ? write_set(&s, is_swept, err)
+             : no_memory(err);
     close_set(&s);
-    return rc == MB_EUNSUPPORTED ? 0 : rc; /* which load has noted */
+    return rc;
 }

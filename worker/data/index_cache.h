@@ -6,9 +6,10 @@
  *
  * What is read counts only if it is an order that the plan of this very data set allows: each
  * sequence as often as there are epochs, samples that follow each other, a permutation of them. All
- * else is named in notes and built anew. One process writes; a file appears whole, the description,
- * without which Megatron-LM looks at none of them, last. What cannot be written is a note, too.
- * Failures are of memory only. One thread.
+ * else is named in notes and built anew, in memory: nothing is written before the caller says so,
+ * when ranks have compared what they have. One process writes; a file appears whole
+ * (cache_files.h), the description, without which Megatron-LM looks at none of them, last. What
+ * cannot be written is a note, too. Failures are of memory only. One thread.
  */
 #ifndef MOBULA_WORKER_DATA_INDEX_CACHE_H
 #define MOBULA_WORKER_DATA_INDEX_CACHE_H
@@ -20,9 +21,9 @@
 struct mb_index_cache {
     const char *dir;
     const struct mb_cache_identity *tokenizer;
-    int writes;           /* what is not there or not right is written */
-    int reads_nothing;    /* everything is built */
-    struct mb_buf *notes; /* lines are added */
+    int reads_nothing;                 /* everything is built */
+    struct mb_buf *notes;              /* lines are added */
+    const struct mb_data_watch *watch; /* NULL: nobody wants to know */
 };
 
 struct mb_dataset_plan; /* dataset_private.h */
@@ -30,14 +31,14 @@ struct mb_dataset_plan; /* dataset_private.h */
 /* Into d, whose options have a cache; *is_loaded 0: nothing was taken. */
 int mb_index_cache_load(struct mb_dataset *d, const struct mb_dataset_plan *plan, int *is_loaded,
                         struct mb_err *err);
-int mb_index_cache_store(const struct mb_dataset *d, struct mb_err *err);
 /* Of a blend: keys are its children's, weights normalised. Its arrays are there. */
 int mb_index_cache_load_blend(struct mb_dataset *d, const struct mb_index_cache *cache,
                               const struct mb_cache_key *keys, const double *weights,
                               int *is_loaded, struct mb_err *err);
-int mb_index_cache_store_blend(const struct mb_dataset *d, const struct mb_index_cache *cache,
-                               const struct mb_cache_key *keys, const double *weights,
-                               struct mb_err *err);
+/* Writes what load did not find, of a blend also its children's; before the first file what killed
+ * writers left there goes (*is_swept). */
+int mb_index_cache_store(const struct mb_dataset *d, const struct mb_index_cache *cache,
+                         int *is_swept, struct mb_err *err);
 
 /* The key of a data set with these options. */
 struct mb_cache_key mb_index_cache_key(const struct mb_dataset_options *o, struct mb_index *index);

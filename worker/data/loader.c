@@ -2,10 +2,11 @@
  * From Megatron-LM's data arguments to micro batches.
  *
  * 1. check_options refuses contradictions: mock with paths, two kinds of paths, no data at all.
- * 2. For each split with samples to give: its paths (a common list cut by --split, or its own
- * list), its data set (mock, one prefix, or a blend), its sampler, its loader. Indices are opened
- * once per prefix and list; data sets hold references.
- * 3. mb_loader_next asks the sampler for sample numbers, the data set for seq_length + 1 ids each,
+ * 2. Indices are opened once per prefix and list.
+ * 3. For each split with samples to give: its paths (a common list cut by --split, or its own
+ * list), its data set (mock, one prefix, or a blend), its sampler, its loader. Data sets hold
+ * references to indices.
+ * 4. mb_loader_next asks the sampler for sample numbers, the data set for seq_length + 1 ids each,
  * and lays out inputs, labels, loss mask and positions. Any failure while building destroys the
  * loaders built so far and returns the text with the split or the prefix; a failure in next leaves
  * nothing but the text.
@@ -147,7 +148,8 @@ static void source_close(struct source *s)
     s->indices = NULL;
 }
 
-static int source_open(const struct mb_data_paths *paths, struct source *s, struct mb_err *err)
+static int source_open(const struct mb_data_paths *paths, const struct mb_data_watch *watch,
+                       struct source *s, struct mb_err *err)
 {
     int rc = blend_list_parse(paths, &s->blend, err);
 
@@ -156,8 +158,11 @@ static int source_open(const struct mb_data_paths *paths, struct source *s, stru
     s->indices = mb_calloc(s->blend.n, sizeof(struct mb_index *));
     if (s->indices == NULL)
         rc = mb_err_set(err, MB_ENOMEM, "--data-path: out of memory");
-    for (size_t i = 0; rc == 0 && i < s->blend.n; i++)
+    for (size_t i = 0; rc == 0 && i < s->blend.n; i++) {
+        if (watch != NULL)
+            watch->begins(watch->arg, "opening", s->blend.prefixes[i]);
         rc = mb_index_open(s->blend.prefixes[i], &s->indices[i], err);
+    }
     if (rc != 0)
         source_close(s);
     return rc;
@@ -373,50 +378,109 @@ static int check_options(const struct mb_data_options *o, struct mb_err *err)
     return 0;
 }
 
-static int build_split(const struct mb_data_options *o, enum mb_split split,
-                       const struct source *common, struct mb_loader **out, struct mb_err *err)
-{
-    const struct mb_data_paths *own = &o->split_path[split];
-    struct mb_split_matrix matrix = {.end = {1.0, 1.0, 1.0}, .present = {1, 1, 1}};
-    struct source source = {0};
-    struct mb_dataset *dataset = NULL;
-    int rc = 0;
+/* The common list, and each split's own; of those that are not there n is 0. */
+struct mb_data_sources {
+    struct source lists[1 + MB_N_SPLITS];
+};
 
-    if (own->n_items > 0)
-        rc = source_open(own, &source, err);
-    else
-        rc = mb_split_parse(split_text(o, split), &matrix, err);
+int mb_data_open(const struct mb_data_options *o, struct mb_data_sources **out, struct mb_err *err)
+{
+    struct mb_data_sources *s;
+    int rc = check_options(o, err);
+
+    if (rc != 0)
+        return rc;
+    s = mb_calloc(1, sizeof(*s));
+    if (s == NULL)
+        return mb_err_set(err, MB_ENOMEM, "--data-path: out of memory");
+    if (o->data_path.n_items > 0)
+        rc = source_open(&o->data_path, o->watch, &s->lists[0], err);
+    for (int i = 0; rc == 0 && i < MB_N_SPLITS; i++) {
+        if (o->n_samples[i] > 0 && o->split_path[i].n_items > 0)
+            rc = source_open(&o->split_path[i], o->watch, &s->lists[1 + i], err);
+    }
+    if (rc != 0) {
+        mb_data_close(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void mb_data_close(struct mb_data_sources *s)
+{
+    for (size_t i = 0; s != NULL && i < 1 + MB_N_SPLITS; i++)
+        source_close(&s->lists[i]);
+    mb_free(s);
+}
+
+size_t mb_data_n_indices(const struct mb_data_sources *s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < 1 + MB_N_SPLITS; i++)
+        n += s->lists[i].blend.n;
+    return n;
+}
+
+struct mb_index *mb_data_index(const struct mb_data_sources *s, size_t i)
+{
+    const struct source *list = s->lists;
+
+    for (; i >= list->blend.n; list++)
+        i -= list->blend.n;
+    return list->indices[i];
+}
+
+static int build_split(const struct mb_data_options *o, enum mb_split split,
+                       const struct mb_data_sources *s, struct mb_loader **out, struct mb_err *err)
+{
+    struct mb_split_matrix matrix = {.end = {1.0, 1.0, 1.0}, .present = {1, 1, 1}};
+    const int has_own = o->split_path[split].n_items > 0;
+    const struct source *source = o->mock ? NULL : has_own ? &s->lists[1 + split] : &s->lists[0];
+    struct mb_dataset *dataset = NULL;
+    int rc = has_own ? 0 : mb_split_parse(split_text(o, split), &matrix, err);
+
     if (rc == 0)
-        rc = create_dataset(o, split, &matrix, own->n_items > 0 ? &source : common,
-                            own->n_items > 0, &dataset, err);
+        rc = create_dataset(o, split, &matrix, source, has_own, &dataset, err);
     if (rc == 0)
         rc = loader_create(o, split, dataset, out, err);
     if (rc != 0)
         mb_dataset_destroy(dataset);
-    source_close(&source);
     return rc;
 }
 
-int mb_loaders_build(const struct mb_data_options *o, struct mb_loader *out[MB_N_SPLITS],
-                     struct mb_err *err)
+int mb_loaders_build(const struct mb_data_options *o, const struct mb_data_sources *s,
+                     struct mb_loader *out[MB_N_SPLITS], struct mb_err *err)
 {
     struct mb_loader *built[MB_N_SPLITS] = {NULL};
-    struct source common = {0};
-    int has_common = o->data_path.n_items > 0;
-    int rc = check_options(o, err);
+    int rc = 0;
 
-    if (rc == 0 && has_common)
-        rc = source_open(&o->data_path, &common, err);
     for (int i = 0; rc == 0 && i < MB_N_SPLITS; i++) {
+        if (o->watch != NULL)
+            o->watch->begins(o->watch->arg, "building indices of split",
+                             mb_split_name((enum mb_split)i));
         if (o->n_samples[i] > 0)
-            rc = build_split(o, (enum mb_split)i, has_common ? &common : NULL, &built[i], err);
+            rc = build_split(o, (enum mb_split)i, s, &built[i], err);
     }
-    source_close(&common);
     for (int i = 0; i < MB_N_SPLITS; i++) {
         if (rc != 0)
             mb_loader_destroy(built[i]);
         else
             out[i] = built[i];
+    }
+    return rc;
+}
+
+int mb_loaders_store(struct mb_loader *const loaders[MB_N_SPLITS],
+                     const struct mb_index_cache *cache, struct mb_err *err)
+{
+    int is_swept = 0;
+    int rc = 0;
+
+    for (int i = 0; rc == 0 && i < MB_N_SPLITS; i++) {
+        if (loaders[i] != NULL)
+            rc = mb_index_cache_store(loaders[i]->dataset, cache, &is_swept, err);
     }
     return rc;
 }

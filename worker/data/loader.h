@@ -1,11 +1,11 @@
 /*
  * What the trainer calls: from Megatron-LM's data arguments to micro batches.
  *
- * mb_loaders_build() opens the data once and makes the loaders of train, valid and test; a split
- * for which zero samples are asked has none (out[] NULL). Every rank builds the same indices from
- * the same arguments: nothing is exchanged. mb_loader_next() fills one micro batch of this rank.
- * Threads: one thread per loader at a time; loaders of one build may run on different threads, but
- * are built and destroyed by one.
+ * mb_data_open() opens the data, mb_loaders_build() makes the loaders of train, valid and test; a
+ * split for which zero samples are asked has none (out[] NULL). Every rank builds the same indices
+ * from the same arguments and data: nothing is exchanged. mb_loader_next() fills one micro batch of
+ * this rank. Threads: one thread per loader at a time; loaders of one build may run on different
+ * threads, but are built and destroyed by one.
  */
 #ifndef MOBULA_WORKER_DATA_LOADER_H
 #define MOBULA_WORKER_DATA_LOADER_H
@@ -50,6 +50,7 @@ struct mb_data_options {
     int eod_mask_loss;                  /* loss mask 0 where the input token is eod */
     int reset_position_ids;             /* positions start again after an eod */
     const struct mb_index_cache *cache; /* --data-cache-path; NULL: indices stay in memory */
+    const struct mb_data_watch *watch;  /* NULL: nobody wants to know */
     uint64_t vocab_size; /* unpadded; every id read is checked against it; 0: unchecked */
     int32_t eod;         /* -1: the tokenizer has none */
 };
@@ -69,10 +70,23 @@ struct mb_data_schedule {
  * test = eval_iters * gbs. MB_EINVAL on overflow or eval_interval 0 with eval_iters > 0. */
 int mb_data_sizes(const struct mb_data_schedule *s, uint64_t out[MB_N_SPLITS], struct mb_err *err);
 
+/* What the arguments name: prefixes, in their order; of --train-data-path and so on those of the
+ * splits that samples are asked of. */
+struct mb_data_sources;
+
+int mb_data_open(const struct mb_data_options *o, struct mb_data_sources **out, struct mb_err *err);
+size_t mb_data_n_indices(const struct mb_data_sources *s);                 /* 0: mock data */
+struct mb_index *mb_data_index(const struct mb_data_sources *s, size_t i); /* borrowed */
+void mb_data_close(struct mb_data_sources *s); /* NULL is legal; loaders keep what they need */
+
 struct mb_loader;
 
-int mb_loaders_build(const struct mb_data_options *o, struct mb_loader *out[MB_N_SPLITS],
-                     struct mb_err *err);
+/* The options are those that the data was opened with. */
+int mb_loaders_build(const struct mb_data_options *o, const struct mb_data_sources *s,
+                     struct mb_loader *out[MB_N_SPLITS], struct mb_err *err);
+/* Writes indices that the cache did not have. */
+int mb_loaders_store(struct mb_loader *const loaders[MB_N_SPLITS],
+                     const struct mb_index_cache *cache, struct mb_err *err);
 void mb_loader_destroy(struct mb_loader *l); /* NULL is legal */
 
 /* Of all loaders' indices: ranks with the same one read the same samples. */

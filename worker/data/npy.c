@@ -6,7 +6,7 @@
  *  2. Read: the file is opened without waiting (a pipe would never come), must be a regular file of
  *     the length that its header and the wanted shape give, and is read, not mapped: what another
  *     process does to it later changes nothing here.
- *  3. Write: temporary name, header, elements, fsync, rename, fsync of the directory.
+ *  3. Write: header and elements as one file (cache_files.h).
  * Failures: MB_ECORRUPT names the file and the part of it; of a write nothing remains.
  */
 #include "worker/data/npy.h"
@@ -17,11 +17,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "base/alloc.h"
-#include "base/clock.h"
-#include "base/fs.h"
+#include "worker/data/cache_files.h"
 
-enum { PRELUDE_1 = 10, PRELUDE_2 = 12, ALIGN = 64, AXIS_DIGITS = 21, FILE_MODE = 0666 };
+enum { PRELUDE_1 = 10, PRELUDE_2 = 12, ALIGN = 64, AXIS_DIGITS = 21 };
 
 static const char MAGIC[] = "\x93NUMPY";
 
@@ -270,46 +268,11 @@ int mb_npy_read(const char *path, const struct mb_npy_shape *want, void *out, st
     return rc != 0 ? mb_err_wrap(err, "%s", path) : 0;
 }
 
-static int write_temporary(const char *path, const struct mb_npy_shape *shape, const void *elements,
-                           struct mb_err *err)
+int mb_npy_write(const char *path, const struct mb_npy_shape *shape, const void *elements,
+                 struct mb_err *err)
 {
     char head[MB_NPY_MADE_MAX];
     const size_t n_head = mb_npy_header_make(shape, head);
     const uint64_t bytes = shape->dims[0] * shape->dims[1] * TYPES[shape->type].bytes;
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, FILE_MODE);
-    if (fd < 0) {
-        return mb_err_sys(err, errno, "create %s", path);
-    }
-    int rc = mb_fs_write_all(fd, head, n_head, err);
-    if (rc == 0) {
-        rc = mb_fs_write_all(fd, elements, (size_t)bytes, err);
-    }
-    if (rc != 0) {
-        mb_err_wrap(err, "%s", path);
-    } else if (fsync(fd) != 0) {
-        rc = mb_err_sys(err, errno, "fsync %s", path);
-    }
-    if (close(fd) != 0 && rc == 0) {
-        rc = mb_err_sys(err, errno, "close %s", path);
-    }
-    if (rc != 0) {
-        unlink(path);
-    }
-    return rc;
-}
-
-int mb_npy_write(const char *path, const struct mb_npy_shape *shape, const void *elements,
-                 struct mb_err *err)
-{
-    char *temporary = mb_asprintf("%s.tmp-%016" PRIx64, path, mb_random_u64());
-    if (temporary == NULL) {
-        return mb_err_set(err, MB_ENOMEM, "write %s: out of memory", path);
-    }
-    int rc = write_temporary(temporary, shape, elements, err);
-    if (rc == 0 && rename(temporary, path) != 0) {
-        rc = mb_err_sys(err, errno, "rename %s to %s", temporary, path);
-        unlink(temporary);
-    }
-    mb_free(temporary);
-    return rc;
+    return mb_cache_file_write(path, head, n_head, elements, (size_t)bytes, err);
 }

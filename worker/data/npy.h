@@ -3,9 +3,7 @@
  *
  * The header is parsed from untrusted bytes (pure; fuzzed): magic, version, length, a Python dict
  * of three keys. Only little-endian integers in C order, of one or two dimensions; a pickled object
- * is refused, nothing is ever executed. Files are written to another name in the same directory,
- * fsynced and renamed. Source: numpy/lib/format.py.
- * Threads: no state; a file is written by one at a time under its temporary name.
+ * is refused, nothing is ever executed. Source: numpy/lib/format.py. Threads: no state.
  */
 #ifndef MOBULA_WORKER_DATA_NPY_H
 #define MOBULA_WORKER_DATA_NPY_H
@@ -38,7 +36,7 @@ int mb_npy_header_parse(const void *p, size_t n, struct mb_npy_shape *shape, siz
  * regular file, not of exactly that type and shape, or not exactly as long as that makes it. */
 int mb_npy_read(const char *path, const struct mb_npy_shape *want, void *out, struct mb_err *err);
 
-/* The file appears whole or not at all. */
+/* The file appears whole or not at all: cache_files.h. */
 int mb_npy_write(const char *path, const struct mb_npy_shape *shape, const void *elements,
                  struct mb_err *err);
 

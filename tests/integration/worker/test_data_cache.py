@@ -1,5 +1,5 @@
 """--data-cache-path against megatron-core: what either writes the other opens as a hit, file by file the same bytes; what is damaged or
-cannot be written is named and changes no number. Usage: test_data_cache.py WORKER, with the Python of torch-python."""
+cannot be written is named and changes no number. Usage: test_data_cache.py WORKER SLOW_DISK, with the Python of torch-python."""
 
 import base64
 import json
@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 import tempfile
+import time
 import types
 import unittest
 
@@ -25,7 +26,8 @@ from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
 from gang import MODEL, Gang, Rank, content, iterations, run
 from index_file import write_documents
 
-WORKER = os.path.abspath(sys.argv.pop(1))
+WORKER, SLOW_DISK = (os.path.abspath(p) for p in sys.argv[1:3])
+del sys.argv[1:3]
 CACHE = os.environ.get("MOBULA_CACHE", os.path.expanduser("~/.cache/mobula"))
 NULL = types.SimpleNamespace(tokenizer_type="NullTokenizer", vocab_size=300)
 NULL_FLAGS = "--tokenizer-type NullTokenizer --vocab-size 300".split()
@@ -312,19 +314,107 @@ class DataCacheTest(unittest.TestCase):
         self.assertEqual(files, content(caches[0]))
         self.assertFalse(caches[1].exists())
 
-    def test_nodes_with_different_data(self):
-        """No cache is to blame for that, and nobody trains in it."""
-        cwd = str(self.path / "runs" / "different")
-        os.makedirs(cwd)
-        gang = Gang(WORKER, 0, [], cwd)
-        gang.ranks = [Rank(WORKER, r, 2, [*MODEL, *NULL_FLAGS, "--train-iters", "10", "--data-path", prefix, "--split", "80,15,5",
-                                          "--data-cache-path", str(self.path / f"different-{r}")], cwd, {})
-                      for r, prefix in enumerate((self.some, self.few))]
+    def gang_of(self, name, lists, cwds=None, env_of_rank=lambda r: {}):
+        """Ranks with an argument list each."""
+        cwd = self.path / "runs" / name
+        cwds = cwds or [str(cwd)] * len(lists)
+        for place in (str(cwd), *cwds):
+            os.makedirs(place, exist_ok=True)
+        gang = Gang(WORKER, 0, [], str(cwd))
+        gang.ranks = [Rank(WORKER, r, len(lists), [*MODEL, *NULL_FLAGS, "--train-iters", "10", *map(str, words)], cwds[r], env_of_rank(r))
+                      for r, words in enumerate(lists)]
         gang.open = list(gang.ranks)
         self.addCleanup(gang.kill)
+        return gang
+
+    def test_nodes_with_different_data(self):
+        """No cache is to blame for that, and nobody trains in it, with a cache or without."""
+        for cached in (False, True):
+            gang = self.gang_of(f"different-{cached}", [["--data-path", prefix, "--split", "80,15,5",
+                                                         *(["--data-cache-path", self.path / f"different-{r}"] if cached else [])]
+                                                        for r, prefix in enumerate((self.some, self.few))])
+            self.assertNotIn(0, gang.start().finish(), told(gang))
+            self.assertIn(f"ranks have different data: {self.some}.idx of rank 1 has 40 documents, that of rank 0 300 (1 of 2 ranks differ)\n",
+                          told(gang))
+            self.assertEqual(gang.ranks[1].log().count("ranks have different data"), 0)  # rank 0 has said it
+            self.assertNotIn("lm loss", told(gang))
+            self.assertFalse((self.path / f"different-{0}").exists())
+
+    def differs(self, name, change, said, world=2, odd=1):
+        """One relative path, other files there: rank odd's are changed."""
+        cwds = [str(self.path / "runs" / name / f"cwd-{r}") for r in range(world)]
+        for r, cwd in enumerate(cwds):
+            os.makedirs(cwd)
+            if r == odd:
+                change(cwd)
+            else:
+                make_data(cwd + "/data", 300, 3)
+        gang = self.gang_of(name, [["--data-path", "data", "--split", "80,15,5"]] * world, cwds)
         self.assertNotIn(0, gang.start().finish(), told(gang))
-        self.assertIn("ranks have different data: what --data-path names is not the same on all nodes", told(gang))
+        self.assertRegex(told(gang), "ranks have different data: " + said + "\n")
         self.assertNotIn("lm loss", told(gang))
+        self.assertEqual({m["text"] for r in gang.ranks for m in r.of("failed") if "different" in m["text"]},
+                         {m["text"] for m in gang.ranks[0].of("failed")})
+
+    def test_what_differs_is_named(self):
+        def swapped(cwd):  # as many of everything, two sequences in each other's place
+            lengths = np.random.default_rng(3).integers(5, 60, 300).astype("<i4")
+            i, j = 0, int(np.flatnonzero(lengths != lengths[0])[0])
+            lengths[[i, j]] = lengths[[j, i]]
+            write_documents(cwd + "/data", np.random.default_rng(4).integers(2, 250, lengths.sum()), lengths)
+
+        def longer(cwd):
+            make_data(cwd + "/data", 300, 3)
+            with open(cwd + "/data.bin", "ab") as f:
+                f.write(bytes(6))
+
+        self.differs("documents", lambda cwd: make_data(cwd + "/data", 301, 3), r"data\.idx of rank 1 has 301 documents, that of rank 0 300 \(1 of 2 ranks differ\)")
+        self.differs("checksum", swapped, r"data\.idx of rank 1 has \d+ as its checksum \(CRC64-NVME\), that of rank 0 \d+ \(1 of 2 ranks differ\)")
+        self.differs("bytes", longer, r"data\.bin of rank 1 has (\d+) bytes, that of rank 0 \d+ \(1 of 2 ranks differ\)")
+        self.differs("first", lambda cwd: make_data(cwd + "/data", 299, 3), r"data\.idx of rank 0 has 299 documents, that of rank 1 300 \(1 of 4 ranks differ\)",
+                     world=4, odd=0)
+        gang = self.gang_of("counts", [["--split", "80,15,5", "--data-path", self.some, *([self.few] if r == 1 else [])] for r in range(2)])
+        self.assertNotIn(0, gang.start().finish(), told(gang))
+        self.assertIn("ranks have different data: rank 1 was given 2 prefixes, rank 0 1\n", told(gang))
+
+    def test_a_slow_directory_is_told_of(self):
+        """Every flush there takes its time: the ranks wait, and say for whom."""
+        slow = self.path / "slow"
+        slow.write_text("")
+        words = ["--data-path", self.some, "--split", "80,15,5", "--data-cache-path", self.path / "slow-cache"]
+        env = {"LD_PRELOAD": SLOW_DISK, "SLOW_DISK_WHILE": str(slow), "SLOW_DISK_MS": "6000"}
+        gang = self.gang_of("slow", [words] * 2, env_of_rank=lambda r: env if r == 0 else {}).start()
+        while "> waiting for rank 0, " not in told(gang):
+            self.assertIsNone(gang.ranks[0].process.poll(), told(gang))
+            time.sleep(0.05)  # for the next look
+        slow.unlink()
+        self.assertEqual(gang.finish(), [0, 0], told(gang))
+        self.assertRegex(told(gang), rf"> waiting for rank 0, \d+ s so far: writing {self.path}/slow-cache/\S+-GPTDataset-train-\S+_index.npy\n")
+        self.assertEqual(told(gang).count("> saved indices"), 3)
+
+    def test_what_a_killed_run_left_is_removed(self):
+        """Killed while it writes; the next one there removes that, and not what is being written."""
+        cache, slow = self.path / "left", self.path / "left-slow"
+        slow.write_text("")
+        words = ["--data-path", self.some, "--split", "80,15,5", "--data-cache-path", cache]
+        env = {"LD_PRELOAD": SLOW_DISK, "SLOW_DISK_WHILE": str(slow), "SLOW_DISK_MS": "600000"}
+        gang = self.gang_of("left-1", [words], env_of_rank=lambda r: env).start()
+        while not (cache.exists() and any(".npy.tmp-" in x for x in os.listdir(cache))):
+            self.assertIsNone(gang.ranks[0].process.poll(), told(gang))
+            time.sleep(0.01)  # for the next look
+        (left,) = os.listdir(cache)
+        beside = self.gang_of("left-2", [words]).start()  # its writer lives
+        self.assertEqual(beside.finish(), [0], told(beside))
+        self.assertIn(left, os.listdir(cache))
+        self.assertNotIn("> removed", told(beside))
+        gang.kill()
+        for name in cache.glob("*-GPTDataset-test-*"):
+            name.unlink()
+        after = self.gang_of("left-3", [words])
+        self.assertEqual(after.start().finish(), [0], told(after))
+        self.assertRegex(told(after), rf"> removed 1 unfinished files \(\d+ bytes\) of killed runs from {cache}\n")
+        self.assertEqual([x for x in os.listdir(cache) if ".tmp-" in x], [])
+        self.assertEqual(told(after).count("> saved indices"), 1)
 
 
 if __name__ == "__main__":

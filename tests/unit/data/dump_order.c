@@ -123,6 +123,7 @@ static int order(int argc, char **argv)
         .eod = (int32_t)number_of(argc, argv, "eod", 0),
     };
     const char *type = text_of(argc, argv, "type"), *blend = text_of(argc, argv, "blend");
+    struct mb_data_sources *sources = NULL;
     struct mb_loader *loaders[MB_N_SPLITS];
     struct mb_err err = {0};
     int first = 0;
@@ -135,7 +136,10 @@ static int order(int argc, char **argv)
         first++;
     o.data_path.items = (const char *const *)(argv + first);
     o.data_path.n_items = (size_t)(argc - first);
-    rc = mb_loaders_build(&o, loaders, &err);
+    rc = mb_data_open(&o, &sources, &err);
+    if (rc == 0)
+        rc = mb_loaders_build(&o, sources, loaders, &err);
+    mb_data_close(sources);
     if (rc != 0)
         return fail(&err);
     for (int i = 0; i < MB_N_SPLITS; i++) {

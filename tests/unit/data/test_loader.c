@@ -68,12 +68,30 @@ static struct mb_data_options options_for(const char *const *paths, size_t n)
     };
 }
 
+/* All that a rank does; writes what the cache does not have. */
+static int build(const struct mb_data_options *o, struct mb_loader *out[MB_N_SPLITS],
+                 struct mb_err *err)
+{
+    struct mb_data_sources *s = NULL;
+    int rc = mb_data_open(o, &s, err);
+
+    if (rc == 0)
+        rc = mb_loaders_build(o, s, out, err);
+    mb_data_close(s);
+    if (rc != 0 || o->cache == NULL)
+        return rc;
+    rc = mb_loaders_store(out, o->cache, err);
+    for (int i = 0; rc != 0 && i < MB_N_SPLITS; i++)
+        mb_loader_destroy(out[i]);
+    return rc;
+}
+
 static void expect_failure(const struct mb_data_options *o, int code, const char *text)
 {
     struct mb_loader *out[MB_N_SPLITS];
     struct mb_err err = {0};
 
-    assert_int_equal(mb_loaders_build(o, out, &err), code);
+    assert_int_equal(build(o, out, &err), code);
     if (strstr(err.text, text) == NULL)
         fail_msg("'%s' is not in: %s", text, err.text);
 }
@@ -135,7 +153,7 @@ static void test_token_outside_vocabulary(void **state)
 
     (void)state;
     o.vocab_size = 50;
-    assert_int_equal(mb_loaders_build(&o, out, &err), 0);
+    assert_int_equal(build(&o, out, &err), 0);
     for (int i = 0; rc == 0 && i < 20; i++)
         rc = mb_loader_next(out[0], NULL, NULL, NULL, NULL, &err);
     assert_int_equal(rc, MB_ECORRUPT);
@@ -156,7 +174,7 @@ static void test_allocation_failures(void **state)
         int rc;
 
         mb_alloc_fail_nth(n);
-        rc = mb_loaders_build(&o, out, &err);
+        rc = build(&o, out, &err);
         if (!mb_alloc_did_fail()) {
             mb_alloc_fail_nth(0);
             assert_int_equal(rc, 0);
@@ -178,8 +196,7 @@ static void test_cache_and_allocation_failures(void **state)
     struct mb_cache_identity identity;
     struct mb_buf notes = {0};
     char place[96];
-    struct mb_index_cache cache = {
-        .dir = place, .tokenizer = &identity, .writes = 1, .notes = &notes};
+    struct mb_index_cache cache = {.dir = place, .tokenizer = &identity, .notes = &notes};
     struct mb_loader *out[MB_N_SPLITS];
     uint64_t want;
 
@@ -187,7 +204,7 @@ static void test_cache_and_allocation_failures(void **state)
     o.n_samples[MB_SPLIT_VALID] = 0;
     snprintf(place, sizeof place, "%s/cache", dir);
     assert_int_equal(mb_cache_identity_make(&tokenizer, &identity, NULL), 0);
-    assert_int_equal(mb_loaders_build(&o, out, NULL), 0);
+    assert_int_equal(build(&o, out, NULL), 0);
     want = mb_loaders_digest(out);
     for (int i = 0; i < MB_N_SPLITS; i++)
         mb_loader_destroy(out[i]);
@@ -201,7 +218,7 @@ static void test_cache_and_allocation_failures(void **state)
                 assert_int_equal(mb_fs_remove_tree(place, NULL), 0);
             mb_buf_close(&notes);
             mb_alloc_fail_nth(n);
-            rc = mb_loaders_build(&o, out, &err);
+            rc = build(&o, out, &err);
             if (!mb_alloc_did_fail()) {
                 mb_alloc_fail_nth(0);
                 assert_int_equal(rc, 0);
@@ -232,7 +249,7 @@ static void test_rewind(void **state)
         uint64_t first[6];
 
         o.dataloader_type = cyclic ? MB_SAMPLER_CYCLIC : MB_SAMPLER_SINGLE;
-        assert_int_equal(mb_loaders_build(&o, out, NULL), 0);
+        assert_int_equal(build(&o, out, NULL), 0);
         for (int i = 0; i < 12; i++) {
             if (i == 6) {
                 mb_alloc_fail_nth(1); /* a rewind that fails changes nothing */

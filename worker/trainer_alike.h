@@ -1,0 +1,24 @@
+/* Whether ranks have the same data; for trainer_data.c. */
+#ifndef MOBULA_WORKER_TRAINER_ALIKE_H
+#define MOBULA_WORKER_TRAINER_ALIKE_H
+
+#include "worker/data/loader.h"
+#include "worker/trainer.h"
+
+/* Of this rank's data; it reads each .idx. */
+struct mb_data_facts {
+    size_t n;       /* prefixes */
+    int64_t *facts; /* of each the same number; owned */
+};
+
+int mb_data_facts_make(const struct mb_data_sources *s, struct mb_data_facts *out,
+                       struct mb_err *err);
+void mb_data_facts_close(struct mb_data_facts *f);
+
+/* MB_EINVAL on all ranks names a rank and what is another there. Collective. */
+int mb_trainer_compare_data(struct mb_trainer *t, const struct mb_data_sources *s,
+                            const struct mb_data_facts *f, struct mb_err *err);
+/* Whether all ranks say the same number. Collective. */
+int mb_trainer_is_everybodys(struct mb_trainer *t, uint64_t number, int *out, struct mb_err *err);
+
+#endif

@@ -53,7 +53,7 @@ struct mb_args {
     int64_t exit_interval, exit_duration_in_mins, exit_signal_handler;
     int64_t bf16, grad_reduce_in_bf16, accumulate_allreduce_grads_in_fp32, deterministic_mode;
     char *recompute_granularity, *recompute_method;
-    int64_t recompute_num_layers, fp16;
+    int64_t recompute_activations, recompute_num_layers, fp16;
     double loss_scale, initial_loss_scale, min_loss_scale, loss_scale_window;
     int64_t hysteresis;
     char *fp8;

@@ -217,7 +217,7 @@ int mb_args_adopt(struct mb_args *a, const char *args_json, struct mb_err *err)
 /* ---- comparing ---- */
 
 /* What an argument is to a model. */
-enum matters { STRUCTURE, POSITIONS, ROTARY, SCALING, GELU, NORM };
+enum matters { STRUCTURE, QKV_BIAS, POSITIONS, ROTARY, SCALING, GELU, NORM };
 
 static const struct {
     const char *dest;
@@ -236,7 +236,7 @@ static const struct {
     {"swiglu", STRUCTURE},
     {"apply_layernorm_1p", STRUCTURE},
     {"add_bias_linear", STRUCTURE},
-    {"add_qkv_bias", STRUCTURE},
+    {"add_qkv_bias", QKV_BIAS},
     {"untie_embeddings_and_output_weights", STRUCTURE},
     {"rotary_base", ROTARY},
     {"rotary_percent", ROTARY},
@@ -250,14 +250,23 @@ static const struct {
 static int is_used(const struct mb_args *a, enum matters m)
 {
     const int rope = strcmp(a->position_embedding_type, "rope") == 0;
-    return m == ROTARY    ? rope
-           : m == SCALING ? rope && a->use_rope_scaling
-                          : m != GELU || !a->swiglu;
+    switch (m) {
+    case ROTARY:
+        return rope;
+    case SCALING:
+        return rope && a->use_rope_scaling;
+    case GELU:
+        return !a->swiglu;
+    case QKV_BIAS: /* with all biases Megatron-LM has it set, ours of before had not */
+        return !a->add_bias_linear;
+    default:
+        return 1;
+    }
 }
 
 static int is_structure(const struct mb_args *a, enum matters m)
 {
-    return m == STRUCTURE ||
+    return m == STRUCTURE || m == QKV_BIAS ||
            (m == POSITIONS && strcmp(a->position_embedding_type, "learned_absolute") == 0);
 }
 

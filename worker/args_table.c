@@ -107,7 +107,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I_DEST("no-check-for-nan-in-loss-and-grad", "check_for_nan_in_loss_and_grad", FLAG_OFF, NULL, check_for_nan_in_loss_and_grad, "skip such an iteration instead of ending"),
     I_CHOICE("optimizer", "adam", "adam|sgd|hybridadam", optimizer, "Adam with decoupled weight decay, or SGD with --sgd-momentum; hybridadam is not provided"),
     I("rampup-batch-size", TRIPLE, NULL, rampup_batch_size, "START INCREMENT SAMPLES: the global batch grows from START while SAMPLES are consumed; with --train-samples"),
-    NOTED("recompute-activations", FLAG, NULL, "attention always computes its scores anew in the backward pass"),
+    I("recompute-activations", FLAG, NULL, recompute_activations, "as --recompute-granularity selective"),
     I_CHOICE("recompute-granularity", NULL, "full|selective", recompute_granularity, "selective: attention always computes its scores anew; full: whole layers are"),
     I_CHOICE("recompute-method", NULL, "uniform|block", recompute_method, "with full: all layers one by one, or the first --recompute-num-layers"),
     I("recompute-num-layers", INT, NULL, recompute_num_layers, "of --recompute-method block; with uniform each layer is by itself"),
@@ -203,7 +203,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
 #undef GROUP
 #define GROUP "distributed"
     NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
-    NOTED("empty-unused-memory-level", INT, "0", "memory is planned at start"),
+    NOTED_CHOICE("empty-unused-memory-level", INT, "0", "0|1|2", "memory is planned at start"),
     I_CHOICE("distributed-backend", "nccl", "nccl|gloo", distributed_backend, "gloo: the CPU backend; nccl: CUDA"),
     I("distributed-timeout-minutes", INT, "10", distributed_timeout_minutes, "a collective may take this long"),
     I("use-distributed-optimizer", FLAG, NULL, use_distributed_optimizer, "each rank keeps and updates its share of the optimizer"),

@@ -419,7 +419,7 @@ static int check_data(struct mb_args *a, struct mb_err *err)
 static int check_iterations(struct mb_args *a, struct mb_err *err)
 {
     if (a->rampup_batch_size.n > 0) {
-        return invalid(err, "expected no batch-size rampup with iteration-based training");
+        return invalid(err, "expected no batch-size rampup for iteration-based training");
     }
     if (!none(a->train_samples)) {
         return mb_err_set(err, MB_EINVAL,

@@ -60,6 +60,9 @@ int mb_args_check_shape(struct mb_args *a, struct mb_err *err)
     if (a->kv_channels <= 0) {
         return invalid(err, "kv-channels must be positive");
     }
+    if (a->add_bias_linear) {
+        a->add_qkv_bias = 1; /* as Megatron-LM has it, and its checkpoints */
+    }
     if (!a->group_query_attention) {
         a->num_query_groups = a->num_attention_heads;
     }
@@ -80,12 +83,40 @@ int mb_args_check_shape(struct mb_args *a, struct mb_err *err)
     return 0;
 }
 
+/* The short form of selective. Megatron-LM lets it win over full; what was asked for is kept here,
+ * and it is what the memory plan advises. */
+static int take_recompute_activations(struct mb_args *a, struct mb_err *err)
+{
+    int bad = 0;
+    if (a->recompute_activations && a->recompute_granularity == NULL) {
+        a->recompute_granularity = mb_strdup("selective");
+        bad = a->recompute_granularity == NULL;
+    } else if (a->recompute_activations && strcmp(a->recompute_granularity, "full") == 0) {
+        bad = mb_buf_puts(&a->notes, "note: --recompute-activations has no effect with "
+                                     "--recompute-granularity full (in Megatron-LM that one has "
+                                     "none)\n");
+    }
+    return bad ? mb_err_set(err, MB_ENOMEM, "out of memory for the arguments") : 0;
+}
+
 static int check_recompute(struct mb_args *a, struct mb_err *err)
 {
-    if (a->recompute_granularity == NULL || strcmp(a->recompute_granularity, "full") != 0) {
+    int rc = take_recompute_activations(a, err);
+    if (rc != 0) {
+        return rc;
+    }
+    if (a->recompute_granularity == NULL) {
+        return a->recompute_method == NULL ||
+                       mb_buf_puts(&a->notes, "note: --recompute-method has no effect without "
+                                              "--recompute-granularity\n") == 0
+                   ? 0
+                   : mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
+    if (strcmp(a->recompute_granularity, "selective") == 0) {
         return a->recompute_method == NULL
                    ? 0
-                   : invalid(err, "recompute-method needs --recompute-granularity full");
+                   : invalid(err, "recompute method is not yet supported for selective recomputing "
+                                  "granularity");
     }
     if (a->recompute_method == NULL) {
         return invalid(err, "with --recompute-granularity full, recompute-method must be one of "

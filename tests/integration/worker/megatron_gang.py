@@ -82,7 +82,7 @@ def args_of(s, **more):
         "num_layers": s.layers, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 8,
         "kv_channels": c.kv_channels, "group_query_attention": s.llama, "num_query_groups": s.groups if s.llama else 1,
         "max_position_embeddings": SEQ, "seq_length": SEQ, "padded_vocab_size": VOCAB, "swiglu": s.llama,
-        "add_bias_linear": not s.llama, "add_qkv_bias": False, "bias_gelu_fusion": True, "squared_relu": False,
+        "add_bias_linear": not s.llama, "add_qkv_bias": not s.llama, "bias_gelu_fusion": True, "squared_relu": False,
         "normalization": c.normalization, "norm_epsilon": 1e-5, "apply_layernorm_1p": False,
         "position_embedding_type": "rope" if s.llama else "learned_absolute", "add_position_embedding": True,
         "rotary_base": 5000.0, "rotary_percent": 1.0, "rotary_interleaved": False,

@@ -145,6 +145,16 @@ class CheckpointArgs(unittest.TestCase):
         self.assertNotIn("Setting ckpt_format", log)
         self.assertIn("in safetensors format\n", log)
 
+    def test_a_model_that_the_command_line_has_too(self):
+        """Of GPT-2's form, with add_qkv_bias as Megatron-LM's validate_args() leaves it."""
+        shutil.rmtree(self.path / "theirs")
+        megatron_gang.run(Shape(), self.path, torch.zeros(BATCH, SEQ, dtype=torch.long))
+        words = [w for w in WORDS if w != "--use-checkpoint-args"]
+        log = gang.tool(WORKER, *words, *NULL, "--mock-data", "--load", self.path / "theirs", "--num-layers", 4, "--hidden-size", 64,
+                        "--ffn-hidden-size", 96, "--num-attention-heads", 8, "--seq-length", SEQ, "--max-position-embeddings", SEQ,
+                        "--make-vocab-size-divisible-by", VOCAB)
+        self.assertRegex(log, r"iteration +21/ +21 \|")
+
     def test_sizes_of_weighted_blends(self):
         """Those of the version that wrote the checkpoint, by what only its arguments have."""
         for i in range(2):

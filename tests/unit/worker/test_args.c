@@ -657,14 +657,16 @@ static void megatrons_checks(void **state)
          "with --recompute-granularity full, recompute-method must be one of \"block\" or "
          "\"uniform\"",
          1},
-        {BASE "--recompute-method uniform", "recompute-method needs --recompute-granularity full",
-         1},
+        {BASE "--recompute-granularity selective --recompute-method uniform",
+         "recompute method is not yet supported for selective recomputing granularity", 1},
+        {BASE "--recompute-activations --recompute-method uniform",
+         "recompute method is not yet supported for selective recomputing granularity", 1},
         {BASE "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
          "--recompute-method block needs --recompute-num-layers from 1 to 2", 1},
         {BASE "--decoupled-min-lr 1",
          "decoupled-min-lr needs --decoupled-lr and must not exceed it", 1},
         {BASE "--rampup-batch-size 2 2 10",
-         "expected no batch-size rampup with iteration-based training", 1},
+         "expected no batch-size rampup for iteration-based training", 1},
         {MODEL DATA "--micro-batch-size 2 --train-samples 90 --global-batch-size 8 "
                     "--rampup-batch-size 2 4 10",
          "expected global batch size interval (6) to be divisible by global batch size increment "

@@ -178,6 +178,73 @@ static void a_checkpoint_says_how_ranks_share_the_model(void **state)
     mb_args_close(&a);
 }
 
+/* What Megatron-LM's validate_args() derives, its dump and its checkpoints have. */
+static void what_derives_is_megatrons(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more, *dump, *notes;
+    } CASES[] = {
+        {"", "  add_qkv_bias .................................... True\n", ""},
+        {"--disable-bias-linear", "  add_qkv_bias .................................... False\n",
+         ""},
+        {"", "  recompute_granularity ........................... None\n", ""},
+        {"--recompute-activations",
+         "  recompute_granularity ........................... selective\n", ""},
+        {"--recompute-activations --recompute-granularity full --recompute-method uniform",
+         "  recompute_granularity ........................... full\n",
+         "note: --recompute-activations has no effect with --recompute-granularity full (in "
+         "Megatron-LM that one has none)\n"},
+        {"--recompute-method uniform", "  recompute_granularity ........................... None\n",
+         "note: --recompute-method has no effect without --recompute-granularity\n"},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        struct mb_args a;
+        struct mb_err err;
+        char line[512];
+        snprintf(line, sizeof line, "%s%s", BASE, CASES[i].more);
+        assert_int_equal(validate_line(line, 1, &a, &err), 0);
+        if (!is_in_dump(&a, CASES[i].dump)) {
+            fail_msg("not in the dump: %s", CASES[i].dump);
+        }
+        assert_string_equal(mb_buf_str(&a.notes), CASES[i].notes);
+        mb_args_close(&a);
+    }
+}
+
+/* With all biases it says nothing: Megatron-LM has it set then, and runs of ours of before had not.
+ */
+static void biases_of_queries_are_compared_where_they_are_apart(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more, *json;
+        int rc;
+    } CASES[] = {
+        {"", "{\"add_bias_linear\": true, \"add_qkv_bias\": true}", 0},
+        {"", "{\"add_bias_linear\": true, \"add_qkv_bias\": false}", 0},
+        {"--disable-bias-linear", "{\"add_bias_linear\": false, \"add_qkv_bias\": true}",
+         MB_EINVAL},
+        {"--disable-bias-linear", "{\"add_bias_linear\": false, \"add_qkv_bias\": false}", 0},
+        {"--disable-bias-linear --add-qkv-bias",
+         "{\"add_bias_linear\": true, \"add_qkv_bias\": true}", MB_EINVAL},
+    };
+    for (size_t i = 0; i < 2 * (sizeof CASES / sizeof CASES[0]); i++) {
+        struct mb_buf notes = {0};
+        struct mb_args a;
+        struct mb_err err;
+        char line[512];
+        snprintf(line, sizeof line, "%s%s", BASE, CASES[i / 2].more);
+        assert_int_equal(validate_line(line, 1, &a, &err), 0);
+        int rc = mb_args_compare(&a, CASES[i / 2].json, i % 2 != 0, &notes, &err);
+        if (rc != CASES[i / 2].rc) {
+            fail_msg("case %zu: %d", i / 2, rc);
+        }
+        mb_buf_close(&notes);
+        mb_args_close(&a);
+    }
+}
+
 static int take_data_args(struct mb_args *a, const char *text, struct mb_err *err)
 {
     return mb_args_take_data_args(a, text, strlen(text), err);
@@ -265,6 +332,8 @@ int main(void)
         cmocka_unit_test(another_format_is_warned_of),
         cmocka_unit_test(the_dump_has_pythons_values),
         cmocka_unit_test(a_checkpoint_says_how_ranks_share_the_model),
+        cmocka_unit_test(what_derives_is_megatrons),
+        cmocka_unit_test(biases_of_queries_are_compared_where_they_are_apart),
         cmocka_unit_test(data_path_comes_from_a_file),
         cmocka_unit_test(a_file_of_data_has_words_and_nothing_else),
         cmocka_unit_test(the_help_has_megatrons_groups),

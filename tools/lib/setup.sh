@@ -85,13 +85,14 @@ cached_venv() {
 }
 
 # An older megatron-core without what it needs, which is the torch environment's: a folder for PYTHONPATH.
-cached_old_megatron() { # that environment's Python, version
-    local dir=$MOBULA_CACHE/megatron-core-$2
+cached_megatron() { # that environment's Python, version, more arguments of pip
+    local python=$1 version=$2 dir=$MOBULA_CACHE/megatron-core-$2
+    shift 2
     (
         flock 9
         if [ -e "$dir/.done" ]; then exit; fi
-        say "installing megatron-core $2 into $dir" >&2
-        "$1" -m pip install -q --disable-pip-version-check --no-deps --upgrade --target "$dir" "megatron-core==$2" >&2
+        say "installing megatron-core $version into $dir" >&2
+        "$python" -m pip install -q --disable-pip-version-check --no-deps --upgrade --target "$dir" "$@" "megatron-core==$version" >&2
         : >"$dir/.done"
     ) 9>"$dir.lock"
 }

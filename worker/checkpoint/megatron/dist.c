@@ -340,6 +340,12 @@ int mb_dist_open_object(struct mb_dist *d, const struct mb_dist_tensor *t,
 
 /* ---- tensors ---- */
 
+const struct mb_dist_tensor *mb_dist_common(const struct mb_dist *d)
+{
+    const struct mb_dist_tensor *t = mb_dist_meta_find(&d->meta, MB_DIST_COMMON);
+    return t != NULL && t->is_object ? t : NULL;
+}
+
 const struct mb_dist_tensor *mb_dist_find(const struct mb_dist *d, const char *name)
 {
     const struct mb_dist_tensor *t = mb_dist_meta_find(&d->meta, name);
@@ -475,7 +481,8 @@ int mb_dist_take(struct mb_dist *d, const struct mb_megatron_layout *l, uint64_t
     }
     for (size_t i = 0; i < d->meta.n_tensors && rc == 0; i++) {
         const struct mb_dist_tensor *t = &d->meta.tensors[i];
-        if (d->places[i] == NULL && !t->is_of_optimizer && !mb_ends_with(t->name, "_extra_state")) {
+        if (d->places[i] == NULL && !t->is_of_optimizer && !t->is_object &&
+            !mb_ends_with(t->name, "_extra_state")) {
             rc = mb_err_set(err, MB_EUNSUPPORTED,
                             "%s: tensor %s is none of this model: it would be lost", d->dir,
                             t->name);

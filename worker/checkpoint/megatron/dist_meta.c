@@ -236,7 +236,8 @@ static int take_item(const char *name, struct mb_dist_meta *m, const struct mb_p
         return is_text ? no_memory(name, err) : corrupt(name, "a tensor has no name", err);
     }
     t->is_of_optimizer = is_of_optimizer(t->name);
-    if (is_object && !t->is_of_optimizer) { /* generators, scales of fp8 */
+    const int is_common = strcmp(t->name, MB_DIST_COMMON) == 0;
+    if (is_object && !t->is_of_optimizer && !is_common) { /* generators, scales of fp8 */
         mb_free(t->name);
         return 0;
     }

@@ -1,6 +1,7 @@
 /*
  * What the file .metadata of torch.distributed.checkpoint says: which tensors there are, and in
- * which bytes of which file each chunk of one is; and where the optimizer's objects are. Something
+ * which bytes of which file each chunk of one is; and where the optimizer's objects are, and that
+ * of the arguments, if it is there (megatron-core 0.19 has no file for that). Something
  * wrong with one of the optimizer's is no error before somebody wants it. Pure.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_DIST_META_H
@@ -17,6 +18,8 @@ enum {
     MB_DIST_ALL_CHUNKS_MAX = 1 << 21, /* of all: 208 MiB */
     MB_DIST_TENSORS_MAX = 1 << 20
 };
+
+#define MB_DIST_COMMON "common_state/shard_0_1" /* an object */
 
 struct mb_dist_chunk {
     uint64_t offset[MB_DIST_DIMS_MAX], size[MB_DIST_DIMS_MAX]; /* in the whole tensor */

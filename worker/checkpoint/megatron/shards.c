@@ -1,5 +1,6 @@
 /*
- * Of torch_dist: common.pt has the arguments, dist.h the tensors, whole. Of torch:
+ * Of torch_dist: common.pt, or an object in the chunks, has the arguments, dist.h the tensors,
+ * whole. Of torch:
  *
  *  1. The directory's mp_rank_* are listed; the first rank's file says by its arguments how many
  *     there have to be. No one is missing and no other is there.
@@ -26,8 +27,7 @@
 #include "base/str.h"
 #include "worker/checkpoint/megatron/shards_private.h"
 
-#define FILE_NAME   "model_optim_rng.pt"
-#define COMMON_NAME "common.pt"
+#define FILE_NAME "model_optim_rng.pt"
 
 enum { PIECE_BYTES = 1 << 18, PREFIX_MAX = 32 };
 
@@ -162,8 +162,8 @@ void mb_shards_close_file(struct mb_shards_file *f)
     *f = (struct mb_shards_file){0};
 }
 
-static int take_args(const struct mb_shards *s, const struct mb_shards_file *f, json_t **out,
-                     struct mb_err *err)
+int mb_shards_take_args(const struct mb_shards *s, const struct mb_shards_file *f, json_t **out,
+                        struct mb_err *err)
 {
     json_error_t je;
     *out = json_loads(mb_torch_args(f->torch), 0, &je);
@@ -195,7 +195,7 @@ static int check_alike(const struct mb_shards *s, const struct mb_shards_file *f
         "consumed_train_samples",
     };
     json_t *args = NULL;
-    int rc = take_args(s, f, &args, err);
+    int rc = mb_shards_take_args(s, f, &args, err);
     for (size_t i = 0; i < sizeof ALIKE / sizeof ALIKE[0] && rc == 0; i++) {
         json_t *here = json_object_get(args, ALIKE[i]), *first = json_object_get(s->args, ALIKE[i]);
         if (here != first && !json_equal(here, first)) {
@@ -219,7 +219,7 @@ static int open_first(struct mb_shards *s, struct mb_err *err)
     s->layout.pp = s->max_stage + 1;
     int rc = open_file(s, 0, 0, &first, err);
     if (rc == 0) {
-        rc = take_args(s, &first, &s->args, err);
+        rc = mb_shards_take_args(s, &first, &s->args, err);
     }
     if (rc == 0) {
         rc = mb_megatron_sizes(first.path, s->args, &s->layout, err);
@@ -508,42 +508,13 @@ static void take_run(struct mb_shards *s)
 
 /* ---- torch_dist ---- */
 
-/* Its arguments say how many ranks the run had; here there are whole tensors. */
-static int open_common(struct mb_shards *s, struct mb_err *err)
-{
-    s->files = mb_calloc(1, sizeof *s->files);
-    s->layout.tp = s->layout.pp = 1;
-    if (s->files == NULL) {
-        return no_memory(s, err);
-    }
-    struct mb_shards_file *f = &s->files[0];
-    f->path = mb_path_join(s->dir, COMMON_NAME);
-    int rc = f->path != NULL ? mb_torch_open(f->path, &f->torch, err) : no_memory(s, err);
-    if (rc == MB_ENOENT) {
-        rc = mb_err_set(err, MB_ECORRUPT, "%s is missing: the arguments are not elsewhere read",
-                        f->path);
-    }
-    if (rc == 0 && mb_torch_args(f->torch) == NULL) {
-        rc = mb_err_set(err, MB_ECORRUPT, "%s: it has no \"args\": no checkpoint of Megatron-LM",
-                        f->path);
-    }
-    f->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(f->torch) + 1, 1) : NULL;
-    if (rc == 0) {
-        rc = f->is_taken != NULL ? take_args(s, f, &s->args, err) : no_memory(s, err);
-    }
-    if (rc == 0) {
-        rc = mb_megatron_sizes(f->path, s->args, &s->layout, err);
-    }
-    take_run(s);
-    s->layout.tp = s->layout.pp = s->layout.n_chunks = 1;
-    return rc;
-}
-
 static int open_dist(struct mb_shards *s, struct mb_err *err)
 {
     int rc = mb_dist_open(s->dir, &s->dist, err);
     if (rc == 0) {
-        rc = open_common(s, err);
+        rc = mb_shards_open_common(s, err);
+        take_run(s);
+        s->layout.tp = s->layout.pp = s->layout.n_chunks = 1; /* here there are whole tensors */
     }
     if (rc == 0 && s->layout.padded_vocab == 0) {
         s->layout.padded_vocab = mb_dist_vocab(s->dist);

@@ -92,6 +92,14 @@ int mb_shards_take_buffers(struct mb_shards *s, const struct mb_shards_file *f, 
 int mb_shards_compare_masters(struct mb_shards *s, size_t i, enum mb_st_dtype dtype,
                               struct mb_err *err);
 
+/* ---- arguments ---- */
+
+/* Those of a file, to be released by the caller. */
+int mb_shards_take_args(const struct mb_shards *s, const struct mb_shards_file *f, json_t **out,
+                        struct mb_err *err);
+/* Of torch_dist: the only file that s has, its arguments and, of the run that saved it, sizes. */
+int mb_shards_open_common(struct mb_shards *s, struct mb_err *err);
+
 /* ---- its settings: f is for texts ---- */
 
 /* Everybody who says how many steps were made, in *have, says the same. name is for the text. */

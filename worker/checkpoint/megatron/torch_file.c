@@ -535,6 +535,14 @@ static int check_expansion(const struct mb_torch_file *f, struct mb_err *err)
                       f->name, f->bytes, there);
 }
 
+/* What a checkpoint says beside its tensors may be the one element of a list, as objects are that
+ * torch_dist has in its chunks. */
+static const struct mb_pickle_value *unwrap(const struct mb_pickle_value *root)
+{
+    const int is_one = root->kind == MB_PICKLE_LIST && root->n_items == 1;
+    return is_one && mb_pickle_get(root->items[0], "args") != NULL ? root->items[0] : root;
+}
+
 static int take_root(struct mb_torch_file *f, const struct mb_pickle_value *root,
                      struct mb_err *err)
 {
@@ -570,7 +578,7 @@ static int take_pickle(struct mb_torch_file *f, struct mb_err *err)
         rc = mb_pickle_parse(f->name, bytes, (size_t)e->n, MB_PICKLE_OF_TORCH_SAVE, &pickle, err);
     }
     if (rc == 0) {
-        rc = take_root(f, mb_pickle_root(pickle), err);
+        rc = take_root(f, unwrap(mb_pickle_root(pickle)), err);
     }
     mb_pickle_close(pickle);
     mb_free(bytes);

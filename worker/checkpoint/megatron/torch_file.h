@@ -45,8 +45,8 @@ void mb_torch_close(struct mb_torch_file *f); /* NULL is legal */
 const char *mb_torch_args(const struct mb_torch_file *f);
 /* What JSON can say of "optimizer" and "opt_param_scheduler", under these keys: dictionaries (a key
  * that is a number as its digits), lists, numbers and texts; tensors and whatever else is left out.
- * Of a file that is a list, all of it under "list". NULL: there is none of these, or it is beyond a
- * bound. Borrowed. */
+ * Of a file that is a list, all of it under "list"; but one of a single dictionary with "args" is
+ * as that. NULL: there is none of these, or it is beyond a bound. Borrowed. */
 const json_t *mb_torch_settings(const struct mb_torch_file *f);
 int64_t mb_torch_iteration(const struct mb_torch_file *f); /* "iteration"; 0: it says none */
 size_t mb_torch_n_tensors(const struct mb_torch_file *f);

@@ -181,9 +181,11 @@ int main(int argc, char **argv)
         tell(&t, &err, known || t.everybody_knows);
         status = t.args.is_usage ? MB_ARGS_EXIT_USAGE : mb_exit_status(rc);
     }
-    if (t.hangs) {
+    /* What hangs uses what would be freed, or freeing would wait for the device; the peers were
+     * told by settle(). */
+    if (t.hangs || mb_comm_device_is_stuck()) {
         mb_report_client_close(t.report, FLUSH_MS);
-        _exit(status); /* the peers were told by settle() */
+        _exit(status);
     }
     mb_trainer_close(&t);
     mb_report_client_close(t.report, FLUSH_MS);

@@ -85,6 +85,22 @@ static void test_a_call_that_hangs(void **state)
     sem_wait(&both[1]);
 }
 
+/* The same with a thread for the one call. */
+static void test_one_call(void **state)
+{
+    static sem_t both[2];
+    struct call c = {.n = 7};
+    (void)state;
+    assert_int_equal(mb_launcher_call(add, &c, LONG_MS), 1);
+    assert_int_equal(c.sum, 7);
+    assert_false(pthread_equal(c.thread, pthread_self()));
+    sem_init(&both[0], 0, 0);
+    sem_init(&both[1], 0, 0);
+    assert_int_equal(mb_launcher_call(hang, both, SHORT_MS), 0);
+    sem_post(&both[0]);
+    sem_wait(&both[1]);
+}
+
 static void test_never_used(void **state)
 {
     (void)state;
@@ -98,6 +114,7 @@ int main(void)
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_after_a_pause),
         cmocka_unit_test(test_a_call_that_hangs),
+        cmocka_unit_test(test_one_call),
         cmocka_unit_test(test_never_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,7 +53,8 @@ struct mb_comm_op {
 
 enum {
     MB_COLLECTIVE_ID_BYTES = 128,
-    MB_COLLECTIVE_IN_FLIGHT = 256 /* operations started and not yet counted as done by poll() */
+    MB_COLLECTIVE_END_MS = 30 * 1000, /* an abort takes a second or two */
+    MB_COLLECTIVE_IN_FLIGHT = 256     /* operations started and not yet counted as done by poll() */
 };
 
 struct mb_context;
@@ -79,8 +80,9 @@ struct mb_collectives {
      * the first n operations that were started, 0 < n. */
     int (*join)(struct mb_group *g, struct mb_stream *stream, uint64_t n, struct mb_err *err);
     /* Peers have agreed to end and every operation is done, or failed: then what still runs is
-     * aborted. NULL is legal. */
-    void (*destroy)(struct mb_group *g, int failed);
+     * aborted. 1: it has ended; NULL has. 0: the library has not come back in MB_COLLECTIVE_END_MS,
+     * and what it has on the device may run for ever: who waits for the device does, too. */
+    int (*destroy)(struct mb_group *g, int failed);
 };
 
 #endif

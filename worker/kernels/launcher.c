@@ -138,3 +138,14 @@ int mb_launcher_destroy(struct mb_launcher *l)
     free_all(l);
     return 1;
 }
+
+int mb_launcher_call(void (*run)(void *arg), void *arg, uint64_t ms)
+{
+    struct mb_launcher *l = NULL;
+    struct mb_err ignored;
+    if (mb_launcher_create(&l, &ignored) != 0)
+        return 0;
+    mb_launcher_post(l, run, arg);
+    (void)mb_launcher_wait(l, ms);
+    return mb_launcher_destroy(l);
+}

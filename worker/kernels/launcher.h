@@ -26,6 +26,10 @@ int mb_launcher_is_idle(const struct mb_launcher *l);
 /* As is_idle(), after at most so many milliseconds of waiting for it. */
 int mb_launcher_wait(const struct mb_launcher *l, uint64_t ms);
 
+/* One call on a thread of its own, awaited for so long. 1: it has returned. 0: it has not, and goes
+ * on with arg, or there was no thread for it. */
+int mb_launcher_call(void (*run)(void *arg), void *arg, uint64_t ms);
+
 /* 1: the thread has ended. 0: its call has not returned; it goes on, and the thread ends behind it,
  * if ever. The owner leaves arg, and what the call uses, to it. *l is gone in both cases. NULL is
  * legal. */

@@ -144,9 +144,14 @@ void mb_comm_join_until(struct mb_comm *c, struct mb_device *dev, uint64_t mark)
 int mb_comm_synchronize(struct mb_comm *c, struct mb_err *err);
 
 /* Asks all peers for a sign of life and waits for it: 1 and a rank, as the world numbers them,
- * whose process has given none; 0: all have, or have ended. A process that was stopped gives none;
- * one whose caller hangs does, by the carrier's thread. */
+ * whose process has given none; 0: all have, or have ended, or the communicator has failed, as when
+ * a peer gave up and said why. A process that was stopped gives none; one whose caller hangs does,
+ * by the carrier's thread. */
 int mb_comm_find_silent(struct mb_comm *c, uint64_t wait_ms, uint32_t *rank);
+
+/* 1: after a failure something runs on a device of this process that its library could not end.
+ * Whatever waits for the device may do so for ever: the process is to end by _exit(). */
+int mb_comm_device_is_stuck(void);
 
 /* Tell the peers that this rank ends and why; their operations fail with that text. */
 void mb_comm_abort(struct mb_comm *c, const char *reason);

@@ -14,10 +14,12 @@
  *  5. The host's carrier has lost a peer, or was told that one gave up: its text.
  *  6. The library says that the operation failed: its text.
  *  7. The operation takes longer than the timeout; then peers are asked whether they live.
+ *  8. The library does not end what runs: the process is told to end without it.
  *  The first failure is kept, told to the peers, ends what runs on the device, and is every later
  *  operation's.
  */
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -56,15 +58,27 @@ struct device_comm {
 
 /* ---- failing ---- */
 
-/* Ends what runs on the device. That may take as long as the library likes: who waits for it knows
- * why. */
+static atomic_int is_stuck;
+
+int mb_comm_device_is_stuck(void)
+{
+    return atomic_load(&is_stuck);
+}
+
+/* Ends what runs on the device: who waits for that knows why. */
 static void drop(struct device_comm *c, const char *reason)
 {
     if (c->group == NULL) {
         return;
     }
     mb_warn("comm", "ending what runs on the GPUs: %s", reason);
-    c->lib->destroy(c->group, 1);
+    if (!c->lib->destroy(c->group, 1)) {
+        mb_warn("comm",
+                "the GPUs' library has not ended it in %d s: this process ends without waiting for "
+                "its GPU",
+                MB_COLLECTIVE_END_MS / 1000);
+        atomic_store(&is_stuck, 1);
+    }
     c->group = NULL;
 }
 
@@ -101,7 +115,11 @@ static int time_is_up(struct device_comm *c)
     struct mb_err err;
     uint32_t rank = 0;
     mb_err_clear(&err);
-    if (mb_comm_find_silent(c->host, ANSWER_MS, &rank)) {
+    const int found = mb_comm_find_silent(c->host, ANSWER_MS, &rank);
+    if (c->host->v->peek(c->host, &err) != 0) {
+        return fail(c, &err); /* somebody has said why meanwhile */
+    }
+    if (found) {
         mb_err_set(&err, MB_ETIMEOUT, "timeout of %llu s: rank %u does not answer", after_s, rank);
     } else {
         mb_err_set(&err, MB_ETIMEOUT, "timeout of %llu s: a rank hangs or calls something else",
@@ -273,7 +291,7 @@ static void device_destroy(struct mb_comm *base)
     } else if (c->n_done != c->base.n_started) {
         drop(c, "nobody waits for it any more");
     } else {
-        c->lib->destroy(c->group, 0);
+        (void)c->lib->destroy(c->group, 0); /* it can be stuck only after a failure */
     }
     mb_comm_destroy(c->host);
     mb_free(c);

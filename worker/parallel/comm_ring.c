@@ -14,7 +14,8 @@
  *  4. A control socket ends without goodbye: MB_EUNAVAIL "all-reduce 12: rank 1 went away".
  *  5. A peer says abort: its reason, MB_EUNAVAIL.
  *  6. The operation lasts longer than the timeout: MB_ETIMEOUT naming the rank waited for.
- *  7. A caller who waits asks who is silent: every peer's thread answers, wherever it waits.
+ *  7. A caller who waits asks who is silent: every peer's thread answers, wherever it waits. Where
+ *     a failure is known nobody is named: a peer that has given up has said why.
  *  8. Headers differ: MB_EPROTO naming both sides' operations.
  */
 #include "worker/parallel/comm_tcp.h"
@@ -128,7 +129,8 @@ static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
 {
     struct mb_peer *p = &c->peers[rank];
     size_t at = 0;
-    while (at < p->n_inbox) {
+    int rc = 0;
+    while (at < p->n_inbox && rc == 0) {
         uint8_t kind = p->inbox[at];
         if (kind == 'D') {
             at++;
@@ -153,15 +155,16 @@ static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
             if (p->n_inbox - at < 3 + n) {
                 break;
             }
-            return mb_err_set(err, MB_EUNAVAIL, "rank %u gave up: %.*s", rank, (int)n,
-                              (const char *)p->inbox + at + 3);
+            rc = mb_err_set(err, MB_EUNAVAIL, "rank %u gave up: %.*s", rank, (int)n,
+                            (const char *)p->inbox + at + 3);
+            at += 3 + n; /* what it says behind that is heard, too */
         } else {
             return mb_err_set(err, MB_EPROTO, "rank %u speaks another protocol", rank);
         }
     }
     memmove(p->inbox, p->inbox + at, p->n_inbox - at);
     p->n_inbox -= at;
-    return 0;
+    return rc;
 }
 
 static int read_control(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)

@@ -184,10 +184,10 @@ static int tcp_find_silent(struct mb_comm *base, uint64_t wait_ms, uint32_t *ran
     pthread_mutex_lock(&c->lock);
     c->asks = 1;
     wake(c);
-    while ((c->asks || c->n_silent > 0) && !over) {
+    while (c->failure.code == 0 && (c->asks || c->n_silent > 0) && !over) {
         over = pthread_cond_timedwait(&c->moved, &c->lock, &until) == ETIMEDOUT;
     }
-    for (uint32_t r = 0; r < base->world_size && !found; r++) {
+    for (uint32_t r = 0; r < base->world_size && !found && c->failure.code == 0; r++) {
         found = c->peers[r].is_silent;
         *rank = r;
     }

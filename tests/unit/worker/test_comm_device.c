@@ -37,8 +37,10 @@ static struct {
     uint8_t id[MB_COLLECTIVE_ID_BYTES];
     uint32_t n_joined;
     struct shared_op ops[MAX_OPS];
+    int is_stuck; /* it ends nothing any more */
     int n_aborted, n_ended, busy_polls, n_joins;
     uint64_t joined_last; /* so many operations, by the last join() of either rank */
+    int n_stuck_lines;    /* when the ranks have ended */
     int n_wrong;          /* calls against the contract; checked when the ranks have ended */
     int log_fd;           /* of all ranks */
 } lib = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -225,27 +227,34 @@ static int fake_poll(struct mb_group *g, uint64_t *n_done, struct mb_err *err)
     return rc;
 }
 
+/* Lines of the log with these words. */
+static int n_lines(const char *words)
+{
+    char text[8192], *at = text;
+    ssize_t n = pread(lib.log_fd, text, sizeof text - 1, 0);
+    int found = 0;
+    text[n > 0 ? n : 0] = '\0';
+    for (; (at = strstr(at, words)) != NULL; found++) {
+        at += strlen(words);
+    }
+    return found;
+}
+
 /* Locked. How many ranks have logged that they end what runs, and why. */
 static int n_told(void)
 {
-    static const char END[] = "ending what runs on the GPUs: ";
-    char text[8192], *at = text;
-    ssize_t n = pread(lib.log_fd, text, sizeof text - 1, 0);
-    int n_lines = 0;
-    text[n > 0 ? n : 0] = '\0';
-    for (; (at = strstr(at, END)) != NULL; n_lines++) {
-        at += sizeof END;
-    }
-    return n_lines;
+    return n_lines("ending what runs on the GPUs: ");
 }
 
-static void fake_destroy(struct mb_group *g, int failed)
+static int fake_destroy(struct mb_group *g, int failed)
 {
     pthread_mutex_lock(&lib.lock);
     lib.n_aborted += g != NULL && failed;
     lib.n_wrong += n_told() < lib.n_aborted; /* an abort may take its time */
     lib.n_ended += g != NULL && !failed;
+    const int ends = !failed || !lib.is_stuck;
     pthread_mutex_unlock(&lib.lock);
+    return ends;
 }
 
 /* Operations take effect at once when all have come: there is nothing to wait for on a stream. */
@@ -270,6 +279,7 @@ static const struct mb_backend BACKEND = {.name = "fake", .collectives = &FAKE};
 struct scene {
     struct mb_context ranks[MAX_WORLD];
     uint64_t timeout_ms;
+    int is_stuck; /* the library */
     void (*body)(struct mb_comm *c, struct mb_device *dev, struct scene *s);
     int codes[MAX_WORLD]; /* of mb_comm_create_device, or what body left */
     char texts[MAX_WORLD][1024];
@@ -303,6 +313,7 @@ static void play(struct scene *s, uint32_t world)
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     memset(&lib, 0, sizeof lib);
     lib.lock = lock;
+    lib.is_stuck = s->is_stuck;
     lib.log_fd = memfd_create("log", MFD_CLOEXEC);
     assert_true(lib.log_fd >= 0);
     /* Ranks write at the same time, and the offset of a memfd has no lock. */
@@ -312,6 +323,7 @@ static void play(struct scene *s, uint32_t world)
         .n = world, .timeout_ms = PATIENCE_MS, .body = meet_and_run, .arg = s, .body_destroys = 1};
     assert_int_equal(comm_world_run(&w), 0);
     mb_log_init(2, MB_LOG_INFO);
+    lib.n_stuck_lines = n_lines("has not ended it in 30 s: this process ends");
     close(lib.log_fd);
     assert_int_equal(lib.n_wrong, 0);
 }
@@ -544,6 +556,19 @@ static void a_peers_words_end_what_waits_for_it(void **state)
     assert_int_equal(lib.n_aborted, 2);
 }
 
+/* The last test: a process that is stuck stays so. */
+static void a_library_that_ends_nothing(void **state)
+{
+    (void)state;
+    struct scene s = {.timeout_ms = PATIENCE_MS, .body = one_gives_up, .is_stuck = 1};
+    assert_false(mb_comm_device_is_stuck());
+    play(&s, 2);
+    assert_true(mb_comm_device_is_stuck());
+    assert_non_null(strstr(s.texts[0], "rank 1 gave up: no space left on device"));
+    assert_int_equal(lib.n_aborted, 2);
+    assert_int_equal(lib.n_stuck_lines, 2);
+}
+
 static void a_failure_of_the_library_is_told_to_all(void **state)
 {
     (void)state;
@@ -584,6 +609,7 @@ int main(void)
         cmocka_unit_test(a_peers_words_end_what_waits_for_it),
         cmocka_unit_test(a_failure_of_the_library_is_told_to_all),
         cmocka_unit_test(versions_must_be_the_same),
+        cmocka_unit_test(a_library_that_ends_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,9 +9,9 @@
  *  3. start: the group's stream waits for what is on the compute stream, then the thread enqueues
  *     the operation and an event that marks its end. poll() asks whether the thread is done with
  *     that, and the events in order; join() lets the compute stream wait for one of them.
- *  4. destroy: finalize, which waits for peers that have agreed to end; after a failure abort,
- *     which ends kernels that wait for a peer. A thread that does not come back then keeps what it
- *     uses until the process ends, as it soon does.
+ *  4. destroy: finalize, which waits for peers that have agreed to end; after a failure abort, on a
+ *     thread of its own, which ends kernels that wait for a peer. A thread that does not come back
+ *     then keeps what it uses until the process ends, as it soon does.
  *  NCCL's own variables (NCCL_SOCKET_IFNAME, NCCL_DEBUG, ...) are read by it as ever.
  */
 #include <dlfcn.h>
@@ -219,29 +219,39 @@ static int ends_well(struct mb_group *g)
     return mb_launcher_wait(g->launcher, FINALIZE_MS) && g->failure.code == 0;
 }
 
+static void abort_comm(void *arg)
+{
+    struct mb_group *g = arg;
+    cudaSetDevice(g->ctx->index);
+    nccl.CommAbort(g->comm);
+}
+
 /* A call that waits for a peer returns by the abort. One in which all meet has nothing on the
- * device that would have to be ended, and no communicator that could be. */
-static void end_comm(struct mb_group *g, int failed)
+ * device that would have to be ended, and no communicator that could be. 0: the abort does not
+ * return. */
+static int end_comm(struct mb_group *g, int failed)
 {
     if (!failed && ends_well(g)) {
         nccl.CommDestroy(g->comm);
-        return;
+        return 1;
     }
     (void)mb_launcher_wait(g->launcher, COME_BACK_MS);
-    if (g->comm != NULL)
-        nccl.CommAbort(g->comm);
+    if (g->comm != NULL && !mb_launcher_call(abort_comm, g, MB_COLLECTIVE_END_MS))
+        return 0;
     (void)mb_launcher_wait(g->launcher, COME_BACK_MS);
+    return 1;
 }
 
-static void nccl_destroy(struct mb_group *g, int failed)
+static int nccl_destroy(struct mb_group *g, int failed)
 {
     if (g == NULL)
-        return;
+        return 1;
     cudaSetDevice(g->ctx->index);
     if (g->launcher != NULL) {
-        end_comm(g, failed);
+        if (!end_comm(g, failed))
+            return 0; /* its thread has *g */
         if (!mb_launcher_destroy(g->launcher))
-            return; /* its call has *g */
+            return 1; /* its call has *g, but nothing on the device */
     }
     for (size_t i = 0; i < MB_COLLECTIVE_IN_FLIGHT; i++)
         if (g->done[i] != NULL)
@@ -252,6 +262,7 @@ static void nccl_destroy(struct mb_group *g, int failed)
         cudaStreamDestroy(g->stream);
     mb_free(g->ops);
     mb_free(g);
+    return 1;
 }
 
 /* Its stream goes before the compute stream's: what it waits for is done, and others wait for it.
@@ -288,7 +299,7 @@ static int nccl_create(struct mb_context *ctx, const uint8_t id[MB_COLLECTIVE_ID
     cudaError_t e = create_stream(g);
     rc = e != cudaSuccess ? refuse_cuda(e, err) : mb_launcher_create(&g->launcher, err);
     if (rc != 0) {
-        nccl_destroy(g, 1);
+        (void)nccl_destroy(g, 1);
         return rc;
     }
     mb_launcher_post(g->launcher, meet, g);

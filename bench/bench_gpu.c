@@ -1,12 +1,13 @@
 /*
  * bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] [--micro-batches N] [--steps N]
  *           [--layers N] [--hidden N] [--heads N] [--seq N] [--vocab N] [--style gpt2|llama]
- *           [--groups N] [--ffn N] [--fp8 hybrid|e4m3]
+ *           [--groups N] [--ffn N] [--fp8 hybrid|e4m3] [--graphs on|off] [--dropout P]
  *
  * Training steps of a GPT on one device, without data and communication: zero gradients, micro
  * batches forward and backward, gradient norm, clip, AdamW. Defaults: GPT-2 124M, 8 micro batches
  * of 64 x 1024 tokens, bf16. Prints milliseconds of each step, tokens/s, TFLOP/s by two counts, and
- * where the time goes: one more step in which every operation is waited for.
+ * where the time goes: one more step in which every operation is waited for; not with --graphs on,
+ * where a pass is one thing to enqueue.
  *
  * FLOP of a token: "honest" is 6 x the weights that products read (the output layer once, no
  * embedding) + 6 layers x hidden x seq of causal attention; Megatron's is what --log-throughput
@@ -33,6 +34,8 @@ struct options {
     enum mb_dtype dtype;
     enum mb_gpt_fp8 fp8;
     int llama; /* its style: RMSNorm, SwiGLU, rotary positions, no biases, an output of its own */
+    int graphs;
+    double dropout;
     size_t micro_batch, micro_batches, steps, layers, hidden, heads, groups, ffn, seq, vocab;
 };
 
@@ -179,7 +182,8 @@ static int setup(struct bench *b, struct mb_err *err)
     c.seq = c.max_positions = o->seq;
     c.vocab = o->vocab;
     c.padded_vocab = mb_gpt_padded_vocab(c.vocab, 128, 1);
-    c.hidden_dropout = c.attention_dropout = 0;
+    c.hidden_dropout = c.attention_dropout = (float)o->dropout;
+    c.graphs = o->graphs;
     c.dtype = o->dtype;
     c.fp8 = o->fp8;
     rc = mb_gpt_create(&b->dev, &c, o->micro_batch, &b->model, err);
@@ -207,10 +211,14 @@ static int step(struct bench *b, int64_t iteration, double *loss, struct mb_err 
     const double scale = b->o.dtype == MB_DTYPE_F16 ? LOSS_SCALE : 1;
     struct mb_gpt_step s = {.grad_scale = scale / (double)(b->n_tokens * b->o.micro_batches),
                             .iteration = iteration};
+    uint64_t sample = 0;
     mb_gpt_zero_grads(b->model);
     int rc = 0;
-    for (size_t k = 0; k < b->o.micro_batches && rc == 0; k++)
+    for (size_t k = 0; k < b->o.micro_batches && rc == 0; k++) {
+        s.first_sample = sample;
+        sample += b->o.micro_batch;
         rc = mb_gpt_forward_backward(b->model, &b->batch, &s, err);
+    }
     if (rc == 0)
         rc = mb_gpt_take_loss(b->model, &sum, &n, err);
     if (rc == 0)
@@ -246,17 +254,19 @@ static void report(const struct bench *b, double *ms, double loss)
     const double flop = honest_flop(mb_gpt_config(b->model));
     double tokens = (double)(b->n_tokens * o->micro_batches);
     printf("%s\n", b->dev.ops->describe(b->dev.ctx));
-    printf("%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s%s, %zu x %zu samples a "
-           "step\n",
-           o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
-           o->vocab, DTYPES[o->dtype], FP8[o->fp8], o->micro_batches, o->micro_batch);
+    printf(
+        "%s, %zu layers, hidden %zu, %zu heads, seq %zu, vocab %zu, %s%s, dropout %g, graphs %s, "
+        "%zu x %zu samples a step\n",
+        o->llama ? "Llama's style" : "GPT-2's style", o->layers, o->hidden, o->heads, o->seq,
+        o->vocab, DTYPES[o->dtype], FP8[o->fp8], o->dropout, o->graphs ? "on" : "off",
+        o->micro_batches, o->micro_batch);
     printf("ms of each step:");
     for (size_t i = 0; i < o->steps; i++)
-        printf(" %.1f", ms[i]);
+        printf(" %.2f", ms[i]);
     qsort(ms, o->steps, sizeof(*ms), compare);
     double s = ms[o->steps / 2] / 1e3;
     double megatron = mb_gpt_flops_per_sample(mb_gpt_config(b->model)) / (double)o->seq;
-    printf("\nmedian %.1f ms, %.0f tokens/s, %.1f TFLOP/s honest (%.0f MFLOP a token), %.1f "
+    printf("\nmedian %.2f ms, %.0f tokens/s, %.1f TFLOP/s honest (%.0f MFLOP a token), %.1f "
            "TFLOP/s by Megatron's count; loss %.4f\n",
            s * 1e3, tokens / s, flop * tokens / s * 1e-12, flop * 1e-6,
            megatron * tokens / s * 1e-12, loss);
@@ -290,6 +300,8 @@ static int run(struct bench *b, struct mb_err *err)
     if (rc != 0)
         return rc;
     report(b, ms, loss);
+    if (b->o.graphs)
+        return 0;
     const struct mb_backend *ops = b->dev.ops;
     struct mb_backend table = timed_table(ops);
     b->dev.ops = &table;
@@ -308,6 +320,35 @@ static int parse_dtype(const char *text, enum mb_dtype *out)
             *out = (enum mb_dtype)i;
             return 1;
         }
+    return 0;
+}
+
+static int is_one_of(const char *text, const char *first, const char *second)
+{
+    return strcmp(text, first) == 0 || strcmp(text, second) == 0;
+}
+
+/* 1: an argument whose value is a word, and a right one. */
+static int parse_word(const char *name, const char *value, struct options *o)
+{
+    if (strcmp(name, "--dtype") == 0)
+        return parse_dtype(value, &o->dtype);
+    if (strcmp(name, "--fp8") == 0 && is_one_of(value, "hybrid", "e4m3")) {
+        o->fp8 = value[0] == 'h' ? MB_GPT_FP8_HYBRID : MB_GPT_FP8_E4M3;
+        return 1;
+    }
+    if (strcmp(name, "--style") == 0 && is_one_of(value, "gpt2", "llama")) {
+        o->llama = value[0] == 'l';
+        return 1;
+    }
+    if (strcmp(name, "--graphs") == 0 && is_one_of(value, "on", "off")) {
+        o->graphs = strcmp(value, "on") == 0;
+        return 1;
+    }
+    if (strcmp(name, "--dropout") == 0) {
+        o->dropout = strtod(value, NULL);
+        return o->dropout >= 0 && o->dropout < 1;
+    }
     return 0;
 }
 
@@ -332,19 +373,8 @@ static int parse(int argc, char **argv, struct options *o)
     o->backend = argv[1];
     for (int i = 2; i < argc; i += 2) {
         size_t k = 0, n_numbers = sizeof(numbers) / sizeof(numbers[0]);
-        if (strcmp(argv[i], "--dtype") == 0 && parse_dtype(argv[i + 1], &o->dtype)) {
+        if (parse_word(argv[i], argv[i + 1], o))
             continue;
-        }
-        if (strcmp(argv[i], "--fp8") == 0 &&
-            (strcmp(argv[i + 1], "hybrid") == 0 || strcmp(argv[i + 1], "e4m3") == 0)) {
-            o->fp8 = argv[i + 1][0] == 'h' ? MB_GPT_FP8_HYBRID : MB_GPT_FP8_E4M3;
-            continue;
-        }
-        if (strcmp(argv[i], "--style") == 0 &&
-            (strcmp(argv[i + 1], "gpt2") == 0 || strcmp(argv[i + 1], "llama") == 0)) {
-            o->llama = argv[i + 1][0] == 'l';
-            continue;
-        }
         while (k < n_numbers && strcmp(argv[i], numbers[k].name) != 0)
             k++;
         if (k == n_numbers)
@@ -372,7 +402,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_gpu BACKEND [--dtype bf16|fp16|fp32] [--micro-batch N] "
                         "[--micro-batches N] [--steps N] [--layers N] [--hidden N] [--heads N] "
                         "[--seq N] [--vocab N] [--style gpt2|llama] [--groups N] [--ffn N] "
-                        "[--fp8 hybrid|e4m3]\n");
+                        "[--fp8 hybrid|e4m3] [--graphs on|off] [--dropout P]\n");
         return 64;
     }
     int rc = run(&b, &err);

@@ -58,6 +58,8 @@ struct mb_args {
     int64_t hysteresis;
     char *fp8;
     int64_t fp8_margin;
+    char *cuda_graph_impl;
+    int64_t enable_cuda_graph;
     int64_t profile, profile_step_start, profile_step_end;
     struct mb_args_list profile_ranks, iterations_to_skip;
     /* learning rate */
@@ -130,6 +132,8 @@ size_t mb_args_chunks(const struct mb_args *args);
 
 /* --bf16 where the device has it. */
 int mb_args_computes_in_bf16(const struct mb_args *args);
+/* Whether passes are to be captured as CUDA graphs. */
+int mb_args_wants_graphs(const struct mb_args *args);
 
 /* How the loss is scaled: constantly by 1 without --fp16. */
 struct mb_loss_scale_config mb_args_loss_scale(const struct mb_args *args);

@@ -63,6 +63,7 @@ void mb_args_model(const struct mb_args *a, uint64_t vocab_size, struct mb_gpt_c
     c->attention_dropout = (float)a->attention_dropout;
     c->seed = (uint64_t)a->seed;
     c->sequence_parallel = a->sequence_parallel != 0;
+    c->graphs = mb_args_wants_graphs(a);
     c->fp8 = fp8_of(a->fp8);
     c->fp8_margin = (int)a->fp8_margin;
     c->dtype = mb_args_computes_in_bf16(a) ? MB_DTYPE_BF16 : a->fp16 ? MB_DTYPE_F16 : MB_DTYPE_F32;

@@ -103,6 +103,37 @@ static int check_fp8(const struct mb_args *a, int on_gpu, struct mb_err *err)
     return 0;
 }
 
+int mb_args_wants_graphs(const struct mb_args *a)
+{
+    return strcmp(a->distributed_backend, "nccl") == 0 && !a->profile &&
+           strcmp(a->cuda_graph_impl, "local") == 0;
+}
+
+static int check_graphs(struct mb_args *a, int on_gpu, struct mb_err *err)
+{
+    const char *impl = a->cuda_graph_impl;
+    const int given = mb_arg_raw(a, "cuda-graph-impl")->given;
+    if (a->enable_cuda_graph && given) {
+        return mb_err_set(err, MB_EINVAL,
+                          "Do not use --enable-cuda-graph with --cuda-graph-impl, whose older name "
+                          "it is");
+    }
+    if (strcmp(impl, "none") != 0 && strcmp(impl, "local") != 0) {
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "--cuda-graph-impl %s is not provided: local captures whole passes",
+                          impl);
+    }
+    const int wanted = a->enable_cuda_graph || (given && strcmp(impl, "local") == 0);
+    if (wanted && !on_gpu) {
+        return say(a, "note: CUDA graphs are for GPUs; on the CPU they have no effect\n", err);
+    }
+    if (wanted && a->profile) {
+        return say(a, "note: with --profile there are no CUDA graphs, so that ranges name layers\n",
+                   err);
+    }
+    return 0;
+}
+
 static int check_profile(struct mb_args *a, int on_gpu, struct mb_err *err)
 {
     int64_t rank;
@@ -136,6 +167,9 @@ static int check_device(struct mb_args *a, struct mb_err *err)
     rc = check_fp8(a, on_gpu, err);
     if (rc == 0 && !on_gpu && a->bf16) { /* more digits than were asked for, and twice the memory */
         rc = say(a, "note: --bf16: the CPU computes in fp32\n", err);
+    }
+    if (rc == 0) {
+        rc = check_graphs(a, on_gpu, err);
     }
     return rc == 0 ? check_profile(a, on_gpu, err) : rc;
 }

@@ -31,6 +31,7 @@
 #include "worker/data/tokenizer/tokenizer.h"
 #include "worker/memory_plan.h"
 #include "worker/tensorboard.h"
+#include "worker/trainer_alike.h"
 
 enum { MINUTE_MS = 60 * 1000, START_TIMEOUT_MS = 24 * 60 * MINUTE_MS };
 
@@ -418,15 +419,43 @@ static int list_tensors(struct mb_trainer *t, struct mb_err *err)
     return 0;
 }
 
-/* Of all ranks the same. */
-static int strips_of_environment(size_t *out, struct mb_err *err)
+/* Of all ranks the same: each strip is a sum of theirs. Collective. */
+static int strips_of_environment(struct mb_trainer *t, size_t *out, struct mb_err *err)
 {
     static const char NAME[] = "MOBULA_TENSOR_STRIPS";
     const char *text = getenv(NAME);
     int64_t n = 0;
+    int is_alike = 0;
     int rc = text != NULL ? mb_parse_i64(text, 0, MB_GPT_STRIPS_MAX, NAME, &n, err) : 0;
     *out = (size_t)n;
-    return rc;
+    if (rc == 0) {
+        rc = mb_trainer_is_everybodys(t, (uint64_t)n, &is_alike, err);
+    }
+    if (rc != 0 || is_alike) {
+        return rc;
+    }
+    return mb_err_set(err, MB_EINVAL,
+                      "%s is not the same on all ranks: here it is %s; ranks that share a model "
+                      "would sum strips of different rows",
+                      NAME, text != NULL ? text : "not set");
+}
+
+/* What comes of --cuda-graph-impl local: it is no reason not to train. */
+static void say_graphs(const struct mb_trainer *t, const struct mb_gpt_config *c)
+{
+    const char *why = mb_gpt_graphs_refused(&t->dev, c);
+    if (!c->graphs) {
+        return;
+    }
+    if (why != NULL) {
+        mb_trainer_say(t, " > no CUDA graphs: %s\n", why);
+        return;
+    }
+    mb_trainer_say(t, " > CUDA graphs: a pass is captured when it comes the second time%s\n",
+                   t->args.overlap_grad_reduce && t->dp_size > 1
+                       ? ", but the backward pass of a step's last micro batch, in which "
+                         "--overlap-grad-reduce begins sums"
+                       : "");
 }
 
 static int build_model(struct mb_trainer *t, struct mb_err *err)
@@ -442,7 +471,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
         (uint64_t)(a->global_batch_size / (a->micro_batch_size * a->data_parallel_size));
     mb_trainer_say(t, "building GPT model ...\n");
     size_t n_parameters = 0;
-    int rc = strips_of_environment(&c.n_strips, err);
+    int rc = strips_of_environment(t, &c.n_strips, err);
     if (rc == 0) {
         rc = mb_pipeline_init(&t->pipeline, place, n_micro, err);
     }
@@ -454,6 +483,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
             t, " > number of parameters on (tensor, pipeline) model parallel rank (0, %u): %zu\n",
             t->pp_rank, n_parameters);
         mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
+        say_graphs(t, &c);
         rc = mb_trainer_plan(t, err);
     }
     if (rc == 0) {

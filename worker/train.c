@@ -81,11 +81,22 @@ static int take_loss(struct mb_trainer *t, struct shared *s, struct mb_err *err)
     return rc;
 }
 
+/* Once, on the rank where it is so: it trains on, more slowly. */
+static void tell_graph_failure(struct mb_trainer *t)
+{
+    const char *why = mb_gpt_graphs_failure(t->gpt);
+    if (why != NULL && !t->has_told_graphs) {
+        mb_warn("train", "no CUDA graphs any more, passes run as they are: %s", why);
+        t->has_told_graphs = 1;
+    }
+}
+
 static int forward_backward(struct mb_trainer *t, struct shared *s, struct mb_err *err)
 {
     const int64_t n_micro = t->batch / (t->args.micro_batch_size * t->args.data_parallel_size);
     mb_gpt_zero_grads(t->gpt);
     int rc = mb_trainer_pass_batch(t, MB_SPLIT_TRAIN, n_micro, 1, err);
+    tell_graph_failure(t);
     return rc == 0 ? take_loss(t, s, err) : rc;
 }
 

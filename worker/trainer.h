@@ -117,7 +117,7 @@ struct mb_trainer {
     uint64_t last_elapsed_us; /* of its step */
     uint64_t started_us;
     struct mb_log_window window;
-    int has_told_memory;
+    int has_told_memory, has_told_graphs;
     struct mb_tensorboard *tensorboard; /* NULL: this rank tells nothing */
     int hangs; /* a thread that may never end uses data and arguments: nothing is freed any more */
     int everybody_knows; /* the failure is found by all ranks alike: rank 0 prints it */

@@ -1,4 +1,4 @@
-/* Whether ranks have the same data; for trainer_data.c. */
+/* Whether ranks have the same data, or anything else that must be the same. */
 #ifndef MOBULA_WORKER_TRAINER_ALIKE_H
 #define MOBULA_WORKER_TRAINER_ALIKE_H
 

@@ -6,7 +6,8 @@
  *  2. With it: during the last micro batch's backward pass the model says which gradients are
  *     final; they gather into buckets, and a bucket is reduced while the pass goes on. With the
  *     distributed optimizer a rank's range is one stretch of the whole buffer, so that a bucket has
- *     one owner or two: each part is reduced to its owner.
+ *     one owner or two: each part is reduced to its owner. While products are being tuned each
+ *     bucket is waited for, as nothing may run beside them.
  *  3. An embedding that the pipeline's first and last stage have both is one parameter: its
  *     gradients, which are all-reduced in any case, are summed over the two stages behind that. So
  *     both stages have the same bits, and make the same weights of them.
@@ -68,7 +69,11 @@ static void gradients_final(void *arg, size_t begin, size_t end)
     struct mb_trainer *t = arg;
     size_t from, to;
     if (mb_buckets_add(&t->buckets, begin, end, &from, &to)) {
+        struct mb_err kept; /* by the communicator */
         reduce_range(t, from, to);
+        if (mb_gpt_is_tuning(t->gpt)) {
+            (void)mb_comm_synchronize(t->dp_comm, &kept);
+        }
     }
 }
 

@@ -146,6 +146,16 @@ class Train(unittest.TestCase):
         self.assertEqual(len(first), 36)
         self.assertEqual(first, second)
 
+    def test_graphs(self):
+        """Which a run has unless it is told not to, and which change no digit, evaluations between included."""
+        args = [*BF16, "--deterministic-mode", "--log-params-norm", "--eval-iters", "2", "--eval-interval", "4"]
+        outs = [self.train(*args, *more) for more in ([], ["--cuda-graph-impl", "none"])]
+        first, second = (re.findall(r"lm loss.*?: \S+|grad norm: \S+|params norm: \S+", out) for out in outs)
+        self.assertGreater(len(first), 36)
+        self.assertEqual(first, second)
+        self.assertIn(" > CUDA graphs: a pass is captured when it comes the second time\n", outs[0])
+        self.assertNotIn("CUDA graphs", outs[1])
+
     def test_profile(self):
         """The phases of the iterations that are asked for, and of no others, are ranges of a profiler."""
         record = os.path.join(self.dir, "ranges")

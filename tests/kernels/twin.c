@@ -63,7 +63,19 @@ int twin_is_cpu(const struct twin *t)
 
 int twin_is_slow(const struct twin *t, size_t n)
 {
+    const char *patience = getenv("MOBULA_TEST_PATIENCE");
+    if (patience != NULL && n > strtoull(patience, NULL, 10))
+        return 1;
     return twin_is_cpu(t) && n > 250000;
+}
+
+static int is_of_share(size_t number)
+{
+    unsigned long i = 0, n = 1;
+    const char *share = getenv("MOBULA_TEST_SHARE");
+    if (share != NULL && (sscanf(share, "%lu/%lu", &i, &n) != 2 || i >= n))
+        fail_msg("MOBULA_TEST_SHARE is %s: it must be i/n with i below n", share);
+    return number % n == i;
 }
 
 void twin_in_all(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases)
@@ -72,7 +84,8 @@ void twin_in_all(struct twin *t, void (*check)(struct twin *t, size_t k), size_t
     for (size_t k = 0; k < n_cases; k++)
         for (size_t i = 0; i < COUNT(DTYPES); i++) {
             t->dtype = DTYPES[i];
-            if (t->gpu.ops->dtypes >> t->dtype & 1 && (t->dtype != MB_DTYPE_F32 || !twin_is_cpu(t)))
+            if (t->gpu.ops->dtypes >> t->dtype & 1 &&
+                (t->dtype != MB_DTYPE_F32 || !twin_is_cpu(t)) && is_of_share(k * COUNT(DTYPES) + i))
                 check(t, k);
         }
 }

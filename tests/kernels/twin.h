@@ -39,9 +39,12 @@ struct pair {
 
 /* The other backend is the CPU's, too: what it has besides fp32 is compared. */
 int twin_is_cpu(const struct twin *t);
-/* It is, and n numbers are more than its patience is worth: GPUs have more kernels. */
+/* n numbers are more than patience is worth: where the other backend is the CPU's, since GPUs have
+ * more kernels, and under a tool that makes a GPU slow, which MOBULA_TEST_PATIENCE says in numbers.
+ * The check is left out. */
 int twin_is_slow(const struct twin *t, size_t n);
-/* Runs a check in all dtypes that the backend has. */
+/* Runs a check in all dtypes that the backend has. MOBULA_TEST_SHARE=i/n: every nth check from the
+ * ith on, for n processes side by side. */
 void twin_in_all(struct twin *t, void (*check)(struct twin *t, size_t k), size_t n_cases);
 /* The bound of the dtype that the check runs in; fp16's is an eighth of bf16's. */
 double twin_bound(const struct twin *t, double fp32, double bf16);

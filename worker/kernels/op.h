@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include "base/err.h"
 
-enum { MB_BACKEND_ABI = 14 }; /* raised with every change of this header */
+enum { MB_BACKEND_ABI = 15 }; /* raised with every change of this header */
 
 enum mb_dtype { MB_DTYPE_F32 = 0, MB_DTYPE_BF16 = 1, MB_DTYPE_F16 = 2 };
 
@@ -56,7 +56,16 @@ enum mb_feature {
 
 struct mb_context;     /* one open device, defined by the backend */
 struct mb_stream;      /* one ordered queue of operations, defined by the backend */
+struct mb_graph;       /* operations that were captured, defined by the backend */
 struct mb_collectives; /* collective.h */
+
+/* What is another number each time that captured operations run (graph_begin); device memory, read
+ * when they run. */
+struct mb_pass {
+    uint64_t first_sample; /* of the global batch's, sample 0 of this pass */
+    uint32_t iteration;
+    float grad_scale;
+};
 
 /* Dropout. Element e of site s in iteration i is kept or not as a pure function of (seed, i, s, e),
  * so that it does not depend on how samples are spread over ranks. probability 0 switches it off.
@@ -67,7 +76,23 @@ struct mb_dropout {
     uint32_t site;          /* which of the model's dropouts: layer and place */
     uint64_t first_element; /* global index of the tensor's first element */
     float probability;      /* of dropping, [0, 1) */
+    /* NULL, or the iteration is pass->iteration, and first_element that of the pass's first sample,
+     * whose elements come behind those of the samples before, so many each. */
+    const struct mb_pass *pass;
+    uint64_t sample_elements;
 };
+
+/* As it is now, pass NULL; where device memory is the host's. */
+static inline struct mb_dropout mb_dropout_now(const struct mb_dropout *d)
+{
+    struct mb_dropout now = *d;
+    if (d->pass != NULL) {
+        now.iteration = d->pass->iteration;
+        now.first_element += d->pass->first_sample * d->sample_elements;
+        now.pass = NULL;
+    }
+    return now;
+}
 
 /* out[t] = token_weight[token[t]] + position_weight[t % seq], or the first alone; zeros for a token
  * whose row is another rank's, so that the sum over ranks is what one rank would have made */
@@ -399,6 +424,7 @@ struct mb_cross_entropy {
     size_t n_tokens, hidden, vocab;
     size_t first, all_vocab;
     float grad_scale;
+    const struct mb_pass *pass; /* NULL, or grad_scale is pass->grad_scale */
     enum mb_dtype dtype;
 };
 
@@ -547,6 +573,17 @@ struct mb_backend {
                     size_t n);
     void (*from_bf16)(struct mb_context *, struct mb_stream *, float *out, const uint16_t *x,
                       size_t n);
+
+    /* --- operations that are enqueued again and again; NULL: this device has no such thing --- */
+    /* 0, or it is as if nobody had asked. What the calling thread enqueues on the stream up to
+     * graph_end() is kept instead of run, with its arguments; what those point to in device memory
+     * is read when it runs. Only operations and zero(), each of a kind and shape that has run
+     * before. */
+    int (*graph_begin)(struct mb_context *, struct mb_stream *, struct mb_err *err);
+    /* To be given to graph_destroy(). NULL: it failed, and nothing of it has run. */
+    struct mb_graph *(*graph_end)(struct mb_context *, struct mb_stream *, struct mb_err *err);
+    void (*graph_run)(struct mb_context *, struct mb_stream *, struct mb_graph *);
+    void (*graph_destroy)(struct mb_context *, struct mb_graph *); /* NULL is legal */
 
     /* --- for a profiler that runs this process; NULL: nothing on this device would see it --- */
     /* Nested ranges of the calling thread's time; name is read before the call returns. */

@@ -43,8 +43,8 @@
 #include "worker/parallel/comm.h"
 
 enum mb_gpt_norm { MB_GPT_LAYERNORM, MB_GPT_RMSNORM };
-/* e4m3 forward; gradients in e5m2 with hybrid, else in e4m3, too */
 enum { MB_GPT_STRIPS_MAX = 16 };
+/* e4m3 forward; gradients in e5m2 with hybrid, else in e4m3, too */
 enum mb_gpt_fp8 { MB_GPT_NO_FP8, MB_GPT_FP8_HYBRID, MB_GPT_FP8_E4M3 };
 enum mb_gpt_positions { MB_GPT_LEARNED, MB_GPT_ROPE, MB_GPT_NO_POSITIONS };
 
@@ -104,6 +104,10 @@ struct mb_gpt_config {
      * last stage's last chunk takes the backward pass of a micro batch right behind its forward
      * pass; elsewhere so many micro batches may be between theirs, over all chunks. 0: one. */
     size_t n_stages, own_stage, n_chunks, n_in_flight;
+    /* Passes are captured when they come the second time, and run again as CUDA graphs: the same
+     * bits, less work for the host. Not where mb_gpt_graphs_refused() says why, not the pass that
+     * says which gradients are final, and none after a failure (mb_gpt_graphs_failure). */
+    int graphs;
 };
 
 /* Megatron's defaults for everything but the sizes, which stay zero: GPT-2's style. */
@@ -130,6 +134,9 @@ static inline enum mb_comm_type mb_gpt_comm_type(enum mb_dtype dtype)
            : dtype == MB_DTYPE_BF16 ? MB_COMM_BF16
                                     : MB_COMM_F32;
 }
+
+/* Why the device cannot capture this model's passes; NULL: it can. */
+const char *mb_gpt_graphs_refused(const struct mb_device *dev, const struct mb_gpt_config *c);
 
 /* One line of the plan of device memory. */
 struct mb_gpt_plan_part {
@@ -164,6 +171,9 @@ int mb_gpt_create(struct mb_device *dev, const struct mb_gpt_config *c, size_t m
 void mb_gpt_destroy(struct mb_gpt *m);
 
 const struct mb_gpt_config *mb_gpt_config(const struct mb_gpt *m); /* with the defaults filled in */
+
+/* Why passes that were to be captured run as they are; NULL: nothing failed. Borrowed. */
+const char *mb_gpt_graphs_failure(const struct mb_gpt *m);
 
 /* The table of this rank's parameters, in the order of the flat buffers; borrowed. */
 const struct mb_param *mb_gpt_params(const struct mb_gpt *m, size_t *n_params);
@@ -247,6 +257,10 @@ int mb_gpt_stage_forward(struct mb_gpt *m, struct mb_gpt_place at, const struct 
  * Failures are mb_gpt_take_loss()'s. */
 void mb_gpt_stage_backward(struct mb_gpt *m, struct mb_gpt_place at,
                            const struct mb_gpt_step *step);
+
+/* From a pass's beginning to its end, as grads_final is called: it is the first of its kind, and
+ * its products are timed on the device. Who begins something else there waits for it. */
+int mb_gpt_is_tuning(const struct mb_gpt *m);
 
 /* All layers are here. Forward without dropout; logits, device memory [this rank's rows, rows of
  * the vocabulary that this rank has] of the model's dtype, are overwritten. Labels and mask of the

@@ -21,6 +21,12 @@ struct mb_dropout mb_gpt_dropout_at(const struct mb_gpt_pass *p, float probabili
 {
     if (p->step == NULL)
         return (struct mb_dropout){0};
+    if (p->m->captures)
+        return (struct mb_dropout){.seed = p->m->c.seed,
+                                   .site = site,
+                                   .probability = probability,
+                                   .pass = p->m->pass,
+                                   .sample_elements = elements_per_sample};
     return (struct mb_dropout){.seed = p->m->c.seed,
                                .iteration = (uint32_t)p->step->iteration,
                                .site = site,

@@ -83,6 +83,19 @@ void *mb_gpt_row(const struct mb_gpt *m, const void *x, size_t row)
     return (char *)(uintptr_t)x + row * m->c.hidden * mb_dtype_size(m->c.dtype);
 }
 
+/* Host memory's carrier computes nothing on the device. */
+int mb_gpt_is_tuning(const struct mb_gpt *m)
+{
+    return m->tunes && m->dev->ops->collectives != NULL;
+}
+
+void mb_gpt_wait_tuning(const struct mb_gpt *m, struct mb_comm *group)
+{
+    struct mb_err kept; /* by the group */
+    if (mb_gpt_is_tuning(m))
+        (void)mb_comm_synchronize(group, &kept);
+}
+
 void mb_gpt_sum_begin(struct mb_gpt *m, void *x, size_t s)
 {
     const struct mb_gpt_strip strip = mb_gpt_strip_at(m, s);
@@ -97,6 +110,7 @@ void mb_gpt_sum_begin(struct mb_gpt *m, void *x, size_t s)
         mb_comm_allreduce(group, m->dev, mb_gpt_row(m, x, strip.first), strip.n * m->c.hidden, type,
                           MB_COMM_SUM);
     m->summed[s] = mb_comm_mark(group);
+    mb_gpt_wait_tuning(m, group);
 }
 
 void mb_gpt_sum_end(struct mb_gpt *m, size_t s)
@@ -113,6 +127,7 @@ void mb_gpt_gather_begin(struct mb_gpt *m, void *x, size_t s)
     mb_comm_allgather(m->c.tensor_group, m->dev, mb_gpt_row(m, x, strip.first),
                       strip.n * m->c.hidden, mb_gpt_comm_type(m->c.dtype));
     m->gathered[s] = mb_comm_mark(m->c.tensor_group);
+    mb_gpt_wait_tuning(m, m->c.tensor_group);
 }
 
 void mb_gpt_gather_end(struct mb_gpt *m, size_t s)

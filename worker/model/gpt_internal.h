@@ -1,5 +1,6 @@
 /* The model's inside, shared by its source files: gpt_config.c gpt_params.c gpt_draw.c gpt_plan.c
- * gpt_parts.c gpt_linear.c gpt_fp8.c gpt_attention.c gpt_ring.c gpt_group.c gpt.c. */
+ * gpt_parts.c gpt_linear.c gpt_fp8.c gpt_attention.c gpt_ring.c gpt_group.c gpt_forward.c
+ * gpt_backward.c gpt_graph.c gpt.c. */
 #ifndef MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 #define MOBULA_WORKER_MODEL_GPT_INTERNAL_H
 
@@ -56,6 +57,22 @@ struct mb_gpt_slot {
                                     what a chunk's keep is the first chunk's memory */
     int32_t *tokens;             /* [tokens], of the first stage */
     void *embedded;              /* [rows, hidden], what the first layer gets */
+};
+
+enum mb_gpt_captured {
+    MB_GPT_FORWARD,
+    MB_GPT_EVALUATION,
+    MB_GPT_BACKWARD,
+    MB_GPT_ZERO_GRADS,
+    MB_GPT_WEIGHTS_CHANGED
+};
+
+/* Operations of one kind (gpt_graph.c). */
+struct mb_gpt_graph {
+    enum mb_gpt_captured what;
+    struct mb_gpt_place at;
+    int sets_grads;
+    struct mb_graph *graph; /* NULL: they have run once, as they are */
 };
 
 struct mb_gpt {
@@ -126,6 +143,15 @@ struct mb_gpt {
                                else NULL */
     int32_t *positions;     /* of the slot that is worked on, or NULL */
     double mask_sum;        /* since the last take_loss */
+
+    unsigned kinds_run; /* of passes: bits 1 << KIND */
+    int tunes;          /* the pass that is enqueued is the first of its kind */
+
+    int captures;         /* graphs are asked for and possible */
+    struct mb_pass *pass; /* with graphs: of the pass that is enqueued next; device */
+    struct mb_gpt_graph *graphs;
+    size_t n_graphs, graphs_max;
+    struct mb_err graph_failure; /* code 0: none; passes run as they are from there on */
 };
 
 /* Widths, in channels: of qkv, of the attention's output, of fc1's output. */
@@ -174,11 +200,12 @@ static inline size_t mb_gpt_chunk_end(const struct mb_gpt *m)
     return (m->chunk + 1) * m->chunk_layers;
 }
 
-/* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
-/* Sets what says which part of the model is here: from part to n_slots, but for micro_batch. */
-void mb_gpt_group_init(struct mb_gpt *m);
-/* Which of the whole model's layers this rank's layer l is. */
-size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l);
+/* The chunk that is worked on, among the whole model's. */
+static inline int mb_gpt_is_first_chunk(const struct mb_gpt *m)
+{
+    return m->is_first && m->chunk == 0;
+}
+
 /* A strip of the tokens, and this rank's rows of it. */
 struct mb_gpt_strip {
     size_t first, n; /* among all tokens */
@@ -186,6 +213,36 @@ struct mb_gpt_strip {
     size_t stream;   /* and in what has the rows of the residual stream only */
     size_t n_stream; /* so many they are */
 };
+
+/* Dropouts of a layer; site 0 is that of the embedding. */
+enum {
+    MB_GPT_SITE_ATTENTION = 1,
+    MB_GPT_SITE_PROJ = 2,
+    MB_GPT_SITE_MLP = 3,
+    MB_GPT_SITES_PER_LAYER = 3
+};
+
+/* gpt_forward.c. */
+uint32_t mb_gpt_site(const struct mb_gpt *m, size_t layer, uint32_t site);
+/* Of a strip's rows of the residual stream; x, residual and out begin with them. */
+void mb_gpt_dropout_add(const struct mb_gpt_pass *p, const void *x, const void *residual, void *out,
+                        uint32_t site, struct mb_gpt_strip strip);
+/* Of the chunk. */
+const struct mb_gpt_layer *mb_gpt_top_layer(const struct mb_gpt *m);
+/* All of layer l, whose input is there. */
+void mb_gpt_layer_forward_again(const struct mb_gpt_pass *p, size_t l);
+/* Up to the final norm; d_a serves as scratch for the branches' outputs. */
+void mb_gpt_pass_forward(const struct mb_gpt_pass *p);
+/* Output and loss; d_a becomes this rank's share of the gradient of final_out if d is set. */
+void mb_gpt_output_and_loss(struct mb_gpt *m, int d, double grad_scale);
+/* gpt_backward.c. */
+void mb_gpt_pass_backward(const struct mb_gpt_pass *p);
+
+/* gpt_group.c: what the ranks of a tensor group do together; nothing where there is one. */
+/* Sets what says which part of the model is here: from part to n_slots, but for micro_batch. */
+void mb_gpt_group_init(struct mb_gpt *m);
+/* Which of the whole model's layers this rank's layer l is. */
+size_t mb_gpt_layer_number(const struct mb_gpt *m, size_t l);
 struct mb_gpt_strip mb_gpt_strip_at(const struct mb_gpt *m, size_t s);
 /* Of x [tokens or rows, hidden]. */
 void *mb_gpt_row(const struct mb_gpt *m, const void *x, size_t row);
@@ -201,12 +258,25 @@ void mb_gpt_gather_end_all(struct mb_gpt *m);
 void mb_gpt_gather_loss_parts(struct mb_gpt *m);
 /* The gradient of a norm's weights was made of the own rows only. */
 void mb_gpt_sum_norm_gradient(struct mb_gpt *m, struct mb_gpt_norm_at norm);
+/* Behind what was just begun of a group: in the first pass of a kind the host waits for it.
+ * Products that come the first time are timed, and would be beside it. */
+void mb_gpt_wait_tuning(const struct mb_gpt *m, struct mb_comm *group);
 /* Before the host waits for the device alone: a rank that is gone is noticed. */
 int mb_gpt_group_wait(struct mb_gpt *m, struct mb_err *err);
 
 /* gpt.c: what mb_gpt_create() refuses before it takes anything. */
 int mb_gpt_check(const struct mb_device *dev, const struct mb_gpt_config *c, size_t micro_batch,
                  struct mb_err *err);
+
+/* gpt_graph.c: what is captured once and run again. */
+int mb_gpt_graphs_create(struct mb_gpt *m, struct mb_err *err);
+void mb_gpt_graphs_free(struct mb_gpt *m);
+/* Before a pass; nothing without graphs. */
+void mb_gpt_graph_pass(struct mb_gpt *m, const struct mb_gpt_step *step);
+typedef void mb_gpt_enqueue_fn(const struct mb_gpt_pass *p);
+/* enqueue(p), or what that captured before. */
+void mb_gpt_graph_run(const struct mb_gpt_pass *p, enum mb_gpt_captured what,
+                      struct mb_gpt_place at, mb_gpt_enqueue_fn *enqueue);
 
 /* gpt_config.c: the sizes of the groups, 1 without one. */
 size_t mb_gpt_tensor_parts(const struct mb_gpt_config *c);

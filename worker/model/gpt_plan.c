@@ -233,6 +233,8 @@ static void lay_out(struct cursor *c)
     lay_out_weights(c);
     m->grads = take_floats(c, "gradients", m->n_elements);
     m->loss_sum = take(c, "batch", 1, sizeof(double));
+    if (m->c.graphs)
+        m->pass = take(c, "batch", 1, sizeof(*m->pass));
     if (m->c.fp8 != MB_GPT_NO_FP8)
         lay_out_fp8(c);
     lay_out_tables(c);

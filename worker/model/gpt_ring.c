@@ -85,6 +85,7 @@ static void pass_on(const struct mb_gpt *m, void *out, void *in, enum mb_comm_ty
     both[!is_even] = (struct mb_comm_transfer){1, out, n_elements(m), next};
     both[is_even] = (struct mb_comm_transfer){0, in, n_elements(m), before};
     mb_comm_exchange(m->c.context_group, m->dev, both, 2, type);
+    mb_gpt_wait_tuning(m, m->c.context_group);
 }
 
 static void pass_keys_values_on(const struct mb_gpt *m, size_t turn)

@@ -1,4 +1,5 @@
-/* Between comm.c and the carriers: what a carrier implements. Nobody else includes this. */
+/* Between comm.c and the carriers: what a carrier implements. Nobody else includes this but tests
+ * that stand in for one. */
 #ifndef MOBULA_WORKER_PARALLEL_COMM_IMPL_H
 #define MOBULA_WORKER_PARALLEL_COMM_IMPL_H
 

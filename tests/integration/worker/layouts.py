@@ -100,8 +100,8 @@ class LayoutCase(unittest.TestCase):
             cls.references[extra] = cls.train(1, *extra)
         return cls.references[extra]
 
-    def gang(self, world, *extra):
-        gang = Gang(WORKER, world, *self.words(*extra))
+    def gang(self, world, *extra, **more):
+        gang = Gang(WORKER, world, *self.words(*extra), **more)
         self.addCleanup(gang.kill)
         return gang
 

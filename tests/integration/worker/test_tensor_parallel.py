@@ -51,6 +51,14 @@ class TensorParallelTest(LayoutCase):
             self.assertNotIn(0, gang.start().finish())
         self.assertIn("MOBULA_TENSOR_STRIPS", gang.ranks[0].of("failed")[0]["text"])
 
+    def test_different_numbers_of_strips_are_one_line(self):
+        """As where nodes have different environments: nobody trains."""
+        gang = self.gang(2, *split(tensor=2), env_of_rank=lambda rank: {"MOBULA_TENSOR_STRIPS": str(2 * rank + 2)})
+        self.assertNotIn(0, gang.start().finish())
+        told = [text["text"] for rank in gang.ranks for text in rank.of("failed")]
+        self.assertTrue(any("MOBULA_TENSOR_STRIPS is not the same on all ranks" in text for text in told), told)
+        self.assertNotIn("lm loss", gang.ranks[0].log())
+
     def test_any_layout_goes_on_from_any_other(self):
         self.check_chain("llama", LLAMA, [
             (1, []), (2, split(tensor=2)), (4, split(ZERO, tensor=2)), (2, split(SEQUENCE, tensor=2)), (1, []),

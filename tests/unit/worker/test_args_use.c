@@ -1,5 +1,5 @@
-/* What Megatron's rows ask for beyond the model: formats of numbers, statuses, the dump's values.
- */
+/* What Megatron's rows ask for beyond the model: formats of numbers, CUDA graphs, statuses, the
+ * dump's values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -324,9 +324,50 @@ static void the_help_has_megatrons_groups(void **state)
     mb_buf_close(&out);
 }
 
+static void graphs_are_for_gpus(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *given, *notes;
+        int wants;
+    } GOOD[] = {{"", "", 0},
+                {"--cuda-graph-impl none", "", 0},
+                {"--distributed-backend nccl --cuda-graph-impl none", "", 0},
+                {"--distributed-backend nccl", "", 1},
+                {"--distributed-backend nccl --profile", "", 0},
+                {"--distributed-backend nccl --profile --cuda-graph-impl local",
+                 "note: with --profile there are no CUDA graphs, so that ranges name layers\n", 0},
+                {"--distributed-backend nccl --cuda-graph-impl local", "", 1},
+                {"--distributed-backend nccl --enable-cuda-graph", "", 1},
+                {"--cuda-graph-impl local",
+                 "note: CUDA graphs are for GPUs; on the CPU they have no effect\n", 0},
+                {"--enable-cuda-graph",
+                 "note: CUDA graphs are for GPUs; on the CPU they have no effect\n", 0}};
+    static const char *const BAD[] = {"--cuda-graph-impl transformer_engine",
+                                      "--cuda-graph-impl full_iteration", "--external-cuda-graph",
+                                      "--enable-cuda-graph --cuda-graph-impl local"};
+    struct mb_args a;
+    struct mb_err err;
+    char line[1024];
+    for (size_t i = 0; i < sizeof GOOD / sizeof GOOD[0]; i++) {
+        snprintf(line, sizeof line, "%s %s", BASE, GOOD[i].given);
+        assert_int_equal(validate_line(line, 1, &a, &err), 0);
+        assert_string_equal(mb_buf_str(&a.notes), GOOD[i].notes);
+        assert_int_equal(mb_args_wants_graphs(&a), GOOD[i].wants);
+        mb_args_close(&a);
+    }
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        snprintf(line, sizeof line, "%s --distributed-backend nccl %s", BASE, BAD[i]);
+        assert_int_not_equal(validate_line(line, 1, &a, &err), 0);
+        assert_non_null(strstr(err.text, "cuda-graph"));
+        mb_args_close(&a);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(graphs_are_for_gpus),
         cmocka_unit_test(gradients_of_bf16_are_summed_in_fp32_or_bf16),
         cmocka_unit_test(argparse_has_a_status_of_its_own),
         cmocka_unit_test(another_format_is_warned_of),

@@ -182,7 +182,8 @@ static void finish_rows(const struct chunk *c)
     const struct mb_cross_entropy *a = c->a;
     for (size_t r = 0; r < c->rows; r++) {
         size_t t = c->first + r, label = (size_t)a->label[t] - a->first;
-        float scale = a->grad_scale * a->mask[t], k = row_factor(c, r, scale);
+        float by = a->pass != NULL ? a->pass->grad_scale : a->grad_scale;
+        float scale = by * a->mask[t], k = row_factor(c, r, scale);
         float *restrict d_x = (float *)a->d_x + t * a->hidden;
         c->coefficient[r] = k;
         if (label >= a->vocab) { /* another rank's */

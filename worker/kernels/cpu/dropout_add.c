@@ -10,15 +10,17 @@ enum { PIECE = 256 }; /* factors at a time; a multiple of 4 */
 
 void MB_CPU(dropout_factors)(const struct mb_dropout *d, uint64_t first, size_t n, float *factor)
 {
+    const struct mb_dropout now = mb_dropout_now(d);
     uint32_t limit = (uint32_t)((double)d->probability * 4294967296.0);
     float keep = 1.0f / (1.0f - d->probability);
+    first += now.first_element - d->first_element;
     uint64_t block = first / 4;
     size_t skip = first % 4;
     while (n > 0) {
         uint32_t word[PIECE];
         size_t n_blocks = (skip + n + 3) / 4 < PIECE / 4 ? (skip + n + 3) / 4 : PIECE / 4;
         for (size_t b = 0; b < n_blocks; b++) {
-            struct mb_philox r = mb_philox(d->seed, block + b, d->iteration, d->site);
+            struct mb_philox r = mb_philox(d->seed, block + b, now.iteration, d->site);
             memcpy(word + 4 * b, r.word, sizeof(r.word));
         }
         size_t n_now = 4 * n_blocks - skip < n ? 4 * n_blocks - skip : n;

@@ -20,8 +20,9 @@ size_t mb_cuda_attention_scratch(const struct mb_attention_shape *shape)
 
 template <class T, bool DROPS>
 __global__ void forward_kernel(const __grid_constant__ struct attention a, const T *qkv, T *out,
-                               float *log_sum, const __grid_constant__ struct dropout d)
+                               float *log_sum, const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float q[WARPS][MAX_HEAD_DIM];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
     const size_t i = blockIdx.x * (size_t)WARPS + warp;
@@ -76,8 +77,9 @@ __global__ void delta_vectors_kernel(const __grid_constant__ struct attention a,
 template <class T, bool DROPS>
 __global__ void queries_kernel(const __grid_constant__ struct attention a, const T *qkv,
                                const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
-                               const __grid_constant__ struct dropout d)
+                               const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float q[WARPS][MAX_HEAD_DIM], g[WARPS][MAX_HEAD_DIM];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
     const size_t i = blockIdx.x * (size_t)WARPS + warp;
@@ -107,8 +109,9 @@ __global__ void queries_kernel(const __grid_constant__ struct attention a, const
 template <class T, bool DROPS>
 __global__ void keys_kernel(const __grid_constant__ struct attention a, const T *qkv,
                             const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
-                            const __grid_constant__ struct dropout d)
+                            const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float k[WARPS][MAX_HEAD_DIM], v[WARPS][MAX_HEAD_DIM];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
     const size_t j = blockIdx.x * (size_t)WARPS + warp, per_group = a.n_heads / a.n_groups;

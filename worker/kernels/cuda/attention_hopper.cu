@@ -75,9 +75,10 @@ static __device__ __forceinline__ void await_tile(bool another_is_loading)
 template <class T, bool DROPS>
 __global__ void __launch_bounds__(FORWARD_GROUPS *GROUP, 2)
     hopper_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
-                          T *out, float *log_sum, const __grid_constant__ struct dropout d)
+                          T *out, float *log_sum, const __grid_constant__ struct dropout given)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
     auto &shared = *reinterpret_cast<forward_shared<T> *>(memory);
     constexpr int THREADS = FORWARD_GROUPS * GROUP, QUERIES = FORWARD_GROUPS * ROWS;
@@ -149,9 +150,10 @@ template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
     hopper_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
                        const T *d_out, const float *log_sum, const float *delta, T *d_kv,
-                       float *d_kv_sum, const __grid_constant__ struct dropout d)
+                       float *d_kv_sum, const __grid_constant__ struct dropout given)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
     auto &shared = *reinterpret_cast<keys_shared<T> *>(memory);
     const int warp = threadIdx.x / WARP, j0 = (int)blockIdx.x * ROWS, mine = j0 + warp * 16;
@@ -234,9 +236,10 @@ template <class T, bool DROPS>
 __global__ void __launch_bounds__(GROUP, 3)
     hopper_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
                           const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
-                          const __grid_constant__ struct dropout d)
+                          const __grid_constant__ struct dropout given)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(WGMMA_ALIGN) char memory[];
     auto &shared = *reinterpret_cast<queries_shared<T> *>(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -30,8 +30,9 @@ template <class T, int D, int M_TILES> struct forward_shared {
 template <class T, int D, int M_TILES, bool DROPS>
 __global__ void __launch_bounds__(THREADS)
     mma_forward_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
-                       T *out, float *log_sum, const __grid_constant__ struct dropout d)
+                       T *out, float *log_sum, const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(128) char memory[];
     auto &shared = *reinterpret_cast<forward_shared<T, D, M_TILES> *>(memory);
     constexpr int ROWS = WARPS * M_TILES * 16;
@@ -121,8 +122,9 @@ template <class T, int D, bool DROPS>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1)
     mma_keys_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
                     const T *d_out, const float *log_sum, const float *delta, T *d_kv,
-                    float *d_kv_sum, const __grid_constant__ struct dropout d)
+                    float *d_kv_sum, const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(128) char memory[];
     auto &shared = *reinterpret_cast<keys_shared<T, D> *>(memory);
     constexpr int QUERIES = QUERIES_OF<D>;
@@ -229,8 +231,9 @@ template <class T, int D, bool DROPS>
 __global__ void __launch_bounds__(THREADS, queries_cut<D>::BLOCKS)
     mma_queries_kernel(const __grid_constant__ struct attention a, const T *qkv, const T *kv,
                        const T *d_out, const float *log_sum, const float *delta, T *d_qkv,
-                       const __grid_constant__ struct dropout d)
+                       const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     extern __shared__ __align__(128) char memory[];
     auto &shared = *reinterpret_cast<queries_shared<T, D> *>(memory);
     constexpr int M = queries_cut<D>::M_TILES, N = queries_cut<D>::COLUMNS;

@@ -86,8 +86,9 @@ static __device__ __forceinline__ float part_factor(const struct part &p, const 
 template <class T, bool DROPS>
 __global__ void part_forward_kernel(const __grid_constant__ struct part p, const T *qkv,
                                     const T *kv, T *out, float *log_sum, bool joins,
-                                    const __grid_constant__ struct dropout d)
+                                    const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float q[WARPS][MAX_HEAD_DIM];
     const struct attention &a = p.whole;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
@@ -137,8 +138,9 @@ template <class T, bool DROPS>
 __global__ void part_queries_kernel(const __grid_constant__ struct part p, const T *qkv,
                                     const T *kv, const T *d_out, const float *log_sum,
                                     const float *delta, T *d_qkv, bool joins,
-                                    const __grid_constant__ struct dropout d)
+                                    const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float q[WARPS][MAX_HEAD_DIM], g[WARPS][MAX_HEAD_DIM];
     const struct attention &a = p.whole;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;
@@ -178,8 +180,9 @@ __global__ void part_queries_kernel(const __grid_constant__ struct part p, const
 template <class T, bool DROPS>
 __global__ void part_keys_kernel(const __grid_constant__ struct part p, const T *qkv, const T *kv,
                                  const T *d_out, const float *log_sum, const float *delta,
-                                 float *d_kv, const __grid_constant__ struct dropout d)
+                                 float *d_kv, const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     __shared__ float k[WARPS][MAX_HEAD_DIM], v[WARPS][MAX_HEAD_DIM];
     const struct attention &a = p.whole;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, hn = (int)a.head_dim;

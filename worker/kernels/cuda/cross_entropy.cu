@@ -118,8 +118,8 @@ static __device__ void join_parts(const struct spread &s, size_t t, float *log_s
 template <class T, bool GRADIENT, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     loss_kernel(T *logits, const int32_t *label, const float *mask, float *loss, size_t first,
-                size_t vocab, size_t n_vecs, size_t n_near, float grad_scale, struct spread spread,
-                unsigned long long *faults)
+                size_t vocab, size_t n_vecs, size_t n_near, float grad_scale,
+                const struct mb_pass *pass, struct spread spread, unsigned long long *faults)
 {
     constexpr int N = vec<T>::N;
     extern __shared__ char memory[];
@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (!GRADIENT)
         return;
     __syncthreads(); /* the label's logit was read by all */
-    const float scale = good ? grad_scale * mask[t] : 0;
+    const float by = pass != NULL ? pass->grad_scale : grad_scale;
+    const float scale = good ? by * mask[t] : 0;
     const float factor = spread.parts != NULL ? scale * expf(maximum - log_sum) : scale / sum;
     for (size_t k = threadIdx.x; k < n_vecs;
          k += THREADS) { /* near has what this thread put there */
@@ -208,7 +209,7 @@ static void losses(const struct mb_context *ctx, struct mb_stream *s,
         "shared memory of the loss");
     kernel<<<blocks, alone ? 1024 : 512, near_bytes, s->cuda>>>(
         logits, a->label, a->mask, a->scratch, first, a->vocab, n_vecs, n_near, a->grad_scale,
-        spread, &s->faults->label);
+        a->pass, spread, &s->faults->label);
     mb_cuda_launched(s, "cross entropy");
 }
 

@@ -49,7 +49,8 @@ struct mb_stream {
     struct mb_cuda_faults *faults; /* device memory */
     struct mb_cuda_faults *seen;   /* pinned host memory */
     size_t token_vocab, label_vocab;
-    struct mb_err err; /* first failure since the last synchronize() */
+    struct mb_err err;        /* first failure since the last synchronize() */
+    struct mb_err err_before; /* while operations are captured: that of what runs */
 };
 
 /* Keeps the stream's first failure; what names the operation. */
@@ -73,6 +74,12 @@ void mb_cuda_copy_in(struct mb_context *ctx, struct mb_stream *stream, void *dst
 void mb_cuda_copy_out(struct mb_context *ctx, struct mb_stream *stream, void *host, const void *src,
                       size_t size_bytes);
 void mb_cuda_zero(struct mb_context *ctx, struct mb_stream *stream, void *dst, size_t size_bytes);
+
+int mb_cuda_graph_begin(struct mb_context *ctx, struct mb_stream *stream, struct mb_err *err);
+struct mb_graph *mb_cuda_graph_end(struct mb_context *ctx, struct mb_stream *stream,
+                                   struct mb_err *err);
+void mb_cuda_graph_run(struct mb_context *ctx, struct mb_stream *stream, struct mb_graph *g);
+void mb_cuda_graph_destroy(struct mb_context *ctx, struct mb_graph *g);
 
 void mb_cuda_range_begin(struct mb_context *ctx, const char *name);
 void mb_cuda_range_end(struct mb_context *ctx);

@@ -53,8 +53,8 @@ struct plan {
     int is_backward;
     struct dnn_graph graph;
     dnn_descriptor plan; /* NULL: the shape is not cuDNN's */
-    size_t sum_bytes;    /* of d_q, at the workspace's beginning */
-    int64_t workspace_bytes;
+    void *memory; /* of d_q's sum, then the engine's; where it is does not change: graphs know it */
+    size_t sum_bytes;
 };
 
 struct mb_cuda_dnn {
@@ -62,8 +62,6 @@ struct mb_cuda_dnn {
     struct dnn_api api;
     struct plan *plans[MAX_PLANS];
     size_t n_plans;
-    void *workspace; /* of the largest plan */
-    size_t workspace_bytes;
 };
 
 /* ---- the library ---- */
@@ -132,9 +130,9 @@ void mb_cuda_dnn_close(struct mb_cuda_dnn *d)
         return;
     for (size_t i = 0; i < d->n_plans; i++) {
         dnn_graph_end(&d->plans[i]->graph);
+        cudaFree(d->plans[i]->memory);
         mb_free(d->plans[i]);
     }
-    cudaFree(d->workspace);
     if (d->handle != NULL)
         d->api.destroy(d->handle);
     if (d->library != NULL)
@@ -316,20 +314,13 @@ static void backward_graph(struct dnn_graph *g, const struct extent *e)
 
 /* ---- plans ---- */
 
-static int has_memory(struct mb_cuda_dnn *d, struct mb_stream *stream, size_t size_bytes)
+static int has_memory(struct plan *p, size_t size_bytes)
 {
-    if (size_bytes <= d->workspace_bytes)
-        return 1;
-    cudaStreamSynchronize(stream->cuda); /* what runs may use the old one */
-    cudaFree(d->workspace);
-    d->workspace = NULL;
-    d->workspace_bytes = 0;
-    if (cudaMalloc(&d->workspace, size_bytes) != cudaSuccess) {
+    if (size_bytes > 0 && cudaMalloc(&p->memory, size_bytes) != cudaSuccess) {
         cudaGetLastError();
-        d->workspace = NULL;
+        p->memory = NULL;
         return 0;
     }
-    d->workspace_bytes = size_bytes;
     return 1;
 }
 
@@ -352,7 +343,10 @@ static struct plan *new_plan(struct mb_cuda_dnn *d, const struct mb_attention_sh
     } else {
         forward_graph(&p->graph, &e);
     }
-    p->plan = dnn_plan(&p->graph, &p->workspace_bytes);
+    int64_t workspace_bytes = 0;
+    p->plan = dnn_plan(&p->graph, &workspace_bytes);
+    if (p->plan != NULL && !has_memory(p, p->sum_bytes + (size_t)workspace_bytes))
+        p->plan = NULL;
     d->plans[d->n_plans++] = p;
     return p;
 }
@@ -364,9 +358,8 @@ static int is_same(const struct mb_attention_shape *a, const struct mb_attention
 }
 
 /* With its memory; NULL: not for cuDNN. */
-static struct plan *plan_of(struct mb_cuda_dnn *d, struct mb_stream *stream,
-                            const struct mb_attention_shape *shape, enum mb_dtype dtype,
-                            int is_backward)
+static struct plan *plan_of(struct mb_cuda_dnn *d, const struct mb_attention_shape *shape,
+                            enum mb_dtype dtype, int is_backward)
 {
     struct plan *p = NULL;
     for (size_t i = 0; i < d->n_plans && p == NULL; i++)
@@ -375,13 +368,7 @@ static struct plan *plan_of(struct mb_cuda_dnn *d, struct mb_stream *stream,
             p = d->plans[i];
     if (p == NULL)
         p = new_plan(d, shape, dtype, is_backward);
-    if (p == NULL || p->plan == NULL)
-        return NULL;
-    if (!has_memory(d, stream, p->sum_bytes + (size_t)p->workspace_bytes)) {
-        p->plan = NULL;
-        return NULL;
-    }
-    return p;
+    return p != NULL && p->plan != NULL ? p : NULL;
 }
 
 static int fits(const struct mb_cuda_dnn *d, const struct mb_attention_shape *shape,
@@ -428,7 +415,7 @@ static void run(struct mb_cuda_dnn *d, struct mb_stream *stream, const struct pl
     int status = d->api.set_stream(d->handle, stream->cuda);
     if (status == 0)
         status = dnn_run(&p->graph, p->plan, pack->ids, pack->pointers, pack->n,
-                         (char *)d->workspace + p->sum_bytes);
+                         (char *)p->memory + p->sum_bytes);
     if (status != 0 && stream->err.code == 0)
         mb_err_set(&stream->err, MB_EIO,
                    "cuDNN refuses the attention of %zu samples, %zu heads, %zu tokens (status "
@@ -441,7 +428,7 @@ int mb_cuda_dnn_attention_forward(struct mb_cuda_dnn *d, struct mb_stream *strea
 {
     if (!fits(d, &a->shape, a->dtype, a->dropout.probability, a->qkv, a->out))
         return 0;
-    const struct plan *p = plan_of(d, stream, &a->shape, a->dtype, 0);
+    const struct plan *p = plan_of(d, &a->shape, a->dtype, 0);
     if (p == NULL)
         return 0;
     const struct extent e = extent_of(&a->shape);
@@ -461,7 +448,7 @@ int mb_cuda_dnn_attention_backward(struct mb_cuda_dnn *d, struct mb_stream *stre
     if (!fits(d, &a->shape, a->dtype, a->dropout.probability, a->qkv, a->out) ||
         !fits(d, &a->shape, a->dtype, a->dropout.probability, a->d_qkv, a->d_out))
         return 0;
-    const struct plan *p = plan_of(d, stream, &a->shape, a->dtype, 1);
+    const struct plan *p = plan_of(d, &a->shape, a->dtype, 1);
     if (p == NULL)
         return 0;
     const struct extent e = extent_of(&a->shape);
@@ -475,7 +462,7 @@ int mb_cuda_dnn_attention_backward(struct mb_cuda_dnn *d, struct mb_stream *stre
         add(&pack, ID_D_OUT, (const char *)a->d_out + out);
         add(&pack, ID_LOG_SUM, a->log_sum + rows);
         add(&pack, ID_DELTA, a->scratch + rows);
-        add(&pack, ID_D_Q_SUM, d->workspace);
+        add(&pack, ID_D_Q_SUM, p->memory);
         run(d, stream, p, &pack, &a->shape);
     }
     return 1;

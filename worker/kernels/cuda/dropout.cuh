@@ -11,7 +11,9 @@
 struct dropout {
     uint64_t seed, first_element;
     uint32_t iteration, site, limit;
-    float keep; /* factor of a kept element */
+    float keep;                 /* factor of a kept element */
+    const struct mb_pass *pass; /* as struct mb_dropout's */
+    uint64_t sample_elements;
 };
 
 static inline struct dropout dropout_of(const struct mb_dropout *d)
@@ -23,7 +25,20 @@ static inline struct dropout dropout_of(const struct mb_dropout *d)
     o.site = d->site;
     o.limit = (uint32_t)((double)d->probability * 4294967296.0);
     o.keep = 1.0f / (1.0f - d->probability);
+    o.pass = d->pass;
+    o.sample_elements = d->sample_elements;
     return o;
+}
+
+/* A kernel's argument as it is when the kernel runs. */
+static __device__ __forceinline__ struct dropout dropout_now(const struct dropout &given)
+{
+    struct dropout d = given;
+    if (given.pass != NULL) {
+        d.iteration = given.pass->iteration;
+        d.first_element += given.pass->first_sample * given.sample_elements;
+    }
+    return d;
 }
 
 static __device__ __forceinline__ void philox_round(uint32_t x[4], uint32_t k0, uint32_t k1)

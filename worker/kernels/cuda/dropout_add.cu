@@ -5,8 +5,9 @@ enum { THREADS = 256 };
 
 template <class T, bool DROPS>
 __global__ void dropout_add_kernel(const T *x, const T *residual, T *out, size_t n,
-                                   const __grid_constant__ struct dropout d)
+                                   const __grid_constant__ struct dropout given)
 {
+    const struct dropout d = dropout_now(given);
     const uint64_t skip = d.first_element % 4;
     const uint64_t block = blockIdx.x * (uint64_t)THREADS + threadIdx.x;
     uint32_t word[4];

@@ -168,6 +168,9 @@ class FaultProxy:
         self._free_at = 0.0  # the moment at which all bytes let through so far are paid for
         self._released = threading.Event()
         self._sockets = set()
+        self._n_cuts = 0
+        self._own_port = 0  # of a connection that cut() makes
+        self._own_is_accepted = threading.Event()
         self._stopping = False
         self._listener = socket.create_server((host, port), backlog=256)
         self.port = self._listener.getsockname()[1]
@@ -194,8 +197,18 @@ class FaultProxy:
         self._released = threading.Event()
 
     def cut(self):
+        """Also those that wait to be accepted: one of ours comes behind them. What they had sent is not read any more."""
+        if not self._stopping:
+            with socket.socket() as own:
+                own.bind(("127.0.0.1", 0))
+                self._own_is_accepted.clear()
+                self._own_port = own.getsockname()[1]
+                own.connect(("127.0.0.1", self.port))
+                self._own_is_accepted.wait()
+                self._own_port = 0
         with self._lock:
             sockets = list(self._sockets)
+            self._n_cuts += 1
         self._note_unread({port_of(s) for s in sockets} - {None})
         for s in sockets:  # their own threads close them
             reset_on_close(s)
@@ -234,20 +247,24 @@ class FaultProxy:
     def _accept(self):
         while not self._stopping:
             try:
-                client, _ = self._listener.accept()
+                client, address = self._listener.accept()
             except OSError:
                 return
+            if address[1] == self._own_port:
+                client.close()
+                self._own_is_accepted.set()
+                continue
             self.n_connections += 1
             if self.refuse:
                 reset_on_close(client)
                 client.close()
                 continue
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            with self._lock:
+                self._sockets.add(client)
+            threading.Thread(target=self._serve, args=(client, self._n_cuts), daemon=True).start()
 
-    def _serve(self, client):
+    def _serve(self, client, n_cuts):
         server = None
-        with self._lock:
-            self._sockets.add(client)
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls:
@@ -260,7 +277,7 @@ class FaultProxy:
                 self._sockets.add(server)
             one, other = Stream(client), Stream(server)
             one.port = client.getpeername()[1]
-            while self._exchange(one, other):
+            while self._exchange(one, other, n_cuts):
                 pass
         except Fault:
             reset_on_close(client)
@@ -345,10 +362,12 @@ class FaultProxy:
                 pass
         raise Fault("it was never answered")
 
-    def _exchange(self, client, server):
+    def _exchange(self, client, server, n_cuts):
         head = client.head()
         if head is None:
             return False
+        if n_cuts != self._n_cuts:
+            raise Fault("it was cut")
         if self.silent:
             self._swallow(client)
         first, headers = parse_head(head)

@@ -5,8 +5,10 @@ KIND-https: with TLS on both sides of the proxy, and the bucket in the host's na
 
 import os
 import pathlib
+import socket
 import sys
 import tempfile
+import threading
 import time
 
 import servers
@@ -193,6 +195,25 @@ def connections(w):
         assert tool.must("get", key="c")["data"] == "4"
 
 
+def cuts(w):
+    """Of the proxy itself: what came before a cut, also on a connection that nobody had accepted yet, is never begun after it."""
+    proxy = FaultProxy(w.server.port)  # it accepts nothing before it is entered
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        cut = threading.Thread(target=proxy.cut)
+        cut.start()
+        servers.wait_for("the cut has begun", lambda: proxy._own_port or not cut.is_alive())
+        with proxy:
+            cut.join()
+            before = len(proxy.requests)
+            try:
+                while client.recv(1000):
+                    pass
+            except ConnectionError:
+                pass
+            assert len(proxy.requests) == before, proxy.requests
+
+
 def regions(w):
     """The server names the bucket's region; the request is signed anew, for the same host."""
     for status in 301, 307, 400:
@@ -305,7 +326,7 @@ def dead_address(w):
 
 
 CASES = [storms, resets, parts_and_transfers, parts_of_another_size, lost_answers, errors_in_200, stalls,
-         losses, connections, regions, broken_bytes, checksums, no_conditions,
+         losses, connections, cuts, regions, broken_bytes, checksums, no_conditions,
          ignored_conditions, dead_address]
 
 

@@ -117,19 +117,28 @@ void mb_client_send_begin(struct mb_http_fetch *f, int local_port)
     mark(f);
 }
 
+/* Since the mark, ms ago. Fewer than there were: bytes that the kernel had counted as arrived. */
+static int has_moved(const struct mb_http_fetch *f, uint64_t ms)
+{
+    size_t n = arrived(f);
+    return n < f->mark_pos ||
+           (n > f->mark_pos && (n - f->mark_pos) * 1000 >= MB_CLIENT_MIN_BYTES_PER_S * ms);
+}
+
+/* The mark follows what moves at every look, so that a stall is as old as the mark. */
 static void look_for_stalls(uv_timer_t *timer)
 {
     struct mb_http_client *c = timer->data;
     int n = 0;
     for (struct mb_http_fetch *f = c->fetches; f; f = f->next) {
         n += f->is_sent_here;
-        uint64_t ms = f->mark_ms ? uv_now(c->loop) - f->mark_ms : 0;
-        if (!f->is_sent_here || f->failure || ms < f->stall_ms)
+        if (!f->is_sent_here || f->failure || !f->mark_ms)
             continue;
-        if ((arrived(f) - f->mark_pos) * 1000 < MB_CLIENT_MIN_BYTES_PER_S * ms)
-            mb_client_fail(f, MB_ETIMEOUT);
-        else
+        uint64_t ms = uv_now(c->loop) - f->mark_ms;
+        if (has_moved(f, ms))
             mark(f);
+        else if (ms >= f->stall_ms)
+            mb_client_fail(f, MB_ETIMEOUT);
     }
     if (n == 0)
         uv_timer_stop(timer);

@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/http/body.h"
 #include "base/http/client.h"
@@ -24,7 +25,16 @@
 enum { BODY_BYTES = 9 * 1024 * 1024 + 17, HOLE_AT = 1 << 20, HOLE_BYTES = 2 << 20, OFFSET = 5 };
 
 /* What the peer does with the n-th connection. */
-enum act { TAKE, REFUSE, REFUSE_AND_CLOSE, ANSWER_EARLY, BREAK, CLOSE_UNREAD, READ_NOTHING };
+enum act {
+    TAKE,
+    REFUSE,
+    REFUSE_AND_CLOSE,
+    ANSWER_EARLY,
+    BREAK,
+    CLOSE_UNREAD,
+    READ_NOTHING,
+    READ_SOME
+};
 
 struct peer {
     int listener, port;
@@ -116,6 +126,9 @@ static void serve(struct peer *p, int fd, enum act act)
         break;
     case CLOSE_UNREAD:
         break;
+    case READ_SOME:
+        read_body(p, fd, 3 << 20);
+        /* fallthrough */
     case READ_NOTHING: /* until the client has given up */
         assert_int_equal(read(p->release[0], p->head, 1), 1);
         break;
@@ -307,6 +320,22 @@ static void test_stall(void **state)
     world_close(&w);
 }
 
+/* However much went before: the time counts from when nothing moved any more, not from the end of
+ * the first period. */
+static void test_stall_after_a_good_beginning(void **state)
+{
+    static const enum act acts[] = {READ_SOME};
+    struct world w;
+    (void)state;
+    world_open(&w, acts, 1);
+    uint64_t began = mb_mono_ms();
+    put(&w, 4000);
+    assert_int_equal(w.error, MB_ETIMEOUT);
+    assert_in_range(mb_mono_ms() - began, 4000, 7000); /* two periods are 8000 */
+    assert_int_equal(write(w.peer.release[1], "x", 1), 1);
+    world_close(&w);
+}
+
 static void test_file_becomes_shorter(void **state)
 {
     static const enum act acts[] = {TAKE};
@@ -389,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_answers_before_the_end),
         cmocka_unit_test(test_connections_that_break),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_stall_after_a_good_beginning),
         cmocka_unit_test(test_file_becomes_shorter),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_which_end_failed),

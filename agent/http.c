@@ -181,7 +181,7 @@ static const struct {
      "Measured over acknowledged bytes, never overestimated; 0: not known.", rate_of},
     {"mobula_upload_parts_total", MB_METRIC_COUNTER,
      "Parts of checkpoint files that the store acknowledged.", parts_of},
-    {"mobula_upload_retries_total", MB_METRIC_COUNTER, "Transfers that were tried again.",
+    {"mobula_upload_retries_total", MB_METRIC_COUNTER, "Requests to the store that were sent again.",
      retries_of},
     {"mobula_saves_total", MB_METRIC_COUNTER, "Saves of the first rank on this node.", saves_of},
     {"mobula_save_stall_seconds_total", MB_METRIC_COUNTER,

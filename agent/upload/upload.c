@@ -61,7 +61,7 @@ static void fill_status(const struct mb_upload *u, const struct mb_plan_iteratio
 {
     mb_plan_status(it, mb_store_part_bytes(u->store), out);
     out->rate_bytes_per_s = u->rate_bytes_per_s;
-    out->retries = u->retries;
+    out->retries = u->retries + mb_store_retries(u->store);
     if (it->state == MB_PLAN_UPLOADING)
         out->eta_ms = mb_plan_eta_ms(u->plan, it, u->rate_bytes_per_s);
 }

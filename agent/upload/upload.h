@@ -41,7 +41,7 @@ struct mb_upload_status {
     uint64_t eta_ms;           /* until all its data is sent; UINT64_MAX: not known */
     int is_left;               /* it cannot be sent before the deadline, whatever waits for it */
     int never;        /* with an error: this node's part is not in the store and never will be */
-    uint64_t retries; /* of transfers of this attempt */
+    uint64_t retries; /* requests sent again, and files, since the uploader was opened */
 };
 
 struct mb_upload_opts {    /* copied */

@@ -79,7 +79,7 @@ struct mb_upload {
     uint64_t status_at_ms;
     uint64_t released_at_ms; /* 0: somebody waits */
     uint64_t sent_bytes;
-    uint64_t retries;         /* of transfers */
+    uint64_t retries;         /* of files; of requests the store counts */
     int64_t deadline_unix_ms; /* 0: none */
     uint64_t rate_bytes_per_s;
     int retain_wanted; /* the pointer moved: older checkpoints may go */

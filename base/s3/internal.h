@@ -81,6 +81,7 @@ struct mb_store_backend {
     void (*close)(struct mb_store *s, void (*done)(void *arg), void *arg);
     int (*has_conditions)(const struct mb_store *s);  /* NULL: it has them */
     uint64_t (*part_bytes)(const struct mb_store *s); /* NULL: 16 MiB */
+    uint64_t (*retries)(const struct mb_store *s);    /* NULL: never any */
 };
 
 struct mb_store {

@@ -35,6 +35,7 @@ struct s3 {
     unsigned parallel;     /* transfers at once; halved on SlowDown, one more with each success */
     struct s3_turns turns;
     void *spare_buffers; /* s3_download.c's */
+    uint64_t n_retries;  /* requests that were sent again */
     uint64_t told_ms;    /* when it was last said that requests fail for long; 0: never */
     unsigned n_calls;    /* whose timers are not closed yet */
     void (*closed_cb)(void *arg);

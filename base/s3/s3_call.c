@@ -57,6 +57,7 @@ struct s3_call {
     int sum_rc;
     int is_refused; /* nothing is sent */
     unsigned attempt;
+    int was_tried; /* the next attempt is a retry */
     uint64_t failing_since_ms; /* 0: not failing */
     uint64_t began_ms;         /* the last attempt */
     uint64_t silent_ms;        /* ... it heard nothing of the store for so long, when it failed */
@@ -298,6 +299,10 @@ static int attempt(struct s3_call *call, struct mb_err *err)
             .takes_http_proxy = 1,
             .is_fresh = call->is_fresh || creates_upload(&call->request)};
         rc = mb_http_fetch(s->http, &request, on_response, call, &call->fetch, err);
+    }
+    if (rc == 0) {
+        s->n_retries += call->was_tried ? 1 : 0;
+        call->was_tried = 1;
     }
     free_lines(&lines);
     mb_free(url);
@@ -606,6 +611,7 @@ static void on_response(void *arg, const struct mb_http_response *r)
     struct mb_s3_xml_error xml;
     call->fetch = NULL;
     call->silent_ms = silence_ms(call, r);
+    call->s3->n_retries += r->was_repeated ? 1 : 0;
     read_answer(call, r, &xml);
     call->is_fresh = r->error == MB_EUNAVAIL || r->error == MB_ETIMEOUT;
     if (call->is_fresh || r->was_repeated || r->status >= 500 || r->status == 408)

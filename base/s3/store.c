@@ -70,6 +70,11 @@ uint64_t mb_store_part_bytes(const struct mb_store *s)
     return s->backend->part_bytes ? s->backend->part_bytes(s) : (uint64_t)16 << 20;
 }
 
+uint64_t mb_store_retries(const struct mb_store *s)
+{
+    return s->backend->retries ? s->backend->retries(s) : 0;
+}
+
 static void on_timer_closed(uv_handle_t *h)
 {
     struct mb_store *s = h->data;

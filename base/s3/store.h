@@ -46,6 +46,10 @@ int mb_store_has_conditions(const struct mb_store *s);
  * too many. */
 uint64_t mb_store_part_bytes(const struct mb_store *s);
 
+/* How many requests were sent once more since it was opened: after a fault, a refusal that could be
+ * put right, or by the HTTP client on a new connection. Of file:// 0. */
+uint64_t mb_store_retries(const struct mb_store *s);
+
 /* Condition of a write. */
 enum mb_store_if {
     MB_STORE_ALWAYS,

@@ -393,6 +393,12 @@ static uint64_t s3_part_bytes(const struct mb_store *store)
     return s->part_bytes;
 }
 
+static uint64_t s3_retries(const struct mb_store *store)
+{
+    const struct s3 *s = store->impl;
+    return s->n_retries;
+}
+
 int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *err)
 {
     static const struct mb_store_backend backend = {.start = s3_start,
@@ -401,7 +407,8 @@ int mb_store_s3_open(struct mb_store *store, const char *rest, struct mb_err *er
                                                     .set_priority = s3_upload_set_priority,
                                                     .close = s3_close,
                                                     .has_conditions = s3_has_conditions,
-                                                    .part_bytes = s3_part_bytes};
+                                                    .part_bytes = s3_part_bytes,
+                                                    .retries = s3_retries};
     struct s3 *s = mb_calloc(1, sizeof *s);
     if (!s)
         return mb_err_set(err, MB_ENOMEM, "s3: out of memory");

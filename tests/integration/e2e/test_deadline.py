@@ -92,8 +92,9 @@ class DeadlineTest(unittest.TestCase):
     def test_a_job_is_durable_before_its_deadline(self):
         """Nothing was ever measured; the link takes seconds for a checkpoint."""
         self.proxy.rate = 150_000
-        # Once, of a file: no fault of the line, which would be repeated inside the transfer.
+        # A refusal ends the transfer of a file, which is begun again; faults are repeated inside of it.
         refused = self.proxy.rule("PUT", r"clock/iter_.*/model_", error(400, "MadeUp"), times=1)
+        failed = self.proxy.rule("PUT", r"clock/iter_.*/model_", error(500, "InternalError"), times=2)
         self.addCleanup(self.proxy.clear)
         sent_bytes = self.sent_bytes()
         seconds = 40
@@ -136,8 +137,8 @@ class DeadlineTest(unittest.TestCase):
         self.assertEqual(max(samples["mobula_saves_total"]), 2)
         self.assertGreater(max(samples["mobula_durable_iteration"]), 0)
         self.assert_what_was_counted("clock", sent_bytes, samples)
-        self.assertEqual(refused["used"], 1)
-        self.assertEqual(sorted(retries.values()), [0, 1])
+        self.assertEqual((refused["used"], failed["used"]), (1, 2))
+        self.assertEqual((len(retries), sum(retries.values())), (2, 3), retries)
 
     def test_a_program_that_saves_on_sigterm(self):
         self.proxy.rate = 400_000

@@ -170,6 +170,7 @@ static void test_retries(void **state)
     assert_int_equal(run_put(&w.r, "k", "x", MB_STORE_ALWAYS, NULL), 0);
     assert_string_equal(w.r.etag, "\"e\"");
     assert_string_equal(w.seen[0], "PUT /bucket/p/k sum");
+    assert_int_equal(mb_store_retries(w.r.store), 5); /* the first one is none */
     world_close(&w);
 }
 

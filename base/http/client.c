@@ -52,6 +52,7 @@ static size_t on_read(char *buf, size_t size, size_t n, void *arg)
         f->failure = (int)got;
         return CURL_READFUNC_ABORT;
     }
+    mb_client_tls_out_keep(f, f->body.pos < f->body.len);
     return (size_t)got;
 }
 
@@ -64,6 +65,7 @@ static int on_sending(void *arg, char *remote_ip, char *local_ip, int remote_por
     (void)remote_port;
     f->n_sent++;
     f->local_port = local_port;
+    mb_client_tls_out_keep(f, 0);
     if (f->is_sent_here)
         mb_client_send_begin(f, local_port);
     return CURL_PREREQFUNC_OK;

@@ -103,5 +103,11 @@ int mb_client_port_of(struct watch *w); /* the local one of a connection; 0 or l
 void mb_client_tls_start(struct mb_http_fetch *f, const struct mb_http_request *request);
 /* After libcurl has had a turn, before its finished transfers are taken. */
 void mb_client_tls_turns(struct mb_http_client *c);
+struct ssl_st *mb_client_ssl(const struct mb_http_fetch *f); /* of its connection; NULL: none */
+
+/* ---- client_tls_out.c ---- */
+void mb_client_tls_out_open(struct ssl_st *ssl); /* the handshake of a connection is through */
+/* From libcurl's callbacks: what is written from now on may be kept until more is; or not. */
+void mb_client_tls_out_keep(const struct mb_http_fetch *f, int keeps);
 
 #endif

@@ -29,6 +29,7 @@ static void on_handshake(const SSL *of, int where, int ret)
     (void)ret;
     if (!(where & SSL_CB_HANDSHAKE_DONE) || !plain || BIO_method_type(plain) == BIO_TYPE_BUFFER)
         return;
+    mb_client_tls_out_open(ssl);
     ahead = BIO_new(BIO_f_buffer());
     if (!ahead || BIO_set_read_buffer_size(ahead, AHEAD_BYTES) != 1 || BIO_up_ref(plain) != 1) {
         BIO_free(ahead);
@@ -69,15 +70,20 @@ static void take_turn(const struct mb_http_fetch *f)
     }
 }
 
+struct ssl_st *mb_client_ssl(const struct mb_http_fetch *f)
+{
+    struct curl_tlssessioninfo *tls = NULL;
+    if (curl_easy_getinfo(f->easy, CURLINFO_TLS_SSL_PTR, &tls) != CURLE_OK || !tls ||
+        tls->backend != CURLSSLBACKEND_OPENSSL)
+        return NULL;
+    return tls->internals;
+}
+
 /* Bytes that OpenSSL ever took of the buffer of f's connection; 0: there is none. */
 static uint64_t taken_bytes(const struct mb_http_fetch *f)
 {
-    struct curl_tlssessioninfo *tls = NULL;
-    BIO *b;
-    if (!f->is_read_ahead || curl_easy_getinfo(f->easy, CURLINFO_TLS_SSL_PTR, &tls) != CURLE_OK ||
-        !tls || tls->backend != CURLSSLBACKEND_OPENSSL || !tls->internals)
-        return 0;
-    b = SSL_get_rbio(tls->internals);
+    SSL *ssl = f->is_read_ahead ? mb_client_ssl(f) : NULL;
+    BIO *b = ssl ? SSL_get_rbio(ssl) : NULL;
     return b && BIO_method_type(b) == BIO_TYPE_BUFFER ? BIO_number_read(b) : 0;
 }
 

@@ -6,7 +6,8 @@
  *  2. The URL is asked every 5 s with a bound of 3 s. Google's servers want a header, which others
  *     do not mind; Amazon's want a token first, below /latest/, and answer 401 without.
  *  3. No answer, 5xx, nonsense: said in the log once until it gets better; nobody is ended by it.
- *  4. A time that changed is told again; what becomes of it is deadline.c's matter.
+ *  4. A time that changed is told again, the earlier where both say one; what becomes of it is
+ *     deadline.c's matter.
  */
 #include "agent/notice.h"
 
@@ -33,22 +34,26 @@ struct mb_notice {
     struct mb_http_fetch *fetch; /* in flight */
     uint64_t next_url_ms;
     char token[600]; /* of EC2's servers, as a header line; "" none */
-    int was_told, is_mute;
-    uint64_t told_ms;
+    struct mb_notice_times times;
+    int is_mute;
     int closing, parts_open;
     void (*close_cb)(void *arg);
     void *close_arg;
 };
 
-static void tell(struct mb_notice *n, uint64_t unix_ms, const char *from)
+static void take(struct mb_notice *n, enum mb_notice_source from, uint64_t unix_ms)
 {
-    if (n->was_told && n->told_ms == unix_ms)
+    uint64_t ms;
+
+    if (!mb_notice_take(&n->times, from, unix_ms))
         return;
-    n->was_told = 1;
-    n->told_ms = unix_ms;
+    ms = n->times.told_ms;
     mb_warn("notice", "this node will be taken away in_ms=%" PRId64 " said by %s",
-            unix_ms == 0 ? (int64_t)-1 : (int64_t)(unix_ms - mb_unix_ms()), from);
-    n->on_notice(n->arg, unix_ms);
+            ms == 0 ? (int64_t)-1 : (int64_t)(ms - mb_unix_ms()),
+            n->times.has_said[MB_NOTICE_FILE] && n->times.unix_ms[MB_NOTICE_FILE] == ms
+                ? n->opts.file
+                : n->opts.url);
+    n->on_notice(n->arg, ms);
 }
 
 /* ---- the file ---- */
@@ -59,7 +64,7 @@ static void look_at_file(struct mb_notice *n)
     struct mb_err err = {0};
     struct stat st;
     uint64_t unix_ms = 0, written_ms;
-    int rc;
+    int was_said = n->times.has_said[MB_NOTICE_FILE], rc;
 
     if (n->opts.file == NULL || stat(n->opts.file, &st) != 0)
         return;
@@ -67,10 +72,10 @@ static void look_at_file(struct mb_notice *n)
     rc = mb_fs_read(n->opts.file, TEXT_MAX, &text, &err);
     if (rc == MB_OK)
         rc = mb_notice_read(mb_buf_str(&text), text.len, written_ms, &unix_ms, &err);
-    if (rc < 0 && !n->was_told)
+    if (rc < 0 && !was_said)
         mb_warn("notice", "%s: %s; taken as a notice without a time", n->opts.file, err.text);
-    if (rc != 0)
-        tell(n, rc < 0 ? (n->was_told ? n->told_ms : 0) : unix_ms, n->opts.file);
+    if (rc == 1 || (rc < 0 && !was_said))
+        take(n, MB_NOTICE_FILE, rc < 0 ? 0 : unix_ms);
     mb_buf_close(&text);
 }
 
@@ -167,8 +172,9 @@ static void on_answer(void *arg, const struct mb_http_response *r)
     }
     n->is_mute = 0;
     /* "TRUE" has no time of its own: the first look counts, not each one anew. */
-    if (rc == 1 && !(n->was_told && unix_ms > n->told_ms && n->told_ms != 0))
-        tell(n, unix_ms, n->opts.url);
+    const uint64_t said_ms = n->times.unix_ms[MB_NOTICE_URL];
+    if (rc == 1 && (said_ms == 0 || unix_ms < said_ms))
+        take(n, MB_NOTICE_URL, unix_ms);
 }
 
 static void on_timer(uv_timer_t *t)

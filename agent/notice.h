@@ -4,8 +4,11 @@
  *
  *   file   it exists: the notice is there. Empty: at once. Else when the node goes: a moment
  *          (base/moment.h; a duration counts from when the file was written), or what a URL
- * answers. URL    asked every 5 s, without a proxy. 404: no notice. EC2's spot/instance-action and
+ *          answers.
+ *   URL    asked every 5 s, without a proxy. 404: no notice. EC2's spot/instance-action and
  *          termination-time, GCE's preempted and maintenance-event, or a moment.
+ *
+ * Where both say one, the earlier counts. What was said stays said.
  */
 #ifndef MOBULA_AGENT_NOTICE_H
 #define MOBULA_AGENT_NOTICE_H
@@ -21,6 +24,17 @@
  * MB_EPROTO: neither. written_ms: what a duration counts from. */
 int mb_notice_read(const char *text, size_t n, uint64_t written_ms, uint64_t *unix_ms,
                    struct mb_err *err);
+
+/* What both sources said last. */
+enum mb_notice_source { MB_NOTICE_FILE, MB_NOTICE_URL, MB_NOTICE_N_SOURCES };
+struct mb_notice_times { /* zeroed: nothing was said */
+    int has_said[MB_NOTICE_N_SOURCES];
+    uint64_t unix_ms[MB_NOTICE_N_SOURCES];
+    int was_told;
+    uint64_t told_ms; /* the earliest of them; 0, which is soon, is the earliest of all */
+};
+/* 1: told_ms is another one now, and is to be told. 0: nothing new. */
+int mb_notice_take(struct mb_notice_times *t, enum mb_notice_source from, uint64_t unix_ms);
 
 /* MOBULA_ACTIVE_DEADLINE_SECONDS: when a RayJob's activeDeadlineSeconds are over, as far as a pod
  * can know. The job's clock started before the pod did: MOBULA_START_ALLOWANCE_SECONDS (120) are

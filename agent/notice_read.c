@@ -38,6 +38,23 @@ static int is_word(const char *text, const char *word)
     return strcasecmp(text, word) == 0;
 }
 
+int mb_notice_take(struct mb_notice_times *t, enum mb_notice_source from, uint64_t unix_ms)
+{
+    uint64_t earliest = UINT64_MAX;
+    int is_new;
+
+    t->has_said[from] = 1;
+    t->unix_ms[from] = unix_ms;
+    for (int i = 0; i < MB_NOTICE_N_SOURCES; i++) {
+        if (t->has_said[i] && t->unix_ms[i] < earliest)
+            earliest = t->unix_ms[i];
+    }
+    is_new = !t->was_told || t->told_ms != earliest;
+    t->was_told = 1;
+    t->told_ms = earliest;
+    return is_new;
+}
+
 int mb_notice_read(const char *text, size_t n, uint64_t written_ms, uint64_t *unix_ms,
                    struct mb_err *err)
 {

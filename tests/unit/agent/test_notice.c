@@ -137,12 +137,32 @@ static void test_margin(void **state)
     margin = NULL;
 }
 
+/* Of two sources the earlier counts, whichever comes first and however often they say it. */
+static void test_two_sources(void **state)
+{
+    struct mb_notice_times t = {0};
+
+    (void)state;
+    assert_int_equal(mb_notice_take(&t, MB_NOTICE_URL, now + 900), 1);
+    assert_int_equal(mb_notice_take(&t, MB_NOTICE_FILE, now + 100), 1);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(mb_notice_take(&t, MB_NOTICE_URL, now + 900), 0);
+        assert_int_equal(mb_notice_take(&t, MB_NOTICE_FILE, now + 100), 0);
+        assert_int_equal(t.told_ms, now + 100);
+    }
+    assert_int_equal(mb_notice_take(&t, MB_NOTICE_FILE, now + 2000), 1); /* now the other one is */
+    assert_int_equal(t.told_ms, now + 900);
+    assert_int_equal(mb_notice_take(&t, MB_NOTICE_FILE, 0), 1); /* soon */
+    assert_int_equal(t.told_ms, 0);
+    assert_int_equal(mb_notice_take(&t, MB_NOTICE_URL, now + 50), 0);
+    assert_int_equal(t.told_ms, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_notices),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_active_deadline),
+        cmocka_unit_test(test_notices),     cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_two_sources), cmocka_unit_test(test_active_deadline),
         cmocka_unit_test(test_margin),
     };
 

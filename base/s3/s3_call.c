@@ -117,8 +117,17 @@ static void on_timer_closed(uv_handle_t *h)
     s3_call_ended(s);
 }
 
+/* When no call fails any more it was an outage that is over: the next one is told of anew. */
+static void fails_no_more(struct s3_call *call)
+{
+    if (call->failing_since_ms != 0 && --call->s3->n_failing == 0)
+        call->s3->told_ms = 0;
+    call->failing_since_ms = 0;
+}
+
 static void finish(struct s3_call *call)
 {
+    fails_no_more(call);
     uv_close((uv_handle_t *)&call->timer, on_timer_closed);
     call->done(call->arg, &call->answer);
 }
@@ -358,8 +367,10 @@ static int try_later(struct s3_call *call)
     uint64_t now = mb_mono_ms();
     uint64_t delay =
         mb_backoff_ms(call->attempt++, BACKOFF_BASE_MS, BACKOFF_CAP_MS, mb_random_u64());
-    if (call->failing_since_ms == 0)
+    if (call->failing_since_ms == 0) {
         call->failing_since_ms = now - call->silent_ms;
+        call->s3->n_failing++;
+    }
     call->silent_ms = 0;
     if (call->op->outage_ms != 0) { /* the last try is at its very end */
         uint64_t left_ms = outage_left_ms(call, now);

@@ -195,6 +195,20 @@ def connections(w):
         assert tool.must("get", key="c")["data"] == "4"
 
 
+def outages(w):
+    """Each one is told of, the second as soon as the first, and not after the minute that lies between two lines of one."""
+    told = []
+    with w.tool() as tool:
+        for n in 1, 2:
+            w.proxy.rule("PUT", "", error(503, "SlowDown"))
+            tool.send("put", key="o", text="x")
+            servers.wait_for("it is told", lambda n=n: tool.text().count(": failing for ") == n)
+            told.append(time.monotonic())
+            w.proxy.clear()
+            assert tool.answer()["code"] == "OK"
+    assert told[1] - told[0] < 50, told
+
+
 def cuts(w):
     """Of the proxy itself: what came before a cut, also on a connection that nobody had accepted yet, is never begun after it."""
     proxy = FaultProxy(w.server.port)  # it accepts nothing before it is entered
@@ -326,7 +340,7 @@ def dead_address(w):
 
 
 CASES = [storms, resets, parts_and_transfers, parts_of_another_size, lost_answers, errors_in_200, stalls,
-         losses, connections, cuts, regions, broken_bytes, checksums, no_conditions,
+         losses, connections, outages, cuts, regions, broken_bytes, checksums, no_conditions,
          ignored_conditions, dead_address]
 
 

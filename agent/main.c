@@ -43,17 +43,6 @@ static void keep_to_few_heaps(void)
     mallopt(M_ARENA_MAX, 2);
 }
 
-/* Of an object store, long before one is opened. */
-static void shut_out_others_of_keys(void)
-{
-    static const char *const names[] = {"BUCKET_STORAGE_SECRET_KEY", "AWS_SECRET_ACCESS_KEY",
-                                        "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (getenv(names[i]))
-            mb_secret_shut_process();
-    }
-}
-
 /* We hold the store's password, and an exec makes a process dumpable again: jobs are the same user
  * and run while an agent is restarted. What is not dumpable opens /proc/PID/fd to none of them. */
 static int shut_out_others(struct mb_err *err)
@@ -71,7 +60,7 @@ int main(int argc, char **argv)
     int rc = shut_out_others(&err);
 
     keep_to_few_heaps();
-    shut_out_others_of_keys();
+    mb_secret_shut_process_with_keys();
     if (rc == MB_OK)
         rc = mb_agent_options_parse(argc, argv, &opts, &err);
     if (rc == 1)

@@ -9,7 +9,6 @@
 #include <openssl/crypto.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 #include "base/alloc.h"
 
@@ -55,11 +54,4 @@ void mb_secret_wipe(void *p, size_t n)
 {
     if (p)
         OPENSSL_cleanse(p, n);
-}
-
-void mb_secret_shut_process(void)
-{
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    (void)prctl(PR_SET_DUMPABLE, 0);
-#endif
 }

@@ -20,5 +20,8 @@ void mb_secret_wipe(void *p, size_t n);
  * user. Called before the first secret is taken in; an exec undoes it. Processes under a sanitizer
  * stay as they are, since theirs looks at them like a debugger. */
 void mb_secret_shut_process(void);
+/* The same where the environment has keys of an object store, which a dump would show; at the very
+ * beginning of a program. */
+void mb_secret_shut_process_with_keys(void);
 
 #endif

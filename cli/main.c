@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/secret.h"
 #include "cli/options.h"
 
 static int run_verb(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
@@ -56,6 +57,7 @@ int main(int argc, char **argv)
     const struct mb_verb *verb;
     struct mb_err err;
 
+    mb_secret_shut_process_with_keys();
     signal(SIGPIPE, SIG_IGN); /* a peer that went away is an error code, not an end */
     signal(SIGXFSZ, SIG_IGN); /* and so is a file that may not grow */
     if (is_ray(argv[0])) {

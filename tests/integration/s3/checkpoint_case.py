@@ -2,8 +2,10 @@
 
 KIND-https: with TLS on both sides of the proxy, and the bucket in the host's name."""
 
+import contextlib
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
@@ -53,6 +55,20 @@ class Case(unittest.TestCase):
         out = process.communicate(timeout=200)[0]
         self.assertEqual(process.returncode, status, out)
         return out
+
+    def on_a_terminal(self, *args):
+        """All that is drawn there until it has ended well."""
+        master, slave = pty.openpty()
+        with contextlib.closing(os.fdopen(master, "rb", buffering=0)) as reader:
+            process = subprocess.Popen([MOBULA, "checkpoint", *map(str, args)], env=self.env(), stdin=slave, stdout=slave,
+                                       stderr=slave)
+            os.close(slave)
+            out = b""
+            with contextlib.suppress(OSError):  # EIO: the other side is closed
+                while data := reader.read(4096):
+                    out += data
+        self.assertEqual(process.wait(), 0, out)
+        return out.decode()
 
     def checkpoint(self, iteration, files=None, name="ckpt"):
         """A directory as Megatron leaves it; files: name -> bytes."""

@@ -3,17 +3,15 @@
 import contextlib
 import json
 import os
-import pty
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import time
 import unittest
 
 import servers
-from checkpoint_case import HOW, KIND, MIB, MOBULA, NAMES, Case
+from checkpoint_case import HOW, KIND, MIB, NAMES, Case
 from faults import drop_answer, error, hold, stall
 
 
@@ -596,18 +594,9 @@ class Shown(Case):
     def test_bar_on_a_terminal(self):
         top = self.checkpoint(2, {"big": os.urandom(80 * MIB)})
         self.proxy.rate = 30 * MIB
-        master, slave = pty.openpty()
-        with contextlib.closing(os.fdopen(master, "rb", buffering=0)) as reader:
-            process = subprocess.Popen([MOBULA, "checkpoint", "push", top, self.url], env=self.env(), stdin=slave,
-                                       stdout=slave, stderr=slave)
-            os.close(slave)
-            out = b""
-            with contextlib.suppress(OSError):  # EIO: the other side is closed
-                while data := reader.read(4096):
-                    out += data
-        self.assertEqual(process.wait(), 0)
-        self.assertRegex(out.decode(), r"\rpush iteration 2 sending \[=*> *\] +\d+% .* of 80.0 MiB")
-        self.assertIn("pushed: iteration 2", out.decode().splitlines()[-1])
+        out = self.on_a_terminal("push", top, self.url)
+        self.assertRegex(out, r"\rpush iteration 2 sending \[=*> *\] +\d+% .* of 80.0 MiB")
+        self.assertIn("pushed: iteration 2", out.splitlines()[-1])
 
 
 if __name__ == "__main__":

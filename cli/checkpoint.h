@@ -14,7 +14,9 @@ extern const struct mb_verb mb_verb_checkpoint_push, mb_verb_checkpoint_pull, mb
     mb_verb_checkpoint_verify, mb_verb_checkpoint_diff, mb_verb_checkpoint_rm,
     mb_verb_checkpoint_convert, mb_verb_checkpoint_inspect;
 
-enum { MB_CHECKPOINT_RETRY_FOR_MS = 600000 }; /* of --retry-for, where it is not given */
+/* --retry-for, where it is not given: of verbs that move data, and of those that somebody waits
+ * for. */
+enum { MB_CHECKPOINT_RETRY_FOR_MS = 600000, MB_CHECKPOINT_ASK_FOR_MS = 10000 };
 
 struct mb_checkpoint_loop {
     uv_loop_t loop;
@@ -36,8 +38,10 @@ void mb_checkpoint_loop_run(struct mb_checkpoint_loop *l,
                             void (*cancel)(void *arg), void *arg);
 void mb_checkpoint_loop_stop(struct mb_checkpoint_loop *l);
 
-/* What the store at url has; blocks. out is to be closed, also after a failure. */
-int mb_checkpoint_inventory(const char *url, struct mb_inventory *out, struct mb_err *err);
+/* What the store at url has; blocks, for retry_for_ms where it does not answer. out is to be
+ * closed, also after a failure. */
+int mb_checkpoint_inventory(const char *url, uint64_t retry_for_ms, struct mb_inventory *out,
+                            struct mb_err *err);
 
 /* For --json, before anything is done: MB_EINVAL if JSON cannot hold the name. */
 int mb_checkpoint_json_name(const char *name, struct mb_err *err);

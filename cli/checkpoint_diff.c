@@ -16,11 +16,14 @@ enum { TIMEOUT_MS = 60000 };
 struct diff_args {
     int json;
     int64_t iteration;
+    uint64_t retry_for_ms;
 };
 
 static const struct mb_option diff_options[] = {
     {"iteration", 0, "N", MB_OPTION_INT, offsetof(struct diff_args, iteration),
      "that one instead of the one the tracker file names", 0, INT64_MAX},
+    {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct diff_args, retry_for_ms),
+     "how long a store that does not answer is asked again; default 10s", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct diff_args, json),
      "print JSON lines, errors too", 0, 0},
     {0},
@@ -70,16 +73,17 @@ static void no_facts(void *arg, struct mb_transfer_facts *out)
     out->phase = "comparing";
 }
 
-static void get_manifest(struct run *r, const char *url)
+static void get_manifest(struct run *r, const char *url, uint64_t retry_for_ms)
 {
     char key[MB_CHECKPOINT_KEY_MAX];
 
     if (mb_checkpoint_loop_init(&r->l, 0, &r->err) != 0)
         return;
     r->l.view.is_terminal = 0;
-    if (mb_store_open(&r->l.loop, url, &r->store, &r->err) == 0 &&
-        mb_store_get(r->store, mb_manifest_key(r->source.iteration, key), MB_MANIFEST_MAX_BYTES,
-                     TIMEOUT_MS, on_manifest, r, &r->err) != 0)
+    if (mb_store_open(&r->l.loop, url, &r->store, &r->err) == 0)
+        mb_store_set_outage(r->store, retry_for_ms);
+    if (r->store && mb_store_get(r->store, mb_manifest_key(r->source.iteration, key),
+                                 MB_MANIFEST_MAX_BYTES, TIMEOUT_MS, on_manifest, r, &r->err) != 0)
         mb_store_close(r->store, NULL, NULL);
     mb_checkpoint_loop_run(&r->l, r->err.code == 0 ? no_facts : NULL, on_cancel, r);
 }
@@ -139,13 +143,15 @@ static void compare(struct run *r)
 
 static int diff_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct diff_args args = {.iteration = -1};
+    struct diff_args args = {.iteration = -1, .retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS};
     struct run r = {0};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
 
     if (rc == 1)
         return 0;
     r.json = args.json;
+    if (args.retry_for_ms == 0) /* as push has it */
+        args.retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS;
     if (!rc && n_words != 2)
         rc = mb_err_set(&r.err, MB_EINVAL, "what with what? mobula checkpoint diff DIR URL");
     if (!rc)
@@ -154,7 +160,7 @@ static int diff_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
         rc = mb_err_set(&r.err, MB_EINVAL, "%s has no " MB_LATEST_KEY ": which --iteration N?",
                         argv[1]);
     if (!rc)
-        get_manifest(&r, argv[2]);
+        get_manifest(&r, argv[2], args.retry_for_ms);
     if (!r.err.code)
         compare(&r);
     if (!r.err.code && !args.json && r.n_different == 0)
@@ -173,7 +179,7 @@ static int diff_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, ch
 const struct mb_verb mb_verb_checkpoint_diff = {
     .name = "diff",
     .summary = "compare an iteration on disk with the one in a store; exit 1 if they differ",
-    .synopsis = "[--iteration N] [--json] DIR URL",
+    .synopsis = "[--iteration N] [--retry-for TIME] [--json] DIR URL",
     .examples = "  mobula checkpoint diff /ckpt/run1 s3://bucket/run1\n",
     .options = diff_options,
     .run = diff_run,

@@ -11,9 +11,12 @@
 
 struct ls_args {
     int json;
+    uint64_t retry_for_ms;
 };
 
 static const struct mb_option ls_options[] = {
+    {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct ls_args, retry_for_ms),
+     "how long a store that does not answer is asked again; default 10s", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct ls_args, json), "print JSON, errors too", 0,
      0},
     {0},
@@ -119,7 +122,8 @@ static void no_facts(void *arg, struct mb_transfer_facts *out)
     out->phase = "listing";
 }
 
-int mb_checkpoint_inventory(const char *url, struct mb_inventory *out, struct mb_err *err)
+int mb_checkpoint_inventory(const char *url, uint64_t retry_for_ms, struct mb_inventory *out,
+                            struct mb_err *err)
 {
     struct run r = {0};
     int rc = mb_checkpoint_loop_init(&r.l, 0, &r.err);
@@ -128,6 +132,7 @@ int mb_checkpoint_inventory(const char *url, struct mb_inventory *out, struct mb
     if (rc == 0) {
         rc = mb_store_open(&r.l.loop, url, &r.store, &r.err);
         if (rc == 0) {
+            mb_store_set_outage(r.store, retry_for_ms);
             rc = mb_inventory_start(r.store, on_inventory, &r, &r.err);
             if (rc != 0)
                 mb_store_close(r.store, NULL, NULL);
@@ -141,7 +146,7 @@ int mb_checkpoint_inventory(const char *url, struct mb_inventory *out, struct mb
 
 static int ls_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct ls_args args = {0};
+    struct ls_args args = {.retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS};
     struct mb_inventory inv = {0};
     struct mb_err err = {0};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &err);
@@ -150,10 +155,12 @@ static int ls_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char
         return 0;
     if (!rc && n_words != 1)
         rc = mb_err_set(&err, MB_EINVAL, "which store? mobula checkpoint ls URL");
+    if (args.retry_for_ms == 0) /* as push has it */
+        args.retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS;
     if (!rc && args.json)
         rc = mb_checkpoint_json_name(argv[1], &err);
     if (!rc)
-        rc = mb_checkpoint_inventory(argv[1], &inv, &err);
+        rc = mb_checkpoint_inventory(argv[1], args.retry_for_ms, &inv, &err);
     if (!rc && args.json)
         rc = print_json(argv[1], &inv, &err);
     else if (!rc)
@@ -165,7 +172,7 @@ static int ls_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char
 const struct mb_verb mb_verb_checkpoint_ls = {
     .name = "ls",
     .summary = "which iterations a store has, and which of them are whole",
-    .synopsis = "[--json] URL",
+    .synopsis = "[--retry-for TIME] [--json] URL",
     .examples = "  mobula checkpoint ls s3://bucket/run1\n",
     .options = ls_options,
     .run = ls_run,

@@ -10,6 +10,7 @@
 struct rm_args {
     int json, force, dry_run;
     int64_t iteration, keep_last;
+    uint64_t retry_for_ms;
 };
 
 static const struct mb_option rm_options[] = {
@@ -22,6 +23,8 @@ static const struct mb_option rm_options[] = {
      0, 0},
     {"dry-run", 0, NULL, MB_OPTION_FLAG, offsetof(struct rm_args, dry_run),
      "only say what would go", 0, 0},
+    {"retry-for", 0, "TIME", MB_OPTION_DURATION, offsetof(struct rm_args, retry_for_ms),
+     "how long a store that does not answer is asked again; default 10s", 0, 0},
     {"json", 0, NULL, MB_OPTION_FLAG, offsetof(struct rm_args, json),
      "print JSON lines, errors too", 0, 0},
     {0},
@@ -125,14 +128,16 @@ static void remove_all(struct run *r, const char *url)
     if (mb_checkpoint_loop_init(&r->l, 0, &r->err) != 0)
         return;
     r->l.view.is_terminal = 0;
-    if (mb_store_open(&r->l.loop, url, &r->store, &r->err) == 0)
+    if (mb_store_open(&r->l.loop, url, &r->store, &r->err) == 0) {
+        mb_store_set_outage(r->store, r->args->retry_for_ms);
         remove_next(r);
+    }
     mb_checkpoint_loop_run(&r->l, r->store ? no_facts : NULL, cancel, r);
 }
 
 static int rm_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct rm_args args = {.iteration = -1};
+    struct rm_args args = {.iteration = -1, .retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS};
     struct mb_inventory inv = {0};
     struct run r = {.inv = &inv, .args = &args};
     int n_words = 0, rc = mb_options_parse(cli, verb, argc, argv, 0, &args, &n_words, &r.err);
@@ -146,8 +151,10 @@ static int rm_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char
         rc = mb_err_set(&r.err, MB_EINVAL, "which iterations? --iteration N or --keep-last K");
     if (!rc && args.force && args.keep_last > 0)
         rc = mb_err_set(&r.err, MB_EINVAL, "--force goes with --iteration only");
+    if (args.retry_for_ms == 0) /* as push has it */
+        args.retry_for_ms = MB_CHECKPOINT_ASK_FOR_MS;
     if (!rc)
-        rc = mb_checkpoint_inventory(argv[1], &inv, &r.err);
+        rc = mb_checkpoint_inventory(argv[1], args.retry_for_ms, &inv, &r.err);
     if (!rc)
         remove_all(&r, argv[1]);
     mb_free(r.going);
@@ -158,7 +165,8 @@ static int rm_run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char
 const struct mb_verb mb_verb_checkpoint_rm = {
     .name = "rm",
     .summary = "remove iterations from a store, never the one its pointer names",
-    .synopsis = "--iteration N [--force] | --keep-last K  [--dry-run] [--json] URL",
+    .synopsis =
+        "--iteration N [--force] | --keep-last K  [--dry-run] [--retry-for TIME] [--json] URL",
     .examples = "  mobula checkpoint rm --keep-last 3 s3://bucket/run1\n"
                 "  mobula checkpoint rm --iteration 20 s3://bucket/run1\n",
     .options = rm_options,

@@ -6,9 +6,12 @@ import json
 import mmap
 import os
 import pathlib
+import re
 import shutil
 import signal
+import socket
 import subprocess
+import time
 import unittest
 
 import servers
@@ -252,6 +255,20 @@ class Pull(Checkpoints):
         self.assertEqual(list(to.rglob("big*")), [])
         self.mobula("pull", self.url, to)
         self.expect(to, 20, src)
+
+    def test_a_store_that_refuses(self):
+        """Verbs that somebody waits for: over after 10 s, or what was said (+ 3 s for a machine that is busy)."""
+        top = self.checkpoint(5)
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))  # nobody listens
+            where = {"BUCKET_STORAGE_HOST": f"http://127.0.0.1:{s.getsockname()[1]}"}
+            for words, seconds in (((), 10), (("--retry-for", "2s"), 2)):
+                for verb, args in (("ls", [self.url]), ("rm", ["--iteration", 5, self.url]), ("diff", [top, self.url])):
+                    began = time.monotonic()
+                    self.mobula(verb, *words, *args, status=69, **where)
+                    took_s = time.monotonic() - began
+                    self.assertLess(took_s, seconds + 3, verb)
+                    self.assertGreater(took_s, seconds - 1, verb)
 
     def test_interrupted(self):
         src = self.pushed(20, **{"big": os.urandom(50 * MIB), "other": os.urandom(1 * MIB)})
@@ -508,6 +525,31 @@ class Rm(Checkpoints):
         self.proxy.rule("DELETE", "", drop_answer(), times=2)
         self.mobula("rm", "--iteration", 5, self.url)
         self.assertEqual(self.iterations(), ({10: "whole"}, 10))
+
+
+class Shown(Case):
+    def assert_bar(self, out, begin, end):
+        """It moves, only forward, over one line that is gone when the last one is written."""
+        bar = begin + r" \[=*>? *\] +(\d+)% [^\r]* of 80\.0 MiB, \d/1 files, [\d.]+ "
+        seen = [int(percent) for percent in re.findall(r"\r" + bar, out)]
+        self.assertGreater(len(set(seen)), 1, out)
+        self.assertEqual(seen, sorted(seen))
+        self.assertLessEqual(seen[-1], 100)
+        before, _, last = out.rstrip("\r\n").rpartition("\r\x1b[K")
+        self.assertTrue(before)
+        self.assertRegex(last, end)
+        self.assertNotIn("\n", before[before.index("\r"):])
+
+    def test_bars_on_a_terminal(self):
+        top = self.checkpoint(2, {"big": os.urandom(80 * MIB)})
+        self.mobula("push", top, self.url)
+        self.proxy.rate = 30 * MIB
+        pulled = self.dir / "pulled"
+        self.assert_bar(self.on_a_terminal("pull", self.url, pulled), "pull iteration 2 fetching", "^pulled: iteration 2")
+        self.assertEqual((pulled / "iter_0000002/big").read_bytes(), (top / "iter_0000002/big").read_bytes())
+        self.assert_bar(self.on_a_terminal("verify", self.url), "verify iteration 2 reading", "^verified: iteration 2")
+        plain = self.on_a_terminal("pull", "--plain", f"{self.url}/iter_0000002", self.dir / "plain")
+        self.assertRegex(plain, r"\rpull fetching \[=*> *\] +\d+% ")
 
 
 if __name__ == "__main__":

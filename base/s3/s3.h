@@ -36,9 +36,9 @@ struct s3 {
     struct s3_turns turns;
     void *spare_buffers; /* s3_download.c's */
     uint64_t n_retries;  /* requests that were sent again */
-    uint64_t told_ms;    /* when it was last said that requests fail for long; 0: not in this outage */
-    unsigned n_failing;  /* calls between a fault and their end */
-    unsigned n_calls;    /* whose timers are not closed yet */
+    uint64_t told_ms; /* when it was last said that requests fail for long; 0: not in this outage */
+    unsigned n_failing; /* calls between a fault and their end */
+    unsigned n_calls;   /* whose timers are not closed yet */
     void (*closed_cb)(void *arg);
     void *closed_arg;
     int http_stopped;

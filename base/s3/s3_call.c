@@ -57,7 +57,7 @@ struct s3_call {
     int sum_rc;
     int is_refused; /* nothing is sent */
     unsigned attempt;
-    int was_tried; /* the next attempt is a retry */
+    int was_tried;             /* the next attempt is a retry */
     uint64_t failing_since_ms; /* 0: not failing */
     uint64_t began_ms;         /* the last attempt */
     uint64_t silent_ms;        /* ... it heard nothing of the store for so long, when it failed */

@@ -181,7 +181,7 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I_DEST("no-use-tokenizer-model-from-checkpoint-args", "use_tokenizer_model_from_checkpoint_args", FLAG_OFF, NULL, use_tokenizer_model_from_checkpoint_args, "with --use-checkpoint-args: the command line's tokenizer counts; of the checkpoint's its type where the command line has none"),
     NOTED("no-save-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
     NOTED("no-load-rng", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
-    NOTED("auto-detect-ckpt-format", FLAG, NULL, "there is one format"),
+    NOTED("auto-detect-ckpt-format", FLAG, NULL, "what --load finds is always looked at"),
     NOTED_DEST("no-ckpt-fully-parallel-save", "ckpt_fully_parallel_save", FLAG_OFF, NULL, "every rank saves its share"),
 #undef GROUP
 #define GROUP "mixed precision"

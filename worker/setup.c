@@ -59,6 +59,11 @@ static int say_arguments(struct mb_trainer *t, struct mb_err *err)
                        a->virtual_pipeline_model_parallel_size);
     }
     mb_trainer_say(t, "%s", mb_buf_str(&a->notes));
+    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (a->sequence_parallel && (connections == NULL || strcmp(connections, "1") != 0)) {
+        mb_trainer_say(t, "note: CUDA_DEVICE_MAX_CONNECTIONS is not 1, which Megatron-LM requires "
+                          "with --sequence-parallel; here it need not be\n");
+    }
     mb_trainer_say(t, "using torch.%s for parameters ...\n",
                    mb_args_computes_in_bf16(a) ? "bfloat16"
                    : a->fp16                   ? "float16"

@@ -16,6 +16,7 @@ from gang import Gang, run, unsealed
 from index_file import write_documents
 from job_lists import AWS_LLAMA2, AWS_SLURM, CHARTS, EKS, FP8, LLAMA, PRETRAINED, SLURM
 
+os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # what a list of Megatron-LM's would want is said
 WORKER = os.path.abspath(sys.argv.pop(1))
 
 SIZES = "--num-layers 2 --hidden-size 64 --ffn-hidden-size 112 --num-attention-heads 8".split()
@@ -81,6 +82,8 @@ class ChartsTest(unittest.TestCase):
             self.assertIn("validation loss at iteration 20 on test set", numbers)
             self.check_saved(folder, told, 2 if "--sequence-parallel" in CHARTS[name] else 1)
             self.assertIn("note: --bf16: the CPU computes in fp32", told)
+            (self.assertIn if "--sequence-parallel" in CHARTS[name] else self.assertNotIn)(
+                "note: CUDA_DEVICE_MAX_CONNECTIONS is not 1, ", told)
             # The checkpoint's padded vocabulary, or one that two ranks share. Norms are on both.
             shared = "--sequence-parallel" in CHARTS[name]
             rows = 512 if shared and not pretrained else 384

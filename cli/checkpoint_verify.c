@@ -135,11 +135,12 @@ static int print_local_json(const char *dir, const struct mb_verified *v,
                             const struct mb_err *failed)
 {
     struct mb_err err;
-    json_t *j = json_pack("{s:s, s:b, s:s, s:I, s:I, s:I, s:I, s:s}", "url", dir, "verified",
+    json_t *j = json_pack("{s:s, s:b, s:s, s:I, s:I, s:I, s:I, s:s, s:s}", "url", dir, "verified",
                           failed->code == 0, "kind", mb_model_kind(v->kind), "iteration",
                           (json_int_t)v->iteration, "files", (json_int_t)v->n_files, "bytes",
                           (json_int_t)v->total_bytes, "files_without_checksums",
-                          (json_int_t)v->n_without_sums, "error", failed->text);
+                          (json_int_t)v->n_without_sums, "not_compared", v->not_compared.text,
+                          "error", failed->text);
 
     return mb_checkpoint_print_json(j, JSON_INDENT(2), &err);
 }
@@ -154,12 +155,16 @@ static void print_local(const char *dir, const struct mb_verified *v)
                 "(an earlier mobula, another program): their shapes fit, but nobody can say "
                 "whether their bytes are those that were written\n",
                 v->n_without_sums, v->n_files);
+    if (v->not_compared.code != 0)
+        fprintf(stderr, "warning: not compared: the optimizer, which is not read: %s\n",
+                v->not_compared.text);
     printf("verified: ");
     if (v->iteration > 0)
         printf("iteration %" PRId64 " in ", v->iteration);
-    printf("%s, %s, %zu file%s, %s%s\n", dir, mb_model_kind(v->kind), v->n_files,
+    printf("%s, %s, %zu file%s, %s%s%s\n", dir, mb_model_kind(v->kind), v->n_files,
            v->n_files == 1 ? "" : "s", mb_human_bytes(v->total_bytes, bytes),
-           v->n_without_sums > 0 ? ", not all with checksums" : "");
+           v->n_without_sums > 0 ? ", not all with checksums" : "",
+           v->not_compared.code != 0 ? ", not its optimizer" : "");
 }
 
 static int verify_local(struct mb_cli *cli, const char *dir, const struct verify_args *args)
@@ -169,6 +174,7 @@ static int verify_local(struct mb_cli *cli, const char *dir, const struct verify
     int rc = mb_checkpoint_verify(dir, args->iteration, &v, &err);
 
     mb_err_printable(&err);
+    mb_err_printable(&v.not_compared);
     if (args->json)
         (void)print_local_json(dir, &v, &err);
     else if (rc == 0)

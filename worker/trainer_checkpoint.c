@@ -261,12 +261,12 @@ static int check_state(struct mb_trainer *t, const struct mb_checkpoint_state *s
         rc = check_model(t, s, err);
     }
     if (rc == 0 && with_optimizer && !s->has_optimizer) {
-        const char *why = s->optimizer_refused != NULL ? s->optimizer_refused : "";
-        rc = mb_err_set(err, MB_ENOENT,
+        const struct mb_err *why = &s->optimizer_refused;
+        rc = mb_err_set(err, why->code != 0 ? why->code : MB_ENOENT,
                         "Unable to load optimizer from checkpoint %s. Specify --no-load-optim or "
                         "--finetune to prevent attempting to load the optimizer state, exiting "
                         "...%s%s",
-                        t->args.load, why[0] != '\0' ? " " : "", why);
+                        t->args.load, why->code != 0 ? " " : "", why->text);
     }
     if (rc == 0 && with_optimizer) {
         rc = check_optimizer(t, s, args, err);

@@ -5,7 +5,7 @@
  *  2. Write: rank 0 weights and state.json, every rank its part of the optimizer. Each file is
  *     checksummed on its way and fsynced. Of Megatron-LM's files rank 0 writes all (torch_save.h).
  *  3. Claim the temporary directory by a rename to a name of the rank's own; of ranks that share it
- *     one succeeds and the others leave the rest to it.
+ *     one succeeds and the others leave the rest to it. Of Megatron-LM's files it is rank 0.
  *  4. Rename it into place. An older directory of this iteration, which the tracker may name,
  *     changes places with it, so that at no moment there is none. fsync of the parent. A file
  * system that cannot exchange two names has it under a name of its own for a moment, from which the
@@ -50,6 +50,12 @@ struct saving {
 };
 
 static const char WHAT[] = "saving a checkpoint";
+
+/* Of Megatron-LM's files rank 0 has all, and the others touch no disk. */
+static int has_files(const struct saving *s)
+{
+    return s->m->torch == NULL || mb_comm_rank(s->m->comm) == 0;
+}
 
 static int no_memory(struct mb_err *err)
 {
@@ -221,6 +227,9 @@ static int write_files(void *arg, struct mb_err *err)
 
 static int claim(struct saving *s, struct mb_err *err)
 {
+    if (!has_files(s)) {
+        return 0;
+    }
     s->claimed = rename(s->tmp, s->claim) == 0;
     if (!s->claimed && errno != ENOENT) { /* ENOENT: a rank that shares the directory was first */
         return mb_err_sys(err, errno, "%s: renaming it to %s", s->tmp, s->claim);
@@ -327,6 +336,9 @@ static int names(struct saving *s, struct mb_err *err)
         s->written.dir == NULL) {
         return no_memory(err);
     }
+    if (!has_files(s)) {
+        return 0;
+    }
     int rc = mb_fs_mkdir_p(s->dir, 0755, err);
     if (rc == 0) {
         rc = mb_checkpoint_put_back(s->dir, err);
@@ -351,22 +363,12 @@ static void release(void *arg)
     free_saving(s);
 }
 
-/* As write_files, but that ranks have to give what rank 0 writes. */
-static int write_torch(struct saving *s, struct mb_err *err)
-{
-    const struct mb_checkpoint_model *m = s->m;
-    int rc = mb_checkpoint_agree(m->comm, mb_fs_mkdir_p(s->tmp, 0755, err), WHAT, err);
-    if (rc == 0) {
-        rc = mb_torch_save(m, s->tmp, s->state, release, s, &s->written, &s->hangs, err);
-    }
-    return rc == 0 ? mb_fs_sync_dir(s->tmp, err) : rc;
-}
-
 /* Step 2. */
 static int write_all(struct saving *s, struct mb_err *err)
 {
     const struct mb_checkpoint_model *m = s->m;
-    int rc = m->torch != NULL  ? write_torch(s, err)
+    int rc = m->torch != NULL  ? mb_torch_save(m, s->tmp, s->state, release, s, &s->written,
+                                               &s->hangs, err)
              : m->stall_ms > 0 ? mb_checkpoint_watch(m->comm, m->progress, m->stall_ms, write_files,
                                                      release, s, &s->hangs, err)
                                : write_files(s, err);
@@ -381,7 +383,7 @@ static int write_and_place(struct saving *s, struct mb_err *err)
     if (rc == 0) {
         rc = mb_checkpoint_agree(comm, claim(s, err), WHAT, err);
     }
-    if (rc != 0 && !s->hangs) {
+    if (rc != 0 && !s->hangs && has_files(s)) {
         mb_fs_remove_tree(s->tmp, NULL);
         mb_fs_remove_tree(s->claim, NULL);
     }
@@ -392,7 +394,7 @@ static int write_and_place(struct saving *s, struct mb_err *err)
         int own = mb_comm_rank(comm) == 0 ? write_tracker(s, err) : 0;
         rc = mb_checkpoint_agree(comm, own, WHAT, err);
     }
-    if (rc == 0) {
+    if (rc == 0 && has_files(s)) {
         mb_fs_remove_tree(s->claim, NULL);
     }
     return rc;

@@ -18,6 +18,9 @@
 #include "base/alloc.h"
 #include "worker/checkpoint/sums.h"
 
+#define REFUSED      "optimizer_refused"
+#define REFUSED_CODE "optimizer_refused_code"
+
 void mb_checkpoint_iter_name(int64_t iteration, char out[32])
 {
     if (iteration == MB_CHECKPOINT_RELEASE) {
@@ -35,7 +38,6 @@ void mb_checkpoint_optim_name(uint32_t rank, uint32_t world_size, char out[48])
 void mb_checkpoint_state_close(struct mb_checkpoint_state *s)
 {
     mb_free(s->args_json);
-    mb_free(s->optimizer_refused);
     memset(s, 0, sizeof *s);
 }
 
@@ -170,8 +172,9 @@ int mb_checkpoint_state_encode(const struct mb_checkpoint_model *m,
     if (s->is_megatrons) { /* on its way from rank 0, never on disk */
         bad |= json_object_set_new(root, "of_megatron", json_true());
     }
-    if (s->optimizer_refused != NULL) {
-        bad |= json_object_set_new(root, "optimizer_refused", json_of_text(s->optimizer_refused));
+    if (s->optimizer_refused.code != 0) {
+        bad |= json_object_set_new(root, REFUSED, json_of_text(s->optimizer_refused.text));
+        bad |= json_object_set_new(root, REFUSED_CODE, json_integer(s->optimizer_refused.code));
     }
     bad |= json_object_set_new(root, "tensor_parallel_size", json_integer(1));
     bad |= json_object_set_new(root, "pipeline_parallel_size", json_integer(1));
@@ -253,9 +256,13 @@ static int take_state(const char *name, const json_t *root, struct mb_checkpoint
     out->has_optimizer = json_is_true(optimizer);
     out->has_sum = json_object_get(root, SEAL) != NULL;
     out->is_megatrons = json_is_true(json_object_get(root, "of_megatron"));
-    const char *refused = json_string_value(json_object_get(root, "optimizer_refused"));
-    if (refused != NULL && (out->optimizer_refused = mb_strdup(refused)) == NULL) {
-        return mb_err_set(err, MB_ENOMEM, "%s: out of memory", name);
+    const char *refused = json_string_value(json_object_get(root, REFUSED));
+    if (refused != NULL) {
+        const json_int_t code = json_integer_value(json_object_get(root, REFUSED_CODE));
+        if (code > MB_EINVAL || code < MB_EUNSUPPORTED) {
+            return bad_state(err, name, "field \"" REFUSED_CODE "\" is the number of no error");
+        }
+        mb_err_set(&out->optimizer_refused, (int)code, "%s", refused);
     }
     out->data_parallel_size = json_integer_value(json_object_get(root, "data_parallel_size"));
     out->args_json = json_dumps(args, JSON_COMPACT);

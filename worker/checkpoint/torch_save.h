@@ -11,9 +11,9 @@
 #include "worker/checkpoint/checkpoint.h"
 
 /*
- * Collective, of a model without a layout: rank 0 makes iter_dir/mp_rank_TT[_PPP], fsynced, and
- * adds the files to out. Ranks that wait hear of the progress, beyond the communicator's time-out.
- * With m->stall_ms no byte for so long is MB_ETIMEOUT on rank 0, and *hangs is 1: a thread still
+ * Collective, of a model without a layout: rank 0 makes iter_dir/mp_rank_TT[_PPP], all of it
+ * fsynced, and adds the files to out; the other ranks touch no disk. Ranks that wait hear of the progress, beyond the communicator's time-out.
+ * With m->stall_ms no step of the disk for so long is MB_ETIMEOUT on rank 0, and *hangs is 1: a thread still
  * uses m, state and iter_dir; it calls release(arg) if it ever ends. Else it waits for the disk,
  * and the others do so for the communicator's time-out. One rank may fail alone:
  * mb_checkpoint_agree() is to follow.

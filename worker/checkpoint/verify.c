@@ -5,7 +5,7 @@
  *     every file that a load would read is compared with its checksums.
  *  3. Megatron-LM's: opened as by a load, the optimizer too; then every zip below the directory is
  *     read.
- * Failures: what is missing or damaged is named; nothing is repaired.
+ * Failures: what is missing or damaged, or contradicts the rest, is named; nothing is repaired.
  */
 #include "worker/checkpoint/verify.h"
 
@@ -228,16 +228,23 @@ static int count_file(void *arg, const char *path, struct mb_err *err)
     return 0;
 }
 
-/* An optimizer of a form that is not read is none of a load's concern; a damaged one is. */
-static int check_optimizer(const char *iter_dir, struct mb_err *err)
+/* One of a form that is not read cannot be judged; whatever else is wrong with it is an error. */
+static int check_optimizer(const char *iter_dir, struct mb_verified *v, struct mb_err *err)
 {
     struct mb_weights w;
+    struct mb_err why = {0};
     int rc = mb_weights_open(iter_dir, &w, err);
-    if (rc == 0 && mb_shards_has_optimizer(w.megatron)) {
-        rc = mb_shards_take_optimizer(w.megatron, err);
-    }
+    const int of_optimizer = rc == 0 && mb_shards_has_optimizer(w.megatron)
+                                 ? mb_shards_take_optimizer(w.megatron, &why)
+                                 : 0;
     mb_weights_close(&w);
-    return rc == MB_EUNSUPPORTED ? 0 : rc;
+    if (of_optimizer == MB_EUNSUPPORTED) {
+        v->not_compared = why;
+    } else if (of_optimizer != 0) {
+        *err = why;
+        rc = of_optimizer;
+    }
+    return rc;
 }
 
 static int verify_megatrons(const char *dir, const char *iter_dir, struct mb_verified *v,
@@ -246,7 +253,7 @@ static int verify_megatrons(const char *dir, const char *iter_dir, struct mb_ver
     struct mb_model_facts facts;
     int rc = mb_model_inspect(dir, v->iteration > 0 ? v->iteration : -1, 1, &facts, err);
     if (rc == 0) {
-        rc = check_optimizer(iter_dir, err);
+        rc = check_optimizer(iter_dir, v, err);
     }
     if (rc == 0) {
         rc = each_file(iter_dir, is_torch, check_zip, v, err);

@@ -152,18 +152,13 @@ static int64_t own_counter(const char *args_json, const char *name)
     return n > 0 ? n : 0;
 }
 
-/* Not an error here: who does not want the optimizer goes on without. */
-static int take_optimizer(struct mb_shards *s, struct mb_checkpoint_state *out, struct mb_err *err)
+/* Whatever goes wrong is no error here: who does not want the optimizer goes on without. */
+static void take_optimizer(struct mb_shards *s, struct mb_checkpoint_state *out)
 {
     struct mb_err why = {0};
-    int rc = mb_shards_take_optimizer(s, &why);
-    if (rc == MB_ENOMEM) {
-        *err = why;
-        return rc;
-    }
-    if (rc != 0) {
-        out->optimizer_refused = mb_strdup(why.text);
-        return out->optimizer_refused != NULL ? 0 : no_memory(err);
+    if (mb_shards_take_optimizer(s, &why) != 0) {
+        out->optimizer_refused = why;
+        return;
     }
     const struct mb_shards_optimizer *o = mb_shards_optimizer(s);
     out->has_optimizer = 1;
@@ -175,7 +170,6 @@ static int take_optimizer(struct mb_shards *s, struct mb_checkpoint_state *out, 
     out->loss_scale = o->loss_scale;
     out->growth_tracker = o->growth_tracker;
     out->hysteresis_tracker = o->hysteresis_tracker;
-    return 0;
 }
 
 int mb_weights_state(struct mb_shards *s, const char *iter_dir, int64_t iteration,
@@ -192,12 +186,11 @@ int mb_weights_state(struct mb_shards *s, const char *iter_dir, int64_t iteratio
                                         .skipped_iterations =
                                             own_counter(mb_shards_args(s), MB_WEIGHTS_SKIPPED),
                                         .is_megatrons = 1};
-    int rc = iteration > 0 && mb_shards_has_optimizer(s) ? take_optimizer(s, out, err) : 0;
-    if (rc == 0) {
-        out->args_json = mb_strdup(mb_shards_args(s));
-        rc = out->args_json != NULL ? 0 : no_memory(err);
+    if (iteration > 0 && mb_shards_has_optimizer(s)) {
+        take_optimizer(s, out);
     }
-    return rc;
+    out->args_json = mb_strdup(mb_shards_args(s));
+    return out->args_json != NULL ? 0 : no_memory(err);
 }
 
 /* ---- writing ---- */

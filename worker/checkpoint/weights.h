@@ -46,8 +46,8 @@ size_t mb_weights_n(const struct mb_weights *w);
 const struct mb_st_tensor *mb_weights_tensor(const struct mb_weights *w, size_t i);
 const struct mb_st_tensor *mb_weights_find(const struct mb_weights *w, const char *name);
 /*
- * The optimizer too, from now on: MB_EUNSUPPORTED and MB_ECORRUPT as of mb_shards_take_optimizer(),
- * MB_ENOENT: files of ours are missing. Weights are the optimizer's fp32 ones then, where the model
+ * The optimizer too, from now on: errors as of mb_shards_take_optimizer(); MB_ENOENT: files of ours
+ * are missing. Weights are the optimizer's fp32 ones then, where the model
  * has halves.
  */
 int mb_weights_take_optimizer(struct mb_weights *w, const char *iter_dir,

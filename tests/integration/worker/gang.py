@@ -119,9 +119,10 @@ def run(worker, world, args, cwd, **more):
     return gang
 
 
-def tool(*words, status=0):
+def tool(*words, status=0, env=None):
     """What a program prints that ends with such a status. Names of files may be any bytes."""
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, errors="replace", timeout=300, check=False)
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, errors="replace", timeout=300, check=False,
+                          env={**os.environ, **(env or {})})
     assert done.returncode == status, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
     return done.stdout + done.stderr
 

@@ -243,8 +243,8 @@ class Case(unittest.TestCase):
             CLIP, "--eval-iters", 0, "--log-interval", 1, "--tokenizer-type", "NullTokenizer", "--vocab-size", VOCAB - 1,
             "--data-path", self.path / "data", "--split", "100,0,0", "--dataloader-type", "cyclic", *more)]
 
-    def train(self, *more, status=0):
-        return run(WORKER, *self.words(*more), status=status)
+    def train(self, *more, status=0, env=None):
+        return run(WORKER, *self.words(*more), status=status, env=env)
 
     def check_log(self, log, told):
         line = next(line for line in log.splitlines() if "lm loss:" in line)

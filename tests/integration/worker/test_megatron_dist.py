@@ -140,7 +140,7 @@ class DirectoryTest(Case):
         self.assertEqual([x[:2] for x in losses(tuned)], [("1", "8")])
 
     def test_its_optimizer_is_not_taken(self):
-        log = self.train("--load", self.theirs, "--use-checkpoint-args", "--train-iters", 21, status=66)
+        log = self.train("--load", self.theirs, "--use-checkpoint-args", "--train-iters", 21, status=78)
         self.assertIn(f"Unable to load optimizer from checkpoint {self.theirs}. Specify --no-load-optim or --finetune", log)
 
     def test_it_becomes_one_of_ranks(self):

@@ -1,13 +1,15 @@
 """Against the real megatron-core: a run goes on in ours from --ckpt-format torch_dist and from the distributed optimizer's files.
-Usage: test_megatron_optim_dist.py WORKER MOBULA"""
+Usage: test_megatron_optim_dist.py WORKER MOBULA BAD_DISK"""
 
 import dataclasses
+import errno
 import io
 import json
 import os
 import pickle
 import shutil
 import subprocess
+import sys
 import unittest
 
 import torch
@@ -16,6 +18,7 @@ import gang
 from megatron_gang import Shape
 from megatron_train import CLIP, MOBULA, SAMPLES, STEPS, WORKER, Case, LayoutCase, Rank, layout_main, name_of, start
 
+BAD_DISK = os.path.abspath(sys.argv.pop(1))
 LAYOUTS = (("tensors", 2, ["--tensor-model-parallel-size", 2]),
            ("stages", 2, ["--pipeline-model-parallel-size", 2, "--use-distributed-optimizer"]),
            ("data", 2, ["--use-distributed-optimizer"]))
@@ -110,7 +113,7 @@ class LayoutTest(LayoutCase):
         start(layout_main, dataclasses.replace(s, zero=FORMS[0]), str(self.path), torch.bfloat16)
         done = subprocess.run([MOBULA, "checkpoint", "convert", self.path / "theirs", self.path / "ours"], capture_output=True,
                               text=True, check=False)
-        self.assertEqual(done.returncode, 78)
+        self.assertEqual(done.returncode, 65)
         self.assertIn("are not its weights: its buffers are laid out in another way than is known, or were saved from", done.stderr)
 
     def test_buffers_in_fp16(self):
@@ -143,22 +146,27 @@ class BadInputTest(Case):
         shutil.rmtree(self.at)
         shutil.copytree(self.path / "whole", self.at)
 
-    def tool(self, *words):
-        return subprocess.run([MOBULA, "checkpoint", *map(str, words)], capture_output=True, text=True, check=False)
+    def tool(self, *words, env=None):
+        return subprocess.run([MOBULA, "checkpoint", *map(str, words)], capture_output=True, text=True, check=False,
+                              env={**os.environ, **(env or {})})
 
-    def refused(self, text, is_damage=True, status=None):
-        done = self.tool("convert", self.path / "theirs", self.path / "none")
-        self.assertIn(done.returncode, (65, 78), done.stderr)
+    def refused(self, text, status=65, env=None):
+        """By all who want the optimizer, for the same reason: 78 of a form that is not read, which verify says it did not compare."""
+        done = self.tool("convert", self.path / "theirs", self.path / "none", env=env)
+        self.assertEqual(done.returncode, status, done.stderr)
         self.assertIn(text, done.stderr)
         self.assertFalse((self.path / "none").exists())
-        log = self.train("--load", self.path / "theirs", "--exit-interval", STEPS + 1, status=status or 66)
+        log = self.train("--load", self.path / "theirs", "--exit-interval", STEPS + 1, status=status, env=env)
         self.assertIn(text, log)
         self.assertNotIn("lm loss:", log)
-        done = self.tool("verify", self.path / "theirs")
-        self.assertEqual(done.returncode, 65 if is_damage else 0, done.stderr)
-        if is_damage:
-            self.assertIn(text, done.stderr)
-        self.assertIn("lm loss:", self.train("--load", self.path / "theirs", "--exit-interval", STEPS + 1, "--no-load-optim"))
+        done = self.tool("verify", self.path / "theirs", env=env)
+        self.assertEqual(done.returncode, 0 if status == 78 else status, done.stderr)
+        self.assertIn(text, done.stderr)
+        if status == 78:
+            self.assertIn("warning: not compared: the optimizer, which is not read: ", done.stderr)
+            self.assertIn(", not its optimizer\n", done.stdout)
+            self.assertIn(text, json.loads(self.tool("verify", "--json", self.path / "theirs").stdout)["not_compared"])
+        self.assertIn("lm loss:", self.train("--load", self.path / "theirs", "--exit-interval", STEPS + 1, "--no-load-optim", env=env))
         self.restore()
 
     def meta(self, change):
@@ -216,28 +224,28 @@ class BadInputTest(Case):
             of(meta).chunks = [type(of(meta).chunks[0])(torch.Size([i, 0, 0]), torch.Size([1, 64, 192])) for i in range(4)]
 
         self.flip(name)
-        self.refused(f"tensor {name}: a checksum is not that of its bytes", status=65)
-        for change, text, is_damage in (
-                (drop, f"tensor {name[:27]}decoder.layers.0.mlp.linear_fc1.weight is missing", True),
-                (lambda m: drop(m, "optimizer.state.fp32_param.decoder.final_layernorm.weight"), "fp32_param.decoder.final_layernorm.weight is missing", True),
-                (add, "tensor optimizer.state.max_exp_avg_sq.x is none that is read of an optimizer", False),
-                (widen, f"tensor {name}: its chunks are not all of it", True),
-                (turn, f"tensor {name}: bytes of a chunk that it has not", True),
-                (lambda m: of(m).chunks.pop(), f"tensor {name}: bytes of a chunk that it has not", True),
-                (lambda m: setattr(of(m).properties, "dtype", torch.float64), f"tensor {name}: its numbers are neither", False)):
+        self.refused(f"tensor {name}: a checksum is not that of its bytes")
+        for change, text, status in (
+                (drop, f"tensor {name[:27]}decoder.layers.0.mlp.linear_fc1.weight is missing", 65),
+                (lambda m: drop(m, "optimizer.state.fp32_param.decoder.final_layernorm.weight"), "fp32_param.decoder.final_layernorm.weight is missing", 65),
+                (add, "tensor optimizer.state.max_exp_avg_sq.x is none that is read of an optimizer", 78),
+                (widen, f"tensor {name}: its chunks are not all of it", 65),
+                (turn, f"tensor {name}: bytes of a chunk that it has not", 65),
+                (lambda m: of(m).chunks.pop(), f"tensor {name}: bytes of a chunk that it has not", 65),
+                (lambda m: setattr(of(m).properties, "dtype", torch.float64), f"tensor {name}: its numbers are neither", 78)):
             with self.subTest(text):
                 self.meta(change)
-                self.refused(text, is_damage)
-        for change, text, is_damage in (
-                (lambda o: o["optimizer"]["param_groups"][0].update(wd_mult=0.5), "param_groups 0: its wd_mult is neither", False),
-                (lambda o: o["optimizer"]["param_groups"][0].update(amsgrad=True), "amsgrad is not provided", False),
-                (lambda o: o["optimizer"].pop("param_groups"), "its optimizer has no param_groups", True),
-                (lambda o: o["optimizer"]["state"].clear(), "does not say how many steps", True),
+                self.refused(text, status)
+        for change, text, status in (
+                (lambda o: o["optimizer"]["param_groups"][0].update(wd_mult=0.5), "param_groups 0: its wd_mult is neither", 78),
+                (lambda o: o["optimizer"]["param_groups"][0].update(amsgrad=True), "amsgrad is not provided", 78),
+                (lambda o: o["optimizer"].pop("param_groups"), "its optimizer has no param_groups", 65),
+                (lambda o: o["optimizer"]["state"].clear(), "does not say how many steps", 65),
                 (lambda o: o.update(param_state_sharding_type="fsdp_dtensor"),
-                 "form fsdp_dtensor is not read; Megatron-LM saves one that is read with --dist-ckpt-optim-fully-reshardable", False)):
+                 "form fsdp_dtensor is not read; Megatron-LM saves one that is read with --dist-ckpt-optim-fully-reshardable", 78)):
             with self.subTest(text):
                 self.common(lambda state, f=change: f(state["optimizer"]))
-                self.refused(text, is_damage)
+                self.refused(text, status)
         facts = json.loads(self.tool("inspect", "--json", self.path / "theirs").stdout)
         self.assertEqual((facts["optimizer_steps"], facts.get("optimizer_refused")), (STEPS, None))
         self.assertIn("torch_dist, optimizer of 3 steps", self.tool("inspect", self.path / "theirs").stdout)
@@ -252,7 +260,7 @@ class BadInputTest(Case):
             del meta.state_dict_metadata[bucket]
 
         self.flip(bucket)
-        self.refused(f"tensor {bucket}: a checksum is not that of its bytes", status=65)
+        self.refused(f"tensor {bucket}: a checksum is not that of its bytes")
         self.meta(forget)
         self.refused("bucket 0 of buffer 0 of the optimizer of tensor-parallel rank 0, stage 1 has no exp_avg")
         self.common(lambda state: setattr(state["args"], "tensor_model_parallel_size", 4))
@@ -260,17 +268,17 @@ class BadInputTest(Case):
         self.common(lambda state: setattr(state["args"], "tensor_model_parallel_size", 1))
         self.refused("buffer 0 of the optimizer of tensor-parallel rank 0, stage 0 has")
         self.common(lambda state: setattr(state["args"], "decoder_first_pipeline_num_layers", 1))
-        self.refused("stages of unlike many layers (decoder_first_pipeline_num_layers) and an optimizer in buffers", False)
+        self.refused("stages of unlike many layers (decoder_first_pipeline_num_layers) and an optimizer in buffers", 78)
         self.common(lambda state: setattr(state["args"], "transformer_impl", "transformer_engine"))
-        self.refused("are not its weights: its buffers are laid out in another way than is known", False)
+        self.refused("are not its weights: its buffers are laid out in another way than is known")
         optimizer = f"{start_of}3.optimizer/shard_0_1"
         groups = [{"param_groups": [{"wd_mult": 1.0, "lr_mult": 1.0, "step": STEPS + 1}]}]
         self.objects(optimizer, groups)
-        self.refused(f"param_groups says {STEPS + 1} steps of the optimizer, others say {STEPS}", False)
+        self.refused(f"param_groups says {STEPS + 1} steps of the optimizer, others say {STEPS}")
         self.objects(optimizer, [{"param_groups": []}])
         self.refused("its optimizer has no param_groups")
         self.objects(optimizer, Evil(self.path / "ran"))
-        self.refused("it names posix.system, which no checkpoint of Megatron-LM has: it is refused", False)
+        self.refused("it names posix.system, which no checkpoint of Megatron-LM has: it is refused", 78)
         self.assertFalse((self.path / "ran").exists())
 
     def test_buffers(self):
@@ -279,22 +287,34 @@ class BadInputTest(Case):
         whole = bytearray(file.read_bytes())
         whole[len(whole) // 2] ^= 1
         file.write_bytes(bytes(whole))
-        self.refused("mp_rank_01/distrib_optim.pt: distrib_optim/data/", status=65)
+        self.refused("mp_rank_01/distrib_optim.pt: distrib_optim/data/")
         file.write_bytes(bytes(whole[:-100]))
         self.refused("mp_rank_01/distrib_optim.pt: no whole zip file of torch.save")
         file.unlink()
-        self.refused("does not say which parameters are its, and there is no distrib_optim.pt beside it", False)
+        file.mkdir()
+        self.refused("mp_rank_01/distrib_optim.pt: no whole zip file of torch.save: it is no file")
+        for call, number, status in (("READ", errno.EIO, 74), ("READ", errno.ENOMEM, 70), ("OPEN", errno.EACCES, 77),
+                                     ("OPEN", errno.EMFILE, 73)):
+            with self.subTest(errno.errorcode[number]):
+                bad = {"LD_PRELOAD": BAD_DISK, "BAD_DISK_FILE": "mp_rank_01/distrib_optim.pt", f"BAD_DISK_{call}": str(number)}
+                words = self.words("--load", self.path / "theirs", "--exit-interval", STEPS + 1)
+                codes = gang.Gang(WORKER, 2, words, str(self.path / "two"), bad).start().finish()
+                self.assertIn(status, codes)
+                self.assertLessEqual(set(codes), {status, 69})  # of one that heard of the other's first
+                self.refused(f"mp_rank_01/distrib_optim.pt: {os.strerror(number)}", status, bad)
+        file.unlink()
+        self.refused("does not say which parameters are its, and there is no distrib_optim.pt beside it", 66)
         kind = (torch.bfloat16, torch.float32)
-        for change, text, is_damage in (
-                (lambda o: o[0][kind].pop("exp_avg_sq"), "tensor 0.0.exp_avg_sq is missing, or no list", True),
-                (lambda o: o[0][kind].update(param=o[0][kind]["param"][64:].clone()), "buffer 0 of the optimizer of tensor-parallel rank 1, stage 0 has", True),
-                (lambda o: o[0][kind].update(param=o[0][kind]["param"].roll(64)), "are not its weights", False),
-                (lambda o: o.update({1: {kind: o[0][kind]}}), "1.0.exp_avg is none that is read of an optimizer", False)):
+        for change, text, status in (
+                (lambda o: o[0][kind].pop("exp_avg_sq"), "tensor 0.0.exp_avg_sq is missing, or no list", 65),
+                (lambda o: o[0][kind].update(param=o[0][kind]["param"][64:].clone()), "buffer 0 of the optimizer of tensor-parallel rank 1, stage 0 has", 65),
+                (lambda o: o[0][kind].update(param=o[0][kind]["param"].roll(64)), "are not its weights", 65),
+                (lambda o: o.update({1: {kind: o[0][kind]}}), "1.0.exp_avg is none that is read of an optimizer", 78)):
             with self.subTest(text):
                 saved = torch.load(file, weights_only=False)
                 change(saved)
                 torch.save(saved, file)
-                self.refused(text, is_damage)
+                self.refused(text, status)
 
 
 if __name__ == "__main__":

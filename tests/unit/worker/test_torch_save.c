@@ -93,28 +93,54 @@ static const struct mb_backend HOST = {
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
 
+/* What waits while the disk hangs: a file on its way to it, the iteration's directory on its way,
+ * the making of that. */
+enum hang { NONE, FILES, DIRECTORY, MAKING };
+
+static const char TEMPORARY[] = ".iter_0000007.tmp";
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int hangs, is_stuck;
+static enum hang hangs;
+static int is_stuck;
 
-/* While it hangs, files wait. */
-int __wrap_fsync(int fd)
+static void wait_for_the_disk(enum hang what)
 {
-    struct stat st;
     pthread_mutex_lock(&gate);
-    while (hangs && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+    while (hangs == what) {
         is_stuck = 1;
         pthread_cond_wait(&changed, &gate);
     }
     pthread_mutex_unlock(&gate);
+}
+
+int __wrap_fsync(int fd)
+{
+    char link[64], path[256] = "";
+    struct stat st = {0};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        wait_for_the_disk(FILES);
+    } else if (readlink(link, path, sizeof path - 1) > 0 && mb_ends_with(path, TEMPORARY)) {
+        wait_for_the_disk(DIRECTORY);
+    }
     return __real_fsync(fd);
 }
 
-static void set_hangs(int now)
+int __wrap_mkdir(const char *path, mode_t mode)
+{
+    if (mb_ends_with(path, TEMPORARY)) {
+        wait_for_the_disk(MAKING);
+    }
+    return __real_mkdir(path, mode);
+}
+
+static void set_hangs(enum hang what)
 {
     pthread_mutex_lock(&gate);
-    hangs = now;
+    hangs = what;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&gate);
 }
@@ -359,24 +385,67 @@ static void the_disk_hangs(struct mb_comm *c, void *arg)
     CHECK(saved.hangs == (rank == 0));
 }
 
-static void a_disk_that_hangs_fails_the_save(void **state)
+static void it_hangs(enum hang what)
 {
-    (void)state;
     struct comm_world w = {.n = 2, .timeout_ms = WAIT_MS, .body = the_disk_hangs, .arg = &SHARDED};
-    set_hangs(1);
+    set_hangs(what);
     assert_int_equal(comm_world_run(&w), 0);
     assert_int_equal(atomic_load(&comm_world_wrong), 0);
     pthread_mutex_lock(&gate);
     assert_true(is_stuck);
+    is_stuck = 0;
     pthread_mutex_unlock(&gate);
-    set_hangs(0);
+    set_hangs(NONE);
     while (!comm_world_is_alone()) { /* until the writer has ended */
         usleep(1000);
     }
-    char partial[128];
-    snprintf(partial, sizeof partial, "%s/.iter_0000007.tmp/mp_rank_00_001", dir);
-    assert_false(mb_fs_exists(partial)); /* it ended there */
     assert_int_equal(tracker(), 0);
+    for (int i = 0; i < 2; i++) {
+        mb_free(stuck[i].memory);
+        mb_checkpoint_progress_close(&progress[i]);
+    }
+}
+
+static void a_disk_that_hangs_fails_the_save(void **state)
+{
+    (void)state;
+    char partial[128];
+    snprintf(partial, sizeof partial, "%s/%s/mp_rank_00_001", dir, TEMPORARY);
+    it_hangs(FILES);
+    assert_false(mb_fs_exists(partial)); /* it ended there */
+    it_hangs(MAKING);
+    it_hangs(DIRECTORY);
+    assert_true(mb_fs_exists(partial));
+    assert_int_equal(mb_fs_remove_tree(dir, NULL), 0);
+}
+
+/* A directory of its own has each rank. */
+static void save_apart(struct mb_comm *c, void *arg)
+{
+    struct rank r;
+    struct mb_err err = {0};
+    struct mb_checkpoint_saved saved;
+    struct mb_checkpoint_state s = state_of(7);
+    char own[96];
+    snprintf(own, sizeof own, "%s%s", dir, mb_comm_rank(c) == 0 ? "" : "-1");
+    begin(&r, c, arg);
+    CHECK(mb_checkpoint_save(&r.m, own, &s, &saved, &err) == 0);
+    CHECK(saved.is_owner == (mb_comm_rank(c) == 0));
+    mb_checkpoint_saved_close(&saved);
+    mb_free(r.memory);
+}
+
+static void only_rank_0_touches_its_disk(void **state)
+{
+    (void)state;
+    struct comm_world w = {.n = 2, .timeout_ms = WAIT_MS, .body = save_apart, .arg = &SHARDED};
+    char other[96];
+    snprintf(other, sizeof other, "%s-1", dir);
+    assert_int_equal(comm_world_run(&w), 0);
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
+    check_numbers(&SHARDED);
+    assert_false(mb_fs_exists(other));
+    assert_int_equal(mb_fs_remove_tree(dir, NULL), 0);
 }
 
 /* ---- alone ---- */
@@ -434,9 +503,6 @@ static int tear_down(void **state)
 {
     (void)state;
     mb_megatron_layout_close(&shape);
-    for (int i = 0; i < 2; i++) {
-        mb_free(stuck[i].memory);
-    }
     return mb_fs_remove_tree(root, NULL);
 }
 
@@ -447,6 +513,7 @@ int main(void)
         cmocka_unit_test(a_copy_that_fails_is_told),
         cmocka_unit_test(every_allocation_may_fail),
         cmocka_unit_test(a_disk_that_hangs_fails_the_save),
+        cmocka_unit_test(only_rank_0_touches_its_disk),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -145,9 +145,7 @@ static void take_megatron_facts(struct model *m)
     m->facts.tensor_parallel_size = l->tp;
     m->facts.pipeline_parallel_size = l->pp;
     m->facts.optimizer_steps = m->state.has_optimizer ? m->state.optimizer_steps : -1;
-    if (m->state.optimizer_refused != NULL) {
-        mb_err_set(&m->facts.optimizer_refused, MB_EUNSUPPORTED, "%s", m->state.optimizer_refused);
-    }
+    m->facts.optimizer_refused = m->state.optimizer_refused;
 }
 
 static int open_megatrons(const char *iter_dir, struct model *m, struct mb_err *err)
@@ -251,10 +249,10 @@ static int take_optimizer(const struct mb_convert_options *o, const char *iter_d
         m->state.has_optimizer = 0;
         return 0;
     }
-    if (m->state.optimizer_refused != NULL) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
+    if (m->state.optimizer_refused.code != 0) {
+        return mb_err_set(err, m->state.optimizer_refused.code,
                           "%s; --no-load-optim converts it without the optimizer",
-                          m->state.optimizer_refused);
+                          m->state.optimizer_refused.text);
     }
     m->facts.has_optimizer = m->state.has_optimizer;
     return m->state.has_optimizer ? mb_weights_take_optimizer(&m->weights, iter_dir, &m->state, err)

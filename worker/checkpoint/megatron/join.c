@@ -83,7 +83,7 @@ int mb_megatron_join(struct mb_weights *w, const struct mb_checkpoint_state *s, 
         memcpy(tensors, mb_weights_tensor(w, 0), n * sizeof *tensors);
         state.iteration = s->iteration > 0 ? s->iteration : 1;
         state.is_megatrons = 0;
-        state.optimizer_refused = NULL;
+        mb_err_clear(&state.optimizer_refused);
         state.has_optimizer = w->has_optimizer;
         rc = w->has_optimizer ? write_optimizer(w, dir, state.iteration, err) : 0;
     }

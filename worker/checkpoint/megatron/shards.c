@@ -611,15 +611,20 @@ int mb_shards_are_dist(const struct mb_shards *s)
     return s->dist != NULL;
 }
 
-int mb_shards_has_optimizer(const struct mb_shards *s)
+static int has_optimizer(const struct mb_torch_file *f)
 {
-    const struct mb_torch_file *f = s->files[0].torch;
-    if (s->dist != NULL) {
-        return mb_dist_has_optimizer(s->dist);
-    }
     int has = json_object_get(mb_torch_settings(f), "optimizer") != NULL;
     for (size_t i = 0; i < mb_torch_n_tensors(f) && !has; i++) {
         has = mb_starts_with(mb_torch_tensor(f, i)->name, "optimizer.");
+    }
+    return has;
+}
+
+int mb_shards_has_optimizer(const struct mb_shards *s)
+{
+    int has = s->dist != NULL && mb_dist_has_optimizer(s->dist);
+    for (uint64_t i = 0; s->dist == NULL && i < s->layout.tp * s->layout.pp && !has; i++) {
+        has = has_optimizer(s->files[i].torch);
     }
     return has;
 }

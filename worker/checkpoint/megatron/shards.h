@@ -31,7 +31,7 @@ int64_t mb_shards_iteration(const struct mb_shards *s); /* as the files say it; 
 int64_t mb_shards_consumed(const struct mb_shards *s, int of_validation); /* samples; 0: not said */
 int mb_shards_are_dist(
     const struct mb_shards *s); /* of torch_dist, and the layout is of one rank */
-int mb_shards_has_optimizer(const struct mb_shards *s);
+int mb_shards_has_optimizer(const struct mb_shards *s); /* or one of its files has */
 const struct mb_megatron_layout *mb_shards_layout(const struct mb_shards *s);
 size_t mb_shards_n_files(const struct mb_shards *s);
 uint64_t mb_shards_bytes(const struct mb_shards *s); /* of the model's tensors in the files */
@@ -67,7 +67,8 @@ struct mb_shards_optimizer {
 
 /* Finds and checks all of it, and of what lies in buffers whose it is, once, before what follows:
  * MB_EUNSUPPORTED names a form that is not read, MB_ECORRUPT the group, parameter or setting that
- * does not fit. After a failure weights are read as before. */
+ * does not fit, or ranks that contradict each other, MB_ENOENT a file that is missing; MB_EIO and
+ * others are what the disk says. After a failure weights are read as before. */
 int mb_shards_take_optimizer(struct mb_shards *s, struct mb_err *err);
 /* NULL: it was not taken. */
 const struct mb_shards_optimizer *mb_shards_optimizer(const struct mb_shards *s);

@@ -320,7 +320,7 @@ int mb_shards_compare_masters(struct mb_shards *s, size_t i, enum mb_st_dtype dt
                                       err);
         }
         if (rc == 0 && !are_alike(weights, masters, n, dtype)) {
-            rc = mb_err_set(err, MB_EUNSUPPORTED,
+            rc = mb_err_set(err, MB_ECORRUPT,
                             "%s: what the distributed optimizer has in the place of %s are not "
                             "its weights: its buffers are laid out in another way than is known, "
                             "or were saved from the wrong places",

@@ -94,7 +94,7 @@ static int class_of(const struct taking *k, size_t g, int *out, struct mb_err *e
     const json_t *group = json_array_get(k->groups, g);
     int no_decay = 0, decoupled = 0;
     if (!json_is_array(json_object_get(group, "params"))) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
+        return mb_err_set(err, MB_ENOENT,
                           "%s: param_groups %zu: does not say which parameters are its, and there "
                           "is no distrib_optim.pt beside it",
                           k->f->path, g);
@@ -265,18 +265,30 @@ static int open_buffers(const struct taking *k, struct mb_shards_file *out, stru
     if (out->path == NULL) {
         return mb_shards_no_memory(k->s, err);
     }
-    int rc = mb_torch_open(out->path, &out->torch, err);
+    struct mb_err why = {0};
+    int rc = mb_torch_open(out->path, &out->torch, &why);
     if (rc == MB_ENOENT) {
         return 0;
     }
-    out->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1) : NULL;
-    return rc != 0 || out->is_taken != NULL ? rc : mb_shards_no_memory(k->s, err);
+    if (rc != 0) {
+        *err = why;
+        return rc;
+    }
+    out->is_taken = mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1);
+    return out->is_taken != NULL ? 0 : mb_shards_no_memory(k->s, err);
 }
 
+/* They do not say whose they are where buffers have it all. */
 static int check_groups(const struct taking *k, struct mb_err *err)
 {
     int no_decay, decoupled, rc = 0;
     for (size_t g = 0; g < json_array_size(k->groups) && rc == 0; g++) {
+        if (json_object_get(json_array_get(k->groups, g), "params") != NULL) {
+            return mb_err_set(err, MB_ECORRUPT,
+                              "%s: param_groups %zu: says which parameters are its, which it does "
+                              "not where distrib_optim.pt beside it has their numbers: of two saves",
+                              k->f->path, g);
+        }
         rc = mb_shards_check_group(k->f, k->groups, g, &no_decay, &decoupled, err);
     }
     return rc;

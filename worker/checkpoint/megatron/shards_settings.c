@@ -28,7 +28,7 @@ int mb_shards_take_step(const struct mb_shards_file *f, const char *name, int64_
                         int64_t *have, struct mb_err *err)
 {
     if (*have >= 0 && *have != step) {
-        return mb_err_set(err, MB_EUNSUPPORTED,
+        return mb_err_set(err, MB_ECORRUPT,
                           "%s: %s says %" PRId64 " steps of the optimizer, others say %" PRId64,
                           f->path, name, step, *have);
     }

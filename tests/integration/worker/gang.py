@@ -1,5 +1,6 @@
 """Plays the node agent: starts ranks with a report socket each and speaks worker/report.h with them."""
 
+import errno
 import json
 import os
 import re
@@ -106,6 +107,49 @@ class Gang:
                 r.process.send_signal(signal.SIGKILL)
                 r.process.wait()
             r.socket.close()
+
+
+def bad_disk(library, file, what, value):
+    """The environment of a program with such a disk (bad_disk.c). AddressSanitizer need not be loaded before the library."""
+    checks = os.environ.get("ASAN_OPTIONS", "").split(":") + ["verify_asan_link_order=0"]
+    return {"LD_PRELOAD": library, "BAD_DISK_FILE": file, f"BAD_DISK_{what}": str(value),
+            "ASAN_OPTIONS": ":".join(c for c in checks if c)}
+
+
+class Hold:
+    """One rank's save stands still where such a file of it goes onto the disk, until it is let go. library: bad_disk.c."""
+
+    def __init__(self, library, pipe, rank, file):
+        self.rank, self.pipe, self.end = rank, pipe, None
+        self.env = bad_disk(library, file, "HOLD", pipe)
+        os.mkfifo(pipe)
+
+    def env_of_rank(self, rank):
+        return self.env if rank == self.rank else {}
+
+    def has_come(self):
+        try:
+            self.end = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as e:
+            if e.errno != errno.ENXIO:  # nobody there yet
+                raise
+        return self.end is not None
+
+    def let_go(self):
+        os.close(self.end)
+
+
+def lose_in_save(case, hold, lost, gang):
+    """A rank is killed while one of two stands still in the first save: the other one ends, and nothing looks saved."""
+    case.addCleanup(gang.kill)
+    gang.start().wait(hold.has_come)
+    gang.ranks[lost].process.send_signal(signal.SIGKILL)
+    gang.ranks[lost].process.wait()
+    hold.let_go()
+    codes = gang.finish()
+    case.assertEqual((codes[lost], codes[1 - lost]), (-signal.SIGKILL, 69))
+    case.assertRegex(gang.ranks[1 - lost].of("failed")[0]["text"], f"rank {lost} (went away|gave up)")
+    case.assertEqual([r.of("saved") for r in gang.ranks], [[], []])
 
 
 def run(worker, world, args, cwd, **more):

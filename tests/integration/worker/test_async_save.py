@@ -1,5 +1,6 @@
-"""--async-save: the same training and the same files as without, whole at any kill. Usage: test_async_save.py WORKER"""
+"""--async-save: the same training and the same files as without, whole at any kill. Usage: test_async_save.py WORKER BAD_DISK"""
 
+import itertools
 import json
 import os
 import random
@@ -11,9 +12,9 @@ import tempfile
 import time
 import unittest
 
-from gang import MOCK, MODEL, Gang, content, iterations, run
+from gang import MOCK, MODEL, Gang, Hold, content, iterations, lose_in_save, run
 
-WORKER = os.path.abspath(sys.argv.pop(1))
+WORKER, BAD_DISK = (os.path.abspath(sys.argv.pop(1)) for _ in range(2))
 ENDLESS = ["--train-iters", "20000", "--eval-interval", "20000"]
 
 
@@ -139,14 +140,14 @@ class AsyncSave(Folder):
             self.assertEqual(rank.of("saved")[-1]["iteration"], last)
 
     def test_a_lost_rank_ends_a_save_in_flight(self):
-        gang = self.gang(2, "run", *ENDLESS, "--async-save", "--save", self.path("s"), "--save-interval", "1")
-        gang.reached(3)
-        gang.ranks[0].process.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-        codes = gang.finish()
-        self.assertLess(time.monotonic() - killed, 10)
-        self.assertEqual(codes, [-signal.SIGKILL, 69])
-        self.assertRegex(gang.ranks[1].of("failed")[0]["text"], "rank 0 (went away|gave up)")
+        """Both ways to save: the rank whose disk stands still is lost, or the one that is through."""
+        for n, (more, held, lost) in enumerate(itertools.product(([], ["--async-save"]), (0, 1), (0, 1))):
+            with self.subTest(more=more, held=held, lost=lost):
+                file = "optim_dp_001_of_002.safetensors" if held else "model_tp00_pp00.safetensors"
+                hold = Hold(BAD_DISK, self.path(f"pipe-{n}"), held, file)
+                words = [*MODEL, *MOCK, *ENDLESS, *more, "--save", self.path(f"s{n}"), "--save-interval", "3"]
+                lose_in_save(self, hold, lost, Gang(WORKER, 2, words, self.path(f"run-{n}"), env_of_rank=hold.env_of_rank))
+                self.assertEqual([name for name in os.listdir(self.path(f"s{n}")) if not name.startswith(".")], [])
 
 
 class KeepLast(Folder):

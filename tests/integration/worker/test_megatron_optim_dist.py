@@ -296,7 +296,7 @@ class BadInputTest(Case):
         for call, number, status in (("READ", errno.EIO, 74), ("READ", errno.ENOMEM, 70), ("OPEN", errno.EACCES, 77),
                                      ("OPEN", errno.EMFILE, 73)):
             with self.subTest(errno.errorcode[number]):
-                bad = {"LD_PRELOAD": BAD_DISK, "BAD_DISK_FILE": "mp_rank_01/distrib_optim.pt", f"BAD_DISK_{call}": str(number)}
+                bad = gang.bad_disk(BAD_DISK, "mp_rank_01/distrib_optim.pt", call, number)
                 words = self.words("--load", self.path / "theirs", "--exit-interval", STEPS + 1)
                 codes = gang.Gang(WORKER, 2, words, str(self.path / "two"), bad).start().finish()
                 self.assertIn(status, codes)

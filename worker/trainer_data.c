@@ -14,6 +14,8 @@
 #include <inttypes.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/log.h"
+#include "base/str.h"
 #include "worker/data/index_cache.h"
 #include "worker/parallel/long_step.h"
 #include "worker/trainer.h"
@@ -108,6 +110,21 @@ static int store_indices(void *arg, struct mb_err *err)
     return b->t->rank == 0 ? mb_loaders_store(b->loaders, &b->cache, err) : 0;
 }
 
+/* What rank 0 read and wrote is said once; what is wrong with a node's own directory, only its ranks
+ * know. */
+static void say_notes(const struct mb_trainer *t, struct mb_buf *notes)
+{
+    mb_trainer_say(t, "%s", mb_buf_str(notes));
+    for (const char *line = mb_buf_str(notes); t->rank != 0 && *line != '\0';) {
+        const int n = (int)strcspn(line, "\n");
+        if (mb_starts_with(line, "WARNING: ")) {
+            mb_warn("trainer", "%.*s", n, line);
+        }
+        line += line[n] != '\0' ? n + 1 : n;
+    }
+    mb_buf_reset(notes);
+}
+
 static void begins(void *arg, const char *verb, const char *what)
 {
     mb_long_step_begins(arg, verb, what);
@@ -129,8 +146,7 @@ static int go(struct building *b, const char *what, int (*run)(void *arg, struct
         b->t->hangs = 1; /* b and what it uses stay */
         return rc;
     }
-    mb_trainer_say(b->t, "%s", mb_buf_str(&b->notes));
-    mb_buf_reset(&b->notes);
+    say_notes(b->t, &b->notes);
     return rc;
 }
 

@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import re
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -326,6 +327,20 @@ class DataCacheTest(unittest.TestCase):
         gang.open = list(gang.ranks)
         self.addCleanup(gang.kill)
         return gang
+
+    def test_a_damaged_directory_of_another_node(self):
+        """Its ranks say so, since nobody else knows of it."""
+        args = ["--data-path", self.some, "--split", "80,15,5"]
+        caches = [self.path / "sound", self.path / "unsound"]
+        self.ours("sound", caches[0], *args)
+        shutil.copytree(*caches)
+        (name,) = caches[1].glob("*-GPTDataset-train-shuffle_index.npy")
+        name.write_bytes(name.read_bytes()[:-1])
+        gang = self.gang_of("unsound", [[*args, "--data-cache-path", cache] for cache in caches])
+        self.assertEqual(gang.start().finish(), [0, 0], told(gang))
+        self.assertNotIn("WARNING: --data-cache-path", told(gang))
+        self.assertRegex(gang.ranks[1].log(), rf"WARNING: --data-cache-path: \S*{name.name}\S*: .*; the indices are built")
+        self.assertNotIn("> loaded indices", gang.ranks[1].log())
 
     def test_nodes_with_different_data(self):
         """No cache is to blame for that, and nobody trains in it, with a cache or without."""

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "worker/checkpoint/hf/convert.h"
@@ -287,12 +289,50 @@ static void the_optimizer_bears_every_failing_allocation(void **state)
     mb_free(iter);
 }
 
+/* More ranks than files may be open. */
+static void few_descriptors_are_enough(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/mobula-split-XXXXXX";
+    struct mb_err err = {0};
+    struct mb_model_facts facts;
+    struct rlimit before, few;
+    assert_non_null(mkdtemp(dir));
+    char *source = mb_path_join(dir, "ours"), *target = mb_path_join(dir, "theirs");
+    char *iter = mb_path_join(target, "iter_0000007");
+    const struct mb_convert_options o = {.source = source,
+                                         .target = target,
+                                         .iteration = -1,
+                                         .to = MB_MODEL_MEGATRON,
+                                         .tensor_parallel_size = 2,
+                                         .pipeline_parallel_size = 4};
+    write_ours(source, 1);
+    assert_int_equal(mb_model_convert(&o, &facts, &err), 0);
+    const int next = dup(0);
+    assert_true(next >= 0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = (rlim_t)next + 3;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    check(iter, 2, 4);
+    const int rc = read_optimizer(iter, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_string_equal(err.text, "");
+    assert_int_equal(rc, 0);
+    assert_int_equal(mb_fs_remove_tree(dir, &err), 0);
+    mb_free(source);
+    mb_free(target);
+    mb_free(iter);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_has_every_number),
         cmocka_unit_test(it_is_whole_or_not_there),
         cmocka_unit_test(the_optimizer_bears_every_failing_allocation),
+        cmocka_unit_test(few_descriptors_are_enough),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

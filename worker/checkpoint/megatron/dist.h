@@ -67,7 +67,8 @@ int mb_dist_read_part(struct mb_dist *d, const struct mb_dist_part *p, uint64_t 
                       float *out, struct mb_err *err);
 /* The object that says arguments and counters; NULL: there is none. */
 const struct mb_dist_tensor *mb_dist_common(const struct mb_dist *d);
-/* An object that was found, which the caller closes, and compares himself. */
+/* An object that was found, which the caller closes, and compares himself; its name is its file's
+ * path. */
 int mb_dist_open_object(struct mb_dist *d, const struct mb_dist_tensor *t,
                         struct mb_torch_file **out, struct mb_err *err);
 /* One of the optimizer's that was neither used nor opened; NULL: there is none. */

@@ -284,38 +284,59 @@ struct mb_dist_tensor *mb_dist_meta_find(const struct mb_dist_meta *m, const cha
 
 /* ---- where chunks are ---- */
 
-/* The file's place in the list, which it is added to. */
-static int take_file(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *v,
-                     size_t *out, struct mb_err *err)
+/* Which file a chunk is in, as the pickle says it. */
+struct told_file {
+    const struct mb_pickle_value *name;
+    struct mb_dist_chunk *chunk;
+};
+
+static int by_file(const void *x, const void *y)
+{
+    const struct mb_pickle_value *a = ((const struct told_file *)x)->name;
+    const struct mb_pickle_value *b = ((const struct told_file *)y)->name;
+    const size_t n = a->n_text < b->n_text ? a->n_text : b->n_text;
+    const int order = a == b ? 0 : memcmp(a->text, b->text, n);
+    return order != 0 ? order : (a->n_text > b->n_text) - (a->n_text < b->n_text);
+}
+
+static int add_file(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *v,
+                    struct mb_err *err)
 {
     int is_text;
+    if (m->n_files == FILES_MAX) {
+        return corrupt(name, "it has too many files", err);
+    }
     char *file = take_text(v, FILE_BYTES_MAX, &is_text);
     if (file == NULL) {
         return is_text ? no_memory(name, err) : corrupt(name, "a chunk has no file", err);
     }
-    if (strchr(file, '/') != NULL || strcmp(file, ".") == 0 || strcmp(file, "..") == 0) {
-        mb_free(file);
-        return corrupt(name, "a chunk's file lies outside of the directory", err);
-    }
-    /* They come file by file. */
-    for (size_t i = m->n_files; i-- > 0;) {
-        if (strcmp(m->files[i], file) == 0) {
-            mb_free(file);
-            *out = i;
-            return 0;
-        }
-    }
-    char **more =
-        m->n_files < FILES_MAX ? mb_reallocarray(m->files, m->n_files + 1, sizeof *m->files) : NULL;
-    if (more == NULL) {
-        mb_free(file);
-        return m->n_files < FILES_MAX ? no_memory(name, err)
-                                      : corrupt(name, "it has too many files", err);
-    }
-    m->files = more;
-    *out = m->n_files;
     m->files[m->n_files++] = file;
-    return 0;
+    return strchr(file, '/') != NULL || strcmp(file, ".") == 0 || strcmp(file, "..") == 0
+               ? corrupt(name, "a chunk's file lies outside of the directory", err)
+               : 0;
+}
+
+/* The list of them, each once, by name. */
+static int list_files(const char *name, struct mb_dist_meta *m, struct told_file *told, size_t n,
+                      struct mb_err *err)
+{
+    size_t n_files = 0;
+    int rc = 0;
+    qsort(told, n, sizeof *told, by_file);
+    for (size_t i = 0; i < n; i++) {
+        n_files += i == 0 || by_file(&told[i - 1], &told[i]) != 0;
+    }
+    n_files = n_files < FILES_MAX ? n_files : FILES_MAX;
+    m->files = mb_calloc(n_files + 1, sizeof *m->files);
+    if (m->files == NULL) {
+        return no_memory(name, err);
+    }
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        rc = i == 0 || by_file(&told[i - 1], &told[i]) != 0 ? add_file(name, m, told[i].name, err)
+                                                            : 0;
+        told[i].chunk->file = m->n_files - 1;
+    }
+    return rc;
 }
 
 /* The chunk that begins there; of an object its only one. */
@@ -332,8 +353,10 @@ static struct mb_dist_chunk *chunk_at(const struct mb_dist_tensor *t,
                : NULL;
 }
 
+/* *told: where it is, if it is one that is read. */
 static int take_place(const char *name, struct mb_dist_meta *m, const struct mb_pickle_value *index,
-                      const struct mb_pickle_value *info, struct mb_err *err)
+                      const struct mb_pickle_value *info, struct told_file *told,
+                      struct mb_err *err)
 {
     if (!is_a(index, METADATA "MetadataIndex") ||
         !is_a(info, "torch.distributed.checkpoint.filesystem\n_StorageInfo")) {
@@ -366,8 +389,13 @@ static int take_place(const char *name, struct mb_dist_meta *m, const struct mb_
         take_count(field(info, "length"), &c->n_bytes) != 0) {
         return bad_tensor(name, t, "a chunk has no place in its file", err);
     }
+    const struct mb_pickle_value *file = field(info, "relative_path");
+    if (file == NULL || file->kind != MB_PICKLE_TEXT) {
+        return corrupt(name, "a chunk has no file", err);
+    }
     c->is_there = 1;
-    return take_file(name, m, field(info, "relative_path"), &c->file, err);
+    *told = (struct told_file){file, c};
+    return 0;
 }
 
 static int take_places(const char *name, const struct mb_pickle_value *dict, struct mb_dist_meta *m,
@@ -376,9 +404,19 @@ static int take_places(const char *name, const struct mb_pickle_value *dict, str
     int rc = dict != NULL && dict->kind == MB_PICKLE_DICT
                  ? 0
                  : corrupt(name, "there is no storage_data", err);
-    for (size_t i = 0; rc == 0 && i + 1 < dict->n_items; i += 2) {
-        rc = take_place(name, m, dict->items[i], dict->items[i + 1], err);
+    struct told_file *told = rc == 0 ? mb_calloc(dict->n_items / 2 + 1, sizeof *told) : NULL;
+    size_t n = 0;
+    if (rc == 0 && told == NULL) {
+        rc = no_memory(name, err);
     }
+    for (size_t i = 0; rc == 0 && i + 1 < dict->n_items; i += 2) {
+        rc = take_place(name, m, dict->items[i], dict->items[i + 1], &told[n], err);
+        n += told[n].chunk != NULL;
+    }
+    if (rc == 0) {
+        rc = list_files(name, m, told, n, err);
+    }
+    mb_free(told);
     return rc;
 }
 

@@ -46,7 +46,7 @@ struct mb_dist_tensor {
 struct mb_dist_meta {
     struct mb_dist_tensor *tensors; /* by name, each name once */
     size_t n_tensors;
-    char **files; /* names without a directory */
+    char **files; /* names without a directory, each once, by name */
     size_t n_files;
     int has_optimizer;
 };

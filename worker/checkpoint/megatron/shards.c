@@ -150,6 +150,7 @@ static int open_file(const struct mb_shards *s, uint64_t rank, uint64_t stage,
         rc = mb_err_set(err, MB_ECORRUPT, "%s: it has no \"args\": no checkpoint of Megatron-LM",
                         f->path);
     }
+    rc = rc == 0 ? mb_torch_rest(f->torch, err) : rc; /* there may be thousands */
     f->is_taken = rc == 0 ? mb_calloc(mb_torch_n_tensors(f->torch) + 1, 1) : NULL;
     return rc != 0 || f->is_taken != NULL ? rc : no_memory(s, err);
 }

@@ -3,8 +3,8 @@
  * mp_rank_TT[_PPP]/model_optim_rng.pt, one for each rank of a tensor group and each stage of a
  * pipeline, of torch_dist its chunks (dist.h), read as whole tensors in fp32. Generators are passed
  * over, the optimizer and its scheduler until they are asked for. All files are opened and every
- * tensor's name, shape and kind of numbers is checked before open says yes. Blocking; one thread
- * per object.
+ * tensor's name, shape and kind of numbers is checked before open says yes; descriptors are held of
+ * a few at a time, however many ranks there were. Blocking; one thread per object.
  */
 #ifndef MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H
 #define MOBULA_WORKER_CHECKPOINT_MEGATRON_SHARDS_H

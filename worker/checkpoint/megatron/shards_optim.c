@@ -275,7 +275,8 @@ static int open_buffers(const struct taking *k, struct mb_shards_file *out, stru
         return rc;
     }
     out->is_taken = mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1);
-    return out->is_taken != NULL ? 0 : mb_shards_no_memory(k->s, err);
+    return out->is_taken != NULL ? mb_torch_rest(out->torch, err)
+                                 : mb_shards_no_memory(k->s, err);
 }
 
 /* They do not say whose they are where buffers have it all. */

@@ -135,7 +135,8 @@ static int open_object(struct mb_shards *s, const struct mb_dist_tensor *t,
     if (rc == 0) {
         out->path = mb_asprintf("%s: %s", s->dir, t->name);
         out->is_taken = mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1);
-        rc = out->path != NULL && out->is_taken != NULL ? 0 : mb_shards_no_memory(s, err);
+        rc = out->path != NULL && out->is_taken != NULL ? mb_torch_rest(out->torch, err)
+                                                        : mb_shards_no_memory(s, err);
     }
     return rc;
 }

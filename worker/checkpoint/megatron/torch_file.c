@@ -632,6 +632,11 @@ int mb_torch_open_part(const char *name, int fd, uint64_t at, uint64_t n,
     return rc == 0 ? take_zip(name, zip, out, err) : rc;
 }
 
+int mb_torch_rest(struct mb_torch_file *f, struct mb_err *err)
+{
+    return mb_zip_rest(f->zip, err);
+}
+
 void mb_torch_close(struct mb_torch_file *f)
 {
     if (f == NULL) {

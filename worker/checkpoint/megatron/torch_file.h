@@ -38,6 +38,8 @@ int mb_torch_open_fd(const char *name, int fd, struct mb_torch_file **out, struc
 /* Of a file that is several, bytes [at, at + n). */
 int mb_torch_open_part(const char *name, int fd, uint64_t at, uint64_t n,
                        struct mb_torch_file **out, struct mb_err *err);
+/* It keeps no descriptor from now on, if its name is a path: mb_zip_rest(). */
+int mb_torch_rest(struct mb_torch_file *f, struct mb_err *err);
 void mb_torch_close(struct mb_torch_file *f); /* NULL is legal */
 
 /* One JSON object, those of "args" that JSON can say (a torch.dtype is its name); NULL: there is no

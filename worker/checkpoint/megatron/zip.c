@@ -31,7 +31,9 @@ enum {
 
 struct mb_zip {
     char *name;
-    int fd;
+    int fd;              /* -1: it rests, and is this file: */
+    dev_t device;
+    ino_t inode;
     uint64_t base, size; /* it is these bytes of the file */
     char *texts;         /* the names */
     struct mb_zip_entry *entries;
@@ -58,11 +60,12 @@ static int no_memory(const struct mb_zip *z, struct mb_err *err)
     return mb_err_set(err, MB_ENOMEM, "%s: out of memory", z->name);
 }
 
-static int read_at(const struct mb_zip *z, uint64_t at, void *buf, size_t n, struct mb_err *err)
+static int read_open(const struct mb_zip *z, int fd, uint64_t at, void *buf, size_t n,
+                     struct mb_err *err)
 {
     uint8_t *p = buf;
     while (n > 0) {
-        ssize_t k = pread(z->fd, p, n, (off_t)(z->base + at));
+        ssize_t k = pread(fd, p, n, (off_t)(z->base + at));
         if (k < 0 && errno == EINTR) {
             continue;
         }
@@ -77,6 +80,30 @@ static int read_at(const struct mb_zip *z, uint64_t at, void *buf, size_t n, str
         n -= (size_t)k;
     }
     return 0;
+}
+
+/* A pipe does not hold it up. */
+static int open_file(const char *path)
+{
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+static int read_at(const struct mb_zip *z, uint64_t at, void *buf, size_t n, struct mb_err *err)
+{
+    struct stat st;
+    if (z->fd >= 0) {
+        return read_open(z, z->fd, at, buf, n, err);
+    }
+    const int fd = open_file(z->name);
+    if (fd < 0) {
+        return mb_err_sys(err, errno, "%s", z->name);
+    }
+    int rc = fstat(fd, &st) != 0 ? mb_err_sys(err, errno, "%s", z->name)
+             : st.st_dev != z->device || st.st_ino != z->inode
+                 ? mb_err_set(err, MB_ECORRUPT, "%s: it is another file than a moment ago", z->name)
+                 : read_open(z, fd, at, buf, n, err);
+    close(fd);
+    return rc;
 }
 
 /* ---- the directory ---- */
@@ -316,9 +343,21 @@ int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err 
 
 int mb_zip_open(const char *path, struct mb_zip **out, struct mb_err *err)
 {
-    /* A pipe does not hold it up. */
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = open_file(path);
     return fd >= 0 ? mb_zip_open_fd(path, fd, out, err) : mb_err_sys(err, errno, "%s", path);
+}
+
+int mb_zip_rest(struct mb_zip *z, struct mb_err *err)
+{
+    struct stat st;
+    if (fstat(z->fd, &st) != 0) {
+        return mb_err_sys(err, errno, "%s", z->name);
+    }
+    z->device = st.st_dev;
+    z->inode = st.st_ino;
+    close(z->fd);
+    z->fd = -1;
+    return 0;
 }
 
 void mb_zip_close(struct mb_zip *z)
@@ -326,7 +365,9 @@ void mb_zip_close(struct mb_zip *z)
     if (z == NULL) {
         return;
     }
-    close(z->fd);
+    if (z->fd >= 0) {
+        close(z->fd);
+    }
     mb_free(z->entries);
     mb_free(z->by_name);
     mb_free(z->texts);

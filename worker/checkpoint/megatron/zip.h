@@ -27,6 +27,9 @@ int mb_zip_open_fd(const char *name, int fd, struct mb_zip **out, struct mb_err 
 /* Of a file that is several, bytes [at, at + n). */
 int mb_zip_open_part(const char *name, int fd, uint64_t at, uint64_t n, struct mb_zip **out,
                      struct mb_err *err);
+/* Gives its descriptor back, so that thousands may be open: name has to be its path, by which each
+ * read opens it anew, and MB_ECORRUPT if that is another file by then. */
+int mb_zip_rest(struct mb_zip *z, struct mb_err *err);
 void mb_zip_close(struct mb_zip *z); /* NULL is legal */
 
 size_t mb_zip_n_entries(const struct mb_zip *z);

@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "worker/checkpoint/evict.h"
+#include "worker/checkpoint/torch_save.h"
 
 enum { US_PER_MS = 1000, US_PER_S = 1000 * 1000, MINUTE_MS = 60 * 1000 };
 
@@ -138,6 +139,35 @@ static void on_saved(void *arg, int64_t iteration, const struct mb_checkpoint_sa
     }
 }
 
+/* Its arguments are the caller's. */
+static struct mb_checkpoint_state state_of(const struct mb_trainer *t)
+{
+    return (struct mb_checkpoint_state){.iteration = t->iteration,
+                                        .consumed_train_samples = t->args.consumed_train_samples,
+                                        .consumed_valid_samples = t->args.consumed_valid_samples,
+                                        .optimizer_steps = mb_optimizer_steps(t->optimizer),
+                                        .skipped_iterations = t->skipped_iterations,
+                                        .schedule_samples = t->schedule_samples,
+                                        .warmup_samples = t->schedule.warmup_samples,
+                                        .decay_samples = t->schedule.decay_samples,
+                                        .has_grad_scaler = t->loss_scaling.is_dynamic,
+                                        .loss_scale = t->loss_scale.scale,
+                                        .growth_tracker = t->loss_scale.n_good,
+                                        .hysteresis_tracker = t->loss_scale.patience,
+                                        .args_json = mb_args_json(&t->args)};
+}
+
+/* What Megatron-LM's files are not made of ends the run here, not at its first save. */
+static int check_torch(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_checkpoint_model m = model_of(t, !t->args.no_save_optim);
+    struct mb_checkpoint_state s = state_of(t);
+    int rc = s.args_json != NULL ? mb_torch_save_check("--ckpt-format torch", &m, &s, err)
+                                 : mb_err_set(err, MB_ENOMEM, "out of memory for the arguments");
+    mb_checkpoint_state_close(&s);
+    return rc;
+}
+
 int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
@@ -154,8 +184,9 @@ int mb_trainer_build_saver(struct mb_trainer *t, struct mb_err *err)
                                      (uint64_t)t->args.distributed_timeout_minutes * MINUTE_MS,
                                  .cb = on_saved,
                                  .arg = t};
-    if (t->save_comm == NULL && (t->args.save == NULL || o.model.layout == NULL)) {
-        return 0;
+    int rc = t->args.save != NULL && is_torch(t) ? check_torch(t, err) : 0;
+    if (rc != 0 || (t->save_comm == NULL && (t->args.save == NULL || o.model.layout == NULL))) {
+        return rc;
     }
     if (t->save_comm == NULL) {
         return mb_saver_fits(&o.model, t->comm, err);
@@ -182,19 +213,7 @@ static int save_synchronously(struct mb_trainer *t, const struct mb_checkpoint_s
 
 int mb_trainer_save(struct mb_trainer *t, struct mb_err *err)
 {
-    struct mb_checkpoint_state s = {.iteration = t->iteration,
-                                    .consumed_train_samples = t->args.consumed_train_samples,
-                                    .consumed_valid_samples = t->args.consumed_valid_samples,
-                                    .optimizer_steps = mb_optimizer_steps(t->optimizer),
-                                    .skipped_iterations = t->skipped_iterations,
-                                    .schedule_samples = t->schedule_samples,
-                                    .warmup_samples = t->schedule.warmup_samples,
-                                    .decay_samples = t->schedule.decay_samples,
-                                    .has_grad_scaler = t->loss_scaling.is_dynamic,
-                                    .loss_scale = t->loss_scale.scale,
-                                    .growth_tracker = t->loss_scale.n_good,
-                                    .hysteresis_tracker = t->loss_scale.patience,
-                                    .args_json = mb_args_json(&t->args)};
+    struct mb_checkpoint_state s = state_of(t);
     uint64_t from_us = mb_mono_us();
     int rc;
     mb_trainer_say(t, "saving checkpoint at iteration %7" PRId64 " to %s in %s format\n",

@@ -432,6 +432,19 @@ static int lead(struct writing *w, struct mb_checkpoint_saved *out, int *hangs, 
     return rc;
 }
 
+int mb_torch_save_check(const char *name, const struct mb_checkpoint_model *m,
+                        const struct mb_checkpoint_state *state, struct mb_err *err)
+{
+    struct writing w = {.m = m, .dir = name};
+    int rc = create(&w, state, err);
+    if (rc == 0) {
+        rc = mb_splitter_check(w.splitter, err);
+    }
+    mb_splitter_close(w.splitter);
+    mb_free(w.tensors);
+    return rc;
+}
+
 int mb_torch_save(const struct mb_checkpoint_model *m, const char *iter_dir,
                   const struct mb_checkpoint_state *state, void (*release)(void *arg), void *arg,
                   struct mb_checkpoint_saved *out, int *hangs, struct mb_err *err)

@@ -10,6 +10,11 @@
 
 #include "worker/checkpoint/checkpoint.h"
 
+/* Whether such a model and state can be saved so, without a disk, or what is refused: of a run before
+ * it trains, where the first save would be late. name is for texts. No rank waits for another. */
+int mb_torch_save_check(const char *name, const struct mb_checkpoint_model *m,
+                        const struct mb_checkpoint_state *state, struct mb_err *err);
+
 /*
  * Collective, of a model without a layout: rank 0 makes iter_dir/mp_rank_TT[_PPP], all of it
  * fsynced, and adds the files to out; the other ranks touch no disk. Ranks that wait hear of the progress, beyond the communicator's time-out.

@@ -284,6 +284,21 @@ class RefusalTest(Case):
         self.run_gang(1, *TORCH, "--save", self.path / "s", "--optimizer", "sgd", "--no-save-optim", "--exit-interval", 4)
         self.assertIn("verified: iteration", self.verified("s"))
 
+    def test_what_their_files_cannot_say(self):
+        """The writer itself is asked, by every rank: a channel more than it has room for."""
+        words = ["--num-layers", 2, "--hidden-size", 8, "--ffn-hidden-size", 8, "--num-attention-heads", 2, "--kv-channels"]
+        for world, more in ((1, []), (2, layout(2)), (2, ["--async-save"])):
+            with self.subTest(more=more):
+                g = self.start_gang(world, *TORCH, "--save", self.path / "s", *words, 65538, *more)
+                codes = g.finish()
+                self.assertIn(65, codes)
+                self.assertLessEqual(set(codes), {65, 69})  # of one that heard of the other's first
+                text = next(r for r, code in zip(g.ranks, codes) if code == 65).of("failed")[0]["text"]
+                self.assertIn("--ckpt-format torch: argument kv_channels: expected a number from 1 to 65536", text)
+                self.assertEqual(list((self.path / "s").iterdir()), [])
+                for rank in g.ranks:
+                    self.assertEqual(gang.iterations(rank), {})
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -613,9 +613,27 @@ static int write_stage(struct mb_splitter *s, const char *iter, uint64_t stage, 
     return rc;
 }
 
+static int check_optimizer(const struct mb_splitter *s, struct mb_err *err)
+{
+    return s->w->has_optimizer ? mb_split_optim_check("the checkpoint", s->args, err) : 0;
+}
+
+int mb_splitter_check(struct mb_splitter *s, struct mb_err *err)
+{
+    int rc = check_optimizer(s, err);
+    for (uint64_t stage = 0; stage < s->o.pp && rc == 0; stage++) {
+        struct stage g;
+        rc = make_stage(s, stage, &g, err);
+        if (rc == 0) {
+            close_stage(&g, s->o.tp);
+        }
+    }
+    return rc;
+}
+
 int mb_splitter_write_files(struct mb_splitter *s, const char *iter_dir, struct mb_err *err)
 {
-    int rc = s->w->has_optimizer ? mb_split_optim_check("the checkpoint", s->args, err) : 0;
+    int rc = check_optimizer(s, err);
     if (rc == 0) {
         rc = mb_fs_mkdir_p(iter_dir, 0755, err);
     }

@@ -37,6 +37,9 @@ int mb_splitter_create(const char *name, struct mb_weights *w, const struct mb_c
                        struct mb_err *err);
 void mb_splitter_close(struct mb_splitter *s); /* NULL is legal */
 
+/* What writing would refuse of it, but for numbers that the dtype has no room for. */
+int mb_splitter_check(struct mb_splitter *s, struct mb_err *err);
+
 /* Of the target; the vocabulary may be padded otherwise than the source's. */
 const struct mb_megatron_layout *mb_splitter_layout(const struct mb_splitter *s);
 /* Into dir, which is there and has none: DIR/iter_0000020 (DIR/release of a release), the tracker

@@ -1,5 +1,6 @@
 """What a save costs training, with and without --async-save, and how near writing and loading come to the disk:
-a gang of ranks trains a GPT and saves; a raw writer and reader of as many bytes run in the same rounds.
+a gang of ranks trains a GPT and saves, our own files and Megatron-LM's (--ckpt-format torch); a raw writer and reader of
+as many bytes run in the same rounds.
 
 Usage: save.py [--ranks N] [--layers N] [--hidden N] [--rounds N] [--dir DIR]"""
 import argparse
@@ -21,6 +22,7 @@ WORKER = pathlib.Path(os.environ.get("MOBULA_BIN", ROOT / "build/release/bin")) 
 CHUNK = 1 << 20
 SAVES, PAUSE = 4, 8  # iterations: 8, 16, 24, 32; the first pays for fresh directories and pages
 PERIOD_S = 600
+FORMATS = {"safetensors": [], "torch": ["--ckpt-format", "torch"]}
 
 
 def raw_write(directory, total):
@@ -101,16 +103,15 @@ def steps_of(log):
     return {"after_save_ms": round(statistics.median(after), 1), "other_ms": round(statistics.median(others), 1)}
 
 
-def one_round(o, scratch):
+def one_round(o, scratch, of_format):
     out = {}
-    warm(scratch, (SAVES + 2) * 12 * o.hidden * (12 * o.layers * o.hidden + 50304))
-    for name, flags in (("sync", []), ("async", ["--async-save"])):
+    for name, flags in (("sync", of_format), ("async", [*of_format, "--async-save"])):
         target = scratch / name
         log = gang(o, scratch / f"run-{name}", "--train-iters", str(SAVES * PAUSE), "--save", str(target),
                    "--save-interval", str(PAUSE), *flags)
         out[name] = {"saves": saves_of(log), "steps": steps_of(log)}
         last = target / f"iter_{SAVES * PAUSE:07d}"
-        files = [p for p in last.iterdir()]
+        files = [p for p in last.rglob("*") if p.is_file()]
         out["bytes"] = sum(p.stat().st_size for p in files)
         if name == "async":
             forget(files)
@@ -118,24 +119,16 @@ def one_round(o, scratch):
             ms = float(re.search(r"load-checkpoint \.+: \([0-9.]+, ([0-9.]+)\)", log).group(1))
             out["load_mb_per_s"] = out["bytes"] / ms / 1e3
         shutil.rmtree(target)
+        shutil.rmtree(scratch / f"run-{name}")
+        shutil.rmtree(scratch / "run-load", ignore_errors=True)
         out.setdefault("raw_write_mb_per_s", []).append(raw_write(scratch, out["bytes"]))
         out.setdefault("raw_read_mb_per_s", []).append(raw_read(scratch))
     return out
 
 
-def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--ranks", type=int, default=2)
-    p.add_argument("--layers", type=int, default=6)
-    p.add_argument("--hidden", type=int, default=512)
-    p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--dir", default=tempfile.gettempdir())
-    o = p.parse_args()
-    rounds = []
-    for _ in range(o.rounds):
-        with tempfile.TemporaryDirectory(prefix="mb-save-", dir=o.dir) as scratch:
-            rounds.append(one_round(o, pathlib.Path(scratch)))
-    result = {"ranks": o.ranks, "layers": o.layers, "hidden": o.hidden, "bytes": rounds[0]["bytes"]}
+def summary(rounds):
+    """Of the rounds of one format."""
+    result = {"bytes": rounds[0]["bytes"]}
     for name in ("sync", "async"):
         saves = [s for r in rounds for s in r[name]["saves"]]
         stall = statistics.median(s["stall_ms"] for s in saves)
@@ -149,7 +142,25 @@ def main():
     result["sync_write_of_raw"] = round(result["sync"]["mb_per_s"]["median"] / statistics.median(raw), 3)
     result["load_of_raw_read"] = round(
         result["load_mb_per_s"]["median"] / result["raw_read_mb_per_s"]["median"], 3)
-    write_result("save", result)
+    return result
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--ranks", type=int, default=2)
+    p.add_argument("--layers", type=int, default=6)
+    p.add_argument("--hidden", type=int, default=512)
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--dir", default=tempfile.gettempdir())
+    o = p.parse_args()
+    rounds = {name: [] for name in FORMATS}
+    for _ in range(o.rounds):
+        with tempfile.TemporaryDirectory(prefix="mb-save-", dir=o.dir) as scratch:
+            warm(scratch, (SAVES + 2) * 12 * o.hidden * (12 * o.layers * o.hidden + 50304))
+            for name, flags in FORMATS.items():
+                rounds[name].append(one_round(o, pathlib.Path(scratch), flags))
+    result = {"ranks": o.ranks, "layers": o.layers, "hidden": o.hidden, **summary(rounds.pop("safetensors"))}
+    write_result("save", {**result, **{name: summary(of_format) for name, of_format in rounds.items()}})
 
 
 main()

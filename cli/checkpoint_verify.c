@@ -135,12 +135,11 @@ static int print_local_json(const char *dir, const struct mb_verified *v,
                             const struct mb_err *failed)
 {
     struct mb_err err;
-    json_t *j = json_pack("{s:s, s:b, s:s, s:I, s:I, s:I, s:I, s:s, s:s}", "url", dir, "verified",
-                          failed->code == 0, "kind", mb_model_kind(v->kind), "iteration",
-                          (json_int_t)v->iteration, "files", (json_int_t)v->n_files, "bytes",
-                          (json_int_t)v->total_bytes, "files_without_checksums",
-                          (json_int_t)v->n_without_sums, "not_compared", v->not_compared.text,
-                          "error", failed->text);
+    json_t *j = json_pack(
+        "{s:s, s:b, s:s, s:I, s:I, s:I, s:I, s:s, s:s}", "url", dir, "verified", failed->code == 0,
+        "kind", mb_model_kind(v->kind), "iteration", (json_int_t)v->iteration, "files",
+        (json_int_t)v->n_files, "bytes", (json_int_t)v->total_bytes, "files_without_checksums",
+        (json_int_t)v->n_without_sums, "not_compared", v->not_compared.text, "error", failed->text);
 
     return mb_checkpoint_print_json(j, JSON_INDENT(2), &err);
 }

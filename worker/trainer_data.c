@@ -110,8 +110,8 @@ static int store_indices(void *arg, struct mb_err *err)
     return b->t->rank == 0 ? mb_loaders_store(b->loaders, &b->cache, err) : 0;
 }
 
-/* What rank 0 read and wrote is said once; what is wrong with a node's own directory, only its ranks
- * know. */
+/* What rank 0 read and wrote is said once; what is wrong with a node's own directory, only its
+ * ranks know. */
 static void say_notes(const struct mb_trainer *t, struct mb_buf *notes)
 {
     mb_trainer_say(t, "%s", mb_buf_str(notes));

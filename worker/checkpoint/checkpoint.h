@@ -107,8 +107,8 @@ struct mb_checkpoint_state {
     /* The learning rate's schedule, in samples: how far it has come, and what it was. */
     int64_t schedule_samples, warmup_samples, decay_samples;
     int has_optimizer;
-    int has_sum;             /* read only: state.json was compared with its checksum */
-    int is_megatrons;        /* files of Megatron-LM's: rank 0 alone reads them */
+    int has_sum;                     /* read only: state.json was compared with its checksum */
+    int is_megatrons;                /* files of Megatron-LM's: rank 0 alone reads them */
     struct mb_err optimizer_refused; /* there is one, and this is why it is not read. Code 0: no */
     /* Of fp16 with a dynamic loss scale, else has_grad_scaler is 0: worker/model/loss_scale.h. */
     int has_grad_scaler;

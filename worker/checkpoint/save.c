@@ -367,8 +367,8 @@ static void release(void *arg)
 static int write_all(struct saving *s, struct mb_err *err)
 {
     const struct mb_checkpoint_model *m = s->m;
-    int rc = m->torch != NULL  ? mb_torch_save(m, s->tmp, s->state, release, s, &s->written,
-                                               &s->hangs, err)
+    int rc = m->torch != NULL
+                 ? mb_torch_save(m, s->tmp, s->state, release, s, &s->written, &s->hangs, err)
              : m->stall_ms > 0 ? mb_checkpoint_watch(m->comm, m->progress, m->stall_ms, write_files,
                                                      release, s, &s->hangs, err)
                                : write_files(s, err);

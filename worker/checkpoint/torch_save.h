@@ -10,18 +10,19 @@
 
 #include "worker/checkpoint/checkpoint.h"
 
-/* Whether such a model and state can be saved so, without a disk, or what is refused: of a run before
- * it trains, where the first save would be late. name is for texts. No rank waits for another. */
+/* Whether such a model and state can be saved so, without a disk, or what is refused: of a run
+ * before it trains, where the first save would be late. name is for texts. No rank waits for
+ * another. */
 int mb_torch_save_check(const char *name, const struct mb_checkpoint_model *m,
                         const struct mb_checkpoint_state *state, struct mb_err *err);
 
 /*
  * Collective, of a model without a layout: rank 0 makes iter_dir/mp_rank_TT[_PPP], all of it
- * fsynced, and adds the files to out; the other ranks touch no disk. Ranks that wait hear of the progress, beyond the communicator's time-out.
- * With m->stall_ms no step of the disk for so long is MB_ETIMEOUT on rank 0, and *hangs is 1: a thread still
- * uses m, state and iter_dir; it calls release(arg) if it ever ends. Else it waits for the disk,
- * and the others do so for the communicator's time-out. One rank may fail alone:
- * mb_checkpoint_agree() is to follow.
+ * fsynced, and adds the files to out; the other ranks touch no disk. Ranks that wait hear of the
+ * progress, beyond the communicator's time-out. With m->stall_ms no step of the disk for so long is
+ * MB_ETIMEOUT on rank 0, and *hangs is 1: a thread still uses m, state and iter_dir; it calls
+ * release(arg) if it ever ends. Else it waits for the disk, and the others do so for the
+ * communicator's time-out. One rank may fail alone: mb_checkpoint_agree() is to follow.
  */
 int mb_torch_save(const struct mb_checkpoint_model *m, const char *iter_dir,
                   const struct mb_checkpoint_state *state, void (*release)(void *arg), void *arg,

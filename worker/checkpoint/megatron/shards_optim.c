@@ -275,8 +275,7 @@ static int open_buffers(const struct taking *k, struct mb_shards_file *out, stru
         return rc;
     }
     out->is_taken = mb_calloc(mb_torch_n_tensors(out->torch) + 1, 1);
-    return out->is_taken != NULL ? mb_torch_rest(out->torch, err)
-                                 : mb_shards_no_memory(k->s, err);
+    return out->is_taken != NULL ? mb_torch_rest(out->torch, err) : mb_shards_no_memory(k->s, err);
 }
 
 /* They do not say whose they are where buffers have it all. */
@@ -285,10 +284,11 @@ static int check_groups(const struct taking *k, struct mb_err *err)
     int no_decay, decoupled, rc = 0;
     for (size_t g = 0; g < json_array_size(k->groups) && rc == 0; g++) {
         if (json_object_get(json_array_get(k->groups, g), "params") != NULL) {
-            return mb_err_set(err, MB_ECORRUPT,
-                              "%s: param_groups %zu: says which parameters are its, which it does "
-                              "not where distrib_optim.pt beside it has their numbers: of two saves",
-                              k->f->path, g);
+            return mb_err_set(
+                err, MB_ECORRUPT,
+                "%s: param_groups %zu: says which parameters are its, which it does "
+                "not where distrib_optim.pt beside it has their numbers: of two saves",
+                k->f->path, g);
         }
         rc = mb_shards_check_group(k->f, k->groups, g, &no_decay, &decoupled, err);
     }

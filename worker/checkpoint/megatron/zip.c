@@ -31,7 +31,7 @@ enum {
 
 struct mb_zip {
     char *name;
-    int fd;              /* -1: it rests, and is this file: */
+    int fd; /* -1: it rests, and is this file: */
     dev_t device;
     ino_t inode;
     uint64_t base, size; /* it is these bytes of the file */

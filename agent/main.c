@@ -12,27 +12,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include "agent/agent.h"
 #include "agent/options.h"
 #include "agent/supervise/protocol.h"
 #include "base/errand.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/secret.h"
 
 enum { LAST_MS = 500 };
-
-/* Of the descriptors that the system allows: a head serves thousands of connections. */
-static void open_many_files(void)
-{
-    struct rlimit files;
-
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-        files.rlim_cur = files.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &files); /* refused: the server takes fewer connections */
-    }
-}
 
 /* glibc gives a thread that finds the others' heaps in use one of its own, which stays when the
  * thread has gone: gRPC's pool, which grows with bursts, made the head 1 MiB larger with every
@@ -69,7 +58,7 @@ int main(int argc, char **argv)
         rc = mb_err_set(&err, MB_EINVAL, "--log-level %s: expected debug, info, warn or error",
                         opts.log_level);
     if (rc == MB_OK) {
-        open_many_files();
+        (void)mb_fs_open_files_max(); /* a head serves thousands of connections */
         signal(SIGPIPE, SIG_IGN);
         signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error code */
         /* Drivers inherit it: checkpoints they choose a place for lie beside this node's files. */

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -372,6 +373,16 @@ uint64_t mb_fs_stretch(int fd, uint64_t offset, uint64_t n, int *is_hole)
 int mb_fs_exists(const char *path)
 {
     return access(path, F_OK) == 0;
+}
+
+uint64_t mb_fs_open_files_max(void)
+{
+    struct rlimit files, wanted;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0)
+        return 0;
+    wanted = (struct rlimit){files.rlim_max, files.rlim_max};
+    return setrlimit(RLIMIT_NOFILE, &wanted) == 0 ? wanted.rlim_cur : files.rlim_cur;
 }
 
 char *mb_fs_self_dir(struct mb_err *err)

@@ -45,6 +45,10 @@ int mb_fs_remove_tree(const char *path, struct mb_err *err);
 
 int mb_fs_exists(const char *path); /* 1 or 0 */
 
+/* Lets this process open as many files as the system allows it (the hard limit). Returns how many:
+ * where raising is refused, as many as before. Called once, at the start. */
+uint64_t mb_fs_open_files_max(void);
+
 /* Directory of the running executable, owned by the caller: sibling programs are found by it. */
 char *mb_fs_self_dir(struct mb_err *err);
 

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include "base/fs.h"
 #include "cli/tokenizer_fetch.h"
 #include "cli/printable.h"
 #include "worker/data/preprocess.h"
@@ -21,15 +22,20 @@
 
 struct preprocess_args {
     struct mb_tokenizer_flags tokenizer;
-    struct mb_words input, json_keys, workers_to_check;
+    struct mb_words input, json_keys, workers_to_check, special_tokens, tokenizer_special_tokens;
     const char *output_prefix, *scratch_dir, *invalid_utf8, *lang, *tokenizer_metadata,
-        *performance_dir;
-    int64_t workers, partitions, log_interval, padded_vocab_size, vocab_extra_ids, max_documents;
+        *performance_dir, *dataset_impl, *prompt_format, *sft_prompt_format, *image_tag_type,
+        *chat_template;
+    int64_t workers, partitions, log_interval, padded_vocab_size, vocab_extra_ids, max_documents,
+        chunk_size, make_vocab_size_divisible_by, null_eod_id, null_pad_id;
     uint64_t max_line_bytes, resume_interval_ms;
     int append_eod, skip_bad_lines, no_resume, json, keep_sequential_samples;
     int split_sentences, keep_newlines, find_optimal_num_workers, legacy_tokenizer;
-    int trust_remote_code, tokenizer_hf_no_use_fast;
+    int trust_remote_code, tokenizer_hf_no_use_fast, tokenizer_hf_use_fast,
+        tokenizer_hf_include_special_tokens, sentencepiece_legacy, force_system_message;
 };
+
+enum { NOT_GIVEN = INT32_MIN }; /* of an id, which may be -1 */
 
 #define OPTION(name_, arg_, kind_, field_, help_, min_, max_)                                      \
     {                                                                                              \
@@ -79,6 +85,23 @@ static const struct mb_option options[] = {
     HIDDEN("legacy-tokenizer", NULL, FLAG, legacy_tokenizer),
     HIDDEN("trust-remote-code", NULL, FLAG, trust_remote_code),
     HIDDEN("tokenizer-hf-no-use-fast", NULL, FLAG, tokenizer_hf_no_use_fast),
+    HIDDEN("tokenizer-hf-use-fast", NULL, FLAG, tokenizer_hf_use_fast),
+    HIDDEN("tokenizer-hf-include-special-tokens", NULL, FLAG, tokenizer_hf_include_special_tokens),
+    HIDDEN("tokenizer-sentencepiece-legacy", NULL, FLAG, sentencepiece_legacy),
+    HIDDEN("tokenizer-special-tokens", "TOKEN...", WORDS, tokenizer_special_tokens),
+    HIDDEN("null-tokenizer-eod-id", "N", INT, null_eod_id),
+    HIDDEN("null-tokenizer-pad-id", "N", INT, null_pad_id),
+    HIDDEN("special-tokens", "TOKEN...", WORDS, special_tokens),
+    HIDDEN("tokenizer-prompt-format", "FORMAT", STRING, prompt_format),
+    HIDDEN("sft-tokenizer-prompt-format", "FORMAT", STRING, sft_prompt_format),
+    HIDDEN("image-tag-type", "TYPE", STRING, image_tag_type),
+    HIDDEN("force-system-message", NULL, FLAG, force_system_message),
+    HIDDEN("chat-template", "TEMPLATE", STRING, chat_template),
+    HIDDEN("make-vocab-size-divisible-by", "N", INT, make_vocab_size_divisible_by),
+    /* Of releases up to core 0.5 and before. */
+    HIDDEN("dataset-impl", "FORM", STRING, dataset_impl),
+    HIDDEN("chunk-size", "N", INT, chunk_size),
+    HIDDEN("vocab", "FILE", STRING, tokenizer.vocab_file),
     {0},
 };
 
@@ -224,6 +247,34 @@ static int check_required(const struct preprocess_args *a, struct mb_err *err)
     return 0;
 }
 
+static int has_type(const struct preprocess_args *a, const char *type)
+{
+    return strcmp(a->tokenizer.tokenizer_type, type) == 0;
+}
+
+/* Arguments of a tokenizer that would change tokens, and do not here. */
+static int check_tokenizer(const struct preprocess_args *a, struct mb_err *err)
+{
+    if (a->tokenizer_metadata != NULL)
+        return mb_err_set(
+            err, MB_EUNSUPPORTED,
+            "preprocess: --tokenizer-metadata is not provided: give --tokenizer-type");
+    if (a->tokenizer_special_tokens.n > 0 && !has_type(a, "TikTokenizer"))
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "preprocess: --tokenizer-special-tokens is provided for TikTokenizer "
+                          "only: others take the special tokens of their files");
+    if (a->sentencepiece_legacy)
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "preprocess: --tokenizer-sentencepiece-legacy is not provided");
+    if (a->null_eod_id != NOT_GIVEN && has_type(a, "NullTokenizer") &&
+        a->null_eod_id != a->tokenizer.vocab_size)
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "preprocess: --null-tokenizer-eod-id %lld is not provided: the eod of "
+                          "the NullTokenizer is --vocab-size",
+                          (long long)a->null_eod_id);
+    return 0;
+}
+
 /* What Megatron-LM does and this program does not. */
 static int check_refused(const struct preprocess_args *a, struct mb_err *err)
 {
@@ -237,29 +288,49 @@ static int check_refused(const struct preprocess_args *a, struct mb_err *err)
             err, MB_EUNSUPPORTED,
             "preprocess: --find-optimal-num-workers is not provided: as many --workers "
             "as there are cores are the fastest");
-    if (a->tokenizer_metadata != NULL)
-        return mb_err_set(
-            err, MB_EUNSUPPORTED,
-            "preprocess: --tokenizer-metadata is not provided: give --tokenizer-type");
-    return 0;
+    if (a->dataset_impl != NULL && strcmp(a->dataset_impl, "mmap") != 0)
+        return mb_err_set(err, MB_EUNSUPPORTED,
+                          "preprocess: --dataset-impl %s is not provided: mmap is the form that "
+                          "Megatron-LM has kept",
+                          a->dataset_impl);
+    return check_tokenizer(a, err);
 }
 
 static void note_ignored(const struct view *v, const struct preprocess_args *a)
 {
+    static const char of_sentences[] = "it belongs to --split-sentences",
+                      of_workers[] = "it belongs to --find-optimal-num-workers",
+                      of_chats[] = "it belongs to tokenizers of conversations and images",
+                      no_file[] = "padding changes no file", one[] = "there is one implementation";
     const struct {
         int given;
         const char *name, *why;
     } rows[] = {
-        {a->keep_newlines, "keep-newlines", "it belongs to --split-sentences"},
-        {a->lang != NULL, "lang", "it belongs to --split-sentences"},
-        {a->workers_to_check.n > 0, "workers-to-check", "it belongs to --find-optimal-num-workers"},
-        {a->max_documents != 0, "max-documents", "it belongs to --find-optimal-num-workers"},
-        {a->performance_dir != NULL, "performance-dir", "it belongs to --find-optimal-num-workers"},
-        {a->padded_vocab_size != 0, "padded-vocab-size", "padding changes no file"},
+        {a->keep_newlines, "keep-newlines", of_sentences},
+        {a->lang != NULL, "lang", of_sentences},
+        {a->workers_to_check.n > 0, "workers-to-check", of_workers},
+        {a->max_documents != 0, "max-documents", of_workers},
+        {a->performance_dir != NULL, "performance-dir", of_workers},
+        {a->padded_vocab_size != 0, "padded-vocab-size", no_file},
+        {a->make_vocab_size_divisible_by != 0, "make-vocab-size-divisible-by", no_file},
         {a->vocab_extra_ids != 0, "vocab-extra-ids", "Megatron-LM sets it to 0 here"},
-        {a->legacy_tokenizer, "legacy-tokenizer", "there is one implementation"},
+        {a->legacy_tokenizer, "legacy-tokenizer", one},
         {a->trust_remote_code, "trust-remote-code", "no code of a model is run"},
-        {a->tokenizer_hf_no_use_fast, "tokenizer-hf-no-use-fast", "there is one implementation"},
+        {a->tokenizer_hf_no_use_fast, "tokenizer-hf-no-use-fast", one},
+        {a->tokenizer_hf_use_fast, "tokenizer-hf-use-fast", one},
+        {a->tokenizer_hf_include_special_tokens, "tokenizer-hf-include-special-tokens",
+         "it is so without it"},
+        {a->null_eod_id != NOT_GIVEN, "null-tokenizer-eod-id",
+         "the eod of the NullTokenizer is --vocab-size"},
+        {a->null_pad_id != NOT_GIVEN, "null-tokenizer-pad-id", no_file},
+        {a->special_tokens.n > 0, "special-tokens", of_chats},
+        {a->prompt_format != NULL, "tokenizer-prompt-format", of_chats},
+        {a->sft_prompt_format != NULL, "sft-tokenizer-prompt-format", of_chats},
+        {a->image_tag_type != NULL, "image-tag-type", of_chats},
+        {a->force_system_message, "force-system-message", of_chats},
+        {a->chat_template != NULL, "chat-template", of_chats},
+        {a->dataset_impl != NULL, "dataset-impl", "mmap is the only form"},
+        {a->chunk_size != 0, "chunk-size", "workers are given what has about 512 KiB"},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -326,7 +397,11 @@ static int run_and_publish(const struct preprocess_args *a, struct mb_preprocess
 
 static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **argv)
 {
-    struct preprocess_args args = {.workers = 1, .partitions = 1, .log_interval = 1000};
+    struct preprocess_args args = {.workers = 1,
+                                   .partitions = 1,
+                                   .log_interval = 1000,
+                                   .null_eod_id = NOT_GIVEN,
+                                   .null_pad_id = NOT_GIVEN};
     const char *term = getenv("TERM");
     struct view v = {.program = cli->program};
     struct mb_preprocess_options o;
@@ -342,6 +417,8 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
         rc = check_required(&args, &err);
     if (rc == 0)
         rc = check_refused(&args, &err);
+    if (args.tokenizer_special_tokens.n > 0) /* its name in later releases */
+        args.tokenizer.tiktoken_special_tokens = args.tokenizer_special_tokens;
     if (rc == 0)
         rc = mb_tokenizer_fetch(&args.tokenizer, &fetched, &err);
     if (rc != 0)
@@ -350,6 +427,7 @@ static int run(struct mb_cli *cli, const struct mb_verb *verb, int argc, char **
     v.facts = args.json ? stderr : stdout;
     v.on_terminal = isatty(STDERR_FILENO) && term != NULL && strcmp(term, "dumb") != 0;
     o = options_of(&args, &v);
+    (void)mb_fs_open_files_max(); /* many partitions and keys are three files each */
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     rc = run_and_publish(&args, &o, &v, &total, &err);

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/alloc.h"
@@ -28,7 +29,7 @@
 #include "base/str.h"
 #include "worker/data/preprocess_private.h"
 
-enum { LOCK_TRIES = 100 };
+enum { LOCK_TRIES = 100, OTHER_FILES = 64 /* inputs, connections, what we were started with */ };
 
 struct mb_output {
     struct mb_output_options o; /* borrowed parts outlive it */
@@ -292,8 +293,25 @@ static int begin(struct mb_output *out, struct mb_err *err)
     return open_writers(out, 0, err);
 }
 
+/* Before anything is made: all files of a run are open at a time. */
+static int check_open_files(const struct mb_output_options *o, struct mb_err *err)
+{
+    uint64_t n = (uint64_t)o->n_keys * (3 * (uint64_t)o->n_lanes + 1) + OTHER_FILES;
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || n <= files.rlim_cur)
+        return 0;
+    return mb_err_set(err, MB_EFULL,
+                      "%zu keys in %u partitions need %llu open files and %llu are allowed "
+                      "(ulimit -n): give fewer --partitions",
+                      o->n_keys, o->n_lanes, (unsigned long long)n,
+                      (unsigned long long)files.rlim_cur);
+}
+
 static int make(const struct mb_output_options *o, struct mb_output *out, struct mb_err *err)
 {
+    int rc = check_open_files(o, err);
+
     size_t n_marks = o->n_keys * o->n_lanes;
 
     out->o = *o;
@@ -303,6 +321,8 @@ static int make(const struct mb_output_options *o, struct mb_output *out, struct
     if (n_marks > MB_JOURNAL_MAX_MARKS)
         return mb_err_set(err, MB_EINVAL, "%zu keys in %u partitions: more than %d files",
                           o->n_keys, o->n_lanes, MB_JOURNAL_MAX_MARKS);
+    if (rc != 0)
+        return rc;
     out->directory = mb_asprintf("%s.preprocess", o->prefix);
     out->lock_path = mb_asprintf("%s.preprocess/lock", o->prefix);
     out->journal_path = mb_asprintf("%s.preprocess/journal", o->prefix);

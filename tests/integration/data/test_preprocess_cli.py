@@ -169,13 +169,32 @@ def check_full_stdout(folder):
 
 def check_flags(folder):
     data = b'{"text": "a"}\n'
-    for flags, word in ((["--split-sentences"], "--split-sentences"), (["--find-optimal-num-workers"], "--find-optimal"),
-                        (["--tokenizer-metadata", "x"], "--tokenizer-metadata")):
+    refused = (["--split-sentences"], ["--find-optimal-num-workers"], ["--tokenizer-metadata", "x"], ["--dataset-impl", "lazy"],
+               ["--tokenizer-sentencepiece-legacy"], ["--tokenizer-special-tokens", "a", "b"])
+    for flags, word in ((flags, flags[0]) for flags in refused):
         done = run(folder, data, *flags)
         assert done.returncode == 78 and word in done.stderr and done.stderr.count("\n") == 1, done
-    for flags in (["--keep-newlines"], ["--lang", "english"], ["--vocab-extra-ids", "3"], ["--trust-remote-code"]):
+    # All that tools/preprocess_data.py of any release takes and that changes no byte here.
+    ignored = (["--keep-newlines"], ["--lang", "english"], ["--vocab-extra-ids", "3"], ["--trust-remote-code"], ["--legacy-tokenizer"],
+               ["--workers-to-check", "16", "32"], ["--max-documents", "5"], ["--performance-dir", "x"], ["--padded-vocab-size", "50304"],
+               ["--make-vocab-size-divisible-by", "128"], ["--dataset-impl", "mmap"], ["--chunk-size", "25"], ["--tokenizer-hf-use-fast"],
+               ["--tokenizer-hf-no-use-fast"], ["--tokenizer-hf-include-special-tokens"], ["--null-tokenizer-eod-id", "0"],
+               ["--null-tokenizer-pad-id", "-1"], ["--special-tokens", "a", "b"], ["--tokenizer-prompt-format", "chatml"],
+               ["--sft-tokenizer-prompt-format", "chatml"], ["--image-tag-type", "x"], ["--force-system-message"],
+               ["--chat-template", "x"])
+    for flags in ignored:
         done = run(folder, data, *flags)
         assert done.returncode == 0 and f"{flags[0]} has no effect: " in done.stderr, done
+        same(folder, ["a"])
+    for flags in (["--vocab-size", "50257"], ["--tokenizer-model", "x"], ["--tiktoken-pattern", "v1"], ["--tiktoken-num-special-tokens", "5"],
+                  ["--tiktoken-special-tokens", "a"], ["--keep-sequential-samples"], ["--partitions", "1"], ["--log-interval", "7"]):
+        assert run(folder, data, *flags).returncode == 0, flags
+    done = run(folder, data, flags=["--tokenizer-type", "GPT2BPETokenizer", "--vocab", gpt2.VOCAB + "/vocab.json", *FLAGS[4:]])
+    assert done.returncode == 0, done
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--null-tokenizer-eod-id"]
+    assert run(folder, b'{"text": "1"}', flags=[*null, "9"]).returncode == 0
+    done = run(folder, b'{"text": "1"}', flags=[*null, "8"])
+    assert done.returncode == 78 and "--null-tokenizer-eod-id 8" in done.stderr, done
     for flags in (["--invalid-utf8", "ignore"], ["--workers", "3", "--partitions", "2"], ["--workers", "0"], ["stray"],
                   ["--json-keys"], ["--json-keys", "a", "a"], ["--input"]):
         assert run(folder, data, *flags).returncode == 64, flags

@@ -393,6 +393,20 @@ static void test_holes(void **state)
     check_stretch(fd, 0, 5, 0, 5); /* no file: reading says so */
 }
 
+static void test_open_files_max(void **state)
+{
+    struct rlimit old, few, now;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    few = (struct rlimit){64, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    assert_int_equal(mb_fs_open_files_max(), old.rlim_max);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &now), 0);
+    assert_int_equal(now.rlim_cur, old.rlim_max);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+}
+
 static void test_self_dir(void **state)
 {
     struct mb_err err = {0};
@@ -425,6 +439,7 @@ int main(void)
         cmocka_unit_test(test_remove_spares_a_bind_mount),
         cmocka_unit_test(test_remove_spares_another_filesystem),
         cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_open_files_max),
         cmocka_unit_test(test_self_dir),
     };
 

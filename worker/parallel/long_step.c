@@ -5,7 +5,7 @@
  *  3. It is time: the last rank that is at it says with what, and rank 0 says that.
  *  4. All are through: the end. No move for too long: the end as well; the thread is left alone.
  * Failures: run()'s own, at once and without more rounds; the communicator's (a rank died, or gave
- * up): the thread is waited for, since what it uses is the caller's, unless it does not move.
+ * up): the thread is waited for a second and then left alone, as one that does not move.
  */
 #include "worker/parallel/long_step.h"
 
@@ -16,7 +16,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 
-enum { ROUND_MS = 250, MS_PER_S = 1000, NS_PER_MS = 1000000, SAY_AGAIN = 6 };
+enum { ROUND_MS = 250, GRACE_MS = 1000, MS_PER_S = 1000, NS_PER_MS = 1000000, SAY_AGAIN = 6 };
 enum { WORDS = MB_LONG_STEP_DOING_MAX / sizeof(int64_t) };
 
 /* Shared with the thread; whoever ends last frees it. */
@@ -217,13 +217,11 @@ static int end(struct running *r, int *hangs, struct mb_err *err)
     return has_ended ? rc : 0;
 }
 
-/* Nobody answers any more: until the thread is through, or does not move. */
-static void wait_alone(struct running *r, const struct mb_long_step *s, struct waiting *w)
+/* A rank died, or gave up: the run ends in seconds, whatever the thread is at. */
+static void wait_briefly(struct running *r)
 {
-    w->moved_ms = mb_mono_ms();
-    while (!wait_round(r, ROUND_MS) &&
-           (s->stall_ms == 0 || mb_mono_ms() - w->moved_ms < s->stall_ms)) {
-        w->moved_ms = has_moved(r, w) ? mb_mono_ms() : w->moved_ms;
+    const uint64_t until_ms = mb_mono_ms() + GRACE_MS;
+    while (!wait_round(r, ROUND_MS) && mb_mono_ms() < until_ms) {
     }
 }
 
@@ -256,7 +254,7 @@ int mb_long_step_run(struct mb_comm *comm, struct mb_long_step *s, const char *w
                  : mb_err_set(err, MB_ETIMEOUT, "%s: rank %d stands still for %.0f s: %s", what,
                               (int)(round.unfinished - 1), (double)s->stall_ms / MS_PER_S, doing);
     } else if (rc != 0) {
-        wait_alone(r, s, &w);
+        wait_briefly(r);
     }
     const int run_rc = end(r, hangs, &of_run);
     if (rc == 0 && run_rc != 0) {

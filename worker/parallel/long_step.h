@@ -38,8 +38,9 @@ void mb_long_step_begins(struct mb_long_step *s, const char *verb, const char *w
 /*
  * Collective; what names the step in texts. The outcome of this rank's run(), at once if that is a
  * failure, which the caller tells the others by mb_comm_abort(). MB_ETIMEOUT, on all ranks: no rank
- * moved for stall_ms, and one is named. *hangs 1: run() goes on for all one knows: s and what it
- * uses must not be freed, so the process may but end.
+ * moved for stall_ms, and one is named. The communicator's failure, a rank died: a second later,
+ * whatever run() is at. *hangs 1: run() goes on for all one knows: s and what it uses must not be
+ * freed, so the process may but end.
  */
 int mb_long_step_run(struct mb_comm *comm, struct mb_long_step *s, const char *what, int *hangs,
                      struct mb_err *err);

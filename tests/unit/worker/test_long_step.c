@@ -25,6 +25,7 @@ struct rank {
     struct mb_long_step step;
     uint32_t rank;
     int works, hangs; /* rank 1 does */
+    int waits;        /* it hangs, and may for ever */
     int fails;        /* what it returns then */
 };
 
@@ -59,10 +60,10 @@ static int step(void *arg, struct mb_err *err)
         work++;
     }
     pthread_mutex_lock(&lock);
-    while (r->hangs && !is_open) {
+    while ((r->hangs || r->waits) && !is_open) {
         pthread_cond_wait(&changed, &lock);
     }
-    has_left |= r->hangs;
+    has_left |= r->hangs || r->waits;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return r->fails != 0 ? mb_err_set(err, r->fails, "the disk is full") : 0;
@@ -75,11 +76,12 @@ static int go(struct mb_comm *c, const struct rank *how, int *hangs, struct mb_e
     struct rank *r = &ranks[mb_comm_rank(c)];
     *r = *how;
     r->rank = mb_comm_rank(c);
-    r->step = (struct mb_long_step){.run = step,
-                                    .arg = r,
-                                    .stall_ms = how->hangs ? STALL_MS : 0,
-                                    .say_ms = SAY_MS,
-                                    .say = how->hangs ? NULL : note /* which would wake it */};
+    r->step = (struct mb_long_step){
+        .run = step,
+        .arg = r,
+        .stall_ms = how->hangs ? STALL_MS : 0,
+        .say_ms = SAY_MS,
+        .say = how->hangs || how->waits ? NULL : note /* which would wake it */};
     mb_long_step_init(&r->step);
     return mb_long_step_run(c, &r->step, "building", hangs, err);
 }
@@ -114,6 +116,20 @@ static void the_others_wait_and_say_for_whom(void **state)
     run(works_long, 1);
 }
 
+/* Of rank 1, whose step was left alone: it goes by itself, and frees what it shares. */
+static void let_go(void)
+{
+    pthread_mutex_lock(&lock);
+    is_open = 1;
+    pthread_cond_broadcast(&changed);
+    while (!has_left) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    pthread_mutex_unlock(&lock);
+    while (!comm_world_is_alone()) {
+    }
+}
+
 static void hangs_for_good(struct mb_comm *c, void *arg)
 {
     struct mb_err err = {0};
@@ -129,15 +145,7 @@ static void one_that_stands_still_ends(void **state)
 {
     (void)state;
     run(hangs_for_good, RANKS);
-    pthread_mutex_lock(&lock);
-    is_open = 1;
-    pthread_cond_broadcast(&changed);
-    while (!has_left) { /* it goes by itself, and frees what it shares */
-        pthread_cond_wait(&changed, &lock);
-    }
-    pthread_mutex_unlock(&lock);
-    while (!comm_world_is_alone()) {
-    }
+    let_go();
 }
 
 static void fails(struct mb_comm *c, void *arg)
@@ -159,6 +167,28 @@ static void a_failure_is_everybodys(void **state)
 {
     (void)state;
     run(fails, RANKS);
+}
+
+/* Rank 2 gives up while rank 1 has work for as long as nobody stops it. */
+static void dies_while_another_works(struct mb_comm *c, void *arg)
+{
+    struct mb_err err = {0};
+    int hangs = -1;
+    (void)arg;
+    if (mb_comm_rank(c) == 2) {
+        mb_comm_abort(c, "the node is lost");
+        return;
+    }
+    CHECK(go(c, &(struct rank){.waits = 1}, &hangs, &err) == MB_EUNAVAIL);
+    CHECK(hangs == (mb_comm_rank(c) == 1));
+    CHECK(strstr(err.text, "the node is lost") != NULL);
+}
+
+static void the_end_of_one_ends_who_works(void **state)
+{
+    (void)state;
+    run(dies_while_another_works, RANKS);
+    let_go();
 }
 
 static void no_memory(struct mb_comm *c, void *arg)
@@ -184,6 +214,7 @@ int main(void)
         cmocka_unit_test(the_others_wait_and_say_for_whom),
         cmocka_unit_test(one_that_stands_still_ends),
         cmocka_unit_test(a_failure_is_everybodys),
+        cmocka_unit_test(the_end_of_one_ends_who_works),
         cmocka_unit_test(memory_may_run_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -151,6 +151,26 @@ static int compare_prefix(struct mb_trainer *t, const char *prefix, const int64_
     return rc;
 }
 
+int mb_trainer_name_odd(struct mb_trainer *t, uint64_t digest, struct mb_err *err)
+{
+    char text[160];
+    const int64_t own = (int64_t)digest;
+    uint32_t most = 0, odd = 0;
+    int64_t *all = mb_calloc(t->world_size, sizeof *all);
+    int rc = all != NULL ? gather(t, &own, 1, all, err)
+                         : mb_err_set(err, MB_ENOMEM, "comparing the ranks' data: out of memory");
+    if (rc == 0) {
+        const uint32_t n_odd = find_odd(all, 1, 0, t->world_size, &most, &odd);
+        snprintf(text, sizeof text,
+                 "rank %" PRIu32 " draws samples in another order than rank %" PRIu32 " (%" PRIu32
+                 " of %" PRIu32 " ranks differ): other weights or splits",
+                 odd, most, n_odd, t->world_size);
+        rc = refuse(t, text, err);
+    }
+    mb_free(all);
+    return rc;
+}
+
 int mb_trainer_compare_data(struct mb_trainer *t, const struct mb_data_sources *s,
                             const struct mb_data_facts *f, struct mb_err *err)
 {

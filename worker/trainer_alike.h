@@ -20,5 +20,8 @@ int mb_trainer_compare_data(struct mb_trainer *t, const struct mb_data_sources *
                             const struct mb_data_facts *f, struct mb_err *err);
 /* Whether all ranks say the same number. Collective. */
 int mb_trainer_is_everybodys(struct mb_trainer *t, uint64_t number, int *out, struct mb_err *err);
+/* It is not: MB_EINVAL on all ranks names one whose samples, of which that is a checksum, come in
+ * another order. Collective. */
+int mb_trainer_name_odd(struct mb_trainer *t, uint64_t digest, struct mb_err *err);
 
 #endif

@@ -3,9 +3,9 @@
  *
  *  1. How many samples of each split; splits without a share or a path are absent.
  *  2. Every rank opens the data, and the ranks compare what they found (trainer_alike.c).
- *  3. Every rank makes its own loaders. With --data-cache-path each reads what is there, and the
- *     ranks compare a checksum of their indices: a directory that is not the same on all nodes must
- *     not make them read different samples. If they differ, all build them anew, in memory.
+ *  3. Every rank makes its own loaders, and the ranks compare a checksum of their indices: weights
+ *     that are not the same on all nodes end the run. With --data-cache-path each reads what is
+ *     there; if they differ, all build them anew first, in memory.
  *  4. Rank 0 writes to the cache what was not there.
  * Each step may take long on some rank: parallel/long_step.h says who is waited for.
  * Failures: the loaders' own, on each rank that meets them; data that differ; a disk that hangs; a
@@ -22,6 +22,8 @@
 #include "worker/trainer_alike.h"
 
 enum { SAY_MS = 5000 };
+
+static const char BUILDING[] = "building the data's indices";
 
 static int no_memory(struct mb_err *err)
 {
@@ -100,7 +102,7 @@ static int build_loaders(void *arg, struct mb_err *err)
 {
     struct building *b = arg;
     int rc = mb_loaders_build(&b->o, b->sources, b->loaders, err);
-    b->digest = rc == 0 && b->o.cache != NULL ? mb_loaders_digest(b->loaders) : 0;
+    b->digest = rc == 0 && b->t->world_size > 1 ? mb_loaders_digest(b->loaders) : 0;
     return rc;
 }
 
@@ -160,15 +162,9 @@ static void drop_loaders(struct building *b)
     }
 }
 
-/* From one cache, or from several that are not the same. Collective. */
-static int agree(struct building *b, struct mb_err *err)
+/* Where they are from several caches that are not the same. Collective. */
+static int build_anew(struct building *b, int *is_alike, struct mb_err *err)
 {
-    static const char BUILD[] = "building the data's indices";
-    int is_alike = 0;
-    int rc = mb_trainer_is_everybodys(b->t, b->digest, &is_alike, err);
-    if (rc != 0 || is_alike) {
-        return rc;
-    }
     mb_trainer_say(b->t,
                    "WARNING: --data-cache-path: ranks found different indices in %s; they are "
                    "built anew\n",
@@ -176,13 +172,19 @@ static int agree(struct building *b, struct mb_err *err)
     drop_loaders(b);
     /* In memory: what is there may be the order that a run has trained in so far. */
     b->cache.reads_nothing = 1;
-    rc = go(b, BUILD, build_loaders, err);
-    if (rc == 0) {
-        rc = mb_trainer_is_everybodys(b->t, b->digest, &is_alike, err);
+    int rc = go(b, BUILDING, build_loaders, err);
+    return rc == 0 ? mb_trainer_is_everybodys(b->t, b->digest, is_alike, err) : rc;
+}
+
+/* Each has its node's --data-args-path, whose weights may be others. Collective. */
+static int agree(struct building *b, struct mb_err *err)
+{
+    int is_alike = 0;
+    int rc = mb_trainer_is_everybodys(b->t, b->digest, &is_alike, err);
+    if (rc == 0 && !is_alike && b->o.cache != NULL) {
+        rc = build_anew(b, &is_alike, err);
     }
-    return rc != 0 || is_alike
-               ? rc
-               : mb_err_set(err, MB_EINVAL, "ranks make different indices of the same data");
+    return rc != 0 || is_alike ? rc : mb_trainer_name_odd(b->t, b->digest, err);
 }
 
 static int build_alike(struct building *b, struct mb_err *err)
@@ -192,13 +194,13 @@ static int build_alike(struct building *b, struct mb_err *err)
         rc = mb_trainer_compare_data(b->t, b->sources, &b->facts, err);
     }
     if (rc == 0) {
-        rc = go(b, "building the data's indices", build_loaders, err);
+        rc = go(b, BUILDING, build_loaders, err);
     }
-    if (rc != 0 || b->o.cache == NULL) {
-        return rc;
+    if (rc == 0) {
+        rc = agree(b, err);
     }
-    rc = agree(b, err);
-    return rc == 0 ? go(b, "keeping the data's indices", store_indices, err) : rc;
+    return rc == 0 && b->o.cache != NULL ? go(b, "keeping the data's indices", store_indices, err)
+                                         : rc;
 }
 
 static int take_cache(struct building *b, struct mb_err *err)

@@ -392,6 +392,19 @@ class DataCacheTest(unittest.TestCase):
         self.assertNotIn(0, gang.start().finish(), told(gang))
         self.assertIn("ranks have different data: rank 1 was given 2 prefixes, rank 0 1\n", told(gang))
 
+    def test_nodes_with_different_weights(self):
+        """The same prefixes, of which each node's list draws otherwise: with a cache or without, nobody trains in it."""
+        for r in range(4):
+            (self.path / f"list-{r}").write_text(f"{0.3 + 0.4 * (r == 1)} {self.some} {0.7 - 0.4 * (r == 1)} {self.few}")
+        for cached in (False, True):
+            gang = self.gang_of(f"weights-{cached}", [["--data-args-path", self.path / f"list-{r}", "--split", "80,15,5",
+                                                       *(["--data-cache-path", self.path / "weights"] if cached else [])] for r in range(4)])
+            self.assertEqual(gang.start().finish(), [64] * 4, told(gang))
+            self.assertEqual(told(gang).count("ranks have different data: rank 1 draws samples in another order than rank 0 "
+                                              "(1 of 4 ranks differ): other weights or splits\n"), 1)
+            self.assertNotIn("lm loss", told(gang))
+            self.assertFalse((self.path / "weights").exists())
+
     def test_a_slow_directory_is_told_of(self):
         """Every flush there takes its time: the ranks wait, and say for whom."""
         slow = self.path / "slow"

@@ -305,10 +305,17 @@ class BadInputTest(Case):
         file.unlink()
         self.refused("does not say which parameters are its, and there is no distrib_optim.pt beside it", 66)
         kind = (torch.bfloat16, torch.float32)
+
+        def turn_a_few(o):  # of a parameter, and not its first ones
+            x = o[0][kind]["param"]
+            at = x.numel() // 2 + 17
+            x[at:at + 3] = 1 - x[at:at + 3]
+
         for change, text, status in (
                 (lambda o: o[0][kind].pop("exp_avg_sq"), "tensor 0.0.exp_avg_sq is missing, or no list", 65),
                 (lambda o: o[0][kind].update(param=o[0][kind]["param"][64:].clone()), "buffer 0 of the optimizer of tensor-parallel rank 1, stage 0 has", 65),
                 (lambda o: o[0][kind].update(param=o[0][kind]["param"].roll(64)), "are not its weights", 65),
+                (turn_a_few, "are not its weights", 65),
                 (lambda o: o.update({1: {kind: o[0][kind]}}), "1.0.exp_avg is none that is read of an optimizer", 78)):
             with self.subTest(text):
                 saved = torch.load(file, weights_only=False)

@@ -583,6 +583,7 @@ void mb_shards_close(struct mb_shards *s)
     mb_free(s->stage_of);
     mb_free(s->parts);
     mb_free(s->states);
+    mb_free(s->compared);
     mb_free(s->piece);
     mb_free(s->dir);
     mb_free(s);
@@ -753,8 +754,7 @@ int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
     return rc;
 }
 
-int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *watch,
-                     struct mb_err *err)
+int mb_shards_verify(struct mb_shards *s, const struct mb_torch_watch *watch, struct mb_err *err)
 {
     int rc = 0;
     for (uint64_t i = 0; i < s->layout.tp * s->layout.pp && rc == 0; i++) {
@@ -764,5 +764,8 @@ int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *wat
         const struct mb_shards_file *f = &s->buffers[i];
         rc = f->torch != NULL ? mb_torch_verify(f->torch, f->is_taken, watch, err) : 0;
     }
-    return rc == 0 && s->dist != NULL ? mb_dist_verify(s->dist, watch, err) : rc;
+    if (rc == 0 && s->dist != NULL) {
+        rc = mb_dist_verify(s->dist, watch, err);
+    }
+    return rc == 0 && s->has_taken_optimizer ? mb_shards_compare_all_masters(s, watch, err) : rc;
 }

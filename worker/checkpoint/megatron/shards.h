@@ -77,8 +77,8 @@ int mb_shards_read_state(struct mb_shards *s, enum mb_shards_state which,
                          const struct mb_st_tensor *t, uint64_t from, size_t n, float *out,
                          struct mb_err *err);
 /* Reads all bytes of the model's tensors, and of its optimizer's if that was taken: MB_ECORRUPT if
- * a checksum is another. watch: as of mb_torch_verify(), or NULL. */
-int mb_shards_verify(const struct mb_shards *s, const struct mb_torch_watch *watch,
-                     struct mb_err *err);
+ * a checksum is another, or if fp32 weights of the distributed optimizer are not the model's,
+ * element by element. watch: as of mb_torch_verify(), or NULL. */
+int mb_shards_verify(struct mb_shards *s, const struct mb_torch_watch *watch, struct mb_err *err);
 
 #endif

@@ -23,7 +23,7 @@
 #include "worker/checkpoint/megatron/param_buffer.h"
 #include "worker/checkpoint/megatron/shards_private.h"
 
-enum { NAME_BYTES = 192, COMPARED = 64, BOUNDS = 3 };
+enum { NAME_BYTES = 192, COMPARED = 64, PIECE = 1 << 16 /* floats */, BOUNDS = 3 };
 
 static const char *const KEYS[MB_SHARDS_STATES] = {[MB_SHARDS_EXP_AVG] = "exp_avg",
                                                    [MB_SHARDS_EXP_AVG_SQ] = "exp_avg_sq",
@@ -305,27 +305,72 @@ static int are_alike(const float *weights, const float *masters, size_t n, enum 
     return 1;
 }
 
+static int refuse(const struct mb_shards *s, size_t i, struct mb_err *err)
+{
+    return mb_err_set(err, MB_ECORRUPT,
+                      "%s: what the distributed optimizer has in the place of %s are not its "
+                      "weights: its buffers are laid out in another way than is known, or were "
+                      "saved from the wrong places",
+                      s->dir, s->layout.tensors[i].name);
+}
+
+/* Elements [from, from + n), PIECE at most; room: for twice as many. */
+static int compare_piece(struct mb_shards *s, size_t i, uint64_t from, size_t n, float *room,
+                         struct mb_err *err)
+{
+    const enum mb_st_dtype dtype = (enum mb_st_dtype)(s->compared[i] - 1);
+    float *weights = room, *masters = room + PIECE;
+    int rc = mb_shards_read(s, &s->tensors[i], from, n, weights, err);
+    if (rc == 0) {
+        rc = mb_shards_read_state(s, MB_SHARDS_MASTER, &s->tensors[i], from, n, masters, err);
+    }
+    return rc != 0 || are_alike(weights, masters, n, dtype) ? rc : refuse(s, i, err);
+}
+
+static int compare_range(struct mb_shards *s, size_t i, uint64_t from, uint64_t n, float *room,
+                         struct mb_err *err)
+{
+    int rc = 0;
+    for (uint64_t at = 0; at < n && rc == 0; at += PIECE) {
+        const size_t k = n - at < PIECE ? (size_t)(n - at) : PIECE;
+        rc = compare_piece(s, i, from + at, k, room, err);
+    }
+    return rc;
+}
+
 int mb_shards_compare_masters(struct mb_shards *s, size_t i, enum mb_st_dtype dtype,
                               struct mb_err *err)
 {
     const struct mb_megatron_part p = mb_megatron_part(&s->layout.tensors[i], s->states_tp);
-    const uint64_t n_ranks = p.stride / p.run;
-    const size_t n = p.run < COMPARED ? (size_t)p.run : COMPARED;
+    const uint64_t n = p.run < COMPARED ? p.run : COMPARED;
+    if (s->compared == NULL) {
+        s->compared = mb_calloc(s->layout.n, sizeof *s->compared);
+    }
+    float *room = s->compared != NULL ? mb_reallocarray(NULL, 2 * PIECE, sizeof *room) : NULL;
+    if (room == NULL) {
+        return mb_shards_no_memory(s, err);
+    }
+    s->compared[i] = (uint8_t)(dtype + 1);
     int rc = 0;
-    for (uint64_t rank = 0; rank < n_ranks && rc == 0; rank++) {
-        float weights[COMPARED], masters[COMPARED];
-        rc = mb_shards_read(s, &s->tensors[i], rank * p.run, n, weights, err);
-        if (rc == 0) {
-            rc = mb_shards_read_state(s, MB_SHARDS_MASTER, &s->tensors[i], rank * p.run, n, masters,
-                                      err);
-        }
-        if (rc == 0 && !are_alike(weights, masters, n, dtype)) {
-            rc = mb_err_set(err, MB_ECORRUPT,
-                            "%s: what the distributed optimizer has in the place of %s are not "
-                            "its weights: its buffers are laid out in another way than is known, "
-                            "or were saved from the wrong places",
-                            s->dir, s->layout.tensors[i].name);
+    for (uint64_t rank = 0; rank < p.stride / p.run && rc == 0; rank++) {
+        rc = compare_range(s, i, rank * p.run, n, room, err);
+    }
+    mb_free(room);
+    return rc;
+}
+
+int mb_shards_compare_all_masters(struct mb_shards *s, const struct mb_torch_watch *watch,
+                                  struct mb_err *err)
+{
+    float *room = s->compared != NULL ? mb_reallocarray(NULL, 2 * PIECE, sizeof *room) : NULL;
+    int rc = s->compared == NULL || room != NULL ? 0 : mb_shards_no_memory(s, err);
+    for (size_t i = 0; s->compared != NULL && i < s->layout.n && rc == 0; i++) {
+        const struct mb_st_tensor *t = &s->tensors[i];
+        if (s->compared[i] != 0) {
+            rc = compare_range(s, i, 0, (t->end - t->begin) / sizeof(float), room, err);
+            rc = rc == 0 && watch != NULL ? watch->cb(watch->arg, err) : rc;
         }
     }
+    mb_free(room);
     return rc;
 }

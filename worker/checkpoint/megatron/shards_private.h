@@ -53,6 +53,7 @@ struct mb_shards {
     /* Of the optimizer, when it was taken: [(state * n + tensor) * states_tp + rank]. */
     struct mb_shards_place *states;
     uint64_t states_tp;             /* 1: they are whole */
+    uint8_t *compared;              /* [n]: 1 + dtype of weights whose masters lay in buffers; 0 */
     struct mb_shards_file *buffers; /* [stage * run.tp + rank], of the distributed optimizer; some
                                        may be closed */
     struct mb_shards_optimizer optimizer;
@@ -88,9 +89,13 @@ int mb_shards_check_all_taken(const struct mb_shards_file *f, const char *prefix
 int mb_shards_take_buffers(struct mb_shards *s, const struct mb_shards_file *f, const char *prefix,
                            uint64_t stage, uint64_t rank, const struct mb_shards_param *params,
                            size_t n, struct mb_err *err);
-/* Whether what was found in buffers for tensor i, whose weights are of dtype, is that tensor's. */
+/* Whether what was found in buffers for tensor i, whose weights are of dtype, is that tensor's, by
+ * the first elements of each rank's part. */
 int mb_shards_compare_masters(struct mb_shards *s, size_t i, enum mb_st_dtype dtype,
                               struct mb_err *err);
+/* The same of every element of all tensors that this was asked of, which reads them. */
+int mb_shards_compare_all_masters(struct mb_shards *s, const struct mb_torch_watch *watch,
+                                  struct mb_err *err);
 
 /* ---- arguments ---- */
 

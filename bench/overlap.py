@@ -5,8 +5,12 @@ token bucket, and a process namespace a rank, so that none finds another's share
 iteration takes what computing takes and then what the link takes; with it gradients leave in buckets as the pass
 forms them. Hidden is (iteration without it - iteration with it) / (iteration without it - iteration without a limit).
 
-With k buckets of one size the last one is complete when the pass ends, so that at most 1 - 1/k can be hidden; and no
-more than the pass still takes when the first one is complete: the rate is to be such that this is no bound.
+A bucket is of whole layers, so k has to divide them; the last one is complete when the pass ends, and so are the
+embeddings. At most what is sent before can be hidden: that is the limit of a row; and no more than the pass still takes
+when the first bucket is complete: the rate is to be such that this is no bound. The ranks have fewer cores than they
+are: what sending and adding up take of them, the pass does not have. So each row is also measured without a limit of the
+link: by how much it is slower than the sum after the pass is what overlapping itself costs here ("cost_ms"), and what
+the link then adds is what is left to be waited for ("waits_ms"; "link_left_ms": what the link needs for it alone).
 
 Usage: overlap.py [--ranks N] [--layers N] [--hidden N] [--mb-per-s R] [--buckets K,...] [--iterations N] [--rounds N]"""
 import argparse
@@ -28,10 +32,22 @@ SEQUENCE, SAMPLES, VOCABULARY = 512, 2, 128
 INSIDE = "MOBULA_BENCH_OVERLAP_INSIDE"
 
 
+def layer(o):
+    return 12 * o.hidden * o.hidden + 13 * o.hidden
+
+
+def embeddings(o):
+    return (SEQUENCE + VOCABULARY) * o.hidden
+
+
 def elements(o):
-    """Of all weights: a layer's, positions and vocabulary, the last norm."""
-    h = o.hidden
-    return o.layers * (12 * h * h + 13 * h) + (SEQUENCE + VOCABULARY) * h + 2 * h
+    """Of all weights: layers', positions and vocabulary, the last norm."""
+    return o.layers * layer(o) + embeddings(o) + 2 * o.hidden
+
+
+def left(o, k):
+    """Of them, what becomes final when the pass ends: the last bucket and the embeddings."""
+    return o.layers // k * layer(o) + embeddings(o)
 
 
 def limit(mb_per_s):
@@ -58,23 +74,26 @@ def arguments():
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--hidden", type=int, default=256)
     p.add_argument("--mb-per-s", type=float, default=250, help="of all ranks together")
-    p.add_argument("--buckets", default="2,4,8")
+    p.add_argument("--buckets", default="2,4,8", type=lambda s: [int(k) for k in s.split(",")])
     p.add_argument("--iterations", type=int, default=5)
     p.add_argument("--rounds", type=int, default=2)
-    return p.parse_args()
+    o = p.parse_args()
+    if any(o.layers % k for k in o.buckets):
+        p.error(f"--buckets: {o.layers} layers are no multiple")
+    return o
 
 
 def measure(o, worker, scratch):
     """{name of the case: iterations' ms}, the cases in turns."""
-    n = elements(o)
     cases = {"no limit": (None, ()), "after": (o.mb_per_s, ())}
-    for k in (int(k) for k in o.buckets.split(",")):
-        cases[k] = (o.mb_per_s, ("--overlap-grad-reduce", "--ddp-bucket-size", str(-(-n // k))))
+    for k in o.buckets:
+        words = ("--overlap-grad-reduce", "--ddp-bucket-size", str(o.layers // k * layer(o)))
+        cases[k], cases[k, "no limit"] = (o.mb_per_s, words), (None, words)
     took = {name: [] for name in cases}
     for round_ in range(o.rounds):
         for name, (rate, args) in cases.items():
             limit(rate)
-            took[name] += iteration_ms(o, scratch / f"{round_}-{name}", worker, *args)
+            took[name] += iteration_ms(o, scratch / f"{round_}-{name}".replace("'", "").replace(" ", "-"), worker, *args)
             print(f"{name}: {min(took[name]):.0f} ms", file=sys.stderr, flush=True)
     return took
 
@@ -94,8 +113,13 @@ def main():
     after, bare = (statistics.median(took.pop(name)) for name in ("after", "no limit"))
     # A ring's all-reduce: every rank sends 2 (n - 1) / n of the gradients.
     sent = 2 * (o.ranks - 1) * 4 * elements(o)
-    rows = [{"buckets": k, "iteration_ms": spread(ms), "hidden": round((after - statistics.median(ms)) / (after - bare), 3),
-             "formula": round(1 - 1 / k, 3)} for k, ms in took.items()]
+    rows = []
+    for k in o.buckets:
+        here, free = statistics.median(took[k]), statistics.median(took[k, "no limit"])
+        rows.append({"buckets": k, "iteration_ms": spread(took[k]), "without_limit_ms": spread(took[k, "no limit"]),
+                     "hidden": round((after - here) / (after - bare), 3), "limit": round(1 - left(o, k) / elements(o), 3),
+                     "cost_ms": round(free - bare, 1), "waits_ms": round(here - free, 1),
+                     "link_left_ms": round(sent * left(o, k) / elements(o) / o.mb_per_s / 1e3, 1)})
     write_result("overlap", {"ranks": o.ranks, "layers": o.layers, "hidden": o.hidden, "mb_per_s": o.mb_per_s,
                              "sent_mb": round(sent / 1e6, 1), "link_ms": round(sent / o.mb_per_s / 1e3, 1),
                              "without_limit_ms": round(bare, 1), "after_the_pass_ms": round(after, 1), "rows": rows})

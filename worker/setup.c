@@ -562,6 +562,9 @@ int mb_trainer_create(struct mb_trainer *t, struct mb_err *err)
         rc = form_groups(t, err);
     }
     if (rc == 0) {
+        rc = mb_trainer_compare_tokenizers(t, err);
+    }
+    if (rc == 0) {
         rc = mb_trainer_open_tensorboard(t, err);
     }
     if (rc == 0) {

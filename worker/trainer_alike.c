@@ -1,5 +1,5 @@
 /*
- * Whether the ranks have the same data.
+ * Whether the ranks have the same data, and tokenizers of the same size.
  *
  *  1. Each rank describes what --data-path names: per prefix counts, sizes and a checksum of the
  *     .idx. One number of all that is compared: that is all where they are alike.
@@ -148,6 +148,31 @@ static int compare_prefix(struct mb_trainer *t, const char *prefix, const int64_
                           : mb_err_set(err, MB_ENOMEM, "comparing the ranks' data: out of memory");
     }
     mb_free(text);
+    return rc;
+}
+
+int mb_trainer_compare_tokenizers(struct mb_trainer *t, struct mb_err *err)
+{
+    enum { N = 2 };
+    static const char *const WHAT[N] = {"as its number of tokens", "as its end of a document"};
+    const int64_t own[N] = {(int64_t)t->vocab_size, t->eod};
+    uint32_t most = 0, odd = 0;
+    int64_t *all = mb_calloc((size_t)t->world_size * N, sizeof *all);
+    int rc = all != NULL ? gather(t, own, N, all, err)
+                         : mb_err_set(err, MB_ENOMEM, "comparing the tokenizers: out of memory");
+    for (size_t k = 0; k < N && rc == 0; k++) {
+        const uint32_t n_odd = find_odd(all, N, k, t->world_size, &most, &odd);
+        if (n_odd > 0) {
+            t->everybody_knows = 1;
+            rc = mb_err_set(err, MB_EINVAL,
+                            "ranks have different tokenizers: that of rank %" PRIu32 " has %" PRId64
+                            " %s, that of rank %" PRIu32 " %" PRId64 " (%" PRIu32 " of %" PRIu32
+                            " ranks differ)",
+                            odd, all[odd * N + k], WHAT[k], most, all[most * N + k], n_odd,
+                            t->world_size);
+        }
+    }
+    mb_free(all);
     return rc;
 }
 

@@ -24,4 +24,8 @@ int mb_trainer_is_everybodys(struct mb_trainer *t, uint64_t number, int *out, st
  * another order. Collective. */
 int mb_trainer_name_odd(struct mb_trainer *t, uint64_t digest, struct mb_err *err);
 
+/* MB_EINVAL on all ranks: their tokenizers, each its node's files, have another size or end of a
+ * document. Other tokens of the same number are not seen. Collective. */
+int mb_trainer_compare_tokenizers(struct mb_trainer *t, struct mb_err *err);
+
 #endif

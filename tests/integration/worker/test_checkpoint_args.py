@@ -32,12 +32,12 @@ FLAG = "--no-use-tokenizer-model-from-checkpoint-args"
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "99"]
 
 
-def make_tokenizer(folder):
+def make_tokenizer(folder, end="!"):
     """Of all bytes, one of which ends a document."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     t = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=t, eos_token="!")
+    fast = PreTrainedTokenizerFast(tokenizer_object=t, eos_token=end)
     fast.save_pretrained(folder)
     assert len(fast) == VOCAB
     return str(folder)
@@ -128,6 +128,21 @@ class CheckpointArgs(unittest.TestCase):
         self.assertIn("(rank 1); give --tokenizer-type", self.train(status=66, **here))
         shutil.copytree(self.hf, homes[1] / "tok")
         self.assertIn(" > padded vocab (size: 256) ", self.train(*NULL, **here))
+
+    def test_nodes_with_different_tokenizers(self):
+        """At one relative path."""
+        self.saved_with(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="tok")
+        homes = [self.path / f"node{i}" for i in range(2)]
+        for home in homes:
+            shutil.copytree(self.hf, home / "tok")
+        here = {"world": 2, "home_of_rank": lambda rank: str(homes[rank])}
+        self.train("--tensor-model-parallel-size", 2, **here)
+        make_tokenizer(homes[1] / "tok", end="?")
+        for words in ([], ["--tensor-model-parallel-size", 2]):
+            log = self.train(*words, status=64, **here)
+            self.assertEqual(log.count("ranks have different tokenizers: that of rank 1 has 30 as its end of a document, that of rank 0 0 "
+                                       "(1 of 2 ranks differ)\n"), 1)
+            self.assertNotIn("lm loss", log)
 
     def test_a_type_without_its_files_is_told(self):
         self.saved_with(tokenizer_type="GPT2BPETokenizer", tokenizer_model=None)

@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "cli/checkpoint.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 enum { TIMEOUT_MS = 60000 };
 

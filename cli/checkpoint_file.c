@@ -8,7 +8,7 @@
 #include "base/buf.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "worker/checkpoint/megatron/torch_convert.h"
 
 /* One of the two. */

@@ -8,7 +8,7 @@
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
 #include "cli/checkpoint_file.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 struct inspect_args {
     int json, headers_only;

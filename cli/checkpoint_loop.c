@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 enum { TICK_MS = 200, INTERRUPTED = 130 };
 

@@ -7,7 +7,7 @@
 #include "base/alloc.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 struct ls_args {
     int json;

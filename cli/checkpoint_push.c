@@ -6,7 +6,7 @@
 #include "agent/upload/push.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 struct push_args {
     int json, force, plain, abandon;

@@ -11,7 +11,7 @@
 #include "base/str.h"
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "worker/checkpoint/common.h"
 #include "worker/checkpoint/verify.h"
 

@@ -26,7 +26,7 @@
 #include "base/str.h"
 #include "cli/local.h"
 #include "cli/options.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "gcs/client.h"
 #include "gcs/tls.h"
 #include "gcs/token.h"

@@ -9,7 +9,8 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/clock.h"
-#include "cli/printable.h"
+#include "base/printable.h"
+#include "cli/status_view.h"
 
 enum { STATUS_FAILED = 1, STATUS_STOPPED = 130, POLL_MS = 200, LOST_MS = 300 * 1000 };
 

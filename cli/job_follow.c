@@ -24,7 +24,7 @@
 #include "base/str.h"
 #include "cli/follow_rules.h"
 #include "cli/job.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, POSITION_MAX_BYTES = 16 << 10 };
 

@@ -25,7 +25,7 @@
 #include "base/str.h"
 #include "cli/job.h"
 #include "cli/job_upload.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "cli/yaml_json.h"
 
 enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };

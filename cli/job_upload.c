@@ -21,7 +21,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/package.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 struct uploads {
     struct mb_rest *rest;

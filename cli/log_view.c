@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/str.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "gcs/text.h"
 
 enum { LINE_MAX_BYTES = 1 << 20 };

@@ -13,7 +13,7 @@
 #include "base/alloc.h"
 #include "base/buf.h"
 #include "base/str.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 enum { NAMES_MAX = 128, HELP_COLUMN = 30 };
 

@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include "base/fs.h"
 #include "cli/tokenizer_fetch.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "worker/data/preprocess.h"
 #include "worker/data/preprocess_publish.h"
 

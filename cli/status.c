@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "cli/options.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "cli/rest.h"
 #include "cli/status_view.h"
 #include "cli/status_watch.h"

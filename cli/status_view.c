@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/str.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 static const char *text(const json_t *j, const char *name)
 {

@@ -5,6 +5,8 @@
 #include <jansson.h>
 #include "base/buf.h"
 
+enum { MB_ENTRYPOINT_SHOWN_MAX = 2000 }; /* bytes in a list; --json has all of it */
+
 /* Appends the nodes, the queue of gangs and the jobs. live_first: jobs that have not ended come
  * first, then the newest. What came from others (names, commands) cannot move the cursor: control
  * bytes are shown as '?'. 0 or MB_ENOMEM. */

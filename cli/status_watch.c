@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/clock.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "cli/status_view.h"
 
 enum { EVERY_MS = 1000, GIVE_UP_MS = 5 * 60 * 1000, LOOK_TIMEOUT_MS = 5000 };

@@ -11,7 +11,7 @@
 #include "base/fs.h"
 #include "cli/local.h"
 #include "cli/options.h"
-#include "cli/printable.h"
+#include "base/printable.h"
 
 struct stop_args {
     const char *temp_dir;

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/alloc.h"
+#include "base/printable.h"
 
 static const struct {
     const char *dest;
@@ -77,6 +78,24 @@ size_t mb_arg_row_of(const char *dest)
 
 enum { VALUE_MAX = 4096 }; /* a path's */
 
+/* Values become lines of logs: what would end one, or move a cursor, is no value. */
+int mb_arg_check_text(const char *dest, const char *text, struct mb_err *err)
+{
+    struct mb_buf shown = {0};
+    if (strlen(text) >= VALUE_MAX) {
+        return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s is longer than %d bytes",
+                          dest, VALUE_MAX - 1);
+    }
+    int rc = mb_printable(text, &shown) == 0 ? 0 : no_memory(err);
+    if (rc == 0 && strcmp(mb_buf_str(&shown), text) != 0) {
+        rc = mb_err_set(err, MB_ECORRUPT,
+                        "the checkpoint's argument %s has control characters: %.200s", dest,
+                        mb_buf_str(&shown));
+    }
+    mb_buf_close(&shown);
+    return rc;
+}
+
 /* As people would write it; 0: null, or nothing that an argument can be. */
 static int text_of(const json_t *j, char out[VALUE_MAX])
 {
@@ -117,6 +136,9 @@ int mb_arg_adopt(struct mb_args *a, const char *dest, const json_t *j, struct mb
     int rc;
     if (j == NULL || json_is_null(j)) {
         return say_none(a, dest, err);
+    }
+    if (json_is_string(j) && (rc = mb_arg_check_text(dest, json_string_value(j), err)) != 0) {
+        return rc;
     }
     if (!text_of(j, text) || is_flag != json_is_boolean(j)) {
         return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s has a wrong type", dest);
@@ -178,6 +200,10 @@ static int adopt_format(struct mb_args *a, const json_t *j, struct mb_err *err)
     }
     if (theirs == NULL) {
         return say_none(a, NAME, err);
+    }
+    int rc = mb_arg_check_text(NAME, theirs, err);
+    if (rc != 0) {
+        return rc;
     }
     return mb_buf_printf(&a->notes,
                          "note: the checkpoint's ckpt_format, %.80s, is not written: --ckpt-format "
@@ -278,6 +304,10 @@ static int is_equal(const json_t *a, const json_t *b)
 
 static const char *shown(const json_t *j, char text[VALUE_MAX])
 {
+    struct mb_err err;
+    if (json_is_string(j) && mb_arg_check_text("", json_string_value(j), &err) != 0) {
+        return "a text that is no value";
+    }
     return text_of(j, text) ? text : json_is_null(j) ? "None" : "of a wrong type";
 }
 

@@ -34,6 +34,10 @@ static int copy_text(const json_t *o, const char *name, char **out, struct mb_er
     if (!json_is_string(j)) {
         return mb_err_set(err, MB_ECORRUPT, "the checkpoint's argument %s has a wrong type", name);
     }
+    int rc = mb_arg_check_text(name, json_string_value(j), err);
+    if (rc != 0) {
+        return rc;
+    }
     *out = mb_strdup(json_string_value(j));
     return *out != NULL ? 0 : no_memory(err);
 }

@@ -59,6 +59,10 @@ int mb_arg_is_default(const struct mb_arg_row *row, const struct mb_args_raw *ra
 /* The row of Megatron's attribute; MB_ARG_N_ROWS: there is none. */
 size_t mb_arg_row_of(const char *dest);
 
+/* Whether a text of a checkpoint can be the value of that attribute, and a line of a log:
+ * MB_ECORRUPT where it is too long or has control characters, MB_ENOMEM. */
+int mb_arg_check_text(const char *dest, const char *text, struct mb_err *err);
+
 /* The checkpoint's value for the row of that attribute, with its line of the notes. JSON's null
  * counts as none, which is a line, too, and changes nothing. */
 int mb_arg_adopt(struct mb_args *args, const char *dest, const json_t *value, struct mb_err *err);

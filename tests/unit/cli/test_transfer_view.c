@@ -7,7 +7,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-#include "cli/printable.h"
+#include "base/printable.h"
 #include "cli/transfer_view.h"
 
 static const struct mb_transfer_facts facts = {.verb = "push",

@@ -119,6 +119,13 @@ static void long_paths_are_taken_whole(void **state)
     assert_int_equal(adopt("", json, NULL, &a, &err), 0);
     assert_string_equal(a.tokenizer_model, path);
     mb_args_close(&a);
+    enum { TOO_LONG = 4096 };
+    char more[TOO_LONG + 64];
+    snprintf(more, sizeof more, "{\"tokenizer_model\": \"%0*d\"}", TOO_LONG, 0);
+    assert_int_equal(adopt("--tokenizer-model /ours", more, NULL, &a, &err), MB_ECORRUPT);
+    assert_string_equal(err.text,
+                        "the checkpoint's argument tokenizer_model is longer than 4095 bytes");
+    mb_args_close(&a);
 }
 
 static void no_tokenizer_is_made_of_other_things(void **state)
@@ -132,6 +139,13 @@ static void no_tokenizer_is_made_of_other_things(void **state)
          "the checkpoint's argument tokenizer_model has a wrong type"},
         {"{\"tokenizer_type\": \"Foo\"}",
          "the checkpoint's argument tokenizer_type has the value Foo"},
+        {"{\"tokenizer_model\": \"/a\\nWARNING: \\u001b[31mb\"}",
+         "the checkpoint's argument tokenizer_model has control characters: "
+         "/a\\x0aWARNING: \\x1b[31mb"},
+        {"{\"ckpt_format\": \"a\\rb\"}",
+         "the checkpoint's argument ckpt_format has control characters: a\\x0db"},
+        {"{\"normalization\": \"a\\u0085b\"}",
+         "the checkpoint's argument normalization has control characters: a\\xc2\\x85b"},
     };
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
         struct mb_args a;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "cli/printable.h"
+#include "base/printable.h"
 
 static void expect(int (*add)(const char *, struct mb_buf *), const char *text, const char *shown)
 {

@@ -13,10 +13,11 @@
  * A wish (SIGTERM, stop or save_now of the agent, the run's allowed time) is any rank's; the sum of
  * all wishes is known to all after the small all-reduce, so all save and leave at the same
  * iteration. Failures: a collective that fails, data that ends, a save that fails end the run with
- * their text. A loss or norm that is not finite is fatal, or, with
- * --no-check-for-nan-in-loss-and-grad, the step changes nothing and is counted; and so it is with a
- * dynamic loss scale, which is made smaller by that. The norm, which is a sum over all ranks'
- * gradients, is finite where all of those are, so that all ranks decide the same.
+ * their text. A loss or norm that is not finite is fatal, said once and of the lowest rank that has
+ * such a number itself, or, with --no-check-for-nan-in-loss-and-grad, the step changes nothing and
+ * is counted; and so it is with a dynamic loss scale, which is made smaller by that. The norm,
+ * which is a sum over all ranks' gradients, is finite where all of those are, so that all ranks
+ * decide the same.
  */
 #include "worker/trainer.h"
 
@@ -134,16 +135,51 @@ static int update(struct mb_trainer *t, double grad_factor, struct mb_err *err)
     return t->dev.ops->synchronize(t->dev.ctx, t->dev.stream, err);
 }
 
-static int not_finite(struct mb_trainer *t, const char *what, struct mb_err *err)
+/* Which rank is the lowest with such a number of its own. All have found the sum not finite, so
+ * that all come here. Where each number is finite and the sum is not, that is no rank: the world's
+ * size. */
+static int lowest_rank(struct mb_trainer *t, double own, uint32_t *rank, struct mb_err *err)
 {
-    if (t->args.check_for_nan_in_loss_and_grad) {
-        return mb_err_set(err, MB_ECORRUPT,
-                          "iteration %" PRId64 ": the %s is not finite; lower --lr%s, or see "
-                          "--no-check-for-nan-in-loss-and-grad",
-                          t->iteration + 1, what, t->args.fp16 ? " or --loss-scale" : "");
+    int64_t most = isfinite(own) ? 0 : (int64_t)t->world_size - t->rank;
+    mb_comm_allreduce(t->comm, NULL, &most, 1, MB_COMM_I64, MB_COMM_MAX);
+    int rc = mb_comm_synchronize(t->comm, err);
+    *rank = t->world_size - (uint32_t)most;
+    return rc;
+}
+
+/* what is so; own: what this rank has added to the sum that is not finite. Collective, unless the
+ * step is left out. */
+static int not_finite(struct mb_trainer *t, const char *what, double own, struct mb_err *err)
+{
+    char whose[32] = "";
+    uint32_t rank = 0;
+    if (!t->args.check_for_nan_in_loss_and_grad) {
+        t->skipped_iterations++;
+        return 0;
     }
-    t->skipped_iterations++;
-    return 0;
+    int rc = lowest_rank(t, own, &rank, err);
+    if (rc != 0) {
+        return rc;
+    }
+    if (rank < t->world_size) {
+        snprintf(whose, sizeof whose, "rank %" PRIu32 ": ", rank);
+    }
+    t->everybody_knows = 1;
+    return mb_err_set(err, MB_ECORRUPT,
+                      "%siteration %" PRId64 ": the %s; lower --lr%s, or see "
+                      "--no-check-for-nan-in-loss-and-grad",
+                      whose, t->iteration + 1, what, t->args.fp16 ? " or --loss-scale" : "");
+}
+
+/* What a rank has of the gradient is its data parallel group's sum: who spoilt it is gone. */
+static int norm_not_finite(struct mb_trainer *t, double own, struct mb_err *err)
+{
+    char what[96] = "norm of the gradient is not finite";
+    if (t->dp_size > 1) {
+        snprintf(what, sizeof what, "%s (a sum over %" PRIu32 " data parallel ranks)",
+                 "norm of the gradient is not finite", t->dp_size);
+    }
+    return not_finite(t, what, own, err);
 }
 
 /* The saver's thread of some rank has said so: then all ranks' fail, each with its own text. */
@@ -170,9 +206,25 @@ static uint64_t add_time(struct mb_trainer *t, enum mb_step_timer timer, uint64_
     return now_us;
 }
 
+/* A step whose numbers cannot change the weights; own: what this rank said of it. */
+static int bad_step(struct mb_trainer *t, double loss, const struct shared *own, struct mb_err *err)
+{
+    if (t->loss_scaling.is_dynamic) {
+        overflowed(t, loss);
+        return 0;
+    }
+    if (!isfinite(loss)) {
+        t->window.n_nan++;
+        return not_finite(t, "loss is not finite", own->loss_sum, err);
+    }
+    t->window.n_skipped++;
+    return norm_not_finite(t, own->norm2, err);
+}
+
 /* *s holds afterwards what all ranks said; *loss the iteration's loss. */
 static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_err *err)
 {
+    struct shared own = {0};
     memset(s, 0, sizeof *s);
     uint64_t from_us = mb_mono_us();
     int rc = forward_backward(t, s, err);
@@ -188,6 +240,7 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     }
     if (rc == 0) {
         add_wishes(t, s);
+        own = *s;
         rc = share(t, s, err);
     }
     if (rc == 0 && s->save_failed > 0) {
@@ -210,14 +263,8 @@ static int step(struct mb_trainer *t, struct shared *s, double *loss, struct mb_
     if (t->loss_scaling.is_dynamic) {
         mb_loss_scale_update(&t->loss_scale, &t->loss_scaling, !is_finite);
     }
-    if (!is_finite && t->loss_scaling.is_dynamic) {
-        overflowed(t, *loss);
-    } else if (!isfinite(*loss)) {
-        t->window.n_nan++;
-        rc = not_finite(t, "loss", err);
-    } else if (!is_finite) {
-        t->window.n_skipped++;
-        rc = not_finite(t, "norm of the gradient", err);
+    if (!is_finite) {
+        rc = bad_step(t, *loss, &own, err);
     } else {
         t->window.n_iterations++;
         t->window.loss_sum += *loss;

@@ -6,18 +6,32 @@ import os
 import random
 import re
 import signal
+import struct
 import sys
 import tempfile
 import time
 import unittest
 
 from gang import MOCK, MODEL, Gang, content, iterations, run
+from index_file import write_tokens
 
 WORKER = os.path.abspath(sys.argv.pop(1))
 
 
 def validations(rank):
     return re.findall(r"^ validation loss at .*$", rank.log(), re.M)
+
+
+def spoil_token(path, token):
+    """Makes a number of its embedding NaN; the file has no checksums any more."""
+    with open(path, "rb") as f:
+        content_before = f.read().replace(b'"mobula.crc64nvme.', b'"spoilt.crc64nvme.')
+    n = struct.unpack_from("<Q", content_before)[0]
+    tensor = json.loads(content_before[8:8 + n])["embedding.word_embeddings.weight"]
+    spoilt = bytearray(content_before)
+    struct.pack_into("<f", spoilt, 8 + n + tensor["data_offsets"][0] + 4 * tensor["shape"][1] * token, math.nan)
+    with open(path, "wb") as f:
+        f.write(spoilt)
 
 
 class GangTest(unittest.TestCase):
@@ -215,6 +229,48 @@ class GangTest(unittest.TestCase):
         self.assertEqual(gang.start().finish(), [65, 65])
         for rank in gang.ranks:
             self.assertIn("optim_dp_001_of_002.safetensors", rank.of("failed")[0]["text"])
+
+    def fails_with_one_line(self, world, name, *args, **more):
+        """The line that all ranks report and one of them prints."""
+        gang = Gang(WORKER, world, [*MODEL, *args], self.path(name), **more)
+        self.addCleanup(gang.kill)
+        self.assertEqual(gang.start().finish(), [65] * world)
+        (line,) = {rank.of("failed")[0]["text"] for rank in gang.ranks}
+        told = [re.findall(r"^mobula-worker: (.*)$", rank.log(), re.M) for rank in gang.ranks]
+        self.assertEqual(told, [[line]] + [[]] * (world - 1))
+        return line
+
+    def test_a_loss_that_is_no_number_is_the_lowest_ranks(self):
+        """Of a pipeline only the last stage has a loss."""
+        for world, split, lowest in ((1, [], 0), (4, [], 0), (2, ["--pipeline-model-parallel-size", "2"], 1),
+                                     (4, ["--pipeline-model-parallel-size", "2"], 2)):
+            with self.subTest(world=world, split=split):
+                line = self.fails_with_one_line(world, f"all{world}{len(split)}", *MOCK, "--train-iters", "20", "--lr", "1e38",
+                                                "--clip-grad", "0", *split)
+                self.assertRegex(line, rf"^rank {lowest}: iteration \d: the loss is not finite; lower --lr, or see "
+                                       "--no-check-for-nan-in-loss-and-grad$")
+
+    def test_a_norm_that_is_no_number_is_a_groups(self):
+        """A loss of such a scale has gradients of no size."""
+        for world, split, of in ((1, [], ""), (3, ["--global-batch-size", "6"], r" \(a sum over 3 data parallel ranks\)")):
+            with self.subTest(world=world):
+                line = self.fails_with_one_line(world, f"norm{world}", *MOCK, "--train-iters", "4", "--fp16", "--loss-scale", "1e38",
+                                                *split)
+                self.assertRegex(line, f"^rank 0: iteration 1: the norm of the gradient is not finite{of}; lower --lr or --loss-")
+
+    def test_one_node_s_bad_data_are_found_on_its_rank(self):
+        """The weights of one token are no number; one rank's file, as long as the others', has that token."""
+        words = ["--untie-embeddings-and-output-weights", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+        run(WORKER, 1, [*MODEL, *words, "--mock-data", "--train-iters", "3", "--save", self.path("s"), "--save-interval", "3"],
+            self.path("first"))
+        spoil_token(self.path("s", "iter_0000003", "model_tp00_pp00.safetensors"), 90)
+        for rank in range(3):
+            os.mkdir(self.path(f"node{rank}"))
+            write_tokens(self.path(f"node{rank}", "data"), [90 if rank == 1 else 10] * 2000)
+        line = self.fails_with_one_line(3, "second", *words, "--data-path", "data", "--split", "1,0,0", "--eval-iters", "0",
+                                        "--train-iters", "4", "--finetune", "--load", self.path("s"), "--global-batch-size", "6",
+                                        home_of_rank=lambda rank: self.path(f"node{rank}"))
+        self.assertRegex(line, "^rank 1: iteration 1: the loss is not finite; ")
 
     def test_samples_and_tokens_say_the_same(self):
         a = self.train(1, "a")

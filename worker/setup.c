@@ -463,6 +463,17 @@ static void say_graphs(const struct mb_trainer *t, const struct mb_gpt_config *c
                        : "");
 }
 
+/* Each part of the model once: its first data parallel rank, of those that share samples the first,
+ * too. */
+static void say_parameters(const struct mb_trainer *t, size_t n)
+{
+    if (t->dp_rank == 0) {
+        printf(" > number of parameters on (tensor, pipeline) model parallel rank (%u, %u): %zu\n",
+               t->tp_rank, t->pp_rank, n);
+        fflush(stdout);
+    }
+}
+
 static int build_model(struct mb_trainer *t, struct mb_err *err)
 {
     const struct mb_args *a = &t->args;
@@ -484,9 +495,7 @@ static int build_model(struct mb_trainer *t, struct mb_err *err)
         rc = mb_gpt_count_parameters(&c, &n_parameters, err);
     }
     if (rc == 0) { /* said first: what does not fit is refused next */
-        mb_trainer_say_of_stage(
-            t, " > number of parameters on (tensor, pipeline) model parallel rank (0, %u): %zu\n",
-            t->pp_rank, n_parameters);
+        say_parameters(t, n_parameters);
         mb_trainer_say(t, " > backend: %s\n", t->dev.ops->describe(t->dev.ctx));
         say_graphs(t, &c);
         rc = mb_trainer_plan(t, err);

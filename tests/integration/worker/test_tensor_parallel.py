@@ -2,6 +2,7 @@
 checkpoints. Usage: test_tensor_parallel.py WORKER"""
 
 import os
+import re
 import unittest
 from unittest import mock
 
@@ -44,6 +45,17 @@ class TensorParallelTest(LayoutCase):
                 self.check_layout(4, split(SEQUENCE, tensor=2, context=2), MODELS["llama"], f"shared samples, {strips} strips")
                 self.check_layout(4, split(SEQUENCE, tensor=2, pipeline=2), MODELS["llama"], f"stages, {strips} strips")
                 self.check_bits(4, split(SEQUENCE, ZERO, tensor=2))
+
+    def test_each_part_of_the_model_is_told_once(self):
+        """By the first of the ranks that have it, of those that share samples, too: tensor and pipeline rank, and its size."""
+        for copies in ([], split(context=2)):
+            gang = self.train(8, *LLAMA, *split(*copies, tensor=2, pipeline=2), "--train-iters", "1", "--lr-warmup-iters", "0")
+            told = [re.findall(r"^ > number of parameters on \(tensor, pipeline\) model parallel rank (\(\d+, \d+\)): (\d+)$",
+                               rank.log(), re.M) for rank in gang.ranks]
+            first = (512 * 32 + 64 * 32 + 32 * 32 + 3 * 96 * 32) // 2 + 2 * 32  # vocabulary, a layer's products; its norms
+            last = first + 32  # as many for the output, and the last norm
+            self.assertEqual(told, [[("(0, 0)", str(first))], [("(1, 0)", str(first))], [], [],
+                                    [("(0, 1)", str(last))], [("(1, 1)", str(last))], [], []])
 
     def test_a_wrong_number_of_strips_is_one_line(self):
         with mock.patch.dict(os.environ, MOBULA_TENSOR_STRIPS="17"):

@@ -297,28 +297,36 @@ static int sum_over_model(struct mb_trainer *t, double *x, struct mb_err *err)
     return rc;
 }
 
+/* Where the log or TensorBoard is to have it, which arguments say: all ranks alike. */
+static int take_params_norm(struct mb_trainer *t, struct mb_err *err)
+{
+    const struct mb_args *a = &t->args;
+    const int is_told =
+        t->iteration % a->log_interval == 0 ||
+        (a->tensorboard_dir != NULL && t->iteration % a->tensorboard_log_interval == 0);
+    double norm2 = 0;
+    if (!a->log_params_norm || !is_told) {
+        return 0;
+    }
+    int rc = mb_trainer_squared_norm(t, mb_gpt_master(t->gpt), 0, t->n_elements, &norm2, err);
+    if (rc == 0) {
+        rc = sum_over_model(t, &norm2, err);
+    }
+    t->params_norm = sqrt(norm2);
+    return rc;
+}
+
 static int log_iteration(struct mb_trainer *t, struct mb_err *err)
 {
-    double norm2 = 0;
-    int rc = 0;
     if (t->iteration % t->args.log_interval != 0) {
         return 0;
     }
-    if (t->args.log_params_norm) {
-        rc = mb_trainer_squared_norm(t, mb_gpt_master(t->gpt), 0, t->n_elements, &norm2, err);
-        if (rc == 0) {
-            rc = sum_over_model(t, &norm2, err);
-        }
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    mb_trainer_say_iteration(t, sqrt(norm2));
+    mb_trainer_say_iteration(t);
     if (!t->has_told_memory && mb_schedule_lr(&t->schedule, t->schedule_samples) > 0) {
         mb_trainer_say_memory(t);
         t->has_told_memory = 1;
     }
-    rc = mb_trainer_say_step_timers(t, err);
+    int rc = mb_trainer_say_step_timers(t, err);
     t->window = (struct mb_log_window){0};
     return rc;
 }
@@ -500,8 +508,11 @@ static int run_iteration(struct mb_trainer *t, int *exiting, struct mb_err *err)
     }
     t->last_elapsed_us = mb_mono_us() - from_us;
     t->window.elapsed_us += t->last_elapsed_us;
-    mb_trainer_tell_iteration(t);
-    rc = log_iteration(t, err);
+    rc = take_params_norm(t, err);
+    if (rc == 0) {
+        mb_trainer_tell_iteration(t);
+        rc = log_iteration(t, err);
+    }
     if (rc == 0 && t->iteration % t->args.eval_interval == 0) {
         char prefix[64];
         snprintf(prefix, sizeof prefix, "iteration %" PRId64, t->iteration);

@@ -112,6 +112,7 @@ struct mb_trainer {
     int64_t iteration, skipped_iterations, schedule_samples, last_saved;
     double grad_norm;         /* NaN: of a step that fp16's overflow has left out */
     double num_zeros_in_grad; /* of the whole model's gradient, if asked for; NaN as above */
+    double params_norm;       /* of the newest iteration that tells it */
     double validation_loss;
     double last_loss;         /* of the newest iteration */
     uint64_t last_elapsed_us; /* of its step */
@@ -228,14 +229,13 @@ int mb_trainer_say_timers(struct mb_trainer *t, const struct mb_timer *timers, s
 int mb_trainer_say_timer(struct mb_trainer *t, const char *name, double ms, struct mb_err *err);
 /* Of the step's timers, behind an iteration's line; with --timing-log-level 1 or 2. Collective. */
 int mb_trainer_say_step_timers(struct mb_trainer *t, struct mb_err *err);
-void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm);
+void mb_trainer_say_iteration(struct mb_trainer *t);
 /* Megatron-LM's estimate, and what is allocated; once, behind the first logged iteration. */
 void mb_trainer_say_memory(struct mb_trainer *t);
 /* Events for --tensorboard-dir; no-ops where there is none. */
 int mb_trainer_open_tensorboard(struct mb_trainer *t, struct mb_err *err);
 void mb_trainer_tell_iteration(struct mb_trainer *t);
-void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops,
-                            double params_norm);
+void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops);
 void mb_trainer_tell_timer(struct mb_trainer *t, const char *name, double most_ms);
 void mb_trainer_tell_validation(struct mb_trainer *t, double loss);
 void mb_trainer_say_validation(struct mb_trainer *t, const char *prefix, double loss);

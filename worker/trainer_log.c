@@ -100,7 +100,7 @@ static double unsigned_nan(double x)
     return isnan(x) ? (double)NAN : x;
 }
 
-void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
+void mb_trainer_say_iteration(struct mb_trainer *t)
 {
     const struct mb_log_window *w = &t->window;
     const int64_t ran = w->n_ran;
@@ -110,7 +110,7 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
     if (!mb_trainer_is_last(t)) {
         return;
     }
-    mb_trainer_tell_window(t, elapsed_ms, tflops(t, elapsed_ms), params_norm);
+    mb_trainer_tell_window(t, elapsed_ms, tflops(t, elapsed_ms));
     mb_trainer_now(now);
     printf(" [%s] iteration %8lld/%8lld | consumed samples: %12lld |", now, (long long)t->iteration,
            (long long)t->args.train_iters, (long long)t->args.consumed_train_samples);
@@ -138,7 +138,7 @@ void mb_trainer_say_iteration(struct mb_trainer *t, double params_norm)
         printf(" num zeros: %.1f |", t->num_zeros_in_grad);
     }
     if (t->args.log_params_norm) {
-        printf(" params norm: %.3f |", unsigned_nan(params_norm));
+        printf(" params norm: %.3f |", unsigned_nan(t->params_norm));
     }
     printf(" number of skipped iterations: %3lld | number of nan iterations: %3lld |\n",
            (long long)w->n_skipped, (long long)w->n_nan);

@@ -109,6 +109,9 @@ void mb_trainer_tell_iteration(struct mb_trainer *t)
     if (a->log_num_zeros_in_grad && !isnan(t->num_zeros_in_grad)) {
         both(t, "num-zeros", t->num_zeros_in_grad);
     }
+    if (a->log_params_norm) {
+        both(t, "params-norm", t->params_norm);
+    }
     if (a->log_memory_to_tensorboard) {
         tell_memory(t);
     }
@@ -125,14 +128,10 @@ void mb_trainer_tell_timer(struct mb_trainer *t, const char *name, double most_m
     }
 }
 
-void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops,
-                            double params_norm)
+void mb_trainer_tell_window(struct mb_trainer *t, double elapsed_ms, double tflops)
 {
     if (t->tensorboard == NULL) {
         return;
-    }
-    if (t->args.log_params_norm) {
-        both(t, "params-norm", params_norm);
     }
     if (t->args.log_timers_to_tensorboard) {
         mb_tensorboard_scalar(t->tensorboard, "iteration-time", t->iteration, elapsed_ms / 1000);

@@ -142,6 +142,22 @@ class Lines(LayoutCase):
                 self.assertEqual([e.step for e in events.Scalars(f"{name}-time")], [2, 4])
             self.assertNotIn("evaluate-time", tags)
 
+    def test_tensorboard_and_the_log_have_intervals_of_their_own(self):
+        """The norm of the weights goes by both."""
+        folder = self.path("intervals")
+        log = self.train(2, *split(tensor=2), "--train-iters", "12", "--tensorboard-dir", folder, "--log-params-norm",
+                         "--log-timers-to-tensorboard", "--tensorboard-log-interval", "3", "--log-interval", "4").ranks[-1].log()
+        events = EventAccumulator(folder, size_guidance={"scalars": 0})
+        events.Reload()
+        for tag in ("params-norm", "grad-norm"):
+            self.assertEqual([e.step for e in events.Scalars(tag)], [3, 6, 9, 12], tag)
+            self.assertEqual([e.step for e in events.Scalars(f"{tag} vs samples")], [24, 48, 72, 96], tag)
+        self.assertEqual([e.step for e in events.Scalars("iteration-time")], [4, 8, 12])
+        norms = re.findall(r"iteration +(\d+)/.*params norm: (\S+)", log)
+        self.assertEqual([int(i) for i, _ in norms], [4, 8, 12])
+        self.assertAlmostEqual(events.Scalars("params-norm")[-1].value, float(norms[-1][1]), delta=0.001)
+        self.assertNotEqual(events.Scalars("params-norm")[0].value, events.Scalars("params-norm")[-1].value)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -638,6 +638,11 @@ int mb_args_validate(struct mb_args *a, uint32_t rank, uint32_t world_size, stru
     if (rc == 0 && a->overlap_param_gather && !a->overlap_grad_reduce) {
         rc = invalid(err, "Must use --overlap-param-gather with --overlap-grad-reduce");
     }
+    if (rc == 0 && a->overlap_param_gather &&
+        mb_buf_puts(&a->notes, "note: --overlap-param-gather has no effect: weights are gathered "
+                               "after the update, before the next forward pass\n") != 0) {
+        rc = mb_err_set(err, MB_ENOMEM, "out of memory for notes");
+    }
     if (rc == 0) {
         rc = check_remote(a, err);
     }

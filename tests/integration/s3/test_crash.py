@@ -39,11 +39,11 @@ UNREAD_S = 0.2  # a sender has read an answer after that
 
 
 class Reader(threading.Thread):
-    """Reads the newest checkpoint again and again, past the proxy. `wrong` is what it found."""
+    """Reads the newest checkpoint by the store tool again and again, past the proxy. `wrong` is what it found."""
 
-    def __init__(self, tool, server, pace, scratch):
+    def __init__(self, tool, pace, scratch):
         super().__init__(daemon=True)
-        self.tool = servers.Tool(tool, server.direct(), url=f"s3://{servers.BUCKET}/{PREFIX}")
+        self.tool = tool
         self.pace, self.scratch = pace, pathlib.Path(scratch, "read-back")
         self.wrong, self.newest, self.looks, self.files = [], 0, 0, 0
         self.ending = threading.Event()
@@ -68,13 +68,14 @@ class Reader(threading.Thread):
         return True, head
 
     def look(self):
-        """None, or what is wrong."""
+        """None, or what is wrong of the newest checkpoint. A pointer that went back is wrong for good, wherever it is later."""
         text, _ = self.get(LATEST)
         if text is None:
             return None
         latest = int(text)
         if latest < self.newest:
-            return f"latest went from {self.newest} back to {latest}"
+            self.wrong.append(f"latest went from {self.newest} back to {latest}")
+            return None
         self.newest = latest
         self.pace.write_text(str(latest))
         directory = f"iter_{latest:07d}"
@@ -92,17 +93,64 @@ class Reader(threading.Thread):
         self.looks += 1
         return None
 
+    def is_deleted(self):
+        """Whether the pointer has left what was read and its manifest is gone: older checkpoints are deleted, and what took
+        so long to read may be one of those by now."""
+        if self.get(LATEST)[0] == str(self.newest):
+            return False
+        text, answer = wait_until(self.manifest_or_none, "an answer of the server")
+        return answer["code"] == "ENOENT" or "files" not in json.loads(text)
+
+    def manifest_or_none(self):
+        """Asked until the server, which may be away, says one or the other."""
+        text, answer = self.get(f"iter_{self.newest:07d}/.mobula/manifest.json")
+        return (text, answer) if answer["code"] in ("OK", "ENOENT") else None
+
     def run(self):
         try:
-            while not self.ending.is_set():
+            while not self.ending.is_set() and not self.wrong:
                 wrong = self.look()
-                # Older checkpoints are deleted: what took so long to read may be one of those by now.
-                if wrong and self.get(LATEST)[0] == str(self.newest):
+                if wrong and not self.is_deleted():
                     self.wrong.append(wrong)
-                    return
         except Exception as error:  # a reader that ends must not look like one that found nothing
             self.wrong.append(repr(error))
             raise
+
+
+def check_the_reader(directory):
+    """A pointer that goes back and comes again is found; so is a file that is wrong, unless its checkpoint was deleted."""
+    def manifest(crc):
+        return json.dumps({"files": [{"path": "w", "size": 3, "crc64nvme": crc}]})
+
+    def found(moves):
+        """Of a reader that sees what `moves` yields, one step at a time: the pointer and the manifests by iteration."""
+        state = {}
+
+        def tool(verb, key, **_):
+            if verb == "get" and key == LATEST:
+                step = next(moves, None)
+                if step is None:
+                    reader.ending.set()
+                else:
+                    state["latest"], state["manifests"] = step
+                return {"code": "OK", "data": str(state["latest"])}
+            if verb == "get":
+                text = state["manifests"].get(int(key[5:12]))
+                return {"code": "OK", "data": text} if text else {"code": "ENOENT"}
+            return {"code": "OK", "size": 3, "etag": "e", "crc": "right"}
+
+        reader = Reader(tool, pathlib.Path(directory, "pace"), directory)
+        reader.run()
+        return reader.wrong
+
+    good, bad = manifest("right"), manifest("other")
+    both = {1: good, 2: good}
+    assert not found(iter([(1, both), (2, both), (2, both)]))
+    assert found(iter([(1, both), (2, both), (1, both), (2, both)])) == ["latest went from 2 back to 1"]
+    assert len(found(iter([(1, {1: bad}), (1, {1: bad})]))) == 1
+    assert len(found(iter([(1, {1: bad}), (2, {1: bad, 2: good})]))) == 1
+    assert not found(iter([(1, {1: bad}), (2, {2: good}), (2, {2: good})]))
+    assert len(found(iter([(1, {}), (1, {})]))) == 1
 
 
 def sent_under_a_new_id(requests, aborts_excuse):
@@ -322,7 +370,8 @@ def run(options, directory):
 
 
 def crash_and_rest(options, crash):
-    reader = Reader(options.tool, crash.server, crash.save / "pace", crash.save.parent)
+    tool = servers.Tool(options.tool, crash.server.direct(), url=f"s3://{servers.BUCKET}/{PREFIX}")
+    reader = Reader(tool, crash.save / "pace", crash.save.parent)
     crash.submit()
     reader.start()
     began, told = time.monotonic(), 50
@@ -374,6 +423,7 @@ def main():
     options = parser.parse_args()
     check_the_counter()
     with tempfile.TemporaryDirectory(prefix="mb-crash-") as directory:
+        check_the_reader(directory)
         run(options, directory)
 
 

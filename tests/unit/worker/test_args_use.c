@@ -324,6 +324,22 @@ static void the_help_has_megatrons_groups(void **state)
     mb_buf_close(&out);
 }
 
+/* Weights are gathered after the update, whatever is asked for. */
+static void what_is_not_overlapped_is_said(void **state)
+{
+    (void)state;
+    struct mb_args a;
+    struct mb_err err;
+    assert_int_equal(validate_line(BASE "--use-distributed-optimizer --overlap-grad-reduce "
+                                        "--overlap-param-gather",
+                                   2, &a, &err),
+                     0);
+    assert_non_null(strstr(mb_buf_str(&a.notes),
+                           "note: --overlap-param-gather has no effect: weights are gathered "
+                           "after the update, before the next forward pass\n"));
+    mb_args_close(&a);
+}
+
 static void graphs_are_for_gpus(void **state)
 {
     (void)state;
@@ -368,6 +384,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(graphs_are_for_gpus),
+        cmocka_unit_test(what_is_not_overlapped_is_said),
         cmocka_unit_test(gradients_of_bf16_are_summed_in_fp32_or_bf16),
         cmocka_unit_test(argparse_has_a_status_of_its_own),
         cmocka_unit_test(another_format_is_warned_of),

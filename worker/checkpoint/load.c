@@ -380,8 +380,8 @@ static int is_shard(const struct dirent *e)
     return mb_moments_is_file(e->d_name, 0);
 }
 
-static int check_covered(const struct mb_checkpoint_model *m, const char *dir, struct cover *parts,
-                         size_t n_parts, struct mb_err *err)
+static int check_covered(const struct mb_checkpoint_model *m, const char *dir, int64_t world_size,
+                         struct cover *parts, size_t n_parts, struct mb_err *err)
 {
     size_t at = m->state_begin;
     qsort(parts, n_parts, sizeof *parts, by_begin);
@@ -391,14 +391,7 @@ static int check_covered(const struct mb_checkpoint_model *m, const char *dir, s
         }
         at = parts[i].end > at ? parts[i].end : at;
     }
-    if (at < m->state_end) {
-        return mb_err_set(
-            err, MB_ENOENT,
-            "%s: no file optim_dp_*.safetensors holds the optimizer state from element "
-            "%zu of [%zu, %zu)",
-            dir, at, m->state_begin, m->state_end);
-    }
-    return 0;
+    return at < m->state_end ? mb_moments_missing(dir, m->n_elements, world_size, at, err) : 0;
 }
 
 static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, int64_t world_size,
@@ -421,7 +414,7 @@ static int read_optimizer(const struct mb_checkpoint_model *m, const char *dir, 
         mb_free(path);
     }
     if (rc == 0) {
-        rc = check_covered(m, dir, parts, n_parts, err);
+        rc = check_covered(m, dir, world_size, parts, n_parts, err);
     }
     if (rc == 0 && m->dev != NULL) {
         rc = m->dev->ops->synchronize(m->dev->ctx, m->dev->stream, err);

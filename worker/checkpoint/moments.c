@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
@@ -71,6 +72,34 @@ int mb_moments_is_file(const char *name, int64_t world_size)
     snprintf(ending, sizeof ending, "_of_%03" PRId64 ".safetensors", world_size);
     return mb_starts_with(name, "optim_dp_") &&
            mb_ends_with(name, world_size > 0 ? ending : ".safetensors");
+}
+
+int mb_moments_missing(const char *dir, uint64_t flat_elements, int64_t world_size, uint64_t at,
+                       struct mb_err *err)
+{
+    enum { RANKS_MAX = 1 << 20 }; /* more is no number of ranks, and products stay in 64 bits */
+    const uint64_t n = (uint64_t)world_size;
+    if (world_size > 0 && world_size <= RANKS_MAX && flat_elements < UINT64_MAX / RANKS_MAX) {
+        uint64_t rank = at * n / flat_elements;
+        while (rank + 1 < n && flat_elements * (rank + 1) / n <= at) {
+            rank++;
+        }
+        char wanted[48];
+        mb_checkpoint_optim_name((uint32_t)rank, (uint32_t)n, wanted);
+        char *path = mb_path_join(dir, wanted);
+        if (path != NULL && access(path, F_OK) != 0 && errno == ENOENT) {
+            mb_free(path);
+            return mb_err_set(err, MB_ENOENT,
+                              "%s: %s is not there, which holds the optimizer state from element "
+                              "%" PRIu64 " of %" PRIu64,
+                              dir, wanted, at, flat_elements);
+        }
+        mb_free(path);
+    }
+    return mb_err_set(err, MB_ENOENT,
+                      "%s: no file optim_dp_*.safetensors holds the optimizer state from element "
+                      "%" PRIu64 " of %" PRIu64,
+                      dir, at, flat_elements);
 }
 
 const char *mb_moments_name(int n_moments, int which)
@@ -148,19 +177,14 @@ static int by_begin(const void *x, const void *y)
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-static int check_covered(const struct mb_moments *m, struct mb_err *err)
+static int check_covered(const struct mb_moments *m, int64_t world_size, struct mb_err *err)
 {
     const size_t total = (size_t)m->offsets[mb_st_n_tensors(m->model)];
     size_t at = 0;
     for (size_t i = 0; i < m->n_ranges && m->ranges[i].begin <= at; i++) {
         at = m->ranges[i].end > at ? m->ranges[i].end : at;
     }
-    return at == total
-               ? 0
-               : mb_err_set(err, MB_ENOENT,
-                            "%s: no file optim_dp_*.safetensors holds the optimizer state from "
-                            "element %zu of %zu",
-                            m->dir, at, total);
+    return at == total ? 0 : mb_moments_missing(m->dir, total, world_size, at, err);
 }
 
 /* The file of weights has them in the order of the flat buffer. */
@@ -204,7 +228,7 @@ static int list_files(struct mb_moments *m, int64_t world_size, struct mb_err *e
     if (rc == 0 && m->n_ranges > 0) {
         qsort(m->ranges, m->n_ranges, sizeof *m->ranges, by_begin);
     }
-    return rc == 0 ? check_covered(m, err) : rc;
+    return rc == 0 ? check_covered(m, world_size, err) : rc;
 }
 
 static int open_files(const char *iter_dir, const struct mb_st_reader *model,

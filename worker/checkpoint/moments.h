@@ -17,6 +17,11 @@ uint64_t mb_moments_offset(const struct mb_st_tensor *tensors, size_t i);
 /* Whether a name is that of such a file. A directory may still hold some that its node saved in an
  * attempt of another size, which never became durable; world_size 0: not known. */
 int mb_moments_is_file(const char *name, int64_t world_size);
+/* MB_ENOENT with the name of the file that should hold element `at` of the flat buffer of so many
+ * and is not in dir: ranks share the buffer as mb_comm_range() has it. Of files that are all there,
+ * or whose number is not known, none is named. */
+int mb_moments_missing(const char *dir, uint64_t flat_elements, int64_t world_size, uint64_t at,
+                       struct mb_err *err);
 /* What its tensors are called: Adam's two, or SGD's one. */
 enum { MB_MOMENTS_ADAM = 2, MB_MOMENTS_SGD = 1 };
 const char *mb_moments_name(int n_moments, int which);

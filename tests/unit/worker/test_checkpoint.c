@@ -438,7 +438,9 @@ static void shards_of_another_size_do_not_count(void **state)
     }
     snprintf(command, sizeof command, "rm %s/iter_0000012/optim_dp_001_of_002.safetensors", dir);
     assert_int_equal(system(command), 0); /* ... nor do they fill a gap */
-    run(1, (struct job){.expected = MB_ENOENT, .expect = "element 501"});
+    run(1, (struct job){.expected = MB_ENOENT,
+                        .expect = "optim_dp_001_of_002.safetensors is not there, which holds the "
+                                  "optimizer state from element 501"});
 }
 
 static atomic_int watching, unseen;
@@ -568,8 +570,10 @@ static void damage_is_named(void **state)
     assert_int_equal(truncate(path, 1000), 0);
     run(1, (struct job){.expected = MB_ECORRUPT, .expect = "optim_dp_001_of_002.safetensors"});
     assert_int_equal(unlink(path), 0);
-    run(2, (struct job){
-               .sharded = 1, .fault_rank = 1, .expected = MB_ENOENT, .expect = "element 501"});
+    run(2, (struct job){.sharded = 1,
+                        .fault_rank = 1,
+                        .expected = MB_ENOENT,
+                        .expect = "optim_dp_001_of_002.safetensors is not there"});
 
     snprintf(path, sizeof path, "%s/iter_0000012/model_tp00_pp00.safetensors", dir);
     assert_int_equal(truncate(path, 2000), 0);

@@ -6,19 +6,20 @@ COMMON = """--lr 1e-5 --min-lr 1e-6 --lr-decay-iters 320000 --lr-decay-style cos
   --no-async-tensor-model-parallel-allreduce --bf16 --no-masked-softmax-fusion --tokenizer-type HuggingFaceTokenizer
   --tokenizer-model /local_resources/tokenizer --save-interval 20 --eval-interval 10 --ckpt-format torch
   --save /local_resources/checkpoints --dataloader-type cyclic --num-workers 8 --log-interval 1 --log-throughput
-  --no-save-optim --no-save-rng --eval-iters 10 --tensorboard-dir /local_resources/experiment/ --ckpt-format torch
+  --no-save-optim --no-save-rng --eval-iters 10 --tensorboard-dir /local_resources/experiment/
   --no-gradient-accumulation-fusion --distributed-timeout-minutes 120 --use-distributed-optimizer --overlap-param-gather
   --overlap-grad-reduce --optimizer adam --exit-on-missing-checkpoint --no-load-optim --use-checkpoint-args --no-load-rng"""
+AGAIN = "--ckpt-format torch"  # some say it twice
 PRETRAINED = """--data-path /local_resources/data/fineweb-edu-train_text_document --load /local_resources/basemodel"""
 LLAMA = """--untie-embeddings-and-output-weights --position-embedding-type rope --disable-bias-linear --swiglu
   --init-method-std 0.02 --attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm --group-query-attention
   --num-query-groups 8 --max-position-embeddings 128000"""
 CHARTS = {
-    "values": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 --global-batch-size 16 "
+    "values": f"{COMMON} {AGAIN} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 --global-batch-size 16 "
               "--use-flash-attn",
-    "llama-8b-2x2-4ddp": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 "
+    "llama-8b-2x2-4ddp": f"{COMMON} {AGAIN} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 2 "
                          "--global-batch-size 16 --use-flash-attn",
-    "llama-8b-16ddp, tutorial 03": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 11 "
+    "llama-8b-16ddp, tutorial 03": f"{COMMON} {AGAIN} {PRETRAINED} --tensor-model-parallel-size 1 --micro-batch-size 11 "
                                    "--global-batch-size 704 --use-flash-attn",
     "llama-70b-2ddp, tutorial 04": f"{COMMON} {PRETRAINED} --tensor-model-parallel-size 8 --sequence-parallel "
                                    "--micro-batch-size 11 --global-batch-size 176 --recompute-activations "

@@ -10,6 +10,8 @@ LONG = "more than one block of queries"
 MODELS = {"gpt2": [], "llama": LLAMA,
           AGAIN: ["--recompute-granularity", "full", "--recompute-method", "uniform", *LLAMA, "--apply-layernorm-1p"],
           LONG: [*NO_DROPOUT, *length(320)]}
+ODD = {"odd llama": [*LLAMA, *"--rotary-percent 0.5 --kv-channels 16 --use-rope-scaling --add-qkv-bias".split()],
+       "odd gpt2": "--position-embedding-type none --no-bias-gelu-fusion --apply-layernorm-1p".split()}
 # Ranks, arguments. Three of a ring: the places of its ends are both even.
 LAYOUTS = [(2, split(context=2)), (4, split(context=4)), (3, split(context=3)), (4, split(context=2)),
            (4, split(ZERO, context=2)), (4, split(ZERO, *OVERLAP, context=2)), (4, split(*OVERLAP, context=2)),
@@ -24,6 +26,20 @@ class ContextParallelTest(LayoutCase):
     def test_every_layout_trains_the_same_model(self):
         for name, model in MODELS.items():
             for world, layout in FEWER.get(name, LAYOUTS):
+                self.check_layout(world, layout, model, name)
+
+    def test_three_ways_beside_data_parallel(self):
+        for world, layout in ((8, split(SEQUENCE, ZERO, *OVERLAP, tensor=2, pipeline=2)),
+                              (8, split(SEQUENCE, ZERO, tensor=2, context=2)), (8, split(ZERO, context=2, pipeline=2))):
+            for name in ("gpt2", "llama"):
+                self.check_layout(world, layout, MODELS[name], name)
+
+    def test_what_else_a_model_may_have(self):
+        """Rotary positions of some channels of wide heads, scaled; biases of queries, keys and values alone; no positions,
+        GELU by erf and norms around 1: each way to share a model."""
+        for name, model in ODD.items():
+            for world, layout in ((4, split(SEQUENCE, tensor=4)), (2, split(pipeline=2)), (2, split(context=2)),
+                                  (8, split(SEQUENCE, ZERO, context=2, tensor=2, pipeline=2))):
                 self.check_layout(world, layout, model, name)
 
     def test_chunks_of_a_pipeline(self):

@@ -51,6 +51,24 @@ class Lines(LayoutCase):
         self.assertRegex(of_step[0], r"^  forward-backward:\n     rank  0: \d+\.\d\d\n     rank  1: \d+\.\d\d\n"
                                      r"  all-grads-sync:\n     rank  0: ")
 
+    def test_the_line_of_an_iteration(self):
+        """Its fields, their order and their widths, which scripts of others cut it by."""
+        e = r"\d\.\d{6}E[+-]\d\d"
+        start = (r"^ \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] iteration        3/       3 \| consumed samples:           24 \|"
+                 r" elapsed time per iteration \(ms\): \d+\.\d \| mem usages: \d\.\d{4} \|")
+        end = r" number of skipped iterations:   0 \| number of nan iterations:   0 \|$"
+        few = ["--train-iters", "3", "--eval-iters", "0"]
+        log = self.last_log(1, *few)
+        self.assertRegex(log, re.compile(
+            f"{start} learning rate: {e} \\| global batch size:     8 \\| lm loss: {e} \\| loss scale: 1\\.0 \\|"
+            f" grad norm: \\d+\\.\\d{{3}} \\| params norm: \\d+\\.\\d{{3}} \\|{end}", re.M))
+        log = self.last_log(1, *few, "--log-throughput", "--log-num-zeros-in-grad", "--decoupled-lr", "1e-4",
+                            "--decoupled-min-lr", "1e-5", "--untie-embeddings-and-output-weights")
+        self.assertRegex(log, re.compile(
+            f"{start} throughput per GPU \\(TFLOP/s/GPU\\): \\d+\\.\\d \\| learning rate: {e} \\| decoupled learning rate: {e} \\|"
+            f" global batch size:     8 \\| lm loss: {e} \\| loss scale: 1\\.0 \\| grad norm: \\d+\\.\\d{{3}} \\|"
+            f" num zeros: \\d+\\.\\d \\| params norm: \\d+\\.\\d{{3}} \\|{end}", re.M))
+
     def memory(self, gang):
         """(estimate's three numbers, {rank: four numbers}), each said once."""
         estimates = re.findall(r"^Theoretical memory footprints: weight and optimizer=(\S+) MB, activation=(\S+) MB, "

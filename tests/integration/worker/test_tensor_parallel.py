@@ -15,7 +15,7 @@ MODELS = {"gpt2": [], "llama": LLAMA,
                   *NO_DROPOUT]}
 # Ranks, arguments.
 LAYOUTS = [(2, split(tensor=2)), (4, split(tensor=4)), (4, split(tensor=2)), (4, split(ZERO, *OVERLAP, tensor=2)),
-           (4, split(SEQUENCE, tensor=4)), (4, split(SEQUENCE, *OVERLAP, tensor=2))]
+           (4, split(SEQUENCE, tensor=4)), (4, split(SEQUENCE, *OVERLAP, tensor=2)), (4, split(SEQUENCE, ZERO, tensor=2))]
 
 
 class TensorParallelTest(LayoutCase):

@@ -159,17 +159,19 @@ def build(paths, split, i, n_samples, s, seed, blend="0.11"):
 
 
 class MockSequences:
-    def __init__(self, lengths, eod):
-        self.lengths, self.eod = lengths, eod
+    """core 0.16's; older ones do not take the remainder, and fail in training where it would matter."""
+
+    def __init__(self, lengths, eod, vocab):
+        self.lengths, self.eod, self.vocab = lengths, eod, vocab
 
     def __getitem__(self, i):
-        return list(range(1, int(self.lengths[i]))) + [self.eod]
+        return [t % self.vocab for t in range(1, int(self.lengths[i]))] + [self.eod]
 
 
-def mock(i, n_samples, s, seed, eod):
+def mock(i, n_samples, s, seed, eod, vocab):
     lengths = np.random.default_rng(0).integers(1, 4096, size=100000, dtype=np.int32)
     share = bookends("1,1,1")[i]
-    return Split(MockSequences(lengths, eod), share, n_samples, s, seed, lengths)
+    return Split(MockSequences(lengths, eod, vocab), share, n_samples, s, seed, lengths)
 
 
 def single(total, consumed, mbs, rank, dp):

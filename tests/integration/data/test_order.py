@@ -1,5 +1,6 @@
 """dump_order against reference.py, bit for bit. Usage: test_order.py DUMP_ORDER"""
 
+import hashlib
 import itertools
 import os
 import random
@@ -112,16 +113,16 @@ def check_order(paths, split, sizes, s, seed, kind="single", mbs=1, dp=1, consum
         same("rest", list(lines), [])
 
 
-def check_mock():
-    lines = iter(dump("order", "mock=1", "seq=512", "train=1000", "valid=90000", "eod=50256",
-                      "batches=3", "vocab=50257"))
+def check_mock(vocab, eod):
+    lines = iter(dump("order", "mock=1", "seq=512", "train=1000", "valid=90000", f"eod={eod}",
+                      "batches=3", f"vocab={vocab}"))
     for i, (name, n) in enumerate((("train", 1000), ("valid", 90000))):
-        want = reference.mock(i, n, 512, 1234, 50256)
+        want = reference.mock(i, n, 512, 1234, eod, vocab)
         same("split", next(lines), "split " + name)
         check_set(lines, want)
         for b in range(3):
             same("samples", numbers(next(lines), "samples"), [b])
-            same("items", numbers(next(lines), "items"), items(want[b], 50256, 0, 0))
+            same("items", numbers(next(lines), "items"), items(want[b], eod, 0, 0))
 
 
 def main():
@@ -154,11 +155,17 @@ def main():
                 check_order([a], "100,0,0", (130, 0, 0), 32, 1, "cyclic", mbs, dp, consumed, batches=60)
                 check_order([a], "100,0,0", (130, 0, 0), 32, 1, "cyclic", mbs, dp, consumed, False, 60)
         check_order([b], "90,10,0", (900, 33, 0), 8, 3, "cyclic", 2, 2, 880, eod=17, mask=1, reset=1)
-        check_mock()
+        check_mock(50257, 50256)
+        check_mock(300, 299)  # ids of mock documents go up to 4095
         for n, seed in ((1, 0), (2, 5), (1000, 7), (5000, 4000000000)):
             same("randperm", [int(x) for x in dump("randperm", seed, n)], reference.randperm(n, seed))
-        # What torch 2 itself gives for seed 0 and ten numbers.
-        same("torch", [int(x) for x in dump("randperm", 0, 10)], [4, 1, 7, 5, 3, 9, 0, 8, 6, 2])
+        # What torch 2.15 itself gives.
+        for n, seed, want in ((10, 0, "4 1 7 5 3 9 0 8 6 2"), (17, 1234, "6 4 8 2 16 9 15 12 0 10 7 5 1 3 14 13 11"),
+                              (12, 4000000000, "0 4 9 1 8 2 6 11 7 3 5 10")):
+            same("torch", dump("randperm", seed, n), want.split())
+        for n, seed, want in ((100000, 42, "075cf6c32d7d1f183b5fd2f23cc493c931a5d5b378d5c57560c655eefadda1a1"),
+                              (1000003, 3, "4a98d0ff3618e285d6461392f0c042ff75b8e25e5c61ba9ed9a55247ccc1bebf")):
+            same("torch", [hashlib.sha256(" ".join(dump("randperm", seed, n)).encode()).hexdigest()], [want])
     print(f"{checks} comparisons equal")
 
 

@@ -277,6 +277,8 @@ class BadTraining(unittest.TestCase):
             (["interleaved schedule", "pipeline-model-parallel size"], ["--num-layers-per-virtual-pipeline-stage", "1"]),
             (["max_position_embeddings", "seq_length"], ["--seq-length", "64"]),
             (["seq-length", "x"], ["--seq-length", "x"]),
+            (["the memory plan needs 48.0 TiB of host memory", "the least is", "--tensor-model-parallel-size 8"],
+             ["--num-layers", "64", "--hidden-size", "65536", "--num-attention-heads", "64"]),
         ):
             with self.subTest(more=more):
                 self.refused(texts, *more)
@@ -297,6 +299,7 @@ class BadTraining(unittest.TestCase):
             "idx-empty": self.data("idx-empty", idx=cut(0)),
             "bin-cut": self.data("bin-cut", bin=cut(1000)),
             "lengths": self.data("lengths", idx=patch(34, struct.pack("<i", -5))),
+            "token": self.data("token", bin=lambda data: struct.pack("<H", 60000) * (len(data) // 2)),
             "pointers": self.data("pointers", idx=patch(34 + 4 * 200, struct.pack("<q", 1 << 40))),
         }
         for name, more in cases.items():

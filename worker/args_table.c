@@ -114,7 +114,6 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("deterministic-mode", FLAG, NULL, deterministic_mode, "matrix products on GPUs are not tuned, so that every run gives the same bits; all else is deterministic anyway"),
     NOTED("use-flash-attn", FLAG, NULL, "attention is always fused"),
     NOTED_CHOICE("attention-backend", TEXT, "auto", "flash|fused|unfused|local|auto", "there is one attention"),
-    I_CHOICE("transformer-impl", "transformer_engine", "local|transformer_engine", transformer_impl, "whose names --ckpt-format torch writes; there is one implementation"),
     NOTED("use-mcore-models", FLAG, NULL, "there is one model"),
     NOTED_DEST("use-legacy-models", NULL, FLAG, NULL, "there is one model"),
     NOTED_DEST("no-masked-softmax-fusion", "masked_softmax_fusion", FLAG_OFF, NULL, "kernels decide this themselves"),
@@ -131,12 +130,6 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("profile-step-start", INT, "10", profile_step_start, "iterations that are done when recording starts"),
     I("profile-step-end", INT, "12", profile_step_end, "iterations that are done when recording stops"),
     I("profile-ranks", INTS, "[0]", profile_ranks, "ranks that are recorded"),
-    I_CHOICE("cuda-graph-impl", "local", "none|local|transformer_engine|full_iteration", cuda_graph_impl, "on GPUs, local (Megatron-LM's default is none): what a pass of a kind does is captured once and run again, the same bits with less work for the host; the last two are not provided"),
-    I("enable-cuda-graph", FLAG, NULL, enable_cuda_graph, "the older name of --cuda-graph-impl local"),
-    REFUSED("external-cuda-graph", FLAG, NULL, "it is Transformer Engine's; --cuda-graph-impl local captures whole passes"),
-    NOTED("cuda-graph-warmup-steps", INT, "3", "a pass of a kind is captured when it comes the second time"),
-    NOTED("cuda-graph-scope", LIST, NULL, "whole passes are captured"),
-    NOTED("te-rng-tracker", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
     NOTED("use-pytorch-profiler", FLAG, NULL, "there is no PyTorch in a worker; --profile is for nsys and ncu"),
     I("sequence-parallel", FLAG, NULL, sequence_parallel, "with tensor parallelism: between the layers' products ranks share the tokens, too; less memory"),
     I_CHOICE("dataloader-type", NULL, "single|cyclic|external", dataloader_type, "None: single"),
@@ -196,16 +189,6 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     I("min-loss-scale", FLOAT, "1.0", min_loss_scale, "with --fp16, what overflows do not halve any more"),
     I("loss-scale-window", FLOAT, "1000", loss_scale_window, "with --fp16, iterations without an overflow until the factor doubles"),
     I("hysteresis", INT, "2", hysteresis, "with --fp16, overflows until the factor is halved"),
-#undef GROUP
-#define GROUP "Transformer-Engine"
-    I_DEST_CHOICE("fp8-format", "fp8", NULL, "e4m3|hybrid", fp8, "with --bf16, the layers' products in fp8: e4m3, with hybrid gradients in e5m2; GPUs from compute capability 8.9 on"),
-    I("fp8-margin", INT, "0", fp8_margin, "with --fp8-format, scales are so many powers of two smaller"),
-    NOTED_CHOICE("fp8-recipe", TEXT, "tensorwise", "delayed|tensorwise", "scales are those of the tensor as it is"),
-    NOTED("fp8-interval", INT, "1", "scales are always those of the tensor as it is"),
-    NOTED("fp8-amax-history-len", INT, "1", "scales are those of the tensor as it is, there is no history"),
-    NOTED_CHOICE("fp8-amax-compute-algo", TEXT, "most_recent", "max|most_recent", "scales are those of the tensor as it is, there is no history"),
-    REFUSED("no-fp8-wgrad", FLAG, NULL, "gradients of weights are formed in fp8, too"),
-    NOTED("fp8-param-gather", FLAG, NULL, "weights are gathered in bf16"),
 #undef GROUP
 #define GROUP "distributed"
     NOTED("use-contiguous-parameters-in-local-ddp", FLAG, NULL, "parameters always lie in one buffer"),
@@ -291,7 +274,26 @@ const struct mb_arg_row MB_ARG_ROWS[] = {
     NOTED("wandb-exp-name", TEXT, NULL, "nothing is sent to Weights & Biases"),
     NOTED("wandb-save-dir", TEXT, NULL, "nothing is sent to Weights & Biases"),
 #undef GROUP
-#define GROUP "configuration"
+#define GROUP "inference"
+    I_CHOICE("cuda-graph-impl", "local", "none|local|transformer_engine|full_iteration", cuda_graph_impl, "on GPUs, local (Megatron-LM's default is none): what a pass of a kind does is captured once and run again, the same bits with less work for the host; the last two are not provided"),
+    I("enable-cuda-graph", FLAG, NULL, enable_cuda_graph, "the older name of --cuda-graph-impl local"),
+    REFUSED("external-cuda-graph", FLAG, NULL, "it is Transformer Engine's; --cuda-graph-impl local captures whole passes"),
+    NOTED("cuda-graph-warmup-steps", INT, "3", "a pass of a kind is captured when it comes the second time"),
+    NOTED("cuda-graph-scope", LIST, NULL, "whole passes are captured"),
+#undef GROUP
+#define GROUP "Transformer-Engine"
+    I_DEST_CHOICE("fp8-format", "fp8", NULL, "e4m3|hybrid", fp8, "with --bf16, the layers' products in fp8: e4m3, with hybrid gradients in e5m2; GPUs from compute capability 8.9 on"),
+    I("fp8-margin", INT, "0", fp8_margin, "with --fp8-format, scales are so many powers of two smaller"),
+    NOTED_CHOICE("fp8-recipe", TEXT, "tensorwise", "delayed|tensorwise", "scales are those of the tensor as it is"),
+    NOTED("fp8-interval", INT, "1", "scales are always those of the tensor as it is"),
+    NOTED("fp8-amax-history-len", INT, "1", "scales are those of the tensor as it is, there is no history"),
+    NOTED_CHOICE("fp8-amax-compute-algo", TEXT, "most_recent", "max|most_recent", "scales are those of the tensor as it is, there is no history"),
+    REFUSED("no-fp8-wgrad", FLAG, NULL, "gradients of weights are formed in fp8, too"),
+    NOTED("fp8-param-gather", FLAG, NULL, "weights are gathered in bf16"),
+    I_CHOICE("transformer-impl", "transformer_engine", "local|transformer_engine", transformer_impl, "whose names --ckpt-format torch writes; there is one implementation"),
+    NOTED("te-rng-tracker", FLAG, NULL, "there is no random state: dropout is a function of seed and iteration"),
+#undef GROUP
+#define GROUP "experimental"
     REFUSED("yaml-cfg", TEXT, NULL, "give the arguments on the command line"),
 #undef GROUP
 #define GROUP "mobula"

@@ -300,15 +300,23 @@ static void a_file_of_data_has_words_and_nothing_else(void **state)
     mb_args_close(&a);
 }
 
-/* Megatron-LM's own groups, in its order. */
+/* Megatron-LM's own groups, in its order, and what stands in which. */
 static void the_help_has_megatrons_groups(void **state)
 {
     (void)state;
     static const char *const TITLES[] = {
-        "network size",  "regularization",      "training",        "initialization",
-        "learning rate", "checkpointing",       "mixed precision", "distributed",
-        "validation",    "data and dataloader", "tokenizer",       "moe",
-        "logging",
+        "network size",  "regularization",      "training",           "initialization",
+        "learning rate", "checkpointing",       "mixed precision",    "distributed",
+        "validation",    "data and dataloader", "tokenizer",          "moe",
+        "logging",       "inference",           "Transformer-Engine", "experimental",
+    };
+    static const struct {
+        const char *title, *flag;
+    } MEMBERS[] = {
+        {"training", "use-flash-attn"},           {"inference", "cuda-graph-impl"},
+        {"inference", "enable-cuda-graph"},       {"inference", "cuda-graph-scope"},
+        {"Transformer-Engine", "fp8-format"},     {"Transformer-Engine", "transformer-impl"},
+        {"Transformer-Engine", "te-rng-tracker"}, {"experimental", "yaml-cfg"},
     };
     struct mb_buf out = {0};
     assert_int_equal(mb_args_help(&out), 0);
@@ -319,6 +327,18 @@ static void the_help_has_megatrons_groups(void **state)
         at = strstr(at, line);
         if (at == NULL) {
             fail_msg("no group, or not in its place: %s", TITLES[i]);
+        }
+        assert_null(strstr(at + 1, line));
+    }
+    for (size_t i = 0; i < sizeof MEMBERS / sizeof MEMBERS[0]; i++) {
+        char title[64], flag[64];
+        snprintf(title, sizeof title, "\n%s:\n", MEMBERS[i].title);
+        snprintf(flag, sizeof flag, "\n  --%s", MEMBERS[i].flag);
+        const char *const from = strstr(mb_buf_str(&out), title);
+        assert_non_null(from);
+        const char *const found = strstr(from, flag);
+        if (found == NULL || found > strstr(from, "\n\n")) {
+            fail_msg("--%s is not in %s", MEMBERS[i].flag, MEMBERS[i].title);
         }
     }
     mb_buf_close(&out);

@@ -1,6 +1,7 @@
 """What a run says beside its iterations: timers in Megatron-LM's three forms, memory, and what the real TensorBoard reads of
 it. Usage: test_lines.py WORKER"""
 
+import math
 import re
 import unittest
 
@@ -68,6 +69,21 @@ class Lines(LayoutCase):
             f"{start} throughput per GPU \\(TFLOP/s/GPU\\): \\d+\\.\\d \\| learning rate: {e} \\| decoupled learning rate: {e} \\|"
             f" global batch size:     8 \\| lm loss: {e} \\| loss scale: 1\\.0 \\| grad norm: \\d+\\.\\d{{3}} \\|"
             f" num zeros: \\d+\\.\\d \\| params norm: \\d+\\.\\d{{3}} \\|{end}", re.M))
+
+    def test_rates_of_a_schedule(self):
+        at = TINY.index("--lr-warmup-iters")
+        words = TINY[:at] + TINY[at + 2:]
+        for more, want in (
+            ("--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear --lr-warmup-init 1e-4 --lr-warmup-iters 2",
+             lambda i: 1e-4 + 9e-4 * i / 2 if i <= 2 else 1e-3 * min(1, 1 - (i - 4) / 4)),
+            ("--lr-decay-style linear --lr-warmup-fraction 0.25", lambda i: 1e-3 * (i / 2 if i <= 2 else 1 - (i - 2) / 6)),
+        ):
+            gang = run(WORKER, 1, [*words, *self.MODEL, "--lr", "1e-3", "--data-path", self.path("to500"),
+                                   "--train-iters", "8", *more.split()], self.path(f"rates{len(more)}"))
+            rates = {i: float(re.search(r"learning rate: (\S+)", line)[1]) for i, line in iterations(gang.ranks[0]).items()}
+            self.assertEqual(sorted(rates), list(range(1, 9)))
+            for i, rate in rates.items():
+                self.assertAlmostEqual(rate, want(i), delta=1e-9, msg=f"{more}, iteration {i}")
 
     def memory(self, gang):
         """(estimate's three numbers, {rank: four numbers}), each said once."""
@@ -159,6 +175,25 @@ class Lines(LayoutCase):
             for name in STEP:
                 self.assertEqual([e.step for e in events.Scalars(f"{name}-time")], [2, 4])
             self.assertNotIn("evaluate-time", tags)
+
+    def test_every_tag(self):
+        folder = self.path("tags")
+        self.train(2, "--untie-embeddings-and-output-weights", "--train-iters", "4", "--eval-interval", "4", "--decoupled-lr",
+                   "1e-4", "--iterations-to-skip", "2", "--tensorboard-dir", folder, "--log-memory-to-tensorboard",
+                   "--log-num-zeros-in-grad", "--log-timers-to-tensorboard", "--timing-log-level", "1", "--log-interval", "2",
+                   "--log-throughput", "--log-validation-ppl-to-tensorboard", "--log-world-size-to-tensorboard")
+        events = EventAccumulator(folder, size_guidance={"scalars": 0})
+        events.Reload()
+        with_samples = ("learning-rate", "batch-size", "lm loss", "loss-scale", "world-size", "grad-norm", "num-zeros",
+                        "params-norm", "lm loss validation", "lm loss validation ppl")
+        self.assertEqual(set(events.Tags()["scalars"]), {
+            *with_samples, *(f"{tag} vs samples" for tag in with_samples), "decoupled-learning-rate", "skipped-train-samples",
+            "mem-reserved-bytes", "mem-allocated-bytes", "mem-allocated-count", "iteration-time", "throughput",
+            *(f"{name}-time" for name in STEP)})
+        self.assertEqual({e.value for e in events.Scalars("world-size")}, {2})
+        loss, ppl = (events.Scalars(f"lm loss validation{more}")[-1] for more in ("", " ppl"))
+        self.assertAlmostEqual(math.exp(loss.value) / ppl.value, 1, delta=1e-5)
+        self.assertEqual((loss.step, events.Scalars("lm loss validation vs samples")[-1].step), (4, 32))
 
     def test_tensorboard_and_the_log_have_intervals_of_their_own(self):
         """The norm of the weights goes by both."""

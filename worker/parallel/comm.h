@@ -14,9 +14,11 @@
  * the same algorithm, which NCCL_ALGO settles.
  *
  * A rank that dies, or that says mb_comm_abort(), fails the operation of every other rank at once;
- * one that hangs fails it after timeout_ms. The text names operation and rank. Operations between
- * GPUs are aborted then. That peers call something else is found by the host's carrier only;
- * between GPUs it is a timeout. Threads: one thread calls; the carrier has threads of its own.
+ * one that hangs fails it after timeout_ms, and some seconds more where it is asked in vain for a
+ * sign of life. The text names operation and rank: of several that wait for each other the one
+ * that does not answer or, in host memory, is in no operation. Operations between GPUs are aborted
+ * then. That peers call something else is found by the host's carrier only; between GPUs it is a
+ * timeout. Threads: one thread calls; the carrier has threads of its own.
  */
 #ifndef MOBULA_WORKER_PARALLEL_COMM_H
 #define MOBULA_WORKER_PARALLEL_COMM_H

@@ -34,7 +34,7 @@
 
 enum { HELLO_BYTES = 80, REPLY_BYTES = 32, CONTROL = 0, DATA = 1, PENDING_EXTRA = 64 };
 
-static const char MAGIC[8] = {'M', 'B', 'C', 'O', 'M', 'M', '0', '1'};
+static const char MAGIC[8] = {'M', 'B', 'C', 'O', 'M', 'M', '0', '2'};
 
 struct hello {
     uint32_t kind, rank, world_size;

@@ -36,6 +36,8 @@ struct mb_peer {
     struct mb_shm *shm;                     /* or NULL */
     int left;                               /* it said goodbye */
     int is_silent;                          /* it was asked, and has not answered */
+    int is_idle;                            /* its last answer: it was in no operation, ... */
+    uint32_t n_collectives;                 /* ... and had begun so many of the world's */
     uint8_t inbox[MB_CONTROL_TEXT_MAX + 8]; /* control bytes that are no whole frame yet */
     size_t n_inbox;
 };

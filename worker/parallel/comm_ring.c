@@ -13,9 +13,13 @@
  * Failures
  *  4. A control socket ends without goodbye: MB_EUNAVAIL "all-reduce 12: rank 1 went away".
  *  5. A peer says abort: its reason, MB_EUNAVAIL.
- *  6. The operation lasts longer than the timeout: MB_ETIMEOUT naming the rank waited for.
- *  7. A caller who waits asks who is silent: every peer's thread answers, wherever it waits. Where
- *     a failure is known nobody is named: a peer that has given up has said why.
+ *  6. The operation lasts longer than the timeout: all peers are asked, and each one's thread
+ *     answers whether it is in an operation itself. What they have said before is heard first, and
+ *     the operation goes on meanwhile. MB_ETIMEOUT names who does not answer, or else who has not
+ *     come to the operation; who only waits, too, is not blamed. A rank that could name nobody
+ *     leaves the word to others for a while: one of them may wait for the culprit itself.
+ *  7. A caller who waits asks who is silent, in the same way. Where a failure is known nobody is
+ *     named: a peer that has given up has said why.
  *  8. Headers differ: MB_EPROTO naming both sides' operations.
  */
 #include "worker/parallel/comm_tcp.h"
@@ -26,7 +30,13 @@
 #include <unistd.h>
 #include "base/clock.h"
 
-enum { HEADER_BYTES = 16, ASKS = '?', LIVES = '!' };
+enum {
+    HEADER_BYTES = 16,
+    ASKS = '?',
+    LIVES = '!', /* and 5 bytes: 1 between operations, and how many collectives were begun */
+    LIVES_BYTES = 6,
+    ANSWERS_MS = 5000
+};
 
 /* One direction of a step. done counts header and payload bytes. */
 struct flow {
@@ -124,6 +134,25 @@ static void ask_all(struct mb_tcp_comm *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+static void say_lives(const struct mb_tcp_comm *c, struct mb_peer *p)
+{
+    uint8_t frame[LIVES_BYTES] = {LIVES, c->deadline_ms == UINT64_MAX};
+    for (int i = 0; i < 4; i++) {
+        frame[2 + i] = (uint8_t)(c->n_collectives >> 8 * i);
+    }
+    mb_tcp_send_control(p, frame, sizeof frame);
+}
+
+static void take_lives(struct mb_tcp_comm *c, struct mb_peer *p, const uint8_t *frame)
+{
+    p->is_idle = frame[1];
+    p->n_collectives = 0;
+    for (int i = 0; i < 4; i++) {
+        p->n_collectives |= (uint32_t)frame[2 + i] << 8 * i;
+    }
+    mark_silent(c, p, 0);
+}
+
 /* Takes whole frames off the inbox. */
 static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
 {
@@ -135,14 +164,17 @@ static int take_frames(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err)
         if (kind == 'D') {
             at++;
         } else if (kind == ASKS) {
-            const uint8_t lives = LIVES;
-            mb_tcp_send_control(p, &lives, 1);
+            say_lives(c, p);
             at++;
         } else if (kind == LIVES) {
-            mark_silent(c, p, 0);
-            at++;
+            if (p->n_inbox - at < LIVES_BYTES) {
+                break;
+            }
+            take_lives(c, p, p->inbox + at);
+            at += LIVES_BYTES;
         } else if (kind == 'B') {
             p->left = 1;
+            mark_silent(c, p, 0);
             at++;
         } else if (kind == 'A') {
             if (p->n_inbox - at < 3) {
@@ -198,22 +230,74 @@ static int read_control(struct mb_tcp_comm *c, uint32_t rank, struct mb_err *err
 
 /* ---- sleeping ---- */
 
-static int time_is_up(const struct mb_tcp_comm *c, const struct flow *out, const struct flow *in,
-                      struct mb_err *err)
-{
-    char what[64], whom[48] = "";
-    if (in != NULL && in->peer != NULL && in->done < HEADER_BYTES + in->n) {
-        snprintf(whom, sizeof whom, "waiting for data of rank %u", in->rank);
-    } else if (out != NULL && out->peer != NULL) {
-        snprintf(whom, sizeof whom, "waiting for rank %u to read", out->rank);
-    }
-    return mb_err_set(err, MB_ETIMEOUT, "%s: timeout of %llu s, %s", doing(c, what),
-                      (unsigned long long)(c->timeout_ms / 1000), whom);
-}
-
 static int needs(const struct flow *f)
 {
     return f != NULL && f->peer != NULL && f->done < HEADER_BYTES + f->n;
+}
+
+enum { NOBODY = -1 };
+
+static int64_t silent_rank(const struct mb_tcp_comm *c)
+{
+    for (uint32_t r = 0; r < c->base.world_size; r++) {
+        if (c->peers[r].is_silent) {
+            return r;
+        }
+    }
+    return NOBODY;
+}
+
+/* A peer that was in no operation when it answered, and has yet to come to this one. Of a
+ * collective of the world it has begun fewer; elsewhere only who waits for its data, or for it to
+ * read, knows that it is not through. */
+static int64_t late_rank(const struct mb_tcp_comm *c, const struct flow *out, const struct flow *in)
+{
+    const int of_world = c->op.ranks.n == 0 && mb_comm_is_collective(c->op.kind);
+    for (uint32_t r = 0; r < c->base.world_size; r++) {
+        const struct mb_peer *p = &c->peers[r];
+        if (p->control < 0 || p->left || !p->is_idle) {
+            continue;
+        }
+        if ((needs(in) && in->rank == r) || (needs(out) && out->rank == r) ||
+            (of_world && (int32_t)(p->n_collectives - c->op.seq) < 0)) {
+            return r;
+        }
+    }
+    return NOBODY;
+}
+
+/* The peers were asked and have answered, or had the time to. */
+static int time_is_up(const struct mb_tcp_comm *c, const struct flow *out, const struct flow *in,
+                      struct mb_err *err)
+{
+    char what[64], why[64] = "a rank hangs or calls something else";
+    const int64_t silent = silent_rank(c), late = late_rank(c, out, in);
+    if (silent != NOBODY) {
+        snprintf(why, sizeof why, "rank %u does not answer", (uint32_t)silent);
+    } else if (late != NOBODY) {
+        snprintf(why, sizeof why, "rank %u has not come to it", (uint32_t)late);
+    }
+    return mb_err_set(err, MB_ETIMEOUT, "%s: timeout of %llu s: %s", doing(c, what),
+                      (unsigned long long)(c->timeout_ms / 1000), why);
+}
+
+/* How long to sleep; 0: the operation has taken too long, and the peers have been asked why. */
+static int time_left_ms(struct mb_tcp_comm *c, const struct flow *out, const struct flow *in)
+{
+    uint64_t now = mb_mono_ms(), until = c->deadline_ms;
+    if (until == UINT64_MAX) {
+        return -1;
+    }
+    if (now >= until) {
+        if (c->answers_ms == 0) {
+            c->answers_ms = now + ANSWERS_MS;
+            ask_all(c);
+        }
+        const int is_known = silent_rank(c) == NOBODY && late_rank(c, out, in) != NOBODY;
+        until = is_known ? now : c->answers_ms;
+    }
+    uint64_t left = now < until ? until - now : 0;
+    return left > 60000 ? 60000 : (int)left;
 }
 
 static int wait_flow(struct pollfd *polls, size_t *n, const struct flow *f, short events)
@@ -228,55 +312,48 @@ static int wait_flow(struct pollfd *polls, size_t *n, const struct flow *f, shor
     return 0;
 }
 
+/* The queue. MB_ECANCELED: this rank closes or gives up. */
+static int hear_queue(struct mb_tcp_comm *c, struct mb_err *err)
+{
+    uint64_t ignored;
+    (void)!read(c->wake_fd, &ignored, sizeof ignored);
+    pthread_mutex_lock(&c->lock);
+    int stop = c->closing || c->abort_reason[0] != '\0', asks = c->asks;
+    pthread_mutex_unlock(&c->lock);
+    if (asks) {
+        ask_all(c);
+    }
+    return stop ? mb_err_set(err, MB_ECANCELED, "communicator: closed while operations were queued")
+                : 0;
+}
+
 /* Sleep until a peer, the queue or the clock has something to say. out and in may be NULL; `out`
  * is passed only when it is what we wait for. */
 static int wait_any(struct mb_tcp_comm *c, const struct flow *out, const struct flow *in,
                     struct mb_err *err)
 {
+    const uint32_t world = c->base.world_size;
     size_t n = 0;
     c->polls[n++] = (struct pollfd){.fd = c->wake_fd, .events = POLLIN};
-    for (uint32_t r = 0; r < c->base.world_size; r++) {
+    for (uint32_t r = 0; r < world; r++) {
         c->polls[n++] = (struct pollfd){.fd = c->peers[r].control, .events = POLLIN};
     }
     int ready = wait_flow(c->polls, &n, out, POLLOUT);
     ready |= wait_flow(c->polls, &n, in, POLLIN);
-    int wait_ms = -1;
-    if (ready) {
-        wait_ms = 0;
-    } else if (c->deadline_ms != UINT64_MAX) {
-        uint64_t now = mb_mono_ms();
-        if (now >= c->deadline_ms) {
-            return time_is_up(c, out, in, err);
-        }
-        uint64_t left = c->deadline_ms - now;
-        wait_ms = left > 60000 ? 60000 : (int)left;
-    }
+    const int wait_ms = ready ? 0 : time_left_ms(c, out, in);
     if (poll(c->polls, n, wait_ms) < 0 && errno != EINTR) {
         return mb_err_sys(err, errno, "communicator: poll");
     }
-    if (c->polls[0].revents != 0) {
-        uint64_t ignored;
-        (void)!read(c->wake_fd, &ignored, sizeof ignored);
-        pthread_mutex_lock(&c->lock);
-        int stop = c->closing || c->abort_reason[0] != '\0', asks = c->asks;
-        pthread_mutex_unlock(&c->lock);
-        if (asks) {
-            ask_all(c);
-        }
-        if (stop) {
-            return mb_err_set(err, MB_ECANCELED,
-                              "communicator: closed while operations were queued");
-        }
-    }
-    for (uint32_t r = 0; r < c->base.world_size; r++) {
+    int rc = c->polls[0].revents != 0 ? hear_queue(c, err) : 0;
+    for (uint32_t r = 0; r < world && rc == 0; r++) {
         if (c->polls[1 + r].fd >= 0 && c->polls[1 + r].revents != 0) {
-            int rc = read_control(c, r, err);
-            if (rc != 0) {
-                return rc;
-            }
+            rc = read_control(c, r, err);
         }
     }
-    return 0;
+    for (size_t i = 1 + world; i < n; i++) {
+        ready |= c->polls[i].revents != 0;
+    }
+    return rc == 0 && wait_ms == 0 && !ready ? time_is_up(c, out, in, err) : rc;
 }
 
 int mb_tcp_wait_idle(struct mb_tcp_comm *c, struct mb_err *err)

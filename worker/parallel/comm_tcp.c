@@ -37,6 +37,7 @@ static void execute(struct mb_tcp_comm *c, struct mb_err *err)
         c->op.seq = ++c->n_collectives;
     }
     c->deadline_ms = mb_mono_ms() + c->timeout_ms;
+    c->answers_ms = 0;
     mb_err_clear(err);
     if (mb_tcp_run_op(c, err) != 0 && err->code != MB_ECANCELED) {
         mb_tcp_tell_abort(c, err->text);

@@ -25,6 +25,7 @@ struct mb_tcp_comm {
     uint32_t n_collectives;
     struct mb_comm_op op;
     uint64_t deadline_ms; /* UINT64_MAX between operations */
+    uint64_t answers_ms;  /* it took too long: peers are asked why, until then; 0: not yet */
 
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t moved; /* an operation was added or ended */
@@ -39,7 +40,7 @@ struct mb_tcp_comm {
 
 /* All of these on the communicator's thread. */
 
-/* Runs c->op until c->deadline_ms. */
+/* Runs c->op until c->deadline_ms, and then for some seconds in which peers say where they are. */
 int mb_tcp_run_op(struct mb_tcp_comm *c, struct mb_err *err);
 /* Sleeps until a peer or the queue has something to say; a peer's death or reason is the error,
  * MB_ECANCELED a wish of this rank to close or to give up. */

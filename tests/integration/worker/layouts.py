@@ -184,6 +184,24 @@ class LayoutCase(unittest.TestCase):
                 self.assertIn(f"rank {victim} went away", rank.of("failed")[0]["text"])
                 self.assertIn(f"mobula-worker: {rank.of('failed')[0]['text']}\n", rank.log())
 
+    def check_stopped_rank(self, world, layout, victim):
+        """All name it, and none that only waits, too, when an operation has taken its minute."""
+        gang = self.gang(world, *layout, "--train-iters", "100000", "--eval-interval", "100000",
+                         "--distributed-timeout-minutes", "1")
+        gang.start().reached(3)
+        stopped = gang.ranks[victim]
+        stopped.process.send_signal(signal.SIGSTOP)
+        since = time.monotonic()
+        gang.wait(lambda: gang.open == [stopped])
+        took = time.monotonic() - since
+        stopped.process.send_signal(signal.SIGCONT)
+        self.assertNotIn(0, gang.finish())
+        self.assertTrue(58 < took < 75, took)
+        for rank in gang.ranks:
+            text = rank.of("failed")[0]["text"]
+            self.assertEqual(re.findall(r"timeout of .*", text), [f"timeout of 60 s: rank {victim} does not answer"])
+            self.assertIn(f"mobula-worker: {text}\n", rank.log())
+
     def check_refused(self, world, layout, text):
         gang = self.gang(world, "--train-iters", "1", *layout)
         codes = gang.finish()

@@ -98,6 +98,9 @@ class TensorParallelTest(LayoutCase):
         for victim in (0, 3):
             self.check_lost_rank(4, split(tensor=2), victim)
 
+    def test_a_stopped_rank_is_named_by_all(self):
+        self.check_stopped_rank(4, split(tensor=2), 1)
+
     def test_a_damaged_checkpoint_is_named(self):
         self.save(2, "damaged")
         shard = self.path("damaged", "iter_0000010", "optim_dp_001_of_002.safetensors")

@@ -420,30 +420,122 @@ static void a_reason_reaches_every_rank(void **state)
     }
 }
 
+/* How often a text has a word. */
+static int count(const char *text, const char *word)
+{
+    int n = 0;
+    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word)) {
+        n++;
+    }
+    return n;
+}
+
+struct hang {
+    struct comm_world world;
+    uint32_t victim;
+    pthread_t thread;
+    int rc;
+};
+
+/* The victim computes, and hears of the failure between operations. */
 static void hang(struct mb_comm *c, void *arg)
 {
-    atomic_int *done = arg;
+    const struct hang *h = arg;
+    char named[64];
     struct mb_err err;
-    if (mb_comm_rank(c) == 0) {
-        mb_comm_barrier(c);
-        CHECK(mb_comm_synchronize(c, &err) == MB_ETIMEOUT);
-        CHECK(strstr(err.text, "barrier 1") != NULL && strstr(err.text, "rank 1") != NULL);
-        atomic_store(done, 1);
-    } else {
+    snprintf(named, sizeof named, "barrier 1: timeout of 10 s: rank %u has not come to it",
+             h->victim);
+    if (mb_comm_rank(c) == h->victim) {
         while (mb_comm_synchronize(c, &err) == 0) {
-            usleep(1000); /* this rank computes; it hears of the failure between operations */
+            usleep(1000);
         }
-        CHECK(strstr(err.text, "rank 0 gave up: barrier 1: timeout") != NULL);
+        CHECK(strstr(err.text, "gave up: barrier 1: timeout") != NULL);
+    } else {
+        mb_comm_barrier(c);
+        const int rc = mb_comm_synchronize(c, &err);
+        CHECK(rc == MB_ETIMEOUT || rc == MB_EUNAVAIL);
+    }
+    CHECK(strstr(err.text, named) != NULL && count(err.text, "timeout") == 1);
+}
+
+static void *run_hang(void *arg)
+{
+    struct hang *h = arg;
+    h->rc = comm_world_run(&h->world);
+    return NULL;
+}
+
+/* Each rank of two and of four, on both carriers: all at once, as each waits for its timeout. */
+static void a_rank_that_hangs_is_named(void **state)
+{
+    struct hang hangs[12] = {0};
+    (void)state;
+    for (uint32_t i = 0; i < 12; i++) {
+        struct hang *h = &hangs[i];
+        h->victim = i < 4 ? i / 2 : (i - 4) / 2;
+        h->world = (struct comm_world){.n = i < 4 ? 2 : 4,
+                                       .timeout_ms = 10000, /* they have to meet */
+                                       .tcp_only = i % 2 ? ~0ULL : 0,
+                                       .body = hang,
+                                       .arg = h};
+        assert_int_equal(pthread_create(&h->thread, NULL, run_hang, h), 0);
+    }
+    for (int i = 0; i < 12; i++) {
+        pthread_join(hangs[i].thread, NULL);
+        assert_int_equal(hangs[i].rc, 0);
+    }
+    assert_int_equal(atomic_load(&comm_world_wrong), 0);
+}
+
+/* In a group of arg ranks the last of the world does not come. In one of two its neighbour waits
+ * for it and the others, who are through, for the world; in one of four two wait for neighbours. */
+static void hang_in_a_group(struct mb_comm *world, void *arg)
+{
+    const uint32_t rank = mb_comm_rank(world), size = *(const uint32_t *)arg;
+    struct mb_comm *near = NULL;
+    struct mb_err err;
+    CHECK(mb_comm_create_group(world, rank / size * size, 1, size, &near, &err) == 0);
+    if (rank == 3) {
+        while (mb_comm_synchronize(world, &err) == 0) {
+            usleep(1000);
+        }
+    } else {
+        mb_comm_barrier(near);
+        CHECK(rank / size == 3 / size || mb_comm_synchronize(near, &err) == 0);
+        mb_comm_barrier(world);
+        CHECK(mb_comm_synchronize(world, &err) != 0);
+    }
+    CHECK(strstr(err.text, "timeout of 3 s: rank 3 has not come to it") != NULL);
+    mb_comm_destroy(near);
+}
+
+static void a_rank_that_hangs_is_named_in_a_group(void **state)
+{
+    (void)state;
+    for (uint32_t size = 2; size <= 4; size += 2) {
+        struct comm_world w = {.n = 4, .timeout_ms = 3000, .body = hang_in_a_group, .arg = &size};
+        assert_int_equal(comm_world_run(&w), 0);
+        assert_int_equal(atomic_load(&comm_world_wrong), 0);
     }
 }
 
-static void a_rank_that_hangs_is_named(void **state)
+/* Every rank waits for its neighbour to send. */
+static void wait_in_a_circle(struct mb_comm *c, void *arg)
+{
+    struct mb_err err;
+    float x;
+    (void)arg;
+    mb_comm_recv(c, NULL, &x, 1, MB_COMM_F32, (mb_comm_rank(c) + 1) % mb_comm_world_size(c));
+    const int rc = mb_comm_synchronize(c, &err);
+    CHECK(rc == MB_ETIMEOUT || rc == MB_EUNAVAIL);
+    CHECK(strstr(err.text, "timeout of 3 s: a rank hangs or calls something else") != NULL);
+}
+
+static void who_waits_is_not_blamed(void **state)
 {
     (void)state;
-    atomic_int done = 0;
-    struct comm_world world = {
-        .n = 2, .timeout_ms = 3000, .body = hang, .arg = &done}; /* they have to meet */
-    assert_int_equal(comm_world_run(&world), 0);
+    struct comm_world w = {.n = 3, .timeout_ms = 3000, .body = wait_in_a_circle};
+    assert_int_equal(comm_world_run(&w), 0);
     assert_int_equal(atomic_load(&comm_world_wrong), 0);
 }
 
@@ -486,7 +578,7 @@ static void strangers_stay_outside_and_do_not_disturb(void **state)
     }
     struct mb_endpoint e;
     assert_int_equal(mb_endpoint_parse(endpoints[0], &e, &err), 0);
-    uint8_t hello[80] = {'M', 'B', 'C', 'O', 'M', 'M', '0', '1'};
+    uint8_t hello[80] = {'M', 'B', 'C', 'O', 'M', 'M', '0', '2'};
     hello[12] = 1; /* rank 1 of 2, and the right port: only the cookies are missing */
     hello[16] = 2;
     int fds[100];
@@ -560,6 +652,8 @@ int main(void)
         cmocka_unit_test(ranks_that_disagree_are_told),
         cmocka_unit_test(a_reason_reaches_every_rank),
         cmocka_unit_test(a_rank_that_hangs_is_named),
+        cmocka_unit_test(a_rank_that_hangs_is_named_in_a_group),
+        cmocka_unit_test(who_waits_is_not_blamed),
         cmocka_unit_test(strangers_stay_outside_and_do_not_disturb),
         cmocka_unit_test(a_wrong_endpoint_is_no_rank),
     };

@@ -24,7 +24,7 @@ def kill_whole(cluster):
         with contextlib.suppress(ProcessLookupError):  # it went with another one of them
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not cluster.own_pids(), lambda: cluster.own_pids())
-    assert not is_alive(head["pid_init"])
+    wait_until(lambda: not is_alive(head["pid_init"]), "the end of the front process")  # without its memory nobody's own any more
     return head
 
 

@@ -3,13 +3,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/printable.h"
 #include "agent/upload/manifest.h"
 #include "agent/upload/push_hash.h"
 #include "agent/upload/push_source.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "cli/checkpoint.h"
-#include "base/printable.h"
 
 enum { TIMEOUT_MS = 60000 };
 

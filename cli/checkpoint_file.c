@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include "base/buf.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "base/printable.h"
 #include "worker/checkpoint/megatron/torch_convert.h"
 
 /* One of the two. */

@@ -4,11 +4,11 @@
 #include <jansson.h>
 #include <stdio.h>
 #include "base/alloc.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
 #include "cli/checkpoint_file.h"
-#include "base/printable.h"
 
 struct inspect_args {
     int json, headers_only;

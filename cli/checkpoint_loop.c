@@ -6,9 +6,9 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "base/printable.h"
 
 enum { TICK_MS = 200, INTERRUPTED = 130 };
 

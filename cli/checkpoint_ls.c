@@ -3,11 +3,11 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/printable.h"
 #include "agent/upload/inventory.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "base/printable.h"
 
 struct ls_args {
     int json;

@@ -3,10 +3,10 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/printable.h"
 #include "agent/upload/push.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
-#include "base/printable.h"
 
 struct push_args {
     int json, force, plain, abandon;

@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "base/printable.h"
 #include "agent/upload/verify.h"
 #include "base/alloc.h"
 #include "base/fs.h"
 #include "base/str.h"
 #include "cli/checkpoint.h"
 #include "cli/checkpoint_model.h"
-#include "base/printable.h"
 #include "worker/checkpoint/common.h"
 #include "worker/checkpoint/verify.h"
 

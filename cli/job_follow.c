@@ -21,10 +21,10 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/follow_rules.h"
 #include "cli/job.h"
-#include "base/printable.h"
 
 enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 2000, POSITION_MAX_BYTES = 16 << 10 };
 

@@ -22,10 +22,10 @@
 #include "base/fs.h"
 #include "base/joblimit.h"
 #include "base/moment.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/job.h"
 #include "cli/job_upload.h"
-#include "base/printable.h"
 #include "cli/yaml_json.h"
 
 enum { RUNTIME_ENV_MAX_BYTES = 8 << 20 };

@@ -19,9 +19,9 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
+#include "base/printable.h"
 #include "base/str.h"
 #include "cli/package.h"
-#include "base/printable.h"
 
 struct uploads {
     struct mb_rest *rest;

@@ -9,8 +9,8 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-#include "base/str.h"
 #include "base/printable.h"
+#include "base/str.h"
 #include "gcs/text.h"
 
 enum { LINE_MAX_BYTES = 1 << 20 };

@@ -12,8 +12,8 @@
 #include <string.h>
 #include "base/alloc.h"
 #include "base/buf.h"
-#include "base/str.h"
 #include "base/printable.h"
+#include "base/str.h"
 
 enum { NAMES_MAX = 128, HELP_COLUMN = 30 };
 

@@ -15,8 +15,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include "base/fs.h"
-#include "cli/tokenizer_fetch.h"
 #include "base/printable.h"
+#include "cli/tokenizer_fetch.h"
 #include "worker/data/preprocess.h"
 #include "worker/data/preprocess_publish.h"
 

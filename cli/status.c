@@ -4,8 +4,8 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include "cli/options.h"
 #include "base/printable.h"
+#include "cli/options.h"
 #include "cli/rest.h"
 #include "cli/status_view.h"
 #include "cli/status_watch.h"

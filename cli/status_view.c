@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/str.h"
 #include "base/printable.h"
+#include "base/str.h"
 
 static const char *text(const json_t *j, const char *name)
 {

@@ -9,9 +9,9 @@
 #include <jansson.h>
 #include "base/alloc.h"
 #include "base/fs.h"
+#include "base/printable.h"
 #include "cli/local.h"
 #include "cli/options.h"
-#include "base/printable.h"
 
 struct stop_args {
     const char *temp_dir;

@@ -18,8 +18,8 @@
 #include <unistd.h>
 #include "base/alloc.h"
 #include "base/fs.h"
-#include "base/str.h"
 #include "base/printable.h"
+#include "base/str.h"
 #include "cli/tokenizer_fetch.h"
 
 enum { READ_BYTES = 1 << 20, MAX_LINE_BYTES = 1 << 30, BAD_LINES_SHOWN = 100 };

@@ -18,6 +18,7 @@
 #include "base/fs.h"
 #include "base/http/client.h"
 #include "base/loop.h"
+#include "tests/unit/base_http/certs.h"
 
 enum {
     RECORD_BYTES = 1000,
@@ -27,8 +28,6 @@ enum {
     TIMEOUT_MS = 20000,
     PAUSE_MS = 30
 };
-
-static char dir[64];
 
 struct peer {
     int listener, port;
@@ -336,23 +335,6 @@ static void test_pauses(void **state)
     fetch(&w);
     assert_body(&w.sunk, BODY_BYTES);
     close_world(&w);
-}
-
-static int make_certs(void **state)
-{
-    char command[256];
-    (void)state;
-    strcpy(dir, "/tmp/mobula-tls-XXXXXX");
-    if (!mkdtemp(dir))
-        return -1;
-    snprintf(command, sizeof command, "%s %s 127.0.0.1", MAKE_CERTS, dir);
-    return system(command);
-}
-
-static int remove_certs(void **state)
-{
-    (void)state;
-    return mb_fs_remove_tree(dir, NULL);
 }
 
 int main(void)

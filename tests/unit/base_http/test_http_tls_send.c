@@ -23,10 +23,10 @@
 #include "base/fs.h"
 #include "base/http/client.h"
 #include "base/loop.h"
+#include "tests/unit/base_http/certs.h"
 
 enum { BODY_BYTES = 8 * 1024 * 1024 + 5, TIMEOUT_MS = 20000, HALF = BODY_BYTES / 2 };
 
-static char dir[64];
 static pthread_t client_thread;
 static int n_sends, is_narrow; /* of the client's thread; the socket takes little */
 
@@ -339,23 +339,6 @@ static void test_cancelled(void **state)
     assert_int_equal(w.error, MB_ECANCELED);
     assert_int_equal(write(w.peer.release[1], "x", 1), 1);
     close_world(&w);
-}
-
-static int make_certs(void **state)
-{
-    char command[256];
-    (void)state;
-    strcpy(dir, "/tmp/mobula-tls-XXXXXX");
-    if (!mkdtemp(dir))
-        return -1;
-    snprintf(command, sizeof command, "%s %s 127.0.0.1", MAKE_CERTS, dir);
-    return system(command);
-}
-
-static int remove_certs(void **state)
-{
-    (void)state;
-    return mb_fs_remove_tree(dir, NULL);
 }
 
 int main(void)
